@@ -1,0 +1,61 @@
+# What the build needs, each found where it is installed, and said plainly where it is not.
+include(FetchContent)
+find_package(Threads REQUIRED)
+
+# simdjson: the system's, else its pinned source.
+find_package(simdjson QUIET)
+if(NOT simdjson_FOUND)
+  message(STATUS "simdjson is not installed: fetching its source (or install libsimdjson-dev)")
+  FetchContent_Declare(simdjson
+    URL https://github.com/simdjson/simdjson/archive/refs/tags/v3.10.1.tar.gz
+    DOWNLOAD_EXTRACT_TIMESTAMP ON)
+  FetchContent_MakeAvailable(simdjson)
+endif()
+
+if(STALLOC_BUILD_PYTHON)
+  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+  execute_process(COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir
+                  OUTPUT_VARIABLE pybind11_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  find_package(pybind11 CONFIG REQUIRED)
+
+  # torch comes from the environment that builds: its C++ interface has to match, to the version,
+  # the torch that will run.
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c [[
+import torch
+from torch.utils import cpp_extension
+print(torch.__version__.split("+")[0])
+print(";".join(cpp_extension.include_paths()))
+print(";".join(cpp_extension.library_paths()))
+]]
+    OUTPUT_VARIABLE torch_facts OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_VARIABLE torch_error RESULT_VARIABLE torch_result)
+  if(NOT torch_result EQUAL 0)
+    message(FATAL_ERROR
+      "stalloc is built against the torch of the environment that builds it, and "
+      "${Python_EXECUTABLE} cannot import torch. Install torch there first, then build with "
+      "`pip install --no-build-isolation .`\n${torch_error}")
+  endif()
+  string(REPLACE ";" "|" torch_facts "${torch_facts}")
+  string(REPLACE "\n" ";" torch_facts "${torch_facts}")
+  list(GET torch_facts 0 STALLOC_TORCH_VERSION)
+  list(GET torch_facts 1 torch_includes)
+  list(GET torch_facts 2 torch_libdirs)
+  string(REPLACE "|" ";" torch_includes "${torch_includes}")
+  string(REPLACE "|" ";" torch_libdirs "${torch_libdirs}")
+  message(STATUS "Building against torch ${STALLOC_TORCH_VERSION}")
+
+  # Not find_package(Torch): it drags in every library torch was built with. c10 holds the
+  # allocators, torch_cpu the autograd engine; `import torch` has loaded both before ours.
+  add_library(stalloc_libtorch INTERFACE)
+  target_include_directories(stalloc_libtorch SYSTEM INTERFACE ${torch_includes})
+  target_link_directories(stalloc_libtorch INTERFACE ${torch_libdirs})
+  target_link_libraries(stalloc_libtorch INTERFACE c10 torch_cpu)
+endif()
+
+if(STALLOC_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(STALLOC_BUILD_BENCHMARKS)
+  find_package(benchmark REQUIRED)
+endif()

@@ -1,0 +1,60 @@
+// A plan: the decision for every static request of one iteration, and what the runtime needs to
+// recognise them. Written once by the planner, read by every training run after it.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/types.h"
+#include "plan/planner.h"
+#include "plan/problem.h"
+#include "trace/lifetimes.h"
+#include "trace/trace.h"
+
+namespace stalloc {
+
+// d = m + (a) in the paper (section 5.1).
+struct Decision {
+  Bytes size = 0;    // as asked
+  Offset offset = 0;
+  Tick lower = 0;  // within [0, period)
+  Tick upper = 0;  // lower < upper <= lower + period; past the period it wraps round
+  PhaseIndex phase = kNone;  // where it is born, index into Plan::phases
+  PhaseIndex phase_end = kNone;
+  StreamId stream = 0;
+};
+
+struct Plan {
+  std::map<std::string, std::string> info;  // what was profiled: "device", "torch", "model", ...
+  std::string fingerprint;                  // of the trace it came from
+  std::string algorithm;
+  bool optimal = false;  // proven: pool == bound, or the search was complete
+  Bytes pool = 0;        // bytes to reserve: M_r of the static part
+  Bytes bound = 0;
+  Bytes load = 0;  // M_a of the profiled iteration, all requests, as asked
+  Bytes alignment = kDefaultAlignment;
+  Tick period = 0;
+  std::vector<ProfiledPhase> phases;
+  std::vector<Decision> decisions;  // by phase, then by lower
+
+  double gap() const { return bound > 0 ? static_cast<double>(pool) / bound - 1.0 : 0.0; }
+
+  // Throws PlanError, naming the decision, unless the plan is one the runtime can follow: indices
+  // in range, ticks within the period, order as stated, and validator.h finds no overlap.
+  void check() const;
+};
+
+struct PlanOptions {
+  std::string algorithm;  // empty: the portfolio
+  Bytes alignment = kDefaultAlignment;
+  double time_limit = 10.0;  // seconds
+};
+
+// Plans one profiled iteration. The result has been validated. Releases no locks, takes none.
+Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
+               const std::atomic<bool>* cancel = nullptr,
+               const std::function<void(double)>& progress = {});
+
+}  // namespace stalloc

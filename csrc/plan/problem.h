@@ -1,0 +1,50 @@
+// The planning problem: dynamic storage allocation.
+//
+//   offset ^
+//          |        +-----------+
+//          |        |     1     |  size       A buffer is a rectangle whose place in time is given
+//          |  +-----+--+--------+             and whose place in the pool is sought, so that no two
+//          |  |   0    |   +-----+            overlap and the top of the highest is lowest.
+//          |  |        |   |  2  |
+//          +--+--------+---+-----+----> tick
+//         lower      upper
+//
+// Time may be circular: with a period P > 0, a buffer with upper > P goes on at the start of the
+// next turn and lives in [lower, P) and [0, upper - P).
+#pragma once
+
+#include <vector>
+
+#include "base/types.h"
+
+namespace stalloc {
+
+struct Buffer {
+  Bytes size = 0;  // as asked; planners round it up to the problem's alignment
+  Tick lower = 0;
+  Tick upper = 0;  // half-open; an empty lifetime (upper <= lower) conflicts with nothing
+  StreamId stream = 0;
+  Offset fixed = kUnplaced;          // where it must lie, if anywhere
+  PhaseIndex phase_begin = kNone;    // p_s and p_e, for the paper's planner; kNone when unknown
+  PhaseIndex phase_end = kNone;
+};
+
+struct Problem {
+  std::vector<Buffer> buffers;
+  Tick period = 0;  // 0: time is a line
+  Bytes alignment = kDefaultAlignment;
+  Bytes capacity = 0;  // 0: none. Otherwise a plan must not be higher
+
+  // Throws PlanError, naming the first offending buffer, unless: sizes are not negative and their
+  // rounded sum fits in Bytes, alignment is positive, lifetimes are not reversed, fixed offsets are
+  // aligned, and with a period 0 <= lower < period and upper - lower <= period.
+  void check() const;
+};
+
+// One offset a buffer, in the order of Problem::buffers.
+struct Layout {
+  std::vector<Offset> offsets;
+  Bytes height = 0;  // max(offset + rounded size)
+};
+
+}  // namespace stalloc

@@ -1,0 +1,13 @@
+// The independent check of a layout: shares no code with the planners.
+#pragma once
+
+#include "plan/problem.h"
+
+namespace stalloc {
+
+// Throws PlanError that names the offending buffers unless every buffer is placed, aligned, inside
+// [0, height) and, where fixed, at its place; and no two that share a moment share an address, nor
+// any two of different streams at all. O(n log n).
+void validate(const Problem& problem, const Layout& layout);
+
+}  // namespace stalloc

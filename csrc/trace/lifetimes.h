@@ -1,0 +1,66 @@
+// From a trace of several iterations to the one that repeats: which requests come back every time,
+// with which lifetime, and which do not.
+//
+// The last complete iteration is the reference. Its requests are aligned, phase by phase and thread
+// by thread, with those of the iterations before it (the first, a warm-up, is left out when there
+// are three or more). A request that has its counterpart of the same size and stream in all of them
+// is static. Its lifetime is the longest any iteration saw, told by the place among the aligned
+// requests where it was freed, so that neither the order of frees nor a late garbage collection
+// makes a plan wrong.
+#pragma once
+
+#include <vector>
+
+#include "base/types.h"
+#include "trace/trace.h"
+
+namespace stalloc {
+
+// How long a request lives, from the iteration's point of view.
+enum class LifetimeClass : std::uint8_t {
+  kTransient,   // born and freed in one phase
+  kScoped,      // born in one phase, freed in a later one of the same iteration
+  kWrapAround,  // freed in the next iteration, before it is born again: circular
+  kPersistent,  // outlives the next iteration, or was never freed: cannot be planned
+};
+
+std::string_view to_string(LifetimeClass c);
+
+struct ProfiledRequest {
+  std::int32_t request = kNone;  // index into Trace::requests
+  Bytes size = 0;
+  Tick lower = 0;  // 0 <= lower < period, ticks since the iteration began
+  Tick upper = 0;  // lower < upper <= lower + period; past `period` it wraps round
+  PhaseIndex phase_begin = kNone;  // index into IterationProfile::phases
+  PhaseIndex phase_end = kNone;
+  LayerIndex layer_begin = kNone;  // index into Trace::layers
+  LayerIndex layer_end = kNone;
+  StreamId stream = 0;
+  LifetimeClass lifetime = LifetimeClass::kTransient;
+  bool dynamic = false;  // size or presence differs between iterations, or tagged
+};
+
+// A phase of the reference iteration.
+struct ProfiledPhase {
+  PhaseKey key;
+  Tick begin = 0;  // since the iteration began
+  Tick end = 0;
+};
+
+struct IterationProfile {
+  std::int32_t iteration = kNone;  // the reference, index into Trace::iterations
+  std::int32_t compared = 0;       // how many other iterations it was compared with
+  Tick period = 0;                 // ticks of one iteration
+  Bytes load = 0;                  // M_a of the reference: largest sum of live bytes, as requested
+  std::vector<ProfiledPhase> phases;
+  std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
+
+  // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase.
+  bool is_plannable(const ProfiledRequest& r) const;
+};
+
+// Throws TraceError when the trace holds no complete iteration. One alone (compared == 0) is taken
+// at its word: what is still live at its end counts as persistent.
+IterationProfile profile_iteration(const Trace& trace);
+
+}  // namespace stalloc
