@@ -24,8 +24,8 @@ struct Buffer {
   Tick lower = 0;
   Tick upper = 0;  // half-open; an empty lifetime (upper <= lower) conflicts with nothing
   StreamId stream = 0;
-  Offset fixed = kUnplaced;          // where it must lie, if anywhere
-  PhaseIndex phase_begin = kNone;    // p_s and p_e, for the paper's planner; kNone when unknown
+  Offset fixed = kUnplaced;        // where it must lie, if anywhere
+  PhaseIndex phase_begin = kNone;  // p_s and p_e, for the paper's planner; kNone when unknown
   PhaseIndex phase_end = kNone;
 };
 
@@ -35,9 +35,10 @@ struct Problem {
   Bytes alignment = kDefaultAlignment;
   Bytes capacity = 0;  // 0: none. Otherwise a plan must not be higher
 
-  // Throws PlanError, naming the first offending buffer, unless: sizes are not negative and their
-  // rounded sum fits in Bytes, alignment is positive, lifetimes are not reversed, fixed offsets are
-  // aligned, and with a period 0 <= lower < period and upper - lower <= period.
+  // Throws PlanError, naming the first offending buffer, unless: sizes are not negative, and their
+  // rounded sum above the highest fixed offset fits in Bytes; alignment is positive; lifetimes are
+  // neither negative nor reversed; fixed offsets are aligned; and with a period lower < period and
+  // upper - lower <= period.
   void check() const;
 };
 

@@ -1,0 +1,140 @@
+#include "plan/csv.h"
+
+#include <array>
+#include <charconv>
+#include <optional>
+#include <unordered_set>
+
+#include "base/error.h"
+
+namespace stalloc {
+namespace {
+
+enum Column : std::size_t { kId, kLower, kUpper, kSize, kOffset, kAlignment, kGaps, kColumns };
+
+constexpr std::array<std::string_view, kColumns> kNames = {"id",     "lower",     "upper", "size",
+                                                           "offset", "alignment", "gaps"};
+
+[[noreturn]] void fail(std::size_t line, const std::string& what) {
+  throw PlanError("line " + std::to_string(line) + ": " + what);
+}
+
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r";
+  const std::size_t begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+std::vector<std::string_view> split(std::string_view line) {
+  std::vector<std::string_view> fields;
+  for (;;) {
+    const std::size_t comma = line.find(',');
+    fields.push_back(trim(line.substr(0, comma)));
+    if (comma == std::string_view::npos) return fields;
+    line.remove_prefix(comma + 1);
+  }
+}
+
+// Where each column is in a line, if anywhere.
+using Header = std::array<std::optional<std::size_t>, kColumns>;
+
+Header read_header(std::string_view line, std::size_t number) {
+  Header header;
+  const std::vector<std::string_view> names = split(line);
+  for (std::size_t field = 0; field < names.size(); ++field) {
+    for (std::size_t c = 0; c < kColumns; ++c) {
+      if (names[field] != kNames[c]) continue;
+      if (header[c]) fail(number, "the column \"" + std::string(kNames[c]) + "\" is there twice");
+      header[c] = field;
+    }
+  }
+  for (const Column c : {kId, kLower, kUpper, kSize}) {
+    if (!header[c]) {
+      fail(number, "the column \"" + std::string(kNames[c]) +
+                       "\" is missing; a header line like \"id,lower,upper,size\" is expected");
+    }
+  }
+  return header;
+}
+
+std::int64_t number_in(std::string_view field, Column column, std::size_t line) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), value);
+  if (error == std::errc::result_out_of_range) {
+    fail(line, "the " + std::string(kNames[column]) + " " + std::string(field) +
+                   " does not fit in 63 bits");
+  }
+  if (error != std::errc() || end != field.data() + field.size()) {
+    fail(line, "the " + std::string(kNames[column]) + " \"" + std::string(field) +
+                   "\" is no whole number");
+  }
+  return value;
+}
+
+}  // namespace
+
+CsvProblem read_csv(std::string_view text) {
+  CsvProblem result;
+  result.problem.alignment = 1;
+  std::optional<Header> header;
+  std::size_t fields_expected = 0;
+  std::unordered_set<std::string_view> seen;
+  std::size_t number = 0;
+  while (!text.empty()) {
+    ++number;
+    const std::size_t length = text.find('\n');
+    const std::string_view line = trim(text.substr(0, length));
+    text.remove_prefix(length == std::string_view::npos ? text.size() : length + 1);
+    if (line.empty()) continue;
+    if (!header) {
+      header = read_header(line, number);
+      fields_expected = split(line).size();
+      continue;
+    }
+    const std::vector<std::string_view> fields = split(line);
+    if (fields.size() != fields_expected) {
+      fail(number, std::to_string(fields.size()) + " fields where the header names " +
+                       std::to_string(fields_expected));
+    }
+    const auto value = [&](Column c) { return number_in(fields[*(*header)[c]], c, number); };
+    const std::string_view id = fields[*(*header)[kId]];
+    if (!seen.insert(id).second) fail(number, "the id \"" + std::string(id) + "\" is there twice");
+    Buffer buffer;
+    buffer.lower = value(kLower);
+    buffer.upper = value(kUpper);
+    buffer.size = value(kSize);
+    if (buffer.lower < 0) fail(number, "a lifetime that begins before time 0");
+    if (buffer.upper < buffer.lower) fail(number, "a lifetime that ends before it begins");
+    if (buffer.size < 0) fail(number, "a negative size");
+    if ((*header)[kAlignment] && value(kAlignment) > 1) {
+      fail(number,
+           "an alignment of its own for one buffer is not supported; plan with one "
+           "alignment for all");
+    }
+    if ((*header)[kGaps] && !fields[*(*header)[kGaps]].empty()) {
+      fail(number, "gaps within a lifetime are not supported");
+    }
+    if ((*header)[kOffset]) result.offsets.push_back(value(kOffset));
+    result.problem.buffers.push_back(buffer);
+    result.ids.emplace_back(id);
+  }
+  if (!header) fail(1, "the file is empty; a header line \"id,lower,upper,size\" is expected");
+  return result;
+}
+
+std::string write_csv(const CsvProblem& problem, const Layout& layout) {
+  std::string text = "id,lower,upper,size,offset\n";
+  for (std::size_t i = 0; i < problem.ids.size(); ++i) {
+    const Buffer& b = problem.problem.buffers[i];
+    text += problem.ids[i];
+    for (const std::int64_t value : {b.lower, b.upper, b.size, layout.offsets[i]}) {
+      text += ',';
+      text += std::to_string(value);
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace stalloc
