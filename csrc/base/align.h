@@ -13,8 +13,9 @@ inline Bytes align_up(Bytes size, Bytes alignment) {
   if (rest == 0) return size;
   Bytes result = 0;
   if (__builtin_add_overflow(size, alignment - rest, &result)) {
-    throw OverflowError("a size of " + std::to_string(size) + " bytes rounded up to a multiple of " +
-                        std::to_string(alignment) + " does not fit in 63 bits");
+    throw OverflowError("a size of " + std::to_string(size) +
+                        " bytes rounded up to a multiple of " + std::to_string(alignment) +
+                        " does not fit in 63 bits");
   }
   return result;
 }

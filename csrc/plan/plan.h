@@ -17,10 +17,10 @@ namespace stalloc {
 
 // d = m + (a) in the paper (section 5.1).
 struct Decision {
-  Bytes size = 0;    // as asked
+  Bytes size = 0;  // as asked
   Offset offset = 0;
-  Tick lower = 0;  // within [0, period)
-  Tick upper = 0;  // lower < upper <= lower + period; past the period it wraps round
+  Tick lower = 0;            // within [0, period)
+  Tick upper = 0;            // lower < upper <= lower + period; past the period it wraps round
   PhaseIndex phase = kNone;  // where it is born, index into Plan::phases
   PhaseIndex phase_end = kNone;
   StreamId stream = 0;

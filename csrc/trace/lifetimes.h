@@ -29,8 +29,8 @@ std::string_view to_string(LifetimeClass c);
 struct ProfiledRequest {
   std::int32_t request = kNone;  // index into Trace::requests
   Bytes size = 0;
-  Tick lower = 0;  // 0 <= lower < period, ticks since the iteration began
-  Tick upper = 0;  // lower < upper <= lower + period; past `period` it wraps round
+  Tick lower = 0;                  // 0 <= lower < period, ticks since the iteration began
+  Tick upper = 0;                  // lower < upper <= lower + period; past `period` it wraps round
   PhaseIndex phase_begin = kNone;  // index into IterationProfile::phases
   PhaseIndex phase_end = kNone;
   LayerIndex layer_begin = kNone;  // index into Trace::layers

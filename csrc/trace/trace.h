@@ -59,9 +59,9 @@ struct LayerSpan {
 };
 
 struct Request {
-  Bytes size = 0;      // as asked, not rounded; > 0
-  Tick lower = 0;      // t_s, the tick of the allocation
-  Tick upper = kNever;  // t_e, the tick of the free; > lower
+  Bytes size = 0;                  // as asked, not rounded; > 0
+  Tick lower = 0;                  // t_s, the tick of the allocation
+  Tick upper = kNever;             // t_e, the tick of the free; > lower
   PhaseIndex phase_begin = kNone;  // p_s, index into Trace::phases
   PhaseIndex phase_end = kNone;    // p_e; kNone when never freed
   LayerIndex layer_begin = kNone;  // l_s, index into Trace::layers

@@ -1,0 +1,103 @@
+// The runtime as Python sees it: one Runtime object a device, which is also the sink of the hooks.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "runtime/device_runtime.h"
+
+namespace py = pybind11;
+
+namespace stalloc {
+namespace {
+
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+py::dict to_dict(const Statistics& s) {
+  py::dict d;
+  d["iterations"] = s.iterations;
+  d["planned"] = s.planned;
+  d["hits"] = s.hits;
+  d["misses"] = s.misses;
+  d["conflicts"] = s.conflicts;
+  d["idle_requests"] = s.idle_requests;
+  d["fallback_requests"] = s.fallback_requests;
+  d["allocated"] = s.allocated.current;
+  d["peak_allocated"] = s.allocated.peak;
+  d["reserved"] = s.reserved.current;
+  d["peak_reserved"] = s.reserved.peak;
+  d["fallback_allocated"] = s.fallback.current;
+  d["peak_fallback_allocated"] = s.fallback.peak;
+  d["pool"] = s.pool;
+  d["fallback_reserved"] = s.fallback_reserved;
+  d["live_blocks"] = s.live_blocks;
+  d["strays"] = s.strays;
+  return d;
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& m) {
+  py::class_<DeviceRuntime, std::unique_ptr<DeviceRuntime, py::nodelete>>(m, "Runtime")
+      // The hooks' sink. Short calls under an uncontended mutex: the GIL stays.
+      .def(
+          "enter_phase",
+          [](DeviceRuntime& r, int kind, std::int32_t microbatch, std::int32_t chunk) {
+            if (kind < 0 || kind > static_cast<int>(PhaseKind::kUnplanned)) {
+              throw py::value_error("there is no phase kind " + std::to_string(kind));
+            }
+            r.enter_phase(static_cast<PhaseKind>(kind), microbatch, chunk);
+          },
+          py::arg("kind"), py::arg("microbatch"), py::arg("chunk"))
+      .def("enter_unplanned", &DeviceRuntime::enter_unplanned)
+      .def("leave_unplanned", &DeviceRuntime::leave_unplanned)
+      .def("end_iteration", &DeviceRuntime::end_iteration)
+      .def(
+          "define_layer",
+          [](DeviceRuntime& r, const std::string& name, bool dynamic) {
+            return r.recorder().define_layer(name, dynamic);
+          },
+          py::arg("name"), py::arg("dynamic") = false)
+      .def(
+          "enter_layer",
+          [](DeviceRuntime& r, LayerIndex layer, bool recompute) {
+            r.recorder().enter_layer(layer, recompute);
+          },
+          py::arg("layer"), py::arg("recompute"))
+      .def("leave_layer", [](DeviceRuntime& r) { r.recorder().leave_layer(); })
+      .def(
+          "tag_sequence",
+          [](DeviceRuntime& r, LayerIndex layer, std::uint64_t first, std::uint64_t last) {
+            r.recorder().tag_sequence(layer, first, last);
+          },
+          py::arg("layer"), py::arg("first"), py::arg("last"))
+
+      .def("start_recording", [](DeviceRuntime& r) { r.recorder().start(); })
+      .def(
+          "finish_recording",
+          [](DeviceRuntime& r) { return std::make_shared<Trace>(r.recorder().finish()); },
+          ReleaseGil())
+      .def_property_readonly("recording", [](DeviceRuntime& r) { return r.recorder().active(); })
+      .def_property_readonly("recorded_requests",
+                             [](DeviceRuntime& r) { return r.recorder().requests(); })
+      .def_property_readonly("recorder_bytes",
+                             [](DeviceRuntime& r) { return r.recorder().memory_bytes(); })
+
+      .def(
+          "enable", [](DeviceRuntime& r, const Plan& plan) { r.allocator().enable(plan); },
+          py::arg("plan"), ReleaseGil())
+      .def(
+          "disable", [](DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
+      .def_property_readonly("enabled", [](DeviceRuntime& r) { return r.allocator().enabled(); })
+      .def("statistics", [](DeviceRuntime& r) { return to_dict(r.allocator().statistics()); })
+      .def("reset_peaks", [](DeviceRuntime& r) { r.allocator().reset_peaks(); })
+      .def(
+          "release_cached", [](DeviceRuntime& r) { return r.allocator().release_cached(); },
+          ReleaseGil())
+      .def(
+          "check", [](DeviceRuntime& r) { r.allocator().check(); }, ReleaseGil(),
+          "Throws unless the pools' invariants hold; for tests.");
+
+  m.def("runtime", &DeviceRuntime::of, py::arg("device"), py::return_value_policy::reference,
+        "The process's runtime for 'cpu' or 'meta'.");
+}
+
+}  // namespace stalloc

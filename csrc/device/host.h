@@ -1,0 +1,25 @@
+// The machine's own memory, in whole pages, straight from the kernel.
+#pragma once
+
+#include <atomic>
+
+#include "device/memory.h"
+
+namespace stalloc {
+
+class HostMemory final : public DeviceMemory {
+ public:
+  // `limit` bytes at most are handed out at a time; 0 leaves it to the machine.
+  explicit HostMemory(Bytes limit = 0) : limit_(limit) {}
+
+  std::string_view name() const override { return "host"; }
+  void* allocate(Bytes size) override;
+  void release(void* piece, Bytes size) noexcept override;
+  Bytes available() const override;
+
+ private:
+  const Bytes limit_;
+  std::atomic<Bytes> used_{0};
+};
+
+}  // namespace stalloc

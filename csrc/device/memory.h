@@ -1,0 +1,29 @@
+// Where memory comes from: the only folder that asks the machine for any.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/types.h"
+
+namespace stalloc {
+
+// A source of large, rarely requested pieces. Thread-safe.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+
+  virtual std::string_view name() const = 0;
+
+  // A piece of at least `size` (> 0) bytes, aligned to kDefaultAlignment or better; null when the
+  // device has not that much left.
+  virtual void* allocate(Bytes size) = 0;
+
+  // Takes back what allocate() gave, of the same size.
+  virtual void release(void* piece, Bytes size) noexcept = 0;
+
+  // How much allocate() could probably give in all now; for messages and early refusals.
+  virtual Bytes available() const = 0;
+};
+
+}  // namespace stalloc

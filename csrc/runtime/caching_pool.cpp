@@ -1,0 +1,167 @@
+#include "runtime/caching_pool.h"
+
+#include <string>
+
+#include "base/align.h"
+#include "base/error.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+constexpr Bytes kSmallRequest = kMiB;
+constexpr Bytes kSmallSegment = 2 * kMiB;
+constexpr Bytes kLargeRequest = 10 * kMiB;
+constexpr Bytes kLargeSegment = 20 * kMiB;
+constexpr Bytes kSegmentRounding = 2 * kMiB;
+
+Bytes segment_size(Bytes size) {
+  if (size <= kSmallRequest) return kSmallSegment;
+  if (size < kLargeRequest) return kLargeSegment;
+  return align_up(size, kSegmentRounding);
+}
+
+bool worth_splitting(Bytes rest, bool small) {
+  return small ? rest >= kDefaultAlignment : rest > kSmallRequest;
+}
+
+}  // namespace
+
+CachingPool::~CachingPool() {
+  for (const auto& [address, size] : segments_) {
+    device_.release(reinterpret_cast<void*>(address), size);
+  }
+}
+
+void* CachingPool::allocate(Bytes size, StreamId stream) {
+  const Bytes rounded = align_up(size, kDefaultAlignment);
+  const Shelf shelf{stream, rounded <= kSmallRequest};
+
+  auto block = blocks_.end();
+  const auto fit = free_.lower_bound(FreeKey{shelf, rounded, 0});
+  if (fit != free_.end() && std::get<Shelf>(*fit) == shelf) {
+    block = blocks_.find(std::get<Address>(*fit));
+    free_.erase(fit);
+  } else {
+    block = add_segment(segment_size(rounded), shelf);
+    if (block == blocks_.end()) return nullptr;
+  }
+
+  const Bytes rest = block->second.size - rounded;
+  if (worth_splitting(rest, shelf.small)) {
+    Block remainder = block->second;
+    remainder.size = rest;
+    block->second.size = rounded;
+    const Address at = block->first + static_cast<Address>(rounded);
+    blocks_.emplace(at, remainder);
+    free_.emplace(shelf, rest, at);
+  }
+  block->second.requested = size;
+  ++live_;
+  return reinterpret_cast<void*>(block->first);
+}
+
+Bytes CachingPool::deallocate(void* p) {
+  const auto block = blocks_.find(reinterpret_cast<Address>(p));
+  if (block == blocks_.end() || block->second.requested == 0) return kNotOurs;
+  const Bytes requested = block->second.requested;
+  block->second.requested = 0;
+  --live_;
+  make_free(block);
+  return requested;
+}
+
+CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& shelf) {
+  void* piece = device_.allocate(size);
+  if (!piece && release_cached() > 0) piece = device_.allocate(size);
+  if (!piece) return blocks_.end();
+  const auto address = reinterpret_cast<Address>(piece);
+  segments_.emplace(address, size);
+  reserved_ += size;
+  return blocks_.emplace(address, Block{size, 0, shelf.stream, shelf.small, address}).first;
+}
+
+void CachingPool::forget_free(Blocks::iterator block) {
+  const Block& b = block->second;
+  free_.erase(FreeKey{Shelf{b.stream, b.small}, b.size, block->first});
+}
+
+// Merges a block that has just become free with free neighbours of the same segment.
+void CachingPool::make_free(Blocks::iterator block) {
+  const auto mergeable = [&](Blocks::iterator other) {
+    return other->second.requested == 0 && other->second.segment == block->second.segment;
+  };
+  if (const auto next = std::next(block); next != blocks_.end() && mergeable(next)) {
+    forget_free(next);
+    block->second.size += next->second.size;
+    blocks_.erase(next);
+  }
+  if (block != blocks_.begin()) {
+    if (const auto before = std::prev(block); mergeable(before)) {
+      forget_free(before);
+      before->second.size += block->second.size;
+      blocks_.erase(block);
+      block = before;
+    }
+  }
+  const Block& b = block->second;
+  free_.emplace(Shelf{b.stream, b.small}, b.size, block->first);
+}
+
+Bytes CachingPool::release_cached() {
+  Bytes released = 0;
+  for (auto it = segments_.begin(); it != segments_.end();) {
+    const auto [address, size] = *it;
+    const auto block = blocks_.find(address);
+    if (block->second.requested != 0 || block->second.size != size) {
+      ++it;
+      continue;
+    }
+    forget_free(block);
+    blocks_.erase(block);
+    device_.release(reinterpret_cast<void*>(address), size);
+    released += size;
+    it = segments_.erase(it);
+  }
+  reserved_ -= released;
+  return released;
+}
+
+Bytes CachingPool::largest_hole() const {
+  Bytes result = 0;
+  for (const auto& key : free_) result = std::max(result, std::get<Bytes>(key));
+  return result;
+}
+
+void CachingPool::check() const {
+  const auto fail = [](const std::string& what) { throw Error("caching pool: " + what); };
+  std::size_t live = 0, free_blocks = 0, tiled = 0;
+  Bytes reserved = 0;
+  for (const auto& [address, size] : segments_) {
+    reserved += size;
+    bool was_free = false;
+    Address at = address;
+    for (auto it = blocks_.find(address); at < address + static_cast<Address>(size);
+         ++it, ++tiled) {
+      if (it == blocks_.end() || it->first != at) fail("a segment is not tiled by its blocks");
+      const Block& b = it->second;
+      if (b.segment != address) fail("a block names another segment");
+      const bool is_free = b.requested == 0;
+      if (is_free && was_free) fail("two free neighbours were not merged");
+      if (is_free && !free_.contains(FreeKey{Shelf{b.stream, b.small}, b.size, at})) {
+        fail("a free block is on no shelf");
+      }
+      if (b.requested > b.size) fail("a block is smaller than what was asked for");
+      (is_free ? free_blocks : live) += 1;
+      was_free = is_free;
+      at += static_cast<Address>(b.size);
+    }
+    if (at != address + static_cast<Address>(size)) fail("a block reaches past its segment");
+  }
+  if (tiled != blocks_.size()) fail("a block lies in no segment");
+  if (free_blocks != free_.size()) fail("a shelf holds a block that is not free");
+  if (live != live_) fail("the count of live blocks is off");
+  if (reserved != reserved_) fail("the count of reserved bytes is off");
+}
+
+}  // namespace stalloc

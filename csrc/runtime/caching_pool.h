@@ -1,0 +1,79 @@
+// A small caching allocator: the fallback where the device brings none of its own.
+//
+// Follows the policy of torch's CUDA caching allocator, which is the paper's fallback
+// (section 6.2): sizes rounded to 512 B; requests up to 1 MiB cut from segments of 2 MiB, those
+// under 10 MiB from segments of 20 MiB, larger ones get a segment rounded up to 2 MiB; best fit per
+// stream by size, then address; a block is split when what remains is worth keeping, and merged
+// with its neighbours when freed. Segments stay until release_cached(), or until the device runs
+// out.
+//
+// Not thread-safe: PlannedAllocator locks.
+#pragma once
+
+#include <map>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+
+#include "base/types.h"
+#include "device/memory.h"
+
+namespace stalloc {
+
+class CachingPool {
+ public:
+  explicit CachingPool(DeviceMemory& device) : device_(device) {}
+  CachingPool(const CachingPool&) = delete;
+  CachingPool& operator=(const CachingPool&) = delete;
+  ~CachingPool();
+
+  // `size` > 0 bytes, aligned to kDefaultAlignment; null when the device has not the memory even
+  // after all cached segments went back.
+  void* allocate(Bytes size, StreamId stream);
+
+  // Takes back a block and returns its size as it was asked for; kNotOurs for any other pointer.
+  static constexpr Bytes kNotOurs = -1;
+  Bytes deallocate(void* p);
+
+  // Gives segments without a live block back to the device. Returns how many bytes that were.
+  Bytes release_cached();
+
+  Bytes reserved() const { return reserved_; }
+  std::size_t live_blocks() const { return live_; }
+  Bytes largest_hole() const;
+
+  // Throws Error unless segments are tiled by their blocks, no two free neighbours are left
+  // unmerged, and the counts are right. For tests.
+  void check() const;
+
+ private:
+  using Address = std::uintptr_t;
+
+  struct Block {
+    Bytes size = 0;       // rounded
+    Bytes requested = 0;  // 0 while free
+    StreamId stream = 0;
+    bool small = false;
+    Address segment = 0;
+  };
+  struct Shelf {  // free blocks are only exchanged within one
+    StreamId stream = 0;
+    bool small = false;
+    auto operator<=>(const Shelf&) const = default;
+  };
+  using FreeKey = std::tuple<Shelf, Bytes, Address>;
+  using Blocks = std::map<Address, Block>;
+
+  Blocks::iterator add_segment(Bytes size, const Shelf& shelf);
+  void make_free(Blocks::iterator block);
+  void forget_free(Blocks::iterator block);
+
+  DeviceMemory& device_;
+  Blocks blocks_;           // all blocks, live and free, of all segments
+  std::set<FreeKey> free_;  // the free ones
+  std::unordered_map<Address, Bytes> segments_;
+  Bytes reserved_ = 0;
+  std::size_t live_ = 0;
+};
+
+}  // namespace stalloc

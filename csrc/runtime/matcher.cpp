@@ -1,0 +1,105 @@
+#include "runtime/matcher.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace stalloc {
+namespace {
+
+// How far from the head a request that changed places is looked for, in decisions. Less than the
+// requests of one layer, so that a foreign request does not take its like from the next layer.
+constexpr std::int32_t kWindow = 12;
+
+}  // namespace
+
+Matcher::Matcher(const Plan& plan)
+    : shapes_(plan.decisions.size()),
+      taken_(plan.decisions.size(), 0),
+      phases_(plan.phases.size()) {
+  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+    shapes_[i] = {plan.decisions[i].size, plan.decisions[i].stream};
+  }
+  std::int32_t next = 0;
+  const auto count = static_cast<std::int32_t>(plan.decisions.size());
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    phases_[p].begin = next;
+    while (next < count &&
+           plan.decisions[static_cast<std::size_t>(next)].phase == static_cast<PhaseIndex>(p)) {
+      ++next;
+    }
+    phases_[p].end = next;
+    index_.emplace(plan.phases[p].key, static_cast<PhaseIndex>(p));
+  }
+  by_shape_.resize(plan.decisions.size());
+  std::iota(by_shape_.begin(), by_shape_.end(), 0);
+  for (const Phase& p : phases_) {
+    std::sort(by_shape_.begin() + p.begin, by_shape_.begin() + p.end,
+              [this](std::int32_t a, std::int32_t b) {
+                const auto& x = shapes_[static_cast<std::size_t>(a)];
+                const auto& y = shapes_[static_cast<std::size_t>(b)];
+                return x != y ? x < y : a < b;
+              });
+  }
+}
+
+void Matcher::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  PhaseKey key{kind, microbatch, chunk, 0};
+  key.occurrence = seen_[key]++;
+  const auto it = index_.find(key);
+  phase_ = it == index_.end() ? kNone : it->second;
+  const Phase range = phase_ == kNone ? Phase{} : phases_[static_cast<std::size_t>(phase_)];
+  head_ = range.begin;
+  end_ = range.end;
+  resync_ = kNone;
+}
+
+void Matcher::end_iteration() {
+  ++turn_;
+  for (auto& [key, count] : seen_) count = 0;
+  phase_ = kNone;
+  head_ = end_ = 0;
+  resync_ = kNone;
+}
+
+std::int32_t Matcher::match(Bytes size, StreamId stream) {
+  if (phase_ == kNone) return kNone;
+  const Shape shape{size, stream};
+  while (head_ < end_ && !is_free(head_)) ++head_;
+  if (head_ < end_ && shapes_[static_cast<std::size_t>(head_)] == shape) return take(head_);
+  return match_out_of_step(shape);
+}
+
+std::int32_t Matcher::take(std::int32_t i) {
+  taken_[static_cast<std::size_t>(i)] = turn_;
+  head_ = std::max(head_, i + 1);
+  resync_ = kNone;
+  return i;
+}
+
+std::int32_t Matcher::match_out_of_step(const Shape& shape) {
+  const std::int32_t begin = phases_[static_cast<std::size_t>(phase_)].begin;
+  // Oldest first: requests that were passed over come in their own order.
+  for (std::int32_t i = std::max(begin, head_ - kWindow); i < head_; ++i) {
+    if (fits(i, shape)) return take(i);
+  }
+  for (std::int32_t i = head_ + 1; i < std::min(end_, head_ + kWindow); ++i) {
+    if (fits(i, shape)) return take(i);
+  }
+  if (resync_ != kNone && resync_ < end_ && fits(resync_, shape)) return take(resync_);
+  const std::int32_t far = find_from(head_, shape);
+  resync_ = far == kNone ? kNone : far + 1;
+  return kNone;
+}
+
+std::int32_t Matcher::find_from(std::int32_t from, const Shape& shape) const {
+  const auto first = by_shape_.begin() + phases_[static_cast<std::size_t>(phase_)].begin;
+  const auto last = by_shape_.begin() + end_;
+  const auto it = std::lower_bound(first, last, from, [&](std::int32_t i, std::int32_t f) {
+    const Shape& s = shapes_[static_cast<std::size_t>(i)];
+    return s != shape ? s < shape : i < f;
+  });
+  if (it == last || shapes_[static_cast<std::size_t>(*it)] != shape) return kNone;
+  return *it;
+}
+
+}  // namespace stalloc

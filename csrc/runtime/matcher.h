@@ -1,0 +1,85 @@
+// Tells which decision of the plan a request is.
+//
+// Training asks for the same sizes in the same order, so within a phase the next request is nearly
+// always the next decision, and that is one comparison. What is not:
+//
+//   plan   A B C D E F ...     run   A B D C E F      two requests changed places
+//                                    A B D E F        one is missing
+//                                    A B X C D        one is new
+//                                    A B K L M        a whole layer was skipped
+//
+// `head_` is one past the decision matched last. A request that is not the one at the head is
+// looked for among the decisions close by that have not been taken, behind the head first (one that
+// was passed over) and then before it (some are missing). Failing that it may be further on in the
+// phase: to jump there at once would let one foreign request of a common size throw the cursor off,
+// so the place is only noted, this request goes unmatched, and when the *next* request fits the
+// place after it, the cursor jumps. A phase begins with the head at its first decision, whatever
+// happened before, so a departure never outlives its phase.
+//
+// Nothing here decides about safety: any decision handed out is checked by the static pool.
+//
+// Cost: O(1) in step, O(window) near a departure, O(log n) past the window. Allocates nothing after
+// construction. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "base/types.h"
+#include "plan/plan.h"
+
+namespace stalloc {
+
+class Matcher {
+ public:
+  explicit Matcher(const Plan& plan);
+
+  // Begins a phase, its occurrence counted here. A phase that the plan does not have matches
+  // nothing until the next one begins.
+  void enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+
+  // Begins the next iteration; no phase is current until one is entered.
+  void end_iteration();
+
+  // The index into Plan::decisions, taken from now on until the iteration ends; kNone for none.
+  std::int32_t match(Bytes size, StreamId stream);
+
+  // Whether the plan has the phase that was entered last.
+  bool in_planned_phase() const { return phase_ != kNone; }
+
+ private:
+  struct Shape {
+    Bytes size = 0;
+    StreamId stream = 0;
+    bool operator==(const Shape&) const = default;
+    auto operator<=>(const Shape&) const = default;
+  };
+  struct Phase {
+    std::int32_t begin = 0;  // range in Plan::decisions
+    std::int32_t end = 0;
+  };
+
+  bool is_free(std::int32_t i) const { return taken_[static_cast<std::size_t>(i)] != turn_; }
+  bool fits(std::int32_t i, const Shape& s) const {
+    return shapes_[static_cast<std::size_t>(i)] == s && is_free(i);
+  }
+  std::int32_t take(std::int32_t i);
+  std::int32_t match_out_of_step(const Shape& shape);
+  // The first decision of the phase from `from` on that fits; kNone if there is none.
+  std::int32_t find_from(std::int32_t from, const Shape& shape) const;
+
+  std::vector<Shape> shapes_;           // by decision
+  std::vector<std::uint32_t> taken_;    // by decision: the turn in which it was last taken
+  std::vector<std::int32_t> by_shape_;  // decisions of each phase, ordered by (shape, index)
+  std::vector<Phase> phases_;
+  std::map<PhaseKey, PhaseIndex> index_;
+  std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration, keyed by occurrence 0
+  std::uint32_t turn_ = 1;
+  PhaseIndex phase_ = kNone;
+  std::int32_t head_ = 0;
+  std::int32_t end_ = 0;
+  std::int32_t resync_ = kNone;  // where the next request would fit if the cursor jumped
+};
+
+}  // namespace stalloc

@@ -1,0 +1,171 @@
+#include "runtime/recorder.h"
+
+#include <utility>
+
+namespace stalloc {
+
+void Recorder::start() {
+  const std::lock_guard lock(mutex_);
+  trace_ = Trace{};
+  trace_.iterations.push_back(0);
+  records_.clear();
+  live_.clear();
+  dynamic_layers_.clear();
+  open_layers_.clear();
+  layer_of_sequence_.clear();
+  seen_.clear();
+  interrupted_.clear();
+  span_open_ = false;
+  iteration_ = 0;
+  clock_ = 0;
+  training_thread_.set_to_this_thread();
+  active_.store(true, std::memory_order_release);
+}
+
+Trace Recorder::finish() {
+  const std::lock_guard lock(mutex_);
+  active_.store(false, std::memory_order_release);
+  live_.clear();
+  if (span_open_) trace_.phases.back().end = clock_;
+  for (const LayerIndex span : open_layers_) {
+    trace_.layer_spans[static_cast<std::size_t>(span)].end = clock_;
+  }
+  open_layers_.clear();
+  trace_.end = clock_;
+  trace_.requests.reserve(records_.size());
+  // One by one, so that the records' chunks go as the trace comes.
+  for (; !records_.empty(); records_.pop_front()) trace_.requests.push_back(records_.front());
+  return std::exchange(trace_, Trace{});
+}
+
+void Recorder::on_allocate(const void* block, Bytes size, StreamId stream, bool for_training,
+                           NodeSequence node) {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  Request r;
+  r.size = size;
+  r.lower = clock_++;
+  r.phase_begin = current_span();
+  r.layer_begin = current_layer(node);
+  r.stream = stream;
+  r.thread = for_training || training_thread_.is_this_thread() ? 0 : this_thread_ordinal();
+  r.dynamic = r.layer_begin != kNone && dynamic_layers_[static_cast<std::size_t>(r.layer_begin)];
+  live_[block] = static_cast<std::uint32_t>(records_.size());
+  records_.push_back(r);
+}
+
+void Recorder::on_free(const void* block, NodeSequence node) {
+  const std::lock_guard lock(mutex_);
+  const auto it = live_.find(block);
+  if (it == live_.end()) return;
+  Request& r = records_[it->second];
+  live_.erase(it);
+  r.upper = clock_++;
+  r.phase_end = current_span();
+  r.layer_end = current_layer(node);
+}
+
+void Recorder::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  training_thread_.set_to_this_thread();
+  PhaseKey key{kind, microbatch, chunk, 0};
+  key.occurrence = seen_[key]++;
+  open_span(key);
+}
+
+void Recorder::enter_unplanned() {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  interrupted_.push_back(trace_.phases[static_cast<std::size_t>(current_span())].key);
+  open_span({PhaseKind::kUnplanned, kNone, 0, 0});
+}
+
+void Recorder::leave_unplanned() {
+  const std::lock_guard lock(mutex_);
+  if (!active() || interrupted_.empty()) return;
+  open_span(interrupted_.back());
+  interrupted_.pop_back();
+}
+
+void Recorder::end_iteration() {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  if (span_open_) trace_.phases.back().end = clock_;
+  span_open_ = false;
+  seen_.clear();
+  trace_.iterations.push_back(clock_);
+  ++iteration_;
+}
+
+void Recorder::open_span(const PhaseKey& key) {
+  if (span_open_) trace_.phases.back().end = clock_;
+  trace_.phases.push_back({key, iteration_, clock_, clock_});
+  span_open_ = true;
+}
+
+PhaseIndex Recorder::current_span() {
+  // Between an iteration's end and the first phase of the next, only foreign threads allocate.
+  if (!span_open_) open_span({PhaseKind::kUnplanned, kNone, 0, 0});
+  return static_cast<PhaseIndex>(trace_.phases.size() - 1);
+}
+
+LayerIndex Recorder::define_layer(const std::string& name, bool dynamic) {
+  const std::lock_guard lock(mutex_);
+  trace_.layers.push_back(name);
+  dynamic_layers_.push_back(dynamic);
+  return static_cast<LayerIndex>(trace_.layers.size() - 1);
+}
+
+void Recorder::enter_layer(LayerIndex layer, bool recompute) {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  open_layers_.push_back(static_cast<LayerIndex>(trace_.layer_spans.size()));
+  trace_.layer_spans.push_back({layer, current_span(), clock_, clock_, recompute});
+}
+
+void Recorder::leave_layer() {
+  const std::lock_guard lock(mutex_);
+  if (!active() || open_layers_.empty()) return;
+  trace_.layer_spans[static_cast<std::size_t>(open_layers_.back())].end = clock_;
+  open_layers_.pop_back();
+}
+
+void Recorder::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last) {
+  const std::lock_guard lock(mutex_);
+  if (!active() || first >= last) return;
+  if (layer_of_sequence_.empty()) first_sequence_ = first;
+  if (first < first_sequence_) return;  // older than the profile
+  if (layer_of_sequence_.size() < last - first_sequence_) {
+    layer_of_sequence_.resize(last - first_sequence_, kNone);
+  }
+  // Inner modules are left, and so tagged, before outer ones, which get what is over.
+  for (std::uint64_t i = first - first_sequence_; i < last - first_sequence_; ++i) {
+    if (layer_of_sequence_[i] == kNone) layer_of_sequence_[i] = layer;
+  }
+}
+
+LayerIndex Recorder::current_layer(NodeSequence node) const {
+  if (!open_layers_.empty()) {
+    return trace_.layer_spans[static_cast<std::size_t>(open_layers_.back())].layer;
+  }
+  if (!node || *node < first_sequence_) return kNone;
+  const std::uint64_t i = *node - first_sequence_;
+  return i < layer_of_sequence_.size() ? layer_of_sequence_[i] : kNone;
+}
+
+std::size_t Recorder::requests() const {
+  const std::lock_guard lock(mutex_);
+  return records_.size();
+}
+
+std::size_t Recorder::memory_bytes() const {
+  const std::lock_guard lock(mutex_);
+  constexpr std::size_t kHashNode = 4 * sizeof(void*);
+  return records_.size() * sizeof(Request) + live_.size() * kHashNode +
+         live_.bucket_count() * sizeof(void*) + layer_of_sequence_.capacity() * sizeof(LayerIndex) +
+         trace_.phases.capacity() * sizeof(PhaseSpan) +
+         trace_.layer_spans.capacity() * sizeof(LayerSpan);
+}
+
+}  // namespace stalloc

@@ -1,0 +1,90 @@
+// Writes down every allocation and free of a profiled run (section 4 of the paper).
+//
+// A request costs one 64-byte record in a chunked array, plus an entry in a hash table while it
+// lives. The clock is the count of events, so recording is as deterministic as the run.
+//
+// Layers of backward requests are not known from module hooks, which only see forward. Instead each
+// stay in a module is tagged with the autograd sequence numbers its nodes got, and a request made
+// while a node runs belongs to the module that holds the node's number.
+//
+// Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/types.h"
+#include "runtime/threads.h"
+#include "trace/trace.h"
+
+namespace stalloc {
+
+class Recorder {
+ public:
+  // The autograd node that runs on the calling thread, if any, by its sequence number.
+  using NodeSequence = std::optional<std::uint64_t>;
+
+  // Forgets whatever was recorded and begins, in an unnamed phase of iteration 0. The calling
+  // thread becomes the training thread.
+  void start();
+  bool active() const { return active_.load(std::memory_order_acquire); }
+
+  // Ends recording and hands over what there is; empty when nothing was started. Frees that come
+  // later are not seen: such requests have no end.
+  Trace finish();
+
+  // `block` tells live blocks apart; an address will do. `size` > 0 bytes. `for_training`: see
+  // PlannedAllocator::allocate.
+  void on_allocate(const void* block, Bytes size, StreamId stream, bool for_training,
+                   NodeSequence node);
+  // To be called before the memory can be handed out again. Unknown blocks are none of its
+  // business.
+  void on_free(const void* block, NodeSequence node);
+
+  void enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  void enter_unplanned();
+  void leave_unplanned();
+  void end_iteration();
+
+  LayerIndex define_layer(const std::string& name, bool dynamic);
+  void enter_layer(LayerIndex layer, bool recompute);
+  void leave_layer();
+  void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
+
+  std::size_t requests() const;
+  // What the records take now, for the promise of 100 bytes a request.
+  std::size_t memory_bytes() const;
+
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork() { mutex_.unlock(); }
+
+ private:
+  void open_span(const PhaseKey& key);
+  PhaseIndex current_span();
+  LayerIndex current_layer(NodeSequence node) const;
+
+  mutable std::mutex mutex_;
+  std::atomic<bool> active_{false};
+  TrainingThread training_thread_;
+  Trace trace_;  // all but the requests
+  std::deque<Request> records_;
+  std::unordered_map<const void*, std::uint32_t> live_;
+  std::vector<bool> dynamic_layers_;
+  std::vector<LayerIndex> open_layers_;  // indices into trace_.layer_spans, innermost last
+  std::vector<LayerIndex> layer_of_sequence_;
+  std::uint64_t first_sequence_ = 0;
+  std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration
+  std::vector<PhaseKey> interrupted_;  // phases that unplanned stretches suspend, outermost first
+  bool span_open_ = false;
+  std::int32_t iteration_ = 0;
+  Tick clock_ = 0;
+};
+
+}  // namespace stalloc

@@ -1,0 +1,111 @@
+// The pool that a plan fills: hands out planned addresses, and proves each one idle without a
+// search.
+//
+// Note [Why a planned address is safe]
+// The plan's validator has shown that the decisions whose lifetimes hold a given moment are
+// disjoint in address. Call them P(clock), where the clock is a position in the plan's own sequence
+// of allocations and frees. Two kinds of blocks lie in the pool:
+//
+//   regular  a live decision that belongs to P(clock)
+//   stray    anything else: a decision that lives on past its planned free, and a block that the
+//            plan does not know, put into idle space
+//
+// Before decision d is placed the clock is moved up to d's allocation, so that d is in P(clock). It
+// cannot meet a regular block, since both are in P(clock); so only the strays need to be looked at,
+// and in a run that follows its plan there are none. Moving the clock over the planned free of a
+// block that is still live turns it into a stray; moving it over an allocation turns a stray of
+// that decision back into a regular block. A block freed before its time is no trouble at all. A
+// decision that turns up after its whole lifetime has passed on the clock is refused.
+//
+// The clock passes each event once an iteration, so all this costs O(1) amortised per request; a
+// stray costs O(log strays). Planned service allocates nothing after construction, but the strays'
+// array as it grows. Not thread-safe: PlannedAllocator locks.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "base/types.h"
+#include "plan/plan.h"
+#include "runtime/range_set.h"
+
+namespace stalloc {
+
+class StaticPool {
+ public:
+  // `plan` has passed check().
+  explicit StaticPool(const Plan& plan);
+
+  Bytes size() const { return size_; }
+
+  // Makes decision `d` live and returns its offset; kUnplaced when an address of its is taken or
+  // its time on the clock is over.
+  Offset place(std::int32_t d);
+
+  // Puts a block of `size` (> 0) bytes where nothing is live, by best fit. O(n) the first
+  // time after place() was called (idle space is not tracked during planned service), then O(idle
+  // ranges). kUnplaced when no idle range is as large.
+  Offset place_idle(Bytes size);
+
+  // Ends the block that begins at `offset` and returns its size as it was asked for; kNotLive when
+  // none does.
+  static constexpr Bytes kNotLive = -1;
+  Bytes release(Offset offset);
+
+  // The clock turns over.
+  void end_iteration();
+
+  // The largest stretch with nothing live in it. O(n).
+  Bytes largest_hole() const;
+  std::size_t live_blocks() const { return live_; }
+  std::size_t strays() const { return strays_.count(); }
+
+  // Throws Error unless the invariants of Note [Why a planned address is safe] hold. O(n log n),
+  // for tests.
+  void check() const;
+
+ private:
+  enum class State : std::uint8_t { kIdle, kRegular, kStray };
+
+  struct Placed {  // what place() needs of a decision, together in one cache line
+    Offset offset = 0;
+    Bytes size = 0;       // rounded up
+    Bytes requested = 0;  // as asked
+    std::int32_t slot = 0;
+    std::int32_t allocated_at = 0;  // positions in events_
+    std::int32_t freed_at = 0;
+    State state = State::kIdle;
+  };
+  struct Slot {  // an offset at which some decision begins
+    Offset offset = kUnplaced;
+    std::int32_t live = kNone;  // the decision that is live there
+  };
+  struct Event {
+    std::int32_t decision = 0;
+    bool is_free = false;
+  };
+
+  Range range(const Placed& p) const { return {p.offset, p.offset + p.size}; }
+  bool is_current(const Placed& p) const;  // in P(clock)
+  void advance(std::int32_t position);
+  std::int32_t find_slot(Offset offset) const;
+  std::int32_t claim_slot(Offset offset);
+  std::size_t hash(Offset offset) const;
+  RangeSet find_idle() const;
+
+  Bytes size_ = 0;
+  Bytes alignment_ = kDefaultAlignment;
+  std::vector<Placed> decisions_;
+  std::vector<Event> events_;  // the plan's allocations and frees in order
+  std::int32_t clock_ = 0;     // events passed in this turn
+  std::vector<Slot> slots_;    // open addressing, a power of two, at most half full
+  int slot_bits_ = 0;
+  RangeSet strays_;
+  RangeSet idle_;  // of use while idle_known_
+  bool idle_known_ = false;
+  std::unordered_map<Offset, Bytes> foreign_;  // blocks put into idle space: sizes as asked
+  std::size_t live_ = 0;
+};
+
+}  // namespace stalloc

@@ -1,0 +1,39 @@
+// What the runtime counts while a plan is enabled.
+#pragma once
+
+#include "base/types.h"
+
+namespace stalloc {
+
+// A quantity that rises and falls, and the highest it has been.
+struct Gauge {
+  Bytes current = 0;
+  Bytes peak = 0;
+
+  void add(Bytes amount) {
+    current += amount;
+    if (current > peak) peak = current;
+  }
+  void reset_peak() { peak = current; }
+};
+
+// Counts are of requests since enable(); gauges are in bytes. Sizes are as asked for, except what
+// says "reserved".
+struct Statistics {
+  std::int64_t iterations = 0;         // completed
+  std::int64_t planned = 0;            // decisions of one iteration
+  std::int64_t hits = 0;               // decisions served at their planned address
+  std::int64_t misses = 0;             // decisions of completed iterations that were not
+  std::int64_t conflicts = 0;          // of requests matched to a decision whose place was taken
+  std::int64_t idle_requests = 0;      // served from idle pool space outside planned phases
+  std::int64_t fallback_requests = 0;  // served by the fallback
+  Gauge allocated;                     // all live blocks: M_a
+  Gauge reserved;                      // pool and fallback segments: M_r
+  Gauge fallback;                      // live blocks of the fallback
+  Bytes pool = 0;
+  Bytes fallback_reserved = 0;
+  std::int64_t live_blocks = 0;  // in the pool
+  std::int64_t strays = 0;       // of these, outside their planned lifetime
+};
+
+}  // namespace stalloc

@@ -1,0 +1,31 @@
+// Small numbers for threads, and which of them trains.
+#pragma once
+
+#include <atomic>
+
+#include "base/types.h"
+
+namespace stalloc {
+
+// The calling thread's number, the same for its whole life and never used again. From 1.
+inline ThreadOrdinal this_thread_ordinal() {
+  static std::atomic<ThreadOrdinal> next{1};
+  thread_local const ThreadOrdinal mine = next.fetch_add(1, std::memory_order_relaxed);
+  return mine;
+}
+
+// Tells the training thread's requests, whose order repeats, from those of threads that come and
+// go as they like (data loading, communication). Autograd's worker threads act for the training
+// thread while they run its graph: the caller says when. Thread-safe.
+class TrainingThread {
+ public:
+  void set_to_this_thread() { ordinal_.store(this_thread_ordinal(), std::memory_order_relaxed); }
+  bool is_this_thread() const {
+    return ordinal_.load(std::memory_order_relaxed) == this_thread_ordinal();
+  }
+
+ private:
+  std::atomic<ThreadOrdinal> ordinal_{0};
+};
+
+}  // namespace stalloc

@@ -1,0 +1,83 @@
+// Tensors on the CPU. torch asks its CPU allocator for every storage, with no cache between, so one
+// that is put in front of it sees them all. (Scratch memory of oneDNN and OpenMP, and memory that
+// comes from numpy, pass by.)
+//
+// torch demands of an allocator with a raw_deleter() that each block's context is its address and
+// its deleter that very function. So blocks carry no mark of who gave them, and the deleter finds
+// out by asking: the planned allocator first, which tells by the address; what is left is torch's.
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include "base/error.h"
+#include "runtime/device_runtime.h"
+#include "torch/adapters.h"
+#include "torch/autograd.h"
+
+namespace stalloc::torch_adapters {
+namespace {
+
+c10::Allocator* base = nullptr;  // torch's own, saved before ours is put in its place
+
+void delete_block(void* p) {
+  if (!p) return;
+  DeviceRuntime& runtime = DeviceRuntime::cpu();
+  if (runtime.allocator().deallocate(p)) return;
+  if (runtime.recorder().active()) runtime.recorder().on_free(p, running_node());
+  base->raw_deallocate(p);
+}
+
+class CpuAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t n) override {
+    DeviceRuntime& runtime = DeviceRuntime::cpu();
+    if (n == 0) return base->allocate(n);
+    if (runtime.allocator().enabled()) {
+      if (void* p = allocate_planned(runtime, static_cast<Bytes>(n))) return wrap(p);
+    }
+    if (!runtime.recorder().active()) return base->allocate(n);
+    c10::DataPtr block = base->allocate(n);
+    runtime.recorder().on_allocate(block.get(), static_cast<Bytes>(n), /*stream=*/0, in_backward(),
+                                   running_node());
+    return wrap(block.release_context());
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &delete_block; }
+
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+
+ private:
+  static c10::DataPtr wrap(void* p) { return {p, p, &delete_block, c10::DeviceType::CPU}; }
+
+  static void* allocate_planned(DeviceRuntime& runtime, Bytes size) {
+    try {
+      return runtime.allocator().allocate(size, /*stream=*/0, in_backward());
+    } catch (const OutOfMemory& e) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, e.what());
+    }
+  }
+};
+
+CpuAllocator& instance() {
+  static auto* allocator = new CpuAllocator();
+  return *allocator;
+}
+
+}  // namespace
+
+void install_cpu() {
+  c10::Allocator* current = c10::GetCPUAllocator();
+  if (current == &instance()) return;
+  base = current;
+  c10::SetCPUAllocator(&instance());
+  TORCH_CHECK(c10::GetCPUAllocator() == &instance(),
+              "another library has set torch's CPU allocator with a priority above ours; stalloc "
+              "cannot serve CPU tensors beside it");
+}
+
+void uninstall_cpu() {
+  if (base && c10::GetCPUAllocator() == &instance()) c10::SetCPUAllocator(base);
+}
+
+}  // namespace stalloc::torch_adapters

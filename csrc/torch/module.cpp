@@ -1,0 +1,14 @@
+// The Python module of the adapters: what has to be compiled against torch, and nothing else.
+#include <pybind11/pybind11.h>
+
+#include "torch/adapters.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_torch, m) {
+  m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
+  m.def("install_cpu", &stalloc::torch_adapters::install_cpu);
+  m.def("uninstall_cpu", &stalloc::torch_adapters::uninstall_cpu);
+  m.def("install_meta", &stalloc::torch_adapters::install_meta);
+  m.def("uninstall_meta", &stalloc::torch_adapters::uninstall_meta);
+}
