@@ -1,0 +1,302 @@
+#include "runtime/planned_allocator.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/align.h"
+#include "base/error.h"
+#include "device/host.h"
+#include "device/pretend.h"
+#include "plans.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+
+Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, PhaseIndex phase = 0) {
+  Decision d;
+  d.size = size;
+  d.offset = offset;
+  d.lower = lower;
+  d.upper = upper;
+  d.phase = phase;
+  return d;
+}
+
+Plan two_blocks() {
+  return testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4);
+}
+
+class PlannedAllocatorTest : public ::testing::Test {
+ protected:
+  void* allocate(Bytes size) { return allocator_.allocate(size, 0, /*for_training=*/false); }
+  void enter(std::int32_t microbatch = 0) {
+    allocator_.enter_phase(PhaseKind::kForward, microbatch, 0);
+  }
+
+  PretendMemory device_{100 * kMiB};
+  PlannedAllocator allocator_{device_};
+};
+
+TEST_F(PlannedAllocatorTest, ServesNothingUntilEnabled) {
+  EXPECT_FALSE(allocator_.enabled());
+  EXPECT_EQ(allocate(1), nullptr);
+  int foreign = 0;
+  EXPECT_FALSE(allocator_.deallocate(&foreign));
+  allocator_.disable();
+}
+
+TEST_F(PlannedAllocatorTest, ServesThePlanAndCountsIt) {
+  allocator_.enable(two_blocks());
+  for (int i = 0; i < 3; ++i) {
+    enter();
+    auto* a = static_cast<std::byte*>(allocate(kMiB));
+    auto* b = static_cast<std::byte*>(allocate(kMiB));
+    EXPECT_EQ(b - a, kMiB);
+    EXPECT_TRUE(allocator_.deallocate(b));
+    EXPECT_TRUE(allocator_.deallocate(a));
+    EXPECT_FALSE(allocator_.deallocate(a)) << "freed twice";
+    allocator_.end_iteration();
+  }
+  const Statistics s = allocator_.statistics();
+  EXPECT_EQ(s.iterations, 3);
+  EXPECT_EQ(s.hits, 6);
+  EXPECT_EQ(s.misses, 0);
+  EXPECT_EQ(s.allocated.current, 0);
+  EXPECT_EQ(s.allocated.peak, 2 * kMiB);
+  EXPECT_EQ(s.reserved.peak, 2 * kMiB);
+  EXPECT_EQ(s.fallback_requests, 0);
+}
+
+TEST_F(PlannedAllocatorTest, MissesAreDecisionsNotServed) {
+  allocator_.enable(two_blocks());
+  enter();
+  void* a = allocate(kMiB);
+  void* other = allocate(3 * kMiB);
+  allocator_.end_iteration();
+  Statistics s = allocator_.statistics();
+  EXPECT_EQ(s.hits, 1);
+  EXPECT_EQ(s.misses, 1);
+  EXPECT_EQ(s.fallback_requests, 1);
+  EXPECT_EQ(s.fallback.current, 3 * kMiB);
+  EXPECT_EQ(s.reserved.current, 2 * kMiB + 20 * kMiB);
+
+  // `a` lives on: its decision conflicts in the next iteration, and is served from the fallback.
+  enter();
+  void* again = allocate(kMiB);
+  EXPECT_NE(again, a);
+  EXPECT_EQ(allocator_.statistics().conflicts, 1);
+  EXPECT_TRUE(allocator_.deallocate(a));
+  EXPECT_TRUE(allocator_.deallocate(again));
+  EXPECT_TRUE(allocator_.deallocate(other));
+  allocator_.end_iteration();
+  enter();
+  EXPECT_EQ(allocate(kMiB), a) << "back in step";
+  EXPECT_EQ(allocator_.release_cached(), 20 * kMiB + 2 * kMiB);
+}
+
+TEST_F(PlannedAllocatorTest, EvaluationUsesIdlePoolSpace) {
+  allocator_.enable(two_blocks());
+  enter();
+  auto* a = static_cast<std::byte*>(allocate(kMiB));
+  allocator_.enter_unplanned();
+  auto* e = static_cast<std::byte*>(allocate(1000));
+  EXPECT_EQ(e, a + kMiB);
+  allocator_.enter_unplanned();
+  allocator_.leave_unplanned();
+  EXPECT_EQ(allocate(1000), e + 1024) << "one leave does not end two";
+  EXPECT_TRUE(allocator_.deallocate(e + 1024));
+  EXPECT_TRUE(allocator_.deallocate(e));
+  allocator_.leave_unplanned();
+  EXPECT_EQ(allocate(kMiB), a + kMiB) << "the phase goes on where it was";
+  EXPECT_EQ(allocator_.statistics().idle_requests, 2);
+  EXPECT_EQ(allocator_.statistics().fallback_requests, 0);
+  allocator_.check();
+}
+
+TEST_F(PlannedAllocatorTest, OtherThreadsAreNotMatched) {
+  allocator_.enable(two_blocks());
+  enter();
+  std::thread([this] {
+    void* foreign = allocate(kMiB);
+    EXPECT_EQ(allocator_.statistics().fallback_requests, 1);
+    // Unless they run the training thread's graph.
+    EXPECT_NE(allocator_.allocate(kMiB, 0, /*for_training=*/true), nullptr);
+    EXPECT_EQ(allocator_.statistics().fallback_requests, 1);
+    EXPECT_TRUE(allocator_.deallocate(foreign));
+  }).join();
+  EXPECT_EQ(allocator_.statistics().hits, 1);
+}
+
+TEST_F(PlannedAllocatorTest, DisabledPoolsGoBackWithTheirLastBlock) {
+  allocator_.enable(two_blocks());
+  enter();
+  void* a = allocate(kMiB);
+  void* f = allocate(5);
+  allocator_.disable();
+  allocator_.disable();
+  EXPECT_EQ(allocate(kMiB), nullptr);
+  EXPECT_EQ(device_.used(), 4 * kMiB);
+  EXPECT_TRUE(allocator_.deallocate(a));
+  EXPECT_EQ(device_.used(), 2 * kMiB);
+  EXPECT_TRUE(allocator_.deallocate(f));
+  EXPECT_EQ(device_.used(), 0);
+  EXPECT_EQ(allocator_.statistics().reserved.current, 0);
+}
+
+TEST_F(PlannedAllocatorTest, EnablingAnotherPlanRetiresTheFirst) {
+  allocator_.enable(two_blocks());
+  enter();
+  void* a = allocate(kMiB);
+  allocator_.enable(testing::plan_of({decision(512, 0, 0, 1)}, 2));
+  enter();
+  void* b = allocate(512);
+  EXPECT_EQ(allocator_.statistics().hits, 1);
+  EXPECT_EQ(allocator_.statistics().reserved.current, 2 * kMiB + 512);
+  EXPECT_EQ(allocator_.statistics().allocated.current, kMiB + 512);
+  EXPECT_TRUE(allocator_.deallocate(a));
+  EXPECT_EQ(allocator_.statistics().reserved.current, 512);
+  EXPECT_TRUE(allocator_.deallocate(b));
+  EXPECT_EQ(device_.wrong_releases(), 0);
+}
+
+TEST_F(PlannedAllocatorTest, APoolThatCannotBeReservedChangesNothing) {
+  allocator_.enable(two_blocks());
+  enter();
+  void* a = allocate(kMiB);
+  try {
+    allocator_.enable(testing::plan_of({decision(200 * kMiB, 0, 0, 1)}, 2));
+    FAIL() << "more was reserved than there is";
+  } catch (const OutOfMemory& e) {
+    EXPECT_NE(std::string(e.what()).find("200.0 MiB"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("98.0 MiB"), std::string::npos) << e.what();
+  }
+  EXPECT_TRUE(allocator_.enabled());
+  EXPECT_EQ(allocate(kMiB), static_cast<std::byte*>(a) + kMiB);
+}
+
+TEST_F(PlannedAllocatorTest, OutOfMemorySaysWhatThereIs) {
+  allocator_.enable(two_blocks());
+  enter();
+  allocate(kMiB);
+  void* kept = allocate(30 * kMiB);
+  void* cached = allocate(40 * kMiB);
+  allocator_.deallocate(cached);
+  EXPECT_NE(allocate(60 * kMiB), nullptr) << "what is cached goes back first";
+  try {
+    allocate(50 * kMiB);
+    FAIL() << "more was given than there is";
+  } catch (const OutOfMemory& e) {
+    const std::string what = e.what();
+    for (const char* part : {"50.0 MiB", "8.0 MiB free", "1.0 MiB of its 2.0 MiB",
+                             "90.0 MiB of 90.0 MiB", "largest hole is 1.0 MiB"}) {
+      EXPECT_NE(what.find(part), std::string::npos) << part << " in: " << what;
+    }
+  }
+  EXPECT_EQ(allocator_.statistics().allocated.current, 91 * kMiB) << "a failure is not counted";
+  EXPECT_TRUE(allocator_.deallocate(kept));
+  allocator_.check();
+}
+
+TEST_F(PlannedAllocatorTest, PeaksAreReset) {
+  allocator_.enable(two_blocks());
+  enter();
+  void* a = allocate(kMiB);
+  void* b = allocate(kMiB);
+  allocator_.deallocate(b);
+  allocator_.reset_peaks();
+  EXPECT_EQ(allocator_.statistics().allocated.peak, kMiB);
+  allocator_.deallocate(a);
+  EXPECT_EQ(allocator_.statistics().allocated.current, 0);
+}
+
+// Threads that train, evaluate and free each other's blocks at the same time, on real memory: every
+// block is filled by its owner and must still hold that when it is freed.
+TEST(PlannedAllocatorStress, ThreadsNeverShareAnAddress) {
+  HostMemory device;
+  PlannedAllocator allocator(device);
+  std::mt19937 seed(7);
+  const Plan plan = testing::random_plan(seed, 300, 4);
+  allocator.enable(plan);
+
+  const auto fill = [](void* p, Bytes size, int mark) {
+    std::memset(p, mark, static_cast<std::size_t>(size));
+  };
+  const auto intact = [](const void* p, Bytes size, int mark) {
+    const auto* bytes = static_cast<const unsigned char*>(p);
+    for (Bytes i = 0; i < size; ++i) {
+      if (bytes[i] != static_cast<unsigned char>(mark)) return false;
+    }
+    return true;
+  };
+  std::atomic<int> damaged{0};
+  std::atomic<bool> stop{false};
+
+  std::vector<std::thread> others;
+  for (int t = 0; t < 3; ++t) {
+    others.emplace_back([&, t] {
+      std::mt19937 random(static_cast<unsigned>(t));
+      std::vector<std::pair<void*, Bytes>> live;
+      const int mark = 100 + t;
+      while (!stop.load()) {
+        const Bytes size = std::uniform_int_distribution<int>(1, 20000)(random);
+        if (void* p = allocator.allocate(size, 0, random() % 8 == 0)) {
+          fill(p, size, mark);
+          live.emplace_back(p, size);
+        }
+        while (live.size() > 20) {
+          const auto [p, s] = live[random() % live.size()];
+          if (!intact(p, s, mark)) ++damaged;
+          std::erase(live, std::pair(p, s));
+          allocator.deallocate(p);
+        }
+      }
+      for (const auto& [p, s] : live) allocator.deallocate(p);
+    });
+  }
+
+  std::mt19937 random(99);
+  std::vector<std::pair<void*, Bytes>> live;
+  const auto free_some = [&](std::size_t keep) {
+    while (live.size() > keep) {
+      const std::size_t i = random() % live.size();
+      if (!intact(live[i].first, live[i].second, 1)) ++damaged;
+      allocator.deallocate(live[i].first);
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  };
+  for (int iteration = 0; iteration < 60; ++iteration) {
+    PhaseIndex phase = kNone;
+    for (const Decision& d : plan.decisions) {
+      if (d.phase != phase) {
+        phase = d.phase;
+        allocator.enter_phase(PhaseKind::kForward, phase, 0);
+      }
+      if (random() % 50 == 0) continue;
+      if (random() % 100 == 0) allocator.enter_unplanned();
+      void* p = allocator.allocate(d.size, 0, false);
+      allocator.leave_unplanned();
+      fill(p, d.size, 1);
+      live.emplace_back(p, d.size);
+      free_some(random() % 10 == 0 ? 0 : 12);
+    }
+    allocator.end_iteration();
+    allocator.check();
+    if (iteration % 20 == 9) allocator.enable(plan);
+  }
+  stop = true;
+  for (std::thread& t : others) t.join();
+  free_some(0);
+  allocator.check();
+  EXPECT_EQ(damaged.load(), 0);
+  EXPECT_EQ(allocator.statistics().allocated.current, 0);
+  EXPECT_GT(allocator.statistics().hits, 1000);
+}
+
+}  // namespace
+}  // namespace stalloc

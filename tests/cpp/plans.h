@@ -1,0 +1,87 @@
+// Plans for tests: of given decisions, and of random training programs.
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/planner.h"
+#include "plan/portfolio.h"
+
+namespace stalloc::testing {
+
+// A plan with one phase (forward, microbatch 0) unless the decisions name others; pool and bound
+// are taken from the decisions.
+inline Plan plan_of(std::vector<Decision> decisions, Tick period, PhaseIndex phases = 1) {
+  Plan plan;
+  plan.period = period;
+  for (PhaseIndex p = 0; p < phases; ++p) {
+    plan.phases.push_back({{PhaseKind::kForward, p, 0, 0}, 0, period});
+  }
+  for (Decision& d : decisions) {
+    if (d.phase == kNone) d.phase = 0;
+    if (d.phase_end == kNone) d.phase_end = d.phase;
+    plan.pool = std::max(plan.pool, d.offset + align_up(d.size, plan.alignment));
+  }
+  plan.bound = plan.pool;
+  std::stable_sort(decisions.begin(), decisions.end(), [](const Decision& a, const Decision& b) {
+    return std::pair(a.phase, a.lower) < std::pair(b.phase, b.lower);
+  });
+  plan.decisions = std::move(decisions);
+  return plan;
+}
+
+// A plan of `requests` random requests over `phases` phases, some of which wrap round. Sizes
+// repeat, as they do in training.
+inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases) {
+  const auto pick = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  std::vector<Bytes> sizes;
+  for (int i = 0; i < std::max(1, requests / 6); ++i) sizes.push_back(pick(1, 64) * 300);
+
+  // Two ticks a request: a random order of allocations and frees on the circle.
+  const Tick period = 2 * requests;
+  std::vector<Tick> ticks(static_cast<std::size_t>(period));
+  for (Tick t = 0; t < period; ++t) ticks[static_cast<std::size_t>(t)] = t;
+  std::vector<Decision> decisions;
+  std::shuffle(ticks.begin(), ticks.end(), random);
+  for (int i = 0; i < requests; ++i) {
+    Decision d;
+    d.size = sizes[static_cast<std::size_t>(pick(0, static_cast<int>(sizes.size()) - 1))];
+    const Tick a = ticks[static_cast<std::size_t>(2 * i)];
+    const Tick b = ticks[static_cast<std::size_t>(2 * i + 1)];
+    d.lower = pick(0, 9) == 0 ? std::max(a, b) : std::min(a, b);
+    d.upper = d.lower == a ? b : a;
+    // Most live shortly.
+    if (d.upper > d.lower && pick(0, 3) > 0)
+      d.upper = std::min<Tick>(d.upper, d.lower + pick(1, 9));
+    if (d.upper < d.lower) d.upper += period;
+    decisions.push_back(d);
+  }
+  Problem problem;
+  problem.period = period;
+  for (const Decision& d : decisions) {
+    Buffer b;
+    b.size = d.size;
+    b.lower = d.lower;
+    b.upper = d.upper;
+    problem.buffers.push_back(b);
+  }
+  const Layout layout = planners().front()->plan(problem, Budget{});
+  const Tick per_phase = (period + phases - 1) / phases;
+  for (std::size_t i = 0; i < decisions.size(); ++i) {
+    decisions[i].offset = layout.offsets[i];
+    decisions[i].phase = static_cast<PhaseIndex>(decisions[i].lower / per_phase);
+    decisions[i].phase_end = static_cast<PhaseIndex>((decisions[i].upper % period) / per_phase);
+  }
+  Plan plan = plan_of(std::move(decisions), period, phases);
+  for (PhaseIndex p = 0; p < phases; ++p) {
+    plan.phases[static_cast<std::size_t>(p)].begin = p * per_phase;
+    plan.phases[static_cast<std::size_t>(p)].end = std::min(period, (p + 1) * per_phase);
+  }
+  return plan;
+}
+
+}  // namespace stalloc::testing

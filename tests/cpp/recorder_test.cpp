@@ -1,0 +1,166 @@
+#include "runtime/recorder.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace stalloc {
+namespace {
+
+class RecorderTest : public ::testing::Test {
+ protected:
+  const void* block(int i) { return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(i)); }
+  void allocate(int i, Bytes size, Recorder::NodeSequence node = std::nullopt) {
+    recorder_.on_allocate(block(i), size, 0, false, node);
+  }
+  void free(int i, Recorder::NodeSequence node = std::nullopt) {
+    recorder_.on_free(block(i), node);
+  }
+
+  Recorder recorder_;
+};
+
+TEST_F(RecorderTest, RecordsLifetimesInTicks) {
+  recorder_.start();
+  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  allocate(1, 100);
+  allocate(2, 200);
+  free(1);
+  recorder_.enter_phase(PhaseKind::kBackward, 0, 0);
+  allocate(1, 300);  // the address is used again
+  free(2);
+  const Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  ASSERT_EQ(t.requests.size(), 3u);
+  EXPECT_EQ(t.requests[0].upper, 2);
+  EXPECT_EQ(t.requests[1].upper, 4);
+  EXPECT_EQ(t.requests[1].phase_begin, 0);
+  EXPECT_EQ(t.requests[1].phase_end, 1);
+  EXPECT_EQ(t.requests[2].upper, kNever);
+  EXPECT_EQ(t.requests[2].phase_end, kNone);
+  EXPECT_EQ(t.end, 5);
+  EXPECT_EQ(t.phases[0].end, 3);
+  EXPECT_EQ(t.phases[1].end, 5);
+  EXPECT_FALSE(recorder_.active());
+}
+
+TEST_F(RecorderTest, IgnoresWhatItHasNotSeen) {
+  allocate(1, 100);
+  recorder_.start();
+  free(1);
+  free(9);
+  const Trace t = recorder_.finish();
+  EXPECT_TRUE(t.requests.empty());
+  EXPECT_EQ(t.end, 0);
+}
+
+TEST_F(RecorderTest, CountsOccurrencesAndIterations) {
+  recorder_.start();
+  for (int i = 0; i < 2; ++i) {
+    recorder_.enter_phase(PhaseKind::kOther, kNone, 0);
+    allocate(i, 1);
+    recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+    recorder_.enter_phase(PhaseKind::kOther, kNone, 0);
+    recorder_.end_iteration();
+  }
+  const Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  ASSERT_EQ(t.phases.size(), 6u);
+  EXPECT_EQ(t.phases[2].key.occurrence, 1);
+  EXPECT_EQ(t.phases[3].key.occurrence, 0);
+  EXPECT_EQ(t.phases[3].iteration, 1);
+  EXPECT_EQ(t.iterations, (std::vector<Tick>{0, 1, 2}));
+}
+
+TEST_F(RecorderTest, AnInterruptedPhaseResumes) {
+  recorder_.start();
+  recorder_.enter_phase(PhaseKind::kForward, 3, 0);
+  recorder_.enter_unplanned();
+  allocate(1, 1);
+  recorder_.leave_unplanned();
+  allocate(2, 1);
+  recorder_.leave_unplanned();  // one too many does no harm
+  const Trace t = recorder_.finish();
+  EXPECT_EQ(t.phases[static_cast<std::size_t>(t.requests[0].phase_begin)].key.kind,
+            PhaseKind::kUnplanned);
+  EXPECT_EQ(t.phases[static_cast<std::size_t>(t.requests[1].phase_begin)].key, t.phases[0].key);
+}
+
+TEST_F(RecorderTest, BackwardRequestsBelongToTheModuleOfTheirNode) {
+  recorder_.start();
+  const LayerIndex block = recorder_.define_layer("block", false);
+  const LayerIndex mlp = recorder_.define_layer("block.mlp", true);
+  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  recorder_.enter_layer(block, false);
+  recorder_.enter_layer(mlp, false);
+  allocate(1, 1);
+  recorder_.leave_layer();
+  recorder_.tag_sequence(mlp, 12, 15);
+  allocate(2, 1);
+  recorder_.leave_layer();
+  recorder_.tag_sequence(block, 10, 20);
+  recorder_.enter_phase(PhaseKind::kBackward, 0, 0);
+  allocate(3, 1, 13);
+  allocate(4, 1, 15);
+  allocate(5, 1, 25);
+  allocate(6, 1, 3);
+  free(1, 12);
+  const Trace t = recorder_.finish();
+  EXPECT_EQ(t.requests[0].layer_begin, mlp);
+  EXPECT_TRUE(t.requests[0].dynamic);
+  EXPECT_EQ(t.requests[0].layer_end, mlp);
+  EXPECT_EQ(t.requests[1].layer_begin, block);
+  EXPECT_FALSE(t.requests[1].dynamic);
+  EXPECT_EQ(t.requests[2].layer_begin, mlp);
+  EXPECT_EQ(t.requests[3].layer_begin, block);
+  EXPECT_EQ(t.requests[4].layer_begin, kNone);
+  EXPECT_EQ(t.requests[5].layer_begin, kNone);
+  ASSERT_EQ(t.layer_spans.size(), 2u);
+  EXPECT_EQ(t.layer_spans[1].end, 1);
+  EXPECT_EQ(t.layer_spans[0].end, 2);
+}
+
+TEST_F(RecorderTest, OtherThreadsAreToldApart) {
+  recorder_.start();
+  allocate(1, 1);
+  std::thread([this] { allocate(2, 1); }).join();
+  std::thread([this] { recorder_.on_allocate(block(3), 1, 0, /*for_training=*/true, {}); }).join();
+  const Trace t = recorder_.finish();
+  EXPECT_EQ(t.requests[0].thread, 0);
+  EXPECT_NE(t.requests[1].thread, 0);
+  EXPECT_EQ(t.requests[2].thread, 0);
+}
+
+TEST_F(RecorderTest, TakesAtMostAHundredBytesARequest) {
+  recorder_.start();
+  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  constexpr int kRequests = 200000;
+  for (int i = 0; i < kRequests; ++i) {
+    allocate(i, 1);
+    if (i >= 5000) free(i - 5000);
+  }
+  EXPECT_LE(recorder_.memory_bytes(), std::size_t{100} * kRequests);
+  EXPECT_EQ(recorder_.requests(), std::size_t{kRequests});
+}
+
+TEST_F(RecorderTest, ThreadsRecordWithoutLoss) {
+  recorder_.start();
+  constexpr int kEach = 5000;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this, t] {
+      for (int i = 0; i < kEach; ++i) {
+        allocate(t * kEach + i + 1, i + 1);
+        if (i % 2 == 0) free(t * kEach + i + 1);
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  const Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  EXPECT_EQ(t.requests.size(), std::size_t{4 * kEach});
+  EXPECT_EQ(t.end, 4 * kEach * 3 / 2);
+}
+
+}  // namespace
+}  // namespace stalloc

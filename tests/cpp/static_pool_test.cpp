@@ -1,0 +1,235 @@
+#include "runtime/static_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "base/align.h"
+#include "plans.h"
+
+namespace stalloc {
+namespace {
+
+Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
+  Decision d;
+  d.size = size;
+  d.offset = offset;
+  d.lower = lower;
+  d.upper = upper;
+  return d;
+}
+
+TEST(StaticPool, ServesThePlanAndNothingIsStray) {
+  StaticPool pool(testing::plan_of(
+      {decision(512, 0, 0, 2), decision(512, 512, 1, 3), decision(512, 0, 4, 5)}, 6));
+  for (int turn = 0; turn < 3; ++turn) {
+    EXPECT_EQ(pool.place(0), 0);
+    EXPECT_EQ(pool.place(1), 512);
+    EXPECT_EQ(pool.release(0), 512);
+    EXPECT_EQ(pool.release(512), 512);
+    EXPECT_EQ(pool.place(2), 0);
+    EXPECT_EQ(pool.release(0), 512);
+    pool.end_iteration();
+    pool.check();
+    EXPECT_EQ(pool.strays(), 0u);
+    EXPECT_EQ(pool.live_blocks(), 0u);
+  }
+}
+
+TEST(StaticPool, RefusesAnAddressThatALateBlockHolds) {
+  StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(100, 0, 2, 3)}, 4));
+  ASSERT_EQ(pool.place(0), 0);
+  EXPECT_EQ(pool.place(1), kUnplaced);
+  EXPECT_EQ(pool.strays(), 1u);
+  pool.check();
+  EXPECT_EQ(pool.release(0), 512);
+  EXPECT_EQ(pool.place(1), 0);
+  EXPECT_EQ(pool.release(0), 100) << "sizes are given back as they were asked for";
+}
+
+TEST(StaticPool, ALateBlockIsRegularAgainInItsNextTurn) {
+  StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 2, 3)}, 4));
+  ASSERT_EQ(pool.place(0), 0);
+  pool.end_iteration();
+  EXPECT_EQ(pool.strays(), 1u);
+  EXPECT_EQ(pool.place(0), kUnplaced) << "still live from the turn before";
+  EXPECT_EQ(pool.strays(), 0u);
+  pool.check();
+  EXPECT_EQ(pool.place(1), 512);
+  EXPECT_EQ(pool.strays(), 1u);
+  pool.check();
+}
+
+TEST(StaticPool, WrapAroundLivesIntoTheNextTurn) {
+  StaticPool pool(testing::plan_of({decision(512, 0, 6, 10), decision(512, 0, 4, 5)}, 8));
+  ASSERT_EQ(pool.place(1), 0);  // decisions are ordered by their start: 1 is the later one
+  pool.end_iteration();
+  EXPECT_EQ(pool.strays(), 0u);
+  EXPECT_EQ(pool.place(0), kUnplaced) << "the clock has passed the wrap-around's planned free";
+  EXPECT_EQ(pool.release(0), 512);
+  EXPECT_EQ(pool.place(0), 0);
+  pool.check();
+}
+
+TEST(StaticPool, RefusesADecisionWhoseTimeIsOver) {
+  StaticPool pool(testing::plan_of(
+      {decision(512, 0, 0, 2), decision(512, 512, 1, 8), decision(512, 0, 3, 4)}, 9));
+  ASSERT_EQ(pool.place(2), 0);  // clock at 3: decision 0 is over, decision 1 is not
+  EXPECT_EQ(pool.place(0), kUnplaced);
+  EXPECT_EQ(pool.place(1), 512);
+  pool.check();
+}
+
+TEST(StaticPool, ReleasesOnlyBlocks) {
+  StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 0, 1)}, 2));
+  EXPECT_EQ(pool.release(0), StaticPool::kNotLive);
+  ASSERT_EQ(pool.place(0), 0);
+  EXPECT_EQ(pool.release(512), StaticPool::kNotLive);
+  EXPECT_EQ(pool.release(256), StaticPool::kNotLive);
+  EXPECT_EQ(pool.release(0), 512);
+  EXPECT_EQ(pool.release(0), StaticPool::kNotLive) << "freed twice";
+}
+
+TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
+  StaticPool pool(testing::plan_of({decision(512, 0, 0, 9), decision(1024, 512, 1, 2),
+                                    decision(512, 1536, 1, 9), decision(4096, 2048, 3, 4)},
+                                   10));
+  ASSERT_EQ(pool.place(0), 0);
+  ASSERT_EQ(pool.place(2), 1536);
+  EXPECT_EQ(pool.largest_hole(), 4096);
+  EXPECT_EQ(pool.place_idle(700), 512) << "the hole of 1024 fits better than the one of 4096";
+  EXPECT_EQ(pool.place_idle(5000), kUnplaced);
+  EXPECT_EQ(pool.place_idle(1), 2048);
+  pool.check();
+  EXPECT_EQ(pool.place(3), kUnplaced) << "a foreign block lies there";
+  EXPECT_EQ(pool.release(2048), 1);
+  EXPECT_EQ(pool.place(3), 2048);
+  EXPECT_EQ(pool.place_idle(1), kUnplaced) << "nothing is idle any more";
+  EXPECT_EQ(pool.release(512), 700);
+  EXPECT_EQ(pool.place_idle(1024), 512);
+  pool.check();
+}
+
+// The test's own record of what is live, to hold the pool against.
+class Shadow {
+ public:
+  void add(Offset begin, Bytes size, Bytes pool) {
+    const Offset end = begin + align_up(size, kDefaultAlignment);
+    ASSERT_GE(begin, 0);
+    ASSERT_LE(end, pool);
+    const auto next = live_.lower_bound(begin);
+    if (next != live_.end()) {
+      ASSERT_LE(end, next->first) << "two live blocks overlap";
+    }
+    if (next != live_.begin()) {
+      ASSERT_LE(std::prev(next)->second, begin) << "two live blocks overlap";
+    }
+    live_[begin] = end;
+  }
+  void remove(Offset begin) { live_.erase(begin); }
+  std::size_t size() const { return live_.size(); }
+
+ private:
+  std::map<Offset, Offset> live_;
+};
+
+// A program that follows the plan is served entirely, whatever the plan.
+TEST(StaticPool, StressInStepServesEverything) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    std::mt19937 random(seed);
+    const Plan plan = testing::random_plan(random, 120, 3);
+    StaticPool pool(plan);
+    Shadow shadow;
+    std::vector<std::tuple<Tick, bool, std::int32_t>> program;  // frees before allocations
+    for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+      const Decision& d = plan.decisions[i];
+      program.emplace_back(d.lower, true, static_cast<int>(i));
+      program.emplace_back(d.upper > plan.period ? d.upper - plan.period : d.upper, false,
+                           static_cast<int>(i));
+    }
+    std::sort(program.begin(), program.end());
+    std::vector<bool> live(plan.decisions.size());
+    for (int turn = 0; turn < 3; ++turn) {
+      for (const auto& [tick, is_allocation, i] : program) {
+        const auto index = static_cast<std::size_t>(i);
+        const Decision& d = plan.decisions[index];
+        if (is_allocation) {
+          ASSERT_EQ(pool.place(i), d.offset) << "seed " << seed << " turn " << turn << " d" << i;
+          shadow.add(d.offset, d.size, plan.pool);
+          live[index] = true;
+        } else if (live[index]) {
+          ASSERT_EQ(pool.release(d.offset), d.size);
+          shadow.remove(d.offset);
+          live[index] = false;
+        }
+        ASSERT_EQ(pool.strays(), 0u);
+      }
+      pool.end_iteration();
+      ASSERT_NO_THROW(pool.check());
+    }
+    EXPECT_EQ(pool.live_blocks(), shadow.size());
+  }
+}
+
+// A program that does whatever it likes never gets an address that is taken.
+TEST(StaticPool, StressOutOfStepNeverOverlaps) {
+  int placed = 0, refused = 0, idle = 0;
+  for (unsigned seed = 0; seed < 150; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    const Plan plan = testing::random_plan(random, 60, 2);
+    StaticPool pool(plan);
+    Shadow shadow;
+    std::vector<Offset> live;
+    std::vector<std::int32_t> order(plan.decisions.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+    std::sort(order.begin(), order.end(), [&](int a, int b) {
+      return plan.decisions[static_cast<std::size_t>(a)].lower <
+             plan.decisions[static_cast<std::size_t>(b)].lower;
+    });
+    const auto add = [&](Offset offset, Bytes size) {
+      shadow.add(offset, size, plan.pool);
+      live.push_back(offset);
+    };
+    for (int turn = 0; turn < 4; ++turn) {
+      for (std::size_t at = 0; at < order.size(); ++at) {
+        const int what = pick(0, 19);
+        if (what == 0) {
+          const Bytes size = pick(1, 4000);
+          if (const Offset o = pool.place_idle(size); o != kUnplaced) {
+            add(o, size);
+            ++idle;
+          }
+        }
+        // Usually the next decision, at times skipped, at times any.
+        if (what != 1) {
+          const std::int32_t d =
+              what == 2 ? pick(0, static_cast<int>(order.size()) - 1) : order[at];
+          const Offset o = pool.place(d);
+          (o == kUnplaced ? refused : placed) += 1;
+          if (o != kUnplaced) add(o, plan.decisions[static_cast<std::size_t>(d)].size);
+        }
+        while (!live.empty() && pick(0, 9) < 4) {
+          const auto i = static_cast<std::size_t>(pick(0, static_cast<int>(live.size()) - 1));
+          ASSERT_GT(pool.release(live[i]), 0);
+          shadow.remove(live[i]);
+          live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+        ASSERT_NO_THROW(pool.check()) << "seed " << seed;
+        if (HasFatalFailure()) return;
+      }
+      pool.end_iteration();
+      ASSERT_NO_THROW(pool.check());
+    }
+  }
+  // The stress is one only if all of it happens often.
+  EXPECT_GT(placed, 5000);
+  EXPECT_GT(refused, 1000);
+  EXPECT_GT(idle, 300);
+}
+
+}  // namespace
+}  // namespace stalloc
