@@ -7,17 +7,15 @@ find_package(simdjson QUIET)
 if(NOT simdjson_FOUND)
   message(STATUS "simdjson is not installed: fetching its source (or install libsimdjson-dev)")
   FetchContent_Declare(simdjson
-    URL https://github.com/simdjson/simdjson/archive/refs/tags/v3.10.1.tar.gz
-    DOWNLOAD_EXTRACT_TIMESTAMP ON)
+    # v3.10.1, by its commit, which nobody can move.
+    URL https://github.com/simdjson/simdjson/archive/e341c8b43861b43de29c48ab65f292d997096953.tar.gz
+    DOWNLOAD_EXTRACT_TIMESTAMP ON
+    SYSTEM)
   FetchContent_MakeAvailable(simdjson)
 endif()
 
 if(STALLOC_BUILD_PYTHON)
   find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
-  execute_process(COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir
-                  OUTPUT_VARIABLE pybind11_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  find_package(pybind11 CONFIG REQUIRED)
-
   # torch comes from the environment that builds: its C++ interface has to match, to the version,
   # the torch that will run.
   execute_process(
@@ -31,10 +29,13 @@ print(";".join(cpp_extension.library_paths()))
     OUTPUT_VARIABLE torch_facts OUTPUT_STRIP_TRAILING_WHITESPACE
     ERROR_VARIABLE torch_error RESULT_VARIABLE torch_result)
   if(NOT torch_result EQUAL 0)
+    string(STRIP "${torch_error}" torch_error)
+    string(REGEX REPLACE ".*\n" "" torch_error "${torch_error}")  # its last line says what is wrong
     message(FATAL_ERROR
       "stalloc is built against the torch of the environment that builds it, and "
-      "${Python_EXECUTABLE} cannot import torch. Install torch there first, then build with "
-      "`pip install --no-build-isolation .`\n${torch_error}")
+      "${Python_EXECUTABLE} cannot import torch (${torch_error}). Install torch there first, then "
+      "build with `pip install --no-build-isolation .`: without that option pip builds where "
+      "nothing of the environment is seen.")
   endif()
   string(REPLACE ";" "|" torch_facts "${torch_facts}")
   string(REPLACE "\n" ";" torch_facts "${torch_facts}")
@@ -44,6 +45,10 @@ print(";".join(cpp_extension.library_paths()))
   string(REPLACE "|" ";" torch_includes "${torch_includes}")
   string(REPLACE "|" ";" torch_libdirs "${torch_libdirs}")
   message(STATUS "Building against torch ${STALLOC_TORCH_VERSION}")
+
+  execute_process(COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir
+                  OUTPUT_VARIABLE pybind11_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  find_package(pybind11 CONFIG REQUIRED)
 
   # Not find_package(Torch): it drags in every library torch was built with. c10 holds the
   # allocators, torch_cpu the autograd engine; `import torch` has loaded both before ours.

@@ -1,0 +1,82 @@
+# Two commands do it all on a fresh machine: `make quickstart` and `make test`. `make help` lists
+# the rest. Variables: PYTHON, TORCH, VENV, JOBS, as in `make test PYTHON=python3.12 JOBS=4`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+JOBS ?= $(shell nproc)
+
+override VENV := $(abspath $(VENV))
+export PATH := $(VENV)/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+export CTEST_PARALLEL_LEVEL := $(JOBS)
+# ccache, where there is one, makes builds from nothing cheap.
+export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
+
+CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cpp')
+
+.PHONY: help
+help:  ## Print this list
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
+
+.PHONY: setup
+setup:  ## Install what is missing: system packages, a virtual environment, torch, the tools
+	@scripts/setup.sh '$(PYTHON)' '$(TORCH)' '$(VENV)'
+
+.PHONY: build
+build: setup  ## Build the package and install it, editable, into the virtual environment
+	@scripts/build.sh '$(VENV)'
+
+.PHONY: quickstart
+quickstart: build  ## Train a small GPT with and without stalloc
+	@python examples/quickstart.py
+
+.PHONY: test
+test: lint test-wheel sanitize test-cpp test-python  ## Run every test and check
+
+.PHONY: test-cpp
+test-cpp: setup  ## Run the C++ tests
+	@scripts/test_cpp.sh cpp
+
+.PHONY: test-python
+test-python: build  ## Run the Python tests
+	@python -m pytest
+
+.PHONY: test-wheel
+test-wheel: setup  ## Build the wheel, and run it where nothing else of stalloc is
+	@python scripts/test_wheel.py
+
+.PHONY: sanitize
+sanitize: setup  ## Run the C++ tests under the address, undefined-behaviour and thread sanitizers
+	@scripts/test_cpp.sh asan
+	@scripts/test_cpp.sh tsan
+
+.PHONY: lint
+lint: build  ## Check format, types and spelling; changes nothing
+	ruff check .
+	ruff format --check .
+	mypy
+	clang-format --dry-run -Werror $(CXX_FILES)
+	codespell
+
+.PHONY: format
+format: setup  ## Format all sources
+	ruff check --fix-only .
+	ruff format .
+	clang-format -i $(CXX_FILES)
+
+.PHONY: bench
+bench: setup  ## Run the C++ benchmarks
+	@scripts/bench.sh
+
+.PHONY: wheel
+wheel: setup  ## Build a wheel into dist/
+	@python -m build --wheel --no-isolation
+
+.PHONY: clean
+clean:  ## Remove what was built; the virtual environment stays
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -f '$(VENV)/.stalloc-build'
