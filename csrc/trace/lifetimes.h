@@ -29,8 +29,9 @@ std::string_view to_string(LifetimeClass c);
 struct ProfiledRequest {
   std::int32_t request = kNone;  // index into Trace::requests
   Bytes size = 0;
-  Tick lower = 0;                  // 0 <= lower < period, ticks since the iteration began
-  Tick upper = 0;                  // lower < upper <= lower + period; past `period` it wraps round
+  Tick lower = 0;  // 0 <= lower < period, ticks since the iteration began
+  Tick upper = 0;  // lower < upper <= lower + period, as which kPersistent counts; past `period` it
+                   // wraps round
   PhaseIndex phase_begin = kNone;  // index into IterationProfile::phases
   PhaseIndex phase_end = kNone;
   LayerIndex layer_begin = kNone;  // index into Trace::layers
@@ -40,7 +41,7 @@ struct ProfiledRequest {
   bool dynamic = false;  // size or presence differs between iterations, or tagged
 };
 
-// A phase of the reference iteration.
+// A phase of the reference iteration, from its first span's beginning to its last one's end.
 struct ProfiledPhase {
   PhaseKey key;
   Tick begin = 0;  // since the iteration began
@@ -59,8 +60,8 @@ struct IterationProfile {
   bool is_plannable(const ProfiledRequest& r) const;
 };
 
-// Throws TraceError when the trace holds no complete iteration. One alone (compared == 0) is taken
-// at its word: what is still live at its end counts as persistent.
+// Throws TraceError when the trace fails check() or holds no complete iteration. One alone
+// (compared == 0) is taken at its word: what is still live at its end counts as persistent.
 IterationProfile profile_iteration(const Trace& trace);
 
 }  // namespace stalloc

@@ -81,8 +81,9 @@ struct Trace {
   Tick end = 0;                   // one past the last event
 
   // Throws TraceError, naming the first offending entry, unless: requests are sorted by `lower`,
-  // sizes are positive, lifetimes are not reversed, every index points into its table, spans are
-  // ordered, and iterations ascend.
+  // sizes are positive and their sum fits in Bytes, lifetimes are not reversed and lie before
+  // `end`, every index points into its table, phase spans follow each other without a gap, layer
+  // spans are in order of `begin`, and iterations ascend.
   void check() const;
 };
 

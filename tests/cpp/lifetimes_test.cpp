@@ -1,0 +1,491 @@
+// From several iterations to one: what counts as static, and that no planned lifetime is shorter
+// than any iteration saw.
+#include "trace/lifetimes.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <map>
+#include <random>
+
+#include "base/error.h"
+#include "trace_builder.h"
+
+namespace stalloc {
+namespace {
+
+using ::testing::IsSubstring;
+using testing::TraceBuilder;
+
+const ProfiledRequest& of_size(const IterationProfile& profile, Bytes size) {
+  for (const ProfiledRequest& r : profile.requests) {
+    if (r.size == size) return r;
+  }
+  throw std::out_of_range("no request of that size");
+}
+
+// One iteration of a small training loop, told by sizes: activations 10 and 11, a temporary 12 in
+// the backward pass, the gradient 13 kept into the next iteration. Returns the gradient.
+std::int32_t train_step(TraceBuilder& t, std::int32_t old_gradient) {
+  t.phase(PhaseKind::kForward, 0);
+  const auto a = t.alloc(10);
+  const auto b = t.alloc(11);
+  if (old_gradient != kNone) t.free(old_gradient);
+  t.phase(PhaseKind::kBackward, 0);
+  const auto temporary = t.alloc(12);
+  t.free(temporary);
+  t.free(b);
+  const auto gradient = t.alloc(13);
+  t.free(a);
+  t.phase(PhaseKind::kOptimizer);
+  const auto update = t.alloc(14);
+  t.free(update);
+  return gradient;
+}
+
+TEST(Lifetimes, NeedACompleteIteration) {
+  TraceBuilder t;
+  t.alloc(8);
+  try {
+    profile_iteration(t.finish());
+    FAIL() << "a trace without a complete iteration was profiled";
+  } catch (const TraceError& error) {
+    EXPECT_PRED_FORMAT2(IsSubstring, "no complete iteration", error.what());
+  }
+}
+
+TEST(Lifetimes, OfASteadyLoopAreThoseOfItsLastIteration) {
+  TraceBuilder t;
+  std::int32_t gradient = kNone;
+  t.alloc(1000);  // the weights
+  for (int i = 0; i < 4; ++i) {
+    gradient = train_step(t, gradient);
+    if (i == 0) t.alloc(77);  // the optimizer's state, made by the first step
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(profile.iteration, 3);
+  EXPECT_EQ(profile.compared, 2);
+  EXPECT_EQ(profile.period, 10);
+  EXPECT_EQ(profile.load, 1000 + 77 + 10 + 11 + 13);
+  ASSERT_EQ(profile.requests.size(), 5u);
+  for (const ProfiledRequest& r : profile.requests) {
+    EXPECT_TRUE(profile.is_plannable(r)) << r.size;
+  }
+  EXPECT_EQ(of_size(profile, 12).lifetime, LifetimeClass::kTransient);
+  EXPECT_EQ(of_size(profile, 12).lower, 3);
+  EXPECT_EQ(of_size(profile, 12).upper, 4);
+  const ProfiledRequest& activation = of_size(profile, 10);
+  EXPECT_EQ(activation.lifetime, LifetimeClass::kScoped);
+  EXPECT_EQ(activation.lower, 0);
+  EXPECT_EQ(activation.upper, 7);
+  EXPECT_EQ(profile.phases[activation.phase_begin].key.kind, PhaseKind::kForward);
+  EXPECT_EQ(profile.phases[activation.phase_end].key.kind, PhaseKind::kBackward);
+  const ProfiledRequest& kept = of_size(profile, 13);
+  EXPECT_EQ(kept.lifetime, LifetimeClass::kWrapAround);
+  EXPECT_EQ(kept.lower, 6);
+  EXPECT_EQ(kept.upper, 10 + 2);
+  EXPECT_EQ(profile.phases[kept.phase_begin].key.kind, PhaseKind::kBackward);
+  EXPECT_EQ(profile.phases[kept.phase_end].key.kind, PhaseKind::kForward);
+}
+
+TEST(Lifetimes, OneIterationAloneIsTakenAtItsWord) {
+  TraceBuilder t;
+  train_step(t, kNone);
+  t.step();
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(profile.compared, 0);
+  EXPECT_FALSE(of_size(profile, 12).dynamic);
+  EXPECT_EQ(of_size(profile, 12).lifetime, LifetimeClass::kTransient);
+  EXPECT_EQ(of_size(profile, 13).lifetime, LifetimeClass::kPersistent);
+  EXPECT_FALSE(profile.is_plannable(of_size(profile, 13)));
+}
+
+TEST(Lifetimes, WithTwoIterationsTheFirstIsCompared) {
+  TraceBuilder t;
+  const auto gradient = train_step(t, kNone);
+  t.alloc(77);
+  t.step();
+  train_step(t, gradient);
+  t.step();
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(profile.compared, 1);
+  EXPECT_EQ(of_size(profile, 13).lifetime, LifetimeClass::kWrapAround);
+  EXPECT_EQ(of_size(profile, 13).upper, profile.period + 2);
+  EXPECT_FALSE(of_size(profile, 14).dynamic);
+}
+
+TEST(Lifetimes, AWarmUpThatDiffersIsLeftOut) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(i == 0 ? 999 : 10);
+    t.free(a);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(profile.compared, 1);
+  EXPECT_FALSE(of_size(profile, 10).dynamic);
+}
+
+TEST(Lifetimes, SizesAndPresenceThatDifferAreDynamic) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(10);
+    const auto b = t.alloc(100 + i);
+    const auto c = t.alloc(12);
+    if (i == 2) t.free(t.alloc(55));
+    const auto tagged = t.alloc(13);
+    t.tag_dynamic(tagged);
+    for (const auto r : {a, b, c, tagged}) t.free(r);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_FALSE(of_size(profile, 10).dynamic);
+  EXPECT_TRUE(of_size(profile, 102).dynamic);
+  EXPECT_FALSE(of_size(profile, 12).dynamic);
+  EXPECT_TRUE(of_size(profile, 55).dynamic);
+  EXPECT_TRUE(of_size(profile, 13).dynamic);
+  EXPECT_FALSE(profile.is_plannable(of_size(profile, 13)));
+}
+
+TEST(Lifetimes, TheSameSizeOnAnotherStreamIsAnotherRequest) {
+  TraceBuilder t;
+  for (int i = 0; i < 2; ++i) {
+    t.free(t.alloc(10, i));
+    t.step();
+  }
+  EXPECT_TRUE(of_size(profile_iteration(t.finish()), 10).dynamic);
+}
+
+TEST(Lifetimes, ALateFreeInAnyIterationCounts) {
+  for (const int late : {1, 2}) {  // 2 is the reference
+    TraceBuilder t;
+    for (int i = 0; i < 3; ++i) {
+      t.phase(PhaseKind::kForward, 0);
+      const auto a = t.alloc(10);
+      const auto b = t.alloc(11);
+      if (i != late) t.free(a);
+      const auto c = t.alloc(12);
+      if (i == late) t.free(a);
+      const auto d = t.alloc(13);
+      for (const auto r : {b, c, d}) t.free(r);
+      t.step();
+    }
+    const IterationProfile profile = profile_iteration(t.finish());
+    EXPECT_TRUE(profile.is_plannable(of_size(profile, 10)));
+    EXPECT_GT(of_size(profile, 10).upper, of_size(profile, 12).lower) << late;
+    EXPECT_LE(of_size(profile, 10).upper, of_size(profile, 13).lower) << late;
+  }
+}
+
+TEST(Lifetimes, AFreeWithNoAllocationAfterItStaysInItsPhase) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(10);
+    const auto b = t.alloc(11);
+    if (i == 2) t.free(a);
+    const auto c = t.alloc(12);
+    if (i != 2) t.free(a);
+    t.free(b);
+    t.phase(PhaseKind::kBackward, 0);
+    t.free(c);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(of_size(profile, 10).lifetime, LifetimeClass::kTransient);
+  EXPECT_EQ(of_size(profile, 10).upper, profile.phases[of_size(profile, 10).phase_begin].end);
+}
+
+TEST(Lifetimes, FreedInTheNextIterationOnceAndTheOneAfterAnotherTimeIsPersistent) {
+  TraceBuilder t;
+  std::int32_t from_one = kNone;
+  std::int32_t previous = kNone;
+  for (int i = 0; i < 5; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    if (previous != kNone) t.free(previous);
+    previous = kNone;
+    if (i == 3) t.free(from_one);
+    t.free(t.alloc(10));
+    const auto kept = t.alloc(11);
+    (i == 1 ? from_one : previous) = kept;
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(of_size(profile, 11).lifetime, LifetimeClass::kPersistent);
+  EXPECT_FALSE(profile.is_plannable(of_size(profile, 11)));
+}
+
+TEST(Lifetimes, FreedOnlyAfterItsSuccessorIsBornIsPersistent) {
+  TraceBuilder t;
+  std::int32_t previous = kNone;
+  for (int i = 0; i < 4; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto loss = t.alloc(4);
+    if (previous != kNone) t.free(previous);
+    previous = loss;
+    t.free(t.alloc(10));
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(of_size(profile, 4).lifetime, LifetimeClass::kPersistent);
+}
+
+TEST(Lifetimes, AliveAtTheReferencesEndOnlyIsPersistent) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    const auto a = t.alloc(10);
+    t.free(t.alloc(11));
+    if (i < 2) t.free(a);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(of_size(profile, 10).lifetime, LifetimeClass::kPersistent);
+}
+
+TEST(Lifetimes, AnEvaluationIsNeverPlannedAndDisturbsNothing) {
+  for (const int evaluated : {1, 2}) {  // 2 is the reference
+    TraceBuilder t;
+    for (int i = 0; i < 3; ++i) {
+      t.phase(PhaseKind::kForward, 0);
+      const auto a = t.alloc(10);
+      const auto b = t.alloc(11);
+      if (i == evaluated) {
+        t.phase(PhaseKind::kUnplanned);
+        const auto output = t.alloc(11);
+        t.free(t.alloc(500));
+        t.free(a);
+        t.free(output);
+        t.phase(PhaseKind::kForward, 0);  // resumed: the same key
+      } else {
+        t.free(a);
+      }
+      t.free(b);
+      t.free(t.alloc(12));
+      t.step();
+    }
+    const IterationProfile profile = profile_iteration(t.finish());
+    EXPECT_EQ(profile.requests.size(), evaluated == 2 ? 5u : 3u);
+    for (const ProfiledRequest& r : profile.requests) {
+      const bool in_evaluation = profile.phases[r.phase_begin].key.kind == PhaseKind::kUnplanned;
+      EXPECT_FALSE(r.dynamic) << r.size;
+      EXPECT_EQ(profile.is_plannable(r), !in_evaluation) << r.size;
+    }
+    EXPECT_LE(of_size(profile, 10).upper, of_size(profile, 12).lower);
+    EXPECT_EQ(profile.phases[of_size(profile, 10).phase_begin].key.kind, PhaseKind::kForward);
+    EXPECT_EQ(of_size(profile, 12).phase_begin, of_size(profile, 10).phase_begin);
+  }
+}
+
+TEST(Lifetimes, PhasesAreComparedByKeyNotByOrder) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    if (i == 1) {  // an extra forward that the others have not
+      t.phase(PhaseKind::kForward, 7);
+      t.free(t.alloc(10));
+    }
+    t.phase(PhaseKind::kForward, 0);
+    t.free(t.alloc(10));
+    t.phase(PhaseKind::kForward, 0, 1);
+    t.free(t.alloc(11));
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_FALSE(of_size(profile, 10).dynamic);
+  EXPECT_FALSE(of_size(profile, 11).dynamic);
+}
+
+TEST(Lifetimes, ThreadsThatTakeTurnsDifferentlyStayStatic) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kBackward, 0);
+    std::int32_t main = kNone;
+    std::int32_t worker = kNone;
+    if (i != 1) main = t.alloc(10, 0, 0);
+    worker = t.alloc(20, 0, 1);
+    if (i == 1) main = t.alloc(10, 0, 0);
+    t.free(worker);
+    if (i != 1) {
+      t.free(main);
+      main = kNone;
+    }
+    t.free(t.alloc(11, 0, 0));
+    if (main != kNone) t.free(main);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_TRUE(profile.is_plannable(of_size(profile, 10)));
+  EXPECT_TRUE(profile.is_plannable(of_size(profile, 20)));
+  EXPECT_GT(of_size(profile, 10).upper, of_size(profile, 11).lower);
+}
+
+TEST(Lifetimes, AnEmptyIterationHasNothingToPlan) {
+  TraceBuilder t;
+  t.step();
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_EQ(profile.period, 0);
+  EXPECT_TRUE(profile.requests.empty());
+  EXPECT_EQ(profile.load, 0);
+}
+
+// Random training programs. Each template request has a size of its own, so that what is whose
+// counterpart can be told without the aligner; iterations differ by late frees, extra and missing
+// requests, evaluations, and by how two threads take turns.
+class RandomProgram {
+ public:
+  explicit RandomProgram(unsigned seed) : random_(seed), iterations_(2 + random_() % 4) {
+    const int phases = 1 + static_cast<int>(random_() % 4);
+    Bytes size = 1;
+    for (int p = 0; p < phases; ++p) {
+      for (auto& thread : phases_.emplace_back()) {
+        const int count = static_cast<int>(random_() % 9);
+        for (int i = 0; i < count; ++i) thread.push_back({size++, 0});
+      }
+    }
+    slots_ = std::max<int>(1, static_cast<int>(size) - 1);
+    for (auto& phase : phases_) {
+      for (auto& thread : phase) {
+        for (auto& request : thread) {
+          request.life =
+              chance(10) ? 100000 : static_cast<int>(random_() % (slots_ + slots_ / 3 + 1));
+        }
+      }
+    }
+  }
+
+  Trace run() {
+    for (int i = 0; i < iterations_; ++i) {
+      for (std::size_t p = 0; p < phases_.size(); ++p) {
+        builder_.phase(PhaseKind::kForward, static_cast<std::int32_t>(p));
+        run_phase(static_cast<std::int32_t>(p));
+      }
+      if (chance(20)) evaluate();
+      builder_.step();
+    }
+    for (int i = 0; i < 5; ++i) release_due();
+    return builder_.finish();
+  }
+
+ private:
+  struct TemplateRequest {
+    Bytes size;
+    int life;  // in slots: allocations of the template
+  };
+  struct Pending {
+    int due;
+    std::int32_t request;
+  };
+
+  bool chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
+
+  void run_phase(std::int32_t phase) {
+    auto& threads = phases_[phase];
+    std::array<std::size_t, 2> next{};
+    while (next[0] < threads[0].size() || next[1] < threads[1].size()) {
+      std::size_t thread = chance(70) ? 0 : 1;
+      if (next[thread] == threads[thread].size()) thread = 1 - thread;
+      const TemplateRequest& request = threads[thread][next[thread]++];
+      release_due();
+      ++slot_;
+      if (chance(1)) continue;
+      const auto id = builder_.alloc(request.size, 0, static_cast<ThreadOrdinal>(thread));
+      const int late = chance(5) ? static_cast<int>(random_() % slots_) : 0;
+      pending_.push_back({slot_ + request.life + late, id});
+      if (chance(3)) builder_.free(builder_.alloc(100000 + slot_));
+      if (chance(2)) {
+        evaluate();
+        builder_.phase(PhaseKind::kForward, phase);
+      }
+    }
+  }
+
+  void evaluate() {
+    builder_.phase(PhaseKind::kUnplanned);
+    const auto id = builder_.alloc(1 + random_() % slots_);
+    release_due();
+    if (chance(50)) builder_.free(id);
+  }
+
+  void release_due() {
+    std::erase_if(pending_, [&](const Pending& p) {
+      if (p.due > slot_) return false;
+      builder_.free(p.request);
+      return true;
+    });
+  }
+
+  std::mt19937 random_;
+  int iterations_;
+  int slots_ = 1;
+  int slot_ = 0;
+  std::vector<std::array<std::vector<TemplateRequest>, 2>> phases_;
+  std::vector<Pending> pending_;
+  TraceBuilder builder_;
+};
+
+bool meet(const Request& a, const Request& b) { return a.lower < b.upper && b.lower < a.upper; }
+
+bool meet_on_the_circle(const ProfiledRequest& a, const ProfiledRequest& b, Tick period) {
+  const auto reaches = [&](const ProfiledRequest& x, const ProfiledRequest& y) {
+    return ((y.lower - x.lower) % period + period) % period < x.upper - x.lower;
+  };
+  return reaches(a, b) || reaches(b, a);
+}
+
+TEST(LifetimesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
+  std::size_t plannable_in_all = 0;
+  std::size_t requests_in_all = 0;
+  for (unsigned seed = 0; seed < 600; ++seed) {
+    const Trace trace = RandomProgram(seed).run();
+    trace.check();
+    const IterationProfile profile = profile_iteration(trace);
+    std::vector<const ProfiledRequest*> plannable;
+    Tick last = kNone;
+    for (const ProfiledRequest& r : profile.requests) {
+      ASSERT_GT(r.lower, last);
+      last = r.lower;
+      ASSERT_LT(r.lower, r.upper);
+      ASSERT_LT(r.lower, profile.period);
+      ASSERT_LE(r.upper, r.lower + profile.period);
+      ASSERT_TRUE(r.phase_begin >= 0 && r.phase_end >= 0);
+      if (profile.is_plannable(r)) plannable.push_back(&r);
+    }
+    plannable_in_all += plannable.size();
+    requests_in_all += profile.requests.size();
+
+    // Planned counterparts by size, in every iteration from the first compared one on.
+    std::vector<std::map<Bytes, const Request*>> seen;
+    for (int i = profile.iteration - profile.compared; i <= profile.iteration; ++i) {
+      auto& by_size = seen.emplace_back();
+      for (const Request& r : trace.requests) {
+        if (r.lower < trace.iterations[i] || r.lower >= trace.iterations[i + 1]) continue;
+        if (trace.phases[r.phase_begin].key.kind != PhaseKind::kUnplanned) by_size[r.size] = &r;
+      }
+    }
+    for (const ProfiledRequest* a : plannable) {
+      for (std::size_t i = 0; i < seen.size(); ++i) {
+        ASSERT_TRUE(seen[i].contains(a->size));
+        const Request& first = *seen[i].at(a->size);
+        if (i + 1 < seen.size()) {
+          ASSERT_FALSE(meet(first, *seen[i + 1].at(a->size))) << "seed " << seed;
+        }
+        for (const ProfiledRequest* b : plannable) {
+          if (a == b) continue;
+          bool met = meet(first, *seen[i].at(b->size));
+          if (i + 1 < seen.size()) met = met || meet(first, *seen[i + 1].at(b->size));
+          if (met) {
+            ASSERT_TRUE(meet_on_the_circle(*a, *b, profile.period))
+                << "seed " << seed << ": sizes " << a->size << " and " << b->size
+                << " met in iteration " << i;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(plannable_in_all, requests_in_all / 3);
+}
+
+}  // namespace
+}  // namespace stalloc

@@ -1,0 +1,65 @@
+// Writes traces the way a recorder does: one event at a time, the clock counting events.
+#pragma once
+
+#include <string>
+
+#include "trace/trace.h"
+
+namespace stalloc::testing {
+
+class TraceBuilder {
+ public:
+  TraceBuilder() { trace_.iterations.push_back(0); }
+
+  // Begins a phase; `occurrence` is for those that come twice in an iteration.
+  void phase(PhaseKind kind, std::int32_t microbatch = kNone, std::int32_t occurrence = 0) {
+    close_phase();
+    const auto iteration = static_cast<std::int32_t>(trace_.iterations.size()) - 1;
+    trace_.phases.push_back({{kind, microbatch, 0, occurrence}, iteration, now_, now_});
+  }
+
+  // Returns a handle for free().
+  std::int32_t alloc(Bytes size, StreamId stream = 0, ThreadOrdinal thread = 0) {
+    if (trace_.phases.empty()) phase(PhaseKind::kOther);
+    Request r;
+    r.size = size;
+    r.lower = now_++;
+    r.phase_begin = static_cast<PhaseIndex>(trace_.phases.size()) - 1;
+    r.stream = stream;
+    r.thread = thread;
+    trace_.requests.push_back(r);
+    return static_cast<std::int32_t>(trace_.requests.size()) - 1;
+  }
+
+  void free(std::int32_t request) {
+    trace_.requests[request].upper = now_++;
+    trace_.requests[request].phase_end = static_cast<PhaseIndex>(trace_.phases.size()) - 1;
+  }
+
+  void tag_dynamic(std::int32_t request) { trace_.requests[request].dynamic = true; }
+
+  // Ends an iteration and opens the next one in phase `other`.
+  void step() {
+    close_phase();
+    trace_.iterations.push_back(now_);
+    phase(PhaseKind::kOther);
+  }
+
+  Tick now() const { return now_; }
+
+  Trace finish() {
+    close_phase();
+    trace_.end = now_;
+    return trace_;
+  }
+
+ private:
+  void close_phase() {
+    if (!trace_.phases.empty()) trace_.phases.back().end = now_;
+  }
+
+  Trace trace_;
+  Tick now_ = 0;
+};
+
+}  // namespace stalloc::testing

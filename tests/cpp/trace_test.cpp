@@ -1,0 +1,122 @@
+// What Trace::check() refuses, and that it says where.
+#include "trace/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "base/error.h"
+#include "trace_builder.h"
+
+namespace stalloc {
+namespace {
+
+using ::testing::IsSubstring;
+using testing::TraceBuilder;
+
+Trace sound_trace() {
+  TraceBuilder builder;
+  builder.phase(PhaseKind::kForward, 0);
+  const auto a = builder.alloc(100);
+  const auto b = builder.alloc(200, 1);
+  builder.phase(PhaseKind::kBackward, 0);
+  builder.free(b);
+  builder.step();
+  builder.free(a);
+  builder.alloc(300);
+  Trace trace = builder.finish();
+  trace.layers = {"mlp", "attention"};
+  trace.layer_spans = {{0, 0, 0, 1, false}, {1, 1, 1, 2, true}};
+  return trace;
+}
+
+std::string complaint(const std::function<void(Trace&)>& damage) {
+  Trace trace = sound_trace();
+  damage(trace);
+  try {
+    trace.check();
+  } catch (const TraceError& error) {
+    return error.what();
+  }
+  return "no complaint";
+}
+
+TEST(TraceCheck, AcceptsASoundTrace) { EXPECT_NO_THROW(sound_trace().check()); }
+
+TEST(TraceCheck, AcceptsAnEmptyTrace) { EXPECT_NO_THROW(Trace{}.check()); }
+
+TEST(TraceCheck, NamesTheRequestWithABadSize) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "requests, row 1: a size of 0 bytes is not positive",
+                      complaint([](Trace& t) { t.requests[1].size = 0; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 2", complaint([](Trace& t) { t.requests[2].size = -5; }));
+}
+
+TEST(TraceCheck, RefusesSizesWhoseSumOverflows) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 1: the sum of the sizes", complaint([](Trace& t) {
+                        t.requests[0].size = t.requests[1].size = std::numeric_limits<Bytes>::max();
+                      }));
+}
+
+TEST(TraceCheck, RefusesReversedUnorderedAndOverlongLifetimes) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 1: the lifetime from 1 to 1 is reversed",
+                      complaint([](Trace& t) { t.requests[1].upper = t.requests[1].lower; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 0", complaint([](Trace& t) { t.requests[0].lower = -1; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 1: tick 0 is not after the previous request's, 0",
+                      complaint([](Trace& t) { t.requests[1].lower = 0; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 0: lives past the trace's end",
+                      complaint([](Trace& t) { t.requests[0].upper = t.end; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "end: tick -1", complaint([](Trace& t) { t.end = -1; }));
+}
+
+TEST(TraceCheck, RefusesIndicesThatPointNowhere) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 0: phase_begin is 3, but there are 3 phases",
+                      complaint([](Trace& t) { t.requests[0].phase_begin = 3; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 0",
+                      complaint([](Trace& t) { t.requests[0].phase_begin = kNone; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 1",
+                      complaint([](Trace& t) { t.requests[1].phase_end = kNone; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 2: never freed, and yet it has a phase_end",
+                      complaint([](Trace& t) { t.requests[2].phase_end = 0; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 1: layer_begin is 2, but there are 2 layers",
+                      complaint([](Trace& t) { t.requests[1].layer_begin = 2; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "layer_end",
+                      complaint([](Trace& t) { t.requests[1].layer_end = -2; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "layer_spans, row 1: layer is 2",
+                      complaint([](Trace& t) { t.layer_spans[1].layer = 2; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "layer_spans, row 1: phase is -1",
+                      complaint([](Trace& t) { t.layer_spans[1].phase = -1; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 1: a negative stream or thread",
+                      complaint([](Trace& t) { t.requests[1].stream = -1; }));
+}
+
+TEST(TraceCheck, RefusesSpansOutOfOrder) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "phases, row 1: begins at 3, but the previous span ends at 2",
+                      complaint([](Trace& t) { t.phases[1].begin += 1; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "phases, row 0",
+                      complaint([](Trace& t) { t.phases[0].end = -1; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "phases, row 0",
+                      complaint([](Trace& t) { t.phases[0].key.occurrence = -1; }));
+  EXPECT_PRED_FORMAT2(
+      IsSubstring, "layer_spans, row 1: begins before the previous one",
+      complaint([](Trace& t) { t.layer_spans[0].begin = t.layer_spans[0].end = 2; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "layer_spans, row 1",
+                      complaint([](Trace& t) { t.layer_spans[1].end = 0; }));
+}
+
+TEST(TraceCheck, RefusesIterationsThatDescendOrLieOutside) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "iterations, row 1: tick 0 comes before",
+                      complaint([](Trace& t) { t.iterations = {3, 0}; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "iterations, row 1",
+                      complaint([](Trace& t) { t.iterations[1] = t.end + 1; }));
+}
+
+TEST(PhaseKinds, HaveNamesThatReadBack) {
+  for (const PhaseKind kind : {PhaseKind::kOther, PhaseKind::kForward, PhaseKind::kBackward,
+                               PhaseKind::kOptimizer, PhaseKind::kUnplanned}) {
+    EXPECT_EQ(phase_kind_from_string(to_string(kind)), kind);
+  }
+  EXPECT_THROW(phase_kind_from_string("sideways"), TraceError);
+}
+
+}  // namespace
+}  // namespace stalloc
