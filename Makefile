@@ -55,7 +55,7 @@ sanitize: setup  ## Run the C++ tests under the address, undefined-behaviour and
 	@scripts/test_cpp.sh tsan
 
 .PHONY: lint
-lint: build  ## Check format, types and spelling; changes nothing
+lint: setup  ## Check format, types and spelling; changes nothing
 	ruff check .
 	ruff format --check .
 	mypy
