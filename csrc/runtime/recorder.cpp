@@ -135,7 +135,10 @@ void Recorder::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t
   const std::lock_guard lock(mutex_);
   if (!active() || first >= last) return;
   if (layer_of_sequence_.empty()) first_sequence_ = first;
-  if (first < first_sequence_) return;  // older than the profile
+  if (first < first_sequence_) {  // the first outer module, tagged after the first inner one
+    layer_of_sequence_.insert(layer_of_sequence_.begin(), first_sequence_ - first, kNone);
+    first_sequence_ = first;
+  }
   if (layer_of_sequence_.size() < last - first_sequence_) {
     layer_of_sequence_.resize(last - first_sequence_, kNone);
   }
