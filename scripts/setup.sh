@@ -26,13 +26,17 @@ if [[ -x $venv/bin/python ]] && cmp -s "$marker" <(wanted); then
   exit 0
 fi
 
+if command -v "$python" >/dev/null; then
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    die "stalloc needs Python 3.10 or newer, and $python is $("$python" --version 2>&1)." \
+      "Choose another: make PYTHON=python3.11"
+elif [[ $python != python3 ]]; then
+  die "there is no $python. Choose another: make PYTHON=python3"
+fi
+
 # --- system packages -----------------------------------------------------------------------------
 
-has_header() {
-  local -a flags=()
-  [[ -z ${2:-} ]] || flags+=(-I "$2")
-  c++ "${flags[@]}" -x c++ -std=c++20 -E - <<<"#include <$1>" >/dev/null 2>&1
-}
+has_header() { c++ -x c++ -std=c++20 -E - <<<"#include <$1>" >/dev/null 2>&1; }
 
 # One Debian package name a line. Looks for what the packages hold, not for the packages, so that
 # it is right on other systems too.
@@ -78,25 +82,27 @@ if ((${#missing[@]})); then
       "choose another: make PYTHON=/usr/bin/python3"
 fi
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-  die "stalloc needs Python 3.10 or newer, and $python is $("$python" --version 2>&1)." \
-    "Choose another: make PYTHON=python3.11"
-
 # --- the virtual environment ---------------------------------------------------------------------
 
-version_of() { "$1" -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null || true; }
+# The version of an environment that pip can install into; nothing for any other.
+version_of() {
+  "$1" -c 'import pip, sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null || true
+}
 
-if [[ -e $venv && $(version_of "$venv/bin/python") != "$(version_of "$python")" ]]; then
-  [[ -e $marker ]] ||
-    die "$venv exists, is no environment of $("$python" --version), and was not made here." \
-      "Move it away, or choose another place: make VENV=..."
-  say "making $venv anew for $("$python" --version)"
-  rm -rf "$venv"
-fi
-if [[ ! -x $venv/bin/python ]]; then
+version=$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')
+if [[ $(version_of "$venv/bin/python") != "$version" ]]; then
+  if [[ -e $venv ]]; then
+    [[ -e $marker ]] ||
+      die "$venv exists, is no virtual environment of Python $version, and was not made here." \
+        "Move it away, or choose another place: make VENV=..."
+    say "making $venv anew, for Python $version"
+    rm -rf "$venv"
+  fi
+  mkdir -p "$venv"
+  touch "$marker" # ours from now on, even if what follows is interrupted
   "$python" -m venv "$venv"
 fi
-rm -f "$marker"
+: >"$marker"
 say "installing $torch and $requirements into $venv (a few minutes the first time)"
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$torch" -r "$requirements"
 wanted >"$marker"
