@@ -29,7 +29,7 @@ def make_training() -> tuple[nn.Module, Callable[[], float]]:
         loss = model(torch.randn(16, 32)).square().mean()
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return loss.detach().item()
 
     return model, step
 
