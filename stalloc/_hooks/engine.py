@@ -1,0 +1,70 @@
+"""Tells when the autograd engine runs.
+
+`torch.autograd.backward`, `torch.autograd.grad`, `Tensor.backward` and what calls the engine past
+them (Megatron's pipeline does) all look it up as `Variable._execution_engine`, in every torch so
+far. So that one attribute is replaced while anyone listens, by an engine of the same type, which is
+what torch.compile wants to see. Full-backward hooks would turn modules' outputs into views.
+
+Calls from inside a running graph task (reentrant checkpointing) are none of the listeners'.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import torch
+from torch.autograd.variable import Variable
+
+
+class BackwardListener(Protocol):
+    """Hears of each engine call from outside the engine, on the calling thread."""
+
+    def backward_begins(self) -> bool:
+        """Returns whether `backward_ends` shall follow."""
+
+    def backward_ends(self) -> None:
+        """The engine returned or raised."""
+
+
+_lock = threading.Lock()
+_listeners: tuple[BackwardListener, ...] = ()
+
+
+class _ListeningEngine(torch._C._ImperativeEngine):
+    """Passes everything on to the engine that was there before."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__()
+        self.engine = engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        if not _listeners or torch._C._current_graph_task_id() != -1:
+            return self.engine.run_backward(*args, **kwargs)
+        told = [listener for listener in _listeners if listener.backward_begins()]
+        try:
+            return self.engine.run_backward(*args, **kwargs)
+        finally:
+            for listener in reversed(told):
+                listener.backward_ends()
+
+
+def add_listener(listener: BackwardListener) -> None:
+    """Begins to tell `listener`; thread-safe."""
+    global _listeners
+    with _lock:
+        _listeners = (*_listeners, listener)
+        if not isinstance(Variable._execution_engine, _ListeningEngine):
+            Variable._execution_engine = _ListeningEngine(Variable._execution_engine)
+
+
+def remove_listener(listener: BackwardListener) -> None:
+    """Ceases to; the last one out puts back the engine that was there.
+
+    If someone else has replaced it since, ours stays below theirs and passes calls through.
+    """
+    global _listeners
+    with _lock:
+        _listeners = tuple(other for other in _listeners if other is not listener)
+        if not _listeners and isinstance(Variable._execution_engine, _ListeningEngine):
+            Variable._execution_engine = Variable._execution_engine.engine

@@ -1,0 +1,143 @@
+"""Hooks on modules that leave no trace in copies, and the layers of a model.
+
+A hook sits in the module's `__dict__`, so `copy.deepcopy(model)` (averaged weights) and
+`torch.save(model)` take it along. What they take here is a callable of the standard library that
+does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from stalloc._hooks.sink import PhaseSink
+
+Pattern = str | type[nn.Module]
+
+
+class RootHook:
+    """Calls `function`; inside compiled code, as a break in its graph."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> None:
+        """Called by the module."""
+        self._function(*args)
+
+    # What torch.compiler.disable() would set; that function would import the whole compiler.
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class LayerHook(RootHook):
+    """Calls `function`; inside compiled code, not at all."""
+
+    def __call__(self, *args: Any) -> None:
+        """Called by the module."""
+        if not torch.compiler.is_compiling():
+            self._function(*args)
+
+
+class _OpenLayers(threading.local):
+    """The calling thread's open layers, innermost last, and the next sequence number to tag."""
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.untagged = 0
+
+
+class LayerHooks:
+    """Reports the stays in a model's modules, and the autograd nodes made in them.
+
+    A module is hooked if `everything` is, or if a pattern names it: by its qualified name or the
+    name of its class or a base class (shell wildcards, case matters), or by its class itself.
+    """
+
+    def __init__(
+        self, sink: PhaseSink, thread: int, everything: bool, dynamic: Iterable[Pattern]
+    ) -> None:
+        self._sink = sink
+        self._thread = thread
+        self._everything = everything
+        self._patterns = tuple(dynamic)
+        self._open = _OpenLayers()
+        self.root_layer: int | None = None
+
+    def watch(self, model: nn.Module, handles: list[RemovableHandle]) -> None:
+        """Hooks the modules of `model`; shared ones once, under their first name."""
+        if not self._everything and not self._patterns:
+            return
+        dynamic_names = set()
+        for name, module in model.named_modules():
+            matches = self._matches(name, module)
+            dynamic = matches or (name != "" and name.rpartition(".")[0] in dynamic_names)
+            if dynamic:
+                dynamic_names.add(name)
+            if not self._everything and not matches:
+                continue
+            layer = self._sink.define_layer(name or type(model).__name__, dynamic)
+            if module is model:
+                self.root_layer = layer
+            handles.append(
+                module.register_forward_pre_hook(
+                    LayerHook(partial(self.enter, layer)), prepend=True
+                )
+            )
+            handles.append(
+                module.register_forward_hook(
+                    LayerHook(partial(self.leave, layer)), always_call=True
+                )
+            )
+
+    def _matches(self, name: str, module: nn.Module) -> bool:
+        names = [name, *(base.__name__ for base in type(module).__mro__)]
+        for pattern in self._patterns:
+            if isinstance(pattern, str):
+                if any(fnmatch.fnmatchcase(n, pattern) for n in names):
+                    return True
+            elif isinstance(module, pattern):
+                return True
+        return False
+
+    def enter(self, layer: int, *_: object) -> None:
+        """A module is called, on a thread that matters or another."""
+        recompute = torch._C._current_graph_task_id() != -1
+        if not recompute and threading.get_ident() != self._thread:
+            return
+        self._tag()
+        self._open.layers.append(layer)
+        self._sink.enter_layer(layer, recompute)
+
+    def leave(self, layer: int, *_: object) -> None:
+        """A module returns or raises; closes what was opened inside it and never left."""
+        layers = self._open.layers
+        if layer in layers:
+            self.close(len(layers) - 1 - layers[::-1].index(layer))
+
+    def depth(self) -> int:
+        """How many layers the calling thread is inside of."""
+        return len(self._open.layers)
+
+    def close(self, depth: int) -> None:
+        """Leaves the calling thread's layers until `depth` are open."""
+        while len(self._open.layers) > depth:
+            self._tag()
+            self._open.layers.pop()
+            self._sink.leave_layer()
+
+    def _tag(self) -> None:
+        now = torch._C._autograd._get_sequence_nr()
+        if self._open.layers and self._open.untagged < now:
+            self._sink.tag_sequence(self._open.layers[-1], self._open.untagged, now)
+        self._open.untagged = now

@@ -1,0 +1,246 @@
+"""Turns what happens (forwards, backwards, steps, explicit scopes) into the phases of an iteration.
+
+    root called            FORWARD i, until the next phase begins: the loss belongs to it
+    engine called          BACKWARD of the newest forward not yet gone back through
+    engine returned        OTHER, or OPTIMIZER inside a step (closures)
+    step begins, returns   OPTIMIZER, OTHER
+    with phase(...)        that phase, whatever else happens; then OTHER, or what encloses it
+    evaluation             unplanned, then the interrupted phase again
+
+The automatic phases form no stack: each replaces the one before. What can nest (module calls,
+steps, scopes) is counted, and the counts are checked against the interpreter's stack (`frames`)
+before a decision hangs on them, so an exception that passed by unseen mislabels no later step.
+
+Knows nothing of torch, and holds no tensor. Not thread-safe: the caller lets one thread in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stalloc._hooks import frames
+from stalloc._hooks.iterations import IterationCounter
+from stalloc._hooks.sink import OPTIMIZER, OTHER, Phase, PhaseKind, PhaseSink
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One `with phase(...)`, or with `phase` None one `with unplanned()`; compared by identity."""
+
+    phase: Phase | None
+
+
+class PhaseTracker:
+    """The state between two events of one attached `TrainingHooks`."""
+
+    def __init__(self, sink: PhaseSink) -> None:
+        self._sink = sink
+        self._phase = OTHER  # what is in force when no scope is open
+        self._scopes: list[Scope] = []
+        self._unplanned = 0  # open scopes that are unplanned, and an evaluation
+        self._forwards = 0  # depth of the root's calls
+        self._evaluating = False  # the outermost of them is an evaluation
+        self._microbatch: int | None = None  # the outermost of them is this one's forward
+        self._backward = False
+        self._steps: list[int] = []  # ids of the optimizers inside their step, outermost first
+        self._next_microbatch = 0
+        self._forwarded: list[int] = []  # microbatches that backward has yet to come for
+        self._last_backward = -1
+        self._iterations = IterationCounter()
+        self._iteration_is_over = False
+        self._ends_are_explicit = False
+
+    def start(self) -> None:
+        """Begins the first iteration."""
+        self._sink.enter_phase(*OTHER)
+
+    def stop(self) -> None:
+        """Closes whatever is open."""
+        if self._unplanned:
+            self._sink.leave_unplanned()
+        self._sink.enter_phase(*OTHER)
+
+    # Forward
+
+    def expect_forward(self, training: bool) -> bool:
+        """Makes ready for a call of the root; returns whether it is a training forward.
+
+        If the iteration is over, it ends here: before anything of the next one.
+        """
+        self._drop_what_is_gone(module_calls=1)
+        if not training or self._forwards or self._unplanned:
+            return False
+        if not self._scopes:
+            self._end_iteration_if_over()
+        return True
+
+    def begin_forward(self, training: bool) -> None:
+        """The root is called; `expect_forward` came right before."""
+        self._forwards += 1
+        if self._forwards > 1 or self._scopes:
+            return
+        if training:
+            self._microbatch = self._next_microbatch
+            self._next_microbatch += 1
+            self._switch(Phase(PhaseKind.FORWARD, self._microbatch))
+        else:
+            self._evaluating = True
+            self._suspend()
+
+    def end_forward(self, raised: bool) -> None:
+        """The root returned, or raised: then its microbatch's number is free again."""
+        if self._forwards == 0:  # attached, or taken for gone, in the middle of it
+            return
+        self._forwards -= 1
+        if self._forwards:
+            return
+        if self._evaluating:
+            self._evaluating = False
+            self._resume()
+        elif self._microbatch is not None:
+            if raised:
+                self._next_microbatch = self._microbatch
+                self._switch(self._idle())
+            else:
+                self._forwarded.append(self._microbatch)
+            self._microbatch = None
+
+    # Backward
+
+    def begin_backward(self) -> bool:
+        """The engine is called; returns whether `end_backward` shall follow.
+
+        Inside the root's forward (a force as the gradient of an energy) it is part of that.
+        """
+        self._drop_what_is_gone()
+        if self._backward:
+            return False
+        self._backward = True
+        if not self._forwards and not self._scopes:
+            if self._forwarded:
+                self._last_backward = self._forwarded.pop()
+            self._switch(Phase(PhaseKind.BACKWARD, self._last_backward))
+        return True
+
+    def end_backward(self) -> None:
+        """The engine returned or raised."""
+        self._backward = False
+        if self._phase.kind is PhaseKind.BACKWARD:
+            self._switch(self._idle())
+
+    # Optimizer
+
+    def begin_step(self, optimizer: object) -> None:
+        """An optimizer's step begins; one inside another's is part of it."""
+        self._drop_what_is_gone(steps=1)
+        if self._unplanned:
+            return
+        self._steps.append(id(optimizer))
+        if len(self._steps) == 1 and not self._forwards:
+            self._switch(OPTIMIZER)
+
+    def end_step(self, optimizer: object) -> None:
+        """An optimizer's step returned."""
+        if id(optimizer) not in self._steps:
+            return
+        del self._steps[self._steps.index(id(optimizer)) :]
+        self.count_step(optimizer)
+        if not self._steps and not self._forwards:
+            self._switch(OTHER)
+
+    def count_step(self, optimizer: object) -> None:
+        """Counts a step for the iteration's end, without a phase of its own."""
+        if self._iterations.ends_with(optimizer):
+            self._iteration_is_over = True
+
+    # Scopes
+
+    def open(self, scope: Scope) -> None:
+        """Enters an explicit phase, or an unplanned stretch."""
+        self._drop_what_is_gone()
+        if scope.phase is None:
+            self._scopes.append(scope)
+            self._suspend()
+            return
+        if self._unplanned:
+            self._scopes.append(scope)
+            return
+        if not self._scopes and not self._forwards and not self._steps and not self._backward:
+            if scope.phase.kind in (PhaseKind.FORWARD, PhaseKind.BACKWARD):
+                self._end_iteration_if_over()
+            self._phase = OTHER
+        self._scopes.append(scope)
+        self._sink.enter_phase(*scope.phase)
+
+    def close(self, scope: Scope) -> None:
+        """Leaves a scope and any opened inside it that is not closed yet."""
+        if scope not in self._scopes:
+            return
+        while True:
+            top = self._scopes.pop()
+            if top.phase is None:
+                self._resume()
+            if top is scope:
+                break
+        if scope.phase is not None and not self._unplanned:
+            self._sink.enter_phase(*self._in_force())
+
+    # Iteration
+
+    def end_iteration(self) -> None:
+        """Ends the iteration because the user says so; from now on nothing else does."""
+        self._drop_what_is_gone()
+        self._ends_are_explicit = True
+        self._end_iteration()
+
+    def _end_iteration_if_over(self) -> None:
+        if self._iteration_is_over and not self._ends_are_explicit and not self._steps:
+            self._end_iteration()
+
+    def _end_iteration(self) -> None:
+        self._iteration_is_over = False
+        self._next_microbatch = 0
+        self._forwarded.clear()
+        self._last_backward = -1
+        self._microbatch = None
+        self._phase = OTHER
+        if self._unplanned:
+            self._sink.leave_unplanned()
+        self._sink.end_iteration()
+        self._sink.enter_phase(*self._in_force())
+        if self._unplanned:
+            self._sink.enter_unplanned()
+
+    # Parts
+
+    def _switch(self, phase: Phase) -> None:
+        self._phase = phase
+        if not self._scopes and not self._unplanned:
+            self._sink.enter_phase(*phase)
+
+    def _idle(self) -> Phase:
+        return OPTIMIZER if self._steps else OTHER
+
+    def _in_force(self) -> Phase:
+        phases = (scope.phase for scope in reversed(self._scopes))
+        return next((phase for phase in phases if phase is not None), self._phase)
+
+    def _suspend(self) -> None:
+        self._unplanned += 1
+        if self._unplanned == 1:
+            self._sink.enter_unplanned()
+
+    def _resume(self) -> None:
+        self._unplanned -= 1
+        if self._unplanned == 0:
+            self._sink.leave_unplanned()
+
+    def _drop_what_is_gone(self, module_calls: int = 0, steps: int = 0) -> None:
+        # The arguments: how many frames are the caller's own, not those of something open before.
+        if self._steps and frames.optimizer_steps() <= steps:
+            self._steps.clear()
+            if self._phase == OPTIMIZER:
+                self._switch(OTHER)
+        if self._forwards and frames.module_calls() <= module_calls:
+            self._forwards = 1
+            self.end_forward(raised=True)

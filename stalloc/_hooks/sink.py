@@ -1,0 +1,73 @@
+"""What the hooks report to: the recorder while profiling, the matcher while serving a plan."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+
+class PhaseKind(IntEnum):
+    """What the training loop is doing; the values are those of `csrc/trace/trace.h`."""
+
+    OTHER = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    UNPLANNED = 4
+
+
+class Phase(NamedTuple):
+    """A phase as a sink is told of it; which occurrence it is, the sink counts itself."""
+
+    kind: PhaseKind
+    microbatch: int = -1
+    chunk: int = 0
+
+
+OTHER = Phase(PhaseKind.OTHER)
+OPTIMIZER = Phase(PhaseKind.OPTIMIZER)
+
+
+class PhaseSink(Protocol):
+    """Hears, in order, where the training loop is.
+
+    The hooks keep this grammar, whatever the program does:
+
+    - A phase lasts until the next one is entered. Entering the same one again is a new occurrence.
+    - `enter_unplanned` and `leave_unplanned` come in pairs and never nest; between them nothing is
+      called but the layer functions. Leaving resumes the interrupted phase, the same occurrence.
+    - `end_iteration` is followed at once by `enter_phase`.
+    - `enter_layer` and `leave_layer` nest, per thread. They come from the thread that runs the
+      module, which in a recomputation is one of autograd's; all else comes from one thread.
+    """
+
+    def enter_phase(self, kind: int, microbatch: int, chunk: int) -> None:
+        """Ends the phase there is and begins another; `microbatch` is -1 where none applies."""
+
+    def enter_unplanned(self) -> None:
+        """Interrupts the phase: evaluation, or whatever else does not repeat."""
+
+    def leave_unplanned(self) -> None:
+        """Resumes the interrupted phase."""
+
+    def end_iteration(self) -> None:
+        """Ends the iteration, and with it the count of occurrences."""
+
+    def define_layer(self, name: str, dynamic: bool) -> int:
+        """Returns the index by which the other functions name this layer.
+
+        `dynamic` is true for a layer that the user's patterns name, and for all inside it.
+        """
+
+    def enter_layer(self, layer: int, recompute: bool) -> None:
+        """Enters a module; `recompute` tells a forward that runs inside a backward pass."""
+
+    def leave_layer(self) -> None:
+        """Leaves the layer that the calling thread entered last."""
+
+    def tag_sequence(self, layer: int, first: int, last: int) -> None:
+        """Says that the layer itself made the autograd nodes [first, last) of this thread.
+
+        Ranges of one thread ascend and never overlap: those of inner layers are cut out of those
+        of outer ones.
+        """
