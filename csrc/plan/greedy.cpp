@@ -4,11 +4,19 @@
 
 #include "base/align.h"
 #include "plan/placement.h"
+#include "plan/repair.h"
 
 namespace stalloc {
+namespace {
 
-Layout place_in_order(const Problem& problem, const Timeline& timeline,
-                      const std::vector<BufferIndex>& order, Fit fit, const Budget& budget) {
+// Placements that repair may spend: a second or so.
+constexpr std::size_t kRepairedBuffers = 300'000;
+
+}  // namespace
+
+std::optional<Layout> place_in_order(const Problem& problem, const Timeline& timeline,
+                                     const std::vector<BufferIndex>& order, Fit fit,
+                                     const Budget& budget, const std::atomic<Bytes>* limit) {
   constexpr std::size_t kPollEvery = 256;  // buffers between two looks at the clock
   Placement placement(timeline.moments());
   Layout layout;
@@ -40,19 +48,63 @@ Layout place_in_order(const Problem& problem, const Timeline& timeline,
       placement.place(span, layout.offsets[i], size);
     }
     layout.height = std::max(layout.height, layout.offsets[i] + size);
+    if (limit && layout.height >= limit->load(std::memory_order_relaxed)) return std::nullopt;
   }
   return layout;
 }
 
-GreedyPlanner::GreedyPlanner(Order order, Fit fit)
-    : order_(order),
-      fit_(fit),
-      name_(std::string(fit == Fit::kFirst ? "first-fit-" : "best-fit-") +
-            std::string(to_string(order))) {}
+GreedyPlanner::GreedyPlanner(Order order, Fit fit, bool repairs)
+    : order_(order), fit_(fit), repairs_(repairs) {
+  if (repairs) name_ += "repaired-";
+  name_ += fit == Fit::kFirst ? "first-fit-" : "best-fit-";
+  name_ += to_string(order);
+}
 
 Layout GreedyPlanner::plan(const Problem& problem, const Budget& budget) const {
-  const Timeline timeline(problem);
-  return place_in_order(problem, timeline, ordered(problem, timeline, order_), fit_, budget);
+  return *attempt(problem, Timeline(problem), budget, nullptr);
+}
+
+std::optional<Layout> GreedyPlanner::attempt(const Problem& problem, const Timeline& timeline,
+                                             const Budget& budget,
+                                             const std::atomic<Bytes>* limit) const {
+  std::vector<BufferIndex> order = ordered(problem, timeline, order_);
+  if (!repairs_) return place_in_order(problem, timeline, order, fit_, budget, limit);
+  const std::size_t rounds = std::clamp<std::size_t>(kRepairedBuffers / (order.size() + 1), 3, 30);
+  return repaired(problem, timeline, std::move(order), fit_, static_cast<int>(rounds), budget);
+}
+
+const std::vector<GreedyPlanner>& greedy_planners() {
+  static const std::vector<GreedyPlanner> all = {
+      // No order is safe alone. These meet the bound on most of what training loops allocate;
+      {Order::kPeakRankStart, Fit::kFirst, false},
+      {Order::kPeakRankStart, Fit::kBest, false},
+      {Order::kPeakRankSize, Fit::kFirst, false},
+      {Order::kPeakRankEnd, Fit::kFirst, false},
+      {Order::kCentreOutEnd, Fit::kFirst, false},
+      {Order::kCentreOutSize, Fit::kFirst, false},
+      {Order::kPeakRankEnd, Fit::kBest, false},
+      // repair brings them close to it where they miss it;
+      {Order::kPeakRankStart, Fit::kFirst, true},
+      {Order::kPeakRankEnd, Fit::kFirst, true},
+      {Order::kCentreOutEnd, Fit::kFirst, true},
+      {Order::kPeakRankSize, Fit::kFirst, true},
+      {Order::kCentreOutSize, Fit::kFirst, true},
+      // and these win now and then.
+      {Order::kCentreOutEnd, Fit::kBest, false},
+      {Order::kPeakRankSize, Fit::kBest, false},
+      {Order::kCentreOutSize, Fit::kBest, false},
+      {Order::kSize, Fit::kFirst, false},
+      {Order::kArea, Fit::kFirst, false},
+      {Order::kStart, Fit::kFirst, false},
+      {Order::kLifetime, Fit::kFirst, false},
+      {Order::kSize, Fit::kBest, false},
+      {Order::kPeakRankStart, Fit::kBest, true},
+      {Order::kPeakRankEnd, Fit::kBest, true},
+      {Order::kCentreOutEnd, Fit::kBest, true},
+      {Order::kArea, Fit::kFirst, true},
+      {Order::kSize, Fit::kFirst, true},
+  };
+  return all;
 }
 
 }  // namespace stalloc

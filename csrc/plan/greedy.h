@@ -1,6 +1,8 @@
 // Greedy placement: buffers one after another, each where it fits best at that moment.
 #pragma once
 
+#include <atomic>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,20 +19,34 @@ enum class Fit : std::uint8_t {
 
 // Places fixed buffers first, then the rest in the order given. When the budget expires, what is
 // left is stacked on top. Buffers without size or lifetime lie at 0, where they are not fixed.
-Layout place_in_order(const Problem& problem, const Timeline& timeline,
-                      const std::vector<BufferIndex>& order, Fit fit, const Budget& budget);
+// With a `limit`, which may fall while this runs, gives up (and returns nothing) once the layout is
+// as high as that.
+std::optional<Layout> place_in_order(const Problem& problem, const Timeline& timeline,
+                                     const std::vector<BufferIndex>& order, Fit fit,
+                                     const Budget& budget,
+                                     const std::atomic<Bytes>* limit = nullptr);
 
+// One order and one fit, and as many rounds of repair (repair.h) as the problem's size allows.
 class GreedyPlanner final : public Planner {
  public:
-  GreedyPlanner(Order order, Fit fit);
+  GreedyPlanner(Order order, Fit fit, bool repairs);
 
-  std::string_view name() const override { return name_; }  // "first-fit-size", ...
+  // "first-fit-size", "best-fit-size", "repaired-first-fit-size", ...
+  std::string_view name() const override { return name_; }
   Layout plan(const Problem& problem, const Budget& budget) const override;
+
+  // The same with a timeline that is there already, and a limit as place_in_order() takes it.
+  std::optional<Layout> attempt(const Problem& problem, const Timeline& timeline,
+                                const Budget& budget, const std::atomic<Bytes>* limit) const;
 
  private:
   Order order_;
   Fit fit_;
+  bool repairs_;
   std::string name_;
 };
+
+// Those worth trying, cheapest and most promising first.
+const std::vector<GreedyPlanner>& greedy_planners();
 
 }  // namespace stalloc

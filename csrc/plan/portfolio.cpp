@@ -1,13 +1,19 @@
 #include "plan/portfolio.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/align.h"
 #include "base/error.h"
 #include "plan/bound.h"
+#include "plan/decompose.h"
+#include "plan/greedy.h"
+#include "plan/race.h"
+#include "plan/timeline.h"
 #include "plan/validator.h"
 
 namespace stalloc {
@@ -15,26 +21,26 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What is planned of a problem at a time: one stream's buffers, and where they come from.
-struct Part {
+// One stream's buffers, and where they come from.
+struct Stream {
   Problem problem;
   std::vector<std::size_t> buffers;  // indices into the whole problem
 };
 
-std::vector<Part> split_by_stream(const Problem& problem) {
-  std::map<StreamId, Part> streams;
+std::vector<Stream> split_by_stream(const Problem& problem) {
+  std::map<StreamId, Stream> streams;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    Part& part = streams[problem.buffers[i].stream];
-    part.problem.buffers.push_back(problem.buffers[i]);
-    part.buffers.push_back(i);
+    Stream& stream = streams[problem.buffers[i].stream];
+    stream.problem.buffers.push_back(problem.buffers[i]);
+    stream.buffers.push_back(i);
   }
-  std::vector<Part> parts;
-  for (auto& [stream, part] : streams) {
-    part.problem.period = problem.period;
-    part.problem.alignment = problem.alignment;
-    parts.push_back(std::move(part));
+  std::vector<Stream> result;
+  for (auto& [id, stream] : streams) {
+    stream.problem.period = problem.period;
+    stream.problem.alignment = problem.alignment;
+    result.push_back(std::move(stream));
   }
-  return parts;
+  return result;
 }
 
 bool has_fixed(const Problem& problem) {
@@ -62,17 +68,18 @@ void check_fixed(const Problem& problem) {
   }
 }
 
-// Keeps a part off the addresses that belong to other streams: as buffers that are fixed there for
-// all time. They are the last of the part's buffers.
-void add_obstacles(Part& part, std::vector<std::pair<Offset, Offset>> taken) {
+// Keeps a stream off the addresses that belong to others: as buffers that are fixed there for all
+// time. They are the last of the stream's buffers.
+void add_obstacles(Stream& stream, std::vector<std::pair<Offset, Offset>> taken) {
   std::sort(taken.begin(), taken.end());
-  Tick end = part.problem.period;
-  for (const Buffer& b : part.problem.buffers) end = std::max(end, b.upper);
+  Tick end = stream.problem.period;
+  for (const Buffer& b : stream.problem.buffers) end = std::max(end, b.upper);
   Offset reached = 0;
   for (const auto& [from, to] : taken) {
     const Offset begin = std::max(from, reached);
     if (to <= begin) continue;
-    part.problem.buffers.push_back({.size = to - begin, .lower = 0, .upper = end, .fixed = begin});
+    stream.problem.buffers.push_back(
+        {.size = to - begin, .lower = 0, .upper = end, .fixed = begin});
     reached = to;
   }
 }
@@ -82,24 +89,98 @@ struct Solution {
   std::string algorithm;
 };
 
-Solution solve_part(const Problem& problem, const PortfolioOptions& options, const Budget& budget) {
-  if (!options.algorithm.empty()) {
-    const Planner& only = planner(options.algorithm);
-    return {only.plan(problem, budget), std::string(only.name())};
-  }
-  Budget part_budget = budget;
-  part_budget.target = std::max(budget.target, load_bound(problem));
-  Solution best;
-  for (const Planner* candidate : planners()) {
-    if (!best.algorithm.empty() && budget.expired()) break;
-    Layout layout = candidate->plan(problem, part_budget);
-    if (best.algorithm.empty() || layout.height < best.layout.height) {
-      best = {std::move(layout), std::string(candidate->name())};
-    }
-    if (best.layout.height <= part_budget.target) break;
-  }
-  return best;
+// Buffers in the order of an older layout's addresses, lowest first: first fit then puts none
+// higher than it was. Those the layout knows nothing of come last, in the order of `fallback`.
+std::vector<BufferIndex> order_of(const std::vector<Offset>& offsets,
+                                  std::vector<BufferIndex> fallback) {
+  const auto key = [&](BufferIndex i) {
+    return offsets[i] < 0 ? std::numeric_limits<Offset>::max() : offsets[i];
+  };
+  std::stable_sort(fallback.begin(), fallback.end(),
+                   [&](BufferIndex a, BufferIndex b) { return key(a) < key(b); });
+  return fallback;
 }
+
+// One stream, or one part of it.
+class Solver {
+ public:
+  Solver(const PortfolioOptions& options, const Budget& budget)
+      : options_(options),
+        budget_(budget),
+        threads_(options.threads > 0
+                     ? options.threads
+                     : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {}
+
+  // `warm` is empty, or has an offset for every buffer.
+  Solution solve_stream(const Problem& problem, const std::vector<Offset>& warm) const {
+    Budget budget = budget_;
+    budget.target = std::max(budget_.target, load_bound(problem));
+    if (!options_.algorithm.empty()) {
+      const Planner& only = planner(options_.algorithm);
+      return {only.plan(problem, budget), std::string(only.name())};
+    }
+    if (has_fixed(problem)) return run_all(problem, warm, budget);
+
+    Solution whole;
+    whole.layout.offsets.assign(problem.buffers.size(), 0);
+    for (const Buffer& b : problem.buffers) {
+      whole.layout.height = std::max(whole.layout.height, align_up(b.size, problem.alignment));
+    }
+    std::vector<Part> parts = decompose(problem, whole.layout.offsets);
+    for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+      const Bytes size = align_up(problem.buffers[i].size, problem.alignment);
+      whole.layout.height = std::max(whole.layout.height, whole.layout.offsets[i] + size);
+    }
+    for (const Part& part : parts) {
+      // Highest first: no part need be lower than what another one needs anyway.
+      Budget part_budget = budget;
+      part_budget.target = std::max(budget.target, whole.layout.height) - part.base;
+      std::vector<Offset> part_warm;
+      if (!warm.empty()) {
+        for (const std::int32_t i : part.buffers) part_warm.push_back(warm[i]);
+      }
+      Solution solution = run_all(part.problem, part_warm, part_budget);
+      for (std::size_t k = 0; k < part.buffers.size(); ++k) {
+        whole.layout.offsets[part.buffers[k]] = part.base + solution.layout.offsets[k];
+      }
+      const Bytes height = part.base + solution.layout.height;
+      if (height > whole.layout.height || whole.algorithm.empty()) {
+        whole.algorithm = solution.algorithm;
+      }
+      whole.layout.height = std::max(whole.layout.height, height);
+    }
+    if (whole.algorithm.empty()) whole.algorithm = "stacked";  // everything lives throughout
+    return whole;
+  }
+
+ private:
+  Solution run_all(const Problem& problem, const std::vector<Offset>& warm,
+                   const Budget& budget) const {
+    const Timeline timeline(problem);
+    std::vector<Attempt> attempts;
+    if (!warm.empty()) {
+      attempts.push_back({"warm-start", [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                            return place_in_order(
+                                problem, timeline,
+                                order_of(warm, ordered(problem, timeline, Order::kPeakRankSize)),
+                                Fit::kFirst, b, &limit);
+                          }});
+    }
+    for (const GreedyPlanner& greedy : greedy_planners()) {
+      attempts.push_back(
+          {std::string(greedy.name()), [&](const Budget& b, const std::atomic<Bytes>& limit) {
+             return greedy.attempt(problem, timeline, b, &limit);
+           }});
+    }
+    Winner winner;
+    race(attempts, threads_, budget, winner);
+    return {std::move(winner.layout), std::move(winner.name)};
+  }
+
+  const PortfolioOptions& options_;
+  const Budget& budget_;
+  int threads_;
+};
 
 }  // namespace
 
@@ -107,38 +188,51 @@ PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
                       const Budget& budget) {
   const Clock::time_point began = Clock::now();
   problem.check();
+  if (options.warm_start && options.warm_start->offsets.size() != problem.buffers.size()) {
+    throw PlanError("the layout to start from has " +
+                    std::to_string(options.warm_start->offsets.size()) + " offsets for " +
+                    std::to_string(problem.buffers.size()) + " buffers");
+  }
   PortfolioResult result;
   result.bound = load_bound(problem);
   if (problem.capacity > 0 && result.bound > problem.capacity) {
     throw PlanError("no layout fits a capacity of " + std::to_string(problem.capacity) +
-                    " bytes: " + std::to_string(result.bound) + " bytes are live at once");
+                    " bytes: it takes at least " + std::to_string(result.bound) + " bytes");
   }
   const bool fixed = has_fixed(problem);
   if (fixed) check_fixed(problem);
 
-  std::vector<Part> parts = split_by_stream(problem);
+  std::vector<Stream> streams = split_by_stream(problem);
+  const Solver solver(options, budget);
   result.layout.offsets.assign(problem.buffers.size(), 0);
-  for (std::size_t p = 0; p < parts.size(); ++p) {
-    Part& part = parts[p];
+  for (std::size_t s = 0; s < streams.size(); ++s) {
+    Stream& stream = streams[s];
     Offset base = 0;
-    if (fixed && parts.size() > 1) {
+    if (fixed && streams.size() > 1) {
       std::vector<std::pair<Offset, Offset>> taken;
-      for (std::size_t q = 0; q < parts.size(); ++q) {
-        if (q == p) continue;
-        for (const std::size_t i : parts[q].buffers) {
+      for (std::size_t other = 0; other < streams.size(); ++other) {
+        if (other == s) continue;
+        for (const std::size_t i : streams[other].buffers) {
           const Buffer& b = problem.buffers[i];
-          if (b.upper <= b.lower || (q > p && b.fixed == kUnplaced)) continue;
-          const Offset offset = q < p ? result.layout.offsets[i] : b.fixed;
+          if (b.upper <= b.lower || (other > s && b.fixed == kUnplaced)) continue;
+          const Offset offset = other < s ? result.layout.offsets[i] : b.fixed;
           taken.emplace_back(offset, offset + align_up(b.size, problem.alignment));
         }
       }
-      add_obstacles(part, std::move(taken));
+      add_obstacles(stream, std::move(taken));
     } else {
       base = result.layout.height;
     }
-    Solution solution = solve_part(part.problem, options, budget);
-    for (std::size_t k = 0; k < part.buffers.size(); ++k) {
-      result.layout.offsets[part.buffers[k]] = base + solution.layout.offsets[k];
+    std::vector<Offset> warm;
+    if (options.warm_start) {
+      for (const std::size_t i : stream.buffers) {
+        warm.push_back(options.warm_start->offsets[i]);
+      }
+      warm.resize(stream.problem.buffers.size(), kUnplaced);
+    }
+    const Solution solution = solver.solve_stream(stream.problem, warm);
+    for (std::size_t k = 0; k < stream.buffers.size(); ++k) {
+      result.layout.offsets[stream.buffers[k]] = base + solution.layout.offsets[k];
     }
     result.layout.height = std::max(result.layout.height, base + solution.layout.height);
     if (!result.algorithm.empty()) result.algorithm += "+";

@@ -1,9 +1,10 @@
 // The whole planner: several algorithms side by side, the best plan, and a proof where there is
 // one.
 //
-// A problem is split by stream (each gets addresses of its own), the planners are run cheapest
-// first, and as soon as one meets the lower bound its plan is known to be optimal and the rest is
-// spared. What comes out has passed the independent validator.
+// A problem is split by stream (each gets addresses of its own) and taken apart without loss
+// (decompose.h); the planners are run cheapest first, and as soon as one meets the lower bound its
+// plan is known to be optimal and the rest is spared. What comes out has passed the independent
+// validator.
 #pragma once
 
 #include <string>
@@ -14,7 +15,11 @@
 namespace stalloc {
 
 struct PortfolioOptions {
-  std::string algorithm;  // the planner to run alone; empty: all of them
+  std::string algorithm;  // the planner to run alone, on a stream as it is; empty: all of them
+  int threads = 0;        // 0: as many as the machine has
+  // An older layout to begin with: one offset a buffer, kUnplaced where it knew none. It need not
+  // be valid; where it is, the result is no higher. May be null.
+  const Layout* warm_start = nullptr;
 };
 
 struct PortfolioResult {
