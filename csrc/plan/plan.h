@@ -19,10 +19,10 @@ namespace stalloc {
 struct Decision {
   Bytes size = 0;  // as asked
   Offset offset = 0;
-  Tick lower = 0;            // within [0, period)
-  Tick upper = 0;            // lower < upper <= lower + period; past the period it wraps round
-  PhaseIndex phase = kNone;  // where it is born, index into Plan::phases
-  PhaseIndex phase_end = kNone;
+  Tick lower = 0;                // within [0, period)
+  Tick upper = 0;                // lower < upper <= lower + period; past the period it wraps round
+  PhaseIndex phase = kNone;      // where it is born, index into Plan::phases
+  PhaseIndex phase_end = kNone;  // kNone when freed in an unplanned one
   StreamId stream = 0;
 };
 
@@ -36,8 +36,8 @@ struct Plan {
   Bytes load = 0;  // M_a of the profiled iteration, all requests, as asked
   Bytes alignment = kDefaultAlignment;
   Tick period = 0;
-  std::vector<ProfiledPhase> phases;
-  std::vector<Decision> decisions;  // by phase, then by lower
+  std::vector<ProfiledPhase> phases;  // the planned ones, in order of their beginning
+  std::vector<Decision> decisions;    // by phase, then by lower
 
   double gap() const { return bound > 0 ? static_cast<double>(pool) / bound - 1.0 : 0.0; }
 
@@ -47,12 +47,13 @@ struct Plan {
 };
 
 struct PlanOptions {
-  std::string algorithm;  // empty: the portfolio
+  std::string algorithm = {};  // empty: the portfolio
   Bytes alignment = kDefaultAlignment;
   double time_limit = 10.0;  // seconds
 };
 
-// Plans one profiled iteration. The result has been validated. Releases no locks, takes none.
+// Plans one profiled iteration. The result has been validated; its `info` and `fingerprint` are the
+// caller's to fill. Throws PlanError for options that make no sense.
 Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
                const std::atomic<bool>* cancel = nullptr,
                const std::function<void(double)>& progress = {});

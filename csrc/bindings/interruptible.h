@@ -1,0 +1,54 @@
+// Long work for Python: without the GIL, with progress reported to a Python function, and given up
+// when the user presses Ctrl-C.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <future>
+#include <mutex>
+
+namespace stalloc {
+
+// Returns work(cancel, progress), run on a thread of its own while this one looks out for signals.
+// `progress` may be None. When it throws, or a signal's handler does, the work is cancelled and
+// that exception raised. To be called with the GIL.
+template <typename Work>
+auto run_interruptibly(const pybind11::object& progress, Work work) {
+  namespace py = pybind11;
+  constexpr auto kSignalPeriod = std::chrono::milliseconds(50);
+  std::atomic<bool> cancel{false};
+  std::mutex mutex;
+  std::exception_ptr raised;
+  std::function<void(double)> report;
+  if (!progress.is_none()) {
+    report = [&](double fraction) {
+      if (cancel.load(std::memory_order_relaxed)) return;
+      const py::gil_scoped_acquire gil;
+      try {
+        progress(fraction);
+      } catch (const py::error_already_set&) {
+        const std::lock_guard lock(mutex);
+        if (!raised) raised = std::current_exception();
+        cancel = true;
+      }
+    };
+  }
+  const py::gil_scoped_release no_gil;
+  auto result = std::async(std::launch::async, [&] { return work(&cancel, report); });
+  while (result.wait_for(kSignalPeriod) != std::future_status::ready) {
+    const py::gil_scoped_acquire gil;
+    if (!cancel && PyErr_CheckSignals() != 0) {
+      const std::lock_guard lock(mutex);
+      if (!raised) raised = std::make_exception_ptr(py::error_already_set());
+      cancel = true;
+    }
+  }
+  if (raised) std::rethrow_exception(raised);
+  return result.get();
+}
+
+}  // namespace stalloc

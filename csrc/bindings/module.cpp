@@ -1,0 +1,12 @@
+// The Python module of the core. Each part binds itself in the file of its name.
+#include <pybind11/pybind11.h>
+
+#include "bindings/parts.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The core of stalloc: traces, plans and the runtime. Use the modules above it.";
+  stalloc::bind_errors();
+  stalloc::bind_trace(m);
+  stalloc::bind_plan(m);
+  stalloc::bind_runtime(m);
+}

@@ -1,0 +1,14 @@
+// The parts of the Python module, in the order in which they are bound: a part may use the types of
+// those above it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace stalloc {
+
+void bind_errors();
+void bind_trace(pybind11::module_& m);
+void bind_plan(pybind11::module_& m);
+void bind_runtime(pybind11::module_& m);
+
+}  // namespace stalloc

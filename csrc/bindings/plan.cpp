@@ -1,0 +1,54 @@
+// Plans and what is read out of them. Making one is Trace.plan, in trace.cpp.
+#include "plan/plan.h"
+
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "bindings/columns.h"
+#include "bindings/parts.h"
+#include "bindings/phases.h"
+
+namespace py = pybind11;
+
+namespace stalloc {
+namespace {
+
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+py::dict decisions_of(const py::object& self) {
+  const auto& rows = self.cast<const Plan&>().decisions;
+  py::dict d;
+  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
+  d["offset"] = column(self, rows, [](auto& r) -> auto& { return r.offset; });
+  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
+  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
+  d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
+  d["phase_end"] = column(self, rows, [](auto& r) -> auto& { return r.phase_end; });
+  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
+  return d;
+}
+
+}  // namespace
+
+void bind_plan(py::module_& m) {
+  py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
+      .def_readwrite("info", &Plan::info)
+      .def_readonly("fingerprint", &Plan::fingerprint)
+      .def_readonly("algorithm", &Plan::algorithm)
+      .def_readonly("optimal", &Plan::optimal)
+      .def_readonly("pool", &Plan::pool)
+      .def_readonly("bound", &Plan::bound)
+      .def_readonly("load", &Plan::load)
+      .def_readonly("alignment", &Plan::alignment)
+      .def_readonly("period", &Plan::period)
+      .def_property_readonly("gap", &Plan::gap)
+      .def("phases",
+           [](const py::object& self) {
+             return phase_columns(self, self.cast<const Plan&>().phases);
+           })
+      .def("decisions", &decisions_of)
+      .def("check", &Plan::check, ReleaseGil());
+}
+
+}  // namespace stalloc

@@ -1,0 +1,135 @@
+// Traces and what is read out of them.
+#include "trace/trace.h"
+
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "bindings/columns.h"
+#include "bindings/interruptible.h"
+#include "bindings/parts.h"
+#include "bindings/phases.h"
+#include "plan/plan.h"
+#include "trace/fingerprint.h"
+#include "trace/lifetimes.h"
+
+namespace py = pybind11;
+
+namespace stalloc {
+namespace {
+
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+py::dict requests_of(const py::object& self) {
+  const auto& rows = self.cast<const Trace&>().requests;
+  py::dict d;
+  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
+  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
+  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
+  d["phase_begin"] = column(self, rows, [](auto& r) -> auto& { return r.phase_begin; });
+  d["phase_end"] = column(self, rows, [](auto& r) -> auto& { return r.phase_end; });
+  d["layer_begin"] = column(self, rows, [](auto& r) -> auto& { return r.layer_begin; });
+  d["layer_end"] = column(self, rows, [](auto& r) -> auto& { return r.layer_end; });
+  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
+  d["thread"] = column(self, rows, [](auto& r) -> auto& { return r.thread; });
+  d["dynamic"] = column(self, rows, [](auto& r) -> auto& { return r.dynamic; });
+  return d;
+}
+
+py::dict phases_of(const py::object& self) {
+  const auto& rows = self.cast<const Trace&>().phases;
+  py::dict d = phase_columns(self, rows);
+  d["iteration"] = column(self, rows, [](auto& r) -> auto& { return r.iteration; });
+  return d;
+}
+
+py::dict layer_spans_of(const py::object& self) {
+  const auto& rows = self.cast<const Trace&>().layer_spans;
+  py::dict d;
+  d["layer"] = column(self, rows, [](auto& r) -> auto& { return r.layer; });
+  d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
+  d["begin"] = column(self, rows, [](auto& r) -> auto& { return r.begin; });
+  d["end"] = column(self, rows, [](auto& r) -> auto& { return r.end; });
+  d["recompute"] = column(self, rows, [](auto& r) -> auto& { return r.recompute; });
+  return d;
+}
+
+py::dict profiled_requests_of(const py::object& self) {
+  const auto& profile = self.cast<const IterationProfile&>();
+  const auto& rows = profile.requests;
+  py::array_t<bool> plannable(static_cast<py::ssize_t>(rows.size()));
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    plannable.mutable_at(i) = profile.is_plannable(rows[i]);
+  }
+  py::dict d;
+  d["request"] = column(self, rows, [](auto& r) -> auto& { return r.request; });
+  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
+  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
+  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
+  d["phase_begin"] = column(self, rows, [](auto& r) -> auto& { return r.phase_begin; });
+  d["phase_end"] = column(self, rows, [](auto& r) -> auto& { return r.phase_end; });
+  d["layer_begin"] = column(self, rows, [](auto& r) -> auto& { return r.layer_begin; });
+  d["layer_end"] = column(self, rows, [](auto& r) -> auto& { return r.layer_end; });
+  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
+  d["lifetime"] = column(self, rows, [](auto& r) -> auto& { return r.lifetime; });
+  d["dynamic"] = column(self, rows, [](auto& r) -> auto& { return r.dynamic; });
+  d["plannable"] = plannable;
+  return d;
+}
+
+Plan plan_of(const Trace& trace, const std::string& algorithm, Bytes alignment, double time_limit,
+             const py::object& progress) {
+  const PlanOptions options{algorithm, alignment, time_limit};
+  return run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& report) {
+    Plan plan = make_plan(profile_iteration(trace), options, cancel, report);
+    plan.info = trace.info;
+    plan.fingerprint = fingerprint(trace);
+    return plan;
+  });
+}
+
+}  // namespace
+
+void bind_trace(py::module_& m) {
+  m.attr("NEVER") = kNever;
+  py::list kinds;
+  for (int i = 0; i <= static_cast<int>(PhaseKind::kUnplanned); ++i) {
+    kinds.append(to_string(static_cast<PhaseKind>(i)));
+  }
+  m.attr("PHASE_KINDS") = py::tuple(kinds);
+  py::list lifetimes;
+  for (int i = 0; i <= static_cast<int>(LifetimeClass::kPersistent); ++i) {
+    lifetimes.append(to_string(static_cast<LifetimeClass>(i)));
+  }
+  m.attr("LIFETIME_CLASSES") = py::tuple(lifetimes);
+
+  py::class_<IterationProfile, std::shared_ptr<IterationProfile>>(m, "IterationProfile")
+      .def_readonly("iteration", &IterationProfile::iteration)
+      .def_readonly("compared", &IterationProfile::compared)
+      .def_readonly("period", &IterationProfile::period)
+      .def_readonly("load", &IterationProfile::load)
+      .def("phases",
+           [](const py::object& self) {
+             return phase_columns(self, self.cast<const IterationProfile&>().phases);
+           })
+      .def("requests", &profiled_requests_of);
+
+  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
+      .def_readwrite("info", &Trace::info)
+      .def_readonly("end", &Trace::end)
+      .def_readonly("layers", &Trace::layers)
+      .def_readonly("iterations", &Trace::iterations)
+      .def("requests", &requests_of)
+      .def("phases", &phases_of)
+      .def("layer_spans", &layer_spans_of)
+      .def("check", &Trace::check, ReleaseGil())
+      .def("fingerprint", &fingerprint, ReleaseGil())
+      .def(
+          "profile",
+          [](const Trace& t) { return std::make_shared<IterationProfile>(profile_iteration(t)); },
+          ReleaseGil())
+      .def("plan", &plan_of, py::arg("algorithm"), py::arg("alignment"), py::arg("time_limit"),
+           py::arg("progress"));
+}
+
+}  // namespace stalloc

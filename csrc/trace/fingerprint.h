@@ -1,0 +1,18 @@
+// A name for a trace by what is in it: two traces share it when the same run was recorded.
+//
+// FNV-1a with 128 bits over the columns of the requests, phases and iterations, each number as
+// eight little-endian bytes; documented in docs/formats.md so that other tools can compute it.
+// Names of layers and the free text in `info` do not count: they change nothing about a plan. Not
+// meant to withstand forgery.
+#pragma once
+
+#include <string>
+
+#include "trace/trace.h"
+
+namespace stalloc {
+
+// 32 hexadecimal digits. O(n).
+std::string fingerprint(const Trace& trace);
+
+}  // namespace stalloc

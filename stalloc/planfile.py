@@ -1,0 +1,119 @@
+"""Plans: an address for every static request of an iteration.
+
+The module is not called `plan`, as that is the name of the function that makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from stalloc import _core
+from stalloc.tables import Decisions, Phases
+
+DEFAULT_ALIGNMENT = 512
+"""Bytes; what CUDA's allocators give."""
+
+DEFAULT_TIME_LIMIT = 10.0
+"""Seconds."""
+
+
+class Plan:
+    """Where in the pool each static request goes. `Trace.plan` makes one."""
+
+    def __init__(self, core: _core.Plan) -> None:
+        self._core = core
+
+    @property
+    def info(self) -> dict[str, str]:
+        """What was profiled: `device`, `torch`, `model` and whatever else was noted."""
+        return self._core.info
+
+    @info.setter
+    def info(self, value: Mapping[str, str]) -> None:
+        self._core.info = dict(value)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the trace it was made from."""
+        return self._core.fingerprint
+
+    @property
+    def algorithm(self) -> str:
+        """The planner it came from; with several streams one for each, joined by `+`."""
+        return self._core.algorithm
+
+    @property
+    def pool(self) -> int:
+        """Bytes to reserve."""
+        return self._core.pool
+
+    @property
+    def bound(self) -> int:
+        """Bytes below which no plan can go."""
+        return self._core.bound
+
+    @property
+    def gap(self) -> float:
+        """How far the pool is above the bound: `pool / bound - 1`."""
+        return self._core.gap
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is proven that no plan has a smaller pool."""
+        return self._core.optimal
+
+    @property
+    def load(self) -> int:
+        """The most bytes alive at once in the profiled iteration, all requests, as asked."""
+        return self._core.load
+
+    @property
+    def alignment(self) -> int:
+        """Bytes; every address is a multiple of it."""
+        return self._core.alignment
+
+    @property
+    def period(self) -> int:
+        """Ticks of one iteration."""
+        return self._core.period
+
+    @cached_property
+    def phases(self) -> Phases:
+        """The planned phases, in order."""
+        return Phases(**self._core.phases())
+
+    @cached_property
+    def decisions(self) -> Decisions:
+        """Every address, by phase, then in order."""
+        return Decisions(**self._core.decisions())
+
+    def check(self) -> None:
+        """Validates the plan by itself; what is made or loaded has been.
+
+        Raises:
+            PlanError: Two decisions overlap, or one cannot be followed; the message names it.
+        """
+        self._core.check()
+
+    def summary(self) -> dict[str, str | int | float | bool]:
+        """Its figures in one place."""
+        return {
+            "decisions": len(self.decisions),
+            "phases": len(self.phases),
+            "pool": self.pool,
+            "bound": self.bound,
+            "gap": self.gap,
+            "optimal": self.optimal,
+            "load": self.load,
+            "algorithm": self.algorithm,
+            "alignment": self.alignment,
+            "period": self.period,
+            "fingerprint": self.fingerprint,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan of {len(self.decisions):,} decisions, pool {self.pool:,} bytes, "
+            f"gap {self.gap:.2%}{', optimal' if self.optimal else ''}>"
+        )

@@ -1,0 +1,191 @@
+"""The tables in traces and plans: a NumPy array a column, all of the same length.
+
+The arrays are read-only views of the rows themselves. Times are ticks: every allocation and every
+free takes one. Intervals are half-open. An index of -1 means none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from stalloc import _core
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Kinds: TypeAlias = npt.NDArray[np.uint8]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+NEVER: int = _core.NEVER
+"""The `upper` of a request that was not freed while the profiler looked."""
+
+PHASE_KINDS: tuple[str, ...] = _core.PHASE_KINDS
+"""Names of the numbers in a column `kind`."""
+
+LIFETIME_CLASSES: tuple[str, ...] = _core.LIFETIME_CLASSES
+"""Names of the numbers in a column `lifetime`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Every allocation of a trace, in order of `lower`.
+
+    Attributes:
+        size: Bytes, as asked.
+        lower: Tick of the allocation.
+        upper: Tick of the free, or `NEVER`.
+        phase_begin: Where it was allocated: row of the trace's phases.
+        phase_end: Where it was freed.
+        layer_begin: Index into the trace's layers.
+        layer_end: Index into the trace's layers.
+        stream: Ordinal of the stream.
+        thread: Ordinal of the thread; 0 is the one that trains.
+        dynamic: Whether it was made in a module tagged as dynamic.
+    """
+
+    size: Int64s
+    lower: Int64s
+    upper: Int64s
+    phase_begin: Int32s
+    phase_end: Int32s
+    layer_begin: Int32s
+    layer_end: Int32s
+    stream: Int32s
+    thread: Int32s
+    dynamic: Flags
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Phases of a profile or a plan, in order.
+
+    Attributes:
+        kind: Index into `PHASE_KINDS`.
+        microbatch: Its number, or -1.
+        chunk: The model chunk under pipeline parallelism, else 0.
+        occurrence: Counts phases alike within the iteration.
+        begin: Tick.
+        end: Tick.
+    """
+
+    kind: Kinds
+    microbatch: Int32s
+    chunk: Int32s
+    occurrence: Int32s
+    begin: Int64s
+    end: Int64s
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def name(self, row: int) -> str:
+        """The phase in a few characters, as in `forward 2`."""
+        name = PHASE_KINDS[int(self.kind[row])]
+        if self.microbatch[row] >= 0:
+            name += f" {self.microbatch[row]}"
+        if self.chunk[row] > 0:
+            name += f" chunk {self.chunk[row]}"
+        if self.occurrence[row] > 0:
+            name += f" #{self.occurrence[row] + 1}"
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpans(Phases):
+    """Stretches of the phases of a trace; a phase that is interrupted has several.
+
+    Attributes:
+        iteration: The one it belongs to.
+    """
+
+    iteration: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpans:
+    """Stays in modules, in order of `begin`; they nest.
+
+    Attributes:
+        layer: Index into the trace's layers.
+        phase: Row of the trace's phases.
+        begin: Tick.
+        end: Tick.
+        recompute: Whether it is a forward that runs inside a backward pass.
+    """
+
+    layer: Int32s
+    phase: Int32s
+    begin: Int64s
+    end: Int64s
+    recompute: Flags
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledRequests:
+    """The requests of the iteration that stands for all, in order of `lower`.
+
+    Attributes:
+        request: Row of the trace's requests.
+        size: Bytes, as asked.
+        lower: Tick of the allocation, since the iteration began.
+        upper: Tick of the free; past the period it lies in the next iteration.
+        phase_begin: Row of the profile's phases.
+        phase_end: Row of the profile's phases.
+        layer_begin: Index into the trace's layers.
+        layer_end: Index into the trace's layers.
+        stream: Ordinal of the stream.
+        lifetime: Index into `LIFETIME_CLASSES`.
+        dynamic: Whether its size or presence differs between iterations, or it is tagged so.
+        plannable: Whether it gets a place in a plan.
+    """
+
+    request: Int32s
+    size: Int64s
+    lower: Int64s
+    upper: Int64s
+    phase_begin: Int32s
+    phase_end: Int32s
+    layer_begin: Int32s
+    layer_end: Int32s
+    stream: Int32s
+    lifetime: Kinds
+    dynamic: Flags
+    plannable: Flags
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """A plan's addresses, by phase, then by `lower`.
+
+    Attributes:
+        size: Bytes, as asked.
+        offset: Bytes from the start of the pool.
+        lower: Tick of the allocation, since the iteration began.
+        upper: Tick of the free; past the period it lies in the next iteration.
+        phase: Where it is allocated: row of the plan's phases.
+        phase_end: Where it is freed; -1 in an unplanned phase.
+        stream: Ordinal of the stream.
+    """
+
+    size: Int64s
+    offset: Int64s
+    lower: Int64s
+    upper: Int64s
+    phase: Int32s
+    phase_end: Int32s
+    stream: Int32s
+
+    def __len__(self) -> int:
+        return len(self.size)

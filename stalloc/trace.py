@@ -1,0 +1,183 @@
+"""Traces: every allocation of a profiled run, and what repeats in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stalloc import _core
+from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT, Plan
+from stalloc.tables import (
+    LIFETIME_CLASSES,
+    PHASE_KINDS,
+    Flags,
+    LayerSpans,
+    Phases,
+    PhaseSpans,
+    ProfiledRequests,
+    Requests,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many requests of a kind there are.
+
+    Attributes:
+        requests: Their number.
+        bytes: The sum of their sizes.
+    """
+
+    requests: int
+    bytes: int
+
+
+class IterationProfile:
+    """One iteration that stands for all: what repeats, for how long it lives, what does not."""
+
+    def __init__(self, core: _core.IterationProfile) -> None:
+        self._core = core
+
+    @property
+    def iteration(self) -> int:
+        """The reference: the last complete iteration of the trace."""
+        return self._core.iteration
+
+    @property
+    def compared(self) -> int:
+        """How many iterations it was compared with."""
+        return self._core.compared
+
+    @property
+    def period(self) -> int:
+        """Ticks of one iteration."""
+        return self._core.period
+
+    @property
+    def load(self) -> int:
+        """The most bytes alive at once, all requests, as asked."""
+        return self._core.load
+
+    @cached_property
+    def phases(self) -> Phases:
+        """Its phases, in order."""
+        return Phases(**self._core.phases())
+
+    @cached_property
+    def requests(self) -> ProfiledRequests:
+        """Its requests, in order."""
+        return ProfiledRequests(**self._core.requests())
+
+    def tallies(self) -> dict[str, Tally]:
+        """Requests by kind.
+
+        Returns:
+            `static` and `dynamic` requests of the planned phases, and those of `unplanned` ones,
+            which add up to all; of the static ones each lifetime class; and the `plannable`.
+        """
+        requests = self.requests
+        kinds = self.phases.kind[requests.phase_begin]
+        planned: Flags = kinds != PHASE_KINDS.index("unplanned")
+        static: Flags = planned & ~requests.dynamic
+
+        def tally(chosen: Flags) -> Tally:
+            return Tally(int(np.count_nonzero(chosen)), int(requests.size[chosen].sum()))
+
+        result = {
+            "static": tally(static),
+            "dynamic": tally(planned & requests.dynamic),
+            "unplanned": tally(~planned),
+            "plannable": tally(requests.plannable),
+        }
+        for number, name in enumerate(LIFETIME_CLASSES):
+            result[name] = tally(static & (requests.lifetime == number))
+        return result
+
+
+class Trace:
+    """Every allocation of a profiled run, with its lifetime, phase and layer."""
+
+    def __init__(self, core: _core.Trace) -> None:
+        self._core = core
+
+    @property
+    def info(self) -> dict[str, str]:
+        """What was profiled: `device`, `torch`, `model` and whatever else was noted."""
+        return self._core.info
+
+    @info.setter
+    def info(self, value: Mapping[str, str]) -> None:
+        self._core.info = dict(value)
+
+    @property
+    def end(self) -> int:
+        """One past the last tick."""
+        return self._core.end
+
+    @property
+    def iterations(self) -> list[int]:
+        """The ticks between complete iterations: one more than there are iterations."""
+        return self._core.iterations
+
+    @cached_property
+    def layers(self) -> list[str]:
+        """Names of the modules."""
+        return self._core.layers
+
+    @cached_property
+    def requests(self) -> Requests:
+        """Every allocation."""
+        return Requests(**self._core.requests())
+
+    @cached_property
+    def phases(self) -> PhaseSpans:
+        """Every stretch of a phase."""
+        return PhaseSpans(**self._core.phases())
+
+    @cached_property
+    def layer_spans(self) -> LayerSpans:
+        """Every stay in a module."""
+        return LayerSpans(**self._core.layer_spans())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name by content: 32 hexadecimal digits."""
+        return self._core.fingerprint()
+
+    def profile(self) -> IterationProfile:
+        """Compares the iterations.
+
+        Raises:
+            TraceError: The trace is inconsistent, or holds no complete iteration.
+        """
+        return IterationProfile(self._core.profile())
+
+    def plan(
+        self,
+        algorithm: str | None = None,
+        alignment: int = DEFAULT_ALIGNMENT,
+        time_limit: float = DEFAULT_TIME_LIMIT,
+        progress: Callable[[float], object] | None = None,
+    ) -> Plan:
+        """Gives every static request of an iteration an address.
+
+        Other threads run meanwhile. Ctrl-C ends it.
+
+        Args:
+            algorithm: The planner to use. By default several are run and the best plan wins.
+            alignment: Bytes; every address is a multiple of it.
+            time_limit: Seconds after which the best plan so far is taken.
+            progress: Told the fraction that is done, now and then, from any thread.
+
+        Raises:
+            TraceError: The trace is inconsistent, or holds no complete iteration.
+            PlanError: There is no such planner, or the options make no sense.
+        """
+        return Plan(self._core.plan(algorithm or "", alignment, time_limit, progress))
+
+    def __repr__(self) -> str:
+        iterations = max(0, len(self.iterations) - 1)
+        return f"<Trace of {len(self.requests):,} requests in {iterations} iterations>"

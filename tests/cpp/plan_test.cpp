@@ -1,0 +1,155 @@
+// From a profile to a plan, and what Plan::check() refuses.
+#include "plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "base/error.h"
+#include "trace_builder.h"
+
+namespace stalloc {
+namespace {
+
+using ::testing::IsSubstring;
+using testing::TraceBuilder;
+
+// Three iterations with a gradient that wraps round, an evaluation, a dynamic request and two
+// streams.
+Trace training_run() {
+  TraceBuilder t;
+  std::int32_t gradient = kNone;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(1000);
+    const auto b = t.alloc(2000);
+    if (gradient != kNone) t.free(gradient);
+    const auto other_stream = t.alloc(300, 1);
+    t.phase(PhaseKind::kUnplanned);
+    t.free(t.alloc(5000));
+    t.free(other_stream);
+    t.phase(PhaseKind::kBackward, 0);
+    const auto dynamic = t.alloc(700 + i);
+    t.free(b);
+    gradient = t.alloc(1500);
+    t.free(dynamic);
+    t.free(a);
+    t.step();
+  }
+  return t.finish();
+}
+
+Plan sound_plan() { return make_plan(profile_iteration(training_run()), {}); }
+
+std::string complaint(const std::function<void(Plan&)>& damage) {
+  Plan plan = sound_plan();
+  damage(plan);
+  try {
+    plan.check();
+  } catch (const PlanError& error) {
+    return error.what();
+  }
+  return "no complaint";
+}
+
+TEST(MakePlan, PlansWhatRepeatsAndNothingElse) {
+  const IterationProfile profile = profile_iteration(training_run());
+  const Plan plan = make_plan(profile, {});
+  ASSERT_EQ(plan.decisions.size(), 4u);
+  std::vector<Bytes> sizes;
+  for (const Decision& d : plan.decisions) sizes.push_back(d.size);
+  EXPECT_EQ(sizes, (std::vector<Bytes>{1000, 2000, 300, 1500}));
+  EXPECT_EQ(plan.period, profile.period);
+  EXPECT_EQ(plan.load, profile.load);
+  EXPECT_EQ(plan.bound, 1024 + 2048 + 1536 + 512);
+  EXPECT_EQ(plan.pool, plan.bound);
+  EXPECT_TRUE(plan.optimal);
+  EXPECT_FALSE(plan.algorithm.empty());
+  EXPECT_EQ(plan.gap(), 0.0);
+  ASSERT_EQ(plan.phases.size(), 3u);  // the first is what comes before the forward: nothing
+  EXPECT_EQ(plan.phases[1].key, (PhaseKey{PhaseKind::kForward, 0, 0, 0}));
+  EXPECT_EQ(plan.phases[2].key, (PhaseKey{PhaseKind::kBackward, 0, 0, 0}));
+  EXPECT_EQ(plan.decisions[2].phase_end, kNone);
+  EXPECT_EQ(plan.decisions[3].phase, 2);
+  EXPECT_EQ(plan.decisions[3].phase_end, 1);
+  EXPECT_GT(plan.decisions[3].upper, plan.period);
+}
+
+TEST(MakePlan, TakesANamedPlannerAndAnAlignment) {
+  const Plan plan =
+      make_plan(profile_iteration(training_run()), {.algorithm = "first-fit-size", .alignment = 1});
+  EXPECT_EQ(plan.algorithm, "first-fit-size+first-fit-size");
+  EXPECT_EQ(plan.alignment, 1);
+  EXPECT_GE(plan.pool, 1000 + 2000 + 1500 + 300);
+}
+
+TEST(MakePlan, OfAnIterationWithoutRequestsIsEmpty) {
+  TraceBuilder t;
+  t.step();
+  const Plan plan = make_plan(profile_iteration(t.finish()), {});
+  EXPECT_TRUE(plan.decisions.empty());
+  EXPECT_EQ(plan.pool, 0);
+  EXPECT_EQ(plan.gap(), 0.0);
+}
+
+TEST(MakePlan, RefusesOptionsThatMakeNoSense) {
+  const IterationProfile profile = profile_iteration(training_run());
+  EXPECT_THROW(make_plan(profile, {.algorithm = "by magic"}), PlanError);
+  EXPECT_THROW(make_plan(profile, {.alignment = 0}), PlanError);
+  EXPECT_THROW(make_plan(profile, {.alignment = std::numeric_limits<Bytes>::max()}), PlanError);
+  EXPECT_THROW(make_plan(profile, {.time_limit = -1}), PlanError);
+  EXPECT_THROW(make_plan(profile, {.time_limit = std::numeric_limits<double>::quiet_NaN()}),
+               PlanError);
+  EXPECT_NO_THROW(make_plan(profile, {.time_limit = std::numeric_limits<double>::infinity()}));
+}
+
+TEST(PlanCheck, AcceptsWhatWasPlanned) { EXPECT_NO_THROW(sound_plan().check()); }
+
+TEST(PlanCheck, RefusesOverlapsAndPlacesOutsideThePool) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "overlap",
+                      complaint([](Plan& p) { p.decisions[1].offset = p.decisions[0].offset; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "buffer 1",
+                      complaint([](Plan& p) { p.decisions[1].offset = p.pool; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "buffer 2",
+                      complaint([](Plan& p) { p.decisions[2].offset = -512; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "not aligned",
+                      complaint([](Plan& p) { p.decisions[0].offset += 1; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "pool: 512 bytes", complaint([](Plan& p) { p.pool = 512; }));
+}
+
+TEST(PlanCheck, RefusesRowsThatPointNowhere) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "decisions, row 1: lives from phase 3 to",
+                      complaint([](Plan& p) { p.decisions[1].phase = 3; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "decisions, row 1",
+                      complaint([](Plan& p) { p.decisions[1].phase_end = 3; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "decisions, row 0",
+                      complaint([](Plan& p) { p.decisions[0].size = 0; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "decisions, row 0",
+                      complaint([](Plan& p) { p.decisions[0].stream = -1; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "decisions, row 3",
+                      complaint([](Plan& p) { p.decisions[3].upper += p.period; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "decisions, row 3",
+                      complaint([](Plan& p) { p.decisions[3].lower = p.period; }));
+}
+
+TEST(PlanCheck, RefusesDisorder) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "decisions, row 1: out of order",
+                      complaint([](Plan& p) { std::swap(p.decisions[0], p.decisions[1]); }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "phases, row 1: the phase is there twice",
+                      complaint([](Plan& p) { p.phases[1].key = p.phases[0].key; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "phases, row 0: an unplanned phase",
+                      complaint([](Plan& p) { p.phases[0].key.kind = PhaseKind::kUnplanned; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "phases, row 1",
+                      complaint([](Plan& p) { p.phases[1].end = p.period + 1; }));
+}
+
+TEST(PlanCheck, RefusesFiguresThatCannotBe) {
+  EXPECT_PRED_FORMAT2(IsSubstring, "alignment", complaint([](Plan& p) { p.alignment = 0; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "period", complaint([](Plan& p) { p.period = -1; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "bound", complaint([](Plan& p) { p.bound = -1; }));
+  EXPECT_PRED_FORMAT2(IsSubstring, "load", complaint([](Plan& p) { p.load = -1; }));
+}
+
+}  // namespace
+}  // namespace stalloc
