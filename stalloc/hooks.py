@@ -55,7 +55,7 @@ from torch.utils.hooks import RemovableHandle
 
 from stalloc._hooks import frames
 from stalloc._hooks.engine import add_listener, remove_listener
-from stalloc._hooks.modules import LayerHooks, Pattern, RootHook
+from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
 from stalloc._hooks.phases import PhaseTracker, Scope
 from stalloc._hooks.signatures import input_signature, model_signature
 from stalloc._hooks.sink import Phase, PhaseKind, PhaseSink
@@ -190,11 +190,11 @@ class TrainingHooks:
         self._layers.watch(root, self._handles)
         self._handles.append(
             root.register_forward_pre_hook(
-                RootHook(self._root_called), prepend=True, with_kwargs=True
+                root_hook(self._root_called), prepend=True, with_kwargs=True
             )
         )
         self._handles.append(
-            root.register_forward_hook(RootHook(self._root_returned), always_call=True)
+            root.register_forward_hook(root_hook(self._root_returned), always_call=True)
         )
 
     def _root_called(
@@ -217,7 +217,7 @@ class TrainingHooks:
         self._tracker.end_forward(raised)
 
     def _discover(self) -> None:
-        self._discovery = register_module_forward_pre_hook(RootHook(self._module_called))
+        self._discovery = register_module_forward_pre_hook(root_hook(self._module_called))
 
     def _end_discovery(self) -> None:
         if self._discovery is not None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ from stalloc._hooks.sink import PhaseSink
 Pattern = str | type[nn.Module]
 
 
-class RootHook:
-    """Calls `function`; inside compiled code, as a break in its graph."""
+class ModuleHook:
+    """Calls `function`, on the way into a module or out of it."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
@@ -33,15 +33,27 @@ class RootHook:
         """Called by the module."""
         self._function(*args)
 
-    # What torch.compiler.disable() would set; that function would import the whole compiler.
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
-
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-class LayerHook(RootHook):
-    """Calls `function`; inside compiled code, not at all."""
+@functools.cache
+def _eager_hook() -> type[ModuleHook]:
+    # Not at the top level: disable() imports the compiler, which takes seconds. Whoever trains has
+    # it imported already, by making an optimizer.
+    class EagerHook(ModuleHook):
+        __call__ = torch.compiler.disable(ModuleHook.__call__)  # type: ignore[no-untyped-call]
+
+    return EagerHook
+
+
+def root_hook(function: Callable[..., None]) -> ModuleHook:
+    """A hook that runs even where the module's call is compiled (`module.compile()`)."""
+    return _eager_hook()(function)
+
+
+class LayerHook(ModuleHook):
+    """Is not there in compiled code: it would break the graph, and so change the requests."""
 
     def __call__(self, *args: Any) -> None:
         """Called by the module."""
@@ -91,12 +103,12 @@ class LayerHooks:
                 self.root_layer = layer
             handles.append(
                 module.register_forward_pre_hook(
-                    LayerHook(partial(self.enter, layer)), prepend=True
+                    LayerHook(functools.partial(self.enter, layer)), prepend=True
                 )
             )
             handles.append(
                 module.register_forward_hook(
-                    LayerHook(partial(self.leave, layer)), always_call=True
+                    LayerHook(functools.partial(self.leave, layer)), always_call=True
                 )
             )
 

@@ -620,7 +620,7 @@ def test_a_root_called_on_another_thread_first_is_not_discovered(sink: Recording
 
 
 def test_threads_that_run_the_model_all_the_while(sink: RecordingSink) -> None:
-    model = Net()
+    model, other = Net(), Net()
     optimizer = torch.optim.SGD(model.parameters())
     stop = threading.Event()
 
@@ -628,7 +628,8 @@ def test_threads_that_run_the_model_all_the_while(sink: RecordingSink) -> None:
         while not stop.is_set():
             with torch.no_grad():
                 model(X)
-            model(X).sum().backward()
+            model(X)
+            other(X).sum().backward()
 
     threads = [threading.Thread(target=evaluate) for _ in range(3)]
     with TrainingHooks(sink, model, layers=True):

@@ -1,0 +1,339 @@
+"""What the hooks do to torch: nothing that lasts, nothing to results, nothing to memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from phase_sinks import RecordingSink
+from torch import Tensor, nn
+from torch.autograd.variable import Variable
+from torch.nn.modules import module as module_globals
+from torch.optim import optimizer as optimizer_globals
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from stalloc.hooks import TrainingHooks
+
+# torch's own warning for a reentrant checkpoint where gradients are off.
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+
+X = torch.ones(2, 8)
+
+
+class Net(nn.Module):
+    """Tied weights, an in-place activation, dropout, both kinds of checkpoints, one in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Dropout(0.1))
+        self.third = nn.Linear(8, 8)
+        self.third.weight = self.first.weight
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = self.first(x)
+        x += scale
+        x = checkpoint(self.second, x, use_reentrant=True)
+        x = checkpoint(lambda y: self.third(self.again(y)), x, use_reentrant=False)
+        return x.relu_()
+
+    def again(self, x: Tensor) -> Tensor:
+        return checkpoint(self.second, x, use_reentrant=False)
+
+
+def train(model: nn.Module, steps: int = 3) -> list[Tensor]:
+    """Losses and final weights."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for scale in (1.0, 2.0):
+            loss = model(X, scale=scale).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        with torch.no_grad():
+            losses.append(model(X).sum())
+    optimizer.zero_grad()
+    return [*losses, *model.parameters()]
+
+
+def state_of_torch() -> list[object]:
+    """Everything that hooks might leave something in."""
+    return [
+        Variable._execution_engine,
+        torch.autograd.backward,
+        torch.autograd.grad,
+        torch.Tensor.backward,
+        torch.autograd.graph._engine_run_backward,
+        *(
+            (name, dict(value))
+            for name, value in {**vars(module_globals), **vars(optimizer_globals)}.items()
+            if name.startswith("_global") and isinstance(value, dict)
+        ),
+    ]
+
+
+def hooks_of(model: nn.Module) -> list[int]:
+    return [
+        len(value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if "hooks" in name and isinstance(value, dict)
+    ]
+
+
+@pytest.mark.parametrize("layers", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_detaching_leaves_torch_and_the_model_as_they_were(
+    sink: RecordingSink, layers: bool, given: bool
+) -> None:
+    model = Net()
+    before = state_of_torch(), hooks_of(model)
+    training = TrainingHooks(sink, model if given else None, layers=layers)
+    training.attach()
+    assert training.attach() is training
+    train(model)
+    assert training.attached
+    assert (state_of_torch(), hooks_of(model)) != before
+    training.detach()
+    assert not training.attached
+    assert (state_of_torch(), hooks_of(model)) == before
+    training.detach()
+    assert (state_of_torch(), hooks_of(model)) == before
+
+
+def test_a_root_never_found_leaves_nothing_behind(sink: RecordingSink) -> None:
+    before = state_of_torch()
+    with TrainingHooks(sink):
+        assert state_of_torch() != before
+    assert state_of_torch() == before
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_two_at_once_hear_the_same_and_leave_in_any_order(first_out: int) -> None:
+    model = Net()
+    before = state_of_torch(), hooks_of(model)
+    sinks = [RecordingSink(), RecordingSink()]
+    both = [TrainingHooks(sink, model).attach() for sink in sinks]
+    train(model)
+    assert sinks[0].words == sinks[1].words
+    both[first_out].detach()
+    heard = sinks[first_out].take()
+    train(model)
+    assert sinks[first_out].take() == ""
+    assert sinks[1 - first_out].take().startswith(heard.rpartition(" ")[0])
+    both[1 - first_out].detach()
+    assert (state_of_torch(), hooks_of(model)) == before
+
+
+def test_another_engine_put_over_ours_is_left_there(sink: RecordingSink) -> None:
+    model = Net()
+    before = Variable._execution_engine
+
+    class Theirs(torch._C._ImperativeEngine):
+        engine: Any
+        calls = 0
+
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            Theirs.calls += 1
+            return self.engine.run_backward(*args, **kwargs)
+
+    training = TrainingHooks(sink, model).attach()
+    theirs = Theirs()
+    theirs.engine = Variable._execution_engine
+    Variable._execution_engine = theirs
+    try:
+        training.detach()
+        assert Variable._execution_engine is theirs
+        with training:
+            sink.take()
+            model(X).sum().backward()
+            # Once, though our engine is there twice now.
+            assert sink.take() == "forward 0 backward 0 other"
+        assert Variable._execution_engine is theirs
+        assert Theirs.calls > 0
+    finally:
+        Variable._execution_engine = before
+
+
+def test_a_sink_that_refuses_at_first_leaves_nothing_behind() -> None:
+    class Refuses(RecordingSink):
+        def define_layer(self, name: str, dynamic: bool) -> int:
+            if name == "second":
+                raise RuntimeError("refused")
+            return super().define_layer(name, dynamic)
+
+    model = Net()
+    before = state_of_torch(), hooks_of(model)
+    with pytest.raises(RuntimeError, match="refused"):
+        TrainingHooks(Refuses(), model, layers=True).attach()
+    assert (state_of_torch(), hooks_of(model)) == before
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_losses_and_weights_are_identical_to_the_bit(sink: RecordingSink, layers: bool) -> None:
+    torch.manual_seed(1)
+    expected = train(Net())
+    torch.manual_seed(1)
+    with TrainingHooks(sink, layers=layers):
+        actual = train(Net())
+    assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
+
+
+def memory_events(work: Callable[[], object]) -> list[int]:
+    """Bytes of every allocation (positive) and free (negative) of `work`, in order."""
+    gc.collect()
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+            work()
+    finally:
+        gc.enable()
+    events = prof.profiler.kineto_results.events()
+    memory = [event for event in events if event.name() == "[memory]"]
+    return [event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns())]
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_no_allocation_is_added_moved_or_kept(sink: RecordingSink, layers: bool) -> None:
+    model = Net()
+    train(model)
+    expected = memory_events(lambda: train(model))
+    assert len(expected) > 100
+    with TrainingHooks(sink, model, layers=layers):
+        actual = memory_events(lambda: train(model))
+    assert actual == expected
+
+
+def test_neither_model_nor_optimizer_nor_inputs_are_kept_alive(sink: RecordingSink) -> None:
+    gc.disable()
+    try:
+        with TrainingHooks(sink, layers=True):
+            model = nn.Linear(8, 8)
+            optimizer = torch.optim.SGD(model.parameters())
+            x = torch.ones(1, 8)
+            model(x).sum().backward()
+            optimizer.step()
+            gone = [weakref.ref(thing) for thing in (model, optimizer, x, model.weight)]
+            del model, optimizer, x
+            gc.collect()
+            assert [ref() for ref in gone] == [None] * 4
+    finally:
+        gc.enable()
+
+
+# Copies
+
+
+def test_a_copy_of_the_model_is_not_watched(sink: RecordingSink) -> None:
+    model = Net()
+    with TrainingHooks(sink, model, layers=True):
+        averaged = copy.deepcopy(model)
+        sink.take()
+        with torch.no_grad():
+            averaged(X)
+        averaged(X).sum().backward()
+        assert sink.take() == "backward other"
+        assert sink.stays == []
+
+
+def test_a_model_saved_whole_loads_where_there_is_no_stalloc(sink: RecordingSink) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    file = io.BytesIO()
+    with TrainingHooks(sink, model, layers=True):
+        torch.save(model, file)
+    script = (
+        "import io, sys, torch; sys.modules['stalloc'] = None\n"
+        "model = torch.load(io.BytesIO(sys.stdin.buffer.read()), weights_only=False)\n"
+        "print(model(torch.ones(1, 2)).shape)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script], input=file.getvalue(), capture_output=True, check=True
+    )
+    assert out.stdout.decode().strip() == "torch.Size([1, 2])"
+
+
+# Wrappers
+
+
+@pytest.fixture
+def gloo() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.parametrize("given", ["wrapper", "inside", "none"])
+def test_distributed_data_parallel(sink: RecordingSink, given: str) -> None:
+    inside = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    model = nn.parallel.DistributedDataParallel(inside)
+    optimizer = torch.optim.SGD(model.parameters())
+    root = {"wrapper": model, "inside": inside, "none": None}[given]
+    with TrainingHooks(sink, root, layers=True) as training:
+        for _ in range(2):
+            with model.no_sync():
+                model(X).sum().backward()
+            model(X).sum().backward()
+            optimizer.step()
+        assert training.root is (inside if given == "inside" else model)
+    one = "forward 0 backward 0 other forward 1 backward 1 other optimizer other"
+    assert sink.take() == f"other {one} | other {one} other"
+
+
+def compiled(kind: str, model: nn.Module, graphs: list[int]) -> nn.Module:
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    if kind == "in place":
+        model.compile(backend=backend)
+        return model
+    return torch.compile(model, backend=backend)
+
+
+# Said by torch.compile of any global module hook; ours is gone after the first call.
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("layers", [False, True])
+@pytest.mark.parametrize("kind", ["in place", "wrapped"])
+def test_compiled_models_keep_their_graph(
+    sink: RecordingSink, kind: str, layers: bool, given: bool
+) -> None:
+    plain: list[int] = []
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    expected = compiled(kind, copy.deepcopy(model), plain)(X)
+    graphs: list[int] = []
+    model = compiled(kind, model, graphs)
+    with TrainingHooks(sink, model if given else None, layers=layers) as training:
+        for _ in range(3):
+            actual = model(X)
+            actual.sum().backward()
+        with torch.no_grad():
+            model(X)
+        assert training.root is model
+    assert torch.equal(actual, expected)
+    one = [f"forward {i} backward {i} other" for i in range(3)]
+    assert sink.take() == f"other {' '.join(one)} ( ) other"
+    assert graphs[: len(plain)] == plain
+
+
+def test_data_parallel_replicas_are_not_the_root(sink: RecordingSink) -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    with TrainingHooks(sink, model, layers=True):
+        replica = model._replicate_for_data_parallel()
+        assert replica._forward_pre_hooks
+        replica(X)
+    assert "forward" not in sink.take()
