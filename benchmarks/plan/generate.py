@@ -167,7 +167,9 @@ def generate(rank: Rank, name: str) -> Instance:
     lengths = np.full(rank.microbatches, rank.sequence)
     if rank.varying:
         lengths = np.clip(
-            rng.lognormal(np.log(rank.sequence * 0.6), 0.5, rank.microbatches), 64, 2 * rank.sequence
+            rng.lognormal(np.log(rank.sequence * 0.6), 0.5, rank.microbatches),
+            64,
+            2 * rank.sequence,
         ).astype(np.int64)
     square = rank.hidden * rank.hidden
     weights = [n * square for n in (3, 1, 8, 4)] + [rank.hidden, rank.hidden]

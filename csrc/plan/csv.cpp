@@ -90,6 +90,7 @@ CsvProblem read_csv(std::string_view text) {
     if (!header) {
       header = read_header(line, number);
       fields_expected = split(line).size();
+      result.has_offsets = (*header)[kOffset].has_value();
       continue;
     }
     const std::vector<std::string_view> fields = split(line);
@@ -115,7 +116,7 @@ CsvProblem read_csv(std::string_view text) {
     if ((*header)[kGaps] && !fields[*(*header)[kGaps]].empty()) {
       fail(number, "gaps within a lifetime are not supported");
     }
-    if ((*header)[kOffset]) result.offsets.push_back(value(kOffset));
+    if (result.has_offsets) result.offsets.push_back(value(kOffset));
     result.problem.buffers.push_back(buffer);
     result.ids.emplace_back(id);
   }
@@ -123,11 +124,12 @@ CsvProblem read_csv(std::string_view text) {
   return result;
 }
 
-std::string write_csv(const CsvProblem& problem, const Layout& layout) {
+std::string write_csv(const std::vector<std::string>& ids, const Problem& problem,
+                      const Layout& layout) {
   std::string text = "id,lower,upper,size,offset\n";
-  for (std::size_t i = 0; i < problem.ids.size(); ++i) {
-    const Buffer& b = problem.problem.buffers[i];
-    text += problem.ids[i];
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const Buffer& b = problem.buffers[i];
+    text += ids[i];
     for (const std::int64_t value : {b.lower, b.upper, b.size, layout.offsets[i]}) {
       text += ',';
       text += std::to_string(value);

@@ -18,14 +18,16 @@ namespace stalloc {
 struct CsvProblem {
   Problem problem;               // alignment 1, no period, no capacity
   std::vector<std::string> ids;  // of the buffers, in order
-  std::vector<Offset> offsets;   // as read; empty where the file has no such column
+  bool has_offsets = false;
+  std::vector<Offset> offsets;  // as read; empty where the file has no such column
 };
 
 // Throws PlanError with the number of the offending line: columns missing or given twice, fields
 // that are no numbers or do not fit, ids given twice, negative or reversed lifetimes.
 CsvProblem read_csv(std::string_view text);
 
-// The same columns, and the offset of each.
-std::string write_csv(const CsvProblem& problem, const Layout& layout);
+// The same columns, and the offset of each. One id a buffer.
+std::string write_csv(const std::vector<std::string>& ids, const Problem& problem,
+                      const Layout& layout);
 
 }  // namespace stalloc

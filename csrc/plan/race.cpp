@@ -12,6 +12,8 @@
 namespace stalloc {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // One attempt's way of being told how things stand.
 struct Lane {
   std::atomic<Bytes> limit = std::numeric_limits<Bytes>::max();
@@ -58,13 +60,31 @@ class Race {
     }
     {
       // The caller's cancel reaches the attempts through their lanes.
+      constexpr auto kWatch = std::chrono::milliseconds(5);
+      constexpr int kReportEvery = 10;  // turns of the watch
       std::unique_lock lock(mutex_);
-      while (!idle.wait_for(lock, std::chrono::milliseconds(5), [&] { return working == 0; })) {
-        if (!budget_.cancel || !budget_.cancel->load(std::memory_order_relaxed)) continue;
-        for (Lane& lane : lanes_) lane.stop = true;
+      for (int turn = 1; !idle.wait_for(lock, kWatch, [&] { return working == 0; }); ++turn) {
+        if (budget_.cancel && budget_.cancel->load(std::memory_order_relaxed)) {
+          for (Lane& lane : lanes_) lane.stop = true;
+        }
+        if (budget_.progress && turn % kReportEvery == 0) {
+          lock.unlock();  // it may take its time
+          budget_.progress(fraction_done());
+          lock.lock();
+        }
       }
     }
     for (std::thread& worker : workers) worker.join();
+  }
+
+  // By attempts or by time, whichever is further.
+  double fraction_done() const {
+    const double attempts = static_cast<double>(next_.load()) / (attempts_.size() + 1.0);
+    if (budget_.deadline == Clock::time_point::max()) return std::min(attempts, 1.0);
+    const std::chrono::duration<double> limit = budget_.deadline - began_;
+    const std::chrono::duration<double> spent = Clock::now() - began_;
+    const double time = limit.count() > 0 ? spent / limit : 1.0;
+    return std::min(std::max(attempts, time), 1.0);
   }
 
   void rethrow() const {
@@ -92,6 +112,7 @@ class Race {
     }
   }
 
+  const Clock::time_point began_ = Clock::now();
   const std::vector<Attempt>& attempts_;
   const Budget& budget_;
   Winner& winner_;
@@ -108,7 +129,7 @@ void race(const std::vector<Attempt>& attempts, int threads, const Budget& budge
   if (!winner.name.empty() && winner.layout.height <= budget.target) return;
   Race state(attempts, budget, winner);
   const int useful = std::min<int>(threads, static_cast<int>(attempts.size()));
-  if (useful <= 1) {
+  if (useful <= 1 && !budget.progress) {
     state.work(/*alone=*/true);
   } else {
     state.run_on(useful);

@@ -28,7 +28,7 @@ struct Winner {
 
 // Runs the attempts in their order on up to `threads` threads and replaces `winner` where one is
 // lower. Ends when all have ended, or one meets the budget's target and those before it have ended.
-// What an attempt throws is thrown once all have ended.
+// Reports progress all the while. What an attempt throws is thrown when none has a layout.
 void race(const std::vector<Attempt>& attempts, int threads, const Budget& budget, Winner& winner);
 
 }  // namespace stalloc

@@ -1,0 +1,198 @@
+// The planner for anyone who has arrays: no torch, no trace.
+#include "plan/planner.h"
+
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "bindings/interruptible.h"
+#include "plan/bound.h"
+#include "plan/csv.h"
+#include "plan/portfolio.h"
+#include "plan/validator.h"
+
+namespace py = pybind11;
+
+namespace stalloc {
+namespace {
+
+// forcecast is off: what is no array of 64-bit integers is converted in Python, with care.
+using Numbers = py::array_t<std::int64_t, py::array::c_style>;
+
+void fill(Problem& problem, const char* name, const std::optional<Numbers>& column,
+          void (*set)(Buffer&, std::int64_t)) {
+  if (!column) return;
+  if (column->ndim() != 1 || column->shape(0) != static_cast<py::ssize_t>(problem.buffers.size())) {
+    throw PlanError(std::string(name) + " must be a one-dimensional array of " +
+                    std::to_string(problem.buffers.size()) + " numbers, like lower");
+  }
+  const std::int64_t* values = column->data();
+  for (std::size_t i = 0; i < problem.buffers.size(); ++i) set(problem.buffers[i], values[i]);
+}
+
+std::int32_t narrow(std::int64_t value) {
+  if (value < std::numeric_limits<std::int32_t>::min() ||
+      value > std::numeric_limits<std::int32_t>::max()) {
+    throw PlanError("a stream or phase number does not fit in 32 bits: " + std::to_string(value));
+  }
+  return static_cast<std::int32_t>(value);
+}
+
+Problem make_problem(const Numbers& lower, const Numbers& upper, const Numbers& size,
+                     Bytes alignment, Tick period, Bytes capacity,
+                     const std::optional<Numbers>& stream, const std::optional<Numbers>& fixed,
+                     const std::optional<Numbers>& phase_begin,
+                     const std::optional<Numbers>& phase_end) {
+  Problem problem;
+  problem.alignment = alignment;
+  problem.period = period;
+  problem.capacity = capacity;
+  problem.buffers.resize(static_cast<std::size_t>(lower.size()));
+  fill(problem, "lower", lower, [](Buffer& b, std::int64_t v) { b.lower = v; });
+  fill(problem, "upper", upper, [](Buffer& b, std::int64_t v) { b.upper = v; });
+  fill(problem, "size", size, [](Buffer& b, std::int64_t v) { b.size = v; });
+  fill(problem, "stream", stream, [](Buffer& b, std::int64_t v) { b.stream = narrow(v); });
+  fill(problem, "fixed", fixed, [](Buffer& b, std::int64_t v) { b.fixed = v; });
+  fill(problem, "phase_begin", phase_begin,
+       [](Buffer& b, std::int64_t v) { b.phase_begin = narrow(v); });
+  fill(problem, "phase_end", phase_end, [](Buffer& b, std::int64_t v) { b.phase_end = narrow(v); });
+  return problem;
+}
+
+Layout make_layout(const Numbers& offsets, const Problem& problem) {
+  if (offsets.ndim() != 1 || offsets.shape(0) != static_cast<py::ssize_t>(problem.buffers.size())) {
+    throw PlanError("offsets must be a one-dimensional array of " +
+                    std::to_string(problem.buffers.size()) + " numbers, like lower");
+  }
+  return {{offsets.data(), offsets.data() + offsets.size()}, 0};
+}
+
+Numbers to_array(const std::vector<Offset>& offsets) {
+  return Numbers(static_cast<py::ssize_t>(offsets.size()), offsets.data());
+}
+
+py::dict solve_problem(const Problem& problem, const std::string& algorithm, double time_limit,
+                       int threads, const std::optional<Numbers>& warm_start,
+                       const py::object& progress) {
+  Layout warm;
+  PortfolioOptions options{.algorithm = algorithm, .threads = threads};
+  if (warm_start) {
+    warm = make_layout(*warm_start, problem);
+    options.warm_start = &warm;
+  }
+  // Python's way to stop early and keep the best so far: a progress function that returns False.
+  std::atomic<bool> stop{false};
+  py::object report = py::none();
+  if (!progress.is_none()) {
+    report = py::cpp_function([&](double fraction) {
+      if (progress(fraction).is(py::bool_(false))) stop = true;
+    });
+  }
+  const PortfolioResult result =
+      run_interruptibly(report, [&](std::atomic<bool>* cancel, const auto& tell) {
+        Budget budget;
+        // Beyond a year, the clock's own range would be at risk.
+        constexpr double kLongest = 365.0 * 24 * 3600;
+        budget.deadline = std::chrono::steady_clock::now() +
+                          std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                              std::chrono::duration<double>(std::min(time_limit, kLongest)));
+        budget.cancel = cancel;
+        if (tell) {
+          budget.progress = [&](double fraction) {
+            tell(fraction);
+            if (stop) *cancel = true;
+          };
+        }
+        return solve(problem, options, budget);
+      });
+  py::dict d;
+  d["offsets"] = to_array(result.layout.offsets);
+  d["height"] = result.layout.height;
+  d["bound"] = result.bound;
+  d["optimal"] = result.optimal;
+  d["algorithm"] = result.algorithm;
+  d["seconds"] = result.seconds;
+  return d;
+}
+
+}  // namespace
+
+void bind_planner(py::module_& m) {
+  py::class_<Problem>(m, "Problem")
+      .def(py::init(&make_problem), py::arg("lower").noconvert(), py::arg("upper").noconvert(),
+           py::arg("size").noconvert(), py::arg("alignment"), py::arg("period"),
+           py::arg("capacity"), py::arg("stream").noconvert(), py::arg("fixed").noconvert(),
+           py::arg("phase_begin").noconvert(), py::arg("phase_end").noconvert())
+      .def("check", &Problem::check)
+      .def("bound",
+           [](const Problem& problem) {
+             const py::gil_scoped_release no_gil;
+             problem.check();
+             return load_bound(problem);
+           })
+      .def(
+          "validate",
+          [](const Problem& problem, const Numbers& offsets, Bytes height) {
+            Layout layout = make_layout(offsets, problem);
+            layout.height = height;
+            const py::gil_scoped_release no_gil;
+            problem.check();
+            validate(problem, layout);
+          },
+          py::arg("offsets").noconvert(), py::arg("height"))
+      .def("solve", &solve_problem, py::arg("algorithm"), py::arg("time_limit"), py::arg("threads"),
+           py::arg("warm_start").noconvert(), py::arg("progress"));
+
+  m.def("algorithms", [] {
+    std::vector<std::string> names;
+    for (const Planner* p : planners()) names.emplace_back(p->name());
+    return names;
+  });
+
+  m.def(
+      "read_csv",
+      [](const std::string& text) {
+        CsvProblem csv;
+        {
+          const py::gil_scoped_release no_gil;
+          csv = read_csv(text);
+        }
+        std::vector<std::int64_t> lower;
+        std::vector<std::int64_t> upper;
+        std::vector<std::int64_t> size;
+        for (const Buffer& b : csv.problem.buffers) {
+          lower.push_back(b.lower);
+          upper.push_back(b.upper);
+          size.push_back(b.size);
+        }
+        py::dict d;
+        d["ids"] = csv.ids;
+        d["lower"] = to_array(lower);
+        d["upper"] = to_array(upper);
+        d["size"] = to_array(size);
+        d["offsets"] = csv.has_offsets ? py::object(to_array(csv.offsets)) : py::none();
+        return d;
+      },
+      py::arg("text"));
+
+  m.def(
+      "write_csv",
+      [](const std::vector<std::string>& ids, const Problem& problem, const Numbers& offsets) {
+        if (ids.size() != problem.buffers.size()) {
+          throw PlanError(std::to_string(ids.size()) + " ids for " +
+                          std::to_string(problem.buffers.size()) + " buffers");
+        }
+        return write_csv(ids, problem, make_layout(offsets, problem));
+      },
+      py::arg("ids"), py::arg("problem"), py::arg("offsets").noconvert());
+}
+
+}  // namespace stalloc

@@ -1,0 +1,288 @@
+"""Offsets for buffers of known lifetimes: the planner on its own, on NumPy arrays.
+
+Nothing here knows of torch or of training. A buffer has a size and a lifetime, `[lower, upper)` in
+any ticks; `plan` finds an offset for each so that buffers that are live together never overlap and
+the highest end is lowest, and says how close to optimal that is proven to be.
+
+    >>> solution = plan(lower=[0, 0, 4], upper=[4, 9, 9], size=[100, 50, 80])
+    >>> solution.height, solution.optimal
+    (150, True)
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from stalloc import _core
+from stalloc.errors import PlanError
+
+Int64Array = npt.NDArray[np.int64]
+Progress = Callable[[float], object]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where every buffer goes, and what is known about how good that is."""
+
+    offsets: Int64Array
+    """One offset in bytes a buffer, in the order of the input."""
+    height: int
+    """The highest end: how many bytes the pool needs."""
+    bound: int
+    """No solution is lower than this."""
+    optimal: bool
+    """Whether none is lower than this one: proven, by the bound or by a complete search."""
+    algorithm: str
+    """Which planner it came from; several streams are joined with "+"."""
+    seconds: float
+    """How long planning took."""
+
+    @property
+    def pool(self) -> int:
+        """The same as `height`, by the name plans have for it."""
+        return self.height
+
+    @property
+    def gap(self) -> float:
+        """How far the height is above the bound, as a fraction of the bound."""
+        return self.height / self.bound - 1.0 if self.bound > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Csv:
+    """A planning problem as MiniMalloc's CSV files hold it."""
+
+    ids: list[str]
+    lower: Int64Array
+    upper: Int64Array
+    size: Int64Array
+    offsets: Int64Array | None = None
+    """The solution, where the file has one."""
+
+
+def plan(
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    size: npt.ArrayLike,
+    *,
+    alignment: int = 1,
+    period: int = 0,
+    stream: npt.ArrayLike | None = None,
+    fixed: npt.ArrayLike | None = None,
+    phase_begin: npt.ArrayLike | None = None,
+    phase_end: npt.ArrayLike | None = None,
+    capacity: int | None = None,
+    algorithm: str | None = None,
+    time_limit: float = 10.0,
+    threads: int | None = None,
+    warm_start: npt.ArrayLike | None = None,
+    progress: bool | Progress = False,
+) -> Solution:
+    """Finds an offset for every buffer. The result has been validated. Releases the GIL.
+
+    The same input gives the same result, unless the time limit cuts the search short.
+
+    Args:
+        lower: The tick at which each buffer begins to live; not negative.
+        upper: The tick at which it has ceased to; a buffer with `upper == lower` conflicts with
+            nothing.
+        size: Bytes of each; rounded up to the alignment.
+        alignment: What every offset is a multiple of.
+        period: Ticks after which everything repeats, or 0. With a period, a buffer with
+            `upper > period` lives on at the start of the next turn.
+        stream: A number for each buffer; those of different streams never share an address.
+        fixed: Where each buffer must lie, -1 where it may lie anywhere.
+        phase_begin: The phase each is born in, for the paper's planner, -1 where there is none.
+        phase_end: The phase each is freed in.
+        capacity: The height that must not be exceeded.
+        algorithm: The only planner to run, of `algorithms()`; all of them where it is None.
+        time_limit: Seconds after which the best solution found so far is returned.
+        threads: How many to use; as many as the machine has where it is None.
+        warm_start: Offsets of an older solution to begin with, -1 where it has none. Where it is
+            valid, the result is no higher.
+        progress: True shows a bar on stderr once planning takes longer than a second. A function
+            is called with the fraction done, several times a second; when it returns False, the
+            best solution found so far is returned.
+
+    Raises:
+        PlanError: The problem is malformed, fixed offsets clash, or no solution within the
+            capacity was found; the message says what is wrong with which buffer.
+    """
+    if not time_limit >= 0:
+        raise PlanError(f"the time limit must be a number of seconds, not {time_limit}")
+    if threads is not None and threads < 1:
+        raise PlanError(f"at least one thread is needed, not {threads}")
+    if capacity is not None and capacity < 0:
+        raise PlanError(f"the capacity must not be negative: {capacity}")
+    problem = _problem(
+        lower, upper, size, alignment, period, capacity, stream, fixed, phase_begin, phase_end
+    )
+    if capacity == 0 and problem.bound() > 0:
+        raise PlanError(f"no solution fits a capacity of 0: it takes {problem.bound()} bytes")
+    warm = None if warm_start is None else _numbers(warm_start, "warm_start")
+    with _Bar(enabled=progress is True) as bar:
+        report = progress if callable(progress) else bar.update if progress else None
+        result = problem.solve(algorithm or "", float(time_limit), threads or 0, warm, report)
+    return Solution(**result)
+
+
+def load_bound(
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    size: npt.ArrayLike,
+    *,
+    alignment: int = 1,
+    period: int = 0,
+    stream: npt.ArrayLike | None = None,
+) -> int:
+    """The most bytes that are live at once: no solution is lower. Arguments as for `plan`."""
+    return _problem(lower, upper, size, alignment, period, None, stream).bound()
+
+
+def validate(
+    offsets: npt.ArrayLike,
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    size: npt.ArrayLike,
+    *,
+    height: int | None = None,
+    alignment: int = 1,
+    period: int = 0,
+    stream: npt.ArrayLike | None = None,
+    fixed: npt.ArrayLike | None = None,
+) -> None:
+    """Checks a solution, wherever it came from, with code that no planner shares.
+
+    Arguments as for `plan`, and the offsets to check; `height` is the end they must stay below.
+
+    Raises:
+        PlanError: Two buffers overlap, or one is not where it may be; the message names them.
+    """
+    problem = _problem(lower, upper, size, alignment, period, None, stream, fixed)
+    unlimited = int(np.iinfo(np.int64).max)
+    problem.validate(_numbers(offsets, "offsets"), unlimited if height is None else height)
+
+
+def algorithms() -> list[str]:
+    """The names of all planners."""
+    return _core.algorithms()
+
+
+def load_csv(path: Path | str) -> Csv:
+    """Reads a MiniMalloc CSV: `id,lower,upper,size[,offset]`, a header line, one buffer a line.
+
+    Raises:
+        PlanError: The file is malformed; the message has its name and the number of the line.
+    """
+    path = Path(path)
+    try:
+        return Csv(**_core.read_csv(path.read_text(encoding="utf-8")))
+    except (PlanError, UnicodeDecodeError) as error:
+        raise PlanError(f"{path}: {error}") from None
+
+
+def save_csv(path: Path | str, csv: Csv, offsets: npt.ArrayLike) -> None:
+    """Writes a MiniMalloc CSV with a column of offsets."""
+    problem = _problem(csv.lower, csv.upper, csv.size)
+    text = _core.write_csv(csv.ids, problem, _numbers(offsets, "offsets"))
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def _problem(
+    lower: npt.ArrayLike,
+    upper: npt.ArrayLike,
+    size: npt.ArrayLike,
+    alignment: int = 1,
+    period: int = 0,
+    capacity: int | None = None,
+    stream: npt.ArrayLike | None = None,
+    fixed: npt.ArrayLike | None = None,
+    phase_begin: npt.ArrayLike | None = None,
+    phase_end: npt.ArrayLike | None = None,
+) -> _core.Problem:
+    def optional(values: npt.ArrayLike | None, name: str) -> Int64Array | None:
+        return None if values is None else _numbers(values, name)
+
+    try:
+        return _core.Problem(
+            lower=_numbers(lower, "lower"),
+            upper=_numbers(upper, "upper"),
+            size=_numbers(size, "size"),
+            alignment=alignment,
+            period=period,
+            capacity=capacity or 0,
+            stream=optional(stream, "stream"),
+            fixed=optional(fixed, "fixed"),
+            phase_begin=optional(phase_begin, "phase_begin"),
+            phase_end=optional(phase_end, "phase_end"),
+        )
+    except TypeError:
+        raise PlanError(
+            "alignment, period and capacity must be whole numbers of at most 63 bits: "
+            f"{alignment!r}, {period!r}, {capacity!r}"
+        ) from None
+
+
+def _numbers(values: npt.ArrayLike, name: str) -> Int64Array:
+    """As 64-bit integers, refusing what would lose something on the way."""
+    try:
+        array = np.asarray(values)
+    except (OverflowError, ValueError) as error:
+        raise PlanError(f"{name} is no array of numbers: {error}") from None
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise PlanError(f"{name} must be whole numbers of at most 63 bits, not {array.dtype}")
+    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+        raise PlanError(f"{name} has a number that does not fit in 63 bits: {array.max()}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+class _Bar:
+    """A progress bar on stderr that appears only when there is something to wait for."""
+
+    _PATIENCE = 1.0  # seconds without a bar
+
+    def __init__(self, enabled: bool) -> None:
+        self._began = time.monotonic() if enabled else math.inf
+        self._stop: Callable[[], None] | None = None
+        self._set: Callable[[float], None] | None = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._stop is not None:
+            self._stop()
+
+    def update(self, fraction: float) -> None:
+        if self._set is None:
+            if time.monotonic() - self._began < self._PATIENCE:
+                return
+            self._show()
+        if self._set is not None:
+            self._set(fraction)
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        bar = Bar(console=Console(file=sys.stderr), transient=True)
+        task = bar.add_task("planning", total=1.0)
+        bar.start()
+        self._stop = bar.stop
+        self._set = lambda fraction: bar.update(task, completed=fraction)
