@@ -8,5 +8,6 @@ PYBIND11_MODULE(_core, m) {
   stalloc::bind_errors();
   stalloc::bind_trace(m);
   stalloc::bind_plan(m);
+  stalloc::bind_planner(m);
   stalloc::bind_runtime(m);
 }

@@ -9,6 +9,7 @@ namespace stalloc {
 void bind_errors();
 void bind_trace(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
+void bind_planner(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 
 }  // namespace stalloc

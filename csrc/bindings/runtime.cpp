@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "base/format.h"
+#include "bindings/parts.h"
 #include "runtime/device_runtime.h"
 
 namespace py = pybind11;
@@ -96,6 +98,7 @@ void bind_runtime(py::module_& m) {
           "check", [](DeviceRuntime& r) { r.allocator().check(); }, ReleaseGil(),
           "Throws unless the pools' invariants hold; for tests.");
 
+  m.def("format_bytes", &format_bytes, py::arg("size"));
   m.def("runtime", &DeviceRuntime::of, py::arg("device"), py::return_value_policy::reference,
         "The process's runtime for 'cpu' or 'meta'.");
 }

@@ -295,6 +295,7 @@ class Profiler {
     result.size = r.size;
     result.lower = birth(i);
     result.stream = r.stream;
+    result.thread = r.thread;
     result.layer_begin = r.layer_begin;
     result.layer_end = r.layer_end;
     result.phase_begin = phases_.find(trace_.phases[r.phase_begin].key);
@@ -373,7 +374,7 @@ std::string_view to_string(LifetimeClass c) {
 }
 
 bool IterationProfile::is_plannable(const ProfiledRequest& r) const {
-  return !r.dynamic && r.lifetime != LifetimeClass::kPersistent &&
+  return !r.dynamic && r.thread == 0 && r.lifetime != LifetimeClass::kPersistent &&
          phases[r.phase_begin].key.kind != PhaseKind::kUnplanned;
 }
 

@@ -37,6 +37,7 @@ struct ProfiledRequest {
   LayerIndex layer_begin = kNone;  // index into Trace::layers
   LayerIndex layer_end = kNone;
   StreamId stream = 0;
+  ThreadOrdinal thread = 0;
   LifetimeClass lifetime = LifetimeClass::kTransient;
   bool dynamic = false;  // size or presence differs between iterations, or tagged
 };
@@ -56,7 +57,8 @@ struct IterationProfile {
   std::vector<ProfiledPhase> phases;
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
 
-  // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase.
+  // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase, and
+  // of the training thread, whose requests alone come in an order that can be followed.
   bool is_plannable(const ProfiledRequest& r) const;
 };
 

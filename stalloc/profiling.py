@@ -1,0 +1,187 @@
+"""Profiling a training run: `with stalloc.profile(model) as prof`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import weakref
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stalloc import _adapters
+from stalloc.errors import StallocError
+from stalloc.hooks import TrainingHooks, input_signature, model_signature
+from stalloc.trace import Trace
+
+if TYPE_CHECKING:
+    from stalloc.planfile import Plan
+
+# The profile that is being recorded, of which there is one at a time.
+_active: Profile | None = None
+# The model profiled last, for a plan that is enabled in the same process.
+_last_model: weakref.ref[torch.nn.Module] | None = None
+
+
+class Profile:
+    """Records every allocation and free of a device, with phase, microbatch and layer.
+
+    Made by `profile`; a context manager. Record two complete iterations at least, better three:
+    the first warms up (it allocates the optimizer's states), and comparing the others tells what
+    repeats from what does not.
+
+    Attributes:
+        model: The model whose calls are tagged; None until the first training forward of a profile
+            that was started without one.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        device: torch.device,
+        dynamic: Sequence[str | type],
+        layers: bool,
+    ) -> None:
+        self.model = model
+        self._device = device
+        self._adapter = _adapters.adapter(device)
+        self._hooks = TrainingHooks(
+            self._adapter.runtime,
+            model,
+            layers=layers,
+            dynamic=dynamic,
+            on_forward=self._on_forward,
+        )
+        self._inputs: set[str] = set()
+        self._trace: Trace | None = None
+
+    def __enter__(self) -> Profile:
+        global _active
+        if _active is not None:
+            raise StallocError("a profile is being recorded already; leave its `with` block first")
+        runtime = self._adapter.runtime
+        if runtime.enabled:
+            raise StallocError(
+                f"a plan is enabled on {self._device.type}; call stalloc.disable() before profiling"
+            )
+        # Garbage of earlier work would be freed at a random moment of the profile.
+        gc.collect()
+        runtime.start_recording()
+        self._adapter.install()
+        self._hooks.attach()
+        _active = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def step(self) -> None:
+        """Marks the end of an iteration.
+
+        When it is never called, an iteration ends with the first forward after the optimizer's step.
+        """
+        self._hooks.end_iteration()
+
+    def stop(self) -> None:
+        """Ends recording, as leaving the `with` block does. The trace can be had from then on."""
+        global _active
+        if _active is not self:
+            return
+        _active = None
+        self._hooks.detach()
+        self._adapter.uninstall()
+        self._trace = Trace(self._adapter.runtime.finish_recording())
+        self._trace.info = self._describe()
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded.
+
+        Raises:
+            StallocError: While recording goes on.
+        """
+        if self._trace is None:
+            raise StallocError("the trace is complete when the `with stalloc.profile(...)` block ends")
+        return self._trace
+
+    def plan(
+        self, *, algorithm: str | None = None, alignment: int = 512, time_limit: float = 10.0
+    ) -> Plan:
+        """Plans the address of every request that repeats.
+
+        Args:
+            algorithm: A planner's name; None runs several and keeps the best plan.
+            alignment: Of every address, in bytes.
+            time_limit: Seconds to look for a better plan than the first one.
+
+        Raises:
+            TraceError: If no complete iteration was recorded.
+        """
+        return self.trace.plan(algorithm=algorithm, alignment=alignment, time_limit=time_limit)
+
+    def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        global _last_model
+        if self.model is None:
+            self.model = module
+        _last_model = weakref.ref(module)
+        self._inputs.add(input_signature(args, kwargs))
+
+    def _describe(self) -> dict[str, str]:
+        return {
+            "device": self._device.type,
+            "torch": torch.__version__,
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "model": model_signature(self.model) if self.model is not None else "",
+            "inputs": json.dumps(sorted(self._inputs)),
+        }
+
+
+def profile(
+    model: torch.nn.Module | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dynamic: Iterable[str | type] = (),
+    layers: bool = True,
+) -> Profile:
+    """Records a training run's allocations, to be planned.
+
+    Example:
+        with stalloc.profile(model) as prof:
+            for _ in range(3):
+                train_step(next(batches))
+                prof.step()
+        plan = prof.plan()
+
+    Args:
+        model: The module whose training forward begins a microbatch. None takes the outermost
+            module that is called first.
+        device: What to record; the model's device when None. On "meta" nothing is computed and no
+            memory is needed, so that a model of any size can be profiled.
+        dynamic: Classes, or patterns of module names or class names, of modules whose requests have
+            sizes that are not known ahead.
+        layers: Whether requests are tagged with the module they belong to. Costs two Python calls a
+            module and forward.
+
+    Raises:
+        StallocError: If the device is not one that stalloc knows. On entering the block: if a
+            profile is being recorded already, or a plan is enabled.
+    """
+    return Profile(model, _adapters.device_of(model, device), tuple(dynamic), layers)
+
+
+def active_profile() -> Profile | None:
+    """The profile that is being recorded."""
+    return _active
+
+
+def last_profiled_model() -> torch.nn.Module | None:
+    """The model that was profiled last in this process, if it is still there."""
+    return _last_model() if _last_model is not None else None

@@ -1,0 +1,213 @@
+"""Training under a plan: `stalloc.enable(plan)`, `stalloc.step()`, `stalloc.disable()`."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from stalloc import _adapters
+from stalloc.errors import PlanError, StallocError, StallocWarning
+from stalloc.hooks import TrainingHooks, input_signature, model_signature
+from stalloc.planfile import Plan
+from stalloc.profiling import active_profile, last_profiled_model
+
+
+class Session:
+    """A plan in force. Made by `enable`; as a context manager it calls `disable` at the end."""
+
+    def __init__(self, plan: Plan, model: torch.nn.Module | None, strict: bool) -> None:
+        self.plan = plan
+        self._strict = strict
+        self._adapter = _adapters.adapter(torch.device(plan.info.get("device", "cpu")))
+        self._hooks = TrainingHooks(self._adapter.runtime, model, on_forward=self._check_forward)
+        self._fits = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if _session is self:
+            disable()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the plan is in force: not refused, disabled or replaced."""
+        return _session is self
+
+    def _start(self) -> None:
+        self._adapter.runtime.enable(self.plan._core)
+        self._adapter.install()
+        self._hooks.attach()
+
+    def _stop(self) -> None:
+        self._hooks.detach()
+        self._adapter.runtime.disable()
+        self._adapter.uninstall()
+
+    def _check_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """Refuses, at the first forward of the run, a plan of another model or batch."""
+        if self._fits:
+            return
+        self._fits = True
+        problem = _model_mismatch(self.plan, module) or _input_mismatch(self.plan, args, kwargs)
+        if problem:
+            disable()
+            _refuse(problem, self._strict)
+
+
+# The plan in force, of which there is one at a time.
+_session: Session | None = None
+
+
+def enable(
+    plan: Plan | str | os.PathLike[str],
+    *,
+    model: torch.nn.Module | None = None,
+    strict: bool = True,
+) -> Session:
+    """Reserves the plan's pool and serves the run's tensors from it, from now on.
+
+    Best called between two iterations. Tensors that are live keep their memory. A plan that is in
+    force already is replaced. What the run does differently from the profile costs memory or speed,
+    never a value.
+
+    Args:
+        plan: A plan, or the path of its file.
+        model: The module whose training forward begins a microbatch. None takes the one profiled in
+            this process, else the outermost module that is called first.
+        strict: Whether a plan that does not fit this run (another model, other input shapes, another
+            torch) raises PlanError; else it is refused with a warning and the run goes on unplanned.
+            The model and the shapes are known at the first training forward at the latest.
+
+    Returns:
+        A context manager that disables the plan at its end. It need not be used as one.
+
+    Raises:
+        PlanError: If the plan is damaged, or (when strict) does not fit.
+        OutOfMemory: If the pool cannot be reserved; then nothing has changed.
+        StallocError: While a profile is being recorded.
+    """
+    global _session
+    if active_profile() is not None:
+        raise StallocError("a profile is being recorded; leave its `with` block before enable()")
+    if isinstance(plan, (str, os.PathLike)):
+        plan = Plan.load(Path(plan))
+    if not isinstance(plan, Plan):
+        raise TypeError(f"enable() takes a Plan or the path of one, not {type(plan).__name__}")
+    model = model if model is not None else _profiled_model_of(plan)
+    problem = _environment_mismatch(plan) or (_model_mismatch(plan, model) if model else None)
+    session = Session(plan, model, strict) if not problem else None
+    if session is None:
+        disable()
+        _refuse(problem or "", strict)
+        return _Refused(plan)
+    previous, _session = _session, None
+    if previous is not None:
+        previous._hooks.detach()
+    try:
+        session._start()
+    except BaseException:
+        if previous is not None:
+            previous._hooks.attach()
+            _session = previous
+        raise
+    _session = session
+    return session
+
+
+def disable() -> None:
+    """Serves nothing more from the plan. No-op when none is enabled.
+
+    May be called at any time; blocks that are live stay valid, and the pool goes back to the device
+    with the last of them.
+    """
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session._stop()
+
+
+def step() -> None:
+    """Marks the end of an iteration, of a planned or a profiled run; a no-op in any other.
+
+    When it is never called, an iteration ends with the first forward after the optimizer's step.
+    """
+    if _session is not None:
+        _session._hooks.end_iteration()
+    elif (profile := active_profile()) is not None:
+        profile.step()
+
+
+def current_session() -> Session | None:
+    """The plan in force."""
+    return _session
+
+
+class _Refused(Session):
+    """What enable() returns for a plan that does not fit: never in force."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+
+def _refuse(problem: str, strict: bool) -> None:
+    if strict:
+        raise PlanError(f"the plan does not fit this run: {problem}")
+    warnings.warn(
+        f"stalloc: the plan does not fit this run and was refused; training goes on unplanned: "
+        f"{problem}",
+        StallocWarning,
+        stacklevel=3,
+    )
+
+
+def _profiled_model_of(plan: Plan) -> torch.nn.Module | None:
+    model = last_profiled_model()
+    if model is None or _model_mismatch(plan, model):
+        return None
+    return model
+
+
+def _environment_mismatch(plan: Plan) -> str | None:
+    device = plan.info.get("device", "cpu")
+    if device == "meta":
+        return (
+            "it was profiled on the meta device, which has no memory to serve; profile on the "
+            "device that trains"
+        )
+    profiled = plan.info.get("torch", "")
+    if profiled and profiled != torch.__version__:
+        return (
+            f"it was profiled under torch {profiled} and this is {torch.__version__}, whose requests "
+            "may differ; profile again"
+        )
+    return None
+
+
+def _model_mismatch(plan: Plan, model: torch.nn.Module) -> str | None:
+    profiled, running = plan.info.get("model", ""), model_signature(model)
+    if profiled and profiled != running:
+        return f"it was profiled with the model {profiled} and this is {running}; profile again"
+    return None
+
+
+def _input_mismatch(plan: Plan, args: Any, kwargs: Any) -> str | None:
+    profiled = json.loads(plan.info.get("inputs", "[]"))
+    running = input_signature(args, kwargs)
+    if profiled and running not in profiled:
+        return (
+            f"it was profiled with inputs {' or '.join(profiled)} and the first forward got "
+            f"{running}; profile again with this batch size and length"
+        )
+    return None

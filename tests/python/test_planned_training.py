@@ -1,0 +1,320 @@
+"""Training under a plan: the results are those without one, whatever the run does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from isolation import isolated
+from training import Trainer, assert_same, loss_of, profiled_plan, tokens, twins
+
+import stalloc
+from stalloc import _core
+
+
+def check() -> None:
+    _core.runtime("cpu").check()
+
+
+@pytest.mark.parametrize(
+    "recompute",
+    [(None,), ("non-reentrant",), ("reentrant",), (None, "non-reentrant", "reentrant")],
+    ids=lambda r: "-".join(map(str, r)),
+)
+@isolated
+def test_every_static_request_is_served(recompute: tuple[str | None, ...]) -> None:
+    plain, planned = twins(recompute=recompute)
+    for _ in range(8):
+        plain.step()
+    plan = profiled_plan(planned)
+    assert plan.gap <= 0.01
+    stalloc.enable(plan)
+    for _ in range(5):
+        planned.step()
+        check()
+    stats = stalloc.memory_stats()
+    assert stats["iterations"] == 5
+    assert stats["hits"] == 5 * stats["planned"] > 0
+    assert stats["hit_rate"] == 1.0
+    assert stats["conflicts"] == stats["strays"] == 0
+    # Scratch memory of the worker threads inside an operator; nothing of the training thread.
+    assert stats["peak_fallback_allocated"] <= 1024
+    assert stats["peak_reserved"] <= plan.pool + (2 << 20)
+    assert stats["peak_allocated"] > 0.95 * plan.pool
+    assert_same(plain, planned)
+
+
+@isolated
+def test_the_optimizer_marks_iterations_when_step_is_not_called() -> None:
+    plain, planned = twins()
+
+    def step(t: Trainer) -> None:
+        for i in range(2):
+            t.backward(i)
+        t.optimizer.step()
+        t.optimizer.zero_grad()
+        t.steps += 1
+
+    for _ in range(9):
+        step(plain)
+    with stalloc.profile(planned.model) as prof:
+        for _ in range(4):
+            step(planned)
+    stalloc.enable(prof.plan())
+    for _ in range(5):
+        step(planned)
+    stats = stalloc.memory_stats()
+    assert stats["iterations"] == 4, "the last one ends with the next forward"
+    assert stats["hit_rate"] > 0.98
+    assert_same(plain, planned)
+
+
+# What a run may do that its profile did not. Each is done twice, with ordinary steps around it.
+
+
+def other_length(t: Trainer) -> None:
+    t.step(length=48)
+    t.step(length=9)
+
+
+def evaluation(t: Trainer) -> None:
+    t.backward(0)
+    t.evaluate()
+    t.backward(1)
+    t.backward(2)
+    t.finish()
+    t.evaluate()
+
+
+def extra_forward(t: Trainer) -> None:
+    t.backward(0)
+    t.losses.append(loss_of(t.model, tokens(7, 7)).item())
+    t.backward(1)
+    t.backward(2)
+    t.finish()
+
+
+def skipped_microbatch(t: Trainer) -> None:
+    t.step(microbatches=2)
+
+
+def additional_microbatch(t: Trainer) -> None:
+    t.step(microbatches=5)
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("in the middle of backward")
+
+
+def exception_in_backward(t: Trainer) -> None:
+    t.backward(0)
+    handle = t.model.blocks[1].register_forward_hook(lambda m, a, out: _Fails.apply(out))
+    with pytest.raises(RuntimeError, match="in the middle"):
+        t.backward(1)
+    handle.remove()
+    t.backward(2)
+    t.finish()
+
+
+def exception_in_forward(t: Trainer) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("in the middle of forward")
+
+    handle = t.model.blocks[2].register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        t.backward(0)
+    handle.remove()
+    t.step()
+
+
+_kept: list[torch.Tensor] = []
+
+
+def kept_tensors(t: Trainer) -> None:
+    handle = t.model.blocks[1].mlp.register_forward_hook(lambda m, a, out: _kept.append(out.detach()))
+    t.step()
+    handle.remove()
+    t.step()
+    t.losses.extend(k.sum().item() for k in _kept)
+    _kept.clear()
+
+
+def busy_threads(t: Trainer) -> None:
+    stop = threading.Event()
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        held: list[torch.Tensor] = []
+        while not stop.is_set():
+            held.append(torch.full((seed * 100 + len(held),), float(seed)))
+            if len(held) > 30:
+                if not all(bool((h == seed).all()) for h in held):
+                    failures.append(f"thread {seed}: a tensor changed")
+                held.clear()
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    t.step()
+    t.step()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def other_modules(t: Trainer) -> None:
+    other = torch.nn.Linear(64, 64)
+    with torch.no_grad():
+        for i, p in enumerate(other.parameters()):
+            p.fill_(0.01 * (i + 1))
+    t.backward(0)
+    x = other(torch.ones(5, 64)).sum()
+    x.backward()
+    t.losses.append(x.item())
+    t.backward(1)
+    t.backward(2)
+    t.finish()
+
+
+DEPARTURES: list[Callable[[Trainer], None]] = [
+    other_length,
+    evaluation,
+    extra_forward,
+    skipped_microbatch,
+    additional_microbatch,
+    exception_in_backward,
+    exception_in_forward,
+    kept_tensors,
+    busy_threads,
+    other_modules,
+]
+
+
+@pytest.mark.parametrize("name", [d.__name__ for d in DEPARTURES])
+@isolated
+def test_departures_cost_no_value_and_the_hits_come_back(name: str) -> None:
+    depart = next(d for d in DEPARTURES if d.__name__ == name)
+    plain, planned = twins(recompute=(None, "non-reentrant"))
+
+    def rest(t: Trainer) -> None:
+        t.step()
+        depart(t)
+        t.step()
+        depart(t)
+        t.step()
+
+    for _ in range(3):
+        plain.step()
+    rest(plain)
+    plain.step()
+
+    stalloc.enable(profiled_plan(planned))
+    rest(planned)
+    check()
+    before = stalloc.memory_stats()
+    planned.step()
+    check()
+    after = stalloc.memory_stats()
+    assert_same(plain, planned)
+    assert after["hits"] - before["hits"] == after["planned"], "back in step"
+    assert after["strays"] == 0
+
+
+@isolated
+def test_disabled_and_enabled_in_the_middle_of_a_step() -> None:
+    plain, planned = twins()
+    plan = profiled_plan(planned)
+    for _ in range(3):
+        plain.step()
+
+    def rest(t: Trainer, at: Callable[[str], None]) -> None:
+        t.step()
+        loss = loss_of(t.model, tokens(50, 0))
+        at("between forward and backward")
+        loss.backward()
+        t.losses.append(loss.item())
+        del loss
+        at("between microbatches")
+        t.backward(1)
+        t.finish()
+        t.step()
+        t.step()
+
+    rest(plain, lambda where: None)
+    stalloc.enable(plan)
+    switch = iter([stalloc.disable, lambda: stalloc.enable(plan)])
+    rest(planned, lambda where: next(switch)())
+    check()
+    stats = stalloc.memory_stats()
+    assert stats["hits"] >= 2 * stats["planned"]
+    stalloc.disable()
+    check()
+    assert_same(plain, planned)
+
+
+@isolated
+def test_enabled_twice_and_by_context() -> None:
+    plain, planned = twins()
+    plan = profiled_plan(planned)
+    for _ in range(8):
+        plain.step()
+    first = stalloc.enable(plan)
+    planned.step()
+    second = stalloc.enable(plan)
+    assert not first.enabled
+    assert second.enabled
+    planned.step()
+    planned.step()
+    assert stalloc.memory_stats()["hit_rate"] == 1.0
+    with stalloc.enable(plan) as third:
+        assert third.enabled
+        planned.step()
+    assert not third.enabled
+    assert not stalloc.memory_stats()["enabled"]
+    planned.step()
+    del first, second, third
+    assert_same(plain, planned)
+    stats = stalloc.memory_stats()
+    assert stats["reserved"] == 0, "every pool went back to the device"
+
+
+@isolated
+def test_the_pool_goes_back_with_its_last_block() -> None:
+    _, planned = twins()
+    plan = profiled_plan(planned)
+    stalloc.enable(plan)
+    loss = loss_of(planned.model, tokens(0, 0))
+    value = loss.item()
+    stalloc.disable()
+    assert stalloc.memory_stats()["reserved"] >= plan.pool
+    assert loss.item() == value
+    del loss
+    assert stalloc.memory_stats()["reserved"] == 0
+
+
+@isolated
+def test_plans_survive_a_file() -> None:
+    import tempfile
+    from pathlib import Path
+
+    plain, planned = twins()
+    plan = profiled_plan(planned)
+    for _ in range(5):
+        plain.step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        plan.save(path)
+        stalloc.enable(path)
+    planned.step()
+    planned.step()
+    assert stalloc.memory_stats()["hit_rate"] == 1.0
+    assert_same(plain, planned)

@@ -1,0 +1,282 @@
+"""Profiling, enabling and disabling: what is refused, what is said, and what is counted."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+
+import pytest
+import torch
+from isolation import isolated
+from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens, twins
+
+import stalloc
+from stalloc import _core
+
+
+@isolated
+def test_a_plan_of_another_model_is_refused() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    other = Trainer(Model(width=32))
+    with pytest.raises(stalloc.PlanError, match=r"profiled with the model Model.*profile again"):
+        stalloc.enable(plan, model=other.model)
+    assert not stalloc.memory_stats()["enabled"]
+
+
+@isolated
+def test_a_plan_of_another_model_is_refused_at_its_first_forward() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    del trainer
+    other = Trainer(Model(width=32))
+    stalloc.enable(plan)
+    with pytest.raises(stalloc.PlanError, match="profiled with the model"):
+        other.step()
+    assert not stalloc.memory_stats()["enabled"]
+    other.step()
+
+
+@isolated
+def test_a_plan_of_another_batch_size_is_refused() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    stalloc.enable(plan)
+    with pytest.raises(stalloc.PlanError, match=r"\[2, 32\].*\[2, 48\]"):
+        trainer.step(length=48)
+    assert not stalloc.memory_stats()["enabled"]
+    trainer.step(length=48)
+
+
+@isolated
+def test_what_does_not_fit_is_only_a_warning_when_not_strict() -> None:
+    plain, trainer = twins()
+    plan = profiled_plan(trainer)
+    for _ in range(3):
+        plain.step()
+    stalloc.enable(plan, strict=False)
+    with pytest.warns(stalloc.StallocWarning, match="goes on unplanned"):
+        trainer.step(length=48)
+    plain.step(length=48)
+    trainer.step()
+    plain.step()
+    assert_same(plain, trainer)
+    assert not stalloc.memory_stats()["enabled"]
+
+
+@isolated
+def test_a_plan_of_another_torch_is_refused() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    plan.info = {**plan.info, "torch": "1.0.0"}
+    with pytest.raises(stalloc.PlanError, match=r"torch 1\.0\.0"):
+        stalloc.enable(plan)
+    with pytest.warns(stalloc.StallocWarning, match=r"torch 1\.0\.0"):
+        session = stalloc.enable(plan, strict=False)
+    assert not session.enabled
+    with session:
+        trainer.step()
+
+
+@isolated
+def test_a_pool_that_cannot_be_reserved_changes_nothing() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    with stalloc.profile(trainer.model) as prof:
+        for _ in range(2):
+            trainer.step()
+    huge = prof.plan(alignment=1 << 36)
+    stalloc.enable(plan)
+    trainer.step()
+    with pytest.raises(stalloc.OutOfMemory, match=r"[TP]iB cannot be reserved: .* has .* left"):
+        stalloc.enable(huge)
+    trainer.step()
+    stats = stalloc.memory_stats()
+    assert stats["enabled"]
+    assert stats["pool"] == plan.pool
+
+
+@isolated
+def test_profiles_and_plans_keep_out_of_each_others_way() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    with stalloc.profile(trainer.model) as prof:
+        with pytest.raises(stalloc.StallocError, match="being recorded"):
+            stalloc.enable(plan)
+        with (
+            pytest.raises(stalloc.StallocError, match="being recorded already"),
+            stalloc.profile(trainer.model),
+        ):
+            pass
+        with pytest.raises(stalloc.StallocError, match="block ends"):
+            _ = prof.trace
+        trainer.step()
+        trainer.step()
+    assert len(prof.trace.requests) > 0
+    with (
+        stalloc.enable(plan),
+        pytest.raises(stalloc.StallocError, match=r"disable\(\)"),
+        stalloc.profile(trainer.model),
+    ):
+        pass
+
+
+@isolated
+def test_a_profile_without_an_iteration_says_so() -> None:
+    _, trainer = twins()
+    with stalloc.profile(trainer.model) as prof:
+        trainer.backward(0)
+    with pytest.raises(stalloc.TraceError, match="no complete iteration"):
+        prof.plan()
+
+
+@isolated
+def test_an_exception_in_the_profiled_block_leaves_torch_as_it_was() -> None:
+    _, trainer = twins()
+    with pytest.raises(ZeroDivisionError), stalloc.profile(trainer.model):
+        trainer.step()
+        raise ZeroDivisionError
+    assert not _core.runtime("cpu").recording
+    profiled_plan(trainer)
+
+
+@isolated
+def test_unknown_devices_and_wrong_types_are_named() -> None:
+    with pytest.raises(stalloc.StallocError, match="'xla'"):
+        stalloc.profile(device="xla")
+    with pytest.raises(TypeError, match="int"):
+        stalloc.enable(3)  # type: ignore[arg-type]
+    mixed = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))
+    with pytest.raises(stalloc.StallocError, match="cpu, meta"):
+        stalloc.profile(mixed)
+
+
+@isolated
+def test_functions_without_a_plan_do_nothing() -> None:
+    stalloc.disable()
+    stalloc.step()
+    stats = stalloc.memory_stats()
+    assert not stats["enabled"]
+    assert stats["reserved"] == stats["hits"] == 0
+    assert stats["efficiency"] == stats["hit_rate"] == 1.0
+    assert "not enabled" in stalloc.memory_summary()
+    stalloc.reset_peak_memory_stats()
+    assert stalloc.empty_cache() == 0
+
+
+@isolated
+def test_statistics_count_what_the_run_did() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    stalloc.enable(plan)
+    kept = torch.empty(3 << 20, dtype=torch.uint8)
+    stats = stalloc.memory_stats()
+    assert stats["allocated"] >= 3 << 20
+    assert stats["fallback_allocated"] == 3 << 20
+    assert stats["fallback_reserved"] == 20 << 20
+    assert stats["reserved"] == plan.pool + (20 << 20)
+    assert stats["fallback_requests"] == 1
+    summary = stalloc.memory_summary()
+    assert "20.0 MiB" in summary
+    assert len({len(line) for line in summary.splitlines()}) == 1, "the table is ragged"
+    del kept
+    assert stalloc.empty_cache() == 20 << 20
+    stalloc.reset_peak_memory_stats()
+    stats = stalloc.memory_stats()
+    assert stats["peak_reserved"] == plan.pool
+    assert stats["peak_allocated"] == stats["allocated"]
+
+
+@isolated
+def test_the_meta_device_records_what_the_cpu_does() -> None:
+    def trace(device: str) -> stalloc.Trace:
+        torch.manual_seed(0)
+        with torch.device(device):
+            trainer = Trainer(Model(recompute=(None, "reentrant")))
+            trainer.losses = _Discard()
+            batch = torch.zeros(2, 33, dtype=torch.long)
+        with stalloc.profile(trainer.model) as prof:
+            for _ in range(3):
+                for _ in range(2):
+                    loss_of(trainer.model, batch).backward()
+                trainer.finish()
+        return prof.trace
+
+    on_meta, on_cpu = trace("meta"), trace("cpu")
+    meta, cpu = on_meta.profile(), on_cpu.profile()
+    assert meta.load == pytest.approx(cpu.load, rel=0.02)
+    assert len(on_meta.requests) == pytest.approx(len(on_cpu.requests), rel=0.2)
+    plan = on_meta.plan()
+    assert plan.gap <= 0.02
+    with pytest.raises(stalloc.PlanError, match="meta"):
+        stalloc.enable(plan)
+
+
+class _Discard(list[float]):
+    def append(self, value: float) -> None: ...
+
+
+@isolated
+def test_a_model_far_larger_than_the_machine_is_profiled_on_meta() -> None:
+    with torch.device("meta"):
+        model = Model(width=8192, layers=40)
+        batch = torch.zeros(4, 4097, dtype=torch.long)
+        optimizer = torch.optim.AdamW(model.parameters())
+    with stalloc.profile(model) as prof:
+        for _ in range(3):
+            loss_of(model, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    plan = prof.plan()
+    assert plan.pool > 100 << 30
+    assert plan.gap <= 0.01
+
+
+@isolated
+def test_the_recorder_takes_at_most_a_hundred_bytes_a_request() -> None:
+    _, trainer = twins()
+    runtime = _core.runtime("cpu")
+    with stalloc.profile(trainer.model):
+        for _ in range(40):
+            trainer.step()
+        assert runtime.recorded_requests > 10000
+        assert runtime.recorder_bytes <= 100 * runtime.recorded_requests
+
+
+def _in_child(connection: object) -> None:
+    fresh = torch.ones(1000)
+    connection.send((fresh.sum().item(), _core.runtime("cpu").enabled))  # type: ignore[attr-defined]
+
+
+@isolated
+def test_forked_workers_go_unplanned_and_leave_the_parent_alone() -> None:
+    plain, trainer = twins()
+    plan = profiled_plan(trainer)
+    for _ in range(5):
+        plain.step()
+    stalloc.enable(plan)
+    trainer.step()
+    held = loss_of(trainer.model, tokens(0, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        child = context.Process(target=_in_child, args=(theirs,))
+        child.start()
+    assert ours.recv() == (1000.0, False)
+    child.join()
+    assert child.exitcode == 0
+    del held
+    trainer.step()
+    assert_same(plain, trainer)
+    assert _core.runtime("cpu").enabled
+    _core.runtime("cpu").check()
+
+
+@isolated
+def test_tensors_alive_at_shutdown_do_no_harm() -> None:
+    _, trainer = twins()
+    stalloc.enable(profiled_plan(trainer))
+    trainer.step()
+    globals()["_alive_at_shutdown"] = [loss_of(trainer.model, tokens(0, 0)), torch.ones(1 << 20)]
