@@ -5,7 +5,8 @@ them (Megatron's pipeline does) all look it up as `Variable._execution_engine`, 
 far. So that one attribute is replaced while anyone listens, by an engine of the same type, which is
 what torch.compile wants to see. Full-backward hooks would turn modules' outputs into views.
 
-Calls from inside a running graph task (reentrant checkpointing) are none of the listeners'.
+Calls from inside a running graph task (reentrant checkpointing) come through here like all others,
+on whatever thread: which of them matter, the listeners know.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.autograd.variable import Variable
 
 
 class BackwardListener(Protocol):
-    """Hears of each engine call from outside the engine, on the calling thread."""
+    """Hears of each engine call, on the thread that makes it."""
 
     def backward_begins(self) -> bool:
         """Returns whether `backward_ends` shall follow."""
@@ -39,8 +40,6 @@ class _ListeningEngine(torch._C._ImperativeEngine):
         self.engine = engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if not _listeners or torch._C._current_graph_task_id() != -1:
-            return self.engine.run_backward(*args, **kwargs)
         told = [listener for listener in _listeners if listener.backward_begins()]
         try:
             return self.engine.run_backward(*args, **kwargs)

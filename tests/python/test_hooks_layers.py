@@ -260,6 +260,40 @@ def test_a_hook_of_the_user_that_raises_leaves_every_module(sink: RecordingSink)
             sink.check()
 
 
+def test_the_hooks_of_the_user_run_inside_the_layer(sink: RecordingSink) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    inside: list[int] = []
+
+    def look(*_: object) -> None:
+        inside.append(sum(map(len, sink.open_layers.values())))
+
+    model[0].register_forward_pre_hook(look)
+    with TrainingHooks(sink, model, layers=True):
+        model(X)
+    assert inside == [2]
+
+
+def test_a_keyboard_interrupt_leaves_no_layer_open_round_the_next_forward(
+    sink: RecordingSink,
+) -> None:
+    def interrupt() -> bool:
+        if next(interrupts):
+            raise KeyboardInterrupt
+        return False
+
+    interrupts = iter([True, False])
+    model = nn.Sequential(Block(), Fails(interrupt))
+    depths: list[int] = []
+    model[0].register_forward_pre_hook(
+        lambda *_: depths.append(sum(map(len, sink.open_layers.values())))
+    )
+    with TrainingHooks(sink, model, layers=True):
+        with pytest.raises(KeyboardInterrupt):
+            model(X)
+        model(X)
+    assert depths == [2, 2]
+
+
 def test_a_keyboard_interrupt_in_recomputation_is_mended_when_backward_ends(
     sink: RecordingSink,
 ) -> None:
