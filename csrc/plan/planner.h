@@ -22,7 +22,7 @@ struct Budget {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   Bytes target = 0;  // a layout this low is good enough: stop there
   const std::atomic<bool>* cancel = nullptr;
-  std::function<void(double fraction)> progress;  // may be empty; called from any thread
+  std::function<void(double fraction)> progress = {};  // may be empty; called from any thread
 
   bool expired() const {
     return (cancel && cancel->load(std::memory_order_relaxed)) ||

@@ -15,8 +15,8 @@
 namespace stalloc {
 
 struct PortfolioOptions {
-  std::string algorithm;  // the planner to run alone, on a stream as it is; empty: all of them
-  int threads = 0;        // 0: as many as the machine has
+  std::string algorithm = {};  // the planner to run alone, on a stream as it is; empty: all of them
+  int threads = 0;             // 0: as many as the machine has
   // An older layout to begin with: one offset a buffer, kUnplaced where it knew none. It need not
   // be valid; where it is, the result is no higher. May be null.
   const Layout* warm_start = nullptr;

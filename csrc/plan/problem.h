@@ -30,7 +30,7 @@ struct Buffer {
 };
 
 struct Problem {
-  std::vector<Buffer> buffers;
+  std::vector<Buffer> buffers = {};
   Tick period = 0;  // 0: time is a line
   Bytes alignment = kDefaultAlignment;
   Bytes capacity = 0;  // 0: none. Otherwise a plan must not be higher

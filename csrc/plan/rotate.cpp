@@ -53,7 +53,7 @@ Problem rotated(const Problem& problem, Tick cut) {
     b.lower = b.lower >= cut ? b.lower - cut : b.lower - cut + problem.period;
     if (lifetime == problem.period) b.lower = 0;
     b.upper = b.lower + lifetime;
-    if (b.upper > problem.period) is_line = false;
+    if (b.size > 0 && b.upper > problem.period) is_line = false;
   }
   if (is_line) result.period = 0;
   return result;

@@ -1,0 +1,51 @@
+#include "plan/bound.h"
+
+#include <gtest/gtest.h>
+
+#include "random_problems.h"
+
+namespace stalloc {
+namespace {
+
+// The definition, tick by tick.
+Bytes slow_bound(const Problem& problem) {
+  Bytes highest = 0;
+  for (Tick t = 0; t <= 64; ++t) {
+    const Buffer probe{.size = 1, .lower = t, .upper = t + 1};
+    Bytes live = 0;
+    for (const Buffer& b : problem.buffers) {
+      if (problem.period > 0 && t >= problem.period) continue;
+      if (conflict(problem, probe, b)) live += align_up(b.size, problem.alignment);
+      highest = std::max(highest, align_up(b.size, problem.alignment));
+    }
+    highest = std::max(highest, live);
+  }
+  return highest;
+}
+
+TEST(LoadBound, IsTheLargestSumOfWhatIsLiveAtOnce) {
+  RandomProblems random(1);
+  for (int k = 0; k < 500; ++k) {
+    const Problem problem = random.next(12, k % 2 == 0);
+    EXPECT_EQ(load_bound(problem), slow_bound(problem)) << "problem " << k;
+  }
+}
+
+TEST(LoadBound, AddsUpStreams) {
+  const Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 2},
+                                    {.size = 8, .lower = 5, .upper = 6},
+                                    {.size = 4, .lower = 9, .upper = 10, .stream = 1}},
+                        .alignment = 4};
+  EXPECT_EQ(load_bound(problem), 12);
+}
+
+TEST(LoadBound, ReachesTheEndOfWhatIsFixed) {
+  const Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 2, .fixed = 64}},
+                        .alignment = 4};
+  EXPECT_EQ(load_bound(problem), 72);
+}
+
+TEST(LoadBound, OfNothingIsZero) { EXPECT_EQ(load_bound({}), 0); }
+
+}  // namespace
+}  // namespace stalloc

@@ -1,0 +1,194 @@
+#include "plan/portfolio.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "plan/bound.h"
+#include "plan/decompose.h"
+#include "plan/race.h"
+#include "plan/validator.h"
+#include "random_problems.h"
+
+namespace stalloc {
+namespace {
+
+std::string complaint(const Problem& problem, const PortfolioOptions& options = {}) {
+  try {
+    solve(problem, options, {});
+  } catch (const PlanError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Portfolio, IsValidAboveTheBoundAndNotBelowTheOptimum) {
+  RandomProblems random(10);
+  for (int k = 0; k < 150; ++k) {
+    const Problem problem = random.next(7, k % 2 == 0);
+    const PortfolioResult result = solve(problem, {.threads = 1}, {});
+    EXPECT_NO_THROW(validate(problem, result.layout));
+    EXPECT_EQ(result.bound, load_bound(problem));
+    const Bytes best = best_height(problem);
+    EXPECT_GE(result.layout.height, best) << "problem " << k;
+    EXPECT_LE(result.bound, best);
+    EXPECT_TRUE(!result.optimal || result.layout.height == best) << "problem " << k;
+  }
+}
+
+TEST(Portfolio, IsTheSameWithAnyNumberOfThreads) {
+  RandomProblems random(11);
+  for (int k = 0; k < 40; ++k) {
+    const Problem problem = random.next(60, k % 2 == 0);
+    const PortfolioResult one = solve(problem, {.threads = 1}, {});
+    const PortfolioResult four = solve(problem, {.threads = 4}, {});
+    EXPECT_EQ(one.layout.offsets, four.layout.offsets) << "problem " << k;
+    EXPECT_EQ(one.algorithm, four.algorithm);
+  }
+}
+
+TEST(Portfolio, StacksStreamsAndKeepsOffWhatOthersHaveFixed) {
+  RandomProblems random(12);
+  for (int k = 0; k < 100; ++k) {
+    Problem problem = random.next(20, k % 2 == 0);
+    for (Buffer& b : problem.buffers) b.stream = static_cast<StreamId>(random.number(0, 2));
+    EXPECT_NO_THROW(solve(problem, {.threads = 1}, {})) << "problem " << k;
+    if (problem.buffers.empty()) continue;
+    problem.buffers.front().fixed = 2048;
+    const PortfolioResult result = solve(problem, {.threads = 1}, {});
+    EXPECT_EQ(result.layout.offsets.front(), 2048);
+  }
+}
+
+TEST(Portfolio, RefusesWhatCannotBe) {
+  Problem problem{.buffers = {{.size = 8, .upper = 5}, {.size = 8, .upper = 5}}, .alignment = 4};
+  problem.capacity = 12;
+  EXPECT_NE(complaint(problem).find("at least 16"), std::string::npos);
+  problem.capacity = 16;
+  EXPECT_EQ(complaint(problem), "");
+  problem.buffers[0].fixed = 0;
+  problem.buffers[1].fixed = 4;
+  problem.capacity = 0;
+  EXPECT_NE(complaint(problem).find("fixed offsets clash"), std::string::npos);
+  problem.buffers[1].fixed = kUnplaced;
+  EXPECT_EQ(complaint(problem), "");
+  EXPECT_NE(complaint(problem, {.algorithm = "magic"}).find("first-fit-size"), std::string::npos);
+  const Layout short_one{{0}, 8};
+  EXPECT_NE(complaint(problem, {.warm_start = &short_one}).find("1 offsets for 2"),
+            std::string::npos);
+}
+
+TEST(Portfolio, IsNoHigherThanWhatItStartsFrom) {
+  RandomProblems random(13);
+  for (int k = 0; k < 60; ++k) {
+    Problem problem = random.next(8, k % 2 == 0);
+    const PortfolioResult cold = solve(problem, {.threads = 1}, {});
+    PortfolioOptions options{.threads = 1, .warm_start = &cold.layout};
+    const std::atomic<bool> cancel = true;  // nothing but the start has a chance
+    EXPECT_LE(solve(problem, options, {}).layout.height, cold.layout.height);
+    EXPECT_NO_THROW(solve(problem, options, {.cancel = &cancel}));
+    // A plan of what has changed since: some buffers are new.
+    Layout stale = cold.layout;
+    for (Offset& offset : stale.offsets) {
+      if (random.number(0, 2) == 0) offset = kUnplaced;
+    }
+    options.warm_start = &stale;
+    EXPECT_LE(solve(problem, options, {}).layout.height, cold.layout.height);
+  }
+}
+
+TEST(Portfolio, HasAPlanEvenWithoutTime) {
+  const Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
+  RandomProblems random(14);
+  for (int k = 0; k < 60; ++k) {
+    const Problem problem = random.next(30, k % 2 == 0);
+    EXPECT_NO_THROW(validate(problem, solve(problem, {.threads = 1 + k % 3}, none).layout));
+  }
+}
+
+TEST(Portfolio, TakesSizesUpTo62Bits) {
+  const Problem problem{.buffers = {{.size = Bytes{1} << 61, .lower = 0, .upper = 3},
+                                    {.size = Bytes{1} << 61, .lower = 3, .upper = 5},
+                                    {.size = Bytes{1} << 61, .lower = 2, .upper = 4}},
+                        .alignment = 1};
+  for (const Planner* p : planners()) {
+    EXPECT_EQ(p->plan(problem, {}).height, Bytes{1} << 62) << p->name();
+  }
+  EXPECT_TRUE(solve(problem, {}, {}).optimal);
+}
+
+TEST(Decompose, LosesNothingAndCutsWhereNothingLives) {
+  RandomProblems random(15);
+  for (int k = 0; k < 200; ++k) {
+    const Problem problem = random.next(7, k % 2 == 0);
+    std::vector<Offset> offsets(problem.buffers.size(), kUnplaced);
+    Bytes height = 0;
+    for (const Part& part : decompose(problem, offsets)) {
+      EXPECT_EQ(part.load, load_bound(part.problem));
+      height = std::max(height, part.base + best_height(part.problem));
+      for (const std::int32_t i : part.buffers) offsets[i] = 0;
+    }
+    for (std::size_t i = 0; i < offsets.size(); ++i) {
+      ASSERT_NE(offsets[i], kUnplaced);
+      const Bytes size = align_up(problem.buffers[i].size, problem.alignment);
+      height = std::max(height, offsets[i] + size);
+    }
+    EXPECT_EQ(height, best_height(problem)) << "problem " << k;
+  }
+}
+
+Attempt attempt_of(std::string name, Bytes height) {
+  return {std::move(name), [height](const Budget&, const std::atomic<Bytes>& limit) {
+            return height < limit ? std::optional<Layout>({{}, height}) : std::nullopt;
+          }};
+}
+
+TEST(Race, IsWonByTheLowestAndOfEqualsByTheFirst) {
+  for (int threads = 1; threads <= 4; ++threads) {
+    for (int k = 0; k < 50; ++k) {
+      Winner winner;
+      race({attempt_of("a", 7), attempt_of("b", 5), attempt_of("c", 5), attempt_of("d", 6)},
+           threads, {}, winner);
+      EXPECT_EQ(winner.name, "b");
+      race({attempt_of("e", 5), attempt_of("f", 4)}, threads, {.target = 5}, winner);
+      EXPECT_EQ(winner.name, "b");
+    }
+  }
+}
+
+TEST(Race, PassesOnAnErrorOnlyWhenNoneHasALayout) {
+  const Attempt broken{"broken",
+                       [](const Budget&, const std::atomic<Bytes>&) -> std::optional<Layout> {
+                         throw PlanError("broken");
+                       }};
+  for (int threads = 1; threads <= 2; ++threads) {
+    Winner winner;
+    EXPECT_THROW(race({broken}, threads, {}, winner), PlanError);
+    EXPECT_NO_THROW(race({broken, attempt_of("a", 1)}, threads, {}, winner));
+    EXPECT_EQ(winner.name, "a");
+  }
+}
+
+TEST(Race, ReportsProgressUpToTheEnd) {
+  std::atomic<int> reports = 0;
+  std::atomic<bool> in_range = true;
+  Budget budget;
+  budget.progress = [&](double fraction) {
+    ++reports;
+    if (fraction < 0 || fraction > 1) in_range = false;
+  };
+  Winner winner;
+  const Attempt waits{"waits", [&](const Budget&, const std::atomic<Bytes>&) {
+                        while (reports == 0) std::this_thread::yield();
+                        return std::optional<Layout>({{}, 1});
+                      }};
+  race({waits}, 1, budget, winner);
+  EXPECT_EQ(winner.name, "waits");
+  EXPECT_TRUE(in_range);
+}
+
+}  // namespace
+}  // namespace stalloc

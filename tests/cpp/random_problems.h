@@ -1,0 +1,108 @@
+// Small random problems of every shape, the same on every machine, and the best height there is.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "base/align.h"
+#include "plan/problem.h"
+
+namespace stalloc {
+
+class RandomProblems {
+ public:
+  explicit RandomProblems(std::uint32_t seed) : engine_(seed) {}
+
+  // Uniform in [low, high]; std::uniform_int_distribution is not the same everywhere.
+  std::int64_t number(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
+  }
+
+  // Up to `most` buffers: tall, wide, nested, without size, without lifetime, twice the same.
+  Problem next(int most, bool circular) {
+    Problem problem;
+    problem.alignment = std::vector<Bytes>{1, 4, 512}[number(0, 2)];
+    const Tick end = number(1, 20);
+    if (circular) problem.period = end;
+    const auto count = static_cast<std::size_t>(number(0, most));
+    const std::int64_t shape = number(0, 3);
+    while (problem.buffers.size() < count) {
+      Buffer b;
+      b.size = shape == 0 ? number(0, 3) : number(0, 4000);
+      b.lower = shape == 1 ? number(0, 0) : number(0, end - 1);
+      if (shape == 2) {
+        const Tick inset = std::min<Tick>(number(0, end / 2), (end - 1) / 2);
+        b.lower = inset;
+        b.upper = end - inset;
+      } else {
+        b.upper = number(b.lower, circular ? b.lower + end : end);
+      }
+      problem.buffers.push_back(b);
+      if (number(0, 3) == 0 && problem.buffers.size() < count) problem.buffers.push_back(b);
+    }
+    return problem;
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+// Whether two buffers of one stream are ever live together: the definition, tick by tick.
+inline bool conflict(const Problem& problem, const Buffer& a, const Buffer& b) {
+  const auto live = [&](const Buffer& x, Tick t) {
+    if (t >= x.lower && t < x.upper) return true;
+    return problem.period > 0 && t + problem.period >= x.lower && t + problem.period < x.upper;
+  };
+  Tick end = problem.period;
+  if (problem.period == 0) end = std::max(a.upper, b.upper);
+  for (Tick t = 0; t < end; ++t) {
+    if (live(a, t) && live(b, t)) return true;
+  }
+  return false;
+}
+
+// The optimum by brute force: in some order of placement, each buffer at the lowest place above or
+// between those before it that it conflicts with, every optimal layout arises. For up to 8 buffers.
+inline Bytes best_height(const Problem& problem) {
+  const std::size_t n = problem.buffers.size();
+  std::vector<std::vector<bool>> meets(n, std::vector<bool>(n));
+  std::vector<Bytes> size(n);
+  Bytes alone = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    size[i] = align_up(problem.buffers[i].size, problem.alignment);
+    alone = std::max(alone, size[i]);
+    for (std::size_t j = 0; j < n; ++j) {
+      meets[i][j] = size[i] > 0 && conflict(problem, problem.buffers[i], problem.buffers[j]);
+    }
+  }
+  std::vector<Offset> offset(n);
+  std::vector<bool> placed(n, false);
+  Bytes best = std::accumulate(size.begin(), size.end(), Bytes{0});
+  const std::function<void(std::size_t, Bytes)> place = [&](std::size_t count, Bytes height) {
+    if (height >= best && count < n) return;
+    if (count == n) {
+      best = std::min(best, height);
+      return;
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      if (placed[i]) continue;
+      // Stacking upwards is enough: sort an optimal layout by offset and let everything fall.
+      Offset at = 0;
+      for (std::size_t j = 0; j < n; ++j) {
+        if (placed[j] && meets[i][j]) at = std::max(at, offset[j] + size[j]);
+      }
+      placed[i] = true;
+      offset[i] = at;
+      place(count + 1, std::max(height, at + size[i]));
+      placed[i] = false;
+    }
+  };
+  place(0, alone);
+  return best;
+}
+
+}  // namespace stalloc
