@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 
 from stalloc import _core
+from stalloc.files import write_file
 from stalloc.tables import Decisions, Phases
 
 DEFAULT_ALIGNMENT = 512
@@ -23,6 +26,26 @@ class Plan:
 
     def __init__(self, core: _core.Plan) -> None:
         self._core = core
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Plan:
+        """Reads a file that `save` wrote, and validates it.
+
+        Raises:
+            PlanError: It is damaged, of another format or a newer version, or no plan that can be
+                followed; the message says where.
+            OSError: It cannot be read.
+        """
+        return cls(_core.Plan.from_json(Path(path).read_bytes(), str(path)))
+
+    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes the plan as JSON: as a whole or, when anything goes wrong, not at all.
+
+        Raises:
+            FileExistsError: There is such a file, and `overwrite` is not set.
+            OSError: It cannot be written.
+        """
+        write_file(Path(path), self._core.to_json(), overwrite=overwrite)
 
     @property
     def info(self) -> dict[str, str]:
@@ -64,7 +87,7 @@ class Plan:
         return self._core.optimal
 
     @property
-    def load(self) -> int:
+    def load_bytes(self) -> int:
         """The most bytes alive at once in the profiled iteration, all requests, as asked."""
         return self._core.load
 
@@ -105,7 +128,7 @@ class Plan:
             "bound": self.bound,
             "gap": self.gap,
             "optimal": self.optimal,
-            "load": self.load,
+            "load": self.load_bytes,
             "algorithm": self.algorithm,
             "alignment": self.alignment,
             "period": self.period,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 
 import numpy as np
 
 from stalloc import _core
+from stalloc.files import write_file
 from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT, Plan
 from stalloc.tables import (
     LIFETIME_CLASSES,
@@ -57,7 +60,7 @@ class IterationProfile:
         return self._core.period
 
     @property
-    def load(self) -> int:
+    def load_bytes(self) -> int:
         """The most bytes alive at once, all requests, as asked."""
         return self._core.load
 
@@ -102,6 +105,25 @@ class Trace:
 
     def __init__(self, core: _core.Trace) -> None:
         self._core = core
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Trace:
+        """Reads a file that `save` wrote.
+
+        Raises:
+            TraceError: It is damaged, of another format or a newer version; the message says where.
+            OSError: It cannot be read.
+        """
+        return cls(_core.Trace.from_json(Path(path).read_bytes(), str(path)))
+
+    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes the trace as JSON: as a whole or, when anything goes wrong, not at all.
+
+        Raises:
+            FileExistsError: There is such a file, and `overwrite` is not set.
+            OSError: It cannot be written.
+        """
+        write_file(Path(path), self._core.to_json(), overwrite=overwrite)
 
     @property
     def info(self) -> dict[str, str]:

@@ -8,6 +8,7 @@
 #include "bindings/columns.h"
 #include "bindings/parts.h"
 #include "bindings/phases.h"
+#include "plan/plan_json.h"
 
 namespace py = pybind11;
 
@@ -15,6 +16,15 @@ namespace stalloc {
 namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+py::bytes json_bytes(const Plan& plan) {
+  std::string text;
+  {
+    const py::gil_scoped_release no_gil;
+    text = to_json(plan);
+  }
+  return text;
+}
 
 py::dict decisions_of(const py::object& self) {
   const auto& rows = self.cast<const Plan&>().decisions;
@@ -48,7 +58,16 @@ void bind_plan(py::module_& m) {
              return phase_columns(self, self.cast<const Plan&>().phases);
            })
       .def("decisions", &decisions_of)
-      .def("check", &Plan::check, ReleaseGil());
+      .def("check", &Plan::check, ReleaseGil())
+      .def("to_json", &json_bytes)
+      .def_static(
+          "from_json",
+          [](const py::bytes& text, const std::string& source) {
+            const std::string_view view = text;
+            const py::gil_scoped_release no_gil;
+            return std::make_shared<Plan>(plan_from_json(view, source));
+          },
+          py::arg("text"), py::arg("source"));
 }
 
 }  // namespace stalloc

@@ -12,6 +12,7 @@
 #include "plan/plan.h"
 #include "trace/fingerprint.h"
 #include "trace/lifetimes.h"
+#include "trace/trace_json.h"
 
 namespace py = pybind11;
 
@@ -19,6 +20,15 @@ namespace stalloc {
 namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+py::bytes json_bytes(const Trace& trace) {
+  std::string text;
+  {
+    const py::gil_scoped_release no_gil;
+    text = to_json(trace);
+  }
+  return text;
+}
 
 py::dict requests_of(const py::object& self) {
   const auto& rows = self.cast<const Trace&>().requests;
@@ -123,6 +133,15 @@ void bind_trace(py::module_& m) {
       .def("phases", &phases_of)
       .def("layer_spans", &layer_spans_of)
       .def("check", &Trace::check, ReleaseGil())
+      .def("to_json", &json_bytes)
+      .def_static(
+          "from_json",
+          [](const py::bytes& text, const std::string& source) {
+            const std::string_view view = text;
+            const py::gil_scoped_release no_gil;
+            return std::make_shared<Trace>(trace_from_json(view, source));
+          },
+          py::arg("text"), py::arg("source"))
       .def("fingerprint", &fingerprint, ReleaseGil())
       .def(
           "profile",
