@@ -100,4 +100,37 @@ class Runtime:
     def check(self) -> None: ...
 
 def runtime(device: str) -> Runtime: ...
+
+_Int64Array = npt.NDArray[np.int64]
+
+class Problem:
+    def __init__(
+        self,
+        *,
+        lower: _Int64Array,
+        upper: _Int64Array,
+        size: _Int64Array,
+        alignment: int,
+        period: int,
+        capacity: int,
+        stream: _Int64Array | None,
+        fixed: _Int64Array | None,
+        phase_begin: _Int64Array | None,
+        phase_end: _Int64Array | None,
+    ) -> None: ...
+    def check(self) -> None: ...
+    def bound(self) -> int: ...
+    def validate(self, offsets: _Int64Array, height: int) -> None: ...
+    def solve(
+        self,
+        algorithm: str,
+        time_limit: float,
+        threads: int,
+        warm_start: _Int64Array | None,
+        progress: Callable[[float], object] | None,
+    ) -> dict[str, Any]: ...
+
+def algorithms() -> list[str]: ...
+def read_csv(text: str) -> dict[str, Any]: ...
+def write_csv(ids: list[str], problem: Problem, offsets: _Int64Array) -> str: ...
 def format_bytes(size: int) -> str: ...

@@ -18,8 +18,8 @@ def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
         FileExistsError: There is such a file, and `overwrite` is not set.
         OSError: It cannot be written.
     """
-    if not overwrite and os.path.lexists(path):
-        raise _exists(path)
+    if not overwrite:
+        check_new(path)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
         with temporary.open("xb") as file:
@@ -41,13 +41,19 @@ def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
             temporary.unlink()
 
 
+def check_new(path: Path) -> None:
+    """Raises FileExistsError when there is such a file; it may appear right after, all the same."""
+    if os.path.lexists(path):
+        raise _exists(path)
+
+
 def _exists(path: Path) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, "there is such a file already", str(path))
+    what = "is there already: choose another name, or replace it (--force, overwrite=True)"
+    return FileExistsError(errno.EEXIST, what, str(path))
 
 
 def _move_to_new(temporary: Path, path: Path) -> None:
-    if os.path.lexists(path):
-        raise _exists(path)
+    check_new(path)
     temporary.rename(path)
 
 

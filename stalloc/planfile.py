@@ -36,7 +36,20 @@ class Plan:
                 followed; the message says where.
             OSError: It cannot be read.
         """
-        return cls(_core.Plan.from_json(Path(path).read_bytes(), str(path)))
+        return cls.from_json(Path(path).read_bytes(), str(path))
+
+    @classmethod
+    def from_json(cls, text: bytes, source: str) -> Plan:
+        """Reads what a file that `save` wrote holds.
+
+        Args:
+            text: UTF-8.
+            source: What messages call it.
+
+        Raises:
+            PlanError: As for `load`.
+        """
+        return cls(_core.Plan.from_json(text, source))
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the plan as JSON: as a whole or, when anything goes wrong, not at all.

@@ -11,22 +11,17 @@ the highest end is lowest, and says how close to optimal that is proven to be.
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
 from stalloc import _core
 from stalloc.errors import PlanError
+from stalloc.progress import Progress, shown
 
 Int64Array = npt.NDArray[np.int64]
-Progress = Callable[[float], object]
 
 
 @dataclass(frozen=True)
@@ -129,8 +124,7 @@ def plan(
     if capacity == 0 and problem.bound() > 0:
         raise PlanError(f"no solution fits a capacity of 0: it takes {problem.bound()} bytes")
     warm = None if warm_start is None else _numbers(warm_start, "warm_start")
-    with _Bar(enabled=progress is True) as bar:
-        report = progress if callable(progress) else bar.update if progress else None
+    with shown(progress) as report:
         result = problem.solve(algorithm or "", float(time_limit), threads or 0, warm, report)
     return Solution(**result)
 
@@ -183,18 +177,30 @@ def load_csv(path: Path | str) -> Csv:
     Raises:
         PlanError: The file is malformed; the message has its name and the number of the line.
     """
-    path = Path(path)
+    return parse_csv(Path(path).read_bytes(), str(path))
+
+
+def parse_csv(content: bytes, source: str) -> Csv:
+    """Reads what a MiniMalloc CSV file holds; `source` is what messages call it.
+
+    Raises:
+        PlanError: It is malformed; the message has the number of the line.
+    """
     try:
-        return Csv(**_core.read_csv(path.read_text(encoding="utf-8")))
+        return Csv(**_core.read_csv(content.decode()))
     except (PlanError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: {error}") from None
+        raise PlanError(f"{source}: {error}") from None
 
 
 def save_csv(path: Path | str, csv: Csv, offsets: npt.ArrayLike) -> None:
     """Writes a MiniMalloc CSV with a column of offsets."""
+    Path(path).write_text(format_csv(csv, offsets), encoding="utf-8")
+
+
+def format_csv(csv: Csv, offsets: npt.ArrayLike) -> str:
+    """The text of a MiniMalloc CSV with a column of offsets."""
     problem = _problem(csv.lower, csv.upper, csv.size)
-    text = _core.write_csv(csv.ids, problem, _numbers(offsets, "offsets"))
-    Path(path).write_text(text, encoding="utf-8")
+    return _core.write_csv(csv.ids, problem, _numbers(offsets, "offsets"))
 
 
 def _problem(
@@ -245,44 +251,3 @@ def _numbers(values: npt.ArrayLike, name: str) -> Int64Array:
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
         raise PlanError(f"{name} has a number that does not fit in 63 bits: {array.max()}")
     return np.ascontiguousarray(array, dtype=np.int64)
-
-
-class _Bar:
-    """A progress bar on stderr that appears only when there is something to wait for."""
-
-    _PATIENCE = 1.0  # seconds without a bar
-
-    def __init__(self, enabled: bool) -> None:
-        self._began = time.monotonic() if enabled else math.inf
-        self._stop: Callable[[], None] | None = None
-        self._set: Callable[[float], None] | None = None
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._stop is not None:
-            self._stop()
-
-    def update(self, fraction: float) -> None:
-        if self._set is None:
-            if time.monotonic() - self._began < self._PATIENCE:
-                return
-            self._show()
-        if self._set is not None:
-            self._set(fraction)
-
-    def _show(self) -> None:
-        from rich.console import Console
-        from rich.progress import Progress as Bar
-
-        bar = Bar(console=Console(file=sys.stderr), transient=True)
-        task = bar.add_task("planning", total=1.0)
-        bar.start()
-        self._stop = bar.stop
-        self._set = lambda fraction: bar.update(task, completed=fraction)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -13,6 +13,7 @@ import numpy as np
 from stalloc import _core
 from stalloc.files import write_file
 from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT, Plan
+from stalloc.progress import Progress, shown
 from stalloc.tables import (
     LIFETIME_CLASSES,
     PHASE_KINDS,
@@ -114,7 +115,20 @@ class Trace:
             TraceError: It is damaged, of another format or a newer version; the message says where.
             OSError: It cannot be read.
         """
-        return cls(_core.Trace.from_json(Path(path).read_bytes(), str(path)))
+        return cls.from_json(Path(path).read_bytes(), str(path))
+
+    @classmethod
+    def from_json(cls, text: bytes, source: str) -> Trace:
+        """Reads what a file that `save` wrote holds.
+
+        Args:
+            text: UTF-8.
+            source: What messages call it.
+
+        Raises:
+            TraceError: As for `load`.
+        """
+        return cls(_core.Trace.from_json(text, source))
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the trace as JSON: as a whole or, when anything goes wrong, not at all.
@@ -182,7 +196,7 @@ class Trace:
         algorithm: str | None = None,
         alignment: int = DEFAULT_ALIGNMENT,
         time_limit: float = DEFAULT_TIME_LIMIT,
-        progress: Callable[[float], object] | None = None,
+        progress: bool | Progress = False,
     ) -> Plan:
         """Gives every static request of an iteration an address.
 
@@ -192,13 +206,16 @@ class Trace:
             algorithm: The planner to use. By default several are run and the best plan wins.
             alignment: Bytes; every address is a multiple of it.
             time_limit: Seconds after which the best plan so far is taken.
-            progress: Told the fraction that is done, now and then, from any thread.
+            progress: True shows a bar on stderr once planning takes longer than a second. A
+                function is called with the fraction done, from any thread; when it returns False,
+                the best plan so far is taken.
 
         Raises:
             TraceError: The trace is inconsistent, or holds no complete iteration.
             PlanError: There is no such planner, or the options make no sense.
         """
-        return Plan(self._core.plan(algorithm or "", alignment, time_limit, progress))
+        with shown(progress) as report:
+            return Plan(self._core.plan(algorithm or "", alignment, time_limit, report))
 
     def __repr__(self) -> str:
         iterations = max(0, len(self.iterations) - 1)

@@ -29,7 +29,7 @@ auto run_interruptibly(const pybind11::object& progress, Work work) {
       if (cancel.load(std::memory_order_relaxed)) return;
       const py::gil_scoped_acquire gil;
       try {
-        progress(fraction);
+        if (progress(fraction).is(py::bool_(false))) cancel = true;
       } catch (const py::error_already_set&) {
         const std::lock_guard lock(mutex);
         if (!raised) raised = std::current_exception();

@@ -1,6 +1,7 @@
 // The Python module of the core. Each part binds itself in the file of its name.
 #include <pybind11/pybind11.h>
 
+#include "base/format.h"
 #include "bindings/parts.h"
 
 PYBIND11_MODULE(_core, m) {
@@ -10,4 +11,5 @@ PYBIND11_MODULE(_core, m) {
   stalloc::bind_plan(m);
   stalloc::bind_planner(m);
   stalloc::bind_runtime(m);
+  m.def("format_bytes", &stalloc::format_bytes, pybind11::arg("size"));
 }

@@ -88,16 +88,8 @@ py::dict solve_problem(const Problem& problem, const std::string& algorithm, dou
     warm = make_layout(*warm_start, problem);
     options.warm_start = &warm;
   }
-  // Python's way to stop early and keep the best so far: a progress function that returns False.
-  std::atomic<bool> stop{false};
-  py::object report = py::none();
-  if (!progress.is_none()) {
-    report = py::cpp_function([&](double fraction) {
-      if (progress(fraction).is(py::bool_(false))) stop = true;
-    });
-  }
   const PortfolioResult result =
-      run_interruptibly(report, [&](std::atomic<bool>* cancel, const auto& tell) {
+      run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& tell) {
         Budget budget;
         // Beyond a year, the clock's own range would be at risk.
         constexpr double kLongest = 365.0 * 24 * 3600;
@@ -105,12 +97,7 @@ py::dict solve_problem(const Problem& problem, const std::string& algorithm, dou
                           std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                               std::chrono::duration<double>(std::min(time_limit, kLongest)));
         budget.cancel = cancel;
-        if (tell) {
-          budget.progress = [&](double fraction) {
-            tell(fraction);
-            if (stop) *cancel = true;
-          };
-        }
+        budget.progress = tell;
         return solve(problem, options, budget);
       });
   py::dict d;

@@ -1,0 +1,56 @@
+"""The command line. Each sub-command is a module in `stalloc.commands`.
+
+Exit codes: 0 done, 1 bad input, 2 wrong usage, 3 does not fit the capacity, 130 interrupted. What
+the user can mend is one line on stderr; a traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import stalloc
+from stalloc.commands import COMMANDS
+from stalloc.commands.output import DoesNotFit
+from stalloc.errors import StallocError
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all sub-commands; each leaves its module's `main` in `args.main`."""
+    parser = argparse.ArgumentParser(
+        prog="stalloc", description="Plans the address of every tensor of a training iteration."
+    )
+    parser.add_argument("--version", action="version", version=f"stalloc {stalloc.__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers).set_defaults(main=command.main)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one sub-command and returns the exit code."""
+    args = make_parser().parse_args(argv)
+    try:
+        code: int = args.main(args)
+        sys.stdout.flush()
+    except DoesNotFit as error:
+        return _fail(args.command, str(error), 3)
+    except BrokenPipeError:
+        # The reader has seen enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except StallocError as error:
+        return _fail(args.command, str(error), 1)
+    except OSError as error:
+        what = error.strerror or str(error)
+        return _fail(args.command, f"{error.filename}: {what}" if error.filename else what, 1)
+    except KeyboardInterrupt:
+        return _fail(args.command, "interrupted", 130)
+    return code
+
+
+def _fail(command: str, message: str, code: int) -> int:
+    print(f"stalloc {command}: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,25 @@
+"""The sub-commands of the command line, one a module."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Protocol
+
+from stalloc.commands import inspect, plan
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+class Command(Protocol):
+    """What each of the modules has."""
+
+    def add_parser(self, subparsers: Subparsers) -> argparse.ArgumentParser:
+        """Adds the sub-command's parser."""
+
+    def main(self, args: argparse.Namespace) -> int:
+        """Runs it. Returns the exit code."""
+
+
+COMMANDS: tuple[Command, ...] = (plan, inspect)
+"""In the order in which `--help` lists them."""

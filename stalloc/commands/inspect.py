@@ -1,0 +1,163 @@
+"""`stalloc inspect`: what is in a trace or a plan."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stalloc import _core
+from stalloc.commands.output import print_facts, print_json, print_table, size
+from stalloc.errors import TraceError
+from stalloc.planfile import Plan
+from stalloc.tables import LIFETIME_CLASSES, Int32s, Int64s, Phases
+from stalloc.trace import IterationProfile, Trace
+
+if TYPE_CHECKING:
+    from stalloc.commands import Subparsers
+
+_PLAN = re.compile(rb'"format"\s*:\s*"stalloc-plan"')
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Adds the sub-command's parser."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what is in a trace or a plan",
+        description="Shows sizes, phases and lifetimes in a trace or a plan.",
+        epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage.",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="a trace or a plan")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints what there is to say of the file."""
+    content: bytes = args.file.read_bytes()
+    # Only a guess, which the reader then checks.
+    if _PLAN.search(content):
+        _inspect_plan(Plan.from_json(content, str(args.file)), args)
+    else:
+        _inspect_trace(Trace.from_json(content, str(args.file)), args)
+    return 0
+
+
+def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
+    decisions = plan.decisions
+    phases = _by_phase(plan.phases, decisions.phase, decisions.size)
+    if args.json:
+        figures = plan.summary() | {"streams": _distinct(decisions.stream)}
+        print_json({"kind": "plan", "info": plan.info, **figures, "per_phase": phases})
+        return
+    print_facts(
+        {
+            "plan": str(args.file),
+            **plan.info,
+            "decisions": f"{len(decisions):,}",
+            "streams": f"{_distinct(decisions.stream)}",
+            "pool": size(plan.pool),
+            "bound": size(plan.bound),
+            "gap": f"{plan.gap:.3%}" + (", proven optimal" if plan.optimal else ""),
+            "load": size(plan.load_bytes),
+            "algorithm": plan.algorithm,
+            "alignment": size(plan.alignment),
+            "trace": plan.fingerprint,
+        }
+    )
+    _print_phases("Decisions by phase", phases)
+
+
+def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
+    figures: dict[str, object] = {
+        "requests": len(trace.requests),
+        "iterations": max(0, len(trace.iterations) - 1),
+        "layers": len(trace.layers),
+        "streams": _distinct(trace.requests.stream),
+        "threads": _distinct(trace.requests.thread),
+        "bytes": int(trace.requests.size.sum()),
+        "fingerprint": trace.fingerprint,
+    }
+    profile: IterationProfile | None = None
+    problem = ""
+    try:
+        profile = trace.profile()
+    except TraceError as error:
+        problem = str(error)
+    if args.json:
+        summary = None if profile is None else _profile_summary(profile)
+        print_json({"kind": "trace", "info": trace.info, **figures, "profile": summary})
+        return
+    facts = {"trace": str(args.file), **trace.info}
+    for name in ("requests", "iterations", "layers", "streams", "threads"):
+        facts[name] = f"{figures[name]:,}"
+    facts["fingerprint"] = trace.fingerprint
+    if profile is None:
+        facts["profile"] = f"none: {problem}"
+    else:
+        facts["profile"] = f"iteration {profile.iteration}, compared with {profile.compared} more"
+        facts["load"] = size(profile.load_bytes)
+    print_facts(facts)
+    if profile is not None:
+        _print_profile(profile)
+
+
+def _profile_summary(profile: IterationProfile) -> dict[str, object]:
+    requests = profile.requests
+    return {
+        "iteration": profile.iteration,
+        "compared": profile.compared,
+        "period": profile.period,
+        "load": profile.load_bytes,
+        "tallies": {
+            name: {"requests": tally.requests, "bytes": tally.bytes}
+            for name, tally in profile.tallies().items()
+        },
+        "per_phase": _by_phase(profile.phases, requests.phase_begin, requests.size),
+    }
+
+
+def _print_profile(profile: IterationProfile) -> None:
+    tallies = profile.tallies()
+    names = {"static": "static", **{name: f"  {name}" for name in LIFETIME_CLASSES}}
+    names |= {"dynamic": "dynamic", "unplanned": "unplanned", "plannable": "plannable"}
+    print_table(
+        "Requests of one iteration",
+        ("kind", "requests", "bytes"),
+        (
+            (shown, f"{tallies[name].requests:,}", _core.format_bytes(tallies[name].bytes))
+            for name, shown in names.items()
+        ),
+    )
+    requests = profile.requests
+    phases = _by_phase(profile.phases, requests.phase_begin, requests.size)
+    _print_phases("Requests by phase", phases)
+
+
+def _by_phase(phases: Phases, phase: Int32s, sizes: Int64s) -> list[Mapping[str, int | str]]:
+    """Number and bytes of the rows of each phase that has any."""
+    counts = np.bincount(phase, minlength=len(phases))
+    result: list[Mapping[str, int | str]] = []
+    for row in np.flatnonzero(counts).tolist():
+        total = int(sizes[phase == row].sum())
+        result.append({"phase": phases.name(row), "requests": int(counts[row]), "bytes": total})
+    return result
+
+
+def _print_phases(title: str, phases: list[Mapping[str, int | str]]) -> None:
+    print_table(
+        title,
+        ("phase", "requests", "bytes"),
+        (
+            (str(p["phase"]), f"{p['requests']:,}", _core.format_bytes(int(p["bytes"])))
+            for p in phases
+        ),
+    )
+
+
+def _distinct(numbers: Int32s) -> int:
+    return len(np.unique(numbers))

@@ -1,0 +1,210 @@
+"""`stalloc plan`: from a trace to a plan, or from a MiniMalloc CSV to the same with offsets."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stalloc import planner
+from stalloc.commands.output import DoesNotFit, print_facts, print_json, size
+from stalloc.errors import PlanError
+from stalloc.files import check_new, write_file
+from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT
+from stalloc.trace import Trace
+
+if TYPE_CHECKING:
+    from stalloc.commands import Subparsers
+
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `--json` prints: its keys are documented and stay."""
+
+    buffers: int
+    bound: int
+    pool: int
+    gap: float
+    optimal: bool
+    algorithm: str
+    seconds: float
+    validated: bool
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Adds the sub-command's parser."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="give every static request of a trace an address",
+        description="Plans a stalloc trace, or a MiniMalloc CSV (id,lower,upper,size[,offset]). "
+        "The output is of the same kind: a plan, or the CSV with offsets.",
+        epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage, 3 no plan fits the capacity.",
+    )
+    parser.add_argument("input", metavar="IN", type=Path, help="a trace or a MiniMalloc CSV")
+    parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="where to write the plan")
+    parser.add_argument(
+        "--alignment",
+        metavar="BYTES",
+        type=_bytes,
+        help="every address is a multiple of it (default: "
+        f"{DEFAULT_ALIGNMENT} for a trace, 1 for a CSV, as MiniMalloc has it)",
+    )
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=_seconds,
+        default=DEFAULT_TIME_LIMIT,
+        help="when to take the best plan so far (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--algorithm",
+        metavar="NAME",
+        choices=planner.algorithms(),
+        help="use this planner alone, as in paper or first-fit-size (default: all)",
+    )
+    parser.add_argument(
+        "--capacity",
+        metavar="BYTES",
+        type=_bytes,
+        help="fail when the pool is larger; as in 80GiB",
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Plans the input, writes the output, prints the report."""
+    if args.output is not None and not args.force:
+        check_new(args.output)
+    content: bytes = args.input.read_bytes()
+    is_json = content.lstrip()[:1] == b"{"
+    report, write = _plan_trace(args, content) if is_json else _plan_csv(args, content)
+    if args.capacity is not None and report.pool > args.capacity:
+        raise DoesNotFit(f"{args.input}: {_too_large(report, args.capacity)}")
+    if args.output is not None:
+        write(args.output)
+    if args.json:
+        print_json(asdict(report))
+    else:
+        _print(report, args.output)
+    return 0
+
+
+Writer = Callable[[Path], None]
+
+
+def _plan_trace(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]:
+    trace = Trace.from_json(content, str(args.input))
+    began = time.perf_counter()
+    plan = trace.plan(
+        algorithm=args.algorithm,
+        alignment=DEFAULT_ALIGNMENT if args.alignment is None else args.alignment,
+        time_limit=args.time_limit,
+        progress=sys.stderr.isatty(),
+    )
+    seconds = time.perf_counter() - began
+    plan.check()
+    report = Report(
+        buffers=len(plan.decisions),
+        bound=plan.bound,
+        pool=plan.pool,
+        gap=plan.gap,
+        optimal=plan.optimal,
+        algorithm=plan.algorithm,
+        seconds=seconds,
+        validated=True,
+    )
+    return report, lambda path: plan.save(path, overwrite=args.force)
+
+
+def _plan_csv(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]:
+    csv = planner.parse_csv(content, str(args.input))
+    alignment = 1 if args.alignment is None else args.alignment
+    bound = planner.load_bound(csv.lower, csv.upper, csv.size, alignment=alignment)
+    try:
+        solution = planner.plan(
+            csv.lower,
+            csv.upper,
+            csv.size,
+            alignment=alignment,
+            capacity=args.capacity,
+            algorithm=args.algorithm,
+            time_limit=args.time_limit,
+            progress=sys.stderr.isatty(),
+        )
+    except PlanError as error:
+        # The problem itself is sound: its bound could be told.
+        if args.capacity is None:
+            raise
+        raise DoesNotFit(f"{args.input}: {error} (bound: {bound} B)") from error
+    planner.validate(
+        solution.offsets,
+        csv.lower,
+        csv.upper,
+        csv.size,
+        height=solution.height,
+        alignment=alignment,
+    )
+    report = Report(
+        buffers=len(csv.ids),
+        bound=solution.bound,
+        pool=solution.height,
+        gap=solution.gap,
+        optimal=solution.optimal,
+        algorithm=solution.algorithm,
+        seconds=solution.seconds,
+        validated=True,
+    )
+
+    def write(path: Path) -> None:
+        text = planner.format_csv(csv, solution.offsets)
+        write_file(path, text.encode(), overwrite=args.force)
+
+    return report, write
+
+
+def _too_large(report: Report, capacity: int) -> str:
+    what = f"the pool takes {size(report.pool)}, and the capacity is {size(capacity)}; "
+    if report.bound > capacity or report.optimal:
+        return what + f"no plan is below {size(report.bound)}: train with smaller batches"
+    return what + f"a plan of {size(report.bound)} may exist: try a longer --time-limit"
+
+
+def _print(report: Report, output: Path | None) -> None:
+    facts = {
+        "buffers": f"{report.buffers:,}",
+        "pool": size(report.pool),
+        "bound": size(report.bound),
+        "gap": f"{report.gap:.3%}" + (", proven optimal" if report.optimal else ""),
+        "algorithm": report.algorithm,
+        "time": f"{report.seconds:.2f} s",
+    }
+    if output is not None:
+        facts["written to"] = str(output)
+    print_facts(facts)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,18})\s*(|[KMGT]iB)", text)
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 512 or 80GiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds

@@ -1,0 +1,53 @@
+"""Showing how far long work has come."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+Progress: TypeAlias = Callable[[float], object]
+"""Told the fraction that is done, from any thread; when it returns False, the work ends early."""
+
+_PATIENCE = 1.0  # seconds without a bar
+
+
+@contextlib.contextmanager
+def shown(progress: bool | Progress) -> Iterator[Progress | None]:
+    """What to report progress to: a function as it is, for True a bar on stderr, for False None.
+
+    The bar appears only when there is something to wait for: after a second.
+    """
+    if not isinstance(progress, bool):
+        yield progress
+    elif progress:
+        with contextlib.ExitStack() as stack:
+            yield _bar(stack)
+    else:
+        yield None
+
+
+def _bar(stack: contextlib.ExitStack) -> Progress:
+    began = time.monotonic()
+    update: Progress | None = None
+
+    def report(fraction: float) -> None:
+        nonlocal update
+        if update is None:
+            if time.monotonic() - began < _PATIENCE:
+                return
+            update = _show(stack)
+        update(fraction)
+
+    return report
+
+
+def _show(stack: contextlib.ExitStack) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    bar = stack.enter_context(Bar(console=Console(file=sys.stderr), transient=True))
+    task = bar.add_task("planning", total=1.0)
+    return lambda fraction: bar.update(task, completed=fraction)
