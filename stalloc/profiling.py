@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import sys
-import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 # The profile that is being recorded, of which there is one at a time.
 _active: Profile | None = None
-# The model profiled last, for a plan that is enabled in the same process.
-_last_model: weakref.ref[torch.nn.Module] | None = None
 
 
 class Profile:
@@ -128,10 +125,8 @@ class Profile:
         return self.trace.plan(algorithm=algorithm, alignment=alignment, time_limit=time_limit)
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        global _last_model
         if self.model is None:
             self.model = module
-        _last_model = weakref.ref(module)
         self._inputs.add(input_signature(args, kwargs))
 
     def _describe(self) -> dict[str, str]:
@@ -180,8 +175,3 @@ def profile(
 def active_profile() -> Profile | None:
     """The profile that is being recorded."""
     return _active
-
-
-def last_profiled_model() -> torch.nn.Module | None:
-    """The model that was profiled last in this process, if it is still there."""
-    return _last_model() if _last_model is not None else None

@@ -15,7 +15,7 @@ from stalloc import _adapters
 from stalloc.errors import PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
 from stalloc.planfile import Plan
-from stalloc.profiling import active_profile, last_profiled_model
+from stalloc.profiling import active_profile
 
 
 class Session:
@@ -84,8 +84,8 @@ def enable(
 
     Args:
         plan: A plan, or the path of its file.
-        model: The module whose training forward begins a microbatch. None takes the one profiled in
-            this process, else the outermost module that is called first.
+        model: The module whose training forward begins a microbatch. None takes the
+            outermost module that is called first.
         strict: Whether a plan that does not fit this run (another model, other input shapes, another
             torch) raises PlanError; else it is refused with a warning and the run goes on unplanned.
             The model and the shapes are known at the first training forward at the latest.
@@ -105,7 +105,6 @@ def enable(
         plan = Plan.load(Path(plan))
     if not isinstance(plan, Plan):
         raise TypeError(f"enable() takes a Plan or the path of one, not {type(plan).__name__}")
-    model = model if model is not None else _profiled_model_of(plan)
     problem = _environment_mismatch(plan) or (_model_mismatch(plan, model) if model else None)
     session = Session(plan, model, strict) if not problem else None
     if session is None:
@@ -170,13 +169,6 @@ def _refuse(problem: str, strict: bool) -> None:
         StallocWarning,
         stacklevel=3,
     )
-
-
-def _profiled_model_of(plan: Plan) -> torch.nn.Module | None:
-    model = last_profiled_model()
-    if model is None or _model_mismatch(plan, model):
-        return None
-    return model
 
 
 def _environment_mismatch(plan: Plan) -> str | None:

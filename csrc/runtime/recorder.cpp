@@ -24,6 +24,7 @@ void Recorder::start() {
 
 Trace Recorder::finish() {
   const std::lock_guard lock(mutex_);
+  if (!active()) return {};
   active_.store(false, std::memory_order_release);
   live_.clear();
   if (span_open_) trace_.phases.back().end = clock_;

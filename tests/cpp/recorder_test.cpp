@@ -42,6 +42,7 @@ TEST_F(RecorderTest, RecordsLifetimesInTicks) {
   EXPECT_EQ(t.phases[0].end, 3);
   EXPECT_EQ(t.phases[1].end, 5);
   EXPECT_FALSE(recorder_.active());
+  EXPECT_TRUE(recorder_.finish().phases.empty()) << "finished twice";
 }
 
 TEST_F(RecorderTest, IgnoresWhatItHasNotSeen) {
