@@ -1,0 +1,233 @@
+"""The command line: what it prints, writes and exits with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trace_documents import training_document
+
+from stalloc import cli, planner
+from stalloc.planfile import Plan
+
+CSV = "id,lower,upper,size\na,0,4,100\nb,0,9,50\nc,4,9,80\n"
+KEYS = ["buffers", "bound", "pool", "gap", "optimal", "algorithm", "seconds", "validated"]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(training_document()))
+    return str(path)
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> str:
+    path = tmp_path / "problem.csv"
+    path.write_text(CSV)
+    return str(path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    """What a command that succeeds prints as JSON: one line, and nothing else."""
+    assert cli.main([*args, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("\n") == 1
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+def refusal(capsys: pytest.CaptureFixture[str], code: int, *args: str) -> str:
+    """What a command that fails says: one line on stderr, and nothing else."""
+    assert cli.main(args) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith(f"stalloc {args[0]}: ")
+    return err
+
+
+def test_plan_turns_a_trace_into_a_plan(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    report = answer(capsys, "plan", trace, "-o", str(out))
+    assert list(report) == KEYS
+    plan = Plan.load(out)
+    assert report["buffers"] == len(plan.decisions) == 4
+    assert report["pool"] == report["bound"] == plan.pool == 6144
+    assert report["gap"] == 0.0
+    assert report["optimal"] is True
+    assert report["validated"] is True
+    assert report["algorithm"] == plan.algorithm
+
+
+def test_plan_turns_a_csv_into_one_with_offsets(
+    csv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "solution.csv"
+    report = answer(capsys, "plan", csv, "-o", str(out))
+    assert list(report) == KEYS
+    assert report["buffers"] == 3
+    assert report["pool"] == 150
+    solution = planner.load_csv(out)
+    assert solution.ids == ["a", "b", "c"]
+    assert solution.offsets is not None
+    planner.validate(solution.offsets, solution.lower, solution.upper, solution.size, height=150)
+    again = answer(capsys, "plan", str(out))
+    assert again["pool"] == 150
+
+
+def test_plan_takes_alignment_algorithm_and_time_limit(
+    csv: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--algorithm", "first-fit-size", "--time-limit", "0.5")
+    report = answer(capsys, "plan", csv, "--alignment", "64", *options)
+    assert report["pool"] == 192
+    assert report["algorithm"] == "first-fit-size"
+    report = answer(capsys, "plan", trace, "--alignment", "1KiB", *options)
+    assert report["pool"] % 1024 == 0
+
+
+def test_plan_says_the_same_to_people(csv: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", csv]) == 0
+    out, _ = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert ["pool", "150", "B"] in lines
+    assert ["gap", "0.000%,", "proven", "optimal"] in lines
+    assert "\x1b" not in out
+
+
+def test_plan_never_replaces_a_file_unasked(
+    csv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "solution.csv"
+    out.write_text("mine")
+    assert "--force" in refusal(capsys, 1, "plan", csv, "-o", str(out))
+    assert out.read_text() == "mine"
+    answer(capsys, "plan", csv, "-o", str(out), "--force")
+    assert out.read_text() != "mine"
+
+
+@pytest.mark.parametrize("kind", ["csv", "trace"])
+def test_plan_exits_with_3_when_it_does_not_fit(
+    kind: str, csv: str, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, enough, too_little = {"csv": (csv, "150", "149"), "trace": (trace, "6KiB", "6143")}[kind]
+    out = tmp_path / "out"
+    message = refusal(capsys, 3, "plan", path, "-o", str(out), "--capacity", too_little)
+    assert path in message
+    assert too_little in message.replace(",", "")
+    assert not out.exists()
+    answer(capsys, "plan", path, "-o", str(out), "--capacity", enough)
+    assert out.exists()
+
+
+def test_bad_input_exits_with_1_and_one_line(
+    csv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad"
+    for content, message in {
+        b"": "the file is empty",
+        b"id,lower,upper,size\n0,0,1\n": "line 2",
+        b"\xff\xfe": "utf-8",
+        b"{": "the file ends too early",
+        b'{"format": "stalloc-plan", "version": 1}': "holds a 'stalloc-plan'",
+        b'{"format": "stalloc-trace", "version": 9}': "version 9",
+        json.dumps(training_document() | {"iterations": []}).encode(): "no complete iteration",
+    }.items():
+        bad.write_bytes(content)
+        said = refusal(capsys, 1, "plan", str(bad))
+        assert message in said
+        assert said.startswith(f"stalloc plan: {bad}: ") or "iteration" in said
+    assert "No such file" in refusal(capsys, 1, "plan", str(tmp_path / "nowhere"))
+    assert "Is a directory" in refusal(capsys, 1, "inspect", str(tmp_path))
+    assert "No such file" in refusal(capsys, 1, "plan", csv, "-o", str(tmp_path / "no" / "where"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["sing"],
+        ["plan"],
+        ["plan", "in", "--alignment", "0"],
+        ["plan", "in", "--alignment", "many"],
+        ["plan", "in", "--time-limit", "nan"],
+        ["plan", "in", "--time-limit", "-1"],
+        ["plan", "in", "--algorithm", "by magic"],
+        ["plan", "in", "--capacity", "-5"],
+    ],
+)
+def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(args)
+    assert exit_.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_interrupt_is_one_line(
+    csv: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planner, "plan", interrupt)
+    assert "interrupted" in refusal(capsys, 130, "plan", csv)
+
+
+def test_inspect_shows_a_trace(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = answer(capsys, "inspect", trace)
+    assert report["kind"] == "trace"
+    assert report["requests"] == 19
+    assert report["iterations"] == 3
+    assert report["info"] == {"device": "cpu"}
+    assert report["profile"]["tallies"]["wrap-around"] == {"requests": 1, "bytes": 3000}
+    assert {"phase": "forward 0", "requests": 3, "bytes": 3702} in report["profile"]["per_phase"]
+    assert cli.main(["inspect", trace]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["requests", "19"] in lines
+    assert ["wrap-around", "1", "2.9", "KiB"] in lines
+    assert ["backward", "0", "1", "2.9", "KiB"] in lines
+
+
+def test_inspect_shows_a_trace_without_iterations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(training_document() | {"iterations": []}))
+    assert answer(capsys, "inspect", str(path))["profile"] is None
+    assert cli.main(["inspect", str(path)]) == 0
+    assert "no complete iteration" in capsys.readouterr().out
+
+
+def test_inspect_shows_a_plan(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "plan.json")
+    answer(capsys, "plan", trace, "-o", path)
+    report = answer(capsys, "inspect", path)
+    assert report["kind"] == "plan"
+    assert report["pool"] == 6144
+    assert report["decisions"] == 4
+    assert cli.main(["inspect", path]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["pool", "6.0", "KiB", "(6,144", "B)"] in lines
+    assert ["forward", "0", "2", "2.9", "KiB"] in lines
+
+
+def test_it_runs_as_a_module(csv: str) -> None:
+    command = [sys.executable, "-m", "stalloc", "plan", csv, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["pool"] == 150
+
+
+def test_a_reader_that_stops_reading_is_no_error(trace: str) -> None:
+    command = f"{sys.executable} -m stalloc inspect {trace} | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -1,0 +1,105 @@
+"""Plans in Python: files, columns, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from trace_documents import Document, damaged, to_trace, training_document
+
+from stalloc.errors import PlanError
+from stalloc.planfile import Plan
+
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return to_trace(training_document()).plan()
+
+
+@pytest.fixture
+def document(plan: Plan, tmp_path: Path) -> Document:
+    plan.save(tmp_path / "document.json")
+    document: Document = json.loads((tmp_path / "document.json").read_text())
+    return document
+
+
+def test_figures_and_columns(plan: Plan) -> None:
+    assert plan.decisions.size.tolist() == [1000, 2000, 3000, 400]
+    assert plan.pool == plan.bound == 1024 + 2048 + 3072
+    assert plan.optimal
+    assert plan.gap == 0.0
+    assert plan.alignment == 512
+    assert [plan.phases.name(row) for row in plan.decisions.phase] == [
+        *("forward 0", "forward 0", "backward 0", "optimizer")
+    ]
+    assert plan.summary()["pool"] == plan.pool
+    assert plan.summary()["decisions"] == 4
+    assert repr(plan) == "<Plan of 4 decisions, pool 6,144 bytes, gap 0.00%, optimal>"
+
+
+def test_a_saved_plan_loads_as_it_was(plan: Plan, tmp_path: Path) -> None:
+    plan.info = {**plan.info, "rank": "3"}
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    again = Plan.load(path)
+    assert again.summary() == plan.summary()
+    assert again.info == {"device": "cpu", "rank": "3"}
+    assert again.decisions.offset.tolist() == plan.decisions.offset.tolist()
+    with pytest.raises(FileExistsError):
+        again.save(path)
+    again.save(path, overwrite=True)
+
+
+def test_what_is_saved_follows_the_schema(document: Document) -> None:
+    schema = json.loads((SCHEMAS / "plan.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.check_schema(schema)
+    validator.validate(document)
+    for key in document:
+        assert not validator.is_valid({k: v for k, v in document.items() if k != key})
+    assert not validator.is_valid(damaged(document, "decisions", "offset", 0, value=None))
+    assert not validator.is_valid(damaged(document, "phases", "kind", 0, value="unplanned"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("version",), 2, "is of version 2, and this stalloc reads version 1: upgrade stalloc"),
+        (("format",), "stalloc-trace", "holds a 'stalloc-trace', where a 'stalloc-plan' is needed"),
+        (("decisions", "offset", 1), 512, "overlap"),
+        (("decisions", "offset", 1), 1, "not aligned to 512"),
+        (("decisions", "offset", 2), 1 << 40, "ends above the height of 6144"),
+        (("decisions", "offset", 0), -512, "is not placed"),
+        (("decisions", "offset", 0), "0", "decisions.offset, row 0: expected an integer"),
+        (("decisions", "phase", 0), 9, "decisions, row 0: lives from phase 9"),
+        (("decisions", "upper", 3), 10**6, "decisions, row 3"),
+        (("decisions", "size", 0), 0, "decisions, row 0: a size of 0"),
+        (("decisions", "stream"), [0], "decisions.stream: has 1 rows, but 'size' has 4"),
+        (("pool",), 10**20, "pool: expected an integer of 64 bits"),
+        (("pool",), 5, "pool: 5 bytes, less than the bound"),
+        (("optimal",), 1, "optimal: expected true or false"),
+        (("alignment",), 0, "alignment"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(
+    document: Document, path: tuple[str | int, ...], value: Any, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(damaged(document, *path, value=value)))
+    with pytest.raises(PlanError) as error:
+        Plan.load(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert message in str(error.value)
+
+
+def test_a_truncated_file_is_refused(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan.save(file)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(PlanError, match="the file ends too early: it was cut off"):
+        Plan.load(file)
