@@ -17,7 +17,7 @@ struct ErrorClasses {
   py::object out_of_memory;
 };
 
-// Never destroyed: the interpreter is gone by the time statics are.
+// Never destroyed: the interpreter is gone by the time static objects are.
 const ErrorClasses& classes() {
   static py::gil_safe_call_once_and_store<ErrorClasses> storage;
   return storage
