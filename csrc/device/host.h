@@ -13,6 +13,7 @@ class HostMemory final : public DeviceMemory {
   explicit HostMemory(Bytes limit = 0) : limit_(limit) {}
 
   std::string_view name() const override { return "host"; }
+  Bytes unit() const override { return Bytes{128} << 10; }
   void* allocate(Bytes size) override;
   void release(void* piece, Bytes size) noexcept override;
   Bytes available() const override;

@@ -15,6 +15,10 @@ class DeviceMemory {
 
   virtual std::string_view name() const = 0;
 
+  // The least it makes sense to ask for at a time: what one call costs, and how finely the device
+  // divides its memory, differ by far between devices.
+  virtual Bytes unit() const { return Bytes{2} << 20; }
+
   // A piece of at least `size` (> 0) bytes, aligned to kDefaultAlignment or better; null when the
   // device has not that much left.
   virtual void* allocate(Bytes size) = 0;

@@ -6,27 +6,6 @@
 #include "base/error.h"
 
 namespace stalloc {
-namespace {
-
-constexpr Bytes kMiB = Bytes{1} << 20;
-constexpr Bytes kSmallRequest = kMiB;
-constexpr Bytes kSmallSegment = 2 * kMiB;
-constexpr Bytes kLargeRequest = 10 * kMiB;
-constexpr Bytes kLargeSegment = 20 * kMiB;
-constexpr Bytes kSegmentRounding = 2 * kMiB;
-
-Bytes segment_size(Bytes size) {
-  if (size <= kSmallRequest) return kSmallSegment;
-  if (size < kLargeRequest) return kLargeSegment;
-  return align_up(size, kSegmentRounding);
-}
-
-bool worth_splitting(Bytes rest, bool small) {
-  return small ? rest >= kDefaultAlignment : rest > kSmallRequest;
-}
-
-}  // namespace
-
 CachingPool::~CachingPool() {
   for (const auto& [address, size] : segments_) {
     device_.release(reinterpret_cast<void*>(address), size);
@@ -35,7 +14,7 @@ CachingPool::~CachingPool() {
 
 void* CachingPool::allocate(Bytes size, StreamId stream) {
   const Bytes rounded = align_up(size, kDefaultAlignment);
-  const Shelf shelf{stream, rounded <= kSmallRequest};
+  const Shelf shelf{stream, is_small(rounded)};
 
   auto block = blocks_.end();
   const auto fit = free_.lower_bound(FreeKey{shelf, rounded, 0});
@@ -59,6 +38,16 @@ void* CachingPool::allocate(Bytes size, StreamId stream) {
   block->second.requested = size;
   ++live_;
   return reinterpret_cast<void*>(block->first);
+}
+
+Bytes CachingPool::segment_size(Bytes rounded) const {
+  if (is_small(rounded)) return unit_;
+  if (rounded < 5 * unit_) return 10 * unit_;
+  return align_up(rounded, unit_);
+}
+
+bool CachingPool::worth_splitting(Bytes rest, bool small) const {
+  return small ? rest >= kDefaultAlignment : rest > unit_ / 2;
 }
 
 Bytes CachingPool::deallocate(void* p) {

@@ -22,7 +22,7 @@ namespace stalloc {
 
 class CachingPool {
  public:
-  explicit CachingPool(DeviceMemory& device) : device_(device) {}
+  explicit CachingPool(DeviceMemory& device) : device_(device), unit_(device.unit()) {}
   CachingPool(const CachingPool&) = delete;
   CachingPool& operator=(const CachingPool&) = delete;
   ~CachingPool();
@@ -64,11 +64,15 @@ class CachingPool {
   using FreeKey = std::tuple<Shelf, Bytes, Address>;
   using Blocks = std::map<Address, Block>;
 
+  bool is_small(Bytes rounded) const { return rounded <= unit_ / 2; }
+  Bytes segment_size(Bytes rounded) const;
+  bool worth_splitting(Bytes rest, bool small) const;
   Blocks::iterator add_segment(Bytes size, const Shelf& shelf);
   void make_free(Blocks::iterator block);
   void forget_free(Blocks::iterator block);
 
   DeviceMemory& device_;
+  const Bytes unit_;
   Blocks blocks_;           // all blocks, live and free, of all segments
   std::set<FreeKey> free_;  // the free ones
   std::unordered_map<Address, Bytes> segments_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -188,31 +189,28 @@ def test_statistics_count_what_the_run_did() -> None:
 
 @isolated
 def test_the_meta_device_records_what_the_cpu_does() -> None:
-    def trace(device: str) -> stalloc.Trace:
-        torch.manual_seed(0)
+    def profile(device: str) -> stalloc.IterationProfile:
         with torch.device(device):
-            trainer = Trainer(Model(recompute=(None, "reentrant")))
-            trainer.losses = _Discard()
-            batch = torch.zeros(2, 33, dtype=torch.long)
-        with stalloc.profile(trainer.model) as prof:
+            layers = [(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))] * 3
+            model = torch.nn.Sequential(*(m for layer in layers for m in layer))
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            batch = torch.zeros(32, 64)
+        with stalloc.profile(model) as prof:
             for _ in range(3):
                 for _ in range(2):
-                    loss_of(trainer.model, batch).backward()
-                trainer.finish()
-        return prof.trace
+                    model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                prof.step()
+        with pytest.raises(stalloc.PlanError, match="meta") if device == "meta" else nullcontext():
+            stalloc.enable(prof.plan())
+        stalloc.disable()
+        return prof.trace.profile()
 
-    on_meta, on_cpu = trace("meta"), trace("cpu")
-    meta, cpu = on_meta.profile(), on_cpu.profile()
+    meta, cpu = profile("meta"), profile("cpu")
+    # Operators without a kernel for meta are decomposed, and leave a few more temporaries.
     assert meta.load_bytes == pytest.approx(cpu.load_bytes, rel=0.02)
-    assert len(on_meta.requests) == pytest.approx(len(on_cpu.requests), rel=0.2)
-    plan = on_meta.plan()
-    assert plan.gap <= 0.02
-    with pytest.raises(stalloc.PlanError, match="meta"):
-        stalloc.enable(plan)
-
-
-class _Discard(list[float]):
-    def append(self, value: float) -> None: ...
+    assert list(meta.phases.kind) == list(cpu.phases.kind)
 
 
 @isolated
