@@ -1,0 +1,188 @@
+#include "plan/exact_search.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+
+#include "base/error.h"
+#include "brute_force.h"
+#include "plan/bound.h"
+#include "plan/exact_planner.h"
+#include "plan/validator.h"
+
+namespace stalloc {
+namespace {
+
+using testing::optimal_height;
+using testing::random_problem;
+using testing::Shape;
+
+constexpr std::int64_t kUnlimited = std::int64_t{1} << 40;
+
+// One on top of the other: a layout there always is.
+Layout stacked(const Problem& problem) {
+  Layout layout;
+  for (const Buffer& b : problem.buffers) {
+    layout.offsets.push_back(layout.height);
+    layout.height += align_up(b.size, problem.alignment);
+  }
+  return layout;
+}
+
+void expect_optimal(const Problem& problem, const std::string& what) {
+  problem.check();
+  const Bytes optimum = optimal_height(problem);
+  const Minimum minimum = minimise_height(problem, stacked(problem), kUnlimited, {});
+  ASSERT_EQ(minimum.layout.height, optimum) << what;
+  EXPECT_EQ(minimum.bound, optimum) << what;
+  EXPECT_NO_THROW(validate(problem, minimum.layout)) << what;
+
+  // The search proves that there is nothing lower, whichever height it is asked for first.
+  const ExactModel model(problem);
+  ASSERT_TRUE(model.fits());
+  ExactSearch search(model);
+  if (model.buffers() == 0) return;
+  if (model.lower_bound() > model.load * model.unit) return;  // a buffer that is never live
+  const Units lowest = optimum / model.unit;
+  for (Units height = std::max<Units>(0, lowest - 3); height <= lowest; ++height) {
+    EXPECT_EQ(search.run(height, kUnlimited, {}),
+              height < lowest ? Verdict::kInfeasible : Verdict::kFound)
+        << what;
+  }
+}
+
+TEST(ExactSearch, FindsAndProvesTheOptimumOfEveryShape) {
+  const Shape shapes[] = {
+      {.buffers = 8, .ticks = 12, .largest = 9},
+      {.buffers = 8, .ticks = 6, .largest = 3},
+      {.buffers = 8, .ticks = 24, .largest = 40},
+      {.buffers = 7, .ticks = 10, .largest = 7, .circular = true},
+      {.buffers = 8, .ticks = 4, .largest = 4, .circular = true},
+      {.buffers = 8, .ticks = 12, .largest = 9, .nested = true},
+      {.buffers = 7, .ticks = 1, .largest = 9},
+      {.buffers = 8, .ticks = 9, .largest = 9, .alignment = 512},
+      {.buffers = 6, .ticks = 10, .largest = 9, .alignment = Bytes{1} << 55},
+  };
+  for (std::size_t s = 0; s < std::size(shapes); ++s) {
+    for (std::uint32_t seed = 0; seed < 150; ++seed) {
+      expect_optimal(random_problem(shapes[s], seed),
+                     "shape " + std::to_string(s) + ", seed " + std::to_string(seed));
+    }
+  }
+}
+
+TEST(ExactSearch, KeepsFixedBuffersWhereTheyAre) {
+  int solvable = 0;
+  for (std::uint32_t seed = 0; seed < 600; ++seed) {
+    Problem problem =
+        random_problem({.buffers = 7, .ticks = 10, .largest = 6, .circular = seed % 2 == 1}, seed);
+    problem.buffers[0].fixed = seed % 5;
+    problem.buffers[1].fixed = 6 + seed % 3;
+    problem.buffers[2].fixed = seed % 11;
+    const Bytes optimum = optimal_height(problem);
+    const ExactModel model(problem);
+    ExactSearch search(model);
+    if (optimum < 0) {
+      EXPECT_EQ(search.run(100, kUnlimited, {}), Verdict::kInfeasible) << seed;
+      continue;
+    }
+    ++solvable;
+    Layout start;  // the free ones above everything else
+    for (const Buffer& b : problem.buffers) {
+      if (b.fixed != kUnplaced) start.height = std::max(start.height, b.fixed + b.size);
+    }
+    for (const Buffer& b : problem.buffers) {
+      start.offsets.push_back(b.fixed == kUnplaced ? start.height : b.fixed);
+      if (b.fixed == kUnplaced) start.height += b.size;
+    }
+    const Minimum minimum = minimise_height(problem, start, kUnlimited, {});
+    ASSERT_EQ(minimum.layout.height, optimum) << seed;
+    EXPECT_EQ(minimum.bound, optimum) << seed;
+    EXPECT_NO_THROW(validate(problem, minimum.layout)) << seed;
+  }
+  EXPECT_GT(solvable, 100);
+}
+
+TEST(ExactSearch, AddsUpHugeSizesWithoutOverflow) {
+  constexpr Bytes kHuge = Bytes{1} << 62;
+  const Problem pair = {.buffers = {{.size = kHuge - 1, .lower = 0, .upper = 2},
+                                    {.size = kHuge - 2, .lower = 1, .upper = 3},
+                                    {.size = 1, .lower = 2, .upper = 4}},
+                        .alignment = 1};
+  expect_optimal(pair, "two halves of everything");
+  const Problem one = {.buffers = {{.size = kHuge, .lower = 0, .upper = 2}}, .alignment = kHuge};
+  expect_optimal(one, "one");
+}
+
+TEST(ExactSearch, SolvesWhatOnlyASearchCan) {
+  // Tight: rectangles that were cut out of one block, then shuffled by their ids.
+  Problem problem;
+  problem.alignment = 1;
+  std::mt19937 random(7);
+  const auto cut = [&](const auto& self, Tick lower, Tick upper, Bytes height, int depth) -> void {
+    const bool tall = height >= 2 && (depth % 2 == 0 || upper - lower < 2);
+    if (depth == 0 || (height < 2 && upper - lower < 2)) {
+      problem.buffers.push_back({.size = height, .lower = lower, .upper = upper});
+    } else if (tall) {
+      const Bytes at = 1 + static_cast<Bytes>(random() % static_cast<std::uint64_t>(height - 1));
+      self(self, lower, upper, at, depth - 1);
+      self(self, lower, upper, height - at, depth - 1);
+    } else if (upper - lower >= 2) {
+      const Tick at =
+          lower + 1 + static_cast<Tick>(random() % static_cast<std::uint64_t>(upper - lower - 1));
+      self(self, lower, at, height, depth - 1);
+      self(self, at, upper, height, depth - 1);
+    } else {
+      self(self, lower, upper, height, 0);
+    }
+  };
+  cut(cut, 0, 200, 1000, 5);
+  std::shuffle(problem.buffers.begin(), problem.buffers.end(), random);
+  ASSERT_EQ(load_bound(problem), 1000);
+  const Minimum minimum = minimise_height(problem, stacked(problem), 1'000'000, {});
+  EXPECT_EQ(minimum.layout.height, 1000);
+  EXPECT_NO_THROW(validate(problem, minimum.layout));
+}
+
+TEST(ExactSearch, GivesTheSameLayoutEveryTime) {
+  const Problem problem = random_problem({.buffers = 40, .ticks = 60, .largest = 50}, 3);
+  const Minimum first = minimise_height(problem, stacked(problem), 20'000, {});
+  const Minimum second = minimise_height(problem, stacked(problem), 20'000, {});
+  EXPECT_EQ(first.layout.offsets, second.layout.offsets);
+  EXPECT_EQ(first.bound, second.bound);
+}
+
+TEST(ExactSearch, KeepsTheStartWhenItMayNotSearch) {
+  const Problem problem = random_problem({.buffers = 40, .ticks = 60, .largest = 50}, 4);
+  const std::atomic<bool> cancelled = true;
+  Budget none;
+  none.cancel = &cancelled;
+  const Minimum idle = minimise_height(problem, stacked(problem), kUnlimited, none);
+  EXPECT_EQ(idle.layout.offsets, stacked(problem).offsets);
+  EXPECT_EQ(idle.bound, load_bound(problem));
+  const Minimum few = minimise_height(problem, stacked(problem), 3, {});
+  EXPECT_NO_THROW(validate(problem, few.layout));
+  EXPECT_FALSE(few.is_optimal());
+}
+
+TEST(ExactPlanner, StopsAtTheCapacityAndProvesWhenThereIsNone) {
+  Problem problem = random_problem({.buffers = 8, .ticks = 6, .largest = 9}, 11);
+  const ExactPlanner planner;
+  const Bytes optimum = optimal_height(problem);
+  EXPECT_EQ(planner.plan(problem, {}).height, optimum);
+  problem.capacity = optimum;
+  EXPECT_NO_THROW(validate(problem, planner.plan(problem, {})));
+  problem.capacity = optimum - 1;
+  EXPECT_THROW(planner.plan(problem, {}), PlanError);
+}
+
+TEST(ExactPlanner, PlansNothingAtHeightZero) {
+  const ExactPlanner planner;
+  EXPECT_EQ(planner.plan({}, {}).height, 0);
+  const Problem unborn = {.buffers = {{.size = 600, .lower = 3, .upper = 3}}};
+  EXPECT_EQ(planner.plan(unborn, {}).height, 1024);
+}
+
+}  // namespace
+}  // namespace stalloc
