@@ -1,0 +1,268 @@
+"""Measures every planner on every instance: gap, seconds, peak memory.
+
+    python benchmarks/plan --traces DIR --generate 10000 300000 --output benchmarks/results/plan
+
+Each run has a process of its own, so that its peak memory is its own too. Prints a table; with
+`--output NAME` writes NAME.md and NAME.json, which say on what machine, from which commit and from
+which inputs the figures are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import generate
+from generate import Instance
+
+PORTFOLIO = "portfolio"
+ROOT = Path(__file__).resolve().parents[2]
+# What MiniMalloc and idealloc were measured with has no alignment; what runs on a GPU has 512.
+UNALIGNED = ("minimalloc", "iopddl")
+EVERY_PLANNER_UP_TO = 400_000  # requests; above it, the portfolio and what is quick
+QUICK = ("paper", "first-fit-peak-rank-start", "first-fit-centre-out-end", "first-fit-start")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One planner on one instance."""
+
+    instance: str
+    digest: str
+    buffers: int
+    planner: str
+    algorithm: str
+    bound: int
+    height: int
+    gap: float
+    optimal: bool
+    seconds: float
+    timed_out: bool
+    peak_mib: float
+
+
+def trace_instances(folder: Path) -> Iterator[Instance]:
+    """Every CSV of a folder."""
+    from stalloc.planner import load_csv
+
+    for path in sorted(folder.glob("*.csv")):
+        csv = load_csv(path)
+        none = np.full(len(csv.ids), -1, np.int32)
+        yield Instance(path.stem, csv.lower, csv.upper, csv.size, none, none)
+
+
+def alignment_of(name: str) -> int:
+    """The alignment an instance is planned with."""
+    return 1 if name.startswith(UNALIGNED) else 512
+
+
+def measure(file: Path, planner: str, alignment: int, limit: float, threads: int) -> dict[str, Any]:
+    """Plans once, or thrice where that is quick; run in a process of its own."""
+    from stalloc import planner as stalloc
+
+    arrays = np.load(file)
+    before = _memory("VmRSS")
+    runs = []
+    while True:
+        solution = stalloc.plan(
+            arrays["lower"],
+            arrays["upper"],
+            arrays["size"],
+            alignment=alignment,
+            phase_begin=arrays["phase_begin"],
+            phase_end=arrays["phase_end"],
+            algorithm=None if planner == PORTFOLIO else planner,
+            time_limit=limit,
+            threads=threads,
+        )
+        runs.append(solution.seconds)
+        if len(runs) == 3 or solution.seconds > 1.0:
+            break
+    return {
+        "algorithm": solution.algorithm,
+        "bound": solution.bound,
+        "height": solution.height,
+        "gap": solution.gap,
+        "optimal": solution.optimal,
+        "seconds": statistics.median(runs),
+        "timed_out": runs[-1] >= limit,
+        "peak_mib": (_memory("VmHWM") - before) / 1024,
+    }
+
+
+def _memory(key: str) -> int:
+    """KiB of this process, from the kernel's books."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {key}")
+
+
+def run(
+    instance: Instance, planners: list[str], limit: float, threads: int, repository: Path
+) -> Iterator[Result]:
+    """All planners on one instance, one process each."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "instance.npz"
+        columns = dataclasses.asdict(instance)
+        del columns["name"]
+        np.savez(file, **columns)
+        for planner in planners:
+            spec = [str(file), planner, str(alignment_of(instance.name)), str(limit), str(threads)]
+            done = subprocess.run(
+                [sys.executable, __file__, "--worker", *spec],
+                check=True,
+                capture_output=True,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(repository)},
+            )
+            yield Result(
+                instance=instance.name,
+                digest=instance.digest,
+                buffers=len(instance.lower),
+                planner=planner,
+                **json.loads(done.stdout),
+            )
+
+
+def planners_for(instance: Instance, chosen: list[str]) -> list[str]:
+    """The planners to run on an instance of this size."""
+    from stalloc.planner import algorithms
+
+    if chosen:
+        return chosen
+    every = algorithms()
+    if len(instance.lower) > EVERY_PLANNER_UP_TO:
+        every = [name for name in every if name in QUICK]
+    return [PORTFOLIO, *every]
+
+
+def machine() -> dict[str, str]:
+    """Where and from what the figures are."""
+    cpu = platform.processor()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.split(":", 1)[1].strip()
+            break
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    return {
+        "cpu": cpu,
+        "cores": str(os.cpu_count()),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--short") else ""),
+    }
+
+
+def markdown(results: list[Result], facts: dict[str, str], limit: float, threads: int) -> str:
+    """The table of the portfolio, and one of every planner's gap and seconds."""
+    lines = [
+        "# Planners",
+        "",
+        f"{facts['cpu']}, {threads} of {facts['cores']} cores used, {facts['system']}, "
+        f"commit {facts['commit']}; time limit {limit:g} s. Seconds are the median of three runs "
+        "where a run takes less than one, peak memory is what planning adds to the process. "
+        "Written by `python benchmarks/plan`.",
+        "",
+        "| instance | buffers | bound | above it | gap | proven | seconds | peak MiB | by "
+        "| input |",
+        "|---|---:|---:|---:|---:|---|---:|---:|---|---|",
+    ]
+    for r in results:
+        if r.planner == PORTFOLIO:
+            lines.append(
+                f"| {r.instance} | {r.buffers:,} | {r.bound:,} | {r.height - r.bound:,} "
+                f"| {100 * r.gap:.4f} % | {'yes' if r.optimal else 'no'} | {r.seconds:.3f} "
+                f"| {r.peak_mib:.0f} | {r.algorithm} | {r.digest} |"
+            )
+    names = list(dict.fromkeys(r.planner for r in results))
+    by_pair = {(r.instance, r.planner): r for r in results}
+    lines += ["", "## Every planner: gap in percent (seconds)", ""]
+    for name in names:
+        if name == PORTFOLIO:
+            continue
+        cells = [
+            f"{instance} {100 * r.gap:.3f} ({r.seconds:.2f}{', out of time' * r.timed_out})"
+            for (instance, planner), r in by_pair.items()
+            if planner == name
+        ]
+        lines.append(f"- **{name}**: " + "; ".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The command line."""
+    if sys.argv[1:2] == ["--worker"]:
+        file, planner, alignment, limit, threads = sys.argv[2:]
+        measured = measure(Path(file), planner, int(alignment), float(limit), int(threads))
+        print(json.dumps(measured))
+        return
+    parser = argparse.ArgumentParser(prog="benchmarks/plan", description=__doc__.split("\n")[0])
+    parser.add_argument("--traces", type=Path, help="a folder of MiniMalloc CSV files")
+    parser.add_argument(
+        "--generate", type=int, nargs="*", default=[], metavar="N", help="requests of a rank"
+    )
+    parser.add_argument("--kinds", nargs="*", default=list(generate.KINDS), choices=generate.KINDS)
+    parser.add_argument("--planners", nargs="*", default=[], help="default: all that are sensible")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each run")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="write this name with .md and .json")
+    args = parser.parse_args()
+
+    sys.path.insert(0, str(ROOT))
+
+    def instances() -> Iterator[Instance]:
+        if args.traces:
+            yield from trace_instances(args.traces)
+        for kind in args.kinds:
+            for requests in args.generate:
+                yield generate.sized(kind, requests)
+
+    results: list[Result] = []
+    for instance in instances():
+        planners = planners_for(instance, args.planners)
+        for result in run(instance, planners, args.time_limit, args.threads, ROOT):
+            results.append(result)
+            print(
+                f"{result.instance:28} {result.buffers:9,} {result.planner:36} "
+                f"{result.height - result.bound:15,} above  {100 * result.gap:8.4f} %  "
+                f"{'proven' if result.optimal else '      '}  {result.seconds:8.3f} s  "
+                f"{result.peak_mib:6.0f} MiB  {result.algorithm}",
+                flush=True,
+            )
+    facts = machine()
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        document = {
+            **facts,
+            "time_limit": args.time_limit,
+            "threads": args.threads,
+            "results": [dataclasses.asdict(r) for r in results],
+        }
+        args.output.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        args.output.with_suffix(".md").write_text(
+            markdown(results, facts, args.time_limit, args.threads)
+        )
+
+
+if __name__ == "__main__":
+    main()
