@@ -21,7 +21,7 @@ Layout greedy_layout(const Problem& problem, const Budget& budget) {
   Layout best;
   for (const Order order : {Order::kPeakRankSize, Order::kSize, Order::kArea}) {
     Layout layout =
-        place_in_order(problem, timeline, ordered(problem, timeline, order), Fit::kFirst, budget);
+        *place_in_order(problem, timeline, ordered(problem, timeline, order), Fit::kFirst, budget);
     if (best.offsets.empty() || layout.height < best.height) best = std::move(layout);
   }
   return best;

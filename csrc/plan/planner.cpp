@@ -1,6 +1,7 @@
 #include "plan/planner.h"
 
 #include "base/error.h"
+#include "plan/exact_planner.h"
 #include "plan/greedy.h"
 #include "plan/paper_planner.h"
 
@@ -8,10 +9,12 @@ namespace stalloc {
 
 const std::vector<const Planner*>& planners() {
   static const PaperPlanner paper;
+  static const ExactPlanner exact;
   static const std::vector<const Planner*> all = [] {
     std::vector<const Planner*> list;
     for (const GreedyPlanner& greedy : greedy_planners()) list.push_back(&greedy);
     list.push_back(&paper);
+    list.push_back(&exact);
     return list;
   }();
   return all;

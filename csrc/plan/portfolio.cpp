@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "plan/bound.h"
 #include "plan/decompose.h"
+#include "plan/exact_planner.h"
 #include "plan/greedy.h"
 #include "plan/race.h"
 #include "plan/timeline.h"
@@ -87,6 +88,7 @@ void add_obstacles(Stream& stream, std::vector<std::pair<Offset, Offset>> taken)
 struct Solution {
   Layout layout;
   std::string algorithm;
+  Bytes bound = 0;  // no layout is lower
 };
 
 // Buffers in the order of an older layout's addresses, lowest first: first fit then puts none
@@ -111,17 +113,19 @@ class Solver {
                      ? options.threads
                      : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {}
 
-  // `warm` is empty, or has an offset for every buffer.
+  // `warm` is empty, or has an offset for every buffer. `problem.capacity` is what this stream may
+  // use.
   Solution solve_stream(const Problem& problem, const std::vector<Offset>& warm) const {
     Budget budget = budget_;
     budget.target = std::max(budget_.target, load_bound(problem));
     if (!options_.algorithm.empty()) {
       const Planner& only = planner(options_.algorithm);
-      return {only.plan(problem, budget), std::string(only.name())};
+      return {only.plan(problem, budget), std::string(only.name()), load_bound(problem)};
     }
-    if (has_fixed(problem)) return run_all(problem, warm, budget);
+    if (has_fixed(problem)) return run_all(problem, warm, problem.capacity, budget);
 
     Solution whole;
+    whole.bound = load_bound(problem);
     whole.layout.offsets.assign(problem.buffers.size(), 0);
     for (const Buffer& b : problem.buffers) {
       whole.layout.height = std::max(whole.layout.height, align_up(b.size, problem.alignment));
@@ -139,7 +143,8 @@ class Solver {
       if (!warm.empty()) {
         for (const std::int32_t i : part.buffers) part_warm.push_back(warm[i]);
       }
-      Solution solution = run_all(part.problem, part_warm, part_budget);
+      const Bytes capacity = std::max<Bytes>(problem.capacity - part.base, 0);
+      Solution solution = run_all(part.problem, part_warm, capacity, part_budget);
       for (std::size_t k = 0; k < part.buffers.size(); ++k) {
         whole.layout.offsets[part.buffers[k]] = part.base + solution.layout.offsets[k];
       }
@@ -148,13 +153,16 @@ class Solver {
         whole.algorithm = solution.algorithm;
       }
       whole.layout.height = std::max(whole.layout.height, height);
+      whole.bound = std::max(whole.bound, part.base + solution.bound);
     }
     if (whole.algorithm.empty()) whole.algorithm = "stacked";  // everything lives throughout
     return whole;
   }
 
  private:
-  Solution run_all(const Problem& problem, const std::vector<Offset>& warm,
+  // The cheap planners first, all of them. Only where they leave the target unmet the search that
+  // can take forever; it is content with any layout within the capacity (0: none).
+  Solution run_all(const Problem& problem, const std::vector<Offset>& warm, Bytes capacity,
                    const Budget& budget) const {
     const Timeline timeline(problem);
     std::vector<Attempt> attempts;
@@ -174,8 +182,27 @@ class Solver {
     }
     Winner winner;
     race(attempts, threads_, budget, winner);
-    return {std::move(winner.layout), std::move(winner.name)};
+    Solution best{std::move(winner.layout), std::move(winner.name), 0};
+    Budget enough = budget;
+    enough.target = std::max(budget.target, capacity);
+    if (best.layout.height > enough.target && problem.buffers.size() <= kSearchable &&
+        !budget.expired()) {
+      search(problem, enough, best);
+    }
+    return best;
   }
+
+  // Looks for what greed cannot find, and for the proof that there is nothing more to find.
+  void search(const Problem& problem, const Budget& budget, Solution& best) const {
+    Minimum minimum = minimise_height(problem, best.layout, options_.search_steps, budget);
+    best.bound = minimum.bound;
+    if (minimum.layout.height < best.layout.height) {
+      best.layout = std::move(minimum.layout);
+      best.algorithm = "exact";
+    }
+  }
+
+  static constexpr std::size_t kSearchable = 2000;  // buffers: there is no hope above
 
   const PortfolioOptions& options_;
   const Budget& budget_;
@@ -205,6 +232,7 @@ PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
   std::vector<Stream> streams = split_by_stream(problem);
   const Solver solver(options, budget);
   result.layout.offsets.assign(problem.buffers.size(), 0);
+  Bytes proven = 0;
   for (std::size_t s = 0; s < streams.size(); ++s) {
     Stream& stream = streams[s];
     Offset base = 0;
@@ -230,17 +258,26 @@ PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
       }
       warm.resize(stream.problem.buffers.size(), kUnplaced);
     }
+    stream.problem.capacity = std::max<Bytes>(problem.capacity - base, 0);
     const Solution solution = solver.solve_stream(stream.problem, warm);
     for (std::size_t k = 0; k < stream.buffers.size(); ++k) {
       result.layout.offsets[stream.buffers[k]] = base + solution.layout.offsets[k];
     }
     result.layout.height = std::max(result.layout.height, base + solution.layout.height);
+    proven = fixed ? std::max(proven, solution.bound) : proven + solution.bound;
     if (!result.algorithm.empty()) result.algorithm += "+";
     result.algorithm += solution.algorithm;
   }
+  result.bound = std::max(result.bound, proven);
   result.optimal = result.layout.height <= result.bound;
   if (problem.capacity > 0 && result.layout.height > problem.capacity) {
-    throw PlanError("no layout within the capacity of " + std::to_string(problem.capacity) +
+    const std::string capacity = std::to_string(problem.capacity);
+    if (result.bound > problem.capacity) {
+      throw PlanError("no layout fits a capacity of " + capacity +
+                      " bytes: it is proven that none is lower than " +
+                      std::to_string(result.bound));
+    }
+    throw PlanError("no layout within the capacity of " + capacity +
                     " bytes was found: the best is " + std::to_string(result.layout.height) +
                     " bytes high, and none is below " + std::to_string(result.bound) +
                     "; raise the capacity or the time limit");

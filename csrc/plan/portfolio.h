@@ -7,6 +7,8 @@
 // validator.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "plan/planner.h"
@@ -17,6 +19,9 @@ namespace stalloc {
 struct PortfolioOptions {
   std::string algorithm = {};  // the planner to run alone, on a stream as it is; empty: all of them
   int threads = 0;             // 0: as many as the machine has
+  // Steps that the exact search may take on each part: a limit that, unlike a deadline, does not
+  // depend on the machine.
+  std::int64_t search_steps = std::numeric_limits<std::int64_t>::max();
   // An older layout to begin with: one offset a buffer, kUnplaced where it knew none. It need not
   // be valid; where it is, the result is no higher. May be null.
   const Layout* warm_start = nullptr;

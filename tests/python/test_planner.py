@@ -128,11 +128,10 @@ def test_any_solution_is_valid_and_between_the_bound_and_the_sum(problem: Proble
 
 @settings(deadline=None, max_examples=60)
 @given(problems(most=8))
-def test_what_is_called_optimal_is_what_brute_force_finds(problem: Problem) -> None:
+def test_small_problems_are_solved_to_the_optimum_that_brute_force_finds(problem: Problem) -> None:
     solution = solve(problem)
-    best = problem.best_height()
-    assert solution.bound <= best <= solution.height
-    assert not solution.optimal or solution.height == best
+    assert solution.optimal
+    assert solution.height == solution.bound == problem.best_height()
 
 
 @settings(deadline=None, max_examples=40)
