@@ -26,6 +26,34 @@ struct Decision {
   StreamId stream = 0;
 };
 
+struct AddressRange {
+  Offset begin = 0;
+  Offset end = 0;  // half-open
+};
+
+// The dynamic requests of one place in the iteration: those of one phase that are asked for after
+// one of its static requests and before the next. Their sizes, and even their number, are known
+// only at run time; the window in which they live is known ahead. A HomoLayer group of the paper
+// (section 5.2), with places among the static requests for layers: finer, and found without tags.
+//
+//   decisions   ...  [after]                 [after + 1]   ...
+//                            d  d  d  d  d                          dynamic requests
+//   window                   [---------------------------------)    until the last of them is freed
+//
+// A group has a region of its own in the pool, sized by what the profiled iterations needed, and
+// may use addresses that the rest of the plan leaves idle through its whole window.
+struct DynamicGroup {
+  PhaseIndex phase = kNone;    // index into Plan::phases
+  std::int32_t after = kNone;  // index into Plan::decisions; kNone at the beginning of the phase
+  Bytes size = 0;              // of the region; 0 for none
+  Offset offset = 0;
+  Tick lower = 0;  // the window, as Decision's lifetime
+  Tick upper = 0;
+  PhaseIndex phase_end = kNone;
+  StreamId stream = 0;
+  std::vector<AddressRange> reusable;  // idle through the window; ascending, disjoint, not adjacent
+};
+
 struct Plan {
   std::map<std::string, std::string> info;  // what was profiled: "device", "torch", "model", ...
   std::string fingerprint;                  // of the trace it came from
@@ -38,6 +66,8 @@ struct Plan {
   Tick period = 0;
   std::vector<ProfiledPhase> phases;  // the planned ones, in order of their beginning
   std::vector<Decision> decisions;    // by phase, then by lower
+  std::vector<DynamicGroup> groups;   // by phase, then by after; one a place and stream
+  std::vector<std::string> dynamic;   // patterns of the modules whose requests are dynamic
 
   double gap() const { return bound > 0 ? static_cast<double>(pool) / bound - 1.0 : 0.0; }
 
