@@ -41,6 +41,7 @@ class Profile:
         device: torch.device,
         dynamic: Sequence[str | type],
         layers: bool,
+        iterations: int | None,
     ) -> None:
         self.model = model
         self._device = device
@@ -52,6 +53,7 @@ class Profile:
             dynamic=dynamic,
             on_forward=self._on_forward,
         )
+        self._iterations = iterations
         self._inputs: set[str] = set()
         self._trace: Trace | None = None
 
@@ -125,6 +127,10 @@ class Profile:
         return self.trace.plan(algorithm=algorithm, alignment=alignment, time_limit=time_limit)
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if self._iterations is not None:
+            if self._adapter.runtime.recorded_iterations >= self._iterations:
+                self.stop()
+                return
         if self.model is None:
             self.model = module
         self._inputs.add(input_signature(args, kwargs))
@@ -145,6 +151,7 @@ def profile(
     device: torch.device | str | None = None,
     dynamic: Iterable[str | type] = (),
     layers: bool = True,
+    iterations: int | None = None,
 ) -> Profile:
     """Records a training run's allocations, to be planned.
 
@@ -164,12 +171,14 @@ def profile(
             sizes that are not known ahead.
         layers: Whether requests are tagged with the module they belong to. Costs two Python calls a
             module and forward.
+        iterations: How many to record; what runs in the block after them is left alone. None
+            records to the end of the block.
 
     Raises:
         StallocError: If the device is not one that stalloc knows. On entering the block: if a
             profile is being recorded already, or a plan is enabled.
     """
-    return Profile(model, _adapters.device_of(model, device), tuple(dynamic), layers)
+    return Profile(model, _adapters.device_of(model, device), tuple(dynamic), layers, iterations)
 
 
 def active_profile() -> Profile | None:

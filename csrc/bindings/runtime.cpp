@@ -80,6 +80,8 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("recording", [](DeviceRuntime& r) { return r.recorder().active(); })
       .def_property_readonly("recorded_requests",
                              [](DeviceRuntime& r) { return r.recorder().requests(); })
+      .def_property_readonly("recorded_iterations",
+                             [](DeviceRuntime& r) { return r.recorder().iterations(); })
       .def_property_readonly("recorder_bytes",
                              [](DeviceRuntime& r) { return r.recorder().memory_bytes(); })
 

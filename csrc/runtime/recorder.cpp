@@ -163,6 +163,11 @@ std::size_t Recorder::requests() const {
   return records_.size();
 }
 
+std::int32_t Recorder::iterations() const {
+  const std::lock_guard lock(mutex_);
+  return iteration_;
+}
+
 std::size_t Recorder::memory_bytes() const {
   const std::lock_guard lock(mutex_);
   constexpr std::size_t kHashNode = 4 * sizeof(void*);

@@ -59,6 +59,7 @@ class Recorder {
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
 
   std::size_t requests() const;
+  std::int32_t iterations() const;  // complete ones
   // What the records take now, for the promise of 100 bytes a request.
   std::size_t memory_bytes() const;
 

@@ -1,0 +1,153 @@
+"""`stalloc run`: profiles an unchanged training script, or runs it under its plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import shlex
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import stalloc
+from stalloc.commands.output import print_json
+from stalloc.errors import StallocError
+from stalloc.files import check_new
+
+if TYPE_CHECKING:
+    from stalloc.commands import Subparsers
+
+PROFILED_ITERATIONS = 5
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Adds the sub-command's parser."""
+    parser = subparsers.add_parser(
+        "run",
+        help="profile a training script, or run it under its plan",
+        description="Runs a Python script, or a module with -m, unchanged: with --profile its first "
+        "iterations are recorded and planned, with --plan it is served from that plan. An iteration "
+        "ends with the optimizer's step, unless the script calls stalloc.step(). Under torchrun "
+        "each rank has files of its own.",
+        epilog="Exit codes: the script's own; 1 also when there is nothing to plan or the plan "
+        "cannot be read; 2 wrong usage.",
+    )
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument(
+        "--profile", metavar="DIR", type=Path, help="record and plan, and write both to DIR"
+    )
+    mode.add_argument("--plan", metavar="DIR", type=Path, help="serve from the plan in DIR")
+    parser.add_argument(
+        "--iterations",
+        metavar="N",
+        type=_positive,
+        default=PROFILED_ITERATIONS,
+        help="how many iterations to record; the script goes on after them (default: %(default)s)",
+    )
+    parser.add_argument("--device", default="cpu", help="what to record (default: %(default)s)")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="fail when the plan does not fit the script, instead of running it unplanned",
+    )
+    parser.add_argument("--force", action="store_true", help="replace files that are there already")
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON when the script has ended"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT names a module")
+    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
+    parser.add_argument(
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments"
+    )
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the script in this process. Returns its exit code."""
+    if not args.module and not Path(args.script).is_file():
+        raise StallocError(f"{args.script}: there is no such script")
+    return _profile(args) if args.profile else _planned(args)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    folder: Path = args.profile
+    folder.mkdir(parents=True, exist_ok=True)
+    trace_file, plan_file = folder / f"{_rank()}.trace.json", folder / f"{_rank()}.plan.json"
+    if not args.force:
+        check_new(trace_file)
+        check_new(plan_file)
+    with stalloc.profile(device=args.device, iterations=args.iterations) as prof:
+        code = _run(args)
+    trace = prof.trace
+    trace.save(trace_file, overwrite=args.force)
+    plan = trace.plan()
+    plan.save(plan_file, overwrite=args.force)
+    complete = len(trace.iterations) - 1
+    if args.json:
+        report = {"mode": "profile", "trace": str(trace_file), "plan": str(plan_file)}
+        print_json(report | {"iterations": complete} | plan.summary())
+    else:
+        module = "-m " if args.module else ""
+        rest = shlex.join([args.script, *args.arguments])
+        _say(f"{complete} iterations, {len(trace.requests):,} requests: {trace_file}")
+        _say(f"{plan!r}: {plan_file}")
+        _say(f"next: stalloc run --plan {shlex.quote(str(folder))} {module}{rest}")
+    return code
+
+
+def _planned(args: argparse.Namespace) -> int:
+    path: Path = args.plan
+    stalloc.enable(path / f"{_rank()}.plan.json" if path.is_dir() else path, strict=args.strict)
+    code = _run(args)
+    stats = stalloc.memory_stats()
+    stalloc.disable()
+    if args.json:
+        print_json({"mode": "plan"} | dict(stats))
+    else:
+        _say(
+            f"{stats['iterations']} iterations, hit rate {100 * stats['hit_rate']:.2f} %, "
+            f"efficiency {stats['efficiency']:.4f}"
+        )
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Runs the script as `python` would, and returns the exit code it would have had."""
+    before = sys.argv, sys.path[:]
+    sys.argv = [args.script, *args.arguments]
+    try:
+        if args.module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(args.script).resolve().parent))
+            runpy.run_path(args.script, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except Exception:
+        # The script's own failure: shown as Python shows it. What was recorded is kept.
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv, sys.path[:] = before
+    return 0
+
+
+def _rank() -> str:
+    return f"rank{os.environ.get('RANK', '0')}"
+
+
+def _say(message: str) -> None:
+    print(f"stalloc run: {message}", file=sys.stderr)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
+    return value
