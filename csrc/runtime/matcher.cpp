@@ -10,6 +10,9 @@ namespace {
 // requests of one layer, so that a foreign request does not take its like from the next layer.
 constexpr std::int32_t kWindow = 12;
 
+// Turns after which a phase is trusted whatever it did in them.
+constexpr std::int32_t kPatience = 3;
+
 }  // namespace
 
 Matcher::Matcher(const Plan& plan)
@@ -43,6 +46,7 @@ Matcher::Matcher(const Plan& plan)
 }
 
 void Matcher::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  leave_phase();
   PhaseKey key{kind, microbatch, chunk, 0};
   key.occurrence = seen_[key]++;
   const auto it = index_.find(key);
@@ -54,19 +58,33 @@ void Matcher::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t 
 }
 
 void Matcher::end_iteration() {
+  leave_phase();
   ++turn_;
   for (auto& [key, count] : seen_) count = 0;
-  phase_ = kNone;
   head_ = end_ = 0;
   resync_ = kNone;
 }
 
+void Matcher::leave_phase() {
+  if (phase_ == kNone) return;
+  Phase& p = phases_[static_cast<std::size_t>(phase_)];
+  p.trusted = p.trusted || asked_ == p.end - p.begin || ++p.turns > kPatience ||
+              (p.turns > 1 && asked_ == p.last_asked);
+  p.last_asked = asked_;
+  asked_ = 0;
+  departed_ = false;
+  phase_ = kNone;
+}
+
 std::int32_t Matcher::match(Bytes size, StreamId stream) {
   if (phase_ == kNone) return kNone;
+  ++asked_;
+  if (departed_) return kNone;
   const Shape shape{size, stream};
   while (head_ < end_ && !is_free(head_)) ++head_;
   if (head_ < end_ && shapes_[static_cast<std::size_t>(head_)] == shape) return take(head_);
-  return match_out_of_step(shape);
+  departed_ = !phases_[static_cast<std::size_t>(phase_)].trusted;
+  return departed_ ? kNone : match_out_of_step(shape);
 }
 
 std::int32_t Matcher::take(std::int32_t i) {

@@ -16,6 +16,15 @@
 // place after it, the cursor jumps. A phase begins with the head at its first decision, whatever
 // happened before, so a departure never outlives its phase.
 //
+// Note [Trust]
+// A run's first iteration is not like the ones that were profiled: it allocates the optimizer's
+// states, which outlive it and have the sizes of temporaries that the plan knows. Served from the
+// plan they would hold those addresses for good. So a phase is not trusted until it has run as it
+// was profiled: up to the first request that is not the next decision it is served, and from there
+// on not, to its end. It is trusted, and departures in it are searched as above, once it has asked
+// for as many requests as the plan has for it, or as many as the turn before, or in the fourth
+// turn.
+//
 // Nothing here decides about safety: any decision handed out is checked by the static pool.
 //
 // Cost: O(1) in step, O(window) near a departure, O(log n) past the window. Allocates nothing after
@@ -42,7 +51,8 @@ class Matcher {
   // Begins the next iteration; no phase is current until one is entered.
   void end_iteration();
 
-  // The index into Plan::decisions, taken from now on until the iteration ends; kNone for none.
+  // The index into Plan::decisions, taken from now on until the iteration ends; kNone for none, and
+  // for any in a phase that is not trusted and has departed from the plan.
   std::int32_t match(Bytes size, StreamId stream);
 
   // Whether the plan has the phase that was entered last.
@@ -58,12 +68,16 @@ class Matcher {
   struct Phase {
     std::int32_t begin = 0;  // range in Plan::decisions
     std::int32_t end = 0;
+    std::int32_t turns = 0;       // it has been run through
+    std::int32_t last_asked = 0;  // requests of the turn before
+    bool trusted = false;
   };
 
   bool is_free(std::int32_t i) const { return taken_[static_cast<std::size_t>(i)] != turn_; }
   bool fits(std::int32_t i, const Shape& s) const {
     return shapes_[static_cast<std::size_t>(i)] == s && is_free(i);
   }
+  void leave_phase();
   std::int32_t take(std::int32_t i);
   std::int32_t match_out_of_step(const Shape& shape);
   // The first decision of the phase from `from` on that fits; kNone if there is none.
@@ -77,6 +91,8 @@ class Matcher {
   std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration, keyed by occurrence 0
   std::uint32_t turn_ = 1;
   PhaseIndex phase_ = kNone;
+  std::int32_t asked_ = 0;  // requests in this phase
+  bool departed_ = false;   // from the plan, in a phase that is not trusted
   std::int32_t head_ = 0;
   std::int32_t end_ = 0;
   std::int32_t resync_ = kNone;  // where the next request would fit if the cursor jumped

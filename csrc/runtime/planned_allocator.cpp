@@ -7,6 +7,13 @@
 #include "base/format.h"
 
 namespace stalloc {
+namespace {
+
+// Iterations in which phases come to be trusted (see Matcher). What the fallback cached in them is
+// of no use later.
+constexpr std::int64_t kSettling = 4;
+
+}  // namespace
 
 PlannedAllocator::~PlannedAllocator() {
   if (active_) free_pool(*active_);
@@ -178,6 +185,10 @@ void PlannedAllocator::end_iteration() {
   stats_.hits += hits_this_iteration_;
   stats_.misses += stats_.planned - hits_this_iteration_;
   hits_this_iteration_ = 0;
+  if (stats_.iterations <= kSettling) {
+    fallback_.release_cached();
+    update_reserved();
+  }
 }
 
 Statistics PlannedAllocator::statistics() const {

@@ -36,6 +36,14 @@ std::vector<int> run(Matcher& m, const std::string& requests, std::int32_t micro
   return result;
 }
 
+// A matcher that has seen one iteration run as planned, and so trusts all phases.
+Matcher trusting(const std::vector<std::string>& phases) {
+  Matcher m(letters(phases));
+  for (std::size_t p = 0; p < phases.size(); ++p) run(m, phases[p], static_cast<int>(p));
+  m.end_iteration();
+  return m;
+}
+
 std::vector<int> upto(int n) {
   std::vector<int> result;
   for (int i = 0; i < n; ++i) result.push_back(i);
@@ -52,29 +60,29 @@ TEST(Matcher, FollowsThePlanTurnAfterTurn) {
 }
 
 TEST(Matcher, TwoChangedPlaces) {
-  Matcher m(letters({"ABCDEF"}));
+  Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABDCEF"), (std::vector<int>{0, 1, 3, 2, 4, 5}));
 }
 
 TEST(Matcher, OneMissing) {
-  Matcher m(letters({"ABCDEF"}));
+  Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABDEF"), (std::vector<int>{0, 1, 3, 4, 5}));
 }
 
 TEST(Matcher, OneNew) {
-  Matcher m(letters({"ABCDEF"}));
+  Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABXCDEF"), (std::vector<int>{0, 1, kNone, 2, 3, 4, 5}));
 }
 
 TEST(Matcher, ALayerSkippedCostsOneRequest) {
   const std::string layer = "CDEFGHIJKLMNOPQRST";  // longer than the window
-  Matcher m(letters({"AB" + layer + "XYZ"}));
+  Matcher m(trusting({"AB" + layer + "XYZ"}));
   EXPECT_EQ(run(m, "ABXYZ"), (std::vector<int>{0, 1, kNone, 21, 22}));
 }
 
 TEST(Matcher, AForeignRequestOfACommonSizeDoesNotThrowItOff) {
   const std::string layer = "ABCDEFGHIJKLMNOP";
-  Matcher m(letters({layer + layer + layer}));
+  Matcher m(trusting({layer + layer + layer}));
   // A stray 'P' right at the start is the like of one far ahead; it goes unmatched, and all else
   // fits.
   std::vector<int> expected = upto(48);
@@ -83,7 +91,7 @@ TEST(Matcher, AForeignRequestOfACommonSizeDoesNotThrowItOff) {
 }
 
 TEST(Matcher, NoDecisionIsTakenTwiceInATurn) {
-  Matcher m(letters({"AAA"}));
+  Matcher m(trusting({"AAA"}));
   EXPECT_EQ(run(m, "AAAA"), (std::vector<int>{0, 1, 2, kNone}));
   EXPECT_EQ(run(m, "A"), (std::vector<int>{kNone})) << "second occurrence of the phase";
   m.end_iteration();
@@ -94,6 +102,35 @@ TEST(Matcher, BackInStepAtTheNextPhase) {
   Matcher m(letters({"ABCD", "ABCD"}));
   run(m, "XXYYZZ");
   EXPECT_EQ(run(m, "ABCD", 1), (std::vector<int>{4, 5, 6, 7}));
+}
+
+TEST(Matcher, AnUntrustedPhaseIsServedUpToItsFirstDeparture) {
+  Matcher m(letters({"ABCD", "ABCD"}));
+  EXPECT_EQ(run(m, "ABXCD"), (std::vector<int>{0, 1, kNone, kNone, kNone}));
+  EXPECT_EQ(run(m, "ABCD", 1), (std::vector<int>{4, 5, 6, 7}));
+  m.end_iteration();
+  EXPECT_EQ(run(m, "ABCD"), upto(4)) << "this turn it is as it was profiled";
+  m.end_iteration();
+  EXPECT_EQ(run(m, "ABXCD"), (std::vector<int>{0, 1, kNone, 2, 3})) << "now it is trusted";
+}
+
+TEST(Matcher, APhaseThatRepeatsItsDepartureIsTrusted) {
+  Matcher m(letters({"ABCD"}));
+  for (int turn = 0; turn < 2; ++turn) {
+    EXPECT_EQ(run(m, "AXBCD"), (std::vector<int>{0, kNone, kNone, kNone, kNone})) << turn;
+    m.end_iteration();
+  }
+  EXPECT_EQ(run(m, "AXBCD"), (std::vector<int>{0, kNone, 1, 2, 3}));
+}
+
+TEST(Matcher, PatienceWithAPhaseThatNeverRepeats) {
+  Matcher m(letters({"ABCD"}));
+  std::string requests = "AX";
+  for (int turn = 0; turn < 4; ++turn, requests += "X") {
+    EXPECT_EQ(run(m, requests + "BCD").back(), kNone);
+    m.end_iteration();
+  }
+  EXPECT_EQ(run(m, requests + "BCD").back(), 3);
 }
 
 TEST(Matcher, UnknownPhasesMatchNothing) {
@@ -111,6 +148,10 @@ TEST(Matcher, StreamsAreToldApart) {
   Plan plan = letters({"AA"});
   plan.decisions[1].stream = 3;
   Matcher m(plan);
+  m.enter_phase(PhaseKind::kForward, 0, 0);
+  EXPECT_EQ(m.match(1, 0), 0);
+  EXPECT_EQ(m.match(1, 3), 1);
+  m.end_iteration();
   m.enter_phase(PhaseKind::kForward, 0, 0);
   EXPECT_EQ(m.match(1, 3), 1);
   EXPECT_EQ(m.match(1, 3), kNone);

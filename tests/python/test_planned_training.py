@@ -71,6 +71,28 @@ def test_the_optimizer_marks_iterations_when_step_is_not_called() -> None:
     assert_same(plain, planned)
 
 
+@isolated
+def test_a_fresh_run_is_served_as_soon_as_it_has_warmed_up() -> None:
+    plain, fresh = twins(recompute=(None, "non-reentrant"))
+    _, profiled = twins(recompute=(None, "non-reentrant"))
+    plan = profiled_plan(profiled)
+    del profiled
+    for _ in range(6):
+        plain.step()
+    stalloc.enable(plan)
+    for step in range(6):
+        before = stalloc.memory_stats()["hits"]
+        fresh.step()
+        check()
+        if step >= 2:
+            assert stalloc.memory_stats()["hits"] - before == len(plan.decisions), step
+    stats = stalloc.memory_stats()
+    # The optimizer's states, which outlive everything, hold no planned address.
+    assert stats["strays"] == 0
+    assert stats["conflicts"] == 0
+    assert_same(plain, fresh)
+
+
 # What a run may do that its profile did not. Each is done twice, with ordinary steps around it.
 
 
