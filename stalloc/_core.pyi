@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 NEVER: int
