@@ -143,6 +143,7 @@ class ProfiledRequests:
         layer_begin: Index into the trace's layers.
         layer_end: Index into the trace's layers.
         stream: Ordinal of the stream.
+        thread: Ordinal of the thread; 0 is the one that trains.
         lifetime: Index into `LIFETIME_CLASSES`.
         dynamic: Whether its size or presence differs between iterations, or it is tagged so.
         plannable: Whether it gets a place in a plan.
@@ -157,6 +158,7 @@ class ProfiledRequests:
     layer_begin: Int32s
     layer_end: Int32s
     stream: Int32s
+    thread: Int32s
     lifetime: Kinds
     dynamic: Flags
     plannable: Flags

@@ -81,6 +81,7 @@ py::dict profiled_requests_of(const py::object& self) {
   d["layer_begin"] = column(self, rows, [](auto& r) -> auto& { return r.layer_begin; });
   d["layer_end"] = column(self, rows, [](auto& r) -> auto& { return r.layer_end; });
   d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
+  d["thread"] = column(self, rows, [](auto& r) -> auto& { return r.thread; });
   d["lifetime"] = column(self, rows, [](auto& r) -> auto& { return r.lifetime; });
   d["dynamic"] = column(self, rows, [](auto& r) -> auto& { return r.dynamic; });
   d["plannable"] = plannable;

@@ -1,10 +1,11 @@
-// Why the lifetimes are safe to plan with. Number the reference's static requests 0, 1, 2, ... in
-// order of allocation. For a compared iteration, `newest_before(tick)` is the largest number that
-// iteration had allocated before `tick`. A request is taken to live until after the allocation of
-// number `newest_before(its free)`, the largest such number over all iterations. So wherever two
-// static requests were alive together in any of them, their lifetimes in the profile overlap too,
-// also when threads allocate in another order from one iteration to the next: whichever of the two
-// is older in the reference was freed, in that iteration, after the younger was allocated.
+// Why the lifetimes are safe to plan with. Number the reference's static requests of the training
+// thread, the only ones that are planned, 0, 1, 2, ... in order of allocation. For a compared
+// iteration, `newest_before(tick)` is the largest number that iteration had allocated before
+// `tick`. A request is taken to live until after the allocation of number `newest_before(its
+// free)`, the largest such number over all iterations. So wherever two static requests were alive
+// together in any of them, their lifetimes in the profile overlap too, also when phases come in
+// another order from one iteration to the next: whichever of the two is older in the reference was
+// freed, in that iteration, after the younger was allocated.
 //
 // Between that allocation and the next static one any tick is as safe as any other. The reference's
 // own tick is taken where it has one, else the end of the phase that freed the request, so that its
@@ -207,15 +208,18 @@ class Profiler {
     }
   }
 
+  bool is_everywhere(std::int32_t i) const {
+    for (std::int32_t t = first_compared_; t <= reference_; ++t) {
+      if (matches_[t][i] == kNone) return false;
+    }
+    return true;
+  }
+
   void number_statics() {
     const auto count = turns_[reference_].count;
     number_.assign(count, kNone);
     for (std::int32_t i = 0; i < count; ++i) {
-      bool everywhere = true;
-      for (std::int32_t t = first_compared_; t <= reference_; ++t) {
-        everywhere = everywhere && matches_[t][i] != kNone;
-      }
-      if (!everywhere) continue;
+      if (request(reference_, i).thread != 0 || !is_everywhere(i)) continue;
       number_[i] = static_cast<std::int32_t>(statics_.size());
       statics_.push_back(i);
     }
@@ -301,7 +305,7 @@ class Profiler {
     result.phase_begin = phases_.find(trace_.phases[r.phase_begin].key);
     if (result.phase_begin == kNone) result.phase_begin = phases_.at(result.lower);
     const bool planned = matches_[reference_][i] != kNone;
-    result.dynamic = r.dynamic || (planned && number_[i] == kNone);
+    result.dynamic = r.dynamic || (planned && !is_everywhere(i));
 
     bool wraps = false;
     if (number_[i] == kNone) {

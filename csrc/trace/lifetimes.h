@@ -6,7 +6,8 @@
 // are three or more). A request that has its counterpart of the same size and stream in all of them
 // is static. Its lifetime is the longest any iteration saw, told by the place among the aligned
 // requests where it was freed, so that neither the order of frees nor a late garbage collection
-// makes a plan wrong.
+// makes a plan wrong. (Dynamic requests and those of other threads are never planned: theirs is
+// what the reference saw.)
 #pragma once
 
 #include <vector>

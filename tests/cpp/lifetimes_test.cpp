@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include "base/error.h"
@@ -297,28 +299,46 @@ TEST(Lifetimes, PhasesAreComparedByKeyNotByOrder) {
   EXPECT_FALSE(of_size(profile, 11).dynamic);
 }
 
-TEST(Lifetimes, ThreadsThatTakeTurnsDifferentlyStayStatic) {
+TEST(Lifetimes, PhasesInAnotherOrderStayStaticAndLiveAsLongAsTheyMet) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kBackward, 0);
-    std::int32_t main = kNone;
-    std::int32_t worker = kNone;
-    if (i != 1) main = t.alloc(10, 0, 0);
-    worker = t.alloc(20, 0, 1);
-    if (i == 1) main = t.alloc(10, 0, 0);
-    t.free(worker);
+    std::int32_t first = kNone;
     if (i != 1) {
-      t.free(main);
-      main = kNone;
+      t.phase(PhaseKind::kForward, 0);
+      first = t.alloc(10);
+      t.free(first);
     }
-    t.free(t.alloc(11, 0, 0));
-    if (main != kNone) t.free(main);
+    t.phase(PhaseKind::kForward, 1);
+    const auto second = t.alloc(11);
+    if (i == 1) {
+      t.phase(PhaseKind::kForward, 0);
+      first = t.alloc(10);
+    }
+    t.free(second);
+    if (i == 1) t.free(first);
     t.step();
   }
   const IterationProfile profile = profile_iteration(t.finish());
   EXPECT_TRUE(profile.is_plannable(of_size(profile, 10)));
-  EXPECT_TRUE(profile.is_plannable(of_size(profile, 20)));
+  EXPECT_TRUE(profile.is_plannable(of_size(profile, 11)));
   EXPECT_GT(of_size(profile, 10).upper, of_size(profile, 11).lower);
+}
+
+TEST(Lifetimes, OtherThreadsAreNotPlannedAndDoNotProlongWhatIs) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kBackward, 0);
+    if (i == 1) t.free(t.alloc(20, 0, 1));
+    t.free(t.alloc(10));
+    t.free(t.alloc(11));
+    if (i != 1) t.free(t.alloc(20, 0, 1));
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  EXPECT_FALSE(profile.is_plannable(of_size(profile, 20)));
+  EXPECT_FALSE(of_size(profile, 20).dynamic);
+  EXPECT_TRUE(profile.is_plannable(of_size(profile, 10)));
+  EXPECT_LE(of_size(profile, 10).upper, of_size(profile, 11).lower);
 }
 
 TEST(Lifetimes, AnEmptyIterationHasNothingToPlan) {
@@ -332,7 +352,7 @@ TEST(Lifetimes, AnEmptyIterationHasNothingToPlan) {
 
 // Random training programs. Each template request has a size of its own, so that what is whose
 // counterpart can be told without the aligner; iterations differ by late frees, extra and missing
-// requests, evaluations, and by how two threads take turns.
+// requests, evaluations, the order of their phases, and by how two threads take turns.
 class RandomProgram {
  public:
   explicit RandomProgram(unsigned seed) : random_(seed), iterations_(2 + random_() % 4) {
@@ -357,9 +377,12 @@ class RandomProgram {
 
   Trace run() {
     for (int i = 0; i < iterations_; ++i) {
-      for (std::size_t p = 0; p < phases_.size(); ++p) {
-        builder_.phase(PhaseKind::kForward, static_cast<std::int32_t>(p));
-        run_phase(static_cast<std::int32_t>(p));
+      std::vector<std::int32_t> order(phases_.size());
+      std::iota(order.begin(), order.end(), 0);
+      if (chance(20)) std::shuffle(order.begin(), order.end(), random_);
+      for (const std::int32_t phase : order) {
+        builder_.phase(PhaseKind::kForward, phase);
+        run_phase(phase);
       }
       if (chance(20)) evaluate();
       builder_.step();
@@ -484,7 +507,7 @@ TEST(LifetimesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
       }
     }
   }
-  EXPECT_GT(plannable_in_all, requests_in_all / 3);
+  EXPECT_GT(plannable_in_all, requests_in_all / 5);
 }
 
 }  // namespace
