@@ -12,14 +12,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,15 @@ PORTFOLIO = "portfolio"
 ROOT = Path(__file__).resolve().parents[2]
 # What MiniMalloc and idealloc were measured with has no alignment; what runs on a GPU has 512.
 UNALIGNED = ("minimalloc", "iopddl")
-EVERY_PLANNER_UP_TO = 400_000  # requests; above it, the portfolio and what is quick
-QUICK = ("paper", "first-fit-peak-rank-start", "first-fit-centre-out-end", "first-fit-start")
+EVERY_PLANNER_UP_TO = 150_000  # requests; above it, the portfolio and what is quick
+EXACT_UP_TO = 2_000
+QUICK = (
+    "paper",
+    "first-fit-peak-rank-start",
+    "best-fit-peak-rank-start",
+    "first-fit-centre-out-end",
+    "first-fit-start",
+)
 
 
 @dataclass(frozen=True)
@@ -71,21 +79,20 @@ def alignment_of(name: str) -> int:
     return 1 if name.startswith(UNALIGNED) else 512
 
 
-def measure(file: Path, planner: str, alignment: int, limit: float, threads: int) -> dict[str, Any]:
+def measure(instance: Instance, planner: str, limit: float, threads: int) -> dict[str, Any]:
     """Plans once, or thrice where that is quick; run in a process of its own."""
     from stalloc import planner as stalloc
 
-    arrays = np.load(file)
     before = _memory("VmRSS")
-    runs = []
+    runs: list[float] = []
     while True:
         solution = stalloc.plan(
-            arrays["lower"],
-            arrays["upper"],
-            arrays["size"],
-            alignment=alignment,
-            phase_begin=arrays["phase_begin"],
-            phase_end=arrays["phase_end"],
+            instance.lower,
+            instance.upper,
+            instance.size,
+            alignment=alignment_of(instance.name),
+            phase_begin=instance.phase_begin,
+            phase_end=instance.phase_end,
             algorithm=None if planner == PORTFOLIO else planner,
             time_limit=limit,
             threads=threads,
@@ -113,31 +120,27 @@ def _memory(key: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {key}")
 
 
-def run(
-    instance: Instance, planners: list[str], limit: float, threads: int, repository: Path
-) -> Iterator[Result]:
+def _report(pipe: Connection, *arguments: Any) -> None:
+    pipe.send(measure(*arguments))
+
+
+def run(instance: Instance, planners: list[str], limit: float, threads: int) -> Iterator[Result]:
     """All planners on one instance, one process each."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "instance.npz"
-        columns = dataclasses.asdict(instance)
-        del columns["name"]
-        np.savez(file, **columns)
-        for planner in planners:
-            spec = [str(file), planner, str(alignment_of(instance.name)), str(limit), str(threads)]
-            done = subprocess.run(
-                [sys.executable, __file__, "--worker", *spec],
-                check=True,
-                capture_output=True,
-                text=True,
-                env={**os.environ, "PYTHONPATH": str(repository)},
-            )
-            yield Result(
-                instance=instance.name,
-                digest=instance.digest,
-                buffers=len(instance.lower),
-                planner=planner,
-                **json.loads(done.stdout),
-            )
+    fork = multiprocessing.get_context("fork")
+    for planner in planners:
+        here, there = fork.Pipe()
+        process = fork.Process(target=_report, args=(there, instance, planner, limit, threads))
+        process.start()
+        there.close()
+        measured = here.recv()
+        process.join()
+        yield Result(
+            instance=instance.name,
+            digest=instance.digest,
+            buffers=len(instance.lower),
+            planner=planner,
+            **measured,
+        )
 
 
 def planners_for(instance: Instance, chosen: list[str]) -> list[str]:
@@ -147,6 +150,8 @@ def planners_for(instance: Instance, chosen: list[str]) -> list[str]:
     if chosen:
         return chosen
     every = algorithms()
+    if len(instance.lower) > EXACT_UP_TO:
+        every.remove("exact")
     if len(instance.lower) > EVERY_PLANNER_UP_TO:
         every = [name for name in every if name in QUICK]
     return [PORTFOLIO, *every]
@@ -211,11 +216,6 @@ def markdown(results: list[Result], facts: dict[str, str], limit: float, threads
 
 def main() -> None:
     """The command line."""
-    if sys.argv[1:2] == ["--worker"]:
-        file, planner, alignment, limit, threads = sys.argv[2:]
-        measured = measure(Path(file), planner, int(alignment), float(limit), int(threads))
-        print(json.dumps(measured))
-        return
     parser = argparse.ArgumentParser(prog="benchmarks/plan", description=__doc__.split("\n")[0])
     parser.add_argument("--traces", type=Path, help="a folder of MiniMalloc CSV files")
     parser.add_argument(
@@ -228,8 +228,6 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write this name with .md and .json")
     args = parser.parse_args()
 
-    sys.path.insert(0, str(ROOT))
-
     def instances() -> Iterator[Instance]:
         if args.traces:
             yield from trace_instances(args.traces)
@@ -240,7 +238,7 @@ def main() -> None:
     results: list[Result] = []
     for instance in instances():
         planners = planners_for(instance, args.planners)
-        for result in run(instance, planners, args.time_limit, args.threads, ROOT):
+        for result in run(instance, planners, args.time_limit, args.threads):
             results.append(result)
             print(
                 f"{result.instance:28} {result.buffers:9,} {result.planner:36} "

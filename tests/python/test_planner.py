@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stalloc import planner
+from stalloc import progress as progress_bar
 from stalloc.errors import PlanError
 from stalloc.planner import Csv, algorithms, load_bound, load_csv, plan, save_csv, validate
 
@@ -301,7 +302,7 @@ def test_a_bar_is_only_shown_to_those_who_wait(
 ) -> None:
     plan([0], [5], [8], progress=True)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(planner._Bar, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress_bar, "_PATIENCE", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     plan(*hard(2000), progress=True, time_limit=0.4)
     assert "planning" in capsys.readouterr().err
