@@ -182,24 +182,22 @@ class Solver {
     }
     Winner winner;
     race(attempts, threads_, budget, winner);
-    Solution best{std::move(winner.layout), std::move(winner.name), 0};
     Budget enough = budget;
     enough.target = std::max(budget.target, capacity);
-    if (best.layout.height > enough.target && problem.buffers.size() <= kSearchable &&
-        !budget.expired()) {
-      search(problem, enough, best);
+    Bytes bound = 0;
+    if (problem.buffers.size() <= kSearchable) {
+      // Looks for what greed cannot find, and for the proof that there is nothing more to find.
+      const Layout start = winner.layout;
+      race({{"exact",
+             [&](const Budget& b, const std::atomic<Bytes>& limit) -> std::optional<Layout> {
+               Minimum minimum = minimise_height(problem, start, options_.search_steps, b);
+               bound = minimum.bound;
+               if (minimum.layout.height >= limit) return std::nullopt;
+               return std::move(minimum.layout);
+             }}},
+           1, enough, winner);
     }
-    return best;
-  }
-
-  // Looks for what greed cannot find, and for the proof that there is nothing more to find.
-  void search(const Problem& problem, const Budget& budget, Solution& best) const {
-    Minimum minimum = minimise_height(problem, best.layout, options_.search_steps, budget);
-    best.bound = minimum.bound;
-    if (minimum.layout.height < best.layout.height) {
-      best.layout = std::move(minimum.layout);
-      best.algorithm = "exact";
-    }
+    return {std::move(winner.layout), std::move(winner.name), bound};
   }
 
   static constexpr std::size_t kSearchable = 2000;  // buffers: there is no hope above
@@ -230,7 +228,16 @@ PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
   if (fixed) check_fixed(problem);
 
   std::vector<Stream> streams = split_by_stream(problem);
-  const Solver solver(options, budget);
+  // Every race begins at nothing done; those who watch see the furthest that one has come.
+  double furthest = 0;
+  Budget watched = budget;
+  if (budget.progress) {
+    watched.progress = [&](double fraction) {
+      furthest = std::max(furthest, fraction);
+      budget.progress(furthest);
+    };
+  }
+  const Solver solver(options, watched);
   result.layout.offsets.assign(problem.buffers.size(), 0);
   Bytes proven = 0;
   for (std::size_t s = 0; s < streams.size(); ++s) {
