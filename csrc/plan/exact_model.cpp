@@ -17,42 +17,54 @@ ExactModel::ExactModel(const Problem& problem) {
   Bytes most_live = 0;
   for (const Bytes live : timeline.load(problem)) most_live = std::max(most_live, live);
   lower_bound_ = most_live;
+  bool any_fixed = false;
+  for (const Buffer& b : problem.buffers) {
+    any_fixed = any_fixed || b.fixed != kUnplaced;
+    const Bytes bytes = align_up(b.size, problem.alignment);
+    lower_bound_ = std::max(lower_bound_, b.fixed == kUnplaced ? bytes : b.fixed + bytes);
+  }
+
   Bytes divisor = 0;
-  std::vector<Bytes> bytes;
+  std::vector<std::size_t> throughout;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     const Buffer& b = problem.buffers[i];
     const Span& span = timeline.span(i);
-    const Bytes rounded = align_up(b.size, problem.alignment);
-    lower_bound_ = std::max(lower_bound_, b.fixed == kUnplaced ? rounded : b.fixed + rounded);
     if (b.size == 0 || span.empty()) continue;
-    original.push_back(i);
-    bytes.push_back(rounded);
-    divisor = std::gcd(divisor, bytes.back());
+    divisor = std::gcd(divisor, align_up(b.size, problem.alignment));
     if (b.fixed != kUnplaced) divisor = std::gcd(divisor, b.fixed);
+    const int lives = span.end - span.begin + span.wrap;
+    if (lives == moments && !any_fixed) {
+      throughout.push_back(i);
+      continue;
+    }
+    original.push_back(i);
     first.push_back(span.begin);
-    count.push_back(span.end - span.begin + span.wrap);
+    count.push_back(lives);
     width.push_back(b.upper - b.lower);
   }
   if (divisor > 0) unit = divisor;
-  load = most_live / unit;
+  const auto units = [&](std::size_t i) {
+    return align_up(problem.buffers[i].size, problem.alignment) / unit;
+  };
+  const auto lifetime = [&](std::size_t i) {
+    return problem.buffers[i].upper - problem.buffers[i].lower;
+  };
+  std::stable_sort(throughout.begin(), throughout.end(),
+                   [&](std::size_t a, std::size_t b) { return lifetime(a) > lifetime(b); });
+  for (const std::size_t i : throughout) {
+    at_bottom.emplace_back(i, base * unit);
+    base += units(i);
+  }
+  load = most_live / unit - base;
   Units highest_fixed = 0;
-  std::map<std::pair<int, int>, int> by_sections;
-  std::map<std::tuple<int, int, Units>, int> last_twin;
-  for (std::size_t k = 0; k < original.size(); ++k) {
-    const Offset at = problem.buffers[original[k]].fixed;
-    size.push_back(bytes[k] / unit);
+  for (const std::size_t i : original) {
+    const Offset at = problem.buffers[i].fixed;
+    size.push_back(units(i));
     total += size.back();
     fixed.push_back(at == kUnplaced ? -1 : at / unit);
     highest_fixed = std::max(highest_fixed, fixed.back());
-    const int self = static_cast<int>(k);
-    twins.push_back(self);
-    next_twin.push_back(-1);
-    if (fixed.back() >= 0) continue;
-    twins.back() = by_sections.try_emplace({first[k], count[k]}, self).first->second;
-    const auto [last, is_new] = last_twin.try_emplace({first[k], count[k], size.back()}, self);
-    if (!is_new) next_twin[last->second] = self;
-    last->second = self;
   }
+  find_twins();
   total += highest_fixed;
 
   member_begin.assign(static_cast<std::size_t>(moments) + 1, 0);
@@ -95,14 +107,40 @@ ExactModel::ExactModel(const Problem& problem) {
   fits_ = true;
 }
 
+// Any order of rank is sound; the longest at the bottom leaves the tidiest stack to what comes
+// later.
+void ExactModel::find_twins() {
+  std::vector<int> order(original.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return width[a] != width[b] ? width[a] > width[b] : size[a] > size[b];
+  });
+  std::map<std::pair<int, int>, int> by_sections;
+  std::map<std::tuple<int, int, Units>, int> last_twin;
+  twins.resize(original.size());
+  std::iota(twins.begin(), twins.end(), 0);
+  twin_rank.resize(original.size());
+  next_twin.assign(original.size(), -1);
+  for (std::size_t rank = 0; rank < order.size(); ++rank) {
+    const int i = order[rank];
+    twin_rank[i] = static_cast<int>(rank);
+    if (fixed[i] >= 0) continue;
+    twins[i] = by_sections.try_emplace({first[i], count[i]}, i).first->second;
+    const auto [last, is_new] = last_twin.try_emplace({first[i], count[i], size[i]}, i);
+    if (!is_new) next_twin[last->second] = i;
+    last->second = i;
+  }
+}
+
 Layout ExactModel::layout(const Problem& problem, std::span<const Units> offsets) const {
   Layout result;
   result.offsets.assign(problem.buffers.size(), 0);
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     if (problem.buffers[i].fixed != kUnplaced) result.offsets[i] = problem.buffers[i].fixed;
   }
+  for (const auto& [i, offset] : at_bottom) result.offsets[i] = offset;
   for (std::size_t k = 0; k < original.size(); ++k) {
-    result.offsets[original[k]] = offsets[k] * unit;
+    result.offsets[original[k]] = (base + offsets[k]) * unit;
   }
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     const Bytes top = result.offsets[i] + align_up(problem.buffers[i].size, problem.alignment);

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "plan/problem.h"
@@ -45,7 +46,7 @@ struct ExactModel {
     return s < sections() ? s : s - sections();
   }
 
-  // The layout of the whole problem that puts buffer i of the model at offsets[i].
+  // The layout of the whole problem that puts buffer i of the model at base + offsets[i].
   Layout layout(const Problem& problem, std::span<const Units> offsets) const;
 
   // No layout is lower: what is live at once, and what lies alone at its place. Set even if the
@@ -53,8 +54,9 @@ struct ExactModel {
   Bytes lower_bound() const { return lower_bound_; }
 
   Bytes unit = 1;
-  Units load = 0;                     // the largest sum of sizes in a section
-  Units total = 0;                    // of all sizes, on top of the highest fixed offset
+  Units base = 0;   // height of what lives throughout: it lies at the bottom and is not searched
+  Units load = 0;   // the largest sum of sizes in a section, above the base
+  Units total = 0;  // of all sizes, on top of the highest fixed offset
   std::vector<std::size_t> original;  // index into Problem::buffers
   std::vector<Units> size;
   std::vector<Units> fixed;  // -1: free
@@ -62,12 +64,16 @@ struct ExactModel {
   std::vector<int> count;
   std::vector<Tick> width;     // lifetime
   std::vector<Units> busiest;  // largest load of a section it lives in
-  std::vector<int> twins;      // the first free buffer that has the same sections, or itself
-  std::vector<int> next_twin;  // the next free one of the same sections and size, or -1
+  std::vector<int> twins;      // names the free buffers of the same sections
+  std::vector<int> twin_rank;  // of twins that touch, the one of lower rank is below
+  std::vector<int> next_twin;  // the next in rank of the same sections and size, or -1
 
  private:
+  void find_twins();
+
   bool fits_ = false;
   Bytes lower_bound_ = 0;
+  std::vector<std::pair<std::size_t, Offset>> at_bottom;  // original index, offset
   std::vector<int> member;
   std::vector<std::size_t> member_begin;
   std::vector<int> neighbour;

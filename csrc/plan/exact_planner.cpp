@@ -47,7 +47,7 @@ Minimum minimise_height(const Problem& problem, const Layout& start, std::int64_
       const Bytes span = highest - std::min(goal(), highest);
       const Bytes height = highest - span + std::min(apart, span);
       const std::int64_t left = std::min(step, nodes - search.nodes());
-      const Verdict verdict = search.run(height / model.unit, left, budget);
+      const Verdict verdict = search.run(height / model.unit - model.base, left, budget);
       if (verdict == Verdict::kFound) {
         result.layout = model.layout(problem, search.offsets());
         continue;

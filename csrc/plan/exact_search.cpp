@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -25,21 +26,16 @@ std::uint64_t mix(std::uint64_t x) {
 ExactSearch::ExactSearch(const ExactModel& model)
     : model_(model),
       states_(model.buffers()),
+      keys_(model.buffers()),
       sections_(model.sections()),
       stacks_(model.sections()),
       crossing_(model.sections()),
       weight_(model.sections(), 1),
       rank_(model.buffers()),
-      twin_rank_(model.buffers()),
       is_dirty_(model.sections()) {
   for (int s = 0; s < model.sections(); ++s) {
     stacks_[s].assign(model.members(s).begin(), model.members(s).end());
   }
-  std::vector<int> by_size(model.buffers());
-  std::iota(by_size.begin(), by_size.end(), 0);
-  std::stable_sort(by_size.begin(), by_size.end(),
-                   [&](int a, int b) { return model.size[a] > model.size[b]; });
-  for (int k = 0; k < model.buffers(); ++k) twin_rank_[by_size[k]] = k;
 }
 
 // Runs through the strategies again and again, each time with twice the nodes: which of them is
@@ -82,12 +78,21 @@ void ExactSearch::rank(std::string_view keys) {
       const double y = measure(key, b);
       if (x != y) return x > y;
     }
-    return twin_rank_[a] < twin_rank_[b];
+    return model_.twin_rank[a] < model_.twin_rank[b];
   };
   std::vector<int> order(model_.buffers());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), compare);
-  for (int k = 0; k < model_.buffers(); ++k) rank_[order[k]] = k;
+  // Twins share out their places by the rank that canonical layouts want them in.
+  std::map<int, std::vector<int>> places;
+  for (int k = 0; k < model_.buffers(); ++k) places[model_.twins[order[k]]].push_back(k);
+  for (const auto& [twins, at] : places) {
+    std::vector<int> members;
+    for (const int k : at) members.push_back(order[k]);
+    std::sort(members.begin(), members.end(),
+              [&](int a, int b) { return model_.twin_rank[a] < model_.twin_rank[b]; });
+    for (std::size_t k = 0; k < at.size(); ++k) rank_[members[k]] = at[k];
+  }
 }
 
 double ExactSearch::measure(char key, int buffer) const {
@@ -99,6 +104,7 @@ double ExactSearch::measure(char key, int buffer) const {
 
 Verdict ExactSearch::restart() {
   trail_.clear();
+  blocked_.clear();
   forget_work();
   std::fill(crossing_.begin(), crossing_.end(), 0);
   for (int i = 0; i < model_.buffers(); ++i) {
@@ -107,6 +113,7 @@ Verdict ExactSearch::restart() {
       states_[i].floor = model_.fixed[i];
       if (model_.fixed[i] > capacity_ - model_.size[i]) return Verdict::kInfeasible;
     }
+    keys_[i] = states_[i].floor;
     rehash(i);
     touch(i);
     raised_.push_back(i);
@@ -239,7 +246,7 @@ int ExactSearch::choose(const Part& part) {
     best = below;
     below = -1;
     for (const int j : model_.neighbours(best)) {
-      if (states_[j].placed || states_[j].floor + model_.size[j] > states_[best].floor) continue;
+      if (keys_[j] < 0 || keys_[j] + model_.size[j] > keys_[best]) continue;
       if (is_before(j, below)) below = j;
     }
   }
@@ -250,21 +257,24 @@ bool ExactSearch::place(int buffer) {
   const Units floor = states_[buffer].floor;
   const Units top = floor + model_.size[buffer];
   change(buffer).placed = true;
+  keys_[buffer] = -1;
   touch(buffer);
   for (int k = 0; k + 1 < model_.count[buffer]; ++k) --crossing_[model_.section(buffer, k)];
   bool is_possible = true;
   for (const int j : model_.neighbours(buffer)) {
-    if (states_[j].placed) continue;
+    if (keys_[j] < 0) continue;
     const bool unblocks = states_[j].blocked && floor < states_[j].barred + model_.size[j];
     if (top > states_[j].support || unblocks) {
       State& state = change(j);
       state.support = std::max(state.support, top);
-      state.blocked = state.blocked && !unblocks;
-      if (unblocks) rehash(j);
+      if (unblocks) {
+        set_blocked(j, false);
+        rehash(j);
+      }
     }
     is_possible = raise(j, states_[j].support);
     if (is_possible && model_.twins[j] == model_.twins[buffer] && !states_[j].blocked &&
-        states_[j].floor == top && twin_rank_[j] < twin_rank_[buffer]) {
+        states_[j].floor == top && model_.twin_rank[j] < model_.twin_rank[buffer]) {
       is_possible = bar_here(j);
     }
     if (!is_possible) break;
@@ -281,7 +291,7 @@ bool ExactSearch::bar_here(int buffer) {
   if (model_.fixed[buffer] >= 0) return false;
   State& state = change(buffer);
   state.barred = state.floor;
-  state.blocked = true;
+  if (!state.blocked) set_blocked(buffer, true);
   rehash(buffer);
   return raise_blocked(buffer);
 }
@@ -290,17 +300,22 @@ bool ExactSearch::bar_here(int buffer) {
 bool ExactSearch::raise_blocked(int buffer) {
   const Units reach = states_[buffer].barred + model_.size[buffer];
   Units lowest = kNowhere;
+  int witness = -1;
   for (const int j : model_.neighbours(buffer)) {
-    if (states_[j].placed || states_[j].floor >= reach) continue;
-    lowest = std::min(lowest, states_[j].floor + model_.size[j]);
+    if (keys_[j] < 0 || keys_[j] >= reach || keys_[j] + model_.size[j] >= lowest) continue;
+    lowest = keys_[j] + model_.size[j];
+    witness = j;
   }
-  return lowest != kNowhere && raise(buffer, std::max(lowest, states_[buffer].support));
+  if (witness < 0) return false;
+  if (witness != states_[buffer].witness) change(buffer).witness = witness;
+  return raise(buffer, std::max(lowest, states_[buffer].support));
 }
 
 bool ExactSearch::raise(int buffer, Units floor) {
   if (floor <= states_[buffer].floor) return true;
   if (model_.fixed[buffer] >= 0 || floor > capacity_ - model_.size[buffer]) return false;
   change(buffer).floor = floor;
+  keys_[buffer] = floor;
   rehash(buffer);
   touch(buffer);
   raised_.push_back(buffer);
@@ -331,33 +346,32 @@ bool ExactSearch::propagate_from(int buffer) {
       j >= 0 && !raise(j, states_[buffer].floor + model_.size[buffer])) {
     return false;
   }
-  for (const int j : model_.neighbours(buffer)) {
-    if (states_[j].blocked && !states_[j].placed && !raise_blocked(j)) return false;
+  for (const int j : blocked_) {
+    if (states_[j].witness == buffer && !raise_blocked(j)) return false;
   }
   return true;
 }
 
 bool ExactSearch::evaluate(int section) {
   std::vector<int>& stack = stacks_[section];
-  const auto key = [&](int i) { return states_[i].placed ? Units{-1} : states_[i].floor; };
   for (std::size_t k = 1; k < stack.size(); ++k) {  // nearly sorted from the last time
     const int i = stack[k];
-    const Units mine = key(i);
+    const Units mine = keys_[i];
     std::size_t to = k;
-    for (; to > 0 && key(stack[to - 1]) < mine; --to) stack[to] = stack[to - 1];
+    for (; to > 0 && keys_[stack[to - 1]] < mine; --to) stack[to] = stack[to - 1];
     stack[to] = i;
   }
   Section& result = sections_[section];
   result = {.slack = capacity_, .candidates = 0, .unplaced = 0, .is_stale = false};
   Units sum = 0;
   for (const int i : stack) {
-    if (states_[i].placed) break;
+    if (keys_[i] < 0) break;
     ++result.unplaced;
     sum += model_.size[i];
-    result.slack = std::min(result.slack, capacity_ - states_[i].floor - sum);
+    result.slack = std::min(result.slack, capacity_ - keys_[i] - sum);
   }
   for (int k = result.unplaced - 1; k >= 0; --k) {
-    if (states_[stack[k]].floor > capacity_ - sum) break;
+    if (keys_[stack[k]] > capacity_ - sum) break;
     ++result.candidates;
   }
   return result.slack >= 0;
@@ -366,6 +380,15 @@ bool ExactSearch::evaluate(int section) {
 ExactSearch::State& ExactSearch::change(int buffer) {
   trail_.push_back({buffer, states_[buffer]});
   return states_[buffer];
+}
+
+void ExactSearch::set_blocked(int buffer, bool blocked) {
+  states_[buffer].blocked = blocked;
+  if (blocked) {
+    blocked_.push_back(buffer);
+  } else {
+    std::erase(blocked_, buffer);
+  }
 }
 
 void ExactSearch::undo(std::size_t mark) {
@@ -378,7 +401,9 @@ void ExactSearch::undo(std::size_t mark) {
     if (was_placed && !before.placed) {
       for (int k = 0; k + 1 < model_.count[i]; ++k) ++crossing_[model_.section(i, k)];
     }
+    if (states_[i].blocked != before.blocked) set_blocked(i, before.blocked);
     states_[i] = before;
+    keys_[i] = before.placed ? -1 : before.floor;
     trail_.pop_back();
   }
 }

@@ -75,6 +75,7 @@ class ExactSearch {
     Units barred = -1;  // it may not lie here, but above what blocks it
     bool placed = false;
     bool blocked = false;  // barred, and the blocker is not placed yet
+    int witness = -1;      // the lowest that can block it, by its top: `floor` stands on that
     Hash hash;
   };
   struct Change {
@@ -114,6 +115,7 @@ class ExactSearch {
   bool evaluate(int section);
 
   State& change(int buffer);
+  void set_blocked(int buffer, bool blocked);
   void touch(int buffer);
   void forget_work();
   void undo(std::size_t mark);
@@ -121,13 +123,14 @@ class ExactSearch {
 
   const ExactModel& model_;
   std::vector<State> states_;
+  std::vector<Units> keys_;  // the floor of what is not placed, else -1: all that sections look at
+  std::vector<int> blocked_;
   std::vector<Change> trail_;
   std::vector<Section> sections_;
   std::vector<std::vector<int>> stacks_;  // members of a section, highest floor first, placed last
   std::vector<int> crossing_;             // unplaced buffers from this section to the next
   std::vector<double> weight_;            // of a section: how often it failed
   std::vector<int> rank_;
-  std::vector<int> twin_rank_;
   std::vector<int> raised_;  // work of propagate()
   std::vector<int> dirty_;
   std::vector<char> is_dirty_;

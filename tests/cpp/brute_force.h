@@ -52,6 +52,21 @@ inline Bytes optimal_height(const Problem& problem) {
   return best == std::numeric_limits<Bytes>::max() ? -1 : best;
 }
 
+// A layout there always is, unless the fixed offsets clash: the free buffers one on top of the
+// other, above those that are fixed.
+inline Layout stacked(const Problem& problem) {
+  Layout layout;
+  for (const Buffer& b : problem.buffers) {
+    if (b.fixed == kUnplaced) continue;
+    layout.height = std::max(layout.height, b.fixed + align_up(b.size, problem.alignment));
+  }
+  for (const Buffer& b : problem.buffers) {
+    layout.offsets.push_back(b.fixed == kUnplaced ? layout.height : b.fixed);
+    if (b.fixed == kUnplaced) layout.height += align_up(b.size, problem.alignment);
+  }
+  return layout;
+}
+
 struct Shape {
   int buffers = 8;
   Tick ticks = 12;

@@ -17,18 +17,9 @@ namespace {
 using testing::optimal_height;
 using testing::random_problem;
 using testing::Shape;
+using testing::stacked;
 
 constexpr std::int64_t kUnlimited = std::int64_t{1} << 40;
-
-// One on top of the other: a layout there always is.
-Layout stacked(const Problem& problem) {
-  Layout layout;
-  for (const Buffer& b : problem.buffers) {
-    layout.offsets.push_back(layout.height);
-    layout.height += align_up(b.size, problem.alignment);
-  }
-  return layout;
-}
 
 void expect_optimal(const Problem& problem, const std::string& what) {
   problem.check();
@@ -46,7 +37,7 @@ void expect_optimal(const Problem& problem, const std::string& what) {
   if (model.lower_bound() > model.load * model.unit) return;  // a buffer that is never live
   const Units lowest = optimum / model.unit;
   for (Units height = std::max<Units>(0, lowest - 3); height <= lowest; ++height) {
-    EXPECT_EQ(search.run(height, kUnlimited, {}),
+    EXPECT_EQ(search.run(height - model.base, kUnlimited, {}),
               height < lowest ? Verdict::kInfeasible : Verdict::kFound)
         << what;
   }
@@ -88,15 +79,7 @@ TEST(ExactSearch, KeepsFixedBuffersWhereTheyAre) {
       continue;
     }
     ++solvable;
-    Layout start;  // the free ones above everything else
-    for (const Buffer& b : problem.buffers) {
-      if (b.fixed != kUnplaced) start.height = std::max(start.height, b.fixed + b.size);
-    }
-    for (const Buffer& b : problem.buffers) {
-      start.offsets.push_back(b.fixed == kUnplaced ? start.height : b.fixed);
-      if (b.fixed == kUnplaced) start.height += b.size;
-    }
-    const Minimum minimum = minimise_height(problem, start, kUnlimited, {});
+    const Minimum minimum = minimise_height(problem, stacked(problem), kUnlimited, {});
     ASSERT_EQ(minimum.layout.height, optimum) << seed;
     EXPECT_EQ(minimum.bound, optimum) << seed;
     EXPECT_NO_THROW(validate(problem, minimum.layout)) << seed;

@@ -1,0 +1,110 @@
+#include "plan/peak_core.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "brute_force.h"
+#include "plan/bound.h"
+#include "plan/greedy.h"
+#include "plan/validator.h"
+
+namespace stalloc {
+namespace {
+
+using testing::optimal_height;
+using testing::random_problem;
+using testing::stacked;
+
+constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+
+TEST(PeakCore, IsNeverBelowTheOptimumAndProvesNothingFalse) {
+  int optimal = 0;
+  for (std::uint32_t seed = 0; seed < 800; ++seed) {
+    const Problem problem = random_problem({.buffers = 8,
+                                            .ticks = 5 + seed % 13,
+                                            .largest = 12,
+                                            .circular = seed % 3 == 0,
+                                            .nested = seed % 7 == 1},
+                                           seed);
+    const Bytes optimum = optimal_height(problem);
+    const Minimum minimum = solve_peak_core(problem, stacked(problem), kUnlimited, {});
+    EXPECT_NO_THROW(validate(problem, minimum.layout)) << seed;
+    ASSERT_GE(minimum.layout.height, optimum) << seed;
+    ASSERT_LE(minimum.bound, optimum) << seed;
+    optimal += minimum.is_optimal();
+  }
+  EXPECT_GT(optimal, 790);
+}
+
+TEST(PeakCore, KeepsFixedBuffersWhereTheyAre) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    Problem problem = random_problem({.buffers = 8, .circular = seed % 2 == 1}, seed);
+    problem.buffers[seed % 8].fixed = seed % 5;
+    const Layout start = stacked(problem);
+    const Minimum minimum = solve_peak_core(problem, start, kUnlimited, {});
+    EXPECT_NO_THROW(validate(problem, minimum.layout)) << seed;
+    EXPECT_GE(minimum.layout.height, optimal_height(problem)) << seed;
+    EXPECT_LE(minimum.bound, optimal_height(problem)) << seed;
+  }
+}
+
+// Two peaks, and a thousand small buffers around them: what decides the height is how few of the
+// large ones lie.
+Problem two_peaks() {
+  Problem problem;
+  problem.alignment = 1;
+  std::mt19937 random(1);
+  const auto draw = [&](std::uint32_t n) { return static_cast<std::int64_t>(random() % n); };
+  const auto peak = [&](Tick at) {
+    for (int left = 24; left > 0; --left) {
+      const Bytes size = 100 + draw(900);
+      problem.buffers.push_back({.size = size, .lower = at - 10 - draw(40), .upper = at + 1});
+      problem.buffers.push_back({.size = size, .lower = at + 1, .upper = at + 12 + draw(40)});
+      problem.buffers.push_back({.size = 50 + draw(300), .lower = at - draw(5), .upper = at + 5});
+    }
+  };
+  peak(100);
+  peak(140);
+  for (int k = 0; k < 1000; ++k) {
+    const Tick lower = draw(200);
+    problem.buffers.push_back({.size = 1 + draw(100), .lower = lower, .upper = lower + 1 + draw(20)});
+  }
+  return problem;
+}
+
+TEST(PeakCore, MeetsTheBoundWhereGreedyOrdersDoNot) {
+  const Problem problem = two_peaks();
+  Bytes greedy = std::numeric_limits<Bytes>::max();
+  for (const GreedyPlanner& planner : greedy_planners()) {
+    greedy = std::min(greedy, planner.plan(problem, {}).height);
+  }
+  EXPECT_GT(greedy, load_bound(problem));
+  const Minimum minimum = solve_peak_core(problem, stacked(problem), 1'000'000, {});
+  EXPECT_EQ(minimum.layout.height, load_bound(problem));
+  EXPECT_NO_THROW(validate(problem, minimum.layout));
+  const Minimum again = solve_peak_core(problem, stacked(problem), 1'000'000, {});
+  EXPECT_EQ(minimum.layout.offsets, again.layout.offsets);
+}
+
+TEST(PeakCore, KeepsTheStartWhenItMayNotSearch) {
+  const Problem problem = two_peaks();
+  const std::atomic<bool> cancelled = true;
+  Budget none;
+  none.cancel = &cancelled;
+  const Minimum idle = solve_peak_core(problem, stacked(problem), kUnlimited, none);
+  EXPECT_EQ(idle.layout.offsets, stacked(problem).offsets);
+  EXPECT_EQ(idle.bound, load_bound(problem));
+}
+
+TEST(PeakCore, PlansNothingAtHeightZero) {
+  EXPECT_EQ(PeakCorePlanner().plan({}, {}).height, 0);
+  const Problem unborn = {.buffers = {{.size = 600, .lower = 3, .upper = 3}}};
+  EXPECT_EQ(PeakCorePlanner().plan(unborn, {}).height, 1024);
+}
+
+}  // namespace
+}  // namespace stalloc
