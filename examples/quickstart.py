@@ -20,9 +20,10 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -64,13 +65,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Of the same shape: rows x length x width."""
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).unbind(2)
         a = functional.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
         )
         x = x + self.out(a.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm2(x))
+        return cast("Tensor", x + self.mlp(self.norm2(x)))
 
 
 class Gpt(nn.Module):
@@ -86,10 +88,13 @@ class Gpt(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        """Logits of the next token, rows x length x vocabulary."""
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for i, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if i % 2 else block(x)
-        return self.head(self.norm(x))
+        return cast("Tensor", self.head(self.norm(x)))
 
 
 def batch(c: Config, step: int, device: str) -> Tensor:
@@ -105,7 +110,7 @@ def train_step(model: Gpt, optimizer: torch.optim.Optimizer, tokens: Tensor) -> 
     for microbatch in tokens:
         logits = model(microbatch[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), microbatch[:, 1:].flatten())
-        (loss / len(tokens)).backward()
+        torch.autograd.backward(loss / len(tokens))
         losses.append(loss.item())
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -127,41 +132,40 @@ def run(connection: Connection, planned: bool, steps: int, device: str) -> None:
     model = Gpt(c).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    with stalloc.profile(model) if planned else _Nothing() as prof:
-        losses = []
-        for step in range(PROFILED_STEPS):
-            losses.append(train_step(model, optimizer, batch(c, step, device)))
-            prof.step()
-    plan = prof.plan() if planned else None
-    if plan is not None:
+    losses: list[list[float]] = []
+
+    def steps_from(first: int, count: int) -> Iterator[None]:
+        for step in range(first, first + count):
+            tokens = batch(c, step, device)
+            losses.append(train_step(model, optimizer, tokens))
+            stalloc.step()
+            del tokens
+            yield
+
+    plan = None
+    if planned:
+        with stalloc.profile(model) as prof:
+            for _ in steps_from(0, PROFILED_STEPS):
+                ...
+        plan = prof.plan()
         stalloc.enable(plan)
+    else:
+        for _ in steps_from(0, PROFILED_STEPS):
+            ...
 
     seconds = []
-    for step in range(PROFILED_STEPS, PROFILED_STEPS + steps):
+    remaining = steps_from(PROFILED_STEPS, steps)
+    for _ in range(steps):
         connection.send("ready")
         connection.recv()
-        tokens = batch(c, step, device)
         start = time.perf_counter()
-        losses.append(train_step(model, optimizer, tokens))
-        stalloc.step()
+        next(remaining)
         seconds.append(time.perf_counter() - start)
-        del tokens
     report: dict[str, Any] = {"losses": losses, "weights": digest(model), "seconds": seconds}
     if plan is not None:
         report |= {"pool": plan.pool, "bound": plan.bound, "gap": plan.gap}
         report["stats"] = stalloc.memory_stats()
     connection.send(report)
-
-
-class _Nothing:
-    """Stands where the profile is, in the run without one."""
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def step(self) -> None: ...
 
 
 def take_turns(steps: int, device: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The devices that stalloc serves, and the compiled module that puts it behind torch's allocators."""
+"""The devices that stalloc serves, and the compiled module that puts it behind torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _load() -> _TorchModule:
             f"stalloc's torch module does not load with torch {running} ({e}); {remedy}"
         ) from e
     module = cast("_TorchModule", _torch)
-    if module.TORCH_VERSION != running:
+    if running != module.TORCH_VERSION:
         raise StallocError(
             f"stalloc was built against torch {module.TORCH_VERSION} and torch {running} is "
             f"running; {remedy}"

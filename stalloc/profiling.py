@@ -85,7 +85,8 @@ class Profile:
     def step(self) -> None:
         """Marks the end of an iteration.
 
-        When it is never called, an iteration ends with the first forward after the optimizer's step.
+        When it is never called, an iteration ends with the first forward after the optimizer's
+        step.
         """
         self._hooks.end_iteration()
 
@@ -108,7 +109,9 @@ class Profile:
             StallocError: While recording goes on.
         """
         if self._trace is None:
-            raise StallocError("the trace is complete when the `with stalloc.profile(...)` block ends")
+            raise StallocError(
+                "the trace is complete when the `with stalloc.profile(...)` block ends"
+            )
         return self._trace
 
     def plan(
@@ -127,10 +130,10 @@ class Profile:
         return self.trace.plan(algorithm=algorithm, alignment=alignment, time_limit=time_limit)
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if self._iterations is not None:
-            if self._adapter.runtime.recorded_iterations >= self._iterations:
-                self.stop()
-                return
+        recorded = self._adapter.runtime.recorded_iterations
+        if self._iterations is not None and recorded >= self._iterations:
+            self.stop()
+            return
         if self.model is None:
             self.model = module
         self._inputs.add(input_signature(args, kwargs))

@@ -86,9 +86,10 @@ def enable(
         plan: A plan, or the path of its file.
         model: The module whose training forward begins a microbatch. None takes the
             outermost module that is called first.
-        strict: Whether a plan that does not fit this run (another model, other input shapes, another
-            torch) raises PlanError; else it is refused with a warning and the run goes on unplanned.
-            The model and the shapes are known at the first training forward at the latest.
+        strict: Whether a plan that does not fit this run (another model, other input shapes,
+            another torch) raises PlanError; else it is refused with a warning and the run goes on
+            unplanned. The model and the shapes are known at the first training forward at the
+            latest.
 
     Returns:
         A context manager that disables the plan at its end. It need not be used as one.
@@ -181,8 +182,8 @@ def _environment_mismatch(plan: Plan) -> str | None:
     profiled = plan.info.get("torch", "")
     if profiled and profiled != torch.__version__:
         return (
-            f"it was profiled under torch {profiled} and this is {torch.__version__}, whose requests "
-            "may differ; profile again"
+            f"it was profiled under torch {profiled} and this is {torch.__version__}, whose "
+            "requests may differ; profile again"
         )
     return None
 

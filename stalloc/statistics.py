@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from stalloc import _core
 from stalloc.session import current_session
@@ -41,12 +41,12 @@ def memory_stats(device: str = "cpu") -> MemoryStats:
     counts = _core.runtime(device).statistics()
     asked = counts["hits"] + counts["misses"]
     reserved = counts["peak_reserved"]
-    return MemoryStats(  # type: ignore[typeddict-item]
-        enabled=current_session() is not None,
-        hit_rate=counts["hits"] / asked if asked else 1.0,
-        efficiency=counts["peak_allocated"] / reserved if reserved else 1.0,
-        **counts,
-    )
+    derived = {
+        "enabled": current_session() is not None,
+        "hit_rate": counts["hits"] / asked if asked else 1.0,
+        "efficiency": counts["peak_allocated"] / reserved if reserved else 1.0,
+    }
+    return cast("MemoryStats", counts | derived)
 
 
 def reset_peak_memory_stats(device: str = "cpu") -> None:
@@ -82,7 +82,9 @@ def memory_summary(device: str = "cpu") -> str:
         row("reserved", size(s["reserved"]), size(s["peak_reserved"])),
         row("  planned pool", size(s["pool"] if s["enabled"] else 0), size(s["pool"])),
         row("  fallback", size(s["fallback_reserved"]), ""),
-        row("fallback allocated", size(s["fallback_allocated"]), size(s["peak_fallback_allocated"])),
+        row(
+            "fallback allocated", size(s["fallback_allocated"]), size(s["peak_fallback_allocated"])
+        ),
         row("efficiency", "", f"{s['efficiency']:.4f}"),
         rule,
         row("requests", "count", "share"),

@@ -4,7 +4,8 @@ A rank holds `chunks` model chunks of some transformer layers each and runs `mic
 them under the 1F1B schedule, interleaved where there is more than one chunk. Every layer saves
 activations for its backward pass and uses transients in both directions; with recomputation it
 saves its input only and runs its forward again inside its backward. With varying lengths every
-microbatch has a sequence length of its own. Weights, gradients and optimizer states live throughout.
+microbatch has a sequence length of its own. Weights, gradients and optimizer states live
+throughout.
 
 The shapes follow what Megatron-LM allocates for a GPT layer; the generator is deterministic.
 """

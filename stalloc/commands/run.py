@@ -27,10 +27,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "run",
         help="profile a training script, or run it under its plan",
-        description="Runs a Python script, or a module with -m, unchanged: with --profile its first "
-        "iterations are recorded and planned, with --plan it is served from that plan. An iteration "
-        "ends with the optimizer's step, unless the script calls stalloc.step(). Under torchrun "
-        "each rank has files of its own.",
+        description="Runs a Python script, or a module with -m, unchanged: with --profile its "
+        "first iterations are recorded and planned, with --plan it is served from that plan. An "
+        "iteration ends with the optimizer's step, unless the script calls stalloc.step(). Under "
+        "torchrun each rank has files of its own.",
         epilog="Exit codes: the script's own; 1 also when there is nothing to plan or the plan "
         "cannot be read; 2 wrong usage.",
     )
@@ -86,8 +86,15 @@ def _profile(args: argparse.Namespace) -> int:
     plan.save(plan_file, overwrite=args.force)
     complete = len(trace.iterations) - 1
     if args.json:
-        report = {"mode": "profile", "trace": str(trace_file), "plan": str(plan_file)}
-        print_json(report | {"iterations": complete} | plan.summary())
+        print_json(
+            {
+                "mode": "profile",
+                "trace": str(trace_file),
+                "plan": str(plan_file),
+                "iterations": complete,
+                **plan.summary(),
+            }
+        )
     else:
         module = "-m " if args.module else ""
         rest = shlex.join([args.script, *args.arguments])
@@ -104,7 +111,7 @@ def _planned(args: argparse.Namespace) -> int:
     stats = stalloc.memory_stats()
     stalloc.disable()
     if args.json:
-        print_json({"mode": "plan"} | dict(stats))
+        print_json({"mode": "plan", **stats})
     else:
         _say(
             f"{stats['iterations']} iterations, hit rate {100 * stats['hit_rate']:.2f} %, "

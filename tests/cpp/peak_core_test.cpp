@@ -71,7 +71,8 @@ Problem two_peaks() {
   peak(140);
   for (int k = 0; k < 1000; ++k) {
     const Tick lower = draw(200);
-    problem.buffers.push_back({.size = 1 + draw(100), .lower = lower, .upper = lower + 1 + draw(20)});
+    problem.buffers.push_back(
+        {.size = 1 + draw(100), .lower = lower, .upper = lower + 1 + draw(20)});
   }
   return problem;
 }

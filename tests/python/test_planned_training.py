@@ -161,7 +161,9 @@ _kept: list[torch.Tensor] = []
 
 
 def kept_tensors(t: Trainer) -> None:
-    handle = t.model.blocks[1].mlp.register_forward_hook(lambda m, a, out: _kept.append(out.detach()))
+    handle = t.model.blocks[1].mlp.register_forward_hook(
+        lambda m, a, out: _kept.append(out.detach())
+    )
     t.step()
     handle.remove()
     t.step()

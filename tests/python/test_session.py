@@ -133,9 +133,14 @@ def test_a_profile_without_an_iteration_says_so() -> None:
 @isolated
 def test_an_exception_in_the_profiled_block_leaves_torch_as_it_was() -> None:
     _, trainer = twins()
-    with pytest.raises(ZeroDivisionError), stalloc.profile(trainer.model):
-        trainer.step()
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with stalloc.profile(trainer.model):
+            trainer.step()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert not _core.runtime("cpu").recording
     profiled_plan(trainer)
 
