@@ -13,6 +13,7 @@
 #include "plan/decompose.h"
 #include "plan/exact_planner.h"
 #include "plan/greedy.h"
+#include "plan/peak_core.h"
 #include "plan/race.h"
 #include "plan/timeline.h"
 #include "plan/validator.h"
@@ -174,33 +175,51 @@ class Solver {
                                 Fit::kFirst, b, &limit);
                           }});
     }
+    std::vector<Attempt> more;
     for (const GreedyPlanner& greedy : greedy_planners()) {
-      attempts.push_back(
+      std::vector<Attempt>& list =
+          &greedy - greedy_planners().data() < kFirstGreedy ? attempts : more;
+      list.push_back(
           {std::string(greedy.name()), [&](const Budget& b, const std::atomic<Bytes>& limit) {
              return greedy.attempt(problem, timeline, b, &limit);
            }});
     }
-    Winner winner;
-    race(attempts, threads_, budget, winner);
     Budget enough = budget;
     enough.target = std::max(budget.target, capacity);
+    Winner winner;
+    race(attempts, threads_, budget, winner);
     Bytes bound = 0;
-    if (problem.buffers.size() <= kSearchable) {
-      // Looks for what greed cannot find, and for the proof that there is nothing more to find.
-      const Layout start = winner.layout;
-      race({{"exact",
-             [&](const Budget& b, const std::atomic<Bytes>& limit) -> std::optional<Layout> {
-               Minimum minimum = minimise_height(problem, start, options_.search_steps, b);
-               bound = minimum.bound;
-               if (minimum.layout.height >= limit) return std::nullopt;
-               return std::move(minimum.layout);
-             }}},
-           1, enough, winner);
-    }
+    const bool is_small = problem.buffers.size() <= kSearchable;
+    if (is_small) search("exact", minimise_height, problem, kFirstSteps, enough, winner, bound);
+    search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
+    enough.target = std::max(enough.target, bound);
+    race(more, threads_, enough, winner);
+    if (is_small) search("exact", minimise_height, problem, kAllSteps, enough, winner, bound);
+    search("peak-core", solve_peak_core, problem, kAllSteps, enough, winner, bound);
     return {std::move(winner.layout), std::move(winner.name), bound};
   }
 
-  static constexpr std::size_t kSearchable = 2000;  // buffers: there is no hope above
+  // Looks for what greed cannot find, and for the proof that there is nothing more to find: raises
+  // `bound` where it can.
+  template <typename Minimise>
+  void search(std::string name, Minimise minimise, const Problem& problem, std::int64_t steps,
+              Budget budget, Winner& winner, Bytes& bound) const {
+    budget.target = std::max(budget.target, bound);
+    const Layout start = winner.layout;
+    race({{std::move(name),
+           [&](const Budget& b, const std::atomic<Bytes>& limit) -> std::optional<Layout> {
+             Minimum minimum = minimise(problem, start, std::min(steps, options_.search_steps), b);
+             bound = std::max(bound, minimum.bound);
+             if (minimum.layout.height >= limit) return std::nullopt;
+             return std::move(minimum.layout);
+           }}},
+         1, budget, winner);
+  }
+
+  static constexpr std::ptrdiff_t kFirstGreedy = 7;  // planners of which one mostly meets the bound
+  static constexpr std::size_t kSearchable = 2000;   // buffers: there is no hope above
+  static constexpr std::int64_t kFirstSteps = 20'000;
+  static constexpr std::int64_t kAllSteps = std::numeric_limits<std::int64_t>::max();
 
   const PortfolioOptions& options_;
   const Budget& budget_;
