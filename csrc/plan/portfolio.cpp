@@ -195,7 +195,6 @@ class Solver {
     enough.target = std::max(enough.target, bound);
     race(more, threads_, enough, winner);
     if (is_small) search("exact", minimise_height, problem, kAllSteps, enough, winner, bound);
-    search("peak-core", solve_peak_core, problem, kAllSteps, enough, winner, bound);
     return {std::move(winner.layout), std::move(winner.name), bound};
   }
 
