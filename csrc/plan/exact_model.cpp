@@ -64,8 +64,9 @@ ExactModel::ExactModel(const Problem& problem) {
     fixed.push_back(at == kUnplaced ? -1 : at / unit);
     highest_fixed = std::max(highest_fixed, fixed.back());
   }
-  find_twins();
   total += highest_fixed;
+  if (original.size() > kMaxBuffers) return;
+  find_twins();
 
   member_begin.assign(static_cast<std::size_t>(moments) + 1, 0);
   std::vector<std::vector<int>> begins(moments);

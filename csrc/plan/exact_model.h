@@ -7,7 +7,7 @@
 //   buffer a   [-----------)                  first 0, count 2
 //   buffer b   ------)           [-----       first 3, count 2: round the circle
 //
-// Cost: O(n^2) time and memory where all buffers are live at once; kMaxConflicts caps it.
+// Cost: O(n^2) time and memory where all buffers are live at once, within the caps.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,11 @@ namespace stalloc {
 using Units = std::int64_t;  // sizes and offsets, in units of ExactModel::unit bytes
 
 struct ExactModel {
-  static constexpr std::size_t kMaxConflicts = std::size_t{1} << 25;
+  static constexpr std::size_t kMaxConflicts = std::size_t{1} << 24;
+  static constexpr std::size_t kMaxBuffers = std::size_t{1} << 13;  // the search recurses as deep
 
   // `problem` has passed check(); its streams are ignored. Buffers without size or lifetime are
-  // left out. `fits()` is false, and nothing else set, when there are more conflicts than the cap.
+  // left out. `fits()` is false, and nothing else set, when the problem is over a cap.
   explicit ExactModel(const Problem& problem);
 
   bool fits() const { return fits_; }

@@ -29,8 +29,8 @@ Layout greedy_layout(const Problem& problem, const Budget& budget) {
 
 }  // namespace
 
-// Tries the bound first (it is often met, and nothing is easier to prove), then heights between it
-// and the best layout, each with a limited number of nodes; then all over again with more.
+// Tries the bound first: it is often met. Then halves what lies between it and the best layout, as
+// far as a limited number of nodes carries; then all over again with more of them.
 Minimum minimise_height(const Problem& problem, const Layout& start, std::int64_t nodes,
                         const Budget& budget) {
   Minimum result{start, 0};
@@ -39,28 +39,25 @@ Minimum minimise_height(const Problem& problem, const Layout& start, std::int64_
   if (!model.fits()) return result;
   const auto goal = [&] { return std::max(result.bound, budget.target); };
   ExactSearch search(model);
-  for (std::int64_t step = kFirstNodes;; step *= 2) {
-    Bytes apart = 0;  // of the next height to try from the bound
-    while (result.layout.height > goal()) {
+  for (std::int64_t step = kFirstNodes; result.layout.height > goal(); step *= 2) {
+    Units low = goal() / model.unit;
+    Units high = (result.layout.height - 1) / model.unit;
+    for (Units height = low; low <= high; height = low + (high - low) / 2) {
       if (budget.expired() || search.nodes() >= nodes) return result;
-      const Bytes highest = result.layout.height - model.unit;
-      const Bytes span = highest - std::min(goal(), highest);
-      const Bytes height = highest - span + std::min(apart, span);
       const std::int64_t left = std::min(step, nodes - search.nodes());
-      const Verdict verdict = search.run(height / model.unit - model.base, left, budget);
+      const Verdict verdict = search.run(height - model.base, left, budget);
       if (verdict == Verdict::kFound) {
         result.layout = model.layout(problem, search.offsets());
-        continue;
+        high = (result.layout.height - 1) / model.unit;
+      } else if (verdict == Verdict::kInfeasible) {
+        result.bound = std::max(result.bound, (height + 1) * model.unit);
       }
-      if (verdict == Verdict::kInfeasible) {
-        result.bound = std::max(result.bound, (height / model.unit + 1) * model.unit);
-        continue;
-      }
-      if (height == highest) break;
-      apart = apart > span / 4 ? span : std::max({4 * apart, span / 64, model.unit});
+      if (verdict == Verdict::kUnknown) low = height + 1;
+      low = std::max(low, goal() / model.unit);
+      if (result.layout.height <= goal()) break;
     }
-    if (result.layout.height <= goal()) return result;
   }
+  return result;
 }
 
 Layout ExactPlanner::plan(const Problem& problem, const Budget& budget) const {

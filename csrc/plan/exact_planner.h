@@ -2,7 +2,7 @@
 //
 // For up to some hundreds of buffers, and for any number of those that fall apart in time. Linear
 // and circular time, fixed offsets: all are searched exactly. What is too large to be searched
-// (ExactModel::kMaxConflicts) keeps the greedy layout.
+// (ExactModel::fits()) keeps the greedy layout.
 #pragma once
 
 #include <cstdint>
