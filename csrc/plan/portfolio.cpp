@@ -217,7 +217,7 @@ class Solver {
 
   static constexpr std::ptrdiff_t kFirstGreedy = 7;  // planners of which one mostly meets the bound
   static constexpr std::size_t kSearchable = 2000;   // buffers: there is no hope above
-  static constexpr std::int64_t kFirstSteps = 20'000;
+  static constexpr std::int64_t kFirstSteps = 2'000;
   static constexpr std::int64_t kAllSteps = std::numeric_limits<std::int64_t>::max();
 
   const PortfolioOptions& options_;
