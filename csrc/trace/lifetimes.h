@@ -50,6 +50,26 @@ struct ProfiledPhase {
   Tick end = 0;
 };
 
+// A dynamic request as one iteration saw it. Ticks of the trace.
+struct DynamicSighting {
+  Bytes size = 0;  // as asked
+  Tick lower = 0;
+  Tick upper = 0;  // kNever where the trace does not tell
+};
+
+// Where dynamic requests are asked for, alike in every iteration; see dynamic.h.
+struct DynamicPlace {
+  PhaseIndex phase = kNone;    // index into IterationProfile::phases
+  std::int32_t after = kNone;  // index into IterationProfile::requests, a plannable one of that
+                               // phase; kNone at the beginning of the phase
+  StreamId stream = 0;
+  Tick lower = 0;  // the window, as ProfiledRequest's lifetime
+  Tick upper = 0;
+  PhaseIndex phase_end = kNone;
+  // By compared iteration, the reference's last: what was asked for, in order.
+  std::vector<std::vector<DynamicSighting>> sightings;
+};
+
 struct IterationProfile {
   std::int32_t iteration = kNone;  // the reference, index into Trace::iterations
   std::int32_t compared = 0;       // how many other iterations it was compared with
@@ -57,6 +77,7 @@ struct IterationProfile {
   Bytes load = 0;                  // M_a of the reference: largest sum of live bytes, as requested
   std::vector<ProfiledPhase> phases;
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
+  std::vector<DynamicPlace> places;       // by phase, then by `after`, then by stream
 
   // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase, and
   // of the training thread, whose requests alone come in an order that can be followed.

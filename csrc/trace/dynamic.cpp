@@ -1,0 +1,174 @@
+// Where a window begins and ends, and why that is safe. Let `m` be the newest number at a birth
+// and `n` the newest at a free, m <= n when both are in one turn. The window ends with the birth of
+// number n + 1, or with the phase if that comes first, and so meets everything that was born before
+// the free.
+//
+// It begins before the birth of number m + 1, and so meets everything freed under a number above m.
+// What was freed under m itself, before or after this birth, lies between two numbers, where the
+// reference's clock cannot tell them apart: its own births and frees say where the window may begin
+// at the latest, and each plannable request that some iteration frees after the birth pulls it to
+// before its own end.
+#include "trace/dynamic.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace stalloc {
+namespace {
+
+using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
+
+struct Found {
+  std::int32_t turn = 0;
+  std::int32_t request = 0;  // within its turn
+};
+
+// Frees of plannable requests in one turn, in order.
+struct Free {
+  Tick tick = 0;
+  Tick upper = 0;  // of its planned lifetime, since that turn began
+};
+
+class Places {
+ public:
+  Places(const Counterparts& all, const IterationProfile& profile)
+      : all_(all), profile_(profile), first_(all.first_compared()), last_(all.reference()) {}
+
+  std::vector<DynamicPlace> run() {
+    for (std::int32_t t = first_; t <= last_; ++t) {
+      collect(t);
+      frees_.push_back(frees_in(t));
+    }
+    std::vector<DynamicPlace> places;
+    for (const auto& [key, found] : found_) {
+      DynamicPlace place = make_place(key, found);
+      if (place.upper != kNone) places.push_back(std::move(place));
+    }
+    return places;
+  }
+
+ private:
+  bool is_dynamic(std::int32_t t, std::int32_t index) const {
+    const std::int32_t number = all_.number_in(t, index);
+    return number == kNone || profile_.requests[all_.request_of(number)].dynamic;
+  }
+
+  // Where each dynamic request of iteration `t` belongs.
+  void collect(std::int32_t t) {
+    std::map<PhaseIndex, std::int32_t> newest;  // plannable request by the profile's phase
+    PhaseIndex span = kNone;
+    PhaseIndex phase = kNone;
+    for (std::int32_t index = 0; index < all_.turn(t).count; ++index) {
+      const Request& r = all_.request(t, index);
+      if (r.thread != 0) continue;
+      if (r.phase_begin != span) {
+        span = r.phase_begin;
+        const PhaseKey& key = all_.trace().phases[span].key;
+        phase = key.kind == PhaseKind::kUnplanned ? kNone : all_.phases().find(key);
+      }
+      if (phase == kNone) continue;
+      if (is_dynamic(t, index)) {
+        const auto it = newest.find(phase);
+        found_[{phase, it == newest.end() ? kNone : it->second, r.stream}].push_back({t, index});
+      } else {
+        const std::int32_t i = all_.request_of(all_.number_in(t, index));
+        if (profile_.is_plannable(profile_.requests[i])) newest[phase] = i;
+      }
+    }
+  }
+
+  std::vector<Free> frees_in(std::int32_t t) const {
+    std::vector<Free> frees;
+    for (std::int32_t born = std::max(t - 1, first_); born <= t; ++born) {
+      const Tick turns = t - born;
+      for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
+        const ProfiledRequest& planned = profile_.requests[i];
+        if (!profile_.is_plannable(planned)) continue;
+        const Request& r = all_.request(born, all_.match(born, static_cast<std::int32_t>(i)));
+        if (r.upper < all_.turn(t).begin || r.upper >= all_.turn(t).end) continue;
+        frees.push_back({r.upper, planned.upper - turns * profile_.period});
+      }
+    }
+    std::ranges::sort(frees, {}, &Free::tick);
+    return frees;
+  }
+
+  // The last tick of the reference at which the window may begin, for a first birth in `t`.
+  Tick beginning(std::int32_t t, std::int32_t index) const {
+    const Request& r = all_.request(t, index);
+    const std::int32_t newest = all_.newest_before(t, r.lower);
+    Tick result = all_.latest(newest, r.phase_begin) - 1;
+    if (t == last_) result = std::min(result, all_.birth(index));
+    const std::vector<Free>& frees = frees_[t - first_];
+    for (auto it = std::ranges::upper_bound(frees, r.lower, {}, &Free::tick);
+         it != frees.end() && all_.newest_before(t, it->tick) == newest; ++it) {
+      result = std::min(result, it->upper - 1);
+    }
+    return result;
+  }
+
+  struct End {
+    Tick upper = kNone;            // since the turn of the birth began; kNone: longer than can be told
+    PhaseIndex phase_end = kNone;  // the profile's
+  };
+
+  End end_of(std::int32_t t, const Request& r) const {
+    const std::int32_t turns = r.upper < all_.turn(t).end ? 0 : 1;
+    const std::int32_t freed_in = t + turns;
+    if (freed_in > last_ || r.upper >= all_.turn(freed_in).end) return {};
+    const Tick tick = all_.latest(all_.newest_before(freed_in, r.upper), r.phase_end);
+    return {tick + turns * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
+  }
+
+  // Without `upper` when none of its requests can be served.
+  DynamicPlace make_place(const Key& key, const std::vector<Found>& found) const {
+    DynamicPlace place;
+    std::tie(place.phase, place.after, place.stream) = key;
+    place.lower = profile_.period;
+    place.upper = kNone;
+    place.sightings.resize(static_cast<std::size_t>(last_ - first_ + 1));
+    std::int32_t turn = kNone;
+    for (const auto& [t, index] : found) {
+      if (t != turn) place.lower = std::min(place.lower, beginning(t, index));
+      turn = t;
+    }
+    for (const auto& [t, index] : found) {
+      const End end = end_of(t, all_.request(t, index));
+      if (end.upper - place.lower > profile_.period || end.upper <= place.upper) continue;
+      place.upper = end.upper;
+      place.phase_end = end.phase_end;
+    }
+    if (place.upper == kNone) return place;
+    for (const auto& [t, index] : found) {
+      const Request& r = all_.request(t, index);
+      const End end = end_of(t, r);
+      const bool passes_last = t == last_ && r.upper >= all_.turn(t).end;
+      // The reference's own may be taken to end where the others' did.
+      const bool wraps = passes_last && place.upper > profile_.period;
+      if (!wraps && (end.upper == kNone || end.upper > place.upper)) continue;
+      place.sightings[t - first_].push_back({r.size, r.lower, wraps ? kNever : r.upper});
+    }
+    if (place.lower < 0) {
+      place.lower += profile_.period;
+      place.upper += profile_.period;
+    }
+    return place;
+  }
+
+  const Counterparts& all_;
+  const IterationProfile& profile_;
+  std::int32_t first_;
+  std::int32_t last_;
+  std::map<Key, std::vector<Found>> found_;
+  std::vector<std::vector<Free>> frees_;  // by turn
+};
+
+}  // namespace
+
+std::vector<DynamicPlace> dynamic_places(const Counterparts& all, const IterationProfile& profile) {
+  return Places(all, profile).run();
+}
+
+}  // namespace stalloc

@@ -1,0 +1,28 @@
+// Dynamic requests by their place among the static ones: what a HomoLayer group is in the paper
+// (section 5.2), with places for layers.
+//
+// Nobody can tell which dynamic request of one iteration is which of another, and nobody needs to.
+// Dynamic are those that are tagged and those without a counterpart; each is told by the newest
+// plannable request of its phase before it, and freed before some numbered one is born. The window
+// of a place, from its first birth to its last free in any iteration, is all that a plan needs.
+#pragma once
+
+#include <vector>
+
+#include "trace/counterparts.h"
+#include "trace/lifetimes.h"
+
+namespace stalloc {
+
+// The places of every compared iteration's dynamic requests that are asked for by the training
+// thread in a planned phase that the reference has. Requests that live longer than a turn, or
+// perhaps so, belong to none. `profile` is what `all` makes of its requests.
+//
+// Windows are safe to plan with: where a dynamic request and a plannable one, or two dynamic
+// requests of different places, were alive together in any compared iteration, window and lifetime
+// overlap, on the circle.
+//
+// O(n log n) for each iteration.
+std::vector<DynamicPlace> dynamic_places(const Counterparts& all, const IterationProfile& profile);
+
+}  // namespace stalloc
