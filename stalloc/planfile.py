@@ -5,14 +5,14 @@ The module is not called `plan`, as that is the name of the function that makes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 
 from stalloc import _core
 from stalloc.files import write_file
-from stalloc.tables import Decisions, Phases
+from stalloc.tables import Decisions, Groups, Phases, Reusable
 
 DEFAULT_ALIGNMENT = 512
 """Bytes; what CUDA's allocators give."""
@@ -124,6 +124,40 @@ class Plan:
         """Every address, by phase, then in order."""
         return Decisions(**self._core.decisions())
 
+    @cached_property
+    def groups(self) -> Groups:
+        """The dynamic requests by their place among the decisions, and the regions kept for them."""
+        return Groups(**self._core.groups())
+
+    @cached_property
+    def reusable(self) -> Reusable:
+        """What the plan leaves idle through the window of each group."""
+        return Reusable(**self._core.reusable())
+
+    @property
+    def dynamic(self) -> list[str]:
+        """Patterns of the modules whose requests are dynamic."""
+        return self._core.dynamic
+
+    @dynamic.setter
+    def dynamic(self, value: Iterable[str]) -> None:
+        self._core.dynamic = list(value)
+
+    @property
+    def headroom(self) -> int:
+        """How much larger the regions are than the profile needed, in per cent."""
+        return self._core.headroom
+
+    @property
+    def headroom_cost(self) -> int:
+        """Bytes that the head room adds to the bound."""
+        return self._core.headroom_cost
+
+    @property
+    def headroom_saves(self) -> int:
+        """Bytes fewer that fell back at the peak, when iterations were replayed on each other."""
+        return self._core.headroom_saves
+
     def check(self) -> None:
         """Validates the plan by itself; what is made or loaded has been.
 
@@ -137,6 +171,11 @@ class Plan:
         return {
             "decisions": len(self.decisions),
             "phases": len(self.phases),
+            "groups": len(self.groups),
+            "region_bytes": int(self.groups.size.sum()),
+            "headroom": self.headroom,
+            "headroom_cost": self.headroom_cost,
+            "headroom_saves": self.headroom_saves,
             "pool": self.pool,
             "bound": self.bound,
             "gap": self.gap,

@@ -191,3 +191,49 @@ class Decisions:
 
     def __len__(self) -> int:
         return len(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A plan's groups of dynamic requests: by `phase`, then by `after`, then by `stream`.
+
+    Attributes:
+        phase: Where they are allocated: row of the plan's phases.
+        after: Row of the plan's decisions that they come after; -1 at the phase's beginning.
+        size: Bytes of the region that is kept for them; 0 for none.
+        offset: Of the region, in bytes from the start of the pool.
+        lower: First tick of the window in which they live.
+        upper: Its end; past the period it lies in the next iteration.
+        phase_end: Where the last is freed; -1 in an unplanned phase.
+        stream: Ordinal of the stream.
+    """
+
+    phase: Int32s
+    after: Int32s
+    size: Int64s
+    offset: Int64s
+    lower: Int64s
+    upper: Int64s
+    phase_end: Int32s
+    stream: Int32s
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Reusable:
+    """Addresses that a plan leaves idle through the window of a group, by group and ascending.
+
+    Attributes:
+        group: Row of the plan's groups.
+        begin: Bytes from the start of the pool.
+        end: One past the last byte.
+    """
+
+    group: Int32s
+    begin: Int64s
+    end: Int64s
+
+    def __len__(self) -> int:
+        return len(self.group)

@@ -197,8 +197,11 @@ class Trace:
         alignment: int = DEFAULT_ALIGNMENT,
         time_limit: float = DEFAULT_TIME_LIMIT,
         progress: bool | Progress = False,
+        *,
+        regions: bool = True,
+        dynamic: bool = True,
     ) -> Plan:
-        """Gives every static request of an iteration an address.
+        """Gives every static request of an iteration an address, and dynamic ones their space.
 
         Other threads run meanwhile. Ctrl-C ends it.
 
@@ -209,13 +212,18 @@ class Trace:
             progress: True shows a bar on stderr once planning takes longer than a second. A
                 function is called with the fraction done, from any thread; when it returns False,
                 the best plan so far is taken.
+            regions: Whether to keep regions for the dynamic requests that are expected, besides
+                what the static ones leave idle.
+            dynamic: Whether to plan for dynamic requests at all.
 
         Raises:
             TraceError: The trace is inconsistent, or holds no complete iteration.
             PlanError: There is no such planner, or the options make no sense.
         """
         with shown(progress) as report:
-            return Plan(self._core.plan(algorithm or "", alignment, time_limit, report))
+            return Plan(
+                self._core.plan(algorithm or "", alignment, time_limit, regions, dynamic, report)
+            )
 
     def __repr__(self) -> str:
         iterations = max(0, len(self.iterations) - 1)

@@ -89,8 +89,8 @@ py::dict profiled_requests_of(const py::object& self) {
 }
 
 Plan plan_of(const Trace& trace, const std::string& algorithm, Bytes alignment, double time_limit,
-             const py::object& progress) {
-  const PlanOptions options{algorithm, alignment, time_limit};
+             bool regions, bool dynamic, const py::object& progress) {
+  const PlanOptions options{algorithm, alignment, time_limit, regions, dynamic};
   return run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& report) {
     Plan plan = make_plan(profile_iteration(trace), options, cancel, report);
     plan.info = trace.info;
@@ -149,7 +149,7 @@ void bind_trace(py::module_& m) {
           [](const Trace& t) { return std::make_shared<IterationProfile>(profile_iteration(t)); },
           ReleaseGil())
       .def("plan", &plan_of, py::arg("algorithm"), py::arg("alignment"), py::arg("time_limit"),
-           py::arg("progress"));
+           py::arg("regions"), py::arg("dynamic"), py::arg("progress"));
 }
 
 }  // namespace stalloc

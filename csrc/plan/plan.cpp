@@ -7,7 +7,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/idle_validator.h"
 #include "plan/portfolio.h"
+#include "plan/regions.h"
+#include "plan/reusable.h"
 #include "plan/validator.h"
 
 namespace stalloc {
@@ -48,12 +51,12 @@ std::pair<std::vector<ProfiledPhase>, std::vector<PhaseIndex>> planned_phases(
   return {std::move(phases), std::move(index)};
 }
 
-// What the plan's decisions answer.
+// What the plan's decisions answer, and after them its groups' regions.
 Problem problem_of(const Plan& plan) {
   Problem problem;
   problem.period = plan.period;
   problem.alignment = plan.alignment;
-  problem.buffers.reserve(plan.decisions.size());
+  problem.buffers.reserve(plan.decisions.size() + plan.groups.size());
   for (const Decision& d : plan.decisions) {
     problem.buffers.push_back({.size = d.size,
                                .lower = d.lower,
@@ -62,7 +65,24 @@ Problem problem_of(const Plan& plan) {
                                .phase_begin = d.phase,
                                .phase_end = d.phase_end});
   }
+  for (const DynamicGroup& g : plan.groups) {
+    problem.buffers.push_back({.size = g.size,
+                               .lower = g.lower,
+                               .upper = g.upper,
+                               .stream = g.stream,
+                               .phase_begin = g.phase,
+                               .phase_end = g.phase_end});
+  }
   return problem;
+}
+
+Layout layout_of(const Plan& plan) {
+  Layout layout;
+  layout.height = plan.pool;
+  layout.offsets.reserve(plan.decisions.size() + plan.groups.size());
+  for (const Decision& d : plan.decisions) layout.offsets.push_back(d.offset);
+  for (const DynamicGroup& g : plan.groups) layout.offsets.push_back(g.offset);
+  return layout;
 }
 
 void check_phases(const Plan& plan) {
@@ -84,31 +104,147 @@ void check_phases(const Plan& plan) {
   }
 }
 
-void check_decisions(const Plan& plan) {
+// Of a decision or a group.
+void check_lifetime(const Plan& plan, const auto& d, std::string_view table, std::size_t row) {
   const auto phases = static_cast<PhaseIndex>(plan.phases.size());
+  if (d.phase < 0 || d.phase >= phases || d.phase_end < kNone || d.phase_end >= phases) {
+    throw PlanError(named(table, row) + "lives from phase " + std::to_string(d.phase) + " to " +
+                    std::to_string(d.phase_end) + ", but there are " + std::to_string(phases) +
+                    " phases");
+  }
+  if (d.stream < 0) throw PlanError(named(table, row) + "a negative stream");
+  if (d.lower < 0 || d.lower >= plan.period || d.upper <= d.lower ||
+      d.upper - d.lower > plan.period) {
+    throw PlanError(named(table, row) + "lives from tick " + std::to_string(d.lower) + " to " +
+                    std::to_string(d.upper) + ", which an iteration of " +
+                    std::to_string(plan.period) + " ticks cannot hold");
+  }
+}
+
+void check_decisions(const Plan& plan) {
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     const Decision& d = plan.decisions[i];
     if (d.size <= 0) {
       throw PlanError(named("decisions", i) + "a size of " + std::to_string(d.size) +
                       " bytes is not positive");
     }
-    if (d.phase < 0 || d.phase >= phases || d.phase_end < kNone || d.phase_end >= phases) {
-      throw PlanError(named("decisions", i) + "lives from phase " + std::to_string(d.phase) +
-                      " to " + std::to_string(d.phase_end) + ", but there are " +
-                      std::to_string(phases) + " phases");
-    }
-    if (d.stream < 0) throw PlanError(named("decisions", i) + "a negative stream");
-    if (d.lower < 0 || d.lower >= plan.period || d.upper <= d.lower ||
-        d.upper - d.lower > plan.period) {
-      throw PlanError(named("decisions", i) + "lives from tick " + std::to_string(d.lower) +
-                      " to " + std::to_string(d.upper) + ", which an iteration of " +
-                      std::to_string(plan.period) + " ticks cannot hold");
-    }
+    check_lifetime(plan, d, "decisions", i);
     if (i == 0) continue;
     const Decision& before = plan.decisions[i - 1];
     if (std::pair{before.phase, before.lower} >= std::pair{d.phase, d.lower}) {
       throw PlanError(named("decisions", i) + "out of order: they go by phase, then by tick");
     }
+  }
+}
+
+void check_reusable(const Plan& plan, std::size_t row) {
+  Offset last = kNone;  // where the range before it ends
+  for (const auto& [begin, end] : plan.groups[row].reusable) {
+    if (begin <= last || end <= begin || end > plan.pool || begin % plan.alignment != 0) {
+      throw PlanError(named("groups", row) + "the reusable range from " + std::to_string(begin) +
+                      " to " + std::to_string(end) +
+                      " is out of order, empty, not aligned or outside the pool");
+    }
+    last = end;
+  }
+}
+
+void check_groups(const Plan& plan) {
+  for (std::size_t i = 0; i < plan.groups.size(); ++i) {
+    const DynamicGroup& g = plan.groups[i];
+    if (g.size < 0 || g.size % plan.alignment != 0) {
+      throw PlanError(named("groups", i) + "a region of " + std::to_string(g.size) +
+                      " bytes is negative or no multiple of " + std::to_string(plan.alignment));
+    }
+    check_lifetime(plan, g, "groups", i);
+    const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
+    if (g.after < kNone || g.after >= decisions ||
+        (g.after != kNone && plan.decisions[g.after].phase != g.phase)) {
+      throw PlanError(named("groups", i) + "comes after decision " + std::to_string(g.after) +
+                      ", which is none of its phase");
+    }
+    check_reusable(plan, i);
+    if (i == 0) continue;
+    const DynamicGroup& before = plan.groups[i - 1];
+    if (std::tie(before.phase, before.after, before.stream) >=
+        std::tie(g.phase, g.after, g.stream)) {
+      throw PlanError(named("groups", i) +
+                      "out of order: they go by phase, then by decision, then by stream");
+    }
+  }
+}
+
+// That nothing lies in the reusable space.
+void check_idle(const Plan& plan, const Problem& problem, const Layout& layout) {
+  std::vector<IdleClaim> claims;
+  for (const DynamicGroup& g : plan.groups) {
+    for (const auto& [begin, end] : g.reusable) {
+      claims.push_back({begin, end, g.lower, g.upper, g.stream});
+    }
+  }
+  try {
+    validate_idle(problem, layout, claims);
+  } catch (const PlanError& error) {
+    throw PlanError("groups, reusable ranges (as claims on buffers: decisions, then groups): " +
+                    std::string(error.what()));
+  }
+}
+
+// The decisions, without offsets, and for each of the profile's requests its row or kNone.
+std::vector<std::int32_t> add_decisions(Plan& plan, const IterationProfile& profile,
+                                        const std::vector<PhaseIndex>& phase_of) {
+  std::vector<std::int32_t> requests;
+  for (std::size_t i = 0; i < profile.requests.size(); ++i) {
+    if (profile.is_plannable(profile.requests[i])) {
+      requests.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+  std::ranges::sort(requests, {}, [&](std::int32_t i) {
+    const ProfiledRequest& r = profile.requests[i];
+    return std::pair{r.phase_begin, r.lower};
+  });
+  std::vector<std::int32_t> row_of(profile.requests.size(), kNone);
+  for (const std::int32_t i : requests) {
+    const ProfiledRequest& r = profile.requests[i];
+    row_of[i] = static_cast<std::int32_t>(plan.decisions.size());
+    plan.decisions.push_back({.size = r.size,
+                              .lower = r.lower,
+                              .upper = r.upper,
+                              .phase = phase_of[r.phase_begin],
+                              .phase_end = phase_of[r.phase_end],
+                              .stream = r.stream});
+  }
+  return row_of;
+}
+
+// The groups, without offsets and reusable space.
+void add_groups(Plan& plan, const IterationProfile& profile,
+                const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of,
+                bool regions) {
+  for (const DynamicPlace& place : profile.places) {
+    DynamicGroup group;
+    group.phase = phase_of[place.phase];
+    group.after = place.after == kNone ? kNone : row_of[place.after];
+    group.lower = place.lower;
+    group.upper = place.upper;
+    group.phase_end = phase_of[place.phase_end];
+    group.stream = place.stream;
+    plan.groups.push_back(std::move(group));
+  }
+  if (!regions) return;
+  const Regions sized = size_regions(profile.places, problem_of(plan));
+  for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
+  plan.headroom = sized.headroom;
+  plan.headroom_cost = sized.cost;
+  plan.headroom_saves = sized.saves;
+}
+
+void add_reusable(Plan& plan, const Problem& problem, const Layout& layout) {
+  std::vector<Window> windows;
+  for (const DynamicGroup& g : plan.groups) windows.push_back({g.lower, g.upper, g.stream});
+  auto ranges = reusable_space(problem, layout, windows);
+  for (std::size_t i = 0; i < plan.groups.size(); ++i) {
+    plan.groups[i].reusable = std::move(ranges[i]);
   }
 }
 
@@ -124,17 +260,27 @@ void Plan::check() const {
   }
   check_phases(*this);
   check_decisions(*this);
+  check_groups(*this);
+  if (headroom < 0) throw PlanError("headroom: " + std::to_string(headroom) + " per cent");
   const Problem problem = problem_of(*this);
   problem.check();
-  Layout layout;
-  layout.height = pool;
-  layout.offsets.reserve(decisions.size());
-  for (const Decision& d : decisions) layout.offsets.push_back(d.offset);
+  const Layout layout = layout_of(*this);
   try {
     validate(problem, layout);
   } catch (const PlanError& error) {
-    throw PlanError("decisions (as buffers, by row): " + std::string(error.what()));
+    throw PlanError("decisions, then groups (as buffers, by row): " + std::string(error.what()));
   }
+  check_idle(*this, problem, layout);
+}
+
+std::vector<ReusableRow> reusable_rows(const Plan& plan) {
+  std::vector<ReusableRow> rows;
+  for (std::size_t i = 0; i < plan.groups.size(); ++i) {
+    for (const AddressRange& range : plan.groups[i].reusable) {
+      rows.push_back({static_cast<std::int32_t>(i), range});
+    }
+  }
+  return rows;
 }
 
 Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
@@ -146,22 +292,18 @@ Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
   plan.period = profile.period;
   std::vector<PhaseIndex> phase_of;
   std::tie(plan.phases, phase_of) = planned_phases(profile);
-  for (const ProfiledRequest& r : profile.requests) {
-    if (!profile.is_plannable(r)) continue;
-    plan.decisions.push_back({.size = r.size,
-                              .lower = r.lower,
-                              .upper = r.upper,
-                              .phase = phase_of[r.phase_begin],
-                              .phase_end = phase_of[r.phase_end],
-                              .stream = r.stream});
-  }
-  std::ranges::sort(plan.decisions, {},
-                    [](const Decision& d) { return std::pair{d.phase, d.lower}; });
+  const std::vector<std::int32_t> row_of = add_decisions(plan, profile, phase_of);
+  if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);
 
-  const PortfolioResult result = solve(problem_of(plan), {.algorithm = options.algorithm}, budget);
+  const Problem problem = problem_of(plan);
+  const PortfolioResult result = solve(problem, {.algorithm = options.algorithm}, budget);
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     plan.decisions[i].offset = result.layout.offsets[i];
   }
+  for (std::size_t i = 0; i < plan.groups.size(); ++i) {
+    plan.groups[i].offset = result.layout.offsets[plan.decisions.size() + i];
+  }
+  add_reusable(plan, problem, result.layout);
   plan.algorithm = result.algorithm;
   plan.optimal = result.optimal;
   plan.pool = result.layout.height;

@@ -51,7 +51,9 @@ struct DynamicGroup {
   Tick upper = 0;
   PhaseIndex phase_end = kNone;
   StreamId stream = 0;
-  std::vector<AddressRange> reusable;  // idle through the window; ascending, disjoint, not adjacent
+  // Idle through the window, the region itself left out, and never another stream's: ascending,
+  // disjoint, not adjacent.
+  std::vector<AddressRange> reusable;
 };
 
 struct Plan {
@@ -66,20 +68,36 @@ struct Plan {
   Tick period = 0;
   std::vector<ProfiledPhase> phases;  // the planned ones, in order of their beginning
   std::vector<Decision> decisions;    // by phase, then by lower
-  std::vector<DynamicGroup> groups;   // by phase, then by after; one a place and stream
+  std::vector<DynamicGroup> groups;   // by phase, then by after, then by stream
   std::vector<std::string> dynamic;   // patterns of the modules whose requests are dynamic
+  // The regions' head room over what the profile needed: in per cent, what it adds to the bound,
+  // and how much less fell back at the peak when iterations were replayed against each other.
+  std::int32_t headroom = 0;
+  Bytes headroom_cost = 0;
+  Bytes headroom_saves = 0;
 
   double gap() const { return bound > 0 ? static_cast<double>(pool) / bound - 1.0 : 0.0; }
 
   // Throws PlanError, naming the decision, unless the plan is one the runtime can follow: indices
-  // in range, ticks within the period, order as stated, and validator.h finds no overlap.
+  // in range, ticks within the period, order as stated, validator.h finds no overlap among
+  // decisions and regions, and idle_validator.h nothing in the reusable space.
   void check() const;
 };
+
+// The reusable space of all groups as one table, by group.
+struct ReusableRow {
+  std::int32_t group = kNone;  // index into Plan::groups
+  AddressRange range;
+};
+
+std::vector<ReusableRow> reusable_rows(const Plan& plan);
 
 struct PlanOptions {
   std::string algorithm = {};  // empty: the portfolio
   Bytes alignment = kDefaultAlignment;
   double time_limit = 10.0;  // seconds
+  bool regions = true;       // off: groups have only what the static requests leave idle
+  bool dynamic = true;       // off: no groups
 };
 
 // Plans one profiled iteration. The result has been validated; its `info` and `fingerprint` are the

@@ -42,6 +42,60 @@ void write_decisions(JsonWriter& out, const std::vector<Decision>& rows) {
   numbers("stream", &Decision::stream);
 }
 
+std::vector<JsonReader::Column<DynamicGroup>> group_columns(JsonReader& in) {
+  const auto number = [&in](auto DynamicGroup::* member) {
+    return [&in, member](DynamicGroup& g, Value v) {
+      g.*member = in.integer<std::remove_reference_t<decltype(g.*member)>>(v);
+    };
+  };
+  return {
+      {"phase", number(&DynamicGroup::phase)},         {"after", number(&DynamicGroup::after)},
+      {"size", number(&DynamicGroup::size)},           {"offset", number(&DynamicGroup::offset)},
+      {"lower", number(&DynamicGroup::lower)},         {"upper", number(&DynamicGroup::upper)},
+      {"phase_end", number(&DynamicGroup::phase_end)}, {"stream", number(&DynamicGroup::stream)},
+  };
+}
+
+void write_groups(JsonWriter& out, const std::vector<DynamicGroup>& rows) {
+  const auto numbers = [&](std::string_view name, auto DynamicGroup::* member) {
+    out.column(name, rows, [&](const DynamicGroup& g) { out.value(g.*member); });
+  };
+  numbers("phase", &DynamicGroup::phase);
+  numbers("after", &DynamicGroup::after);
+  numbers("size", &DynamicGroup::size);
+  numbers("offset", &DynamicGroup::offset);
+  numbers("lower", &DynamicGroup::lower);
+  numbers("upper", &DynamicGroup::upper);
+  numbers("phase_end", &DynamicGroup::phase_end);
+  numbers("stream", &DynamicGroup::stream);
+}
+
+std::vector<JsonReader::Column<ReusableRow>> reusable_columns(JsonReader& in) {
+  return {
+      {"group", [&in](ReusableRow& r, Value v) { r.group = in.integer<std::int32_t>(v); }},
+      {"begin", [&in](ReusableRow& r, Value v) { r.range.begin = in.integer<Offset>(v); }},
+      {"end", [&in](ReusableRow& r, Value v) { r.range.end = in.integer<Offset>(v); }},
+  };
+}
+
+void write_reusable(JsonWriter& out, const std::vector<ReusableRow>& rows) {
+  out.column("group", rows, [&](const ReusableRow& r) { out.value(r.group); });
+  out.column("begin", rows, [&](const ReusableRow& r) { out.value(r.range.begin); });
+  out.column("end", rows, [&](const ReusableRow& r) { out.value(r.range.end); });
+}
+
+void distribute(const std::vector<ReusableRow>& rows, std::vector<DynamicGroup>& groups) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::int32_t group = rows[i].group;
+    if (group < 0 || static_cast<std::size_t>(group) >= groups.size()) {
+      throw PlanError("reusable, row " + std::to_string(i) + ": belongs to group " +
+                      std::to_string(group) + ", but there are " + std::to_string(groups.size()) +
+                      " groups");
+    }
+    groups[group].reusable.push_back(rows[i].range);
+  }
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -58,6 +112,10 @@ std::string to_json(const Plan& plan) {
   out.entry("load", plan.load);
   out.entry("alignment", plan.alignment);
   out.entry("period", plan.period);
+  out.entry("headroom", plan.headroom);
+  out.entry("headroom_cost", plan.headroom_cost);
+  out.entry("headroom_saves", plan.headroom_saves);
+  out.column("dynamic", plan.dynamic, [&](const std::string& pattern) { out.value(pattern); });
   out.key("phases");
   out.begin_object();
   write_phase_columns(out, plan.phases);
@@ -66,35 +124,55 @@ std::string to_json(const Plan& plan) {
   out.begin_object();
   write_decisions(out, plan.decisions);
   out.end_object();
+  out.key("groups");
+  out.begin_object();
+  write_groups(out, plan.groups);
+  out.end_object();
+  out.key("reusable");
+  out.begin_object();
+  write_reusable(out, reusable_rows(plan));
+  out.end_object();
   out.end_object();
   return out.finish();
 }
 
 Plan plan_from_json(std::string_view text, std::string_view source) {
   Plan plan;
+  std::vector<ReusableRow> reusable;
   JsonReader in(text, source, raise);
   const auto number = [&](std::int64_t& target) {
     return [&](Value v) { target = in.integer<std::int64_t>(v); };
   };
-  in.document(kFormat, kVersion,
-              {
-                  {"info", [&](Value v) { plan.info = in.texts(v); }},
-                  {"fingerprint", [&](Value v) { plan.fingerprint = in.text(v); }},
-                  {"algorithm", [&](Value v) { plan.algorithm = in.text(v); }},
-                  {"optimal", [&](Value v) { plan.optimal = in.boolean(v); }},
-                  {"pool", number(plan.pool)},
-                  {"bound", number(plan.bound)},
-                  {"load", number(plan.load)},
-                  {"alignment", number(plan.alignment)},
-                  {"period", number(plan.period)},
-                  {"phases",
-                   [&](Value v) {
-                     plan.phases = in.table<ProfiledPhase>(v, phase_columns<ProfiledPhase>(in));
-                   }},
-                  {"decisions",
-                   [&](Value v) { plan.decisions = in.table<Decision>(v, decision_columns(in)); }},
-              });
+  in.document(
+      kFormat, kVersion,
+      {
+          {"info", [&](Value v) { plan.info = in.texts(v); }},
+          {"fingerprint", [&](Value v) { plan.fingerprint = in.text(v); }},
+          {"algorithm", [&](Value v) { plan.algorithm = in.text(v); }},
+          {"optimal", [&](Value v) { plan.optimal = in.boolean(v); }},
+          {"pool", number(plan.pool)},
+          {"bound", number(plan.bound)},
+          {"load", number(plan.load)},
+          {"alignment", number(plan.alignment)},
+          {"period", number(plan.period)},
+          {"headroom", [&](Value v) { plan.headroom = in.integer<std::int32_t>(v); }},
+          {"headroom_cost", number(plan.headroom_cost)},
+          {"headroom_saves", number(plan.headroom_saves)},
+          {"dynamic",
+           [&](Value v) {
+             in.array(v, [&](Value name) { plan.dynamic.push_back(in.text(name)); });
+           }},
+          {"phases",
+           [&](Value v) {
+             plan.phases = in.table<ProfiledPhase>(v, phase_columns<ProfiledPhase>(in));
+           }},
+          {"decisions",
+           [&](Value v) { plan.decisions = in.table<Decision>(v, decision_columns(in)); }},
+          {"groups", [&](Value v) { plan.groups = in.table<DynamicGroup>(v, group_columns(in)); }},
+          {"reusable", [&](Value v) { reusable = in.table<ReusableRow>(v, reusable_columns(in)); }},
+      });
   try {
+    distribute(reusable, plan.groups);
     plan.check();
   } catch (const PlanError& error) {
     throw PlanError(std::string(source) + ": " + error.what());

@@ -3,8 +3,8 @@
 // The last complete iteration is the reference. Its requests are aligned, phase by phase and thread
 // by thread, with those of the iterations before it (the first, a warm-up, is left out when there
 // are three or more). Those of the training thread that have a counterpart in all of them are
-// numbered 0, 1, 2, ... in order of allocation; the numbers are a clock that all iterations share: a
-// moment of any of them is told by the newest number allocated before it.
+// numbered 0, 1, 2, ... in order of allocation; the numbers are a clock that all iterations share:
+// a moment of any of them is told by the newest number allocated before it.
 //
 // Cost: O(n log n) for each compared iteration, and alignment.h's.
 #pragma once

@@ -110,7 +110,7 @@ class Places {
   }
 
   struct End {
-    Tick upper = kNone;            // since the turn of the birth began; kNone: longer than can be told
+    Tick upper = kNone;  // since the turn of the birth began; kNone: longer than can be told
     PhaseIndex phase_end = kNone;  // the profile's
   };
 

@@ -140,7 +140,8 @@ class Profiler {
       result.upper = tick + sighting.turn * period;
       wraps = sighting.turn > 0;
       // A tick of the reference's own is that of the free; any other is the one after it.
-      result.phase_end = all_.phases().at(sighting.tick != kNone ? tick : std::max<Tick>(tick - 1, 0));
+      result.phase_end =
+          all_.phases().at(sighting.tick != kNone ? tick : std::max<Tick>(tick - 1, 0));
       result.layer_end = sighting.layer_end;
     }
     if (wraps) {

@@ -55,7 +55,8 @@ std::string complaint(const std::function<void(Plan&)>& damage) {
 
 TEST(MakePlan, PlansWhatRepeatsAndNothingElse) {
   const IterationProfile profile = profile_iteration(training_run());
-  const Plan plan = make_plan(profile, {});
+  const Plan plan = make_plan(profile, {.dynamic = false});
+  EXPECT_TRUE(plan.groups.empty());
   ASSERT_EQ(plan.decisions.size(), 4u);
   std::vector<Bytes> sizes;
   for (const Decision& d : plan.decisions) sizes.push_back(d.size);
