@@ -64,12 +64,32 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
             "bound": size(plan.bound),
             "gap": f"{plan.gap:.3%}" + (", proven optimal" if plan.optimal else ""),
             "load": size(plan.load_bytes),
+            **_dynamic_facts(plan),
             "algorithm": plan.algorithm,
             "alignment": size(plan.alignment),
             "trace": plan.fingerprint,
         }
     )
     _print_phases("Decisions by phase", phases)
+
+
+def _dynamic_facts(plan: Plan) -> dict[str, str]:
+    groups, reusable = plan.groups, plan.reusable
+    if len(groups) == 0:
+        return {}
+    idle = np.bincount(
+        reusable.group, weights=reusable.end - reusable.begin, minlength=len(groups)
+    ).astype(np.int64)
+    facts = {
+        "dynamic groups": f"{len(groups):,}",
+        "regions": f"{size(int(groups.size.sum()))}, the largest {size(int(groups.size.max()))}",
+        "reusable by a group": f"{size(int(idle.min()))} to {size(int(idle.max()))}",
+        "head room": f"{plan.headroom} %, costs {size(plan.headroom_cost)}, "
+        f"saves {size(plan.headroom_saves)}",
+    }
+    if plan.dynamic:
+        facts["dynamic modules"] = ", ".join(plan.dynamic)
+    return facts
 
 
 def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:

@@ -32,6 +32,26 @@ Plan small_plan() {
   return plan;
 }
 
+// The same, and between its two requests a dynamic one.
+Plan plan_with_group() {
+  TraceBuilder t;
+  for (int i = 0; i < 2; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(600);
+    t.free(t.alloc(100 + i));
+    const auto b = t.alloc(1400);
+    t.free(a);
+    t.free(b);
+    t.step();
+  }
+  Plan plan = make_plan(profile_iteration(t.finish()), {});
+  plan.dynamic = {"Experts", "*.mlp.\"x\""};
+  plan.headroom = 5;
+  plan.headroom_cost = 100;
+  plan.headroom_saves = 200;
+  return plan;
+}
+
 std::string complaint(std::string_view text) {
   try {
     plan_from_json(text, "plan.json");
@@ -62,8 +82,46 @@ TEST(PlanJson, ReadsBackWhatItWrote) {
   EXPECT_EQ(again.phases[1].key, plan.phases[1].key);
 }
 
+TEST(PlanJson, ReadsBackGroups) {
+  const Plan plan = plan_with_group();
+  const std::string text = to_json(plan);
+  const Plan again = plan_from_json(text, "");
+  EXPECT_EQ(to_json(again), text);
+  EXPECT_EQ(again.dynamic, plan.dynamic);
+  EXPECT_EQ(again.headroom, 5);
+  EXPECT_EQ(again.headroom_cost, 100);
+  EXPECT_EQ(again.headroom_saves, 200);
+  ASSERT_EQ(again.groups.size(), 1u);
+  const DynamicGroup& group = again.groups[0];
+  EXPECT_EQ(group.phase, 1);
+  EXPECT_EQ(group.after, 0);
+  EXPECT_EQ(group.size, 512);
+  EXPECT_EQ(group.offset, plan.groups[0].offset);
+  EXPECT_EQ(group.lower, plan.groups[0].lower);
+  EXPECT_EQ(group.upper, plan.groups[0].upper);
+  EXPECT_EQ(group.phase_end, plan.groups[0].phase_end);
+  EXPECT_EQ(group.stream, 0);
+  ASSERT_FALSE(group.reusable.empty());
+  ASSERT_EQ(group.reusable.size(), plan.groups[0].reusable.size());
+  EXPECT_EQ(group.reusable[0].begin, plan.groups[0].reusable[0].begin);
+  EXPECT_EQ(group.reusable[0].end, plan.groups[0].reusable[0].end);
+}
+
+TEST(PlanJson, RefusesGroupsThatCannotBe) {
+  const std::string text = to_json(plan_with_group());
+  EXPECT_PRED_FORMAT2(IsSubstring, "plan.json: groups, row 0: comes after decision 7",
+                      complaint(with_column(text, "groups", "after", "[7]")));
+  EXPECT_PRED_FORMAT2(IsSubstring, "plan.json: reusable, row 0: belongs to group 1",
+                      complaint(with_column(text, "reusable", "group", "[1]")));
+  EXPECT_PRED_FORMAT2(IsSubstring, "plan.json: groups, reusable ranges",
+                      complaint(with_column(with_column(text, "reusable", "begin", "[0]"),
+                                            "reusable", "end", "[2048]")));
+  EXPECT_PRED_FORMAT2(IsSubstring, "plan.json: dynamic, row 0: expected",
+                      complaint(replaced(text, "\"Experts\"", "7")));
+}
+
 TEST(PlanJson, RefusesEveryTruncation) {
-  const std::string text = to_json(small_plan());
+  const std::string text = to_json(plan_with_group());
   for (std::size_t length = 0; length + 2 < text.size(); ++length) {
     ASSERT_PRED_FORMAT2(IsSubstring,
                         "plan.json: ", complaint(std::string_view(text).substr(0, length)))

@@ -77,6 +77,50 @@ TEST(MakePlan, PlansWhatRepeatsAndNothingElse) {
   EXPECT_GT(plan.decisions[3].upper, plan.period);
 }
 
+TEST(MakePlan, KeepsARegionForDynamicRequestsAndTellsWhatIsIdle) {
+  const Plan plan = make_plan(profile_iteration(training_run()), {});
+  ASSERT_EQ(plan.groups.size(), 1u);
+  const DynamicGroup& group = plan.groups[0];  // 701 and 702 bytes at the beginning of a backward
+  EXPECT_EQ(group.phase, 2);
+  EXPECT_EQ(group.after, kNone);
+  EXPECT_EQ(group.phase_end, 2);
+  EXPECT_EQ(group.size, 1024);
+  EXPECT_EQ(plan.headroom, 0);
+  // 1000, 2000 and 1500 bytes of its stream are in use through the window or at some moment of it;
+  // the last 512 of the pool are the other stream's.
+  EXPECT_TRUE(group.reusable.empty());
+  EXPECT_TRUE(plan.dynamic.empty());
+}
+
+TEST(MakePlan, WithoutRegionsLeavesTheGroupsWhatIsIdle) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(1000);
+    t.free(t.alloc(5000));
+    t.free(t.alloc(700 + i));
+    t.free(a);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  const Plan reuse = make_plan(profile, {.regions = false});
+  ASSERT_EQ(reuse.groups.size(), 1u);
+  EXPECT_EQ(reuse.groups[0].after, 1);
+  EXPECT_EQ(reuse.groups[0].size, 0);
+  EXPECT_EQ(reuse.pool, 1024 + 5120);
+  ASSERT_EQ(reuse.groups[0].reusable.size(), 1u);
+  const AddressRange range = reuse.groups[0].reusable[0];
+  EXPECT_EQ(range.end - range.begin, 5120);
+  EXPECT_EQ(range.begin, reuse.decisions[1].offset);
+
+  const Plan regions = make_plan(profile, {});
+  EXPECT_EQ(regions.pool, 1024 + 5120);  // the region lies where the static request did
+  EXPECT_EQ(regions.groups[0].size, 1024);
+  Bytes reusable = 0;
+  for (const auto& [begin, end] : regions.groups[0].reusable) reusable += end - begin;
+  EXPECT_EQ(reusable, 5120 - 1024);
+}
+
 TEST(MakePlan, TakesANamedPlannerAndAnAlignment) {
   const Plan plan =
       make_plan(profile_iteration(training_run()), {.algorithm = "first-fit-size", .alignment = 1});
@@ -143,6 +187,48 @@ TEST(PlanCheck, RefusesDisorder) {
                       complaint([](Plan& p) { p.phases[0].key.kind = PhaseKind::kUnplanned; }));
   EXPECT_PRED_FORMAT2(IsSubstring, "phases, row 1",
                       complaint([](Plan& p) { p.phases[1].end = p.period + 1; }));
+}
+
+TEST(PlanCheck, RefusesGroupsThatPointNowhereOrOverlap) {
+  const auto of_group = [](const std::function<void(Plan&, DynamicGroup&)>& damage) {
+    return complaint([&](Plan& p) { damage(p, p.groups[0]); });
+  };
+  using Group = DynamicGroup;
+  const auto expect = [&](const char* what, const std::function<void(Plan&, Group&)>& damage) {
+    EXPECT_PRED_FORMAT2(IsSubstring, what, of_group(damage));
+  };
+  expect("groups, row 0: lives from phase 3", [](Plan&, Group& g) { g.phase = 3; });
+  expect("groups, row 0: lives from phase", [](Plan&, Group& g) { g.phase_end = 3; });
+  expect("groups, row 0: a negative stream", [](Plan&, Group& g) { g.stream = -1; });
+  expect("groups, row 0: a region of -512", [](Plan&, Group& g) { g.size = -512; });
+  expect("groups, row 0: a region of 100", [](Plan&, Group& g) { g.size = 100; });
+  expect("groups, row 0: lives from tick", [](Plan&, Group& g) { g.upper = g.lower; });
+  expect("groups, row 0: lives from tick",
+         [](Plan& p, Group& g) { g.upper = g.lower + p.period + 1; });
+  expect("groups, row 0: comes after decision 0", [](Plan&, Group& g) { g.after = 0; });
+  expect("groups, row 0: comes after decision 4", [](Plan&, Group& g) { g.after = 4; });
+  expect("groups, row 0: comes after decision -2", [](Plan&, Group& g) { g.after = -2; });
+  expect("ends above the height", [](Plan& p, Group& g) { g.offset = p.pool; });
+  expect("not aligned", [](Plan&, Group& g) { g.offset += 1; });
+  expect("overlap", [](Plan& p, Group& g) { g.offset = p.decisions[0].offset; });
+  expect("groups, row 1: out of order", [](Plan& p, Group& g) { p.groups.push_back(Group(g)); });
+  expect("headroom", [](Plan& p, Group&) { p.headroom = -1; });
+}
+
+TEST(PlanCheck, RefusesReusableSpaceThatIsNotIdle) {
+  const auto with = [](std::vector<AddressRange> ranges) {
+    return complaint([&](Plan& p) { p.groups[0].reusable = ranges; });
+  };
+  const Plan plan = sound_plan();
+  const Offset a = plan.decisions[0].offset;
+  const Offset region = plan.groups[0].offset;
+  EXPECT_PRED_FORMAT2(IsSubstring, "not idle, buffer 0", with({{a, a + 512}}));
+  EXPECT_PRED_FORMAT2(IsSubstring, "not idle, buffer 4", with({{region, region + 512}}));
+  EXPECT_PRED_FORMAT2(IsSubstring, "out of order", with({{512, 512}}));
+  EXPECT_PRED_FORMAT2(IsSubstring, "out of order", with({{512, 1024}, {1024, 1536}}));
+  EXPECT_PRED_FORMAT2(IsSubstring, "out of order", with({{-512, 512}}));
+  EXPECT_PRED_FORMAT2(IsSubstring, "out of order", with({{0, plan.pool + 512}}));
+  EXPECT_PRED_FORMAT2(IsSubstring, "out of order", with({{1, 512}}));
 }
 
 TEST(PlanCheck, RefusesFiguresThatCannotBe) {

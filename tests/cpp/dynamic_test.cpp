@@ -1,0 +1,352 @@
+// Where dynamic requests belong, and that no window is shorter than any iteration saw.
+#include "trace/dynamic.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+
+#include "trace_builder.h"
+
+namespace stalloc {
+namespace {
+
+using testing::TraceBuilder;
+
+std::vector<Bytes> sizes_of(const std::vector<DynamicSighting>& sightings) {
+  std::vector<Bytes> sizes;
+  for (const DynamicSighting& s : sightings) sizes.push_back(s.size);
+  return sizes;
+}
+
+// The request of the profile that a place comes after, by size; 0 for none.
+Bytes size_before(const IterationProfile& profile, const DynamicPlace& place) {
+  return place.after == kNone ? 0 : profile.requests[place.after].size;
+}
+
+// Experts between a router and a sum: as many requests, of such sizes, as `tokens` says.
+void moe_layer(TraceBuilder& t, const std::vector<Bytes>& tokens) {
+  const auto router = t.alloc(10);
+  std::vector<std::int32_t> outputs;
+  for (const Bytes count : tokens) outputs.push_back(t.alloc(100 * count));
+  const auto sum = t.alloc(11);
+  for (const auto output : outputs) t.free(output);
+  const auto next = t.alloc(12);
+  for (const auto r : {router, sum, next}) t.free(r);
+}
+
+TEST(DynamicPlaces, AreToldByTheStaticRequestBefore) {
+  TraceBuilder t;
+  const std::vector<std::vector<Bytes>> steps = {{9, 9, 9, 9}, {3, 1}, {2, 5, 1}, {}};
+  for (const auto& tokens : steps) {
+    t.phase(PhaseKind::kForward, 0);
+    moe_layer(t, tokens);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  ASSERT_EQ(profile.places.size(), 1u);
+  const DynamicPlace& place = profile.places[0];
+  EXPECT_EQ(size_before(profile, place), 10);
+  EXPECT_EQ(profile.phases[place.phase].key.kind, PhaseKind::kForward);
+  EXPECT_EQ(place.phase_end, place.phase);
+  // The reference, which has none, is [10 at 0, 11 at 1, 12 at 2].
+  EXPECT_EQ(place.lower, 0);
+  EXPECT_EQ(place.upper, 2);
+  ASSERT_EQ(place.sightings.size(), 3u);
+  EXPECT_EQ(sizes_of(place.sightings[0]), (std::vector<Bytes>{300, 100}));
+  EXPECT_EQ(sizes_of(place.sightings[1]), (std::vector<Bytes>{200, 500, 100}));
+  EXPECT_TRUE(place.sightings[2].empty());
+}
+
+TEST(DynamicPlaces, BeginWhereTheReferenceFirstAsksAndNothingElseWasAlive) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto input = t.alloc(9);
+    const auto router = t.alloc(10);
+    t.free(input);  // tick 2: before the first expert in every iteration
+    const auto expert = t.alloc(100 + i);
+    t.free(router);
+    t.free(expert);
+    t.free(t.alloc(11));
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  ASSERT_EQ(profile.places.size(), 1u);
+  EXPECT_EQ(profile.places[0].lower, 3);
+  EXPECT_EQ(profile.places[0].upper, 6);
+  EXPECT_EQ(profile.requests[0].upper, 2);
+}
+
+TEST(DynamicPlaces, BeginBeforeTheEndOfWhatAnyIterationStillHad) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto input = t.alloc(9);
+    const auto router = t.alloc(10);
+    if (i != 1) t.free(input);
+    const auto expert = t.alloc(100 + i);
+    if (i == 1) t.free(input);
+    t.free(router);
+    t.free(expert);
+    t.free(t.alloc(11));
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  ASSERT_EQ(profile.places.size(), 1u);
+  EXPECT_LT(profile.places[0].lower, profile.requests[0].upper);
+}
+
+TEST(DynamicPlaces, OfAPhaseComeBeforeItsFirstRequestAndAreNotAnothers) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    t.free(t.alloc(100 + i));
+    const auto a = t.alloc(10);
+    t.phase(PhaseKind::kBackward, 0);
+    const auto dynamic = t.alloc(200 + i);
+    t.free(a);
+    t.phase(PhaseKind::kOptimizer);
+    t.free(dynamic);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  ASSERT_EQ(profile.places.size(), 2u);
+  EXPECT_EQ(profile.places[0].after, kNone);
+  EXPECT_EQ(profile.phases[profile.places[0].phase].key.kind, PhaseKind::kForward);
+  EXPECT_EQ(profile.places[0].lower, 0);
+  EXPECT_EQ(profile.places[0].upper, 2);
+  EXPECT_EQ(profile.places[1].after, kNone);
+  EXPECT_EQ(profile.phases[profile.places[1].phase].key.kind, PhaseKind::kBackward);
+  EXPECT_EQ(profile.phases[profile.places[1].phase_end].key.kind, PhaseKind::kOptimizer);
+}
+
+TEST(DynamicPlaces, ATagMakesDynamicWhateverTheSizesSay) {
+  for (const int tagged : {0, 1, 2, 3}) {  // 3: nowhere; 0, the warm-up, does not count
+    TraceBuilder t;
+    for (int i = 0; i < 3; ++i) {
+      t.phase(PhaseKind::kForward, 0);
+      const auto a = t.alloc(10);
+      const auto b = t.alloc(100);
+      if (i == tagged) t.tag_dynamic(b);
+      t.free(b);
+      t.free(a);
+      t.step();
+    }
+    const IterationProfile profile = profile_iteration(t.finish());
+    const bool counts = tagged == 1 || tagged == 2;
+    ASSERT_EQ(profile.places.size(), counts ? 1u : 0u);
+    EXPECT_EQ(profile.requests[1].dynamic, counts);
+    if (!counts) continue;
+    EXPECT_EQ(sizes_of(profile.places[0].sightings[0]), (std::vector<Bytes>{100}));
+    EXPECT_EQ(sizes_of(profile.places[0].sightings[1]), (std::vector<Bytes>{100}));
+  }
+}
+
+TEST(DynamicPlaces, SeparateStreamsAndLeaveOutOtherThreadsAndEvaluations) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(10);
+    t.free(t.alloc(100 + i));
+    t.free(t.alloc(200 + i, 1));
+    t.free(t.alloc(300 + i, 0, 1));
+    t.phase(PhaseKind::kUnplanned);
+    t.free(t.alloc(400 + i));
+    t.free(a);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  ASSERT_EQ(profile.places.size(), 2u);
+  EXPECT_EQ(profile.places[0].stream, 0);
+  EXPECT_EQ(sizes_of(profile.places[0].sightings[1]), (std::vector<Bytes>{102}));
+  EXPECT_EQ(profile.places[1].stream, 1);
+  EXPECT_EQ(sizes_of(profile.places[1].sightings[1]), (std::vector<Bytes>{202}));
+}
+
+TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
+  for (const bool too_long : {false, true}) {
+    TraceBuilder t;
+    std::int32_t kept = kNone;
+    for (int i = 0; i < 4; ++i) {
+      t.phase(PhaseKind::kForward, 0);
+      const auto a = t.alloc(10);
+      if (kept != kNone && !too_long) t.free(kept);
+      const auto b = t.alloc(11);
+      const auto dynamic = t.alloc(100 + i);
+      if (kept != kNone && too_long) t.free(kept);
+      kept = dynamic;
+      t.free(a);
+      t.free(b);
+      t.step();
+    }
+    const IterationProfile profile = profile_iteration(t.finish());
+    ASSERT_EQ(profile.places.size(), too_long ? 0u : 1u);
+    if (too_long) continue;
+    const DynamicPlace& place = profile.places[0];
+    EXPECT_GT(place.upper, profile.period);
+    EXPECT_LE(place.upper - place.lower, profile.period);
+    // The reference's own is not known to end, but the others' are.
+    EXPECT_EQ(sizes_of(place.sightings.back()), (std::vector<Bytes>{103}));
+    EXPECT_EQ(place.sightings.back()[0].upper, kNever);
+  }
+}
+
+TEST(DynamicPlaces, AFirstMomentBeforeTheIterationIsTheLastOfTheOneBefore) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    if (i == 1) t.free(t.alloc(100));
+    t.free(t.alloc(10));
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  ASSERT_EQ(profile.places.size(), 1u);
+  EXPECT_EQ(profile.places[0].lower, profile.period - 1);
+  EXPECT_EQ(profile.places[0].upper, profile.period);
+}
+
+// Random programs with dynamic requests: static ones have a size each, dynamic ones one that never
+// comes again, and iterations differ in what they ask for and in when they free it.
+class RandomProgram {
+ public:
+  explicit RandomProgram(unsigned seed) : random_(seed) {
+    const int phases = number(1, 3);
+    Bytes size = 1;
+    for (int p = 0; p < phases; ++p) {
+      auto& phase = phases_.emplace_back(static_cast<std::size_t>(number(0, 6)));
+      for (auto& r : phase) r = {size++, number(0, 12), number(0, 2) == 0};
+    }
+  }
+
+  Trace run() {
+    const int iterations = number(2, 5);
+    for (int i = 0; i < iterations; ++i) {
+      for (std::size_t p = 0; p < phases_.size(); ++p) {
+        builder_.phase(PhaseKind::kForward, static_cast<std::int32_t>(p));
+        maybe_dynamic();
+        for (const Template& r : phases_[p]) {
+          const auto id = builder_.alloc(r.size);
+          ++slot_;
+          const int late = number(0, 5) == 0 ? number(0, 3) : 0;
+          pending_.push_back({slot_ + r.life + late, id});
+          release_due();
+          if (r.dynamic_after) maybe_dynamic();
+          release_due();
+        }
+      }
+      builder_.step();
+    }
+    return builder_.finish();
+  }
+
+ private:
+  struct Template {
+    Bytes size;
+    int life;  // in static requests
+    bool dynamic_after;
+  };
+  struct Pending {
+    int due;
+    std::int32_t request;
+  };
+
+  int number(int low, int high) {
+    return low + static_cast<int>(random_() % static_cast<unsigned>(high - low + 1));
+  }
+
+  void maybe_dynamic() {
+    for (int count = number(-1, 3); count > 0; --count) {
+      const auto id = builder_.alloc(dynamic_size_++, number(0, 5) == 0 ? 1 : 0);
+      pending_.push_back({slot_ + number(0, 3) * number(0, 3), id});
+      if (number(0, 1) == 0) release_due();
+    }
+  }
+
+  void release_due() {
+    std::erase_if(pending_, [&](const Pending& p) {
+      if (p.due > slot_ || number(0, 3) == 0) return false;
+      builder_.free(p.request);
+      return true;
+    });
+  }
+
+  std::mt19937 random_;
+  std::vector<std::vector<Template>> phases_;
+  std::vector<Pending> pending_;
+  Bytes dynamic_size_ = 1000;
+  int slot_ = 0;
+  TraceBuilder builder_;
+};
+
+struct Planned {
+  Tick lower;
+  Tick upper;
+  std::optional<std::size_t> place;
+};
+
+bool meet_on_the_circle(const Planned& a, const Planned& b, Tick period) {
+  const auto reaches = [&](const Planned& x, const Planned& y) {
+    return ((y.lower - x.lower) % period + period) % period < x.upper - x.lower;
+  };
+  return reaches(a, b) || reaches(b, a);
+}
+
+TEST(DynamicPlacesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
+  std::size_t served = 0;
+  std::size_t dynamic = 0;
+  for (unsigned seed = 0; seed < 1000; ++seed) {
+    const Trace trace = RandomProgram(seed).run();
+    trace.check();
+    const IterationProfile profile = profile_iteration(trace);
+    std::map<Bytes, Planned> planned;  // by size, which tells what a request is
+    for (const ProfiledRequest& r : profile.requests) {
+      if (profile.is_plannable(r)) planned[r.size] = {r.lower, r.upper, std::nullopt};
+    }
+    for (std::size_t p = 0; p < profile.places.size(); ++p) {
+      const DynamicPlace& place = profile.places[p];
+      ASSERT_TRUE(0 <= place.lower && place.lower < profile.period) << seed;
+      ASSERT_TRUE(place.lower < place.upper) << seed;
+      ASSERT_LE(place.upper - place.lower, profile.period) << seed;
+      ASSERT_EQ(place.sightings.size(), static_cast<std::size_t>(profile.compared) + 1) << seed;
+      bool any = false;
+      for (const auto& sightings : place.sightings) {
+        for (const DynamicSighting& s : sightings) {
+          ASSERT_TRUE(planned.emplace(s.size, Planned{place.lower, place.upper, p}).second);
+          ++served;
+          any = true;
+        }
+      }
+      ASSERT_TRUE(any) << seed;
+      if (place.after != kNone) {
+        EXPECT_TRUE(profile.is_plannable(profile.requests[place.after])) << seed;
+        EXPECT_EQ(profile.requests[place.after].phase_begin, place.phase) << seed;
+      }
+    }
+    const Tick begin = trace.iterations[profile.iteration - profile.compared];
+    const Tick end = trace.iterations[profile.iteration + 1];
+    std::vector<std::pair<const Request*, const Planned*>> seen;
+    for (const Request& r : trace.requests) {
+      if (r.lower < begin || r.lower >= end) continue;
+      if (r.size >= 1000) ++dynamic;
+      if (const auto it = planned.find(r.size); it != planned.end()) {
+        seen.emplace_back(&r, &it->second);
+      }
+    }
+    for (const auto& [a, in_plan] : seen) {
+      for (const auto& [b, other] : seen) {
+        if (a->lower >= b->lower || std::min(a->upper, end) <= b->lower) continue;
+        if (in_plan->place && in_plan->place == other->place) continue;
+        ASSERT_TRUE(meet_on_the_circle(*in_plan, *other, profile.period))
+            << "seed " << seed << ": " << a->size << " in [" << in_plan->lower << ", "
+            << in_plan->upper << ") and " << b->size << " in [" << other->lower << ", "
+            << other->upper << ")";
+      }
+    }
+  }
+  EXPECT_GT(served, dynamic / 2);
+}
+
+}  // namespace
+}  // namespace stalloc
