@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stalloc import _adapters
+from stalloc.dynamic import dynamic_patterns
 from stalloc.errors import StallocError
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
 from stalloc.trace import Trace
@@ -39,12 +40,13 @@ class Profile:
         self,
         model: torch.nn.Module | None,
         device: torch.device,
-        dynamic: Sequence[str | type],
+        dynamic: Sequence[str],
         layers: bool,
         iterations: int | None,
     ) -> None:
         self.model = model
         self._device = device
+        self._dynamic = dynamic
         self._adapter = _adapters.adapter(device)
         self._hooks = TrainingHooks(
             self._adapter.runtime,
@@ -145,6 +147,7 @@ class Profile:
             "python": ".".join(map(str, sys.version_info[:3])),
             "model": model_signature(self.model) if self.model is not None else "",
             "inputs": json.dumps(sorted(self._inputs)),
+            "dynamic": json.dumps(self._dynamic),
         }
 
 
@@ -152,7 +155,7 @@ def profile(
     model: torch.nn.Module | None = None,
     *,
     device: torch.device | str | None = None,
-    dynamic: Iterable[str | type] = (),
+    dynamic: Iterable[str | type] | None = None,
     layers: bool = True,
     iterations: int | None = None,
 ) -> Profile:
@@ -171,17 +174,21 @@ def profile(
         device: What to record; the model's device when None. On "meta" nothing is computed and no
             memory is needed, so that a model of any size can be profiled.
         dynamic: Classes, or patterns of module names or class names, of modules whose requests have
-            sizes that are not known ahead.
+            sizes that are not known ahead. None means `stalloc.dynamic.DEFAULT_DYNAMIC`, and `()`
+            none. Classes go by name. What no pattern names is dynamic, too, when its size or
+            presence differs between the profiled iterations.
         layers: Whether requests are tagged with the module they belong to. Costs two Python calls a
             module and forward.
         iterations: How many to record; what runs in the block after them is left alone. None
             records to the end of the block.
 
     Raises:
+        TypeError: If `dynamic` holds anything else.
         StallocError: If the device is not one that stalloc knows. On entering the block: if a
             profile is being recorded already, or a plan is enabled.
     """
-    return Profile(model, _adapters.device_of(model, device), tuple(dynamic), layers, iterations)
+    patterns = dynamic_patterns(dynamic)
+    return Profile(model, _adapters.device_of(model, device), patterns, layers, iterations)
 
 
 def active_profile() -> Profile | None:

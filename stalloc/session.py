@@ -25,7 +25,12 @@ class Session:
         self.plan = plan
         self._strict = strict
         self._adapter = _adapters.adapter(torch.device(plan.info.get("device", "cpu")))
-        self._hooks = TrainingHooks(self._adapter.runtime, model, on_forward=self._check_forward)
+        self._hooks = TrainingHooks(
+            self._adapter.runtime,
+            model,
+            dynamic=json.loads(plan.info.get("dynamic", "[]")),
+            on_forward=self._check_forward,
+        )
         self._fits = False
 
     def __enter__(self) -> Session:
