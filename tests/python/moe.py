@@ -14,7 +14,7 @@ import stalloc
 
 
 class Experts(nn.Module):
-    """Runs each expert on the tokens it got: as many requests, of such sizes, as the router wants."""
+    """Runs each expert on the tokens it got: the router decides how many requests of what size."""
 
     def __init__(self, width: int, experts: int) -> None:
         super().__init__()
