@@ -20,6 +20,10 @@ py::dict to_dict(const Statistics& s) {
   d["hits"] = s.hits;
   d["misses"] = s.misses;
   d["conflicts"] = s.conflicts;
+  d["dynamic_requests"] = s.dynamic_requests;
+  d["dynamic_region_requests"] = s.dynamic_region_requests;
+  d["dynamic_reused_requests"] = s.dynamic_reused_requests;
+  d["dynamic_fallback_requests"] = s.dynamic_fallback_requests;
   d["idle_requests"] = s.idle_requests;
   d["fallback_requests"] = s.fallback_requests;
   d["allocated"] = s.allocated.current;
@@ -28,6 +32,10 @@ py::dict to_dict(const Statistics& s) {
   d["peak_reserved"] = s.reserved.peak;
   d["fallback_allocated"] = s.fallback.current;
   d["peak_fallback_allocated"] = s.fallback.peak;
+  d["dynamic_allocated"] = s.dynamic.current;
+  d["peak_dynamic_allocated"] = s.dynamic.peak;
+  d["peak_dynamic_in_region"] = s.dynamic_region.peak;
+  d["peak_dynamic_reused"] = s.dynamic_reused.peak;
   d["pool"] = s.pool;
   d["fallback_reserved"] = s.fallback_reserved;
   d["live_blocks"] = s.live_blocks;
@@ -58,19 +66,10 @@ void bind_runtime(py::module_& m) {
             return r.recorder().define_layer(name, dynamic);
           },
           py::arg("name"), py::arg("dynamic") = false)
-      .def(
-          "enter_layer",
-          [](DeviceRuntime& r, LayerIndex layer, bool recompute) {
-            r.recorder().enter_layer(layer, recompute);
-          },
-          py::arg("layer"), py::arg("recompute"))
-      .def("leave_layer", [](DeviceRuntime& r) { r.recorder().leave_layer(); })
-      .def(
-          "tag_sequence",
-          [](DeviceRuntime& r, LayerIndex layer, std::uint64_t first, std::uint64_t last) {
-            r.recorder().tag_sequence(layer, first, last);
-          },
-          py::arg("layer"), py::arg("first"), py::arg("last"))
+      .def("enter_layer", &DeviceRuntime::enter_layer, py::arg("layer"), py::arg("recompute"))
+      .def("leave_layer", &DeviceRuntime::leave_layer)
+      .def("tag_sequence", &DeviceRuntime::tag_sequence, py::arg("layer"), py::arg("first"),
+           py::arg("last"))
 
       .def("start_recording", [](DeviceRuntime& r) { r.recorder().start(); })
       .def(
@@ -86,8 +85,9 @@ void bind_runtime(py::module_& m) {
                              [](DeviceRuntime& r) { return r.recorder().memory_bytes(); })
 
       .def(
-          "enable", [](DeviceRuntime& r, const Plan& plan) { r.allocator().enable(plan); },
-          py::arg("plan"), ReleaseGil())
+          "enable",
+          [](DeviceRuntime& r, const Plan& plan, bool reuse) { r.allocator().enable(plan, reuse); },
+          py::arg("plan"), py::arg("reuse") = true, ReleaseGil())
       .def(
           "disable", [](DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
       .def_property_readonly("enabled", [](DeviceRuntime& r) { return r.allocator().enabled(); })

@@ -12,7 +12,7 @@ CachingPool::~CachingPool() {
   }
 }
 
-void* CachingPool::allocate(Bytes size, StreamId stream) {
+void* CachingPool::allocate(Bytes size, StreamId stream, bool marked) {
   const Bytes rounded = align_up(size, kDefaultAlignment);
   const Shelf shelf{stream, is_small(rounded)};
 
@@ -36,6 +36,7 @@ void* CachingPool::allocate(Bytes size, StreamId stream) {
     free_.emplace(shelf, rest, at);
   }
   block->second.requested = size;
+  block->second.marked = marked;
   ++live_;
   return reinterpret_cast<void*>(block->first);
 }
@@ -50,14 +51,14 @@ bool CachingPool::worth_splitting(Bytes rest, bool small) const {
   return small ? rest >= kDefaultAlignment : rest > unit_ / 2;
 }
 
-Bytes CachingPool::deallocate(void* p) {
+CachingPool::Freed CachingPool::deallocate(void* p) {
   const auto block = blocks_.find(reinterpret_cast<Address>(p));
-  if (block == blocks_.end() || block->second.requested == 0) return kNotOurs;
-  const Bytes requested = block->second.requested;
+  if (block == blocks_.end() || block->second.requested == 0) return {};
+  const Freed freed{block->second.requested, block->second.marked};
   block->second.requested = 0;
   --live_;
   make_free(block);
-  return requested;
+  return freed;
 }
 
 CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& shelf) {
@@ -67,7 +68,11 @@ CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& 
   const auto address = reinterpret_cast<Address>(piece);
   segments_.emplace(address, size);
   reserved_ += size;
-  return blocks_.emplace(address, Block{size, 0, shelf.stream, shelf.small, address}).first;
+  return blocks_
+      .emplace(
+          address,
+          Block{.size = size, .stream = shelf.stream, .small = shelf.small, .segment = address})
+      .first;
 }
 
 void CachingPool::forget_free(Blocks::iterator block) {

@@ -28,12 +28,17 @@ class CachingPool {
   ~CachingPool();
 
   // `size` > 0 bytes, aligned to kDefaultAlignment; null when the device has not the memory even
-  // after all cached segments went back.
-  void* allocate(Bytes size, StreamId stream);
+  // after all cached segments went back. `marked` comes back with the block.
+  void* allocate(Bytes size, StreamId stream, bool marked = false);
 
-  // Takes back a block and returns its size as it was asked for; kNotOurs for any other pointer.
   static constexpr Bytes kNotOurs = -1;
-  Bytes deallocate(void* p);
+  struct Freed {
+    Bytes size = kNotOurs;  // as it was asked for
+    bool marked = false;
+  };
+
+  // Takes back a block; of size kNotOurs for any other pointer.
+  Freed deallocate(void* p);
 
   // Gives segments without a live block back to the device. Returns how many bytes that were.
   Bytes release_cached();
@@ -54,6 +59,7 @@ class CachingPool {
     Bytes requested = 0;  // 0 while free
     StreamId stream = 0;
     bool small = false;
+    bool marked = false;
     Address segment = 0;
   };
   struct Shelf {  // free blocks are only exchanged within one

@@ -82,4 +82,19 @@ void DeviceRuntime::end_iteration() {
   allocator_.end_iteration();
 }
 
+void DeviceRuntime::enter_layer(LayerIndex layer, bool recompute) {
+  recorder_.enter_layer(layer, recompute);
+  allocator_.enter_dynamic();
+}
+
+void DeviceRuntime::leave_layer() {
+  recorder_.leave_layer();
+  allocator_.leave_dynamic();
+}
+
+void DeviceRuntime::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last) {
+  recorder_.tag_sequence(layer, first, last);
+  allocator_.tag_dynamic_nodes(first, last);
+}
+
 }  // namespace stalloc

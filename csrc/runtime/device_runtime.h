@@ -28,6 +28,10 @@ class DeviceRuntime {
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
+  // Layers, for the recorder; under a plan only those with dynamic requests are reported.
+  void enter_layer(LayerIndex layer, bool recompute);
+  void leave_layer();
+  void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
 
  private:
   explicit DeviceRuntime(DeviceMemory& memory) : allocator_(memory) {}

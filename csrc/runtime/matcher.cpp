@@ -33,6 +33,16 @@ Matcher::Matcher(const Plan& plan)
     phases_[p].end = next;
     index_.emplace(plan.phases[p].key, static_cast<PhaseIndex>(p));
   }
+  group_at_.assign(plan.decisions.size() + plan.phases.size(), kNone);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const DynamicGroup& group = plan.groups[g];
+    const std::int32_t head = group.after == kNone
+                                  ? phases_[static_cast<std::size_t>(group.phase)].begin
+                                  : group.after + 1;
+    const auto place = static_cast<std::size_t>(head + group.phase);
+    groups_.emplace_back(place, group.stream);
+    if (group_at_[place] == kNone) group_at_[place] = static_cast<std::int32_t>(g);
+  }
   by_shape_.resize(plan.decisions.size());
   std::iota(by_shape_.begin(), by_shape_.end(), 0);
   for (const Phase& p : phases_) {
@@ -76,15 +86,39 @@ void Matcher::leave_phase() {
   phase_ = kNone;
 }
 
-std::int32_t Matcher::match(Bytes size, StreamId stream) {
-  if (phase_ == kNone) return kNone;
-  ++asked_;
-  if (departed_) return kNone;
+Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
+  if (phase_ == kNone) return {};
+  const std::int32_t group = group_here(stream);
+  if (dynamic) return {.group = group};
   const Shape shape{size, stream};
-  while (head_ < end_ && !is_free(head_)) ++head_;
-  if (head_ < end_ && shapes_[static_cast<std::size_t>(head_)] == shape) return take(head_);
-  departed_ = !phases_[static_cast<std::size_t>(phase_)].trusted;
-  return departed_ ? kNone : match_out_of_step(shape);
+  while (!departed_ && head_ < end_ && !is_free(head_)) ++head_;
+  if (!departed_ && head_ < end_ && shapes_[static_cast<std::size_t>(head_)] == shape) {
+    ++asked_;
+    return {.decision = take(head_)};
+  }
+  // Where dynamic requests are expected, a decision that was passed over is not: one of a common
+  // size would be taken for it.
+  if (group != kNone) {
+    const std::int32_t far = match_far(shape);
+    return far == kNone ? Match{.group = group} : Match{.decision = far};
+  }
+  ++asked_;
+  departed_ = departed_ || !phases_[static_cast<std::size_t>(phase_)].trusted;
+  if (departed_) return {};
+  const std::int32_t near = match_near(shape);
+  return {.decision = near == kNone ? match_far(shape) : near};
+}
+
+std::int32_t Matcher::group_here(StreamId stream) const {
+  const auto place = static_cast<std::size_t>(head_ + phase_);
+  std::int32_t g = group_at_[place];
+  if (g == kNone) return kNone;
+  for (; static_cast<std::size_t>(g) < groups_.size(); ++g) {
+    const auto& [where, whose] = groups_[static_cast<std::size_t>(g)];
+    if (where != place) return kNone;
+    if (whose == stream) return g;
+  }
+  return kNone;
 }
 
 std::int32_t Matcher::take(std::int32_t i) {
@@ -94,7 +128,7 @@ std::int32_t Matcher::take(std::int32_t i) {
   return i;
 }
 
-std::int32_t Matcher::match_out_of_step(const Shape& shape) {
+std::int32_t Matcher::match_near(const Shape& shape) {
   const std::int32_t begin = phases_[static_cast<std::size_t>(phase_)].begin;
   // Oldest first: requests that were passed over come in their own order.
   for (std::int32_t i = std::max(begin, head_ - kWindow); i < head_; ++i) {
@@ -103,6 +137,10 @@ std::int32_t Matcher::match_out_of_step(const Shape& shape) {
   for (std::int32_t i = head_ + 1; i < std::min(end_, head_ + kWindow); ++i) {
     if (fits(i, shape)) return take(i);
   }
+  return kNone;
+}
+
+std::int32_t Matcher::match_far(const Shape& shape) {
   if (resync_ != kNone && resync_ < end_ && fits(resync_, shape)) return take(resync_);
   const std::int32_t far = find_from(head_, shape);
   resync_ = far == kNone ? kNone : far + 1;

@@ -25,6 +25,11 @@
 // for as many requests as the plan has for it, or as many as the turn before, or in the fourth
 // turn.
 //
+// Note [Dynamic requests]
+// A request is dynamic when its caller says so (it comes from a module tagged as dynamic), or when
+// it is not the next decision and the plan has a group of dynamic requests at this place. Dynamic
+// requests do not move the head: however many there are, the next static one is found.
+//
 // Nothing here decides about safety: any decision handed out is checked by the static pool.
 //
 // Cost: O(1) in step, O(window) near a departure, O(log n) past the window. Allocates nothing after
@@ -42,6 +47,12 @@ namespace stalloc {
 
 class Matcher {
  public:
+  // What a request is: a decision of the plan, one of a group of dynamic requests, or neither.
+  struct Match {
+    std::int32_t decision = kNone;  // index into Plan::decisions
+    std::int32_t group = kNone;     // index into Plan::groups
+  };
+
   explicit Matcher(const Plan& plan);
 
   // Begins a phase, its occurrence counted here. A phase that the plan does not have matches
@@ -51,9 +62,10 @@ class Matcher {
   // Begins the next iteration; no phase is current until one is entered.
   void end_iteration();
 
-  // The index into Plan::decisions, taken from now on until the iteration ends; kNone for none, and
-  // for any in a phase that is not trusted and has departed from the plan.
-  std::int32_t match(Bytes size, StreamId stream);
+  // A decision is taken from now on until the iteration ends. None is found for what should be one
+  // in a phase that is not trusted and has departed from the plan. `dynamic`: see Note [Dynamic
+  // requests].
+  Match match(Bytes size, StreamId stream, bool dynamic = false);
 
   // Whether the plan has the phase that was entered last.
   bool in_planned_phase() const { return phase_ != kNone; }
@@ -79,7 +91,9 @@ class Matcher {
   }
   void leave_phase();
   std::int32_t take(std::int32_t i);
-  std::int32_t match_out_of_step(const Shape& shape);
+  std::int32_t match_near(const Shape& shape);
+  std::int32_t match_far(const Shape& shape);
+  std::int32_t group_here(StreamId stream) const;
   // The first decision of the phase from `from` on that fits; kNone if there is none.
   std::int32_t find_from(std::int32_t from, const Shape& shape) const;
 
@@ -87,6 +101,9 @@ class Matcher {
   std::vector<std::uint32_t> taken_;    // by decision: the turn in which it was last taken
   std::vector<std::int32_t> by_shape_;  // decisions of each phase, ordered by (shape, index)
   std::vector<Phase> phases_;
+  // The first group of each place, by phase + head: a phase of n decisions has n + 1 places.
+  std::vector<std::int32_t> group_at_;
+  std::vector<std::pair<std::size_t, StreamId>> groups_;  // place and stream of each
   std::map<PhaseKey, PhaseIndex> index_;
   std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration, keyed by occurrence 0
   std::uint32_t turn_ = 1;

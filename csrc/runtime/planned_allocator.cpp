@@ -20,7 +20,7 @@ PlannedAllocator::~PlannedAllocator() {
   for (const auto& pool : retired_) free_pool(*pool);
 }
 
-void PlannedAllocator::enable(const Plan& plan) {
+void PlannedAllocator::enable(const Plan& plan, bool reuse) {
   plan.check();
   const std::lock_guard lock(mutex_);
   std::byte* memory = nullptr;
@@ -43,7 +43,10 @@ void PlannedAllocator::enable(const Plan& plan) {
     if (memory) device_.release(memory, plan.pool);
     throw;
   }
-  if (active_) retired_.push_back(std::move(active_));
+  if (active_) {
+    active_->space.leave_group();
+    retired_.push_back(std::move(active_));
+  }
   active_ = std::move(pool);
   std::erase_if(retired_, [this](const auto& old) {
     if (old->space.live_blocks() > 0) return false;
@@ -54,11 +57,18 @@ void PlannedAllocator::enable(const Plan& plan) {
   const Statistics before = std::exchange(stats_, Statistics{});
   stats_.allocated.add(before.allocated.current);
   stats_.fallback.add(before.fallback.current);
+  stats_.dynamic.add(before.dynamic.current);
+  stats_.dynamic_region.add(before.dynamic_region.current);
+  stats_.dynamic_reused.add(before.dynamic_reused.current);
   stats_.planned = static_cast<std::int64_t>(plan.decisions.size());
   stats_.pool = plan.pool;
   update_reserved();
   hits_this_iteration_ = 0;
   unplanned_depth_ = 0;
+  dynamic_depth_ = 0;
+  reuse_ = reuse;
+  dynamic_nodes_.clear();
+  follows_nodes_.store(false, std::memory_order_relaxed);
   training_thread_.set_to_this_thread();
   enabled_.store(true, std::memory_order_release);
 }
@@ -67,6 +77,7 @@ void PlannedAllocator::disable() {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   enabled_.store(false, std::memory_order_release);
+  active_->space.leave_group();
   if (active_->space.live_blocks() > 0) {
     retired_.push_back(std::move(active_));
   } else {
@@ -77,37 +88,75 @@ void PlannedAllocator::disable() {
   update_reserved();
 }
 
-void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training) {
+void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
+                                 NodeSequence node) {
   for_training = for_training || training_thread_.is_this_thread();
   const std::lock_guard lock(mutex_);
   if (!active_) return nullptr;
-  void* p = for_training ? allocate_planned(size, stream) : nullptr;
+  void* p = nullptr;
+  if (for_training) {
+    p = unplanned_depth_ > 0
+            ? allocate_idle(size)
+            : allocate_planned(size, stream, dynamic_depth_ > 0 || is_dynamic(node));
+  }
   if (!p) p = allocate_fallback(size, stream);
   stats_.allocated.add(size);
   return p;
 }
 
-void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream) {
-  Pool& pool = *active_;
-  if (unplanned_depth_ > 0) {
-    const Offset offset = pool.space.place_idle(size);
-    if (offset == kUnplaced) return nullptr;
-    ++stats_.idle_requests;
-    return pool.base + offset;
-  }
-  const std::int32_t decision = pool.matcher.match(size, stream);
+void* PlannedAllocator::allocate_idle(Bytes size) {
+  const Offset offset = active_->space.place_idle(size);
+  if (offset == kUnplaced) return nullptr;
+  ++stats_.idle_requests;
+  return active_->base + offset;
+}
+
+void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynamic) {
+  const auto [decision, group] = active_->matcher.match(size, stream, dynamic);
+  if (dynamic || group != kNone) return allocate_dynamic(group, size, stream);
   if (decision == kNone) return nullptr;
-  const Offset offset = pool.space.place(decision);
+  active_->space.leave_group();
+  const Offset offset = active_->space.place(decision);
   if (offset == kUnplaced) {
     ++stats_.conflicts;
     return nullptr;
   }
   ++hits_this_iteration_;
-  return pool.base + offset;
+  return active_->base + offset;
 }
 
-void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream) {
-  void* p = fallback_.allocate(size, stream);
+void* PlannedAllocator::allocate_dynamic(std::int32_t group, Bytes size, StreamId stream) {
+  const Offset offset =
+      reuse_ && group != kNone ? active_->space.place_dynamic(group, size) : kUnplaced;
+  void* p = nullptr;
+  if (offset == kUnplaced) {
+    p = allocate_fallback(size, stream, /*dynamic=*/true);
+    ++stats_.dynamic_fallback_requests;
+  } else {
+    p = active_->base + offset;
+    if (active_->space.kind_at(offset) == StaticPool::Kind::kRegion) {
+      ++stats_.dynamic_region_requests;
+      stats_.dynamic_region.add(size);
+    } else {
+      ++stats_.dynamic_reused_requests;
+      stats_.dynamic_reused.add(size);
+    }
+  }
+  ++stats_.dynamic_requests;
+  stats_.dynamic.add(size);
+  return p;
+}
+
+bool PlannedAllocator::is_dynamic(NodeSequence node) const {
+  if (!node || dynamic_nodes_.empty()) return false;
+  const auto after =
+      std::upper_bound(dynamic_nodes_.begin(), dynamic_nodes_.end(), *node,
+                       [](std::uint64_t n, const NodeRange& range) { return n < range.first; });
+  return after != dynamic_nodes_.begin() && *node < std::prev(after)->last;
+}
+
+void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dynamic) {
+  void* p = fallback_.allocate(size, stream, dynamic);
   update_reserved();
   if (!p) throw OutOfMemory(out_of_memory_message(size));
   ++stats_.fallback_requests;
@@ -141,10 +190,11 @@ bool PlannedAllocator::deallocate(void* p) {
     }
     return released;
   }
-  const Bytes size = fallback_.deallocate(p);
+  const auto [size, dynamic] = fallback_.deallocate(p);
   if (size == CachingPool::kNotOurs) return false;
   stats_.allocated.add(-size);
   stats_.fallback.add(-size);
+  if (dynamic) stats_.dynamic.add(-size);
   if (!active_ && fallback_.live_blocks() == 0) {
     fallback_.release_cached();
     update_reserved();
@@ -153,9 +203,13 @@ bool PlannedAllocator::deallocate(void* p) {
 }
 
 bool PlannedAllocator::release_from(Pool& pool, void* p) {
-  const Bytes size = pool.space.release(static_cast<std::byte*>(p) - pool.base);
+  const auto [size, kind] = pool.space.release(static_cast<std::byte*>(p) - pool.base);
   if (size == StaticPool::kNotLive) return false;
   stats_.allocated.add(-size);
+  if (kind == StaticPool::Kind::kRegion || kind == StaticPool::Kind::kReused) {
+    stats_.dynamic.add(-size);
+    (kind == StaticPool::Kind::kRegion ? stats_.dynamic_region : stats_.dynamic_reused).add(-size);
+  }
   return true;
 }
 
@@ -163,12 +217,15 @@ void PlannedAllocator::enter_phase(PhaseKind kind, std::int32_t microbatch, std:
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   training_thread_.set_to_this_thread();
+  active_->space.leave_group();
   active_->matcher.enter_phase(kind, microbatch, chunk);
 }
 
 void PlannedAllocator::enter_unplanned() {
   const std::lock_guard lock(mutex_);
-  if (active_) ++unplanned_depth_;
+  if (!active_) return;
+  active_->space.leave_group();
+  ++unplanned_depth_;
 }
 
 void PlannedAllocator::leave_unplanned() {
@@ -180,15 +237,38 @@ void PlannedAllocator::end_iteration() {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   active_->matcher.end_iteration();
+  active_->space.leave_group();
   active_->space.end_iteration();
   ++stats_.iterations;
   stats_.hits += hits_this_iteration_;
   stats_.misses += stats_.planned - hits_this_iteration_;
   hits_this_iteration_ = 0;
+  while (!dynamic_nodes_.empty() && dynamic_nodes_.front().iteration + 1 < stats_.iterations) {
+    dynamic_nodes_.pop_front();
+  }
   if (stats_.iterations <= kSettling) {
     fallback_.release_cached();
     update_reserved();
   }
+}
+
+void PlannedAllocator::enter_dynamic() {
+  const std::lock_guard lock(mutex_);
+  if (active_) ++dynamic_depth_;
+}
+
+void PlannedAllocator::leave_dynamic() {
+  const std::lock_guard lock(mutex_);
+  if (dynamic_depth_ > 0) --dynamic_depth_;
+}
+
+void PlannedAllocator::tag_dynamic_nodes(std::uint64_t first, std::uint64_t last) {
+  const std::lock_guard lock(mutex_);
+  if (!active_ || first >= last) return;
+  // Another thread's numbers start anew; its nodes are told apart from ours by nothing.
+  if (!dynamic_nodes_.empty() && first < dynamic_nodes_.back().last) return;
+  dynamic_nodes_.push_back({first, last, stats_.iterations});
+  follows_nodes_.store(true, std::memory_order_relaxed);
 }
 
 Statistics PlannedAllocator::statistics() const {
@@ -205,7 +285,9 @@ Statistics PlannedAllocator::statistics() const {
 
 void PlannedAllocator::reset_peaks() {
   const std::lock_guard lock(mutex_);
-  for (Gauge* g : {&stats_.allocated, &stats_.reserved, &stats_.fallback}) g->reset_peak();
+  for (Gauge* g : {&stats_.allocated, &stats_.reserved, &stats_.fallback, &stats_.dynamic,
+                   &stats_.dynamic_region, &stats_.dynamic_reused})
+    g->reset_peak();
 }
 
 Bytes PlannedAllocator::release_cached() {

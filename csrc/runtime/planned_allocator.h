@@ -2,7 +2,8 @@
 // phases, and the caching pool for everything else.
 //
 //   request --> in a planned phase, of the training thread? --matcher--> static pool --> address
-//                  | outside: idle pool space                    |
+//                  | outside: idle pool space                    |        (decision, or the region
+//                  |                                             |         of a dynamic group)
 //                  +----------------> caching pool <-------------+ no match, or the place is taken
 //
 // Thread-safe. One mutex, held for the few operations of a request; the device is asked for memory
@@ -10,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,9 +36,10 @@ class PlannedAllocator {
   ~PlannedAllocator();
 
   // Reserves the pool of `plan` and serves from it from now on; a plan that was enabled before is
-  // retired. Statistics start anew. Throws PlanError when the plan is not sound and OutOfMemory
+  // retired. Statistics start anew. Without `reuse`, dynamic requests go to the
+  // fallback. Throws PlanError when the plan is not sound and OutOfMemory
   // when the pool cannot be reserved; then nothing has changed.
-  void enable(const Plan& plan);
+  void enable(const Plan& plan, bool reuse = true);
 
   // Serves nothing more. Blocks that are still live stay valid; the pool goes back to the device
   // with the last of them. No-op when nothing is enabled.
@@ -44,9 +47,10 @@ class PlannedAllocator {
 
   bool enabled() const { return enabled_.load(std::memory_order_acquire); }
 
-  // `size` > 0 bytes. `for_training`: the calling thread runs the training thread's graph. Null
-  // when no plan is enabled: the caller's own allocator has to serve. Throws OutOfMemory.
-  void* allocate(Bytes size, StreamId stream, bool for_training);
+  // `size` > 0 bytes. `for_training`: the calling thread runs the training thread's graph. `node`:
+  // the autograd node that runs on it; needed only if follows_nodes(). Null when no plan is
+  // enabled: the caller's own allocator has to serve. Throws OutOfMemory.
+  void* allocate(Bytes size, StreamId stream, bool for_training, NodeSequence node = {});
 
   // Takes a block back; false when `p` is not a live block of this allocator.
   bool deallocate(void* p);
@@ -57,6 +61,13 @@ class PlannedAllocator {
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
+
+  // The modules whose requests are dynamic: entered, left, and which autograd nodes they made (on
+  // this thread, ascending). Backward requests of these nodes are dynamic as well.
+  void enter_dynamic();
+  void leave_dynamic();
+  void tag_dynamic_nodes(std::uint64_t first, std::uint64_t last);
+  bool follows_nodes() const { return follows_nodes_.load(std::memory_order_relaxed); }
 
   Statistics statistics() const;
   void reset_peaks();
@@ -81,8 +92,11 @@ class PlannedAllocator {
     Matcher matcher;
   };
 
-  void* allocate_planned(Bytes size, StreamId stream);
-  void* allocate_fallback(Bytes size, StreamId stream);
+  void* allocate_planned(Bytes size, StreamId stream, bool dynamic);
+  void* allocate_idle(Bytes size);
+  void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
+  void* allocate_fallback(Bytes size, StreamId stream, bool dynamic = false);
+  bool is_dynamic(NodeSequence node) const;
   std::string out_of_memory_message(Bytes size) const;
   bool release_from(Pool& pool, void* p);
   void free_pool(Pool& pool) noexcept;
@@ -96,6 +110,16 @@ class PlannedAllocator {
   CachingPool fallback_;
   TrainingThread training_thread_;
   int unplanned_depth_ = 0;
+  int dynamic_depth_ = 0;
+  bool reuse_ = true;
+  // Nodes of dynamic modules, ascending; those of two iterations are kept.
+  struct NodeRange {
+    std::uint64_t first = 0;
+    std::uint64_t last = 0;
+    std::int64_t iteration = 0;
+  };
+  std::deque<NodeRange> dynamic_nodes_;
+  std::atomic<bool> follows_nodes_{false};
   std::int64_t hits_this_iteration_ = 0;
   Statistics stats_;
 };

@@ -73,6 +73,23 @@ class RangeSet {
     ranges_.erase(it);
   }
 
+  // Takes out whatever of `removed` is here. O(n).
+  void remove(Range removed) {
+    auto it = first_ending_after(removed.begin);
+    while (it != ranges_.end() && it->begin < removed.end) {
+      const Range rest{removed.end, it->end};
+      if (it->begin < removed.begin) {
+        it->end = removed.begin;
+        ++it;
+        if (rest.begin < rest.end) it = ranges_.insert(it, rest) + 1;
+      } else if (rest.begin < rest.end) {
+        it->begin = rest.begin;
+      } else {
+        it = ranges_.erase(it);
+      }
+    }
+  }
+
   // Takes `taken` out of the range that holds all of it. Such a one must be here.
   void subtract(Range taken) {
     const auto it = first_ending_after(taken.begin);

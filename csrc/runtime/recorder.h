@@ -15,7 +15,6 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -28,9 +27,6 @@ namespace stalloc {
 
 class Recorder {
  public:
-  // The autograd node that runs on the calling thread, if any, by its sequence number.
-  using NodeSequence = std::optional<std::uint64_t>;
-
   // Forgets whatever was recorded and begins, in an unnamed phase of iteration 0. The calling
   // thread becomes the training thread.
   void start();

@@ -11,8 +11,12 @@
 namespace stalloc {
 
 StaticPool::StaticPool(const Plan& plan)
-    : size_(plan.pool), alignment_(plan.alignment), decisions_(plan.decisions.size()) {
-  const std::size_t n = plan.decisions.size();
+    : size_(plan.pool),
+      alignment_(plan.alignment),
+      planned_(plan.decisions.size()),
+      decisions_(plan.decisions.size() + plan.groups.size()),
+      groups_(plan.groups.size()) {
+  const std::size_t n = decisions_.size();
   slot_bits_ = std::bit_width(std::max<std::size_t>(2 * n, 2) - 1);
   slots_.resize(std::size_t{1} << slot_bits_);
 
@@ -20,16 +24,23 @@ StaticPool::StaticPool(const Plan& plan)
   // decision's free is the one of the turn before, at the start of this one.
   std::vector<std::tuple<Tick, bool, std::int32_t>> ordered;  // (tick, is allocation, decision)
   ordered.reserve(2 * n);
-  for (std::size_t i = 0; i < n; ++i) {
-    const Decision& d = plan.decisions[i];
+  const auto add = [&](std::size_t i, Bytes size, Offset offset, Tick lower, Tick upper) {
     const auto index = static_cast<std::int32_t>(i);
-    const Tick freed = d.upper > plan.period ? d.upper - plan.period : d.upper;
-    ordered.emplace_back(d.lower, true, index);
-    ordered.emplace_back(freed, false, index);
-    decisions_[i].offset = d.offset;
-    decisions_[i].size = align_up(d.size, alignment_);
-    decisions_[i].requested = d.size;
-    decisions_[i].slot = claim_slot(d.offset);
+    ordered.emplace_back(lower, true, index);
+    ordered.emplace_back(upper > plan.period ? upper - plan.period : upper, false, index);
+    decisions_[i].offset = offset;
+    decisions_[i].size = align_up(size, alignment_);
+    decisions_[i].requested = size;
+    decisions_[i].slot = claim_slot(offset);
+  };
+  for (std::size_t i = 0; i < planned_; ++i) {
+    const Decision& d = plan.decisions[i];
+    add(i, d.size, d.offset, d.lower, d.upper);
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const DynamicGroup& group = plan.groups[g];
+    add(planned_ + g, group.size, group.offset, group.lower, group.upper);
+    for (const AddressRange& r : group.reusable) groups_[g].reusable.insert({r.begin, r.end});
   }
   std::sort(ordered.begin(), ordered.end());
   events_.reserve(ordered.size());
@@ -69,7 +80,7 @@ void StaticPool::advance(std::int32_t position) {
     Placed& p = decisions_[static_cast<std::size_t>(e.decision)];
     if (e.is_free && p.state == State::kRegular) {
       p.state = State::kStray;
-      strays_.insert(range(p));
+      add_stray(range(p));
     } else if (!e.is_free && p.state == State::kStray) {
       p.state = State::kRegular;
       strays_.erase(p.offset);
@@ -80,6 +91,12 @@ void StaticPool::advance(std::int32_t position) {
 void StaticPool::end_iteration() {
   advance(static_cast<std::int32_t>(events_.size()));
   clock_ = 0;
+  ++turn_;
+}
+
+void StaticPool::add_stray(Range r) {
+  strays_.insert(r);
+  reuse_group_ = kNone;
 }
 
 Offset StaticPool::place_idle(Bytes size) {
@@ -92,35 +109,126 @@ Offset StaticPool::place_idle(Bytes size) {
   if (!fit) return kUnplaced;
   const Range block{fit->begin, fit->begin + rounded};
   idle_.subtract(block);
-  strays_.insert(block);
-  foreign_.emplace(block.begin, size);
+  add_stray(block);
+  foreign_[block.begin] = {.size = rounded, .requested = size, .kind = Kind::kIdle};
   ++live_;
   return block.begin;
 }
 
-Bytes StaticPool::release(Offset offset) {
-  Range freed;
-  Bytes requested = 0;
+Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
+  idle_known_ = false;
+  if (g != current_group_) {
+    leave_group();
+    current_group_ = g;
+  }
+  const Bytes rounded = align_up(size, alignment_);
+  Kind kind = Kind::kRegion;
+  Offset offset = place_in_region(g, rounded);
+  if (offset == kUnplaced) {
+    kind = Kind::kReused;
+    offset = place_reused(g, rounded);
+    if (offset == kUnplaced) return kUnplaced;
+  }
+  foreign_[offset] = {.size = rounded, .requested = size, .kind = kind, .group = g};
+  return offset;
+}
+
+Offset StaticPool::place_in_region(std::int32_t g, Bytes size) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  if (!group.open && !open_region(g)) return kUnplaced;
+  const Range* fit = group.idle.best_fit(size);
+  if (!fit) return kUnplaced;
+  const Offset offset = fit->begin;
+  group.idle.subtract({offset, offset + size});
+  ++group.blocks;
+  return offset;
+}
+
+bool StaticPool::open_region(std::int32_t g) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  const Placed& p = region(g);
+  if (p.size == 0 || group.refused_turn == turn_) return false;
+  if (place(static_cast<std::int32_t>(planned_) + g) == kUnplaced) {
+    group.refused_turn = turn_;
+    return false;
+  }
+  group.open = true;
+  group.idle.clear();
+  group.idle.insert(range(p));
+  return true;
+}
+
+void StaticPool::close_region(std::int32_t g) {
+  Placed& p = region(g);
+  groups_[static_cast<std::size_t>(g)].open = false;
+  if (p.state == State::kStray) strays_.erase(p.offset);
+  p.state = State::kIdle;
+  slots_[static_cast<std::size_t>(p.slot)].live = kNone;
+  if (idle_known_) idle_.insert_merged(range(p));
+  --live_;
+}
+
+void StaticPool::leave_group() {
+  if (current_group_ == kNone) return;
+  const Group& group = groups_[static_cast<std::size_t>(current_group_)];
+  if (group.open && group.blocks == 0) close_region(current_group_);
+  current_group_ = kNone;
+}
+
+Offset StaticPool::place_reused(std::int32_t g, Bytes size) {
+  const Placed& p = region(g);
+  if (p.allocated_at >= clock_) {
+    advance(p.allocated_at + 1);
+  } else if (!is_current(p)) {
+    return kUnplaced;
+  }
+  if (reuse_group_ != g) {
+    reuse_ = groups_[static_cast<std::size_t>(g)].reusable;
+    for (const Range& stray : strays_.ranges()) reuse_.remove(stray);
+    reuse_group_ = g;
+  }
+  const Range* fit = reuse_.best_fit(size);
+  if (!fit) return kUnplaced;
+  const Range block{fit->begin, fit->begin + size};
+  reuse_.subtract(block);
+  strays_.insert(block);
+  ++live_;
+  return block.begin;
+}
+
+StaticPool::Block StaticPool::release(Offset offset) {
   const std::int32_t slot = find_slot(offset);
-  if (slot != kNone && slots_[static_cast<std::size_t>(slot)].live != kNone) {
-    Slot& s = slots_[static_cast<std::size_t>(slot)];
-    Placed& p = decisions_[static_cast<std::size_t>(s.live)];
-    freed = range(p);
-    requested = p.requested;
+  const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
+  if (d != kNone && static_cast<std::size_t>(d) < planned_) {
+    Placed& p = decisions_[static_cast<std::size_t>(d)];
     if (p.state == State::kStray) strays_.erase(offset);
     p.state = State::kIdle;
-    s.live = kNone;
-  } else if (const auto foreign = foreign_.find(offset); foreign != foreign_.end()) {
-    freed = *strays_.find(offset);
-    requested = foreign->second;
-    strays_.erase(offset);
-    foreign_.erase(foreign);
-  } else {
-    return kNotLive;
+    slots_[static_cast<std::size_t>(slot)].live = kNone;
+    if (idle_known_) idle_.insert_merged(range(p));
+    --live_;
+    return {p.requested, Kind::kPlanned};
   }
-  if (idle_known_) idle_.insert_merged(freed);
-  --live_;
-  return requested;
+  const auto it = foreign_.find(offset);
+  if (it == foreign_.end()) return {};
+  const Foreign block = it->second;
+  foreign_.erase(it);
+  const Range freed{offset, offset + block.size};
+  if (block.kind == Kind::kRegion) {
+    Group& group = groups_[static_cast<std::size_t>(block.group)];
+    group.idle.insert_merged(freed);
+    if (--group.blocks == 0 && block.group != current_group_) close_region(block.group);
+  } else {
+    strays_.erase(offset);
+    if (idle_known_) idle_.insert_merged(freed);
+    if (block.kind == Kind::kReused && reuse_group_ == block.group) reuse_.insert_merged(freed);
+    --live_;
+  }
+  return {block.requested, block.kind};
+}
+
+StaticPool::Kind StaticPool::kind_at(Offset offset) const {
+  const auto it = foreign_.find(offset);
+  return it == foreign_.end() ? Kind::kPlanned : it->second.kind;
 }
 
 RangeSet StaticPool::find_idle() const {
@@ -187,6 +295,31 @@ void StaticPool::check() const {
     }
   }
   if (taken.size() != live_) fail("the count of live blocks is off");
+  std::vector<Bytes> used(groups_.size());
+  for (const auto& [offset, block] : foreign_) {
+    if (block.kind != Kind::kRegion) {
+      const Range* stray = strays_.find(offset);
+      if (!stray || stray->size() != block.size) fail("a foreign block is not among the strays");
+      continue;
+    }
+    const auto g = static_cast<std::size_t>(block.group);
+    const Range whole = range(decisions_[planned_ + g]);
+    if (!groups_[g].open || offset < whole.begin || offset + block.size > whole.end) {
+      fail("a dynamic block lies outside its region");
+    }
+    if (groups_[g].idle.overlaps({offset, offset + block.size})) {
+      fail("a region takes the place of a live block for idle");
+    }
+    used[g] += block.size;
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const Placed& p = decisions_[planned_ + g];
+    if (groups_[g].open != (p.state != State::kIdle)) fail("a region and its group disagree");
+    if (!groups_[g].open) continue;
+    Bytes idle = 0;
+    for (const Range& r : groups_[g].idle.ranges()) idle += r.size();
+    if (used[g] + idle != p.size) fail("a region's blocks and idle ranges do not fill it");
+  }
   std::sort(taken.begin(), taken.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
   Offset at = 0;

@@ -17,12 +17,20 @@
 // that decision back into a regular block. A block freed before its time is no trouble at all. A
 // decision that turns up after its whole lifetime has passed on the clock is refused.
 //
+// Note [Dynamic requests in the pool]
+// A group's region is placed like a decision when the first request of the group turns up, and what
+// is inside it is nobody else's business until its last block is freed. Beyond its region a group
+// may use the addresses that the plan leaves idle through its whole window: once the clock is
+// inside the window no regular block lies there, and none will before the window ends, so that only
+// strays have to be avoided; a block that outlives the window is a stray as any other.
+//
 // The clock passes each event once an iteration, so all this costs O(1) amortised per request; a
 // stray costs O(log strays). Planned service allocates nothing after construction, but the strays'
 // array as it grows. Not thread-safe: PlannedAllocator locks.
 #pragma once
 
 #include <cstdint>
+#include <memory_resource>
 #include <unordered_map>
 #include <vector>
 
@@ -48,10 +56,28 @@ class StaticPool {
   // ranges). kUnplaced when no idle range is as large.
   Offset place_idle(Bytes size);
 
-  // Ends the block that begins at `offset` and returns its size as it was asked for; kNotLive when
-  // none does.
+  // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
+  // may go besides it, each by best fit; kUnplaced when neither has room. O(idle ranges of the
+  // group), and O(strays) more with the first of a group.
+  Offset place_dynamic(std::int32_t g, Bytes size);
+
+  // No more requests of the group that came last are to come before another is: its region goes
+  // when it is empty.
+  void leave_group();
+
+  // What a block was.
+  enum class Kind : std::uint8_t { kPlanned, kIdle, kRegion, kReused };
+  struct Block {
+    Bytes size = kNotLive;  // as it was asked for
+    Kind kind = Kind::kPlanned;
+  };
   static constexpr Bytes kNotLive = -1;
-  Bytes release(Offset offset);
+
+  // Ends the block that begins at `offset`; of size kNotLive when none does.
+  Block release(Offset offset);
+
+  // Whether the block that begins at `offset`, which must be live, lies in a group's region.
+  Kind kind_at(Offset offset) const;
 
   // The clock turns over.
   void end_iteration();
@@ -86,6 +112,20 @@ class StaticPool {
     bool is_free = false;
   };
 
+  struct Foreign {   // a block that is no decision
+    Bytes size = 0;  // rounded up
+    Bytes requested = 0;
+    Kind kind = Kind::kIdle;
+    std::int32_t group = kNone;
+  };
+  struct Group {
+    RangeSet reusable;  // idle in the plan through the window
+    RangeSet idle;      // of the region, while it is open
+    std::int32_t blocks = 0;
+    bool open = false;              // the region is placed
+    std::int32_t refused_turn = 0;  // the last turn in which it could not be
+  };
+
   Range range(const Placed& p) const { return {p.offset, p.offset + p.size}; }
   bool is_current(const Placed& p) const;  // in P(clock)
   void advance(std::int32_t position);
@@ -93,9 +133,16 @@ class StaticPool {
   std::int32_t claim_slot(Offset offset);
   std::size_t hash(Offset offset) const;
   RangeSet find_idle() const;
+  Placed& region(std::int32_t g) { return decisions_[planned_ + static_cast<std::size_t>(g)]; }
+  bool open_region(std::int32_t g);
+  void close_region(std::int32_t g);
+  Offset place_in_region(std::int32_t g, Bytes size);
+  Offset place_reused(std::int32_t g, Bytes size);
+  void add_stray(Range r);
 
   Bytes size_ = 0;
   Bytes alignment_ = kDefaultAlignment;
+  std::size_t planned_ = 0;  // decisions; their groups' regions come after them
   std::vector<Placed> decisions_;
   std::vector<Event> events_;  // the plan's allocations and frees in order
   std::int32_t clock_ = 0;     // events passed in this turn
@@ -104,7 +151,14 @@ class StaticPool {
   RangeSet strays_;
   RangeSet idle_;  // of use while idle_known_
   bool idle_known_ = false;
-  std::unordered_map<Offset, Bytes> foreign_;  // blocks put into idle space: sizes as asked
+  // Nodes are used again, so that dynamic requests allocate nothing in the long run.
+  std::pmr::unsynchronized_pool_resource nodes_;
+  std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
+  std::vector<Group> groups_;
+  std::int32_t current_group_ = kNone;  // whose requests are coming
+  RangeSet reuse_;                      // what that group may use now besides its region
+  std::int32_t reuse_group_ = kNone;    // the group of reuse_; kNone while it is out of date
+  std::int32_t turn_ = 1;
   std::size_t live_ = 0;
 };
 

@@ -20,16 +20,23 @@ struct Gauge {
 // Counts are of requests since enable(); gauges are in bytes. Sizes are as asked for, except what
 // says "reserved".
 struct Statistics {
-  std::int64_t iterations = 0;         // completed
-  std::int64_t planned = 0;            // decisions of one iteration
-  std::int64_t hits = 0;               // decisions served at their planned address
-  std::int64_t misses = 0;             // decisions of completed iterations that were not
-  std::int64_t conflicts = 0;          // of requests matched to a decision whose place was taken
-  std::int64_t idle_requests = 0;      // served from idle pool space outside planned phases
-  std::int64_t fallback_requests = 0;  // served by the fallback
-  Gauge allocated;                     // all live blocks: M_a
-  Gauge reserved;                      // pool and fallback segments: M_r
-  Gauge fallback;                      // live blocks of the fallback
+  std::int64_t iterations = 0;        // completed
+  std::int64_t planned = 0;           // decisions of one iteration
+  std::int64_t hits = 0;              // decisions served at their planned address
+  std::int64_t misses = 0;            // decisions of completed iterations that were not
+  std::int64_t conflicts = 0;         // of requests matched to a decision whose place was taken
+  std::int64_t dynamic_requests = 0;  // of dynamic groups, wherever they were served
+  std::int64_t dynamic_region_requests = 0;    // served from their group's region
+  std::int64_t dynamic_reused_requests = 0;    // served from idle space of the static plan
+  std::int64_t dynamic_fallback_requests = 0;  // served by the fallback
+  std::int64_t idle_requests = 0;              // served from idle pool space outside planned phases
+  std::int64_t fallback_requests = 0;          // served by the fallback
+  Gauge allocated;                             // all live blocks: M_a
+  Gauge reserved;                              // pool and fallback segments: M_r
+  Gauge fallback;                              // live blocks of the fallback
+  Gauge dynamic;                               // live dynamic blocks, wherever they are
+  Gauge dynamic_region;                        // of these, in regions
+  Gauge dynamic_reused;                        // of these, in idle space of the static plan
   Bytes pool = 0;
   Bytes fallback_reserved = 0;
   std::int64_t live_blocks = 0;  // in the pool

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <optional>
 
 #include "base/types.h"
 
@@ -13,6 +15,9 @@ inline ThreadOrdinal this_thread_ordinal() {
   thread_local const ThreadOrdinal mine = next.fetch_add(1, std::memory_order_relaxed);
   return mine;
 }
+
+// The autograd node that runs on a thread, if any, by its sequence number.
+using NodeSequence = std::optional<std::uint64_t>;
 
 // Tells the training thread's requests, whose order repeats, from those of threads that come and
 // go as they like (data loading, communication). Autograd's worker threads act for the training

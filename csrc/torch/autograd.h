@@ -4,17 +4,17 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "runtime/recorder.h"
+#include "runtime/threads.h"
 
 namespace stalloc::torch_adapters {
 
 // Whether the calling thread runs a backward pass, perhaps as a worker for another thread.
 inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-inline Recorder::NodeSequence running_node() {
+inline NodeSequence running_node() {
   if (!in_backward()) return std::nullopt;
   const auto node = torch::autograd::get_current_node();
-  return node ? Recorder::NodeSequence(node->sequence_nr()) : std::nullopt;
+  return node ? NodeSequence(node->sequence_nr()) : std::nullopt;
 }
 
 }  // namespace stalloc::torch_adapters

@@ -52,7 +52,9 @@ class CpuAllocator final : public c10::Allocator {
 
   static void* allocate_planned(DeviceRuntime& runtime, Bytes size) {
     try {
-      return runtime.allocator().allocate(size, /*stream=*/0, in_backward());
+      PlannedAllocator& allocator = runtime.allocator();
+      return allocator.allocate(size, /*stream=*/0, in_backward(),
+                                allocator.follows_nodes() ? running_node() : std::nullopt);
     } catch (const OutOfMemory& e) {
       TORCH_CHECK_WITH(OutOfMemoryError, false, e.what());
     }

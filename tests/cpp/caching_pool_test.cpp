@@ -21,8 +21,8 @@ TEST(CachingPool, CutsSmallRequestsFromOneSegment) {
   EXPECT_EQ(static_cast<std::byte*>(b) - static_cast<std::byte*>(a), 512);
   EXPECT_EQ(pool.reserved(), 2 * kMiB);
   EXPECT_EQ(device.calls(), 1);
-  EXPECT_EQ(pool.deallocate(a), 1);
-  EXPECT_EQ(pool.deallocate(b), 513);
+  EXPECT_EQ(pool.deallocate(a).size, 1);
+  EXPECT_EQ(pool.deallocate(b).size, 513);
   pool.check();
   EXPECT_EQ(pool.allocate(kMiB, 0), a) << "freed neighbours merge";
 }
@@ -66,10 +66,10 @@ TEST(CachingPool, KnowsItsOwn) {
   CachingPool pool(device);
   auto* a = static_cast<std::byte*>(pool.allocate(4096, 0));
   int other = 0;
-  EXPECT_EQ(pool.deallocate(&other), CachingPool::kNotOurs);
-  EXPECT_EQ(pool.deallocate(a + 512), CachingPool::kNotOurs) << "the middle of a block";
-  EXPECT_EQ(pool.deallocate(a), 4096);
-  EXPECT_EQ(pool.deallocate(a), CachingPool::kNotOurs) << "freed twice";
+  EXPECT_EQ(pool.deallocate(&other).size, CachingPool::kNotOurs);
+  EXPECT_EQ(pool.deallocate(a + 512).size, CachingPool::kNotOurs) << "the middle of a block";
+  EXPECT_EQ(pool.deallocate(a).size, 4096);
+  EXPECT_EQ(pool.deallocate(a).size, CachingPool::kNotOurs) << "freed twice";
 }
 
 TEST(CachingPool, StressWithFailuresKeepsItsInvariants) {
@@ -105,7 +105,7 @@ TEST(CachingPool, StressWithFailuresKeepsItsInvariants) {
           live[address] = size;
         } else if (!live.empty()) {
           auto it = std::next(live.begin(), pick(0, static_cast<int>(live.size()) - 1));
-          ASSERT_EQ(pool.deallocate(reinterpret_cast<void*>(it->first)), it->second);
+          ASSERT_EQ(pool.deallocate(reinterpret_cast<void*>(it->first)).size, it->second);
           live.erase(it);
         }
         ASSERT_NO_THROW(pool.check());

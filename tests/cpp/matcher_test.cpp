@@ -32,7 +32,7 @@ Plan letters(const std::vector<std::string>& phases) {
 std::vector<int> run(Matcher& m, const std::string& requests, std::int32_t microbatch = 0) {
   m.enter_phase(PhaseKind::kForward, microbatch, 0);
   std::vector<int> result;
-  for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0));
+  for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0).decision);
   return result;
 }
 
@@ -136,11 +136,11 @@ TEST(Matcher, PatienceWithAPhaseThatNeverRepeats) {
 TEST(Matcher, UnknownPhasesMatchNothing) {
   Matcher m(letters({"AB"}));
   EXPECT_FALSE(m.in_planned_phase());
-  EXPECT_EQ(m.match(1, 0), kNone) << "no phase yet";
+  EXPECT_EQ(m.match(1, 0).decision, kNone) << "no phase yet";
   EXPECT_EQ(run(m, "AB", 7), (std::vector<int>{kNone, kNone}));
   m.enter_phase(PhaseKind::kBackward, 0, 0);
   EXPECT_FALSE(m.in_planned_phase());
-  EXPECT_EQ(m.match(1, 0), kNone);
+  EXPECT_EQ(m.match(1, 0).decision, kNone);
   EXPECT_EQ(run(m, "AB"), upto(2));
 }
 
@@ -149,13 +149,13 @@ TEST(Matcher, StreamsAreToldApart) {
   plan.decisions[1].stream = 3;
   Matcher m(plan);
   m.enter_phase(PhaseKind::kForward, 0, 0);
-  EXPECT_EQ(m.match(1, 0), 0);
-  EXPECT_EQ(m.match(1, 3), 1);
+  EXPECT_EQ(m.match(1, 0).decision, 0);
+  EXPECT_EQ(m.match(1, 3).decision, 1);
   m.end_iteration();
   m.enter_phase(PhaseKind::kForward, 0, 0);
-  EXPECT_EQ(m.match(1, 3), 1);
-  EXPECT_EQ(m.match(1, 3), kNone);
-  EXPECT_EQ(m.match(1, 0), 0);
+  EXPECT_EQ(m.match(1, 3).decision, 1);
+  EXPECT_EQ(m.match(1, 3).decision, kNone);
+  EXPECT_EQ(m.match(1, 0).decision, 0);
 }
 
 }  // namespace

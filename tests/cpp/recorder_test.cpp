@@ -10,12 +10,10 @@ namespace {
 class RecorderTest : public ::testing::Test {
  protected:
   const void* block(int i) { return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(i)); }
-  void allocate(int i, Bytes size, Recorder::NodeSequence node = std::nullopt) {
+  void allocate(int i, Bytes size, NodeSequence node = std::nullopt) {
     recorder_.on_allocate(block(i), size, 0, false, node);
   }
-  void free(int i, Recorder::NodeSequence node = std::nullopt) {
-    recorder_.on_free(block(i), node);
-  }
+  void free(int i, NodeSequence node = std::nullopt) { recorder_.on_free(block(i), node); }
 
   Recorder recorder_;
 };

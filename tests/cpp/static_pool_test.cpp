@@ -26,10 +26,10 @@ TEST(StaticPool, ServesThePlanAndNothingIsStray) {
   for (int turn = 0; turn < 3; ++turn) {
     EXPECT_EQ(pool.place(0), 0);
     EXPECT_EQ(pool.place(1), 512);
-    EXPECT_EQ(pool.release(0), 512);
-    EXPECT_EQ(pool.release(512), 512);
+    EXPECT_EQ(pool.release(0).size, 512);
+    EXPECT_EQ(pool.release(512).size, 512);
     EXPECT_EQ(pool.place(2), 0);
-    EXPECT_EQ(pool.release(0), 512);
+    EXPECT_EQ(pool.release(0).size, 512);
     pool.end_iteration();
     pool.check();
     EXPECT_EQ(pool.strays(), 0u);
@@ -43,9 +43,9 @@ TEST(StaticPool, RefusesAnAddressThatALateBlockHolds) {
   EXPECT_EQ(pool.place(1), kUnplaced);
   EXPECT_EQ(pool.strays(), 1u);
   pool.check();
-  EXPECT_EQ(pool.release(0), 512);
+  EXPECT_EQ(pool.release(0).size, 512);
   EXPECT_EQ(pool.place(1), 0);
-  EXPECT_EQ(pool.release(0), 100) << "sizes are given back as they were asked for";
+  EXPECT_EQ(pool.release(0).size, 100) << "sizes are given back as they were asked for";
 }
 
 TEST(StaticPool, ALateBlockIsRegularAgainInItsNextTurn) {
@@ -67,7 +67,7 @@ TEST(StaticPool, WrapAroundLivesIntoTheNextTurn) {
   pool.end_iteration();
   EXPECT_EQ(pool.strays(), 0u);
   EXPECT_EQ(pool.place(0), kUnplaced) << "the clock has passed the wrap-around's planned free";
-  EXPECT_EQ(pool.release(0), 512);
+  EXPECT_EQ(pool.release(0).size, 512);
   EXPECT_EQ(pool.place(0), 0);
   pool.check();
 }
@@ -83,12 +83,12 @@ TEST(StaticPool, RefusesADecisionWhoseTimeIsOver) {
 
 TEST(StaticPool, ReleasesOnlyBlocks) {
   StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 0, 1)}, 2));
-  EXPECT_EQ(pool.release(0), StaticPool::kNotLive);
+  EXPECT_EQ(pool.release(0).size, StaticPool::kNotLive);
   ASSERT_EQ(pool.place(0), 0);
-  EXPECT_EQ(pool.release(512), StaticPool::kNotLive);
-  EXPECT_EQ(pool.release(256), StaticPool::kNotLive);
-  EXPECT_EQ(pool.release(0), 512);
-  EXPECT_EQ(pool.release(0), StaticPool::kNotLive) << "freed twice";
+  EXPECT_EQ(pool.release(512).size, StaticPool::kNotLive);
+  EXPECT_EQ(pool.release(256).size, StaticPool::kNotLive);
+  EXPECT_EQ(pool.release(0).size, 512);
+  EXPECT_EQ(pool.release(0).size, StaticPool::kNotLive) << "freed twice";
 }
 
 TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
@@ -103,10 +103,10 @@ TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
   EXPECT_EQ(pool.place_idle(1), 2048);
   pool.check();
   EXPECT_EQ(pool.place(3), kUnplaced) << "a foreign block lies there";
-  EXPECT_EQ(pool.release(2048), 1);
+  EXPECT_EQ(pool.release(2048).size, 1);
   EXPECT_EQ(pool.place(3), 2048);
   EXPECT_EQ(pool.place_idle(1), kUnplaced) << "nothing is idle any more";
-  EXPECT_EQ(pool.release(512), 700);
+  EXPECT_EQ(pool.release(512).size, 700);
   EXPECT_EQ(pool.place_idle(1024), 512);
   pool.check();
 }
@@ -159,7 +159,7 @@ TEST(StaticPool, StressInStepServesEverything) {
           shadow.add(d.offset, d.size, plan.pool);
           live[index] = true;
         } else if (live[index]) {
-          ASSERT_EQ(pool.release(d.offset), d.size);
+          ASSERT_EQ(pool.release(d.offset).size, d.size);
           shadow.remove(d.offset);
           live[index] = false;
         }
@@ -214,7 +214,7 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
         }
         while (!live.empty() && pick(0, 9) < 4) {
           const auto i = static_cast<std::size_t>(pick(0, static_cast<int>(live.size()) - 1));
-          ASSERT_GT(pool.release(live[i]), 0);
+          ASSERT_GT(pool.release(live[i]).size, 0);
           shadow.remove(live[i]);
           live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
         }
