@@ -21,8 +21,11 @@ from stalloc.profiling import active_profile
 class Session:
     """A plan in force. Made by `enable`; as a context manager it calls `disable` at the end."""
 
-    def __init__(self, plan: Plan, model: torch.nn.Module | None, strict: bool) -> None:
+    def __init__(
+        self, plan: Plan, model: torch.nn.Module | None, strict: bool, reuse: bool
+    ) -> None:
         self.plan = plan
+        self._reuse = reuse
         self._strict = strict
         self._adapter = _adapters.adapter(torch.device(plan.info.get("device", "cpu")))
         self._hooks = TrainingHooks(
@@ -51,7 +54,7 @@ class Session:
         return _session is self
 
     def _start(self) -> None:
-        self._adapter.runtime.enable(self.plan._core)
+        self._adapter.runtime.enable(self.plan._core, self._reuse)
         self._adapter.install()
         self._hooks.attach()
 
@@ -80,6 +83,7 @@ def enable(
     *,
     model: torch.nn.Module | None = None,
     strict: bool = True,
+    reuse: bool = True,
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
 
@@ -95,6 +99,8 @@ def enable(
             another torch) raises PlanError; else it is refused with a warning and the run goes on
             unplanned. The model and the shapes are known at the first training forward at the
             latest.
+        reuse: Whether requests whose sizes are not known ahead are served inside the pool, from
+            their regions and what static requests leave idle. Else all go to the fallback.
 
     Returns:
         A context manager that disables the plan at its end. It need not be used as one.
@@ -112,7 +118,7 @@ def enable(
     if not isinstance(plan, Plan):
         raise TypeError(f"enable() takes a Plan or the path of one, not {type(plan).__name__}")
     problem = _environment_mismatch(plan) or (_model_mismatch(plan, model) if model else None)
-    session = Session(plan, model, strict) if not problem else None
+    session = Session(plan, model, strict, reuse) if not problem else None
     if session is None:
         disable()
         _refuse(problem or "", strict)

@@ -40,6 +40,17 @@ def run_both(
     return stalloc.memory_stats()
 
 
+def assert_parts_add_up(stats: stalloc.MemoryStats) -> None:
+    """Every dynamic request was served in one of three ways."""
+    assert stats["dynamic_requests"] == (
+        stats["dynamic_region_requests"]
+        + stats["dynamic_reused_requests"]
+        + stats["dynamic_fallback_requests"]
+    )
+    parts = ("peak_dynamic_in_region", "peak_dynamic_reused", "peak_fallback_allocated")
+    assert stats["peak_dynamic_allocated"] <= sum(stats[part] for part in parts)
+
+
 def ordinary(t: MoeTrainer, steps: int) -> None:
     for _ in range(steps):
         t.step()
@@ -52,7 +63,24 @@ def ordinary(t: MoeTrainer, steps: int) -> None:
 def test_many_steps_are_identical(recompute: bool, tagged: bool) -> None:
     stats = run_both(lambda t: ordinary(t, 50), recompute, tagged, microbatches=4)
     assert stats["iterations"] == 50
+    assert stats["hit_rate"] >= (0.99 if tagged else 0.9)
+    assert_parts_add_up(stats)
+    assert stats["dynamic_region_requests"] > 0.5 * stats["dynamic_requests"] > 0
     assert stats["strays"] == 0
+
+
+@isolated
+def test_without_reuse_no_dynamic_request_is_served_in_the_pool() -> None:
+    plain, planned = moe_twins()
+    ordinary(plain, PROFILED + 5)
+    plan = moe_profile(planned, steps=PROFILED).plan()
+    stalloc.enable(plan, reuse=False)
+    ordinary(planned, 5)
+    assert_same(plain, planned)
+    stats = stalloc.memory_stats()
+    assert stats["dynamic_requests"] == stats["dynamic_fallback_requests"] > 0
+    assert stats["peak_dynamic_in_region"] == stats["peak_dynamic_reused"] == 0
+    assert stats["hit_rate"] >= 0.99
 
 
 # Routing and batches that the profile has not seen, each with ordinary steps around it.
@@ -109,6 +137,7 @@ SURPRISES = [
 def test_surprises_cost_no_value_and_the_fallback_gives_back(name: str, recompute: bool) -> None:
     surprise = next(s for s in SURPRISES if s.__name__ == name)
     reserved: list[int] = []
+    hits: list[int] = []
 
     def rest(t: MoeTrainer) -> None:
         t.step()
@@ -118,11 +147,17 @@ def test_surprises_cost_no_value_and_the_fallback_gives_back(name: str, recomput
             surprise(t)
             _core.runtime("cpu").check()
             t.step()
+        before = stalloc.memory_stats()
+        t.step()
+        after = stalloc.memory_stats()
+        hits.append(after["hits"] - before["hits"])
         stalloc.empty_cache()
         reserved.append(stalloc.memory_stats()["reserved"])
 
     stats = run_both(rest, recompute)
     assert stats["strays"] == 0
+    assert hits[-1] >= 0.99 * stats["planned"], "back in step"
+    assert_parts_add_up(stats)
     ordinary_reserved, after_surprise = reserved[-2:]
     assert after_surprise <= ordinary_reserved + (1 << 20), "the fallback gave it back"
 
@@ -140,6 +175,9 @@ def test_routing_that_drifts_for_200_steps_costs_no_value(tagged: bool) -> None:
     stats = run_both(drift, tagged=tagged)
     assert stats["iterations"] == 200
     assert stats["strays"] == 0
+    assert_parts_add_up(stats)
+    if tagged:
+        assert stats["hit_rate"] >= 0.99
 
 
 @isolated
