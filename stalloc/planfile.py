@@ -126,7 +126,7 @@ class Plan:
 
     @cached_property
     def groups(self) -> Groups:
-        """The dynamic requests by their place among the decisions, and the regions kept for them."""
+        """Dynamic requests by their place among the decisions, and the regions kept for them."""
         return Groups(**self._core.groups())
 
     @cached_property

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from trace_documents import Document, damaged, to_trace, training_document
 
@@ -55,6 +56,40 @@ def test_a_saved_plan_loads_as_it_was(plan: Plan, tmp_path: Path) -> None:
     again.save(path, overwrite=True)
 
 
+def test_dynamic_requests_have_groups_with_regions_and_reusable_space(plan: Plan) -> None:
+    groups, reusable = plan.groups, plan.reusable
+    assert len(groups) == 1
+    assert groups.size[0] > 0
+    assert groups.offset[0] + groups.size[0] <= plan.pool
+    assert 0 <= groups.lower[0] < groups.upper[0]
+    assert set(reusable.group.tolist()) <= {0}
+    assert np.all(reusable.begin < reusable.end)
+    summary = plan.summary()
+    assert summary["groups"] == 1
+    assert summary["region_bytes"] == groups.size[0]
+    assert summary["headroom"] == plan.headroom
+    assert plan.headroom_cost >= 0
+    assert plan.headroom_saves >= 0
+
+
+def test_regions_and_groups_can_be_switched_off() -> None:
+    trace = to_trace(training_document())
+    reuse = trace.plan(regions=False)
+    assert reuse.groups.size.tolist() == [0]
+    assert len(reuse.reusable) > 0
+    assert len(trace.plan(dynamic=False).groups) == 0
+
+
+def test_patterns_of_dynamic_modules_are_saved(plan: Plan, tmp_path: Path) -> None:
+    assert plan.dynamic == []
+    plan.dynamic = ("Experts", "*.mlp")
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again.dynamic == ["Experts", "*.mlp"]
+    assert again.groups.upper.tolist() == plan.groups.upper.tolist()
+    assert again.reusable.end.tolist() == plan.reusable.end.tolist()
+
+
 def test_what_is_saved_follows_the_schema(document: Document) -> None:
     schema = json.loads((SCHEMAS / "plan.schema.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
@@ -79,6 +114,9 @@ def test_what_is_saved_follows_the_schema(document: Document) -> None:
         (("decisions", "phase", 0), 9, "decisions, row 0: lives from phase 9"),
         (("decisions", "upper", 3), 10**6, "decisions, row 3"),
         (("decisions", "size", 0), 0, "decisions, row 0: a size of 0"),
+        (("groups", "after", 0), 9, "groups, row 0: comes after decision 9"),
+        (("reusable", "group", 0), 5, "reusable, row 0: belongs to group 5"),
+        (("headroom",), -1, "headroom: -1 per cent"),
         (("decisions", "stream"), [0], "decisions.stream: has 1 rows, but 'size' has 4"),
         (("pool",), 10**20, "pool: expected an integer of 64 bits"),
         (("pool",), 5, "pool: 5 bytes, less than the bound"),
