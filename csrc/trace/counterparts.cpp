@@ -40,7 +40,8 @@ std::map<Place, Sequence> by_place(const Trace& trace, const Turn& turn) {
   for (std::int32_t i = 0; i < turn.count; ++i) {
     const Request& r = trace.requests[turn.first + i];
     const PhaseKey& key = trace.phases[r.phase_begin].key;
-    if (key.kind == PhaseKind::kUnplanned) continue;
+    // A tagged request must not be taken for the counterpart of a static one of the same size.
+    if (key.kind == PhaseKind::kUnplanned || r.dynamic) continue;
     if (!current || r.phase_begin != phase || r.thread != thread) {
       phase = r.phase_begin;
       thread = r.thread;

@@ -132,7 +132,7 @@ def moe_twins(recompute: bool = False, microbatches: int = 2) -> tuple[MoeTraine
     return MoeTrainer(copy.deepcopy(model), microbatches), MoeTrainer(model, microbatches)
 
 
-def moe_profile(trainer: MoeTrainer, tagged: bool = True, steps: int = 4) -> stalloc.Profile:
+def moe_profile(trainer: MoeTrainer, tagged: bool = True, steps: int = 8) -> stalloc.Profile:
     """The profile of some steps; tagged says which modules are dynamic, else comparing has to."""
     with stalloc.profile(trainer.model, dynamic=[Experts] if tagged else ()) as prof:
         for _ in range(steps):
