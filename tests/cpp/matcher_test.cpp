@@ -158,5 +158,22 @@ TEST(Matcher, StreamsAreToldApart) {
   EXPECT_EQ(m.match(1, 0).decision, 0);
 }
 
+TEST(Matcher, DynamicRequestsFindTheirGroupAndDoNotMoveTheHead) {
+  Plan plan = letters({"ABCD"});
+  DynamicGroup group;
+  group.phase = 0;
+  group.after = 1;
+  plan.groups.push_back(group);
+  Matcher m(plan);
+  m.enter_phase(PhaseKind::kForward, 0, 0);
+  EXPECT_EQ(m.match(1, 0).decision, 0);
+  EXPECT_EQ(m.match(9, 0, /*dynamic=*/true).group, kNone) << "there is no group at this place";
+  EXPECT_EQ(m.match(2, 0).decision, 1);
+  EXPECT_EQ(m.match(9, 0).group, 0) << "no decision, at a place with a group";
+  EXPECT_EQ(m.match(3, 0, /*dynamic=*/true).group, 0) << "tagged, though C would fit";
+  EXPECT_EQ(m.match(3, 0).decision, 2);
+  EXPECT_EQ(m.match(4, 0).decision, 3);
+}
+
 }  // namespace
 }  // namespace stalloc

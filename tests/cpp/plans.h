@@ -8,6 +8,7 @@
 #include "plan/plan.h"
 #include "plan/planner.h"
 #include "plan/portfolio.h"
+#include "plan/reusable.h"
 
 namespace stalloc::testing {
 
@@ -81,6 +82,41 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases) {
     plan.phases[static_cast<std::size_t>(p)].begin = p * per_phase;
     plan.phases[static_cast<std::size_t>(p)].end = std::min(period, (p + 1) * per_phase);
   }
+  return plan;
+}
+
+// Turns every `nth` decision of a plan into a group of dynamic requests with that region, and gives
+// each group all the addresses that are idle through its window.
+inline Plan with_groups(Plan plan, std::size_t nth) {
+  Problem problem;
+  problem.period = plan.period;
+  Layout layout;
+  layout.height = plan.pool;
+  std::vector<Decision> decisions;
+  std::vector<Window> windows;
+  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+    const Decision& d = plan.decisions[i];
+    problem.buffers.push_back({.size = d.size, .lower = d.lower, .upper = d.upper});
+    layout.offsets.push_back(d.offset);
+    if (i % nth != 0) {
+      decisions.push_back(d);
+      continue;
+    }
+    DynamicGroup group;
+    group.phase = group.phase_end = d.phase;
+    group.after = decisions.empty() || decisions.back().phase != d.phase
+                      ? kNone
+                      : static_cast<std::int32_t>(decisions.size()) - 1;
+    group.size = align_up(d.size, plan.alignment);
+    group.offset = d.offset;
+    group.lower = d.lower;
+    group.upper = d.upper;
+    plan.groups.push_back(group);
+    windows.push_back({d.lower, d.upper, 0});
+  }
+  const auto reusable = reusable_space(problem, layout, windows);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) plan.groups[g].reusable = reusable[g];
+  plan.decisions = std::move(decisions);
   return plan;
 }
 

@@ -231,5 +231,104 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
   EXPECT_GT(idle, 300);
 }
 
+// Dynamic requests of all sizes, in and out of their place, among decisions that are skipped, early
+// and late: no address is ever given twice.
+TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
+  int in_region = 0, reused = 0, refused = 0;
+  for (unsigned seed = 0; seed < 150; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    const Plan plan = testing::with_groups(testing::random_plan(random, 60, 2), 4);
+    StaticPool pool(plan);
+    Shadow shadow;
+    std::vector<Offset> live;
+    struct Step {
+      Tick tick;
+      bool dynamic;
+      std::int32_t index;
+    };
+    std::vector<Step> program;
+    for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+      program.push_back({plan.decisions[i].lower, false, static_cast<int>(i)});
+    }
+    for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+      program.push_back({plan.groups[g].lower, true, static_cast<int>(g)});
+    }
+    std::sort(program.begin(), program.end(),
+              [](const Step& a, const Step& b) { return a.tick < b.tick; });
+    const auto add = [&](Offset offset, Bytes size) {
+      shadow.add(offset, size, plan.pool);
+      live.push_back(offset);
+    };
+    for (int turn = 0; turn < 5; ++turn) {
+      for (const Step& step : program) {
+        const int what = pick(0, 29);
+        if (what == 0) continue;
+        if (what == 1) {
+          if (const Offset o = pool.place_idle(300); o != kUnplaced) add(o, 300);
+        }
+        const bool astray = what == 2;
+        if (step.dynamic || astray) {
+          const std::int32_t g =
+              astray ? pick(0, static_cast<int>(plan.groups.size()) - 1) : step.index;
+          for (int i = pick(1, 5); i > 0; --i) {
+            const Bytes size = pick(1, 6000);
+            const Offset o = pool.place_dynamic(g, size);
+            if (o == kUnplaced) {
+              ++refused;
+              continue;
+            }
+            (pool.kind_at(o) == StaticPool::Kind::kRegion ? in_region : reused) += 1;
+            add(o, size);
+            ASSERT_NO_THROW(pool.check()) << "seed " << seed;
+          }
+        } else {
+          pool.leave_group();
+          const Offset o = pool.place(step.index);
+          if (o != kUnplaced) add(o, plan.decisions[static_cast<std::size_t>(step.index)].size);
+        }
+        while (!live.empty() && pick(0, 9) < 5) {
+          const auto i = static_cast<std::size_t>(pick(0, static_cast<int>(live.size()) - 1));
+          ASSERT_GT(pool.release(live[i]).size, 0);
+          shadow.remove(live[i]);
+          live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+        ASSERT_NO_THROW(pool.check()) << "seed " << seed;
+        if (HasFatalFailure()) return;
+      }
+      pool.leave_group();
+      pool.end_iteration();
+      ASSERT_NO_THROW(pool.check());
+    }
+    for (const Offset o : live) ASSERT_GT(pool.release(o).size, 0);
+    EXPECT_EQ(pool.live_blocks(), 0u);
+  }
+  EXPECT_GT(in_region, 5000);
+  EXPECT_GT(reused, 1000);
+  EXPECT_GT(refused, 1000);
+}
+
+TEST(StaticPool, ARegionGoesWithItsLastBlockOnceItsPlaceIsLeft) {
+  StaticPool pool(testing::with_groups(
+      testing::plan_of({decision(2048, 0, 0, 4), decision(512, 2048, 1, 3), decision(512, 0, 5, 6)},
+                       8),
+      3));
+  // The first of the three has become group 0; the others are decisions 0 and 1.
+  EXPECT_EQ(pool.place_dynamic(0, 1000), 0);
+  EXPECT_EQ(pool.place_dynamic(0, 1000), 1024);
+  EXPECT_EQ(pool.place_dynamic(0, 1), kUnplaced) << "the region is full and nothing else is idle";
+  pool.leave_group();
+  EXPECT_EQ(pool.place(0), 2048);
+  EXPECT_EQ(pool.release(0).size, 1000);
+  EXPECT_EQ(pool.place(1), kUnplaced) << "the region is still in use";
+  EXPECT_EQ(pool.release(1024).kind, StaticPool::Kind::kRegion);
+  EXPECT_EQ(pool.release(2048).size, 512);
+  EXPECT_EQ(pool.live_blocks(), 0u);
+  EXPECT_EQ(pool.place(1), 0);
+  pool.check();
+}
+
 }  // namespace
 }  // namespace stalloc
