@@ -50,20 +50,20 @@ def _load() -> _TorchModule:
     return module
 
 
-def adapter(device: torch.device) -> Adapter:
-    """The adapter of a device.
+def adapter(device: str) -> Adapter:
+    """The adapter of a kind of device, "cpu" or "meta".
 
     Raises:
         StallocError: If stalloc does not serve the device, or was built against another torch.
     """
-    if device.type == "cpu":
+    if device == "cpu":
         module = _load()
         return Adapter(_core.runtime("cpu"), module.install_cpu, module.uninstall_cpu)
-    if device.type == "meta":
+    if device == "meta":
         module = _load()
         return Adapter(_core.runtime("meta"), module.install_meta, module.uninstall_meta)
     raise StallocError(
-        f"stalloc does not serve device '{device.type}' yet; it serves 'cpu', and profiles 'meta'"
+        f"stalloc does not serve device '{device}' yet; it serves 'cpu', and profiles 'meta'"
     )
 
 

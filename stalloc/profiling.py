@@ -47,7 +47,7 @@ class Profile:
         self.model = model
         self._device = device
         self._dynamic = dynamic
-        self._adapter = _adapters.adapter(device)
+        self._adapter = _adapters.adapter(device.type)
         self._hooks = TrainingHooks(
             self._adapter.runtime,
             model,
@@ -117,7 +117,13 @@ class Profile:
         return self._trace
 
     def plan(
-        self, *, algorithm: str | None = None, alignment: int = 512, time_limit: float = 10.0
+        self,
+        *,
+        algorithm: str | None = None,
+        alignment: int = 512,
+        time_limit: float = 10.0,
+        regions: bool = True,
+        dynamic: bool = True,
     ) -> Plan:
         """Plans the address of every request that repeats.
 
@@ -125,11 +131,19 @@ class Profile:
             algorithm: A planner's name; None runs several and keeps the best plan.
             alignment: Of every address, in bytes.
             time_limit: Seconds to look for a better plan than the first one.
+            regions: Whether dynamic requests get regions of their own in the pool.
+            dynamic: Whether dynamic requests are served in the pool at all.
 
         Raises:
             TraceError: If no complete iteration was recorded.
         """
-        return self.trace.plan(algorithm=algorithm, alignment=alignment, time_limit=time_limit)
+        return self.trace.plan(
+            algorithm=algorithm,
+            alignment=alignment,
+            time_limit=time_limit,
+            regions=regions,
+            dynamic=dynamic,
+        )
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         recorded = self._adapter.runtime.recorded_iterations

@@ -27,11 +27,11 @@ class Session:
         self.plan = plan
         self._reuse = reuse
         self._strict = strict
-        self._adapter = _adapters.adapter(torch.device(plan.info.get("device", "cpu")))
+        self._adapter = _adapters.adapter(plan.info.get("device", "cpu"))
         self._hooks = TrainingHooks(
             self._adapter.runtime,
             model,
-            dynamic=json.loads(plan.info.get("dynamic", "[]")),
+            dynamic=_names(plan, "dynamic"),
             on_forward=self._check_forward,
         )
         self._fits = False
@@ -207,7 +207,7 @@ def _model_mismatch(plan: Plan, model: torch.nn.Module) -> str | None:
 
 
 def _input_mismatch(plan: Plan, args: Any, kwargs: Any) -> str | None:
-    profiled = json.loads(plan.info.get("inputs", "[]"))
+    profiled = _names(plan, "inputs")
     running = input_signature(args, kwargs)
     if profiled and running not in profiled:
         return (
@@ -215,3 +215,17 @@ def _input_mismatch(plan: Plan, args: Any, kwargs: Any) -> str | None:
             f"{running}; profile again with this batch size and length"
         )
     return None
+
+
+def _names(plan: Plan, key: str) -> list[str]:
+    """The strings that a plan's info holds as a JSON array; empty when it has none."""
+    text = plan.info.get(key, "[]")
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PlanError(
+            f"the plan's info, key {key}: {text!r} is no JSON array of strings; plan again"
+        )
+    return names

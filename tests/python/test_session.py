@@ -79,6 +79,19 @@ def test_a_plan_of_another_torch_is_refused() -> None:
 
 
 @isolated
+def test_damaged_info_is_a_plan_error() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    for damaged in ("[1]", "{", '"Experts"'):
+        plan.info = {**plan.info, "dynamic": damaged}
+        with pytest.raises(stalloc.PlanError, match="key dynamic"):
+            stalloc.enable(plan)
+    plan.info = {**plan.info, "dynamic": "[]", "device": "nowhere"}
+    with pytest.raises(stalloc.StallocError, match="nowhere"):
+        stalloc.enable(plan)
+
+
+@isolated
 def test_a_pool_that_cannot_be_reserved_changes_nothing() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
