@@ -47,6 +47,11 @@ auto run_interruptibly(const pybind11::object& progress, Work work) {
       cancel = true;
     }
   }
+  {
+    // The work may have ended before the last signal was looked at.
+    const py::gil_scoped_acquire gil;
+    if (!raised && PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
   if (raised) std::rethrow_exception(raised);
   return result.get();
 }
