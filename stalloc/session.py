@@ -54,9 +54,13 @@ class Session:
         return _session is self
 
     def _start(self) -> None:
-        self._adapter.runtime.enable(self.plan._core, self._reuse)
         self._adapter.install()
-        self._hooks.attach()
+        self._adapter.runtime.enable(self.plan._core, self._reuse)
+        try:
+            self._hooks.attach()
+        except BaseException:
+            self._stop()
+            raise
 
     def _stop(self) -> None:
         self._hooks.detach()
@@ -117,7 +121,9 @@ def enable(
         plan = Plan.load(Path(plan))
     if not isinstance(plan, Plan):
         raise TypeError(f"enable() takes a Plan or the path of one, not {type(plan).__name__}")
-    problem = _environment_mismatch(plan) or (_model_mismatch(plan, model) if model else None)
+    problem = _environment_mismatch(plan) or (
+        _model_mismatch(plan, model) if model is not None else None
+    )
     session = Session(plan, model, strict, reuse) if not problem else None
     if session is None:
         disable()

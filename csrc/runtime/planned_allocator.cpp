@@ -13,6 +13,9 @@ namespace {
 // of no use later.
 constexpr std::int64_t kSettling = 4;
 
+// What torch promises of every tensor, and its kernels rely on.
+constexpr Bytes kServedAlignment = 64;
+
 }  // namespace
 
 PlannedAllocator::~PlannedAllocator() {
@@ -22,6 +25,11 @@ PlannedAllocator::~PlannedAllocator() {
 
 void PlannedAllocator::enable(const Plan& plan, bool reuse) {
   plan.check();
+  if (plan.alignment % kServedAlignment != 0) {
+    throw PlanError("the plan's addresses are aligned to " + std::to_string(plan.alignment) +
+                    " bytes, and tensors need a multiple of " + std::to_string(kServedAlignment) +
+                    "; plan again with the default alignment");
+  }
   const std::lock_guard lock(mutex_);
   std::byte* memory = nullptr;
   if (plan.pool > 0) {

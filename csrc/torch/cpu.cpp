@@ -71,6 +71,11 @@ CpuAllocator& instance() {
 void install_cpu() {
   c10::Allocator* current = c10::GetCPUAllocator();
   if (current == &instance()) return;
+  // Live blocks of ours go back to the base they came from, so there can be only one, and one that
+  // has since been put in front of us may well call us.
+  TORCH_CHECK(!base || base == current,
+              "another library has replaced torch's CPU allocator since stalloc was first used; "
+              "stalloc cannot serve CPU tensors beside it");
   base = current;
   c10::SetCPUAllocator(&instance());
   TORCH_CHECK(c10::GetCPUAllocator() == &instance(),

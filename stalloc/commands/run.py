@@ -110,6 +110,9 @@ def _planned(args: argparse.Namespace) -> int:
     code = _run(args)
     stats = stalloc.memory_stats()
     stalloc.disable()
+    if not stats["enabled"] and not args.json:
+        _say("the plan was not used")
+        return code
     if args.json:
         print_json({"mode": "plan", **stats})
     else:

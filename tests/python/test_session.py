@@ -79,6 +79,18 @@ def test_a_plan_of_another_torch_is_refused() -> None:
 
 
 @isolated
+def test_a_plan_of_too_fine_an_alignment_is_refused() -> None:
+    _, trainer = twins()
+    with stalloc.profile(trainer.model) as prof:
+        for _ in range(2):
+            trainer.step()
+    with pytest.raises(stalloc.PlanError, match="multiple of 64"):
+        stalloc.enable(prof.plan(alignment=1))
+    assert not _core.runtime("cpu").enabled
+    trainer.step()
+
+
+@isolated
 def test_damaged_info_is_a_plan_error() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
