@@ -1,0 +1,146 @@
+"""What is trained how: the parallel layouts and optimizations of the paper's evaluation.
+
+A configuration is named `MODEL-OPTIMIZATIONS[-mbN]-STAGE`, such as `llama2-7b-vr-first`. The
+letters are the paper's: N none, R recomputation of every layer, V virtual pipeline, Z distributed
+optimizer (ZeRO-1), O optimizer states offloaded to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from models import (
+    GPT2_345M,
+    LLAMA2_7B,
+    QWEN15_MOE,
+    QWEN25_7B,
+    QWEN25_14B,
+    QWEN25_32B,
+    QWEN25_72B,
+    Model,
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one model is spread over ranks, and how a batch is cut up.
+
+    Attributes:
+        tensor: Tensor-parallel ranks; activations outside the matrix products are split along the
+            sequence over the same ranks.
+        pipeline: Pipeline stages.
+        data: Data-parallel ranks.
+        expert: Expert-parallel ranks. Experts are not split further.
+        microbatch: Sequences a microbatch.
+        microbatches: Microbatches an iteration.
+        chunks: Model chunks a rank (virtual pipeline); 1 for plain 1F1B.
+    """
+
+    tensor: int
+    pipeline: int
+    data: int
+    microbatch: int
+    microbatches: int
+    expert: int = 1
+    chunks: int = 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """One rank of one training run."""
+
+    model: Model
+    layout: Layout
+    optimizations: str = "n"
+    last: bool = False
+    skew: float = 0.5
+    seed: int = 1
+
+    @property
+    def recompute(self) -> bool:
+        """Whether every layer keeps its input only."""
+        return "r" in self.optimizations
+
+    @property
+    def zero(self) -> bool:
+        """Whether optimizer states are split over the data-parallel ranks."""
+        return "z" in self.optimizations
+
+    @property
+    def offload(self) -> bool:
+        """Whether optimizer states live on the host."""
+        return "o" in self.optimizations
+
+    @property
+    def stage(self) -> int:
+        """The pipeline rank, from 0."""
+        return self.layout.pipeline - 1 if self.last else 0
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return f"{self.workload}-{'last' if self.last else 'first'}"
+
+    @property
+    def workload(self) -> str:
+        """The name without the stage."""
+        default = PAPER_MICROBATCH.get(self.model.name)
+        odd = "" if self.layout.microbatch == default else f"-mb{self.layout.microbatch}"
+        return f"{self.model.name}-{self.optimizations}{odd}"
+
+
+# The settings of the paper's published experiment scripts.
+_SPLIT = {  # tensor, pipeline, microbatch, microbatches, chunks when virtual
+    GPT2_345M: (Layout(4, 2, 1, 128, 8), Layout(2, 2, 2, 128, 4), 6),
+    LLAMA2_7B: (Layout(4, 2, 1, 4, 32), Layout(2, 2, 2, 4, 16), 8),
+    QWEN15_MOE: (Layout(4, 2, 1, 8, 16, expert=4), Layout(2, 2, 2, 8, 8, expert=2), 6),
+}
+PAPER_MICROBATCH = {model.name: plain.microbatch for model, (plain, _, _) in _SPLIT.items()}
+OPTIMIZATIONS = ("n", "r", "v", "vr", "zr", "zor")
+
+# Qwen2.5, whose settings the paper gives for 14B on 16 GPUs only; the others follow it.
+_SCALE = {
+    QWEN25_7B: Layout(2, 2, 2, 1, 16, chunks=7),
+    QWEN25_14B: Layout(2, 2, 4, 1, 16, chunks=6),
+    QWEN25_32B: Layout(4, 4, 2, 1, 16, chunks=4),
+    QWEN25_72B: Layout(8, 4, 2, 1, 16, chunks=5),
+}
+PAPER_MICROBATCH |= {model.name: layout.microbatch for model, layout in _SCALE.items()}
+MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def paper_configs() -> list[Config]:
+    """Models and optimizations: the paper's Figure 8."""
+    return [config for model in _SPLIT for config in _of_model(model)]
+
+
+def scale_configs() -> list[Config]:
+    """Larger models on more ranks, virtual pipeline: the paper's Figure 9."""
+    return [Config(model, _SCALE[model], "v", last) for model in _SCALE for last in (False, True)]
+
+
+def microbatch_configs() -> list[Config]:
+    """GPT-2 with growing microbatches under recomputation: the paper's Figure 10."""
+    plain = _SPLIT[GPT2_345M][0]
+    return [
+        Config(GPT2_345M, replace(plain, microbatch=size), "r", last)
+        for size in MICROBATCHES
+        for last in (False, True)
+    ]
+
+
+def all_configs() -> dict[str, Config]:
+    """Every configuration by its name."""
+    configs = [*paper_configs(), *scale_configs(), *microbatch_configs()]
+    return {config.name: config for config in configs}
+
+
+def _of_model(model: Model) -> Iterator[Config]:
+    plain, split, chunks = _SPLIT[model]
+    for optimizations in OPTIMIZATIONS:
+        layout = split if "z" in optimizations else plain
+        if "v" in optimizations:
+            layout = replace(layout, chunks=chunks)
+        for last in (False, True):
+            yield Config(model, layout, optimizations, last)

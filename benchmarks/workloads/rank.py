@@ -1,0 +1,129 @@
+"""Runs training iterations of one rank on the meta device, in the schedule's true order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from configs import Config
+from optimizer import GradientBuffer, Optimizer
+from schedule import Step, steps
+from stage import Stage
+from torch import Tensor
+
+import stalloc
+from stalloc.hooks import phase
+
+ROUTED = "RoutedExperts"
+
+
+@dataclass
+class _InFlight:
+    """What a microbatch holds between its forward and its backward through a chunk."""
+
+    x: Tensor | None
+    output: Tensor
+
+
+@dataclass
+class Rank:
+    """A rank with its model, gradients and optimizer.
+
+    Attributes:
+        config: Which one.
+        stage: Its model.
+    """
+
+    config: Config
+    stage: Stage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stage = Stage(self.config)
+        self._gradients = GradientBuffer(self.stage)
+        self._optimizer = Optimizer(self.config, self._gradients)
+        self._iteration = 0
+
+    def iterate(self) -> None:
+        """One iteration: every microbatch forward and backward, then the optimizer's step."""
+        self.stage.shared.routing.iteration = self._iteration
+        self._gradients.zero()
+        self._run_schedule()
+        with phase("optimizer"):
+            self._gradients.reduce_norms()
+            self._optimizer.step()
+        self._iteration += 1
+
+    def _run_schedule(self) -> None:
+        layout, stage = self.config.layout, self.config.stage
+        order = list(steps(layout, stage))
+        in_flight: dict[tuple[int, int], _InFlight] = {}
+        received = self._receive(order[0])
+        for step, following in zip(order, [*order[1:], None], strict=True):
+            if step.backward:
+                self._backward(step, in_flight.pop((step.chunk, step.microbatch)), received)
+            else:
+                in_flight[step.chunk, step.microbatch] = self._forward(step, received)
+            # As Megatron-LM does, what the next step needs is received when this one sends.
+            received = self._receive(following) if following else None
+
+    def _receive(self, step: Step) -> Tensor | None:
+        layout = self.config.layout
+        stage, chunk = self.config.stage, step.chunk
+        first = stage == 0 and chunk == 0
+        last = stage == layout.pipeline - 1 and chunk == layout.chunks - 1
+        if last if step.backward else first:
+            return None
+        model = self.config.model
+        return torch.empty(
+            (model.sequence // layout.tensor, layout.microbatch, model.hidden),
+            dtype=torch.bfloat16,
+            device="meta",
+            requires_grad=not step.backward,
+        )
+
+    def _forward(self, step: Step, x: Tensor | None) -> _InFlight:
+        self.stage.shared.routing.microbatch = step.microbatch
+        layout, model = self.config.layout, self.config.model
+        with phase("forward", step.microbatch, step.chunk):
+            shape = (layout.microbatch, model.sequence)
+            tokens = labels = None
+            if self.stage.chunks[step.chunk].embedding is not None:
+                tokens = torch.empty(shape, dtype=torch.int64, device="meta")
+            if self.stage.chunks[step.chunk].head is not None:
+                labels = torch.empty(shape, dtype=torch.int64, device="meta")
+            output = self.stage(step.chunk, tokens if x is None else x, labels)
+            if labels is not None:
+                output = output / layout.microbatches
+            else:
+                # deallocate_output_tensor: once sent, only its graph is needed.
+                output.data = torch.empty((1,), dtype=output.dtype, device="meta")
+        return _InFlight(x, output)
+
+    def _backward(self, step: Step, flight: _InFlight, grad: Tensor | None) -> None:
+        self.stage.shared.routing.microbatch = step.microbatch
+        with phase("backward", step.microbatch, step.chunk):
+            if flight.x is not None:
+                flight.x.retain_grad()
+            if grad is None:
+                grad = torch.ones_like(flight.output)  # as Megatron-LM's custom_backward
+            # The engine itself: backward() would insist that the output still has its shape.
+            torch.autograd.Variable._execution_engine.run_backward(
+                (flight.output,), (grad,), False, False, (), True, True
+            )
+            # The input's gradient goes to the previous stage and is freed with the microbatch.
+
+
+def record(config: Config, iterations: int = 3) -> stalloc.Trace:
+    """A trace of start-up with a warm-up iteration, then of `iterations` more.
+
+    Start-up (weights, gradients, optimizer states) belongs to the first recorded iteration, which
+    comparing iterations leaves out.
+    """
+    with stalloc.profile(device="meta", dynamic=(ROUTED,)) as prof:
+        rank = Rank(config)
+        rank.iterate()
+        prof.step()
+        for _ in range(iterations):
+            rank.iterate()
+            prof.step()
+    return prof.trace

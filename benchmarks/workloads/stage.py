@@ -1,0 +1,112 @@
+"""One rank's model: the chunks of its pipeline stage."""
+
+from __future__ import annotations
+
+import torch
+from configs import Config
+from layers import MLP, Layer, RMSNorm
+from moe import MoE, Routing
+from parallel import ColumnParallelLinear, GatherBuffer, checkpoint, cross_entropy, reduce_scatter
+from torch import Tensor, nn
+
+
+class Embedding(nn.Module):
+    """VocabParallelEmbedding with the sum over ranks scattered along the sequence."""
+
+    def __init__(self, vocabulary: int, hidden: int, ranks: int) -> None:
+        super().__init__()
+        self.ranks = ranks
+        self.weight = nn.Parameter(
+            torch.empty(vocabulary // ranks, hidden, dtype=torch.bfloat16, device="meta")
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [batch, sequence] to [sequence / ranks, batch, hidden]."""
+        mask = (tokens < 0) | (tokens >= self.weight.shape[0])
+        masked = tokens.clone() - 0
+        masked.masked_fill_(mask, 0)
+        embedded = torch.nn.functional.embedding(masked, self.weight)
+        embedded = embedded.masked_fill(mask.unsqueeze(-1), 0.0)
+        return reduce_scatter(embedded.transpose(0, 1).contiguous(), self.ranks)
+
+
+class Chunk(nn.Module):
+    """Some consecutive layers, with the embedding before or the loss behind where they belong."""
+
+    def __init__(
+        self, config: Config, layers: range, first: bool, last: bool, shared: Shared
+    ) -> None:
+        super().__init__()
+        model, layout = config.model, config.layout
+        self.recompute = config.recompute
+        vocabulary = model.padded_vocabulary(layout.tensor)
+        self.embedding = Embedding(vocabulary, model.hidden, layout.tensor) if first else None
+        self.layers = nn.ModuleList(
+            Layer(
+                model,
+                layout.tensor,
+                shared.buffer,
+                shared.angles,
+                MoE(model, layout.tensor, layout.expert, shared.routing, index, shared.buffer)
+                if model.experts
+                else MLP(model.hidden, model.ffn, layout.tensor, shared.buffer),
+            )
+            for index in layers
+        )
+        self.norm = RMSNorm(model.hidden) if last else None
+        self.head = (
+            ColumnParallelLinear(model.hidden, vocabulary, layout.tensor, shared.buffer)
+            if last
+            else None
+        )
+
+    def forward(self, x: Tensor, labels: Tensor | None) -> Tensor:
+        """Tokens or the previous chunk's output to this chunk's output or the loss."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x) if self.recompute else layer(x)
+        if self.norm is None or self.head is None:
+            return x
+        assert labels is not None
+        logits = self.head(self.norm(x))
+        losses = cross_entropy(logits.float(), labels.transpose(0, 1).contiguous())
+        return losses.transpose(0, 1).contiguous().float().mean()
+
+
+class Shared:
+    """What all chunks of a rank share: the gather buffer, the rotary angles, the routing."""
+
+    def __init__(self, config: Config) -> None:
+        model = config.model
+        self.buffer = GatherBuffer()
+        self.routing = Routing(config.seed, config.skew)
+        positions = torch.arange(model.sequence, dtype=torch.float32, device="meta")
+        frequencies = torch.empty(model.head_size // 2, dtype=torch.float32, device="meta")
+        half = torch.outer(positions, frequencies)
+        self.angles = torch.cat((half, half), dim=-1)[:, None, None, :]
+
+
+class Stage(nn.Module):
+    """All chunks of one rank; calling it runs one of them."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        layout = config.layout
+        self.config = config
+        self.shared = Shared(config)
+        slots = layout.pipeline * layout.chunks
+        each = config.model.layers // slots
+        if each * slots != config.model.layers:
+            raise ValueError(
+                f"{config.name}: {config.model.layers} layers cannot be split into {slots} chunks"
+            )
+        self.chunks = nn.ModuleList()
+        for chunk in range(layout.chunks):
+            slot = chunk * layout.pipeline + config.stage
+            layers = range(slot * each, (slot + 1) * each)
+            self.chunks.append(Chunk(config, layers, slot == 0, slot == slots - 1, self.shared))
+
+    def forward(self, chunk: int, x: Tensor, labels: Tensor | None) -> Tensor:
+        """Runs one chunk."""
+        return self.chunks[chunk](x, labels)
