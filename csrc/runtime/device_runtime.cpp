@@ -32,7 +32,7 @@ void after_fork_in_parent() {
 void after_fork_in_child() {
   after_fork_in_parent();
   for (DeviceRuntime* r : {&DeviceRuntime::cpu(), &DeviceRuntime::meta()}) {
-    r->recorder().finish();
+    r->recorder().abandon();
     r->allocator().disable();
   }
 }

@@ -11,6 +11,7 @@ void Recorder::start() {
   records_.clear();
   live_.clear();
   dynamic_layers_.clear();
+  defined_layers_ = 0;
   open_layers_.clear();
   layer_of_sequence_.clear();
   seen_.clear();
@@ -28,8 +29,10 @@ Trace Recorder::finish() {
   active_.store(false, std::memory_order_release);
   live_.clear();
   if (span_open_) trace_.phases.back().end = clock_;
-  for (const LayerIndex span : open_layers_) {
-    trace_.layer_spans[static_cast<std::size_t>(span)].end = clock_;
+  for (const auto& [thread, spans] : open_layers_) {
+    for (const LayerIndex span : spans) {
+      trace_.layer_spans[static_cast<std::size_t>(span)].end = clock_;
+    }
   }
   open_layers_.clear();
   trace_.end = clock_;
@@ -37,6 +40,11 @@ Trace Recorder::finish() {
   // One by one, so that the records' chunks go as the trace comes.
   for (; !records_.empty(); records_.pop_front()) trace_.requests.push_back(records_.front());
   return std::exchange(trace_, Trace{});
+}
+
+void Recorder::abandon() {
+  const std::lock_guard lock(mutex_);
+  active_.store(false, std::memory_order_release);
 }
 
 void Recorder::on_allocate(const void* block, Bytes size, StreamId stream, bool for_training,
@@ -57,6 +65,7 @@ void Recorder::on_allocate(const void* block, Bytes size, StreamId stream, bool 
 
 void Recorder::on_free(const void* block, NodeSequence node) {
   const std::lock_guard lock(mutex_);
+  if (!active()) return;
   const auto it = live_.find(block);
   if (it == live_.end()) return;
   Request& r = records_[it->second];
@@ -113,23 +122,28 @@ PhaseIndex Recorder::current_span() {
 
 LayerIndex Recorder::define_layer(const std::string& name, bool dynamic) {
   const std::lock_guard lock(mutex_);
-  trace_.layers.push_back(name);
-  dynamic_layers_.push_back(dynamic);
-  return static_cast<LayerIndex>(trace_.layers.size() - 1);
+  if (active()) {
+    trace_.layers.push_back(name);
+    dynamic_layers_.push_back(dynamic);
+  }
+  return defined_layers_++;
 }
 
 void Recorder::enter_layer(LayerIndex layer, bool recompute) {
   const std::lock_guard lock(mutex_);
   if (!active()) return;
-  open_layers_.push_back(static_cast<LayerIndex>(trace_.layer_spans.size()));
+  open_layers_[this_thread_ordinal()].push_back(static_cast<LayerIndex>(trace_.layer_spans.size()));
   trace_.layer_spans.push_back({layer, current_span(), clock_, clock_, recompute});
 }
 
 void Recorder::leave_layer() {
   const std::lock_guard lock(mutex_);
-  if (!active() || open_layers_.empty()) return;
-  trace_.layer_spans[static_cast<std::size_t>(open_layers_.back())].end = clock_;
-  open_layers_.pop_back();
+  if (!active()) return;
+  const auto mine = open_layers_.find(this_thread_ordinal());
+  if (mine == open_layers_.end()) return;
+  trace_.layer_spans[static_cast<std::size_t>(mine->second.back())].end = clock_;
+  mine->second.pop_back();
+  if (mine->second.empty()) open_layers_.erase(mine);
 }
 
 void Recorder::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last) {
@@ -150,8 +164,8 @@ void Recorder::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t
 }
 
 LayerIndex Recorder::current_layer(NodeSequence node) const {
-  if (!open_layers_.empty()) {
-    return trace_.layer_spans[static_cast<std::size_t>(open_layers_.back())].layer;
+  if (const auto mine = open_layers_.find(this_thread_ordinal()); mine != open_layers_.end()) {
+    return trace_.layer_spans[static_cast<std::size_t>(mine->second.back())].layer;
   }
   if (!node || *node < first_sequence_) return kNone;
   const std::uint64_t i = *node - first_sequence_;

@@ -5,7 +5,9 @@
 //
 // Layers of backward requests are not known from module hooks, which only see forward. Instead each
 // stay in a module is tagged with the autograd sequence numbers its nodes got, and a request made
-// while a node runs belongs to the module that holds the node's number.
+// while a node runs belongs to the module that holds the node's number. The modules that a thread
+// is inside of come first; they are nobody else's: an accelerator's backward pass runs on a thread
+// of its own, perhaps while the thread that called it is still inside a module.
 //
 // Thread-safe.
 #pragma once
@@ -36,6 +38,10 @@ class Recorder {
   // later are not seen: such requests have no end.
   Trace finish();
 
+  // Ends recording and drops what there is, which stays in memory until the next start(). For the
+  // child of a fork: it shares those pages with its parent, and must not copy them.
+  void abandon();
+
   // `block` tells live blocks apart; an address will do. `size` > 0 bytes. `for_training`: see
   // PlannedAllocator::allocate.
   void on_allocate(const void* block, Bytes size, StreamId stream, bool for_training,
@@ -49,7 +55,10 @@ class Recorder {
   void leave_unplanned();
   void end_iteration();
 
+  // A number for a layer; its name is kept only while recording.
   LayerIndex define_layer(const std::string& name, bool dynamic);
+  // The calling thread enters a layer that was defined while recording; leaves the one it entered
+  // last.
   void enter_layer(LayerIndex layer, bool recompute);
   void leave_layer();
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
@@ -74,7 +83,9 @@ class Recorder {
   std::deque<Request> records_;
   std::unordered_map<const void*, std::uint32_t> live_;
   std::vector<bool> dynamic_layers_;
-  std::vector<LayerIndex> open_layers_;  // indices into trace_.layer_spans, innermost last
+  LayerIndex defined_layers_ = 0;
+  // By thread; indices into trace_.layer_spans, innermost last.
+  std::unordered_map<ThreadOrdinal, std::vector<LayerIndex>> open_layers_;
   std::vector<LayerIndex> layer_of_sequence_;
   std::uint64_t first_sequence_ = 0;
   std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration

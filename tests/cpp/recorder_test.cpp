@@ -130,6 +130,68 @@ TEST_F(RecorderTest, OtherThreadsAreToldApart) {
   EXPECT_EQ(t.requests[2].thread, 0);
 }
 
+TEST_F(RecorderTest, LayersAreOfTheThreadThatEntersThem) {
+  recorder_.start();
+  const LayerIndex outer = recorder_.define_layer("outer", true);
+  const LayerIndex inner = recorder_.define_layer("inner", false);
+  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  recorder_.enter_layer(inner, false);
+  recorder_.leave_layer();
+  recorder_.tag_sequence(inner, 10, 20);
+  recorder_.enter_layer(outer, false);
+  // An accelerator's backward pass, called from inside the outer module.
+  std::thread([&] {
+    const auto backward = [&](int i, NodeSequence node) {
+      recorder_.on_allocate(block(i), 1, 0, /*for_training=*/true, node);
+    };
+    backward(1, 12);
+    backward(2, 30);
+    recorder_.leave_layer();  // it has entered none
+    recorder_.enter_layer(inner, true);
+    backward(3, 30);
+    recorder_.leave_layer();
+    backward(4, 30);
+    recorder_.enter_layer(inner, true);
+  }).join();
+  allocate(5, 1);
+  recorder_.leave_layer();
+  allocate(6, 1);
+  const Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  std::vector<LayerIndex> layers;
+  for (const Request& r : t.requests) layers.push_back(r.layer_begin);
+  EXPECT_EQ(layers, (std::vector<LayerIndex>{inner, kNone, inner, kNone, outer, kNone}));
+  std::vector<Tick> ends;
+  for (const LayerSpan& span : t.layer_spans) ends.push_back(span.end);
+  EXPECT_EQ(ends, (std::vector<Tick>{0, 5, 3, 6})) << "the last was never left";
+}
+
+TEST_F(RecorderTest, NamesOfLayersAreKeptOnlyWhileRecording) {
+  EXPECT_NE(recorder_.define_layer("early", false), recorder_.define_layer("early too", false));
+  recorder_.start();
+  EXPECT_EQ(recorder_.define_layer("layer", false), 0);
+  EXPECT_EQ(recorder_.finish().layers, std::vector<std::string>{"layer"});
+  recorder_.define_layer("late", false);
+  recorder_.start();
+  EXPECT_TRUE(recorder_.finish().layers.empty());
+}
+
+TEST_F(RecorderTest, WhatIsAbandonedStaysUntouched) {
+  recorder_.start();
+  allocate(1, 100);
+  const std::size_t held = recorder_.memory_bytes();
+  recorder_.abandon();
+  EXPECT_FALSE(recorder_.active());
+  EXPECT_EQ(recorder_.memory_bytes(), held);
+  free(1);
+  allocate(2, 100);
+  EXPECT_EQ(recorder_.memory_bytes(), held);
+  EXPECT_TRUE(recorder_.finish().requests.empty());
+  recorder_.start();
+  free(1);
+  EXPECT_EQ(recorder_.finish().end, 0);
+}
+
 TEST_F(RecorderTest, TakesAtMostAHundredBytesARequest) {
   recorder_.start();
   recorder_.enter_phase(PhaseKind::kForward, 0, 0);
