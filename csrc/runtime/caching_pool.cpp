@@ -51,13 +51,14 @@ bool CachingPool::worth_splitting(Bytes rest, bool small) const {
   return small ? rest >= kDefaultAlignment : rest > unit_ / 2;
 }
 
-CachingPool::Freed CachingPool::deallocate(void* p) {
-  const auto block = blocks_.find(reinterpret_cast<Address>(p));
+CachingPool::Freed CachingPool::deallocate(void* p, bool keep) {
+  auto block = blocks_.find(reinterpret_cast<Address>(p));
   if (block == blocks_.end() || block->second.requested == 0) return {};
   const Freed freed{block->second.requested, block->second.marked};
   block->second.requested = 0;
   --live_;
-  make_free(block);
+  block = make_free(block);
+  if (!keep && is_whole_segment(block)) release_segment(block);
   return freed;
 }
 
@@ -81,7 +82,7 @@ void CachingPool::forget_free(Blocks::iterator block) {
 }
 
 // Merges a block that has just become free with free neighbours of the same segment.
-void CachingPool::make_free(Blocks::iterator block) {
+CachingPool::Blocks::iterator CachingPool::make_free(Blocks::iterator block) {
   const auto mergeable = [&](Blocks::iterator other) {
     return other->second.requested == 0 && other->second.segment == block->second.segment;
   };
@@ -100,25 +101,30 @@ void CachingPool::make_free(Blocks::iterator block) {
   }
   const Block& b = block->second;
   free_.emplace(Shelf{b.stream, b.small}, b.size, block->first);
+  return block;
+}
+
+bool CachingPool::is_whole_segment(Blocks::const_iterator block) const {
+  return block->second.requested == 0 && block->second.size == segments_.at(block->second.segment);
+}
+
+void CachingPool::release_segment(Blocks::iterator block) {
+  const auto [address, size] = std::pair(block->first, block->second.size);
+  forget_free(block);
+  blocks_.erase(block);
+  segments_.erase(address);
+  reserved_ -= size;
+  device_.release(reinterpret_cast<void*>(address), size);
 }
 
 Bytes CachingPool::release_cached() {
-  Bytes released = 0;
+  const Bytes before = reserved_;
   for (auto it = segments_.begin(); it != segments_.end();) {
-    const auto [address, size] = *it;
-    const auto block = blocks_.find(address);
-    if (block->second.requested != 0 || block->second.size != size) {
-      ++it;
-      continue;
-    }
-    forget_free(block);
-    blocks_.erase(block);
-    device_.release(reinterpret_cast<void*>(address), size);
-    released += size;
-    it = segments_.erase(it);
+    const auto first = blocks_.find(it->first);
+    ++it;
+    if (is_whole_segment(first)) release_segment(first);
   }
-  reserved_ -= released;
-  return released;
+  return before - reserved_;
 }
 
 Bytes CachingPool::largest_hole() const {

@@ -5,7 +5,7 @@
 // under 10 MiB from segments of 20 MiB, larger ones get a segment rounded up to 2 MiB; best fit per
 // stream by size, then address; a block is split when what remains is worth keeping, and merged
 // with its neighbours when freed. Segments stay until release_cached(), or until the device runs
-// out.
+// out, unless whoever frees says otherwise.
 //
 // Not thread-safe: PlannedAllocator locks.
 #pragma once
@@ -37,8 +37,9 @@ class CachingPool {
     bool marked = false;
   };
 
-  // Takes back a block; of size kNotOurs for any other pointer.
-  Freed deallocate(void* p);
+  // Takes back a block; of size kNotOurs for any other pointer. Unless `keep`, its segment goes
+  // back to the device when no live block is left in it.
+  Freed deallocate(void* p, bool keep = true);
 
   // Gives segments without a live block back to the device. Returns how many bytes that were.
   Bytes release_cached();
@@ -74,8 +75,10 @@ class CachingPool {
   Bytes segment_size(Bytes rounded) const;
   bool worth_splitting(Bytes rest, bool small) const;
   Blocks::iterator add_segment(Bytes size, const Shelf& shelf);
-  void make_free(Blocks::iterator block);
+  Blocks::iterator make_free(Blocks::iterator block);
   void forget_free(Blocks::iterator block);
+  bool is_whole_segment(Blocks::const_iterator block) const;
+  void release_segment(Blocks::iterator block);
 
   DeviceMemory& device_;
   const Bytes unit_;

@@ -198,15 +198,12 @@ bool PlannedAllocator::deallocate(void* p) {
     }
     return released;
   }
-  const auto [size, dynamic] = fallback_.deallocate(p);
+  const auto [size, dynamic] = fallback_.deallocate(p, /*keep=*/active_ != nullptr);
   if (size == CachingPool::kNotOurs) return false;
   stats_.allocated.add(-size);
   stats_.fallback.add(-size);
   if (dynamic) stats_.dynamic.add(-size);
-  if (!active_ && fallback_.live_blocks() == 0) {
-    fallback_.release_cached();
-    update_reserved();
-  }
+  if (!active_) update_reserved();
   return true;
 }
 

@@ -27,6 +27,24 @@ TEST(CachingPool, CutsSmallRequestsFromOneSegment) {
   EXPECT_EQ(pool.allocate(kMiB, 0), a) << "freed neighbours merge";
 }
 
+TEST(CachingPool, SegmentsNotKeptGoBackWithTheirLastBlock) {
+  PretendMemory device(kGiB);
+  CachingPool pool(device);
+  void* a = pool.allocate(1, 0);
+  void* b = pool.allocate(1, 0);
+  void* big = pool.allocate(30 * kMiB, 0);
+  EXPECT_EQ(pool.deallocate(big, /*keep=*/false).size, 30 * kMiB);
+  EXPECT_EQ(device.used(), 2 * kMiB);
+  pool.deallocate(a, /*keep=*/false);
+  EXPECT_EQ(device.used(), 2 * kMiB) << "a block of it lives";
+  pool.check();
+  pool.deallocate(b, /*keep=*/false);
+  EXPECT_EQ(device.used(), 0);
+  EXPECT_EQ(pool.reserved(), 0);
+  EXPECT_EQ(device.wrong_releases(), 0);
+  pool.check();
+}
+
 TEST(CachingPool, SegmentSizesAreTorchs) {
   PretendMemory device(kGiB);
   CachingPool pool(device);

@@ -151,6 +151,19 @@ TEST_F(PlannedAllocatorTest, DisabledPoolsGoBackWithTheirLastBlock) {
   EXPECT_EQ(allocator_.statistics().reserved.current, 0);
 }
 
+TEST_F(PlannedAllocatorTest, DisabledFallbackSegmentsGoBackOneByOne) {
+  allocator_.enable(two_blocks());
+  void* small = allocate(5);
+  void* large = allocate(30 * kMiB);
+  allocator_.disable();
+  EXPECT_EQ(device_.used(), 32 * kMiB);
+  EXPECT_TRUE(allocator_.deallocate(large));
+  EXPECT_EQ(device_.used(), 2 * kMiB) << "the small block keeps its own segment only";
+  EXPECT_EQ(allocator_.statistics().reserved.current, 2 * kMiB);
+  EXPECT_TRUE(allocator_.deallocate(small));
+  EXPECT_EQ(device_.used(), 0);
+}
+
 TEST_F(PlannedAllocatorTest, EnablingAnotherPlanRetiresTheFirst) {
   allocator_.enable(two_blocks());
   enter();
