@@ -4,6 +4,7 @@
 #include "device/host.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -26,6 +27,8 @@ Bytes machine_available() {
 }
 
 }  // namespace
+
+Bytes HostMemory::alignment() const { return sysconf(_SC_PAGESIZE); }
 
 void* HostMemory::allocate(Bytes size) {
   const Bytes before = used_.fetch_add(size, std::memory_order_relaxed);

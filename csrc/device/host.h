@@ -14,6 +14,7 @@ class HostMemory final : public DeviceMemory {
 
   std::string_view name() const override { return "host"; }
   Bytes unit() const override { return Bytes{128} << 10; }
+  Bytes alignment() const override;  // a page
   void* allocate(Bytes size) override;
   void release(void* piece, Bytes size) noexcept override;
   Bytes available() const override;

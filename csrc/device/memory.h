@@ -19,8 +19,10 @@ class DeviceMemory {
   // divides its memory, differ by far between devices.
   virtual Bytes unit() const { return Bytes{2} << 20; }
 
-  // A piece of at least `size` (> 0) bytes, aligned to kDefaultAlignment or better; null when the
-  // device has not that much left.
+  // What every piece is aligned to: a multiple of kDefaultAlignment.
+  virtual Bytes alignment() const { return kDefaultAlignment; }
+
+  // A piece of at least `size` (> 0) bytes; null when the device has not that much left.
   virtual void* allocate(Bytes size) = 0;
 
   // Takes back what allocate() gave, of the same size.

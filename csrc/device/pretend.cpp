@@ -12,6 +12,8 @@ constexpr Bytes kGranularity = Bytes{2} << 20;
 
 }  // namespace
 
+Bytes PretendMemory::alignment() const { return kGranularity; }
+
 void* PretendMemory::allocate(Bytes size) {
   const std::lock_guard lock(mutex_);
   ++calls_;

@@ -14,6 +14,7 @@ class PretendMemory final : public DeviceMemory {
   explicit PretendMemory(Bytes capacity) : capacity_(capacity) {}
 
   std::string_view name() const override { return "pretend"; }
+  Bytes alignment() const override;
   void* allocate(Bytes size) override;
   void release(void* piece, Bytes size) noexcept override;
   Bytes available() const override;

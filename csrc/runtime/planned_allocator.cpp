@@ -30,6 +30,12 @@ void PlannedAllocator::enable(const Plan& plan, bool reuse) {
                     " bytes, and tensors need a multiple of " + std::to_string(kServedAlignment) +
                     "; plan again with the default alignment");
   }
+  if (device_.alignment() % plan.alignment != 0) {
+    throw PlanError("the plan's addresses are aligned to " + std::to_string(plan.alignment) +
+                    " bytes, and the device (" + std::string(device_.name()) +
+                    ") can place a pool at multiples of " + std::to_string(device_.alignment()) +
+                    " only; plan again with an alignment that divides that");
+  }
   const std::lock_guard lock(mutex_);
   std::byte* memory = nullptr;
   if (plan.pool > 0) {

@@ -164,6 +164,27 @@ TEST_F(PlannedAllocatorTest, DisabledFallbackSegmentsGoBackOneByOne) {
   EXPECT_EQ(device_.used(), 0);
 }
 
+TEST_F(PlannedAllocatorTest, AnAlignmentTheDeviceCannotGiveIsRefused) {
+  Plan plan = two_blocks();
+  plan.alignment = device_.alignment();
+  plan.decisions[1].offset = plan.alignment;
+  plan.bound = plan.pool = 2 * plan.alignment;
+  allocator_.enable(plan);
+  enter();
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(allocate(kMiB)) %
+                static_cast<std::uintptr_t>(plan.alignment),
+            0u);
+  plan.alignment *= 2;
+  plan.decisions[1].offset = plan.alignment;
+  plan.bound = plan.pool = 2 * plan.alignment;
+  try {
+    allocator_.enable(plan);
+    FAIL() << "an alignment was promised that the device does not give";
+  } catch (const PlanError& e) {
+    EXPECT_NE(std::string(e.what()).find("multiples of 2097152"), std::string::npos) << e.what();
+  }
+}
+
 TEST_F(PlannedAllocatorTest, EnablingAnotherPlanRetiresTheFirst) {
   allocator_.enable(two_blocks());
   enter();

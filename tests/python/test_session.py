@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import warnings
 from contextlib import nullcontext
 
 import pytest
 import torch
 from isolation import isolated
+from trace_documents import TraceWriter, to_trace
 from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens, twins
 
 import stalloc
@@ -91,6 +93,20 @@ def test_a_plan_of_too_fine_an_alignment_is_refused() -> None:
 
 
 @isolated
+def test_a_plan_of_too_coarse_an_alignment_is_refused() -> None:
+    _, trainer = twins()
+    with stalloc.profile(trainer.model) as prof:
+        for _ in range(2):
+            trainer.step()
+    page = os.sysconf("SC_PAGESIZE")
+    with pytest.raises(stalloc.PlanError, match=f"multiples of {page} only"):
+        stalloc.enable(prof.plan(alignment=2 * page))
+    assert not _core.runtime("cpu").enabled
+    with stalloc.enable(prof.plan(alignment=page)):
+        trainer.step()
+
+
+@isolated
 def test_damaged_info_is_a_plan_error() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
@@ -107,13 +123,15 @@ def test_damaged_info_is_a_plan_error() -> None:
 def test_a_pool_that_cannot_be_reserved_changes_nothing() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
-    with stalloc.profile(trainer.model) as prof:
-        for _ in range(2):
-            trainer.step()
-    huge = prof.plan(alignment=1 << 36)
+    writer = TraceWriter()
+    for _ in range(3):
+        writer.phase("forward", 0)
+        writer.free(writer.alloc(1 << 46))
+        writer.step()
+    huge = to_trace(writer.document()).plan()
     stalloc.enable(plan)
     trainer.step()
-    with pytest.raises(stalloc.OutOfMemory, match=r"[TP]iB cannot be reserved: .* has .* left"):
+    with pytest.raises(stalloc.OutOfMemory, match=r"64\.0 TiB cannot be reserved: .* has .* left"):
         stalloc.enable(huge)
     trainer.step()
     stats = stalloc.memory_stats()
