@@ -8,6 +8,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <limits>
+
 #include "base/error.h"
 #include "runtime/device_runtime.h"
 #include "torch/adapters.h"
@@ -17,6 +19,10 @@ namespace stalloc::torch_adapters {
 namespace {
 
 c10::Allocator* base = nullptr;  // torch's own, saved before ours is put in its place
+
+// Nothing that is asked for, rounded up, overflows below this. What is larger is torch's to refuse,
+// in its own words.
+constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::max() / 2);
 
 void delete_block(void* p) {
   if (!p) return;
@@ -30,7 +36,7 @@ class CpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     DeviceRuntime& runtime = DeviceRuntime::cpu();
-    if (n == 0) return base->allocate(n);
+    if (n == 0 || n > kLargest) return base->allocate(n);
     if (runtime.allocator().enabled()) {
       if (void* p = allocate_planned(runtime, static_cast<Bytes>(n))) return wrap(p);
     }

@@ -107,6 +107,23 @@ def test_a_plan_of_too_coarse_an_alignment_is_refused() -> None:
 
 
 @isolated
+def test_a_request_beyond_all_sizes_is_torchs_to_refuse() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+
+    def refusal() -> str:
+        with pytest.raises(RuntimeError) as error:
+            torch.empty((1 << 63) - 1, dtype=torch.uint8)
+        return str(error.value)
+
+    before = refusal()
+    assert "allocate" in before
+    with stalloc.enable(plan):
+        assert refusal() == before
+        trainer.step()
+
+
+@isolated
 def test_damaged_info_is_a_plan_error() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
