@@ -62,6 +62,16 @@ CachingPool::Freed CachingPool::deallocate(void* p, bool keep) {
   return freed;
 }
 
+CachingPool::Freed CachingPool::find(const void* p) const {
+  const auto block = blocks_.find(reinterpret_cast<Address>(p));
+  if (block == blocks_.end() || block->second.requested == 0) return {};
+  return {block->second.requested, block->second.marked};
+}
+
+StreamId CachingPool::stream_of(const void* p) const {
+  return blocks_.at(reinterpret_cast<Address>(p)).stream;
+}
+
 CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& shelf) {
   void* piece = device_.allocate(size);
   if (!piece && release_cached() > 0) piece = device_.allocate(size);

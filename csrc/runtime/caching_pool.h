@@ -41,6 +41,10 @@ class CachingPool {
   // back to the device when no live block is left in it.
   Freed deallocate(void* p, bool keep = true);
 
+  // What deallocate() would return, and whose the block is.
+  Freed find(const void* p) const;
+  StreamId stream_of(const void* p) const;  // of a live block
+
   // Gives segments without a live block back to the device. Returns how many bytes that were.
   Bytes release_cached();
 

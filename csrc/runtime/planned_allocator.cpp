@@ -1,125 +1,47 @@
 #include "runtime/planned_allocator.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
 #include "base/format.h"
 
 namespace stalloc {
-namespace {
-
-// Iterations in which phases come to be trusted (see Matcher). What the fallback cached in them is
-// of no use later.
-constexpr std::int64_t kSettling = 4;
-
-// What torch promises of every tensor, and its kernels rely on.
-constexpr Bytes kServedAlignment = 64;
-
-}  // namespace
-
-PlannedAllocator::~PlannedAllocator() {
-  if (active_) free_pool(*active_);
-  for (const auto& pool : retired_) free_pool(*pool);
-}
-
-void PlannedAllocator::enable(const Plan& plan, bool reuse) {
-  plan.check();
-  if (plan.alignment % kServedAlignment != 0) {
-    throw PlanError("the plan's addresses are aligned to " + std::to_string(plan.alignment) +
-                    " bytes, and tensors need a multiple of " + std::to_string(kServedAlignment) +
-                    "; plan again with the default alignment");
-  }
-  if (device_.alignment() % plan.alignment != 0) {
-    throw PlanError("the plan's addresses are aligned to " + std::to_string(plan.alignment) +
-                    " bytes, and the device (" + std::string(device_.name()) +
-                    ") can place a pool at multiples of " + std::to_string(device_.alignment()) +
-                    " only; plan again with an alignment that divides that");
-  }
-  const std::lock_guard lock(mutex_);
-  std::byte* memory = nullptr;
-  if (plan.pool > 0) {
-    memory = static_cast<std::byte*>(device_.allocate(plan.pool));
-    if (!memory && fallback_.release_cached() > 0) {
-      memory = static_cast<std::byte*>(device_.allocate(plan.pool));
-    }
-    if (!memory) {
-      throw OutOfMemory(
-          "the plan's pool of " + format_bytes(plan.pool) + " cannot be reserved: the device (" +
-          std::string(device_.name()) + ") has " + format_bytes(device_.available()) +
-          " left. Nothing was changed; free memory, or plan a smaller configuration.");
-    }
-  }
-  std::unique_ptr<Pool> pool;
-  try {
-    pool = std::make_unique<Pool>(plan, memory);
-  } catch (...) {
-    if (memory) device_.release(memory, plan.pool);
-    throw;
-  }
-  if (active_) {
-    active_->space.leave_group();
-    retired_.push_back(std::move(active_));
-  }
-  active_ = std::move(pool);
-  std::erase_if(retired_, [this](const auto& old) {
-    if (old->space.live_blocks() > 0) return false;
-    free_pool(*old);
-    return true;
-  });
-
-  const Statistics before = std::exchange(stats_, Statistics{});
-  stats_.allocated.add(before.allocated.current);
-  stats_.fallback.add(before.fallback.current);
-  stats_.dynamic.add(before.dynamic.current);
-  stats_.dynamic_region.add(before.dynamic_region.current);
-  stats_.dynamic_reused.add(before.dynamic_reused.current);
-  stats_.planned = static_cast<std::int64_t>(plan.decisions.size());
-  stats_.pool = plan.pool;
-  update_reserved();
-  hits_this_iteration_ = 0;
-  unplanned_depth_ = 0;
-  dynamic_depth_ = 0;
-  reuse_ = reuse;
-  dynamic_nodes_.clear();
-  follows_nodes_.store(false, std::memory_order_relaxed);
-  training_thread_.set_to_this_thread();
-  enabled_.store(true, std::memory_order_release);
-}
-
-void PlannedAllocator::disable() {
-  const std::lock_guard lock(mutex_);
-  if (!active_) return;
-  enabled_.store(false, std::memory_order_release);
-  active_->space.leave_group();
-  if (active_->space.live_blocks() > 0) {
-    retired_.push_back(std::move(active_));
-  } else {
-    free_pool(*active_);
-    active_.reset();
-  }
-  fallback_.release_cached();
-  update_reserved();
-}
 
 void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
                                  NodeSequence node) {
   for_training = for_training || training_thread_.is_this_thread();
   const std::lock_guard lock(mutex_);
   if (!active_) return nullptr;
+  if (delayed_ && delayed_->any_waiting()) collect_delayed();
   void* p = nullptr;
-  if (for_training) {
+  if (for_training && !away_) {
     p = unplanned_depth_ > 0
-            ? allocate_idle(size)
+            ? allocate_idle(size, stream)
             : allocate_planned(size, stream, dynamic_depth_ > 0 || is_dynamic(node));
   }
   if (!p) p = allocate_fallback(size, stream);
+  return p ? count(size, p) : nullptr;
+}
+
+void* PlannedAllocator::count(Bytes size, void* p) {
   stats_.allocated.add(size);
+  if (callers_fallback_) {
+    gauges_.add_block(size, active_->space.round_up(size));
+    if (gauges_.behind()) behind_.store(true, std::memory_order_relaxed);
+  }
   return p;
 }
 
-void* PlannedAllocator::allocate_idle(Bytes size) {
-  const Offset offset = active_->space.place_idle(size);
+void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  if (!active_ || away_) return nullptr;
+  if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
+  void* p = allocate_idle(size, stream);
+  return p ? count(size, p) : nullptr;
+}
+
+void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream) {
+  const Offset offset = active_->space.place_idle(size, stream);
   if (offset == kUnplaced) return nullptr;
   ++stats_.idle_requests;
   return active_->base + offset;
@@ -143,12 +65,14 @@ void* PlannedAllocator::allocate_dynamic(std::int32_t group, Bytes size, StreamI
   const Offset offset =
       reuse_ && group != kNone ? active_->space.place_dynamic(group, size) : kUnplaced;
   void* p = nullptr;
+  ++stats_.dynamic_requests;
   if (offset == kUnplaced) {
-    p = allocate_fallback(size, stream, /*dynamic=*/true);
     ++stats_.dynamic_fallback_requests;
+    if (callers_fallback_) return nullptr;
+    p = allocate_fallback(size, stream, /*dynamic=*/true);
   } else {
     p = active_->base + offset;
-    if (active_->space.kind_at(offset) == StaticPool::Kind::kRegion) {
+    if (active_->space.at(offset).kind == StaticPool::Kind::kRegion) {
       ++stats_.dynamic_region_requests;
       stats_.dynamic_region.add(size);
     } else {
@@ -156,7 +80,6 @@ void* PlannedAllocator::allocate_dynamic(std::int32_t group, Bytes size, StreamI
       stats_.dynamic_reused.add(size);
     }
   }
-  ++stats_.dynamic_requests;
   stats_.dynamic.add(size);
   return p;
 }
@@ -170,9 +93,22 @@ bool PlannedAllocator::is_dynamic(NodeSequence node) const {
 }
 
 void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dynamic) {
+  if (callers_fallback_) {
+    ++stats_.fallback_requests;
+    return nullptr;
+  }
   void* p = fallback_.allocate(size, stream, dynamic);
+  if (!p && delayed_ && delayed_->any_waiting()) {
+    collect_all_delayed();
+    p = fallback_.allocate(size, stream, dynamic);
+  }
   update_reserved();
-  if (!p) throw OutOfMemory(out_of_memory_message(size));
+  if (!p) {
+    // What the plan has no use for now may do; its own requests then make way.
+    void* idle = dynamic || away_ ? nullptr : allocate_idle(size, stream);
+    if (!idle) throw OutOfMemory(out_of_memory_message(size));
+    return idle;
+  }
   ++stats_.fallback_requests;
   stats_.fallback.add(size);
   return p;
@@ -181,8 +117,8 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
 std::string PlannedAllocator::out_of_memory_message(Bytes size) const {
   const Bytes planned = stats_.allocated.current - stats_.fallback.current;
   const Bytes hole = std::max(fallback_.largest_hole(), active_->space.largest_hole());
-  return "stalloc tried to allocate " + format_bytes(size) + " on " + std::string(device_.name()) +
-         ", which has " + format_bytes(device_.available()) + " free after all cached memory was " +
+  return "stalloc tried to allocate " + format_bytes(size) + " on " + name() + ", which has " +
+         format_bytes(device_.available()) + " free after all cached memory was " +
          "given back. The planned pool holds " + format_bytes(planned) + " of its " +
          format_bytes(stats_.pool) + "; requests outside the plan hold " +
          format_bytes(stats_.fallback.current) + " of " + format_bytes(fallback_.reserved()) +
@@ -191,138 +127,112 @@ std::string PlannedAllocator::out_of_memory_message(Bytes size) const {
          "smaller microbatch or more recomputation, or free tensors that outlive their step.";
 }
 
+PlannedAllocator::Pool* PlannedAllocator::find_pool(const void* p) {
+  if (active_ && active_->contains(p)) return active_.get();
+  for (const auto& pool : retired_) {
+    if (pool->contains(p)) return pool.get();
+  }
+  return nullptr;
+}
+
 bool PlannedAllocator::deallocate(void* p) {
   const std::lock_guard lock(mutex_);
+  if (delayed_ && delayed_->holds(p)) return delay(p);
   if (active_ && active_->contains(p)) return release_from(*active_, p);
-  for (auto it = retired_.begin(); it != retired_.end(); ++it) {
-    if (!(*it)->contains(p)) continue;
-    const bool released = release_from(**it, p);
-    if ((*it)->space.live_blocks() == 0) {
-      free_pool(**it);
-      retired_.erase(it);
-      update_reserved();
-    }
+  if (Pool* pool = find_pool(p)) {
+    const bool released = release_from(*pool, p);
+    drop_empty_pools();
     return released;
   }
   const auto [size, dynamic] = fallback_.deallocate(p, /*keep=*/active_ != nullptr);
   if (size == CachingPool::kNotOurs) return false;
-  stats_.allocated.add(-size);
-  stats_.fallback.add(-size);
-  if (dynamic) stats_.dynamic.add(-size);
+  count_fallback_free(size, dynamic);
   if (!active_) update_reserved();
   return true;
 }
 
 bool PlannedAllocator::release_from(Pool& pool, void* p) {
-  const auto [size, kind] = pool.space.release(static_cast<std::byte*>(p) - pool.base);
-  if (size == StaticPool::kNotLive) return false;
+  const StaticPool::Block block = pool.space.release(pool.offset_of(p));
+  if (block.size == StaticPool::kNotLive) return false;
+  count_free(pool, block);
+  if (callers_fallback_) gauges_.release_block(pool.space.round_up(block.size));
+  return true;
+}
+
+void PlannedAllocator::count_free(const Pool& pool, StaticPool::Block block) {
+  const auto [size, kind] = block;
   stats_.allocated.add(-size);
+  if (callers_fallback_) gauges_.free_block(size, pool.space.round_up(size));
   if (kind == StaticPool::Kind::kRegion || kind == StaticPool::Kind::kReused) {
     stats_.dynamic.add(-size);
     (kind == StaticPool::Kind::kRegion ? stats_.dynamic_region : stats_.dynamic_reused).add(-size);
   }
+}
+
+void PlannedAllocator::count_fallback_free(Bytes size, bool dynamic) {
+  stats_.allocated.add(-size);
+  stats_.fallback.add(-size);
+  if (dynamic) stats_.dynamic.add(-size);
+}
+
+// A block that other streams use is freed: it is counted as such, and keeps its place.
+bool PlannedAllocator::delay(void* p) {
+  if (delayed_->is_waiting(p)) return false;
+  if (const Pool* pool = find_pool(p)) {
+    count_free(*pool, pool->space.at(pool->offset_of(p)));
+  } else {
+    const auto [size, dynamic] = fallback_.find(p);
+    count_fallback_free(size, dynamic);
+  }
+  delayed_->wait(p);
   return true;
 }
 
-void PlannedAllocator::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
-  const std::lock_guard lock(mutex_);
-  if (!active_) return;
-  training_thread_.set_to_this_thread();
-  active_->space.leave_group();
-  active_->matcher.enter_phase(kind, microbatch, chunk);
-}
-
-void PlannedAllocator::enter_unplanned() {
-  const std::lock_guard lock(mutex_);
-  if (!active_) return;
-  active_->space.leave_group();
-  ++unplanned_depth_;
-}
-
-void PlannedAllocator::leave_unplanned() {
-  const std::lock_guard lock(mutex_);
-  if (unplanned_depth_ > 0) --unplanned_depth_;
-}
-
-void PlannedAllocator::end_iteration() {
-  const std::lock_guard lock(mutex_);
-  if (!active_) return;
-  active_->matcher.end_iteration();
-  active_->space.leave_group();
-  active_->space.end_iteration();
-  ++stats_.iterations;
-  stats_.hits += hits_this_iteration_;
-  stats_.misses += stats_.planned - hits_this_iteration_;
-  hits_this_iteration_ = 0;
-  while (!dynamic_nodes_.empty() && dynamic_nodes_.front().iteration + 1 < stats_.iterations) {
-    dynamic_nodes_.pop_front();
+void PlannedAllocator::release_delayed(void* p) {
+  Pool* pool = find_pool(p);
+  if (!pool) {
+    fallback_.deallocate(p, /*keep=*/active_ != nullptr);
+    if (!active_) update_reserved();
+    return;
   }
-  if (stats_.iterations <= kSettling) {
-    fallback_.release_cached();
-    update_reserved();
+  const StaticPool::Block block = pool->space.release(pool->offset_of(p));
+  if (callers_fallback_) gauges_.release_block(pool->space.round_up(block.size));
+}
+
+void PlannedAllocator::collect_delayed() {
+  while (void* p = delayed_->next_done()) release_delayed(p);
+  drop_empty_pools();
+}
+
+void PlannedAllocator::collect_all_delayed() {
+  delayed_->finish();
+  collect_delayed();
+}
+
+bool PlannedAllocator::record_stream(void* p, StreamId stream) {
+  const std::lock_guard lock(mutex_);
+  if (!delayed_ || delayed_->is_waiting(p)) return false;
+  StreamId own = kNone;
+  if (const Pool* pool = find_pool(p)) {
+    const Offset offset = pool->offset_of(p);
+    if (pool->space.at(offset).size == StaticPool::kNotLive) return false;
+    own = pool->space.stream_at(offset);
+  } else {
+    if (fallback_.find(p).size == CachingPool::kNotOurs) return false;
+    own = fallback_.stream_of(p);
   }
+  if (stream != own && !abandoned_) delayed_->use(p, stream);
+  return true;
 }
 
-void PlannedAllocator::enter_dynamic() {
+void PlannedAllocator::begin_capture() {
   const std::lock_guard lock(mutex_);
-  if (active_) ++dynamic_depth_;
+  if (delayed_) delayed_->begin_capture();
 }
 
-void PlannedAllocator::leave_dynamic() {
+void PlannedAllocator::end_capture() {
   const std::lock_guard lock(mutex_);
-  if (dynamic_depth_ > 0) --dynamic_depth_;
-}
-
-void PlannedAllocator::tag_dynamic_nodes(std::uint64_t first, std::uint64_t last) {
-  const std::lock_guard lock(mutex_);
-  if (!active_ || first >= last) return;
-  // Another thread's numbers start anew; its nodes are told apart from ours by nothing.
-  if (!dynamic_nodes_.empty() && first < dynamic_nodes_.back().last) return;
-  dynamic_nodes_.push_back({first, last, stats_.iterations});
-  follows_nodes_.store(true, std::memory_order_relaxed);
-}
-
-Statistics PlannedAllocator::statistics() const {
-  const std::lock_guard lock(mutex_);
-  Statistics result = stats_;
-  result.hits += hits_this_iteration_;
-  result.fallback_reserved = fallback_.reserved();
-  if (active_) {
-    result.live_blocks = static_cast<std::int64_t>(active_->space.live_blocks());
-    result.strays = static_cast<std::int64_t>(active_->space.strays());
-  }
-  return result;
-}
-
-void PlannedAllocator::reset_peaks() {
-  const std::lock_guard lock(mutex_);
-  for (Gauge* g : {&stats_.allocated, &stats_.reserved, &stats_.fallback, &stats_.dynamic,
-                   &stats_.dynamic_region, &stats_.dynamic_reused})
-    g->reset_peak();
-}
-
-Bytes PlannedAllocator::release_cached() {
-  const std::lock_guard lock(mutex_);
-  const Bytes released = fallback_.release_cached();
-  update_reserved();
-  return released;
-}
-
-void PlannedAllocator::free_pool(Pool& pool) noexcept {
-  if (pool.base) device_.release(pool.base, pool.space.size());
-}
-
-void PlannedAllocator::update_reserved() {
-  Bytes reserved = fallback_.reserved() + (active_ ? active_->space.size() : 0);
-  for (const auto& pool : retired_) reserved += pool->space.size();
-  stats_.reserved.add(reserved - stats_.reserved.current);
-}
-
-void PlannedAllocator::check() const {
-  const std::lock_guard lock(mutex_);
-  if (active_) active_->space.check();
-  for (const auto& pool : retired_) pool->space.check();
-  fallback_.check();
+  if (delayed_) delayed_->end_capture();
 }
 
 }  // namespace stalloc

@@ -1,26 +1,38 @@
 // The allocator of a planned run: the static pool under a plan, idle pool space outside planned
-// phases, and the caching pool for everything else.
+// phases, and for everything else the caching pool, or the caller's own allocator.
 //
 //   request --> in a planned phase, of the training thread? --matcher--> static pool --> address
 //                  | outside: idle pool space                    |        (decision, or the region
 //                  |                                             |         of a dynamic group)
 //                  +----------------> caching pool <-------------+ no match, or the place is taken
 //
+// Note [Streams]
+// A block is of the stream it was asked for. Its address goes only to requests of that stream: by
+// the plan, whose streams share no address, by the pool's division of idle space, and by the
+// caching pool's shelves. So a freed address needs no wait. Where record_stream() said that other
+// streams use a block too, it keeps its place after it was freed until their work is done, as a
+// stray if the plan has it gone: then its next user is a conflict, and served by the fallback.
+//
 // Thread-safe. One mutex, held for the few operations of a request; the device is asked for memory
-// under it, which only the fallback does and rarely.
+// under it, which only the fallback does and rarely, and for events, which only blocks need that
+// several streams use. The caller's own allocator is never called.
 #pragma once
 
 #include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
 #include "device/memory.h"
 #include "plan/plan.h"
 #include "runtime/caching_pool.h"
+#include "runtime/delayed_frees.h"
+#include "runtime/joint_gauges.h"
 #include "runtime/matcher.h"
 #include "runtime/static_pool.h"
 #include "runtime/statistics.h"
@@ -30,7 +42,18 @@ namespace stalloc {
 
 class PlannedAllocator {
  public:
+  // Who serves what the pool does not: a caching pool here, or the caller, told by null.
+  enum class Fallback : std::uint8_t { kOwn, kCallers };
+
   explicit PlannedAllocator(DeviceMemory& device) : device_(device), fallback_(device) {}
+
+  // On a device with streams. Both outlive this.
+  PlannedAllocator(DeviceMemory& device, DeviceStreams& streams, const StreamTable& table,
+                   Fallback fallback)
+      : device_(device),
+        callers_fallback_(fallback == Fallback::kCallers),
+        fallback_(device),
+        delayed_(std::in_place, streams, table) {}
   PlannedAllocator(const PlannedAllocator&) = delete;
   PlannedAllocator& operator=(const PlannedAllocator&) = delete;
   ~PlannedAllocator();
@@ -49,11 +72,53 @@ class PlannedAllocator {
 
   // `size` > 0 bytes. `for_training`: the calling thread runs the training thread's graph. `node`:
   // the autograd node that runs on it; needed only if follows_nodes(). Null when no plan is
-  // enabled: the caller's own allocator has to serve. Throws OutOfMemory.
+  // enabled, or with the caller's fallback when the pool does not serve it: the caller's own
+  // allocator has to. Throws OutOfMemory.
   void* allocate(Bytes size, StreamId stream, bool for_training, NodeSequence node = {});
+
+  // For a caller whose own allocator has run out: a block in the pool's idle space, whatever the
+  // phase. Null when there is no room either.
+  void* rescue(Bytes size, StreamId stream);
 
   // Takes a block back; false when `p` is not a live block of this allocator.
   bool deallocate(void* p);
+
+  // Work on `stream` uses the live block `p`, too: once freed it is not handed out again before
+  // what that stream has been given by then is done. False when `p` is no live block of this
+  // allocator. Needs a device with streams.
+  bool record_stream(void* p, StreamId stream);
+
+  // While a graph is captured (calls nest) no event is recorded or asked after.
+  void begin_capture();
+  void end_capture();
+
+  // Whether `p` may lie in a pool of this allocator: when not, it is the caller's. Takes no lock.
+  bool may_own(const void* p) const {
+    const auto address = reinterpret_cast<std::uintptr_t>(p);
+    return address >= low_.load(std::memory_order_acquire) &&
+           address < high_.load(std::memory_order_acquire);
+  }
+
+  // The pool that holds `p`: its beginning and size. Null beginning when none does.
+  struct Piece {
+    void* begin = nullptr;
+    Bytes size = 0;
+  };
+  Piece pool_of(const void* p) const;
+
+  // Live blocks of the pool that requests are served from, ascending, for snapshots.
+  struct LiveBlock {
+    void* begin = nullptr;
+    Bytes size = 0;  // as asked for
+    Bytes rounded = 0;
+    StreamId stream = 0;
+    bool waiting = false;  // freed; other streams still use it
+  };
+  struct LivePool {
+    Piece piece;
+    std::vector<LiveBlock> blocks;
+  };
+  std::vector<LivePool> pools() const;
 
   // What the training loop is doing; see Matcher and hooks.py. The calling thread becomes the
   // training thread. No-ops when nothing is enabled.
@@ -70,13 +135,31 @@ class PlannedAllocator {
   bool follows_nodes() const { return follows_nodes_.load(std::memory_order_relaxed); }
 
   Statistics statistics() const;
+  // The pools' part of the figures that the caller's fallback has the rest of.
+  JointGauges joint_gauges() const;
+  // With the caller's fallback: what its allocator holds now. To be told after each of its
+  // allocations, and when figures_are_behind() after one of ours. The caller takes its figures
+  // without a lock of ours, so peaks may be off by what other threads do meanwhile.
+  void note_fallback(const JointGauges::Values& figures);
+  bool figures_are_behind() const { return behind_.load(std::memory_order_relaxed); }
   void reset_peaks();
   // Gives cached fallback segments back to the device. Returns how many bytes.
   Bytes release_cached();
 
+  // Gives the pool's memory back for a while; requests go to the fallback meanwhile. Throws Error
+  // when no plan is enabled, or blocks lie in the pool, after waiting for those that are only
+  // waiting for streams. No-op when the pool is gone already.
+  void release_pool();
+  // Takes it again. Throws OutOfMemory when it cannot be had; then nothing has changed. No-op when
+  // it is there.
+  void acquire_pool();
+
   // For fork handlers: between the two, no other thread is inside.
   void lock_for_fork() { mutex_.lock(); }
   void unlock_after_fork() { mutex_.unlock(); }
+  // In the child, where the device is out of reach: serves nothing more, and never touches the
+  // device again. Blocks that were inherited can still be freed.
+  void abandon();
 
   // Throws Error unless the pools' invariants hold. For tests.
   void check() const;
@@ -85,29 +168,51 @@ class PlannedAllocator {
   struct Pool {  // a reserved piece with the plan that fills it
     Pool(const Plan& plan, std::byte* memory) : base(memory), space(plan), matcher(plan) {}
 
-    bool contains(const void* p) const { return p >= base && p < base + space.size(); }
+    bool contains(const void* p) const { return base && p >= base && p < base + space.size(); }
+    Offset offset_of(const void* p) const { return static_cast<const std::byte*>(p) - base; }
 
-    std::byte* base;
+    std::byte* base;  // null while the pool is released
     StaticPool space;
     Matcher matcher;
   };
 
   void* allocate_planned(Bytes size, StreamId stream, bool dynamic);
-  void* allocate_idle(Bytes size);
+  void* allocate_idle(Bytes size, StreamId stream);
   void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic = false);
   bool is_dynamic(NodeSequence node) const;
   std::string out_of_memory_message(Bytes size) const;
+  void* count(Bytes size, void* p);
+  Pool* find_pool(const void* p);
+  const Pool* find_pool(const void* p) const {
+    return const_cast<PlannedAllocator*>(this)->find_pool(p);
+  }
   bool release_from(Pool& pool, void* p);
+  void count_free(const Pool& pool, StaticPool::Block block);
+  void count_fallback_free(Bytes size, bool dynamic);
+  bool delay(void* p);
+  void release_delayed(void* p);
+  void collect_delayed();
+  void collect_all_delayed();
+  std::byte* reserve(Bytes size);
+  void drop_empty_pools();
   void free_pool(Pool& pool) noexcept;
   void update_reserved();
+  std::string name() const { return std::string(device_.name()); }
 
   DeviceMemory& device_;
+  const bool callers_fallback_ = false;
   mutable std::mutex mutex_;
+  // The addresses that all pools lie in; nothing while there are none.
+  std::atomic<std::uintptr_t> low_{~std::uintptr_t{0}};
+  std::atomic<std::uintptr_t> high_{0};
   std::atomic<bool> enabled_{false};
   std::unique_ptr<Pool> active_;
   std::vector<std::unique_ptr<Pool>> retired_;  // disabled, with live blocks
   CachingPool fallback_;
+  std::optional<DelayedFrees> delayed_;  // of a device with streams
+  bool away_ = false;                    // the active pool is released
+  bool abandoned_ = false;               // this is a forked child
   TrainingThread training_thread_;
   int unplanned_depth_ = 0;
   int dynamic_depth_ = 0;
@@ -122,6 +227,8 @@ class PlannedAllocator {
   std::atomic<bool> follows_nodes_{false};
   std::int64_t hits_this_iteration_ = 0;
   Statistics stats_;
+  JointGauges gauges_;
+  std::atomic<bool> behind_{false};
 };
 
 }  // namespace stalloc

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <string>
 #include <tuple>
 
@@ -49,6 +50,7 @@ StaticPool::StaticPool(const Plan& plan)
     (is_allocation ? p.allocated_at : p.freed_at) = static_cast<std::int32_t>(events_.size());
     events_.push_back({index, !is_allocation});
   }
+  divide(plan);
 }
 
 bool StaticPool::is_current(const Placed& p) const {
@@ -99,16 +101,19 @@ void StaticPool::add_stray(Range r) {
   reuse_group_ = kNone;
 }
 
-Offset StaticPool::place_idle(Bytes size) {
+Offset StaticPool::place_idle(Bytes size, StreamId stream) {
+  const auto owner = std::ranges::find(streams_, stream);
+  if (owner == streams_.end()) return kUnplaced;
   if (!idle_known_) {
     idle_ = find_idle();
     idle_known_ = true;
   }
   const Bytes rounded = align_up(size, alignment_);
-  const Range* fit = idle_.best_fit(rounded);
+  RangeSet& idle = idle_[static_cast<std::size_t>(owner - streams_.begin())];
+  const Range* fit = idle.best_fit(rounded);
   if (!fit) return kUnplaced;
   const Range block{fit->begin, fit->begin + rounded};
-  idle_.subtract(block);
+  idle.subtract(block);
   add_stray(block);
   foreign_[block.begin] = {.size = rounded, .requested = size, .kind = Kind::kIdle};
   ++live_;
@@ -164,7 +169,7 @@ void StaticPool::close_region(std::int32_t g) {
   if (p.state == State::kStray) strays_.erase(p.offset);
   p.state = State::kIdle;
   slots_[static_cast<std::size_t>(p.slot)].live = kNone;
-  if (idle_known_) idle_.insert_merged(range(p));
+  return_idle(range(p));
   --live_;
 }
 
@@ -204,7 +209,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
     if (p.state == State::kStray) strays_.erase(offset);
     p.state = State::kIdle;
     slots_[static_cast<std::size_t>(slot)].live = kNone;
-    if (idle_known_) idle_.insert_merged(range(p));
+    return_idle(range(p));
     --live_;
     return {p.requested, Kind::kPlanned};
   }
@@ -219,19 +224,91 @@ StaticPool::Block StaticPool::release(Offset offset) {
     if (--group.blocks == 0 && block.group != current_group_) close_region(block.group);
   } else {
     strays_.erase(offset);
-    if (idle_known_) idle_.insert_merged(freed);
+    return_idle(freed);
     if (block.kind == Kind::kReused && reuse_group_ == block.group) reuse_.insert_merged(freed);
     --live_;
   }
   return {block.requested, block.kind};
 }
 
-StaticPool::Kind StaticPool::kind_at(Offset offset) const {
+StaticPool::Block StaticPool::at(Offset offset) const {
+  const std::int32_t slot = find_slot(offset);
+  const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
+  if (d != kNone && static_cast<std::size_t>(d) < planned_) {
+    return {decisions_[static_cast<std::size_t>(d)].requested, Kind::kPlanned};
+  }
   const auto it = foreign_.find(offset);
-  return it == foreign_.end() ? Kind::kPlanned : it->second.kind;
+  return it == foreign_.end() ? Block{} : Block{it->second.requested, it->second.kind};
 }
 
-RangeSet StaticPool::find_idle() const {
+std::vector<Offset> StaticPool::live() const {
+  std::vector<Offset> result;
+  for (const Slot& s : slots_) {
+    if (s.live != kNone && static_cast<std::size_t>(s.live) < planned_) result.push_back(s.offset);
+  }
+  for (const auto& [offset, block] : foreign_) result.push_back(offset);
+  std::ranges::sort(result);
+  return result;
+}
+
+// See Note [Streams].
+void StaticPool::divide(const Plan& plan) {
+  for (const Decision& d : plan.decisions) streams_.push_back(d.stream);
+  for (const DynamicGroup& g : plan.groups) streams_.push_back(g.stream);
+  std::ranges::sort(streams_);
+  streams_.erase(std::unique(streams_.begin(), streams_.end()), streams_.end());
+  if (streams_.empty()) streams_.push_back(0);
+  homes_.push_back({0, 0});
+  if (streams_.size() == 1) return;
+
+  const auto index = [this](StreamId stream) {
+    return static_cast<std::size_t>(std::ranges::lower_bound(streams_, stream) - streams_.begin());
+  };
+  std::vector<std::pair<Range, std::size_t>> owned;
+  RangeSet nobodys;
+  nobodys.insert({0, size_});
+  const auto claim = [&](Range r, StreamId stream) {
+    owned.emplace_back(r, index(stream));
+    nobodys.remove(r);
+  };
+  for (const Decision& d : plan.decisions) {
+    claim({d.offset, d.offset + align_up(d.size, alignment_)}, d.stream);
+  }
+  for (const DynamicGroup& g : plan.groups) {
+    if (g.size > 0) claim({g.offset, g.offset + align_up(g.size, alignment_)}, g.stream);
+  }
+  for (const DynamicGroup& g : plan.groups) {
+    for (const AddressRange& reusable : g.reusable) {
+      const Range wanted{reusable.begin, reusable.end};
+      for (const Range& gap : std::vector<Range>(nobodys.ranges())) {
+        const Range both{std::max(gap.begin, wanted.begin), std::min(gap.end, wanted.end)};
+        if (both.begin < both.end) claim(both, g.stream);
+      }
+    }
+  }
+  for (const Range& gap : nobodys.ranges()) owned.emplace_back(gap, std::size_t{0});
+
+  std::ranges::sort(owned, {}, [](const auto& o) { return o.first.begin; });
+  homes_.clear();
+  for (const auto& [r, owner] : owned) {
+    if (homes_.empty() || homes_.back().owner != owner) homes_.push_back({r.begin, owner});
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::size_t mine = index(plan.groups[g].stream);
+    for (std::size_t h = 0; h < homes_.size(); ++h) {
+      const Offset end = h + 1 < homes_.size() ? homes_[h + 1].begin : size_;
+      if (homes_[h].owner != mine) groups_[g].reusable.remove({homes_[h].begin, end});
+    }
+  }
+}
+
+std::size_t StaticPool::owner_of(Offset offset) const {
+  if (homes_.size() == 1) return homes_.front().owner;
+  const auto next = std::ranges::upper_bound(homes_, offset, {}, &Home::begin);
+  return std::prev(next)->owner;
+}
+
+std::vector<RangeSet> StaticPool::find_idle() const {
   std::vector<Range> taken = strays_.ranges();
   for (const Slot& s : slots_) {
     if (s.live == kNone) continue;
@@ -240,17 +317,28 @@ RangeSet StaticPool::find_idle() const {
   }
   std::sort(taken.begin(), taken.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  RangeSet idle;
+  taken.push_back({size_, size_});
+  std::vector<RangeSet> idle(streams_.size());
   Offset at = 0;
+  auto home = homes_.begin();  // the one that holds `at`
   for (const Range& t : taken) {
-    if (at < t.begin) idle.insert({at, t.begin});
+    while (at < t.begin) {  // a gap, cut where the owner changes
+      while (std::next(home) != homes_.end() && std::next(home)->begin <= at) ++home;
+      const Offset end =
+          std::next(home) == homes_.end() ? t.begin : std::min(t.begin, std::next(home)->begin);
+      idle[home->owner].insert({at, end});
+      at = end;
+    }
     at = t.end;
   }
-  if (at < size_) idle.insert({at, size_});
   return idle;
 }
 
-Bytes StaticPool::largest_hole() const { return find_idle().largest(); }
+Bytes StaticPool::largest_hole() const {
+  Bytes result = 0;
+  for (const RangeSet& idle : find_idle()) result = std::max(result, idle.largest());
+  return result;
+}
 
 std::size_t StaticPool::hash(Offset offset) const {
   // Fibonacci hashing: offsets are multiples of the alignment, so the low bits say nothing.
@@ -328,8 +416,13 @@ void StaticPool::check() const {
     at = t.end;
   }
   if (at > size_) fail("a live block ends at " + std::to_string(at) + ", past the pool");
-  if (idle_known_ && !(find_idle().ranges() == idle_.ranges())) {
-    fail("the idle space is not what is left of the pool");
+  if (idle_known_) {
+    const std::vector<RangeSet> idle = find_idle();
+    for (std::size_t i = 0; i < idle.size(); ++i) {
+      if (!(idle[i].ranges() == idle_[i].ranges())) {
+        fail("the idle space is not what is left of the pool");
+      }
+    }
   }
 }
 

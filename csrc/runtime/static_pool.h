@@ -24,6 +24,12 @@
 // inside the window no regular block lies there, and none will before the window ends, so that only
 // strays have to be avoided; a block that outlives the window is a stray as any other.
 //
+// Note [Streams]
+// An address belongs to one stream for good: work of another stream on it would be ordered after
+// its own by nothing. The validator has shown that decisions and regions of different streams share
+// no address. What is left is divided here: addresses that only one stream's groups may reuse are
+// that stream's, those that several may go to the first, and the rest to the plan's first stream.
+//
 // The clock passes each event once an iteration, so all this costs O(1) amortised per request; a
 // stray costs O(log strays). Planned service allocates nothing after construction, but the strays'
 // array as it grows. Not thread-safe: PlannedAllocator locks.
@@ -34,6 +40,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/align.h"
 #include "base/types.h"
 #include "plan/plan.h"
 #include "runtime/range_set.h"
@@ -46,15 +53,17 @@ class StaticPool {
   explicit StaticPool(const Plan& plan);
 
   Bytes size() const { return size_; }
+  // What a block of `size` bytes occupies.
+  Bytes round_up(Bytes size) const { return align_up(size, alignment_); }
 
   // Makes decision `d` live and returns its offset; kUnplaced when an address of its is taken or
   // its time on the clock is over.
   Offset place(std::int32_t d);
 
-  // Puts a block of `size` (> 0) bytes where nothing is live, by best fit. O(n) the first
-  // time after place() was called (idle space is not tracked during planned service), then O(idle
-  // ranges). kUnplaced when no idle range is as large.
-  Offset place_idle(Bytes size);
+  // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, by
+  // best fit. O(n) the first time after place() was called (idle space is not tracked during
+  // planned service), then O(idle ranges). kUnplaced when no idle range is as large.
+  Offset place_idle(Bytes size, StreamId stream);
 
   // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
   // may go besides it, each by best fit; kUnplaced when neither has room. O(idle ranges of the
@@ -76,8 +85,14 @@ class StaticPool {
   // Ends the block that begins at `offset`; of size kNotLive when none does.
   Block release(Offset offset);
 
-  // Whether the block that begins at `offset`, which must be live, lies in a group's region.
-  Kind kind_at(Offset offset) const;
+  // The block that begins at `offset`; of size kNotLive when none does.
+  Block at(Offset offset) const;
+
+  // Where the live blocks begin, ascending. O(n log n).
+  std::vector<Offset> live() const;
+
+  // Whose the address is; see Note [Streams].
+  StreamId stream_at(Offset offset) const { return streams_[owner_of(offset)]; }
 
   // The clock turns over.
   void end_iteration();
@@ -132,7 +147,16 @@ class StaticPool {
   std::int32_t find_slot(Offset offset) const;
   std::int32_t claim_slot(Offset offset);
   std::size_t hash(Offset offset) const;
-  RangeSet find_idle() const;
+  struct Home {  // addresses of one stream
+    Offset begin = 0;
+    std::size_t owner = 0;  // index into streams_
+  };
+  void divide(const Plan& plan);
+  std::size_t owner_of(Offset offset) const;
+  std::vector<RangeSet> find_idle() const;
+  void return_idle(Range r) {
+    if (idle_known_) idle_[owner_of(r.begin)].insert_merged(r);
+  }
   Placed& region(std::int32_t g) { return decisions_[planned_ + static_cast<std::size_t>(g)]; }
   bool open_region(std::int32_t g);
   void close_region(std::int32_t g);
@@ -149,7 +173,9 @@ class StaticPool {
   std::vector<Slot> slots_;    // open addressing, a power of two, at most half full
   int slot_bits_ = 0;
   RangeSet strays_;
-  RangeSet idle_;  // of use while idle_known_
+  std::vector<StreamId> streams_;  // of the plan, ascending
+  std::vector<Home> homes_;        // in order of address; each reaches to the next
+  std::vector<RangeSet> idle_;     // by owner, of use while idle_known_
   bool idle_known_ = false;
   // Nodes are used again, so that dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;

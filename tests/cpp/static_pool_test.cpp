@@ -98,16 +98,16 @@ TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
   ASSERT_EQ(pool.place(0), 0);
   ASSERT_EQ(pool.place(2), 1536);
   EXPECT_EQ(pool.largest_hole(), 4096);
-  EXPECT_EQ(pool.place_idle(700), 512) << "the hole of 1024 fits better than the one of 4096";
-  EXPECT_EQ(pool.place_idle(5000), kUnplaced);
-  EXPECT_EQ(pool.place_idle(1), 2048);
+  EXPECT_EQ(pool.place_idle(700, 0), 512) << "the hole of 1024 fits better than the one of 4096";
+  EXPECT_EQ(pool.place_idle(5000, 0), kUnplaced);
+  EXPECT_EQ(pool.place_idle(1, 0), 2048);
   pool.check();
   EXPECT_EQ(pool.place(3), kUnplaced) << "a foreign block lies there";
   EXPECT_EQ(pool.release(2048).size, 1);
   EXPECT_EQ(pool.place(3), 2048);
-  EXPECT_EQ(pool.place_idle(1), kUnplaced) << "nothing is idle any more";
+  EXPECT_EQ(pool.place_idle(1, 0), kUnplaced) << "nothing is idle any more";
   EXPECT_EQ(pool.release(512).size, 700);
-  EXPECT_EQ(pool.place_idle(1024), 512);
+  EXPECT_EQ(pool.place_idle(1024, 0), 512);
   pool.check();
 }
 
@@ -199,7 +199,7 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
         const int what = pick(0, 19);
         if (what == 0) {
           const Bytes size = pick(1, 4000);
-          if (const Offset o = pool.place_idle(size); o != kUnplaced) {
+          if (const Offset o = pool.place_idle(size, 0); o != kUnplaced) {
             add(o, size);
             ++idle;
           }
@@ -267,7 +267,7 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
         const int what = pick(0, 29);
         if (what == 0) continue;
         if (what == 1) {
-          if (const Offset o = pool.place_idle(300); o != kUnplaced) add(o, 300);
+          if (const Offset o = pool.place_idle(300, 0); o != kUnplaced) add(o, 300);
         }
         const bool astray = what == 2;
         if (step.dynamic || astray) {
@@ -280,7 +280,7 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
               ++refused;
               continue;
             }
-            (pool.kind_at(o) == StaticPool::Kind::kRegion ? in_region : reused) += 1;
+            (pool.at(o).kind == StaticPool::Kind::kRegion ? in_region : reused) += 1;
             add(o, size);
             ASSERT_NO_THROW(pool.check()) << "seed " << seed;
           }

@@ -1,0 +1,115 @@
+#include "runtime/delayed_frees.h"
+
+#include <algorithm>
+
+namespace stalloc {
+
+void DelayedFrees::use(void* p, StreamId stream) {
+  std::vector<StreamId>& streams = blocks_[p].streams;
+  if (std::ranges::find(streams, stream) == streams.end()) streams.push_back(stream);
+}
+
+bool DelayedFrees::is_waiting(const void* p) const {
+  const auto it = blocks_.find(const_cast<void*>(p));
+  return it != blocks_.end() && it->second.waiting;
+}
+
+void DelayedFrees::wait(void* p) {
+  blocks_.at(p).waiting = true;
+  ++waiting_;
+  if (captures_ > 0) {
+    deferred_.push_back(p);
+  } else {
+    record(p);
+  }
+}
+
+void DelayedFrees::record(void* p) {
+  Block& block = blocks_.at(p);
+  for (const StreamId stream : block.streams) {
+    const EventHandle event = streams_.record(table_.handle_of(stream));
+    if (!event) {
+      if (!block.lost) ++lost_;
+      block.lost = true;
+      continue;
+    }
+    ++block.events;
+    const auto [queue, is_new] = queues_.try_emplace(stream);
+    if (is_new) order_.push_back(stream);
+    queue->second.push_back({event, p});
+  }
+}
+
+bool DelayedFrees::settle(void* p, bool failed) {
+  Block& block = blocks_.at(p);
+  --block.events;
+  if (failed && !block.lost) {
+    block.lost = true;
+    ++lost_;
+  }
+  return block.events == 0 && !block.lost;
+}
+
+void* DelayedFrees::take_done() {
+  void* p = done_.back();
+  done_.pop_back();
+  blocks_.erase(p);
+  --waiting_;
+  return p;
+}
+
+void* DelayedFrees::next_done() {
+  if (!done_.empty()) return take_done();
+  if (captures_ > 0) return nullptr;
+  for (std::size_t asked = 0; asked < order_.size(); ++asked) {
+    turn_ = (turn_ + 1) % order_.size();
+    Queue& queue = queues_.at(order_[turn_]);
+    if (queue.empty()) continue;
+    const auto [event, p] = queue.front();
+    const DeviceStreams::Progress progress = streams_.query(event);
+    if (progress == DeviceStreams::Progress::kPending) return nullptr;
+    queue.pop_front();
+    streams_.recycle(event);
+    if (settle(p, progress == DeviceStreams::Progress::kFailed)) {
+      done_.push_back(p);
+      return take_done();
+    }
+    asked = 0;
+  }
+  return nullptr;
+}
+
+bool DelayedFrees::finish() {
+  if (captures_ > 0 || !streams_.synchronize()) return false;
+  for (auto& [stream, queue] : queues_) {
+    for (const Marker& marker : queue) streams_.recycle(marker.event);
+    queue.clear();
+  }
+  done_.clear();
+  for (const auto& [p, block] : blocks_) {
+    if (block.waiting) done_.push_back(p);
+  }
+  lost_ = 0;
+  return true;
+}
+
+void DelayedFrees::end_capture() {
+  if (captures_ == 0 || --captures_ > 0) return;
+  for (void* p : deferred_) record(p);
+  deferred_.clear();
+}
+
+void DelayedFrees::abandon() {
+  queues_.clear();
+  order_.clear();
+  deferred_.clear();
+  captures_ = 0;
+  lost_ = 0;
+  done_.clear();
+  for (const auto& [p, block] : blocks_) {
+    if (block.waiting) done_.push_back(p);
+  }
+  std::erase_if(blocks_, [](const auto& entry) { return !entry.second.waiting; });
+}
+
+}  // namespace stalloc

@@ -1,0 +1,156 @@
+// What the training loop says, and what is told about the run.
+#include <utility>
+
+#include "runtime/planned_allocator.h"
+
+namespace stalloc {
+namespace {
+
+// Iterations in which phases come to be trusted (see Matcher). What the fallback cached in them is
+// of no use later.
+constexpr std::int64_t kSettling = 4;
+
+}  // namespace
+
+void PlannedAllocator::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  const std::lock_guard lock(mutex_);
+  if (!active_) return;
+  training_thread_.set_to_this_thread();
+  active_->space.leave_group();
+  active_->matcher.enter_phase(kind, microbatch, chunk);
+}
+
+void PlannedAllocator::enter_unplanned() {
+  const std::lock_guard lock(mutex_);
+  if (!active_) return;
+  active_->space.leave_group();
+  ++unplanned_depth_;
+}
+
+void PlannedAllocator::leave_unplanned() {
+  const std::lock_guard lock(mutex_);
+  if (unplanned_depth_ > 0) --unplanned_depth_;
+}
+
+void PlannedAllocator::end_iteration() {
+  const std::lock_guard lock(mutex_);
+  if (!active_) return;
+  active_->matcher.end_iteration();
+  active_->space.leave_group();
+  active_->space.end_iteration();
+  ++stats_.iterations;
+  stats_.hits += hits_this_iteration_;
+  stats_.misses += stats_.planned - hits_this_iteration_;
+  hits_this_iteration_ = 0;
+  if (delayed_ && delayed_->any_lost()) collect_all_delayed();
+  while (!dynamic_nodes_.empty() && dynamic_nodes_.front().iteration + 1 < stats_.iterations) {
+    dynamic_nodes_.pop_front();
+  }
+  if (stats_.iterations <= kSettling) {
+    fallback_.release_cached();
+    update_reserved();
+  }
+}
+
+void PlannedAllocator::enter_dynamic() {
+  const std::lock_guard lock(mutex_);
+  if (active_) ++dynamic_depth_;
+}
+
+void PlannedAllocator::leave_dynamic() {
+  const std::lock_guard lock(mutex_);
+  if (dynamic_depth_ > 0) --dynamic_depth_;
+}
+
+void PlannedAllocator::tag_dynamic_nodes(std::uint64_t first, std::uint64_t last) {
+  const std::lock_guard lock(mutex_);
+  if (!active_ || first >= last) return;
+  // Another thread's numbers start anew; its nodes are told apart from ours by nothing.
+  if (!dynamic_nodes_.empty() && first < dynamic_nodes_.back().last) return;
+  dynamic_nodes_.push_back({first, last, stats_.iterations});
+  follows_nodes_.store(true, std::memory_order_relaxed);
+}
+
+Statistics PlannedAllocator::statistics() const {
+  const std::lock_guard lock(mutex_);
+  Statistics result = stats_;
+  result.hits += hits_this_iteration_;
+  result.fallback_reserved = fallback_.reserved();
+  if (active_) {
+    result.live_blocks = static_cast<std::int64_t>(active_->space.live_blocks());
+    result.strays = static_cast<std::int64_t>(active_->space.strays());
+  }
+  if (callers_fallback_) {
+    const auto joint = [this](JointGauges::Quantity q) {
+      return Gauge{gauges_.ours()[q] + gauges_.other()[q], gauges_.peaks()[q]};
+    };
+    result.allocated = joint(JointGauges::kRequested);
+    result.reserved = joint(JointGauges::kReserved);
+    result.fallback.current = gauges_.other()[JointGauges::kRequested];
+    result.fallback_reserved = gauges_.other()[JointGauges::kReserved];
+  }
+  return result;
+}
+
+JointGauges PlannedAllocator::joint_gauges() const {
+  const std::lock_guard lock(mutex_);
+  return gauges_;
+}
+
+void PlannedAllocator::note_fallback(const JointGauges::Values& figures) {
+  const std::lock_guard lock(mutex_);
+  gauges_.note(figures);
+  Gauge& fallback = stats_.fallback;
+  fallback.add(figures[JointGauges::kRequested] - fallback.current);
+  behind_.store(false, std::memory_order_relaxed);
+}
+
+void PlannedAllocator::reset_peaks() {
+  const std::lock_guard lock(mutex_);
+  for (Gauge* g : {&stats_.allocated, &stats_.reserved, &stats_.fallback, &stats_.dynamic,
+                   &stats_.dynamic_region, &stats_.dynamic_reused}) {
+    g->reset_peak();
+  }
+  gauges_.reset_peaks();
+}
+
+PlannedAllocator::Piece PlannedAllocator::pool_of(const void* p) const {
+  const std::lock_guard lock(mutex_);
+  const Pool* pool = find_pool(p);
+  return pool ? Piece{pool->base, pool->space.size()} : Piece{};
+}
+
+std::vector<PlannedAllocator::LivePool> PlannedAllocator::pools() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<LivePool> result;
+  const auto add = [&](const Pool& pool) {
+    if (!pool.base) return;
+    LivePool live{{pool.base, pool.space.size()}, {}};
+    for (const Offset offset : pool.space.live()) {
+      const Bytes size = pool.space.at(offset).size;
+      std::byte* begin = pool.base + offset;
+      live.blocks.push_back({begin, size, pool.space.round_up(size), pool.space.stream_at(offset),
+                             delayed_ && delayed_->is_waiting(begin)});
+    }
+    result.push_back(std::move(live));
+  };
+  if (active_) add(*active_);
+  for (const auto& pool : retired_) add(*pool);
+  return result;
+}
+
+Bytes PlannedAllocator::release_cached() {
+  const std::lock_guard lock(mutex_);
+  const Bytes released = fallback_.release_cached();
+  update_reserved();
+  return released;
+}
+
+void PlannedAllocator::check() const {
+  const std::lock_guard lock(mutex_);
+  if (active_) active_->space.check();
+  for (const auto& pool : retired_) pool->space.check();
+  fallback_.check();
+}
+
+}  // namespace stalloc

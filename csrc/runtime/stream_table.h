@@ -1,0 +1,55 @@
+// Numbers for a device's streams, by first use, as plans name them: the default stream is 0. A
+// program that uses its streams in the same order numbers them alike in every run.
+//
+// Lookups take no lock and scan from the front: programs have a handful of streams, and those they
+// use most they use first. Thread-safe. Streams are never forgotten; past kStreams different ones,
+// further ones have no number, and their requests no plan.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "base/types.h"
+#include "device/streams.h"
+
+namespace stalloc {
+
+class StreamTable {
+ public:
+  static constexpr StreamId kStreams = 256;
+
+  // kNone when the table is full.
+  StreamId id_of(StreamHandle stream) {
+    if (!stream) return 0;
+    const StreamId known = find(stream, count_.load(std::memory_order_acquire));
+    return known != kNone ? known : add(stream);
+  }
+
+  // `id` came from id_of().
+  StreamHandle handle_of(StreamId id) const { return handles_[static_cast<std::size_t>(id)]; }
+
+ private:
+  StreamId find(StreamHandle stream, StreamId count) const {
+    for (StreamId i = 1; i < count; ++i) {
+      if (handles_[static_cast<std::size_t>(i)] == stream) return i;
+    }
+    return kNone;
+  }
+
+  StreamId add(StreamHandle stream) {
+    const std::lock_guard lock(mutex_);
+    const StreamId count = count_.load(std::memory_order_relaxed);
+    if (const StreamId known = find(stream, count); known != kNone) return known;
+    if (count == kStreams) return kNone;
+    handles_[static_cast<std::size_t>(count)] = stream;
+    count_.store(count + 1, std::memory_order_release);
+    return count;
+  }
+
+  std::mutex mutex_;  // of writers
+  std::atomic<StreamId> count_{1};
+  std::array<StreamHandle, kStreams> handles_{};  // those below count_ never change
+};
+
+}  // namespace stalloc
