@@ -1,0 +1,368 @@
+// The pretended GPU has to notice what it is there to notice.
+#include "standin.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "cudart.h"
+
+namespace {
+
+constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+class Standin : public testing::Test {
+ protected:
+  void SetUp() override { standin_reset(); }
+  void TearDown() override { standin_reset(); }
+
+  static void* stream() {
+    void* s = nullptr;
+    EXPECT_EQ(cudaStreamCreateWithFlags(&s, kCudaNonBlocking), kCudaSuccess);
+    return s;
+  }
+  static void* event() {
+    void* e = nullptr;
+    EXPECT_EQ(cudaEventCreateWithFlags(&e, kCudaNoTiming), kCudaSuccess);
+    return e;
+  }
+  static void* memory(std::size_t size) {
+    void* p = nullptr;
+    EXPECT_EQ(cudaMalloc(&p, size), kCudaSuccess);
+    return p;
+  }
+  template <typename Function>
+  static Function* driver(const char* name) {
+    void* f = nullptr;
+    EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &f, 13000, 0, nullptr), kCudaSuccess);
+    return reinterpret_cast<Function*>(f);
+  }
+};
+
+TEST_F(Standin, HasAsMuchMemoryAsItIsTold) {
+  standin_set_memory(0, kGiB);
+  void* a = memory(kGiB - 512);
+  void* b = memory(1);
+  void* c = nullptr;
+  EXPECT_EQ(cudaMalloc(&c, 1), kCudaOutOfMemory);
+  EXPECT_EQ(c, nullptr);
+  EXPECT_EQ(cudaGetLastError(), kCudaOutOfMemory);
+  EXPECT_EQ(cudaGetLastError(), kCudaSuccess);
+  EXPECT_EQ(cudaFree(a), kCudaSuccess);
+  std::size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  EXPECT_EQ(free, kGiB - 512);
+  EXPECT_EQ(total, kGiB);
+  EXPECT_EQ(cudaFree(b), kCudaSuccess);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_misuses(), 0);
+}
+
+TEST_F(Standin, DevicesHaveMemoryOfTheirOwn) {
+  standin_set_devices(2);
+  standin_set_memory(1, kMiB);
+  memory(2 * kMiB);
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  void* p = nullptr;
+  EXPECT_EQ(cudaMalloc(&p, 2 * kMiB), kCudaOutOfMemory);
+  memory(kMiB);
+  EXPECT_EQ(standin_used(0), 2 * kMiB);
+  EXPECT_EQ(standin_used(1), kMiB);
+  EXPECT_NE(cudaSetDevice(2), kCudaSuccess);
+}
+
+TEST_F(Standin, NoticesWhatIsFreedTwice) {
+  void* p = memory(100);
+  EXPECT_EQ(cudaFree(p), kCudaSuccess);
+  EXPECT_EQ(cudaFree(p), kCudaInvalidValue);
+  EXPECT_EQ(standin_misuses(), 1);
+  EXPECT_NE(std::string(standin_last_complaint()).find("cudaFree"), std::string::npos);
+}
+
+TEST_F(Standin, WorkOfManualStreamsCompletesWhenTold) {
+  standin_set_manual(1);
+  void* s = stream();
+  void* e = event();
+  standin_submit(s);
+  cudaEventRecord(e, s);
+  EXPECT_EQ(standin_pending(s), 2);
+  EXPECT_EQ(cudaEventQuery(e), kCudaNotReady);
+  EXPECT_EQ(standin_advance(s, 1), 1);
+  EXPECT_EQ(cudaEventQuery(e), kCudaNotReady);
+  EXPECT_EQ(standin_advance(s, 5), 1);
+  EXPECT_EQ(cudaEventQuery(e), kCudaSuccess);
+  EXPECT_EQ(standin_host_waits(), 0);
+}
+
+TEST_F(Standin, WaitingHostsAreCounted) {
+  standin_set_manual(1);
+  void* s = stream();
+  void* e = event();
+  standin_submit(s);
+  cudaEventRecord(e, s);
+  EXPECT_EQ(cudaEventSynchronize(e), kCudaSuccess);
+  EXPECT_EQ(cudaStreamQuery(s), kCudaSuccess);
+  EXPECT_EQ(cudaEventSynchronize(e), kCudaSuccess);
+  EXPECT_EQ(standin_host_waits(), 1);
+}
+
+TEST_F(Standin, AStreamWaitsForAnothersEvent) {
+  standin_set_manual(1);
+  void* a = stream();
+  void* b = stream();
+  void* e = event();
+  standin_submit(a);
+  cudaEventRecord(e, a);
+  cudaStreamWaitEvent(b, e, 0);
+  standin_submit(b);
+  EXPECT_EQ(standin_advance(b, 9), 0) << "what it waits for is not complete";
+  standin_advance(a, 9);
+  EXPECT_EQ(standin_advance(b, 9), 2);
+  standin_submit(a);
+  cudaEventRecord(e, a);
+  cudaStreamWaitEvent(b, e, 0);
+  standin_drain(b);
+  EXPECT_EQ(standin_pending(a), 0) << "draining a stream completes what it waits for";
+}
+
+TEST_F(Standin, FindsReuseThatNothingOrdersEvenWhenAllIsComplete) {
+  void* a = stream();
+  void* b = stream();
+  auto* p = static_cast<std::byte*>(memory(4096));
+  standin_use(a, p, 4096, 1);
+  standin_use(b, p + 512, 512, 2);
+  EXPECT_EQ(standin_hazards(), 1) << "no event, although stream a is long idle";
+  standin_use(b, p + 512, 512, 3);
+  EXPECT_EQ(standin_hazards(), 1) << "its own stream's order";
+  standin_use(b, p + 1024, 512, 4);
+  EXPECT_EQ(standin_hazards(), 2) << "the rest is still the first owner's";
+}
+
+TEST_F(Standin, EventsOrderReuse) {
+  void* a = stream();
+  void* b = stream();
+  void* c = stream();
+  void* e = event();
+  void* p = memory(4096);
+  standin_use(a, p, 4096, 1);
+  cudaEventRecord(e, a);
+  cudaStreamWaitEvent(b, e, 0);
+  standin_use(b, p, 4096, 2);
+  cudaEventRecord(e, b);
+  cudaStreamWaitEvent(c, e, 0);
+  standin_use(c, p, 4096, 3);
+  EXPECT_EQ(standin_hazards(), 0) << standin_last_complaint();
+  standin_use(a, p, 4096, 4);
+  EXPECT_EQ(standin_hazards(), 1) << "order has a direction";
+}
+
+TEST_F(Standin, AnEventRecordedTooEarlyOrdersNothing) {
+  void* a = stream();
+  void* b = stream();
+  void* e = event();
+  void* p = memory(4096);
+  cudaEventRecord(e, a);
+  standin_use(a, p, 4096, 1);
+  cudaStreamWaitEvent(b, e, 0);
+  standin_use(b, p, 4096, 2);
+  EXPECT_EQ(standin_hazards(), 1);
+}
+
+TEST_F(Standin, TheHostOrdersReuseWhenItKnowsThatWorkIsComplete) {
+  void* a = stream();
+  void* b = stream();
+  void* e = event();
+  void* p = memory(4096);
+  standin_use(a, p, 4096, 1);
+  cudaEventRecord(e, a);
+  EXPECT_EQ(cudaEventQuery(e), kCudaSuccess);
+  standin_use(b, p, 4096, 2);
+  cudaStreamSynchronize(b);
+  standin_use(a, p, 4096, 3);
+  EXPECT_EQ(standin_hazards(), 0) << standin_last_complaint();
+}
+
+TEST_F(Standin, MemoryThatWasFreedAndComesAnewIsNobodys) {
+  void* a = stream();
+  void* b = stream();
+  void* p = memory(4096);
+  standin_use(a, p, 4096, 1);
+  cudaFree(p);
+  void* q = memory(4096);
+  ASSERT_EQ(p, q);
+  standin_use(b, q, 4096, 2);
+  EXPECT_EQ(standin_hazards(), 0);
+}
+
+TEST_F(Standin, BlockingStreamsAreOrderedWithTheDefaultOne) {
+  void* blocking = nullptr;
+  cudaStreamCreate(&blocking);
+  void* p = memory(4096);
+  standin_use(nullptr, p, 4096, 1);
+  standin_use(blocking, p, 4096, 2);
+  standin_use(nullptr, p, 4096, 3);
+  EXPECT_EQ(standin_hazards(), 0) << standin_last_complaint();
+  standin_use(stream(), p, 4096, 4);
+  EXPECT_EQ(standin_hazards(), 1);
+}
+
+TEST_F(Standin, NoticesUseOfWhatIsNotAllocated) {
+  void* s = stream();
+  auto* p = static_cast<std::byte*>(memory(4096));
+  EXPECT_EQ(standin_use(s, p, 4097, 1), kCudaIllegalAddress);
+  cudaFree(p);
+  EXPECT_EQ(standin_use(s, p, 1, 1), kCudaIllegalAddress);
+  EXPECT_EQ(standin_misuses(), 2);
+}
+
+TEST_F(Standin, FreesInStreamOrder) {
+  standin_set_manual(1);
+  void* s = stream();
+  void* p = nullptr;
+  cudaMallocAsync(&p, kMiB, s);
+  cudaFreeAsync(p, s);
+  EXPECT_EQ(standin_used(0), kMiB);
+  standin_drain(s);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_misuses(), 0);
+}
+
+TEST_F(Standin, NoticesDestroyedStreams) {
+  void* s = stream();
+  EXPECT_EQ(cudaStreamDestroy(s), kCudaSuccess);
+  void* e = event();
+  EXPECT_EQ(cudaEventRecord(e, s), kCudaInvalidHandle);
+  EXPECT_EQ(cudaStreamDestroy(s), kCudaInvalidHandle);
+  EXPECT_EQ(standin_misuses(), 2);
+  standin_recycle_handles(1);
+  void* t = stream();
+  EXPECT_EQ(t, s) << "as a real device may do it";
+  EXPECT_EQ(cudaEventRecord(e, t), kCudaSuccess);
+  EXPECT_EQ(standin_streams(), 1);
+}
+
+TEST_F(Standin, CallsFailOnDemand) {
+  standin_fail("cudaMalloc", 2, kCudaOutOfMemory, 2);
+  void* p = nullptr;
+  EXPECT_EQ(cudaMalloc(&p, 1), kCudaSuccess);
+  EXPECT_EQ(cudaMalloc(&p, 1), kCudaOutOfMemory);
+  EXPECT_EQ(cudaMalloc(&p, 1), kCudaOutOfMemory);
+  EXPECT_EQ(cudaMalloc(&p, 1), kCudaSuccess);
+  EXPECT_EQ(standin_calls("cudaMalloc"), 4);
+  standin_lose_device(kCudaIllegalAddress);
+  EXPECT_EQ(cudaMalloc(&p, 1), kCudaIllegalAddress);
+  int status = 0;
+  EXPECT_EQ(cudaStreamIsCapturing(nullptr, &status), kCudaIllegalAddress);
+}
+
+TEST_F(Standin, CaptureForbidsWhatItForbids) {
+  void* s = stream();
+  void* e = event();
+  void* p = memory(4096);
+  ASSERT_EQ(cudaStreamBeginCapture(s, 0), kCudaSuccess);
+  int status = 0;
+  cudaStreamIsCapturing(s, &status);
+  EXPECT_EQ(status, 1);
+  EXPECT_EQ(cudaEventQuery(e), kCudaCaptureUnsupported);
+  EXPECT_EQ(standin_misuses(), 1);
+  void* graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(s, &graph), kCudaCaptureInvalidated);
+
+  ASSERT_EQ(cudaStreamBeginCapture(s, 0), kCudaSuccess);
+  int relaxed = 2;
+  cudaThreadExchangeStreamCaptureMode(&relaxed);
+  EXPECT_EQ(cudaEventQuery(e), kCudaSuccess);
+  cudaThreadExchangeStreamCaptureMode(&relaxed);
+  standin_use(s, p, 4096, 1);
+  EXPECT_EQ(standin_pending(s), 0) << "captured, not run";
+  ASSERT_EQ(cudaStreamEndCapture(s, &graph), kCudaSuccess);
+  void* exec = nullptr;
+  ASSERT_EQ(cudaGraphInstantiateWithFlags(&exec, graph, 0), kCudaSuccess);
+  EXPECT_EQ(cudaGraphLaunch(exec, s), kCudaSuccess);
+  standin_use(stream(), p, 4096, 2);
+  EXPECT_EQ(standin_hazards(), 1) << "a replay uses what was captured";
+}
+
+TEST_F(Standin, MapsAndUnmapsAtTheSameAddresses) {
+  using Address = std::uintptr_t;
+  struct Properties {
+    int type, handle_types, location_type, device;
+    void* win32;
+    unsigned char flags[8];
+  } properties{1, 0, 1, 0, nullptr, {}};
+  auto* reserve = driver<int(Address*, std::size_t, std::size_t, Address, unsigned long long)>(
+      "cuMemAddressReserve");
+  auto* unreserve = driver<int(Address, std::size_t)>("cuMemAddressFree");
+  auto* create = driver<int(std::uint64_t*, std::size_t, const Properties*, unsigned long long)>(
+      "cuMemCreate");
+  auto* release = driver<int(std::uint64_t)>("cuMemRelease");
+  auto* map =
+      driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>("cuMemMap");
+  auto* unmap = driver<int(Address, std::size_t)>("cuMemUnmap");
+  auto* access = driver<int(Address, std::size_t, const void*, std::size_t)>("cuMemSetAccess");
+
+  const std::size_t size = 64 * kGiB;
+  Address at = 0;
+  ASSERT_EQ(reserve(&at, size, 0, 0, 0), kCudaSuccess);
+  EXPECT_EQ(standin_used(0), 0u);
+  void* s = stream();
+  for (int turn = 0; turn < 2; ++turn) {
+    std::uint64_t handle = 0;
+    ASSERT_EQ(create(&handle, size, &properties, 0), kCudaSuccess);
+    EXPECT_EQ(standin_used(0), size);
+    ASSERT_EQ(map(at, size, 0, handle, 0), kCudaSuccess);
+    EXPECT_EQ(standin_use(s, reinterpret_cast<void*>(at), size, 1), kCudaIllegalAddress)
+        << "no access yet";
+    ASSERT_EQ(access(at, size, nullptr, 1), kCudaSuccess);
+    EXPECT_EQ(standin_use(s, reinterpret_cast<void*>(at), size, 1), kCudaSuccess);
+    ASSERT_EQ(release(handle), kCudaSuccess);
+    EXPECT_EQ(standin_used(0), size) << "the mapping holds the memory";
+    EXPECT_EQ(unreserve(at, size), kCudaInvalidValue) << "still mapped";
+    cudaDeviceSynchronize();
+    ASSERT_EQ(unmap(at, size), kCudaSuccess);
+    EXPECT_EQ(standin_used(0), 0u);
+  }
+  EXPECT_EQ(standin_misuses(), 4);
+  standin_reset();
+}
+
+TEST_F(Standin, NoticesWhatIsUnmappedWhileInUse) {
+  standin_set_manual(1);
+  using Address = std::uintptr_t;
+  int properties[8] = {1, 0, 1, 0};
+  auto* reserve = driver<int(Address*, std::size_t, std::size_t, Address, unsigned long long)>(
+      "cuMemAddressReserve");
+  auto* create =
+      driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
+  auto* map =
+      driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>("cuMemMap");
+  auto* unmap = driver<int(Address, std::size_t)>("cuMemUnmap");
+  auto* access = driver<int(Address, std::size_t, const void*, std::size_t)>("cuMemSetAccess");
+  Address at = 0;
+  std::uint64_t handle = 0;
+  reserve(&at, 2 * kMiB, 0, 0, 0);
+  create(&handle, 2 * kMiB, properties, 0);
+  map(at, 2 * kMiB, 0, handle, 0);
+  access(at, 2 * kMiB, nullptr, 1);
+  standin_use(stream(), reinterpret_cast<void*>(at), 1, 1);
+  EXPECT_EQ(standin_misuses(), 0);
+  unmap(at, 2 * kMiB);
+  EXPECT_EQ(standin_misuses(), 1);
+}
+
+TEST_F(Standin, IsOutOfReachAfterAFork) {
+  memory(1);
+  const pid_t child = fork();
+  if (child == 0) {
+    void* p = nullptr;
+    _exit(cudaMalloc(&p, 1));
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), kCudaInitializationError);
+}
+
+}  // namespace

@@ -1,0 +1,228 @@
+// The driver's virtual memory calls, and how the runtime hands them out by name.
+#include <cstring>
+#include <string_view>
+
+#include "world.h"
+
+using standin::Address;
+using standin::Call;
+using standin::Memory;
+using standin::World;
+
+namespace {
+
+struct Location {
+  int type;  // 1: a device
+  int id;
+};
+
+struct AllocationProperties {  // the first members of CUmemAllocationProp
+  int type;
+  int handle_types;
+  Location location;
+  void* win32;
+  unsigned char flags[8];
+};
+
+constexpr int kFabric = 8;  // handles for another machine of an NVLink fabric
+
+int with_complaint(World& w, int error, const std::string& complaint) {
+  return error && !complaint.empty() ? w.misuse(complaint, error) : error;
+}
+
+int mem_address_reserve(Address* p, std::size_t size, std::size_t alignment, Address hint,
+                        unsigned long long) {
+  static Call call("cuMemAddressReserve");
+  return call([&](World& w) { return w.memory.reserve(size, alignment, hint, p); });
+}
+
+int mem_address_free(Address p, std::size_t size) {
+  static Call call("cuMemAddressFree");
+  return call([&](World& w) {
+    std::string complaint;
+    const int error = w.memory.unreserve(p, size, &complaint);
+    return with_complaint(w, error, complaint);
+  });
+}
+
+int mem_create(std::uint64_t* handle, std::size_t size, const AllocationProperties* properties,
+               unsigned long long) {
+  static Call call("cuMemCreate");
+  return call([&](World& w) {
+    if (properties->handle_types & kFabric) return int{standin::kNotSupported};
+    const int device = properties->location.id;
+    if (device < 0 || device >= w.devices()) return int{standin::kInvalidDevice};
+    return w.memory.create(device, size, handle);
+  });
+}
+
+int mem_release(std::uint64_t handle) {
+  static Call call("cuMemRelease");
+  return call([&](World& w) {
+    std::string complaint;
+    const int error = w.memory.release(handle, &complaint);
+    return with_complaint(w, error, complaint);
+  });
+}
+
+int mem_map(Address p, std::size_t size, std::size_t offset, std::uint64_t handle,
+            unsigned long long) {
+  static Call call("cuMemMap");
+  return call([&](World& w) {
+    return offset != 0 ? int{standin::kInvalidValue} : w.memory.map(p, size, handle);
+  });
+}
+
+// Does not wait for work, and so must not be called while there may be some.
+int mem_unmap(Address p, std::size_t size) {
+  static Call call("cuMemUnmap");
+  return call([&](World& w) {
+    w.check_idle(p, p + size, call.name());
+    std::string complaint;
+    const int error = w.memory.unmap(p, size, &complaint);
+    if (error == standin::kSuccess) w.history.forget(p, p + size);
+    return with_complaint(w, error, complaint);
+  });
+}
+
+int mem_set_access(Address p, std::size_t size, const void*, std::size_t) {
+  static Call call("cuMemSetAccess");
+  return call([&](World& w) { return w.memory.set_access(p, size); });
+}
+
+int mem_get_allocation_granularity(std::size_t* granularity, const AllocationProperties*, int) {
+  static Call call("cuMemGetAllocationGranularity");
+  return call([&](World&) {
+    *granularity = Memory::kGranularity;
+    return int{standin::kSuccess};
+  });
+}
+
+int mem_get_address_range(Address* begin, std::size_t* size, Address p) {
+  static Call call("cuMemGetAddressRange");
+  return call([&](World& w) {
+    const auto piece = w.memory.piece_around(p);
+    if (!piece) return int{standin::kInvalidValue};
+    if (begin) *begin = piece->begin;
+    if (size) *size = piece->size;
+    return int{standin::kSuccess};
+  });
+}
+
+int mem_retain_allocation_handle(std::uint64_t* handle, void* p) {
+  static Call call("cuMemRetainAllocationHandle");
+  return call([&](World& w) { return w.memory.retain_at(reinterpret_cast<Address>(p), handle); });
+}
+
+int mem_get_allocation_properties(AllocationProperties* p, std::uint64_t handle) {
+  static Call call("cuMemGetAllocationPropertiesFromHandle");
+  return call([&](World& w) {
+    const int device = w.memory.device_of(handle);
+    if (device < 0) return int{standin::kInvalidValue};
+    std::memset(p, 0, sizeof *p);
+    p->type = 1;
+    p->location = {1, device};
+    return int{standin::kSuccess};
+  });
+}
+
+int memset_d32_async(Address, unsigned, std::size_t, void* stream) {
+  static Call call("cuMemsetD32Async");
+  return call([&](World& w) {
+    standin::Stream* s = w.stream(stream, call.name());
+    if (!s) return int{standin::kInvalidHandle};
+    w.streams.submit(*s);
+    return int{standin::kSuccess};
+  });
+}
+
+int stream_write_value(void* stream, Address, unsigned, unsigned) {
+  return memset_d32_async(0, 0, 0, stream);
+}
+
+int device_get(int* device, int ordinal) {
+  *device = ordinal;
+  return standin::kSuccess;
+}
+
+int device_get_attribute(int* value, int attribute, int) {
+  constexpr int kVirtualMemory = 102;
+  *value = attribute == kVirtualMemory ? 1 : 0;
+  return standin::kSuccess;
+}
+
+int context_get_current(void** context) {
+  *context = reinterpret_cast<void*>(std::uintptr_t{7} << 60);
+  return standin::kSuccess;
+}
+
+int get_error_string(int error, const char** text) {
+  *text = standin::error_text(error);
+  return standin::kSuccess;
+}
+
+int get_error_name(int error, const char** text) {
+  *text = standin::error_name(error);
+  return standin::kSuccess;
+}
+
+// All others: of any arguments, which it leaves alone.
+int not_supported() { return standin::kNotSupported; }
+
+struct Entry {
+  std::string_view name;
+  void* function;
+};
+
+template <typename Function>
+void* address(Function* f) {
+  return reinterpret_cast<void*>(f);
+}
+
+void* find(std::string_view name) {
+  static const Entry entries[] = {
+      {"cuMemAddressReserve", address(mem_address_reserve)},
+      {"cuMemAddressFree", address(mem_address_free)},
+      {"cuMemCreate", address(mem_create)},
+      {"cuMemRelease", address(mem_release)},
+      {"cuMemMap", address(mem_map)},
+      {"cuMemUnmap", address(mem_unmap)},
+      {"cuMemSetAccess", address(mem_set_access)},
+      {"cuMemGetAllocationGranularity", address(mem_get_allocation_granularity)},
+      {"cuMemGetAddressRange", address(mem_get_address_range)},
+      {"cuMemRetainAllocationHandle", address(mem_retain_allocation_handle)},
+      {"cuMemGetAllocationPropertiesFromHandle", address(mem_get_allocation_properties)},
+      {"cuMemsetD32Async", address(memset_d32_async)},
+      {"cuStreamWriteValue32", address(stream_write_value)},
+      {"cuDeviceGet", address(device_get)},
+      {"cuDeviceGetAttribute", address(device_get_attribute)},
+      {"cuCtxGetCurrent", address(context_get_current)},
+      {"cuGetErrorString", address(get_error_string)},
+      {"cuGetErrorName", address(get_error_name)},
+  };
+  for (const Entry& entry : entries) {
+    if (entry.name == name) return entry.function;
+  }
+  return name.starts_with("cu") ? address(not_supported) : nullptr;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
+                                     unsigned long long, int* status) {
+  static Call call("cudaGetDriverEntryPoint");
+  return call([&](World&) {
+    *function = find(name);
+    if (status) *status = *function ? 0 : 1;
+    return *function ? int{standin::kSuccess} : int{standin::kSymbolNotFound};
+  });
+}
+
+int cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags,
+                            int* status) {
+  return cudaGetDriverEntryPointByVersion(name, function, 0, flags, status);
+}
+
+}  // extern "C"

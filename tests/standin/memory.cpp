@@ -1,0 +1,216 @@
+#include "memory.h"
+
+#include <algorithm>
+
+#include "errors.h"
+
+namespace standin {
+namespace {
+
+constexpr Address kPlainBase = Address{1} << 60;
+constexpr Address kDeviceSpan = Address{1} << 50;
+constexpr Address kVirtualBase = Address{1} << 61;
+constexpr std::uint64_t kPlainUnit = 512;
+
+std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
+  return (size + unit - 1) / unit * unit;
+}
+
+// The lowest gap of `size` bytes from `base` on in `taken`, which maps begins to sizes.
+template <typename Map, typename Size>
+Address first_gap(const Map& taken, Address base, std::uint64_t size, std::uint64_t alignment,
+                  Size size_of) {
+  Address at = base;
+  for (auto it = taken.lower_bound(base); it != taken.end(); ++it) {
+    if (it->first - at >= size && it->first >= at) break;
+    at = round_up(it->first + size_of(it->second), alignment);
+  }
+  return at;
+}
+
+}  // namespace
+
+void Memory::configure(int devices, std::uint64_t bytes) {
+  *this = Memory{};
+  devices_.assign(static_cast<std::size_t>(devices), Device{bytes, 0, 0});
+}
+
+bool Memory::take(int device, std::uint64_t size) {
+  Device& d = devices_[static_cast<std::size_t>(device)];
+  if (size > d.capacity - std::min(d.used, d.capacity)) return false;
+  d.used += size;
+  d.peak = std::max(d.peak, d.used);
+  return true;
+}
+
+int Memory::allocate(int device, std::uint64_t size, Address* out) {
+  const std::uint64_t rounded = round_up(size, kPlainUnit);
+  if (rounded < size || !take(device, rounded)) return kOutOfMemory;
+  const Address base = kPlainBase + static_cast<Address>(device) * kDeviceSpan;
+  *out = first_gap(allocations_, base, rounded, kPlainUnit,
+                   [](const Allocation& a) { return a.size; });
+  allocations_.emplace(*out, Allocation{rounded, device});
+  return kSuccess;
+}
+
+std::optional<Memory::Allocation> Memory::allocation_at(Address begin) const {
+  const auto it = allocations_.find(begin);
+  if (it == allocations_.end()) return std::nullopt;
+  return it->second;
+}
+
+void Memory::free(Address begin) {
+  const auto it = allocations_.find(begin);
+  devices_[static_cast<std::size_t>(it->second.device)].used -= it->second.size;
+  allocations_.erase(it);
+}
+
+int Memory::reserve(std::uint64_t size, std::uint64_t alignment, Address hint, Address* out) {
+  if (size == 0 || size % kGranularity != 0) return kInvalidValue;
+  const std::uint64_t align = std::max(alignment, kGranularity);
+  const Address base = hint >= kVirtualBase ? round_up(hint, align) : kVirtualBase;
+  // Spans of the whole map, from the base: a reservation that begins before a hint may reach it.
+  Address at = first_gap(reservations_, kVirtualBase, size, align,
+                         [](std::uint64_t length) { return length; });
+  if (base > at) {
+    auto next = reservations_.lower_bound(base);
+    const bool after = next == reservations_.end() || next->first - base >= size;
+    const bool before =
+        next == reservations_.begin() || std::prev(next)->first + std::prev(next)->second <= base;
+    if (after && before) at = base;
+  }
+  *out = at;
+  reservations_.emplace(at, size);
+  return kSuccess;
+}
+
+int Memory::unreserve(Address begin, std::uint64_t size, std::string* complaint) {
+  const auto it = reservations_.find(begin);
+  if (it == reservations_.end() || it->second != size) {
+    *complaint = "cuMemAddressFree of addresses that were not reserved, or not as many";
+    return kInvalidValue;
+  }
+  const auto mapping = mappings_.lower_bound(begin);
+  if (mapping != mappings_.end() && mapping->first < begin + size) {
+    *complaint = "cuMemAddressFree of addresses with a live mapping";
+    return kInvalidValue;
+  }
+  reservations_.erase(it);
+  return kSuccess;
+}
+
+int Memory::create(int device, std::uint64_t size, std::uint64_t* handle) {
+  if (size == 0 || size % kGranularity != 0) return kInvalidValue;
+  if (!take(device, size)) return kOutOfMemory;
+  *handle = next_handle_++;
+  handles_.emplace(*handle, Handle{size, device, 1, 0});
+  return kSuccess;
+}
+
+void Memory::drop_if_unused(std::uint64_t handle) {
+  const auto it = handles_.find(handle);
+  if (it->second.references > 0 || it->second.mappings > 0) return;
+  devices_[static_cast<std::size_t>(it->second.device)].used -= it->second.size;
+  handles_.erase(it);
+}
+
+int Memory::release(std::uint64_t handle, std::string* complaint) {
+  const auto it = handles_.find(handle);
+  if (it == handles_.end() || it->second.references == 0) {
+    *complaint = "cuMemRelease of a handle that is not live";
+    return kInvalidValue;
+  }
+  --it->second.references;
+  drop_if_unused(handle);
+  return kSuccess;
+}
+
+int Memory::map(Address begin, std::uint64_t size, std::uint64_t handle) {
+  const auto it = handles_.find(handle);
+  if (it == handles_.end() || it->second.size != size) return kInvalidValue;
+  auto reservation = reservations_.upper_bound(begin);
+  if (reservation == reservations_.begin()) return kInvalidValue;
+  --reservation;
+  if (begin + size > reservation->first + reservation->second) return kInvalidValue;
+  auto next = mappings_.lower_bound(begin);
+  if (next != mappings_.end() && next->first < begin + size) return kInvalidValue;
+  if (next != mappings_.begin() && std::prev(next)->first + std::prev(next)->second.size > begin) {
+    return kInvalidValue;
+  }
+  mappings_.emplace(begin, Mapping{size, handle, false});
+  ++it->second.mappings;
+  return kSuccess;
+}
+
+int Memory::unmap(Address begin, std::uint64_t size, std::string* complaint) {
+  const auto first = mappings_.find(begin);
+  Address at = begin;
+  auto last = first;
+  for (; last != mappings_.end() && last->first == at && at < begin + size; ++last) {
+    at += last->second.size;
+  }
+  if (at != begin + size) {
+    *complaint = "cuMemUnmap of addresses that are not mapped, or of a part of a mapping";
+    return kInvalidValue;
+  }
+  for (auto it = first; it != last; ++it) {
+    --handles_.at(it->second.handle).mappings;
+    drop_if_unused(it->second.handle);
+  }
+  mappings_.erase(first, last);
+  return kSuccess;
+}
+
+int Memory::set_access(Address begin, std::uint64_t size) {
+  Address at = begin;
+  for (auto it = mappings_.find(begin);
+       it != mappings_.end() && it->first == at && at < begin + size; ++it) {
+    it->second.accessible = true;
+    at += it->second.size;
+  }
+  return at == begin + size ? kSuccess : kInvalidValue;
+}
+
+int Memory::retain_at(Address address, std::uint64_t* handle) {
+  auto it = mappings_.upper_bound(address);
+  if (it == mappings_.begin()) return kInvalidValue;
+  --it;
+  if (address >= it->first + it->second.size) return kInvalidValue;
+  *handle = it->second.handle;
+  ++handles_.at(*handle).references;
+  return kSuccess;
+}
+
+int Memory::device_of(std::uint64_t handle) const {
+  const auto it = handles_.find(handle);
+  return it == handles_.end() ? -1 : it->second.device;
+}
+
+std::optional<Memory::Piece> Memory::piece_around(Address address) const {
+  if (auto it = allocations_.upper_bound(address); it != allocations_.begin()) {
+    --it;
+    if (address < it->first + it->second.size) {
+      return Piece{it->first, it->second.size, it->second.device};
+    }
+  }
+  if (auto it = mappings_.upper_bound(address); it != mappings_.begin()) {
+    --it;
+    if (address < it->first + it->second.size && it->second.accessible) {
+      return Piece{it->first, it->second.size, handles_.at(it->second.handle).device};
+    }
+  }
+  return std::nullopt;
+}
+
+bool Memory::usable(Address begin, Address end) const {
+  const bool in_virtual = begin >= kVirtualBase;
+  while (begin < end) {
+    const auto piece = piece_around(begin);
+    if (!piece) return false;
+    begin = piece->begin + piece->size;
+    if (!in_virtual && begin < end) return false;  // two allocations are never one
+  }
+  return true;
+}
+
+}  // namespace standin

@@ -1,0 +1,91 @@
+// Device memory without any memory: which addresses are taken, and how much of each device.
+//
+// Addresses lie where no program on x86-64 or arm64 can map anything, so that touching one faults
+// at once. First fit, so that freed addresses come back soon: reuse is what is to be tested.
+//
+// Functions return CUDA's error codes. Not thread-safe: World locks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "history.h"
+
+namespace standin {
+
+class Memory {
+ public:
+  struct Device {
+    std::uint64_t capacity = 0;
+    std::uint64_t used = 0;
+    std::uint64_t peak = 0;
+  };
+
+  void configure(int devices, std::uint64_t bytes);
+  std::vector<Device>& devices() { return devices_; }
+
+  // Plain allocations.
+  int allocate(int device, std::uint64_t size, Address* out);
+  struct Allocation {
+    std::uint64_t size = 0;
+    int device = 0;
+  };
+  std::optional<Allocation> allocation_at(Address begin) const;
+  // `begin` is one of an allocation.
+  void free(Address begin);
+
+  // Virtual memory: reserved addresses, memory by handle, and mappings of one to the other.
+  int reserve(std::uint64_t size, std::uint64_t alignment, Address hint, Address* out);
+  int unreserve(Address begin, std::uint64_t size, std::string* complaint);
+  int create(int device, std::uint64_t size, std::uint64_t* handle);
+  int release(std::uint64_t handle, std::string* complaint);
+  int map(Address begin, std::uint64_t size, std::uint64_t handle);
+  int unmap(Address begin, std::uint64_t size, std::string* complaint);
+  int set_access(Address begin, std::uint64_t size);
+  int retain_at(Address address, std::uint64_t* handle);
+  int device_of(std::uint64_t handle) const;
+
+  // Whether all of [begin, end) may be used; the device it lies on.
+  bool usable(Address begin, Address end) const;
+  struct Piece {
+    Address begin = 0;
+    std::uint64_t size = 0;
+    int device = 0;
+  };
+  std::optional<Piece> piece_around(Address address) const;
+
+  std::size_t live_allocations() const { return allocations_.size() + handles_.size(); }
+  std::size_t live_reservations() const { return reservations_.size(); }
+  std::size_t live_mappings() const { return mappings_.size(); }
+
+  static constexpr std::uint64_t kGranularity = std::uint64_t{2} << 20;  // of virtual memory
+
+ private:
+  struct Handle {
+    std::uint64_t size = 0;
+    int device = 0;
+    int references = 1;
+    int mappings = 0;
+  };
+  struct Mapping {
+    std::uint64_t size = 0;
+    std::uint64_t handle = 0;
+    bool accessible = false;
+  };
+
+  bool take(int device, std::uint64_t size);
+  void drop_if_unused(std::uint64_t handle);
+
+  std::vector<Device> devices_;
+  std::map<Address, Allocation> allocations_;
+  std::map<Address, std::uint64_t> reservations_;
+  std::map<Address, Mapping> mappings_;
+  std::unordered_map<std::uint64_t, Handle> handles_;
+  std::uint64_t next_handle_ = 1;
+};
+
+}  // namespace standin

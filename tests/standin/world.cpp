@@ -1,0 +1,157 @@
+#include "world.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+namespace standin {
+namespace {
+
+std::atomic<bool> forked{false};
+std::atomic<bool> ending{false};
+
+std::uint64_t setting(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+bool verbose() {
+  static const bool value = setting("STANDIN_VERBOSE", 0) != 0;
+  return value;
+}
+
+}  // namespace
+
+thread_local int current_device = 0;
+thread_local int last_error = kSuccess;
+thread_local CaptureMode capture_mode = CaptureMode::kGlobal;
+
+std::uint64_t this_thread() {
+  static std::atomic<std::uint64_t> next{1};
+  thread_local const std::uint64_t mine = next.fetch_add(1);
+  return mine;
+}
+
+int process_error() {
+  if (forked.load(std::memory_order_relaxed)) return kInitializationError;
+  if (ending.load(std::memory_order_relaxed)) return kUnloading;
+  return kSuccess;
+}
+
+World& World::get() {
+  static World& world = *new World();
+  return world;
+}
+
+World::World() {
+  reset();
+  pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+  std::atexit([] { ending.store(true); });
+}
+
+void World::reset() {
+  const int devices = static_cast<int>(setting("STANDIN_DEVICES", 1));
+  memory.configure(devices, setting("STANDIN_MEMORY", std::uint64_t{80} << 30));
+  streams.recycle_handles(false);
+  streams.configure(devices, setting("STANDIN_MANUAL", 0) != 0);
+  history = History{};
+  graphs.clear();
+  executables.clear();
+  captures.clear();
+  captures_underway = 0;
+  lost_error = 0;
+  hazards = misuses = host_waits = 0;
+  complaint.clear();
+  const std::lock_guard lock(calls_mutex_);
+  for (auto& [name, state] : calls_) {
+    state.calls = 0;
+    state.fails_in = 0;
+  }
+}
+
+CallState& World::call(const std::string& name) {
+  const std::lock_guard lock(calls_mutex_);
+  return calls_[name];
+}
+
+int Call::planned_failure(World& world) {
+  state_.calls.fetch_add(1, std::memory_order_relaxed);
+  if (world.lost_error != 0) return world.lost_error;
+  if (state_.fails_in == 0) return kSuccess;
+  if (state_.fails_in > 1) {
+    --state_.fails_in;
+    return kSuccess;
+  }
+  if (state_.failures > 0 && --state_.failures == 0) state_.fails_in = 0;
+  return state_.error;
+}
+
+int World::misuse(const std::string& what, int error) {
+  ++misuses;
+  complaint = what;
+  if (verbose()) std::fprintf(stderr, "standin: misuse: %s\n", what.c_str());
+  return error;
+}
+
+int World::check_use(const Use& use, const Point& p, const Clock& past) {
+  char text[200];
+  if (!memory.usable(use.begin, use.end)) {
+    std::snprintf(text, sizeof text, "owner %llu uses %#llx..%#llx, which is not all allocated",
+                  static_cast<unsigned long long>(use.owner),
+                  static_cast<unsigned long long>(use.begin),
+                  static_cast<unsigned long long>(use.end));
+    return misuse(text, 700);
+  }
+  if (const auto earlier = history.add(use, p, past)) {
+    ++hazards;
+    std::snprintf(text, sizeof text,
+                  "owner %llu uses %#llx..%#llx with nothing that orders owner %llu's work on it "
+                  "before",
+                  static_cast<unsigned long long>(use.owner),
+                  static_cast<unsigned long long>(std::max(use.begin, earlier->begin)),
+                  static_cast<unsigned long long>(std::min(use.end, earlier->end)),
+                  static_cast<unsigned long long>(earlier->owner));
+    complaint = text;
+    if (verbose()) std::fprintf(stderr, "standin: hazard: %s\n", text);
+  }
+  return kSuccess;
+}
+
+Stream* World::stream(void* handle, std::string_view call) {
+  Stream* found = streams.find(reinterpret_cast<HandleValue>(handle), current_device);
+  if (!found) misuse(std::string(call) + " on a stream that is destroyed, or never was", 0);
+  return found;
+}
+
+int World::forbid_in_capture(std::string_view call) {
+  if (captures.empty() || capture_mode == CaptureMode::kRelaxed) return kSuccess;
+  for (auto& [id, capture] : captures) {
+    const bool ours = capture->thread == this_thread();
+    if (capture->mode == CaptureMode::kGlobal ||
+        (capture->mode == CaptureMode::kThreadLocal && ours)) {
+      capture->invalid = true;
+      return misuse(std::string(call) + " while a stream is captured, which the capture forbids",
+                    kCaptureUnsupported);
+    }
+  }
+  return kSuccess;
+}
+
+int World::capture_use(Stream& stream, const Use* use) {
+  Graph& graph = graphs.at(stream.capture->graph);
+  ++graph.nodes;
+  if (use) graph.uses.push_back(*use);
+  return kSuccess;
+}
+
+void World::check_idle(Address begin, Address end, std::string_view call) {
+  if (const auto use = history.unordered(begin, end, streams.host())) {
+    misuse(std::string(call) + " of memory that owner " + std::to_string(use->owner) +
+               "'s work may still be using",
+           kSuccess);
+  }
+}
+
+}  // namespace standin

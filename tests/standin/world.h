@@ -1,0 +1,143 @@
+// The pretended machine: its devices' memory, streams and captures, what is to fail, and what has
+// gone wrong. One object, one mutex, never destroyed: calls come in until the process has ended.
+//
+// After a fork every call in the child fails as CUDA's do there, and so do calls once the process
+// is on its way out.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "errors.h"
+#include "history.h"
+#include "memory.h"
+#include "streams.h"
+
+namespace standin {
+
+enum class CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
+
+struct Graph {  // what was captured
+  std::vector<Use> uses;
+  std::size_t nodes = 0;
+};
+
+struct Capture {
+  std::uint64_t id = 0;
+  CaptureMode mode = CaptureMode::kGlobal;
+  std::uint64_t thread = 0;
+  std::size_t origin = 0;  // the stream it was begun on
+  bool invalid = false;
+  std::set<std::size_t> streams;
+  HandleValue graph = 0;
+};
+
+struct CallState {  // what is known of one function
+  std::atomic<std::int64_t> calls{0};
+  std::atomic<std::int64_t> fails_in{0};  // changed under the mutex; 0: not at all
+  std::int64_t failures = 0;
+  int error = 0;
+};
+
+class World {
+ public:
+  static World& get();
+
+  std::mutex mutex;
+  Memory memory;
+  Streams streams;
+  History history;
+  std::unordered_map<HandleValue, Graph> graphs;
+  std::unordered_map<HandleValue, Graph> executables;
+  std::map<Address, std::uint64_t> host_memory;
+  std::map<std::uint64_t, std::unique_ptr<Capture>> captures;  // under way
+  std::atomic<int> captures_underway{0};
+  std::atomic<int> lost_error{0};
+  std::int64_t hazards = 0;
+  std::int64_t misuses = 0;
+  std::int64_t host_waits = 0;
+  std::string complaint;
+
+  void reset();
+  CallState& call(const std::string& name);
+  int devices() { return static_cast<int>(memory.devices().size()); }
+
+  HandleValue new_handle() { return next_handle_ += 64; }
+
+  // Each returns `error`, for the caller to return.
+  int misuse(const std::string& what, int error);
+  int check_use(const Use& use, const Point& p, const Clock& past);
+
+  // The stream, or null and a complaint.
+  Stream* stream(void* handle, std::string_view call);
+  // An error when a capture under way forbids the calling thread such calls.
+  int forbid_in_capture(std::string_view call);
+  // Adds work to the graph that the stream is captured into.
+  int capture_use(Stream& stream, const Use* use);
+
+  // Complains when the host cannot know that work on this memory, about to go, is complete.
+  void check_idle(Address begin, Address end, std::string_view call);
+
+ private:
+  World();
+
+  std::map<std::string, CallState> calls_;
+  std::mutex calls_mutex_;
+  HandleValue next_handle_ = HandleValue{9} << 60;
+};
+
+// The calling thread's.
+extern thread_local int current_device;
+extern thread_local int last_error;
+extern thread_local CaptureMode capture_mode;
+std::uint64_t this_thread();
+
+// Why no call can work in this process any more: a fork, its end; else kSuccess.
+int process_error();
+
+// One exported function. Made once, as a static variable of it.
+class Call {
+ public:
+  explicit Call(const char* name) : name_(name), state_(World::get().call(name)) {}
+
+  // Runs `body` under the lock, unless the call is to fail, and notes the error.
+  template <typename Body>
+  int operator()(Body body) {
+    int error = process_error();
+    if (error == kSuccess) {
+      World& world = World::get();
+      const std::lock_guard lock(world.mutex);
+      error = planned_failure(world);
+      if (error == kSuccess) error = body(world);
+    }
+    if (error != kSuccess) last_error = error;
+    return error;
+  }
+
+  std::string_view name() const { return name_; }
+
+  // For calls that answer without the lock: counts this one, and says whether it must take it.
+  bool is_plain() {
+    if (process_error() != kSuccess || World::get().lost_error != 0 || state_.fails_in != 0) {
+      return false;
+    }
+    state_.calls.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+
+ private:
+  int planned_failure(World& world);
+
+  const char* name_;
+  CallState& state_;
+};
+
+}  // namespace standin
