@@ -15,6 +15,7 @@ import stalloc
 from stalloc.commands.output import print_json
 from stalloc.errors import StallocError
 from stalloc.files import check_new
+from stalloc.ranks import RankFiles
 
 if TYPE_CHECKING:
     from stalloc.commands import Subparsers
@@ -74,7 +75,8 @@ def main(args: argparse.Namespace) -> int:
 def _profile(args: argparse.Namespace) -> int:
     folder: Path = args.profile
     folder.mkdir(parents=True, exist_ok=True)
-    trace_file, plan_file = folder / f"{_rank()}.trace.json", folder / f"{_rank()}.plan.json"
+    files = RankFiles(folder)
+    trace_file, plan_file = files.trace, files.plan
     if not args.force:
         check_new(trace_file)
         check_new(plan_file)
@@ -106,7 +108,7 @@ def _profile(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace) -> int:
     path: Path = args.plan
-    stalloc.enable(path / f"{_rank()}.plan.json" if path.is_dir() else path, strict=args.strict)
+    stalloc.enable(RankFiles(path).plan if path.is_dir() else path, strict=args.strict)
     code = _run(args)
     stats = stalloc.memory_stats()
     stalloc.disable()
@@ -146,10 +148,6 @@ def _run(args: argparse.Namespace) -> int:
     finally:
         sys.argv, sys.path[:] = before
     return 0
-
-
-def _rank() -> str:
-    return f"rank{os.environ.get('RANK', '0')}"
 
 
 def _say(message: str) -> None:

@@ -1,0 +1,373 @@
+"""Takes a training loop through profiling and planning to serving; what every integration is on.
+
+An integration knows a framework: where its iterations begin and end, and which microbatch it is at.
+It tells a `Driver`, and the driver does the rest, on each rank by itself: lets the first iterations
+pass, records some, plans, writes trace and plan to files of this rank and layout, or finds a plan
+there and serves from it.
+
+    OFF <- WAITING -> PROFILING -> SERVING      auto: what is recorded is served from at once
+                   -> SERVING                   plan, or auto with a plan that is there already
+                   -> PROFILING -> OFF          profile
+
+Whatever goes wrong is said once and ends with the driver OFF: training goes on unplanned.
+A rank never waits for another. Costs about a microsecond an event when OFF.
+
+Not thread-safe: the thread that trains calls it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import enum
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from stalloc import hooks, session
+from stalloc.errors import PlanError, StallocError, StallocWarning
+from stalloc.hooks import PhaseKind
+from stalloc.planfile import DEFAULT_TIME_LIMIT, Plan
+from stalloc.profiling import Profile, profile
+from stalloc.ranks import Layout, RankFiles, describe_layout, rank, rank_info, rank_mismatch
+
+MODES = ("auto", "profile", "plan", "off")
+"""What `STALLOC_MODE` may be; auto when it is not set."""
+
+WARMUP = 3
+"""Iterations that pass before profiling begins: they allocate what later ones have."""
+
+ITERATIONS = 3
+"""Iterations that are profiled."""
+
+Model = nn.Module | Sequence[nn.Module]
+
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+_log = logging.getLogger("stalloc")
+
+
+class Stage(enum.Enum):
+    """What a driver is doing."""
+
+    WAITING = "waiting"
+    PROFILING = "profiling"
+    SERVING = "serving"
+    OFF = "off"
+
+
+class Driver:
+    """Profiles, plans and serves the training of this rank.
+
+    Example:
+        driver = Driver(layout={"pp": 2})
+        for batches in data:
+            with driver.iteration(model):
+                for i, batch in enumerate(batches):
+                    with driver.forward(i):
+                        loss = model(batch)
+                    with driver.backward(i):
+                        loss.backward()
+                with driver.optimizer():
+                    optimizer.step()
+
+    A loop that is as plain as that one needs only `iteration`: the hooks find the phases.
+
+    Args:
+        mode: One of MODES; None takes `STALLOC_MODE`, or else "auto". "auto" serves from the plan
+            in the folder, if there is one that fits; else it profiles, plans, writes to the folder
+            if there is one, and goes on under the plan. "profile" ends with what is written, and
+            "plan" serves from that.
+        folder: Where traces and plans are; None takes `STALLOC_DIR`. Files that are there already
+            are replaced. Only "auto" can do without.
+        layout: What decides the sizes of this rank's tensors, or a function that says so when the
+            first iteration begins: see `stalloc.ranks`.
+        warmup: Iterations to let pass before profiling.
+        iterations: Iterations to profile; two at least, as they are compared.
+        device: As for `stalloc.profile`.
+        dynamic: As for `stalloc.profile`.
+        time_limit: Seconds to look for a better plan than the first one.
+        strict: Whether what goes wrong is raised, instead of ending in a warning.
+        framework: Its name and version, noted in the files.
+
+    Raises:
+        ValueError: There is no such mode, it needs a folder and has none, or the numbers make no
+            sense.
+    """
+
+    def __init__(
+        self,
+        mode: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        layout: Layout | Callable[[], Layout] | None = None,
+        warmup: int = WARMUP,
+        iterations: int = ITERATIONS,
+        device: torch.device | str | None = None,
+        dynamic: Iterable[str | type] | None = None,
+        time_limit: float = DEFAULT_TIME_LIMIT,
+        strict: bool = False,
+        framework: str = "",
+    ) -> None:
+        mode = mode or os.environ.get("STALLOC_MODE") or "auto"
+        folder = folder or os.environ.get("STALLOC_DIR") or None
+        if mode not in MODES:
+            raise ValueError(f"there is no mode {mode!r}; choose one of {', '.join(MODES)}")
+        if mode in ("profile", "plan") and folder is None:
+            raise ValueError(f"mode {mode!r} needs a folder: give folder= or set STALLOC_DIR")
+        if warmup < 0 or iterations < 2:
+            raise ValueError(
+                f"warmup={warmup}, iterations={iterations}: profiling takes two iterations at "
+                "least, as they are compared, after a warm-up of none or more"
+            )
+        self._mode = mode
+        self._folder = Path(folder) if folder is not None else None
+        self._layout = layout
+        self._warmup = warmup
+        self._iterations = iterations
+        self._device = device
+        self._dynamic = dynamic
+        self._time_limit = time_limit
+        self._strict = strict
+        self._framework = framework
+        # What is known when the first iteration begins, and may not be when the process ends.
+        self._rank = rank()
+        self._rank_info: dict[str, str] = {}
+        self._files: RankFiles | None = None
+        self._stage = Stage.OFF if mode == "off" else Stage.WAITING
+        self._looked_for_plan = mode == "profile"
+        self._root: nn.Module | None = None
+        self._profile: Profile | None = None
+        self._session: session.Session | None = None
+        self._recorded = 0
+        self._inside = False
+        self._completed = 0
+
+    @property
+    def stage(self) -> Stage:
+        """What it is doing."""
+        return self._stage
+
+    @property
+    def active(self) -> bool:
+        """Whether phases matter now: a profile is being recorded, or a plan is in force."""
+        return self._stage is Stage.PROFILING or self._stage is Stage.SERVING
+
+    @property
+    def in_iteration(self) -> bool:
+        """Whether an iteration has begun and not ended."""
+        return self._inside
+
+    @property
+    def completed(self) -> int:
+        """Iterations that have ended."""
+        return self._completed
+
+    # Iterations
+
+    def begin_iteration(self, model: Model | None = None) -> None:
+        """An iteration begins. One that was never ended, because it raised, ends first.
+
+        Args:
+            model: What is trained, or the chunks of it that this rank has; at the first iteration
+                at the latest. Without it the hooks take the first module that is called.
+        """
+        self.end_iteration()
+        self._inside = True
+        if self._stage is Stage.WAITING:
+            with self._guarded():
+                self._start(model)
+
+    def end_iteration(self) -> None:
+        """The iteration ends; nothing if none has begun."""
+        if not self._inside:
+            return
+        self._inside = False
+        self._completed += 1
+        if not self.active:
+            return
+        session.step()
+        if self._stage is Stage.PROFILING:
+            self._recorded += 1
+            if self._recorded == self._iterations:
+                with self._guarded():
+                    self._finish_profile(serve=self._mode == "auto")
+        elif self._session is None or not self._session.enabled:
+            self._plan_was_refused()
+
+    @contextlib.contextmanager
+    def iteration(self, model: Model | None = None) -> Iterator[None]:
+        """`begin_iteration` and `end_iteration`."""
+        self.begin_iteration(model)
+        try:
+            yield
+        finally:
+            self.end_iteration()
+
+    # Phases
+
+    def forward(self, microbatch: int, chunk: int = 0) -> AbstractContextManager[None]:
+        """The forward of a microbatch through a chunk of the model; both count from 0."""
+        return self.phase(PhaseKind.FORWARD, microbatch, chunk)
+
+    def backward(self, microbatch: int, chunk: int = 0) -> AbstractContextManager[None]:
+        """The backward of a microbatch through a chunk of the model."""
+        return self.phase(PhaseKind.BACKWARD, microbatch, chunk)
+
+    def optimizer(self) -> AbstractContextManager[None]:
+        """The optimizer's step."""
+        return self.phase(PhaseKind.OPTIMIZER)
+
+    def phase(
+        self, kind: PhaseKind, microbatch: int | None = None, chunk: int = 0
+    ) -> AbstractContextManager[None]:
+        """Any other phase; `stalloc.hooks.phase` where it matters, and nothing where not."""
+        return hooks.phase(kind, microbatch, chunk) if self.active else _NOTHING
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """What does not repeat: evaluation, checkpointing."""
+        return hooks.unplanned() if self.active else _NOTHING
+
+    # Ends
+
+    def stand_aside(self, reason: str) -> None:
+        """Ends with a warning that gives the reason: something runs that can't be planned."""
+        if self._stage is not Stage.OFF:
+            with self._guarded():
+                raise StallocError(reason)
+
+    def finish(self) -> None:
+        """Ends whatever is going on; of a profile that is cut short, what is complete is planned.
+
+        May be repeated. Also called when the process ends while a profile is being recorded.
+        """
+        if self._stage is Stage.PROFILING and self._recorded >= 2:
+            with self._guarded():
+                self._finish_profile(serve=False)
+        elif self._stage is Stage.PROFILING:
+            with self._guarded():
+                raise StallocError(
+                    f"training ended after {self._recorded} of {self._iterations} profiled "
+                    f"iterations ({self._warmup} before them are left out): too few to plan"
+                )
+        self._switch_off()
+
+    # Parts
+
+    def _start(self, model: Model | None) -> None:
+        if not self._looked_for_plan or self._completed >= self._warmup:
+            self._root = _root_of(model)
+            layout = (self._layout() if callable(self._layout) else self._layout) or {}
+            self._rank, self._rank_info = rank(), rank_info(layout)
+            if self._folder is not None:
+                self._files = RankFiles(self._folder, self._rank, layout)
+        if not self._looked_for_plan:
+            self._looked_for_plan = True
+            self._serve_from_folder()
+        if self._stage is Stage.WAITING and self._completed >= self._warmup:
+            self._begin_profile()
+
+    def _serve_from_folder(self) -> None:
+        files = self._files
+        if files is None or (self._mode == "auto" and not files.plan.exists()):
+            return
+        if not files.plan.exists():
+            raise PlanError(_no_plan(files))
+        try:
+            plan = Plan.load(files.plan)
+            if problem := rank_mismatch(plan, self._rank_info):
+                raise PlanError(f"{files.plan} does not fit this run: {problem}")
+        except PlanError as e:
+            if self._mode == "plan":
+                raise
+            _log.warning("rank %d: profiling again: %s", self._rank, e)
+            return
+        self._serve(plan)
+
+    def _serve(self, plan: Plan) -> None:
+        self._session = session.enable(plan, model=self._root, strict=self._strict)
+        if self._session.enabled:
+            self._stage = Stage.SERVING
+            _log.info("rank %d: %r is in force", self._rank, plan)
+        elif self._mode != "auto":
+            self._switch_off()
+
+    def _plan_was_refused(self) -> None:
+        """The first forward showed another batch, which was said; or someone called disable()."""
+        self._session = None
+        # A plan of its own making that does not fit would be made, and refused, again.
+        may_profile = self._mode == "auto" and self._profile is None
+        self._stage = Stage.WAITING if may_profile else Stage.OFF
+
+    def _begin_profile(self) -> None:
+        self._profile = profile(self._root, device=self._device, dynamic=self._dynamic)
+        self._profile.__enter__()
+        self._stage = Stage.PROFILING
+        atexit.register(self.finish)
+
+    def _finish_profile(self, serve: bool) -> None:
+        atexit.unregister(self.finish)
+        recorded = self._profile
+        assert recorded is not None
+        self._stage = Stage.OFF
+        recorded.stop()
+        trace = recorded.trace
+        trace.info = {**trace.info, **self._rank_info, "framework": self._framework}
+        plan = trace.plan(time_limit=self._time_limit)
+        _log.info("rank %d: %r", self._rank, plan)
+        files = self._files
+        if files is not None:
+            files.folder.mkdir(parents=True, exist_ok=True)
+            trace.save(files.trace, overwrite=True)
+            plan.save(files.plan, overwrite=True)
+            _log.info("rank %d: written to %s", self._rank, files.plan)
+        if serve:
+            self._serve(plan)
+
+    def _switch_off(self) -> None:
+        atexit.unregister(self.finish)
+        self._stage = Stage.OFF
+        if self._profile is not None:
+            self._profile.stop()
+        if self._session is not None and self._session.enabled:
+            session.disable()
+        self._session = None
+        self._root = None
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except (StallocError, OSError) as e:
+            self._switch_off()
+            if self._strict:
+                raise
+            warnings.warn(
+                f"stalloc, rank {self._rank}: training goes on unplanned: {e}",
+                StallocWarning,
+                stacklevel=4,
+            )
+        except BaseException:
+            self._switch_off()
+            raise
+
+
+def _root_of(model: Model | None) -> nn.Module | None:
+    if model is None or isinstance(model, nn.Module):
+        return model
+    # Several chunks: a root that is never called, with the layers of all.
+    return model[0] if len(model) == 1 else nn.ModuleList(model)
+
+
+def _no_plan(files: RankFiles) -> str:
+    others = [path.name for path in files.others()]
+    known = f"; there are {', '.join(others)}, for other layouts" if others else ""
+    return (
+        f"there is no {files.plan}{known}. Run in mode profile with the layout of this run first: "
+        f"{describe_layout(files.layout) or 'all sizes 1'}"
+    )

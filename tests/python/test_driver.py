@@ -1,0 +1,302 @@
+"""The driver that every integration is on: what it does when, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from isolation import isolated
+from training import Model, Trainer, assert_same, loss_of, tokens, twins
+
+import stalloc
+from stalloc import _core
+from stalloc.driver import Driver, Stage
+from stalloc.errors import PlanError, StallocWarning
+from stalloc.ranks import RankFiles
+from stalloc.session import current_session
+
+LAYOUT = {"tp": 2, "pp": 1, "seq": 32}
+
+
+def train(driver: Driver, trainer: Trainer, iterations: int, length: int = 32) -> None:
+    """As an integration does it: with explicit phases, and stalloc.step() never called."""
+    for _ in range(iterations):
+        with driver.iteration(trainer.model):
+            for i in range(trainer.microbatches):
+                loop_body(driver, trainer, i, length)
+            with driver.optimizer():
+                trainer.optimizer.step()
+                trainer.optimizer.zero_grad()
+        trainer.steps += 1
+
+
+def loop_body(driver: Driver, trainer: Trainer, i: int, length: int) -> None:
+    with driver.forward(i):
+        loss = loss_of(trainer.model, tokens(trainer.steps, i, length))
+    with driver.backward(i):
+        loss.backward()
+    trainer.losses.append(loss.item())
+
+
+def leave_plan(folder: Path, **options: Any) -> Trainer:
+    """Writes a plan to the folder; returns a trainer of an equal model that has not trained."""
+    profiled, other = twins()
+    train(Driver("profile", folder, layout=LAYOUT, warmup=1, **options), profiled, 4)
+    return other
+
+
+@pytest.mark.parametrize("with_folder", [True, False])
+@isolated
+def test_auto_profiles_plans_and_serves_in_one_run(tmp_path: Path, with_folder: bool) -> None:
+    plain, planned = twins()
+    train(Driver("off"), plain, 10)
+    driver = Driver("auto", tmp_path if with_folder else None, warmup=2, iterations=3)
+    stages = []
+    for _ in range(10):
+        train(driver, planned, 1)
+        stages.append(driver.stage)
+        _core.runtime("cpu").check()
+    assert stages == [Stage.WAITING] * 2 + [Stage.PROFILING] * 2 + [Stage.SERVING] * 6
+    assert (tmp_path / "rank0.plan.json").exists() == with_folder
+    assert_same(plain, planned)
+    stats = stalloc.memory_stats()
+    assert stats["iterations"] == 5
+    assert stats["hit_rate"] == 1.0
+    driver.finish()
+    driver.finish()
+    assert driver.stage is Stage.OFF
+    assert current_session() is None
+
+
+@isolated
+def test_what_profile_writes_plan_finds_by_rank_and_layout(tmp_path: Path) -> None:
+    plain, profiled = twins()
+    train(Driver("off"), plain, 5)
+    driver = Driver("profile", tmp_path, layout=lambda: LAYOUT, warmup=1, framework="test 1.0")
+    train(driver, profiled, 5)
+    assert driver.stage is Stage.OFF
+    assert_same(plain, profiled)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"tp2-seq32.rank0.trace.json", "tp2-seq32.rank0.plan.json"}
+    info = stalloc.Plan.load(tmp_path / "tp2-seq32.rank0.plan.json").info
+    assert json.loads(info["layout"]) == LAYOUT
+    assert info["world_size"] == "1"
+    assert info["framework"] == "test 1.0"
+
+    plain, planned = twins()
+    train(Driver("off"), plain, 5)
+    train(Driver("plan", tmp_path, layout=LAYOUT), planned, 5)
+    assert_same(plain, planned)
+    stats = stalloc.memory_stats()
+    assert stats["iterations"] == 5
+    assert stats["hits"] >= 4 * stats["planned"], "all but the first, which makes Adam's states"
+
+
+@isolated
+def test_auto_serves_from_a_plan_that_is_there(tmp_path: Path) -> None:
+    trainer = leave_plan(tmp_path)
+    driver = Driver("auto", tmp_path, layout=LAYOUT)
+    driver.begin_iteration(trainer.model)
+    assert driver.stage is Stage.SERVING
+
+
+@isolated
+def test_a_mode_and_a_folder_come_from_the_environment(tmp_path: Path) -> None:
+    os.environ.update(STALLOC_MODE="profile", STALLOC_DIR=str(tmp_path))
+    trainer, _ = twins()
+    train(Driver(warmup=0), trainer, 3)
+    assert (tmp_path / "rank0.plan.json").exists()
+    assert Driver("off").stage is Stage.OFF, "what is given wins"
+
+
+def refused(driver: Driver, trainer: Trainer, message: str, length: int = 32) -> None:
+    """The driver says why, once, and the trainer trains as if it were not there."""
+    plain, _ = twins()
+    train(Driver("off"), plain, 3, length)
+    with pytest.warns(StallocWarning, match=message) as said:
+        train(driver, trainer, 3, length)
+    assert len(said) == 1
+    assert_same(plain, trainer)
+    assert driver.stage is Stage.OFF
+    assert current_session() is None
+
+
+@isolated
+def test_no_plan_of_the_layout_names_those_that_are_there(tmp_path: Path) -> None:
+    trainer = leave_plan(tmp_path)
+    driver = Driver("plan", tmp_path, layout={"tp": 4})
+    refused(driver, trainer, r"no .*tp4\.rank0.*there are tp2-seq32\.rank0\.plan\.json")
+
+
+@pytest.mark.parametrize("key", ["rank", "world_size", "layout"])
+@isolated
+def test_a_plan_of_another_rank_or_job_is_refused(tmp_path: Path, key: str) -> None:
+    trainer = leave_plan(tmp_path)
+    path = RankFiles(tmp_path, 0, LAYOUT).plan
+    plan = stalloc.Plan.load(path)
+    plan.info = {**plan.info, key: "7"}
+    plan.save(path, overwrite=True)
+    refused(Driver("plan", tmp_path, layout=LAYOUT), trainer, f"profiled with {key} 7 and this")
+
+
+@isolated
+def test_a_plan_of_another_torch_is_refused(tmp_path: Path) -> None:
+    trainer = leave_plan(tmp_path)
+    path = RankFiles(tmp_path, 0, LAYOUT).plan
+    plan = stalloc.Plan.load(path)
+    plan.info = {**plan.info, "torch": "1.0"}
+    plan.save(path, overwrite=True)
+    refused(Driver("plan", tmp_path, layout=LAYOUT), trainer, "under torch 1.0")
+
+
+@isolated
+def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
+    leave_plan(tmp_path)
+    other = Trainer(Model(width=32))
+    with pytest.warns(StallocWarning, match="profiled with the model"):
+        train(Driver("plan", tmp_path, layout=LAYOUT), other, 3)
+    assert current_session() is None
+
+
+@isolated
+def test_a_plan_of_another_batch_is_refused_at_the_first_forward(tmp_path: Path) -> None:
+    trainer = leave_plan(tmp_path)
+    driver = Driver("plan", tmp_path, layout=LAYOUT)
+    refused(driver, trainer, "profiled with inputs", length=16)
+
+
+@isolated
+def test_auto_profiles_when_the_plan_does_not_fit(tmp_path: Path) -> None:
+    trainer = leave_plan(tmp_path)
+    driver = Driver("auto", tmp_path, layout=LAYOUT, warmup=1)
+    with pytest.warns(StallocWarning, match="profiled with inputs"):
+        train(driver, trainer, 1, length=16)
+    train(driver, trainer, 5, length=16)
+    assert driver.stage is Stage.SERVING
+    assert stalloc.memory_stats()["hit_rate"] == 1.0
+
+
+@isolated
+def test_auto_profiles_when_the_plan_is_damaged(tmp_path: Path) -> None:
+    trainer = leave_plan(tmp_path)
+    RankFiles(tmp_path, 0, LAYOUT).plan.write_text("{}")
+    driver = Driver("auto", tmp_path, layout=LAYOUT, warmup=0)
+    train(driver, trainer, 3)
+    assert driver.stage is Stage.SERVING
+    stalloc.Plan.load(RankFiles(tmp_path, 0, LAYOUT).plan)
+
+
+@isolated
+def test_a_strict_driver_raises(tmp_path: Path) -> None:
+    trainer = leave_plan(tmp_path)
+    driver = Driver("plan", tmp_path, layout={"tp": 4}, strict=True)
+    with pytest.raises(PlanError, match="tp4"):
+        driver.begin_iteration(trainer.model)
+    assert driver.stage is Stage.OFF
+
+
+@isolated
+def test_a_folder_that_cannot_be_written_costs_the_plan_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    trainer, _ = twins()
+    refused(Driver("profile", tmp_path / "file", warmup=0), trainer, "Not a directory|exists")
+
+
+@isolated
+def test_an_iteration_that_raised_is_over_when_the_next_begins(tmp_path: Path) -> None:
+    trainer, _ = twins()
+    driver = Driver("auto", warmup=0, iterations=4)
+    train(driver, trainer, 1)
+    with pytest.raises(KeyError), driver.iteration(trainer.model), driver.forward(0):
+        raise KeyError
+    driver.begin_iteration(trainer.model)
+    train(driver, trainer, 5)
+    assert driver.completed == 8
+    assert driver.stage is Stage.SERVING
+
+
+@isolated
+def test_what_a_short_run_recorded_is_planned_when_it_ends(tmp_path: Path) -> None:
+    trainer, _ = twins()
+    driver = Driver("profile", tmp_path, warmup=0, iterations=10)
+    train(driver, trainer, 2)
+    driver.finish()
+    assert len(stalloc.Plan.load(tmp_path / "rank0.plan.json").decisions) > 0
+
+
+@isolated
+def test_a_run_that_is_too_short_says_so(tmp_path: Path) -> None:
+    trainer, _ = twins()
+    driver = Driver("profile", tmp_path, warmup=0)
+    train(driver, trainer, 1)
+    with pytest.warns(StallocWarning, match="after 1 of 3 profiled iterations"):
+        driver.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("iterations", [1, 4])
+@isolated
+def test_standing_aside_is_said_once_and_undoes_everything(iterations: int) -> None:
+    trainer, _ = twins()
+    driver = Driver("auto", warmup=0)
+    train(driver, trainer, iterations)
+    assert driver.active
+    with pytest.warns(StallocWarning, match="graphs") as said:
+        driver.stand_aside("graphs")
+    assert len(said) == 1
+    driver.stand_aside("graphs")
+    assert not driver.active
+    with stalloc.profile(trainer.model):
+        pass  # nothing is being profiled or in force
+
+
+@isolated
+def test_evaluation_and_layers_of_all_chunks(tmp_path: Path) -> None:
+    """A model in chunks is one root whose layers are all known."""
+    first, second = torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8))
+    driver = Driver("profile", tmp_path, warmup=0, iterations=2)
+    for _ in range(2):
+        with driver.iteration([first, second]):
+            with driver.forward(0, 0):
+                x = first(torch.ones(4, 8))
+            with driver.forward(0, 1):
+                loss = second(x).sum()
+            with driver.backward(0, 1):
+                loss.backward()
+            with driver.evaluation(), torch.no_grad():
+                first(torch.ones(3, 8))
+    trace = stalloc.Trace.load(tmp_path / "rank0.trace.json")
+    assert {"0", "1", "1.0"} <= set(trace.layers)
+    phases = trace.profile().phases
+    found = set(
+        zip(phases.kind.tolist(), phases.microbatch.tolist(), phases.chunk.tolist(), strict=True)
+    )
+    assert {(1, 0, 0), (1, 0, 1), (2, 0, 1)} <= found
+    assert 4 in phases.kind
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "fast"},
+        {"mode": "plan"},
+        {"mode": "profile"},
+        {"warmup": -1},
+        {"iterations": 1},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"mode|iterations"):
+        Driver(**options)
+
+
+@pytest.mark.parametrize("layout", [{"TP": 2}, {"tp": -1}, {"../up": 2}])
+def test_a_layout_that_cannot_name_a_file_is_refused(
+    layout: dict[str, int], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="layout"):
+        RankFiles(tmp_path, 0, layout)
