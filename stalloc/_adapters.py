@@ -71,13 +71,30 @@ def device_of(model: torch.nn.Module | None, device: torch.device | str | None) 
     """The device to work on: the one named, else the model's, else the CPU.
 
     Raises:
-        StallocError: If the model's parameters lie on several kinds of device and none is named.
+        TypeError: If the model is no module.
+        StallocError: If torch knows no such device, or the model's parameters lie on several kinds
+            of device and none is named.
     """
+    check_model(model)
     if device is not None:
-        return torch.device(device)
+        try:
+            return torch.device(device)
+        except RuntimeError as e:
+            raise StallocError(f"there is no device {device!r}: {e}") from e
     kinds = {p.device.type for p in model.parameters()} if model is not None else set()
     if len(kinds) > 1:
         raise StallocError(
             f"the model's parameters lie on {', '.join(sorted(kinds))}: name the device to plan for"
         )
     return torch.device(kinds.pop() if kinds else "cpu")
+
+
+def check_model(model: object) -> None:
+    """Raises TypeError unless `model` is a module, or None."""
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"`model` is a torch.nn.Module or None, not {type(model).__name__}")
+
+
+def planned_device() -> str | None:
+    """The device on which a plan is in force in this process."""
+    return next((device for device in ("cpu",) if _core.runtime(device).enabled), None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stalloc import _adapters
+from stalloc import _adapters, _core
 from stalloc.dynamic import dynamic_patterns
 from stalloc.errors import StallocError
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
@@ -63,16 +63,20 @@ class Profile:
         global _active
         if _active is not None:
             raise StallocError("a profile is being recorded already; leave its `with` block first")
-        runtime = self._adapter.runtime
-        if runtime.enabled:
+        # On another device, too: the plan's hooks would take the profiled run for theirs.
+        if (planned := _adapters.planned_device()) is not None:
             raise StallocError(
-                f"a plan is enabled on {self._device.type}; call stalloc.disable() before profiling"
+                f"a plan is enabled on {planned}; call stalloc.disable() before profiling"
             )
         # Garbage of earlier work would be freed at a random moment of the profile.
         gc.collect()
-        runtime.start_recording()
-        self._adapter.install()
-        self._hooks.attach()
+        self._adapter.runtime.start_recording()
+        try:
+            self._adapter.install()
+            self._hooks.attach()
+        except BaseException:
+            self._end()
+            raise
         _active = self
         return self
 
@@ -98,10 +102,13 @@ class Profile:
         if _active is not self:
             return
         _active = None
+        self._trace = Trace(self._end())
+        self._trace.info = self._describe()
+
+    def _end(self) -> _core.Trace:
         self._hooks.detach()
         self._adapter.uninstall()
-        self._trace = Trace(self._adapter.runtime.finish_recording())
-        self._trace.info = self._describe()
+        return self._adapter.runtime.finish_recording()
 
     @property
     def trace(self) -> Trace:
@@ -197,9 +204,9 @@ def profile(
             records to the end of the block.
 
     Raises:
-        TypeError: If `dynamic` holds anything else.
+        TypeError: If `dynamic` holds anything else, or the model is no module.
         StallocError: If the device is not one that stalloc knows. On entering the block: if a
-            profile is being recorded already, or a plan is enabled.
+            profile is being recorded already, or a plan is enabled, on whatever device.
     """
     patterns = dynamic_patterns(dynamic)
     return Profile(model, _adapters.device_of(model, device), patterns, layers, iterations)

@@ -19,7 +19,12 @@ from stalloc.profiling import active_profile
 
 
 class Session:
-    """A plan in force. Made by `enable`; as a context manager it calls `disable` at the end."""
+    """A plan in force. Made by `enable`; as a context manager it calls `disable` at the end.
+
+    Attributes:
+        plan: The plan.
+        refusal: Why the plan was found not to fit this run; None while it fits.
+    """
 
     def __init__(
         self, plan: Plan, model: torch.nn.Module | None, strict: bool, reuse: bool
@@ -27,6 +32,8 @@ class Session:
         self.plan = plan
         self._reuse = reuse
         self._strict = strict
+        self.refusal: str | None = None
+        self._inputs = _names(plan, "inputs")
         self._adapter = _adapters.adapter(plan.info.get("device", "cpu"))
         self._hooks = TrainingHooks(
             self._adapter.runtime,
@@ -50,16 +57,26 @@ class Session:
 
     @property
     def enabled(self) -> bool:
-        """Whether the plan is in force: not refused, disabled or replaced."""
-        return _session is self
+        """Whether the plan is in force: not refused, disabled, replaced, or left to a parent."""
+        return _session is self and self._adapter.runtime.enabled
 
-    def _start(self) -> None:
-        self._adapter.install()
-        self._adapter.runtime.enable(self.plan._core, self._reuse)
+    def _start(self, previous: Session | None) -> None:
+        """Puts the plan in force in place of `previous`, which stays so if that fails."""
+        try:
+            self._adapter.install()
+            self._adapter.runtime.enable(self.plan._core, self._reuse)
+        except BaseException:
+            if previous is None:
+                self._adapter.uninstall()
+            raise
+        if previous is not None:
+            previous._hooks.detach()
         try:
             self._hooks.attach()
         except BaseException:
             self._stop()
+            if previous is not None:
+                previous._start(None)
             raise
 
     def _stop(self) -> None:
@@ -72,10 +89,12 @@ class Session:
         if self._fits:
             return
         self._fits = True
-        problem = _model_mismatch(self.plan, module) or _input_mismatch(self.plan, args, kwargs)
-        if problem:
+        self.refusal = _model_mismatch(self.plan, module) or _input_mismatch(
+            self._inputs, args, kwargs
+        )
+        if self.refusal:
             disable()
-            _refuse(problem, self._strict)
+            _refuse(self.refusal, self._strict)
 
 
 # The plan in force, of which there is one at a time.
@@ -110,9 +129,12 @@ def enable(
         A context manager that disables the plan at its end. It need not be used as one.
 
     Raises:
+        TypeError: If the plan or the model is something else.
         PlanError: If the plan is damaged, or (when strict) does not fit.
-        OutOfMemory: If the pool cannot be reserved; then nothing has changed.
+        OutOfMemory: If the pool cannot be reserved.
         StallocError: While a profile is being recorded.
+
+    Whatever it raises, nothing has changed: a plan that was in force still is.
     """
     global _session
     if active_profile() is not None:
@@ -121,24 +143,16 @@ def enable(
         plan = Plan.load(Path(plan))
     if not isinstance(plan, Plan):
         raise TypeError(f"enable() takes a Plan or the path of one, not {type(plan).__name__}")
+    _adapters.check_model(model)
     problem = _environment_mismatch(plan) or (
         _model_mismatch(plan, model) if model is not None else None
     )
-    session = Session(plan, model, strict, reuse) if not problem else None
-    if session is None:
+    if problem:
+        _refuse(problem, strict)
         disable()
-        _refuse(problem or "", strict)
-        return _Refused(plan)
-    previous, _session = _session, None
-    if previous is not None:
-        previous._hooks.detach()
-    try:
-        session._start()
-    except BaseException:
-        if previous is not None:
-            previous._hooks.attach()
-            _session = previous
-        raise
+        return _Refused(plan, problem)
+    session = Session(plan, model, strict, reuse)
+    session._start(_session)
     _session = session
     return session
 
@@ -166,16 +180,12 @@ def step() -> None:
         profile.step()
 
 
-def current_session() -> Session | None:
-    """The plan in force."""
-    return _session
-
-
 class _Refused(Session):
     """What enable() returns for a plan that does not fit: never in force."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, problem: str) -> None:
         self.plan = plan
+        self.refusal = problem
 
 
 def _refuse(problem: str, strict: bool) -> None:
@@ -212,8 +222,7 @@ def _model_mismatch(plan: Plan, model: torch.nn.Module) -> str | None:
     return None
 
 
-def _input_mismatch(plan: Plan, args: Any, kwargs: Any) -> str | None:
-    profiled = _names(plan, "inputs")
+def _input_mismatch(profiled: list[str], args: Any, kwargs: Any) -> str | None:
     running = input_signature(args, kwargs)
     if profiled and running not in profiled:
         return (

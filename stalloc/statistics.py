@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TypedDict, cast
 
 from stalloc import _core
-from stalloc.session import current_session
 
 
 class MemoryStats(TypedDict):
     """Figures since the plan was enabled. Bytes are as asked for, but where "reserved" is said."""
 
-    enabled: bool  # whether a plan is in force
+    enabled: bool  # whether a plan is in force on this device, and in this process
     iterations: int  # completed
     planned: int  # static requests of one iteration
     hits: int  # static requests served at their planned address
@@ -42,7 +41,7 @@ def memory_stats(device: str = "cpu") -> MemoryStats:
     asked = counts["hits"] + counts["misses"]
     reserved = counts["peak_reserved"]
     derived = {
-        "enabled": current_session() is not None,
+        "enabled": _core.runtime(device).enabled,
         "hit_rate": counts["hits"] / asked if asked else 1.0,
         "efficiency": counts["peak_allocated"] / reserved if reserved else 1.0,
     }

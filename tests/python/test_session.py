@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens
 
 import stalloc
 from stalloc import _core
+from stalloc.hooks import TrainingHooks
 
 
 @isolated
@@ -131,21 +134,29 @@ def test_damaged_info_is_a_plan_error() -> None:
         plan.info = {**plan.info, "dynamic": damaged}
         with pytest.raises(stalloc.PlanError, match="key dynamic"):
             stalloc.enable(plan)
-    plan.info = {**plan.info, "dynamic": "[]", "device": "nowhere"}
+        plan.info = {**plan.info, "dynamic": "[]", "inputs": damaged}
+        with pytest.raises(stalloc.PlanError, match="key inputs"):
+            stalloc.enable(plan)
+        plan.info = {**plan.info, "inputs": "[]"}
+    plan.info = {**plan.info, "device": "nowhere"}
     with pytest.raises(stalloc.StallocError, match="nowhere"):
         stalloc.enable(plan)
+
+
+def huge_plan() -> stalloc.Plan:
+    writer = TraceWriter()
+    for _ in range(3):
+        writer.phase("forward", 0)
+        writer.free(writer.alloc(1 << 46))
+        writer.step()
+    return to_trace(writer.document()).plan()
 
 
 @isolated
 def test_a_pool_that_cannot_be_reserved_changes_nothing() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
-    writer = TraceWriter()
-    for _ in range(3):
-        writer.phase("forward", 0)
-        writer.free(writer.alloc(1 << 46))
-        writer.step()
-    huge = to_trace(writer.document()).plan()
+    huge = huge_plan()
     stalloc.enable(plan)
     trainer.step()
     with pytest.raises(stalloc.OutOfMemory, match=r"64\.0 TiB cannot be reserved: .* has .* left"):
@@ -154,6 +165,64 @@ def test_a_pool_that_cannot_be_reserved_changes_nothing() -> None:
     stats = stalloc.memory_stats()
     assert stats["enabled"]
     assert stats["pool"] == plan.pool
+
+
+@isolated
+@pytest.mark.parametrize("how", ["another model", "damaged", "no room", "hooks"])
+def test_an_enable_that_fails_leaves_the_plan_in_force(how: str) -> None:
+    plain, trainer = twins()
+    plan = profiled_plan(trainer)
+    bad = stalloc.Plan.from_json(plan._core.to_json(), "a copy")
+    if how == "another model":
+        bad.info = {**plan.info, "model": "Other(1)"}
+    elif how == "damaged":
+        bad.info = {**plan.info, "inputs": "{"}
+    elif how == "no room":
+        bad = huge_plan()
+    for _ in range(5):
+        plain.step()
+    with stalloc.enable(plan, model=trainer.model) as session:
+        trainer.step()
+        with pytest.MonkeyPatch.context() as patch:
+            if how == "hooks":
+                patch.setattr(TrainingHooks, "_watch", _fail_once(patch))
+            with pytest.raises((stalloc.StallocError, ZeroDivisionError)):
+                stalloc.enable(bad, model=trainer.model)
+        assert session.enabled
+        before = stalloc.memory_stats()
+        assert before["iterations"] == (0 if how == "hooks" else 1)
+        trainer.step()
+        after = stalloc.memory_stats()
+        assert after["enabled"]
+        assert after["iterations"] == before["iterations"] + 1
+        assert after["hits"] - before["hits"] >= 0.9 * len(plan.decisions)
+    assert_same(plain, trainer)
+
+
+def _fail_once(patch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        patch.undo()
+        raise ZeroDivisionError
+
+    return fail
+
+
+@isolated
+@pytest.mark.parametrize("start", [stalloc.Profile.__enter__, stalloc.enable])
+def test_a_start_that_fails_half_way_is_undone(start: Callable[[Any], object]) -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingHooks, "_discover", _fail_once(patch))
+        with pytest.raises(ZeroDivisionError):
+            start(plan if start is stalloc.enable else stalloc.profile(device="cpu"))
+    runtime = _core.runtime("cpu")
+    assert not runtime.recording
+    assert not runtime.enabled
+    trainer.step()
+    profiled_plan(trainer)
+    with stalloc.enable(plan):
+        trainer.step()
 
 
 @isolated
@@ -173,12 +242,13 @@ def test_profiles_and_plans_keep_out_of_each_others_way() -> None:
         trainer.step()
         trainer.step()
     assert len(prof.trace.requests) > 0
-    with (
-        stalloc.enable(plan),
-        pytest.raises(stalloc.StallocError, match=r"disable\(\)"),
-        stalloc.profile(trainer.model),
-    ):
-        pass
+    for device in ("cpu", "meta"):
+        with (
+            stalloc.enable(plan),
+            pytest.raises(stalloc.StallocError, match=r"enabled on cpu; call stalloc.disable\(\)"),
+            stalloc.profile(device=device),
+        ):
+            pass
 
 
 @isolated
@@ -211,6 +281,12 @@ def test_unknown_devices_and_wrong_types_are_named() -> None:
         stalloc.profile(device="xla")
     with pytest.raises(TypeError, match="int"):
         stalloc.enable(3)  # type: ignore[arg-type]
+    with pytest.raises(stalloc.StallocError, match="no device 'nonsense'"):
+        stalloc.profile(device="nonsense")
+    with pytest.raises(TypeError, match=r"`model` is a torch.nn.Module or None, not str"):
+        stalloc.profile("x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"`model` is a torch.nn.Module or None, not str"):
+        stalloc.enable(huge_plan(), model="x")  # type: ignore[arg-type]
     mixed = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))
     with pytest.raises(stalloc.StallocError, match="cpu, meta"):
         stalloc.profile(mixed)
@@ -308,7 +384,8 @@ def test_the_recorder_takes_at_most_a_hundred_bytes_a_request() -> None:
 
 def _in_child(connection: object) -> None:
     fresh = torch.ones(1000)
-    connection.send((fresh.sum().item(), _core.runtime("cpu").enabled))  # type: ignore[attr-defined]
+    told = stalloc.memory_stats()["enabled"], stalloc.memory_stats("meta")["enabled"]
+    connection.send((fresh.sum().item(), *told))  # type: ignore[attr-defined]
 
 
 @isolated
@@ -327,13 +404,14 @@ def test_forked_workers_go_unplanned_and_leave_the_parent_alone() -> None:
         child = context.Process(target=_in_child, args=(theirs,))
         child.start()
     theirs.close()
-    assert ours.recv() == (1000.0, False)
+    assert ours.recv() == (1000.0, False, False)
     child.join()
     assert child.exitcode == 0
     del held
     trainer.step()
     assert_same(plain, trainer)
-    assert _core.runtime("cpu").enabled
+    assert stalloc.memory_stats()["enabled"]
+    assert not stalloc.memory_stats("meta")["enabled"]
     _core.runtime("cpu").check()
 
 
