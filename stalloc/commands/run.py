@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import runpy
 import shlex
@@ -18,6 +19,8 @@ from stalloc.files import check_new
 from stalloc.ranks import RankFiles
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
     from stalloc.commands import Subparsers
 
 PROFILED_ITERATIONS = 5
@@ -67,12 +70,44 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the script in this process. Returns its exit code."""
-    if not args.module and not Path(args.script).is_file():
-        raise StallocError(f"{args.script}: there is no such script")
-    return _profile(args) if args.profile else _planned(args)
+    before = sys.argv, sys.path[:]
+    sys.argv = [args.script, *args.arguments]
+    folder = Path.cwd() if args.module else Path(args.script).resolve().parent
+    sys.path.insert(0, str(folder))
+    try:
+        _check_script(args)
+        return _profile(args) if args.profile else _planned(args)
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def _check_script(args: argparse.Namespace) -> None:
+    if not args.module:
+        if not Path(args.script).is_file():
+            raise StallocError(f"{args.script}: there is no such script")
+        return
+    spec = _find_module(args.script)
+    if spec is None:
+        raise StallocError(f"{args.script}: there is no such module")
+    if spec.submodule_search_locations is not None:
+        main_module = f"{args.script}.__main__"
+        if _find_module(main_module) is None:
+            raise StallocError(f"{args.script}: a package that cannot be run: it has no __main__")
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    if not all(part.isidentifier() for part in name.split(".")):
+        return None
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise  # a package on the way imports what is missing: the script's own failure
 
 
 def _profile(args: argparse.Namespace) -> int:
+    prof = stalloc.profile(device=args.device, iterations=args.iterations)
     folder: Path = args.profile
     folder.mkdir(parents=True, exist_ok=True)
     files = RankFiles(folder)
@@ -80,8 +115,11 @@ def _profile(args: argparse.Namespace) -> int:
     if not args.force:
         check_new(trace_file)
         check_new(plan_file)
-    with stalloc.profile(device=args.device, iterations=args.iterations) as prof:
+    process = os.getpid()
+    with prof:
         code = _run(args)
+    if os.getpid() != process:
+        return code  # a child that the script forked: the files are its parent's
     trace = prof.trace
     trace.save(trace_file, overwrite=args.force)
     plan = trace.plan()
@@ -108,15 +146,17 @@ def _profile(args: argparse.Namespace) -> int:
 
 def _planned(args: argparse.Namespace) -> int:
     path: Path = args.plan
-    stalloc.enable(RankFiles(path).plan if path.is_dir() else path, strict=args.strict)
-    code = _run(args)
-    stats = stalloc.memory_stats()
-    stalloc.disable()
-    if not stats["enabled"] and not args.json:
-        _say("the plan was not used")
-        return code
+    plan_file = RankFiles(path).plan if path.is_dir() else path
+    process = os.getpid()
+    with stalloc.enable(plan_file, strict=args.strict) as session:
+        code = _run(args)
+        stats = stalloc.memory_stats()
+    if os.getpid() != process:
+        return code  # a child that the script forked: its parent will tell
     if args.json:
-        print_json({"mode": "plan", **stats})
+        print_json({"mode": "plan", "refusal": session.refusal, **stats})
+    elif not stats["enabled"]:
+        _say("the plan was not used" + (f": {session.refusal}" if session.refusal else ""))
     else:
         _say(
             f"{stats['iterations']} iterations, hit rate {100 * stats['hit_rate']:.2f} %, "
@@ -127,26 +167,22 @@ def _planned(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     """Runs the script as `python` would, and returns the exit code it would have had."""
-    before = sys.argv, sys.path[:]
-    sys.argv = [args.script, *args.arguments]
     try:
         if args.module:
-            sys.path.insert(0, os.getcwd())
             runpy.run_module(args.script, run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(args.script).resolve().parent))
             runpy.run_path(args.script, run_name="__main__")
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         print(end.code, file=sys.stderr)
         return 1
+    except StallocError:
+        raise  # the plan does not fit, and --strict was given
     except Exception:
         # The script's own failure: shown as Python shows it. What was recorded is kept.
         traceback.print_exc()
         return 1
-    finally:
-        sys.argv, sys.path[:] = before
     return 0
 
 

@@ -1,0 +1,139 @@
+"""`stalloc run`: scripts that are profiled and planned unchanged, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stalloc import cli
+
+SCRIPT = """
+import os, sys, torch
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.ones(int(sys.argv[1]), 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+FORKS = """
+    if _ == 2 and (child := os.fork()) == 0:
+        torch.ones(1000)
+        {end}
+if child:
+    assert os.waitpid(child, 0)[1] == {code} << 8
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(*arguments: str | Path, cwd: Path, code: int = 0) -> tuple[str, list[str]]:
+    """Runs the command in a process of its own; stdout, and the lines of stderr."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "stalloc", "run", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout, done.stderr.splitlines()
+
+
+def test_a_script_runs_under_the_plan_of_its_profile(script: Path, tmp_path: Path) -> None:
+    out, _ = run("--profile", "plans", "--json", script, "4", cwd=tmp_path)
+    assert json.loads(out)["iterations"] == 5
+    assert {p.name for p in (tmp_path / "plans").iterdir()} == {
+        "rank0.trace.json",
+        "rank0.plan.json",
+    }
+    out, _ = run("--plan", "plans", "--json", "-m", "train", "4", cwd=tmp_path)
+    stats = json.loads(out)
+    assert stats["enabled"]
+    assert stats["refusal"] is None
+    assert stats["hits"] > 0
+    _, said = run("--plan", "plans", script, "4", cwd=tmp_path)
+    assert "hit rate" in said[-1]
+
+
+def test_a_plan_that_does_not_fit_is_told(script: Path, tmp_path: Path) -> None:
+    run("--profile", "plans", script, "4", cwd=tmp_path)
+    out, _ = run("--plan", "plans", "--json", script, "5", cwd=tmp_path)
+    stats = json.loads(out)
+    assert stats["enabled"] is False
+    assert "[5,8]" in stats["refusal"]
+    _, said = run("--plan", "plans", script, "5", cwd=tmp_path)
+    assert said[-1].startswith("stalloc run: the plan was not used: ")
+    assert "[5,8]" in said[-1]
+    out, said = run("--plan", "plans", "--strict", "--json", script, "5", cwd=tmp_path, code=1)
+    assert out == ""
+    assert len(said) == 1
+    assert "[5,8]" in said[0]
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("break", 0)])
+def test_a_forked_child_leaves_files_and_words_to_its_parent(
+    end: str, code: int, script: Path, tmp_path: Path
+) -> None:
+    script.write_text(SCRIPT.rstrip() + FORKS.format(end=end, code=code))
+    out, said = run("--profile", "plans", "--json", script, "4", cwd=tmp_path)
+    assert json.loads(out)["iterations"] == 5
+    assert not [line for line in said if line.startswith("stalloc")]
+    _, said = run("--plan", "plans", script, "4", cwd=tmp_path)
+    assert [line for line in said if line.startswith("stalloc")] == said[-1:]
+    assert "hit rate" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "nonsense", "train.py"], "nonsense"),
+        (["--device", "xla", "train.py"], "'xla'"),
+        (["nowhere.py"], "nowhere.py: there is no such script"),
+        (["-m", "nowhere"], "nowhere: there is no such module"),
+        (["-m", "nowhere.inside"], "nowhere.inside: there is no such module"),
+        (["-m", "..train"], "..train: there is no such module"),
+        (["-m", "no_main"], "no_main: a package that cannot be run: it has no __main__"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    arguments: list[str],
+    message: str,
+    script: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(script.parent)
+    Path("no_main").mkdir()
+    Path("no_main/__init__.py").touch()
+    before = sys.argv, sys.path[:]
+    assert cli.main(["run", "--profile", "plans", *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("stalloc run: ")
+    assert message in err
+    assert not Path("plans").exists()
+    assert (sys.argv, sys.path) == before
+
+
+def test_a_script_fails_as_it_would_without(script: Path, tmp_path: Path) -> None:
+    script.write_text("import nowhere\n")
+    _, said = run("--plan", "plans", script, cwd=tmp_path, code=1)
+    assert said == ["stalloc run: plans: No such file or directory"]
+    _, said = run("--profile", "plans", script, cwd=tmp_path, code=1)
+    assert "ModuleNotFoundError: No module named 'nowhere'" in said
+    assert "no complete iteration" in said[-1]
