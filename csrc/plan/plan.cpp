@@ -149,6 +149,20 @@ void check_reusable(const Plan& plan, std::size_t row) {
   }
 }
 
+void check_contexts(const Plan& plan, std::size_t row) {
+  const auto& contexts = plan.groups[row].contexts;
+  for (std::size_t i = 0; i < contexts.size(); ++i) {
+    const auto& [size, before, earlier] = contexts[i];
+    if (size < DynamicContext::kVaries || std::min(before, earlier) < DynamicContext::kIgnored) {
+      throw PlanError(named("groups", row) + "a context's sizes are " + std::to_string(size) +
+                      ", " + std::to_string(before) + " and " + std::to_string(earlier));
+    }
+    if (i > 0 && contexts[i - 1] >= contexts[i]) {
+      throw PlanError(named("groups", row) + "its contexts are out of order");
+    }
+  }
+}
+
 void check_groups(const Plan& plan) {
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
     const DynamicGroup& g = plan.groups[i];
@@ -163,10 +177,11 @@ void check_groups(const Plan& plan) {
       throw PlanError(named("groups", i) + "comes after decision " + std::to_string(g.after) +
                       ", which is none of its phase");
     }
+    check_contexts(plan, i);
     check_reusable(plan, i);
     if (i == 0) continue;
     const DynamicGroup& before = plan.groups[i - 1];
-    if (std::tie(before.phase, before.after, before.stream) >=
+    if (std::tie(before.phase, before.after, before.stream) >
         std::tie(g.phase, g.after, g.stream)) {
       throw PlanError(named("groups", i) +
                       "out of order: they go by phase, then by decision, then by stream");
@@ -229,6 +244,7 @@ void add_groups(Plan& plan, const IterationProfile& profile,
     group.upper = place.upper;
     group.phase_end = phase_of[place.phase_end];
     group.stream = place.stream;
+    group.contexts = place.contexts;
     plan.groups.push_back(std::move(group));
   }
   if (!regions) return;
@@ -271,6 +287,16 @@ void Plan::check() const {
     throw PlanError("decisions, then groups (as buffers, by row): " + std::string(error.what()));
   }
   check_idle(*this, problem, layout);
+}
+
+std::vector<ContextRow> context_rows(const Plan& plan) {
+  std::vector<ContextRow> rows;
+  for (std::size_t i = 0; i < plan.groups.size(); ++i) {
+    for (const DynamicContext& context : plan.groups[i].contexts) {
+      rows.push_back({static_cast<std::int32_t>(i), context});
+    }
+  }
+  return rows;
 }
 
 std::vector<ReusableRow> reusable_rows(const Plan& plan) {

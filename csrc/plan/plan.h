@@ -31,10 +31,12 @@ struct AddressRange {
   Offset end = 0;  // half-open
 };
 
-// The dynamic requests of one place in the iteration: those of one phase that are asked for after
-// one of its static requests and before the next. Their sizes, and even their number, are known
-// only at run time; the window in which they live is known ahead. A HomoLayer group of the paper
-// (section 5.2), with places among the static requests for layers: finer, and found without tags.
+// The dynamic requests of one place in the iteration that live as long: those of one phase that are
+// asked for after one of its static requests and before the next. Their sizes, and even their
+// number, are known only at run time; the window in which they live is known ahead. A HomoLayer
+// group of the paper (section 5.2), with places among the static requests for layers: finer, and
+// found without tags. Where some of a place live longer than others, it has several groups, and
+// contexts that tell whose a request is (trace/roles.h).
 //
 //   decisions   ...  [after]                 [after + 1]   ...
 //                            d  d  d  d  d                          dynamic requests
@@ -51,6 +53,7 @@ struct DynamicGroup {
   Tick upper = 0;
   PhaseIndex phase_end = kNone;
   StreamId stream = 0;
+  std::vector<DynamicContext> contexts;  // ascending
   // Idle through the window, the region itself left out, and never another stream's: ascending,
   // disjoint, not adjacent.
   std::vector<AddressRange> reusable;
@@ -68,7 +71,7 @@ struct Plan {
   Tick period = 0;
   std::vector<ProfiledPhase> phases;  // the planned ones, in order of their beginning
   std::vector<Decision> decisions;    // by phase, then by lower
-  std::vector<DynamicGroup> groups;   // by phase, then by after, then by stream
+  std::vector<DynamicGroup> groups;   // by phase, after and stream, what fits no context first
   std::vector<std::string> dynamic;   // patterns of the modules whose requests are dynamic
   // The regions' head room over what the profile needed: in per cent, what it adds to the bound,
   // and how much less fell back at the peak when iterations were replayed against each other.
@@ -83,6 +86,14 @@ struct Plan {
   // decisions and regions, and idle_validator.h nothing in the reusable space.
   void check() const;
 };
+
+// The contexts of all groups as one table, by group.
+struct ContextRow {
+  std::int32_t group = kNone;  // index into Plan::groups
+  DynamicContext context;
+};
+
+std::vector<ContextRow> context_rows(const Plan& plan);
 
 // The reusable space of all groups as one table, by group.
 struct ReusableRow {

@@ -84,15 +84,36 @@ void write_reusable(JsonWriter& out, const std::vector<ReusableRow>& rows) {
   out.column("end", rows, [&](const ReusableRow& r) { out.value(r.range.end); });
 }
 
-void distribute(const std::vector<ReusableRow>& rows, std::vector<DynamicGroup>& groups) {
+std::vector<JsonReader::Column<ContextRow>> context_columns(JsonReader& in) {
+  const auto number = [&in](Bytes DynamicContext::* member) {
+    return [&in, member](ContextRow& r, Value v) { r.context.*member = in.integer<Bytes>(v); };
+  };
+  return {
+      {"group", [&in](ContextRow& r, Value v) { r.group = in.integer<std::int32_t>(v); }},
+      {"size", number(&DynamicContext::size)},
+      {"before", number(&DynamicContext::before)},
+      {"earlier", number(&DynamicContext::earlier)},
+  };
+}
+
+void write_contexts(JsonWriter& out, const std::vector<ContextRow>& rows) {
+  out.column("group", rows, [&](const ContextRow& r) { out.value(r.group); });
+  out.column("size", rows, [&](const ContextRow& r) { out.value(r.context.size); });
+  out.column("before", rows, [&](const ContextRow& r) { out.value(r.context.before); });
+  out.column("earlier", rows, [&](const ContextRow& r) { out.value(r.context.earlier); });
+}
+
+// Gives each row to its group: calls add(group, row).
+void distribute(const auto& rows, std::vector<DynamicGroup>& groups, std::string_view table,
+                auto add) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::int32_t group = rows[i].group;
     if (group < 0 || static_cast<std::size_t>(group) >= groups.size()) {
-      throw PlanError("reusable, row " + std::to_string(i) + ": belongs to group " +
+      throw PlanError(std::string(table) + ", row " + std::to_string(i) + ": belongs to group " +
                       std::to_string(group) + ", but there are " + std::to_string(groups.size()) +
                       " groups");
     }
-    groups[group].reusable.push_back(rows[i].range);
+    add(groups[group], rows[i]);
   }
 }
 
@@ -128,6 +149,10 @@ std::string to_json(const Plan& plan) {
   out.begin_object();
   write_groups(out, plan.groups);
   out.end_object();
+  out.key("contexts");
+  out.begin_object();
+  write_contexts(out, context_rows(plan));
+  out.end_object();
   out.key("reusable");
   out.begin_object();
   write_reusable(out, reusable_rows(plan));
@@ -138,6 +163,7 @@ std::string to_json(const Plan& plan) {
 
 Plan plan_from_json(std::string_view text, std::string_view source) {
   Plan plan;
+  std::vector<ContextRow> contexts;
   std::vector<ReusableRow> reusable;
   JsonReader in(text, source, raise);
   const auto number = [&](std::int64_t& target) {
@@ -169,10 +195,16 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"decisions",
            [&](Value v) { plan.decisions = in.table<Decision>(v, decision_columns(in)); }},
           {"groups", [&](Value v) { plan.groups = in.table<DynamicGroup>(v, group_columns(in)); }},
+          {"contexts", [&](Value v) { contexts = in.table<ContextRow>(v, context_columns(in)); }},
           {"reusable", [&](Value v) { reusable = in.table<ReusableRow>(v, reusable_columns(in)); }},
       });
   try {
-    distribute(reusable, plan.groups);
+    distribute(contexts, plan.groups, "contexts", [](DynamicGroup& g, const ContextRow& r) {
+      g.contexts.push_back(r.context);
+    });
+    distribute(reusable, plan.groups, "reusable", [](DynamicGroup& g, const ReusableRow& r) {
+      g.reusable.push_back(r.range);
+    });
     plan.check();
   } catch (const PlanError& error) {
     throw PlanError(std::string(source) + ": " + error.what());

@@ -33,16 +33,7 @@ Matcher::Matcher(const Plan& plan)
     phases_[p].end = next;
     index_.emplace(plan.phases[p].key, static_cast<PhaseIndex>(p));
   }
-  group_at_.assign(plan.decisions.size() + plan.phases.size(), kNone);
-  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    const DynamicGroup& group = plan.groups[g];
-    const std::int32_t head = group.after == kNone
-                                  ? phases_[static_cast<std::size_t>(group.phase)].begin
-                                  : group.after + 1;
-    const auto place = static_cast<std::size_t>(head + group.phase);
-    groups_.emplace_back(place, group.stream);
-    if (group_at_[place] == kNone) group_at_[place] = static_cast<std::int32_t>(g);
-  }
+  add_places(plan);
   by_shape_.resize(plan.decisions.size());
   std::iota(by_shape_.begin(), by_shape_.end(), 0);
   for (const Phase& p : phases_) {
@@ -65,6 +56,7 @@ void Matcher::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t 
   head_ = range.begin;
   end_ = range.end;
   resync_ = kNone;
+  place_ = kNone;
 }
 
 void Matcher::end_iteration() {
@@ -88,8 +80,8 @@ void Matcher::leave_phase() {
 
 Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   if (phase_ == kNone) return {};
-  const std::int32_t group = group_here(stream);
-  if (dynamic) return {.group = group};
+  const std::int32_t place = place_here(stream);
+  if (dynamic) return {.group = group_of(place, size)};
   const Shape shape{size, stream};
   while (!departed_ && head_ < end_ && !is_free(head_)) ++head_;
   if (!departed_ && head_ < end_ && shapes_[static_cast<std::size_t>(head_)] == shape) {
@@ -98,9 +90,9 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   }
   // Where dynamic requests are expected, a decision that was passed over is not: one of a common
   // size would be taken for it.
-  if (group != kNone) {
+  if (place != kNone) {
     const std::int32_t far = match_far(shape);
-    return far == kNone ? Match{.group = group} : Match{.decision = far};
+    return far == kNone ? Match{.group = group_of(place, size)} : Match{.decision = far};
   }
   ++asked_;
   departed_ = departed_ || !phases_[static_cast<std::size_t>(phase_)].trusted;
@@ -109,16 +101,58 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   return {.decision = near == kNone ? match_far(shape) : near};
 }
 
-std::int32_t Matcher::group_here(StreamId stream) const {
-  const auto place = static_cast<std::size_t>(head_ + phase_);
-  std::int32_t g = group_at_[place];
-  if (g == kNone) return kNone;
-  for (; static_cast<std::size_t>(g) < groups_.size(); ++g) {
-    const auto& [where, whose] = groups_[static_cast<std::size_t>(g)];
-    if (where != place) return kNone;
-    if (whose == stream) return g;
+void Matcher::add_places(const Plan& plan) {
+  place_at_.assign(plan.decisions.size() + plan.phases.size(), kNone);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    const DynamicGroup& group = plan.groups[g];
+    const std::int32_t head = group.after == kNone
+                                  ? phases_[static_cast<std::size_t>(group.phase)].begin
+                                  : group.after + 1;
+    const auto at = static_cast<std::size_t>(head + group.phase);
+    if (places_.empty() || places_.back().at != at || places_.back().stream != group.stream) {
+      if (place_at_[at] == kNone) place_at_[at] = static_cast<std::int32_t>(places_.size());
+      places_.push_back({.at = at,
+                         .stream = group.stream,
+                         .first_group = static_cast<std::int32_t>(g),
+                         .recurring = {},
+                         .contexts = {}});
+    }
+    for (const DynamicContext& context : group.contexts) {
+      places_.back().contexts.emplace_back(context, static_cast<std::int32_t>(g));
+      if (context.size > 0) places_.back().recurring.push_back(context.size);
+    }
+  }
+  for (DynamicPlace& place : places_) {
+    std::ranges::sort(place.contexts);
+    std::ranges::sort(place.recurring);
+  }
+}
+
+std::int32_t Matcher::place_here(StreamId stream) const {
+  const auto at = static_cast<std::size_t>(head_ + phase_);
+  std::int32_t p = place_at_[at];
+  if (p == kNone) return kNone;
+  for (; static_cast<std::size_t>(p) < places_.size(); ++p) {
+    const DynamicPlace& place = places_[static_cast<std::size_t>(p)];
+    if (place.at != at) return kNone;
+    if (place.stream == stream) return p;
   }
   return kNone;
+}
+
+std::int32_t Matcher::group_of(std::int32_t place, Bytes size) {
+  if (place == kNone) return kNone;
+  const DynamicPlace& here = places_[static_cast<std::size_t>(place)];
+  if (place != place_) window_.restart();
+  place_ = place;
+  if (here.contexts.empty()) return here.first_group;
+  const DynamicContext context = window_.next(here.recurring, size);
+  for (int depth = 3; depth >= 1; --depth) {
+    const std::pair known{shortened(context, depth), std::int32_t{0}};
+    const auto it = std::ranges::lower_bound(here.contexts, known);
+    if (it != here.contexts.end() && it->first == known.first) return it->second;
+  }
+  return here.first_group;
 }
 
 std::int32_t Matcher::take(std::int32_t i) {

@@ -28,7 +28,9 @@
 // Note [Dynamic requests]
 // A request is dynamic when its caller says so (it comes from a module tagged as dynamic), or when
 // it is not the next decision and the plan has a group of dynamic requests at this place. Dynamic
-// requests do not move the head: however many there are, the next static one is found.
+// requests do not move the head: however many there are, the next static one is found. Where the
+// place has several groups, the request's context tells which (trace/roles.h): the longest context
+// known, and the first group if none is.
 //
 // Nothing here decides about safety: any decision handed out is checked by the static pool.
 //
@@ -42,6 +44,7 @@
 
 #include "base/types.h"
 #include "plan/plan.h"
+#include "trace/roles.h"
 
 namespace stalloc {
 
@@ -69,6 +72,10 @@ class Matcher {
 
   // Whether the plan has the phase that was entered last.
   bool in_planned_phase() const { return phase_ != kNone; }
+  // And whether it is trusted.
+  bool in_step() const {
+    return phase_ != kNone && phases_[static_cast<std::size_t>(phase_)].trusted;
+  }
 
  private:
   struct Shape {
@@ -89,11 +96,13 @@ class Matcher {
   bool fits(std::int32_t i, const Shape& s) const {
     return shapes_[static_cast<std::size_t>(i)] == s && is_free(i);
   }
+  void add_places(const Plan& plan);
   void leave_phase();
   std::int32_t take(std::int32_t i);
   std::int32_t match_near(const Shape& shape);
   std::int32_t match_far(const Shape& shape);
-  std::int32_t group_here(StreamId stream) const;
+  std::int32_t place_here(StreamId stream) const;
+  std::int32_t group_of(std::int32_t place, Bytes size);
   // The first decision of the phase from `from` on that fits; kNone if there is none.
   std::int32_t find_from(std::int32_t from, const Shape& shape) const;
 
@@ -101,9 +110,18 @@ class Matcher {
   std::vector<std::uint32_t> taken_;    // by decision: the turn in which it was last taken
   std::vector<std::int32_t> by_shape_;  // decisions of each phase, ordered by (shape, index)
   std::vector<Phase> phases_;
-  // The first group of each place, by phase + head: a phase of n decisions has n + 1 places.
-  std::vector<std::int32_t> group_at_;
-  std::vector<std::pair<std::size_t, StreamId>> groups_;  // place and stream of each
+  struct DynamicPlace {  // of one stream
+    std::size_t at = 0;  // phase + head: a phase of n decisions has n + 1 places
+    StreamId stream = 0;
+    std::int32_t first_group = kNone;
+    std::vector<Bytes> recurring;  // sizes, ascending
+    std::vector<std::pair<DynamicContext, std::int32_t>> contexts;  // and their groups, ascending
+  };
+
+  std::vector<DynamicPlace> places_;
+  std::vector<std::int32_t> place_at_;      // the first one's index, by phase + head
+  std::int32_t place_ = kNone;              // where the last dynamic request was asked for
+  ContextWindow window_;                    // and what was asked for there
   std::map<PhaseKey, PhaseIndex> index_;
   std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration, keyed by occurrence 0
   std::uint32_t turn_ = 1;

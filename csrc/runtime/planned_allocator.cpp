@@ -6,6 +6,13 @@
 #include "base/format.h"
 
 namespace stalloc {
+namespace {
+
+// Of what goes astray in a planned phase only what is as large is put into idle space: the rest
+// shares a segment or two of the fallback, and would cost more were it in a large decision's way.
+constexpr Bytes kWorthPlacing = Bytes{32} << 10;
+
+}  // namespace
 
 void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
                                  NodeSequence node) {
@@ -18,6 +25,9 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
     p = unplanned_depth_ > 0
             ? allocate_idle(size, stream)
             : allocate_planned(size, stream, dynamic_depth_ > 0 || is_dynamic(node));
+  }
+  if (!p && for_training && !away_ && size >= kWorthPlacing && active_->matcher.in_step()) {
+    p = allocate_idle(size, stream);
   }
   if (!p) p = allocate_fallback(size, stream);
   return p ? count(size, p) : nullptr;
@@ -51,7 +61,6 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
   const auto [decision, group] = active_->matcher.match(size, stream, dynamic);
   if (dynamic || group != kNone) return allocate_dynamic(group, size, stream);
   if (decision == kNone) return nullptr;
-  active_->space.leave_group();
   const Offset offset = active_->space.place(decision);
   if (offset == kUnplaced) {
     ++stats_.conflicts;

@@ -16,14 +16,12 @@ void PlannedAllocator::enter_phase(PhaseKind kind, std::int32_t microbatch, std:
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   training_thread_.set_to_this_thread();
-  active_->space.leave_group();
   active_->matcher.enter_phase(kind, microbatch, chunk);
 }
 
 void PlannedAllocator::enter_unplanned() {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
-  active_->space.leave_group();
   ++unplanned_depth_;
 }
 
@@ -36,7 +34,6 @@ void PlannedAllocator::end_iteration() {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   active_->matcher.end_iteration();
-  active_->space.leave_group();
   active_->space.end_iteration();
   ++stats_.iterations;
   stats_.hits += hits_this_iteration_;

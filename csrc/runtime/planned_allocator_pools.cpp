@@ -45,8 +45,7 @@ void PlannedAllocator::enable(const Plan& plan, bool reuse) {
     throw;
   }
   if (active_) {
-    active_->space.leave_group();
-    retired_.push_back(std::move(active_));
+      retired_.push_back(std::move(active_));
   }
   active_ = std::move(pool);
   away_ = false;
@@ -76,7 +75,6 @@ void PlannedAllocator::disable() {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   enabled_.store(false, std::memory_order_release);
-  active_->space.leave_group();
   retired_.push_back(std::move(active_));
   away_ = false;
   if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
@@ -102,7 +100,6 @@ void PlannedAllocator::release_pool() {
   const std::lock_guard lock(mutex_);
   if (!active_) throw Error("no plan is enabled, so there is no pool to release");
   if (away_) return;
-  active_->space.leave_group();
   if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
   if (active_->space.live_blocks() > 0) {
     throw Error("the pool cannot be released: " + std::to_string(active_->space.live_blocks()) +
@@ -134,7 +131,6 @@ void PlannedAllocator::abandon() {
     collect_delayed();
   }
   if (!active_) return;
-  active_->space.leave_group();
   retired_.push_back(std::move(active_));
   drop_empty_pools();
 }

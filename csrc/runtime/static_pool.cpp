@@ -10,6 +10,12 @@
 #include "base/error.h"
 
 namespace stalloc {
+namespace {
+
+// How often an iteration may look for all that is idle: it takes as long as the plan is large.
+constexpr int kMaxSearches = 64;
+
+}  // namespace
 
 StaticPool::StaticPool(const Plan& plan)
     : size_(plan.pool),
@@ -32,15 +38,16 @@ StaticPool::StaticPool(const Plan& plan)
     decisions_[i].offset = offset;
     decisions_[i].size = align_up(size, alignment_);
     decisions_[i].requested = size;
-    decisions_[i].slot = claim_slot(offset);
   };
   for (std::size_t i = 0; i < planned_; ++i) {
     const Decision& d = plan.decisions[i];
     add(i, d.size, d.offset, d.lower, d.upper);
+    decisions_[i].slot = claim_slot(d.offset);
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const DynamicGroup& group = plan.groups[g];
     add(planned_ + g, group.size, group.offset, group.lower, group.upper);
+    groups_[g].stream = group.stream;
     for (const AddressRange& r : group.reusable) groups_[g].reusable.insert({r.begin, r.end});
   }
   std::sort(ordered.begin(), ordered.end());
@@ -61,7 +68,6 @@ bool StaticPool::is_current(const Placed& p) const {
 
 Offset StaticPool::place(std::int32_t d) {
   Placed& p = decisions_[static_cast<std::size_t>(d)];
-  idle_known_ = false;
   if (p.allocated_at >= clock_) {
     advance(p.allocated_at + 1);
   } else if (!is_current(p)) {
@@ -72,6 +78,7 @@ Offset StaticPool::place(std::int32_t d) {
   if (!strays_.empty() && strays_.overlaps(range(p))) return kUnplaced;
   p.state = State::kRegular;
   slots_[static_cast<std::size_t>(p.slot)].live = d;
+  take_idle(range(p));
   ++live_;
   return p.offset;
 }
@@ -80,7 +87,9 @@ void StaticPool::advance(std::int32_t position) {
   for (; clock_ < position; ++clock_) {
     const Event e = events_[static_cast<std::size_t>(clock_)];
     Placed& p = decisions_[static_cast<std::size_t>(e.decision)];
-    if (e.is_free && p.state == State::kRegular) {
+    if (static_cast<std::size_t>(e.decision) >= planned_) {
+      if (e.is_free) close_region(e.decision - static_cast<std::int32_t>(planned_));
+    } else if (e.is_free && p.state == State::kRegular) {
       p.state = State::kStray;
       add_stray(range(p));
     } else if (!e.is_free && p.state == State::kStray) {
@@ -93,7 +102,8 @@ void StaticPool::advance(std::int32_t position) {
 void StaticPool::end_iteration() {
   advance(static_cast<std::int32_t>(events_.size()));
   clock_ = 0;
-  ++turn_;
+  idle_known_ = false;  // not to be followed for nothing
+  searches_ = 0;
 }
 
 void StaticPool::add_stray(Range r) {
@@ -101,46 +111,62 @@ void StaticPool::add_stray(Range r) {
   reuse_group_ = kNone;
 }
 
-Offset StaticPool::place_idle(Bytes size, StreamId stream) {
+// Where nothing is live; the caller makes it a stray.
+Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
   const auto owner = std::ranges::find(streams_, stream);
   if (owner == streams_.end()) return kUnplaced;
   if (!idle_known_) {
+    if (searches_ == kMaxSearches) return kUnplaced;
+    ++searches_;
     idle_ = find_idle();
     idle_known_ = true;
   }
-  const Bytes rounded = align_up(size, alignment_);
   RangeSet& idle = idle_[static_cast<std::size_t>(owner - streams_.begin())];
-  const Range* fit = idle.best_fit(rounded);
+  const Range* fit = idle.best_fit(size);
   if (!fit) return kUnplaced;
-  const Range block{fit->begin, fit->begin + rounded};
+  const Range block{fit->begin, fit->begin + size};
   idle.subtract(block);
   add_stray(block);
-  foreign_[block.begin] = {.size = rounded, .requested = size, .kind = Kind::kIdle};
-  ++live_;
   return block.begin;
 }
 
-Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
-  idle_known_ = false;
-  if (g != current_group_) {
-    leave_group();
-    current_group_ = g;
-  }
-  const Bytes rounded = align_up(size, alignment_);
-  Kind kind = Kind::kRegion;
-  Offset offset = place_in_region(g, rounded);
-  if (offset == kUnplaced) {
-    kind = Kind::kReused;
-    offset = place_reused(g, rounded);
-    if (offset == kUnplaced) return kUnplaced;
-  }
-  foreign_[offset] = {.size = rounded, .requested = size, .kind = kind, .group = g};
+Offset StaticPool::place_idle(Bytes size, StreamId stream) {
+  const Bytes rounded = round_up(size);
+  const Offset offset = place_anywhere(rounded, stream);
+  if (offset == kUnplaced) return kUnplaced;
+  foreign_[offset] = {.size = rounded, .requested = size, .kind = Kind::kIdle, .stray = true};
+  ++live_;
   return offset;
+}
+
+Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
+  const Bytes rounded = round_up(size);
+  const bool in_window = enter_window(g);
+  Offset offset = in_window ? place_in_region(g, rounded) : kUnplaced;
+  const bool in_region = offset != kUnplaced;
+  if (!in_region && in_window) offset = place_reused(g, rounded);
+  const bool by_group = offset != kUnplaced;
+  if (!by_group) offset = place_anywhere(rounded, groups_[static_cast<std::size_t>(g)].stream);
+  if (offset == kUnplaced) return kUnplaced;
+  foreign_[offset] = {.size = rounded,
+                      .requested = size,
+                      .kind = in_region ? Kind::kRegion : Kind::kReused,
+                      .stray = !in_region,
+                      .group = by_group ? g : kNone};
+  ++live_;
+  return offset;
+}
+
+// Moves the clock to where the group's region is one of P(clock); false when that is past.
+bool StaticPool::enter_window(std::int32_t g) {
+  const Placed& p = region(g);
+  if (p.allocated_at >= clock_) advance(p.allocated_at + 1);
+  return is_current(p);
 }
 
 Offset StaticPool::place_in_region(std::int32_t g, Bytes size) {
   Group& group = groups_[static_cast<std::size_t>(g)];
-  if (!group.open && !open_region(g)) return kUnplaced;
+  if (!group.open) open_region(g);
   const Range* fit = group.idle.best_fit(size);
   if (!fit) return kUnplaced;
   const Offset offset = fit->begin;
@@ -149,44 +175,37 @@ Offset StaticPool::place_in_region(std::int32_t g, Bytes size) {
   return offset;
 }
 
-bool StaticPool::open_region(std::int32_t g) {
+void StaticPool::open_region(std::int32_t g) {
+  Placed& p = region(g);
+  if (p.size == 0) return;
   Group& group = groups_[static_cast<std::size_t>(g)];
-  const Placed& p = region(g);
-  if (p.size == 0 || group.refused_turn == turn_) return false;
-  if (place(static_cast<std::int32_t>(planned_) + g) == kUnplaced) {
-    group.refused_turn = turn_;
-    return false;
-  }
+  p.state = State::kRegular;
   group.open = true;
+  ++open_;
   group.idle.clear();
   group.idle.insert(range(p));
-  return true;
+  for (const Range& stray : strays_.ranges()) group.idle.remove(stray);
+  take_idle(range(p));
 }
 
 void StaticPool::close_region(std::int32_t g) {
-  Placed& p = region(g);
-  groups_[static_cast<std::size_t>(g)].open = false;
-  if (p.state == State::kStray) strays_.erase(p.offset);
-  p.state = State::kIdle;
-  slots_[static_cast<std::size_t>(p.slot)].live = kNone;
-  return_idle(range(p));
-  --live_;
-}
-
-void StaticPool::leave_group() {
-  if (current_group_ == kNone) return;
-  const Group& group = groups_[static_cast<std::size_t>(current_group_)];
-  if (group.open && group.blocks == 0) close_region(current_group_);
-  current_group_ = kNone;
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  if (!group.open) return;
+  region(g).state = State::kIdle;
+  group.open = false;
+  group.idle.clear();
+  --open_;
+  idle_known_ = false;
+  if (group.blocks == 0) return;
+  for (auto& [offset, block] : foreign_) {
+    if (block.group != g || block.stray) continue;
+    block.stray = true;
+    add_stray({offset, offset + block.size});
+  }
+  group.blocks = 0;
 }
 
 Offset StaticPool::place_reused(std::int32_t g, Bytes size) {
-  const Placed& p = region(g);
-  if (p.allocated_at >= clock_) {
-    advance(p.allocated_at + 1);
-  } else if (!is_current(p)) {
-    return kUnplaced;
-  }
   if (reuse_group_ != g) {
     reuse_ = groups_[static_cast<std::size_t>(g)].reusable;
     for (const Range& stray : strays_.ranges()) reuse_.remove(stray);
@@ -197,19 +216,20 @@ Offset StaticPool::place_reused(std::int32_t g, Bytes size) {
   const Range block{fit->begin, fit->begin + size};
   reuse_.subtract(block);
   strays_.insert(block);
-  ++live_;
+  take_idle(block);
   return block.begin;
 }
 
 StaticPool::Block StaticPool::release(Offset offset) {
   const std::int32_t slot = find_slot(offset);
   const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
-  if (d != kNone && static_cast<std::size_t>(d) < planned_) {
+  if (d != kNone) {
     Placed& p = decisions_[static_cast<std::size_t>(d)];
-    if (p.state == State::kStray) strays_.erase(offset);
+    const bool stray = p.state == State::kStray;
+    if (stray) strays_.erase(offset);
     p.state = State::kIdle;
     slots_[static_cast<std::size_t>(slot)].live = kNone;
-    return_idle(range(p));
+    return_idle(range(p), stray);
     --live_;
     return {p.requested, Kind::kPlanned};
   }
@@ -217,24 +237,34 @@ StaticPool::Block StaticPool::release(Offset offset) {
   if (it == foreign_.end()) return {};
   const Foreign block = it->second;
   foreign_.erase(it);
+  --live_;
   const Range freed{offset, offset + block.size};
-  if (block.kind == Kind::kRegion) {
+  if (block.stray) {
+    strays_.erase(offset);
+    return_idle(freed, /*stray=*/true);
+    if (block.kind == Kind::kReused && block.group != kNone && block.group == reuse_group_) {
+      reuse_.insert_merged(freed);
+    }
+  } else {
     Group& group = groups_[static_cast<std::size_t>(block.group)];
     group.idle.insert_merged(freed);
-    if (--group.blocks == 0 && block.group != current_group_) close_region(block.group);
-  } else {
-    strays_.erase(offset);
-    return_idle(freed);
-    if (block.kind == Kind::kReused && reuse_group_ == block.group) reuse_.insert_merged(freed);
-    --live_;
+    --group.blocks;
   }
   return {block.requested, block.kind};
+}
+
+void StaticPool::return_idle(Range r, bool stray) {
+  if (stray && open_ > 0) {
+    idle_known_ = false;  // it may lie in an open region
+  } else if (idle_known_) {
+    idle_[owner_of(r.begin)].insert_merged(r);
+  }
 }
 
 StaticPool::Block StaticPool::at(Offset offset) const {
   const std::int32_t slot = find_slot(offset);
   const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
-  if (d != kNone && static_cast<std::size_t>(d) < planned_) {
+  if (d != kNone) {
     return {decisions_[static_cast<std::size_t>(d)].requested, Kind::kPlanned};
   }
   const auto it = foreign_.find(offset);
@@ -244,7 +274,7 @@ StaticPool::Block StaticPool::at(Offset offset) const {
 std::vector<Offset> StaticPool::live() const {
   std::vector<Offset> result;
   for (const Slot& s : slots_) {
-    if (s.live != kNone && static_cast<std::size_t>(s.live) < planned_) result.push_back(s.offset);
+    if (s.live != kNone) result.push_back(s.offset);
   }
   for (const auto& [offset, block] : foreign_) result.push_back(offset);
   std::ranges::sort(result);
@@ -315,6 +345,9 @@ std::vector<RangeSet> StaticPool::find_idle() const {
     const Placed& p = decisions_[static_cast<std::size_t>(s.live)];
     if (p.state == State::kRegular) taken.push_back(range(p));
   }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (groups_[g].open) taken.push_back(range(decisions_[planned_ + g]));
+  }
   std::sort(taken.begin(), taken.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
   taken.push_back({size_, size_});
@@ -329,7 +362,7 @@ std::vector<RangeSet> StaticPool::find_idle() const {
       idle[home->owner].insert({at, end});
       at = end;
     }
-    at = t.end;
+    at = std::max(at, t.end);  // strays may lie in an open region
   }
   return idle;
 }
@@ -364,7 +397,7 @@ std::int32_t StaticPool::claim_slot(Offset offset) {
 void StaticPool::check() const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
   std::vector<Range> taken = strays_.ranges();
-  for (std::size_t i = 0; i < decisions_.size(); ++i) {
+  for (std::size_t i = 0; i < planned_; ++i) {
     const Placed& p = decisions_[i];
     const bool live = p.state != State::kIdle;
     if (live != (slots_[static_cast<std::size_t>(p.slot)].live == static_cast<std::int32_t>(i))) {
@@ -382,48 +415,63 @@ void StaticPool::check() const {
       if (is_current(p)) fail("stray decision " + std::to_string(i) + " is in its time");
     }
   }
-  if (taken.size() != live_) fail("the count of live blocks is off");
-  std::vector<Bytes> used(groups_.size());
+  std::vector<std::int32_t> blocks(groups_.size());
   for (const auto& [offset, block] : foreign_) {
-    if (block.kind != Kind::kRegion) {
+    if (block.stray) {
       const Range* stray = strays_.find(offset);
       if (!stray || stray->size() != block.size) fail("a foreign block is not among the strays");
       continue;
     }
     const auto g = static_cast<std::size_t>(block.group);
     const Range whole = range(decisions_[planned_ + g]);
-    if (!groups_[g].open || offset < whole.begin || offset + block.size > whole.end) {
+    const Range own{offset, offset + block.size};
+    if (!groups_[g].open || own.begin < whole.begin || own.end > whole.end) {
       fail("a dynamic block lies outside its region");
     }
-    if (groups_[g].idle.overlaps({offset, offset + block.size})) {
-      fail("a region takes the place of a live block for idle");
-    }
-    used[g] += block.size;
+    taken.push_back(own);
+    ++blocks[g];
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const Placed& p = decisions_[planned_ + g];
-    if (groups_[g].open != (p.state != State::kIdle)) fail("a region and its group disagree");
-    if (!groups_[g].open) continue;
-    Bytes idle = 0;
-    for (const Range& r : groups_[g].idle.ranges()) idle += r.size();
-    if (used[g] + idle != p.size) fail("a region's blocks and idle ranges do not fill it");
-  }
-  std::sort(taken.begin(), taken.end(),
-            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  if (taken.size() != live_) fail("the count of live blocks is off");
+  std::ranges::sort(taken, {}, &Range::begin);
   Offset at = 0;
   for (const Range& t : taken) {
     if (t.begin < at) fail("two live blocks share the address " + std::to_string(t.begin));
     at = t.end;
   }
   if (at > size_) fail("a live block ends at " + std::to_string(at) + ", past the pool");
-  if (idle_known_) {
-    const std::vector<RangeSet> idle = find_idle();
-    for (std::size_t i = 0; i < idle.size(); ++i) {
-      if (!(idle[i].ranges() == idle_[i].ranges())) {
-        fail("the idle space is not what is left of the pool");
+  check_regions(taken, blocks);
+  if (!idle_known_) return;
+  const std::vector<RangeSet> idle = find_idle();
+  for (std::size_t i = 0; i < idle.size(); ++i) {
+    if (!(idle[i].ranges() == idle_[i].ranges())) {
+      fail("the idle space is not what is left of the pool");
+    }
+  }
+}
+
+// `taken`: all live blocks, ascending. `blocks`: how many each group has in its region.
+void StaticPool::check_regions(const std::vector<Range>& taken,
+                               const std::vector<std::int32_t>& blocks) const {
+  const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
+  std::int32_t open = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const Placed& p = decisions_[planned_ + g];
+    if (groups_[g].open != (p.state != State::kIdle)) fail("a region and its group disagree");
+    if (groups_[g].blocks != blocks[g]) fail("the count of a region's blocks is off");
+    if (!groups_[g].open) continue;
+    ++open;
+    if (!is_current(p)) fail("an open region is past its time");
+    for (const Range& idle : groups_[g].idle.ranges()) {
+      if (idle.begin < p.offset || idle.end > p.offset + p.size) {
+        fail("a region takes for idle what is not its own");
+      }
+      const auto next = std::ranges::lower_bound(taken, idle.end, {}, &Range::begin);
+      if (next != taken.begin() && std::prev(next)->end > idle.begin) {
+        fail("a region takes the place of a live block for idle");
       }
     }
   }
+  if (open != open_) fail("the count of open regions is off");
 }
 
 }  // namespace stalloc

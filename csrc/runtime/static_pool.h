@@ -18,11 +18,13 @@
 // decision that turns up after its whole lifetime has passed on the clock is refused.
 //
 // Note [Dynamic requests in the pool]
-// A group's region is placed like a decision when the first request of the group turns up, and what
-// is inside it is nobody else's business until its last block is freed. Beyond its region a group
-// may use the addresses that the plan leaves idle through its whole window: once the clock is
-// inside the window no regular block lies there, and none will before the window ends, so that only
-// strays have to be avoided; a block that outlives the window is a stray as any other.
+// A group's region is opened when the first request of the group turns up, and holds its blocks
+// wherever no stray lies in it. It is one of P(clock), and what is inside it nobody else's business,
+// until the clock passes its end: then it is closed, and blocks that are still in it are strays
+// from there on, each by itself. Beyond its region a group may use the addresses that the plan
+// leaves idle through its whole window: once the clock is inside the window no regular block lies
+// there, and none will before the window ends, so that only strays have to be avoided. What finds
+// no room there either is put where nothing is live now; it may be in the way of a decision later.
 //
 // Note [Streams]
 // An address belongs to one stream for good: work of another stream on it would be ordered after
@@ -61,18 +63,15 @@ class StaticPool {
   Offset place(std::int32_t d);
 
   // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, by
-  // best fit. O(n) the first time after place() was called (idle space is not tracked during
-  // planned service), then O(idle ranges). kUnplaced when no idle range is as large.
+  // best fit. O(idle ranges), and O(n) where they are not known: they are not followed before the
+  // first call in an iteration. kUnplaced when no idle range is as large, or when an iteration has
+  // looked for them too often.
   Offset place_idle(Bytes size, StreamId stream);
 
   // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
-  // may go besides it, each by best fit; kUnplaced when neither has room. O(idle ranges of the
-  // group), and O(strays) more with the first of a group.
+  // may go besides it, or else where place_idle() would, each by best fit; kUnplaced when none has
+  // room. O(idle ranges of the group), and O(strays) more when the region is opened.
   Offset place_dynamic(std::int32_t g, Bytes size);
-
-  // No more requests of the group that came last are to come before another is: its region goes
-  // when it is empty.
-  void leave_group();
 
   // What a block was.
   enum class Kind : std::uint8_t { kPlanned, kIdle, kRegion, kReused };
@@ -131,14 +130,15 @@ class StaticPool {
     Bytes size = 0;  // rounded up
     Bytes requested = 0;
     Kind kind = Kind::kIdle;
-    std::int32_t group = kNone;
+    bool stray = false;  // else it is inside its group's open region
+    std::int32_t group = kNone;  // whose addresses it has, if any's
   };
   struct Group {
     RangeSet reusable;  // idle in the plan through the window
     RangeSet idle;      // of the region, while it is open
-    std::int32_t blocks = 0;
-    bool open = false;              // the region is placed
-    std::int32_t refused_turn = 0;  // the last turn in which it could not be
+    StreamId stream = 0;
+    std::int32_t blocks = 0;  // in it
+    bool open = false;
   };
 
   Range range(const Placed& p) const { return {p.offset, p.offset + p.size}; }
@@ -154,15 +154,20 @@ class StaticPool {
   void divide(const Plan& plan);
   std::size_t owner_of(Offset offset) const;
   std::vector<RangeSet> find_idle() const;
-  void return_idle(Range r) {
-    if (idle_known_) idle_[owner_of(r.begin)].insert_merged(r);
+  void take_idle(Range r) {
+    if (idle_known_) idle_[owner_of(r.begin)].remove(r);
   }
+  void return_idle(Range r, bool stray);
   Placed& region(std::int32_t g) { return decisions_[planned_ + static_cast<std::size_t>(g)]; }
-  bool open_region(std::int32_t g);
+  bool enter_window(std::int32_t g);
+  void open_region(std::int32_t g);
   void close_region(std::int32_t g);
   Offset place_in_region(std::int32_t g, Bytes size);
   Offset place_reused(std::int32_t g, Bytes size);
+  Offset place_anywhere(Bytes size, StreamId stream);
   void add_stray(Range r);
+  void check_regions(const std::vector<Range>& taken,
+                     const std::vector<std::int32_t>& blocks) const;
 
   Bytes size_ = 0;
   Bytes alignment_ = kDefaultAlignment;
@@ -177,14 +182,14 @@ class StaticPool {
   std::vector<Home> homes_;        // in order of address; each reaches to the next
   std::vector<RangeSet> idle_;     // by owner, of use while idle_known_
   bool idle_known_ = false;
+  int searches_ = 0;  // for what is idle, in this iteration
   // Nodes are used again, so that dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
   std::vector<Group> groups_;
-  std::int32_t current_group_ = kNone;  // whose requests are coming
-  RangeSet reuse_;                      // what that group may use now besides its region
-  std::int32_t reuse_group_ = kNone;    // the group of reuse_; kNone while it is out of date
-  std::int32_t turn_ = 1;
+  std::int32_t open_ = 0;             // regions
+  RangeSet reuse_;                    // what one group may use now besides its region
+  std::int32_t reuse_group_ = kNone;  // which; kNone while it is out of date
   std::size_t live_ = 0;
 };
 

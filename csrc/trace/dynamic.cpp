@@ -15,8 +15,13 @@
 #include <tuple>
 #include <utility>
 
+#include "trace/roles.h"
+
 namespace stalloc {
 namespace {
+
+// A request that is freed before so many more static ones were made lives for the moment.
+constexpr std::int32_t kSoon = 8;
 
 using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
 
@@ -42,10 +47,7 @@ class Places {
       frees_.push_back(frees_in(t));
     }
     std::vector<DynamicPlace> places;
-    for (const auto& [key, found] : found_) {
-      DynamicPlace place = make_place(key, found);
-      if (place.upper != kNone) places.push_back(std::move(place));
-    }
+    for (const auto& [key, found] : found_) add_places(key, found, places);
     return places;
   }
 
@@ -107,6 +109,46 @@ class Places {
       result = std::min(result, it->upper - 1);
     }
     return result;
+  }
+
+  // One place for each role that its requests have, the longest first.
+  void add_places(const Key& key, const std::vector<Found>& found,
+                  std::vector<DynamicPlace>& places) const {
+    std::vector<std::vector<RoleSample>> visits(static_cast<std::size_t>(last_ - first_ + 1));
+    for (const auto& [t, index] : found) {
+      const Request& r = all_.request(t, index);
+      visits[t - first_].push_back({r.size, longevity(t, r)});
+    }
+    const Roles roles = tell_roles(visits);
+    std::vector<std::vector<Found>> by_role(roles.contexts.size());
+    std::vector<std::size_t> next(visits.size());
+    for (const Found& f : found) {
+      const auto visit = static_cast<std::size_t>(f.turn - first_);
+      const std::size_t i = next[visit]++;
+      const std::int32_t role = roles.of[visit][i];
+      // The exceptions of a role outlive it, and have no place.
+      if (visits[visit][i].longevity <= roles.longevity[role]) by_role[role].push_back(f);
+    }
+    for (std::size_t role = 0; role < by_role.size(); ++role) {
+      DynamicPlace place = make_place(key, by_role[role]);
+      if (place.upper == kNone) continue;
+      place.contexts = roles.contexts[role];
+      places.push_back(std::move(place));
+    }
+  }
+
+  // The moment, or the phase that it ends in.
+  Longevity longevity(std::int32_t t, const Request& r) const {
+    const End end = end_of(t, r);
+    if (end.upper == kNone) return kUnknownLongevity;
+    const bool wraps = r.upper >= all_.turn(t).end;
+    const PhaseKey& phase = all_.trace().phases[r.phase_begin].key;
+    if (!wraps && end.phase_end == all_.phases().find(phase) &&
+        all_.newest_before(t, r.upper) <= all_.newest_before(t, r.lower) + kSoon) {
+      return 0;
+    }
+    const auto phases = static_cast<Longevity>(all_.phases().list().size());
+    return 1 + (wraps ? phases : 0) + end.phase_end;
   }
 
   struct End {

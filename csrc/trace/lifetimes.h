@@ -57,7 +57,22 @@ struct DynamicSighting {
   Tick upper = 0;  // kNever where the trace does not tell
 };
 
-// Where dynamic requests are asked for, alike in every iteration; see dynamic.h.
+// What is to be seen of a dynamic request before it is served: its size and those of the two
+// before it at its place, where they recur.
+struct DynamicContext {
+  static constexpr Bytes kVaries = 0;    // a size that does not recur
+  static constexpr Bytes kStart = -1;    // there is none before
+  static constexpr Bytes kIgnored = -2;  // whatever it is
+
+  Bytes size = kIgnored;
+  Bytes before = kIgnored;
+  Bytes earlier = kIgnored;
+
+  auto operator<=>(const DynamicContext&) const = default;
+};
+
+// Where dynamic requests are asked for and how long they live, alike in every iteration; see
+// dynamic.h.
 struct DynamicPlace {
   PhaseIndex phase = kNone;    // index into IterationProfile::phases
   std::int32_t after = kNone;  // index into IterationProfile::requests, a plannable one of that
@@ -66,6 +81,9 @@ struct DynamicPlace {
   Tick lower = 0;  // the window, as ProfiledRequest's lifetime
   Tick upper = 0;
   PhaseIndex phase_end = kNone;
+  // What tells its requests from those that are asked for at the same place and live longer or
+  // shorter: ascending. What no such place knows belongs to the first, which lives longest.
+  std::vector<DynamicContext> contexts;
   // By compared iteration, the reference's last: what was asked for, in order.
   std::vector<std::vector<DynamicSighting>> sightings;
 };
@@ -77,7 +95,7 @@ struct IterationProfile {
   Bytes load = 0;                  // M_a of the reference: largest sum of live bytes, as requested
   std::vector<ProfiledPhase> phases;
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
-  std::vector<DynamicPlace> places;       // by phase, then by `after`, then by stream
+  std::vector<DynamicPlace> places;       // by phase, `after` and stream, the longest first
 
   // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase, and
   // of the training thread, whose requests alone come in an order that can be followed.
