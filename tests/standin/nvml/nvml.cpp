@@ -1,0 +1,26 @@
+// The few functions of NVML (libnvidia-ml.so.1) that torch's allocator asks before it maps
+// expandable segments: there is a device, and it is on no NVLink fabric.
+namespace {
+
+constexpr int kSuccess = 0;
+constexpr int kNotSupported = 3;
+
+}  // namespace
+
+extern "C" {
+
+int nvmlInit_v2() { return kSuccess; }
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** device) {
+  static int the_device;
+  *device = &the_device;
+  return kSuccess;
+}
+
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return kNotSupported; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return kNotSupported; }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned*, void*) { return kNotSupported; }
+int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return kNotSupported; }
+int nvmlSystemGetCudaDriverVersion_v2(int*) { return kNotSupported; }
+
+}  // extern "C"
