@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/align.h"
 #include "random_problems.h"
 
 namespace stalloc {

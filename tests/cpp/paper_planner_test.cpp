@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/align.h"
 #include "base/error.h"
 #include "plan/bound.h"
 #include "plan/phase_groups.h"

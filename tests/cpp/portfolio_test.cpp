@@ -6,7 +6,9 @@
 #include <string>
 #include <thread>
 
+#include "base/align.h"
 #include "base/error.h"
+#include "brute_force.h"
 #include "plan/bound.h"
 #include "plan/decompose.h"
 #include "plan/race.h"
@@ -32,7 +34,7 @@ TEST(Portfolio, FindsAndProvesTheOptimumOfSmallProblems) {
     const PortfolioResult result = solve(problem, {.threads = 1}, {});
     EXPECT_NO_THROW(validate(problem, result.layout));
     EXPECT_GE(result.bound, load_bound(problem));
-    EXPECT_EQ(result.layout.height, best_height(problem)) << "problem " << k;
+    EXPECT_EQ(result.layout.height, testing::optimal_height(problem)) << "problem " << k;
     EXPECT_TRUE(result.optimal) << "problem " << k;
   }
 }
@@ -126,7 +128,7 @@ TEST(Decompose, LosesNothingAndCutsWhereNothingLives) {
     Bytes height = 0;
     for (const Part& part : decompose(problem, offsets)) {
       EXPECT_EQ(part.load, load_bound(part.problem));
-      height = std::max(height, part.base + best_height(part.problem));
+      height = std::max(height, part.base + testing::optimal_height(part.problem));
       for (const std::int32_t i : part.buffers) offsets[i] = 0;
     }
     for (std::size_t i = 0; i < offsets.size(); ++i) {
@@ -134,7 +136,7 @@ TEST(Decompose, LosesNothingAndCutsWhereNothingLives) {
       const Bytes size = align_up(problem.buffers[i].size, problem.alignment);
       height = std::max(height, offsets[i] + size);
     }
-    EXPECT_EQ(height, best_height(problem)) << "problem " << k;
+    EXPECT_EQ(height, testing::optimal_height(problem)) << "problem " << k;
   }
 }
 

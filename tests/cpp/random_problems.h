@@ -1,14 +1,11 @@
-// Small random problems of every shape, the same on every machine, and the best height there is.
+// Small random problems of every shape, the same on every machine.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
-#include <numeric>
 #include <random>
 #include <vector>
 
-#include "base/align.h"
 #include "plan/problem.h"
 
 namespace stalloc {
@@ -63,46 +60,6 @@ inline bool conflict(const Problem& problem, const Buffer& a, const Buffer& b) {
     if (live(a, t) && live(b, t)) return true;
   }
   return false;
-}
-
-// The optimum by brute force: in some order of placement, each buffer at the lowest place above or
-// between those before it that it conflicts with, every optimal layout arises. For up to 8 buffers.
-inline Bytes best_height(const Problem& problem) {
-  const std::size_t n = problem.buffers.size();
-  std::vector<std::vector<bool>> meets(n, std::vector<bool>(n));
-  std::vector<Bytes> size(n);
-  Bytes alone = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    size[i] = align_up(problem.buffers[i].size, problem.alignment);
-    alone = std::max(alone, size[i]);
-    for (std::size_t j = 0; j < n; ++j) {
-      meets[i][j] = size[i] > 0 && conflict(problem, problem.buffers[i], problem.buffers[j]);
-    }
-  }
-  std::vector<Offset> offset(n);
-  std::vector<bool> placed(n, false);
-  Bytes best = std::accumulate(size.begin(), size.end(), Bytes{0});
-  const std::function<void(std::size_t, Bytes)> place = [&](std::size_t count, Bytes height) {
-    if (height >= best && count < n) return;
-    if (count == n) {
-      best = std::min(best, height);
-      return;
-    }
-    for (std::size_t i = 0; i < n; ++i) {
-      if (placed[i]) continue;
-      // Stacking upwards is enough: sort an optimal layout by offset and let everything fall.
-      Offset at = 0;
-      for (std::size_t j = 0; j < n; ++j) {
-        if (placed[j] && meets[i][j]) at = std::max(at, offset[j] + size[j]);
-      }
-      placed[i] = true;
-      offset[i] = at;
-      place(count + 1, std::max(height, at + size[i]));
-      placed[i] = false;
-    }
-  };
-  place(0, alone);
-  return best;
 }
 
 }  // namespace stalloc
