@@ -5,13 +5,11 @@ The module is not called `plan`, as that is the name of the function that makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
 
 from stalloc import _core
-from stalloc.files import write_file
+from stalloc.document import Document
 from stalloc.tables import Decisions, Groups, Phases, Reusable
 
 DEFAULT_ALIGNMENT = 512
@@ -21,53 +19,18 @@ DEFAULT_TIME_LIMIT = 10.0
 """Seconds."""
 
 
-class Plan:
+class Plan(Document[_core.Plan]):
     """Where in the pool each static request goes. `Trace.plan` makes one."""
 
-    def __init__(self, core: _core.Plan) -> None:
-        self._core = core
-
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Plan:
-        """Reads a file that `save` wrote, and validates it.
+    def from_json(cls, text: bytes, source: str) -> Plan:
+        """Reads what a file that `save` wrote holds, and validates it.
 
         Raises:
             PlanError: It is damaged, of another format or a newer version, or no plan that can be
                 followed; the message says where.
-            OSError: It cannot be read.
-        """
-        return cls.from_json(Path(path).read_bytes(), str(path))
-
-    @classmethod
-    def from_json(cls, text: bytes, source: str) -> Plan:
-        """Reads what a file that `save` wrote holds.
-
-        Args:
-            text: UTF-8.
-            source: What messages call it.
-
-        Raises:
-            PlanError: As for `load`.
         """
         return cls(_core.Plan.from_json(text, source))
-
-    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
-        """Writes the plan as JSON: as a whole or, when anything goes wrong, not at all.
-
-        Raises:
-            FileExistsError: There is such a file, and `overwrite` is not set.
-            OSError: It cannot be written.
-        """
-        write_file(Path(path), self._core.to_json(), overwrite=overwrite)
-
-    @property
-    def info(self) -> dict[str, str]:
-        """What was profiled: `device`, `torch`, `model` and whatever else was noted."""
-        return self._core.info
-
-    @info.setter
-    def info(self, value: Mapping[str, str]) -> None:
-        self._core.info = dict(value)
 
     @property
     def fingerprint(self) -> str:

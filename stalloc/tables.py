@@ -6,7 +6,7 @@ free takes one. Intervals are half-open. An index of -1 means none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import numpy as np
@@ -30,7 +30,15 @@ LIFETIME_CLASSES: tuple[str, ...] = _core.LIFETIME_CLASSES
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class _Table:
+    """Columns of one length, which is that of the table."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+
+@dataclass(frozen=True, slots=True)
+class Requests(_Table):
     """Every allocation of a trace, in order of `lower`.
 
     Attributes:
@@ -57,12 +65,9 @@ class Requests:
     thread: Int32s
     dynamic: Flags
 
-    def __len__(self) -> int:
-        return len(self.size)
-
 
 @dataclass(frozen=True, slots=True)
-class Phases:
+class Phases(_Table):
     """Phases of a profile or a plan, in order.
 
     Attributes:
@@ -80,9 +85,6 @@ class Phases:
     occurrence: Int32s
     begin: Int64s
     end: Int64s
-
-    def __len__(self) -> int:
-        return len(self.kind)
 
     def name(self, row: int) -> str:
         """The phase in a few characters, as in `forward 2`."""
@@ -108,7 +110,7 @@ class PhaseSpans(Phases):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSpans:
+class LayerSpans(_Table):
     """Stays in modules, in order of `begin`; they nest.
 
     Attributes:
@@ -125,12 +127,9 @@ class LayerSpans:
     end: Int64s
     recompute: Flags
 
-    def __len__(self) -> int:
-        return len(self.layer)
-
 
 @dataclass(frozen=True, slots=True)
-class ProfiledRequests:
+class ProfiledRequests(_Table):
     """The requests of the iteration that stands for all, in order of `lower`.
 
     Attributes:
@@ -163,12 +162,9 @@ class ProfiledRequests:
     dynamic: Flags
     plannable: Flags
 
-    def __len__(self) -> int:
-        return len(self.size)
-
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
+class Decisions(_Table):
     """A plan's addresses, by phase, then by `lower`.
 
     Attributes:
@@ -189,12 +185,9 @@ class Decisions:
     phase_end: Int32s
     stream: Int32s
 
-    def __len__(self) -> int:
-        return len(self.size)
-
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(_Table):
     """A plan's groups of dynamic requests: by `phase`, then by `after`, then by `stream`.
 
     Attributes:
@@ -217,12 +210,9 @@ class Groups:
     phase_end: Int32s
     stream: Int32s
 
-    def __len__(self) -> int:
-        return len(self.size)
-
 
 @dataclass(frozen=True, slots=True)
-class Reusable:
+class Reusable(_Table):
     """Addresses that a plan leaves idle through the window of a group, by group and ascending.
 
     Attributes:
@@ -234,6 +224,3 @@ class Reusable:
     group: Int32s
     begin: Int64s
     end: Int64s
-
-    def __len__(self) -> int:
-        return len(self.group)

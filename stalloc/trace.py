@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
 
 import numpy as np
 
 from stalloc import _core
-from stalloc.files import write_file
+from stalloc.document import Document
 from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT, Plan
 from stalloc.progress import Progress, shown
 from stalloc.tables import (
@@ -101,52 +98,17 @@ class IterationProfile:
         return result
 
 
-class Trace:
+class Trace(Document[_core.Trace]):
     """Every allocation of a profiled run, with its lifetime, phase and layer."""
-
-    def __init__(self, core: _core.Trace) -> None:
-        self._core = core
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Trace:
-        """Reads a file that `save` wrote.
-
-        Raises:
-            TraceError: It is damaged, of another format or a newer version; the message says where.
-            OSError: It cannot be read.
-        """
-        return cls.from_json(Path(path).read_bytes(), str(path))
 
     @classmethod
     def from_json(cls, text: bytes, source: str) -> Trace:
         """Reads what a file that `save` wrote holds.
 
-        Args:
-            text: UTF-8.
-            source: What messages call it.
-
         Raises:
-            TraceError: As for `load`.
+            TraceError: It is damaged, of another format or a newer version; the message says where.
         """
         return cls(_core.Trace.from_json(text, source))
-
-    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
-        """Writes the trace as JSON: as a whole or, when anything goes wrong, not at all.
-
-        Raises:
-            FileExistsError: There is such a file, and `overwrite` is not set.
-            OSError: It cannot be written.
-        """
-        write_file(Path(path), self._core.to_json(), overwrite=overwrite)
-
-    @property
-    def info(self) -> dict[str, str]:
-        """What was profiled: `device`, `torch`, `model` and whatever else was noted."""
-        return self._core.info
-
-    @info.setter
-    def info(self, value: Mapping[str, str]) -> None:
-        self._core.info = dict(value)
 
     @property
     def end(self) -> int:

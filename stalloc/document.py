@@ -1,0 +1,66 @@
+"""What traces and plans have in common: an object of the core that is kept in a JSON file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from stalloc.files import write_file
+
+
+class _Core(Protocol):
+    info: dict[str, str]
+
+    def to_json(self) -> bytes: ...
+
+
+CoreT = TypeVar("CoreT", bound=_Core)
+DocumentT = TypeVar("DocumentT", bound="Document[Any]")
+
+
+class Document(ABC, Generic[CoreT]):
+    """An object of the core, its file, and notes on where it came from."""
+
+    def __init__(self, core: CoreT) -> None:
+        self._core = core
+
+    @classmethod
+    def load(cls: type[DocumentT], path: str | PathLike[str]) -> DocumentT:
+        """Reads a file that `save` wrote.
+
+        Raises:
+            TraceError, PlanError: As for `from_json`.
+            OSError: It cannot be read.
+        """
+        return cls.from_json(Path(path).read_bytes(), str(path))
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls: type[DocumentT], text: bytes, source: str) -> DocumentT:
+        """Reads what a file that `save` wrote holds.
+
+        Args:
+            text: UTF-8.
+            source: What messages call it.
+        """
+
+    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes it as JSON: as a whole or, when anything goes wrong, not at all.
+
+        Raises:
+            FileExistsError: There is such a file, and `overwrite` is not set.
+            OSError: It cannot be written.
+        """
+        write_file(Path(path), self._core.to_json(), overwrite=overwrite)
+
+    @property
+    def info(self) -> dict[str, str]:
+        """What was profiled: `device`, `torch`, `model` and whatever else was noted."""
+        return self._core.info
+
+    @info.setter
+    def info(self, value: Mapping[str, str]) -> None:
+        self._core.info = dict(value)
