@@ -180,6 +180,11 @@ def step() -> None:
         profile.step()
 
 
+def current_session() -> Session | None:
+    """The plan in force."""
+    return _session if _session is not None and _session.enabled else None
+
+
 class _Refused(Session):
     """What enable() returns for a plan that does not fit: never in force."""
 
