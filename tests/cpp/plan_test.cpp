@@ -211,7 +211,10 @@ TEST(PlanCheck, RefusesGroupsThatPointNowhereOrOverlap) {
   expect("ends above the height", [](Plan& p, Group& g) { g.offset = p.pool; });
   expect("not aligned", [](Plan&, Group& g) { g.offset += 1; });
   expect("overlap", [](Plan& p, Group& g) { g.offset = p.decisions[0].offset; });
-  expect("groups, row 1: out of order", [](Plan& p, Group& g) { p.groups.push_back(Group(g)); });
+  expect("groups, row 1: out of order", [](Plan& p, Group& g) {
+    p.groups.push_back(Group(g));
+    p.groups.front().phase += 1;
+  });
   expect("headroom", [](Plan& p, Group&) { p.headroom = -1; });
 }
 

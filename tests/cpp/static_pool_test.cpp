@@ -285,7 +285,6 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
             ASSERT_NO_THROW(pool.check()) << "seed " << seed;
           }
         } else {
-          pool.leave_group();
           const Offset o = pool.place(step.index);
           if (o != kUnplaced) add(o, plan.decisions[static_cast<std::size_t>(step.index)].size);
         }
@@ -298,7 +297,6 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
         ASSERT_NO_THROW(pool.check()) << "seed " << seed;
         if (HasFatalFailure()) return;
       }
-      pool.leave_group();
       pool.end_iteration();
       ASSERT_NO_THROW(pool.check());
     }
@@ -308,26 +306,6 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
   EXPECT_GT(in_region, 5000);
   EXPECT_GT(reused, 1000);
   EXPECT_GT(refused, 1000);
-}
-
-TEST(StaticPool, ARegionGoesWithItsLastBlockOnceItsPlaceIsLeft) {
-  StaticPool pool(testing::with_groups(
-      testing::plan_of({decision(2048, 0, 0, 4), decision(512, 2048, 1, 3), decision(512, 0, 5, 6)},
-                       8),
-      3));
-  // The first of the three has become group 0; the others are decisions 0 and 1.
-  EXPECT_EQ(pool.place_dynamic(0, 1000), 0);
-  EXPECT_EQ(pool.place_dynamic(0, 1000), 1024);
-  EXPECT_EQ(pool.place_dynamic(0, 1), kUnplaced) << "the region is full and nothing else is idle";
-  pool.leave_group();
-  EXPECT_EQ(pool.place(0), 2048);
-  EXPECT_EQ(pool.release(0).size, 1000);
-  EXPECT_EQ(pool.place(1), kUnplaced) << "the region is still in use";
-  EXPECT_EQ(pool.release(1024).kind, StaticPool::Kind::kRegion);
-  EXPECT_EQ(pool.release(2048).size, 512);
-  EXPECT_EQ(pool.live_blocks(), 0u);
-  EXPECT_EQ(pool.place(1), 0);
-  pool.check();
 }
 
 }  // namespace
