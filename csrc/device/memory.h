@@ -25,8 +25,19 @@ class DeviceMemory {
   // A piece of at least `size` (> 0) bytes; null when the device has not that much left.
   virtual void* allocate(Bytes size) = 0;
 
-  // Takes back what allocate() gave, of the same size.
+  // The same for a plan's pool: where the device can, a piece that suspend() may be called for.
+  virtual void* allocate_pool(Bytes size) { return allocate(size); }
+
+  // Takes back what either of these gave, of the same size.
   virtual void release(void* piece, Bytes size) noexcept = 0;
+
+  // Gives the memory behind a pool back, with all that is in it, and keeps its addresses. False,
+  // and nothing has changed, where that cannot be done.
+  virtual bool suspend(void* /*piece*/, Bytes /*size*/) { return false; }
+
+  // Brings other memory to the addresses of a suspended pool. False when the device has not that
+  // much left.
+  virtual bool resume(void* /*piece*/, Bytes /*size*/) { return false; }
 
   // How much allocate() could probably give in all now; for messages and early refusals.
   virtual Bytes available() const = 0;

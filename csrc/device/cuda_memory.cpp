@@ -1,0 +1,156 @@
+// Memory is unmapped only after the whole device has been waited for: unlike cudaFree, unmapping
+// does not wait for work that uses it.
+#include "device/cuda_memory.h"
+
+#include "base/align.h"
+#include "base/error.h"
+#include "base/format.h"
+
+namespace stalloc {
+
+CudaMemory::CudaMemory(int device)
+    : runtime_(CudaRuntime::get()), device_(device), name_("cuda:" + std::to_string(device)) {}
+
+CudaMemory::~CudaMemory() {
+  while (!ranges_.empty()) {
+    const auto& [begin, range] = *ranges_.begin();
+    release(reinterpret_cast<void*>(begin), static_cast<Bytes>(range.size));
+  }
+}
+
+void CudaMemory::fail(const std::string& what, CudaRuntime::Error error) const {
+  throw Error(what + " on " + name_ + " failed: " + runtime_.explain(error) +
+              ". The device reports this for any call after a kernel has crashed; if one has, the "
+              "process must be started anew.");
+}
+
+void* CudaMemory::allocate(Bytes size) {
+  const DeviceGuard device(runtime_, device_);
+  const RelaxedCapture relaxed(runtime_);
+  void* piece = nullptr;
+  const auto error = runtime_.malloc(&piece, static_cast<std::size_t>(size));
+  if (error == CudaRuntime::kSuccess) return piece;
+  if (error != CudaRuntime::kOutOfMemory) fail("allocating " + format_bytes(size), error);
+  runtime_.get_last_error();
+  return nullptr;
+}
+
+void* CudaMemory::allocate_pool(Bytes size) {
+  if (!virtual_pools_.load(std::memory_order_relaxed)) return allocate(size);
+  const DeviceGuard device(runtime_, device_);
+  std::size_t granularity = 0;
+  const auto wanted = properties();
+  if (const auto error = runtime_.memory_granularity(&granularity, &wanted, /*minimum=*/0)) {
+    fail("asking for the granularity of virtual memory", error);
+  }
+  const auto rounded = static_cast<std::size_t>(align_up(size, static_cast<Bytes>(granularity)));
+  std::uintptr_t begin = 0;
+  if (const auto error = runtime_.address_reserve(&begin, rounded, 0, 0, 0)) {
+    fail("reserving " + format_bytes(size) + " of addresses", error);
+  }
+  bool mapped = false;
+  try {
+    mapped = map(begin, rounded);
+  } catch (...) {
+    runtime_.address_free(begin, rounded);
+    throw;
+  }
+  if (!mapped) {
+    runtime_.address_free(begin, rounded);
+    return nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  ranges_[begin] = {rounded, true};
+  return reinterpret_cast<void*>(begin);
+}
+
+void CudaMemory::release(void* piece, Bytes) noexcept {
+  const DeviceGuard device(runtime_, device_);
+  const RelaxedCapture relaxed(runtime_);
+  const auto begin = reinterpret_cast<std::uintptr_t>(piece);
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = ranges_.find(begin); it != ranges_.end()) {
+      if (it->second.mapped) unmap(begin, it->second.size);
+      runtime_.address_free(begin, it->second.size);
+      ranges_.erase(it);
+      return;
+    }
+  }
+  // Nobody can be told: at the end of the process, or after a crash, the memory goes by itself.
+  if (runtime_.free(piece) != CudaRuntime::kSuccess) runtime_.get_last_error();
+}
+
+bool CudaMemory::suspend(void* piece, Bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
+  if (it == ranges_.end()) return false;
+  const DeviceGuard device(runtime_, device_);
+  if (it->second.mapped) unmap(it->first, it->second.size);
+  it->second.mapped = false;
+  return true;
+}
+
+bool CudaMemory::resume(void* piece, Bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
+  if (it == ranges_.end()) return false;
+  const DeviceGuard device(runtime_, device_);
+  if (!it->second.mapped) it->second.mapped = map(it->first, it->second.size);
+  return it->second.mapped;
+}
+
+CudaRuntime::AllocationProperties CudaMemory::properties() const {
+  CudaRuntime::AllocationProperties result;
+  result.location.device = device_;
+  return result;
+}
+
+// Brings memory to reserved addresses; false when the device has not enough left.
+bool CudaMemory::map(std::uintptr_t begin, std::size_t size) {
+  const auto what = [&] { return "mapping " + format_bytes(static_cast<Bytes>(size)); };
+  std::uint64_t handle = 0;
+  const auto wanted = properties();
+  if (const auto error = runtime_.memory_create(&handle, size, &wanted, 0)) {
+    if (error != CudaRuntime::kOutOfMemory) fail(what(), error);
+    runtime_.get_last_error();
+    return false;
+  }
+  const auto mapped = runtime_.memory_map(begin, size, 0, handle, 0);
+  runtime_.memory_release(handle);  // the mapping keeps it
+  if (mapped) fail(what(), mapped);
+  CudaRuntime::Access access;
+  access.location.device = device_;
+  if (const auto error = runtime_.memory_set_access(begin, size, &access, 1)) {
+    runtime_.memory_unmap(begin, size);
+    fail(what(), error);
+  }
+  return true;
+}
+
+void CudaMemory::unmap(std::uintptr_t begin, std::size_t size) noexcept {
+  if (runtime_.device_synchronize() != CudaRuntime::kSuccess ||
+      runtime_.memory_unmap(begin, size) != CudaRuntime::kSuccess) {
+    runtime_.get_last_error();
+  }
+}
+
+bool CudaMemory::use_virtual_pools(bool use) {
+  if (use && !runtime_.has_virtual_memory()) return false;
+  virtual_pools_.store(use, std::memory_order_relaxed);
+  return true;
+}
+
+Bytes CudaMemory::info(bool total) const {
+  const DeviceGuard device(runtime_, device_);
+  std::size_t free_bytes = 0, all_bytes = 0;
+  if (const auto error = runtime_.mem_get_info(&free_bytes, &all_bytes)) {
+    fail("asking how much memory there is", error);
+  }
+  return static_cast<Bytes>(total ? all_bytes : free_bytes);
+}
+
+Bytes CudaMemory::available() const { return info(/*total=*/false); }
+Bytes CudaMemory::total() const { return info(/*total=*/true); }
+
+}  // namespace stalloc

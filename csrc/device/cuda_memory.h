@@ -1,0 +1,61 @@
+// A GPU's memory: pieces from cudaMalloc, and pools that can go and come back.
+//
+// A pool is a range of addresses that is reserved for good, with memory mapped into it (CUDA's
+// virtual memory calls): suspend() takes the memory away and keeps the addresses, resume() maps
+// other memory there. Such memory is accessible from its own device alone and cannot be shared
+// between processes by cudaIpcGetMemHandle, so it is used only where asked for.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "device/cuda_runtime.h"
+#include "device/memory.h"
+
+namespace stalloc {
+
+class CudaMemory final : public DeviceMemory {
+ public:
+  // Throws Error when no runtime is loaded.
+  explicit CudaMemory(int device);
+  ~CudaMemory() override;
+
+  // "cuda:0", with HIP too, as torch calls it.
+  std::string_view name() const override { return name_; }
+
+  // All these throw Error when the device fails in another way than by having no memory left.
+  void* allocate(Bytes size) override;
+  void* allocate_pool(Bytes size) override;
+  void release(void* piece, Bytes size) noexcept override;
+  bool suspend(void* piece, Bytes size) override;
+  bool resume(void* piece, Bytes size) override;
+  Bytes available() const override;
+  Bytes total() const;
+
+  // Whether pools come from the virtual memory calls from now on. False, and no change, when the
+  // driver has none.
+  bool use_virtual_pools(bool use);
+
+ private:
+  struct Range {  // of reserved addresses
+    std::size_t size = 0;
+    bool mapped = false;
+  };
+
+  Bytes info(bool total) const;
+  CudaRuntime::AllocationProperties properties() const;
+  bool map(std::uintptr_t begin, std::size_t size);
+  void unmap(std::uintptr_t begin, std::size_t size) noexcept;
+  [[noreturn]] void fail(const std::string& what, CudaRuntime::Error error) const;
+
+  const CudaRuntime& runtime_;
+  const int device_;
+  const std::string name_;
+  std::atomic<bool> virtual_pools_{false};
+  std::mutex mutex_;  // of ranges_
+  std::map<std::uintptr_t, Range> ranges_;
+};
+
+}  // namespace stalloc

@@ -1,0 +1,175 @@
+#include "device/cuda_runtime.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+
+namespace stalloc {
+namespace {
+
+// Libraries whose symbols need not be global.
+constexpr const char* kCudaLibraries[] = {"libcudart.so.13", "libcudart.so.12"};
+constexpr const char* kHipLibraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"};
+
+// What is loaded and has `symbol`, its handle held for good; null when nothing has.
+template <std::size_t n>
+void* find_library(const char* symbol, const char* const (&names)[n]) {
+  void* global = dlopen(nullptr, RTLD_LAZY);
+  if (dlsym(global, symbol)) return global;
+  for (const char* name : names) {
+    void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+    if (library && dlsym(library, symbol)) return library;
+  }
+  return nullptr;
+}
+
+class Loader {
+ public:
+  Loader(void* library, std::string prefix) : library_(library), prefix_(std::move(prefix)) {}
+
+  // The function of that name, without its prefix. complete() tells whether all were found.
+  template <typename Function>
+  void find(Function*& function, const char* name) {
+    find_optional(function, name);
+    complete_ = complete_ && function;
+  }
+
+  template <typename Function>
+  void find_optional(Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(dlsym(library_, (prefix_ + name).c_str()));
+  }
+
+  bool complete() const { return complete_; }
+
+ private:
+  void* library_;
+  std::string prefix_;
+  bool complete_ = true;
+};
+
+// CUDA's virtual memory calls are the driver's: the runtime knows where they are.
+class DriverLoader {
+ public:
+  explicit DriverLoader(void* library) {
+    Loader(library, "cuda").find_optional(by_version_, "GetDriverEntryPointByVersion");
+    Loader(library, "cuda").find_optional(plain_, "GetDriverEntryPoint");
+  }
+
+  template <typename Function>
+  void find(Function*& function, const char* name) {
+    void* found = nullptr;
+    int status = 0;
+    const std::string symbol = std::string("cu") + name;
+    if (by_version_) {
+      constexpr unsigned kVersion = 12000;  // of the interface that is expected
+      if (by_version_(symbol.c_str(), &found, kVersion, 0, &status) != 0) found = nullptr;
+    } else if (plain_) {
+      if (plain_(symbol.c_str(), &found, 0, &status) != 0) found = nullptr;
+    }
+    function = reinterpret_cast<Function*>(found);
+  }
+
+ private:
+  int (*by_version_)(const char*, void**, unsigned, unsigned long long, int*) = nullptr;
+  int (*plain_)(const char*, void**, unsigned long long, int*) = nullptr;
+};
+
+template <typename Finder>
+void load_virtual_memory(Finder&& finder, CudaRuntime& r) {
+  finder.find(r.address_reserve, "MemAddressReserve");
+  finder.find(r.address_free, "MemAddressFree");
+  finder.find(r.memory_create, "MemCreate");
+  finder.find(r.memory_release, "MemRelease");
+  finder.find(r.memory_map, "MemMap");
+  finder.find(r.memory_unmap, "MemUnmap");
+  finder.find(r.memory_set_access, "MemSetAccess");
+  finder.find(r.memory_granularity, "MemGetAllocationGranularity");
+  const bool complete = r.address_reserve && r.address_free && r.memory_create &&
+                        r.memory_release && r.memory_map && r.memory_unmap && r.memory_set_access;
+  if (!complete) r.memory_granularity = nullptr;
+}
+
+std::unique_ptr<CudaRuntime> load() {
+  auto r = std::make_unique<CudaRuntime>();
+  void* library = find_library("cudaMalloc", kCudaLibraries);
+  const bool is_cuda = library != nullptr;
+  if (!library) library = find_library("hipMalloc", kHipLibraries);
+  if (!library) return nullptr;
+  r->name = is_cuda ? "CUDA" : "HIP";
+  Loader loader(library, is_cuda ? "cuda" : "hip");
+  loader.find(r->get_device_count, "GetDeviceCount");
+  loader.find(r->get_device, "GetDevice");
+  loader.find(r->set_device, "SetDevice");
+  loader.find(r->device_synchronize, "DeviceSynchronize");
+  loader.find(r->malloc, "Malloc");
+  loader.find(r->free, "Free");
+  loader.find(r->mem_get_info, "MemGetInfo");
+  loader.find(r->get_last_error, "GetLastError");
+  loader.find(r->get_error_string, "GetErrorString");
+  loader.find(r->event_create, "EventCreateWithFlags");
+  loader.find(r->event_destroy, "EventDestroy");
+  loader.find(r->event_record, "EventRecord");
+  loader.find(r->event_query, "EventQuery");
+  loader.find(r->stream_wait_event, "StreamWaitEvent");
+  loader.find(r->stream_is_capturing, "StreamIsCapturing");
+  loader.find(r->exchange_capture_mode, "ThreadExchangeStreamCaptureMode");
+  if (!loader.complete()) return nullptr;
+  if (is_cuda) {
+    load_virtual_memory(DriverLoader(library), *r);
+  } else {
+    load_virtual_memory(Loader(library, "hip"), *r);
+  }
+  return r;
+}
+
+}  // namespace
+
+const CudaRuntime* CudaRuntime::find() noexcept {
+  static std::atomic<const CudaRuntime*> found{nullptr};
+  if (const CudaRuntime* runtime = found.load(std::memory_order_acquire)) return runtime;
+  try {
+    // Asked anew each time: torch may be imported later.
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    if (!found.load(std::memory_order_relaxed)) {
+      found.store(load().release(), std::memory_order_release);
+    }
+  } catch (...) {
+    return nullptr;
+  }
+  return found.load(std::memory_order_acquire);
+}
+
+const CudaRuntime& CudaRuntime::get() {
+  if (const CudaRuntime* runtime = find()) return *runtime;
+  throw stalloc::Error(
+      "no GPU runtime (libcudart of CUDA 12 or 13, or libamdhip64) is loaded in this process; "
+      "import a torch that is built for CUDA or ROCm first");
+}
+
+std::string CudaRuntime::explain(Error error) const {
+  get_last_error();
+  const char* text = get_error_string(error);
+  return std::string(text ? text : "unknown error") + " (error " + std::to_string(error) + ")";
+}
+
+DeviceGuard::DeviceGuard(const CudaRuntime& runtime, int device) noexcept : runtime_(runtime) {
+  if (runtime_.get_device(&before_) != CudaRuntime::kSuccess || before_ == device) return;
+  changed_ = runtime_.set_device(device) == CudaRuntime::kSuccess;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (changed_) runtime_.set_device(before_);
+}
+
+RelaxedCapture::RelaxedCapture(const CudaRuntime& runtime) noexcept : runtime_(runtime) {
+  runtime_.exchange_capture_mode(&mode_);
+}
+
+RelaxedCapture::~RelaxedCapture() { runtime_.exchange_capture_mode(&mode_); }
+
+}  // namespace stalloc

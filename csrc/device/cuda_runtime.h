@@ -1,0 +1,117 @@
+// The GPU's runtime library, as far as memory and order between streams go.
+//
+// Nothing is linked: the calls are found when they are first needed, in the library that torch has
+// loaded: libcudart of CUDA 12 or 13, or HIP's libamdhip64, whose functions and constants differ
+// in the prefix of their names alone. So one binary serves them all, and a machine without a GPU.
+//
+// The virtual memory calls belong to the driver and are handed out by the runtime; a library
+// without them leaves them null (see has_virtual_memory). Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace stalloc {
+
+struct CudaRuntime {
+  using Error = int;  // cudaError_t, hipError_t, CUresult: the same numbers, those that matter
+
+  static constexpr Error kSuccess = 0;
+  static constexpr Error kOutOfMemory = 2;
+  static constexpr Error kNotReady = 600;
+
+  // What the process has loaded; throws Error of base/error.h when that is nothing.
+  static const CudaRuntime& get();
+  // The same, or null.
+  static const CudaRuntime* find() noexcept;
+
+  const char* name = nullptr;  // "CUDA" or "HIP"
+
+  Error (*get_device_count)(int* count) = nullptr;
+  Error (*get_device)(int* device) = nullptr;
+  Error (*set_device)(int device) = nullptr;
+  Error (*device_synchronize)() = nullptr;
+  Error (*malloc)(void** p, std::size_t size) = nullptr;
+  Error (*free)(void* p) = nullptr;
+  Error (*mem_get_info)(std::size_t* free, std::size_t* total) = nullptr;
+  Error (*get_last_error)() = nullptr;
+  const char* (*get_error_string)(Error error) = nullptr;
+  Error (*event_create)(void** event, unsigned flags) = nullptr;
+  Error (*event_destroy)(void* event) = nullptr;
+  Error (*event_record)(void* event, void* stream) = nullptr;
+  Error (*event_query)(void* event) = nullptr;
+  Error (*stream_wait_event)(void* stream, void* event, unsigned flags) = nullptr;
+  Error (*stream_is_capturing)(void* stream, int* status) = nullptr;
+  Error (*exchange_capture_mode)(int* mode) = nullptr;
+
+  // A type as the library's virtual memory calls have it: memory of one device, pinned there.
+  struct Location {
+    int type = 1;
+    int device = 0;
+  };
+  struct AllocationProperties {
+    int type = 1;
+    int handle_types = 0;
+    Location location;
+    void* win32 = nullptr;
+    unsigned char compression = 0;
+    unsigned char rdma_capable = 0;
+    unsigned short usage = 0;
+    unsigned char reserved[4] = {};
+  };
+  struct Access {
+    Location location;
+    int flags = 3;  // read and write
+  };
+  Error (*address_reserve)(std::uintptr_t* p, std::size_t size, std::size_t alignment,
+                           std::uintptr_t hint, unsigned long long flags) = nullptr;
+  Error (*address_free)(std::uintptr_t p, std::size_t size) = nullptr;
+  Error (*memory_create)(std::uint64_t* handle, std::size_t size, const AllocationProperties*,
+                         unsigned long long flags) = nullptr;
+  Error (*memory_release)(std::uint64_t handle) = nullptr;
+  Error (*memory_map)(std::uintptr_t p, std::size_t size, std::size_t offset, std::uint64_t handle,
+                      unsigned long long flags) = nullptr;
+  Error (*memory_unmap)(std::uintptr_t p, std::size_t size) = nullptr;
+  Error (*memory_set_access)(std::uintptr_t p, std::size_t size, const Access*,
+                             std::size_t count) = nullptr;
+  Error (*memory_granularity)(std::size_t* granularity, const AllocationProperties*,
+                              int option) = nullptr;
+
+  bool has_virtual_memory() const { return memory_granularity != nullptr; }
+
+  // "out of memory (error 2)", and forgets that the call failed: otherwise the next to ask for the
+  // last error, torch after each kernel, takes it for its own.
+  std::string explain(Error error) const;
+};
+
+// Makes `device` the calling thread's current one for a while.
+class DeviceGuard {
+ public:
+  DeviceGuard(const CudaRuntime& runtime, int device) noexcept;
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  const CudaRuntime& runtime_;
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+// Lets the calling thread, for a while, make calls that the capture of a graph, anywhere in the
+// process, would otherwise forbid and be spoilt by. They are harmless on streams that it does not
+// capture, and what memory and events of our own are used on those is up to us.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const CudaRuntime& runtime) noexcept;
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const CudaRuntime& runtime_;
+  int mode_ = 2;  // relaxed; then what it was before
+};
+
+}  // namespace stalloc

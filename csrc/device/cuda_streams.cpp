@@ -1,0 +1,74 @@
+#include "device/cuda_streams.h"
+
+namespace stalloc {
+namespace {
+
+constexpr unsigned kNoTiming = 2;  // what cudaEventDisableTiming is: such events are cheaper
+
+}  // namespace
+
+CudaStreams::~CudaStreams() {
+  for (const EventHandle event : idle_) succeeded(runtime_.event_destroy(event));
+}
+
+bool CudaStreams::succeeded(CudaRuntime::Error error) const noexcept {
+  if (error != CudaRuntime::kSuccess) runtime_.get_last_error();
+  return error == CudaRuntime::kSuccess;
+}
+
+EventHandle CudaStreams::take_event() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      const EventHandle event = idle_.back();
+      idle_.pop_back();
+      return event;
+    }
+  }
+  EventHandle event = nullptr;
+  return succeeded(runtime_.event_create(&event, kNoTiming)) ? event : nullptr;
+}
+
+EventHandle CudaStreams::record(StreamHandle stream) noexcept {
+  const DeviceGuard device(runtime_, device_);
+  const RelaxedCapture relaxed(runtime_);
+  const EventHandle event = take_event();
+  if (!event) return nullptr;
+  if (succeeded(runtime_.event_record(event, stream))) return event;
+  recycle(event);
+  return nullptr;
+}
+
+DeviceStreams::Progress CudaStreams::query(EventHandle event) noexcept {
+  const RelaxedCapture relaxed(runtime_);
+  const auto error = runtime_.event_query(event);
+  if (succeeded(error)) return Progress::kDone;
+  return error == CudaRuntime::kNotReady ? Progress::kPending : Progress::kFailed;
+}
+
+bool CudaStreams::wait(StreamHandle stream, EventHandle event) noexcept {
+  const DeviceGuard device(runtime_, device_);
+  return succeeded(runtime_.stream_wait_event(stream, event, 0));
+}
+
+void CudaStreams::recycle(EventHandle event) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(event);
+  } catch (...) {
+    succeeded(runtime_.event_destroy(event));
+  }
+}
+
+bool CudaStreams::is_capturing(StreamHandle stream) noexcept {
+  const DeviceGuard device(runtime_, device_);
+  int status = 0;
+  return succeeded(runtime_.stream_is_capturing(stream, &status)) && status != 0;
+}
+
+bool CudaStreams::synchronize() noexcept {
+  const DeviceGuard device(runtime_, device_);
+  return succeeded(runtime_.device_synchronize());
+}
+
+}  // namespace stalloc

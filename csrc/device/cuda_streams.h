@@ -1,0 +1,37 @@
+// A GPU's streams and events. Events are expensive to make and cheap to use again, so they are
+// kept: as many as were ever outstanding at a time.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "device/cuda_runtime.h"
+#include "device/streams.h"
+
+namespace stalloc {
+
+class CudaStreams final : public DeviceStreams {
+ public:
+  // Throws Error when no runtime is loaded.
+  explicit CudaStreams(int device) : runtime_(CudaRuntime::get()), device_(device) {}
+  ~CudaStreams() override;
+
+  EventHandle record(StreamHandle stream) noexcept override;
+  Progress query(EventHandle event) noexcept override;
+  bool wait(StreamHandle stream, EventHandle event) noexcept override;
+  void recycle(EventHandle event) noexcept override;
+  bool is_capturing(StreamHandle stream) noexcept override;
+  bool synchronize() noexcept override;
+
+ private:
+  EventHandle take_event() noexcept;
+  // Whether the call succeeded; else forgets its error (see CudaRuntime::explain).
+  bool succeeded(CudaRuntime::Error error) const noexcept;
+
+  const CudaRuntime& runtime_;
+  const int device_;
+  std::mutex mutex_;
+  std::vector<EventHandle> idle_;
+};
+
+}  // namespace stalloc

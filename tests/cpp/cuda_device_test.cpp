@@ -1,0 +1,270 @@
+// Memory, events and order of a GPU, against the pretended one.
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "cudart.h"
+#include "device/cuda_memory.h"
+#include "device/cuda_streams.h"
+#include "standin.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+constexpr Bytes kGiB = Bytes{1} << 30;
+
+class CudaDevice : public testing::Test {
+ protected:
+  void SetUp() override { standin_reset(); }
+  void TearDown() override {
+    EXPECT_EQ(standin_misuses(), 0) << standin_last_complaint();
+    EXPECT_EQ(standin_hazards(), 0) << standin_last_complaint();
+    EXPECT_EQ(cudaGetLastError(), kCudaSuccess) << "an error was left for torch to find";
+    standin_reset();
+  }
+
+  static void* stream() {
+    void* s = nullptr;
+    EXPECT_EQ(cudaStreamCreateWithFlags(&s, kCudaNonBlocking), kCudaSuccess);
+    return s;
+  }
+};
+
+TEST_F(CudaDevice, FindsTheRuntimeThatIsLoaded) {
+  EXPECT_STREQ(CudaRuntime::get().name, "CUDA");
+  EXPECT_TRUE(CudaRuntime::get().has_virtual_memory());
+}
+
+TEST_F(CudaDevice, AllocatesUntilTheMemoryIsGone) {
+  CudaMemory memory(0);
+  EXPECT_EQ(memory.name(), "cuda:0");
+  EXPECT_EQ(memory.total(), 80 * kGiB);
+  void* a = memory.allocate(60 * kGiB);
+  ASSERT_NE(a, nullptr);
+  EXPECT_EQ(memory.available(), 20 * kGiB);
+  EXPECT_EQ(memory.allocate(60 * kGiB), nullptr);
+  memory.release(a, 60 * kGiB);
+  EXPECT_EQ(memory.available(), 80 * kGiB);
+  EXPECT_EQ(standin_allocations(), 0);
+}
+
+TEST_F(CudaDevice, SaysWhyADeviceFails) {
+  CudaMemory memory(0);
+  standin_fail("cudaMalloc", 1, kCudaIllegalAddress, 1);
+  try {
+    memory.allocate(kGiB);
+    FAIL() << "it has to throw";
+  } catch (const Error& e) {
+    const std::string text = e.what();
+    EXPECT_NE(text.find("cuda:0"), std::string::npos) << text;
+    EXPECT_NE(text.find("illegal memory access"), std::string::npos) << text;
+    EXPECT_NE(text.find("1.0 GiB"), std::string::npos) << text;
+  }
+}
+
+TEST_F(CudaDevice, EachDeviceHasItsOwnAndTheThreadsDeviceStays) {
+  standin_set_devices(2);
+  CudaMemory memory(1);
+  void* a = memory.allocate(kGiB);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_used(1), static_cast<std::uint64_t>(kGiB));
+  int current = -1;
+  cudaGetDevice(&current);
+  EXPECT_EQ(current, 0);
+  memory.release(a, kGiB);
+}
+
+TEST_F(CudaDevice, AllocatesWhileAGraphIsCaptured) {
+  CudaMemory memory(0);
+  CudaStreams streams(0);
+  void* captured = stream();
+  void* other = stream();
+  const EventHandle before = streams.record(other);
+  ASSERT_EQ(cudaStreamBeginCapture(captured, 0), kCudaSuccess);
+  EXPECT_TRUE(streams.is_capturing(captured));
+  EXPECT_FALSE(streams.is_capturing(other));
+  void* a = memory.allocate(kMiB);
+  EXPECT_NE(a, nullptr);
+  EXPECT_EQ(streams.query(before), DeviceStreams::Progress::kDone);
+  const EventHandle during = streams.record(other);
+  EXPECT_EQ(streams.query(during), DeviceStreams::Progress::kDone);
+  void* graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(captured, &graph), kCudaSuccess) << "the capture was spoilt";
+  memory.release(a, kMiB);
+  streams.recycle(before);
+  streams.recycle(during);
+}
+
+TEST_F(CudaDevice, PoolsGoAndComeBackAtTheirAddresses) {
+  CudaMemory memory(0);
+  ASSERT_TRUE(memory.use_virtual_pools(true));
+  const Bytes size = 70 * kGiB + 512;
+  void* pool = memory.allocate_pool(size);
+  ASSERT_NE(pool, nullptr);
+  EXPECT_EQ(standin_use(nullptr, pool, static_cast<std::uint64_t>(size), 1), kCudaSuccess);
+  EXPECT_GE(standin_used(0), static_cast<std::uint64_t>(size));
+
+  ASSERT_TRUE(memory.suspend(pool, size));
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_reservations(), 1) << "the addresses are kept";
+  void* meanwhile = memory.allocate(60 * kGiB);
+  ASSERT_NE(meanwhile, nullptr);
+  EXPECT_FALSE(memory.resume(pool, size)) << "there is no room for it";
+  memory.release(meanwhile, 60 * kGiB);
+  ASSERT_TRUE(memory.resume(pool, size));
+  EXPECT_EQ(standin_use(nullptr, pool, static_cast<std::uint64_t>(size), 2), kCudaSuccess);
+
+  memory.release(pool, size);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_reservations(), 0);
+  EXPECT_EQ(standin_mappings(), 0);
+}
+
+TEST_F(CudaDevice, SuspendsNoPoolWhileItIsInUse) {
+  standin_set_manual(1);
+  CudaMemory memory(0);
+  memory.use_virtual_pools(true);
+  void* pool = memory.allocate_pool(kGiB);
+  standin_use(stream(), pool, 1, 1);
+  EXPECT_TRUE(memory.suspend(pool, kGiB));
+  EXPECT_EQ(standin_host_waits(), 1);
+  EXPECT_TRUE(memory.resume(pool, kGiB));
+  standin_use(stream(), pool, 1, 2);
+  memory.release(pool, kGiB);
+  EXPECT_EQ(standin_host_waits(), 2);
+}
+
+TEST_F(CudaDevice, PlainPiecesAreNotSuspended) {
+  CudaMemory memory(0);
+  void* pool = memory.allocate_pool(kGiB);
+  EXPECT_FALSE(memory.suspend(pool, kGiB));
+  EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kGiB));
+  memory.release(pool, kGiB);
+}
+
+// Whichever of the calls fails, and however, nothing stays behind.
+TEST_F(CudaDevice, FailuresOnTheWayToAPoolLeaveNothingBehind) {
+  CudaMemory memory(0);
+  memory.use_virtual_pools(true);
+  for (const char* call : {"cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemCreate",
+                           "cuMemMap", "cuMemSetAccess"}) {
+    standin_fail(call, 1, kCudaInvalidValue, 1);
+    EXPECT_THROW(memory.allocate_pool(kGiB), Error) << call;
+    EXPECT_EQ(standin_used(0), 0u) << call;
+    EXPECT_EQ(standin_reservations(), 0) << call;
+    EXPECT_EQ(standin_mappings(), 0) << call;
+  }
+  standin_fail("cuMemCreate", 1, kCudaOutOfMemory, 1);
+  EXPECT_EQ(memory.allocate_pool(kGiB), nullptr);
+  EXPECT_EQ(standin_reservations(), 0);
+  void* pool = memory.allocate_pool(kGiB);
+  EXPECT_NE(pool, nullptr);
+  memory.release(pool, kGiB);
+}
+
+TEST_F(CudaDevice, EventsCompleteWithTheWorkBeforeThem) {
+  standin_set_manual(1);
+  CudaStreams streams(0);
+  void* s = stream();
+  standin_submit(s);
+  const EventHandle event = streams.record(s);
+  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kPending);
+  EXPECT_EQ(cudaGetLastError(), kCudaSuccess) << "not ready is no error";
+  standin_advance(s, 2);
+  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kDone);
+  streams.recycle(event);
+  EXPECT_EQ(standin_host_waits(), 0);
+}
+
+TEST_F(CudaDevice, EventsAreMadeOnceAndUsedAgain) {
+  CudaStreams streams(0);
+  void* s = stream();
+  for (int i = 0; i < 100; ++i) {
+    const EventHandle a = streams.record(s);
+    const EventHandle b = streams.record(s);
+    EXPECT_NE(a, b);
+    streams.recycle(a);
+    streams.recycle(b);
+  }
+  EXPECT_EQ(standin_calls("cudaEventCreate"), 2);
+}
+
+TEST_F(CudaDevice, EventsGoWithTheirOwner) {
+  {
+    CudaStreams streams(0);
+    streams.recycle(streams.record(nullptr));
+    EXPECT_EQ(standin_events(), 1);
+  }
+  EXPECT_EQ(standin_events(), 0);
+}
+
+TEST_F(CudaDevice, AWaitOrdersStreams) {
+  CudaMemory memory(0);
+  CudaStreams streams(0);
+  void* a = stream();
+  void* b = stream();
+  void* p = memory.allocate(kMiB);
+  standin_use(a, p, kMiB, 1);
+  const EventHandle event = streams.record(a);
+  EXPECT_TRUE(streams.wait(b, event));
+  streams.recycle(event);
+  standin_use(b, p, kMiB, 2);
+  memory.release(p, kMiB);
+}
+
+TEST_F(CudaDevice, TheDefaultStreamIsTheDevicesOwn) {
+  standin_set_devices(2);
+  standin_set_manual(1);
+  CudaStreams streams(1);
+  standin_submit(nullptr);  // of device 0
+  const EventHandle event = streams.record(nullptr);
+  EXPECT_EQ(standin_pending(nullptr), 1) << "nothing was recorded on device 0";
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  EXPECT_EQ(standin_pending(nullptr), 1);
+  standin_drain(nullptr);
+  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kDone);
+  streams.recycle(event);
+}
+
+TEST_F(CudaDevice, FailuresOfEventsAreToldApart) {
+  CudaStreams streams(0);
+  void* s = stream();
+  standin_fail("cudaEventCreate", 1, kCudaOutOfMemory, 1);
+  EXPECT_EQ(streams.record(s), nullptr);
+  standin_fail("cudaEventRecord", 1, kCudaInvalidHandle, 1);
+  EXPECT_EQ(streams.record(s), nullptr);
+  const EventHandle event = streams.record(s);
+  standin_fail("cudaEventQuery", 1, kCudaIllegalAddress, 1);
+  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kFailed);
+  standin_fail("cudaStreamWaitEvent", 1, kCudaInvalidHandle, 1);
+  EXPECT_FALSE(streams.wait(s, event));
+  standin_fail("cudaDeviceSynchronize", 1, kCudaIllegalAddress, 1);
+  EXPECT_FALSE(streams.synchronize());
+  standin_fail("cudaStreamIsCapturing", 1, kCudaIllegalAddress, 1);
+  EXPECT_FALSE(streams.is_capturing(s));
+  streams.recycle(event);
+}
+
+TEST_F(CudaDevice, ManyThreadsShareTheEvents) {
+  CudaStreams streams(0);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      void* s = stream();
+      for (int i = 0; i < 500; ++i) {
+        const EventHandle event = streams.record(s);
+        while (streams.query(event) == DeviceStreams::Progress::kPending) {
+        }
+        streams.recycle(event);
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_LE(standin_events(), 4);
+}
+
+}  // namespace
+}  // namespace stalloc

@@ -1,0 +1,41 @@
+// The same core library serves HIP: this program has no CUDA in it, and the runtime is not even
+// linked, as in a process that imports torch later.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "device/cuda_memory.h"
+#include "device/cuda_streams.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kGiB = Bytes{1} << 30;
+
+TEST(HipDevice, IsFoundOnceItIsLoaded) {
+  EXPECT_EQ(CudaRuntime::find(), nullptr);
+  EXPECT_THROW(CudaMemory(0), Error);
+  ASSERT_NE(dlopen(STANDIN_HIP, RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();
+  ASSERT_NE(CudaRuntime::find(), nullptr);
+  EXPECT_STREQ(CudaRuntime::get().name, "HIP");
+
+  CudaMemory memory(0);
+  void* piece = memory.allocate(kGiB);
+  EXPECT_EQ(memory.available(), 79 * kGiB);
+  memory.release(piece, kGiB);
+  ASSERT_TRUE(memory.use_virtual_pools(true));
+  void* pool = memory.allocate_pool(70 * kGiB);
+  EXPECT_TRUE(memory.suspend(pool, 70 * kGiB));
+  EXPECT_EQ(memory.available(), 80 * kGiB);
+  EXPECT_TRUE(memory.resume(pool, 70 * kGiB));
+  EXPECT_EQ(memory.available(), 10 * kGiB);
+  memory.release(pool, 70 * kGiB);
+
+  CudaStreams streams(0);
+  const EventHandle event = streams.record(nullptr);
+  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kDone);
+  streams.recycle(event);
+}
+
+}  // namespace
+}  // namespace stalloc
