@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "base/align.h"
 #include "plan/plan.h"
 #include "plan/planner.h"
 #include "plan/portfolio.h"
@@ -33,9 +34,10 @@ inline Plan plan_of(std::vector<Decision> decisions, Tick period, PhaseIndex pha
   return plan;
 }
 
-// A plan of `requests` random requests over `phases` phases, some of which wrap round. Sizes
-// repeat, as they do in training.
-inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases) {
+// A plan of `requests` random requests over `phases` phases, some of which wrap round, on as many
+// streams as said. Sizes repeat, as they do in training.
+inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases,
+                        StreamId streams = 1) {
   const auto pick = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
@@ -59,6 +61,7 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases) {
     if (d.upper > d.lower && pick(0, 3) > 0)
       d.upper = std::min<Tick>(d.upper, d.lower + pick(1, 9));
     if (d.upper < d.lower) d.upper += period;
+    if (streams > 1) d.stream = pick(0, streams - 1);
     decisions.push_back(d);
   }
   Problem problem;
@@ -68,9 +71,11 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases) {
     b.size = d.size;
     b.lower = d.lower;
     b.upper = d.upper;
+    b.stream = d.stream;
     problem.buffers.push_back(b);
   }
-  const Layout layout = planners().front()->plan(problem, Budget{});
+  const Layout layout = streams > 1 ? solve(problem, {.search_steps = 0}, Budget{}).layout
+                                    : planners().front()->plan(problem, Budget{});
   const Tick per_phase = (period + phases - 1) / phases;
   for (std::size_t i = 0; i < decisions.size(); ++i) {
     decisions[i].offset = layout.offsets[i];
