@@ -25,6 +25,9 @@ from torch.utils import cpp_extension
 print(torch.__version__.split("+")[0])
 print(";".join(cpp_extension.include_paths()))
 print(";".join(cpp_extension.library_paths()))
+print(torch.version.cuda or "OFF")
+import sysconfig
+print(sysconfig.get_path("purelib"))
 ]]
     OUTPUT_VARIABLE torch_facts OUTPUT_STRIP_TRAILING_WHITESPACE
     ERROR_VARIABLE torch_error RESULT_VARIABLE torch_result)
@@ -44,7 +47,22 @@ print(";".join(cpp_extension.library_paths()))
   list(GET torch_facts 2 torch_libdirs)
   string(REPLACE "|" ";" torch_includes "${torch_includes}")
   string(REPLACE "|" ";" torch_libdirs "${torch_libdirs}")
-  message(STATUS "Building against torch ${STALLOC_TORCH_VERSION}")
+  list(GET torch_facts 3 STALLOC_TORCH_CUDA)
+  list(GET torch_facts 4 site_packages)
+  message(STATUS "Building against torch ${STALLOC_TORCH_VERSION}, CUDA ${STALLOC_TORCH_CUDA}")
+
+  # CUDA's headers, from a toolkit or from the wheels that torch's CUDA builds come with. No part of
+  # CUDA is linked.
+  string(REGEX MATCH "^[0-9]*" cuda_major "${STALLOC_TORCH_CUDA}")
+  find_path(STALLOC_CUDA_INCLUDE cuda_runtime_api.h
+            HINTS "${site_packages}/nvidia/cu${cuda_major}/include"
+                  "${site_packages}/nvidia/cuda_runtime/include" ENV CUDA_HOME ENV CUDA_PATH
+            PATHS /usr/local/cuda/include PATH_SUFFIXES include)
+  if(STALLOC_TORCH_CUDA AND NOT STALLOC_CUDA_INCLUDE)
+    message(WARNING "this torch is a CUDA build, and CUDA's headers are not to be found: stalloc is "
+                    "built without native mode, and will not serve CUDA tensors. Install a CUDA "
+                    "toolkit, or set CUDA_HOME.")
+  endif()
 
   execute_process(COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir
                   OUTPUT_VARIABLE pybind11_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -23,25 +24,51 @@ class _TorchModule(Protocol):
     def uninstall_meta(self) -> None: ...
 
 
+class _CudaModule(Protocol):
+    TORCH_VERSION: str
+
+    def install(self, device: int) -> None: ...
+    def uninstall(self) -> bool: ...
+    def record_exactly(self, exact: bool) -> None: ...
+    def empty_cache(self) -> None: ...
+    def note(self, device: int) -> None: ...
+
+
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Adapter:
-    """One device: its runtime, and how it gets in front of torch's allocator."""
+    """One device: its runtime, and how it gets in front of torch's allocator.
 
+    Attributes:
+        name: Of the device, as torch has it: "cpu", "cuda:1".
+        install: Puts stalloc in front.
+        uninstall: Takes it out again, as soon as no block needs it.
+        give_back: Lets torch's allocator give back what it has cached.
+        refresh: Tells the runtime what torch's allocator holds, where that is the fallback.
+        record_exactly: Whether requests that are recorded bypass torch's cache.
+    """
+
+    name: str
     runtime: _core.Runtime
     install: Callable[[], None]
-    uninstall: Callable[[], None]
+    uninstall: Callable[[], object]
+    give_back: Callable[[], None] = _nothing
+    refresh: Callable[[], None] = _nothing
+    record_exactly: Callable[[bool], None] = lambda exact: None
 
 
-def _load() -> _TorchModule:
+def _load(name: str) -> Any:
     running = torch.__version__.split("+")[0]
     remedy = "install stalloc again in this environment: pip install --no-build-isolation ..."
     try:
-        from stalloc import _torch
+        module = importlib.import_module(f"stalloc.{name}")
     except ImportError as e:
         raise StallocError(
-            f"stalloc's torch module does not load with torch {running} ({e}); {remedy}"
+            f"stalloc's torch module {name} does not load with torch {running} ({e}); {remedy}"
         ) from e
-    module = cast("_TorchModule", _torch)
     if running != module.TORCH_VERSION:
         raise StallocError(
             f"stalloc was built against torch {module.TORCH_VERSION} and torch {running} is "
@@ -50,20 +77,48 @@ def _load() -> _TorchModule:
     return module
 
 
-def adapter(device: str) -> Adapter:
-    """The adapter of a kind of device, "cpu" or "meta".
+def adapter(device: torch.device | str) -> Adapter:
+    """The adapter of a device: "cpu", "meta", or a GPU; "cuda" is the current one.
 
     Raises:
         StallocError: If stalloc does not serve the device, or was built against another torch.
     """
-    if device == "cpu":
-        module = _load()
-        return Adapter(_core.runtime("cpu"), module.install_cpu, module.uninstall_cpu)
-    if device == "meta":
-        module = _load()
-        return Adapter(_core.runtime("meta"), module.install_meta, module.uninstall_meta)
+    device = torch.device(device)
+    if device.type == "cuda":
+        return _cuda(device)
+    if device.type == "cpu":
+        module = cast("_TorchModule", _load("_torch"))
+        return Adapter("cpu", _core.runtime("cpu"), module.install_cpu, module.uninstall_cpu)
+    if device.type == "meta":
+        module = cast("_TorchModule", _load("_torch"))
+        return Adapter("meta", _core.runtime("meta"), module.install_meta, module.uninstall_meta)
     raise StallocError(
-        f"stalloc does not serve device '{device}' yet; it serves 'cpu', and profiles 'meta'"
+        f"stalloc does not serve device '{device.type}'; it serves 'cpu' and 'cuda', and profiles "
+        "'meta'"
+    )
+
+
+def _cuda(device: torch.device) -> Adapter:
+    if torch.version.cuda is None:
+        raise StallocError(
+            f"this torch ({torch.__version__}) is no CUDA build, so there is no device '{device}' "
+            "to serve; install a CUDA build of torch, then stalloc again"
+        )
+    if not torch.cuda.is_available():
+        raise StallocError(f"torch finds no GPU, so there is no device '{device}' to serve")
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    module = cast("_CudaModule", _load("_torch_cuda"))
+    # The runtime comes to be with the first installation.
+    module.install(index)
+    return Adapter(
+        f"cuda:{index}",
+        _core.runtime(f"cuda:{index}"),
+        lambda: module.install(index),
+        module.uninstall,
+        module.empty_cache,
+        lambda: module.note(index),
+        module.record_exactly,
     )
 
 
@@ -72,8 +127,8 @@ def device_of(model: torch.nn.Module | None, device: torch.device | str | None) 
 
     Raises:
         TypeError: If the model is no module.
-        StallocError: If torch knows no such device, or the model's parameters lie on several kinds
-            of device and none is named.
+        StallocError: If torch knows no such device, or the model's parameters lie on several
+            devices and none is named.
     """
     check_model(model)
     if device is not None:
@@ -81,12 +136,13 @@ def device_of(model: torch.nn.Module | None, device: torch.device | str | None) 
             return torch.device(device)
         except RuntimeError as e:
             raise StallocError(f"there is no device {device!r}: {e}") from e
-    kinds = {p.device.type for p in model.parameters()} if model is not None else set()
-    if len(kinds) > 1:
+    devices = {str(p.device) for p in model.parameters()} if model is not None else set()
+    if len(devices) > 1:
         raise StallocError(
-            f"the model's parameters lie on {', '.join(sorted(kinds))}: name the device to plan for"
+            f"the model's parameters lie on {', '.join(sorted(devices))}: name the device to plan "
+            "for"
         )
-    return torch.device(kinds.pop() if kinds else "cpu")
+    return torch.device(devices.pop() if devices else "cpu")
 
 
 def check_model(model: object) -> None:
@@ -97,4 +153,4 @@ def check_model(model: object) -> None:
 
 def planned_device() -> str | None:
     """The device on which a plan is in force in this process."""
-    return next((device for device in ("cpu",) if _core.runtime(device).enabled), None)
+    return next((name for name in _core.runtimes() if _core.runtime(name).enabled), None)

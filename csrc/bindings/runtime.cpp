@@ -97,12 +97,28 @@ void bind_runtime(py::module_& m) {
           "release_cached", [](DeviceRuntime& r) { return r.allocator().release_cached(); },
           ReleaseGil())
       .def(
+          "release_pool", [](DeviceRuntime& r) { r.allocator().release_pool(); }, ReleaseGil())
+      .def(
+          "acquire_pool", [](DeviceRuntime& r) { r.allocator().acquire_pool(); }, ReleaseGil())
+      .def(
           "check", [](DeviceRuntime& r) { r.allocator().check(); }, ReleaseGil(),
           "Throws unless the pools' invariants hold; for tests.");
 
   m.def("format_bytes", &format_bytes, py::arg("size"));
   m.def("runtime", &DeviceRuntime::of, py::arg("device"), py::return_value_policy::reference,
-        "The process's runtime for 'cpu' or 'meta'.");
+        "The process's runtime for 'cpu', 'meta', or a GPU that has been made one for.");
+  m.def(
+      "runtimes",
+      [] {
+        std::vector<std::string> names = {"cpu", "meta"};
+        for (int i = 0; i < DeviceRuntime::kGpus; ++i) {
+          if (DeviceRuntime* r = DeviceRuntime::find_gpu(i)) {
+            names.emplace_back(r->memory().name());
+          }
+        }
+        return names;
+      },
+      "The names that runtime() knows.");
 }
 
 }  // namespace stalloc

@@ -27,7 +27,7 @@ void DelayedFrees::wait(void* p) {
 void DelayedFrees::record(void* p) {
   Block& block = blocks_.at(p);
   for (const StreamId stream : block.streams) {
-    const EventHandle event = streams_.record(table_.handle_of(stream));
+    const EventHandle event = stream == kNone ? nullptr : streams_.record(table_.handle_of(stream));
     if (!event) {
       if (!block.lost) ++lost_;
       block.lost = true;

@@ -30,7 +30,8 @@ class DelayedFrees {
   DelayedFrees(DeviceStreams& streams, const StreamTable& table)
       : streams_(streams), table_(table) {}
 
-  // Work on `stream`, which is not the block's own, uses the live block `p`.
+  // Work on `stream`, which is not the block's own, uses the live block `p`. A stream without a
+  // number (kNone) cannot be asked: the block is lost when it is freed.
   void use(void* p, StreamId stream);
 
   // Whether freeing `p` is up to wait(). Cheap when no stream uses any block.

@@ -2,9 +2,12 @@
 
 #include <pthread.h>
 
+#include <mutex>
 #include <string>
 
 #include "base/error.h"
+#include "device/cuda_memory.h"
+#include "device/cuda_streams.h"
 #include "device/host.h"
 
 namespace stalloc {
@@ -15,15 +18,22 @@ DeviceMemory& host_memory() {
   return *memory;
 }
 
+// Those that before_fork() has locked: another thread may make one meanwhile.
+std::vector<DeviceRuntime*>& locked() {
+  static auto* runtimes = new std::vector<DeviceRuntime*>();
+  return *runtimes;
+}
+
 void before_fork() {
-  for (DeviceRuntime* r : {&DeviceRuntime::cpu(), &DeviceRuntime::meta()}) {
+  locked() = DeviceRuntime::all();
+  for (DeviceRuntime* r : locked()) {
     r->allocator().lock_for_fork();
     r->recorder().lock_for_fork();
   }
 }
 
 void after_fork_in_parent() {
-  for (DeviceRuntime* r : {&DeviceRuntime::cpu(), &DeviceRuntime::meta()}) {
+  for (DeviceRuntime* r : locked()) {
     r->recorder().unlock_after_fork();
     r->allocator().unlock_after_fork();
   }
@@ -31,18 +41,50 @@ void after_fork_in_parent() {
 
 void after_fork_in_child() {
   after_fork_in_parent();
-  for (DeviceRuntime* r : {&DeviceRuntime::cpu(), &DeviceRuntime::meta()}) {
-    r->recorder().abandon();
-    r->allocator().disable();
+  for (DeviceRuntime* r : DeviceRuntime::all()) r->recorder().abandon();
+  for (DeviceRuntime* r : {&DeviceRuntime::cpu(), &DeviceRuntime::meta()}) r->allocator().disable();
+  for (int i = 0; i < DeviceRuntime::kGpus; ++i) {
+    if (DeviceRuntime* r = DeviceRuntime::find_gpu(i)) r->allocator().abandon();
   }
+}
+
+// Before the first runtime comes alive: what a fork would find locked has to be known to it.
+void register_fork_handlers() {
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 }  // namespace
 
 DeviceRuntime& DeviceRuntime::make(DeviceMemory& memory) {
-  [[maybe_unused]] static const int registered =
-      pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  register_fork_handlers();
   return *new DeviceRuntime(memory);
+}
+
+std::array<std::atomic<DeviceRuntime*>, DeviceRuntime::kGpus> DeviceRuntime::gpus_;
+
+DeviceRuntime& DeviceRuntime::gpu(int device, PlannedAllocator::Fallback fallback) {
+  if (device < 0 || device >= kGpus) {
+    throw Error("stalloc serves GPUs 0 to " + std::to_string(kGpus - 1) + ", not " +
+                std::to_string(device));
+  }
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (DeviceRuntime* made = find_gpu(device)) return *made;
+  register_fork_handlers();
+  auto* memory = new CudaMemory(device);
+  auto* streams = new CudaStreams(device);
+  auto* runtime = new DeviceRuntime(*memory, *streams, fallback);
+  gpus_[static_cast<std::size_t>(device)].store(runtime, std::memory_order_release);
+  return *runtime;
+}
+
+std::vector<DeviceRuntime*> DeviceRuntime::all() {
+  std::vector<DeviceRuntime*> result = {&cpu(), &meta()};
+  for (int i = 0; i < kGpus; ++i) {
+    if (DeviceRuntime* r = find_gpu(i)) result.push_back(r);
+  }
+  return result;
 }
 
 DeviceRuntime& DeviceRuntime::cpu() {
@@ -58,8 +100,12 @@ DeviceRuntime& DeviceRuntime::meta() {
 DeviceRuntime& DeviceRuntime::of(std::string_view device) {
   if (device == "cpu") return cpu();
   if (device == "meta") return meta();
+  for (DeviceRuntime* r : all()) {
+    if (r->memory_.name() == device) return *r;
+  }
   throw Error("stalloc has no runtime for device '" + std::string(device) +
-              "'; there are 'cpu' and, to profile only, 'meta'");
+              "'; there are 'cpu', to profile only 'meta', and GPUs once stalloc has been used on "
+              "them");
 }
 
 void DeviceRuntime::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {

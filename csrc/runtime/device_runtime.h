@@ -1,14 +1,19 @@
-// What the process keeps for one device: its allocator and its recorder, found by every adapter.
+// What the process keeps for one device: its allocator, its recorder and the numbers of its
+// streams, found by every adapter.
 //
 // The objects are made on first use and never destroyed, since tensors die after static destructors
 // have run. After a fork the child's new requests go unplanned (data loading workers are forked all
 // the time); blocks it inherited can still be freed there.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <string_view>
+#include <vector>
 
 #include "runtime/planned_allocator.h"
 #include "runtime/recorder.h"
+#include "runtime/stream_table.h"
 
 namespace stalloc {
 
@@ -17,11 +22,26 @@ class DeviceRuntime {
   static DeviceRuntime& cpu();
   static DeviceRuntime& meta();  // profiling only: there is no memory to serve
 
-  // "cpu" or "meta"; throws Error for any other.
+  // A GPU's, made when it is first asked for: throws Error when the process has no GPU runtime
+  // loaded. `fallback` is who serves what a pool does not; the first to ask decides.
+  static DeviceRuntime& gpu(int device, PlannedAllocator::Fallback fallback);
+  // The same where it has been made, else null. Takes no lock.
+  static DeviceRuntime* find_gpu(int device) {
+    return device >= 0 && device < kGpus
+               ? gpus_[static_cast<std::size_t>(device)].load(std::memory_order_acquire)
+               : nullptr;
+  }
+  static constexpr int kGpus = 64;
+
+  // "cpu", "meta", or "cuda:0" when that has been made; throws Error for any other.
   static DeviceRuntime& of(std::string_view device);
+  // All that have been made.
+  static std::vector<DeviceRuntime*> all();
 
   PlannedAllocator& allocator() { return allocator_; }
   Recorder& recorder() { return recorder_; }
+  StreamTable& streams() { return streams_; }
+  DeviceMemory& memory() { return memory_; }
 
   // The training loop's events, for whichever of the two is at work.
   void enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
@@ -34,9 +54,15 @@ class DeviceRuntime {
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
 
  private:
-  explicit DeviceRuntime(DeviceMemory& memory) : allocator_(memory) {}
+  explicit DeviceRuntime(DeviceMemory& memory) : memory_(memory), allocator_(memory) {}
+  DeviceRuntime(DeviceMemory& memory, DeviceStreams& streams, PlannedAllocator::Fallback fallback)
+      : memory_(memory), allocator_(memory, streams, streams_, fallback) {}
   static DeviceRuntime& make(DeviceMemory& memory);
 
+  static std::array<std::atomic<DeviceRuntime*>, kGpus> gpus_;
+
+  DeviceMemory& memory_;
+  StreamTable streams_;
   PlannedAllocator allocator_;
   Recorder recorder_;
 };

@@ -63,16 +63,18 @@ class JointGauges {
     behind_ = false;
   }
 
-  // Starts peaks() anew; all_time_peaks() keeps what they were.
+  // Starts peaks() anew; all_time_peaks() keeps what they were. The other part is to be noted next.
   void begin() {
     all_time_ = all_time_peaks();
-    for (std::size_t q = 0; q < kQuantities; ++q) peaks_[q] = ours_[q] + other_[q];
-    behind_ = false;
+    other_ = {};
+    peaks_ = ours_;
+    behind_ = true;
   }
-  // Starts both anew.
+  // Starts both anew. The other part has just been noted.
   void reset_peaks() {
-    begin();
+    for (std::size_t q = 0; q < kQuantities; ++q) peaks_[q] = ours_[q] + other_[q];
     all_time_ = peaks_;
+    behind_ = false;
   }
 
   const Values& ours() const { return ours_; }

@@ -115,7 +115,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   if (!p) {
     // What the plan has no use for now may do; its own requests then make way.
     void* idle = dynamic || away_ ? nullptr : allocate_idle(size, stream);
-    if (!idle) throw OutOfMemory(out_of_memory_message(size));
+    if (!idle) throw OutOfMemory(describe_shortage(size));
     return idle;
   }
   ++stats_.fallback_requests;
@@ -124,14 +124,23 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
 }
 
 std::string PlannedAllocator::out_of_memory_message(Bytes size) const {
-  const Bytes planned = stats_.allocated.current - stats_.fallback.current;
-  const Bytes hole = std::max(fallback_.largest_hole(), active_->space.largest_hole());
+  const std::lock_guard lock(mutex_);
+  return describe_shortage(size);
+}
+
+std::string PlannedAllocator::describe_shortage(Bytes size) const {
+  const Bytes fallback =
+      callers_fallback_ ? gauges_.other()[JointGauges::kRequested] : stats_.fallback.current;
+  const Bytes reserved =
+      callers_fallback_ ? gauges_.other()[JointGauges::kReserved] : fallback_.reserved();
+  const Bytes hole = std::max(fallback_.largest_hole(),
+                              active_ && !away_ ? active_->space.largest_hole() : Bytes{0});
   return "stalloc tried to allocate " + format_bytes(size) + " on " + name() + ", which has " +
-         format_bytes(device_.available()) + " free after all cached memory was " +
-         "given back. The planned pool holds " + format_bytes(planned) + " of its " +
-         format_bytes(stats_.pool) + "; requests outside the plan hold " +
-         format_bytes(stats_.fallback.current) + " of " + format_bytes(fallback_.reserved()) +
-         "; the largest hole is " + format_bytes(hole) +
+         format_bytes(device_.available()) + " free after all cached memory was given back. The " +
+         "planned pool holds " + format_bytes(planned_bytes()) + " of its " +
+         format_bytes(stats_.pool) + ", of these " + format_bytes(stats_.dynamic.current) +
+         " for dynamic requests; requests outside the plan hold " + format_bytes(fallback) +
+         " of " + format_bytes(reserved) + "; the largest hole is " + format_bytes(hole) +
          ". Profile this configuration anew if it has changed since the plan was made, use a " +
          "smaller microbatch or more recomputation, or free tensors that outlive their step.";
 }

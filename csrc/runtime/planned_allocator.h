@@ -80,6 +80,9 @@ class PlannedAllocator {
   // phase. Null when there is no room either.
   void* rescue(Bytes size, StreamId stream);
 
+  // What there is, for the caller's message about a request that could not be served.
+  std::string out_of_memory_message(Bytes size) const;
+
   // Takes a block back; false when `p` is not a live block of this allocator.
   bool deallocate(void* p);
 
@@ -92,7 +95,8 @@ class PlannedAllocator {
   void begin_capture();
   void end_capture();
 
-  // Whether `p` may lie in a pool of this allocator: when not, it is the caller's. Takes no lock.
+  // Whether `p` may lie in a pool of this allocator: when not, it is the caller's, where the caller
+  // has the fallback. Takes no lock.
   bool may_own(const void* p) const {
     const auto address = reinterpret_cast<std::uintptr_t>(p);
     return address >= low_.load(std::memory_order_acquire) &&
@@ -146,9 +150,10 @@ class PlannedAllocator {
   // Gives cached fallback segments back to the device. Returns how many bytes.
   Bytes release_cached();
 
-  // Gives the pool's memory back for a while; requests go to the fallback meanwhile. Throws Error
-  // when no plan is enabled, or blocks lie in the pool, after waiting for those that are only
-  // waiting for streams. No-op when the pool is gone already.
+  // Gives the pool's memory back for a while, and keeps its addresses where the device can;
+  // requests go to the fallback meanwhile. Throws Error when no plan is enabled, or blocks lie in
+  // the pool, after waiting for those that are only waiting for streams. No-op when the pool is
+  // gone already.
   void release_pool();
   // Takes it again. Throws OutOfMemory when it cannot be had; then nothing has changed. No-op when
   // it is there.
@@ -171,7 +176,7 @@ class PlannedAllocator {
     bool contains(const void* p) const { return base && p >= base && p < base + space.size(); }
     Offset offset_of(const void* p) const { return static_cast<const std::byte*>(p) - base; }
 
-    std::byte* base;  // null while the pool is released
+    std::byte* base;  // null where there is no memory
     StaticPool space;
     Matcher matcher;
   };
@@ -181,8 +186,12 @@ class PlannedAllocator {
   void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic = false);
   bool is_dynamic(NodeSequence node) const;
-  std::string out_of_memory_message(Bytes size) const;
+  std::string describe_shortage(Bytes size) const;
   void* count(Bytes size, void* p);
+  // Live in pools, as asked for. The caller's fallback is not among what we count.
+  Bytes planned_bytes() const {
+    return stats_.allocated.current - (callers_fallback_ ? 0 : stats_.fallback.current);
+  }
   Pool* find_pool(const void* p);
   const Pool* find_pool(const void* p) const {
     return const_cast<PlannedAllocator*>(this)->find_pool(p);
@@ -195,6 +204,7 @@ class PlannedAllocator {
   void collect_delayed();
   void collect_all_delayed();
   std::byte* reserve(Bytes size);
+  [[noreturn]] void throw_no_room(Bytes pool) const;
   void drop_empty_pools();
   void free_pool(Pool& pool) noexcept;
   void update_reserved();

@@ -85,15 +85,17 @@ void PlannedAllocator::disable() {
 
 std::byte* PlannedAllocator::reserve(Bytes size) {
   if (size == 0) return nullptr;
-  void* memory = device_.allocate(size);
-  if (!memory && fallback_.release_cached() > 0) memory = device_.allocate(size);
-  if (!memory) {
-    throw OutOfMemory("the plan's pool of " + format_bytes(size) +
-                      " cannot be reserved: the device (" + name() + ") has " +
-                      format_bytes(device_.available()) +
-                      " left. Nothing was changed; free memory, or plan a smaller configuration.");
-  }
+  void* memory = device_.allocate_pool(size);
+  if (!memory && fallback_.release_cached() > 0) memory = device_.allocate_pool(size);
+  if (!memory) throw_no_room(size);
   return static_cast<std::byte*>(memory);
+}
+
+void PlannedAllocator::throw_no_room(Bytes pool) const {
+  throw OutOfMemory("the plan's pool of " + format_bytes(pool) +
+                    " cannot be reserved: the device (" + name() + ") has " +
+                    format_bytes(device_.available()) +
+                    " left. Nothing was changed; free memory, or plan a smaller configuration.");
 }
 
 void PlannedAllocator::release_pool() {
@@ -103,12 +105,13 @@ void PlannedAllocator::release_pool() {
   if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
   if (active_->space.live_blocks() > 0) {
     throw Error("the pool cannot be released: " + std::to_string(active_->space.live_blocks()) +
-                " tensors lie in it, of " +
-                format_bytes(stats_.allocated.current - stats_.fallback.current) +
+                " tensors lie in it, of " + format_bytes(planned_bytes()) +
                 "; delete them, or move them to the CPU, first");
   }
-  free_pool(*active_);
-  active_->base = nullptr;
+  if (active_->base && !device_.suspend(active_->base, active_->space.size())) {
+    free_pool(*active_);
+    active_->base = nullptr;
+  }
   away_ = true;
   update_reserved();
 }
@@ -117,7 +120,11 @@ void PlannedAllocator::acquire_pool() {
   const std::lock_guard lock(mutex_);
   if (!active_) throw Error("no plan is enabled, so there is no pool to acquire");
   if (!away_) return;
-  active_->base = reserve(active_->space.size());
+  if (!active_->base) {
+    active_->base = reserve(active_->space.size());
+  } else if (!device_.resume(active_->base, active_->space.size())) {
+    throw_no_room(active_->space.size());
+  }
   away_ = false;
   update_reserved();
 }
@@ -157,8 +164,9 @@ void PlannedAllocator::update_reserved() {
   std::uintptr_t high = 0;
   const auto add = [&](const Pool& pool) {
     if (!pool.base) return;
-    reserved += pool.space.size();
-    ++segments;
+    const bool is_away = away_ && &pool == active_.get();
+    if (!is_away) reserved += pool.space.size();
+    if (!is_away) ++segments;
     const auto begin = reinterpret_cast<std::uintptr_t>(pool.base);
     low = std::min(low, begin);
     high = std::max(high, begin + static_cast<std::uintptr_t>(pool.space.size()));

@@ -1,0 +1,281 @@
+#include "torch/cuda/allocator.h"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "torch/autograd.h"
+#include "torch/cuda/adapter.h"
+
+namespace stalloc::torch_adapters {
+namespace {
+
+// Nothing that is asked for, rounded up, overflows below this. What is larger is torch's to refuse.
+constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::max() / 2);
+
+c10::Device device_of(c10::DeviceIndex index) { return {c10::DeviceType::CUDA, index}; }
+
+// For torch.cuda's race detector, as torch's allocator does.
+void trace(void* p, bool allocated) {
+  const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace();
+  if (!interpreter) [[likely]] {
+    return;
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  if (allocated) {
+    (*interpreter)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, address);
+  } else {
+    (*interpreter)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, address);
+  }
+}
+
+// The runtime whose pool may hold `p`.
+DeviceRuntime* owner_of(const void* p) {
+  for (DeviceRuntime* runtime : gpu_runtimes()) {
+    if (runtime->allocator().may_own(p)) return runtime;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &delete_block; }
+
+void CudaAllocator::delete_block(void* p) {
+  if (p) installed().free_block(p, nullptr);
+}
+
+// `native_free` is null for a block that came with a deleter of ours.
+void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
+  if (DeviceRuntime* runtime = owner_of(p); runtime && runtime->allocator().deallocate(p)) {
+    trace(p, /*allocated=*/false);
+    return;
+  }
+  for (DeviceRuntime* runtime : gpu_runtimes()) {
+    if (runtime->recorder().active()) runtime->recorder().on_free(p, running_node());
+  }
+  if (directs_.load(std::memory_order_relaxed) > 0 && free_directly(p)) return;
+  if (native_free) {
+    native_free(p);
+    return;
+  }
+  adopted_.fetch_sub(1, std::memory_order_relaxed);
+  native_deleter_(p);
+}
+
+bool CudaAllocator::adopt(c10::DataPtr& block) {
+  if (!block.get() || !block.compare_exchange_deleter(native_deleter_, &delete_block)) return false;
+  adopted_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+bool CudaAllocator::has_blocks() const {
+  if (adopted_.load() > 0 || directs_.load() > 0 || private_pools_.load() > 0) return true;
+  return std::ranges::any_of(gpu_runtimes(), [](DeviceRuntime* runtime) {
+    return runtime->allocator().joint_gauges().ours()[JointGauges::kActiveBlocks] > 0;
+  });
+}
+
+// See Note [Captures].
+bool CudaAllocator::goes_to_private_pool(const Request& request) {
+  if (private_pools_.load(std::memory_order_acquire) == 0) return false;
+  std::vector<std::function<bool(cudaStream_t)>> filters;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const PrivatePool& pool : open_pools_) {
+      if (pool.device == request.device) filters.push_back(pool.takes);
+    }
+  }
+  for (const auto& takes : filters) {
+    if (takes(request.stream)) return true;
+  }
+  return false;
+}
+
+void* CudaAllocator::serve(DeviceRuntime& runtime, const Request& request) {
+  PlannedAllocator& allocator = runtime.allocator();
+  const StreamId stream = runtime.streams().id_of(request.stream);
+  if (stream == kNone) return nullptr;
+  void* p = allocator.allocate(request.size, stream, in_backward(),
+                               allocator.follows_nodes() ? running_node() : std::nullopt);
+  if (p) {
+    trace(p, /*allocated=*/true);
+    if (allocator.figures_are_behind()) note(request.device);
+  }
+  return p;
+}
+
+template <typename Native>
+void* CudaAllocator::provide(const Request& request, Native native) {
+  DeviceRuntime* runtime = DeviceRuntime::find_gpu(request.device);
+  if (!runtime || goes_to_private_pool(request)) return native();
+  PlannedAllocator& allocator = runtime->allocator();
+  if (allocator.enabled()) {
+    if (void* p = serve(*runtime, request)) return p;
+    void* p = nullptr;
+    try {
+      p = native();
+    } catch (const c10::OutOfMemoryError& e) {
+      // What the plan has no use for now may do, and what that gave back.
+      const StreamId stream = runtime->streams().id_of(request.stream);
+      if (void* rescued = stream == kNone ? nullptr : allocator.rescue(request.size, stream)) {
+        trace(rescued, /*allocated=*/true);
+        return rescued;
+      }
+      throw_out_of_memory(*runtime, request, e.what_without_backtrace());
+    }
+    note(request.device);
+    return p;
+  }
+  Recorder& recorder = runtime->recorder();
+  if (!recorder.active()) return native();
+  void* p =
+      exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request.size) : native();
+  recorder.on_allocate(p, request.size, runtime->streams().id_of(request.stream), in_backward(),
+                       running_node());
+  return p;
+}
+
+c10::DataPtr CudaAllocator::allocate(size_t n) {
+  if (n == 0 || n > kLargest) return to().allocate(n);
+  c10::DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  const Request request{static_cast<Bytes>(n), device,
+                        c10::cuda::getCurrentCUDAStream(device).stream()};
+  c10::DataPtr others;  // torch's without its cache (torch.cuda.caching_allocator_enable)
+  void* p = provide(request, [&] {
+    c10::DataPtr block = to().allocate(n);
+    if (adopt(block)) return block.release_context();
+    others = std::move(block);
+    return others.get();
+  });
+  if (others) return others;
+  return {p, p, &delete_block, device_of(device)};
+}
+
+void* CudaAllocator::raw_alloc(size_t n) {
+  c10::DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  return raw_alloc_with_stream(n, c10::cuda::getCurrentCUDAStream(device).stream());
+}
+
+void* CudaAllocator::raw_alloc_with_stream(size_t n, cudaStream_t stream) {
+  if (n == 0 || n > kLargest) return to().raw_alloc_with_stream(n, stream);
+  c10::DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  return provide({static_cast<Bytes>(n), device, stream},
+                 [&] { return to().raw_alloc_with_stream(n, stream); });
+}
+
+void CudaAllocator::raw_delete(void* p) {
+  if (p) free_block(p, [](void* native) { installed().to().raw_delete(native); });
+}
+
+void* CudaAllocator::allocate_directly(DeviceRuntime& runtime, Bytes size) {
+  void* p = runtime.memory().allocate(size);
+  if (!p) {
+    to().emptyCache();
+    p = runtime.memory().allocate(size);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, p, "stalloc tried to allocate ", format_bytes(size), " on ",
+                   std::string(runtime.memory().name()), " while profiling, and ",
+                   format_bytes(runtime.memory().available()),
+                   " are free. Nothing was cached, so this configuration needs more memory than "
+                   "the device has: use a smaller microbatch or more recomputation.");
+  const std::lock_guard lock(mutex_);
+  direct_[p] = {size, &runtime};
+  directs_.fetch_add(1, std::memory_order_relaxed);
+  return p;
+}
+
+// Freeing waits for whatever uses the block, on any stream.
+bool CudaAllocator::free_directly(void* p) {
+  Direct block;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = direct_.find(p);
+    if (it == direct_.end()) return false;
+    block = it->second;
+    direct_.erase(it);
+    directs_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  block.runtime->memory().release(p, block.size);
+  return true;
+}
+
+void CudaAllocator::throw_out_of_memory(DeviceRuntime& runtime, const Request& request,
+                                        const std::string& why) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, why, "\n",
+                   runtime.allocator().out_of_memory_message(request.size));
+}
+
+void* CudaAllocator::getBaseAllocation(void* p, size_t* size) {
+  if (DeviceRuntime* runtime = owner_of(p)) {
+    if (const auto pool = runtime->allocator().pool_of(p); pool.begin) {
+      if (size) *size = static_cast<size_t>(pool.size);
+      return pool.begin;
+    }
+  }
+  return to().getBaseAllocation(p, size);
+}
+
+void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) {
+  void* p = block.get();
+  if (!p || block.get_deleter() != &delete_block) {
+    to().recordStream(block, stream);
+    return;
+  }
+  if (DeviceRuntime* runtime = owner_of(p)) {
+    if (runtime->allocator().record_stream(p, runtime->streams().id_of(stream.stream()))) return;
+  }
+  if (directs_.load(std::memory_order_relaxed) > 0) {
+    const std::lock_guard lock(mutex_);
+    if (direct_.contains(p)) return;  // freeing it waits anyway
+  }
+  c10::DataPtr alias(p, p, native_deleter_, block.device());
+  to().recordStream(alias, stream);
+  alias.release_context();
+}
+
+void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                        std::function<bool(cudaStream_t)> filter) {
+  if (DeviceRuntime* runtime = DeviceRuntime::find_gpu(device)) {
+    runtime->allocator().begin_capture();
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    open_pools_.push_back({device, pool, filter});
+  }
+  private_pools_.fetch_add(1, std::memory_order_release);
+  to().beginAllocateToPool(device, pool, std::move(filter));
+}
+
+void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) {
+  to().endAllocateToPool(device, pool);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = std::ranges::find_if(open_pools_, [&](const PrivatePool& open) {
+      return open.device == device && open.id == pool;
+    });
+    if (it == open_pools_.end()) return;  // begun before this was in place
+    open_pools_.erase(it);
+  }
+  private_pools_.fetch_sub(1, std::memory_order_release);
+  if (DeviceRuntime* runtime = DeviceRuntime::find_gpu(device)) {
+    runtime->allocator().end_capture();
+  }
+}
+
+// The storages that these blocks are for had our deleter.
+allocator_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
+    c10::DeviceIndex device, std::shared_ptr<allocator_api::AllocatorState> state) {
+  allocator_api::CheckpointDelta delta = to().setCheckpointPoolState(device, std::move(state));
+  for (c10::DataPtr& block : delta.dataptrs_allocd) adopt(block);
+  return delta;
+}
+
+}  // namespace stalloc::torch_adapters

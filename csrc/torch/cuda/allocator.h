@@ -1,0 +1,109 @@
+// Native mode: stands in front of torch's own CUDA allocator, and serves from plans' pools what
+// they have a place for. All else is that allocator's, which so is the fallback, with its
+// statistics, graphs and out-of-memory handling intact.
+//
+// Note [Deleters]
+// raw_deleter() promises one deleter for every block, and torch's graph trees compare with it. So
+// while it is in place, blocks of torch's allocator get ours too; the deleter tells whose a block
+// is by its address. Torch's allocator does not know our deleter, and ignores record_stream for
+// such blocks unless it is told otherwise, which is done here. That is also why it can be taken out
+// again only when no block with our deleter is left: until then it stays and passes all on.
+//
+// Note [Captures]
+// While the requests of a stream belong to a private pool (a graph is captured, or a MemPool is in
+// use), they are torch's: a graph keeps using its addresses when it is replayed, which no plan
+// knows of.
+//
+// Never destroyed: storages keep a pointer to their allocator. Thread-safe. Holds no lock while it
+// calls torch's allocator, whose own lock is held when it calls back to free memory.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "runtime/device_runtime.h"
+#include "torch/cuda/delegate.h"
+
+namespace stalloc::torch_adapters {
+
+class CudaAllocator final : public Delegate {
+ public:
+  explicit CudaAllocator(allocator_api::CUDAAllocator& native)
+      : Delegate(native), native_deleter_(native.raw_deleter()) {}
+
+  // Requests that are recorded bypass torch's cache: each has a piece of its own from the device.
+  void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
+  // Tells a device's runtime what torch's allocator holds.
+  void note(c10::DeviceIndex device);
+  // Whether a block is left that only this can free.
+  bool has_blocks() const;
+
+  c10::DataPtr allocate(size_t n) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void* raw_alloc(size_t n) override;
+  void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override;
+  void raw_delete(void* p) override;
+  void* getBaseAllocation(void* p, size_t* size) override;
+  using Delegate::recordStream;
+  void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override;
+  allocator_api::ShareableHandle shareIpcHandle(void* p) override;
+
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
+  void resetAccumulatedStats(c10::DeviceIndex device) override;
+  void resetPeakStats(c10::DeviceIndex device) override;
+  allocator_api::SnapshotInfo snapshot(c10::MempoolId_t pool = {0, 0},
+                                       bool include_traces = true) override;
+
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                           std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  allocator_api::CheckpointDelta setCheckpointPoolState(
+      c10::DeviceIndex device, std::shared_ptr<allocator_api::AllocatorState> state) override;
+
+ private:
+  struct Request {
+    Bytes size = 0;
+    c10::DeviceIndex device = 0;
+    cudaStream_t stream = nullptr;
+  };
+  struct Direct {  // a block straight from the device
+    Bytes size = 0;
+    DeviceRuntime* runtime = nullptr;
+  };
+  struct PrivatePool {
+    c10::DeviceIndex device = 0;
+    c10::MempoolId_t id;
+    std::function<bool(cudaStream_t)> takes;
+  };
+
+  static void delete_block(void* p);
+  void free_block(void* p, c10::DeleterFnPtr native_free);
+  // Gives a block of torch's allocator our deleter; false when it has neither.
+  bool adopt(c10::DataPtr& block);
+  bool goes_to_private_pool(const Request& request);
+  // A block from a plan's pool, or null.
+  void* serve(DeviceRuntime& runtime, const Request& request);
+  // A block of `request` by whatever way; `native` asks torch's allocator.
+  template <typename Native>
+  void* provide(const Request& request, Native native);
+  void* allocate_directly(DeviceRuntime& runtime, Bytes size);
+  bool free_directly(void* p);
+  [[noreturn]] void throw_out_of_memory(DeviceRuntime& runtime, const Request& request,
+                                        const std::string& why);
+
+  const c10::DeleterFnPtr native_deleter_;
+  std::atomic<bool> exact_{false};
+  std::atomic<std::int64_t> adopted_{0};  // live blocks of torch's allocator with our deleter
+  std::atomic<int> private_pools_{0};
+  mutable std::mutex mutex_;  // of all below
+  std::vector<PrivatePool> open_pools_;
+  std::unordered_map<void*, Direct> direct_;
+  std::atomic<std::size_t> directs_{0};
+  std::unordered_map<int, JointGauges::Values> reset_totals_;  // by device
+};
+
+}  // namespace stalloc::torch_adapters

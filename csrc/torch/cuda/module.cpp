@@ -1,0 +1,24 @@
+// The Python module of native mode: what has to be compiled against a CUDA build of torch.
+#include <pybind11/pybind11.h>
+
+#include "torch/cuda/adapter.h"
+#include "torch/cuda/allocator.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_torch_cuda, m) {
+  namespace adapters = stalloc::torch_adapters;
+  m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
+  m.def("install", &adapters::install_cuda, py::arg("device"));
+  m.def("uninstall", &adapters::uninstall_cuda);
+  m.def(
+      "record_exactly", [](bool exact) { adapters::installed().record_exactly(exact); },
+      py::arg("exact"));
+  // Without the GIL: blocks that are freed while this runs may need it elsewhere.
+  m.def(
+      "empty_cache", [] { adapters::installed().emptyCache(); },
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "note", [](int device) { adapters::installed().note(static_cast<c10::DeviceIndex>(device)); },
+      py::arg("device"), py::call_guard<py::gil_scoped_release>());
+}

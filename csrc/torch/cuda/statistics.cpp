@@ -1,0 +1,184 @@
+// torch's own statistics, with the pools in them: torch.cuda.memory_allocated, memory_stats,
+// memory_snapshot and all that is made from these.
+//
+// A pool counts as one segment for large blocks. Peaks of the whole are exact (JointGauges); those
+// of large blocks alone, which torch's summary breaks out, are the sum at the time of asking or
+// torch's own, whichever is more.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "torch/cuda/adapter.h"
+#include "torch/cuda/allocator.h"
+
+namespace stalloc::torch_adapters {
+namespace {
+
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+using c10::CachingAllocator::StatType;
+using c10::CachingDeviceAllocator::DeviceStats;
+
+Stat& aggregate(StatArray& stats) { return stats[static_cast<std::size_t>(StatType::AGGREGATE)]; }
+Stat& large(StatArray& stats) { return stats[static_cast<std::size_t>(StatType::LARGE_POOL)]; }
+
+JointGauges::Values held_by(DeviceStats& stats) {
+  JointGauges::Values values{};
+  values[JointGauges::kBlocks] = aggregate(stats.allocation).current;
+  values[JointGauges::kRequested] = aggregate(stats.requested_bytes).current;
+  values[JointGauges::kRounded] = aggregate(stats.allocated_bytes).current;
+  values[JointGauges::kActiveBlocks] = aggregate(stats.active).current;
+  values[JointGauges::kActiveBytes] = aggregate(stats.active_bytes).current;
+  values[JointGauges::kReserved] = aggregate(stats.reserved_bytes).current;
+  values[JointGauges::kSegments] = aggregate(stats.segment).current;
+  return values;
+}
+
+// The parts of DeviceStats that a pool has a share in.
+constexpr std::array<std::pair<StatArray DeviceStats::*, JointGauges::Quantity>, 7> kShared = {{
+    {&DeviceStats::allocation, JointGauges::kBlocks},
+    {&DeviceStats::requested_bytes, JointGauges::kRequested},
+    {&DeviceStats::allocated_bytes, JointGauges::kRounded},
+    {&DeviceStats::active, JointGauges::kActiveBlocks},
+    {&DeviceStats::active_bytes, JointGauges::kActiveBytes},
+    {&DeviceStats::reserved_bytes, JointGauges::kReserved},
+    {&DeviceStats::segment, JointGauges::kSegments},
+}};
+
+}  // namespace
+
+void CudaAllocator::note(c10::DeviceIndex device) {
+  DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  if (!runtime || !to().initialized()) return;
+  DeviceStats stats = to().getDeviceStats(device);
+  runtime->allocator().note_fallback(held_by(stats));
+}
+
+DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
+  DeviceStats stats = to().getDeviceStats(device);
+  DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  if (!runtime) return stats;
+  runtime->allocator().note_fallback(held_by(stats));
+  const JointGauges gauges = runtime->allocator().joint_gauges();
+  const JointGauges::Values peaks = gauges.all_time_peaks();
+  JointGauges::Values before{};
+  Bytes direct_bytes = 0;
+  std::int64_t direct_blocks = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = reset_totals_.find(device); it != reset_totals_.end()) before = it->second;
+    for (const auto& [p, block] : direct_) {
+      if (block.runtime != runtime) continue;
+      direct_bytes += block.size;
+      ++direct_blocks;
+    }
+  }
+  for (const auto& [member, quantity] : kShared) {
+    const std::int64_t ours = gauges.ours()[quantity];
+    const std::int64_t allocated = gauges.totals()[quantity] - before[quantity];
+    // What this counts is a number of blocks or segments, or their bytes.
+    const bool counts = member == &DeviceStats::allocation || member == &DeviceStats::active ||
+                        member == &DeviceStats::segment;
+    const std::int64_t direct = counts ? direct_blocks : direct_bytes;
+    for (Stat* stat : {&aggregate(stats.*member), &large(stats.*member)}) {
+      stat->current += ours + direct;
+      stat->allocated += allocated + direct;
+      stat->freed += allocated - ours;
+      stat->peak = std::max(stat->peak, stat->current);
+    }
+    Stat& all = aggregate(stats.*member);
+    all.peak = std::max(all.peak, peaks[quantity]);
+  }
+  const Bytes idle =
+      gauges.ours()[JointGauges::kReserved] - gauges.ours()[JointGauges::kActiveBytes];
+  for (Stat* stat : {&aggregate(stats.inactive_split_bytes), &large(stats.inactive_split_bytes)}) {
+    stat->current += idle;
+    stat->peak = std::max(stat->peak, stat->current);
+  }
+  return stats;
+}
+
+void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  to().resetAccumulatedStats(device);
+  DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  if (!runtime) return;
+  const JointGauges::Values totals = runtime->allocator().joint_gauges().totals();
+  const std::lock_guard lock(mutex_);
+  reset_totals_[device] = totals;
+}
+
+void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
+  to().resetPeakStats(device);
+  note(device);
+  if (DeviceRuntime* runtime = DeviceRuntime::find_gpu(device)) {
+    runtime->allocator().reset_peaks();
+  }
+}
+
+allocator_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool include_traces) {
+  allocator_api::SnapshotInfo info = to().snapshot(pool, include_traces);
+  if (pool != c10::MempoolId_t{0, 0}) return info;
+  for (int i = 0; i < DeviceRuntime::kGpus; ++i) {
+    DeviceRuntime* runtime = DeviceRuntime::find_gpu(i);
+    if (!runtime) continue;
+    for (const auto& live : runtime->allocator().pools()) {
+      allocator_api::SegmentInfo segment;
+      const auto begin = reinterpret_cast<std::size_t>(live.piece.begin);
+      segment.device = static_cast<c10::DeviceIndex>(i);
+      segment.address = begin;
+      segment.total_size = static_cast<std::size_t>(live.piece.size);
+      segment.is_large = true;
+      std::size_t at = begin;
+      const auto add_idle = [&](std::size_t end) {
+        if (at == end) return;
+        allocator_api::BlockInfo idle;
+        idle.size = end - at;
+        segment.blocks.push_back(std::move(idle));
+      };
+      for (const auto& block : live.blocks) {
+        add_idle(reinterpret_cast<std::size_t>(block.begin));
+        allocator_api::BlockInfo used;
+        used.size = static_cast<std::size_t>(block.rounded);
+        used.requested_size = static_cast<std::size_t>(block.size);
+        used.allocated = !block.waiting;
+        used.active = true;
+        segment.requested_size += used.requested_size;
+        segment.active_size += used.size;
+        if (used.allocated) segment.allocated_size += used.size;
+        at = reinterpret_cast<std::size_t>(block.begin) + used.size;
+        segment.blocks.push_back(std::move(used));
+      }
+      add_idle(begin + segment.total_size);
+      info.segments.push_back(std::move(segment));
+    }
+  }
+  return info;
+}
+
+// A handle of torch's is a few bytes that say what it is, which depend on the version of torch, and
+// then CUDA's handle of the whole segment. Those bytes are taken from one of torch's own.
+allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
+  PlannedAllocator::Piece piece;
+  for (DeviceRuntime* runtime : gpu_runtimes()) {
+    if (runtime->allocator().may_own(p)) piece = runtime->allocator().pool_of(p);
+    if (piece.begin) break;
+  }
+  if (!piece.begin) return to().shareIpcHandle(p);
+  void* probe = to().raw_alloc(1);
+  allocator_api::ShareableHandle handle = to().shareIpcHandle(probe);
+  to().raw_delete(probe);
+  cudaIpcMemHandle_t whole;
+  TORCH_CHECK(
+      handle.handle.size() >= sizeof(whole) &&
+          cudaIpcGetMemHandle(&whole, piece.begin) == cudaSuccess,
+      "a tensor in stalloc's pool cannot be shared with another process here: neither the "
+      "pool nor torch's allocator may use virtual memory (expandable_segments) for that. "
+      "Clone the tensor under stalloc.hooks.unplanned(), or disable stalloc, and share that");
+  handle.offset = static_cast<char*>(p) - static_cast<char*>(piece.begin);
+  handle.handle.replace(handle.handle.size() - sizeof(whole), sizeof(whole),
+                        reinterpret_cast<const char*>(&whole), sizeof(whole));
+  return handle;
+}
+
+}  // namespace stalloc::torch_adapters
