@@ -2,6 +2,8 @@
 // does not wait for work that uses it.
 #include "device/cuda_memory.h"
 
+#include <algorithm>
+
 #include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
@@ -9,12 +11,13 @@
 namespace stalloc {
 
 CudaMemory::CudaMemory(int device)
-    : runtime_(CudaRuntime::get()), device_(device), name_("cuda:" + std::to_string(device)) {}
-
-CudaMemory::~CudaMemory() {
-  while (!ranges_.empty()) {
-    const auto& [begin, range] = *ranges_.begin();
-    release(reinterpret_cast<void*>(begin), static_cast<Bytes>(range.size));
+    : runtime_(CudaRuntime::get()), device_(device), name_("cuda:" + std::to_string(device)) {
+  int count = 0;
+  if (const auto error = runtime_.get_device_count(&count)) {
+    fail("asking how many there are", error);
+  }
+  if (device < 0 || device >= count) {
+    throw Error("there is no " + name_ + ": the process has " + std::to_string(count) + " of them");
   }
 }
 
@@ -24,11 +27,39 @@ void CudaMemory::fail(const std::string& what, CudaRuntime::Error error) const {
               "process must be started anew.");
 }
 
+bool CudaMemory::take(Bytes size) {
+  const std::lock_guard lock(mutex_);
+  if (limit_ > 0 && size > limit_ - held_.bytes.current) return false;
+  held_.bytes.add(size);
+  held_.pieces.add(1);
+  return true;
+}
+
+void CudaMemory::give_back(Bytes size) noexcept {
+  const std::lock_guard lock(mutex_);
+  held_.bytes.remove(size);
+  held_.pieces.remove(1);
+}
+
 void* CudaMemory::allocate(Bytes size) {
+  if (!take(size)) return nullptr;
+  void* piece = nullptr;
+  try {
+    piece = allocate_plain(size);
+  } catch (...) {
+    give_back(size);
+    throw;
+  }
+  if (!piece) give_back(size);
+  return piece;
+}
+
+void* CudaMemory::allocate_plain(Bytes size) {
   const DeviceGuard device(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);
   void* piece = nullptr;
-  const auto error = runtime_.malloc(&piece, static_cast<std::size_t>(size));
+  auto error = device.error();
+  if (!error) error = runtime_.malloc(&piece, static_cast<std::size_t>(size));
   if (error == CudaRuntime::kSuccess) return piece;
   if (error != CudaRuntime::kOutOfMemory) fail("allocating " + format_bytes(size), error);
   runtime_.get_last_error();
@@ -37,7 +68,21 @@ void* CudaMemory::allocate(Bytes size) {
 
 void* CudaMemory::allocate_pool(Bytes size) {
   if (!virtual_pools_.load(std::memory_order_relaxed)) return allocate(size);
+  if (!take(size)) return nullptr;
+  void* piece = nullptr;
+  try {
+    piece = allocate_virtual(size);
+  } catch (...) {
+    give_back(size);
+    throw;
+  }
+  if (!piece) give_back(size);
+  return piece;
+}
+
+void* CudaMemory::allocate_virtual(Bytes size) {
   const DeviceGuard device(runtime_, device_);
+  if (device.error()) fail("allocating " + format_bytes(size), device.error());
   std::size_t granularity = 0;
   const auto wanted = properties();
   if (const auto error = runtime_.memory_granularity(&granularity, &wanted, /*minimum=*/0)) {
@@ -64,40 +109,76 @@ void* CudaMemory::allocate_pool(Bytes size) {
   return reinterpret_cast<void*>(begin);
 }
 
-void CudaMemory::release(void* piece, Bytes) noexcept {
+void CudaMemory::release(void* piece, Bytes size) noexcept {
   const DeviceGuard device(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);
   const auto begin = reinterpret_cast<std::uintptr_t>(piece);
+  Range range;
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = ranges_.find(begin); it != ranges_.end()) {
-      if (it->second.mapped) unmap(begin, it->second.size);
-      runtime_.address_free(begin, it->second.size);
+      range = it->second;
       ranges_.erase(it);
-      return;
     }
+  }
+  if (range.size > 0) {
+    if (range.mapped) unmap(begin, range.size);
+    runtime_.address_free(begin, range.size);
+    if (range.mapped) give_back(size);
+    return;
   }
   // Nobody can be told: at the end of the process, or after a crash, the memory goes by itself.
   if (runtime_.free(piece) != CudaRuntime::kSuccess) runtime_.get_last_error();
+  give_back(size);
 }
 
-bool CudaMemory::suspend(void* piece, Bytes) {
+bool CudaMemory::suspend(void* piece, Bytes size) {
+  const DeviceGuard device(runtime_, device_);
   const std::lock_guard lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
   if (it == ranges_.end()) return false;
-  const DeviceGuard device(runtime_, device_);
-  if (it->second.mapped) unmap(it->first, it->second.size);
+  if (!it->second.mapped) return true;
+  unmap(it->first, it->second.size);
   it->second.mapped = false;
+  held_.bytes.remove(size);
+  held_.pieces.remove(1);
   return true;
 }
 
-bool CudaMemory::resume(void* piece, Bytes) {
+bool CudaMemory::resume(void* piece, Bytes size) {
+  const DeviceGuard device(runtime_, device_);
   const std::lock_guard lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
   if (it == ranges_.end()) return false;
-  const DeviceGuard device(runtime_, device_);
-  if (!it->second.mapped) it->second.mapped = map(it->first, it->second.size);
-  return it->second.mapped;
+  if (it->second.mapped) return true;
+  if (limit_ > 0 && size > limit_ - held_.bytes.current) return false;
+  if (!map(it->first, it->second.size)) return false;
+  it->second.mapped = true;
+  held_.bytes.add(size);
+  held_.pieces.add(1);
+  return true;
+}
+
+void CudaMemory::set_limit(Bytes limit) {
+  const std::lock_guard lock(mutex_);
+  limit_ = limit;
+}
+
+CudaMemory::Held CudaMemory::held() const {
+  const std::lock_guard lock(mutex_);
+  return held_;
+}
+
+void CudaMemory::reset_peaks() {
+  const std::lock_guard lock(mutex_);
+  held_.bytes.reset_peak();
+  held_.pieces.reset_peak();
+}
+
+void CudaMemory::reset_totals() {
+  const std::lock_guard lock(mutex_);
+  held_.bytes.reset_totals();
+  held_.pieces.reset_totals();
 }
 
 CudaRuntime::AllocationProperties CudaMemory::properties() const {
@@ -144,13 +225,18 @@ bool CudaMemory::use_virtual_pools(bool use) {
 Bytes CudaMemory::info(bool total) const {
   const DeviceGuard device(runtime_, device_);
   std::size_t free_bytes = 0, all_bytes = 0;
-  if (const auto error = runtime_.mem_get_info(&free_bytes, &all_bytes)) {
-    fail("asking how much memory there is", error);
-  }
+  auto error = device.error();
+  if (!error) error = runtime_.mem_get_info(&free_bytes, &all_bytes);
+  if (error) fail("asking how much memory there is", error);
   return static_cast<Bytes>(total ? all_bytes : free_bytes);
 }
 
-Bytes CudaMemory::available() const { return info(/*total=*/false); }
+Bytes CudaMemory::available() const {
+  const Bytes device = info(/*total=*/false);
+  const std::lock_guard lock(mutex_);
+  return limit_ > 0 ? std::clamp<Bytes>(limit_ - held_.bytes.current, 0, device) : device;
+}
+
 Bytes CudaMemory::total() const { return info(/*total=*/true); }
 
 }  // namespace stalloc

@@ -13,6 +13,7 @@
 
 #include "device/cuda_runtime.h"
 #include "device/memory.h"
+#include "device/tally.h"
 
 namespace stalloc {
 
@@ -20,7 +21,6 @@ class CudaMemory final : public DeviceMemory {
  public:
   // Throws Error when no runtime is loaded.
   explicit CudaMemory(int device);
-  ~CudaMemory() override;
 
   // "cuda:0", with HIP too, as torch calls it.
   std::string_view name() const override { return name_; }
@@ -34,6 +34,19 @@ class CudaMemory final : public DeviceMemory {
   Bytes available() const override;
   Bytes total() const;
 
+  // At most `limit` bytes are held at a time from now on, what is held already included; 0 leaves
+  // it to the device.
+  void set_limit(Bytes limit);
+
+  // What is held of the device, in bytes and in pieces.
+  struct Held {
+    Tally bytes;
+    Tally pieces;
+  };
+  Held held() const;
+  void reset_peaks();
+  void reset_totals();
+
   // Whether pools come from the virtual memory calls from now on. False, and no change, when the
   // driver has none.
   bool use_virtual_pools(bool use);
@@ -44,6 +57,11 @@ class CudaMemory final : public DeviceMemory {
     bool mapped = false;
   };
 
+  // Notes `size` bytes as held, unless that is more than the limit allows.
+  bool take(Bytes size);
+  void give_back(Bytes size) noexcept;
+  void* allocate_plain(Bytes size);
+  void* allocate_virtual(Bytes size);
   Bytes info(bool total) const;
   CudaRuntime::AllocationProperties properties() const;
   bool map(std::uintptr_t begin, std::size_t size);
@@ -54,8 +72,10 @@ class CudaMemory final : public DeviceMemory {
   const int device_;
   const std::string name_;
   std::atomic<bool> virtual_pools_{false};
-  std::mutex mutex_;  // of ranges_
+  mutable std::mutex mutex_;  // of what follows
   std::map<std::uintptr_t, Range> ranges_;
+  Bytes limit_ = 0;
+  Held held_;
 };
 
 }  // namespace stalloc

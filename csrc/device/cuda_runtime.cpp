@@ -158,8 +158,12 @@ std::string CudaRuntime::explain(Error error) const {
 }
 
 DeviceGuard::DeviceGuard(const CudaRuntime& runtime, int device) noexcept : runtime_(runtime) {
-  if (runtime_.get_device(&before_) != CudaRuntime::kSuccess || before_ == device) return;
-  changed_ = runtime_.set_device(device) == CudaRuntime::kSuccess;
+  error_ = runtime_.get_device(&before_);
+  if (error_ == CudaRuntime::kSuccess && before_ != device) {
+    error_ = runtime_.set_device(device);
+    changed_ = error_ == CudaRuntime::kSuccess;
+  }
+  if (error_ != CudaRuntime::kSuccess) runtime_.get_last_error();
 }
 
 DeviceGuard::~DeviceGuard() {

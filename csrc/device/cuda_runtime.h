@@ -85,11 +85,13 @@ struct CudaRuntime {
   std::string explain(Error error) const;
 };
 
-// Makes `device` the calling thread's current one for a while.
+// Makes `device` the calling thread's current one for a while. Where error() says that it could
+// not, the thread is still on another one, and what belongs to `device` must not be done.
 class DeviceGuard {
  public:
   DeviceGuard(const CudaRuntime& runtime, int device) noexcept;
   ~DeviceGuard();
+  CudaRuntime::Error error() const { return error_; }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
@@ -97,6 +99,7 @@ class DeviceGuard {
   const CudaRuntime& runtime_;
   int before_ = 0;
   bool changed_ = false;
+  CudaRuntime::Error error_ = CudaRuntime::kSuccess;
 };
 
 // Lets the calling thread, for a while, make calls that the capture of a graph, anywhere in the

@@ -32,6 +32,7 @@ EventHandle CudaStreams::take_event() noexcept {
 EventHandle CudaStreams::record(StreamHandle stream) noexcept {
   const DeviceGuard device(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);
+  if (device.error()) return nullptr;
   const EventHandle event = take_event();
   if (!event) return nullptr;
   if (succeeded(runtime_.event_record(event, stream))) return event;
@@ -48,7 +49,7 @@ DeviceStreams::Progress CudaStreams::query(EventHandle event) noexcept {
 
 bool CudaStreams::wait(StreamHandle stream, EventHandle event) noexcept {
   const DeviceGuard device(runtime_, device_);
-  return succeeded(runtime_.stream_wait_event(stream, event, 0));
+  return !device.error() && succeeded(runtime_.stream_wait_event(stream, event, 0));
 }
 
 void CudaStreams::recycle(EventHandle event) noexcept {
@@ -63,12 +64,12 @@ void CudaStreams::recycle(EventHandle event) noexcept {
 bool CudaStreams::is_capturing(StreamHandle stream) noexcept {
   const DeviceGuard device(runtime_, device_);
   int status = 0;
-  return succeeded(runtime_.stream_is_capturing(stream, &status)) && status != 0;
+  return !device.error() && succeeded(runtime_.stream_is_capturing(stream, &status)) && status != 0;
 }
 
 bool CudaStreams::synchronize() noexcept {
   const DeviceGuard device(runtime_, device_);
-  return succeeded(runtime_.device_synchronize());
+  return !device.error() && succeeded(runtime_.device_synchronize());
 }
 
 }  // namespace stalloc

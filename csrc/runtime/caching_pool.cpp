@@ -72,6 +72,26 @@ StreamId CachingPool::stream_of(const void* p) const {
   return blocks_.at(reinterpret_cast<Address>(p)).stream;
 }
 
+CachingPool::Segment CachingPool::segment_of(const void* p) const {
+  const auto address = reinterpret_cast<Address>(p);
+  auto block = blocks_.upper_bound(address);
+  if (block == blocks_.begin()) return {};
+  --block;
+  const Block& b = block->second;
+  if (address - block->first >= static_cast<Address>(b.size)) return {};
+  return {reinterpret_cast<void*>(b.segment), segments_.at(b.segment)};
+}
+
+std::vector<CachingPool::BlockInfo> CachingPool::blocks() const {
+  std::vector<BlockInfo> result;
+  result.reserve(blocks_.size());
+  for (const auto& [address, b] : blocks_) {
+    result.push_back({reinterpret_cast<void*>(address), b.size, b.requested, b.stream,
+                      reinterpret_cast<void*>(b.segment)});
+  }
+  return result;
+}
+
 CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& shelf) {
   void* piece = device_.allocate(size);
   if (!piece && release_cached() > 0) piece = device_.allocate(size);

@@ -14,6 +14,7 @@
 #include <set>
 #include <tuple>
 #include <unordered_map>
+#include <vector>
 
 #include "base/types.h"
 #include "device/memory.h"
@@ -44,6 +45,23 @@ class CachingPool {
   // What deallocate() would return, and whose the block is.
   Freed find(const void* p) const;
   StreamId stream_of(const void* p) const;  // of a live block
+
+  // The segment that holds `p`; null when none does.
+  struct Segment {
+    void* begin = nullptr;
+    Bytes size = 0;
+  };
+  Segment segment_of(const void* p) const;
+
+  // All blocks, live and free, by address.
+  struct BlockInfo {
+    void* begin = nullptr;
+    Bytes size = 0;       // rounded
+    Bytes requested = 0;  // 0 while free
+    StreamId stream = 0;
+    void* segment = nullptr;
+  };
+  std::vector<BlockInfo> blocks() const;
 
   // Gives segments without a live block back to the device. Returns how many bytes that were.
   Bytes release_cached();

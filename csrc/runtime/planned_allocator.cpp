@@ -18,10 +18,10 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
                                  NodeSequence node) {
   for_training = for_training || training_thread_.is_this_thread();
   const std::lock_guard lock(mutex_);
-  if (!active_) return nullptr;
+  if (!active_ && (!always_ || abandoned_)) return nullptr;
   if (delayed_ && delayed_->any_waiting()) collect_delayed();
   void* p = nullptr;
-  if (for_training && !away_) {
+  if (active_ && for_training && !away_) {
     p = unplanned_depth_ > 0
             ? allocate_idle(size, stream)
             : allocate_planned(size, stream, dynamic_depth_ > 0 || is_dynamic(node));
@@ -114,7 +114,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   update_reserved();
   if (!p) {
     // What the plan has no use for now may do; its own requests then make way.
-    void* idle = dynamic || away_ ? nullptr : allocate_idle(size, stream);
+    void* idle = !active_ || dynamic || away_ ? nullptr : allocate_idle(size, stream);
     if (!idle) throw OutOfMemory(describe_shortage(size));
     return idle;
   }
@@ -162,10 +162,10 @@ bool PlannedAllocator::deallocate(void* p) {
     drop_empty_pools();
     return released;
   }
-  const auto [size, dynamic] = fallback_.deallocate(p, /*keep=*/active_ != nullptr);
+  const auto [size, dynamic] = fallback_.deallocate(p, keeps_segments());
   if (size == CachingPool::kNotOurs) return false;
   count_fallback_free(size, dynamic);
-  if (!active_) update_reserved();
+  if (!keeps_segments()) update_reserved();
   return true;
 }
 
@@ -209,8 +209,8 @@ bool PlannedAllocator::delay(void* p) {
 void PlannedAllocator::release_delayed(void* p) {
   Pool* pool = find_pool(p);
   if (!pool) {
-    fallback_.deallocate(p, /*keep=*/active_ != nullptr);
-    if (!active_) update_reserved();
+    fallback_.deallocate(p, keeps_segments());
+    if (!keeps_segments()) update_reserved();
     return;
   }
   const StaticPool::Block block = pool->space.release(pool->offset_of(p));

@@ -42,8 +42,9 @@ namespace stalloc {
 
 class PlannedAllocator {
  public:
-  // Who serves what the pool does not: a caching pool here, or the caller, told by null.
-  enum class Fallback : std::uint8_t { kOwn, kCallers };
+  // Who serves what the pool does not: a caching pool here, while a plan is enabled or always, or
+  // the caller, told by null.
+  enum class Fallback : std::uint8_t { kOwn, kAlways, kCallers };
 
   explicit PlannedAllocator(DeviceMemory& device) : device_(device), fallback_(device) {}
 
@@ -52,6 +53,7 @@ class PlannedAllocator {
                    Fallback fallback)
       : device_(device),
         callers_fallback_(fallback == Fallback::kCallers),
+        always_(fallback == Fallback::kAlways),
         fallback_(device),
         delayed_(std::in_place, streams, table) {}
   PlannedAllocator(const PlannedAllocator&) = delete;
@@ -72,8 +74,8 @@ class PlannedAllocator {
 
   // `size` > 0 bytes. `for_training`: the calling thread runs the training thread's graph. `node`:
   // the autograd node that runs on it; needed only if follows_nodes(). Null when no plan is
-  // enabled, or with the caller's fallback when the pool does not serve it: the caller's own
-  // allocator has to. Throws OutOfMemory.
+  // enabled (unless the fallback is always there), or with the caller's fallback when the pool does
+  // not serve it: the caller's own allocator has to. Throws OutOfMemory.
   void* allocate(Bytes size, StreamId stream, bool for_training, NodeSequence node = {});
 
   // For a caller whose own allocator has run out: a block in the pool's idle space, whatever the
@@ -103,14 +105,16 @@ class PlannedAllocator {
            address < high_.load(std::memory_order_acquire);
   }
 
-  // The pool that holds `p`: its beginning and size. Null beginning when none does.
+  // The pool, or segment of the own fallback, that holds `p`: its beginning and size. Null
+  // beginning when none does.
   struct Piece {
     void* begin = nullptr;
     Bytes size = 0;
   };
   Piece pool_of(const void* p) const;
 
-  // Live blocks of the pool that requests are served from, ascending, for snapshots.
+  // The pools, and the segments of the own fallback, with their live blocks, ascending, for
+  // snapshots.
   struct LiveBlock {
     void* begin = nullptr;
     Bytes size = 0;  // as asked for
@@ -147,7 +151,8 @@ class PlannedAllocator {
   void note_fallback(const JointGauges::Values& figures);
   bool figures_are_behind() const { return behind_.load(std::memory_order_relaxed); }
   void reset_peaks();
-  // Gives cached fallback segments back to the device. Returns how many bytes.
+  // Gives cached fallback segments back to the device, after waiting for the streams that blocks in
+  // them wait for. Returns how many bytes.
   Bytes release_cached();
 
   // Gives the pool's memory back for a while, and keeps its addresses where the device can;
@@ -192,6 +197,8 @@ class PlannedAllocator {
   Bytes planned_bytes() const {
     return stats_.allocated.current - (callers_fallback_ ? 0 : stats_.fallback.current);
   }
+  // Whether freed fallback segments are worth keeping.
+  bool keeps_segments() const { return active_ || always_; }
   Pool* find_pool(const void* p);
   const Pool* find_pool(const void* p) const {
     return const_cast<PlannedAllocator*>(this)->find_pool(p);
@@ -212,6 +219,7 @@ class PlannedAllocator {
 
   DeviceMemory& device_;
   const bool callers_fallback_ = false;
+  const bool always_ = false;  // the fallback serves without a plan too
   mutable std::mutex mutex_;
   // The addresses that all pools lie in; nothing while there are none.
   std::atomic<std::uintptr_t> low_{~std::uintptr_t{0}};

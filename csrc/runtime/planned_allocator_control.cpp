@@ -113,8 +113,9 @@ void PlannedAllocator::reset_peaks() {
 
 PlannedAllocator::Piece PlannedAllocator::pool_of(const void* p) const {
   const std::lock_guard lock(mutex_);
-  const Pool* pool = find_pool(p);
-  return pool ? Piece{pool->base, pool->space.size()} : Piece{};
+  if (const Pool* pool = find_pool(p)) return {pool->base, pool->space.size()};
+  const auto [begin, size] = fallback_.segment_of(p);
+  return {begin, size};
 }
 
 std::vector<PlannedAllocator::LivePool> PlannedAllocator::pools() const {
@@ -133,11 +134,22 @@ std::vector<PlannedAllocator::LivePool> PlannedAllocator::pools() const {
   };
   if (active_) add(*active_);
   for (const auto& pool : retired_) add(*pool);
+  const void* segment = nullptr;
+  for (const CachingPool::BlockInfo& block : fallback_.blocks()) {
+    if (block.segment != segment) {
+      segment = block.segment;
+      result.push_back({{block.segment, fallback_.segment_of(segment).size}, {}});
+    }
+    if (block.requested == 0) continue;
+    result.back().blocks.push_back({block.begin, block.requested, block.size, block.stream,
+                                    delayed_ && delayed_->is_waiting(block.begin)});
+  }
   return result;
 }
 
 Bytes PlannedAllocator::release_cached() {
   const std::lock_guard lock(mutex_);
+  if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
   const Bytes released = fallback_.release_cached();
   update_reserved();
   return released;

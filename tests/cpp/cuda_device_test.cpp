@@ -77,6 +77,19 @@ TEST_F(CudaDevice, EachDeviceHasItsOwnAndTheThreadsDeviceStays) {
   memory.release(a, kGiB);
 }
 
+TEST_F(CudaDevice, WhatBelongsToOneDeviceIsNeverDoneOnAnother) {
+  standin_set_devices(2);
+  EXPECT_THROW(CudaMemory(2), Error);
+  CudaMemory memory(1);
+  CudaStreams streams(1);
+  standin_fail("cudaSetDevice", 1, kCudaIllegalAddress, 4);
+  EXPECT_THROW(memory.allocate(kGiB), Error);
+  EXPECT_THROW(memory.available(), Error);
+  EXPECT_EQ(streams.record(nullptr), nullptr);
+  EXPECT_FALSE(streams.synchronize());
+  EXPECT_EQ(standin_used(0), 0u);
+}
+
 TEST_F(CudaDevice, AllocatesWhileAGraphIsCaptured) {
   CudaMemory memory(0);
   CudaStreams streams(0);

@@ -1,0 +1,188 @@
+#include "compat/gpu.h"
+
+#include <algorithm>
+
+#include "base/align.h"
+#include "base/error.h"
+#include "base/format.h"
+
+namespace stalloc {
+namespace {
+
+std::array<std::atomic<CompatGpu*>, DeviceRuntime::kGpus>& gpus() {
+  static auto& all = *new std::array<std::atomic<CompatGpu*>, DeviceRuntime::kGpus>{};
+  return all;
+}
+
+DeviceRuntime& runtime_of(int device) {
+  return DeviceRuntime::gpu(device, PlannedAllocator::Fallback::kAlways);
+}
+
+}  // namespace
+
+CompatGpu::CompatGpu(int device)
+    : runtime_(runtime_of(device)),
+      memory_(dynamic_cast<CudaMemory&>(runtime_.memory())),
+      graphs_(memory_) {}
+
+CompatGpu* CompatGpu::known(int device) noexcept {
+  if (device < 0 || device >= DeviceRuntime::kGpus) return nullptr;
+  return gpus()[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
+}
+
+CompatGpu& CompatGpu::of(int device) {
+  if (CompatGpu* gpu = known(device)) return *gpu;
+  runtime_of(device);  // throws for a device that is none
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  auto& slot = gpus()[static_cast<std::size_t>(device)];
+  if (!slot.load(std::memory_order_relaxed)) {
+    slot.store(new CompatGpu(device), std::memory_order_release);
+  }
+  return *slot.load(std::memory_order_relaxed);
+}
+
+// Where torch cannot be asked, every thread that asks for memory of a GPU is taken to train.
+bool CompatGpu::for_training() const { return !torch_.in_backward || torch_.in_backward(); }
+
+NodeSequence CompatGpu::node() const {
+  std::uint64_t sequence = 0;
+  if (!torch_.running_node || !torch_.running_node(&sequence)) return std::nullopt;
+  return sequence;
+}
+
+void* CompatGpu::allocate(Bytes size, StreamHandle stream) {
+  PlannedAllocator& allocator = runtime_.allocator();
+  const StreamId id = runtime_.streams().id_of(stream);
+  void* p = nullptr;
+  bool planned = true;
+  if (graphs_.any_open()) {
+    auto served = graphs_.allocate(size, stream, id);
+    if (served.taken && !served.block && allocator.release_cached() > 0) {
+      served = graphs_.allocate(size, stream, id);
+    }
+    if (served.taken && !served.block) {
+      run_out("stalloc tried to allocate " + format_bytes(size) + " on " +
+              std::string(memory_.name()) + " for a CUDA graph, which needs memory of its own; " +
+              format_bytes(memory_.available()) +
+              " are free after all cached memory was given back");
+    }
+    p = served.block;
+    planned = !served.taken;
+  }
+  if (planned) {
+    try {
+      p = allocator.allocate(size, id, for_training(),
+                             allocator.follows_nodes() ? node() : std::nullopt);
+    } catch (const OutOfMemory& e) {
+      run_out(e.what());
+    }
+    if (!p) {
+      throw Error("a forked process cannot allocate on " + std::string(memory_.name()) +
+                  ", which the parent has used; start it with the spawn or forkserver method");
+    }
+  }
+  Recorder& recorder = runtime_.recorder();
+  if (recorder.active()) recorder.on_allocate(p, size, id, for_training(), node());
+  count(size, /*is_new=*/true);
+  return p;
+}
+
+void CompatGpu::run_out(const std::string& message) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++figures_.out_of_memory;
+  }
+  throw OutOfMemory(message);
+}
+
+void CompatGpu::deallocate(void* p, Bytes size) noexcept {
+  Recorder& recorder = runtime_.recorder();
+  if (recorder.active()) recorder.on_free(p, node());
+  if (!(graphs_.any() && graphs_.deallocate(p)) && !runtime_.allocator().deallocate(p)) return;
+  count(size, /*is_new=*/false);
+}
+
+bool CompatGpu::record_stream(void* p, StreamHandle stream) {
+  if (graphs_.any() && graphs_.record_stream(p)) return true;
+  return runtime_.allocator().record_stream(p, runtime_.streams().id_of(stream));
+}
+
+PlannedAllocator::Piece CompatGpu::piece_of(const void* p) const {
+  if (graphs_.any()) {
+    const auto [begin, size] = graphs_.segment_of(p);
+    if (begin) return {begin, size};
+  }
+  return runtime_.allocator().pool_of(p);
+}
+
+void CompatGpu::begin_graph_pool(GraphPools::Id id, GraphPools::Filter filter) {
+  graphs_.open(id, std::move(filter));
+  runtime_.allocator().begin_capture();
+}
+
+void CompatGpu::end_graph_pool(GraphPools::Id id) {
+  runtime_.allocator().end_capture();
+  graphs_.close(id);
+}
+
+void CompatGpu::set_fraction(double fraction) {
+  memory_.set_limit(
+      fraction >= 1 ? 0 : static_cast<Bytes>(fraction * static_cast<double>(memory_.total())));
+}
+
+void CompatGpu::count(Bytes size, bool is_new) {
+  const auto note = [&](Counts& counts) {
+    const auto change = is_new ? &Tally::add : &Tally::remove;
+    (counts.blocks.*change)(1);
+    (counts.requested.*change)(size);
+    (counts.rounded.*change)(align_up(size, kDefaultAlignment));
+  };
+  const std::lock_guard lock(mutex_);
+  note(figures_.all);
+  if (size <= kSmall) note(figures_.small);
+}
+
+CompatGpu::Figures CompatGpu::figures() const {
+  const CudaMemory::Held held = memory_.held();
+  const std::lock_guard lock(mutex_);
+  Figures result = figures_;
+  result.held = held;
+  return result;
+}
+
+void CompatGpu::reset_peaks() {
+  memory_.reset_peaks();
+  runtime_.allocator().reset_peaks();
+  const std::lock_guard lock(mutex_);
+  for (Counts* counts : {&figures_.all, &figures_.small}) {
+    for (Tally* t : {&counts->blocks, &counts->requested, &counts->rounded}) t->reset_peak();
+  }
+}
+
+void CompatGpu::reset_totals() {
+  memory_.reset_totals();
+  const std::lock_guard lock(mutex_);
+  figures_.out_of_memory = 0;
+  for (Counts* counts : {&figures_.all, &figures_.small}) {
+    for (Tally* t : {&counts->blocks, &counts->requested, &counts->rounded}) t->reset_totals();
+  }
+}
+
+std::vector<CompatGpu::Segment> CompatGpu::segments() const {
+  std::vector<Segment> result;
+  for (auto& content : runtime_.allocator().pools()) result.push_back({std::move(content), {0, 0}});
+  const void* segment = nullptr;
+  for (const auto& [id, block] : graphs_.blocks()) {
+    if (block.segment != segment) {
+      segment = block.segment;
+      result.push_back({{{block.segment, graphs_.segment_of(segment).size}, {}}, id});
+    }
+    if (block.requested == 0) continue;
+    result.back().content.blocks.push_back(
+        {block.begin, block.requested, block.size, block.stream, false});
+  }
+  return result;
+}
+
+}  // namespace stalloc

@@ -1,0 +1,84 @@
+// Memory of CUDA graphs: what is asked for while a graph is captured is used by every replay, so it
+// must go to nobody else until the graph is gone.
+//
+// torch names such memory by an id, opens it for the streams that a filter accepts, closes it, and
+// says in the end that it needs it no more; the same id may be opened again, for graphs that share
+// their memory. Each id has segments of its own. A block that is freed may be handed out again to
+// the same stream of the same pool: in a graph the stream's order holds, as anywhere. One that
+// record_stream() has named is kept until the pool goes. A pool goes, with all its segments, when
+// it is no longer needed and no block in it is live.
+//
+// Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "device/streams.h"
+#include "runtime/caching_pool.h"
+
+namespace stalloc {
+
+class GraphPools {
+ public:
+  using Id = std::pair<std::uint64_t, std::uint64_t>;
+  using Filter = std::function<bool(StreamHandle)>;
+
+  explicit GraphPools(DeviceMemory& device) : device_(device) {}
+
+  void open(Id id, Filter filter);
+  void close(Id id);
+  void release(Id id);
+
+  // Cheap, for every request.
+  bool any_open() const { return open_.load(std::memory_order_acquire) > 0; }
+  bool any() const { return any_.load(std::memory_order_acquire); }
+
+  // `taken` is whether an open pool is for this stream. Then `block` is null when the device has
+  // not the memory.
+  struct Served {
+    bool taken = false;
+    void* block = nullptr;
+  };
+  Served allocate(Bytes size, StreamHandle stream, StreamId id);
+
+  // False when the block is none of theirs.
+  bool deallocate(void* p);
+  bool record_stream(void* p);
+  CachingPool::Segment segment_of(const void* p) const;
+
+  // All blocks of all pools, with their pool's id, for snapshots.
+  std::vector<std::pair<Id, CachingPool::BlockInfo>> blocks() const;
+
+ private:
+  struct Pool {
+    explicit Pool(DeviceMemory& device) : memory(device) {}
+
+    CachingPool memory;
+    std::vector<Filter> filters;  // while open, innermost last
+    int needed = 0;
+    std::unordered_set<void*> recorded;  // live, and named by record_stream()
+    std::size_t held = 0;                // freed, but kept
+  };
+  using Pools = std::map<Id, std::unique_ptr<Pool>>;
+
+  void drop_if_done(Pools::iterator pool);
+
+  DeviceMemory& device_;
+  mutable std::mutex mutex_;
+  std::atomic<int> open_{0};
+  std::atomic<bool> any_{false};
+  Pools pools_;
+  std::unordered_map<void*, Id> live_;
+};
+
+}  // namespace stalloc
