@@ -22,7 +22,8 @@ namespace stalloc {
 using Units = std::int64_t;  // sizes and offsets, in units of ExactModel::unit bytes
 
 struct ExactModel {
-  static constexpr std::size_t kMaxConflicts = std::size_t{1} << 24;
+  // Two a pair. The search remembers about a hundred bytes for each pair: 100 MB.
+  static constexpr std::size_t kMaxConflicts = std::size_t{1} << 21;
   static constexpr std::size_t kMaxBuffers = std::size_t{1} << 13;  // the search recurses as deep
 
   // `problem` has passed check(); its streams are ignored. Buffers without size or lifetime are

@@ -10,7 +10,11 @@ namespace stalloc {
 namespace {
 
 // Placements that repair may spend: a second or so.
-constexpr std::size_t kRepairedBuffers = 300'000;
+constexpr std::int64_t kRepairedBuffers = 300'000;
+
+int repairs(std::int64_t buffers) {
+  return static_cast<int>(std::clamp<std::int64_t>(kRepairedBuffers / (buffers + 1), 3, 30));
+}
 
 }  // namespace
 
@@ -69,8 +73,14 @@ std::optional<Layout> GreedyPlanner::attempt(const Problem& problem, const Timel
                                              const std::atomic<Bytes>* limit) const {
   std::vector<BufferIndex> order = ordered(problem, timeline, order_);
   if (!repairs_) return place_in_order(problem, timeline, order, fit_, budget, limit);
-  const std::size_t rounds = std::clamp<std::size_t>(kRepairedBuffers / (order.size() + 1), 3, 30);
-  return repaired(problem, timeline, std::move(order), fit_, static_cast<int>(rounds), budget);
+  const int rounds = repairs(std::ssize(order));
+  return repaired(problem, timeline, std::move(order), fit_, rounds, budget);
+}
+
+std::int64_t GreedyPlanner::placements(std::int64_t buffers) const {
+  const std::int64_t each = fit_ == Fit::kFirst ? 1 : 2;  // the best takes more of a search
+  if (!repairs_) return each * buffers;
+  return each * buffers * (1 + repairs(buffers));
 }
 
 const std::vector<GreedyPlanner>& greedy_planners() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,6 +35,9 @@ class GreedyPlanner final : public Planner {
   // "first-fit-size", "best-fit-size", "repaired-first-fit-size", ...
   std::string_view name() const override { return name_; }
   Layout plan(const Problem& problem, const Budget& budget) const override;
+
+  // What planning so many buffers costs at most, in first-fit placements of one.
+  std::int64_t placements(std::int64_t buffers) const;
 
   // The same with a timeline that is there already, and a limit as place_in_order() takes it.
   std::optional<Layout> attempt(const Problem& problem, const Timeline& timeline,

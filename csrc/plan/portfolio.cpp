@@ -10,6 +10,7 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "plan/bound.h"
+#include "plan/chain.h"
 #include "plan/decompose.h"
 #include "plan/exact_planner.h"
 #include "plan/greedy.h"
@@ -104,6 +105,11 @@ std::vector<BufferIndex> order_of(const std::vector<Offset>& offsets,
   return fallback;
 }
 
+struct CostedAttempt {
+  Attempt attempt;
+  std::int64_t placements = 0;  // of a buffer, that it takes
+};
+
 // One stream, or one part of it.
 class Solver {
  public:
@@ -161,41 +167,86 @@ class Solver {
   }
 
  private:
-  // The cheap planners first, all of them. Only where they leave the target unmet the search that
-  // can take forever; it is content with any layout within the capacity (0: none).
+  // The cheap planners first. Only where they leave the target unmet the search that can take
+  // forever; it is content with any layout within the capacity (0: none).
   Solution run_all(const Problem& problem, const std::vector<Offset>& warm, Bytes capacity,
                    const Budget& budget) const {
     const Timeline timeline(problem);
-    std::vector<Attempt> attempts;
+    const auto buffers = static_cast<std::int64_t>(problem.buffers.size());
+    std::vector<Attempt> first;
     if (!warm.empty()) {
-      attempts.push_back({"warm-start", [&](const Budget& b, const std::atomic<Bytes>& limit) {
-                            return place_in_order(
-                                problem, timeline,
-                                order_of(warm, ordered(problem, timeline, Order::kPeakRankSize)),
-                                Fit::kFirst, b, &limit);
-                          }});
+      first.push_back({"warm-start", [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                         return place_in_order(
+                             problem, timeline,
+                             order_of(warm, ordered(problem, timeline, Order::kPeakRankSize)),
+                             Fit::kFirst, b, &limit);
+                       }});
     }
-    std::vector<Attempt> more;
-    for (const GreedyPlanner& greedy : greedy_planners()) {
-      std::vector<Attempt>& list =
-          &greedy - greedy_planners().data() < kFirstGreedy ? attempts : more;
-      list.push_back(
-          {std::string(greedy.name()), [&](const Budget& b, const std::atomic<Bytes>& limit) {
-             return greedy.attempt(problem, timeline, b, &limit);
-           }});
+    const auto attempt = [&](const GreedyPlanner& greedy) -> Attempt {
+      return {std::string(greedy.name()), [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                return greedy.attempt(problem, timeline, b, &limit);
+              }};
+    };
+    first.push_back(attempt(greedy_planners().front()));
+    std::vector<CostedAttempt> quick;
+    std::vector<CostedAttempt> more;
+    quick.push_back({{"chain",
+                      [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                        return plan_chain(problem, timeline, b, &limit);
+                      }},
+                     buffers});
+    for (std::size_t k = 1; k < greedy_planners().size(); ++k) {
+      const GreedyPlanner& greedy = greedy_planners()[k];
+      (k < kQuickGreedy ? quick : more).push_back({attempt(greedy), greedy.placements(buffers)});
     }
     Budget enough = budget;
     enough.target = std::max(budget.target, capacity);
     Winner winner;
-    race(attempts, threads_, budget, winner);
+    race(first, threads_, budget, winner);
+    race_while_worthwhile(std::move(quick), budget, winner);
     Bytes bound = 0;
     const bool is_small = problem.buffers.size() <= kSearchable;
     if (is_small) search("exact", minimise_height, problem, kFirstSteps, enough, winner, bound);
-    search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
+    if (is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
+      search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
+    }
     enough.target = std::max(enough.target, bound);
-    race(more, threads_, enough, winner);
-    if (is_small) search("exact", minimise_height, problem, kAllSteps, enough, winner, bound);
+    race_while_worthwhile(std::move(more), enough, winner);
+    if (is_small) {
+      const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
+      search("exact", minimise_height, problem, steps, enough, winner, bound);
+    }
     return {std::move(winner.layout), std::move(winner.name), bound};
+  }
+
+  // How much more than nothing the hope of something better is worth: the further the best layout
+  // is above the target, the more.
+  static double patience(const Winner& winner, const Budget& budget) {
+    const auto target = static_cast<double>(std::max<Bytes>(budget.target, 1));
+    return 1.0 + (static_cast<double>(winner.layout.height) / target - 1.0) / kSmallGap;
+  }
+
+  static bool is_worthwhile(std::int64_t placements, const Winner& winner, const Budget& budget) {
+    return static_cast<double>(placements) <= kPatience * patience(winner, budget);
+  }
+
+  // As many attempts at a time as are worthwhile together, until they bring nothing. What is tried
+  // depends on the problem only, and not on the machine or the number of threads.
+  void race_while_worthwhile(std::vector<CostedAttempt> attempts, const Budget& budget,
+                             Winner& winner) const {
+    for (std::size_t begin = 0; begin < attempts.size();) {
+      if (winner.layout.height <= budget.target) return;
+      const Bytes height = winner.layout.height;
+      std::vector<Attempt> batch;
+      std::int64_t cost = 0;
+      for (; begin < attempts.size(); ++begin) {
+        cost += attempts[begin].placements;
+        if (!is_worthwhile(cost, winner, budget)) break;
+        batch.push_back(std::move(attempts[begin].attempt));
+      }
+      race(batch, threads_, budget, winner);
+      if (batch.empty() || winner.layout.height == height) return;
+    }
   }
 
   // Looks for what greed cannot find, and for the proof that there is nothing more to find: raises
@@ -215,10 +266,13 @@ class Solver {
          1, budget, winner);
   }
 
-  static constexpr std::ptrdiff_t kFirstGreedy = 7;  // planners of which one mostly meets the bound
-  static constexpr std::size_t kSearchable = 2000;   // buffers: there is no hope above
+  static constexpr std::size_t kQuickGreedy = 7;  // planners of which one mostly meets the bound
+  static constexpr double kPatience = 400'000;    // placements without anything better, at no gap
+  static constexpr double kSearchPatience = 20'000;       // steps of the last search, at no gap
+  static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
+  static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
+  static constexpr std::size_t kSearchable = 2000;        // buffers: there is no hope above
   static constexpr std::int64_t kFirstSteps = 2'000;
-  static constexpr std::int64_t kAllSteps = std::numeric_limits<std::int64_t>::max();
 
   const PortfolioOptions& options_;
   const Budget& budget_;

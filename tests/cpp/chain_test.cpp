@@ -1,0 +1,118 @@
+#include "plan/chain.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "plan/bound.h"
+#include "plan/greedy.h"
+#include "plan/portfolio.h"
+#include "plan/validator.h"
+#include "random_problems.h"
+
+namespace stalloc {
+namespace {
+
+// A pipeline in its steady state: each turn saves what the turn four later consumes, last first;
+// what flows back is once as large as what has just been freed and something more.
+class Pipeline {
+ public:
+  Problem problem(int turns) {
+    std::deque<std::vector<std::size_t>> in_flight;
+    for (int turn = 0; turn < turns + 4; ++turn) {
+      if (turn < turns) in_flight.push_back(forward());
+      if (turn < 3) continue;
+      backward(in_flight.front());
+      in_flight.pop_front();
+      if (in_flight.empty()) break;
+    }
+    return std::move(problem_);
+  }
+
+ private:
+  std::size_t allocate(Bytes units) {
+    problem_.buffers.push_back({.size = units * 512, .lower = tick_++});
+    return problem_.buffers.size() - 1;
+  }
+  void free(std::size_t buffer) { problem_.buffers[buffer].upper = tick_++; }
+
+  std::vector<std::size_t> forward() {
+    std::vector<std::size_t> saved;
+    for (int layer = 0; layer < 8; ++layer) {
+      for (const Bytes units : {1, 1, 8, 4, 1}) saved.push_back(allocate(units));
+      free(allocate(3));
+    }
+    return saved;
+  }
+
+  void backward(const std::vector<std::size_t>& saved) {
+    const std::size_t received = allocate(1);
+    std::size_t gradient = allocate(1);
+    for (auto it = saved.rbegin(); it != saved.rend(); ++it) {
+      const std::size_t flowing = allocate(problem_.buffers[*it].size / 512);
+      free(*it);
+      free(gradient);
+      gradient = flowing;
+    }
+    free(gradient);
+    free(received);
+  }
+
+  Problem problem_;
+  Tick tick_ = 0;
+};
+
+Bytes lowest_greedy(const Problem& problem) {
+  Bytes lowest = std::numeric_limits<Bytes>::max();
+  for (const GreedyPlanner& greedy : greedy_planners()) {
+    lowest = std::min(lowest, greedy.plan(problem, {.target = load_bound(problem)}).height);
+  }
+  return lowest;
+}
+
+TEST(Chain, MeetsTheBoundOfASteadyPipelineWhereNoOrderDoes) {
+  const Problem problem = Pipeline().problem(30);
+  const Bytes bound = load_bound(problem);
+  EXPECT_GT(lowest_greedy(problem), bound);
+  const Layout layout = ChainPlanner().plan(problem, {});
+  EXPECT_NO_THROW(validate(problem, layout));
+  EXPECT_EQ(layout.height, bound);
+  EXPECT_EQ(solve(problem, {.threads = 1}, {}).algorithm, "chain");
+}
+
+TEST(Chain, IsValidOnEveryShape) {
+  RandomProblems random(21);
+  int chains = 0;
+  for (int k = 0; k < 1000; ++k) {
+    const Problem problem = random.next(30, k % 4 == 0);
+    const Layout layout = ChainPlanner().plan(problem, {});
+    EXPECT_NO_THROW(validate(problem, layout)) << "problem " << k;
+    chains += plan_chain(problem, Timeline(problem), {}).has_value();
+  }
+  EXPECT_GT(chains, 200);
+}
+
+TEST(Chain, LeavesFixedBuffersAndCirclesToOthers) {
+  Problem problem;
+  problem.alignment = 1;
+  problem.buffers = {{.size = 4, .lower = 0, .upper = 2}, {.size = 2, .lower = 1, .upper = 3}};
+  EXPECT_TRUE(plan_chain(problem, Timeline(problem), {}));
+  Problem fixed = problem;
+  fixed.buffers[1].fixed = 0;
+  EXPECT_FALSE(plan_chain(fixed, Timeline(fixed), {}));
+  Problem circular = problem;
+  circular.period = 3;
+  circular.buffers = {{.size = 1, .lower = 0, .upper = 1},
+                      {.size = 1, .lower = 1, .upper = 2},
+                      {.size = 1, .lower = 2, .upper = 4}};
+  EXPECT_FALSE(plan_chain(circular, Timeline(circular), {}));
+}
+
+TEST(Chain, PlansNothingAtHeightZero) { EXPECT_EQ(ChainPlanner().plan(Problem{}, {}).height, 0); }
+
+}  // namespace
+}  // namespace stalloc
