@@ -15,21 +15,21 @@ _PATIENCE = 1.0  # seconds without a bar
 
 
 @contextlib.contextmanager
-def shown(progress: bool | Progress) -> Iterator[Progress | None]:
+def shown(progress: bool | Progress, what: str = "planning") -> Iterator[Progress | None]:
     """What to report progress to: a function as it is, for True a bar on stderr, for False None.
 
-    The bar appears only when there is something to wait for: after a second.
+    `what` names the work. The bar appears only when there is something to wait for: after a second.
     """
     if not isinstance(progress, bool):
         yield progress
     elif progress:
         with contextlib.ExitStack() as stack:
-            yield _bar(stack)
+            yield _bar(stack, what)
     else:
         yield None
 
 
-def _bar(stack: contextlib.ExitStack) -> Progress:
+def _bar(stack: contextlib.ExitStack, what: str) -> Progress:
     began = time.monotonic()
     update: Progress | None = None
 
@@ -38,16 +38,16 @@ def _bar(stack: contextlib.ExitStack) -> Progress:
         if update is None:
             if time.monotonic() - began < _PATIENCE:
                 return
-            update = _show(stack)
+            update = _show(stack, what)
         update(fraction)
 
     return report
 
 
-def _show(stack: contextlib.ExitStack) -> Progress:
+def _show(stack: contextlib.ExitStack, what: str) -> Progress:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     bar = stack.enter_context(Bar(console=Console(file=sys.stderr), transient=True))
-    task = bar.add_task("planning", total=1.0)
+    task = bar.add_task(what, total=1.0)
     return lambda fraction: bar.update(task, completed=fraction)

@@ -11,5 +11,7 @@ PYBIND11_MODULE(_core, m) {
   stalloc::bind_plan(m);
   stalloc::bind_planner(m);
   stalloc::bind_runtime(m);
+  stalloc::bind_make_trace(m);
+  stalloc::bind_replay(m);
   m.def("format_bytes", &stalloc::format_bytes, pybind11::arg("size"));
 }

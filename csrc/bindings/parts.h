@@ -11,5 +11,7 @@ void bind_trace(pybind11::module_& m);
 void bind_plan(pybind11::module_& m);
 void bind_planner(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
+void bind_make_trace(pybind11::module_& m);
+void bind_replay(pybind11::module_& m);
 
 }  // namespace stalloc

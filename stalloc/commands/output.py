@@ -51,6 +51,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     console.print(table)
 
 
+def print_assumptions(assumptions: Iterable[str]) -> None:
+    """What was taken for granted, one a line."""
+    for number, text in enumerate(assumptions):
+        print(("" if number else "\nassumed:\n") + f"  - {text}")
+
+
 def _console() -> Console:
     # Names of modules and files are not markup. Without a terminal nothing is cut to its width.
     width = None if sys.stdout.isatty() else _WIDE

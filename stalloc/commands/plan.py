@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stalloc import planner
+from stalloc.commands.inputs import bytes_of, seconds_of
 from stalloc.commands.output import DoesNotFit, print_facts, print_json, size
 from stalloc.errors import PlanError
 from stalloc.files import check_new, write_file
@@ -21,8 +20,6 @@ from stalloc.trace import Trace
 
 if TYPE_CHECKING:
     from stalloc.commands import Subparsers
-
-_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +50,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--alignment",
         metavar="BYTES",
-        type=_bytes,
+        type=bytes_of,
         help="every address is a multiple of it (default: "
         f"{DEFAULT_ALIGNMENT} for a trace, 1 for a CSV, as MiniMalloc has it)",
     )
     parser.add_argument(
         "--time-limit",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds_of,
         default=DEFAULT_TIME_LIMIT,
         help="when to take the best plan so far (default: %(default)g)",
     )
@@ -73,7 +70,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--capacity",
         metavar="BYTES",
-        type=_bytes,
+        type=bytes_of,
         help="fail when the pool is larger; as in 80GiB",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
@@ -191,20 +188,3 @@ def _print(report: Report, output: Path | None) -> None:
     if output is not None:
         facts["written to"] = str(output)
     print_facts(facts)
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,18})\s*(|[KMGT]iB)", text)
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 512 or 80GiB")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not seconds >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return seconds

@@ -1,0 +1,128 @@
+// Replaying traces, and the model of torch's allocator one request at a time.
+#include "replay/replay.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "bindings/interruptible.h"
+#include "bindings/parts.h"
+
+namespace py = pybind11;
+
+namespace stalloc {
+namespace {
+
+py::dict to_dict(const ReplayResult& r, const Trace& trace) {
+  py::dict d;
+  d["load"] = r.load;
+  d["reserved"] = r.reserved;
+  d["peak_reserved"] = r.peak_reserved;
+  d["efficiency"] = r.efficiency();
+  d["native_calls"] = r.native_calls();
+  d["mallocs"] = r.mallocs;
+  d["frees"] = r.frees;
+  d["maps"] = r.maps;
+  d["unmaps"] = r.unmaps;
+  d["hits"] = r.hits;
+  d["misses"] = r.misses;
+  d["failed"] = r.failed;
+  d["failed_size"] =
+      r.failed == kNone ? 0 : trace.requests[static_cast<std::size_t>(r.failed)].size;
+  return d;
+}
+
+// Zero or less stands for no limit.
+Bytes or_unlimited(Bytes limit) { return limit > 0 ? limit : CachingSettings::kUnlimited; }
+
+CachingSettings make_settings(bool expandable_segments, Bytes max_split_size,
+                              double garbage_collection_threshold,
+                              const std::vector<std::int64_t>& roundup_power2_divisions,
+                              Bytes capacity) {
+  CachingSettings settings;
+  settings.expandable_segments = expandable_segments;
+  settings.max_split_size = or_unlimited(max_split_size);
+  settings.garbage_collection_threshold = garbage_collection_threshold;
+  settings.capacity = or_unlimited(capacity);
+  if (roundup_power2_divisions.size() > CachingSettings::kRoundupIntervals) {
+    throw Error("there are " + std::to_string(CachingSettings::kRoundupIntervals) +
+                " intervals for roundup_power2_divisions, not " +
+                std::to_string(roundup_power2_divisions.size()));
+  }
+  std::copy(roundup_power2_divisions.begin(), roundup_power2_divisions.end(),
+            settings.roundup_power2_divisions.begin());
+  return settings;
+}
+
+py::dict to_dict(const CachingStats& s) {
+  py::dict d;
+  d["requested"] = s.requested.current;
+  d["peak_requested"] = s.requested.peak;
+  d["allocated"] = s.allocated.current;
+  d["peak_allocated"] = s.allocated.peak;
+  d["reserved"] = s.reserved.current;
+  d["peak_reserved"] = s.reserved.peak;
+  d["mallocs"] = s.mallocs;
+  d["frees"] = s.frees;
+  d["maps"] = s.maps;
+  d["unmaps"] = s.unmaps;
+  d["retries"] = s.retries;
+  d["ooms"] = s.ooms;
+  return d;
+}
+
+}  // namespace
+
+void bind_replay(py::module_& m) {
+  py::class_<CachingSettings>(m, "CachingSettings")
+      .def(py::init(&make_settings), py::kw_only(), py::arg("expandable_segments") = false,
+           py::arg("max_split_size") = 0, py::arg("garbage_collection_threshold") = 0.0,
+           py::arg("roundup_power2_divisions") = std::vector<std::int64_t>(),
+           py::arg("capacity") = 0);
+
+  py::class_<CachingModel>(m, "CachingModel")
+      .def(py::init<const CachingSettings&>(), py::arg("settings") = CachingSettings{})
+      .def(
+          "malloc",
+          [](CachingModel& model, Bytes size, StreamId stream) -> py::object {
+            const CachingModel::Id id = model.malloc(size, stream);
+            if (id == CachingModel::kOutOfMemory) return py::none();
+            return py::int_(id);
+          },
+          py::arg("size"), py::arg("stream") = 0)
+      .def("free", &CachingModel::free, py::arg("id"))
+      .def("empty_cache", &CachingModel::empty_cache)
+      .def("reset_peaks", &CachingModel::reset_peaks)
+      .def("stats", [](const CachingModel& model) { return to_dict(model.stats()); })
+      .def("check", &CachingModel::check);
+
+  m.def(
+      "replay_caching",
+      [](const Trace& trace, const CachingSettings& settings) {
+        const ReplayResult result = run_interruptibly(
+            py::none(), [&](const auto*, const auto&) { return replay_caching(trace, settings); });
+        return to_dict(result, trace);
+      },
+      py::arg("trace"), py::arg("settings"));
+  m.def(
+      "replay_planned",
+      [](const Trace& trace, const Plan& plan, Bytes capacity, bool reuse) {
+        const ReplayResult result = run_interruptibly(py::none(), [&](const auto*, const auto&) {
+          return replay_planned(trace, plan, or_unlimited(capacity), reuse);
+        });
+        return to_dict(result, trace);
+      },
+      py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0, py::arg("reuse") = true);
+  m.def(
+      "unroll",
+      [](const Plan& plan, std::int32_t turns) {
+        return std::make_shared<Trace>(unroll(plan, turns));
+      },
+      py::arg("plan"), py::arg("turns"), py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace stalloc

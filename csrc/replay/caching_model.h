@@ -1,0 +1,169 @@
+// A model of the policy of torch's CUDA caching allocator: what it would ask of the device for a
+// sequence of requests, without a device.
+//
+// Follows c10/cuda/CUDACachingAllocator.cpp step by step, with the same sets in the same order, so
+// that it makes the same choices:
+//
+//   - sizes are rounded up to 512 B (or to a division of a power of two, where that is set);
+//   - up to 1 MiB is small: cut from segments of 2 MiB. Under 10 MiB from segments of 20 MiB; above
+//     that a request has a segment of its own size, rounded up to 2 MiB;
+//   - best fit among the free blocks of the same stream and pool, by size, then address;
+//   - a block is split when the rest is at least 512 B (small, or expandable) or over 1 MiB
+//   (large);
+//   - when the device has nothing left, everything cached and whole goes back to it, and the
+//   request
+//     is tried once more.
+//
+//   segments       [####|..|##]  [#####.....]            each from one cudaMalloc
+//   expandable     [####|..|##|.......~~~~~~~~~~~~~~]    address space; # live . free ~ not mapped
+//
+// With expandable segments a stream and pool has one range of addresses, larger than the device,
+// that is mapped in steps of 2 MiB (small) or 20 MiB (large) at its end, or in its gaps.
+//
+// What it leaves out: private pools of CUDA graphs, and events (a free is taken as completed; a
+// trace says when that was). Addresses ascend in the order of the device's allocations.
+//
+// Cost: O(log n) a request. Not thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "base/types.h"
+#include "runtime/statistics.h"
+
+namespace stalloc {
+
+// What PYTORCH_CUDA_ALLOC_CONF can say, with torch's defaults.
+struct CachingSettings {
+  static constexpr Bytes kUnlimited = std::numeric_limits<Bytes>::max();
+  // Sizes from 2^20 to 2^35 have their own number of divisions; smaller and larger ones the ends'.
+  static constexpr std::size_t kRoundupIntervals = 16;
+
+  bool expandable_segments = false;
+  Bytes max_split_size = kUnlimited;
+  double garbage_collection_threshold = 0;  // of the capacity; 0: off
+  std::array<std::int64_t, kRoundupIntervals> roundup_power2_divisions = {};
+  Bytes capacity = kUnlimited;  // of the device
+};
+
+struct CachingStats {
+  Gauge requested;           // as asked
+  Gauge allocated;           // rounded
+  Gauge reserved;            // of the device
+  std::int64_t mallocs = 0;  // cudaMalloc that succeeded
+  std::int64_t frees = 0;    // cudaFree
+  std::int64_t maps = 0;     // chunks created and mapped
+  std::int64_t unmaps = 0;   // chunks unmapped
+  std::int64_t retries = 0;  // times that everything cached was given back
+  std::int64_t ooms = 0;     // requests that failed
+
+  std::int64_t native_calls() const { return mallocs + frees + maps + unmaps; }
+};
+
+class CachingModel {
+ public:
+  using Id = std::int32_t;  // of a live block; numbers of freed ones are used again
+  static constexpr Id kOutOfMemory = -1;
+
+  explicit CachingModel(const CachingSettings& settings = {});
+  CachingModel(const CachingModel&) = delete;
+  CachingModel& operator=(const CachingModel&) = delete;
+
+  // `size` > 0 bytes; kOutOfMemory when the capacity does not allow it, even with nothing cached.
+  // Throws OverflowError for a size that cannot be rounded up.
+  Id malloc(Bytes size, StreamId stream);
+
+  // Takes back a live block; throws Error for any other number.
+  void free(Id id);
+
+  // Gives everything cached and whole back to the device: torch.cuda.empty_cache().
+  void empty_cache();
+
+  const CachingStats& stats() const { return stats_; }
+  void reset_peaks();
+
+  // Throws Error unless segments are tiled, no two free neighbours are unmerged, the sets hold what
+  // is free, and the counts are right. For tests.
+  void check() const;
+
+ private:
+  struct Block {
+    Id id = kNone;
+    Offset address = 0;
+    Bytes size = 0;
+    Bytes requested = 0;
+    StreamId stream = 0;
+    bool small = false;
+    bool in_use = false;  // the object, not the memory
+    bool live = false;
+    bool mapped = true;
+    std::int32_t range = kNone;  // of expandable segments: index into ranges_
+    std::int64_t age = 0;        // searches of its pool before it was cached
+    Block* previous = nullptr;
+    Block* next = nullptr;
+
+    bool is_split() const { return previous != nullptr || next != nullptr; }
+  };
+  struct BySize {
+    bool operator()(const Block* a, const Block* b) const;
+  };
+  struct ByAddress {
+    bool operator()(const Block* a, const Block* b) const;
+  };
+  struct Pool {
+    std::set<Block*, BySize> free;
+    std::set<Block*, ByAddress> unmapped;
+    std::int64_t searches = 0;
+  };
+  struct Range {  // the address space of an expandable segment
+    Offset address = 0;
+    Bytes size = 0;
+    Bytes chunk = 0;
+  };
+  struct Search {
+    Bytes size = 0;  // rounded
+    StreamId stream = 0;
+    bool small = false;
+  };
+
+  Bytes round(Bytes size) const;
+  static Bytes segment_size(Bytes size);
+  bool worth_splitting(const Block& block, Bytes size) const;
+  Pool& pool(bool small) { return small ? small_ : large_; }
+  bool collects_garbage() const;
+
+  Block* new_block(const Search& search, Offset address, Bytes size);
+  void forget(Block* block);
+  void cache(Block* block);
+  bool merge(Block* block, Block* neighbour);
+  static void insert_before(Block* block, Block* next);
+  static void insert_after(Block* block, Block* previous);
+
+  Block* find_free(const Search& search);
+  Block* allocate_segment(const Search& search);
+  Block* allocate_expandable(const Search& search);
+  Block* find_expandable(const Search& search);
+  bool map(Block* block, Bytes size);
+  void unmap(Block* block);
+  bool release_oversize(const Search& search);
+  void release_segment(Block* block);
+  void release_cached(Pool& pool);
+  void collect_garbage();
+  Id hand_out(Block* block, const Search& search, Bytes requested);
+
+  const CachingSettings settings_;
+  std::deque<Block> blocks_;  // by id; addresses of its elements are stable
+  std::vector<Id> unused_;    // ids
+  Pool large_;
+  Pool small_;
+  std::vector<Range> ranges_;
+  Offset next_address_;
+  CachingStats stats_;
+};
+
+}  // namespace stalloc

@@ -1,0 +1,164 @@
+// The part of the model that maps memory piece by piece; see Note [Expandable Segments] of torch.
+#include <algorithm>
+
+#include "base/error.h"
+#include "replay/caching_model.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kSmallChunk = Bytes{2} << 20;
+constexpr Bytes kLargeChunk = Bytes{20} << 20;
+// Address space of a segment where the device has no limit: many times any device's, and still
+// thousands of them fit in 63 bits.
+constexpr Bytes kEndless = Bytes{1} << 48;
+
+Bytes chunks(Bytes size, Bytes chunk) { return size / chunk + (size % chunk != 0); }
+
+}  // namespace
+
+CachingModel::Block* CachingModel::allocate_expandable(const Search& search) {
+  Block* block = find_expandable(search);
+  // A list of free and unmapped blocks that are large enough together: unmapped, unmapped - free
+  // or free - unmapped, and so on.
+  if (!block->mapped && !map(block, std::min(block->size, search.size))) return nullptr;
+  while (block->size < search.size) {
+    Block* next = block->next;
+    if (!map(next, std::min(search.size - block->size, next->size))) return nullptr;
+    block = next;  // which has been merged with the one before it
+  }
+  pool(search.small).free.erase(block);
+  return block;
+}
+
+// The lowest address at which the segment has room: a new segment when there is none.
+CachingModel::Block* CachingModel::find_expandable(const Search& search) {
+  const auto has_room = [&](const Block* b) {
+    Bytes size = 0;
+    for (; size < search.size && b && !b->live; b = b->next) size += b->size;
+    return size >= search.size;
+  };
+  Pool& shelf = pool(search.small);
+  Block key;
+  key.stream = search.stream;
+  for (auto it = shelf.unmapped.lower_bound(&key);
+       it != shelf.unmapped.end() && (*it)->stream == search.stream; ++it) {
+    Block* block = *it;
+    if (block->previous && !block->previous->live) block = block->previous;
+    if (has_room(block)) return block;
+  }
+  const Bytes chunk = search.small ? kSmallChunk : kLargeChunk;
+  const Bytes capacity = std::min(settings_.capacity, kEndless);
+  // As torch has it, an eighth more than the device, so that gaps can be left behind; and for a
+  // request that the device will refuse, room for it all the same.
+  const Bytes size =
+      chunks(std::max(capacity + capacity / 8, std::min(search.size, kEndless)), chunk) * chunk;
+  const Range range{next_address_, size, chunk};
+  if (search.size > range.size || __builtin_add_overflow(next_address_, size, &next_address_)) {
+    throw OverflowError("a request of " + std::to_string(search.size) +
+                        " bytes is larger than any device's address space");
+  }
+  Block* block = new_block(search, range.address, range.size);
+  block->mapped = false;
+  block->range = static_cast<std::int32_t>(ranges_.size());
+  ranges_.push_back(range);
+  shelf.unmapped.insert(block);
+  return block;
+}
+
+// Maps the first `size` bytes of an unmapped block, in whole chunks, and caches it. False when the
+// device has not as much left.
+bool CachingModel::map(Block* block, Bytes size) {
+  const Range& range = ranges_[static_cast<std::size_t>(block->range)];
+  const Bytes mapped = chunks(size, range.chunk) * range.chunk;
+  if (mapped > settings_.capacity - stats_.reserved.current) return false;
+  Pool& shelf = pool(block->small);
+  shelf.unmapped.erase(block);
+  block->mapped = true;
+  if (mapped < block->size) {
+    Block* rest =
+        new_block({0, block->stream, block->small}, block->address + mapped, block->size - mapped);
+    rest->mapped = false;
+    rest->range = block->range;
+    insert_after(rest, block);
+    shelf.unmapped.insert(rest);
+    block->size = mapped;
+  }
+  merge(block, block->previous);
+  merge(block, block->next);
+  cache(block);
+  stats_.reserved.add(mapped);
+  stats_.maps += mapped / range.chunk;
+  return true;
+}
+
+// Unmaps the whole chunks within a cached block.
+void CachingModel::unmap(Block* block) {
+  const Range& range = ranges_[static_cast<std::size_t>(block->range)];
+  const Offset first = block->address - range.address;
+  const Offset begin = chunks(first, range.chunk) * range.chunk;
+  const Offset end = (first + block->size) / range.chunk * range.chunk;
+  if (begin >= end) return;
+  pool(block->small).free.erase(block);
+  const Search like{0, block->stream, block->small};
+  if (begin > first) {
+    Block* before = new_block(like, block->address, begin - first);
+    before->range = block->range;
+    insert_before(before, block);
+    cache(before);
+  }
+  if (const Bytes after = first + block->size - end; after > 0) {
+    Block* rest = new_block(like, range.address + end, after);
+    rest->range = block->range;
+    insert_after(rest, block);
+    cache(rest);
+  }
+  block->address = range.address + begin;
+  block->size = end - begin;
+  block->mapped = false;
+  merge(block, block->previous);
+  merge(block, block->next);
+  pool(block->small).unmapped.insert(block);
+  stats_.reserved.add(begin - end);
+  stats_.unmaps += (end - begin) / range.chunk;
+}
+
+void CachingModel::check() const {
+  const auto fail = [](const std::string& what) { throw Error("caching model: " + what); };
+  Bytes requested = 0, allocated = 0, reserved = 0;
+  std::size_t free_blocks = 0, unmapped_blocks = 0;
+  for (const Block& b : blocks_) {
+    if (!b.in_use) continue;
+    const Pool& shelf = b.small ? small_ : large_;
+    if (b.next && (b.next->previous != &b || b.address + b.size != b.next->address)) {
+      fail("a segment is not tiled by its blocks");
+    }
+    if (b.next && !b.live && !b.next->live && b.mapped == b.next->mapped) {
+      fail("two free neighbours were not merged");
+    }
+    if (b.requested > b.size || (b.live && (b.requested <= 0 || !b.mapped))) {
+      fail("a block is smaller than what was asked for");
+    }
+    auto* key = const_cast<Block*>(&b);
+    if (shelf.free.contains(key) != (!b.live && b.mapped) ||
+        shelf.unmapped.contains(key) != !b.mapped) {
+      fail("a block is in the wrong set");
+    }
+    requested += b.requested;
+    if (b.live) allocated += b.size;
+    if (b.mapped) reserved += b.size;
+    free_blocks += !b.live && b.mapped;
+    unmapped_blocks += !b.mapped;
+  }
+  if (free_blocks != small_.free.size() + large_.free.size() ||
+      unmapped_blocks != small_.unmapped.size() + large_.unmapped.size()) {
+    fail("a set holds what is no block");
+  }
+  if (requested != stats_.requested.current || allocated != stats_.allocated.current ||
+      reserved != stats_.reserved.current) {
+    fail("the counts of bytes are off");
+  }
+  if (reserved > settings_.capacity) fail("more is reserved than the device has");
+}
+
+}  // namespace stalloc

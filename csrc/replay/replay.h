@@ -1,0 +1,49 @@
+// What allocators would have done with a trace: the same allocations and frees, in their order,
+// with no device behind them.
+//
+// Replay stops at the first request that does not fit. A free is what the trace says it is, so one
+// that waits for another stream is at the tick at which it was completed.
+#pragma once
+
+#include <cstdint>
+
+#include "base/types.h"
+#include "plan/plan.h"
+#include "replay/caching_model.h"
+#include "trace/trace.h"
+
+namespace stalloc {
+
+struct ReplayResult {
+  // Over the last complete iteration, or over all when there is none: what training goes on with.
+  Bytes load = 0;           // the most bytes live at once, as asked: M_a
+  Bytes reserved = 0;       // the most bytes held of the device: M_r
+  Bytes peak_reserved = 0;  // the same over all, warm-up included
+  std::int64_t mallocs = 0;
+  std::int64_t frees = 0;
+  std::int64_t maps = 0;
+  std::int64_t unmaps = 0;
+  std::int32_t failed = kNone;  // the request that did not fit, index into Trace::requests
+  // Of a plan: static requests of complete iterations served at their planned address, and not.
+  std::int64_t hits = 0;
+  std::int64_t misses = 0;
+
+  std::int64_t native_calls() const { return mallocs + frees + maps + unmaps; }
+  double efficiency() const {
+    return reserved > 0 ? static_cast<double>(load) / static_cast<double>(reserved) : 1.0;
+  }
+};
+
+// Under torch's policy. Throws TraceError when the trace fails check().
+ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings);
+
+// Under stalloc's own runtime with this plan, on a device of `capacity` bytes. `reuse` as for
+// PlannedAllocator::enable. Throws TraceError as above, and PlanError when the plan is not sound.
+ReplayResult replay_planned(const Trace& trace, const Plan& plan,
+                            Bytes capacity = CachingSettings::kUnlimited, bool reuse = true);
+
+// The iteration that a plan lays out, `turns` times in a row: its static requests, alone. For
+// replaying a plan whose trace is not at hand.
+Trace unroll(const Plan& plan, std::int32_t turns);
+
+}  // namespace stalloc

@@ -1,0 +1,153 @@
+// Drives the runtime as the hooks do: phases, iterations and the scopes of dynamic modules from the
+// trace's tables, requests from its rows.
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "base/error.h"
+#include "device/pretend.h"
+#include "replay/events.h"
+#include "replay/replay.h"
+#include "runtime/planned_allocator.h"
+
+namespace stalloc {
+namespace {
+
+// Counts what the runtime asks of the device.
+class CountingMemory final : public DeviceMemory {
+ public:
+  explicit CountingMemory(Bytes capacity) : memory_(capacity) {}
+
+  std::string_view name() const override { return memory_.name(); }
+  void* allocate(Bytes size) override {
+    void* piece = memory_.allocate(size);
+    if (piece) ++mallocs_;
+    return piece;
+  }
+  void release(void* piece, Bytes size) noexcept override {
+    ++frees_;
+    memory_.release(piece, size);
+  }
+  Bytes available() const override { return memory_.available(); }
+
+  std::int64_t mallocs() const { return mallocs_; }
+  std::int64_t frees() const { return frees_; }
+
+ private:
+  PretendMemory memory_;
+  std::int64_t mallocs_ = 0;
+  std::int64_t frees_ = 0;
+};
+
+// Reports to the allocator what the training loop did up to a tick.
+class Loop {
+ public:
+  Loop(const Trace& trace, PlannedAllocator& allocator) : trace_(trace), allocator_(allocator) {}
+
+  void advance(Tick tick) {
+    const auto& ends = trace_.iterations;
+    const auto& spans = trace_.phases;
+    for (;;) {
+      const bool ends_next = iteration_ < ends.size() && ends[iteration_] <= tick;
+      const bool phase_next = span_ < spans.size() && spans[span_].begin <= tick;
+      // A phase that begins where an iteration ends belongs to the next, unless it is empty and
+      // says otherwise.
+      if (ends_next && (!phase_next || ends[iteration_] < spans[span_].begin ||
+                        (ends[iteration_] == spans[span_].begin && !is_of_before(spans[span_])))) {
+        if (iteration_++ > 0) {
+          allocator_.end_iteration();
+          last_.reset();
+        }
+      } else if (phase_next) {
+        enter(spans[span_++]);
+      } else {
+        return;
+      }
+    }
+  }
+
+ private:
+  bool is_of_before(const PhaseSpan& span) const {
+    return span.iteration != kNone && span.iteration < static_cast<std::int32_t>(iteration_);
+  }
+
+  void enter(const PhaseSpan& span) {
+    const bool unplanned = span.key.kind == PhaseKind::kUnplanned;
+    // What was live before the first iteration was there before any phase.
+    if (unplanned && iteration_ == 0) return;
+    if (unplanned == unplanned_) {
+      if (!unplanned) enter_planned(span);
+      return;
+    }
+    unplanned_ = unplanned;
+    if (unplanned) {
+      allocator_.enter_unplanned();
+      return;
+    }
+    allocator_.leave_unplanned();
+    if (last_ != span.key) enter_planned(span);  // else it goes on after an interruption
+  }
+
+  void enter_planned(const PhaseSpan& span) {
+    allocator_.enter_phase(span.key.kind, span.key.microbatch, span.key.chunk);
+    last_ = span.key;
+  }
+
+  const Trace& trace_;
+  PlannedAllocator& allocator_;
+  std::size_t iteration_ = 0;  // boundaries passed
+  std::size_t span_ = 0;       // spans entered
+  bool unplanned_ = false;
+  std::optional<PhaseKey> last_;  // the planned phase that was entered last in this iteration
+};
+
+}  // namespace
+
+ReplayResult replay_planned(const Trace& trace, const Plan& plan, Bytes capacity, bool reuse) {
+  trace.check();
+  CountingMemory memory(capacity);
+  ReplayResult result;
+  std::vector<void*> blocks(trace.requests.size(), nullptr);
+  PlannedAllocator allocator(memory);
+  try {
+    allocator.enable(plan, reuse);
+  } catch (const OutOfMemory&) {
+    result.failed = 0;
+    return result;
+  }
+  Loop loop(trace, allocator);
+  LastIteration last(trace);
+  for_each_event(
+      trace,
+      [&](Tick tick) {
+        loop.advance(tick);
+        if (!last.begins(tick)) return;
+        result.peak_reserved = allocator.statistics().reserved.peak;
+        allocator.reset_peaks();
+      },
+      [&](std::int32_t i) {
+        const Request& r = trace.requests[static_cast<std::size_t>(i)];
+        if (r.dynamic) allocator.enter_dynamic();
+        void*& block = blocks[static_cast<std::size_t>(i)];
+        try {
+          block = allocator.allocate(r.size, r.stream, r.thread == 0);
+        } catch (const OutOfMemory&) {
+          result.failed = i;
+        }
+        if (r.dynamic) allocator.leave_dynamic();
+        return block != nullptr;
+      },
+      [&](std::int32_t i) { allocator.deallocate(blocks[static_cast<std::size_t>(i)]); });
+  if (result.failed == kNone) loop.advance(trace.end);
+  const Statistics stats = allocator.statistics();
+  result.load = stats.allocated.peak;
+  result.reserved = stats.reserved.peak;
+  result.peak_reserved = std::max(result.peak_reserved, result.reserved);
+  result.hits = stats.hits;
+  result.misses = stats.misses;
+  result.mallocs = memory.mallocs();
+  result.frees = memory.frees();
+  return result;
+}
+
+}  // namespace stalloc

@@ -1,0 +1,194 @@
+"""Traces that others recorded, as traces of stalloc.
+
+`read` takes a file of any kind that is known here and says what it had to assume. Every importer
+turns its format into a `history.History`; what is common to all of them begins there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from stalloc.errors import TraceError
+from stalloc.importers.history import (
+    History,
+    join_iterations,
+    make_trace,
+    pair,
+    repeat,
+)
+from stalloc.importers.kineto import KinetoTrace
+from stalloc.importers.phases import find_iterations, find_runs, number
+from stalloc.importers.pickles import load_plain
+from stalloc.importers.snapshot import Snapshot
+from stalloc.progress import Progress
+from stalloc.trace import Trace
+
+TURNS = 5
+"""Iterations that are made of a single one: by then the runtime trusts its plan."""
+
+_STALLOC = re.compile(rb'"format"\s*:\s*"stalloc-(trace|plan)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A trace, and how it came about.
+
+    Attributes:
+        trace: What was recorded; its `info` has the rest of this as text.
+        kind: `pytorch snapshot` or `kineto trace`.
+        device: As torch names it.
+        others: Devices that were recorded too, with the number of their allocations.
+        assumptions: What the file does not tell, and was taken for granted.
+        torch_reserved: The most bytes that torch held, where the file tells.
+    """
+
+    trace: Trace
+    kind: str
+    device: str
+    others: dict[str, int]
+    assumptions: tuple[str, ...]
+    torch_reserved: int | None
+
+
+def is_foreign(content: bytes) -> bool:
+    """Whether a file's content is for `read`, and not a trace or plan of stalloc's own."""
+    head = content[:1]
+    return head in (b"\x80", b"\x1f", b"(", b"]", b"}", b"[", b"P") or (
+        content.lstrip()[:1] == b"{" and _STALLOC.search(content) is None
+    )
+
+
+def read(
+    path: str | PathLike[str],
+    device: int | None = None,
+    turns: int = TURNS,
+    progress: Progress | None = None,
+) -> Imported:
+    """Reads a memory snapshot (pickle) or a Kineto trace (JSON); either may be gzipped.
+
+    Args:
+        path: The file.
+        device: Number of the device. By default the one with the most allocations.
+        turns: How often to repeat the iteration, if there is only one: what lives on from one to
+            the next can be planned only then.
+        progress: Told the fraction that is done.
+
+    Raises:
+        TraceError: The file is damaged, or of a kind that is not known, or says nothing of
+            allocations; the message says where and what to do.
+        OSError: It cannot be read.
+    """
+    return from_bytes(Path(path).read_bytes(), str(path), device, turns, progress)
+
+
+def from_bytes(
+    content: bytes,
+    source: str,
+    device: int | None = None,
+    turns: int = TURNS,
+    progress: Progress | None = None,
+) -> Imported:
+    """The same of what a file holds; `source` is what messages call it."""
+    content = _unzipped(content, source)
+    if not content:
+        raise TraceError(f"{source}: the file is empty")
+    if content[:2] == b"PK":
+        raise TraceError(f"{source}: an archive (of torch.save?), and no memory snapshot")
+    if content.lstrip()[:1] in (b"{", b"["):
+        kineto = KinetoTrace(_json(content, source), source)
+        names = {kineto.name(d): d for d in kineto.devices}
+        counts = {kineto.name(d): n for d, n in kineto.devices.items()}
+        chosen = _choose(counts, device, source)
+        history, marks = kineto.history(names[chosen])
+        return _build(history, marks, "kineto trace", chosen, counts, source, turns)
+    snapshot = Snapshot(load_plain(content, source), source)
+    counts = {f"cuda:{d}": n for d, n in snapshot.devices.items()}
+    chosen = _choose(counts, device, source)
+    history, marks = snapshot.history(int(chosen.partition(":")[2]), progress)
+    return _build(history, marks, "pytorch snapshot", chosen, counts, source, turns)
+
+
+def _build(
+    history: History,
+    marks: list[int],
+    kind: str,
+    device: str,
+    counts: dict[str, int],
+    source: str,
+    turns: int,
+) -> Imported:
+    others = {name: count for name, count in counts.items() if name != device}
+    if others:
+        listed = ", ".join(f"{name} ({count:,})" for name, count in others.items())
+        history.assumptions.insert(
+            0, f"{device} is imported; allocations of others are left out: {listed} (--device)"
+        )
+    lifetimes = pair(history)
+    said = history.assumptions
+    runs = find_runs(history.hints, history.allocates, said)
+    boundaries = find_iterations(runs, marks, history.allocates, history.sizes, said)
+    if len(boundaries) == 2 and turns > 1:
+        boundaries = repeat(history, lifetimes, boundaries[0], boundaries[1], turns)
+        history.assumptions = []  # the same once more
+        lifetimes = pair(history)
+        runs = find_runs(history.hints, history.allocates, history.assumptions)
+        history.assumptions = said
+    else:
+        boundaries = join_iterations(history, lifetimes, boundaries)
+    spans = number(runs, boundaries, len(history))
+    reserved = history.info.get("torch_reserved")
+    history.info |= {"source": kind, "device": device.partition(":")[0]}
+    if history.assumptions:
+        history.info["assumptions"] = "; ".join(history.assumptions)
+    history.info = {
+        name: text.encode(errors="replace").decode() for name, text in history.info.items()
+    }
+    try:
+        trace = Trace(make_trace(history, lifetimes, spans))
+    except TraceError as error:
+        raise TraceError(f"{source}: {error}") from None
+    return Imported(
+        trace=trace,
+        kind=kind,
+        device=device,
+        others=others,
+        assumptions=tuple(history.assumptions),
+        torch_reserved=None if reserved is None else int(reserved),
+    )
+
+
+def _choose(counts: dict[str, int], device: int | None, source: str) -> str:
+    if device is None:
+        # The CPU's own requests are of interest when there is nothing else.
+        return max(counts, key=lambda name: (name != "cpu", counts[name]))
+    for name in counts:
+        if name.endswith(f":{device}"):
+            return name
+    known = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+    raise TraceError(f"{source}: no allocations of device {device} are recorded; there are {known}")
+
+
+def _unzipped(content: bytes, source: str) -> bytes:
+    if content[:2] != b"\x1f\x8b":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{source}: the gzip file is damaged or cut off: {error}") from None
+
+
+def _json(content: bytes, source: str) -> Any:
+    found = _STALLOC.search(content)
+    if found is not None:
+        raise TraceError(f"{source}: a {found[1].decode()} of stalloc's own: nothing to import")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{source}: no JSON: {error}") from None

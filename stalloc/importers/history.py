@@ -1,0 +1,395 @@
+"""Allocations and frees as an importer finds them, and the lifetimes they make.
+
+What a recorder inside torch would have known (phases, iterations, which addresses were live when it
+began) is worked out here from the order of events and from hints. Whatever is taken for granted on
+the way is put into words, for the reader of the result.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stalloc import _core
+from stalloc.errors import TraceError
+from stalloc.importers.phases import Hint, Spans
+from stalloc.tables import NEVER, Int64s
+
+LARGEST = (1 << 63) - 1
+"""The largest size, in bytes, that a trace can hold."""
+
+
+_ENOUGH_TO_JOIN = 4  # iterations from which pairs can be compared
+_MUCH = 0.001  # share of an iteration's bytes from which late frees are worth a longer iteration
+
+
+@dataclass(slots=True)
+class Block:
+    """Something that was live before the first event."""
+
+    address: int
+    size: int
+    stream: int
+    site: int
+
+
+@dataclass(slots=True)
+class History:
+    """The events of one device, in order: one list a column.
+
+    Attributes:
+        device: As torch names it, `cuda:0`.
+        allocates: Whether the event is an allocation, else a free.
+        addresses: What was allocated or freed.
+        sizes: Bytes as asked; of a free what it says, or 0.
+        streams: Handles as recorded.
+        hints: What each event says about its phase: a `phases.Hint`.
+        sites: Where in the program: an index into `names`, or -1.
+        names: Of call sites or modules.
+        live: What was live before, as far as is known from elsewhere.
+        assumptions: What was taken for granted so far.
+        info: What is worth knowing of the run.
+    """
+
+    device: str
+    allocates: list[bool] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    hints: list[int] = field(default_factory=list)
+    sites: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    live: list[Block] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+    info: dict[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.allocates)
+
+    def add(
+        self, allocates: bool, address: int, size: int, stream: int, hint: int, site: int
+    ) -> None:
+        """Appends an event."""
+        self.allocates.append(allocates)
+        self.addresses.append(address)
+        self.sizes.append(size)
+        self.streams.append(stream)
+        self.hints.append(hint)
+        self.sites.append(site)
+
+    def state(self, assumption: str) -> None:
+        """Adds an assumption."""
+        self.assumptions.append(assumption)
+
+
+@dataclass(slots=True)
+class Lifetimes:
+    """What pairing allocations with frees gives: a row a request, in order of allocation.
+
+    Attributes:
+        size: Bytes.
+        born: Index of the event; negative for what was live before the first one.
+        freed: Index of the event, or -1 when there was none.
+        stream: Ordinal.
+        site: Index into the history's names, or -1.
+        kept: Whether each event counts.
+    """
+
+    size: Int64s
+    born: Int64s
+    freed: Int64s
+    stream: Int64s
+    site: Int64s
+    kept: list[bool]
+
+    @property
+    def before(self) -> int:
+        """How many requests were live before the first event."""
+        return int(np.count_nonzero(self.born < 0))
+
+
+def pair(history: History) -> Lifetimes:
+    """Finds the free of each allocation, and puts into words what is odd.
+
+    A free of an address that no event allocated is of something that was live before the first
+    event: the recording began later than the program, or its head was overwritten.
+    """
+    initial = _live_before(history)
+    sizes = [block.size for block in initial]
+    born = [row - len(initial) for row in range(len(initial))]
+    freed = [-1] * len(initial)
+    streams = [block.stream for block in initial]
+    sites = [block.site for block in initial]
+    if initial:
+        total = _core.format_bytes(min(sum(sizes), LARGEST))
+        history.state(
+            f"{len(initial):,} requests of {total} were live before the first event; they are put "
+            "in front of it, by address"
+        )
+    live = {block.address: row for row, block in enumerate(initial)}
+    kept = [True] * len(history)
+    twice = overlapping = empty = 0
+    for event, (allocates, address, size) in enumerate(
+        zip(history.allocates, history.addresses, history.sizes, strict=True)
+    ):
+        if not allocates:
+            row = live.pop(address, -1)
+            if row < 0:
+                kept[event] = False
+                twice += 1
+            else:
+                freed[row] = event
+            continue
+        if size == 0:
+            kept[event] = False
+            empty += 1
+            continue
+        row = live.get(address, -1)
+        if row >= 0:
+            # Its free is missing. It must have come before this, and takes no tick of its own.
+            freed[row] = event
+            overlapping += 1
+        live[address] = len(sizes)
+        sizes.append(size)
+        born.append(event)
+        freed.append(-1)
+        streams.append(history.streams[event])
+        sites.append(history.sites[event])
+    _state(history, twice, "{} of an address that is free already: ignored", "free", "frees")
+    _state(
+        history,
+        overlapping,
+        "{} of an address that is live: what was there is taken as freed just before",
+        "allocation",
+        "allocations",
+    )
+    _state(history, empty, "{} of no bytes: ignored", "allocation", "allocations")
+    return Lifetimes(
+        size=np.array(sizes, np.int64),
+        born=np.array(born, np.int64),
+        freed=np.array(freed, np.int64),
+        stream=_ordinals(streams),
+        site=np.array(sites, np.int64),
+        kept=kept,
+    )
+
+
+def repeat(history: History, lifetimes: Lifetimes, begin: int, end: int, turns: int) -> list[int]:
+    """Makes `turns` iterations of the only one, `[begin, end)`, and drops what comes after it.
+
+    Where something lives on past the birth of its successor, two of the recorded make one.
+
+    What lives on at its end must go in the next, or memory would grow. Where the iteration frees
+    something of that size and stream that it did not allocate, that is its predecessor, which the
+    first turn does not have. The rest is freed as the next turn begins, as `zero_grad` does it.
+
+    Returns:
+        The boundaries of the iterations.
+    """
+    born, freed = lifetimes.born, lifetimes.freed
+    survivors = np.flatnonzero((born >= begin) & (born < end) & ((freed < 0) | (freed >= end)))
+    foreign = np.flatnonzero((born < begin) & (freed >= begin) & (freed < end))
+    foreign = foreign[np.argsort(freed[foreign], kind="stable")]
+    waiting: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+    for row in survivors.tolist():
+        waiting[int(lifetimes.size[row]), int(lifetimes.stream[row])].append(row)
+    # By the event that frees something older: the survivor that is freed there in the next turn.
+    successor: dict[int, int] = {}
+    once: set[int] = set()
+    for row in foreign.tolist():
+        event = int(freed[row])
+        same = waiting[int(lifetimes.size[row]), int(lifetimes.stream[row])]
+        if history.allocates[event]:
+            continue
+        if same:
+            successor[event] = same.popleft()
+        else:
+            once.add(event)
+    rest = sorted(row for rows in waiting.values() for row in rows)
+    longer = [row for event, row in successor.items() if born[row] < event]
+    steps = 2 if longer else 1
+    result = _Turns(history)
+    result.copy(range(begin), 0)
+    boundaries = [begin]
+    for turn in range(turns * steps):
+        if turn > 0:
+            for row in rest:
+                result.free(int(born[row]), turn - 1, Hint.OTHER)
+        for event in range(begin, end):
+            if event in successor:
+                if turn > 0:
+                    result.free(int(born[successor[event]]), turn - 1, Hint.NONE)
+            elif turn == 0 or (lifetimes.kept[event] and event not in once):
+                result.copy((event,), turn)
+        if (turn + 1) % steps == 0:
+            boundaries.append(len(result.new))
+    for name in ("allocates", "addresses", "sizes", "streams", "hints", "sites"):
+        setattr(history, name, getattr(result.new, name))
+    history.state(_repetition(lifetimes, turns * steps, list(successor.values()), rest))
+    if longer:
+        _state_longer(history, len(longer), int(lifetimes.size[longer].sum()))
+    return boundaries
+
+
+def join_iterations(history: History, lifetimes: Lifetimes, boundaries: list[int]) -> list[int]:
+    """Takes two iterations for one where much lives longer than one.
+
+    A plan gives a request of an iteration one address, which the next iteration's needs as well.
+    """
+    if len(boundaries) < _ENOUGH_TO_JOIN + 1:
+        return boundaries
+    born, freed = lifetimes.born, lifetimes.freed
+    bounds = np.array(boundaries, np.int64)
+    first = np.searchsorted(bounds, born, side="right") - 1
+    last = np.searchsorted(bounds, freed, side="right") - 1
+    begins = np.append(bounds, bounds[-1])
+    late = freed - begins[last] > born - begins[first]
+    inside = (first >= 0) & (last < len(bounds) - 1)
+    rows = np.flatnonzero(inside & (last == first + 1) & late)
+    kept = np.where(history.allocates, history.sizes, 0).astype(np.float64)
+    a_turn = float(lifetimes.size[rows].sum()) / (len(boundaries) - 2)
+    if a_turn <= _MUCH * kept.sum() / (len(boundaries) - 1):
+        return boundaries
+    count = round(len(rows) / (len(boundaries) - 2))
+    _state_longer(history, count, int(a_turn))
+    return boundaries[(len(boundaries) - 1) % 2 :: 2]
+
+
+def _state_longer(history: History, count: int, total: int) -> None:
+    history.state(
+        f"{count:,} requests of {_core.format_bytes(total)} live longer than an iteration, until "
+        "after their successors are allocated: two iterations are taken for one, as if "
+        "stalloc.step() were called after every second optimizer step"
+    )
+
+
+class _Turns:
+    """Events of a history, in a new order, with addresses of their own in each turn."""
+
+    def __init__(self, history: History) -> None:
+        self._old = history
+        self.new = History(history.device)
+
+    def copy(self, events: Iterable[int], turn: int) -> None:
+        old = self._old
+        for event in events:
+            self.new.add(
+                old.allocates[event],
+                old.addresses[event] + (turn << 64),
+                old.sizes[event],
+                old.streams[event],
+                old.hints[event],
+                old.sites[event],
+            )
+
+    def free(self, allocation: int, turn: int, hint: Hint) -> None:
+        """Frees what that event allocated in that turn."""
+        old = self._old
+        address, size = old.addresses[allocation] + (turn << 64), old.sizes[allocation]
+        self.new.add(False, address, size, old.streams[allocation], hint, -1)
+
+
+def _repetition(lifetimes: Lifetimes, turns: int, matched: list[int], rest: list[int]) -> str:
+    text = f"the iteration is repeated {turns} times"
+    if matched:
+        total = _core.format_bytes(int(lifetimes.size[matched].sum()))
+        text += (
+            f"; {len(matched):,} requests of {total} that live on at its end take the place of "
+            "older ones of their size, which it frees"
+        )
+    if rest:
+        total = _core.format_bytes(int(lifetimes.size[rest].sum()))
+        text += f"; {len(rest):,} of {total} are freed as the next one begins"
+    return text
+
+
+def _live_before(history: History) -> list[Block]:
+    known = {block.address: block for block in history.live}
+    seen: set[int] = set()
+    for event, address in enumerate(history.addresses):
+        if address in seen:
+            continue
+        seen.add(address)
+        if history.allocates[event]:
+            # Live at the end, perhaps, but not from the beginning.
+            known.pop(address, None)
+        elif address not in known or known[address].size != history.sizes[event]:
+            size = history.sizes[event]
+            if size > 0:
+                known[address] = Block(address, size, history.streams[event], -1)
+            else:
+                known.pop(address, None)
+    return sorted((b for b in known.values() if b.size > 0), key=lambda b: b.address)
+
+
+def make_trace(history: History, lifetimes: Lifetimes, spans: Spans) -> _core.Trace:
+    """Puts requests, phases and iterations together, on one clock of ticks."""
+    before = lifetimes.before
+    kept = np.array(lifetimes.kept, dtype=bool)
+    # The tick of each event, and behind the last one, of the end.
+    ticks = before + np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
+    born, freed = lifetimes.born, lifetimes.freed
+    lower = np.where(born < 0, before + born, ticks[np.maximum(born, 0)])
+    # Where the free was missing, the address's next allocation stands for it, which has its tick.
+    upper = np.where(freed < 0, NEVER, ticks[np.maximum(freed, 0)])
+    end = int(ticks[-1])
+    begins = ticks[spans.begin]
+    phases = {
+        "kind": spans.kind,
+        "microbatch": spans.microbatch,
+        "chunk": np.zeros_like(spans.kind),
+        "occurrence": spans.occurrence,
+        "begin": begins,
+        "end": np.concatenate((begins[1:], [end])),
+        "iteration": spans.iteration,
+    }
+    if before:
+        first = {"kind": 4, "microbatch": -1, "chunk": 0, "occurrence": 0, "begin": 0}
+        first |= {"end": int(begins[0]), "iteration": -1}
+        phases = {name: np.concatenate(([first[name]], rows)) for name, rows in phases.items()}
+    starts = np.asarray(phases["begin"])
+
+    def span_at(moments: Int64s) -> Int64s:
+        return np.asarray(np.searchsorted(starts, moments, side="right") - 1, np.int64)
+
+    requests = {
+        "size": lifetimes.size,
+        "lower": lower,
+        "upper": upper,
+        "phase_begin": span_at(lower),
+        "phase_end": np.where(freed < 0, -1, span_at(upper)),
+        "layer_begin": lifetimes.site,
+        "layer_end": np.full_like(born, -1),
+        "stream": lifetimes.stream,
+        "thread": np.zeros_like(born),
+        "dynamic": np.zeros_like(born),
+    }
+    try:
+        return _core.make_trace(
+            info=history.info,
+            end=end,
+            iterations=ticks[spans.boundaries].tolist(),
+            layers=history.names,
+            phases={name: _column(rows) for name, rows in phases.items()},
+            requests={name: _column(rows) for name, rows in requests.items()},
+        )
+    except TraceError as error:
+        raise TraceError(f"what was recorded makes no trace: {error}") from error
+
+
+def _column(values: Int64s) -> Int64s:
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _ordinals(streams: Sequence[int]) -> Int64s:
+    """The default stream, which is 0, stays so; others are numbered by first use."""
+    ordinals = {0: 0}
+    return np.array([ordinals.setdefault(s, len(ordinals)) for s in streams], np.int64)
+
+
+def _state(history: History, count: int, what: str, one: str, many: str) -> None:
+    if count:
+        history.assumptions.append(what.format(f"{count:,} {one if count == 1 else many}"))

@@ -1,0 +1,266 @@
+"""Memory snapshots of PyTorch: what `torch.cuda.memory._dump_snapshot` writes.
+
+A snapshot holds what was allocated when it was taken (`segments`, made of blocks) and, where
+`_record_memory_history` was on, what happened before (`device_traces`): a ring buffer, whose
+beginning may have been overwritten. Layouts since 2.1 differ little, and by keys that are there or
+not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+from stalloc.errors import TraceError
+from stalloc.importers.annotations import Annotation, hint_of, mark
+from stalloc.importers.frames import Stacks
+from stalloc.importers.history import LARGEST, Block, History
+from stalloc.importers.phases import Hint
+
+_ACTIVE = {"active_allocated", "active_pending_free", "active_awaiting_free"}
+_GROWS = {"segment_alloc", "segment_map"}
+_SHRINKS = {"segment_free", "segment_unmap"}
+_EVENTS = {"alloc", "free_completed"}
+_IGNORED = {"free_requested", "snapshot", "oom", "user_defined", "unmapping"}
+_WORD = (1 << 64) - 1  # the largest address
+_REPORT_EVERY = 1 << 14  # events
+
+Progress = Callable[[float], object]
+
+
+class Snapshot:
+    """A snapshot, checked as far as one can without reading its events.
+
+    Attributes:
+        devices: How many allocations are recorded of each device.
+    """
+
+    def __init__(self, content: Any, source: str) -> None:
+        self._source = source
+        if isinstance(content, list):
+            content = {"segments": content}  # torch.cuda.memory_snapshot()
+        if not isinstance(content, Mapping) or "segments" not in content:
+            raise TraceError(
+                f"{source}: no memory snapshot: a dictionary with 'segments' and 'device_traces' "
+                "was expected"
+            )
+        self._segments = self._list(content, "segments")
+        self._traces = self._list(content, "device_traces")
+        self._annotations = self._list(content, "external_annotations")
+        settings = content.get("allocator_settings", {})
+        self._settings = settings if isinstance(settings, Mapping) else {}
+        self.devices: dict[int, int] = {}
+        for device, events in enumerate(self._traces):
+            if not isinstance(events, list):
+                self._fail(f"device_traces[{device}]", "expected a list of events")
+            count = sum(isinstance(e, Mapping) and e.get("action") == "alloc" for e in events)
+            if count:
+                self.devices[device] = count
+        if not self.devices:
+            raise TraceError(
+                f"{source}: the snapshot holds no history of allocations; call "
+                "torch.cuda.memory._record_memory_history() before the iterations of interest, "
+                "and _dump_snapshot() after them"
+            )
+
+    def history(self, device: int, progress: Progress | None = None) -> tuple[History, list[int]]:
+        """The events of a device, and before which of them profiler steps begin or end."""
+        events = self._traces[device]
+        history = History(f"cuda:{device}")
+        stacks = Stacks()
+        times: list[float] = []
+        reserved = lowest = highest = 0
+        pending: dict[int, str] = {}
+        for row, event in enumerate(events):
+            if progress is not None and row % _REPORT_EVERY == 0:
+                progress(row / len(events))
+            place = f"device_traces[{device}][{row}]"
+            if not isinstance(event, Mapping):
+                self._fail(place, "expected an event")
+            action = str(event.get("action"))
+            if action in _EVENTS:
+                address = self._number(event, "addr", place, _WORD)
+                size = self._number(event, "size", place, LARGEST)
+                stream = self._number(event, "stream", place, _WORD)
+                pending.pop(address, None)
+                hint, site = Hint.NONE, -1
+                if action == "alloc":
+                    hint, site = self._stack(stacks, event, place)
+                history.add(action == "alloc", address, size, stream, hint, site)
+                times.append(self._time(event, place))
+            elif action == "free_requested":
+                pending[self._number(event, "addr", place, _WORD)] = place
+            elif action in _GROWS or action in _SHRINKS:
+                size = self._number(event, "size", place, LARGEST)
+                reserved += size if action in _GROWS else -size
+                lowest, highest = min(lowest, reserved), max(highest, reserved)
+            elif action not in _IGNORED:
+                self._fail(place, f"no action is called {action!r}")
+        history.names = stacks.names
+        self._add_segments(history, device, stacks, reserved, lowest, highest)
+        if pending:
+            history.assumptions.append(
+                f"{len(pending):,} requests wait for another stream to be freed: they are live to "
+                "the end"
+            )
+        self._read_stacks(history, stacks)
+        marks = mark(self._annotations_of(device), times, history.hints, history.assumptions)
+        return history, marks
+
+    def _add_segments(
+        self,
+        history: History,
+        device: int,
+        stacks: Stacks,
+        reserved: int,
+        lowest: int,
+        highest: int,
+    ) -> None:
+        """What was live at the end, and how much torch held."""
+        held = pools = 0
+        last = dict(zip(history.addresses, history.allocates, strict=True))
+        missing = {a for a, allocates in last.items() if allocates}
+        for row, segment in enumerate(self._segments):
+            place = f"segments[{row}]"
+            if not isinstance(segment, Mapping):
+                self._fail(place, "expected a segment")
+            if segment.get("device", device) != device:
+                continue
+            held += self._number(segment, "total_size", place, _WORD)
+            pools += segment.get("segment_pool_id", (0, 0)) not in ((0, 0), [0, 0])
+            stream = self._number(segment, "stream", place, _WORD, default=0)
+            address = self._number(segment, "address", place, _WORD)
+            for index, block in enumerate(self._list(segment, "blocks", place)):
+                at = f"{place}.blocks[{index}]"
+                if not isinstance(block, Mapping):
+                    self._fail(at, "expected a block")
+                size = self._number(block, "size", at, _WORD)
+                if str(block.get("state")) in _ACTIVE:
+                    where = self._number(block, "address", at, _WORD, default=address)
+                    missing.discard(where)
+                    _, site = self._stack(stacks, block, at)
+                    asked = self._asked(block, at, size)
+                    history.live.append(Block(where, asked, stream, site))
+                address += size
+        if missing and self._segments:
+            history.assumptions.append(
+                f"{len(missing):,} requests are live by the history and not by the segments: they "
+                "are taken as live to the end"
+            )
+        if pools:
+            history.assumptions.append(
+                f"{pools} segments belong to private pools (CUDA graphs): their requests are taken "
+                "like all others"
+            )
+        self._note_reserved(history, held, reserved, lowest, highest)
+
+    def _note_reserved(
+        self, history: History, held: int, reserved: int, lowest: int, highest: int
+    ) -> None:
+        start = held - reserved
+        if self._segments:
+            if start + lowest < 0:
+                history.assumptions.append(
+                    "segments and history do not agree on what torch held: only the segments count"
+                )
+                highest = reserved
+            history.info["torch_reserved"] = str(start + highest)
+        for name in ("expandable_segments", "max_split_size", "garbage_collection_threshold"):
+            if name in self._settings:
+                history.info[f"torch_{name}"] = str(self._settings[name])
+        conf = self._settings.get("PYTORCH_CUDA_ALLOC_CONF")
+        if conf:
+            history.info["PYTORCH_CUDA_ALLOC_CONF"] = str(conf)
+
+    def _read_stacks(self, history: History, stacks: Stacks) -> None:
+        """The engine's threads have no Python: without frames of C++ their stacks are empty."""
+        if not stacks.python:
+            history.assumptions.append(
+                "the recording has no stacks: forward and backward are told from annotations alone"
+            )
+        elif not stacks.compiled:
+            empty = [
+                row
+                for row, (hint, site) in enumerate(zip(history.hints, history.sites, strict=True))
+                if history.allocates[row] and hint == Hint.NONE and site < 0
+            ]
+            for row in empty:
+                history.hints[row] = Hint.BACKWARD
+            if empty:
+                history.assumptions.append(
+                    f"{len(empty):,} allocations without a stack are taken for those of backward, "
+                    "which runs in threads of its own (stacks='all' would tell)"
+                )
+
+    def _annotations_of(self, device: int) -> list[Annotation]:
+        """Begin and end of each name, matched like brackets."""
+        result: list[Annotation] = []
+        open_: dict[str, list[float]] = {}
+        for row, event in enumerate(self._annotations):
+            place = f"external_annotations[{row}]"
+            if not isinstance(event, Mapping):
+                self._fail(place, "expected an annotation")
+            if event.get("device", device) != device:
+                continue
+            name, time = str(event.get("name", "")), self._time(event, place)
+            if event.get("stage") == "START":
+                open_.setdefault(name, []).append(time)
+            elif open_.get(name):
+                result.append(Annotation(name, open_[name].pop(), time))
+            else:  # it began before the first event
+                result.append(Annotation(name, float("-inf"), time))
+        for name, begins in open_.items():
+            result.extend(Annotation(name, begin, float("inf")) for begin in begins)
+        return result
+
+    def _stack(self, stacks: Stacks, entry: Mapping[str, Any], place: str) -> tuple[Hint, int]:
+        try:
+            hint, site = stacks.read(entry.get("frames", ()))
+        except TraceError as error:
+            self._fail(f"{place}.frames", str(error))
+        metadata = entry.get("user_metadata")
+        if metadata and isinstance(metadata, str):
+            told = hint_of(metadata)
+            return (told if told != Hint.NONE else hint), stacks.site(metadata)
+        return hint, site
+
+    def _asked(self, block: Mapping[str, Any], place: str, size: int) -> int:
+        if "requested_size" in block:
+            return self._number(block, "requested_size", place, LARGEST)
+        past = block.get("history")  # of 2.0 and 2.1
+        if isinstance(past, list) and past and isinstance(past[0], Mapping):
+            return self._number(past[0], "real_size", place, LARGEST, default=size)
+        return size
+
+    def _number(
+        self, entry: Mapping[str, Any], key: str, place: str, most: int, default: int | None = None
+    ) -> int:
+        value = entry.get(key, default)
+        if type(value) is not int:
+            self._fail(f"{place}.{key}", f"expected a whole number, found {_shown(value)}")
+        if not 0 <= value <= most:
+            self._fail(f"{place}.{key}", f"{value} is not between 0 and {most}")
+        return value
+
+    def _time(self, entry: Mapping[str, Any], place: str) -> float:
+        value = entry.get("time_us", 0)
+        if type(value) not in (int, float) or math.isnan(value):
+            self._fail(f"{place}.time_us", f"expected a time, found {_shown(value)}")
+        return cast("float", value)
+
+    def _list(self, entry: Mapping[str, Any], key: str, place: str = "") -> Sequence[Any]:
+        value = entry.get(key, [])
+        if not isinstance(value, list):
+            self._fail(f"{place}.{key}".lstrip("."), f"expected a list, found {_shown(value)}")
+        return cast("Sequence[Any]", value)
+
+    def _fail(self, place: str, what: str) -> NoReturn:
+        raise TraceError(f"{self._source}: {place}: {what}")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__name__
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,70 @@
+// The check of pickles: plain data of every protocol passes, anything else is named.
+#include "base/pickle.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "base/error.h"
+
+namespace stalloc {
+namespace {
+
+using std::string_literals::operator""s;
+
+std::string refusal(const std::string& pickle) {
+  try {
+    check_plain_pickle(pickle, "snapshot.pickle");
+  } catch (const TraceError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Pickle, PlainDataPasses) {
+  // {'a': [1, 2.5, None, True]} by protocols 0, 2 and 4.
+  for (const std::string& pickle : {
+           "(dp0\nVa\np1\n(lp2\nI1\naF2.5\naNaI01\nas."s,
+           "\x80\x02}q\x00X\x01\x00\x00\x00"
+           "aq\x01]q\x02(K\x01G@\x04\x00\x00\x00\x00\x00\x00N\x88"
+           "es."s,
+           "\x80\x04\x95\x1a\x00\x00\x00\x00\x00\x00\x00}\x94\x8c\x01"
+           "a\x94]\x94(K\x01G@\x04\x00\x00\x00\x00\x00\x00N\x88"
+           "es."s,
+       }) {
+    EXPECT_EQ(refusal(pickle), "");
+  }
+}
+
+TEST(Pickle, WhatComesAfterTheEndDoesNotCount) { EXPECT_EQ(refusal("N.cos\nsystem\n"), ""); }
+
+TEST(Pickle, GlobalsAreNamed) {
+  const std::string wanted = "snapshot.pickle: byte 10: the pickle asks for the global os.system";
+  EXPECT_EQ(refusal("cos\nsystem\n(V:\ntR.").substr(0, wanted.size()), wanted);
+  EXPECT_NE(refusal("\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93."s).find("os.system"),
+            std::string::npos);
+}
+
+TEST(Pickle, ObjectsPersistentIdsAndExtensionsAreRefused) {
+  for (const char* code : {"R", "b", "o", "\x81", "\x92", "Q", "P", "\x82", "\x97", "\x8f"}) {
+    EXPECT_NE(refusal(std::string("N") + code + "....").find("not executed"), std::string::npos);
+  }
+}
+
+TEST(Pickle, DamageIsLocated) {
+  EXPECT_NE(refusal("").find("cut off"), std::string::npos);
+  EXPECT_NE(refusal("]").find("byte 1"), std::string::npos);
+  EXPECT_NE(refusal("\x80\x04\x8c\xff"s).find("255 bytes were to come"), std::string::npos);
+  EXPECT_NE(refusal("Vno end").find("middle of a line"), std::string::npos);
+  EXPECT_NE(refusal("\xff.").find("instruction 255"), std::string::npos);
+}
+
+TEST(Pickle, ClaimsOfMemoryAreChecked) {
+  EXPECT_NE(refusal("Nr\xff\xff\xff\x7f."s).find("of the memo"), std::string::npos);
+  EXPECT_NE(refusal("Np99999999\n.").find("of the memo"), std::string::npos);
+  EXPECT_NE(refusal("Np99999999999999999999\n.").find("expected a number"), std::string::npos);
+  EXPECT_NE(refusal("\x8e\xff\xff\xff\xff\xff\xff\xff\x7f."s).find("cut off"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace stalloc

@@ -1,0 +1,178 @@
+// Replaying traces: under torch's policy, under stalloc's runtime, and plans without their traces.
+#include "replay/replay.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "trace/lifetimes.h"
+#include "trace_builder.h"
+
+namespace stalloc {
+namespace {
+
+using testing::TraceBuilder;
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+
+// Weights, activations freed in reverse by backward, a gradient that lives on into the next.
+Trace training(int iterations) {
+  TraceBuilder builder;
+  builder.alloc(30 * kMiB);
+  std::int32_t gradient = kNone;
+  for (int i = 0; i < iterations; ++i) {
+    builder.phase(PhaseKind::kForward, 0);
+    const auto a = builder.alloc(11 * kMiB);
+    if (gradient != kNone) builder.free(gradient);
+    const auto b = builder.alloc(15 * kMiB);
+    builder.phase(PhaseKind::kBackward, 0);
+    gradient = builder.alloc(13 * kMiB);
+    builder.free(b);
+    builder.free(a);
+    builder.phase(PhaseKind::kOptimizer);
+    builder.free(builder.alloc(25 * kMiB));
+    builder.step();
+  }
+  return builder.finish();
+}
+
+TEST(Replay, OfTorchCountsWhatIsLiveAndHeld) {
+  const ReplayResult result = replay_caching(training(3), {});
+  // Weights 30, two activations 11 and 15, the gradient 13.
+  EXPECT_EQ(result.load, (30 + 11 + 15 + 13) * kMiB);
+  // The activations' segments are 12 and 16, the gradient's 14, and the optimizer's 26.
+  EXPECT_EQ(result.reserved, (30 + 12 + 16 + 14 + 26) * kMiB);
+  EXPECT_EQ(result.peak_reserved, result.reserved);
+  EXPECT_EQ(result.mallocs, 5);
+  EXPECT_EQ(result.failed, kNone);
+  EXPECT_DOUBLE_EQ(result.efficiency(), 69.0 / 98.0);
+}
+
+TEST(Replay, OfTorchStopsAtTheFirstRequestThatDoesNotFit) {
+  CachingSettings settings;
+  settings.capacity = 60 * kMiB;
+  const ReplayResult result = replay_caching(training(3), settings);
+  EXPECT_EQ(result.failed, 3) << "the gradient of the first iteration";
+  EXPECT_LE(result.peak_reserved, settings.capacity);
+}
+
+TEST(Replay, OfThePlanHitsEveryDecision) {
+  const Trace trace = training(5);
+  const Plan plan = make_plan(profile_iteration(trace), {});
+  const ReplayResult result = replay_planned(trace, plan);
+  EXPECT_EQ(result.load, 69 * kMiB);
+  EXPECT_EQ(result.misses, 0);
+  EXPECT_EQ(result.hits, 5 * static_cast<std::int64_t>(plan.decisions.size()));
+  EXPECT_EQ(result.reserved, plan.pool + 30 * kMiB);
+  EXPECT_EQ(result.mallocs, 2);
+  EXPECT_EQ(result.frees, 0);
+}
+
+TEST(Replay, OfThePlanFailsWhereThePoolDoesNotFit) {
+  const Trace trace = training(3);
+  const Plan plan = make_plan(profile_iteration(trace), {});
+  EXPECT_EQ(replay_planned(trace, plan, plan.pool - 1).failed, 0);
+  EXPECT_EQ(replay_planned(trace, plan, plan.pool + 29 * kMiB).failed, 0) << "the weights";
+  EXPECT_EQ(replay_planned(trace, plan, plan.pool + 30 * kMiB).failed, kNone);
+}
+
+TEST(Replay, OfAPlanThatDoesNotFitTheTraceCostsMemoryOnly) {
+  const Plan plan = make_plan(profile_iteration(training(3)), {});
+  TraceBuilder other;
+  for (int i = 0; i < 4; ++i) {
+    other.phase(PhaseKind::kForward, 0);
+    const auto a = other.alloc(17 * kMiB);
+    const auto b = other.alloc(11 * kMiB, 1);
+    other.free(a);
+    other.free(b);
+    other.step();
+  }
+  const ReplayResult result = replay_planned(other.finish(), plan);
+  EXPECT_EQ(result.load, 28 * kMiB);
+  EXPECT_EQ(result.hits, 0);
+  EXPECT_EQ(result.failed, kNone);
+}
+
+TEST(Replay, TheWarmUpCountsForThePeakAlone) {
+  TraceBuilder builder;
+  builder.phase(PhaseKind::kForward, 0);
+  builder.free(builder.alloc(40 * kMiB));
+  for (int i = 0; i < 6; ++i) {
+    builder.step();
+    builder.phase(PhaseKind::kForward, 0);
+    builder.free(builder.alloc(20 * kMiB));
+  }
+  builder.step();
+  const Trace trace = builder.finish();
+  const ReplayResult result = replay_planned(trace, make_plan(profile_iteration(trace), {}));
+  EXPECT_EQ(result.load, 20 * kMiB);
+  EXPECT_EQ(result.reserved, 20 * kMiB);
+  EXPECT_EQ(result.peak_reserved, 60 * kMiB);
+}
+
+TEST(Replay, AnUnplannedInterruptionIsServedFromIdleSpace) {
+  TraceBuilder builder;
+  for (int i = 0; i < 5; ++i) {
+    builder.phase(PhaseKind::kForward, 0);
+    const auto a = builder.alloc(20 * kMiB);
+    builder.free(a);
+    builder.phase(PhaseKind::kUnplanned);
+    builder.free(builder.alloc(12 * kMiB));
+    builder.phase(PhaseKind::kForward, 0);  // goes on
+    builder.free(builder.alloc(10 * kMiB));
+    builder.step();
+  }
+  const Trace trace = builder.finish();
+  const Plan plan = make_plan(profile_iteration(trace), {});
+  const ReplayResult result = replay_planned(trace, plan);
+  EXPECT_EQ(result.misses, 0);
+  EXPECT_EQ(result.reserved, plan.pool);
+}
+
+TEST(Replay, DynamicRequestsAreAnnounced) {
+  TraceBuilder builder;
+  for (int i = 0; i < 5; ++i) {
+    builder.phase(PhaseKind::kForward, 0);
+    const auto a = builder.alloc(20 * kMiB);
+    const auto dynamic = builder.alloc((4 + i) * kMiB);
+    builder.tag_dynamic(dynamic);
+    const auto b = builder.alloc(8 * kMiB);
+    for (const auto r : {b, dynamic, a}) builder.free(r);
+    builder.step();
+  }
+  const Trace trace = builder.finish();
+  const Plan plan = make_plan(profile_iteration(trace), {});
+  const ReplayResult with = replay_planned(trace, plan);
+  EXPECT_EQ(with.reserved, plan.pool);
+  const ReplayResult without = replay_planned(trace, plan, CachingSettings::kUnlimited, false);
+  EXPECT_EQ(without.reserved, plan.pool + 20 * kMiB);
+}
+
+TEST(Unroll, RepeatsTheStaticRequests) {
+  const Plan plan = make_plan(profile_iteration(training(4)), {});
+  const Trace trace = unroll(plan, 5);
+  trace.check();
+  EXPECT_EQ(trace.requests.size(), 5 * plan.decisions.size());
+  const ReplayResult result = replay_planned(trace, plan);
+  EXPECT_EQ(result.misses, 0);
+  EXPECT_EQ(result.reserved, plan.pool);
+  EXPECT_EQ(result.load, (11 + 15 + 13) * kMiB) << "the weights are no decision";
+}
+
+TEST(Unroll, OfAnEmptyPlanIsEmpty) {
+  const Trace trace = unroll(Plan{}, 3);
+  trace.check();
+  EXPECT_TRUE(trace.requests.empty());
+}
+
+TEST(Replay, OfAnEmptyTraceIsNothing) {
+  const ReplayResult result = replay_caching({}, {});
+  EXPECT_EQ(result.reserved, 0);
+  EXPECT_DOUBLE_EQ(result.efficiency(), 1.0);
+  Trace wrong;
+  wrong.requests.push_back({});
+  EXPECT_THROW(replay_caching(wrong, {}), TraceError);
+  EXPECT_THROW(replay_planned(wrong, {}), TraceError);
+}
+
+}  // namespace
+}  // namespace stalloc

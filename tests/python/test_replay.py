@@ -1,0 +1,183 @@
+"""`stalloc import` and `stalloc replay`, and the functions behind them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snapshot_documents import dump, last_step
+from trace_documents import to_trace, training_document
+
+from stalloc import _core, cli, replaying
+from stalloc.errors import PlanError, StallocError
+from stalloc.planfile import Plan
+from stalloc.trace import Trace
+
+ROW = [
+    *("allocator", "load", "reserved", "peak_reserved", "efficiency", "native_calls", "mallocs"),
+    *("frees", "maps", "unmaps", "fits", "failed_request", "failed_size", "hit_rate", "measured"),
+]
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> str:
+    path = tmp_path / "snapshot.pickle"
+    document = last_step(unit=13 << 20)
+    cached = {"address": 1 << 20, "total_size": 1 << 30, "stream": 0, "device": 0, "blocks": []}
+    document["segments"].append(cached)
+    path.write_bytes(dump(document))
+    return str(path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[str, Any]:
+    assert cli.main([*args, "--json"]) == code
+    out, _ = capsys.readouterr()
+    assert out.count("\n") == 1
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+def test_import_writes_a_trace(
+    snapshot: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "trace.json"
+    report = answer(capsys, "import", snapshot, "-o", str(out))
+    trace = Trace.load(out)
+    assert report["requests"] == len(trace.requests)
+    assert report["iterations"] == 5
+    assert report["kind"] == "pytorch snapshot"
+    assert report["fingerprint"] == trace.fingerprint
+    assert report["assumptions"]
+    assert "is there already" in refusal(capsys, "import", snapshot, "-o", str(out))
+    assert cli.main(["import", snapshot, "-o", str(out), "--force"]) == 0
+    printed = capsys.readouterr().out
+    assert "assumed:" in printed
+    assert "\x1b" not in printed
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert cli.main(args) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("command", ["import", "replay"])
+def test_a_damaged_file_leaves_nothing_behind(
+    command: str, snapshot: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = Path(snapshot).read_bytes()
+    Path(snapshot).write_bytes(content[: len(content) // 2])
+    output = ["-o", str(tmp_path / "out.json")] if command == "import" else []
+    assert "cut off" in refusal(capsys, command, snapshot, *output)
+    assert list(tmp_path.iterdir()) == [Path(snapshot)]
+
+
+def test_replay_plans_a_snapshot_by_itself(
+    snapshot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = answer(capsys, "replay", snapshot)
+    rows = report["rows"]
+    assert [row["allocator"] for row in rows] == [
+        "torch",
+        "torch, expandable segments",
+        "stalloc",
+    ]
+    assert all(list(row) == ROW for row in rows)
+    assert len({row["load"] for row in rows}) == 1
+    for row in rows:
+        assert row["reserved"] >= row["load"]
+        assert row["efficiency"] == pytest.approx(row["load"] / row["reserved"])
+        assert row["fits"] is None
+    assert rows[0]["measured"] is not None
+    assert rows[1]["measured"] is None
+    assert rows[2]["hit_rate"] == 1.0
+    assert report["saved"] == rows[0]["measured"] - rows[2]["reserved"]
+
+
+def test_replay_of_a_trace_of_a_plan_and_of_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace_file, plan_file = tmp_path / "trace.json", tmp_path / "plan.json"
+    trace_file.write_text(json.dumps(training_document(5)))
+    plan = Trace.load(trace_file).plan()
+    plan.save(plan_file)
+    by_trace = answer(capsys, "replay", str(trace_file))["rows"][2]
+    assert by_trace["load"] == plan.load_bytes
+    both = answer(capsys, "replay", str(trace_file), "--plan", str(plan_file))["rows"][2]
+    assert both == by_trace
+    by_plan = answer(capsys, "replay", str(plan_file))
+    assert by_plan["rows"][2]["reserved"] == plan.pool
+    assert "static requests only" in by_plan["assumptions"][0]
+
+
+def test_replay_says_who_runs_out_of_memory(
+    snapshot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = answer(capsys, "replay", snapshot)["rows"]
+    torch, stalloc = rows[0]["peak_reserved"], rows[2]["peak_reserved"]
+    assert stalloc < torch
+    between = answer(capsys, "replay", snapshot, "--capacity", str(torch - 1))["rows"]
+    assert [row["fits"] for row in between][::2] == [False, True]
+    assert between[0]["failed_request"] >= 0
+    assert between[0]["peak_reserved"] <= torch - 1
+    assert cli.main(["replay", snapshot, "--capacity", str(torch - 1)]) == 0
+    assert "torch runs out of memory" in capsys.readouterr().out
+    assert cli.main(["replay", snapshot, "--capacity", "1MiB"]) == 3
+    assert "stalloc does not fit 1.0 MiB" in capsys.readouterr().err
+
+
+def test_replay_tells_people_what_they_would_save(
+    snapshot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = answer(capsys, "replay", snapshot)
+    assert cli.main(["replay", snapshot]) == 0
+    out = capsys.readouterr().out
+    assert f"With stalloc you would save {_core.format_bytes(report['saved'])}" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("capacity", ["0", "-1", "5GB", "99999999TiB", "many"])
+def test_capacities_that_make_no_sense_are_wrong_usage(capacity: str, snapshot: str) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["replay", snapshot, f"--capacity={capacity}"])
+    assert exit_.value.code == 2
+
+
+def test_the_model_takes_one_request_at_a_time() -> None:
+    model = _core.CachingModel(_core.CachingSettings(capacity=30 << 20))
+    first = model.malloc(5 << 20)
+    assert first is not None
+    assert model.stats()["reserved"] == 20 << 20
+    assert model.malloc(11 << 20, stream=1) is None
+    model.free(first)
+    second = model.malloc(11 << 20, stream=1)
+    assert second is not None
+    assert model.stats()["retries"] == 2
+    with pytest.raises(StallocError, match="not live"):
+        model.free(second + 1000)
+    model.check()
+
+
+def test_settings_have_a_limited_number_of_divisions() -> None:
+    with pytest.raises(StallocError, match="16 intervals"):
+        _core.CachingSettings(roundup_power2_divisions=[1] * 17)
+
+
+def test_a_trace_that_is_no_trace_is_refused() -> None:
+    trace = to_trace(training_document(2))
+    rows = replaying.replay_all(trace, trace.plan())
+    assert [row.fits for row in rows] == [None] * 3
+
+
+def test_a_plan_with_too_long_a_period_is_refused() -> None:
+    document = json.loads(to_trace(training_document(3)).plan()._core.to_json())
+    for table in ("phases", "decisions", "groups", "reusable"):
+        document[table] = {name: [] for name in document[table]}
+    document |= {"pool": 0, "bound": 0, "period": 1 << 62}
+    plan = Plan.from_json(json.dumps(document).encode(), "plan.json")
+    with pytest.raises(PlanError, match="too long"):
+        replaying.unroll(plan)
