@@ -23,6 +23,7 @@ from stalloc.errors import (
     StallocWarning,
     TraceError,
 )
+from stalloc.monitor import StatsLogger, log_stats
 from stalloc.planfile import Plan
 from stalloc.planner import Solution, plan
 from stalloc.profiling import Profile, profile
@@ -50,12 +51,14 @@ __all__ = [
     "Solution",
     "StallocError",
     "StallocWarning",
+    "StatsLogger",
     "Trace",
     "TraceError",
     "disable",
     "empty_cache",
     "enable",
     "hooks",
+    "log_stats",
     "memory_stats",
     "memory_summary",
     "plan",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stalloc import _core
-from stalloc.commands.output import print_facts, print_json, print_table, size
+from stalloc import _core, liveness
+from stalloc.commands import curve, import_
+from stalloc.commands.inputs import positive, read
+from stalloc.commands.output import print_assumptions, print_facts, print_json, print_table, size
 from stalloc.errors import TraceError
 from stalloc.planfile import Plan
 from stalloc.tables import LIFETIME_CLASSES, Int32s, Int64s, Phases
@@ -20,39 +21,57 @@ from stalloc.trace import IterationProfile, Trace
 if TYPE_CHECKING:
     from stalloc.commands import Subparsers
 
-_PLAN = re.compile(rb'"format"\s*:\s*"stalloc-plan"')
-
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Adds the sub-command's parser."""
     parser = subparsers.add_parser(
         "inspect",
         help="show what is in a trace or a plan",
-        description="Shows sizes, phases and lifetimes in a trace or a plan.",
+        description="Shows sizes, phases and lifetimes in a trace or a plan, what is live when, "
+        "and the call sites that allocate most (modules, where no stacks were recorded). Memory "
+        "snapshots and Kineto traces are imported first.",
         epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage.",
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="a trace or a plan")
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, help="a trace, a plan, a snapshot or a Kineto trace"
+    )
+    parser.add_argument(
+        "--at",
+        metavar="TICK",
+        default="peak",
+        help="say what is live at this tick of the iteration (default: where most is)",
+    )
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=positive,
+        default=10,
+        help="how many rows of each table to show (default: %(default)s)",
+    )
+    import_.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
 
 
 def main(args: argparse.Namespace) -> int:
     """Prints what there is to say of the file."""
-    content: bytes = args.file.read_bytes()
-    # Only a guess, which the reader then checks.
-    if _PLAN.search(content):
-        _inspect_plan(Plan.from_json(content, str(args.file)), args)
-    else:
-        _inspect_trace(Trace.from_json(content, str(args.file)), args)
+    given = read(args.file, args.device, args.repeat)
+    if given.plan is not None:
+        _inspect_plan(given.plan, args)
+    elif given.trace is not None:
+        _inspect_trace(given.trace, args)
     return 0
 
 
 def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
     decisions = plan.decisions
     phases = _by_phase(plan.phases, decisions.phase, decisions.size)
+    live = liveness.of_plan(plan)
+    tick = curve.moment(live, args.at, str(args.file))
     if args.json:
         figures = plan.summary() | {"streams": _distinct(decisions.stream)}
-        print_json({"kind": "plan", "info": plan.info, **figures, "per_phase": phases})
+        details = {"per_phase": phases, "live": curve.summary(live, tick, args.top)}
+        print_json({"kind": "plan", "info": plan.info, **figures, **details})
         return
     print_facts(
         {
@@ -71,6 +90,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
         }
     )
     _print_phases("Decisions by phase", phases)
+    curve.show(live, tick, args.top)
 
 
 def _dynamic_facts(plan: Plan) -> dict[str, str]:
@@ -102,6 +122,8 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
         "bytes": int(trace.requests.size.sum()),
         "fingerprint": trace.fingerprint,
     }
+    live = liveness.of_trace(trace)
+    tick = curve.moment(live, args.at, str(args.file))
     profile: IterationProfile | None = None
     problem = ""
     try:
@@ -109,10 +131,15 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
     except TraceError as error:
         problem = str(error)
     if args.json:
-        summary = None if profile is None else _profile_summary(profile)
-        print_json({"kind": "trace", "info": trace.info, **figures, "profile": summary})
+        details = {
+            "profile": None if profile is None else _profile_summary(profile),
+            "live": curve.summary(live, tick, args.top),
+        }
+        print_json({"kind": "trace", "info": trace.info, **figures, **details})
         return
-    facts = {"trace": str(args.file), **trace.info}
+    info = dict(trace.info)
+    assumptions = info.pop("assumptions", "")
+    facts = {"trace": str(args.file), **info}
     for name in ("requests", "iterations", "layers", "streams", "threads"):
         facts[name] = f"{figures[name]:,}"
     facts["fingerprint"] = trace.fingerprint
@@ -124,6 +151,8 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
     print_facts(facts)
     if profile is not None:
         _print_profile(profile)
+    curve.show(live, tick, args.top)
+    print_assumptions(assumptions.splitlines())
 
 
 def _profile_summary(profile: IterationProfile) -> dict[str, object]:

@@ -146,7 +146,7 @@ def _build(
     reserved = history.info.get("torch_reserved")
     history.info |= {"source": kind, "device": device.partition(":")[0]}
     if history.assumptions:
-        history.info["assumptions"] = "; ".join(history.assumptions)
+        history.info["assumptions"] = "\n".join(history.assumptions)
     history.info = {
         name: text.encode(errors="replace").decode() for name, text in history.info.items()
     }

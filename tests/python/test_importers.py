@@ -495,5 +495,5 @@ def test_negative_times_are_times() -> None:
 
 def test_the_trace_keeps_what_was_assumed() -> None:
     imported = load(trained(3).document())
-    assert imported.trace.info["assumptions"] == "; ".join(imported.assumptions)
+    assert imported.trace.info["assumptions"] == "\n".join(imported.assumptions)
     assert imported.trace.info["source"] == "pytorch snapshot"

@@ -1,0 +1,113 @@
+"""The live curve, what is live at a moment, and the largest call sites, for `stalloc inspect`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from stalloc import _core
+from stalloc.commands.output import print_table
+from stalloc.errors import StallocError
+from stalloc.liveness import Holder, Liveness
+
+_COLUMNS = 72
+_ROWS = 8
+_SAMPLES = 512  # of the curve in JSON
+_LETTERS = {"forward": "f", "backward": "b", "optimizer": "o", "unplanned": "-"}
+
+
+def moment(liveness: Liveness, at: str, source: str) -> int:
+    """The tick that `--at` names: `peak`, or a number.
+
+    Raises:
+        StallocError: There is no such tick.
+    """
+    if at == "peak":
+        return liveness.peak
+    if not at.isdecimal() or len(at) > 18 or int(at) >= max(liveness.period, 1):
+        raise StallocError(
+            f"{source}: there is no tick {at}; the iteration has {liveness.period:,}, from 0 "
+            "(--at peak takes the one with most live)"
+        )
+    return int(at)
+
+
+def summary(liveness: Liveness, tick: int, top: int) -> dict[str, object]:
+    """The same for programs."""
+    holders = liveness.holders_at(tick)
+    return {
+        "period": liveness.period,
+        "curve": liveness.sampled(min(_SAMPLES, max(liveness.period, 1))),
+        "at": {
+            "tick": tick,
+            "phase": liveness.phase_at(tick),
+            "live": liveness.live_at(tick),
+            "requests": sum(holder.requests for holder in holders),
+            "holders": [asdict(holder) for holder in holders[:top]],
+        },
+        "sites": [asdict(holder) for holder in liveness.holders()[:top]],
+    }
+
+
+def show(liveness: Liveness, tick: int, top: int) -> None:
+    """Prints all three."""
+    if not len(liveness.ticks):
+        return
+    print("\nLive in one iteration")
+    for line in draw(liveness):
+        print(line)
+    live, holders = liveness.live_at(tick), liveness.holders_at(tick)
+    what = "most" if tick == liveness.peak else "so much"
+    title = (
+        f"Live at tick {tick:,} ({liveness.phase_at(tick)}), where {what} is: "
+        f"{_core.format_bytes(live)}"
+    )
+    _print_holders(title, holders, top)
+    _print_holders("Allocated in one iteration, by call site", liveness.holders(), top)
+
+
+def draw(liveness: Liveness) -> list[str]:
+    """The curve as lines of text, the phases under it."""
+    blocks = " ▁▂▃▄▅▆▇█" if _speaks_unicode() else " ....####"
+    columns = min(_COLUMNS, max(liveness.period, 1))
+    samples = liveness.sampled(columns)
+    most = max(*samples, 1)
+    eighths = [round(value * _ROWS * 8 / most) for value in samples]
+    width = len(_core.format_bytes(most))
+    lines = []
+    for row in reversed(range(_ROWS)):
+        bar = "".join(blocks[min(max(height - 8 * row, 0), 8)] for height in eighths)
+        label = _core.format_bytes(most) if row == _ROWS - 1 else "0 B" if row == 0 else ""
+        lines.append(f"{label:>{width}} |{bar}".rstrip())
+    phases = "".join(
+        _LETTERS.get(liveness.phase_at(column * liveness.period // columns).partition(" ")[0], ".")
+        for column in range(columns)
+    )
+    lines.append(f"{'':>{width}}  {phases}")
+    lines.append(f"{'':>{width}}  f forward, b backward, o optimizer, . other, - unplanned")
+    return lines
+
+
+def _print_holders(title: str, holders: Sequence[Holder], top: int) -> None:
+    named = any(holder.site for holder in holders)
+    columns = (*(("site",) if named else ()), "phase", "requests", "bytes", "largest")
+
+    def row(holder: Holder) -> tuple[str, ...]:
+        cells = (
+            holder.phase,
+            f"{holder.requests:,}",
+            _core.format_bytes(holder.bytes),
+            _core.format_bytes(holder.largest),
+        )
+        return (holder.site or "?", *cells) if named else cells
+
+    print_table(title, columns, map(row, holders[:top]))
+    rest = holders[top:]
+    if rest:
+        total = _core.format_bytes(sum(holder.bytes for holder in rest))
+        print(f"and {len(rest):,} more with {total} (--top)")
+
+
+def _speaks_unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"

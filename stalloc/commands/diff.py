@@ -1,0 +1,149 @@
+"""`stalloc diff`: what changed between two traces or plans, and why the plan no longer fits."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stalloc import _core
+from stalloc.commands import import_
+from stalloc.commands.inputs import positive, read
+from stalloc.commands.output import print_facts, print_json, print_table
+from stalloc.comparison import Change, Comparison, Run, compare, run_of
+
+if TYPE_CHECKING:
+    from stalloc.commands import Subparsers
+
+_LONGEST = 60  # characters of a value in the table of notes
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Adds the sub-command's parser."""
+    parser = subparsers.add_parser(
+        "diff",
+        help="say what changed between two traces or plans",
+        description="Compares the planned requests of two traces, plans, snapshots or Kineto "
+        "traces, phase by phase: what is new, gone, resized or in another order, the largest "
+        "first. With a plan and a newer trace it says why the plan no longer fits.",
+        epilog="Exit codes: 0 done, whether anything changed or not; 1 bad input; 2 wrong usage.",
+    )
+    parser.add_argument("a", metavar="A", type=Path, help="before: a trace, a plan, a snapshot")
+    parser.add_argument("b", metavar="B", type=Path, help="after")
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=positive,
+        default=20,
+        help="how many changes to show (default: %(default)s)",
+    )
+    import_.add_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compares the two and prints what changed."""
+    a, b = _read(args, args.a), _read(args, args.b)
+    found = compare(a, b)
+    if args.json:
+        print_json(
+            {
+                "a": _figures(args.a, a),
+                "b": _figures(args.b, b),
+                "same": found.same,
+                "fits": found.fits,
+                "changes": [asdict(change) for change in found.changes],
+                "info": found.info,
+            }
+        )
+    else:
+        _print(args, a, b, found)
+    return 0
+
+
+def _read(args: argparse.Namespace, path: Path) -> Run:
+    given = read(path, args.device, args.repeat)
+    content = given.trace if given.plan is None else given.plan
+    assert content is not None
+    return run_of(content)
+
+
+def _figures(path: Path, run: Run) -> dict[str, object]:
+    return {
+        "file": str(path),
+        "kind": run.kind,
+        "fingerprint": run.fingerprint,
+        "phases": len(run.planned),
+        "requests": sum(map(len, run.planned.values())),
+        "bytes": sum(size for shapes in run.planned.values() for size, _ in shapes),
+        "load": run.load,
+    }
+
+
+def _print(args: argparse.Namespace, a: Run, b: Run, found: Comparison) -> None:
+    facts = {}
+    for name, path, run in (("a", args.a, a), ("b", args.b, b)):
+        figures = _figures(path, run)
+        facts[name] = (
+            f"{path}: {run.kind}, {figures['requests']:,} planned requests in "
+            f"{figures['phases']} phases, load {_core.format_bytes(run.load)}"
+        )
+    print_facts(facts)
+    if found.info:
+        print_table(
+            "Noted differently",
+            ("name", "a", "b"),
+            ((name, _short(x), _short(y)) for name, (x, y) in found.info.items()),
+        )
+    if found.same:
+        print("\nThe planned requests are the same: a plan of a fits b.")
+        return
+    named = any(change.site for change in found.changes)
+    columns = ("phase", "change", "requests", "each", "bytes", *(("site",) if named else ()))
+    print_table(
+        "What changed", columns, (_cells(change, named) for change in found.changes[: args.top])
+    )
+    rest: Sequence[Change] = found.changes[args.top :]
+    if rest:
+        total = sum(change.bytes for change in rest)
+        print(f"and {len(rest):,} more changes, {_signed(total)} in all (--top)")
+    print(f"\n{_verdict(a, b, found)}")
+
+
+def _cells(change: Change, named: bool) -> tuple[str, ...]:
+    sizes = [_core.format_bytes(size) for size in (change.size_a, change.size_b) if size]
+    cells = (
+        change.phase,
+        change.what,
+        f"{change.requests:,}",
+        " -> ".join(sizes),
+        _signed(change.bytes),
+    )
+    return (*cells, change.site) if named else cells
+
+
+def _verdict(a: Run, b: Run, found: Comparison) -> str:
+    share = f"{found.fits:.1%} of b's planned requests are in a, too."
+    what = {change.what for change in found.changes}
+    if what == {"order"}:
+        return f"{share} They come in another order: the runtime looks for them, and misses some."
+    if what == {"dynamic"}:
+        return f"{share} Only dynamic requests differ: a plan of a serves b."
+    if found.fits >= 0.99:
+        return f"{share} A plan of a serves them, and leaves the rest to the fallback."
+    return (
+        f"{share} A plan of a no longer fits: what is new or resized falls back, and its old place "
+        "stays empty. Profile anew."
+    )
+
+
+def _signed(count: int) -> str:
+    text = _core.format_bytes(abs(count))
+    return f"+{text}" if count > 0 else f"-{text}" if count < 0 else text
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -1,0 +1,210 @@
+"""What changed between two runs, phase by phase: why a plan of one no longer fits the other.
+
+Of a trace the requests that a plan would have an address for are compared, of a plan those that it
+has. A request is told by its size and stream, as the runtime tells it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stalloc.planfile import Plan
+from stalloc.tables import Flags
+from stalloc.trace import Trace
+
+Shape = tuple[int, int]
+"""Size and stream."""
+
+_OF_NO_INTEREST = {"assumptions", "torch_reserved"}
+
+
+@dataclass(slots=True)
+class Run:
+    """One side of a comparison.
+
+    Attributes:
+        kind: `trace` or `plan`.
+        info: What was profiled.
+        fingerprint: Of the trace.
+        load: The most bytes live at once in the iteration.
+        planned: Shapes of the planned requests by phase, in order.
+        dynamic: Number and bytes of the dynamic requests by phase; of a trace only.
+        sites: Where the requests of a phase and shape come from, where that is known.
+    """
+
+    kind: str
+    info: Mapping[str, str]
+    fingerprint: str
+    load: int
+    planned: dict[str, list[Shape]]
+    dynamic: dict[str, tuple[int, int]] = field(default_factory=dict)
+    sites: dict[tuple[str, Shape], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A group of requests that differ in the same way.
+
+    Attributes:
+        phase: Its name.
+        what: `new phase`, `phase gone`, `more`, `fewer`, `resized`, `order` or `dynamic`.
+        requests: How many are concerned.
+        size_a: Bytes of each before; 0 for none.
+        size_b: Bytes of each after; 0 for none.
+        bytes: By how much their sum changes.
+        site: Where they come from; empty where it is not known.
+    """
+
+    phase: str
+    what: str
+    requests: int
+    size_a: int
+    size_b: int
+    bytes: int
+    site: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What changed.
+
+    Attributes:
+        same: Whether nothing did.
+        fits: Share of the second run's requests that come at their place in the first one's phases,
+            or would if others were not in between.
+        changes: The largest first.
+        info: What was noted differently: before and after, empty for nothing.
+    """
+
+    same: bool
+    fits: float
+    changes: list[Change]
+    info: dict[str, tuple[str, str]]
+
+
+def run_of(content: Trace | Plan) -> Run:
+    """One side of a comparison.
+
+    Raises:
+        TraceError: The trace is inconsistent, or holds no complete iteration.
+    """
+    return _of_plan(content) if isinstance(content, Plan) else _of_trace(content)
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """What changed from one run to another."""
+    changes: list[Change] = []
+    kept = total = 0
+    for phase in dict.fromkeys((*a.planned, *b.planned)):
+        before, after = a.planned.get(phase), b.planned.get(phase)
+        total += len(after or ())
+        if before is None or after is None:
+            rows = before if after is None else after
+            assert rows is not None
+            size = sum(shape[0] for shape in rows)
+            what, sign = ("phase gone", -1) if after is None else ("new phase", 1)
+            changes.append(Change(phase, what, len(rows), 0, 0, sign * size))
+            continue
+        counts_a, counts_b = Counter(before), Counter(after)
+        kept += (counts_a & counts_b).total()
+        if counts_a != counts_b:
+            changes += _changes(a, b, phase, counts_a, counts_b)
+        elif before != after:
+            moved = sum(x != y for x, y in zip(before, after, strict=True))
+            changes.append(Change(phase, "order", moved, 0, 0, 0))
+    if a.kind == b.kind == "trace":
+        changes += _dynamic_changes(a, b)
+    changes.sort(key=lambda change: (-abs(change.bytes), -change.requests))
+    noted = {
+        name: (a.info.get(name, ""), b.info.get(name, ""))
+        for name in sorted({*a.info, *b.info} - _OF_NO_INTEREST)
+        if a.info.get(name, "") != b.info.get(name, "")
+    }
+    return Comparison(
+        same=not changes,
+        fits=kept / total if total else float(not any(a.planned.values())),
+        changes=changes,
+        info=noted,
+    )
+
+
+def _changes(
+    a: Run, b: Run, phase: str, before: Counter[Shape], after: Counter[Shape]
+) -> list[Change]:
+    """As many of one shape gone as of another new, in order: these were resized."""
+    gone, new = before - after, after - before
+    result: list[Change] = []
+    waiting: dict[tuple[int, int], list[Shape]] = defaultdict(list)  # by number and stream
+    for shape in a.planned[phase]:
+        key = (gone.get(shape, 0), shape[1])
+        if shape in gone and shape not in waiting[key]:
+            waiting[key].append(shape)
+    for shape in dict.fromkeys(b.planned[phase]):
+        count = new.get(shape, 0)
+        if not count:
+            continue
+        site = b.sites.get((phase, shape), "")
+        partners = waiting.get((count, shape[1]))
+        if partners:
+            old = partners.pop(0)
+            del gone[old]
+            delta = count * (shape[0] - old[0])
+            result.append(Change(phase, "resized", count, old[0], shape[0], delta, site))
+        else:
+            result.append(Change(phase, "more", count, 0, shape[0], count * shape[0], site))
+    for shape, count in gone.items():
+        site = a.sites.get((phase, shape), "")
+        result.append(Change(phase, "fewer", count, shape[0], 0, -count * shape[0], site))
+    return result
+
+
+def _dynamic_changes(a: Run, b: Run) -> list[Change]:
+    result = []
+    for phase in dict.fromkeys((*a.dynamic, *b.dynamic)):
+        count_a, bytes_a = a.dynamic.get(phase, (0, 0))
+        count_b, bytes_b = b.dynamic.get(phase, (0, 0))
+        if (count_a, bytes_a) != (count_b, bytes_b):
+            result.append(Change(phase, "dynamic", count_b - count_a, 0, 0, bytes_b - bytes_a))
+    return result
+
+
+def _of_plan(plan: Plan) -> Run:
+    decisions, phases = plan.decisions, plan.phases
+    planned: dict[str, list[Shape]] = {phases.name(row): [] for row in range(len(phases))}
+    names = list(planned)
+    shapes = zip(decisions.size.tolist(), decisions.stream.tolist(), strict=True)
+    for phase, shape in zip(decisions.phase.tolist(), shapes, strict=True):
+        planned[names[phase]].append(shape)
+    return Run("plan", plan.info, plan.fingerprint, plan.load_bytes, _without_empty(planned))
+
+
+def _of_trace(trace: Trace) -> Run:
+    profile = trace.profile()
+    requests, phases = profile.requests, profile.phases
+    names = [phases.name(row) for row in range(len(phases))]
+    run = Run("trace", trace.info, trace.fingerprint, profile.load_bytes, {n: [] for n in names})
+
+    def rows(chosen: Flags) -> Sequence[int]:
+        return np.flatnonzero(chosen).tolist()
+
+    for row in rows(requests.plannable):
+        phase = names[requests.phase_begin[row]]
+        shape = (int(requests.size[row]), int(requests.stream[row]))
+        run.planned[phase].append(shape)
+        layer = int(requests.layer_begin[row])
+        if layer >= 0:
+            run.sites.setdefault((phase, shape), trace.layers[layer])
+    for row in rows(requests.dynamic):
+        phase = names[requests.phase_begin[row]]
+        count, total = run.dynamic.get(phase, (0, 0))
+        run.dynamic[phase] = (count + 1, total + int(requests.size[row]))
+    run.planned = _without_empty(run.planned)
+    return run
+
+
+def _without_empty(planned: dict[str, list[Shape]]) -> dict[str, list[Shape]]:
+    return {phase: shapes for phase, shapes in planned.items() if shapes}

@@ -1,0 +1,130 @@
+"""Logs how well the plan serves, every so many iterations, where the run is logged anyway."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from stalloc import _core
+from stalloc.session import current_session
+from stalloc.statistics import MemoryStats, memory_stats
+
+
+class ScalarWriter(Protocol):
+    """What is needed of TensorBoard's `SummaryWriter`."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
+        """Adds a value."""
+
+
+class StatsLogger:
+    """Logs hits, misses and efficiency after every so many iterations; made by `log_stats`."""
+
+    def __init__(
+        self,
+        every: int,
+        device: str | None,
+        logger: logging.Logger | None,
+        tensorboard: ScalarWriter | None,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every={every}: a number of iterations from 1 is needed")
+        self._every = every
+        self._device = device
+        self._logger = logger or logging.getLogger("stalloc")
+        self._tensorboard = tensorboard
+        self._last: MemoryStats | None = None
+        self._hook = register_optimizer_step_post_hook(lambda *_: self.check())
+
+    def __enter__(self) -> StatsLogger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def check(self) -> None:
+        """Logs if it is time. Called after each step of an optimizer; may be called at will."""
+        session = current_session()
+        device = self._device or (session.plan.info.get("device", "cpu") if session else "cpu")
+        stats = memory_stats(device)
+        last = self._last
+        if last is None or stats["iterations"] < last["iterations"]:  # another plan
+            last = self._last = stats
+            if stats["iterations"] < self._every:
+                return
+            last = None
+        elif stats["iterations"] - last["iterations"] < self._every:
+            return
+        self._last = stats
+        self._log(_figures(stats, last), stats)
+
+    def stop(self) -> None:
+        """Logs nothing more."""
+        self._hook.remove()
+
+    def _log(self, figures: Mapping[str, float], stats: MemoryStats) -> None:
+        self._logger.info(
+            "iteration %d: %d hits, %d misses, efficiency %.4f, %s reserved",
+            stats["iterations"],
+            figures["hits"],
+            figures["misses"],
+            stats["efficiency"],
+            _core.format_bytes(stats["reserved"]),
+        )
+        if self._tensorboard is not None:
+            for name, value in figures.items():
+                self._tensorboard.add_scalar(f"stalloc/{name}", value, stats["iterations"])
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and getattr(wandb, "run", None) is not None:
+            # With the run's own next row, so that its steps stay what they are.
+            wandb.log({f"stalloc/{name}": value for name, value in figures.items()}, commit=False)
+
+
+def log_stats(
+    every: int = 100,
+    *,
+    device: str | None = None,
+    logger: logging.Logger | None = None,
+    tensorboard: ScalarWriter | None = None,
+) -> StatsLogger:
+    """Logs hits, misses and efficiency every `every` iterations, until stopped.
+
+    To `logging` at level INFO, to TensorBoard where a writer is given, and to Weights & Biases
+    where the program has a run open. Hits and misses are those since the last time.
+
+    Args:
+        every: Iterations.
+        device: Whose figures; by default that of the plan in force.
+        logger: Where to; by default the one called `stalloc`.
+        tensorboard: A `torch.utils.tensorboard.SummaryWriter`, or what has its `add_scalar`.
+
+    Returns:
+        What to `stop()`; as a context manager it stops at the end.
+
+    Raises:
+        ValueError: `every` is less than 1.
+    """
+    return StatsLogger(every, device, logger, tensorboard)
+
+
+def _figures(stats: MemoryStats, last: MemoryStats | None) -> dict[str, float]:
+    hits = stats["hits"] - (last["hits"] if last else 0)
+    misses = stats["misses"] - (last["misses"] if last else 0)
+    return {
+        "hits": hits,
+        "misses": misses,
+        "hit_rate": hits / (hits + misses) if hits + misses else 1.0,
+        "efficiency": stats["efficiency"],
+        "reserved": stats["reserved"],
+        "allocated": stats["allocated"],
+    }
