@@ -497,3 +497,16 @@ def test_the_trace_keeps_what_was_assumed() -> None:
     imported = load(trained(3).document())
     assert imported.trace.info["assumptions"] == "\n".join(imported.assumptions)
     assert imported.trace.info["source"] == "pytorch snapshot"
+
+
+def test_clipping_between_backward_and_the_optimizer_is_no_forward() -> None:
+    writer = SnapshotWriter()
+    for _ in range(3):
+        for frames in (FORWARD, BACKWARD, FORWARD):
+            for _ in range(9):
+                writer.free(writer.alloc(1 << 20, frames))
+        writer.annotate("START", "Optimizer.step#SGD.step")
+        writer.free(writer.alloc(512))
+        writer.annotate("END", "Optimizer.step#SGD.step")
+    imported = load(writer.document())
+    assert phase_names(imported, 1) == ["forward 0", "backward 0", "other", "optimizer"]

@@ -181,3 +181,15 @@ def test_a_plan_with_too_long_a_period_is_refused() -> None:
     plan = Plan.from_json(json.dumps(document).encode(), "plan.json")
     with pytest.raises(PlanError, match="too long"):
         replaying.unroll(plan)
+
+
+def test_a_measurement_below_the_load_is_none() -> None:
+    trace = to_trace(training_document(3))
+    load = trace.profile().load_bytes
+    for reserved, expected in ((load - 1, None), (load, load), ("unknown", None)):
+        trace.info = {"torch_reserved": str(reserved)}
+        assert replaying.replay_torch(trace).measured == expected
+        assert replaying.replay_torch(trace, expandable_segments=True).measured is None
+        trace.info = {"torch_reserved": str(reserved), "torch_expandable_segments": "True"}
+        assert replaying.replay_torch(trace).measured is None
+        assert replaying.replay_torch(trace, expandable_segments=True).measured == expected
