@@ -53,7 +53,7 @@ print(sysconfig.get_path("purelib"))
 
   # CUDA's headers, from a toolkit or from the wheels that torch's CUDA builds come with. No part of
   # CUDA is linked.
-  string(REGEX MATCH "^[0-9]*" cuda_major "${STALLOC_TORCH_CUDA}")
+  string(REGEX MATCH "^[0-9]+" cuda_major "${STALLOC_TORCH_CUDA}")
   find_path(STALLOC_CUDA_INCLUDE cuda_runtime_api.h
             HINTS "${site_packages}/nvidia/cu${cuda_major}/include"
                   "${site_packages}/nvidia/cuda_runtime/include" ENV CUDA_HOME ENV CUDA_PATH
