@@ -14,7 +14,9 @@ Example:
 
 from __future__ import annotations
 
-from stalloc import hooks
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from stalloc.errors import (
     NotSupportedError,
     OutOfMemory,
@@ -23,11 +25,8 @@ from stalloc.errors import (
     StallocWarning,
     TraceError,
 )
-from stalloc.monitor import StatsLogger, log_stats
 from stalloc.planfile import Plan
 from stalloc.planner import Solution, plan
-from stalloc.profiling import Profile, profile
-from stalloc.session import Session, disable, enable, step
 from stalloc.statistics import (
     MemoryStats,
     empty_cache,
@@ -36,6 +35,12 @@ from stalloc.statistics import (
     reset_peak_memory_stats,
 )
 from stalloc.trace import IterationProfile, Trace
+
+if TYPE_CHECKING:
+    from stalloc import hooks
+    from stalloc.monitor import StatsLogger, log_stats
+    from stalloc.profiling import Profile, profile
+    from stalloc.session import Session, disable, enable, step
 
 __version__ = "0.1.0"
 
@@ -66,3 +71,25 @@ __all__ = [
     "reset_peak_memory_stats",
     "step",
 ]
+
+# What needs torch is imported on first use: planning, importing and replaying do without, and
+# importing torch takes longer than all of them.
+_WITH_TORCH = {
+    "StatsLogger": "monitor",
+    "log_stats": "monitor",
+    "Profile": "profiling",
+    "profile": "profiling",
+    "Session": "session",
+    "disable": "session",
+    "enable": "session",
+    "step": "session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "hooks":
+        return importlib.import_module("stalloc.hooks")
+    if name not in _WITH_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"stalloc.{_WITH_TORCH[name]}"), name)
+    return value

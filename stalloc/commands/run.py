@@ -16,7 +16,6 @@ import stalloc
 from stalloc.commands.output import print_json
 from stalloc.errors import StallocError
 from stalloc.files import check_new
-from stalloc.ranks import RankFiles
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -107,6 +106,8 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 
 def _profile(args: argparse.Namespace) -> int:
+    from stalloc.ranks import RankFiles  # which imports torch
+
     prof = stalloc.profile(device=args.device, iterations=args.iterations)
     folder: Path = args.profile
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,6 +146,8 @@ def _profile(args: argparse.Namespace) -> int:
 
 
 def _planned(args: argparse.Namespace) -> int:
+    from stalloc.ranks import RankFiles  # which imports torch
+
     path: Path = args.plan
     plan_file = RankFiles(path).plan if path.is_dir() else path
     process = os.getpid()
