@@ -13,5 +13,6 @@ void bind_planner(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 void bind_make_trace(pybind11::module_& m);
 void bind_replay(pybind11::module_& m);
+void bind_placements(pybind11::module_& m);
 
 }  // namespace stalloc

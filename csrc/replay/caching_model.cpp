@@ -243,6 +243,7 @@ CachingModel::Block* CachingModel::allocate_segment(const Search& search) {
     throw OverflowError("the segments of all requests do not fit in 63 bits");
   }
   Block* block = new_block(search, address, size);
+  if (placements_) placements_->take(address, size);
   stats_.reserved.add(size);
   ++stats_.mallocs;
   return block;
@@ -250,6 +251,7 @@ CachingModel::Block* CachingModel::allocate_segment(const Search& search) {
 
 void CachingModel::release_segment(Block* block) {
   pool(block->small).free.erase(block);
+  if (placements_) placements_->give_back(block->address, block->size);
   stats_.reserved.add(-block->size);
   ++stats_.frees;
   forget(block);

@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "replay/placements.h"
 #include "runtime/statistics.h"
 
 namespace stalloc {
@@ -85,6 +86,12 @@ class CachingModel {
   void empty_cache();
 
   const CachingStats& stats() const { return stats_; }
+
+  // Of a live block.
+  Offset address(Id id) const { return blocks_[static_cast<std::size_t>(id)].address; }
+
+  // Whatever is taken from the device or given back from here on is noted there; null for nowhere.
+  void note_in(Placements* placements) { placements_ = placements; }
   void reset_peaks();
 
   // Throws Error unless segments are tiled, no two free neighbours are unmerged, the sets hold what
@@ -164,6 +171,7 @@ class CachingModel {
   std::vector<Range> ranges_;
   Offset next_address_;
   CachingStats stats_;
+  Placements* placements_ = nullptr;
 };
 
 }  // namespace stalloc

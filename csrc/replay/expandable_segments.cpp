@@ -72,6 +72,7 @@ bool CachingModel::map(Block* block, Bytes size) {
   const Range& range = ranges_[static_cast<std::size_t>(block->range)];
   const Bytes mapped = chunks(size, range.chunk) * range.chunk;
   if (mapped > settings_.capacity - stats_.reserved.current) return false;
+  if (placements_) placements_->take(block->address, mapped);
   Pool& shelf = pool(block->small);
   shelf.unmapped.erase(block);
   block->mapped = true;
@@ -116,6 +117,7 @@ void CachingModel::unmap(Block* block) {
   block->address = range.address + begin;
   block->size = end - begin;
   block->mapped = false;
+  if (placements_) placements_->give_back(block->address, block->size);
   merge(block, block->previous);
   merge(block, block->next);
   pool(block->small).unmapped.insert(block);

@@ -10,6 +10,7 @@
 #include "base/types.h"
 #include "plan/plan.h"
 #include "replay/caching_model.h"
+#include "replay/placements.h"
 #include "trace/trace.h"
 
 namespace stalloc {
@@ -34,13 +35,16 @@ struct ReplayResult {
   }
 };
 
-// Under torch's policy. Throws TraceError when the trace fails check().
-ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings);
+// Under torch's policy. Where everything lay is noted in `placements`, unless that is null. Throws
+// TraceError when the trace fails check().
+ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
+                            Placements* placements = nullptr);
 
 // Under stalloc's own runtime with this plan, on a device of `capacity` bytes. `reuse` as for
 // PlannedAllocator::enable. Throws TraceError as above, and PlanError when the plan is not sound.
 ReplayResult replay_planned(const Trace& trace, const Plan& plan,
-                            Bytes capacity = CachingSettings::kUnlimited, bool reuse = true);
+                            Bytes capacity = CachingSettings::kUnlimited, bool reuse = true,
+                            Placements* placements = nullptr);
 
 // The iteration that a plan lays out, `turns` times in a row: its static requests, alone. For
 // replaying a plan whose trace is not at hand.

@@ -6,15 +6,18 @@
 
 namespace stalloc {
 
-ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings) {
+ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
+                            Placements* placements) {
   trace.check();
   CachingModel model(settings);
+  model.note_in(placements);
   ReplayResult result;
   LastIteration last(trace);
   std::vector<CachingModel::Id> blocks(trace.requests.size(), CachingModel::kOutOfMemory);
   for_each_event(
       trace,
       [&](Tick tick) {
+        if (placements) placements->advance(tick);
         if (!last.begins(tick)) return;
         result.peak_reserved = model.stats().reserved.peak;
         model.reset_peaks();
@@ -24,7 +27,9 @@ ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings)
         const CachingModel::Id id = model.malloc(r.size, r.stream);
         if (id == CachingModel::kOutOfMemory) result.failed = i;
         blocks[static_cast<std::size_t>(i)] = id;
-        return id != CachingModel::kOutOfMemory;
+        if (id == CachingModel::kOutOfMemory) return false;
+        if (placements) placements->place(i, model.address(id));
+        return true;
       },
       [&](std::int32_t i) { model.free(blocks[static_cast<std::size_t>(i)]); });
   const CachingStats& stats = model.stats();

@@ -1,6 +1,7 @@
 // Drives the runtime as the hooks do: phases, iterations and the scopes of dynamic modules from the
 // trace's tables, requests from its rows.
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <vector>
 
@@ -13,19 +14,25 @@
 namespace stalloc {
 namespace {
 
-// Counts what the runtime asks of the device.
+Offset address_of(const void* p) { return static_cast<Offset>(std::bit_cast<std::uintptr_t>(p)); }
+
+// Counts what the runtime asks of the device, and notes it where that is wanted.
 class CountingMemory final : public DeviceMemory {
  public:
-  explicit CountingMemory(Bytes capacity) : memory_(capacity) {}
+  CountingMemory(Bytes capacity, Placements* placements)
+      : memory_(capacity), placements_(placements) {}
 
   std::string_view name() const override { return memory_.name(); }
   void* allocate(Bytes size) override {
     void* piece = memory_.allocate(size);
-    if (piece) ++mallocs_;
+    if (!piece) return nullptr;
+    ++mallocs_;
+    if (placements_) placements_->take(address_of(piece), size);
     return piece;
   }
   void release(void* piece, Bytes size) noexcept override {
     ++frees_;
+    if (placements_) placements_->give_back(address_of(piece), size);
     memory_.release(piece, size);
   }
   Bytes available() const override { return memory_.available(); }
@@ -35,6 +42,7 @@ class CountingMemory final : public DeviceMemory {
 
  private:
   PretendMemory memory_;
+  Placements* const placements_;
   std::int64_t mallocs_ = 0;
   std::int64_t frees_ = 0;
 };
@@ -103,9 +111,10 @@ class Loop {
 
 }  // namespace
 
-ReplayResult replay_planned(const Trace& trace, const Plan& plan, Bytes capacity, bool reuse) {
+ReplayResult replay_planned(const Trace& trace, const Plan& plan, Bytes capacity, bool reuse,
+                            Placements* placements) {
   trace.check();
-  CountingMemory memory(capacity);
+  CountingMemory memory(capacity, placements);
   ReplayResult result;
   std::vector<void*> blocks(trace.requests.size(), nullptr);
   PlannedAllocator allocator(memory);
@@ -120,6 +129,7 @@ ReplayResult replay_planned(const Trace& trace, const Plan& plan, Bytes capacity
   for_each_event(
       trace,
       [&](Tick tick) {
+        if (placements) placements->advance(tick);
         loop.advance(tick);
         if (!last.begins(tick)) return;
         result.peak_reserved = allocator.statistics().reserved.peak;
@@ -135,9 +145,12 @@ ReplayResult replay_planned(const Trace& trace, const Plan& plan, Bytes capacity
           result.failed = i;
         }
         if (r.dynamic) allocator.leave_dynamic();
-        return block != nullptr;
+        if (!block) return false;
+        if (placements) placements->place(i, address_of(block));
+        return true;
       },
       [&](std::int32_t i) { allocator.deallocate(blocks[static_cast<std::size_t>(i)]); });
+  if (placements) placements->advance(trace.end);
   if (result.failed == kNone) loop.advance(trace.end);
   const Statistics stats = allocator.statistics();
   result.load = stats.allocated.peak;
