@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly python=$1 torch=$2 venv=$3
-readonly requirements=requirements/dev.txt
+readonly requirements=(requirements/dev.txt requirements/docs.txt)
 readonly marker=$venv/.stalloc-setup # what the environment was made from
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -19,7 +19,7 @@ die() {
 
 wanted() {
   printf '%s\n' "$python" "$torch"
-  cat "$requirements"
+  cat "${requirements[@]}"
 }
 
 if [[ -x $venv/bin/python ]] && cmp -s "$marker" <(wanted); then
@@ -82,6 +82,19 @@ if ((${#missing[@]})); then
       "choose another: make PYTHON=/usr/bin/python3"
 fi
 
+# What only the tests of reports and the documentation's pictures need: all else goes on without.
+missing_browser() {
+  command -v chromium >/dev/null || echo chromium
+  command -v chromedriver >/dev/null || echo chromium-driver
+}
+
+mapfile -t missing < <(missing_browser)
+if ((${#missing[@]})); then
+  install_packages "${missing[@]}" ||
+    say "the tests of reports need a browser (by its Debian names): ${missing[*]}. Install it" \
+      "before 'make test'; nothing else needs it."
+fi
+
 # --- the virtual environment ---------------------------------------------------------------------
 
 # The version of an environment that pip can install into; nothing for any other.
@@ -103,6 +116,7 @@ if [[ $(version_of "$venv/bin/python") != "$version" ]]; then
   "$python" -m venv "$venv"
 fi
 : >"$marker"
-say "installing $torch and $requirements into $venv (a few minutes the first time)"
-"$venv/bin/python" -m pip install -qq --disable-pip-version-check "$torch" -r "$requirements"
+say "installing $torch and ${requirements[*]} into $venv (a few minutes the first time)"
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check "$torch" \
+  "${requirements[@]/#/-r}"
 wanted >"$marker"

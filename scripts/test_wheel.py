@@ -25,6 +25,7 @@ CONTENTS = (
     r"stalloc/py\.typed",
     r"stalloc/_core\.pyi",
     r"stalloc/_torch\.pyi",
+    r"stalloc/report/assets/page\.html",
     r"stalloc/libstalloc\.so",
     r"stalloc/_core\..*\.so",
     r"stalloc/_torch\..*\.so",

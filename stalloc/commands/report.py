@@ -1,0 +1,106 @@
+"""`stalloc report`: a trace or a plan as a picture, in one HTML file that opens offline."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stalloc.commands import import_
+from stalloc.commands.inputs import Input, read, seconds_of
+from stalloc.commands.output import print_assumptions, print_facts, print_json, size
+from stalloc.errors import PlanError
+from stalloc.files import check_new, write_file
+from stalloc.planfile import DEFAULT_TIME_LIMIT, Plan
+from stalloc.report import Scene, render, scene_of_plan, scene_of_trace
+
+if TYPE_CHECKING:
+    from stalloc.commands import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Adds the sub-command's parser."""
+    parser = subparsers.add_parser(
+        "report",
+        help="draw a trace or a plan as one HTML file",
+        description="Draws every request over time and addresses, coloured by lifetime, as torch's "
+        "allocator lays it out and as stalloc does, with what is live and what is reserved. IN is "
+        "a trace, a plan, a PyTorch memory snapshot or a Kineto trace; what is no plan is planned "
+        "first, unless --plan has its plan. The output is one HTML file that opens offline.",
+        epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage.",
+    )
+    parser.add_argument(
+        "input", metavar="IN", type=Path, help="a trace, a plan, a snapshot or a Kineto trace"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=Path,
+        default=Path("report.html"),
+        help="where to write it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--plan", metavar="PLAN", type=Path, help="the plan of IN (default: make one)"
+    )
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=seconds_of,
+        default=DEFAULT_TIME_LIMIT,
+        help="for planning (default: %(default)g)",
+    )
+    import_.add_options(parser)
+    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Draws the input, writes the page, says what is in it."""
+    if not args.force:
+        check_new(args.output)
+    given = read(args.input, args.device, args.repeat)
+    assumptions = list(given.imported.assumptions) if given.imported is not None else []
+    scene = _scene(args, given)
+    page = render(scene)
+    write_file(args.output, page, overwrite=args.force)
+    if args.json:
+        rows = [
+            {
+                "allocator": layout.allocator,
+                "load": scene.load,
+                "reserved": layout.reserved,
+                "efficiency": scene.load / layout.reserved if layout.reserved > 0 else 1.0,
+            }
+            for layout in scene.layouts
+        ]
+        print_json(
+            {
+                "output": str(args.output),
+                "bytes": len(page),
+                "requests": len(scene.requests),
+                "rows": rows,
+                "assumptions": assumptions,
+            }
+        )
+        return 0
+    facts = {"requests": f"{len(scene.requests):,}", "load": size(scene.load)}
+    facts |= {layout.title: size(layout.reserved) for layout in scene.layouts}
+    print_facts(facts | {"written to": f"{args.output}, {size(len(page))}"})
+    print_assumptions(assumptions)
+    return 0
+
+
+def _scene(args: argparse.Namespace, given: Input) -> Scene:
+    title = args.input.name
+    if given.plan is not None:
+        if args.plan is not None:
+            raise PlanError(f"{args.input} is a plan itself: leave --plan out, or give its trace")
+        return scene_of_plan(given.plan, title)
+    assert given.trace is not None
+    if args.plan is not None:
+        return scene_of_trace(given.trace, Plan.load(args.plan), title)
+    plan = given.trace.plan(time_limit=args.time_limit, progress=sys.stderr.isatty())
+    return scene_of_trace(given.trace, plan, title)

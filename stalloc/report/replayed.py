@@ -1,0 +1,121 @@
+"""Layouts as allocators really make them: from a replay that noted where it put everything.
+
+The window is one iteration. Where the allocator took memory in several pieces, they are stacked by
+address, so that nothing is drawn of the address space between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stalloc import _core
+from stalloc.planfile import Plan
+from stalloc.report.layout import Layout, Rectangles, Segments
+from stalloc.tables import Int64s
+from stalloc.trace import Trace
+
+TORCH = "torch's caching allocator"
+STALLOC = "stalloc"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of a trace that is drawn.
+
+    Attributes:
+        begin: First tick.
+        period: Its ticks.
+        rows: Of the trace's requests, those that are live in it.
+        owner: The row of the scene's requests that each of them is.
+    """
+
+    begin: int
+    period: int
+    rows: Int64s
+    owner: Int64s
+
+
+def live_rows(trace: Trace, begin: int, period: int) -> Int64s:
+    """Rows of the requests that are live at some moment of the window."""
+    requests = trace.requests
+    return np.flatnonzero((requests.lower < begin + period) & (requests.upper > begin))
+
+
+def torch_layout(trace: Trace, window: Window) -> Layout:
+    """What torch's caching allocator makes of the window, with the whole trace run up to it."""
+    placements = _core.placements_caching(trace._core, _core.CachingSettings())
+    return _layout("torch", TORCH, trace, window, placements, Segments.none())
+
+
+def stalloc_layout(trace: Trace, plan: Plan, window: Window) -> Layout:
+    """What stalloc's runtime makes of it with the plan: the pool, and beside it the fallback."""
+    placements = _core.placements_planned(trace._core, plan._core)
+    return _layout("stalloc", STALLOC, trace, window, placements, rooms(plan))
+
+
+def rooms(plan: Plan) -> Segments:
+    """Where the plan keeps room for dynamic requests. The pool is the first piece: it lies at 0."""
+    groups = plan.groups
+    kept = np.flatnonzero(groups.size > 0)
+    wraps = kept[groups.upper[kept] > plan.period]
+    return Segments(
+        address=np.concatenate([groups.offset[kept], groups.offset[wraps]]),
+        size=np.concatenate([groups.size[kept], groups.size[wraps]]),
+        start=np.concatenate([groups.lower[kept], np.zeros(len(wraps), np.int64)]),
+        end=np.concatenate(
+            [np.minimum(groups.upper[kept], plan.period), groups.upper[wraps] - plan.period]
+        ),
+    )
+
+
+def _layout(
+    allocator: str,
+    title: str,
+    trace: Trace,
+    window: Window,
+    placements: _core._Columns,
+    kept: Segments,
+) -> Layout:
+    begin, end = window.begin, window.begin + window.period
+    lower, upper = placements["piece_lower"], placements["piece_upper"]
+    held = np.flatnonzero((lower < end) & (upper > begin))
+    address, size = placements["piece_address"][held], placements["piece_size"][held]
+    stack = _Stack(address, size)
+    segments = Segments(
+        address=stack.place(address),
+        size=size,
+        start=np.maximum(lower[held], begin) - begin,
+        end=np.minimum(upper[held], end) - begin,
+    )
+    where = placements["address"][window.rows]
+    placed = where >= 0
+    rows = window.rows[placed]
+    rectangles = Rectangles(
+        request=window.owner[placed],
+        address=stack.place(where[placed]),
+        start=np.maximum(trace.requests.lower[rows], begin) - begin,
+        end=np.minimum(trace.requests.upper[rows], end) - begin,
+    )
+    return Layout(allocator, title, rectangles, segments, kept)
+
+
+class _Stack:
+    """Addresses with nothing between the stretches that are in use."""
+
+    def __init__(self, address: Int64s, size: Int64s) -> None:
+        order = np.argsort(address, kind="stable")
+        begins = address[order]
+        ends = np.maximum.accumulate(begins + size[order]) if len(order) else begins
+        first = np.ones(len(order), np.bool_)
+        first[1:] = begins[1:] > ends[:-1]
+        last = np.append(first[1:], True)[: len(order)]
+        self._begin: Int64s = begins[first]
+        lengths = ends[last] - self._begin
+        self._base: Int64s = np.cumsum(lengths) - lengths
+
+    def place(self, address: Int64s) -> Int64s:
+        stretch = np.searchsorted(self._begin, address, side="right") - 1
+        placed: Int64s = address - self._begin[stretch] + self._base[stretch]
+        return placed

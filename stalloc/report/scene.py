@@ -1,0 +1,212 @@
+"""What a report shows: one iteration's requests, and what each allocator makes of them.
+
+From a trace it is the iteration that stands for all, together with whatever older request is still
+live in it. From a plan, which knows no more than the requests it has addresses for, it is those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stalloc.errors import PlanError
+from stalloc.planfile import Plan
+from stalloc.replaying import UNROLLED, unroll
+from stalloc.report.layout import Layout, Rectangles, Segments, around_the_end, running_sum
+from stalloc.report.replayed import Window, live_rows, rooms, stalloc_layout, torch_layout
+from stalloc.tables import LIFETIME_CLASSES, Int64s, Phases
+from stalloc.trace import IterationProfile, Trace
+
+CLASSES: tuple[str, ...] = (*LIFETIME_CLASSES, "dynamic")
+"""Names of the numbers in a column `lifetime`: what decides a request's colour."""
+
+_DYNAMIC = CLASSES.index("dynamic")
+_PERSISTENT = CLASSES.index("persistent")
+_SCOPED = CLASSES.index("scoped")
+_TRANSIENT = CLASSES.index("transient")
+_WRAP_AROUND = CLASSES.index("wrap-around")
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is known of each request. Ticks count from the beginning of the iteration.
+
+    Attributes:
+        size: Bytes, as asked.
+        start: Tick of the allocation; negative when an earlier iteration made it.
+        end: Tick of the free; past the period when a later iteration does it, or nobody.
+        lifetime: Index into `CLASSES`.
+        phase_begin: Row of the scene's phases, or -1 outside the iteration.
+        phase_end: The same, where it is freed.
+        layer: Index into the scene's layers, or -1.
+        stream: Ordinal of the stream.
+    """
+
+    size: Int64s
+    start: Int64s
+    end: Int64s
+    lifetime: Int64s
+    phase_begin: Int64s
+    phase_end: Int64s
+    layer: Int64s
+    stream: Int64s
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All that is drawn.
+
+    Attributes:
+        title: What it was made from.
+        facts: What else is known of it, by name.
+        period: Ticks of the iteration.
+        load: The most bytes live at once.
+        phases: Of the iteration, in order.
+        layers: Names of modules.
+        requests: What is known of each request.
+        live: What the live curve adds up: `request`, `start` and `end` count.
+        layouts: What the allocators make of them.
+    """
+
+    title: str
+    facts: dict[str, str]
+    period: int
+    load: int
+    phases: Phases
+    layers: list[str]
+    requests: Requests
+    live: Rectangles
+    layouts: list[Layout]
+
+
+def scene_of_plan(plan: Plan, title: str) -> Scene:
+    """The requests a plan has addresses for: at those, and where torch's allocator has them."""
+    decisions, period = plan.decisions, plan.period
+    lifetime = np.where(decisions.phase == decisions.phase_end, _TRANSIENT, _SCOPED)
+    lifetime[decisions.upper > period] = _WRAP_AROUND
+    requests = Requests(
+        size=decisions.size,
+        start=decisions.lower,
+        end=decisions.upper,
+        lifetime=lifetime.astype(np.int64),
+        phase_begin=decisions.phase.astype(np.int64),
+        phase_end=decisions.phase_end.astype(np.int64),
+        layer=np.full(len(decisions), -1, np.int64),
+        stream=decisions.stream.astype(np.int64),
+    )
+    rows = np.arange(len(decisions), dtype=np.int64)
+    planned = around_the_end(rows, decisions.offset, decisions.lower, decisions.upper, period)
+    pool = Segments(*(np.array([number], np.int64) for number in (0, plan.pool, 0, period)))
+    layouts = [Layout("stalloc", "stalloc's plan", planned, pool, rooms(plan))]
+    if len(decisions) > 0:
+        layouts.insert(0, _torch_layout_of_plan(plan))
+    return Scene(
+        title=title,
+        facts=plan.info | _plan_facts(plan),
+        period=period,
+        load=_load(requests, planned),
+        phases=plan.phases,
+        layers=[],
+        requests=requests,
+        live=planned,
+        layouts=layouts,
+    )
+
+
+def _torch_layout_of_plan(plan: Plan) -> Layout:
+    """From a run of some iterations, whose last is drawn."""
+    trace = unroll(plan, UNROLLED)
+    begin = (UNROLLED - 1) * plan.period
+    rows = live_rows(trace, begin, plan.period)
+    # Every allocation of an iteration has a tick of its own.
+    by_lower = np.argsort(plan.decisions.lower, kind="stable")
+    lower = trace.requests.lower[rows] % plan.period
+    owner = by_lower[np.searchsorted(plan.decisions.lower, lower, sorter=by_lower)]
+    return torch_layout(trace, Window(begin, plan.period, rows, owner))
+
+
+def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
+    """An iteration of a trace, as torch lays it out and as stalloc does with the plan.
+
+    Raises:
+        PlanError: The plan was made from another trace.
+        TraceError: The trace holds no complete iteration.
+    """
+    if plan.fingerprint != trace.fingerprint:
+        raise PlanError(
+            f"the plan was made from trace {plan.fingerprint}, and this one is "
+            f"{trace.fingerprint}: plan it again, or leave --plan out"
+        )
+    profile = trace.profile()
+    begin, period = trace.iterations[profile.iteration], profile.period
+    rows = live_rows(trace, begin, period)
+    requests = _requests_of_iteration(trace, profile, rows)
+    own = np.arange(len(rows), dtype=np.int64)
+    window = Window(begin, period, rows, own)
+    layouts = [torch_layout(trace, window), stalloc_layout(trace, plan, window)]
+    return Scene(
+        title=title,
+        facts=trace.info
+        | {
+            "iteration": f"{profile.iteration}, compared with {profile.compared} more",
+            "trace": trace.fingerprint,
+        }
+        | _plan_facts(plan),
+        period=period,
+        load=profile.load_bytes,
+        phases=profile.phases,
+        layers=trace.layers,
+        requests=requests,
+        live=Rectangles(
+            request=own,
+            address=np.zeros(len(own), np.int64),
+            start=np.maximum(requests.start, 0),
+            end=np.minimum(requests.end, period),
+        ),
+        layouts=layouts,
+    )
+
+
+def _requests_of_iteration(trace: Trace, profile: IterationProfile, rows: Int64s) -> Requests:
+    """Every request that is live at some moment of the reference: `rows` of the trace."""
+    every, reference, period = trace.requests, profile.requests, profile.period
+    begin = trace.iterations[profile.iteration]
+    # Never freed: an end past the period is all there is to draw, and does not overflow.
+    end = np.minimum(every.upper[rows], begin + 2 * period) - begin
+    lifetime = np.where(end >= period, _PERSISTENT, _WRAP_AROUND).astype(np.int64)
+    lifetime[every.dynamic[rows]] = _DYNAMIC
+    own = np.searchsorted(rows, reference.request)
+    lifetime[own] = np.where(reference.dynamic, _DYNAMIC, reference.lifetime)
+    phase_begin = np.full(len(rows), -1, np.int64)
+    phase_end = np.full(len(rows), -1, np.int64)
+    phase_begin[own] = reference.phase_begin
+    phase_end[own] = np.where(lifetime[own] == _PERSISTENT, -1, reference.phase_end)
+    return Requests(
+        size=every.size[rows],
+        start=every.lower[rows] - begin,
+        end=end,
+        lifetime=lifetime,
+        phase_begin=phase_begin,
+        phase_end=phase_end,
+        layer=every.layer_begin[rows].astype(np.int64),
+        stream=every.stream[rows].astype(np.int64),
+    )
+
+
+def _load(requests: Requests, live: Rectangles) -> int:
+    sizes = requests.size[live.request]
+    _, bytes_live = running_sum(
+        np.concatenate([live.start, live.end]), np.concatenate([sizes, -sizes])
+    )
+    return int(bytes_live.max(initial=0))
+
+
+def _plan_facts(plan: Plan) -> dict[str, str]:
+    return {
+        "plan": plan.algorithm,
+        "gap": f"{plan.gap:.3%}" + (", proven optimal" if plan.optimal else ""),
+    }
