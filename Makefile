@@ -35,7 +35,7 @@ quickstart: build  ## Train a small GPT with and without stalloc
 	@python examples/quickstart.py
 
 .PHONY: test
-test: lint test-wheel sanitize test-cpp test-python  ## Run every test and check
+test: lint test-wheel sanitize test-cpp test-python docs  ## Run every test and check
 
 .PHONY: test-cpp
 test-cpp: setup  ## Run the C++ tests
@@ -61,6 +61,14 @@ lint: setup  ## Check format, types and spelling; changes nothing
 	mypy
 	clang-format --dry-run -Werror $(CXX_FILES)
 	codespell
+
+.PHONY: docs
+docs: build  ## Build the documentation into build/docs; warnings are errors
+	@python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs
+
+.PHONY: docs-pictures
+docs-pictures: build  ## Make the documentation's pictures anew, from reports in a headless browser
+	@python scripts/docs_pictures.py docs/pictures
 
 .PHONY: format
 format: setup  ## Format all sources
