@@ -105,7 +105,7 @@ TOPICS = (
     Topic(
         "stalloc does not support it, or is used out of turn",
         "The message says what to do instead.",
-        ("stalloc/", "csrc/torch/"),
+        ("stalloc/", "csrc/torch/", "csrc/compat/"),
     ),
 )
 """The first whose files match is a message's topic."""
