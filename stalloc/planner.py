@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ from stalloc.errors import PlanError
 from stalloc.progress import Progress, shown
 
 Int64Array = npt.NDArray[np.int64]
+
+Streams = Literal["separate", "ordered"]
+"""Whether buffers of different streams may use the same addresses one after another."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Solution:
     """Which planner it came from; several streams are joined with "+"."""
     seconds: float
     """How long planning took."""
+    waits: Int64Array
+    """What reuse across streams takes, where `streams` is "ordered": a row for each wait, of a
+    buffer and the one of another stream whose addresses it uses. Before the stream of the first may
+    use it, it has to wait until the stream of the second has done what was asked of it until it was
+    freed. With a period, the second may be one of the turn before."""
 
     @property
     def pool(self) -> int:
@@ -72,6 +81,7 @@ def plan(
     alignment: int = 1,
     period: int = 0,
     stream: npt.ArrayLike | None = None,
+    streams: Streams = "separate",
     fixed: npt.ArrayLike | None = None,
     phase_begin: npt.ArrayLike | None = None,
     phase_end: npt.ArrayLike | None = None,
@@ -94,7 +104,10 @@ def plan(
         alignment: What every offset is a multiple of.
         period: Ticks after which everything repeats, or 0. With a period, a buffer with
             `upper > period` lives on at the start of the next turn.
-        stream: A number for each buffer; those of different streams never share an address.
+        stream: A number for each buffer; those of different streams never share an address, unless
+            their reuse is ordered.
+        streams: "separate", or "ordered": a buffer may lie where one of another stream lay before,
+            and the solution's `waits` say what has to wait for what.
         fixed: Where each buffer must lie, -1 where it may lie anywhere.
         phase_begin: The phase each is born in, for the paper's planner, -1 where there is none.
         phase_end: The phase each is freed in.
@@ -119,7 +132,17 @@ def plan(
     if capacity is not None and capacity < 0:
         raise PlanError(f"the capacity must not be negative: {capacity}")
     problem = _problem(
-        lower, upper, size, alignment, period, capacity, stream, fixed, phase_begin, phase_end
+        lower,
+        upper,
+        size,
+        alignment,
+        period,
+        capacity,
+        stream,
+        fixed,
+        phase_begin,
+        phase_end,
+        streams,
     )
     if capacity == 0 and problem.bound() > 0:
         raise PlanError(f"no solution fits a capacity of 0: it takes {problem.bound()} bytes")
@@ -137,9 +160,10 @@ def load_bound(
     alignment: int = 1,
     period: int = 0,
     stream: npt.ArrayLike | None = None,
+    streams: Streams = "separate",
 ) -> int:
     """The most bytes that are live at once: no solution is lower. Arguments as for `plan`."""
-    return _problem(lower, upper, size, alignment, period, None, stream).bound()
+    return _problem(lower, upper, size, alignment, period, None, stream, streams=streams).bound()
 
 
 def validate(
@@ -152,18 +176,27 @@ def validate(
     alignment: int = 1,
     period: int = 0,
     stream: npt.ArrayLike | None = None,
+    streams: Streams = "separate",
     fixed: npt.ArrayLike | None = None,
+    waits: npt.ArrayLike | None = None,
 ) -> None:
     """Checks a solution, wherever it came from, with code that no planner shares.
 
     Arguments as for `plan`, and the offsets to check; `height` is the end they must stay below.
+    Where `streams` is "ordered", `waits` are checked too: there has to be one for every reuse
+    across streams, and no other.
 
     Raises:
-        PlanError: Two buffers overlap, or one is not where it may be; the message names them.
+        PlanError: Two buffers overlap, one is not where it may be, or a wait is missing; the
+            message names them.
     """
-    problem = _problem(lower, upper, size, alignment, period, None, stream, fixed)
+    problem = _problem(lower, upper, size, alignment, period, None, stream, fixed, streams=streams)
     unlimited = int(np.iinfo(np.int64).max)
-    problem.validate(_numbers(offsets, "offsets"), unlimited if height is None else height)
+    places = _numbers(offsets, "offsets")
+    problem.validate(places, unlimited if height is None else height)
+    if streams == "ordered":
+        rows = np.zeros((0, 2), np.int64) if waits is None else _numbers(waits, "waits")
+        problem.validate_waits(places, rows if rows.size > 0 else np.zeros((0, 2), np.int64))
 
 
 def algorithms() -> list[str]:
@@ -214,7 +247,11 @@ def _problem(
     fixed: npt.ArrayLike | None = None,
     phase_begin: npt.ArrayLike | None = None,
     phase_end: npt.ArrayLike | None = None,
+    streams: Streams = "separate",
 ) -> _core.Problem:
+    if streams not in ("separate", "ordered"):
+        raise PlanError(f'streams are "separate" or "ordered", not {streams!r}')
+
     def optional(values: npt.ArrayLike | None, name: str) -> Int64Array | None:
         return None if values is None else _numbers(values, name)
 
@@ -230,6 +267,7 @@ def _problem(
             fixed=optional(fixed, "fixed"),
             phase_begin=optional(phase_begin, "phase_begin"),
             phase_end=optional(phase_end, "phase_end"),
+            ordered=streams == "ordered",
         )
     except TypeError:
         raise PlanError(

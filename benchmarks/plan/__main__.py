@@ -1,6 +1,7 @@
-"""Measures every planner on every instance: gap, seconds, peak memory.
+r"""Measures every planner on every instance: gap, seconds, peak memory.
 
-    python benchmarks/plan --traces DIR --generate 10000 300000 --output benchmarks/results/plan
+    python benchmarks/plan --traces DIR --generate 10000 100000 300000 1000000 \
+        --minimalloc PROGRAM --output benchmarks/results/plan
 
 Each run has a process of its own, so that its peak memory is its own too. Prints a table; with
 `--output NAME` writes NAME.md and NAME.json, which say on what machine, from which commit and from
@@ -15,9 +16,10 @@ import json
 import multiprocessing
 import os
 import platform
-import statistics
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,11 +42,28 @@ EVERY_PLANNER_UP_TO = 150_000  # requests; above it, the portfolio and what is q
 EXACT_UP_TO = 2_000
 QUICK = (
     "paper",
+    "chain",
     "first-fit-peak-rank-start",
     "best-fit-peak-rank-start",
     "first-fit-centre-out-end",
     "first-fit-start",
 )
+
+
+CHALLENGE = "minimalloc"  # instances made to fit this capacity:
+CAPACITY = 1_048_576
+FIT_TIME_LIMIT = 120.0  # seconds; what is compared is CPU
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether an instance was made to fit a capacity, by this planner and by MiniMalloc."""
+
+    instance: str
+    solved: bool
+    cpu_seconds: float
+    theirs_solved: bool
+    theirs_cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -111,8 +130,8 @@ def measure(instance: Instance, planner: str, limit: float, threads: int) -> dic
         "height": solution.height,
         "gap": solution.gap,
         "optimal": solution.optimal,
-        "seconds": statistics.median(runs),
-        "cpu_seconds": statistics.median(cpu),
+        "seconds": min(runs),
+        "cpu_seconds": min(cpu),
         "timed_out": runs[-1] >= limit,
         "peak_mib": (_memory("VmHWM") - before) / 1024,
     }
@@ -147,6 +166,50 @@ def run(instance: Instance, planners: list[str], limit: float, threads: int) -> 
             planner=planner,
             **measured,
         )
+
+
+def fit(instance: Instance, minimalloc: Path, limit: float) -> Fit:
+    """Whether both find what is known to exist."""
+    import stalloc
+
+    alignment = alignment_of(instance.name)
+    began = time.process_time()
+    try:
+        stalloc.plan(
+            instance.lower,
+            instance.upper,
+            instance.size,
+            alignment=alignment,
+            capacity=CAPACITY,
+            time_limit=limit,
+            threads=1,
+        )
+        solved = True
+    except stalloc.PlanError:
+        solved = False
+    ours = time.process_time() - began
+    with tempfile.TemporaryDirectory() as folder:
+        given, answer = Path(folder) / "in.csv", Path(folder) / "out.csv"
+        size = -(-instance.size // alignment) * alignment  # it rounds nothing itself
+        rows = np.stack([np.arange(len(size)), instance.lower, instance.upper, size], axis=1)
+        np.savetxt(given, rows, "%d", ",", header="id,lower,upper,size", comments="")
+        command = [
+            str(minimalloc.resolve()),
+            f"--capacity={CAPACITY}",
+            f"--input={given}",
+            f"--output={answer}",
+            f"--timeout={limit}s",
+        ]
+        before = _children_seconds()
+        subprocess.run(command, check=False, capture_output=True)
+        theirs = _children_seconds() - before
+        theirs_solved = answer.exists() and len(answer.read_text().split()) == len(size) + 1
+    return Fit(instance.name, solved, ours, theirs_solved, theirs)
+
+
+def _children_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def planners_for(instance: Instance, chosen: list[str]) -> list[str]:
@@ -184,13 +247,15 @@ def machine() -> dict[str, str]:
     }
 
 
-def markdown(results: list[Result], facts: dict[str, str], limit: float, threads: int) -> str:
+def markdown(
+    results: list[Result], fits: list[Fit], facts: dict[str, str], limit: float, threads: int
+) -> str:
     """The table of the portfolio, and one of every planner's gap and seconds."""
     lines = [
         "# Planners",
         "",
         f"{facts['cpu']}, {threads} of {facts['cores']} cores used, {facts['system']}, "
-        f"commit {facts['commit']}; time limit {limit:g} s. Seconds are the median of three runs "
+        f"commit {facts['commit']}; time limit {limit:g} s. Seconds are the least of three runs "
         "where a run takes less than one; those of CPU do not depend on what else the machine did. "
         "Peak memory is what planning adds to the process. "
         "Written by `python benchmarks/plan`.",
@@ -206,6 +271,8 @@ def markdown(results: list[Result], facts: dict[str, str], limit: float, threads
                 f"| {100 * r.gap:.4f} % | {'yes' if r.optimal else 'no'} | {r.seconds:.3f} "
                 f"| {r.cpu_seconds:.3f} | {r.peak_mib:.0f} | {r.algorithm} | {r.digest} |"
             )
+    lines += _growth(results)
+    lines += _fits(fits)
     names = list(dict.fromkeys(r.planner for r in results))
     by_pair = {(r.instance, r.planner): r for r in results}
     lines += ["", "## Every planner: gap in percent (seconds of CPU)", ""]
@@ -221,6 +288,43 @@ def markdown(results: list[Result], facts: dict[str, str], limit: float, threads
     return "\n".join(lines) + "\n"
 
 
+def _growth(results: list[Result]) -> list[str]:
+    """Time by size, of what is generated in several."""
+    kinds: dict[str, list[Result]] = {}
+    for r in results:
+        kind = r.instance.rpartition("-")[0]
+        if r.planner == PORTFOLIO and kind in generate.KINDS:
+            kinds.setdefault(kind, []).append(r)
+    lines = ["", "## Growth: microseconds of CPU a request", ""]
+    for kind, rows in kinds.items():
+        cells = [f"{1e6 * r.cpu_seconds / r.buffers:.2f} at {r.buffers:,}" for r in rows]
+        lines.append(f"- **{kind}**: " + "; ".join(cells))
+    return lines if kinds else []
+
+
+def _fits(fits: list[Fit]) -> list[str]:
+    if not fits:
+        return []
+
+    def cell(solved: bool, seconds: float) -> str:
+        return f"{seconds:.2f}" if solved else f"no ({seconds:.2f})"
+
+    lines = [
+        "",
+        "## Beside MiniMalloc: seconds of CPU to fit a capacity",
+        "",
+        f'Each was made to fit {CAPACITY:,}. "no": none was found in time.',
+        "",
+        "| instance | stalloc | MiniMalloc |",
+        "|---|---:|---:|",
+    ]
+    for f in fits:
+        ours = cell(f.solved, f.cpu_seconds)
+        theirs = cell(f.theirs_solved, f.theirs_cpu_seconds)
+        lines.append(f"| {f.instance} | {ours} | {theirs} |")
+    return lines
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="benchmarks/plan", description=__doc__.split("\n")[0])
@@ -232,6 +336,9 @@ def main() -> None:
     parser.add_argument("--planners", nargs="*", default=[], help="default: all that are sensible")
     parser.add_argument("--time-limit", type=float, default=10.0, help="seconds for each run")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--minimalloc", type=Path, metavar="PROGRAM", help="run it beside, on its own instances"
+    )
     parser.add_argument("--output", type=Path, help="write this name with .md and .json")
     args = parser.parse_args()
 
@@ -243,6 +350,7 @@ def main() -> None:
                 yield generate.sized(kind, requests)
 
     results: list[Result] = []
+    fits: list[Fit] = []
     for instance in instances():
         planners = planners_for(instance, args.planners)
         for result in run(instance, planners, args.time_limit, args.threads):
@@ -254,6 +362,9 @@ def main() -> None:
                 f"{result.peak_mib:6.0f} MiB  {result.algorithm}",
                 flush=True,
             )
+        if args.minimalloc and instance.name.startswith(CHALLENGE):
+            fits.append(fit(instance, args.minimalloc, FIT_TIME_LIMIT))
+            print(fits[-1], flush=True)
     facts = machine()
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
@@ -262,10 +373,11 @@ def main() -> None:
             "time_limit": args.time_limit,
             "threads": args.threads,
             "results": [dataclasses.asdict(r) for r in results],
+            "fits": [dataclasses.asdict(f) for f in fits],
         }
         args.output.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
         args.output.with_suffix(".md").write_text(
-            markdown(results, facts, args.time_limit, args.threads)
+            markdown(results, fits, facts, args.time_limit, args.threads)
         )
 
 

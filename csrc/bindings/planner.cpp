@@ -18,6 +18,7 @@
 #include "plan/csv.h"
 #include "plan/portfolio.h"
 #include "plan/validator.h"
+#include "plan/waits.h"
 
 namespace py = pybind11;
 
@@ -41,7 +42,8 @@ void fill(Problem& problem, const char* name, const std::optional<Numbers>& colu
 std::int32_t narrow(std::int64_t value) {
   if (value < std::numeric_limits<std::int32_t>::min() ||
       value > std::numeric_limits<std::int32_t>::max()) {
-    throw PlanError("a stream or phase number does not fit in 32 bits: " + std::to_string(value));
+    throw PlanError("a stream, phase or buffer number does not fit in 32 bits: " +
+                    std::to_string(value));
   }
   return static_cast<std::int32_t>(value);
 }
@@ -50,8 +52,9 @@ Problem make_problem(const Numbers& lower, const Numbers& upper, const Numbers& 
                      Bytes alignment, Tick period, Bytes capacity,
                      const std::optional<Numbers>& stream, const std::optional<Numbers>& fixed,
                      const std::optional<Numbers>& phase_begin,
-                     const std::optional<Numbers>& phase_end) {
+                     const std::optional<Numbers>& phase_end, bool ordered) {
   Problem problem;
+  if (ordered) problem.streams = Streams::kOrdered;
   problem.alignment = alignment;
   problem.period = period;
   problem.capacity = capacity;
@@ -77,6 +80,28 @@ Layout make_layout(const Numbers& offsets, const Problem& problem) {
 
 Numbers to_array(const std::vector<Offset>& offsets) {
   return Numbers(static_cast<py::ssize_t>(offsets.size()), offsets.data());
+}
+
+// One row a wait: buffer, after.
+Numbers to_array(const std::vector<Wait>& waits) {
+  Numbers rows({static_cast<py::ssize_t>(waits.size()), py::ssize_t{2}});
+  std::int64_t* next = rows.mutable_data();
+  for (const auto& [buffer, after] : waits) {
+    *next++ = buffer;
+    *next++ = after;
+  }
+  return rows;
+}
+
+std::vector<Wait> to_waits(const Numbers& rows) {
+  if (rows.ndim() != 2 || rows.shape(1) != 2) {
+    throw PlanError("waits must be an array of two columns: a buffer, and the one it waits for");
+  }
+  std::vector<Wait> waits;
+  for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
+    waits.push_back({narrow(rows.at(i, 0)), narrow(rows.at(i, 1))});
+  }
+  return waits;
 }
 
 py::dict solve_problem(const Problem& problem, const std::string& algorithm, double time_limit,
@@ -107,6 +132,9 @@ py::dict solve_problem(const Problem& problem, const std::string& algorithm, dou
   d["optimal"] = result.optimal;
   d["algorithm"] = result.algorithm;
   d["seconds"] = result.seconds;
+  std::vector<Wait> waits;
+  if (problem.streams == Streams::kOrdered) waits = find_waits(problem, result.layout);
+  d["waits"] = to_array(waits);
   return d;
 }
 
@@ -117,7 +145,8 @@ void bind_planner(py::module_& m) {
       .def(py::init(&make_problem), py::arg("lower").noconvert(), py::arg("upper").noconvert(),
            py::arg("size").noconvert(), py::arg("alignment"), py::arg("period"),
            py::arg("capacity"), py::arg("stream").noconvert(), py::arg("fixed").noconvert(),
-           py::arg("phase_begin").noconvert(), py::arg("phase_end").noconvert())
+           py::arg("phase_begin").noconvert(), py::arg("phase_end").noconvert(),
+           py::arg("ordered") = false)
       .def("check", &Problem::check)
       .def("bound",
            [](const Problem& problem) {
@@ -135,6 +164,15 @@ void bind_planner(py::module_& m) {
             validate(problem, layout);
           },
           py::arg("offsets").noconvert(), py::arg("height"))
+      .def(
+          "validate_waits",
+          [](const Problem& problem, const Numbers& offsets, const Numbers& rows) {
+            const Layout layout = make_layout(offsets, problem);
+            const std::vector<Wait> waits = to_waits(rows);
+            const py::gil_scoped_release no_gil;
+            validate_waits(problem, layout, waits);
+          },
+          py::arg("offsets").noconvert(), py::arg("waits").noconvert())
       .def("solve", &solve_problem, py::arg("algorithm"), py::arg("time_limit"), py::arg("threads"),
            py::arg("warm_start").noconvert(), py::arg("progress"));
 

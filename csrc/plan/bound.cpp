@@ -34,7 +34,7 @@ Bytes load_bound(const Problem& problem) {
     if (b.fixed != kUnplaced) alone = std::max(alone, b.fixed + size);
     alone = std::max(alone, size);
     if (size == 0 || b.upper <= b.lower) continue;
-    std::vector<Change>& changes = streams[b.stream];
+    std::vector<Change>& changes = streams[problem.streams == Streams::kSeparate ? b.stream : 0];
     changes.push_back({b.lower, size});
     if (problem.period > 0 && b.upper > problem.period) {
       changes.push_back({problem.period, -size});

@@ -7,7 +7,8 @@
 
 namespace stalloc {
 
-// O(n log n). With several streams, the sum of each stream's own load. `problem` has passed
+// O(n log n). With several separate streams, the sum of each stream's own
+// load. `problem` has passed
 // check().
 Bytes load_bound(const Problem& problem);
 

@@ -30,11 +30,14 @@ struct Stream {
   std::vector<std::size_t> buffers;  // indices into the whole problem
 };
 
+// Where they may share addresses, all are one.
 std::vector<Stream> split_by_stream(const Problem& problem) {
   std::map<StreamId, Stream> streams;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    Stream& stream = streams[problem.buffers[i].stream];
+    const bool separate = problem.streams == Streams::kSeparate;
+    Stream& stream = streams[separate ? problem.buffers[i].stream : 0];
     stream.problem.buffers.push_back(problem.buffers[i]);
+    if (!separate) stream.problem.buffers.back().stream = 0;
     stream.buffers.push_back(i);
   }
   std::vector<Stream> result;
@@ -56,6 +59,7 @@ void check_fixed(const Problem& problem) {
   Problem fixed;
   fixed.period = problem.period;
   fixed.alignment = problem.alignment;
+  fixed.streams = problem.streams;
   Layout layout;
   for (const Buffer& b : problem.buffers) {
     if (b.fixed == kUnplaced) continue;

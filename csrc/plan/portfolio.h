@@ -1,12 +1,12 @@
 // The whole planner: several algorithms side by side, the best plan, and a proof where there is
 // one.
 //
-// A problem is split by stream (each gets addresses of its own) and taken apart without loss
-// (decompose.h); the planners are run cheapest first, and as soon as one meets the lower bound its
-// plan is known to be optimal and the rest is spared. Where none does, it goes on for as long as
-// there is hope: the smaller the gap and the larger the problem, the sooner it gives up. The time
-// limit is for those who will not wait that long. What comes out has passed the independent
-// validator.
+// A problem is split by stream (each gets addresses of its own, unless they are ordered) and taken
+// apart without loss (decompose.h); the planners are run cheapest first, and as soon as one meets
+// the lower bound its plan is known to be optimal and the rest is spared. Where none does, it goes
+// on for as long as there is hope: the smaller the gap and the larger the problem, the sooner it
+// gives up. The time limit is for those who will not wait that long. What comes out has passed the
+// independent validator.
 #pragma once
 
 #include <cstdint>

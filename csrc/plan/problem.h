@@ -13,6 +13,7 @@
 // next turn and lives in [lower, P) and [0, upper - P).
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "base/types.h"
@@ -29,11 +30,18 @@ struct Buffer {
   PhaseIndex phase_end = kNone;
 };
 
+// Which addresses a buffer may use that others have used before it.
+enum class Streams : std::uint8_t {
+  kSeparate,  // its own stream's only
+  kOrdered,   // any: whoever follows the layout orders the streams as waits.h says
+};
+
 struct Problem {
   std::vector<Buffer> buffers = {};
   Tick period = 0;  // 0: time is a line
   Bytes alignment = kDefaultAlignment;
   Bytes capacity = 0;  // 0: none. Otherwise a plan must not be higher
+  Streams streams = Streams::kSeparate;
 
   // Throws PlanError, naming the first offending buffer, unless: sizes are not negative, and their
   // rounded sum above the highest fixed offset fits in Bytes; alignment is positive; lifetimes are

@@ -139,7 +139,7 @@ void validate(const Problem& problem, const Layout& layout) {
   }
   std::sort(indices.begin(), indices.end(),
             [&](Index a, Index b) { return layout.offsets[a] < layout.offsets[b]; });
-  check_streams(problem, layout, indices);
+  if (problem.streams == Streams::kSeparate) check_streams(problem, layout, indices);
   check_time(problem, layout, indices);
 }
 

@@ -174,10 +174,108 @@ def test_streams_never_share_an_address() -> None:
     assert load_bound([0, 5], [5, 9], [64, 64], stream=[0, 1]) == 128
 
 
+def test_ordered_streams_share_addresses_and_say_who_waits_for_whom() -> None:
+    lower, upper, size, stream = [0, 5, 9], [5, 9, 12], [64, 64, 64], [0, 1, 1]
+    solution = plan(lower, upper, size, stream=stream, streams="ordered")
+    assert solution.height == load_bound(lower, upper, size, stream=stream, streams="ordered") == 64
+    assert solution.optimal
+    assert solution.waits.tolist() == [[1, 0]]
+    arguments = (solution.offsets, lower, upper, size)
+    validate(*arguments, stream=stream, streams="ordered", waits=solution.waits)
+    with pytest.raises(PlanError, match=r"not recorded that buffer 1 \(stream 1\) waits for"):
+        validate(*arguments, stream=stream, streams="ordered")
+    with pytest.raises(PlanError, match="overlap"):
+        validate(*arguments, stream=stream)
+    turning = plan(lower, upper, size, stream=stream, streams="ordered", period=12)
+    assert turning.waits.tolist() == [[0, 2], [1, 0]]
+    assert plan(lower, upper, size, stream=stream).waits.tolist() == []
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems(), st.data())
+def test_ordered_streams_take_no_more_than_one(problem: Problem, data: st.DataObject) -> None:
+    count = len(problem.size)
+    stream = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    arguments = (problem.lower, problem.upper, problem.size)
+    alone = load_bound(*arguments, alignment=problem.alignment, period=problem.period)
+    assert (
+        load_bound(
+            *arguments,
+            stream=stream,
+            streams="ordered",
+            alignment=problem.alignment,
+            period=problem.period,
+        )
+        == alone
+    )
+    solution = plan(
+        *arguments,
+        stream=stream,
+        streams="ordered",
+        time_limit=0.5,
+        alignment=problem.alignment,
+        period=problem.period,
+    )
+    assert not problem.overlaps(solution.offsets.tolist())
+    validate(
+        solution.offsets,
+        *arguments,
+        stream=stream,
+        streams="ordered",
+        waits=solution.waits,
+        alignment=problem.alignment,
+        period=problem.period,
+    )
+
+
 def test_what_is_fixed_stays_where_it_is() -> None:
     solution = plan([0, 0, 0], [9, 9, 9], [64, 64, 64], fixed=[-1, 64, -1])
     assert solution.offsets.tolist()[1] == 64
     assert solution.height == 192
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems(), st.data())
+def test_a_plan_that_keeps_what_lies_there_is_no_higher(
+    problem: Problem, data: st.DataObject
+) -> None:
+    arguments = (problem.lower, problem.upper, problem.size)
+    old = solve(problem)
+    kept = data.draw(
+        st.lists(st.booleans(), min_size=len(problem.size), max_size=len(problem.size))
+    )
+    fixed = np.where(np.array(kept, bool), old.offsets, -1)
+    new = plan(
+        *arguments,
+        fixed=fixed,
+        warm_start=old.offsets,
+        time_limit=0.5,
+        alignment=problem.alignment,
+        period=problem.period,
+    )
+    validate(
+        new.offsets,
+        *arguments,
+        height=new.height,
+        fixed=fixed,
+        alignment=problem.alignment,
+        period=problem.period,
+    )
+    assert new.height <= old.height
+    assert new.bound <= new.height
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from([1, 2**40, 2**61, 2**62 - 512, 2**62]), max_size=4))
+def test_sizes_go_up_to_62_bits_and_no_sum_wraps_round(size: list[int]) -> None:
+    lower, upper = [0] * len(size), [5] * len(size)
+    if sum(-(-s // 512) * 512 for s in size) >= 2**63:
+        with pytest.raises(PlanError, match="63 bits"):
+            plan(lower, upper, size, alignment=512)
+    else:
+        assert plan(lower, upper, size, alignment=512).height == sum(
+            -(-s // 512) * 512 for s in size
+        )
 
 
 def test_a_warm_start_keeps_what_it_reached() -> None:
@@ -226,6 +324,7 @@ def test_nothing_is_planned_too() -> None:
         ({"threads": 0}, "thread"),
         ({"fixed": [3], "alignment": 2}, "multiple of 2"),
         ({"stream": [2**40]}, "32 bits"),
+        ({"streams": "mixed"}, '"separate" or "ordered"'),
         ({"warm_start": [0, 0]}, "offsets must be"),
     ],
 )
