@@ -199,12 +199,10 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"reusable", [&](Value v) { reusable = in.table<ReusableRow>(v, reusable_columns(in)); }},
       });
   try {
-    distribute(contexts, plan.groups, "contexts", [](DynamicGroup& g, const ContextRow& r) {
-      g.contexts.push_back(r.context);
-    });
-    distribute(reusable, plan.groups, "reusable", [](DynamicGroup& g, const ReusableRow& r) {
-      g.reusable.push_back(r.range);
-    });
+    distribute(contexts, plan.groups, "contexts",
+               [](DynamicGroup& g, const ContextRow& r) { g.contexts.push_back(r.context); });
+    distribute(reusable, plan.groups, "reusable",
+               [](DynamicGroup& g, const ReusableRow& r) { g.reusable.push_back(r.range); });
     plan.check();
   } catch (const PlanError& error) {
     throw PlanError(std::string(source) + ": " + error.what());
