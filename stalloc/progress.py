@@ -29,6 +29,13 @@ def shown(progress: bool | Progress, what: str = "planning") -> Iterator[Progres
         yield None
 
 
+def part(progress: Progress | None, begin: float, end: float) -> Progress | None:
+    """What a part of the work reports to, that takes it from one fraction to another."""
+    if progress is None:
+        return None
+    return lambda fraction: progress(begin + fraction * (end - begin))
+
+
 def _bar(stack: contextlib.ExitStack, what: str) -> Progress:
     began = time.monotonic()
     update: Progress | None = None

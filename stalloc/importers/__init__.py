@@ -27,7 +27,7 @@ from stalloc.importers.kineto import KinetoTrace
 from stalloc.importers.phases import find_iterations, find_runs, number
 from stalloc.importers.pickles import load_plain
 from stalloc.importers.snapshot import Snapshot
-from stalloc.progress import Progress
+from stalloc.progress import Progress, part
 from stalloc.trace import Trace
 
 TURNS = 5
@@ -108,10 +108,11 @@ def from_bytes(
         chosen = _choose(counts, device, source)
         history, marks = kineto.history(names[chosen])
         return _build(history, marks, "kineto trace", chosen, counts, source, turns)
-    snapshot = Snapshot(load_plain(content, source), source)
+    # Reading the pickle takes about twice as long as what comes then.
+    snapshot = Snapshot(load_plain(content, source, part(progress, 0.0, 0.7)), source)
     counts = {f"cuda:{d}": n for d, n in snapshot.devices.items()}
     chosen = _choose(counts, device, source)
-    history, marks = snapshot.history(int(chosen.partition(":")[2]), progress)
+    history, marks = snapshot.history(int(chosen.partition(":")[2]), part(progress, 0.7, 1.0))
     return _build(history, marks, "pytorch snapshot", chosen, counts, source, turns)
 
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stalloc import _core
 from stalloc.errors import TraceError
+from stalloc.progress import Progress
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -22,19 +26,35 @@ class _PlainUnpickler(pickle.Unpickler):
         raise TraceError("a persistent object")
 
 
-def load_plain(content: bytes, source: str) -> Any:
+class _Watched(io.BytesIO):
+    """Tells how much of it has been read."""
+
+    def __init__(self, content: bytes, progress: Progress) -> None:
+        super().__init__(content)
+        self._length = len(content)
+        self._progress = progress
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        count = super().readinto(buffer)
+        self._progress(self.tell() / self._length)
+        return count
+
+
+def load_plain(content: bytes, source: str, progress: Progress | None = None) -> Any:
     """What a pickle holds: dictionaries, lists, tuples, strings and numbers.
 
     Args:
         content: The pickle.
         source: What messages call it.
+        progress: Told the fraction that is done.
 
     Raises:
         TraceError: It is damaged, or holds anything else.
     """
     _core.check_plain_pickle(content, source)
     try:
-        return _PlainUnpickler(io.BufferedReader(io.BytesIO(content), 1 << 20)).load()
+        raw = io.BytesIO(content) if progress is None else _Watched(content, progress)
+        return _PlainUnpickler(io.BufferedReader(raw, 1 << 20)).load()
     except TraceError as error:
         raise TraceError(
             f"{source}: the pickle asks for {error}, and a memory snapshot needs none; "

@@ -510,3 +510,11 @@ def test_clipping_between_backward_and_the_optimizer_is_no_forward() -> None:
         writer.annotate("END", "Optimizer.step#SGD.step")
     imported = load(writer.document())
     assert phase_names(imported, 1) == ["forward 0", "backward 0", "other", "optimizer"]
+
+
+def test_progress_is_told_from_beginning_to_end() -> None:
+    told: list[float] = []
+    importers.from_bytes(dump(trained(3).document()), "x", progress=told.append)
+    assert told == sorted(told)
+    assert told[0] > 0.5, "the pickle has been read"
+    assert told[-1] <= 1.0
