@@ -213,7 +213,7 @@ TEST(PlanCheck, RefusesGroupsThatPointNowhereOrOverlap) {
   expect("overlap", [](Plan& p, Group& g) { g.offset = p.decisions[0].offset; });
   expect("groups, row 1: out of order", [](Plan& p, Group& g) {
     p.groups.push_back(Group(g));
-    p.groups.front().phase += 1;
+    p.groups.front().stream += 1;
   });
   expect("headroom", [](Plan& p, Group&) { p.headroom = -1; });
 }
