@@ -187,8 +187,33 @@ class Decisions(_Table):
 
 
 @dataclass(frozen=True, slots=True)
+class Places(_Table):
+    """Where dynamic requests are asked for that live as long, in order.
+
+    Attributes:
+        phase: Row of the profile's phases.
+        phase_end: Where the last is freed, the same.
+        stream: Ordinal of the stream.
+        lower: First tick of the window in which they live.
+        upper: Its end; past the period it lies in the next iteration.
+        requests: The most that an iteration asked for.
+        bytes: The most bytes, not all of them at once.
+    """
+
+    phase: Int32s
+    phase_end: Int32s
+    stream: Int32s
+    lower: Int64s
+    upper: Int64s
+    requests: Int64s
+    bytes: Int64s
+
+
+@dataclass(frozen=True, slots=True)
 class Groups(_Table):
-    """A plan's groups of dynamic requests: by `phase`, then by `after`, then by `stream`.
+    """A plan's groups of dynamic requests: by phase, `after` and `stream`.
+
+    Where a place has several, the first is that of requests that fit no context.
 
     Attributes:
         phase: Where they are allocated: row of the plan's phases.

@@ -18,6 +18,7 @@ from stalloc.tables import (
     LayerSpans,
     Phases,
     PhaseSpans,
+    Places,
     ProfiledRequests,
     Requests,
 )
@@ -71,6 +72,11 @@ class IterationProfile:
     def requests(self) -> ProfiledRequests:
         """Its requests, in order."""
         return ProfiledRequests(**self._core.requests())
+
+    @cached_property
+    def places(self) -> Places:
+        """Where its dynamic requests are asked for, and how long they live."""
+        return Places(**self._core.places())
 
     def tallies(self) -> dict[str, Tally]:
         """Requests by kind.

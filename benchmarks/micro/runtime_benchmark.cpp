@@ -71,6 +71,41 @@ void planned_pair(benchmark::State& state) {
 }
 BENCHMARK(planned_pair)->Arg(1000)->Arg(10000);
 
+// A dynamic request among `live` others of its region, between which there is room, but not enough:
+// it has to be looked for to the end, and the role told by what came before. The worst there is.
+void dynamic_pair(benchmark::State& state) {
+  const std::int64_t live = state.range(0);
+  const Bytes size = Bytes{64} << 10;
+  Plan plan = nested_plan(1, 1);
+  DynamicGroup group;
+  group.phase = group.phase_end = 0;
+  group.after = 0;
+  group.size = 2 * live * size + size;
+  group.offset = plan.pool;
+  group.lower = 1;
+  group.upper = 3;
+  group.contexts = {{.size = size + 512, .before = DynamicContext::kVaries}};
+  plan.groups.push_back(group);
+  plan.pool = plan.bound = plan.pool + group.size;
+  PretendMemory device(Bytes{1} << 40);
+  PlannedAllocator allocator(device);
+  allocator.enable(plan);
+  allocator.enter_phase(PhaseKind::kForward, 0, 0);
+  allocator.allocate(4096, 0, false);
+  allocator.enter_dynamic();
+  std::vector<void*> blocks;
+  for (std::int64_t i = 0; i < 2 * live; ++i) blocks.push_back(allocator.allocate(size, 0, false));
+  for (std::size_t i = 1; i < blocks.size(); i += 2) allocator.deallocate(blocks[i]);
+  const Bytes larger = size + 512;  // than all rooms but the last
+  for (auto _ : state) {
+    void* p = allocator.allocate(larger, 0, false);
+    benchmark::DoNotOptimize(p);
+    allocator.deallocate(p);
+  }
+  if (allocator.statistics().fallback_requests > 0) state.SkipWithError("it was not served inside");
+}
+BENCHMARK(dynamic_pair)->Arg(1000)->Arg(10000);
+
 void fallback_pair(benchmark::State& state) {
   PretendMemory device(Bytes{1} << 40);
   PlannedAllocator allocator(device);

@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "bindings/columns.h"
@@ -88,6 +89,43 @@ py::dict profiled_requests_of(const py::object& self) {
   return d;
 }
 
+// A place, and the most that any compared iteration asked for there.
+struct PlaceRow {
+  PhaseIndex phase = kNone;
+  PhaseIndex phase_end = kNone;
+  StreamId stream = 0;
+  Tick lower = 0;
+  Tick upper = 0;
+  std::int64_t requests = 0;
+  Bytes bytes = 0;
+};
+
+py::dict places_of(const IterationProfile& profile) {
+  auto rows = std::make_shared<std::vector<PlaceRow>>();
+  for (const DynamicPlace& place : profile.places) {
+    PlaceRow row{place.phase, place.phase_end, place.stream, place.lower, place.upper};
+    for (const auto& sightings : place.sightings) {
+      Bytes bytes = 0;
+      for (const DynamicSighting& s : sightings) bytes += s.size;
+      row.requests = std::max(row.requests, static_cast<std::int64_t>(sightings.size()));
+      row.bytes = std::max(row.bytes, bytes);
+    }
+    rows->push_back(row);
+  }
+  const py::capsule owner(new auto(rows), [](void* p) {
+    delete static_cast<std::shared_ptr<std::vector<PlaceRow>>*>(p);
+  });
+  py::dict d;
+  d["phase"] = column(owner, *rows, [](auto& r) -> auto& { return r.phase; });
+  d["phase_end"] = column(owner, *rows, [](auto& r) -> auto& { return r.phase_end; });
+  d["stream"] = column(owner, *rows, [](auto& r) -> auto& { return r.stream; });
+  d["lower"] = column(owner, *rows, [](auto& r) -> auto& { return r.lower; });
+  d["upper"] = column(owner, *rows, [](auto& r) -> auto& { return r.upper; });
+  d["requests"] = column(owner, *rows, [](auto& r) -> auto& { return r.requests; });
+  d["bytes"] = column(owner, *rows, [](auto& r) -> auto& { return r.bytes; });
+  return d;
+}
+
 Plan plan_of(const Trace& trace, const std::string& algorithm, Bytes alignment, double time_limit,
              bool regions, bool dynamic, const py::object& progress) {
   const PlanOptions options{algorithm, alignment, time_limit, regions, dynamic};
@@ -123,7 +161,8 @@ void bind_trace(py::module_& m) {
            [](const py::object& self) {
              return phase_columns(self, self.cast<const IterationProfile&>().phases);
            })
-      .def("requests", &profiled_requests_of);
+      .def("requests", &profiled_requests_of)
+      .def("places", &places_of);
 
   py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
       .def_readwrite("info", &Trace::info)

@@ -153,7 +153,8 @@ void check_contexts(const Plan& plan, std::size_t row) {
   const auto& contexts = plan.groups[row].contexts;
   for (std::size_t i = 0; i < contexts.size(); ++i) {
     const auto& [size, before, earlier] = contexts[i];
-    if (size < DynamicContext::kVaries || std::min(before, earlier) < DynamicContext::kIgnored) {
+    if ((size < DynamicContext::kVaries && size != DynamicContext::kSmall) ||
+        std::min(before, earlier) < DynamicContext::kIgnored) {
       throw PlanError(named("groups", row) + "a context's sizes are " + std::to_string(size) +
                       ", " + std::to_string(before) + " and " + std::to_string(earlier));
     }

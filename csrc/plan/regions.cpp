@@ -14,6 +14,11 @@
 namespace stalloc {
 namespace {
 
+// At least so many bytes, but no more than half and whole pages: sizes that are rounded up never
+// add up to quite the same.
+constexpr Bytes kLeastHeadroom = Bytes{16} << 10;
+constexpr Bytes kPage = Bytes{4} << 10;
+
 constexpr std::array<std::int32_t, 7> kCandidates = {0, 1, 2, 5, 10, 20, 30};  // per cent
 
 // Best fit in [0, capacity), the lowest address among equals, as at run time.
@@ -156,7 +161,8 @@ class Chooser {
       throw OverflowError("a region of " + std::to_string(size) +
                           " bytes for dynamic requests leaves no head room within 63 bits");
     }
-    return align_up(result / 100, problem_.alignment);
+    result = std::max(result / 100, size + std::min(size / 2, kLeastHeadroom) / kPage * kPage);
+    return align_up(result, problem_.alignment);
   }
 
   Bytes bound(std::int32_t headroom) {

@@ -10,6 +10,10 @@ namespace {
 // requests of one layer, so that a foreign request does not take its like from the next layer.
 constexpr std::int32_t kWindow = 12;
 
+// How many requests in a row have to fit a place further on for the cursor to jump there from where
+// dynamic requests are expected, whose sizes may be those of decisions by chance.
+constexpr int kSureAmongDynamic = 4;
+
 // Turns after which a phase is trusted whatever it did in them.
 constexpr std::int32_t kPatience = 3;
 
@@ -91,14 +95,14 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   // Where dynamic requests are expected, a decision that was passed over is not: one of a common
   // size would be taken for it.
   if (place != kNone) {
-    const std::int32_t far = match_far(shape);
+    const std::int32_t far = match_far(shape, kSureAmongDynamic);
     return far == kNone ? Match{.group = group_of(place, size)} : Match{.decision = far};
   }
   ++asked_;
   departed_ = departed_ || !phases_[static_cast<std::size_t>(phase_)].trusted;
   if (departed_) return {};
   const std::int32_t near = match_near(shape);
-  return {.decision = near == kNone ? match_far(shape) : near};
+  return {.decision = near == kNone ? match_far(shape, 1) : near};
 }
 
 void Matcher::add_places(const Plan& plan) {
@@ -114,12 +118,19 @@ void Matcher::add_places(const Plan& plan) {
       places_.push_back({.at = at,
                          .stream = group.stream,
                          .first_group = static_cast<std::int32_t>(g),
+                         .small_group = kNone,
                          .recurring = {},
                          .contexts = {}});
     }
     for (const DynamicContext& context : group.contexts) {
+      if (context.size == DynamicContext::kSmall) {
+        places_.back().small_group = static_cast<std::int32_t>(g);
+        continue;
+      }
       places_.back().contexts.emplace_back(context, static_cast<std::int32_t>(g));
-      if (context.size > 0) places_.back().recurring.push_back(context.size);
+      if (context.size > 0 && context.before != DynamicContext::kIgnored) {
+        places_.back().recurring.emplace_back(context.size, context.before);
+      }
     }
   }
   for (DynamicPlace& place : places_) {
@@ -145,8 +156,8 @@ std::int32_t Matcher::group_of(std::int32_t place, Bytes size) {
   const DynamicPlace& here = places_[static_cast<std::size_t>(place)];
   if (place != place_) window_.restart();
   place_ = place;
-  if (here.contexts.empty()) return here.first_group;
   const DynamicContext context = window_.next(here.recurring, size);
+  if (size < kSmallRequest && here.small_group != kNone) return here.small_group;
   for (int depth = 3; depth >= 1; --depth) {
     const std::pair known{shortened(context, depth), std::int32_t{0}};
     const auto it = std::ranges::lower_bound(here.contexts, known);
@@ -174,8 +185,13 @@ std::int32_t Matcher::match_near(const Shape& shape) {
   return kNone;
 }
 
-std::int32_t Matcher::match_far(const Shape& shape) {
-  if (resync_ != kNone && resync_ < end_ && fits(resync_, shape)) return take(resync_);
+std::int32_t Matcher::match_far(const Shape& shape, int sure) {
+  if (resync_ != kNone && resync_ < end_ && fits(resync_, shape)) {
+    if (++in_a_row_ >= sure) return take(resync_);
+    ++resync_;
+    return kNone;
+  }
+  in_a_row_ = 0;
   const std::int32_t far = find_from(head_, shape);
   resync_ = far == kNone ? kNone : far + 1;
   return kNone;

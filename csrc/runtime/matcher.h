@@ -100,7 +100,7 @@ class Matcher {
   void leave_phase();
   std::int32_t take(std::int32_t i);
   std::int32_t match_near(const Shape& shape);
-  std::int32_t match_far(const Shape& shape);
+  std::int32_t match_far(const Shape& shape, int sure);
   std::int32_t place_here(StreamId stream) const;
   std::int32_t group_of(std::int32_t place, Bytes size);
   // The first decision of the phase from `from` on that fits; kNone if there is none.
@@ -114,14 +114,15 @@ class Matcher {
     std::size_t at = 0;  // phase + head: a phase of n decisions has n + 1 places
     StreamId stream = 0;
     std::int32_t first_group = kNone;
-    std::vector<Bytes> recurring;  // sizes, ascending
+    std::int32_t small_group = kNone;      // kNone: small requests are like all others
+    std::vector<RecurringPair> recurring;  // ascending
     std::vector<std::pair<DynamicContext, std::int32_t>> contexts;  // and their groups, ascending
   };
 
   std::vector<DynamicPlace> places_;
-  std::vector<std::int32_t> place_at_;      // the first one's index, by phase + head
-  std::int32_t place_ = kNone;              // where the last dynamic request was asked for
-  ContextWindow window_;                    // and what was asked for there
+  std::vector<std::int32_t> place_at_;  // the first one's index, by phase + head
+  std::int32_t place_ = kNone;          // where the last dynamic request was asked for
+  ContextWindow window_;                // and what was asked for there
   std::map<PhaseKey, PhaseIndex> index_;
   std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration, keyed by occurrence 0
   std::uint32_t turn_ = 1;
@@ -131,6 +132,7 @@ class Matcher {
   std::int32_t head_ = 0;
   std::int32_t end_ = 0;
   std::int32_t resync_ = kNone;  // where the next request would fit if the cursor jumped
+  int in_a_row_ = 0;             // requests that have fit there
 };
 
 }  // namespace stalloc

@@ -6,14 +6,6 @@
 #include "base/format.h"
 
 namespace stalloc {
-namespace {
-
-// Of what goes astray in a planned phase only what is as large is put into idle space: the rest
-// shares a segment or two of the fallback, and would cost more were it in a large decision's way.
-constexpr Bytes kWorthPlacing = Bytes{32} << 10;
-
-}  // namespace
-
 void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
                                  NodeSequence node) {
   for_training = for_training || training_thread_.is_this_thread();
@@ -26,7 +18,8 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
             ? allocate_idle(size, stream)
             : allocate_planned(size, stream, dynamic_depth_ > 0 || is_dynamic(node));
   }
-  if (!p && for_training && !away_ && size >= kWorthPlacing && active_->matcher.in_step()) {
+  // What is small shares a segment or two of the fallback; here it might be in a large one's way.
+  if (!p && for_training && !away_ && size >= kSmallRequest && active_->matcher.in_step()) {
     p = allocate_idle(size, stream);
   }
   if (!p) p = allocate_fallback(size, stream);
@@ -64,7 +57,7 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
   const Offset offset = active_->space.place(decision);
   if (offset == kUnplaced) {
     ++stats_.conflicts;
-    return nullptr;
+    return size >= kSmallRequest ? allocate_idle(size, stream) : nullptr;
   }
   ++hits_this_iteration_;
   return active_->base + offset;

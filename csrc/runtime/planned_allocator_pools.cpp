@@ -45,7 +45,7 @@ void PlannedAllocator::enable(const Plan& plan, bool reuse) {
     throw;
   }
   if (active_) {
-      retired_.push_back(std::move(active_));
+    retired_.push_back(std::move(active_));
   }
   active_ = std::move(pool);
   away_ = false;

@@ -111,7 +111,8 @@ class RangeSet {
   const Range* best_fit(Bytes size) const {
     const Range* best = nullptr;
     for (const Range& i : ranges_) {
-      if (i.size() >= size && (!best || i.size() < best->size())) best = &i;
+      if (i.size() == size) return &i;
+      if (i.size() > size && (!best || i.size() < best->size())) best = &i;
     }
     return best;
   }

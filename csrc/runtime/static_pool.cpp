@@ -12,8 +12,8 @@
 namespace stalloc {
 namespace {
 
-// How often an iteration may look for all that is idle: it takes as long as the plan is large.
-constexpr int kMaxSearches = 64;
+// How many slots an iteration may pass when it looks for all that is idle: some 20 ms.
+constexpr std::size_t kMaxSearched = std::size_t{1} << 24;
 
 }  // namespace
 
@@ -48,7 +48,12 @@ StaticPool::StaticPool(const Plan& plan)
     const DynamicGroup& group = plan.groups[g];
     add(planned_ + g, group.size, group.offset, group.lower, group.upper);
     groups_[g].stream = group.stream;
+    groups_[g].passing = group.phase_end == group.phase && group.upper <= plan.period;
     for (const AddressRange& r : group.reusable) groups_[g].reusable.insert({r.begin, r.end});
+    for (const DynamicContext& context : group.contexts) {
+      if (context.size > 0) groups_[g].recurring.push_back(context.size);
+    }
+    std::ranges::sort(groups_[g].recurring);
   }
   std::sort(ordered.begin(), ordered.end());
   events_.reserve(ordered.size());
@@ -56,6 +61,16 @@ StaticPool::StaticPool(const Plan& plan)
     Placed& p = decisions_[static_cast<std::size_t>(index)];
     (is_allocation ? p.allocated_at : p.freed_at) = static_cast<std::int32_t>(events_.size());
     events_.push_back({index, !is_allocation});
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const auto [after, phase] = std::pair{plan.groups[g].after, plan.groups[g].phase};
+    const auto next = after != kNone
+                          ? plan.decisions.begin() + after + 1
+                          : std::ranges::lower_bound(plan.decisions, phase, {}, &Decision::phase);
+    const bool follows = next != plan.decisions.end() && next->phase == phase;
+    const Tick tick = follows ? next->lower : plan.phases[static_cast<std::size_t>(phase)].end;
+    const auto passed = std::ranges::lower_bound(ordered, std::tuple{tick, true, std::int32_t{0}});
+    groups_[g].passed_at = static_cast<std::int32_t>(passed - ordered.begin());
   }
   divide(plan);
 }
@@ -103,7 +118,7 @@ void StaticPool::end_iteration() {
   advance(static_cast<std::int32_t>(events_.size()));
   clock_ = 0;
   idle_known_ = false;  // not to be followed for nothing
-  searches_ = 0;
+  searched_ = 0;
 }
 
 void StaticPool::add_stray(Range r) {
@@ -116,8 +131,8 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
   const auto owner = std::ranges::find(streams_, stream);
   if (owner == streams_.end()) return kUnplaced;
   if (!idle_known_) {
-    if (searches_ == kMaxSearches) return kUnplaced;
-    ++searches_;
+    if (searched_ > kMaxSearched) return kUnplaced;
+    searched_ += slots_.size();
     idle_ = find_idle();
     idle_known_ = true;
   }
@@ -141,20 +156,34 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream) {
 
 Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
   const Bytes rounded = round_up(size);
-  const bool in_window = enter_window(g);
-  Offset offset = in_window ? place_in_region(g, rounded) : kUnplaced;
-  const bool in_region = offset != kUnplaced;
-  if (!in_region && in_window) offset = place_reused(g, rounded);
-  const bool by_group = offset != kUnplaced;
-  if (!by_group) offset = place_anywhere(rounded, groups_[static_cast<std::size_t>(g)].stream);
-  if (offset == kUnplaced) return kUnplaced;
-  foreign_[offset] = {.size = rounded,
-                      .requested = size,
-                      .kind = in_region ? Kind::kRegion : Kind::kReused,
-                      .stray = !in_region,
-                      .group = by_group ? g : kNone};
-  ++live_;
-  return offset;
+  const Group& group = groups_[static_cast<std::size_t>(g)];
+  const auto put = [&](Offset offset, Kind kind, std::int32_t owner) {
+    foreign_[offset] = {.size = rounded,
+                        .requested = size,
+                        .kind = kind,
+                        .stray = kind == Kind::kReused,
+                        .group = owner};
+    ++live_;
+    return offset;
+  };
+  if (enter_window(g)) {
+    std::int32_t host = find_host(g, size, remaining(g) + 1, /*any_size=*/false);
+    if (host == kNone) host = g;
+    Offset offset = place_in_region(host, rounded);
+    if (offset == kUnplaced) {
+      // What passes may do so anywhere; the rest needs room for about as long.
+      const std::int32_t least = group.passing ? 0 : remaining(g) / 8 * 7;
+      host = find_host(g, size, least, group.passing);
+      if (host != kNone) offset = place_in_region(host, rounded);
+    }
+    if (offset != kUnplaced) return put(offset, Kind::kRegion, host);
+    offset = place_reused(g, rounded);
+    if (offset != kUnplaced) return put(offset, Kind::kReused, g);
+  }
+  // Longer, and it would be in the way of too much; smaller, and of what is larger than itself.
+  if (!group.passing || size < kSmallRequest) return kUnplaced;
+  const Offset offset = place_anywhere(rounded, group.stream);
+  return offset == kUnplaced ? kUnplaced : put(offset, Kind::kReused, kNone);
 }
 
 // Moves the clock to where the group's region is one of P(clock); false when that is past.
@@ -162,6 +191,27 @@ bool StaticPool::enter_window(std::int32_t g) {
   const Placed& p = region(g);
   if (p.allocated_at >= clock_) advance(p.allocated_at + 1);
   return is_current(p);
+}
+
+// How many events there are to the end of the group's window, in which the clock is.
+std::int32_t StaticPool::remaining(std::int32_t g) const {
+  const std::int32_t left = region(g).freed_at - clock_;
+  return left >= 0 ? left : left + static_cast<std::int32_t>(events_.size());
+}
+
+// Of the groups that have asked for all they will, one with room in its region that stays open for
+// `least` more events. Unless `any_size`, one that mostly asks for this size: see Note [Dynamic
+// requests in the pool].
+std::int32_t StaticPool::find_host(std::int32_t g, Bytes size, std::int32_t least,
+                                   bool any_size) const {
+  const StreamId stream = groups_[static_cast<std::size_t>(g)].stream;
+  for (const std::int32_t other : open_) {
+    const Group& o = groups_[static_cast<std::size_t>(other)];
+    if (other == g || o.stream != stream || o.passed_at > clock_ || o.idle.empty()) continue;
+    if (!any_size && !std::ranges::binary_search(o.recurring, size)) continue;
+    if (remaining(other) >= least && o.idle.best_fit(round_up(size))) return other;
+  }
+  return kNone;
 }
 
 Offset StaticPool::place_in_region(std::int32_t g, Bytes size) {
@@ -181,7 +231,7 @@ void StaticPool::open_region(std::int32_t g) {
   Group& group = groups_[static_cast<std::size_t>(g)];
   p.state = State::kRegular;
   group.open = true;
-  ++open_;
+  open_.push_back(g);
   group.idle.clear();
   group.idle.insert(range(p));
   for (const Range& stray : strays_.ranges()) group.idle.remove(stray);
@@ -194,7 +244,7 @@ void StaticPool::close_region(std::int32_t g) {
   region(g).state = State::kIdle;
   group.open = false;
   group.idle.clear();
-  --open_;
+  std::erase(open_, g);
   idle_known_ = false;
   if (group.blocks == 0) return;
   for (auto& [offset, block] : foreign_) {
@@ -254,7 +304,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
 }
 
 void StaticPool::return_idle(Range r, bool stray) {
-  if (stray && open_ > 0) {
+  if (stray && !open_.empty()) {
     idle_known_ = false;  // it may lie in an open region
   } else if (idle_known_) {
     idle_[owner_of(r.begin)].insert_merged(r);
@@ -453,7 +503,7 @@ void StaticPool::check() const {
 void StaticPool::check_regions(const std::vector<Range>& taken,
                                const std::vector<std::int32_t>& blocks) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
-  std::int32_t open = 0;
+  std::size_t open = 0;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Placed& p = decisions_[planned_ + g];
     if (groups_[g].open != (p.state != State::kIdle)) fail("a region and its group disagree");
@@ -471,7 +521,7 @@ void StaticPool::check_regions(const std::vector<Range>& taken,
       }
     }
   }
-  if (open != open_) fail("the count of open regions is off");
+  if (open != open_.size()) fail("the count of open regions is off");
 }
 
 }  // namespace stalloc

@@ -19,12 +19,15 @@
 //
 // Note [Dynamic requests in the pool]
 // A group's region is opened when the first request of the group turns up, and holds its blocks
-// wherever no stray lies in it. It is one of P(clock), and what is inside it nobody else's business,
-// until the clock passes its end: then it is closed, and blocks that are still in it are strays
-// from there on, each by itself. Beyond its region a group may use the addresses that the plan
-// leaves idle through its whole window: once the clock is inside the window no regular block lies
-// there, and none will before the window ends, so that only strays have to be avoided. What finds
-// no room there either is put where nothing is live now; it may be in the way of a decision later.
+// wherever no stray lies in it. It is one of P(clock), and what is inside it nobody else's
+// business, until the clock passes its end: then it is closed, and blocks that are still in it are
+// strays from there on, each by itself. What a group did not ask for this time, another may: an
+// expert without a token in the first microbatch has its weight gradient made in a later one, and a
+// size that a region holds every time is put there if its place was left free. Beyond its region a
+// group may use the addresses that the plan leaves idle through its whole window: once the clock is
+// inside the window no regular block lies there, and none will before the window ends, so that only
+// strays have to be avoided. What finds no room there either is put where nothing is live now; it
+// may be in the way of a decision later.
 //
 // Note [Streams]
 // An address belongs to one stream for good: work of another stream on it would be ordered after
@@ -130,14 +133,17 @@ class StaticPool {
     Bytes size = 0;  // rounded up
     Bytes requested = 0;
     Kind kind = Kind::kIdle;
-    bool stray = false;  // else it is inside its group's open region
+    bool stray = false;          // else it is inside its group's open region
     std::int32_t group = kNone;  // whose addresses it has, if any's
   };
   struct Group {
     RangeSet reusable;  // idle in the plan through the window
     RangeSet idle;      // of the region, while it is open
     StreamId stream = 0;
-    std::int32_t blocks = 0;  // in it
+    std::int32_t passed_at = 0;    // position in events_: no more of its requests come after
+    std::vector<Bytes> recurring;  // sizes that it asks for every time, ascending
+    bool passing = false;          // its window ends in the phase in which it begins
+    std::int32_t blocks = 0;       // in it
     bool open = false;
   };
 
@@ -159,10 +165,15 @@ class StaticPool {
   }
   void return_idle(Range r, bool stray);
   Placed& region(std::int32_t g) { return decisions_[planned_ + static_cast<std::size_t>(g)]; }
+  const Placed& region(std::int32_t g) const {
+    return decisions_[planned_ + static_cast<std::size_t>(g)];
+  }
   bool enter_window(std::int32_t g);
   void open_region(std::int32_t g);
   void close_region(std::int32_t g);
   Offset place_in_region(std::int32_t g, Bytes size);
+  std::int32_t remaining(std::int32_t g) const;
+  std::int32_t find_host(std::int32_t g, Bytes size, std::int32_t least, bool any_size) const;
   Offset place_reused(std::int32_t g, Bytes size);
   Offset place_anywhere(Bytes size, StreamId stream);
   void add_stray(Range r);
@@ -182,12 +193,12 @@ class StaticPool {
   std::vector<Home> homes_;        // in order of address; each reaches to the next
   std::vector<RangeSet> idle_;     // by owner, of use while idle_known_
   bool idle_known_ = false;
-  int searches_ = 0;  // for what is idle, in this iteration
+  std::size_t searched_ = 0;  // slots, for what is idle, in this iteration
   // Nodes are used again, so that dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
   std::vector<Group> groups_;
-  std::int32_t open_ = 0;             // regions
+  std::vector<std::int32_t> open_;    // groups whose regions are
   RangeSet reuse_;                    // what one group may use now besides its region
   std::int32_t reuse_group_ = kNone;  // which; kNone while it is out of date
   std::size_t live_ = 0;

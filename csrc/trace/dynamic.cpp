@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -207,7 +208,46 @@ class Places {
   std::vector<std::vector<Free>> frees_;  // by turn
 };
 
+constexpr std::int64_t kMostlyStatic = 8;  // of so many requests, less than one varies,
+constexpr std::int64_t kFewVary = 4;       // or fewer than this in an iteration
+
 }  // namespace
+
+std::set<std::pair<PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all) {
+  struct Count {
+    std::int64_t requests = 0;
+    std::int64_t varying = 0;
+  };
+  std::map<std::pair<PhaseKey, LayerIndex>, Count> counts;
+  for (std::int32_t t = all.first_compared(); t <= all.reference(); ++t) {
+    for (std::int32_t index = 0; index < all.turn(t).count; ++index) {
+      const Request& r = all.request(t, index);
+      const PhaseKey& phase = all.trace().phases[r.phase_begin].key;
+      const bool planned = phase.kind != PhaseKind::kUnplanned && r.thread == 0;
+      if (!planned || r.layer_begin == kNone) continue;
+      Count& count = counts[{phase, r.layer_begin}];
+      ++count.requests;
+      count.varying += all.number_in(t, index) == kNone;
+    }
+  }
+  std::set<std::pair<PhaseKey, LayerIndex>> stays;
+  for (const auto& [stay, count] : counts) {
+    const bool often = count.varying >= kFewVary * (all.reference() - all.first_compared() + 1);
+    if (often && kMostlyStatic * count.varying >= count.requests) stays.insert(stay);
+  }
+  // And in the modules inside them, which are told by their names.
+  const std::vector<std::string>& names = all.trace().layers;
+  std::set<std::pair<PhaseKey, std::string>> outer;
+  for (const auto& [phase, layer] : stays) outer.insert({phase, names[layer]});
+  for (const auto& [stay, count] : counts) {
+    std::string name = names[stay.second];
+    for (auto dot = name.rfind('.'); dot != std::string::npos; dot = name.rfind('.')) {
+      name.resize(dot);
+      if (outer.contains({stay.first, name})) stays.insert(stay);
+    }
+  }
+  return stays;
+}
 
 std::vector<DynamicPlace> dynamic_places(const Counterparts& all, const IterationProfile& profile) {
   return Places(all, profile).run();

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -46,7 +47,10 @@ struct Sighting {
 class Profiler {
  public:
   explicit Profiler(const Counterparts& all)
-      : all_(all), trace_(all.trace()), reference_(all.reference()) {}
+      : all_(all),
+        trace_(all.trace()),
+        reference_(all.reference()),
+        dynamic_stays_(dynamic_stays(all)) {}
 
   IterationProfile run() const {
     const std::int32_t count = all_.turn(reference_).count;
@@ -126,7 +130,8 @@ class Profiler {
     result.phase_begin = all_.phases().find(trace_.phases[r.phase_begin].key);
     if (result.phase_begin == kNone) result.phase_begin = all_.phases().at(result.lower);
     const bool planned = all_.match(reference_, i) != kNone;
-    result.dynamic = r.dynamic || is_tagged(i) || (planned && !all_.is_everywhere(i));
+    result.dynamic = r.dynamic || is_tagged(i) || (planned && !all_.is_everywhere(i)) ||
+                     dynamic_stays_.contains({trace_.phases[r.phase_begin].key, r.layer_begin});
 
     bool wraps = false;
     if (all_.number(i) == kNone) {
@@ -182,6 +187,7 @@ class Profiler {
   const Counterparts& all_;
   const Trace& trace_;
   std::int32_t reference_;
+  std::set<std::pair<PhaseKey, LayerIndex>> dynamic_stays_;
 };
 
 constexpr std::array<std::string_view, 4> kLifetimeClasses = {"transient", "scoped", "wrap-around",

@@ -57,12 +57,17 @@ struct DynamicSighting {
   Tick upper = 0;  // kNever where the trace does not tell
 };
 
+// Sizes below this are told apart from others, and not from each other: room for them costs next to
+// nothing, and one that is taken for another kind may get in the way of what is large.
+inline constexpr Bytes kSmallRequest = Bytes{32} << 10;
+
 // What is to be seen of a dynamic request before it is served: its size and those of the two
 // before it at its place, where they recur.
 struct DynamicContext {
   static constexpr Bytes kVaries = 0;    // a size that does not recur
   static constexpr Bytes kStart = -1;    // there is none before
   static constexpr Bytes kIgnored = -2;  // whatever it is
+  static constexpr Bytes kSmall = -3;    // any below kSmallRequest
 
   Bytes size = kIgnored;
   Bytes before = kIgnored;

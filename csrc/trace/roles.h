@@ -12,10 +12,13 @@
 //   lives       soon  long    long soon   soon  long    long  soon
 //
 // As a branch predictor does, one learns for each context of three sizes what came of it; where the
-// last one or two say the same, the rest is ignored.
+// last one or two say the same, the rest is ignored. A size recurs if it comes in every iteration
+// after the same one: as many tokens as make an activation as large as a gradient are not taken for
+// one.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "trace/lifetimes.h"
@@ -32,7 +35,8 @@ struct RoleSample {
 };
 
 struct Roles {
-  // By visit and request; roles are numbered from 0, the longest.
+  // By visit and request; roles are numbered from 0, the longest. Small requests have the last one,
+  // where there are others: it lives as long as any of them.
   std::vector<std::vector<std::int32_t>> of;
   std::vector<Longevity> longevity;  // by role; kUnknownLongevity when nothing is known
   // By role: ascending. Empty when there is but one.
@@ -44,12 +48,14 @@ struct Roles {
 // O(n log n) for n requests.
 Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits);
 
-// What is seen of the request that comes after those of `before` and `earlier`, given the sizes
-// that recur, ascending.
+// A size that recurs, and what is seen of the one before it.
+using RecurringPair = std::pair<Bytes, Bytes>;
+
+// What is seen of requests as they come.
 class ContextWindow {
  public:
-  // The context of the next request, of that size.
-  DynamicContext next(const std::vector<Bytes>& recurring, Bytes size);
+  // The context of the next request, of that size. `recurring` is ascending.
+  DynamicContext next(const std::vector<RecurringPair>& recurring, Bytes size);
   void restart() { before_ = earlier_ = DynamicContext::kStart; }
 
  private:

@@ -167,6 +167,7 @@ def _profile_summary(profile: IterationProfile) -> dict[str, object]:
             for name, tally in profile.tallies().items()
         },
         "per_phase": _by_phase(profile.phases, requests.phase_begin, requests.size),
+        "dynamic": _dynamic_places(profile),
     }
 
 
@@ -185,6 +186,41 @@ def _print_profile(profile: IterationProfile) -> None:
     requests = profile.requests
     phases = _by_phase(profile.phases, requests.phase_begin, requests.size)
     _print_phases("Requests by phase", phases)
+    places = _dynamic_places(profile)
+    if places:
+        print_table(
+            "Dynamic requests, the most of an iteration",
+            ("asked for in", "freed in", "groups", "requests", "bytes"),
+            (
+                (
+                    str(p["phase"]),
+                    str(p["phase_end"]),
+                    f"{p['groups']:,}",
+                    f"{p['requests']:,}",
+                    _core.format_bytes(int(p["bytes"])),
+                )
+                for p in places
+            ),
+        )
+
+
+def _dynamic_places(profile: IterationProfile) -> list[Mapping[str, int | str]]:
+    """Groups of dynamic requests, their number and bytes, by where they are born and freed."""
+    places = profile.places
+    result: list[Mapping[str, int | str]] = []
+    ends = zip(places.phase.tolist(), places.phase_end.tolist(), strict=True)
+    for phase, phase_end in sorted(set(ends)):
+        rows = (places.phase == phase) & (places.phase_end == phase_end)
+        result.append(
+            {
+                "phase": profile.phases.name(phase),
+                "phase_end": profile.phases.name(phase_end),
+                "groups": int(np.count_nonzero(rows)),
+                "requests": int(places.requests[rows].sum()),
+                "bytes": int(places.bytes[rows].sum()),
+            }
+        )
+    return result
 
 
 def _by_phase(phases: Phases, phase: Int32s, sizes: Int64s) -> list[Mapping[str, int | str]]:

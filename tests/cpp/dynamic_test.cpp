@@ -166,6 +166,41 @@ TEST(DynamicPlaces, SeparateStreamsAndLeaveOutOtherThreadsAndEvaluations) {
   EXPECT_EQ(sizes_of(profile.places[1].sightings[1]), (std::vector<Bytes>{202}));
 }
 
+// Backward of two experts: temporaries, and gradients that stay until the optimizer.
+TEST(DynamicPlaces, OfLongAndOfShortLivesAreApart) {
+  constexpr Bytes kGradient = Bytes{1} << 20;
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    std::vector<std::int32_t> gradients;
+    t.phase(PhaseKind::kBackward, 0);
+    const auto before = t.alloc(10);
+    for (int e = 0; e < 2; ++e) {
+      const auto temporary = t.alloc(100'000 + 1000 * e + i);
+      gradients.push_back(t.alloc(kGradient));
+      t.tag_dynamic(gradients.back());
+      t.free(temporary);
+    }
+    t.free(before);
+    t.free(t.alloc(11));
+    t.phase(PhaseKind::kOptimizer);
+    t.free(t.alloc(12));
+    for (const auto g : gradients) t.free(g);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  ASSERT_EQ(profile.places.size(), 2u);
+  const DynamicPlace& stay = profile.places[0];
+  const DynamicPlace& pass = profile.places[1];
+  EXPECT_EQ(stay.after, pass.after);
+  EXPECT_EQ(sizes_of(stay.sightings[1]), (std::vector<Bytes>{kGradient, kGradient}));
+  EXPECT_EQ(sizes_of(pass.sightings[1]), (std::vector<Bytes>{100'002, 101'002}));
+  EXPECT_EQ(profile.phases[stay.phase_end].key.kind, PhaseKind::kOptimizer);
+  EXPECT_EQ(pass.phase_end, pass.phase);
+  EXPECT_LT(pass.upper, profile.phases[pass.phase].end);
+  EXPECT_FALSE(stay.contexts.empty());
+  EXPECT_FALSE(pass.contexts.empty());
+}
+
 TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
   for (const bool too_long : {false, true}) {
     TraceBuilder t;

@@ -46,6 +46,7 @@ Plan plan_with_group() {
   }
   Plan plan = make_plan(profile_iteration(t.finish()), {});
   plan.dynamic = {"Experts", "*.mlp.\"x\""};
+  plan.groups.at(0).contexts = {{700, 0, -2}, {700, 512, -1}};
   plan.headroom = 5;
   plan.headroom_cost = 100;
   plan.headroom_saves = 200;
@@ -101,6 +102,7 @@ TEST(PlanJson, ReadsBackGroups) {
   EXPECT_EQ(group.upper, plan.groups[0].upper);
   EXPECT_EQ(group.phase_end, plan.groups[0].phase_end);
   EXPECT_EQ(group.stream, 0);
+  EXPECT_EQ(group.contexts, (std::vector<DynamicContext>{{700, 0, -2}, {700, 512, -1}}));
   ASSERT_FALSE(group.reusable.empty());
   ASSERT_EQ(group.reusable.size(), plan.groups[0].reusable.size());
   EXPECT_EQ(group.reusable[0].begin, plan.groups[0].reusable[0].begin);

@@ -205,6 +205,12 @@ TEST(PlanCheck, RefusesGroupsThatPointNowhereOrOverlap) {
   expect("groups, row 0: lives from tick", [](Plan&, Group& g) { g.upper = g.lower; });
   expect("groups, row 0: lives from tick",
          [](Plan& p, Group& g) { g.upper = g.lower + p.period + 1; });
+  expect("groups, row 0: a context's sizes are -1,",
+         [](Plan&, Group& g) { g.contexts = {{.size = DynamicContext::kStart}}; });
+  expect("groups, row 0: a context's sizes are 0, -3",
+         [](Plan&, Group& g) { g.contexts = {{.size = 0, .before = -3}}; });
+  expect("groups, row 0: its contexts are out of order",
+         [](Plan&, Group& g) { g.contexts = {{.size = 1}, {.size = DynamicContext::kSmall}}; });
   expect("groups, row 0: comes after decision 0", [](Plan&, Group& g) { g.after = 0; });
   expect("groups, row 0: comes after decision 4", [](Plan&, Group& g) { g.after = 4; });
   expect("groups, row 0: comes after decision -2", [](Plan&, Group& g) { g.after = -2; });

@@ -90,8 +90,9 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases,
   return plan;
 }
 
-// Turns every `nth` decision of a plan into a group of dynamic requests with that region, and gives
-// each group all the addresses that are idle through its window.
+// Turns every `nth` decision of a plan into a group of dynamic requests with that region, one of
+// whose sizes recurs (512 to 2048 bytes), and gives each group all the addresses that are idle
+// through its window.
 inline Plan with_groups(Plan plan, std::size_t nth) {
   Problem problem;
   problem.period = plan.period;
@@ -116,6 +117,7 @@ inline Plan with_groups(Plan plan, std::size_t nth) {
     group.offset = d.offset;
     group.lower = d.lower;
     group.upper = d.upper;
+    group.contexts = {{.size = 512 * static_cast<Bytes>(1 + i % 4), .before = 0}};
     plan.groups.push_back(group);
     windows.push_back({d.lower, d.upper, 0});
   }

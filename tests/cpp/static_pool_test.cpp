@@ -111,6 +111,101 @@ TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
   pool.check();
 }
 
+DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick lower, Tick upper) {
+  DynamicGroup g;
+  g.phase = g.phase_end = 0;
+  g.after = after;
+  g.size = size;
+  g.offset = offset;
+  g.lower = lower;
+  g.upper = upper;
+  return g;
+}
+
+constexpr Bytes kUnit = Bytes{64} << 10;  // of what is not small
+
+TEST(StaticPool, WhatOutlivesItsRegionIsInTheWayAlone) {
+  Plan plan = testing::plan_of(
+      {decision(512, 0, 0, 20), decision(kUnit, 512, 10, 11), decision(kUnit, 512 + kUnit, 12, 13)},
+      20);
+  plan.groups = {group(0, 2 * kUnit, 512, 1, 5)};
+  plan.check();
+  StaticPool pool(plan);
+  ASSERT_EQ(pool.place(0), 0);
+  ASSERT_EQ(pool.place_dynamic(0, 600), 512);
+  ASSERT_EQ(pool.place_dynamic(0, 700), 512 + 1024);
+  EXPECT_EQ(pool.strays(), 0u);
+  EXPECT_EQ(pool.release(512).size, 600);
+  pool.check();
+  EXPECT_EQ(pool.place(1), kUnplaced) << "700 bytes are still there";
+  EXPECT_EQ(pool.strays(), 1u);
+  pool.check();
+  EXPECT_EQ(pool.place(2), 512 + kUnit) << "the rest of the region is free again";
+  pool.end_iteration();
+
+  // The region opens around what is left of the turn before.
+  EXPECT_EQ(pool.place_dynamic(0, 2048), 512 + 1024 + 1024);
+  EXPECT_EQ(pool.place_dynamic(0, 1000), 512);
+  pool.check();
+  EXPECT_EQ(pool.release(512 + 1024).size, 700);
+  EXPECT_EQ(pool.strays(), 1u) << "decision 2, which lives from the turn before";
+  pool.check();
+}
+
+// A gradient that is not made in the first microbatch is made in a later one, and stays as long.
+TEST(StaticPool, ASizeThatALongerRegionDidNotGetGoesThereLater) {
+  Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
+  DynamicGroup gradients = group(0, 2 * kUnit, 1024, 1, 19);
+  gradients.contexts = {{.size = kUnit, .before = DynamicContext::kVaries}};
+  plan.groups = {gradients, group(1, 3 * kUnit, 1024 + 2 * kUnit, 7, 9)};
+  plan.pool = plan.bound = 1024 + 5 * kUnit;
+  plan.check();
+  StaticPool pool(plan);
+  ASSERT_EQ(pool.place(0), 0);
+  ASSERT_EQ(pool.place_dynamic(0, kUnit), 1024);
+  ASSERT_EQ(pool.place(1), 512);
+  EXPECT_EQ(pool.place_dynamic(1, kUnit / 2), 1024 + 2 * kUnit) << "a size that does not recur";
+  EXPECT_EQ(pool.place_dynamic(1, kUnit), 1024 + kUnit);
+  EXPECT_EQ(pool.at(1024 + kUnit).kind, StaticPool::Kind::kRegion);
+  EXPECT_EQ(pool.place_dynamic(1, kUnit), 1024 + 2 * kUnit + kUnit / 2) << "all there";
+  pool.check();
+  EXPECT_EQ(pool.release(1024 + kUnit).size, kUnit);
+  EXPECT_EQ(pool.place_dynamic(1, kUnit), 1024 + kUnit);
+  pool.end_iteration();
+  pool.check();
+}
+
+TEST(StaticPool, WhatPassesMayUseRoomThatOthersAreDoneWith) {
+  Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
+  plan.groups = {group(0, 2 * kUnit, 1024, 1, 19), group(1, kUnit, 1024 + 2 * kUnit, 7, 9)};
+  plan.pool = plan.bound = 1024 + 3 * kUnit;
+  plan.check();
+  StaticPool pool(plan);
+  ASSERT_EQ(pool.place(0), 0);
+  ASSERT_EQ(pool.place_dynamic(0, kUnit / 2), 1024);
+  ASSERT_EQ(pool.place(1), 512);
+  EXPECT_EQ(pool.place_dynamic(1, kUnit), 1024 + 2 * kUnit);
+  EXPECT_EQ(pool.place_dynamic(1, kUnit), 1024 + kUnit / 2) << "the first group's room";
+  EXPECT_EQ(pool.place_dynamic(1, kUnit), kUnplaced);
+  pool.check();
+}
+
+// In a pool that is idle but for one decision to come.
+TEST(StaticPool, WhatOverflowsGoesAnywhereIfItPassesAndIsNotSmall) {
+  for (const bool stays : {false, true}) {
+    Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(4 * kUnit, 512, 8, 20)}, 20, 2);
+    plan.groups = {group(0, 0, 0, 1, 9)};
+    if (stays) plan.groups[0].phase_end = 1;
+    plan.check();
+    StaticPool pool(plan);
+    ASSERT_EQ(pool.place(0), 0);
+    EXPECT_EQ(pool.place_dynamic(0, kUnit), stays ? kUnplaced : 512);
+    EXPECT_EQ(pool.place_dynamic(0, 512), kUnplaced) << "it would be in the way of decision 1";
+    EXPECT_EQ(pool.place(1), stays ? 512 : kUnplaced);
+    pool.check();
+  }
+}
+
 // The test's own record of what is live, to hold the pool against.
 class Shadow {
  public:
@@ -274,7 +369,7 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
           const std::int32_t g =
               astray ? pick(0, static_cast<int>(plan.groups.size()) - 1) : step.index;
           for (int i = pick(1, 5); i > 0; --i) {
-            const Bytes size = pick(1, 6000);
+            const Bytes size = pick(0, 1) == 0 ? pick(1, 6000) : 512 * pick(1, 4);
             const Offset o = pool.place_dynamic(g, size);
             if (o == kUnplaced) {
               ++refused;

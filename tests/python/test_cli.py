@@ -189,11 +189,15 @@ def test_inspect_shows_a_trace(trace: str, capsys: pytest.CaptureFixture[str]) -
     assert report["info"] == {"device": "cpu"}
     assert report["profile"]["tallies"]["wrap-around"] == {"requests": 1, "bytes": 3000}
     assert {"phase": "forward 0", "requests": 3, "bytes": 3702} in report["profile"]["per_phase"]
+    dynamic = report["profile"]["dynamic"]
+    assert [(d["groups"], d["requests"], d["bytes"]) for d in dynamic] == [(1, 1, 702)]
     assert cli.main(["inspect", trace]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["requests", "19"] in lines
     assert ["wrap-around", "1", "2.9", "KiB"] in lines
     assert ["backward", "0", "1", "2.9", "KiB"] in lines
+    ends = [str(dynamic[0][end]).split() for end in ("phase", "phase_end")]
+    assert [*ends[0], *ends[1], "1", "1", "702", "B"] in lines
 
 
 def test_inspect_shows_a_trace_without_iterations(

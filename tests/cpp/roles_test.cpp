@@ -1,0 +1,164 @@
+// That what lives long is told from what does not, by what comes before it; and that the runtime
+// comes to the same verdicts as the profile.
+#include "trace/roles.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "runtime/matcher.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Longevity kBrief = 0;
+constexpr Longevity kLong = 9;
+constexpr Bytes kWeight = 262144;
+
+using Visit = std::vector<RoleSample>;
+
+// The backward of an expert that got `tokens`: temporaries and two weights' gradients.
+void expert(Visit& visit, Bytes tokens, Longevity gradients = kLong) {
+  visit.push_back({2048 * tokens, kBrief});
+  visit.push_back({kWeight, gradients});
+  visit.push_back({512 * 1024, gradients});
+  visit.push_back({512 * tokens, kBrief});
+  visit.push_back({kWeight, gradients});
+  visit.push_back({2048 * 1024, gradients});
+  visit.push_back({kWeight, kBrief});  // of the input, as large as a weight
+}
+
+Visit visit_of(const std::vector<Bytes>& tokens) {
+  Visit visit;
+  for (const Bytes count : tokens) expert(visit, count);
+  return visit;
+}
+
+// One group for each role.
+Plan plan_of(const Roles& roles) {
+  Plan plan;
+  plan.period = 10;
+  plan.phases.push_back({{PhaseKind::kBackward, 0, 0, 0}, 0, 10});
+  for (const auto& contexts : roles.contexts) {
+    DynamicGroup group;
+    group.phase = 0;
+    group.lower = 1;
+    group.upper = 5;
+    group.phase_end = 0;
+    group.contexts = contexts;
+    plan.groups.push_back(group);
+  }
+  return plan;
+}
+
+std::vector<std::int32_t> served(const Roles& roles, const Visit& visit) {
+  const Plan plan = plan_of(roles);
+  plan.check();
+  Matcher matcher(plan);
+  matcher.enter_phase(PhaseKind::kBackward, 0, 0);
+  std::vector<std::int32_t> groups;
+  for (const RoleSample& s : visit) groups.push_back(matcher.match(s.size, 0, true).group);
+  return groups;
+}
+
+TEST(Roles, TellGradientsFromTemporariesOfTheSameSize) {
+  const Roles roles = tell_roles({visit_of({70, 301, 88}), visit_of({122, 97, 240})});
+  ASSERT_EQ(roles.longevity, (std::vector<Longevity>{kLong, kBrief}));
+  const std::vector<std::int32_t> one = {1, 0, 0, 1, 0, 0, 1};
+  std::vector<std::int32_t> expected;
+  for (int i = 0; i < 3; ++i) expected.insert(expected.end(), one.begin(), one.end());
+  EXPECT_EQ(roles.of[0], expected);
+  // An unseen number of experts, with unseen tokens.
+  expected.insert(expected.end(), one.begin(), one.end());
+  EXPECT_EQ(served(roles, visit_of({111, 5000, 77, 412})), expected);
+}
+
+TEST(Roles, DoNotTakeAnActivationForAGradientOfItsSize) {
+  const Roles roles = tell_roles({visit_of({70, 301, 88}), visit_of({122, 97, 240})});
+  // 128 tokens make 2048 * 128 == kWeight bytes, 512 tokens 512 * 512.
+  EXPECT_EQ(served(roles, visit_of({128})), (std::vector<std::int32_t>{1, 0, 0, 1, 0, 0, 1}));
+  EXPECT_EQ(served(roles, visit_of({90, 512})).at(7 + 3), 1);
+}
+
+TEST(Roles, OneThatAllRequestsShareNeedsNoContexts) {
+  const Roles roles = tell_roles({{{40000, 3}, {50000, 3}}, {{60000, 3}}});
+  EXPECT_EQ(roles.longevity, (std::vector<Longevity>{3}));
+  ASSERT_EQ(roles.contexts.size(), 1u);
+  EXPECT_TRUE(roles.contexts[0].empty());
+  EXPECT_EQ(roles.of, (std::vector<std::vector<std::int32_t>>{{0, 0}, {0}}));
+}
+
+TEST(Roles, RareExceptionsDoNotMakeARoleLonger) {
+  std::vector<Visit> visits(3);
+  for (auto& visit : visits) {
+    for (int i = 0; i < 8; ++i) expert(visit, 100 + 7 * i + (&visit - visits.data()), kBrief);
+  }
+  // An expert without a token in the first microbatch: its gradients are made here, and stay.
+  for (const std::size_t i : {1, 2, 4, 5}) visits[1][7 * 3 + i].longevity = kLong;
+  const Roles roles = tell_roles(visits);
+  EXPECT_EQ(roles.longevity, (std::vector<Longevity>{kBrief}));
+
+  // When it is one in five, it is no exception.
+  for (std::size_t e = 0; e < 8; ++e) {
+    for (const std::size_t i : {1, 2, 4, 5}) visits[1][7 * e + i].longevity = kLong;
+  }
+  EXPECT_EQ(tell_roles(visits).longevity, (std::vector<Longevity>{kLong, kBrief}));
+}
+
+TEST(Roles, SmallRequestsAreApartAndLiveAsLongAsAnyOfThem) {
+  std::vector<Visit> visits(2);
+  for (auto& visit : visits) {
+    for (Bytes i = 1; i < 5; ++i) {
+      const Bytes tokens = 100 * i + (&visit - visits.data());
+      visit.push_back({8 * tokens, kBrief});
+      visit.push_back({2048 * tokens, kBrief});
+      visit.push_back({512, kLong});
+    }
+  }
+  const Roles roles = tell_roles(visits);
+  EXPECT_EQ(roles.longevity, (std::vector<Longevity>{kBrief, kLong}));
+  EXPECT_EQ(served(roles, {{888}, {99999}, {512}, {4}, {kSmallRequest}, {kSmallRequest - 1}}),
+            (std::vector<std::int32_t>{1, 0, 1, 1, 0, 1}));
+}
+
+TEST(Roles, OfWhatIsNotKnownToEndAreTheLongest) {
+  std::vector<Visit> visits = {visit_of({70, 301}), visit_of({122, 97})};
+  visits[1].push_back({77777, kUnknownLongevity});
+  const Roles roles = tell_roles(visits);
+  EXPECT_EQ(roles.longevity, (std::vector<Longevity>{kLong, kBrief}));
+  EXPECT_EQ(tell_roles({{{40000}, {50000}}}).longevity,
+            (std::vector<Longevity>{kUnknownLongevity}));
+  EXPECT_EQ(tell_roles({}).longevity, (std::vector<Longevity>{kUnknownLongevity}));
+}
+
+// Whatever was profiled: what the plan says of its contexts is what the profile made of them.
+TEST(RolesProperty, TheRuntimeComesToTheProfilesVerdicts) {
+  std::size_t several = 0;
+  for (unsigned seed = 0; seed < 500; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    std::vector<Visit> visits(static_cast<std::size_t>(pick(1, 4)));
+    const int kinds = pick(1, 6);
+    Bytes unique = 1'000'001;
+    for (Visit& visit : visits) {
+      for (int i = pick(0, 30); i > 0; --i) {
+        const int kind = pick(0, kinds);
+        const Bytes size = kind == 0 ? ++unique : (kind % 2 ? 100'000 : 100) * Bytes{kind};
+        visit.push_back({size, pick(0, 3) == 0 ? pick(-1, 3) : kind % 3});
+      }
+    }
+    const Roles roles = tell_roles(visits);
+    ASSERT_EQ(roles.contexts.size(), roles.longevity.size());
+    several += roles.contexts.size() > 1;
+    for (std::size_t v = 0; v < visits.size(); ++v) {
+      ASSERT_EQ(served(roles, visits[v]), roles.of[v]) << "seed " << seed << ", visit " << v;
+    }
+  }
+  EXPECT_GT(several, 300u);
+}
+
+}  // namespace
+}  // namespace stalloc
