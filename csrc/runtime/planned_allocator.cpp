@@ -17,10 +17,8 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
     p = unplanned_depth_ > 0
             ? allocate_idle(size, stream)
             : allocate_planned(size, stream, dynamic_depth_ > 0 || is_dynamic(node));
-  }
-  // What is small shares a segment or two of the fallback; here it might be in a large one's way.
-  if (!p && for_training && !away_ && size >= kSmallRequest && active_->matcher.in_step()) {
-    p = allocate_idle(size, stream);
+    // What is small shares a segment or two of the fallback; here it might be in a large one's way.
+    if (!p && size >= kSmallRequest && active_->matcher.in_step()) p = allocate_idle(size, stream);
   }
   if (!p) p = allocate_fallback(size, stream);
   return p ? count(size, p) : nullptr;
