@@ -51,10 +51,10 @@ print(sysconfig.get_path("purelib"))
   list(GET torch_facts 4 site_packages)
   message(STATUS "Building against torch ${STALLOC_TORCH_VERSION}, CUDA ${STALLOC_TORCH_CUDA}")
 
-  # CUDA's headers, from a toolkit or from the wheels that torch's CUDA builds come with. No part of
+  # CUDA's headers, from a toolkit or from wheels (nvidia-cuda-runtime, nvidia-cuda-crt). No part of
   # CUDA is linked.
   string(REGEX MATCH "^[0-9]+" cuda_major "${STALLOC_TORCH_CUDA}")
-  find_path(STALLOC_CUDA_INCLUDE cuda_runtime_api.h
+  find_path(STALLOC_CUDA_INCLUDE crt/host_config.h
             HINTS "${site_packages}/nvidia/cu${cuda_major}/include"
                   "${site_packages}/nvidia/cuda_runtime/include" ENV CUDA_HOME ENV CUDA_PATH
             PATHS /usr/local/cuda/include PATH_SUFFIXES include)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stalloc import hooks
     from stalloc.monitor import StatsLogger, log_stats
     from stalloc.profiling import Profile, profile
-    from stalloc.session import Session, disable, enable, step
+    from stalloc.session import Session, acquire_pool, disable, enable, release_pool, step
 
 __version__ = "0.1.0"
 
@@ -59,6 +59,7 @@ __all__ = [
     "StatsLogger",
     "Trace",
     "TraceError",
+    "acquire_pool",
     "disable",
     "empty_cache",
     "enable",
@@ -68,6 +69,7 @@ __all__ = [
     "memory_summary",
     "plan",
     "profile",
+    "release_pool",
     "reset_peak_memory_stats",
     "step",
 ]
@@ -80,8 +82,10 @@ _WITH_TORCH = {
     "Profile": "profiling",
     "profile": "profiling",
     "Session": "session",
+    "acquire_pool": "session",
     "disable": "session",
     "enable": "session",
+    "release_pool": "session",
     "step": "session",
 }
 

@@ -106,8 +106,8 @@ def _cuda(device: torch.device) -> Adapter:
         )
     if not torch.cuda.is_available():
         raise StallocError(f"torch finds no GPU, so there is no device '{device}' to serve")
-    torch.cuda.init()
-    index = torch.cuda.current_device() if device.index is None else device.index
+    current = torch.cuda.current_device()  # initialises CUDA, too
+    index = current if device.index is None else device.index
     module = cast("_CudaModule", _load("_torch_cuda"))
     # The runtime comes to be with the first installation.
     module.install(index)

@@ -43,11 +43,13 @@ class Profile:
         dynamic: Sequence[str],
         layers: bool,
         iterations: int | None,
+        exact: bool = True,
     ) -> None:
         self.model = model
         self._device = device
         self._dynamic = dynamic
-        self._adapter = _adapters.adapter(device.type)
+        self._adapter = _adapters.adapter(device)
+        self._exact = exact
         self._hooks = TrainingHooks(
             self._adapter.runtime,
             model,
@@ -73,6 +75,9 @@ class Profile:
         self._adapter.runtime.start_recording()
         try:
             self._adapter.install()
+            self._adapter.record_exactly(self._exact)
+            if self._exact:
+                self._adapter.give_back()
             self._hooks.attach()
         except BaseException:
             self._end()
@@ -179,6 +184,7 @@ def profile(
     dynamic: Iterable[str | type] | None = None,
     layers: bool = True,
     iterations: int | None = None,
+    exact: bool = True,
 ) -> Profile:
     """Records a training run's allocations, to be planned.
 
@@ -202,6 +208,9 @@ def profile(
             module and forward.
         iterations: How many to record; what runs in the block after them is left alone. None
             records to the end of the block.
+        exact: On a GPU, whether each request that is recorded gets a piece of memory of its own,
+            straight from the device: slower, but what fits without fragmentation can be profiled,
+            even where torch's cache would run out. False records through the cache.
 
     Raises:
         TypeError: If `dynamic` holds anything else, or the model is no module.
@@ -209,7 +218,8 @@ def profile(
             profile is being recorded already, or a plan is enabled, on whatever device.
     """
     patterns = dynamic_patterns(dynamic)
-    return Profile(model, _adapters.device_of(model, device), patterns, layers, iterations)
+    where = _adapters.device_of(model, device)
+    return Profile(model, where, patterns, layers, iterations, exact)
 
 
 def active_profile() -> Profile | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from stalloc import _adapters
-from stalloc.errors import PlanError, StallocError, StallocWarning
+from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
 from stalloc.planfile import Plan
 from stalloc.profiling import active_profile
@@ -34,7 +35,7 @@ class Session:
         self._strict = strict
         self.refusal: str | None = None
         self._inputs = _names(plan, "inputs")
-        self._adapter = _adapters.adapter(plan.info.get("device", "cpu"))
+        self._adapter = _adapters.adapter(_device(plan, model))
         self._hooks = TrainingHooks(
             self._adapter.runtime,
             model,
@@ -64,13 +65,17 @@ class Session:
         """Puts the plan in force in place of `previous`, which stays so if that fails."""
         try:
             self._adapter.install()
-            self._adapter.runtime.enable(self.plan._core, self._reuse)
+            self._with_room(lambda: self._adapter.runtime.enable(self.plan._core, self._reuse))
+            self._adapter.refresh()
         except BaseException:
             if previous is None:
                 self._adapter.uninstall()
             raise
         if previous is not None:
             previous._hooks.detach()
+            if previous._adapter.name != self._adapter.name:
+                previous._adapter.runtime.disable()
+                previous._adapter.uninstall()
         try:
             self._hooks.attach()
         except BaseException:
@@ -78,6 +83,14 @@ class Session:
             if previous is not None:
                 previous._start(None)
             raise
+
+    def _with_room(self, take: Callable[[], None]) -> None:
+        """Calls what takes a pool, once more when torch's allocator had memory to give back."""
+        try:
+            take()
+        except OutOfMemory:
+            self._adapter.give_back()
+            take()
 
     def _stop(self) -> None:
         self._hooks.detach()
@@ -169,6 +182,36 @@ def disable() -> None:
         session._stop()
 
 
+def release_pool() -> None:
+    """Gives the plan's pool back to the device for a while, as for inference between iterations.
+
+    No tensor may lie in it. Until `acquire_pool` everything is served by the fallback.
+
+    Raises:
+        StallocError: If no plan is in force, or tensors lie in the pool.
+    """
+    _in_force()._adapter.runtime.release_pool()
+
+
+def acquire_pool() -> None:
+    """Takes the pool again, and serves from it. No-op when it is there.
+
+    Raises:
+        StallocError: If no plan is in force.
+        OutOfMemory: If the memory cannot be had; then nothing has changed.
+    """
+    session = _in_force()
+    session._with_room(session._adapter.runtime.acquire_pool)
+    session._adapter.refresh()
+
+
+def _in_force() -> Session:
+    session = current_session()
+    if session is None:
+        raise StallocError("no plan is in force, so there is no pool; call stalloc.enable() first")
+    return session
+
+
 def step() -> None:
     """Marks the end of an iteration, of a planned or a profiled run; a no-op in any other.
 
@@ -202,6 +245,23 @@ def _refuse(problem: str, strict: bool) -> None:
         StallocWarning,
         stacklevel=3,
     )
+
+
+def _plan_device(plan: Plan) -> torch.device:
+    name = plan.info.get("device", "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as e:
+        raise StallocError(f"the plan is for device '{name}', which torch does not know") from e
+
+
+def _device(plan: Plan, model: torch.nn.Module | None) -> torch.device:
+    """The device to serve: of the kind that was profiled, and where the model is."""
+    profiled = _plan_device(plan)
+    if model is None or profiled.index is not None:
+        return profiled
+    devices = {p.device for p in model.parameters() if p.device.type == profiled.type}
+    return devices.pop() if len(devices) == 1 else profiled
 
 
 def _environment_mismatch(plan: Plan) -> str | None:

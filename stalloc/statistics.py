@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from stalloc import _core
+
+if TYPE_CHECKING:
+    import torch
+
+    from stalloc._adapters import Adapter
 
 
 class MemoryStats(TypedDict):
@@ -32,34 +37,61 @@ class MemoryStats(TypedDict):
     efficiency: float  # E = peak_allocated / peak_reserved; 1.0 when nothing was reserved
 
 
-def memory_stats(device: str = "cpu") -> MemoryStats:
+def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     """Counts and bytes since the plan was enabled, or peaks since they were reset.
 
     All zero before the first plan; after disable(), what is still held and the last counts.
+
+    Args:
+        device: The device; None is that of the plan in force, else the CPU. On a GPU "allocated"
+            and "reserved" include what torch's own allocator, the fallback, holds.
     """
-    counts = _core.runtime(device).statistics()
+    adapter = _adapter(device)
+    adapter.refresh()
+    counts = adapter.runtime.statistics()
     asked = counts["hits"] + counts["misses"]
     reserved = counts["peak_reserved"]
     derived = {
-        "enabled": _core.runtime(device).enabled,
+        "enabled": adapter.runtime.enabled,
         "hit_rate": counts["hits"] / asked if asked else 1.0,
         "efficiency": counts["peak_allocated"] / reserved if reserved else 1.0,
     }
     return cast("MemoryStats", counts | derived)
 
 
-def reset_peak_memory_stats(device: str = "cpu") -> None:
-    """Starts the peaks anew from what is live and reserved now."""
-    _core.runtime(device).reset_peaks()
+def reset_peak_memory_stats(device: torch.device | str | None = None) -> None:
+    """Starts the peaks anew from what is live and reserved now; on a GPU torch's with them."""
+    adapter = _adapter(device)
+    if adapter.name.startswith("cuda"):
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(adapter.name)
+    adapter.runtime.reset_peaks()
 
 
-def empty_cache(device: str = "cpu") -> int:
+def empty_cache(device: torch.device | str | None = None) -> int:
     """Gives the fallback's unused segments back to the device. Returns how many bytes."""
-    return _core.runtime(device).release_cached()
+    adapter = _adapter(device)
+    if not adapter.name.startswith("cuda"):
+        return adapter.runtime.release_cached()
+    import torch
+
+    before = torch.cuda.memory_reserved(adapter.name)
+    adapter.give_back()
+    return before - torch.cuda.memory_reserved(adapter.name)
 
 
-def memory_summary(device: str = "cpu") -> str:
+def _adapter(device: torch.device | str | None) -> Adapter:
+    from stalloc import _adapters  # imports torch, which planning does without
+
+    if device is None:
+        device = _adapters.planned_device() or "cpu"
+    return _adapters.adapter(device)
+
+
+def memory_summary(device: torch.device | str | None = None) -> str:
     """The statistics as a table to print, in the shape of `torch.cuda.memory_summary`."""
+    name = _adapter(device).name
     s = memory_stats(device)
     width = 72
     rule = "|" + "=" * (width - 2) + "|"
@@ -74,7 +106,7 @@ def memory_summary(device: str = "cpu") -> str:
     state = "enabled" if s["enabled"] else "not enabled"
     lines = [
         rule,
-        f"|{f'stalloc memory summary, device {device}, plan {state}':^{width - 2}}|",
+        f"|{f'stalloc memory summary, device {name}, plan {state}':^{width - 2}}|",
         rule,
         row("bytes", "current", "peak"),
         row("allocated", size(s["allocated"]), size(s["peak_allocated"])),

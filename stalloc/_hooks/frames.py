@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 _MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
-_FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__code__
+# None since torch 2.14, where a custom function is applied without a frame of Python's.
+_FUNCTION_APPLY: CodeType | None = getattr(torch.autograd.Function.apply, "__code__", None)
 _OPTIMIZER_FILE: str = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 
@@ -35,7 +36,15 @@ def in_autograd_function() -> bool:
     Such a forward runs with gradients off though it is part of training; reentrant checkpointing
     is one.
     """
-    return _count(_FUNCTION_APPLY.co_filename, _FUNCTION_APPLY.co_name) > 0
+    if _FUNCTION_APPLY is not None:
+        return _count(_FUNCTION_APPLY.co_filename, _FUNCTION_APPLY.co_name) > 0
+    forwards = _forwards(torch.autograd.Function)
+    frame = sys._getframe(1)
+    while (frame.f_code.co_filename, frame.f_code.co_name) not in forwards:
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
 
 
 def kwargs_of_module_call() -> dict[str, Any]:
@@ -47,6 +56,19 @@ def kwargs_of_module_call() -> dict[str, Any]:
         frame = frame.f_back
     kwargs = frame.f_locals.get("kwargs")
     return kwargs if isinstance(kwargs, dict) else {}
+
+
+def _forwards(function: type) -> set[tuple[str, str]]:
+    """Where the forwards of all custom functions are: file and name."""
+    result = set()
+    subclasses: list[type] = function.__subclasses__()
+    for subclass in subclasses:
+        code = getattr(getattr(subclass, "forward", None), "__code__", None)
+        if isinstance(code, CodeType):
+            result.add((code.co_filename, code.co_name))
+        result |= _forwards(subclass)
+    default = torch.autograd.Function.forward.__code__
+    return result - {(default.co_filename, default.co_name)}
 
 
 def _count(filename: str, function: str) -> int:

@@ -12,6 +12,9 @@
 namespace stalloc::torch_adapters {
 namespace {
 
+// Lower priorities than the registered allocator's change nothing, and say nothing.
+constexpr std::uint8_t kHighest = 255;
+
 // Written once, by the thread that installs first, before any block of ours exists.
 CudaAllocator* ours = nullptr;
 c10::Allocator* registered = nullptr;  // for the device type, before ours was
@@ -49,14 +52,14 @@ void install_cuda(int device) {
   if (current == ours) return;
   registered = c10::GetAllocator(c10::DeviceType::CUDA);
   allocator_api::allocator.store(ours);
-  c10::SetAllocator(c10::DeviceType::CUDA, ours);
+  c10::SetAllocator(c10::DeviceType::CUDA, ours, kHighest);
 }
 
 bool uninstall_cuda() {
   if (!ours || allocator_api::allocator.load() != ours) return true;
   if (ours->has_blocks()) return false;
   allocator_api::allocator.store(&ours->to());
-  c10::SetAllocator(c10::DeviceType::CUDA, registered);
+  c10::SetAllocator(c10::DeviceType::CUDA, registered, kHighest);
   return true;
 }
 

@@ -90,6 +90,7 @@ class CudaAllocator final : public Delegate {
   // A block of `request` by whatever way; `native` asks torch's allocator.
   template <typename Native>
   void* provide(const Request& request, Native native);
+  JointGauges::Values held_directly(c10::DeviceIndex device) const;
   void* allocate_directly(DeviceRuntime& runtime, Bytes size);
   bool free_directly(void* p);
   [[noreturn]] void throw_out_of_memory(DeviceRuntime& runtime, const Request& request,

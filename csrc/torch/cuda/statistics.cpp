@@ -35,6 +35,12 @@ JointGauges::Values held_by(DeviceStats& stats) {
   return values;
 }
 
+JointGauges::Values sum(const JointGauges::Values& a, const JointGauges::Values& b) {
+  JointGauges::Values result{};
+  for (std::size_t q = 0; q < result.size(); ++q) result[q] = a[q] + b[q];
+  return result;
+}
+
 // The parts of DeviceStats that a pool has a share in.
 constexpr std::array<std::pair<StatArray DeviceStats::*, JointGauges::Quantity>, 7> kShared = {{
     {&DeviceStats::allocation, JointGauges::kBlocks},
@@ -52,38 +58,47 @@ void CudaAllocator::note(c10::DeviceIndex device) {
   DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
   if (!runtime || !to().initialized()) return;
   DeviceStats stats = to().getDeviceStats(device);
-  runtime->allocator().note_fallback(held_by(stats));
+  runtime->allocator().note_fallback(sum(held_by(stats), held_directly(device)));
+}
+
+JointGauges::Values CudaAllocator::held_directly(c10::DeviceIndex device) const {
+  JointGauges::Values values{};
+  if (directs_.load(std::memory_order_relaxed) == 0) return values;
+  const DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [p, block] : direct_) {
+    if (block.runtime != runtime) continue;
+    for (const auto q :
+         {JointGauges::kBlocks, JointGauges::kActiveBlocks, JointGauges::kSegments}) {
+      values[q] += 1;
+    }
+    for (const auto q : {JointGauges::kRequested, JointGauges::kRounded, JointGauges::kActiveBytes,
+                         JointGauges::kReserved}) {
+      values[q] += block.size;
+    }
+  }
+  return values;
 }
 
 DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
   DeviceStats stats = to().getDeviceStats(device);
   DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
   if (!runtime) return stats;
-  runtime->allocator().note_fallback(held_by(stats));
+  const JointGauges::Values direct = held_directly(device);
+  runtime->allocator().note_fallback(sum(held_by(stats), direct));
   const JointGauges gauges = runtime->allocator().joint_gauges();
   const JointGauges::Values peaks = gauges.all_time_peaks();
   JointGauges::Values before{};
-  Bytes direct_bytes = 0;
-  std::int64_t direct_blocks = 0;
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = reset_totals_.find(device); it != reset_totals_.end()) before = it->second;
-    for (const auto& [p, block] : direct_) {
-      if (block.runtime != runtime) continue;
-      direct_bytes += block.size;
-      ++direct_blocks;
-    }
   }
   for (const auto& [member, quantity] : kShared) {
     const std::int64_t ours = gauges.ours()[quantity];
     const std::int64_t allocated = gauges.totals()[quantity] - before[quantity];
-    // What this counts is a number of blocks or segments, or their bytes.
-    const bool counts = member == &DeviceStats::allocation || member == &DeviceStats::active ||
-                        member == &DeviceStats::segment;
-    const std::int64_t direct = counts ? direct_blocks : direct_bytes;
     for (Stat* stat : {&aggregate(stats.*member), &large(stats.*member)}) {
-      stat->current += ours + direct;
-      stat->allocated += allocated + direct;
+      stat->current += ours + direct[quantity];
+      stat->allocated += allocated;
       stat->freed += allocated - ours;
       stat->peak = std::max(stat->peak, stat->current);
     }
