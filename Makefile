@@ -7,6 +7,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+# What `make test-cuda` installs, in an environment of its own.
+CUDA_TORCH ?= torch==2.14.1
+CUDA_VENV ?= .venv-cuda
 JOBS ?= $(shell nproc)
 
 override VENV := $(abspath $(VENV))
@@ -44,6 +47,22 @@ test-cpp: setup  ## Run the C++ tests
 .PHONY: test-python
 test-python: build  ## Run the Python tests
 	@python -m pytest
+
+.PHONY: test-cuda
+test-cuda: setup  ## Run native mode with a CUDA build of torch (several GB) on a pretended GPU
+	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)'
+
+.PHONY: bench-cuda
+bench-cuda: setup  ## Measure a planned request against torch's allocator, on a pretended GPU
+	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- python benchmarks/cuda
+
+.PHONY: gpu-test
+gpu-test: build  ## On a machine with a GPU: is training right under a plan?
+	@python benchmarks/gpu test
+
+.PHONY: gpu-bench
+gpu-bench: build  ## On a machine with a GPU: memory and speed of torch's allocators and stalloc
+	@python benchmarks/gpu bench
 
 .PHONY: test-wheel
 test-wheel: setup  ## Build the wheel, and run it where nothing else of stalloc is

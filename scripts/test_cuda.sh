@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Runs native mode, without a GPU: a CUDA build of torch in an environment of its own, several
+# gigabytes that are downloaded once, on the stand-in for CUDA's runtime library.
+#
+# Usage: scripts/test_cuda.sh PYTHON TORCH VENV [pytest's arguments, or a command after --]
+# for example: scripts/test_cuda.sh python3 torch==2.14.1 .venv-cuda -k streams
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly python=$1 torch=$2 venv=$3
+shift 3
+readonly requirements=requirements/dev.txt
+readonly marker=$venv/.stalloc-setup # what the environment was made from
+readonly standin=$PWD/build/cpp/standin/13
+
+say() { printf 'test-cuda: %s\n' "$*" >&2; }
+
+wanted() {
+  printf '%s\n' "$python" "$torch"
+  cat "$requirements"
+}
+
+if ! cmp -s "$marker" <(wanted); then
+  say "installing $torch with CUDA into $venv (several gigabytes, the first time)"
+  [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$torch" -r "$requirements"
+  cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or "")')
+  if [[ -z $cuda ]]; then
+    say "$torch is no CUDA build; choose another: make test-cuda CUDA_TORCH=torch==2.14.1"
+    exit 1
+  fi
+  # What torch's own wheels lack of CUDA's headers.
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check "nvidia-cuda-crt==$cuda.*"
+  wanted >"$marker"
+fi
+
+export PATH=$PWD/$venv/bin:$PATH
+cmake --preset cpp >/dev/null
+cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml
+python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
+  --config-settings=build-dir=build/cuda --config-settings=cmake.define.STALLOC_WERROR=ON --editable .
+
+# In the place of the library that torch would load: it has the same soname.
+export LD_PRELOAD=$standin/libcudart.so.13 LD_LIBRARY_PATH=$standin
+export STANDIN_DEVICES=${STANDIN_DEVICES:-2} OMP_WAIT_POLICY=passive
+if [[ ${1-} == -- ]]; then
+  shift
+  exec "$@"
+fi
+exec python -m pytest tests/cuda "$@"

@@ -1,0 +1,88 @@
+"""The controls of the pretended GPU, which scripts/test_cuda.sh preloads: see standin.h."""
+
+from __future__ import annotations
+
+import ctypes
+
+_library = ctypes.CDLL("libcudart.so.13")
+_library.standin_last_complaint.restype = ctypes.c_char_p
+for _name in ("hazards", "misuses", "calls", "used", "host_waits", "allocations", "events"):
+    getattr(_library, f"standin_{_name}").restype = ctypes.c_int64
+
+
+def use(stream: int, tensor_address: int, size: int, owner: int) -> None:
+    """Work on a stream that reads and writes a tensor."""
+    error = _library.standin_use(
+        ctypes.c_void_p(stream),
+        ctypes.c_void_p(tensor_address),
+        ctypes.c_uint64(size),
+        ctypes.c_uint64(owner),
+    )
+    assert error == 0, f"error {error}: {complaint()}"
+
+
+def set_manual(manual: bool) -> None:
+    """Whether the work of streams made from now on waits to be told."""
+    _library.standin_set_manual(int(manual))
+
+
+def drain(stream: int) -> None:
+    """Completes all work of a stream."""
+    _library.standin_drain(ctypes.c_void_p(stream))
+
+
+def drain_all() -> None:
+    """Completes all work."""
+    _library.standin_drain_all()
+
+
+def advance(stream: int, items: int) -> None:
+    """Completes some work of a stream."""
+    _library.standin_advance(ctypes.c_void_p(stream), ctypes.c_int64(items))
+
+
+def fail(call: str, nth: int, error: int, times: int = 1) -> None:
+    """Lets a call fail: the nth from now."""
+    _library.standin_fail(
+        call.encode(), ctypes.c_int64(nth), ctypes.c_int(error), ctypes.c_int64(times)
+    )
+
+
+def lose_device(error: int) -> None:
+    """Every call fails from now on; 0 takes that back."""
+    _library.standin_lose_device(error)
+
+
+def set_memory(device: int, size: int) -> None:
+    """Of how many bytes a device is."""
+    _library.standin_set_memory(device, ctypes.c_uint64(size))
+
+
+def hazards() -> int:
+    """Addresses used for another owner without order after the one before."""
+    return int(_library.standin_hazards())
+
+
+def misuses() -> int:
+    """Calls that no correct program makes."""
+    return int(_library.standin_misuses())
+
+
+def complaint() -> str:
+    """The last of either."""
+    return bytes(_library.standin_last_complaint()).decode()
+
+
+def used(device: int = 0) -> int:
+    """Bytes of a device that are taken."""
+    return int(_library.standin_used(device))
+
+
+def calls(name: str) -> int:
+    """How often a function was called."""
+    return int(_library.standin_calls(name.encode()))
+
+
+def host_waits() -> int:
+    """Calls in which the host waited for work that was not complete."""
+    return int(_library.standin_host_waits())
