@@ -18,7 +18,8 @@
 // the start, and at standin_reset(): STANDIN_DEVICES (1), STANDIN_MEMORY in bytes a device (80
 // GiB), STANDIN_MANUAL (0), STANDIN_VERBOSE (1 prints each complaint to stderr).
 //
-// A CUDA build of torch runs on it with `LD_PRELOAD=.../libcudart.so.13:.../libcuda.so.1`.
+// A CUDA build of torch runs on it with LD_PRELOAD set to libcudart.so.13, libcuda.so.1 and, to
+// train, libstandin_cublas.so.
 //
 // Thread-safe. Plain C, for ctypes.
 #pragma once
