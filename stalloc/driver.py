@@ -5,9 +5,9 @@ It tells a `Driver`, and the driver does the rest, on each rank by itself: lets 
 pass, records some, plans, writes trace and plan to files of this rank and layout, or finds a plan
 there and serves from it.
 
-    OFF <- WAITING -> PROFILING -> SERVING      auto: what is recorded is served from at once
-                   -> SERVING                   plan, or auto with a plan that is there already
-                   -> PROFILING -> OFF          profile
+    WAITING -> PROFILING -> SERVING      auto: what is recorded is served from at once
+            -> SERVING                   plan, or auto with a plan that is there already
+            -> PROFILING -> OFF          profile
 
 Whatever goes wrong is said once and ends with the driver OFF: training goes on unplanned.
 A rank never waits for another. Costs about a microsecond an event when OFF.
@@ -46,7 +46,11 @@ WARMUP = 3
 ITERATIONS = 3
 """Iterations that are profiled."""
 
+SERVE_FROM = 1
+"""The first iteration that is served from a plan that was there before."""
+
 Model = nn.Module | Sequence[nn.Module]
+Dynamic = Iterable[str | type] | None
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 _log = logging.getLogger("stalloc")
@@ -89,8 +93,11 @@ class Driver:
             first iteration begins: see `stalloc.ranks`.
         warmup: Iterations to let pass before profiling.
         iterations: Iterations to profile; two at least, as they are compared.
+        serve_from: The iteration, counted from 0, that a plan from a file is first used in. What
+            the first one makes to keep, such as the optimizer's states, has no place in the plan,
+            and would take another's for good.
         device: As for `stalloc.profile`.
-        dynamic: As for `stalloc.profile`.
+        dynamic: As for `stalloc.profile`, or a function that says so when profiling begins.
         time_limit: Seconds to look for a better plan than the first one.
         strict: Whether what goes wrong is raised, instead of ending in a warning.
         framework: Its name and version, noted in the files.
@@ -108,8 +115,9 @@ class Driver:
         layout: Layout | Callable[[], Layout] | None = None,
         warmup: int = WARMUP,
         iterations: int = ITERATIONS,
+        serve_from: int = SERVE_FROM,
         device: torch.device | str | None = None,
-        dynamic: Iterable[str | type] | None = None,
+        dynamic: Dynamic | Callable[[], Dynamic] = None,
         time_limit: float = DEFAULT_TIME_LIMIT,
         strict: bool = False,
         framework: str = "",
@@ -120,16 +128,17 @@ class Driver:
             raise ValueError(f"there is no mode {mode!r}; choose one of {', '.join(MODES)}")
         if mode in ("profile", "plan") and folder is None:
             raise ValueError(f"mode {mode!r} needs a folder: give folder= or set STALLOC_DIR")
-        if warmup < 0 or iterations < 2:
+        if warmup < 0 or serve_from < 0 or iterations < 2:
             raise ValueError(
-                f"warmup={warmup}, iterations={iterations}: profiling takes two iterations at "
-                "least, as they are compared, after a warm-up of none or more"
+                f"warmup={warmup}, serve_from={serve_from}, iterations={iterations}: profiling "
+                "takes two iterations at least, as they are compared, and no number is negative"
             )
         self._mode = mode
         self._folder = Path(folder) if folder is not None else None
         self._layout = layout
         self._warmup = warmup
         self._iterations = iterations
+        self._serve_from = serve_from
         self._device = device
         self._dynamic = dynamic
         self._time_limit = time_limit
@@ -141,6 +150,7 @@ class Driver:
         self._files: RankFiles | None = None
         self._stage = Stage.OFF if mode == "off" else Stage.WAITING
         self._looked_for_plan = mode == "profile"
+        self._plan: Plan | None = None  # found, and not in force yet
         self._root: nn.Module | None = None
         self._profile: Profile | None = None
         self._session: session.Session | None = None
@@ -260,22 +270,29 @@ class Driver:
     # Parts
 
     def _start(self, model: Model | None) -> None:
-        if not self._looked_for_plan or self._completed >= self._warmup:
-            self._root = _root_of(model)
-            layout = (self._layout() if callable(self._layout) else self._layout) or {}
-            self._rank, self._rank_info = rank(), rank_info(layout)
-            if self._folder is not None:
-                self._files = RankFiles(self._folder, self._rank, layout)
+        self._root = _root_of(model)
         if not self._looked_for_plan:
             self._looked_for_plan = True
-            self._serve_from_folder()
-        if self._stage is Stage.WAITING and self._completed >= self._warmup:
+            self._identify()
+            self._plan = self._find_plan()
+        if self._plan is not None and self._completed >= self._serve_from:
+            plan, self._plan = self._plan, None
+            self._serve(plan)
+        waits = self._stage is Stage.WAITING and self._plan is None
+        if waits and self._completed >= self._warmup:
+            self._identify()
             self._begin_profile()
 
-    def _serve_from_folder(self) -> None:
+    def _identify(self) -> None:
+        layout = (self._layout() if callable(self._layout) else self._layout) or {}
+        self._rank, self._rank_info = rank(), rank_info(layout)
+        if self._folder is not None:
+            self._files = RankFiles(self._folder, self._rank, layout)
+
+    def _find_plan(self) -> Plan | None:
         files = self._files
         if files is None or (self._mode == "auto" and not files.plan.exists()):
-            return
+            return None
         if not files.plan.exists():
             raise PlanError(_no_plan(files))
         try:
@@ -286,8 +303,8 @@ class Driver:
             if self._mode == "plan":
                 raise
             _log.warning("rank %d: profiling again: %s", self._rank, e)
-            return
-        self._serve(plan)
+            return None
+        return plan
 
     def _serve(self, plan: Plan) -> None:
         self._session = session.enable(plan, model=self._root, strict=self._strict)
@@ -305,7 +322,8 @@ class Driver:
         self._stage = Stage.WAITING if may_profile else Stage.OFF
 
     def _begin_profile(self) -> None:
-        self._profile = profile(self._root, device=self._device, dynamic=self._dynamic)
+        dynamic = self._dynamic() if callable(self._dynamic) else self._dynamic
+        self._profile = profile(self._root, device=self._device, dynamic=dynamic)
         self._profile.__enter__()
         self._stage = Stage.PROFILING
         atexit.register(self.finish)

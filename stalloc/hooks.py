@@ -66,7 +66,9 @@ __all__ = [
     "PhaseKind",
     "PhaseSink",
     "TrainingHooks",
+    "enter_dynamic",
     "input_signature",
+    "leave_dynamic",
     "model_signature",
     "phase",
     "unplanned",
@@ -283,6 +285,16 @@ class TrainingHooks:
         if self._is_attached:
             self._tracker.close(scope)
 
+    # Spans
+
+    def _enter_span(self, name: str) -> None:
+        if self._is_attached:
+            self._layers.enter(self._layers.span(name))
+
+    def _leave_span(self, name: str) -> None:
+        if self._is_attached:
+            self._layers.leave(self._layers.span(name))
+
     # Parts
 
     def _drives(self) -> bool:
@@ -325,6 +337,25 @@ def unplanned() -> Iterator[None]:
         yield
 
 
+def enter_dynamic(name: str) -> None:
+    """Says that the sizes of what is requested from here on depend on the data.
+
+    For stretches that are no module, such as from the dispatch of tokens to experts to their
+    combination; `dynamic=` names modules. Also holds for the backward of what is done inside.
+
+    Args:
+        name: What traces call the stretch.
+    """
+    for hooks in _attached:
+        hooks._enter_span(name)
+
+
+def leave_dynamic(name: str) -> None:
+    """Ends what `enter_dynamic` began; nothing if that is over, as it is when an iteration ends."""
+    for hooks in _attached:
+        hooks._leave_span(name)
+
+
 @contextlib.contextmanager
 def _scope(explicit: Phase | None) -> Iterator[None]:
     scope = Scope(explicit)
@@ -339,10 +370,10 @@ def _scope(explicit: Phase | None) -> Iterator[None]:
 def _explicit_phase(
     kind: PhaseKind | int | str, microbatch: int | None, chunk: int
 ) -> Phase | None:
-    names = ", ".join(known.name.lower() for known in PhaseKind)
     try:
         known = PhaseKind[kind.upper()] if isinstance(kind, str) else PhaseKind(kind)
     except (KeyError, ValueError):
+        names = ", ".join(known.name.lower() for known in PhaseKind)
         raise ValueError(f"there is no phase {kind!r}; choose one of {names}") from None
     if known is PhaseKind.UNPLANNED:
         return None

@@ -85,6 +85,13 @@ class LayerHooks:
         self._patterns = tuple(dynamic)
         self._open = _OpenLayers()
         self.root_layer: int | None = None
+        self._spans: dict[str, int] = {}
+
+    def span(self, name: str) -> int:
+        """The dynamic layer of that name that is no module."""
+        if name not in self._spans:
+            self._spans[name] = self._sink.define_layer(name, True)
+        return self._spans[name]
 
     def watch(self, model: nn.Module, handles: list[RemovableHandle]) -> None:
         """Hooks the modules of `model`; shared ones once, under their first name."""

@@ -1,0 +1,1 @@
+"""Private parts of the modules that hook stalloc into a framework."""

@@ -1,0 +1,138 @@
+"""What integrations are made of: patches, places in a schedule, dynamic spans."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+from phase_sinks import RecordingSink
+from torch import nn
+
+from stalloc import hooks
+from stalloc._frameworks.patches import Argument, Patches
+from stalloc._frameworks.places import Place, Places
+from stalloc.hooks import TrainingHooks
+
+
+def module_with(**functions: Any) -> types.ModuleType:
+    module = types.ModuleType("patched")
+    vars(module).update(functions)
+    return module
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def add_one(original: Any) -> Any:
+    return lambda *args, **kwargs: original(*args, **kwargs) + 1
+
+
+def test_patches_are_undone_last_first() -> None:
+    module = module_with(double=double)
+    patches = Patches()
+    assert patches.wrap(module, "double", add_one)
+    assert patches.wrap(module, "double", add_one)
+    assert not patches.wrap(module, "halve", add_one)
+    assert module.double(3) == 8
+    assert module.double.__name__ == "double"
+    patches.undo()
+    assert module.double is double
+    patches.undo()
+
+
+def test_what_someone_else_put_on_top_stays() -> None:
+    module = module_with(double=double)
+    patches = Patches()
+    patches.wrap(module, "double", add_one)
+    theirs = add_one(module.double)
+    module.double = theirs
+    patches.undo()
+    assert module.double is theirs
+    assert module.double(3) == 8
+
+
+def test_every_class_that_defines_a_method_is_patched_once() -> None:
+    class Base:
+        def step(self) -> int:
+            return 1
+
+    class Left(Base):
+        pass
+
+    class Right(Base):
+        def step(self) -> int:
+            return 10
+
+    class Both(Left, Right):
+        def step(self) -> int:
+            return 100
+
+    patches = Patches()
+    patches.wrap_in_subclasses(Base, "step", add_one)
+    assert [cls().step() for cls in (Base, Left, Right, Both)] == [2, 11 - 9, 11, 101]
+    patches.undo()
+    assert [cls().step() for cls in (Base, Left, Right, Both)] == [1, 1, 10, 100]
+
+
+def test_an_argument_is_found_however_it_was_passed() -> None:
+    def function(a: int, b: int, *, c: int = 0) -> None: ...
+
+    b, c, d = (Argument(function, name) for name in "bcd")
+    assert b.of((1, 2), {}) == b.of((1,), {"b": 2}) == 2
+    assert b.of((1,), {}) is None
+    assert c.of((1, 2), {"c": 3}) == 3
+    assert d.of((1, 2), {}) is None
+
+
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: [t], lambda t: ({"x": [None, t]}, 3)])
+def test_backward_knows_its_place_by_the_output(wrap: Any) -> None:
+    places = Places()
+    outputs = []
+    for chunk, microbatch in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+        output = wrap(torch.ones(1))
+        places.forwarded(places.forward(chunk, microbatch), output)
+        outputs.append(output)
+    back = [places.backward(outputs[i]) for i in (3, 0, 2, 1)]
+    assert back == [Place(1, 1), Place(0, 0), Place(0, 1), Place(1, 0)]
+
+
+def test_the_tag_outlives_the_data() -> None:
+    places = Places()
+    output = torch.ones(1000)
+    places.forwarded(places.forward(2, 5), output)
+    output.data = torch.empty(1)
+    assert places.backward([output]) == Place(5, 2)
+
+
+def test_without_numbers_and_tags_they_count() -> None:
+    places = Places()
+    for turn in range(2):
+        places.restart()
+        seen = [places.forward(chunk, None) for chunk in (0, 0, 1)]
+        assert seen == [Place(0, 0), Place(1, 0), Place(0, 1)], turn
+        for place in seen:
+            places.forwarded(place, None)
+        assert [places.backward(None) for _ in range(4)] == [*seen, Place(0)]
+
+
+def test_a_dynamic_span_holds_for_what_is_done_in_it_and_its_backward(sink: RecordingSink) -> None:
+    model = nn.Linear(2, 2)
+    with TrainingHooks(sink, model) as attached:
+        hooks.leave_dynamic("experts")
+        y = model(torch.ones(2))
+        hooks.enter_dynamic("experts")
+        z = y * 2
+        hooks.leave_dynamic("experts")
+        z.sum().backward()
+        hooks.enter_dynamic("experts")  # torn by an exception
+        attached.end_iteration()
+    assert sink.stays == [("experts", False)] * 2
+    assert sink.dynamic == ["experts"]
+    assert y.grad_fn is not None
+    assert z.grad_fn is not None
+    assert sink.layer_of(z.grad_fn._sequence_nr()) == "experts"
+    assert sink.layer_of(y.grad_fn._sequence_nr()) is None
+    hooks.enter_dynamic("experts")  # nobody listens
