@@ -64,6 +64,11 @@ gpu-test: build  ## On a machine with a GPU: is training right under a plan?
 gpu-bench: build  ## On a machine with a GPU: memory and speed of torch's allocators and stalloc
 	@python benchmarks/gpu bench
 
+.PHONY: test-frameworks
+test-frameworks: build  ## Run the tests that train with Megatron-LM and others, on the CPU
+	@scripts/install_frameworks.sh '$(VENV)'
+	@python -m pytest tests/frameworks
+
 .PHONY: test-wheel
 test-wheel: setup  ## Build the wheel, and run it where nothing else of stalloc is
 	@python scripts/test_wheel.py

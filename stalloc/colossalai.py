@@ -1,23 +1,91 @@
-"""Colossal-AI: marks iterations, microbatches and phases in the Booster's schedules.
+"""Colossal-AI: one call profiles, plans and serves what a Booster trains.
 
-Not supported yet. Importing this module is harmless; it never imports Colossal-AI.
+    model, optimizer, *_ = booster.boost(model, optimizer, ...)
+    stalloc.colossalai.install(booster, model, optimizer)
+
+Importing this module is harmless; it never imports Colossal-AI, and goes by what the objects have.
+
+With a pipeline, the schedule's own methods are followed, on the one object that the booster uses.
+Without, the hooks find forward and backward by themselves. An iteration ends with the optimizer's
+step.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+import os
+from collections.abc import Iterable
+from typing import Any
 
-from stalloc.errors import NotSupportedError
+import torch
+from torch import nn
+
+from stalloc._frameworks.colossalai import Integration
+from stalloc.driver import ITERATIONS, SERVE_FROM, WARMUP, Driver
+from stalloc.planfile import DEFAULT_TIME_LIMIT
+
+_integration: Integration | None = None
 
 
-def install() -> NoReturn:
-    """Puts stalloc's phase marks into Colossal-AI's schedules.
+def install(
+    booster: Any,
+    model: nn.Module,
+    optimizer: Any,
+    mode: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    warmup: int = WARMUP,
+    iterations: int = ITERATIONS,
+    serve_from: int = SERVE_FROM,
+    dynamic: Iterable[str | type] | None = None,
+    device: torch.device | str | None = None,
+    time_limit: float = DEFAULT_TIME_LIMIT,
+    strict: bool = False,
+) -> Driver:
+    """Puts stalloc into a boosted training. If it is in one already, that stays as it is.
+
+    Args:
+        booster: A Booster with any plugin.
+        model: What `boost` returned.
+        optimizer: What `boost` returned.
+        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
+            `stalloc.driver.Driver`.
+        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
+        warmup: Iterations to let pass before profiling; Gemini's first has another layout.
+        iterations: Iterations to profile.
+        serve_from: The iteration that a plan from the folder is first used in.
+        dynamic: As for `stalloc.profile`; None takes Colossal-AI's own mixtures of experts.
+        device: As for `stalloc.profile`.
+        time_limit: Seconds to look for a better plan than the first one.
+        strict: Whether what goes wrong is raised, instead of ending in a warning.
 
     Raises:
-        NotSupportedError: always, in this version.
+        TypeError: The optimizer has no `step`.
+        ValueError: As for `stalloc.driver.Driver`.
     """
-    raise NotSupportedError(
-        "stalloc does not hook itself into Colossal-AI yet. Until it does, mark the phases "
-        "yourself: run the scheduler's forward_step and backward_step inside "
-        "`with stalloc.hooks.phase(...)`, and call stalloc.step() after each optimizer step."
-    )
+    global _integration
+    if _integration is None:
+        integration = Integration(booster, model, optimizer)
+        driver = Driver(
+            mode,
+            folder,
+            layout=integration.layout,
+            warmup=warmup,
+            iterations=iterations,
+            serve_from=serve_from,
+            device=device,
+            dynamic=dynamic,
+            time_limit=time_limit,
+            strict=strict,
+            framework="colossalai",
+        )
+        integration.install(driver)
+        _integration = integration
+    return _integration.driver
+
+
+def uninstall() -> None:
+    """Takes stalloc out again, and ends its profile or plan; nothing if it is not there."""
+    global _integration
+    integration, _integration = _integration, None
+    if integration is not None:
+        integration.uninstall()

@@ -1,23 +1,89 @@
-"""Megatron-LM: marks iterations, microbatches and phases in Megatron's own schedules.
+"""Megatron-LM: one call profiles, plans and serves its training.
 
-Not supported yet. Importing this module is harmless; it never imports Megatron.
+    import stalloc.megatron
+
+    stalloc.megatron.install()
+
+before `pretrain(...)`, or before the training loop of whatever else is built on megatron-core.
+Importing this module is harmless; it never imports Megatron.
+
+All of Megatron's schedules call `forward_step` and `backward_step` by their names in the module
+`schedules`, and so are followed by replacing those two. What is there is found by its features, not
+by a version number. An iteration ends with `train_step`; in loops of one's own, with the first
+schedule that trains after the optimizer's step.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+import os
+from collections.abc import Iterable
 
-from stalloc.errors import NotSupportedError
+import torch
+
+from stalloc._frameworks.megatron import Integration
+from stalloc.driver import ITERATIONS, SERVE_FROM, WARMUP, Driver
+from stalloc.planfile import DEFAULT_TIME_LIMIT
+
+_integration: Integration | None = None
 
 
-def install() -> NoReturn:
-    """Puts stalloc's phase marks into Megatron's schedules.
+def install(
+    mode: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    warmup: int = WARMUP,
+    iterations: int = ITERATIONS,
+    serve_from: int = SERVE_FROM,
+    dynamic: Iterable[str | type] | None = None,
+    device: torch.device | str | None = None,
+    time_limit: float = DEFAULT_TIME_LIMIT,
+    strict: bool = False,
+) -> Driver:
+    """Puts stalloc into Megatron's training. If it is there already, that stays as it is.
+
+    Iterations of batch-size ramp-up count as none: neither warm-up nor profile. Combined 1F1B
+    (overlapped expert communication) and CUDA graphs of whole iterations can't be planned: then a
+    warning says so, and training goes on without.
+
+    Args:
+        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
+            `stalloc.driver.Driver`.
+        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
+        warmup: Iterations to let pass before profiling. Choose more where more of the first ones
+            are special: while CUDA graphs of layers are captured, or offloading warms up.
+        iterations: Iterations to profile.
+        serve_from: The iteration that a plan from the folder is first used in.
+        dynamic: As for `stalloc.profile`; None takes Megatron's own experts, and with capacity
+            padding nothing.
+        device: As for `stalloc.profile`.
+        time_limit: Seconds to look for a better plan than the first one.
+        strict: Whether what goes wrong is raised, instead of ending in a warning.
 
     Raises:
-        NotSupportedError: always, in this version.
+        StallocError: megatron-core can't be imported.
+        ValueError: As for `stalloc.driver.Driver`.
     """
-    raise NotSupportedError(
-        "stalloc does not hook itself into Megatron-LM yet. Until it does, mark the phases "
-        "yourself: run forward_step and backward_step inside `with stalloc.hooks.phase(...)`, and "
-        "call stalloc.step() after each train_step."
-    )
+    global _integration
+    if _integration is None:
+        integration = Integration(
+            mode,
+            folder,
+            warmup=warmup,
+            iterations=iterations,
+            serve_from=serve_from,
+            dynamic=dynamic,
+            device=device,
+            time_limit=time_limit,
+            strict=strict,
+        )
+        integration.install()
+        _integration = integration
+    return _integration.driver
+
+
+def uninstall() -> None:
+    """Takes stalloc out again, and ends its profile or plan; nothing if it is not there."""
+    global _integration
+    integration, _integration = _integration, None
+    if integration is not None:
+        integration.uninstall()

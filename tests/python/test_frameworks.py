@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
-from stalloc.errors import NotSupportedError, StallocError
+import stalloc
+import stalloc.megatron
+from stalloc.driver import Stage
+from stalloc.errors import StallocError
 
 FRAMEWORKS = ["megatron", "colossalai"]
 
@@ -18,9 +21,8 @@ def test_importing_does_not_import_the_framework(name: str) -> None:
     assert name not in sys.modules
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_install_says_what_to_do_instead(name: str) -> None:
-    module = importlib.import_module(f"stalloc.{name}")
-    with pytest.raises(NotSupportedError, match=r"stalloc\.hooks\.phase") as caught:
-        module.install()
-    assert isinstance(caught.value, StallocError)
+def test_without_megatron_install_says_what_is_missing() -> None:
+    with pytest.raises(StallocError, match="install megatron-core"):
+        stalloc.megatron.install()
+    assert stalloc.megatron.install("off").stage is Stage.OFF
+    stalloc.megatron.uninstall()

@@ -1,0 +1,288 @@
+"""Where Megatron is patched, and what each patch tells the driver.
+
+train_step            the iteration, from its first schedule to its return
+forward_backward_*    begins an iteration; evaluation when forward_only
+forward_step          FORWARD of a microbatch and chunk
+backward_step*        BACKWARD of what its output tensor is tagged with
+*Optimizer.step       OPTIMIZER
+evaluate, save_*      unplanned
+token dispatchers     a dynamic span from dispatch to combine
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from stalloc import hooks
+from stalloc._frameworks import megatron_config
+from stalloc._frameworks.patches import Argument, Function, Patches
+from stalloc._frameworks.places import Places
+from stalloc.driver import Driver, Stage
+from stalloc.errors import StallocError
+
+_SCHEDULES = (
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_without_interleaving",
+    "forward_backward_pipelining_with_interleaving",
+)
+_BACKWARDS = ("backward_step", "backward_step_multimodule")
+_UNPLANNED = ("evaluate", "evaluate_and_print_results", "save_checkpoint_and_time")
+# Both have been the names of the first and last method that the routing decides the sizes in.
+_DISPATCH = ("token_dispatch", "token_permutation")
+_COMBINE = ("token_combine", "token_unpermutation")
+_SPAN = "megatron.moe"
+
+
+class Integration:
+    """One installation."""
+
+    def __init__(
+        self,
+        mode: str | None,
+        folder: str | os.PathLike[str] | None,
+        *,
+        dynamic: Iterable[str | type] | None,
+        warmup: int,
+        iterations: int,
+        serve_from: int,
+        device: torch.device | str | None,
+        time_limit: float,
+        strict: bool,
+    ) -> None:
+        self.driver = Driver(
+            mode,
+            folder,
+            layout=self._layout,
+            warmup=warmup,
+            iterations=iterations,
+            serve_from=serve_from,
+            device=device,
+            dynamic=self._dynamic_modules,
+            time_limit=time_limit,
+            strict=strict,
+            framework=f"megatron-core {megatron_config.version()}",
+        )
+        self._dynamic = dynamic
+        self._patches = Patches()
+        self._handle: RemovableHandle | None = None
+        self._places = Places()
+        self._chunks: list[nn.Module] = []
+        self._batch: Mapping[str, Any] = {}  # arguments of the schedule
+        self._in_train_step = False
+        self._stepped = False
+        self._evaluations = 0
+        self._optimizers = 0
+        self._padded = False
+
+    def install(self) -> None:
+        """Patches what there is; nothing in mode off."""
+        if self.driver.stage is Stage.OFF:
+            return
+        schedules = _import("megatron.core.pipeline_parallel.schedules")
+        if schedules is None:
+            raise StallocError(
+                "megatron.core.pipeline_parallel.schedules can't be imported: install "
+                "megatron-core, or run this where Megatron-LM is on PYTHONPATH"
+            )
+        for name in _SCHEDULES:
+            self._patches.wrap(schedules, name, self._schedule)
+        found = self._patches.wrap(schedules, "forward_step", self._forward_step)
+        for name in _BACKWARDS:
+            found = self._patches.wrap(schedules, name, self._backward_step) or found
+        if not found:
+            self.driver.stand_aside(
+                "this Megatron has neither forward_step nor backward_step in its module schedules"
+            )
+        if (training := _import("megatron.training.training")) is not None:
+            self._patches.wrap(training, "train_step", self._train_step)
+            for name in _UNPLANNED:
+                self._patches.wrap(training, name, self._unplanned)
+        if (optimizers := _import("megatron.core.optimizer")) is not None:
+            base = optimizers.MegatronOptimizer
+            self._patches.wrap_in_subclasses(base, "step", self._optimizer_step)
+        dispatchers = _import("megatron.core.transformer.moe.token_dispatcher")
+        if dispatchers is not None:
+            base = dispatchers.MoETokenDispatcher
+            for name in _DISPATCH:
+                self._patches.wrap_in_subclasses(base, name, self._dispatch)
+            for name in _COMBINE:
+                self._patches.wrap_in_subclasses(base, name, self._combine)
+        self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
+
+    def uninstall(self) -> None:
+        """Undoes `install`."""
+        self._patches.undo()
+        if self._handle is not None:
+            self._handle.remove()
+        self.driver.finish()
+        self._chunks = []
+
+    # Iterations
+
+    def _train_step(self, original: Function) -> Function:
+        model = Argument(original, "model")
+        schedule = Argument(original, "forward_backward_func")
+
+        def train_step(*args: Any, **kwargs: Any) -> Any:
+            self.driver.end_iteration()  # of a loop that was left for this one
+            self._in_train_step = True
+            self._chunks = _as_list(model.of(args, kwargs))
+            try:
+                if type(schedule.of(args, kwargs)).__name__ == "FullCudaGraphWrapper":
+                    self.driver.stand_aside(megatron_config.FULL_GRAPHS)
+                return original(*args, **kwargs)
+            finally:
+                self._in_train_step = False
+                self.driver.end_iteration()
+
+        return train_step
+
+    def _schedule(self, original: Function) -> Function:
+        def forward_backward(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("forward_only"):
+                with self._evaluation():
+                    return original(*args, **kwargs)
+            if not self._evaluations:
+                self._chunks = _as_list(kwargs.get("model"))
+                self._batch = kwargs
+                self._begin()
+                self._places.restart()
+            return original(*args, **kwargs)
+
+        return forward_backward
+
+    def _begin(self) -> None:
+        """Sees to it that an iteration is on, when something of one begins."""
+        over = self._stepped and not self._in_train_step
+        if self.driver.in_iteration and not over:
+            return
+        self._stepped = False
+        config = megatron_config.config_of(self._chunks)
+        if (reason := megatron_config.unplannable(config)) is not None:
+            self.driver.stand_aside(reason)
+        elif not megatron_config.ramping_up():
+            self._padded = bool(getattr(config, "moe_pad_expert_input_to_capacity", False))
+            self.driver.begin_iteration(self._chunks or None)
+
+    def _layout(self) -> Mapping[str, int]:
+        return megatron_config.layout(len(self._chunks), self._batch)
+
+    def _dynamic_modules(self) -> Iterable[str | type] | None:
+        return () if self._dynamic is None and self._padded else self._dynamic
+
+    # Phases
+
+    def _forward_step(self, original: Function) -> Function:
+        model = Argument(original, "model")
+        microbatch = Argument(original, "current_microbatch")
+        chunk = Argument(original, "vp_stage")
+
+        def forward_step(*args: Any, **kwargs: Any) -> Any:
+            if self._evaluations:
+                return original(*args, **kwargs)
+            if not self.driver.in_iteration:
+                self._begin()  # a schedule that was looked up before install()
+            if not self.driver.active:
+                return original(*args, **kwargs)
+            place = self._places.forward(
+                self._chunk_of(model.of(args, kwargs), chunk.of(args, kwargs)),
+                microbatch.of(args, kwargs),
+            )
+            with self.driver.forward(*place):
+                output = original(*args, **kwargs)
+            self._places.forwarded(place, output)
+            return output
+
+        return forward_step
+
+    def _backward_step(self, original: Function) -> Function:
+        output = Argument(original, "output_tensor")
+
+        def backward_step(*args: Any, **kwargs: Any) -> Any:
+            if not self.driver.active:
+                return original(*args, **kwargs)
+            with self.driver.backward(*self._places.backward(output.of(args, kwargs))):
+                return original(*args, **kwargs)
+
+        return backward_step
+
+    def _chunk_of(self, model: object, vp_stage: int | None) -> int:
+        for i, chunk in enumerate(self._chunks):
+            if chunk is model:
+                return i
+        return vp_stage or 0
+
+    def _optimizer_step(self, original: Function) -> Function:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            # One optimizer may be made of several, each of which steps inside.
+            outermost = self._optimizers == 0
+            self._optimizers += 1
+            try:
+                with self.driver.optimizer() if outermost else contextlib.nullcontext():
+                    return original(*args, **kwargs)
+            finally:
+                self._optimizers -= 1
+                self._stepped = True  # or skipped, which ends the iteration all the same
+
+        return step
+
+    def _optimizer_stepped(self, *_: object) -> None:
+        self._stepped = True
+
+    def _unplanned(self, original: Function) -> Function:
+        def unplanned(*args: Any, **kwargs: Any) -> Any:
+            with self._evaluation():
+                return original(*args, **kwargs)
+
+        return unplanned
+
+    @contextlib.contextmanager
+    def _evaluation(self) -> Iterator[None]:
+        self._evaluations += 1
+        try:
+            with self.driver.evaluation():
+                yield
+        finally:
+            self._evaluations -= 1
+
+    # Mixtures of experts
+
+    def _dispatch(self, original: Function) -> Function:
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            if self.driver.active and not self._padded:
+                hooks.enter_dynamic(_SPAN)
+            return original(*args, **kwargs)
+
+        return dispatch
+
+    def _combine(self, original: Function) -> Function:
+        def combine(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            if self.driver.active and not self._padded:
+                hooks.leave_dynamic(_SPAN)
+            return output
+
+        return combine
+
+
+def _import(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _as_list(model: Any) -> list[nn.Module]:
+    if model is None:
+        return []
+    return list(model) if isinstance(model, (list, tuple)) else [model]

@@ -1,0 +1,291 @@
+"""Trains a small model with Megatron's own layers, schedules and optimizer, on the CPU.
+
+In this process, or as a script under torchrun, where each rank writes its result to a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron_cpu import on_cpu
+from packages import folders
+
+import stalloc
+import stalloc.megatron
+
+SEQUENCE = 32
+VOCABULARY = 128
+
+
+@dataclass
+class Settings:
+    """What to train, and under what.
+
+    Attributes:
+        packages: See `packages.folders`.
+        experts: Of each layer; 0 for none.
+        recompute: Whether all layers are recomputed in the backward.
+        stages: Of the pipeline: ranks.
+        chunks: Of the model on each rank; 2 or more train with the interleaved schedule.
+        mode: stalloc's; None does not install it.
+        evaluate: Whether an evaluation runs between two iterations, after every third.
+        distributed_optimizer: Whether Adam's states are those of Megatron's DistributedOptimizer.
+        serve_from: See `stalloc.driver.Driver`.
+        extra: Rank whose pipeline asks for more than the others', in each iteration.
+        dies: Rank that dies in iteration `dies_at`.
+    """
+
+    packages: str = "stable"
+    experts: int = 0
+    recompute: bool = False
+    stages: int = 1
+    chunks: int = 1
+    microbatches: int = 4
+    iterations: int = 9
+    mode: str | None = None
+    folder: str | None = None
+    warmup: int = 2
+    profiled: int = 3
+    serve_from: int = 1
+    evaluate: bool = False
+    distributed_optimizer: bool = False
+    extra: int | None = None
+    dies: int | None = None
+    dies_at: int = 4
+
+
+@dataclass
+class Result:
+    """What came of it: equal for two runs that did the same."""
+
+    losses: list[float] = field(default_factory=list)
+    weights: str = ""
+    stages: list[str] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def assert_same(self, other: Result) -> None:
+        assert self.losses == other.losses
+        assert self.weights == other.weights
+
+
+def train(settings: Settings) -> Result:
+    """Trains in this process, which may be a rank of torchrun's."""
+    torch.set_num_threads(1)
+    with on_cpu(folders(settings.packages)), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", stalloc.StallocWarning)
+        result = _train(settings)
+    result.warnings = [str(w.message) for w in said]
+    return result
+
+
+def _train(settings: Settings) -> Result:
+    run = Run(settings)
+    driver = None
+    if settings.mode is not None:
+        driver = stalloc.megatron.install(
+            settings.mode,
+            settings.folder,
+            warmup=settings.warmup,
+            iterations=settings.profiled,
+            serve_from=settings.serve_from,
+        )
+    result = Result()
+    for iteration in range(settings.iterations):
+        if settings.dies == run.rank and iteration == settings.dies_at:
+            raise RuntimeError(f"rank {run.rank} dies, as it was told to")
+        result.losses += run.iteration(iteration)
+        if settings.evaluate and iteration % 3 == 2:
+            result.losses += run.evaluation(iteration)
+        if driver is not None:
+            result.stages.append(driver.stage.value)
+    result.stats = dict(stalloc.memory_stats())
+    stalloc._core.runtime("cpu").check()
+    stalloc.megatron.uninstall()
+    result.weights = run.weights()
+    torch.distributed.destroy_process_group()
+    return result
+
+
+class Run:
+    """The model, its optimizer and its data."""
+
+    def __init__(self, settings: Settings) -> None:
+        from megatron.core import parallel_state
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        self.settings = settings
+        self.rank = _start_process_group()
+        parallel_state.initialize_model_parallel(
+            1,
+            settings.stages,
+            settings.chunks if settings.chunks > 1 else None,
+        )
+        self.models = _models(settings)
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=1e-3,
+                use_distributed_optimizer=settings.distributed_optimizer,
+            ),
+            self.models,
+        )
+
+    def iteration(self, number: int) -> list[float]:
+        for model in self.models:
+            model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self._schedule(number, forward_only=False)
+        if self.settings.extra == self.rank:
+            for size in range(1, 2 + number % 3):
+                torch.empty(1000 * size)
+        self.optimizer.step()
+        return losses
+
+    def evaluation(self, number: int) -> list[float]:
+        for model in self.models:
+            model.eval()
+        with torch.no_grad():
+            losses = self._schedule(1000 + number, forward_only=True)
+        for model in self.models:
+            model.train()
+        return losses
+
+    def weights(self) -> str:
+        digest = hashlib.sha256()
+        for model in self.models:
+            for parameter in model.parameters():
+                digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _schedule(self, number: int, forward_only: bool) -> list[float]:
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        reported = get_forward_backward_func()(
+            forward_step_func=_forward,
+            data_iterator=[_batches(number) for _ in self.models],
+            model=self.models,
+            num_microbatches=self.settings.microbatches,
+            seq_length=SEQUENCE,
+            micro_batch_size=2,
+            forward_only=forward_only,
+        )
+        return [report["loss"].item() for report in reported]
+
+
+def _start_process_group() -> int:
+    if "RANK" not in os.environ:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    else:
+        torch.distributed.init_process_group("gloo")
+    return torch.distributed.get_rank()
+
+
+def _models(settings: Settings) -> list[torch.nn.Module]:
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    options: dict[str, Any] = {}
+    if settings.experts:
+        options.update(
+            num_moe_experts=settings.experts,
+            add_bias_linear=False,
+            moe_router_topk=2,
+            moe_token_dispatcher_type="allgather",
+            moe_router_load_balancing_type="aux_loss",
+            moe_aux_loss_coeff=1e-2,
+        )
+    if settings.recompute:
+        options.update(
+            recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+        )
+    if settings.chunks > 1:
+        options.update(virtual_pipeline_model_parallel_size=settings.chunks)
+    config = TransformerConfig(
+        num_layers=2 * settings.stages * settings.chunks,
+        hidden_size=64,
+        num_attention_heads=4,
+        pipeline_model_parallel_size=settings.stages,
+        pipeline_dtype=torch.float32,
+        use_cpu_initialization=True,
+        bias_activation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        gradient_accumulation_fusion=False,
+        deallocate_pipeline_outputs=settings.stages > 1,
+        attention_dropout=0.1,
+        hidden_dropout=0.1,
+        **options,
+    )
+    config.finalize_model_grads_func = finalize_model_grads
+    torch.manual_seed(0)
+    models: list[torch.nn.Module] = []
+    for chunk in range(settings.chunks):
+        last = settings.chunks - 1
+        place: dict[str, Any] = {}
+        if settings.chunks > 1:
+            place["vp_stage"] = chunk
+            parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+        model = GPTModel(
+            config,
+            get_gpt_layer_local_spec(num_experts=settings.experts or None, moe_grouped_gemm=False),
+            vocab_size=VOCABULARY,
+            max_sequence_length=SEQUENCE,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=True) and chunk == 0,
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+            and chunk == last,
+            **place,
+        )
+        ddp = DistributedDataParallelConfig(
+            use_distributed_optimizer=settings.distributed_optimizer
+        )
+        models.append(DistributedDataParallel(config, ddp, model))
+    return models
+
+
+def _batches(number: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    while True:
+        # Squared, so that some tokens are much more common than others, and experts with them.
+        yield (VOCABULARY * torch.rand(2, SEQUENCE + 1, generator=generator) ** 2).long()
+
+
+def _forward(
+    batches: Iterator[torch.Tensor], model: torch.nn.Module
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+    tokens = next(batches)
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    positions = torch.arange(SEQUENCE).expand(2, -1)
+    return model(inputs, positions, None, labels=labels), _loss
+
+
+def _loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    loss = output.float().mean()
+    return loss, {"loss": loss.detach().clone()}
+
+
+def main() -> None:
+    settings = Settings(**json.loads(sys.argv[1]))
+    result = train(settings)
+    path = Path(sys.argv[2]) / f"rank{os.environ['RANK']}.result.json"
+    path.write_text(json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    main()
