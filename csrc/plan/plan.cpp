@@ -164,6 +164,16 @@ void check_contexts(const Plan& plan, std::size_t row) {
   }
 }
 
+// Of a group or a persistent request.
+void check_after(const Plan& plan, const auto& r, std::string_view table, std::size_t row) {
+  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
+  if (r.after < kNone || r.after >= decisions ||
+      (r.after != kNone && plan.decisions[r.after].phase != r.phase)) {
+    throw PlanError(named(table, row) + "comes after decision " + std::to_string(r.after) +
+                    ", which is none of its phase");
+  }
+}
+
 void check_groups(const Plan& plan) {
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
     const DynamicGroup& g = plan.groups[i];
@@ -172,12 +182,7 @@ void check_groups(const Plan& plan) {
                       " bytes is negative or no multiple of " + std::to_string(plan.alignment));
     }
     check_lifetime(plan, g, "groups", i);
-    const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
-    if (g.after < kNone || g.after >= decisions ||
-        (g.after != kNone && plan.decisions[g.after].phase != g.phase)) {
-      throw PlanError(named("groups", i) + "comes after decision " + std::to_string(g.after) +
-                      ", which is none of its phase");
-    }
+    check_after(plan, g, "groups", i);
     check_contexts(plan, i);
     check_reusable(plan, i);
     if (i == 0) continue;
@@ -186,6 +191,26 @@ void check_groups(const Plan& plan) {
         std::tie(g.phase, g.after, g.stream)) {
       throw PlanError(named("groups", i) +
                       "out of order: they go by phase, then by decision, then by stream");
+    }
+  }
+}
+
+void check_persistent(const Plan& plan) {
+  for (std::size_t i = 0; i < plan.persistent.size(); ++i) {
+    const PersistentRequest& r = plan.persistent[i];
+    if (r.phase < 0 || r.phase >= static_cast<PhaseIndex>(plan.phases.size())) {
+      throw PlanError(named("persistent", i) + "belongs to phase " + std::to_string(r.phase) +
+                      ", but there are " + std::to_string(plan.phases.size()) + " phases");
+    }
+    if (r.size <= 0 || r.stream < 0) {
+      throw PlanError(named("persistent", i) + "a size of " + std::to_string(r.size) +
+                      " bytes on stream " + std::to_string(r.stream));
+    }
+    check_after(plan, r, "persistent", i);
+    if (i == 0) continue;
+    const PersistentRequest& before = plan.persistent[i - 1];
+    if (std::tie(before.phase, before.after) > std::tie(r.phase, r.after)) {
+      throw PlanError(named("persistent", i) + "out of order: they go by phase, then by decision");
     }
   }
 }
@@ -233,6 +258,27 @@ std::vector<std::int32_t> add_decisions(Plan& plan, const IterationProfile& prof
   return row_of;
 }
 
+void add_persistent(Plan& plan, const IterationProfile& profile,
+                    const std::vector<PhaseIndex>& phase_of) {
+  std::vector<const ProfiledRequest*> requests;
+  for (const ProfiledRequest& r : profile.requests) {
+    if (profile.is_recognisable(r)) requests.push_back(&r);
+  }
+  std::ranges::stable_sort(requests, {},
+                           [](const auto* r) { return std::pair{r->phase_begin, r->lower}; });
+  std::int32_t next = 0;  // the first decision that comes later
+  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
+  for (const ProfiledRequest* r : requests) {
+    const PhaseIndex phase = phase_of[r->phase_begin];
+    while (next < decisions && std::pair{plan.decisions[next].phase, plan.decisions[next].lower} <
+                                   std::pair{phase, r->lower}) {
+      ++next;
+    }
+    const bool first = next == 0 || plan.decisions[next - 1].phase != phase;
+    plan.persistent.push_back({phase, first ? kNone : next - 1, r->size, r->stream});
+  }
+}
+
 // The groups, without offsets and reusable space.
 void add_groups(Plan& plan, const IterationProfile& profile,
                 const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of,
@@ -278,6 +324,7 @@ void Plan::check() const {
   check_phases(*this);
   check_decisions(*this);
   check_groups(*this);
+  check_persistent(*this);
   if (headroom < 0) throw PlanError("headroom: " + std::to_string(headroom) + " per cent");
   const Problem problem = problem_of(*this);
   problem.check();
@@ -320,6 +367,7 @@ Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
   std::vector<PhaseIndex> phase_of;
   std::tie(plan.phases, phase_of) = planned_phases(profile);
   const std::vector<std::int32_t> row_of = add_decisions(plan, profile, phase_of);
+  add_persistent(plan, profile, phase_of);
   if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);
 
   const Problem problem = problem_of(plan);

@@ -59,6 +59,16 @@ struct DynamicGroup {
   std::vector<AddressRange> reusable;
 };
 
+// A request that comes back in every iteration and outlives the next one: a loss that the loop
+// keeps, a state that the optimizer makes anew. It has no address in the plan; the runtime has to
+// know it all the same, or it would take it for a decision of its size.
+struct PersistentRequest {
+  PhaseIndex phase = kNone;    // index into Plan::phases
+  std::int32_t after = kNone;  // as DynamicGroup's
+  Bytes size = 0;              // as asked
+  StreamId stream = 0;
+};
+
 struct Plan {
   std::map<std::string, std::string> info;  // what was profiled: "device", "torch", "model", ...
   std::string fingerprint;                  // of the trace it came from
@@ -72,7 +82,8 @@ struct Plan {
   std::vector<ProfiledPhase> phases;  // the planned ones, in order of their beginning
   std::vector<Decision> decisions;    // by phase, then by lower
   std::vector<DynamicGroup> groups;   // by phase, after and stream, what fits no context first
-  std::vector<std::string> dynamic;   // patterns of the modules whose requests are dynamic
+  std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
+  std::vector<std::string> dynamic;           // patterns of the modules whose requests are dynamic
   // The regions' head room over what the profile needed: in per cent, what it adds to the bound,
   // and how much less fell back at the peak when iterations were replayed against each other.
   std::int32_t headroom = 0;

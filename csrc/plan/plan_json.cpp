@@ -70,6 +70,30 @@ void write_groups(JsonWriter& out, const std::vector<DynamicGroup>& rows) {
   numbers("stream", &DynamicGroup::stream);
 }
 
+std::vector<JsonReader::Column<PersistentRequest>> persistent_columns(JsonReader& in) {
+  const auto number = [&in](auto PersistentRequest::* member) {
+    return [&in, member](PersistentRequest& r, Value v) {
+      r.*member = in.integer<std::remove_reference_t<decltype(r.*member)>>(v);
+    };
+  };
+  return {
+      {"phase", number(&PersistentRequest::phase)},
+      {"after", number(&PersistentRequest::after)},
+      {"size", number(&PersistentRequest::size)},
+      {"stream", number(&PersistentRequest::stream)},
+  };
+}
+
+void write_persistent(JsonWriter& out, const std::vector<PersistentRequest>& rows) {
+  const auto numbers = [&](std::string_view name, auto PersistentRequest::* member) {
+    out.column(name, rows, [&](const PersistentRequest& r) { out.value(r.*member); });
+  };
+  numbers("phase", &PersistentRequest::phase);
+  numbers("after", &PersistentRequest::after);
+  numbers("size", &PersistentRequest::size);
+  numbers("stream", &PersistentRequest::stream);
+}
+
 std::vector<JsonReader::Column<ReusableRow>> reusable_columns(JsonReader& in) {
   return {
       {"group", [&in](ReusableRow& r, Value v) { r.group = in.integer<std::int32_t>(v); }},
@@ -149,6 +173,10 @@ std::string to_json(const Plan& plan) {
   out.begin_object();
   write_groups(out, plan.groups);
   out.end_object();
+  out.key("persistent");
+  out.begin_object();
+  write_persistent(out, plan.persistent);
+  out.end_object();
   out.key("contexts");
   out.begin_object();
   write_contexts(out, context_rows(plan));
@@ -195,6 +223,10 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"decisions",
            [&](Value v) { plan.decisions = in.table<Decision>(v, decision_columns(in)); }},
           {"groups", [&](Value v) { plan.groups = in.table<DynamicGroup>(v, group_columns(in)); }},
+          {"persistent",
+           [&](Value v) {
+             plan.persistent = in.table<PersistentRequest>(v, persistent_columns(in));
+           }},
           {"contexts", [&](Value v) { contexts = in.table<ContextRow>(v, context_columns(in)); }},
           {"reusable", [&](Value v) { reusable = in.table<ReusableRow>(v, reusable_columns(in)); }},
       });

@@ -19,26 +19,11 @@ constexpr std::int32_t kPatience = 3;
 
 }  // namespace
 
-Matcher::Matcher(const Plan& plan)
-    : shapes_(plan.decisions.size()),
-      taken_(plan.decisions.size(), 0),
-      phases_(plan.phases.size()) {
-  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
-    shapes_[i] = {plan.decisions[i].size, plan.decisions[i].stream};
-  }
-  std::int32_t next = 0;
-  const auto count = static_cast<std::int32_t>(plan.decisions.size());
-  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-    phases_[p].begin = next;
-    while (next < count &&
-           plan.decisions[static_cast<std::size_t>(next)].phase == static_cast<PhaseIndex>(p)) {
-      ++next;
-    }
-    phases_[p].end = next;
-    index_.emplace(plan.phases[p].key, static_cast<PhaseIndex>(p));
-  }
+Matcher::Matcher(const Plan& plan) : phases_(plan.phases.size()) {
+  add_items(plan);
   add_places(plan);
-  by_shape_.resize(plan.decisions.size());
+  taken_.resize(shapes_.size(), 0);
+  by_shape_.resize(shapes_.size());
   std::iota(by_shape_.begin(), by_shape_.end(), 0);
   for (const Phase& p : phases_) {
     std::sort(by_shape_.begin() + p.begin, by_shape_.begin() + p.end,
@@ -48,6 +33,41 @@ Matcher::Matcher(const Plan& plan)
                 return x != y ? x < y : a < b;
               });
   }
+}
+
+void Matcher::add_items(const Plan& plan) {
+  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
+  shapes_.reserve(plan.decisions.size() + plan.persistent.size());
+  decision_.reserve(plan.decisions.size() + plan.persistent.size());
+  item_.reserve(plan.decisions.size());
+  auto next = plan.persistent.begin();
+  const auto add_persistent_after = [&](PhaseIndex phase, std::int32_t after) {
+    for (; next != plan.persistent.end() && next->phase == phase && next->after == after; ++next) {
+      shapes_.push_back({next->size, next->stream});
+      decision_.push_back(kNone);
+    }
+  };
+  std::int32_t d = 0;
+  for (PhaseIndex p = 0; p < static_cast<PhaseIndex>(phases_.size()); ++p) {
+    Phase& phase = phases_[static_cast<std::size_t>(p)];
+    phase.begin = static_cast<std::int32_t>(shapes_.size());
+    add_persistent_after(p, kNone);
+    for (; d < decisions && plan.decisions[static_cast<std::size_t>(d)].phase == p; ++d) {
+      item_.push_back(static_cast<std::int32_t>(shapes_.size()));
+      shapes_.push_back({plan.decisions[static_cast<std::size_t>(d)].size,
+                         plan.decisions[static_cast<std::size_t>(d)].stream});
+      decision_.push_back(d);
+      add_persistent_after(p, d);
+    }
+    phase.end = static_cast<std::int32_t>(shapes_.size());
+    index_.emplace(plan.phases[static_cast<std::size_t>(p)].key, p);
+  }
+}
+
+Matcher::Match Matcher::match_of(std::int32_t item) const {
+  if (item == kNone) return {};
+  const std::int32_t decision = decision_[static_cast<std::size_t>(item)];
+  return {.decision = decision, .group = kNone, .persistent = decision == kNone};
 }
 
 void Matcher::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
@@ -90,28 +110,28 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   while (!departed_ && head_ < end_ && !is_free(head_)) ++head_;
   if (!departed_ && head_ < end_ && shapes_[static_cast<std::size_t>(head_)] == shape) {
     ++asked_;
-    return {.decision = take(head_)};
+    return match_of(take(head_));
   }
   // Where dynamic requests are expected, a decision that was passed over is not: one of a common
   // size would be taken for it.
   if (place != kNone) {
     const std::int32_t far = match_far(shape, kSureAmongDynamic);
-    return far == kNone ? Match{.group = group_of(place, size)} : Match{.decision = far};
+    return far == kNone ? Match{.group = group_of(place, size)} : match_of(far);
   }
   ++asked_;
   departed_ = departed_ || !phases_[static_cast<std::size_t>(phase_)].trusted;
   if (departed_) return {};
   const std::int32_t near = match_near(shape);
-  return {.decision = near == kNone ? match_far(shape, 1) : near};
+  return match_of(near == kNone ? match_far(shape, 1) : near);
 }
 
 void Matcher::add_places(const Plan& plan) {
-  place_at_.assign(plan.decisions.size() + plan.phases.size(), kNone);
+  place_at_.assign(shapes_.size() + plan.phases.size(), kNone);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const DynamicGroup& group = plan.groups[g];
     const std::int32_t head = group.after == kNone
                                   ? phases_[static_cast<std::size_t>(group.phase)].begin
-                                  : group.after + 1;
+                                  : item_[static_cast<std::size_t>(group.after)] + 1;
     const auto at = static_cast<std::size_t>(head + group.phase);
     if (places_.empty() || places_.back().at != at || places_.back().stream != group.stream) {
       if (place_at_[at] == kNone) place_at_[at] = static_cast<std::int32_t>(places_.size());
@@ -133,6 +153,15 @@ void Matcher::add_places(const Plan& plan) {
       }
     }
   }
+  // A persistent request does not end the place it comes in.
+  for (std::size_t p = 0; p < phases_.size(); ++p) {
+    for (std::int32_t i = phases_[p].begin; i < phases_[p].end; ++i) {
+      const auto at = static_cast<std::size_t>(i) + p;
+      if (decision_[static_cast<std::size_t>(i)] == kNone && place_at_[at + 1] == kNone) {
+        place_at_[at + 1] = place_at_[at];
+      }
+    }
+  }
   for (DynamicPlace& place : places_) {
     std::ranges::sort(place.contexts);
     std::ranges::sort(place.recurring);
@@ -143,9 +172,10 @@ std::int32_t Matcher::place_here(StreamId stream) const {
   const auto at = static_cast<std::size_t>(head_ + phase_);
   std::int32_t p = place_at_[at];
   if (p == kNone) return kNone;
+  const std::size_t first = places_[static_cast<std::size_t>(p)].at;
   for (; static_cast<std::size_t>(p) < places_.size(); ++p) {
     const DynamicPlace& place = places_[static_cast<std::size_t>(p)];
-    if (place.at != at) return kNone;
+    if (place.at != first) return kNone;
     if (place.stream == stream) return p;
   }
   return kNone;

@@ -32,6 +32,11 @@
 // place has several groups, the request's context tells which (trace/roles.h): the longest context
 // known, and the first group if none is.
 //
+// Note [Persistent requests]
+// What comes back in every iteration and outlives the next has no decision, and a place in the
+// order all the same: the cursor runs over items, which are decisions and persistent requests as
+// they come, so that a loss that the loop keeps is not taken for the next decision of its size.
+//
 // Nothing here decides about safety: any decision handed out is checked by the static pool.
 //
 // Cost: O(1) in step, O(window) near a departure, O(log n) past the window. Allocates nothing after
@@ -50,10 +55,12 @@ namespace stalloc {
 
 class Matcher {
  public:
-  // What a request is: a decision of the plan, one of a group of dynamic requests, or neither.
+  // What a request is: a decision of the plan, one of a group of dynamic requests, a persistent one
+  // that the plan knows, or none of these.
   struct Match {
     std::int32_t decision = kNone;  // index into Plan::decisions
     std::int32_t group = kNone;     // index into Plan::groups
+    bool persistent = false;
   };
 
   explicit Matcher(const Plan& plan);
@@ -85,7 +92,7 @@ class Matcher {
     auto operator<=>(const Shape&) const = default;
   };
   struct Phase {
-    std::int32_t begin = 0;  // range in Plan::decisions
+    std::int32_t begin = 0;  // range of items
     std::int32_t end = 0;
     std::int32_t turns = 0;       // it has been run through
     std::int32_t last_asked = 0;  // requests of the turn before
@@ -96,7 +103,9 @@ class Matcher {
   bool fits(std::int32_t i, const Shape& s) const {
     return shapes_[static_cast<std::size_t>(i)] == s && is_free(i);
   }
+  void add_items(const Plan& plan);
   void add_places(const Plan& plan);
+  Match match_of(std::int32_t item) const;
   void leave_phase();
   std::int32_t take(std::int32_t i);
   std::int32_t match_near(const Shape& shape);
@@ -106,12 +115,14 @@ class Matcher {
   // The first decision of the phase from `from` on that fits; kNone if there is none.
   std::int32_t find_from(std::int32_t from, const Shape& shape) const;
 
-  std::vector<Shape> shapes_;           // by decision
-  std::vector<std::uint32_t> taken_;    // by decision: the turn in which it was last taken
-  std::vector<std::int32_t> by_shape_;  // decisions of each phase, ordered by (shape, index)
+  std::vector<Shape> shapes_;           // by item
+  std::vector<std::int32_t> decision_;  // by item; kNone for a persistent request
+  std::vector<std::int32_t> item_;      // by decision
+  std::vector<std::uint32_t> taken_;    // by item: the turn in which it was last taken
+  std::vector<std::int32_t> by_shape_;  // items of each phase, ordered by (shape, index)
   std::vector<Phase> phases_;
   struct DynamicPlace {  // of one stream
-    std::size_t at = 0;  // phase + head: a phase of n decisions has n + 1 places
+    std::size_t at = 0;  // phase + head: a phase of n items has n + 1 places
     StreamId stream = 0;
     std::int32_t first_group = kNone;
     std::int32_t small_group = kNone;      // kNone: small requests are like all others

@@ -17,8 +17,6 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
     p = unplanned_depth_ > 0
             ? allocate_idle(size, stream)
             : allocate_planned(size, stream, dynamic_depth_ > 0 || is_dynamic(node));
-    // What is small shares a segment or two of the fallback; here it might be in a large one's way.
-    if (!p && size >= kSmallRequest && active_->matcher.in_step()) p = allocate_idle(size, stream);
   }
   if (!p) p = allocate_fallback(size, stream);
   return p ? count(size, p) : nullptr;
@@ -49,9 +47,14 @@ void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream) {
 }
 
 void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynamic) {
-  const auto [decision, group] = active_->matcher.match(size, stream, dynamic);
+  const auto [decision, group, persistent] = active_->matcher.match(size, stream, dynamic);
   if (dynamic || group != kNone) return allocate_dynamic(group, size, stream);
-  if (decision == kNone) return nullptr;
+  if (persistent) return nullptr;
+  if (decision == kNone) {
+    // What is small shares a segment or two of the fallback; here it might be in a large one's way.
+    const bool helps = size >= kSmallRequest && active_->matcher.in_step();
+    return helps ? allocate_idle(size, stream) : nullptr;
+  }
   const Offset offset = active_->space.place(decision);
   if (offset == kUnplaced) {
     ++stats_.conflicts;

@@ -199,9 +199,22 @@ std::string_view to_string(LifetimeClass c) {
   return kLifetimeClasses.at(static_cast<std::size_t>(c));
 }
 
+namespace {
+
+// At a place where the runtime can follow it.
+bool recurs(const IterationProfile& profile, const ProfiledRequest& r) {
+  return !r.dynamic && r.thread == 0 &&
+         profile.phases[r.phase_begin].key.kind != PhaseKind::kUnplanned;
+}
+
+}  // namespace
+
 bool IterationProfile::is_plannable(const ProfiledRequest& r) const {
-  return !r.dynamic && r.thread == 0 && r.lifetime != LifetimeClass::kPersistent &&
-         phases[r.phase_begin].key.kind != PhaseKind::kUnplanned;
+  return recurs(*this, r) && r.lifetime != LifetimeClass::kPersistent;
+}
+
+bool IterationProfile::is_recognisable(const ProfiledRequest& r) const {
+  return recurs(*this, r) && r.lifetime == LifetimeClass::kPersistent;
 }
 
 IterationProfile profile_iteration(const Trace& trace) {

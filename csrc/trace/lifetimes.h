@@ -105,6 +105,8 @@ struct IterationProfile {
   // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase, and
   // of the training thread, whose requests alone come in an order that can be followed.
   bool is_plannable(const ProfiledRequest& r) const;
+  // Persistent ones that come as reliably; they have no address in a plan, and a place.
+  bool is_recognisable(const ProfiledRequest& r) const;
 };
 
 // Throws TraceError when the trace fails check() or holds no complete iteration. One alone

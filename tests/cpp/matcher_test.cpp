@@ -50,6 +50,71 @@ std::vector<int> upto(int n) {
   return result;
 }
 
+// The same with persistent requests: lower-case letters.
+Plan letters_with_persistent(const std::vector<std::string>& phases) {
+  std::vector<std::string> planned;
+  std::vector<PersistentRequest> persistent;
+  std::int32_t decisions = 0;
+  for (const std::string& phase : phases) {
+    const auto p = static_cast<PhaseIndex>(planned.size());
+    const std::int32_t begin = decisions;
+    planned.emplace_back();
+    for (const char c : phase) {
+      if (c < 'a') {
+        planned.back() += c;
+        ++decisions;
+      } else {
+        persistent.push_back({p, decisions == begin ? kNone : decisions - 1, c - 'a' + 1, 0});
+      }
+    }
+  }
+  Plan plan = letters(planned);
+  plan.persistent = persistent;
+  plan.check();
+  return plan;
+}
+
+TEST(Matcher, APersistentRequestIsNotTakenForADecisionOfItsSize) {
+  // A loss that is kept (a) comes before temporaries of its size; so in each phase.
+  Matcher m(letters_with_persistent({"BaAAC", "aAa", "b"}));
+  for (int turn = 0; turn < 3; ++turn) {
+    EXPECT_EQ(run(m, "BAAAC"), (std::vector<int>{0, kNone, 1, 2, 3}));
+    EXPECT_EQ(run(m, "AAA", 1), (std::vector<int>{kNone, 4, kNone}));
+    EXPECT_EQ(run(m, "B", 2), (std::vector<int>{kNone}));
+    m.end_iteration();
+  }
+  m.enter_phase(PhaseKind::kForward, 0, 0);
+  EXPECT_FALSE(m.match(2, 0).persistent);
+  EXPECT_TRUE(m.match(1, 0).persistent);
+  EXPECT_FALSE(m.match(1, 0).persistent);
+  EXPECT_FALSE(m.match(9, 0).persistent) << "what the plan does not know is nothing";
+}
+
+TEST(Matcher, FindsItsWayRoundAMissingPersistentRequest) {
+  Matcher m(letters_with_persistent({"BcDEF"}));
+  run(m, "BCDEF");
+  m.end_iteration();
+  EXPECT_EQ(run(m, "BDEF"), upto(4));
+  m.end_iteration();
+  EXPECT_EQ(run(m, "BCDEF"), (std::vector<int>{0, kNone, 1, 2, 3}));
+}
+
+TEST(Matcher, DynamicRequestsComeBeforeAndAfterAPersistentOne) {
+  Plan plan = letters_with_persistent({"AbC"});
+  plan.groups.push_back(
+      {.phase = 0, .after = 0, .upper = 1, .phase_end = 0, .contexts = {}, .reusable = {}});
+  Matcher m(plan);
+  for (int turn = 0; turn < 3; ++turn) {
+    m.enter_phase(PhaseKind::kForward, 0, 0);
+    EXPECT_EQ(m.match(1, 0).decision, 0);
+    EXPECT_EQ(m.match(50, 0).group, 0);
+    EXPECT_TRUE(m.match(2, 0).persistent);
+    EXPECT_EQ(m.match(60, 0).group, 0);
+    EXPECT_EQ(m.match(3, 0).decision, 1);
+    m.end_iteration();
+  }
+}
+
 TEST(Matcher, FollowsThePlanTurnAfterTurn) {
   Matcher m(letters({"ABAC", "BB"}));
   for (int turn = 0; turn < 3; ++turn) {

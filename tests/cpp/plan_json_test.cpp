@@ -109,6 +109,38 @@ TEST(PlanJson, ReadsBackGroups) {
   EXPECT_EQ(group.reusable[0].end, plan.groups[0].reusable[0].end);
 }
 
+TEST(PlanJson, ReadsBackPersistentRequests) {
+  TraceBuilder t;
+  std::vector<int> kept;
+  for (int i = 0; i < 4; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(600);
+    const auto loss = t.alloc(4);
+    t.free(t.alloc(4));
+    t.free(a);
+    if (i >= 2) t.free(kept[static_cast<std::size_t>(i) - 2]);
+    kept.push_back(loss);
+    t.step();
+  }
+  const Plan plan = make_plan(profile_iteration(t.finish()), {});
+  ASSERT_EQ(plan.persistent.size(), 1u);
+  const std::string text = to_json(plan);
+  const Plan again = plan_from_json(text, "");
+  EXPECT_EQ(to_json(again), text);
+  ASSERT_EQ(again.persistent.size(), 1u);
+  EXPECT_EQ(again.persistent[0].phase, plan.persistent[0].phase);
+  EXPECT_EQ(again.persistent[0].after, 0);
+  EXPECT_EQ(again.persistent[0].size, 4);
+  EXPECT_EQ(again.persistent[0].stream, 0);
+  const auto refuses = [&](const char* column, const char* value, const char* what) {
+    EXPECT_PRED_FORMAT2(IsSubstring, std::string("plan.json: persistent, row 0: ") + what,
+                        complaint(with_column(text, "persistent", column, value)));
+  };
+  refuses("phase", "[9]", "belongs to phase 9");
+  refuses("after", "[9]", "comes after decision 9");
+  refuses("size", "[0]", "a size of 0");
+}
+
 TEST(PlanJson, RefusesGroupsThatCannotBe) {
   const std::string text = to_json(plan_with_group());
   EXPECT_PRED_FORMAT2(IsSubstring, "plan.json: groups, row 0: comes after decision 7",

@@ -93,6 +93,36 @@ def test_a_fresh_run_is_served_as_soon_as_it_has_warmed_up() -> None:
     assert_same(plain, fresh)
 
 
+@isolated
+def test_what_the_loop_keeps_is_not_given_a_planned_address() -> None:
+    plain, planned = twins()
+
+    def step(t: Trainer, kept: list[torch.Tensor]) -> None:
+        for i in range(t.microbatches):
+            loss = loss_of(t.model, tokens(t.steps, i))
+            loss.backward()
+            t.losses.append(loss.item())
+            kept.append(loss.detach())  # of the size of many temporaries
+        t.finish()
+        del kept[: -2 * t.microbatches]
+
+    losses: list[torch.Tensor] = []
+    for _ in range(10):
+        step(plain, losses)
+    kept: list[torch.Tensor] = []
+    with stalloc.profile(planned.model) as prof:
+        for _ in range(4):
+            step(planned, kept)
+    stalloc.enable(prof.plan())
+    for _ in range(6):
+        step(planned, kept)
+        check()
+    stats = stalloc.memory_stats()
+    assert stats["hit_rate"] == 1.0
+    assert stats["conflicts"] == stats["strays"] == 0
+    assert_same(plain, planned)
+
+
 # What a run may do that its profile did not. Each is done twice, with ordinary steps around it.
 
 
