@@ -1,0 +1,116 @@
+"""What callbacks have in common: a driver for each run, and classes made when they are needed.
+
+A callback has to be of a class of its framework, which its module must not import: the class is
+made, once, when somebody asks the module for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import weakref
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from stalloc._frameworks.options import Options
+from stalloc.driver import Driver, Model
+from stalloc.ranks import Layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# The callback whose driver is at work, and the run that it is at work in: one a process.
+_leader: tuple[weakref.ref[object], Callback] | None = None
+
+
+class Callback:
+    """Profiles, plans and serves whatever run it is a callback of.
+
+    Args:
+        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
+            `stalloc.driver.Driver`.
+        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
+        **options: See `stalloc.driver.Driver`.
+
+    Raises:
+        ValueError: As for `stalloc.driver.Driver`.
+    """
+
+    _package = ""
+
+    def __init__(
+        self,
+        mode: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self._mode = mode
+        self._folder = folder
+        self._options = options
+        self._scopes = contextlib.ExitStack()
+        self._driver = self._make({})
+
+    @property
+    def driver(self) -> Driver:
+        """Of the run that is going on, or was the last."""
+        return self._driver
+
+    def finish(self) -> None:
+        """Ends the profile or plan at once; the run goes on without. Runs end so by themselves."""
+        global _leader
+        if _leader is not None and _leader[1] is self:
+            _leader = None
+        self._scopes.close()
+        self._driver.finish()
+
+    def _start(self, run: object, layout: Layout, model: Model | None) -> bool:
+        """A run begins; False for a second callback of it, which is to do nothing."""
+        global _leader
+        if _leader is not None:
+            at_work, leader = _leader
+            if at_work() is run and leader is not self:
+                self._driver = Driver("off")
+                return False
+            leader.finish()  # what an exception has left behind
+        _leader = (weakref.ref(run), self)
+        self._driver = self._make(layout)
+        self._driver.begin_iteration(model)
+        return True
+
+    def _next_iteration(self, model: Model | None) -> None:
+        self._scopes.close()
+        self._driver.end_iteration()
+        self._driver.begin_iteration(model)
+
+    def _pause(self) -> None:
+        """Begins what does not repeat: evaluation, checkpointing."""
+        self._scopes.close()
+        self._scopes.enter_context(self._driver.evaluation())
+
+    def _make(self, layout: Layout) -> Driver:
+        return Driver(
+            self._mode,
+            self._folder,
+            layout=layout,
+            framework=f"{self._package} {version(self._package)}".strip(),
+            **self._options,
+        )
+
+
+@functools.cache
+def derive(events: type, base: type) -> Any:
+    """The class that has the methods of the one and is of the kind of the other.
+
+    It is called StallocCallback, and is found under that name in the module of `events`.
+    """
+    namespace = {"__module__": events.__module__, "__doc__": events.__doc__}
+    return type("StallocCallback", (events, base), namespace)
+
+
+def version(package: str) -> str:
+    """That of a package; empty where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,85 @@
+"""What the integrations that are installed into an object have in common.
+
+One is at work in a process at a time, as there is one plan in force at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from stalloc._frameworks.methods import Function, Methods
+from stalloc.driver import Driver, Model
+
+
+class Integration:
+    """A driver, and the methods that were wrapped to tell it.
+
+    Args:
+        target: What it is installed into.
+        driver: What it tells.
+    """
+
+    def __init__(self, target: object, driver: Driver) -> None:
+        self.target = target
+        self.driver = driver
+        self.methods = Methods()
+        self.evaluations = 0
+
+    def next_iteration(self, model: Model | None) -> None:
+        """One ends and another begins."""
+        self.driver.end_iteration()
+        self.driver.begin_iteration(model)
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """What does not repeat."""
+        self.evaluations += 1
+        try:
+            with self.driver.evaluation():
+                yield
+        finally:
+            self.evaluations -= 1
+
+    def unplanned(self, original: Function) -> Function:
+        """Wraps a method in `evaluation`."""
+
+        def unplanned(*args: Any, **kwargs: Any) -> Any:
+            with self.evaluation():
+                return original(*args, **kwargs)
+
+        return unplanned
+
+    def uninstall(self) -> None:
+        """Puts the methods back, and ends the driver's profile or plan."""
+        self.methods.undo()
+        self.driver.finish()
+
+
+_installed: Integration | None = None
+
+
+def installed(kind: type[Integration], target: object) -> Driver | None:
+    """The driver of what is installed in this very target; what is in another one is taken out."""
+    if _installed is None:
+        return None
+    if type(_installed) is kind and _installed.target is target:
+        return _installed.driver
+    uninstall()
+    return None
+
+
+def install(integration: Integration) -> Driver:
+    """Remembers what was installed, for `uninstall`; returns its driver."""
+    global _installed
+    _installed = integration
+    return integration.driver
+
+
+def uninstall() -> None:
+    """Takes out what is installed; nothing if nothing is."""
+    global _installed
+    integration, _installed = _installed, None
+    if integration is not None:
+        integration.uninstall()

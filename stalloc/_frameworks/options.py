@@ -1,0 +1,28 @@
+"""What every integration passes on to its driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypedDict
+
+import torch
+
+
+class Options(TypedDict, total=False):
+    """Arguments of `stalloc.driver.Driver`.
+
+    Attributes:
+        warmup: Iterations to let pass before profiling.
+        iterations: Iterations to profile.
+        device: As for `stalloc.profile`.
+        dynamic: As for `stalloc.profile`.
+        time_limit: Seconds to look for a better plan than the first one.
+        strict: Whether what goes wrong is raised, instead of ending in a warning.
+    """
+
+    warmup: int
+    iterations: int
+    device: torch.device | str | None
+    dynamic: Iterable[str | type] | None
+    time_limit: float
+    strict: bool

@@ -1,0 +1,122 @@
+"""Accelerate: one call profiles, plans and serves a loop of one's own.
+
+    import stalloc.integrations.accelerate
+
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    stalloc.integrations.accelerate.install(accelerator)
+
+The loop stays as it is. An iteration ends when the gradients are zeroed after the optimizer has
+really stepped, that is, after the last microbatch that it accumulates, even if a gradient scaler
+skips that step; where they never are, with the step. With several optimizers, the one that steps
+first closes it. Microbatches, forward and backward the model's own hooks find, and evaluation is
+what runs with gradients off. Saved and loaded states are unplanned.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from stalloc._frameworks import installed
+from stalloc._frameworks.callback import version
+from stalloc._frameworks.installed import Integration
+from stalloc._frameworks.methods import Function
+from stalloc._hooks.iterations import IterationCounter
+from stalloc.driver import Driver, Model
+from stalloc.errors import StallocError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from stalloc._frameworks.options import Options
+
+__all__ = ["install", "uninstall"]
+
+_UNPLANNED = ("save_state", "load_state", "save_model")
+
+uninstall = installed.uninstall
+
+
+def install(
+    accelerator: Any,
+    mode: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    model: Model | None = None,
+    **options: Unpack[Options],
+) -> Driver:
+    """Follows the optimizers that the accelerator has prepared; once, if called again.
+
+    Args:
+        accelerator: Its `prepare` has been called.
+        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
+            `stalloc.driver.Driver`.
+        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
+        model: What is trained; None takes the model that was prepared, if it is the only one.
+        **options: See `stalloc.driver.Driver`.
+
+    Raises:
+        StallocError: No optimizer has been prepared.
+        ValueError: As for `stalloc.driver.Driver`.
+    """
+    if (driver := installed.installed(_Loop, accelerator)) is not None:
+        return driver
+    if not accelerator._optimizers:
+        raise StallocError(
+            "the accelerator has prepared no optimizer: call install(accelerator) after "
+            "accelerator.prepare(model, optimizer, ...)"
+        )
+    models = accelerator._models
+    layout = {"dp": accelerator.num_processes, "mb": accelerator.gradient_accumulation_steps}
+    driver = Driver(
+        mode, folder, layout=layout, framework=f"accelerate {version('accelerate')}", **options
+    )
+    loop = _Loop(accelerator, driver)
+    loop.follow(accelerator, model or (models[0] if len(models) == 1 else None))
+    return installed.install(loop)
+
+
+class _Loop(Integration):
+    """A loop that steps prepared optimizers."""
+
+    def follow(self, accelerator: Any, model: Model | None) -> None:
+        self._model = model
+        self._counter = IterationCounter()
+        self._is_over = False
+        self._zeroes = True
+        for optimizer in accelerator._optimizers:
+            self._follow(optimizer)
+        for name in _UNPLANNED:
+            self.methods.wrap(accelerator, name, self.unplanned)
+        self.driver.begin_iteration(model)
+
+    def _follow(self, optimizer: Any) -> None:
+        def wrap_step(original: Function) -> Function:
+            def step(*args: Any, **kwargs: Any) -> Any:
+                if self._is_over:  # since the last step: nobody has zeroed any gradients
+                    self._zeroes = False
+                result = original(*args, **kwargs)
+                if optimizer.gradient_state.sync_gradients and self._counter.ends_with(optimizer):
+                    self._is_over = True
+                    if not self._zeroes:
+                        self._end()
+                return result
+
+            return step
+
+        self.methods.wrap(optimizer, "step", wrap_step)
+        self.methods.wrap(optimizer, "zero_grad", self._wrap_zero_grad)
+
+    def _wrap_zero_grad(self, original: Function) -> Function:
+        def zero_grad(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self._is_over:
+                self._zeroes = True
+                self._end()
+            return result
+
+        return zero_grad
+
+    def _end(self) -> None:
+        self._is_over = False
+        self.next_iteration(self._model)

@@ -1,0 +1,95 @@
+"""torch.distributed.pipelining: one call profiles, plans and serves a pipeline.
+
+    import stalloc.integrations.pipelining
+
+    schedule = ScheduleInterleaved1F1B(stages, n_microbatches, loss_fn)
+    stalloc.integrations.pipelining.install(schedule)
+
+Any schedule, of one stage a rank or several. An iteration begins with the first `schedule.step`
+after the optimizer has stepped; further ones before the next step accumulate gradients.
+`schedule.eval` is unplanned.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from stalloc._frameworks import installed
+from stalloc._frameworks.callback import version
+from stalloc._frameworks.installed import Integration
+from stalloc._frameworks.methods import Function
+from stalloc._frameworks.stages import Stages, chunks_of
+from stalloc.driver import Driver
+from stalloc.ranks import world_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from stalloc._frameworks.options import Options
+
+__all__ = ["install", "uninstall"]
+
+uninstall = installed.uninstall
+
+
+def install(
+    schedule: Any,
+    mode: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    **options: Unpack[Options],
+) -> Driver:
+    """Follows a schedule; once, if called again.
+
+    Args:
+        schedule: Of torch.distributed.pipelining.
+        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
+            `stalloc.driver.Driver`.
+        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
+        **options: See `stalloc.driver.Driver`.
+
+    Raises:
+        ValueError: As for `stalloc.driver.Driver`.
+    """
+    if (driver := installed.installed(_Pipeline, schedule)) is not None:
+        return driver
+    chunks = len(chunks_of(schedule))
+    layout = {"world": world_size(), "vp": chunks, "mb": int(schedule._n_microbatches)}
+    driver = Driver(mode, folder, layout=layout, framework=f"torch {version('torch')}", **options)
+    pipeline = _Pipeline(schedule, driver)
+    pipeline.follow(schedule)
+    return installed.install(pipeline)
+
+
+class _Pipeline(Integration):
+    """A loop that steps a schedule."""
+
+    def follow(self, schedule: Any) -> None:
+        self._schedule = schedule
+        self._stages = Stages(self.driver, self.methods)
+        self._stages.follow(schedule)
+        self._stepped = False
+        self.methods.wrap(schedule, "eval", self.unplanned)
+        self.methods.wrap(schedule, "step", self._wrap_step)
+        self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
+
+    def uninstall(self) -> None:
+        self._handle.remove()
+        super().uninstall()
+
+    def _wrap_step(self, original: Function) -> Function:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if not self.evaluations:
+                continues = self.driver.in_iteration and not self._stepped
+                self._stages.begin(self._schedule, continues)
+                if not continues:
+                    self._stepped = False
+                    self.next_iteration(chunks_of(self._schedule))
+            return original(*args, **kwargs)
+
+        return step
+
+    def _optimizer_stepped(self, *_: object) -> None:
+        self._stepped = True
