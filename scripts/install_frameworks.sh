@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs requirements/frameworks.txt, each section into a folder of its own in the virtual
-# environment: frameworks/stable and frameworks/newest. Costs milliseconds when nothing has changed.
+# environment: frameworks/stable and so on. Costs milliseconds when nothing has changed.
 #
 # Usage: scripts/install_frameworks.sh VENV
 set -euo pipefail
@@ -14,7 +14,7 @@ if cmp -s "$marker" "$requirements"; then
   exit 0
 fi
 rm -f "$marker"
-for section in stable newest; do
+for section in stable newest trainers; do
   folder=$venv/frameworks/$section
   rm -rf "$folder"
   mkdir -p "$folder"

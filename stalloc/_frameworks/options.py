@@ -14,6 +14,7 @@ class Options(TypedDict, total=False):
     Attributes:
         warmup: Iterations to let pass before profiling.
         iterations: Iterations to profile.
+        serve_from: The iteration, counted from 0, that a plan from a file is first used in.
         device: As for `stalloc.profile`.
         dynamic: As for `stalloc.profile`.
         time_limit: Seconds to look for a better plan than the first one.
@@ -22,6 +23,7 @@ class Options(TypedDict, total=False):
 
     warmup: int
     iterations: int
+    serve_from: int
     device: torch.device | str | None
     dynamic: Iterable[str | type] | None
     time_limit: float

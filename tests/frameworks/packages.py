@@ -1,7 +1,8 @@
 """Where `make test-frameworks` puts the frameworks, apart from the environment of all other tests.
 
-A framework is imported in processes of its own, from one of two folders: `stable` has what
-requirements/frameworks.txt pins, `newest` other versions of the same packages.
+A framework is imported in processes of its own, from one of the folders that are sections of
+requirements/frameworks.txt: `stable` has what most people run, `newest` other versions of the same
+packages, `trainers` the trainers that people use.
 """
 
 from __future__ import annotations
@@ -14,5 +15,5 @@ FRAMEWORKS = Path(sys.prefix) / "frameworks"
 
 def folders(name: str) -> list[str]:
     """What to put at the front of `sys.path`."""
-    names = {"stable": ["stable"], "newest": ["newest", "stable"]}[name]
+    names = {"newest": ["newest", "stable"]}.get(name, [name])
     return [str(FRAMEWORKS / folder) for folder in names]

@@ -17,7 +17,7 @@ import stalloc
 from stalloc import _core
 
 # Behind everything else: what the environment has already comes from there.
-sys.path.extend(folders("stable"))
+sys.path.extend(folders("trainers"))
 
 # They take seconds to import, so the server that tests are forked from has done it.
 _PRELOADED = ["transformers.trainer", "lightning.pytorch", "accelerate", "torch.distributed"]
@@ -69,13 +69,13 @@ def tokens(rows: int = 256) -> Tensor:
     return torch.randint(VOCABULARY, (rows, LENGTH + 1), generator=generator)
 
 
-def assert_served(iterations: int) -> None:
+def assert_served(iterations: int, hit_rate: float = 0.99) -> None:
     """So many were completed under a plan, which served what it had planned."""
     _core.runtime("cpu").check()
     stats = stalloc.memory_stats()
     assert stats["iterations"] == iterations
     assert stats["planned"] > 100
-    assert stats["hit_rate"] >= 0.99, stats["hit_rate"]
+    assert stats["hit_rate"] >= hit_rate, stats["hit_rate"]
 
 
 def phases_of(path: str) -> set[tuple[str, int, int]]:

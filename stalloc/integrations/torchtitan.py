@@ -1,0 +1,145 @@
+"""torchtitan: one call before its `main` profiles, plans and serves its training.
+
+    import stalloc.integrations.torchtitan
+    from torchtitan.train import main
+
+    stalloc.integrations.torchtitan.install()
+    main()
+
+An iteration is a `train_step`. Without a pipeline the model's own hooks find its microbatches,
+FSDP2's gathered parameters among their requests; with one, its stages tell them. Validation and
+checkpoints are unplanned. With CUDA graphs, which replay without any request, training goes on
+without a plan.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from stalloc._frameworks import installed
+from stalloc._frameworks.callback import version
+from stalloc._frameworks.installed import Integration
+from stalloc._frameworks.methods import Function
+from stalloc._frameworks.stages import Stages
+from stalloc.driver import Driver
+from stalloc.errors import StallocError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from stalloc._frameworks.options import Options
+
+__all__ = ["install", "uninstall"]
+
+# The Trainer has moved from the second module to the first.
+_TRAINERS = ("torchtitan.trainer", "torchtitan.train")
+_UNPLANNED = (
+    ("torchtitan.components.validate", "Validator", "validate"),
+    ("torchtitan.components.checkpoint", "CheckpointManager", "save"),
+    ("torchtitan.components.checkpoint", "CheckpointManager", "load"),
+)
+_SIZES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+_GRAPHS = (
+    "torchtitan's CUDA graphs replay without any request to serve; set "
+    "--training.disable_cuda_graphs to train under a plan"
+)
+
+uninstall = installed.uninstall
+
+
+def install(
+    mode: str | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    **options: Unpack[Options],
+) -> Driver:
+    """Follows torchtitan's Trainer; once, if called again.
+
+    Args:
+        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
+            `stalloc.driver.Driver`.
+        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
+        **options: See `stalloc.driver.Driver`.
+
+    Raises:
+        StallocError: torchtitan can't be imported, or has no Trainer.
+        ValueError: As for `stalloc.driver.Driver`.
+    """
+    trainer = _find_trainer()
+    if (driver := installed.installed(_Titan, trainer)) is not None:
+        return driver
+    layout: dict[str, int] = {}  # filled in when there is a trainer
+    driver = Driver(
+        mode,
+        folder,
+        layout=lambda: layout,
+        framework=f"torchtitan {version('torchtitan')}",
+        **options,
+    )
+    titan = _Titan(trainer, driver)
+    titan.follow(trainer, layout)
+    return installed.install(titan)
+
+
+def _find_trainer() -> Any:
+    reasons = []
+    for name in _TRAINERS:
+        try:
+            return importlib.import_module(name).Trainer
+        except (ImportError, AttributeError) as e:
+            reasons.append(str(e))
+    raise StallocError(
+        f"torchtitan's Trainer can't be imported: install torchtitan, or run this where it is on "
+        f"PYTHONPATH ({'; '.join(reasons)})"
+    )
+
+
+class _Titan(Integration):
+    """The Trainer's class, and the one trainer of it."""
+
+    def follow(self, trainer: Any, layout: dict[str, int]) -> None:
+        self._layout = layout
+        self._stages = Stages(self.driver, self.methods)
+        self._schedule: Any = None
+        self._runs = 0
+        self.methods.wrap(trainer, "train_step", self._wrap_train_step)
+        for module, cls, name in _UNPLANNED:
+            try:
+                owner = getattr(importlib.import_module(module), cls)
+            except (ImportError, AttributeError):
+                continue
+            self.methods.wrap(owner, name, self.unplanned)
+
+    def _wrap_train_step(self, original: Function) -> Function:
+        def train_step(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._layout:
+                self._meet(trainer)
+            self._runs = 0
+            with self.driver.iteration(trainer.model_parts):
+                return original(trainer, *args, **kwargs)
+
+        return train_step
+
+    def _meet(self, trainer: Any) -> None:
+        """The first step of the trainer, whose sizes are known by now."""
+        sizes = {name.replace("_", ""): getattr(trainer.parallel_dims, name, 1) for name in _SIZES}
+        self._layout.update(sizes, mb=trainer.gradient_accumulation_steps)
+        training = trainer.config.training
+        if not getattr(training, "disable_cuda_graphs", True):
+            self.driver.stand_aside(_GRAPHS)
+        schedule = getattr(trainer, "pp_schedule", None)
+        if schedule is not None:
+            self._stages.follow(schedule)
+            self.methods.wrap(schedule, "step", self._wrap_schedule_step)
+            self.methods.wrap(schedule, "eval", self.unplanned)
+            self._schedule = schedule
+
+    def _wrap_schedule_step(self, original: Function) -> Function:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if not self.evaluations:
+                self._stages.begin(self._schedule, continues=self._runs > 0)
+                self._runs += 1
+            return original(*args, **kwargs)
+
+        return step
