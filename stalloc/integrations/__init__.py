@@ -3,7 +3,9 @@
 transformers   StallocCallback, of Hugging Face's Trainer
 lightning      StallocCallback, of Lightning's Trainer
 accelerate     install(accelerator)
+deepspeed      install(engine), with and without its pipeline
 pipelining     install(schedule), of torch.distributed.pipelining
+torchtitan     install()
 
 All of them are on `stalloc.driver.Driver`, which profiles, plans and serves each rank by itself.
 `stalloc.megatron` and `stalloc.colossalai` do the same for those two.
