@@ -58,7 +58,11 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
   const Offset offset = active_->space.place(decision);
   if (offset == kUnplaced) {
     ++stats_.conflicts;
-    return size >= kSmallRequest ? allocate_idle(size, stream) : nullptr;
+    // What is gone by the end of the phase may lie anywhere idle; what is not would be in the way
+    // of one decision after the other.
+    const bool helps =
+        size >= kSmallRequest && active_->transient[static_cast<std::size_t>(decision)];
+    return helps ? allocate_idle(size, stream) : nullptr;
   }
   ++hits_this_iteration_;
   return active_->base + offset;

@@ -176,7 +176,10 @@ class PlannedAllocator {
 
  private:
   struct Pool {  // a reserved piece with the plan that fills it
-    Pool(const Plan& plan, std::byte* memory) : base(memory), space(plan), matcher(plan) {}
+    Pool(const Plan& plan, std::byte* memory) : base(memory), space(plan), matcher(plan) {
+      transient.reserve(plan.decisions.size());
+      for (const Decision& d : plan.decisions) transient.push_back(d.phase == d.phase_end);
+    }
 
     bool contains(const void* p) const { return base && p >= base && p < base + space.size(); }
     Offset offset_of(const void* p) const { return static_cast<const std::byte*>(p) - base; }
@@ -184,6 +187,7 @@ class PlannedAllocator {
     std::byte* base;  // null where there is no memory
     StaticPool space;
     Matcher matcher;
+    std::vector<bool> transient;  // by decision
   };
 
   void* allocate_planned(Bytes size, StreamId stream, bool dynamic);
