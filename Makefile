@@ -49,7 +49,7 @@ test-python: build  ## Run the Python tests
 	@python -m pytest
 
 .PHONY: test-cuda
-test-cuda: setup  ## Run native mode with a CUDA build of torch (several GB) on a pretended GPU
+test-cuda: setup  ## Run both modes with a CUDA build of torch (several GB) on a pretended GPU
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)'
 
 .PHONY: bench-cuda

@@ -25,9 +25,10 @@ from torch.utils import cpp_extension
 print(torch.__version__.split("+")[0])
 print(";".join(cpp_extension.include_paths()))
 print(";".join(cpp_extension.library_paths()))
+from importlib.util import find_spec
+nvidia = find_spec("nvidia")
+print(";".join(nvidia.submodule_search_locations) if nvidia else "")
 print(torch.version.cuda or "OFF")
-import sysconfig
-print(sysconfig.get_path("purelib"))
 ]]
     OUTPUT_VARIABLE torch_facts OUTPUT_STRIP_TRAILING_WHITESPACE
     ERROR_VARIABLE torch_error RESULT_VARIABLE torch_result)
@@ -47,21 +48,31 @@ print(sysconfig.get_path("purelib"))
   list(GET torch_facts 2 torch_libdirs)
   string(REPLACE "|" ";" torch_includes "${torch_includes}")
   string(REPLACE "|" ";" torch_libdirs "${torch_libdirs}")
-  list(GET torch_facts 3 STALLOC_TORCH_CUDA)
-  list(GET torch_facts 4 site_packages)
+  list(GET torch_facts 3 nvidia_wheels)
+  list(GET torch_facts 4 STALLOC_TORCH_CUDA)
+  string(REPLACE "|" ";" nvidia_wheels "${nvidia_wheels}")
   message(STATUS "Building against torch ${STALLOC_TORCH_VERSION}, CUDA ${STALLOC_TORCH_CUDA}")
 
-  # CUDA's headers, from a toolkit or from wheels (nvidia-cuda-runtime, nvidia-cuda-crt). No part of
-  # CUDA is linked.
+  # CUDA's headers, from a toolkit or from wheels (nvidia-cuda-runtime and nvidia-cuda-crt, of which
+  # torch brings the first alone). No part of CUDA is linked.
   string(REGEX MATCH "^[0-9]+" cuda_major "${STALLOC_TORCH_CUDA}")
-  find_path(STALLOC_CUDA_INCLUDE crt/host_config.h
-            HINTS "${site_packages}/nvidia/cu${cuda_major}/include"
-                  "${site_packages}/nvidia/cuda_runtime/include" ENV CUDA_HOME ENV CUDA_PATH
+  list(TRANSFORM nvidia_wheels APPEND "/cu${cuda_major}/include" OUTPUT_VARIABLE wheel_includes)
+  list(TRANSFORM nvidia_wheels APPEND "/cuda_runtime/include")
+  function(stalloc_has_cuda_headers result folder)
+    foreach(header cuda_runtime_api.h crt/host_config.h)
+      if(NOT EXISTS "${folder}/${header}")
+        set(${result} FALSE PARENT_SCOPE)
+      endif()
+    endforeach()
+  endfunction()
+  find_path(STALLOC_CUDA_INCLUDE cuda_runtime_api.h VALIDATOR stalloc_has_cuda_headers
+            HINTS ${wheel_includes} ${nvidia_wheels} ENV CUDA_HOME ENV CUDA_PATH
             PATHS /usr/local/cuda/include PATH_SUFFIXES include)
   if(STALLOC_TORCH_CUDA AND NOT STALLOC_CUDA_INCLUDE)
-    message(WARNING "this torch is a CUDA build, and CUDA's headers are not to be found: stalloc is "
-                    "built without native mode, and will not serve CUDA tensors. Install a CUDA "
-                    "toolkit, or set CUDA_HOME.")
+    message(WARNING "this torch is a CUDA build, and CUDA's headers (cuda_runtime_api.h with "
+                    "crt/host_config.h) are not to be found: stalloc is built without native mode, "
+                    "and will not serve CUDA tensors but in compat mode. Install a CUDA toolkit or "
+                    "the wheel nvidia-cuda-crt in CUDA's version, or set CUDA_HOME.")
   endif()
 
   execute_process(COMMAND "${Python_EXECUTABLE}" -m pybind11 --cmakedir

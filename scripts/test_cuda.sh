@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs native mode, without a GPU: a CUDA build of torch in an environment of its own, several
-# gigabytes that are downloaded once, on the stand-in for CUDA's runtime library.
+# Runs native and compat mode, without a GPU: a CUDA build of torch in an environment of its own,
+# several gigabytes that are downloaded once, on the stand-ins for CUDA's libraries.
 #
 # Usage: scripts/test_cuda.sh PYTHON TORCH VENV [pytest's arguments, or a command after --]
 # for example: scripts/test_cuda.sh python3 torch==2.14.1 .venv-cuda -k streams
@@ -36,12 +36,13 @@ fi
 
 export PATH=$PWD/$venv/bin:$PATH
 cmake --preset cpp >/dev/null
-cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml
+cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml standin_cublas
 python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
   --config-settings=build-dir=build/cuda --config-settings=cmake.define.STALLOC_WERROR=ON --editable .
 
-# In the place of the library that torch would load: it has the same soname.
-export LD_PRELOAD=$standin/libcudart.so.13 LD_LIBRARY_PATH=$standin
+# In the place of the runtime library that torch would load, having the same soname, and before
+# cuBLAS, of which it takes a few functions' place.
+export LD_PRELOAD=$standin/libcudart.so.13:$standin/libstandin_cublas.so LD_LIBRARY_PATH=$standin
 export STANDIN_DEVICES=${STANDIN_DEVICES:-2} OMP_WAIT_POLICY=passive
 if [[ ${1-} == -- ]]; then
   shift

@@ -38,6 +38,7 @@ from stalloc.trace import IterationProfile, Trace
 
 if TYPE_CHECKING:
     from stalloc import hooks
+    from stalloc._compat import install_compat
     from stalloc.monitor import StatsLogger, log_stats
     from stalloc.profiling import Profile, profile
     from stalloc.session import Session, acquire_pool, disable, enable, release_pool, step
@@ -64,6 +65,7 @@ __all__ = [
     "empty_cache",
     "enable",
     "hooks",
+    "install_compat",
     "log_stats",
     "memory_stats",
     "memory_summary",
@@ -85,6 +87,7 @@ _WITH_TORCH = {
     "acquire_pool": "session",
     "disable": "session",
     "enable": "session",
+    "install_compat": "_compat",
     "release_pool": "session",
     "step": "session",
 }

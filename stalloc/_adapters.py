@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from stalloc import _core
+from stalloc import _compat, _core
 from stalloc.errors import StallocError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class _TorchModule(Protocol):
     def uninstall_cpu(self) -> None: ...
     def install_meta(self) -> None: ...
     def uninstall_meta(self) -> None: ...
+    def connect_compat(self) -> None: ...
 
 
 class _CudaModule(Protocol):
@@ -77,6 +78,15 @@ def _load(name: str) -> Any:
     return module
 
 
+def torch_module() -> _TorchModule:
+    """The compiled module for torch.
+
+    Raises:
+        StallocError: If it does not fit the torch that is running.
+    """
+    return cast("_TorchModule", _load("_torch"))
+
+
 def adapter(device: torch.device | str) -> Adapter:
     """The adapter of a device: "cpu", "meta", or a GPU; "cuda" is the current one.
 
@@ -87,10 +97,10 @@ def adapter(device: torch.device | str) -> Adapter:
     if device.type == "cuda":
         return _cuda(device)
     if device.type == "cpu":
-        module = cast("_TorchModule", _load("_torch"))
+        module = torch_module()
         return Adapter("cpu", _core.runtime("cpu"), module.install_cpu, module.uninstall_cpu)
     if device.type == "meta":
-        module = cast("_TorchModule", _load("_torch"))
+        module = torch_module()
         return Adapter("meta", _core.runtime("meta"), module.install_meta, module.uninstall_meta)
     raise StallocError(
         f"stalloc does not serve device '{device.type}'; it serves 'cpu' and 'cuda', and profiles "
@@ -99,6 +109,10 @@ def adapter(device: torch.device | str) -> Adapter:
 
 
 def _cuda(device: torch.device) -> Adapter:
+    if _compat.installed():
+        index = torch.cuda.current_device() if device.index is None else device.index
+        # torch keeps a pluggable allocator for good: nothing to put in or take out.
+        return Adapter(f"cuda:{index}", _compat.runtime(index), _nothing, _nothing)
     if torch.version.cuda is None:
         raise StallocError(
             f"this torch ({torch.__version__}) is no CUDA build, so there is no device '{device}' "

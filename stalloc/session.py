@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stalloc import _adapters
+from stalloc import _adapters, _compat
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
 from stalloc.planfile import Plan
@@ -120,6 +120,7 @@ def enable(
     model: torch.nn.Module | None = None,
     strict: bool = True,
     reuse: bool = True,
+    mode: str | None = None,
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
 
@@ -137,21 +138,28 @@ def enable(
             latest.
         reuse: Whether requests whose sizes are not known ahead are served inside the pool, from
             their regions and what static requests leave idle. Else all go to the fallback.
+        mode: How stalloc gets in front of torch's allocator for GPUs. "compat": by torch's
+            pluggable allocator interface, for the rest of the process; only before the GPU is
+            first used. None: in compat mode if that has been chosen, else natively.
 
     Returns:
         A context manager that disables the plan at its end. It need not be used as one.
 
     Raises:
         TypeError: If the plan or the model is something else.
+        ValueError: If there is no such mode.
         PlanError: If the plan is damaged, or (when strict) does not fit.
         OutOfMemory: If the pool cannot be reserved.
-        StallocError: While a profile is being recorded.
+        StallocError: While a profile is being recorded, or if the mode cannot be had any more.
 
-    Whatever it raises, nothing has changed: a plan that was in force still is.
+    Whatever it raises, nothing has changed: a plan that was in force still is. Compat mode alone
+    stays when what comes after it fails.
     """
     global _session
     if active_profile() is not None:
         raise StallocError("a profile is being recorded; leave its `with` block before enable()")
+    if mode not in (None, "compat"):
+        raise ValueError(f"mode is 'compat' or None, not {mode!r}")
     if isinstance(plan, (str, os.PathLike)):
         plan = Plan.load(Path(plan))
     if not isinstance(plan, Plan):
@@ -164,6 +172,8 @@ def enable(
         _refuse(problem, strict)
         disable()
         return _Refused(plan, problem)
+    if mode == "compat":
+        _compat.install_compat()
     session = Session(plan, model, strict, reuse)
     session._start(_session)
     _session = session

@@ -14,5 +14,6 @@ PYBIND11_MODULE(_core, m) {
   stalloc::bind_make_trace(m);
   stalloc::bind_replay(m);
   stalloc::bind_placements(m);
+  stalloc::bind_compat(m);
   m.def("format_bytes", &stalloc::format_bytes, pybind11::arg("size"));
 }

@@ -140,11 +140,11 @@ void CompatGpu::count(Bytes size, bool is_new) {
   };
   const std::lock_guard lock(mutex_);
   note(figures_.all);
-  if (size <= kSmall) note(figures_.small);
+  note(size <= kSmall ? figures_.small : figures_.large);
 }
 
 CompatGpu::Figures CompatGpu::figures() const {
-  const CudaMemory::Held held = memory_.held();
+  const CudaMemory::HeldBySize held = memory_.held();
   const std::lock_guard lock(mutex_);
   Figures result = figures_;
   result.held = held;
@@ -155,7 +155,7 @@ void CompatGpu::reset_peaks() {
   memory_.reset_peaks();
   runtime_.allocator().reset_peaks();
   const std::lock_guard lock(mutex_);
-  for (Counts* counts : {&figures_.all, &figures_.small}) {
+  for (Counts* counts : {&figures_.all, &figures_.small, &figures_.large}) {
     for (Tally* t : {&counts->blocks, &counts->requested, &counts->rounded}) t->reset_peak();
   }
 }
@@ -164,7 +164,7 @@ void CompatGpu::reset_totals() {
   memory_.reset_totals();
   const std::lock_guard lock(mutex_);
   figures_.out_of_memory = 0;
-  for (Counts* counts : {&figures_.all, &figures_.small}) {
+  for (Counts* counts : {&figures_.all, &figures_.small, &figures_.large}) {
     for (Tally* t : {&counts->blocks, &counts->requested, &counts->rounded}) t->reset_totals();
   }
 }

@@ -38,6 +38,8 @@ class CompatGpu {
   static void set_torch(const CompatTorch& torch) { torch_ = torch; }
   static const CompatTorch& torch() { return torch_; }
 
+  DeviceRuntime& runtime() { return runtime_; }
+
   // `size` > 0 bytes. Throws OutOfMemory, and Error when the device fails.
   void* allocate(Bytes size, StreamHandle stream);
   void deallocate(void* p, Bytes size) noexcept;
@@ -56,7 +58,8 @@ class CompatGpu {
   void set_fraction(double fraction);
   void release_cached() { runtime_.allocator().release_cached(); }
 
-  // Of live blocks; all of them, and those of at most kSmall bytes, as torch divides them.
+  // Of live blocks; all of them, those of at most kSmall bytes, as torch divides them, and the
+  // larger ones.
   static constexpr Bytes kSmall = Bytes{1} << 20;
   struct Counts {
     Tally blocks;
@@ -66,7 +69,8 @@ class CompatGpu {
   struct Figures {
     Counts all;
     Counts small;
-    CudaMemory::Held held;
+    Counts large;
+    CudaMemory::HeldBySize held;
     std::int64_t out_of_memory = 0;  // requests that could not be served
   };
   Figures figures() const;

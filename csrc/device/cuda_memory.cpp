@@ -27,18 +27,28 @@ void CudaMemory::fail(const std::string& what, CudaRuntime::Error error) const {
               "process must be started anew.");
 }
 
+bool CudaMemory::has_room(Bytes size) const {
+  return limit_ == 0 || size <= limit_ - held_.all.bytes.current;
+}
+
+void CudaMemory::note(Bytes size, bool taken) noexcept {
+  const auto change = taken ? &Tally::add : &Tally::remove;
+  for (Held* held : {&held_.all, size <= unit() ? &held_.small : &held_.large}) {
+    (held->bytes.*change)(size);
+    (held->pieces.*change)(1);
+  }
+}
+
 bool CudaMemory::take(Bytes size) {
   const std::lock_guard lock(mutex_);
-  if (limit_ > 0 && size > limit_ - held_.bytes.current) return false;
-  held_.bytes.add(size);
-  held_.pieces.add(1);
+  if (!has_room(size)) return false;
+  note(size, /*taken=*/true);
   return true;
 }
 
 void CudaMemory::give_back(Bytes size) noexcept {
   const std::lock_guard lock(mutex_);
-  held_.bytes.remove(size);
-  held_.pieces.remove(1);
+  note(size, /*taken=*/false);
 }
 
 void* CudaMemory::allocate(Bytes size) {
@@ -140,8 +150,7 @@ bool CudaMemory::suspend(void* piece, Bytes size) {
   if (!it->second.mapped) return true;
   unmap(it->first, it->second.size);
   it->second.mapped = false;
-  held_.bytes.remove(size);
-  held_.pieces.remove(1);
+  note(size, /*taken=*/false);
   return true;
 }
 
@@ -151,11 +160,10 @@ bool CudaMemory::resume(void* piece, Bytes size) {
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
   if (it == ranges_.end()) return false;
   if (it->second.mapped) return true;
-  if (limit_ > 0 && size > limit_ - held_.bytes.current) return false;
+  if (!has_room(size)) return false;
   if (!map(it->first, it->second.size)) return false;
   it->second.mapped = true;
-  held_.bytes.add(size);
-  held_.pieces.add(1);
+  note(size, /*taken=*/true);
   return true;
 }
 
@@ -164,21 +172,25 @@ void CudaMemory::set_limit(Bytes limit) {
   limit_ = limit;
 }
 
-CudaMemory::Held CudaMemory::held() const {
+CudaMemory::HeldBySize CudaMemory::held() const {
   const std::lock_guard lock(mutex_);
   return held_;
 }
 
 void CudaMemory::reset_peaks() {
   const std::lock_guard lock(mutex_);
-  held_.bytes.reset_peak();
-  held_.pieces.reset_peak();
+  for (Held* held : {&held_.all, &held_.small, &held_.large}) {
+    held->bytes.reset_peak();
+    held->pieces.reset_peak();
+  }
 }
 
 void CudaMemory::reset_totals() {
   const std::lock_guard lock(mutex_);
-  held_.bytes.reset_totals();
-  held_.pieces.reset_totals();
+  for (Held* held : {&held_.all, &held_.small, &held_.large}) {
+    held->bytes.reset_totals();
+    held->pieces.reset_totals();
+  }
 }
 
 CudaRuntime::AllocationProperties CudaMemory::properties() const {
@@ -234,7 +246,7 @@ Bytes CudaMemory::info(bool total) const {
 Bytes CudaMemory::available() const {
   const Bytes device = info(/*total=*/false);
   const std::lock_guard lock(mutex_);
-  return limit_ > 0 ? std::clamp<Bytes>(limit_ - held_.bytes.current, 0, device) : device;
+  return limit_ > 0 ? std::clamp<Bytes>(limit_ - held_.all.bytes.current, 0, device) : device;
 }
 
 Bytes CudaMemory::total() const { return info(/*total=*/true); }

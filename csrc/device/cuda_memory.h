@@ -43,7 +43,12 @@ class CudaMemory final : public DeviceMemory {
     Tally bytes;
     Tally pieces;
   };
-  Held held() const;
+  struct HeldBySize {
+    Held all;
+    Held small;  // pieces of at most unit()
+    Held large;
+  };
+  HeldBySize held() const;
   void reset_peaks();
   void reset_totals();
 
@@ -59,6 +64,8 @@ class CudaMemory final : public DeviceMemory {
 
   // Notes `size` bytes as held, unless that is more than the limit allows.
   bool take(Bytes size);
+  bool has_room(Bytes size) const;  // the mutex is held
+  void note(Bytes size, bool taken) noexcept;
   void give_back(Bytes size) noexcept;
   void* allocate_plain(Bytes size);
   void* allocate_virtual(Bytes size);
@@ -75,7 +82,7 @@ class CudaMemory final : public DeviceMemory {
   mutable std::mutex mutex_;  // of what follows
   std::map<std::uintptr_t, Range> ranges_;
   Bytes limit_ = 0;
-  Held held_;
+  HeldBySize held_;
 };
 
 }  // namespace stalloc

@@ -13,4 +13,7 @@ void uninstall_cpu();
 void install_meta();
 void uninstall_meta();
 
+// Lets compat mode, which torch's pluggable allocator interface calls, ask torch what it needs.
+void connect_compat();
+
 }  // namespace stalloc::torch_adapters

@@ -43,7 +43,7 @@ class Compat : public ::testing::Test {
       allocator(device).disable();
       allocator(device).release_cached();
       EXPECT_EQ(standin_used(device), 0u) << "device " << device;
-      EXPECT_EQ(CompatGpu::of(device).figures().held.bytes.current, 0);
+      EXPECT_EQ(CompatGpu::of(device).figures().held.all.bytes.current, 0);
       EXPECT_EQ(CompatGpu::of(device).figures().all.blocks.current, 0);
     }
     EXPECT_EQ(standin_hazards(), hazards_) << standin_last_complaint();
@@ -94,7 +94,7 @@ TEST_F(Compat, ServesWithoutAPlan) {
   void* b = stalloc_malloc(1000, 0, nullptr);
   use(nullptr, a, 1000, 1);
   use(nullptr, b, 1000, 2);
-  EXPECT_EQ(CompatGpu::of(0).figures().held.bytes.current, 2 * kMiB);
+  EXPECT_EQ(CompatGpu::of(0).figures().held.all.bytes.current, 2 * kMiB);
   stalloc_free(a, 1000, 0, nullptr);
   void* c = stalloc_malloc(900, 0, nullptr);
   EXPECT_EQ(c, a) << "segments are kept";
@@ -104,6 +104,20 @@ TEST_F(Compat, ServesWithoutAPlan) {
   EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(2 * kMiB));
   stalloc_reset();
   EXPECT_EQ(standin_used(0), 0u);
+}
+
+TEST_F(Compat, ServesTrainingWithoutAPlan) {
+  enter_phase();
+  std::map<void*, Bytes> blocks;
+  // Some so large that in a plan's phase they would be tried in its pool's idle space.
+  for (const Bytes size : {Bytes{512}, Bytes{31} << 10, Bytes{32} << 10, kMiB, 40 * kMiB}) {
+    void* p = stalloc_malloc(size, 0, nullptr);
+    use(nullptr, p, size, static_cast<std::uint64_t>(size));
+    blocks[p] = size;
+  }
+  EXPECT_EQ(blocks.size(), 5u);
+  EXPECT_EQ(CompatGpu::of(0).figures().all.blocks.current, 5);
+  for (const auto& [p, size] : blocks) stalloc_free(p, size, 0, nullptr);
 }
 
 TEST_F(Compat, ServesThePlanAndFallsBack) {
@@ -232,8 +246,10 @@ TEST_F(Compat, CountsAsTorchDoes) {
   EXPECT_EQ(f.all.requested.added, 1000 + 3 * kMiB);
   EXPECT_EQ(f.all.requested.removed, 3 * kMiB);
   EXPECT_EQ(f.small.rounded.peak, 1024);
-  EXPECT_EQ(f.held.bytes.current, 22 * kMiB);
-  EXPECT_EQ(f.held.pieces.current, 2);
+  EXPECT_EQ(f.large.rounded.peak, 3 * kMiB);
+  EXPECT_EQ(f.held.all.bytes.current, 22 * kMiB);
+  EXPECT_EQ(f.held.small.bytes.current, 2 * kMiB);
+  EXPECT_EQ(f.held.all.pieces.current, 2);
   gpu.reset_peaks();
   EXPECT_EQ(gpu.figures().all.rounded.peak, 1024);
   const auto segments = gpu.segments();

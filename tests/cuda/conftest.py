@@ -1,9 +1,11 @@
-"""Native mode, with a CUDA build of torch on the pretended GPU: `make test-cuda`."""
+"""Both modes, with a CUDA build of torch on the pretended GPU: `make test-cuda`."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import standin
@@ -11,6 +13,9 @@ import torch
 
 import stalloc
 from stalloc import _core, _torch_cuda
+
+# What these tests share with the others.
+sys.path.append(str(Path(__file__).parent.parent / "python"))
 
 GIB = 1 << 30
 

@@ -1,6 +1,6 @@
 """A training loop for a GPU without arithmetic: no result is ever looked at, so no kernel need run.
 
-Elementwise operators alone: cuBLAS does not start on a pretended GPU.
+Elementwise operators alone, so that nothing of cuBLAS need be pretended.
 """
 
 from __future__ import annotations

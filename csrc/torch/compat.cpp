@@ -1,0 +1,25 @@
+// What compat mode needs of torch and cannot know: its exception for memory that has run out, and
+// what autograd does on a thread. Works with CUDA and HIP; uses nothing of either.
+#include <c10/util/Exception.h>
+
+#include "compat/pluggable.h"
+#include "torch/adapters.h"
+#include "torch/autograd.h"
+
+namespace stalloc::torch_adapters {
+
+void connect_compat() {
+  CompatTorch torch;
+  torch.throw_out_of_memory = [](const char* message) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+  };
+  torch.in_backward = [] { return in_backward(); };
+  torch.running_node = [](std::uint64_t* sequence) {
+    const NodeSequence node = running_node();
+    if (node) *sequence = *node;
+    return node.has_value();
+  };
+  stalloc_set_torch(&torch);
+}
+
+}  // namespace stalloc::torch_adapters
