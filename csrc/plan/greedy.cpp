@@ -10,7 +10,7 @@ namespace stalloc {
 namespace {
 
 // Placements that repair may spend: a second or so.
-constexpr std::int64_t kRepairedBuffers = 300'000;
+constexpr std::int64_t kRepairedBuffers = 1'200'000;
 
 int repairs(std::int64_t buffers) {
   return static_cast<int>(std::clamp<std::int64_t>(kRepairedBuffers / (buffers + 1), 3, 30));
@@ -77,6 +77,11 @@ std::optional<Layout> GreedyPlanner::attempt(const Problem& problem, const Timel
   return repaired(problem, timeline, std::move(order), fit_, rounds, budget);
 }
 
+bool GreedyPlanner::suits(const Problem& problem) const {
+  if (order_ != Order::kCarriedStart && order_ != Order::kCarriedCentreOutEnd) return true;
+  return std::ranges::any_of(problem.buffers, is_carried);
+}
+
 std::int64_t GreedyPlanner::placements(std::int64_t buffers) const {
   const std::int64_t each = fit_ == Fit::kFirst ? 1 : 2;  // the best takes more of a search
   if (!repairs_) return each * buffers;
@@ -93,11 +98,14 @@ const std::vector<GreedyPlanner>& greedy_planners() {
       {Order::kCentreOutEnd, Fit::kFirst, false},
       {Order::kCentreOutSize, Fit::kFirst, false},
       {Order::kPeakRankEnd, Fit::kBest, false},
+      {Order::kCarriedCentreOutEnd, Fit::kFirst, false},
+      {Order::kCarriedStart, Fit::kFirst, false},
       // repair brings them close to it where they miss it;
-      {Order::kPeakRankStart, Fit::kFirst, true},
       {Order::kPeakRankEnd, Fit::kFirst, true},
-      {Order::kCentreOutEnd, Fit::kFirst, true},
       {Order::kPeakRankSize, Fit::kFirst, true},
+      {Order::kCarriedCentreOutEnd, Fit::kFirst, true},
+      {Order::kPeakRankStart, Fit::kFirst, true},
+      {Order::kCentreOutEnd, Fit::kFirst, true},
       {Order::kCentreOutSize, Fit::kFirst, true},
       // and these win now and then.
       {Order::kCentreOutEnd, Fit::kBest, false},

@@ -36,6 +36,9 @@ class GreedyPlanner final : public Planner {
   std::string_view name() const override { return name_; }
   Layout plan(const Problem& problem, const Budget& budget) const override;
 
+  // Whether its order means anything there: without phases, nothing is carried into another.
+  bool suits(const Problem& problem) const;
+
   // What planning so many buffers costs at most, in first-fit placements of one.
   std::int64_t placements(std::int64_t buffers) const;
 

@@ -95,10 +95,17 @@ std::vector<double> distances(const Problem& problem, const Timeline& timeline) 
 }  // namespace
 
 std::string_view to_string(Order order) {
-  static constexpr std::array<std::string_view, kOrders> kNames = {
-      "size",           "lifetime",       "area",
-      "start",          "peak-rank-end",  "peak-rank-start",
-      "peak-rank-size", "centre-out-end", "centre-out-size"};
+  static constexpr std::array<std::string_view, kOrders> kNames = {"size",
+                                                                   "lifetime",
+                                                                   "area",
+                                                                   "start",
+                                                                   "peak-rank-end",
+                                                                   "peak-rank-start",
+                                                                   "peak-rank-size",
+                                                                   "centre-out-end",
+                                                                   "centre-out-size",
+                                                                   "carried-start",
+                                                                   "carried-centre-out-end"};
   return kNames[static_cast<std::size_t>(order)];
 }
 
@@ -112,6 +119,7 @@ std::vector<BufferIndex> ordered(const Problem& problem, const Timeline& timelin
       break;
     case Order::kCentreOutEnd:
     case Order::kCentreOutSize:
+    case Order::kCarriedCentreOutEnd:
       first = distances(problem, timeline);
       break;
     default:
@@ -138,11 +146,13 @@ std::vector<BufferIndex> ordered(const Problem& problem, const Timeline& timelin
         key.second = -b.size;
         break;
       case Order::kStart:
+      case Order::kCarriedStart:
         key.first = static_cast<double>(b.lower);
         key.second = -b.size;
         break;
       case Order::kPeakRankEnd:
       case Order::kCentreOutEnd:
+      case Order::kCarriedCentreOutEnd:
         key.second = -b.upper;
         break;
       case Order::kPeakRankStart:
@@ -159,6 +169,10 @@ std::vector<BufferIndex> ordered(const Problem& problem, const Timeline& timelin
   std::vector<BufferIndex> result;
   result.reserve(keys.size());
   for (const Key& key : keys) result.push_back(key.buffer);
+  if (order == Order::kCarriedStart || order == Order::kCarriedCentreOutEnd) {
+    std::ranges::stable_partition(result,
+                                  [&](BufferIndex i) { return is_carried(problem.buffers[i]); });
+  }
   return result;
 }
 

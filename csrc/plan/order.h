@@ -26,9 +26,16 @@ enum class Order : std::uint8_t {
   // already there, the one towards the peak.
   kCentreOutEnd,
   kCentreOutSize,
+  // What a phase carries into another one first, and what lives within a phase afterwards: what a
+  // pass saves is packed as if there were no temporaries, and these find their place around it.
+  kCarriedStart,         // then as they are allocated
+  kCarriedCentreOutEnd,  // then centre out, latest end first
 };
 
-inline constexpr int kOrders = 9;
+inline constexpr int kOrders = 11;
+
+// Whether it is live in the phase it was allocated in and in another.
+inline bool is_carried(const Buffer& buffer) { return buffer.phase_begin != buffer.phase_end; }
 
 std::string_view to_string(Order order);  // "size", ..., "peak-rank-end", ...
 

@@ -6,6 +6,7 @@
 #include "plan/greedy.h"
 #include "plan/paper_planner.h"
 #include "plan/peak_core.h"
+#include "plan/two_stacks.h"
 
 namespace stalloc {
 
@@ -13,12 +14,14 @@ const std::vector<const Planner*>& planners() {
   static const PaperPlanner paper;
   static const ChainPlanner chain;
   static const ExactPlanner exact;
+  static const TwoStacksPlanner two_stacks;
   static const PeakCorePlanner peak_core;
   static const std::vector<const Planner*> all = [] {
     std::vector<const Planner*> list;
     for (const GreedyPlanner& greedy : greedy_planners()) list.push_back(&greedy);
     list.push_back(&paper);
     list.push_back(&chain);
+    list.push_back(&two_stacks);
     list.push_back(&peak_core);
     list.push_back(&exact);
     return list;

@@ -1,7 +1,8 @@
 // Repair of an order: what ended too high moves to the front, and all is placed again.
 //
 // A greedy planner fails at few buffers, those that came when the addresses they needed had been
-// broken up. Placed first, they cost the others little. A handful of rounds does most of it.
+// broken up. Placed first, they cost the others little. A handful of rounds does most of it;
+// where several in a row bring nothing better, it mostly goes round in a circle, and stops.
 #pragma once
 
 #include <vector>

@@ -14,6 +14,7 @@
 #include "plan/peak_core.h"
 #include "plan/race.h"
 #include "plan/timeline.h"
+#include "plan/two_stacks.h"
 
 namespace stalloc {
 namespace {
@@ -119,8 +120,14 @@ class Solver {
                      buffers});
     for (std::size_t k = 1; k < greedy_planners().size(); ++k) {
       const GreedyPlanner& greedy = greedy_planners()[k];
+      if (!greedy.suits(problem)) continue;
       (k < kQuickGreedy ? quick : more).push_back({attempt(greedy), greedy.placements(buffers)});
     }
+    quick.push_back({{"two-stacks",
+                      [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                        return plan_two_stacks(problem, timeline, b, &limit);
+                      }},
+                     2 * buffers});
     Budget enough = budget;
     enough.target = std::max(budget.target, capacity);
     Winner winner;
@@ -156,6 +163,7 @@ class Solver {
   // depends on the problem only, and not on the machine or the number of threads.
   void race_while_worthwhile(std::vector<CostedAttempt> attempts, const Budget& budget,
                              Winner& winner) const {
+    std::int64_t left = kMostPlacements;
     for (std::size_t begin = 0; begin < attempts.size();) {
       if (winner.layout.height <= budget.target) return;
       const Bytes height = winner.layout.height;
@@ -163,10 +171,11 @@ class Solver {
       std::int64_t cost = 0;
       for (; begin < attempts.size(); ++begin) {
         cost += attempts[begin].placements;
-        if (!is_worthwhile(cost, winner, budget)) break;
+        if (cost > left || !is_worthwhile(cost, winner, budget)) break;
         batch.push_back(std::move(attempts[begin].attempt));
       }
       race(batch, threads_, budget, winner);
+      left -= cost;
       if (batch.empty() || winner.layout.height == height) return;
     }
   }
@@ -188,9 +197,10 @@ class Solver {
          1, budget, winner);
   }
 
-  static constexpr std::size_t kQuickGreedy = 7;  // planners of which one mostly meets the bound
+  static constexpr std::size_t kQuickGreedy = 9;  // planners of which one mostly meets the bound
   static constexpr double kPatience = 400'000;    // placements without anything better, at no gap
-  static constexpr double kSearchPatience = 20'000;       // steps of the last search, at no gap
+  static constexpr std::int64_t kMostPlacements = 4'000'000;  // at any gap: about two seconds
+  static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
   static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
   static constexpr std::size_t kSearchable = 2000;        // buffers: there is no hope above

@@ -1,0 +1,135 @@
+#include "plan/two_stacks.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "plan/bound.h"
+#include "plan/greedy.h"
+#include "plan/portfolio.h"
+#include "plan/validator.h"
+#include "random_problems.h"
+
+namespace stalloc {
+namespace {
+
+// The first stage of a pipeline of two: F0 F1 B0 F2 B1 ..., two microbatches in flight. The loss's
+// gradient takes all that is free when the last forward pass is over, and so does, in one piece,
+// what comes after the logits have been freed and half of that gradient.
+class TwoInFlight {
+ public:
+  Problem problem(int microbatches) {
+    std::vector<std::vector<std::size_t>> saved;
+    saved.push_back(forward());
+    for (int microbatch = 0; microbatch < microbatches; ++microbatch) {
+      if (microbatch + 1 < microbatches) saved.push_back(forward());
+      backward(saved[microbatch]);
+    }
+    return std::move(problem_);
+  }
+
+ private:
+  std::size_t allocate(Bytes units) {
+    problem_.buffers.push_back({.size = units * 512, .lower = tick_++, .phase_begin = phase_});
+    return problem_.buffers.size() - 1;
+  }
+  void free(std::size_t buffer) {
+    problem_.buffers[buffer].upper = tick_++;
+    problem_.buffers[buffer].phase_end = phase_;
+  }
+
+  std::vector<std::size_t> forward() {
+    std::vector<std::size_t> saved;
+    for (int layer = 0; layer < 6; ++layer) {
+      for (const Bytes units : {2, 1, 3}) saved.push_back(allocate(units));
+      free(allocate(2));
+    }
+    saved.push_back(allocate(4));  // the logits
+    ++phase_;
+    return saved;
+  }
+
+  void backward(std::vector<std::size_t> saved) {
+    const std::size_t kept = allocate(4);
+    const std::size_t gradient = allocate(4);
+    free(gradient);
+    free(saved.back());
+    saved.pop_back();
+    const std::size_t large = allocate(8);
+    free(kept);
+    std::size_t flowing = allocate(2);
+    free(large);
+    for (auto it = saved.rbegin(); it != saved.rend(); ++it) {
+      const std::size_t next = allocate(2);
+      free(*it);
+      free(flowing);
+      flowing = next;
+    }
+    free(flowing);
+    ++phase_;
+  }
+
+  Problem problem_;
+  Tick tick_ = 0;
+  PhaseIndex phase_ = 0;
+};
+
+TEST(TwoStacks, MeetTheBoundWhereNoOrderDoes) {
+  const Problem problem = TwoInFlight().problem(8);
+  const Bytes bound = load_bound(problem);
+  for (const GreedyPlanner& greedy : greedy_planners()) {
+    EXPECT_GT(greedy.plan(problem, {.target = bound}).height, bound) << greedy.name();
+  }
+  const Layout layout = TwoStacksPlanner().plan(problem, {});
+  EXPECT_NO_THROW(validate(problem, layout));
+  EXPECT_EQ(layout.height, bound);
+  const PortfolioResult result = solve(problem, {.threads = 1}, {});
+  EXPECT_EQ(result.algorithm, "two-stacks");
+  EXPECT_TRUE(result.optimal);
+}
+
+TEST(TwoStacks, AreValidOnEveryShape) {
+  RandomProblems random(31);
+  int stacks = 0;
+  for (int k = 0; k < 500; ++k) {
+    Problem problem = random.next(30, k % 4 == 0);
+    for (Buffer& b : problem.buffers) {
+      b.phase_begin = static_cast<PhaseIndex>(b.lower / 4);
+      b.phase_end = static_cast<PhaseIndex>(b.upper / 4);
+    }
+    EXPECT_NO_THROW(validate(problem, TwoStacksPlanner().plan(problem, {}))) << "problem " << k;
+    stacks += plan_two_stacks(problem, Timeline(problem), {}).has_value();
+  }
+  EXPECT_GT(stacks, 100);
+}
+
+TEST(TwoStacks, NeedPhasesAndNothingFixed) {
+  Problem problem = TwoInFlight().problem(4);
+  const Timeline timeline(problem);
+  EXPECT_TRUE(plan_two_stacks(problem, timeline, {}));
+  std::atomic<Bytes> limit = load_bound(problem);
+  EXPECT_FALSE(plan_two_stacks(problem, timeline, {}, &limit));
+  Problem fixed = problem;
+  fixed.buffers[0].fixed = 0;
+  EXPECT_FALSE(plan_two_stacks(fixed, timeline, {}));
+  for (Buffer& b : problem.buffers) b.phase_begin = b.phase_end = kNone;
+  EXPECT_FALSE(plan_two_stacks(problem, timeline, {}));
+}
+
+TEST(Carried, ComesBeforeWhatLivesInOnePhase) {
+  const Problem problem{
+      .buffers = {{.size = 1, .lower = 0, .upper = 2, .phase_begin = 0, .phase_end = 0},
+                  {.size = 1, .lower = 1, .upper = 9, .phase_begin = 0, .phase_end = 1},
+                  {.size = 9, .lower = 3, .upper = 5, .phase_begin = 0, .phase_end = 0},
+                  {.size = 1, .lower = 4, .upper = 8, .phase_begin = 0, .phase_end = 1}}};
+  const Timeline timeline(problem);
+  EXPECT_EQ(ordered(problem, timeline, Order::kCarriedStart),
+            (std::vector<BufferIndex>{1, 3, 0, 2}));
+  EXPECT_EQ(ordered(problem, timeline, Order::kCarriedCentreOutEnd),
+            (std::vector<BufferIndex>{1, 3, 2, 0}));
+}
+
+}  // namespace
+}  // namespace stalloc
