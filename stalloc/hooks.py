@@ -155,8 +155,11 @@ class TrainingHooks:
             raise
         return self
 
-    def detach(self) -> None:
-        """Removes every hook and patch, and leaves the sink in phase OTHER; may be repeated."""
+    def detach(self, *, silently: bool = False) -> None:
+        """Removes every hook and patch, and leaves the sink in phase OTHER; may be repeated.
+
+        `silently`, the sink is told nothing: it follows another run already.
+        """
         global _attached
         with _lock:
             if not self._is_attached:
@@ -170,8 +173,9 @@ class TrainingHooks:
         self._handles = []
         if self._finds_root:
             self._root = None
-        self._layers.close(0)
-        self._tracker.stop()
+        if not silently:
+            self._layers.close(0)
+            self._tracker.stop()
 
     def __enter__(self) -> TrainingHooks:
         return self.attach()

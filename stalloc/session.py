@@ -72,7 +72,7 @@ class Session:
                 self._adapter.uninstall()
             raise
         if previous is not None:
-            previous._hooks.detach()
+            previous._hooks.detach(silently=previous._adapter.runtime is self._adapter.runtime)
             if previous._adapter.name != self._adapter.name:
                 previous._adapter.runtime.disable()
                 previous._adapter.uninstall()
