@@ -20,9 +20,10 @@ class FakeStreams final : public DeviceStreams {
     ++records;
     if (fail_records) return nullptr;
     if (capturing.contains(s)) ++misuses;
-    auto* event = new Event{s, submitted_[s]};
-    events_.insert(event);
-    return event;
+    auto event = std::make_unique<Event>(s, submitted_[s]);
+    Event* const handle = event.get();
+    events_.emplace(handle, std::move(event));
+    return handle;
   }
   Progress query(EventHandle e) noexcept override {
     ++queries;
@@ -34,7 +35,6 @@ class FakeStreams final : public DeviceStreams {
   bool wait(StreamHandle, EventHandle) noexcept override { return true; }
   void recycle(EventHandle e) noexcept override {
     if (events_.erase(static_cast<Event*>(e)) == 0) ++misuses;
-    delete static_cast<Event*>(e);
   }
   bool is_capturing(StreamHandle s) noexcept override { return capturing.contains(s); }
   bool synchronize() noexcept override {
@@ -81,6 +81,7 @@ class FakeStreams final : public DeviceStreams {
 
  private:
   struct Event {
+    Event(StreamHandle s, std::int64_t i) : stream(s), item(i) {}
     StreamHandle stream;
     std::int64_t item;
   };
@@ -92,7 +93,7 @@ class FakeStreams final : public DeviceStreams {
   };
   std::map<StreamHandle, std::int64_t> submitted_;
   std::map<StreamHandle, std::int64_t> completed_;
-  std::set<Event*> events_;
+  std::map<Event*, std::unique_ptr<Event>> events_;
   std::vector<Use> uses_;
 };
 
