@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from configs import Config
+from experts import MoE, Routing
 from layers import MLP, Layer, RMSNorm
-from moe import MoE, Routing
 from parallel import ColumnParallelLinear, GatherBuffer, checkpoint, cross_entropy, reduce_scatter
 from torch import Tensor, nn
 

@@ -12,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "workloads"))
 
 from configs import Config, Layout, all_configs
+from experts import Routing
 from models import LLAMA2_7B, QWEN15_MOE, Experts
-from moe import Routing
 from rank import Rank, record
 from schedule import Step, steps
 
