@@ -20,6 +20,11 @@ def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
     """
     if not overwrite:
         check_new(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder: name a file in it", str(path))
+    if not path.parent.is_dir():
+        what = "No such file or directory: make its folder, or choose another"
+        raise FileNotFoundError(errno.ENOENT, what, str(path))
     temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
         with temporary.open("xb") as file:
@@ -45,6 +50,19 @@ def check_new(path: Path) -> None:
     """Raises FileExistsError when there is such a file; it may appear right after, all the same."""
     if os.path.lexists(path):
         raise _exists(path)
+
+
+def check_output(path: Path, source: Path, *, overwrite: bool) -> None:
+    """Refuses, before any work is done, an output that may not be written.
+
+    Raises:
+        FileExistsError: There is such a file, and `overwrite` is not set; or it is `source`, which
+            is never replaced by what is made of it.
+    """
+    if not overwrite:
+        check_new(path)
+    elif path.exists() and source.exists() and path.samefile(source):
+        raise FileExistsError(errno.EEXIST, "is the input itself: choose another name", str(path))
 
 
 def _exists(path: Path) -> FileExistsError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stalloc import importers
 from stalloc.commands.inputs import ordinal, positive, read_foreign
 from stalloc.commands.output import print_assumptions, print_facts, print_json, size
-from stalloc.files import check_new
+from stalloc.files import check_output
 from stalloc.importers import Imported
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Imports the file, writes the trace, says what was assumed."""
-    if not args.force:
-        check_new(args.output)
+    check_output(args.output, args.input, overwrite=args.force)
     content: bytes = args.input.read_bytes()
     imported = read_foreign(content, args.input, args.device, args.repeat)
     imported.trace.save(args.output, overwrite=args.force)

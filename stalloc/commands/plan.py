@@ -14,7 +14,7 @@ from stalloc import planner
 from stalloc.commands.inputs import bytes_of, seconds_of
 from stalloc.commands.output import DoesNotFit, print_facts, print_json, size
 from stalloc.errors import PlanError
-from stalloc.files import check_new, write_file
+from stalloc.files import check_output, write_file
 from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT
 from stalloc.trace import Trace
 
@@ -80,9 +80,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Plans the input, writes the output, prints the report."""
-    if args.output is not None and not args.force:
-        check_new(args.output)
+    if args.output is not None:
+        check_output(args.output, args.input, overwrite=args.force)
     content: bytes = args.input.read_bytes()
+    if content[:1] in (b"\x80", b"\x1f"):  # a pickle, or gzip
+        raise PlanError(
+            f"{args.input}: neither a trace nor a CSV. A memory snapshot or a Kineto trace is "
+            "first made into a trace by `stalloc import`"
+        )
     is_json = content.lstrip()[:1] == b"{"
     report, write = _plan_trace(args, content) if is_json else _plan_csv(args, content)
     if args.capacity is not None and report.pool > args.capacity:

@@ -11,7 +11,7 @@ from stalloc.commands import import_
 from stalloc.commands.inputs import Input, read, seconds_of
 from stalloc.commands.output import print_assumptions, print_facts, print_json, size
 from stalloc.errors import PlanError
-from stalloc.files import check_new, write_file
+from stalloc.files import check_output, write_file
 from stalloc.planfile import DEFAULT_TIME_LIMIT, Plan
 from stalloc.report import Scene, render, scene_of_plan, scene_of_trace
 
@@ -59,8 +59,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Draws the input, writes the page, says what is in it."""
-    if not args.force:
-        check_new(args.output)
+    check_output(args.output, args.input, overwrite=args.force)
     given = read(args.input, args.device, args.repeat)
     assumptions = list(given.imported.assumptions) if given.imported is not None else []
     scene = _scene(args, given)

@@ -235,3 +235,37 @@ def test_a_reader_that_stops_reading_is_no_error(trace: str) -> None:
     command = f"{sys.executable} -m stalloc inspect {trace} | true"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["plan", "report"])
+def test_the_input_is_never_replaced_by_what_is_made_of_it(
+    command: str, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = Path(trace).read_bytes()
+    link = tmp_path / "other-name"
+    link.symlink_to(trace)
+    for output in (trace, str(link)):
+        code = cli.main([command, trace, "-o", output, "--force"])
+        assert code == 1
+        assert f"{output}: is the input itself" in capsys.readouterr().err
+    assert Path(trace).read_bytes() == content
+
+
+def test_an_output_that_cannot_be_is_named_as_it_was_given(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "nowhere" / "plan.json")
+    assert cli.main(["plan", trace, "-o", nowhere]) == 1
+    assert f"{nowhere}: No such file or directory: make its folder" in capsys.readouterr().err
+    assert cli.main(["plan", trace, "-o", str(tmp_path), "--force"]) == 1
+    assert f"{tmp_path}: is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", [b"\x80\x04", b"\x1f\x8b"])
+def test_planning_a_snapshot_says_to_import_it(
+    head: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(head + b".")
+    assert cli.main(["plan", str(snapshot)]) == 1
+    assert "`stalloc import`" in capsys.readouterr().err
