@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 import stalloc
+from stalloc.tables import NEVER
 
 FREED = -1
-NEVER = np.iinfo(np.int64).max
 
 
 def events_of(trace: stalloc.Trace) -> npt.NDArray[np.int64]:
