@@ -19,11 +19,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from stalloc._frameworks.colossalai import Integration
+from stalloc._frameworks import installed
+from stalloc._frameworks.callback import version
+from stalloc._frameworks.colossalai import Integration, layout_of
 from stalloc.driver import ITERATIONS, SERVE_FROM, WARMUP, Driver
 from stalloc.planfile import DEFAULT_TIME_LIMIT
 
-_integration: Integration | None = None
+__all__ = ["install", "uninstall"]
+
+uninstall = installed.uninstall
 
 
 def install(
@@ -41,7 +45,7 @@ def install(
     time_limit: float = DEFAULT_TIME_LIMIT,
     strict: bool = False,
 ) -> Driver:
-    """Puts stalloc into a boosted training. If it is in one already, that stays as it is.
+    """Puts stalloc into a boosted training; once, if called again with the same optimizer.
 
     Args:
         booster: A Booster with any plugin.
@@ -62,30 +66,19 @@ def install(
         TypeError: The optimizer has no `step`.
         ValueError: As for `stalloc.driver.Driver`.
     """
-    global _integration
-    if _integration is None:
-        integration = Integration(booster, model, optimizer)
-        driver = Driver(
-            mode,
-            folder,
-            layout=integration.layout,
-            warmup=warmup,
-            iterations=iterations,
-            serve_from=serve_from,
-            device=device,
-            dynamic=dynamic,
-            time_limit=time_limit,
-            strict=strict,
-            framework="colossalai",
-        )
-        integration.install(driver)
-        _integration = integration
-    return _integration.driver
-
-
-def uninstall() -> None:
-    """Takes stalloc out again, and ends its profile or plan; nothing if it is not there."""
-    global _integration
-    integration, _integration = _integration, None
-    if integration is not None:
-        integration.uninstall()
+    if (driver := installed.installed(Integration, optimizer)) is not None:
+        return driver
+    driver = Driver(
+        mode,
+        folder,
+        layout=lambda: layout_of(booster),
+        warmup=warmup,
+        iterations=iterations,
+        serve_from=serve_from,
+        device=device,
+        dynamic=dynamic,
+        time_limit=time_limit,
+        strict=strict,
+        framework=f"colossalai {version('colossalai')}".strip(),
+    )
+    return installed.install(Integration(booster, model, optimizer, driver))

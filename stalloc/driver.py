@@ -10,7 +10,8 @@ there and serves from it.
             -> PROFILING -> OFF          profile
 
 Whatever goes wrong is said once and ends with the driver OFF: training goes on unplanned.
-A rank never waits for another. Costs about a microsecond an event when OFF.
+A rank never waits for another. Costs about a microsecond an event when OFF. In a forked child, as
+workers that load data are, a driver is OFF if it was at work: profile and files are its parent's.
 
 Not thread-safe: the thread that trains calls it.
 """
@@ -23,6 +24,7 @@ import enum
 import logging
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -53,6 +55,7 @@ Model = nn.Module | Sequence[nn.Module]
 Dynamic = Iterable[str | type] | None
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+_drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 _log = logging.getLogger("stalloc")
 
 
@@ -157,6 +160,7 @@ class Driver:
         self._recorded = 0
         self._inside = False
         self._completed = 0
+        _drivers.add(self)
 
     @property
     def stage(self) -> Stage:
@@ -357,6 +361,13 @@ class Driver:
         self._session = None
         self._root = None
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child: forgets, and touches nothing of, what is the parent's."""
+        if self.active:
+            atexit.unregister(self.finish)
+            self._stage = Stage.OFF
+            self._profile = self._session = self._root = None
+
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
@@ -373,6 +384,14 @@ class Driver:
         except BaseException:
             self._switch_off()
             raise
+
+
+def _leave_to_parent() -> None:
+    for driver in list(_drivers):
+        driver._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _root_of(model: Model | None) -> nn.Module | None:

@@ -20,11 +20,14 @@ from collections.abc import Iterable
 
 import torch
 
-from stalloc._frameworks.megatron import Integration
+from stalloc._frameworks import installed
+from stalloc._frameworks.megatron import TARGET, Integration
 from stalloc.driver import ITERATIONS, SERVE_FROM, WARMUP, Driver
 from stalloc.planfile import DEFAULT_TIME_LIMIT
 
-_integration: Integration | None = None
+__all__ = ["install", "uninstall"]
+
+uninstall = installed.uninstall
 
 
 def install(
@@ -63,9 +66,10 @@ def install(
         StallocError: megatron-core can't be imported.
         ValueError: As for `stalloc.driver.Driver`.
     """
-    global _integration
-    if _integration is None:
-        integration = Integration(
+    if (driver := installed.installed(Integration, TARGET)) is not None:
+        return driver
+    return installed.install(
+        Integration(
             mode,
             folder,
             warmup=warmup,
@@ -76,14 +80,4 @@ def install(
             time_limit=time_limit,
             strict=strict,
         )
-        integration.install()
-        _integration = integration
-    return _integration.driver
-
-
-def uninstall() -> None:
-    """Takes stalloc out again, and ends its profile or plan; nothing if it is not there."""
-    global _integration
-    integration, _integration = _integration, None
-    if integration is not None:
-        integration.uninstall()
+    )

@@ -9,12 +9,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from stalloc._frameworks.methods import Function, Methods
-from stalloc.driver import Driver, Model
+from stalloc._frameworks.patches import Function, Patches
+from stalloc.driver import Driver, Model, Stage
 
 
 class Integration:
-    """A driver, and the methods that were wrapped to tell it.
+    """A driver, and what was patched to tell it.
 
     Args:
         target: What it is installed into.
@@ -24,8 +24,12 @@ class Integration:
     def __init__(self, target: object, driver: Driver) -> None:
         self.target = target
         self.driver = driver
-        self.methods = Methods()
+        self.patches = Patches()
         self.evaluations = 0
+
+    def follow(self) -> None:
+        """Patches what there is to follow; not called in mode off."""
+        raise NotImplementedError
 
     def next_iteration(self, model: Model | None) -> None:
         """One ends and another begins."""
@@ -43,7 +47,7 @@ class Integration:
             self.evaluations -= 1
 
     def unplanned(self, original: Function) -> Function:
-        """Wraps a method in `evaluation`."""
+        """Wraps a function in `evaluation`."""
 
         def unplanned(*args: Any, **kwargs: Any) -> Any:
             with self.evaluation():
@@ -52,8 +56,8 @@ class Integration:
         return unplanned
 
     def uninstall(self) -> None:
-        """Puts the methods back, and ends the driver's profile or plan."""
-        self.methods.undo()
+        """Undoes `follow`, and ends the driver's profile or plan."""
+        self.patches.undo()
         self.driver.finish()
 
 
@@ -71,9 +75,15 @@ def installed(kind: type[Integration], target: object) -> Driver | None:
 
 
 def install(integration: Integration) -> Driver:
-    """Remembers what was installed, for `uninstall`; returns its driver."""
+    """Lets it follow its target, unless it is off, and remembers it; returns its driver."""
     global _installed
     _installed = integration
+    if integration.driver.stage is not Stage.OFF:
+        try:
+            integration.follow()
+        except BaseException:
+            uninstall()
+            raise
     return integration.driver
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -24,11 +24,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from stalloc import hooks
-from stalloc._frameworks import megatron_config
-from stalloc._frameworks.patches import Argument, Function, Patches
+from stalloc._frameworks import installed, megatron_config
+from stalloc._frameworks.patches import Argument, Function
 from stalloc._frameworks.places import Places
-from stalloc.driver import Driver, Stage
+from stalloc.driver import Driver
 from stalloc.errors import StallocError
+
+TARGET = "megatron"
+"""What it is installed into: the package, of which a process has one."""
 
 _SCHEDULES = (
     "forward_backward_no_pipelining",
@@ -43,7 +46,7 @@ _COMBINE = ("token_combine", "token_unpermutation")
 _SPAN = "megatron.moe"
 
 
-class Integration:
+class Integration(installed.Integration):
     """One installation."""
 
     def __init__(
@@ -59,7 +62,7 @@ class Integration:
         time_limit: float,
         strict: bool,
     ) -> None:
-        self.driver = Driver(
+        driver = Driver(
             mode,
             folder,
             layout=self._layout,
@@ -72,22 +75,18 @@ class Integration:
             strict=strict,
             framework=f"megatron-core {megatron_config.version()}",
         )
+        super().__init__(TARGET, driver)
         self._dynamic = dynamic
-        self._patches = Patches()
         self._handle: RemovableHandle | None = None
         self._places = Places()
         self._chunks: list[nn.Module] = []
         self._batch: Mapping[str, Any] = {}  # arguments of the schedule
         self._in_train_step = False
         self._stepped = False
-        self._evaluations = 0
         self._optimizers = 0
         self._padded = False
 
-    def install(self) -> None:
-        """Patches what there is; nothing in mode off."""
-        if self.driver.stage is Stage.OFF:
-            return
+    def follow(self) -> None:
         schedules = _import("megatron.core.pipeline_parallel.schedules")
         if schedules is None:
             raise StallocError(
@@ -95,37 +94,35 @@ class Integration:
                 "megatron-core, or run this where Megatron-LM is on PYTHONPATH"
             )
         for name in _SCHEDULES:
-            self._patches.wrap(schedules, name, self._schedule)
-        found = self._patches.wrap(schedules, "forward_step", self._forward_step)
+            self.patches.wrap(schedules, name, self._schedule)
+        found = self.patches.wrap(schedules, "forward_step", self._forward_step)
         for name in _BACKWARDS:
-            found = self._patches.wrap(schedules, name, self._backward_step) or found
+            found = self.patches.wrap(schedules, name, self._backward_step) or found
         if not found:
             self.driver.stand_aside(
                 "this Megatron has neither forward_step nor backward_step in its module schedules"
             )
         if (training := _import("megatron.training.training")) is not None:
-            self._patches.wrap(training, "train_step", self._train_step)
+            self.patches.wrap(training, "train_step", self._train_step)
             for name in _UNPLANNED:
-                self._patches.wrap(training, name, self._unplanned)
+                self.patches.wrap(training, name, self.unplanned)
         if (optimizers := _import("megatron.core.optimizer")) is not None:
             base = optimizers.MegatronOptimizer
-            self._patches.wrap_in_subclasses(base, "step", self._optimizer_step)
+            self.patches.wrap_in_subclasses(base, "step", self._optimizer_step)
         dispatchers = _import("megatron.core.transformer.moe.token_dispatcher")
         if dispatchers is not None:
             base = dispatchers.MoETokenDispatcher
             for name in _DISPATCH:
-                self._patches.wrap_in_subclasses(base, name, self._dispatch)
+                self.patches.wrap_in_subclasses(base, name, self._dispatch)
             for name in _COMBINE:
-                self._patches.wrap_in_subclasses(base, name, self._combine)
+                self.patches.wrap_in_subclasses(base, name, self._combine)
         self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
 
     def uninstall(self) -> None:
-        """Undoes `install`."""
-        self._patches.undo()
         if self._handle is not None:
             self._handle.remove()
-        self.driver.finish()
         self._chunks = []
+        super().uninstall()
 
     # Iterations
 
@@ -150,9 +147,9 @@ class Integration:
     def _schedule(self, original: Function) -> Function:
         def forward_backward(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("forward_only"):
-                with self._evaluation():
+                with self.evaluation():
                     return original(*args, **kwargs)
-            if not self._evaluations:
+            if not self.evaluations:
                 self._chunks = _as_list(kwargs.get("model"))
                 self._batch = kwargs
                 self._begin()
@@ -188,7 +185,7 @@ class Integration:
         chunk = Argument(original, "vp_stage")
 
         def forward_step(*args: Any, **kwargs: Any) -> Any:
-            if self._evaluations:
+            if self.evaluations:
                 return original(*args, **kwargs)
             if not self.driver.in_iteration:
                 self._begin()  # a schedule that was looked up before install()
@@ -238,22 +235,6 @@ class Integration:
 
     def _optimizer_stepped(self, *_: object) -> None:
         self._stepped = True
-
-    def _unplanned(self, original: Function) -> Function:
-        def unplanned(*args: Any, **kwargs: Any) -> Any:
-            with self._evaluation():
-                return original(*args, **kwargs)
-
-        return unplanned
-
-    @contextlib.contextmanager
-    def _evaluation(self) -> Iterator[None]:
-        self._evaluations += 1
-        try:
-            with self.driver.evaluation():
-                yield
-        finally:
-            self._evaluations -= 1
 
     # Mixtures of experts
 

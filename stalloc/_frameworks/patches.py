@@ -1,4 +1,4 @@
-"""Replaces attributes of other people's modules and classes, and puts them back.
+"""Replaces attributes of other people's modules, classes and objects, and puts them back.
 
 A wrapper stays transparent: it has the original's name and signature. When someone else has
 replaced it since, it is left below theirs, and the wrapper has to do nothing but pass calls on.
@@ -14,48 +14,47 @@ from typing import Any
 Function = Callable[..., Any]
 Make = Callable[[Function], Function]
 
+_INHERITED = object()
+
 
 class Patches:
     """What was replaced, to be undone."""
 
     def __init__(self) -> None:
-        self._done: list[tuple[object, str, Function | None, Function]] = []
+        self._done: list[tuple[object, str, object, object]] = []
+
+    def replace(self, owner: object, name: str, value: object) -> None:
+        """Puts a value in the place of `owner.name`, which may be its own or inherited."""
+        self._done.append((owner, name, vars(owner).get(name, _INHERITED), value))
+        setattr(owner, name, value)
 
     def wrap(self, owner: object, name: str, make: Make) -> bool:
-        """Replaces `owner.name`, which has to be its own, by `make(it)`; False if it has none."""
-        original = vars(owner).get(name)
-        if not callable(original):
+        """Replaces `owner.name` by `make(it)`; False if there is none, or it is ours already.
+
+        A function of an object is bound: what `make` gets, and returns, takes no `self`.
+        """
+        original = getattr(owner, name, None)
+        if not callable(original) or any(original is ours for *_, ours in self._done):
             return False
-        wrapper = functools.wraps(original)(make(original))
-        setattr(owner, name, wrapper)
-        self._done.append((owner, name, original, wrapper))
+        self.replace(owner, name, functools.wraps(original)(make(original)))
         return True
 
     def wrap_in_subclasses(self, base: type, name: str, make: Make) -> None:
         """Replaces a method in the class and in every subclass that defines it anew."""
         for cls in _with_subclasses(base):
-            self.wrap(cls, name, make)
-
-    def wrap_method(self, instance: object, name: str, make: Make) -> bool:
-        """Replaces a method of one object, whose class has it; False if it has none."""
-        original = getattr(instance, name, None)
-        if not callable(original) or name in vars(instance):
-            return False
-        wrapper = functools.wraps(original)(make(original))
-        setattr(instance, name, wrapper)
-        self._done.append((instance, name, None, wrapper))
-        return True
+            if name in vars(cls):
+                self.wrap(cls, name, make)
 
     def undo(self) -> None:
         """Puts everything back, last first."""
         while self._done:
-            owner, name, original, wrapper = self._done.pop()
-            if vars(owner).get(name) is not wrapper:
+            owner, name, before, ours = self._done.pop()
+            if vars(owner).get(name) is not ours:
                 continue
-            if original is None:
+            if before is _INHERITED:
                 delattr(owner, name)
             else:
-                setattr(owner, name, original)
+                setattr(owner, name, before)
 
 
 class Argument:

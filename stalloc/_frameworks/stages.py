@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from stalloc._frameworks.methods import Function, Methods
+from stalloc._frameworks.patches import Function, Patches
 from stalloc.driver import Driver
 
 Phase = Callable[[int, int], AbstractContextManager[None]]
@@ -36,9 +36,9 @@ def chunks_of(schedule: Any) -> list[nn.Module]:
 class Stages:
     """Follows the stages of a schedule."""
 
-    def __init__(self, driver: Driver, methods: Methods) -> None:
+    def __init__(self, driver: Driver, patches: Patches) -> None:
         self._driver = driver
-        self._methods = methods
+        self._patches = patches
         self._before = 0  # microbatches of this iteration's earlier runs of the schedule
         self._microbatches = 0
 
@@ -52,9 +52,9 @@ class Stages:
         chunks = {}
         for chunk, stage in enumerate(stages_of(schedule)):
             chunks[id(stage)] = chunk
-            self._methods.wrap(stage, "forward_one_chunk", self._in(self._driver.forward, chunk))
+            self._patches.wrap(stage, "forward_one_chunk", self._in(self._driver.forward, chunk))
             for name in _BACKWARDS:
-                self._methods.wrap(stage, name, self._in(self._driver.backward, chunk))
+                self._patches.wrap(stage, name, self._in(self._driver.backward, chunk))
 
         def wrap_loss(original: Function) -> Function:
             def loss(
@@ -67,7 +67,7 @@ class Stages:
 
             return loss
 
-        self._methods.wrap(schedule, "_maybe_compute_loss", wrap_loss)
+        self._patches.wrap(schedule, "_maybe_compute_loss", wrap_loss)
 
     def _in(self, phase: Phase, chunk: int) -> Callable[[Function], Function]:
         """Makes a wrapper that runs a stage's method in the phase of the microbatch it is for.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stalloc._frameworks import installed
 from stalloc._frameworks.callback import version
 from stalloc._frameworks.installed import Integration
-from stalloc._frameworks.methods import Function
+from stalloc._frameworks.patches import Function
 from stalloc._hooks.iterations import IterationCounter
 from stalloc.driver import Driver, Model
 from stalloc.errors import StallocError
@@ -71,26 +71,29 @@ def install(
     driver = Driver(
         mode, folder, layout=layout, framework=f"accelerate {version('accelerate')}", **options
     )
-    loop = _Loop(accelerator, driver)
-    loop.follow(accelerator, model or (models[0] if len(models) == 1 else None))
-    return installed.install(loop)
+    model = model or (models[0] if len(models) == 1 else None)
+    return installed.install(_Loop(accelerator, driver, model))
 
 
 class _Loop(Integration):
     """A loop that steps prepared optimizers."""
 
-    def follow(self, accelerator: Any, model: Model | None) -> None:
+    def __init__(self, accelerator: Any, driver: Driver, model: Model | None) -> None:
+        super().__init__(accelerator, driver)
+        self._accelerator = accelerator
         self._model = model
         self._counter = IterationCounter()
         self._is_over = False
         self._zeroes = True
-        for optimizer in accelerator._optimizers:
-            self._follow(optimizer)
-        for name in _UNPLANNED:
-            self.methods.wrap(accelerator, name, self.unplanned)
-        self.driver.begin_iteration(model)
 
-    def _follow(self, optimizer: Any) -> None:
+    def follow(self) -> None:
+        for optimizer in self._accelerator._optimizers:
+            self._follow_optimizer(optimizer)
+        for name in _UNPLANNED:
+            self.patches.wrap(self._accelerator, name, self.unplanned)
+        self.driver.begin_iteration(self._model)
+
+    def _follow_optimizer(self, optimizer: Any) -> None:
         def wrap_step(original: Function) -> Function:
             def step(*args: Any, **kwargs: Any) -> Any:
                 if self._is_over:  # since the last step: nobody has zeroed any gradients
@@ -104,8 +107,8 @@ class _Loop(Integration):
 
             return step
 
-        self.methods.wrap(optimizer, "step", wrap_step)
-        self.methods.wrap(optimizer, "zero_grad", self._wrap_zero_grad)
+        self.patches.wrap(optimizer, "step", wrap_step)
+        self.patches.wrap(optimizer, "zero_grad", self._wrap_zero_grad)
 
     def _wrap_zero_grad(self, original: Function) -> Function:
         def zero_grad(*args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stalloc._frameworks import installed
 from stalloc._frameworks.callback import version
 from stalloc._frameworks.installed import Integration
-from stalloc._frameworks.methods import Function
+from stalloc._frameworks.patches import Function
 from stalloc.driver import Driver
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["install", "uninstall"]
 
-_MAP = "_INSTRUCTION_MAP"
 _UNPLANNED = ("save_checkpoint", "load_checkpoint", "save_16bit_model", "eval_batch")
 
 uninstall = installed.uninstall
@@ -63,35 +62,29 @@ def install(
         framework=f"deepspeed {version('deepspeed')}",
         **options,
     )
-    integration = _Engine(engine, driver)
-    integration.follow(engine)
-    return installed.install(integration)
+    return installed.install(_Engine(engine, driver))
 
 
 class _Engine(Integration):
     """An engine, with or without a pipeline."""
 
-    def follow(self, engine: Any) -> None:
+    def __init__(self, engine: Any, driver: Driver) -> None:
+        super().__init__(engine, driver)
         self._engine = engine
         self._forwards = 0
         self._in_buffer: dict[int, int] = {}  # number of the microbatch
-        for name in _UNPLANNED:
-            self.methods.wrap(engine, name, self.unplanned)
-        if hasattr(engine, _MAP):
-            self.methods.wrap(engine, "train_batch", self._wrap_train_batch)
-            setattr(
-                engine,
-                _MAP,
-                {key: self._wrap(key, f) for key, f in engine._INSTRUCTION_MAP.items()},
-            )
-        else:
-            self.methods.wrap(engine, "step", self._wrap_step)
-            self.driver.begin_iteration(engine.module)
 
-    def uninstall(self) -> None:
-        if _MAP in vars(self._engine):
-            delattr(self._engine, _MAP)
-        super().uninstall()
+    def follow(self) -> None:
+        engine = self._engine
+        for name in _UNPLANNED:
+            self.patches.wrap(engine, name, self.unplanned)
+        if hasattr(engine, "_INSTRUCTION_MAP"):
+            self.patches.wrap(engine, "train_batch", self._wrap_train_batch)
+            wrapped = {key: self._wrap(key, f) for key, f in engine._INSTRUCTION_MAP.items()}
+            self.patches.replace(engine, "_INSTRUCTION_MAP", wrapped)
+        else:
+            self.patches.wrap(engine, "step", self._wrap_step)
+            self.driver.begin_iteration(engine.module)
 
     def _wrap_step(self, original: Function) -> Function:
         def step(*args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from stalloc._frameworks.callback import Callback, derive
-from stalloc._frameworks.methods import Methods
+from stalloc._frameworks.patches import Patches
 
 
 class _Events(Callback):
@@ -30,15 +30,15 @@ class _Events(Callback):
     _steps = 0
 
     @functools.cached_property
-    def _methods(self) -> Methods:
-        return Methods()
+    def _patches(self) -> Patches:
+        return Patches()
 
     def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
         """Training begins."""
         self._microbatch = 0
         self._steps = trainer.global_step
         if self._start(trainer, _layout(trainer), pl_module):
-            self._methods.wrap(trainer, "save_checkpoint", self._unplanned)
+            self._patches.wrap(trainer, "save_checkpoint", self._unplanned)
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int
@@ -85,7 +85,7 @@ class _Events(Callback):
 
     def finish(self) -> None:
         """Ends the profile or plan at once; the run goes on without. Runs end so by themselves."""
-        self._methods.undo()
+        self._patches.undo()
         super().finish()
 
     def _unplanned(self, original: Callable[..., Any]) -> Callable[..., Any]:

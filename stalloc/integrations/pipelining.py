@@ -16,11 +16,12 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from stalloc._frameworks import installed
 from stalloc._frameworks.callback import version
 from stalloc._frameworks.installed import Integration
-from stalloc._frameworks.methods import Function
+from stalloc._frameworks.patches import Function
 from stalloc._frameworks.stages import Stages, chunks_of
 from stalloc.driver import Driver
 from stalloc.ranks import world_size
@@ -58,25 +59,28 @@ def install(
     chunks = len(chunks_of(schedule))
     layout = {"world": world_size(), "vp": chunks, "mb": int(schedule._n_microbatches)}
     driver = Driver(mode, folder, layout=layout, framework=f"torch {version('torch')}", **options)
-    pipeline = _Pipeline(schedule, driver)
-    pipeline.follow(schedule)
-    return installed.install(pipeline)
+    return installed.install(_Pipeline(schedule, driver))
 
 
 class _Pipeline(Integration):
     """A loop that steps a schedule."""
 
-    def follow(self, schedule: Any) -> None:
+    def __init__(self, schedule: Any, driver: Driver) -> None:
+        super().__init__(schedule, driver)
         self._schedule = schedule
-        self._stages = Stages(self.driver, self.methods)
-        self._stages.follow(schedule)
+        self._stages = Stages(driver, self.patches)
         self._stepped = False
-        self.methods.wrap(schedule, "eval", self.unplanned)
-        self.methods.wrap(schedule, "step", self._wrap_step)
+        self._handle: RemovableHandle | None = None
+
+    def follow(self) -> None:
+        self._stages.follow(self._schedule)
+        self.patches.wrap(self._schedule, "eval", self.unplanned)
+        self.patches.wrap(self._schedule, "step", self._wrap_step)
         self._handle = register_optimizer_step_post_hook(self._optimizer_stepped)
 
     def uninstall(self) -> None:
-        self._handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
         super().uninstall()
 
     def _wrap_step(self, original: Function) -> Function:

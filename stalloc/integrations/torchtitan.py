@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from stalloc._frameworks import installed
 from stalloc._frameworks.callback import version
 from stalloc._frameworks.installed import Integration
-from stalloc._frameworks.methods import Function
+from stalloc._frameworks.patches import Function
 from stalloc._frameworks.stages import Stages
 from stalloc.driver import Driver
 from stalloc.errors import StallocError
@@ -77,9 +77,7 @@ def install(
         framework=f"torchtitan {version('torchtitan')}",
         **options,
     )
-    titan = _Titan(trainer, driver)
-    titan.follow(trainer, layout)
-    return installed.install(titan)
+    return installed.install(_Titan(trainer, driver, layout))
 
 
 def _find_trainer() -> Any:
@@ -98,18 +96,22 @@ def _find_trainer() -> Any:
 class _Titan(Integration):
     """The Trainer's class, and the one trainer of it."""
 
-    def follow(self, trainer: Any, layout: dict[str, int]) -> None:
+    def __init__(self, trainer: Any, driver: Driver, layout: dict[str, int]) -> None:
+        super().__init__(trainer, driver)
+        self._trainer = trainer
         self._layout = layout
-        self._stages = Stages(self.driver, self.methods)
+        self._stages = Stages(driver, self.patches)
         self._schedule: Any = None
         self._runs = 0
-        self.methods.wrap(trainer, "train_step", self._wrap_train_step)
+
+    def follow(self) -> None:
+        self.patches.wrap(self._trainer, "train_step", self._wrap_train_step)
         for module, cls, name in _UNPLANNED:
             try:
                 owner = getattr(importlib.import_module(module), cls)
             except (ImportError, AttributeError):
                 continue
-            self.methods.wrap(owner, name, self.unplanned)
+            self.patches.wrap(owner, name, self.unplanned)
 
     def _wrap_train_step(self, original: Function) -> Function:
         def train_step(trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,8 +133,8 @@ class _Titan(Integration):
         schedule = getattr(trainer, "pp_schedule", None)
         if schedule is not None:
             self._stages.follow(schedule)
-            self.methods.wrap(schedule, "step", self._wrap_schedule_step)
-            self.methods.wrap(schedule, "eval", self.unplanned)
+            self.patches.wrap(schedule, "step", self._wrap_schedule_step)
+            self.patches.wrap(schedule, "eval", self.unplanned)
             self._schedule = schedule
 
     def _wrap_schedule_step(self, original: Function) -> Function:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +239,44 @@ def test_what_a_short_run_recorded_is_planned_when_it_ends(tmp_path: Path) -> No
     train(driver, trainer, 2)
     driver.finish()
     assert len(stalloc.Plan.load(tmp_path / "rank0.plan.json").decisions) > 0
+
+
+@isolated
+def test_a_forked_child_leaves_profile_and_files_to_its_parent(tmp_path: Path) -> None:
+    """Here it ends as a process does, so that what was registered for its end is called."""
+    trainer, _ = twins()
+    driver = Driver("auto", tmp_path, warmup=0, iterations=3)
+    train(driver, trainer, 2)
+    with driver.iteration(trainer.model):
+        assert _in_child(lambda: driver.stage is Stage.OFF)
+        assert driver.stage is Stage.PROFILING
+        assert list(tmp_path.iterdir()) == []
+    train(driver, trainer, 2)
+    written = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(written) == 2
+    with driver.iteration(trainer.model), driver.forward(0):
+        assert _in_child(lambda: driver.stage is Stage.OFF)
+    train(driver, trainer, 2)
+    assert driver.stage is Stage.SERVING
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == written
+    _core.runtime("cpu").check()
+
+
+def _in_child(check: Callable[[], bool]) -> bool:
+    """Whether the check holds in a forked child that trains a little, and then ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that a fork leaves behind
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            trainer, _ = twins()
+            trainer.step()
+            code = 0 if check() else 2
+        finally:
+            atexit._run_exitfuncs()
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
 
 
 @isolated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import Any
 
@@ -34,13 +35,36 @@ def test_patches_are_undone_last_first() -> None:
     module = module_with(double=double)
     patches = Patches()
     assert patches.wrap(module, "double", add_one)
-    assert patches.wrap(module, "double", add_one)
+    assert not patches.wrap(module, "double", add_one), "twice is once"
     assert not patches.wrap(module, "halve", add_one)
+    patches.replace(module, "double", add_one(module.double))
     assert module.double(3) == 8
-    assert module.double.__name__ == "double"
     patches.undo()
     assert module.double is double
     patches.undo()
+
+
+def test_a_patched_function_keeps_its_name_and_signature() -> None:
+    module = module_with(double=double)
+    Patches().wrap(module, "double", add_one)
+    assert module.double.__name__ == "double"
+    assert inspect.signature(module.double) == inspect.signature(double)
+
+
+def test_a_method_of_one_object_is_patched_for_that_one() -> None:
+    class Optimizer:
+        def step(self) -> int:
+            return 1
+
+    first, second = Optimizer(), Optimizer()
+    own = vars(second)["step"] = lambda: 10  # as schedulers of learning rates leave behind
+    patches = Patches()
+    assert patches.wrap(first, "step", add_one)
+    assert patches.wrap(second, "step", add_one)
+    assert (first.step(), second.step(), Optimizer().step()) == (2, 11, 1)
+    patches.undo()
+    assert "step" not in vars(first)
+    assert second.step is own
 
 
 def test_what_someone_else_put_on_top_stays() -> None:
