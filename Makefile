@@ -56,6 +56,13 @@ test-cuda: setup  ## Run both modes with a CUDA build of torch (several GB) on a
 bench-cuda: setup  ## Measure a planned request against torch's allocator, on a pretended GPU
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- python benchmarks/cuda
 
+.PHONY: paper
+paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch's allocators
+	@python -m pip install -qq --disable-pip-version-check -r requirements/paper.txt
+	@cmake --preset cpp >/dev/null
+	@cmake --build --preset cpp --target stalloc_core standin_cudart13 standin_cuda standin_nvml
+	@python benchmarks/paper --torch '$(CUDA_VENV)'
+
 .PHONY: gpu-test
 gpu-test: build  ## On a machine with a GPU: is training right under a plan?
 	@python benchmarks/gpu test

@@ -1,130 +1,96 @@
 """Replays traces through torch's real CUDA allocator, beside stalloc's model of it and stalloc.
 
-    python benchmarks/replay TRACE ... --torch SITE_PACKAGES --standin DIR [--json FILE]
+    python benchmarks/replay TRACE ... [--torch DIR] [--json FILE]
 
-`SITE_PACKAGES` holds a CUDA build of torch, as `make test-cuda` installs one; `DIR` the pretended
-CUDA runtime and NVML, `build/cpp/standin/13` after `make test-cpp`. No GPU is needed: the allocator
-never touches the memory that it hands out. Prints a table: what each reserves, and how far the
-model is from the real allocator. stalloc's `reserved` is that of the last iteration; `peak` also
-counts the first one, which departs from the plan and which the fallback serves, on a device with
-room for it.
+`DIR` is an environment with a CUDA build of torch, as `make test-cuda` installs one; the core and
+the pretended CUDA runtime are those of `make test-cpp`. No GPU is needed. Prints a table: what each
+reserves, and how far the model is from the real allocator. `reserved` is that of the last
+iteration; `peak` counts start-up and the warm-up, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import real
 from events import events_of
 
 import stalloc
+from stalloc.replaying import replay_all
 
-SOURCE = Path(__file__).with_name("torch_replay.cpp")
 POLICIES = {"torch": "", "torch, expandable segments": "expandable_segments:True"}
+TIME_LIMIT = 2.0  # seconds of planning
 
 
-def build(torch: Path, folder: Path) -> Path:
-    """Compiles the program against the CUDA build of torch."""
-    toolkit = Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve().parents[1]
-    include = toolkit / "include"
-    if not (include / "cuda_runtime_api.h").exists():
-        include = Path("/usr/local/cuda/include")
-    program = folder / "torch_replay"
-    libraries = torch / "torch" / "lib"
-    runtime = next(torch.glob("nvidia/*/lib/libcudart.so.*"))
-    subprocess.run(
-        [
-            *("c++", "-std=c++20", "-O2", str(SOURCE), "-o", str(program)),
-            *(f"-I{torch / 'torch' / 'include'}", f"-I{include}"),
-            *(f"-L{libraries}", "-lc10", "-lc10_cuda", str(runtime), "-ldl"),
-            f"-Wl,-rpath,{libraries}",
-        ],
-        check=True,
-    )
-    return program
-
-
-def replay(program: Path, events: Path, policy: str, standin: Path, memory: int) -> dict[str, Any]:
-    """What the real allocator did."""
-    environment = {
-        **os.environ,
-        "PYTORCH_ALLOC_CONF": policy,
-        "STANDIN_MEMORY": str(memory),
-        "LD_PRELOAD": str(next(standin.glob("libcudart.so.1?"))),
-        "LD_LIBRARY_PATH": str(standin),
-    }
-    done = subprocess.run(
-        [program, events], env=environment, check=True, stdout=subprocess.PIPE, text=True
-    )
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+def rows_of(path: Path, torch: real.Torch, planned: Path, memory: int) -> Iterator[dict[str, Any]]:
+    """A trace's rows."""
+    trace = stalloc.Trace.load(path)
+    plan = trace.plan(time_limit=TIME_LIMIT)
+    with tempfile.TemporaryDirectory() as name:
+        events, plan_file = Path(name) / "events", Path(name) / "plan.json"
+        events_of(trace).tofile(events)
+        plan.save(plan_file)
+        for modelled in replay_all(trace, plan):
+            row = {
+                "trace": path.stem,
+                "allocator": modelled.allocator,
+                "load": modelled.load,
+                "reserved": modelled.reserved,
+                "peak": modelled.peak_reserved,
+                "efficiency": modelled.efficiency,
+                "native_calls": modelled.native_calls,
+            }
+            if (policy := POLICIES.get(modelled.allocator)) is None:
+                seen = real.run(planned, events, plan_file, memory=memory)
+            else:
+                seen = real.run(
+                    torch.program, events, policy=policy, memory=memory, cuda=torch.cuda
+                )
+                row["load"] = seen["load"]
+                row["reserved"] = row["peak"] = seen["reserved"]
+                row["efficiency"] = seen["load"] / seen["reserved"]
+                row["native_calls"] = sum(seen["native_calls"].values())
+                row["model_reserved"] = modelled.peak_reserved
+            row["seconds_per_request"] = sum(seen["seconds"]) / sum(seen["requests"])
+            yield row
 
 
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="benchmarks/replay", description=__doc__)
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACE")
-    parser.add_argument("--torch", type=Path, required=True, metavar="SITE_PACKAGES")
-    parser.add_argument("--standin", type=Path, default=Path("build/cpp/standin/13"))
-    parser.add_argument("--memory", type=int, default=200 << 30, help="of the device, in bytes")
+    parser.add_argument("--torch", type=Path, default=Path(".venv-cuda"), metavar="DIR")
+    parser.add_argument(
+        "--memory", type=int, default=real.UNLIMITED, help="of the device, in bytes"
+    )
     parser.add_argument("--json", type=Path, help="write the rows here, too")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        program = build(args.torch.resolve(), Path(name))
-        events = Path(name) / "events"
+        try:
+            torch = real.build_torch(args.torch, Path(name))
+            planned = real.build_planned(Path(name))
+        except real.Unavailable as error:
+            print(f"benchmarks/replay: {error}", file=sys.stderr)
+            return 1
         for path in args.traces:
-            events_of(stalloc.Trace.load(path)).tofile(events)
-            done = subprocess.run(
-                [sys.executable, "-m", "stalloc", "replay", str(path), "--json"],
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            modelled = {row["allocator"]: row for row in json.loads(done.stdout)["rows"]}
-            for allocator, policy in POLICIES.items():
-                real = replay(program, events, policy, args.standin.resolve(), args.memory)
-                rows.append(
-                    {
-                        "trace": path.stem,
-                        "allocator": allocator,
-                        "load": real["requested"],
-                        "reserved": real["reserved"],
-                        "peak": real["reserved"],
-                        "efficiency": real["requested"] / real["reserved"],
-                        "model_reserved": modelled[allocator]["peak_reserved"],
-                        "native_calls": sum(real["native_calls"].values()),
-                        "seconds_per_event": real["seconds"] / real["events"],
-                    }
-                )
-            ours = modelled["stalloc"]
-            rows.append(
-                {
-                    "trace": path.stem,
-                    "allocator": "stalloc",
-                    "load": ours["load"],
-                    "reserved": ours["reserved"],
-                    "peak": ours["peak_reserved"],
-                    "efficiency": ours["efficiency"],
-                    "native_calls": ours["native_calls"],
-                }
-            )
-            for row in rows[-3:]:
+            for row in rows_of(path, torch, planned, args.memory):
+                rows.append(row)
                 off = row.get("model_reserved", row["reserved"]) - row["reserved"]
                 gib = {key: row[key] / 2**30 for key in ("load", "reserved", "peak")}
                 print(
                     f"{row['trace']:30s} {row['allocator']:26s} load {gib['load']:6.2f} GiB"
                     f"  reserved {gib['reserved']:6.2f}  peak {gib['peak']:6.2f}"
-                    f"  efficiency {row['efficiency']:.4f}  model off by {off:,} B",
+                    f"  efficiency {row['efficiency']:.4f}"
+                    f"  {row['seconds_per_request'] * 1e9:4.0f} ns  model off by {off:,} B",
                     flush=True,
                 )
     if args.json:

@@ -1,6 +1,6 @@
 """What is trained how: the parallel layouts and optimizations of the paper's evaluation.
 
-A configuration is named `MODEL-OPTIMIZATIONS[-mbN]-STAGE`, such as `llama2-7b-vr-first`. The
+A configuration is named `MODEL-OPTIMIZATIONS[-mbN][-tpN]-STAGE`, such as `llama2-7b-vr-first`. The
 letters are the paper's: N none, R recomputation of every layer, V virtual pipeline, Z distributed
 optimizer (ZeRO-1), O optimizer states offloaded to the host.
 """
@@ -87,6 +87,8 @@ class Config:
         """The name without the stage."""
         default = PAPER_MICROBATCH.get(self.model.name)
         odd = "" if self.layout.microbatch == default else f"-mb{self.layout.microbatch}"
+        if self.layout.tensor != PAPER_TENSOR.get(self.model.name, self.layout.tensor):
+            odd += f"-tp{self.layout.tensor}"
         return f"{self.model.name}-{self.optimizations}{odd}"
 
 
@@ -99,15 +101,19 @@ _SPLIT = {  # tensor, pipeline, microbatch, microbatches, chunks when virtual
 PAPER_MICROBATCH = {model.name: plain.microbatch for model, (plain, _, _) in _SPLIT.items()}
 OPTIMIZATIONS = ("n", "r", "v", "vr", "zr", "zor")
 
-# Qwen2.5, whose settings the paper gives for 14B on 16 GPUs only; the others follow it.
+# Qwen2.5, whose parallel settings the paper gives for 14B on 16 GPUs only; the others follow it.
+# Microbatches are the largest powers of two whose load fits a GPU of 141 GB, which is how the paper
+# chose them: with virtual pipeline, and with recomputation.
 _SCALE = {
-    QWEN25_7B: Layout(2, 2, 2, 1, 16, chunks=7),
-    QWEN25_14B: Layout(2, 2, 4, 1, 16, chunks=6),
-    QWEN25_32B: Layout(4, 4, 2, 1, 16, chunks=4),
-    QWEN25_72B: Layout(8, 4, 2, 1, 16, chunks=5),
+    QWEN25_7B: (Layout(2, 2, 2, 8, 16, chunks=7), 16),
+    QWEN25_14B: (Layout(2, 2, 4, 4, 16, chunks=6), 16),
+    QWEN25_32B: (Layout(4, 4, 2, 4, 16, chunks=4), 32),
+    QWEN25_72B: (Layout(8, 4, 2, 4, 16, chunks=5), 64),
 }
-PAPER_MICROBATCH |= {model.name: layout.microbatch for model, layout in _SCALE.items()}
+PAPER_MICROBATCH |= {model.name: layout.microbatch for model, (layout, _) in _SCALE.items()}
+PAPER_TENSOR = {model.name: layout.tensor for model, (layout, _) in _SCALE.items()}
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
+MICROBATCH_BATCH = 128  # sequences an iteration, whatever the microbatch
 
 
 def paper_configs() -> list[Config]:
@@ -116,23 +122,53 @@ def paper_configs() -> list[Config]:
 
 
 def scale_configs() -> list[Config]:
-    """Larger models on more ranks, virtual pipeline: the paper's Figure 9."""
-    return [Config(model, _SCALE[model], "v", last) for model in _SCALE for last in (False, True)]
+    """Larger models on more ranks, with recomputation or virtual pipeline: the paper's Figure 9."""
+    return [
+        Config(model, layout, optimizations, last)
+        for model, (virtual, largest) in _SCALE.items()
+        for optimizations, layout in (
+            ("r", replace(virtual, chunks=1, microbatch=largest)),
+            ("v", virtual),
+        )
+        for last in (False, True)
+    ]
 
 
 def microbatch_configs() -> list[Config]:
-    """GPT-2 with growing microbatches under recomputation: the paper's Figure 10."""
-    plain = _SPLIT[GPT2_345M][0]
+    """Llama2-7B with growing microbatches under recomputation: the paper's Figure 10."""
+    plain = _SPLIT[LLAMA2_7B][0]
     return [
-        Config(GPT2_345M, replace(plain, microbatch=size), "r", last)
+        Config(
+            LLAMA2_7B,
+            replace(plain, microbatch=size, microbatches=MICROBATCH_BATCH // size),
+            "r",
+            last,
+        )
         for size in MICROBATCHES
         for last in (False, True)
     ]
 
 
+def fitting_configs() -> list[Config]:
+    """Qwen2.5-14B as it was meant to run and the ways out of no memory: the paper's Table 1."""
+    virtual = _SCALE[QWEN25_14B][0]
+    ways = (
+        ("v", virtual),
+        ("n", replace(virtual, chunks=1)),
+        ("vr", virtual),
+        ("v", replace(virtual, tensor=2 * virtual.tensor, data=virtual.data // 2)),
+    )
+    return [Config(QWEN25_14B, layout, way, last) for way, layout in ways for last in (False, True)]
+
+
 def all_configs() -> dict[str, Config]:
     """Every configuration by its name."""
-    configs = [*paper_configs(), *scale_configs(), *microbatch_configs()]
+    configs = [
+        *paper_configs(),
+        *scale_configs(),
+        *microbatch_configs(),
+        *fitting_configs(),
+    ]
     return {config.name: config for config in configs}
 
 

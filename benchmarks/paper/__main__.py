@@ -1,0 +1,139 @@
+"""The paper's evaluation: records its workloads, replays them, and writes the report.
+
+    python benchmarks/paper [--torch DIR] [--only NAME ...]
+
+`make paper` calls it. Traces and rows are kept under build/paper: what has not changed is not done
+again. Without a CUDA build of torch (`make test-cuda` installs one) torch's rows come from the
+model of its policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "workloads"))
+sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "replay"))
+
+import real
+from configs import Config
+
+from paper import published, report
+from paper.evaluation import Programs
+from paper.figures import workloads
+from paper.rows import Row
+from paper.work import rows_of
+
+ROOT = Path(__file__).resolve().parents[2]
+_RESULTS = ROOT / "benchmarks" / "results"
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks/paper", description=__doc__)
+    parser.add_argument(
+        "--torch",
+        type=Path,
+        default=ROOT / ".venv-cuda",
+        metavar="DIR",
+        help="an environment with a CUDA build of torch (default: .venv-cuda)",
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], metavar="NAME", help="workloads, as in 'gpt2-*-first'"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "paper", metavar="DIR")
+    parser.add_argument("--output", type=Path, default=_RESULTS, metavar="DIR")
+    args = parser.parse_args()
+    chosen = [c for c in workloads() if any(fnmatch.fnmatch(c.name, p) for p in args.only)]
+    if not chosen:
+        parser.error(f"no workload is called {' or '.join(args.only)}; see benchmarks/workloads")
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes: they are as many as there are cores
+    began = time.perf_counter()
+    programs = _programs(args.torch, args.build)
+    rows: list[Row] = []
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        waiting: dict[Future[list[Row]], Config] = {
+            pool.submit(rows_of, config, args.build, programs): config for config in chosen
+        }
+        for number, done in enumerate(as_completed(waiting), 1):
+            rows += done.result()
+            print(
+                f"[{number}/{len(chosen)}] {time.perf_counter() - began:5.0f} s  "
+                f"{waiting[done].name}",
+                flush=True,
+            )
+    rows.sort(key=lambda row: row.name)
+    _write(rows, args.output, programs, time.perf_counter() - began)
+    return 0
+
+
+def _programs(torch: Path, build: Path) -> Programs:
+    """Builds what can be built, and says what cannot."""
+    found = planned = None
+    try:
+        planned = real.build_planned(build)
+        found = real.build_torch(torch, build)
+    except real.Unavailable as error:
+        print(f"without: {error}", file=sys.stderr)
+    return Programs(found, planned)
+
+
+def _write(rows: list[Row], folder: Path, programs: Programs, seconds: float) -> None:
+    machine = {
+        "cpu": _cpu(),
+        "cores": str(os.cpu_count()),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "torch": programs.torch.version if programs.torch else "modelled",
+        "stalloc_timed": str(programs.planned is not None),
+        "wall_seconds": f"{seconds:.0f}",
+        "peak_gib": f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f}",
+    }
+    described = []
+    for row in rows:
+        known = published.of(row)
+        described.append({**asdict(row), "published": known.text if known else None})
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {**machine, "rows": described}
+    (folder / "paper.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "paper.md").write_text(report.render(rows, machine))
+    from paper import plots
+
+    plots.draw(rows, folder)
+    print(f"{folder / 'paper.md'}: {len(rows)} rows in {seconds:.0f} s")
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

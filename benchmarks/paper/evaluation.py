@@ -1,0 +1,270 @@
+"""Replays one workload under every allocator.
+
+torch's rows come from its own allocator where there is a CUDA build of torch, else from the model
+of its policy. Times are taken in turns, allocator by allocator and again, so that whatever else the
+machine does falls on all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import real
+from configs import Config
+from events import events_of
+
+import stalloc
+from paper import figures
+from paper.recording import Recorded
+from paper.rows import EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
+from stalloc.replaying import Replay, replay_stalloc, replay_torch
+
+PLAN_SECONDS = 2.0
+"""Time limit of planning."""
+ROUNDS = 3
+"""How often each allocator's time is taken."""
+STEP = 64 << 20
+"""Bytes; how exactly the smallest capacity is found."""
+_POLICIES = {TORCH: "", EXPANDABLE: "expandable_segments:True"}
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What replays with real allocators; None for what is not there.
+
+    Attributes:
+        torch: torch's.
+        planned: stalloc's runtime, for its time.
+    """
+
+    torch: real.Torch | None = None
+    planned: Path | None = None
+
+
+def evaluate(workload: Recorded, programs: Programs) -> list[Row]:
+    """All rows of one workload.
+
+    Raises:
+        RuntimeError: An allocator failed where nothing should run out.
+    """
+    config = workload.config
+    trace = stalloc.Trace.load(workload.trace)
+    profiled = trace
+    if workload.profiled != workload.trace:
+        profiled = stalloc.Trace.load(workload.profiled)
+    plan, plan_seconds = _plan(profiled)
+    ours = replay_stalloc(trace, plan)
+    models = {
+        name: replay_torch(trace, expandable_segments=name == EXPANDABLE) for name in _POLICIES
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        events = Path(folder) / "events"
+        events_of(trace).tofile(events)
+        plan_file = Path(folder) / "plan.json"
+        plan.save(plan_file)
+        timed = _times(programs, events, plan_file)
+        rows = [
+            _torch_row(config, trace, name, model, timed.get(name), programs, events)
+            for name, model in models.items()
+        ]
+    rows.append(
+        _row(
+            config,
+            trace,
+            ours,
+            allocator=STALLOC,
+            seconds=_per_request(timed[STALLOC]) if STALLOC in timed else None,
+            plan_seconds=plan_seconds,
+            runs=lambda capacity: _planned_runs(trace, plan, capacity),
+            pool=plan.pool,
+        )
+    )
+    if config.model.experts:
+        rows.append(_without_reuse(config, trace, profiled))
+    return rows
+
+
+def _without_reuse(config: Config, trace: stalloc.Trace, profiled: stalloc.Trace) -> Row:
+    plan, seconds = _plan(profiled, dynamic=False)
+    return _row(
+        config,
+        trace,
+        replay_stalloc(trace, plan, reuse=False),
+        allocator=NO_REUSE,
+        seconds=None,
+        plan_seconds=seconds,
+        runs=lambda capacity: _planned_runs(trace, plan, capacity, reuse=False),
+        pool=plan.pool,
+    )
+
+
+def _torch_row(
+    config: Config,
+    trace: stalloc.Trace,
+    name: str,
+    model: Replay,
+    timed: list[dict[str, Any]] | None,
+    programs: Programs,
+    events: Path,
+) -> Row:
+    """A row of the real allocator where it ran, else of the model."""
+    expandable = name == EXPANDABLE
+    if timed is None:
+        return _row(
+            config,
+            trace,
+            model,
+            allocator=name,
+            seconds=None,
+            runs=lambda capacity: bool(
+                replay_torch(trace, expandable_segments=expandable, capacity=capacity).fits
+            ),
+            by="model",
+        )
+    assert programs.torch is not None
+    torch, seen = programs.torch, timed[0]
+    if seen["failed_request"] >= 0:
+        raise RuntimeError(f"{config.name}: {name} ran out of {real.UNLIMITED:,} bytes")
+
+    def runs(capacity: int) -> bool:
+        policy = _POLICIES[name]
+        done = real.run(torch.program, events, policy=policy, memory=capacity, cuda=torch.cuda)
+        return bool(done["failed_request"] < 0)
+
+    # What torch has taken it keeps, so that the last iteration's peak is that of all.
+    measured = Replay(
+        allocator=name,
+        load=model.load,
+        reserved=seen["reserved"],
+        peak_reserved=seen["reserved"],
+        efficiency=model.load / seen["reserved"],
+        native_calls=sum(seen["native_calls"].values()),
+        mallocs=seen["native_calls"]["malloc"],
+        frees=seen["native_calls"]["free"],
+        maps=seen["native_calls"]["map"],
+        unmaps=seen["native_calls"]["unmap"],
+        fits=None,
+        failed_request=-1,
+        failed_size=0,
+    )
+    return _row(
+        config,
+        trace,
+        measured,
+        allocator=name,
+        seconds=_per_request(timed),
+        runs=runs,
+        by=f"torch {torch.version}",
+        model_reserved=model.peak_reserved,
+    )
+
+
+def _row(
+    config: Config,
+    trace: stalloc.Trace,
+    seen: Replay,
+    *,
+    allocator: str,
+    seconds: float | None,
+    runs: Callable[[int], bool],
+    plan_seconds: float | None = None,
+    by: str = "stalloc",
+    model_reserved: int | None = None,
+    pool: int | None = None,
+) -> Row:
+    capacity = figures.capacity(config)
+    needs = None
+    if config.name in {c.name for c in figures.figures()["Table 1"].configs}:
+        needs = smallest(runs, seen.load, seen.peak_reserved)
+    fits = seen.peak_reserved <= capacity or (seen.load <= capacity and runs(capacity))
+    last = trace.iterations[-2]
+    return Row(
+        workload=config.model.name,
+        config=figures.config_label(config),
+        stage="last" if config.last else "first",
+        microbatch=config.layout.microbatch,
+        allocator=allocator,
+        load=seen.load,
+        reserved=seen.reserved,
+        efficiency=seen.efficiency,
+        native_calls=seen.native_calls,
+        seconds_per_request=seconds,
+        plan_seconds=plan_seconds,
+        requests=int((trace.requests.lower >= last).sum()),
+        peak_reserved=seen.peak_reserved,
+        by=by,
+        model_reserved=model_reserved,
+        capacity=capacity,
+        fits=fits,
+        needs=needs,
+        pool=pool,
+    )
+
+
+def _plan(trace: stalloc.Trace, *, dynamic: bool = True) -> tuple[stalloc.Plan, float]:
+    with _one_core():
+        began = time.process_time()
+        plan = trace.plan(time_limit=PLAN_SECONDS, dynamic=dynamic)
+        return plan, time.process_time() - began
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """Keeps the thread, and those it starts, on one core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(cores)[os.getpid() % len(cores)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _planned_runs(
+    trace: stalloc.Trace, plan: stalloc.Plan, capacity: int, *, reuse: bool = True
+) -> bool:
+    return bool(replay_stalloc(trace, plan, capacity=capacity, reuse=reuse).fits)
+
+
+def _times(programs: Programs, events: Path, plan: Path) -> dict[str, list[dict[str, Any]]]:
+    """What the programs printed, a run each in turns."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(ROUNDS):
+        if programs.torch is not None:
+            torch = programs.torch
+            for name, policy in _POLICIES.items():
+                done = real.run(torch.program, events, policy=policy, cuda=torch.cuda)
+                found.setdefault(name, []).append(done)
+        if programs.planned is not None:
+            found.setdefault(STALLOC, []).append(real.run(programs.planned, events, plan))
+    return found
+
+
+def _per_request(runs: list[dict[str, Any]]) -> float:
+    """The median of all iterations after the warm-up."""
+    return statistics.median(
+        float(seconds) / int(requests)
+        for run in runs
+        for seconds, requests in list(zip(run["seconds"], run["requests"], strict=True))[1:]
+    )
+
+
+def smallest(runs: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest capacity at which it runs, to STEP; it does at `high`, and cannot below `low`.
+
+    An allocator that runs at some capacity is taken to run at every larger one.
+    """
+    while high - low > STEP:
+        middle = (low + high) // 2
+        if runs(middle):
+            high = middle
+        else:
+            low = middle
+    return high

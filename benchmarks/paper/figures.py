@@ -1,0 +1,75 @@
+"""Which workloads each of the paper's figures and tables has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from configs import (
+    Config,
+    all_configs,
+    fitting_configs,
+    microbatch_configs,
+    paper_configs,
+    scale_configs,
+)
+
+A800 = 80 * 10**9
+H200 = 141 * 10**9
+"""What the GPUs of the paper are called by. They hold some 7 % more, which is left to what is not
+modelled: CUDA's own context, workspaces, NCCL."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or table.
+
+    Attributes:
+        name: As in the paper.
+        title: What it shows.
+        configs: Its workloads.
+    """
+
+    name: str
+    title: str
+    configs: tuple[Config, ...]
+
+
+def figures() -> dict[str, Figure]:
+    """All of them, by name."""
+    paper = paper_configs()
+    planned = [c for c in paper if c.optimizations in ("n", "r") and not c.last]
+    experts = [c for c in paper if c.model.experts]
+    return {
+        name: Figure(name, title, tuple(configs))
+        for name, title, configs in (
+            ("Figure 8", "Memory efficiency by model and optimization", paper),
+            ("Figure 9", "Memory efficiency by scale", scale_configs()),
+            ("Figure 10", "Memory efficiency by microbatch", microbatch_configs()),
+            ("Table 1", "Which configuration fits", fitting_configs()),
+            ("Table 2", "Time of planning by number of requests", planned),
+            ("Figure 13 and Table 3", "What each part contributes", experts),
+        )
+    }
+
+
+def workloads() -> list[Config]:
+    """Everything that is recorded and replayed, the longest first."""
+    configs = all_configs().values()
+    return sorted(configs, key=lambda c: c.layout.microbatches * c.model.layers, reverse=True)
+
+
+def config_label(config: Config) -> str:
+    """The configuration without its microbatch and stage: "vr", "v-tp4"."""
+    named = config.workload.removeprefix(f"{config.model.name}-")
+    return named.replace(f"-mb{config.layout.microbatch}", "")
+
+
+def row_name(config: Config) -> str:
+    """The name that its rows have."""
+    stage = "last" if config.last else "first"
+    return f"{config.model.name}-{config_label(config)}-mb{config.layout.microbatch}-{stage}"
+
+
+def capacity(config: Config) -> int:
+    """Of the GPU that the paper trains it on, in bytes."""
+    return H200 if config.model.name.startswith("qwen2.5") else A800

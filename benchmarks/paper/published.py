@@ -1,0 +1,131 @@
+"""What the paper and its authors' published runs say, to stand beside our figures.
+
+The paper's source has no data behind its figures, so a bar is known only where the text has its
+number; of most, the text gives the range or the mean over a model's bars. Reserved memory by
+pipeline stage comes from the authors' own runs with ZeRO, recomputation and offload. GMLake is
+theirs alone: it needs a build of torch 2.0 of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paper.rows import EXPANDABLE, STALLOC, TORCH, Row
+
+DENSE = ("gpt2-345m", "llama2-7b")
+MOE = "qwen1.5-moe-a2.7b"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What is published of one row.
+
+    Attributes:
+        text: As a reader wants to see it.
+        efficiency: Of exactly this row, where the text has it.
+        reserved_gb: Likewise.
+    """
+
+    text: str
+    efficiency: float | None = None
+    reserved_gb: float | None = None
+
+
+_RANGES = {  # section 6.2, over the bars of Figure 8
+    ("dense", TORCH): "57.1 to 90.6 %",
+    ("dense", EXPANDABLE): "62.4 to 93.2 %",
+    ("dense", STALLOC): "95 to 100 %",
+    ("moe", TORCH): "82.3 % on average",
+    ("moe", EXPANDABLE): "93.1 % on average",
+    ("moe", STALLOC): "93.7 to 97.8 %",
+}
+
+_GPT2_TORCH = {  # section 2.2: memory efficiency, and GB reserved
+    "n": Published("90 %, 52.1 GB", 0.90, 52.1),
+    "v": Published("80 %, 59.9 GB", 0.80, 59.9),
+    "r": Published("around 60 %", 0.60),
+}
+
+_OFFLOAD = {  # the authors' runs: GB reserved and, where known, efficiency
+    ("gpt2-345m", TORCH): ((18.3, None), (25.4, None)),
+    ("gpt2-345m", EXPANDABLE): ((17.3, None), (19.1, None)),
+    ("gpt2-345m", STALLOC): ((9.5, 0.95), (14.8, 1.00)),
+    ("llama2-7b", TORCH): ((21.1, None), (20.3, None)),
+    ("llama2-7b", EXPANDABLE): ((18.2, None), (17.0, None)),
+    ("llama2-7b", STALLOC): ((14.1, 0.98), (13.9, 0.91)),
+    (MOE, TORCH): ((50.6, None), (54.8, None)),
+    (MOE, EXPANDABLE): ((27.0, 0.96), (49.9, 0.90)),
+    (MOE, STALLOC): ((31.9, 0.80), (47.7, 0.94)),
+}
+
+GMLAKE_OFFLOAD = {
+    "gpt2-345m": (25.5, 29.3),
+    "llama2-7b": (25.1, 24.0),
+    MOE: (46.3, 44.0),
+}
+
+_SCALE = {
+    ("r", STALLOC): "99.1 %",
+    ("v", STALLOC): "over 99 %",
+}
+
+_OUT_OF_MEMORY = {  # Figure 9: model, optimizations, allocator
+    ("qwen2.5-72b", "r", TORCH),
+    ("qwen2.5-14b", "v", TORCH),
+    ("qwen2.5-14b", "v", EXPANDABLE),
+}
+
+FITS = {  # Table 1: configuration to whether it ran, and its throughput in TFLOPS
+    "v": ("Original", {TORCH: False, EXPANDABLE: False, STALLOC: True}, 464.3),
+    "n": ("Disable VPP", {TORCH: False, EXPANDABLE: True, STALLOC: True}, 440.6),
+    "vr": ("Recomputation", {TORCH: True, EXPANDABLE: True, STALLOC: True}, 350.4),
+    "v-tp4": ("TP = 4", {TORCH: True, EXPANDABLE: True, STALLOC: True}, 431.5),
+}
+
+PLANNING = {  # Table 2: requests of an iteration, seconds of planning
+    ("gpt2-345m", "n"): (12785, 24.36),
+    ("gpt2-345m", "r"): (16569, 21.93),
+    ("llama2-7b", "n"): (66529, 104.96),
+    ("llama2-7b", "r"): (86721, 136.34),
+    (MOE, "n"): (196759, 374.18),
+    (MOE, "r"): (281669, 145.40),
+}
+
+COMPOSITION = {  # Table 3, GB: total, static, fallback without and with dynamic reuse
+    "n": (59.51, 44.68, 15.19, 15.19),
+    "r": (32.36, 31.39, 1.61, 1.12),
+    "v": (62.78, 46.10, 17.80, 17.22),
+    "vr": (33.07, 31.83, 1.78, 1.70),
+    "zr": (44.65, 44.62, 2.99, 1.92),
+    "zor": (44.70, 44.40, 1.95, 1.55),
+}
+
+FRAGMENTATION_REDUCED = {  # section 6.2: by how much STAlloc reduces it, on average
+    ("dense", TORCH): 0.903,
+    ("dense", EXPANDABLE): 0.878,
+    ("moe", TORCH): 0.749,
+    ("moe", EXPANDABLE): 0.340,
+}
+STATIC_ALONE_REDUCES = 0.702
+"""Section 6.4: by how much the static plan alone reduces torch's fragmentation."""
+REUSE_REDUCES_FURTHER = 0.229
+
+
+def of(row: Row) -> Published | None:
+    """What is published of a row's efficiency."""
+    if row.workload.startswith("qwen2.5"):
+        if (row.workload, row.config, row.allocator) in _OUT_OF_MEMORY:
+            return Published("out of memory")
+        text = _SCALE.get((row.config, row.allocator))
+        return Published(text) if text else None
+    if row.workload == "llama2-7b" and row.microbatch != 4:
+        return Published("around 99 %") if row.allocator == STALLOC else None
+    if row.config == "zor" and (both := _OFFLOAD.get((row.workload, row.allocator))):
+        reserved, efficiency = both[row.stage == "last"]
+        known = "" if efficiency is None else f", {efficiency:.0%}".replace("%", " %")
+        return Published(f"{reserved} GB{known}", efficiency, reserved)
+    if row.workload == "gpt2-345m" and row.allocator == TORCH and row.config in _GPT2_TORCH:
+        return _GPT2_TORCH[row.config]
+    kind = "moe" if row.workload == MOE else "dense"
+    text = _RANGES.get((kind, row.allocator))
+    return Published(text) if text else None

@@ -1,0 +1,256 @@
+"""The report: the paper's figures and tables from rows, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from paper import published
+from paper.figures import Figure, figures, row_name
+from paper.rows import ALLOCATORS, EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
+from paper.targets import Group, groups_of, outcomes
+
+_SHORT = {TORCH: "torch", EXPANDABLE: "ES", STALLOC: "stalloc"}
+PLOTS = {
+    "Figure 8": "paper.fig8.svg",
+    "Figure 9": "paper.fig9.svg",
+    "Figure 10": "paper.fig10.svg",
+    "Figure 13 and Table 3": "paper.fig13.svg",
+}
+_MISSED = 8  # workloads that are named of those that miss a target
+
+
+def render(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
+    """The whole report."""
+    parts = [_head(rows, machine), _targets(rows)]
+    tables: dict[str, Callable[[list[Group]], str]] = {
+        "Figure 8": _efficiencies,
+        "Figure 9": _efficiencies,
+        "Figure 10": _efficiencies,
+        "Table 1": _fits,
+        "Table 2": _planning,
+        "Figure 13 and Table 3": _breakdown,
+    }
+    for name, figure in figures().items():
+        groups = in_figure(rows, figure)
+        parts.append(f"## {name}: {figure.title}\n")
+        missing = len(figure.configs) - len(groups)
+        if missing:
+            parts.append(f"{missing} of {len(figure.configs)} workloads were not run.\n")
+        if not groups:
+            continue
+        if name in PLOTS:
+            parts.append(f"![{figure.title}]({PLOTS[name]})\n")
+        parts.append(tables[name](groups))
+    parts.append(_model(rows))
+    return "\n".join(parts)
+
+
+def in_figure(rows: Iterable[Row], figure: Figure) -> list[Group]:
+    """The workloads of a figure that were run, in its order."""
+    found = {group[STALLOC].name: group for group in groups_of(rows)}
+    names = [row_name(config) for config in figure.configs]
+    return [found[name] for name in names if name in found]
+
+
+def _head(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
+    by = sorted({row.by for row in rows if row.allocator in (TORCH, EXPANDABLE)})
+    return f"""# The paper's evaluation
+
+Written by `make paper`: {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}, commit \
+{machine["commit"]}. {len(groups_of(rows))} workloads. torch's rows: {" and ".join(by)}; ES is the \
+same with expandable segments. [README](../README.md) says what is measured and what is modelled; \
+`paper.json` has every row.
+
+Efficiency is load / reserved of the last of the recorded iterations. The plan of a mixture of \
+experts was made from the three iterations after the warm-up and served two more, which it had not \
+seen. Sizes are GiB; the paper's GB are as printed there. The paper's figures come without their \
+data: of most bars the text gives a range over a model's bars, or a mean, or nothing.
+"""
+
+
+def _targets(rows: Sequence[Row]) -> str:
+    cells = []
+    for outcome in outcomes(rows):
+        if not outcome.groups or outcome.worst is None:
+            cells.append([outcome.target.text, "not measured", "", ""])
+            continue
+        met = len(outcome.groups) - len(outcome.missed)
+        worst = outcome.worst
+        named = [group[STALLOC].name for group in outcome.missed[:_MISSED]]
+        more = len(outcome.missed) - len(named)
+        cells.append(
+            [
+                outcome.target.text,
+                f"{met} of {len(outcome.groups)}",
+                f"{outcome.target.shown(worst)} ({worst[STALLOC].name})",
+                ", ".join(named) + (f" and {more} more" if more > 0 else ""),
+            ]
+        )
+    return "## Targets\n\n" + _table(["target", "reached", "least margin", "missed by"], cells)
+
+
+def _efficiencies(groups: list[Group]) -> str:
+    head = ["workload", "microbatch", "load"]
+    head += [f"{_SHORT[a]} {what}" for a in ALLOCATORS for what in ("reserved", "efficiency")]
+    head += ["ns per request", "paper: torch", "paper: ES", "paper: STAlloc"]
+    cells = []
+    for group in groups:
+        ours = group[STALLOC]
+        line = [_title(ours), str(ours.microbatch), _gib(ours.load)]
+        for allocator in ALLOCATORS:
+            row = group[allocator]
+            line += [_gib(row.reserved) + ("" if row.fits else " †"), f"{row.efficiency:.4f}"]
+        line.append(" / ".join(_nanoseconds(group[a]) for a in ALLOCATORS))
+        for allocator in ALLOCATORS:
+            known = published.of(group[allocator])
+            line.append(known.text if known else "")
+        cells.append(line)
+    capacity = groups[0][STALLOC].capacity // 10**9
+    return (
+        _table(head, cells)
+        + f"\n† runs out of memory on a GPU of {capacity} GB. Nanoseconds per request: torch, "
+        "expandable segments, stalloc.\n" + _reductions(groups)
+    )
+
+
+def _reductions(groups: list[Group]) -> str:
+    """How much less fragmentation than the peers, on average, as the paper counts."""
+    lines = []
+    for kind, chosen in (
+        ("dense", [g for g in groups if g[STALLOC].workload in published.DENSE]),
+        ("moe", [g for g in groups if g[STALLOC].workload == published.MOE]),
+    ):
+        for peer in (TORCH, EXPANDABLE):
+            known = published.FRAGMENTATION_REDUCED.get((kind, peer))
+            if not chosen or known is None:
+                continue
+            mean = sum(_reduction(g[peer], g[STALLOC]) for g in chosen) / len(chosen)
+            name = "mixture of experts" if kind == "moe" else "dense"
+            lines.append(
+                f"- {name}: {mean:.1%} less fragmentation than {peer}, on average; "
+                f"the paper: {known:.1%}"
+            )
+    return "\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def _reduction(peer: Row, ours: Row) -> float:
+    wasted = peer.reserved - peer.load
+    return 1.0 - (ours.reserved - ours.load) / wasted if wasted > 0 else 0.0
+
+
+def _fits(groups: list[Group]) -> str:
+    head = ["configuration", "stage", "load"]
+    head += [f"{_SHORT[a]} {what}" for a in ALLOCATORS for what in ("fits", "needs")]
+    head += ["paper: torch / ES / STAlloc", "paper: TFLOPS"]
+    cells = []
+    for group in groups:
+        ours = group[STALLOC]
+        name, known, flops = published.FITS[ours.config]
+        line = [name, ours.stage, _gib(ours.load)]
+        for allocator in ALLOCATORS:
+            row = group[allocator]
+            line += [_yes(row.fits), _gib(row.needs or row.peak_reserved)]
+        line += [" / ".join(_yes(known[a]) for a in ALLOCATORS), f"{flops}"]
+        cells.append(line)
+    capacity = groups[0][STALLOC].capacity
+    return (
+        f"Qwen2.5-14B on 16 GPUs of {capacity // 10**9} GB ({_gib(capacity)} GiB). `needs` is the "
+        "smallest capacity at which the trace runs to its end, start-up included. A configuration "
+        "runs when both stages fit.\n\n" + _table(head, cells)
+    )
+
+
+def _planning(groups: list[Group]) -> str:
+    head = ["workload", "requests", "seconds of planning", "paper: requests", "paper: seconds"]
+    cells = []
+    for group in groups:
+        row = group[STALLOC]
+        requests, seconds = published.PLANNING[row.workload, row.config]
+        ours = f"{row.plan_seconds or 0.0:.2f}"
+        cells.append([_title(row), f"{row.requests:,}", ours, f"{requests:,}", f"{seconds}"])
+    return "CPU time on one core, of comparing the iterations and planning.\n\n" + _table(
+        head, cells
+    )
+
+
+def _breakdown(groups: list[Group]) -> str:
+    head = ["workload", "load", "static", "dynamic", "fallback", "of it, without reuse"]
+    head += ["torch", "static plan alone", "stalloc", "ES"]
+    head += ["paper, GB: total / static / fallback without / with reuse"]
+    cells = []
+    for group in groups:
+        ours, alone = group[STALLOC], group[NO_REUSE]
+        static = alone.pool or 0
+        known = published.COMPOSITION[ours.config]
+        cells.append(
+            [
+                _title(ours),
+                _gib(ours.load),
+                _gib(static),
+                _gib((ours.pool or 0) - static),
+                _gib(ours.reserved - (ours.pool or 0)),
+                _gib(alone.reserved - static),
+                *(f"{group[a].efficiency:.4f}" for a in (TORCH, NO_REUSE, STALLOC, EXPANDABLE)),
+                " / ".join(str(part) for part in known),
+            ]
+        )
+    alone_reduces = _mean(_reduction(g[TORCH], g[NO_REUSE]) for g in groups)
+    further = _mean(_reduction(g[NO_REUSE], g[STALLOC]) for g in groups)
+    return (
+        "Static planning off is torch's allocator; the static plan alone sends dynamic requests to "
+        "the fallback. `static` is the pool of the static plan, `dynamic` what regions for dynamic "
+        "requests add to it, `fallback` what is reserved beside the pool. Efficiencies last.\n\n"
+        + _table(head, cells)
+        + f"\n- The static plan alone reduces torch's fragmentation by {alone_reduces:.1%} on "
+        f"average; the paper: {published.STATIC_ALONE_REDUCES:.1%}\n"
+        f"- Dynamic reuse reduces what is left by {further:.1%}; the paper: "
+        f"{published.REUSE_REDUCES_FURTHER:.1%}\n"
+    )
+
+
+_MODEL = "## The model of torch's policy\n\n"
+
+
+def _model(rows: Sequence[Row]) -> str:
+    """How far the model of torch's policy is from torch."""
+    real = [row for row in rows if row.model_reserved is not None]
+    if not real:
+        return (
+            "## The model of torch's policy\n\nThere was no CUDA build of torch to check it by.\n"
+        )
+    off = [row for row in real if row.model_reserved != row.reserved]
+    same = len(real) - len(off)
+    text = f"{same} of {len(real)} replays reserve what torch itself does, to the byte."
+    listed = [
+        [row.name, _SHORT[row.allocator], f"{(row.model_reserved or 0) - row.reserved:+,}"]
+        for row in off
+    ]
+    return f"{_MODEL}{text}\n" + (
+        "\n" + _table(["workload", "allocator", "bytes off"], listed) if listed else ""
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
+
+
+def _title(row: Row) -> str:
+    return f"{row.workload} {row.config.upper()} {row.stage}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def _nanoseconds(row: Row) -> str:
+    return "?" if row.seconds_per_request is None else f"{row.seconds_per_request * 1e9:.0f}"
+
+
+def _table(head: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
+    lines = [list(head), ["---"] * len(head), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

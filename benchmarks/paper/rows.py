@@ -1,0 +1,65 @@
+"""What the evaluation finds out: a row for each workload and allocator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TORCH = "torch"
+EXPANDABLE = "torch, expandable segments"
+STALLOC = "stalloc"
+NO_REUSE = "stalloc, no dynamic reuse"
+ALLOCATORS = (TORCH, EXPANDABLE, STALLOC)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One allocator under one workload.
+
+    Attributes:
+        workload: The model.
+        config: Its optimizations, in the paper's letters, and what else differs.
+        stage: "first" or "last" of the pipeline.
+        microbatch: Sequences.
+        allocator: Whose row it is.
+        load: The most bytes live at once, as asked.
+        reserved: The most bytes held of the device. Both of the last iteration, which the plan of a
+            mixture of experts has not seen.
+        efficiency: `load / reserved`.
+        native_calls: Over the whole trace: cudaMalloc, cudaFree, chunks mapped and unmapped.
+        seconds_per_request: CPU time of an allocation and its free, median of iterations after the
+            warm-up; None where it was not measured.
+        plan_seconds: CPU time of planning, on one core.
+        requests: Of an iteration.
+        peak_reserved: `reserved` over the whole trace, start-up and warm-up included.
+        by: What the figures come from: a version of torch, or a model of it.
+        model_reserved: What the model of torch's policy says, beside torch itself.
+        capacity: Bytes of the GPU that the workload is for.
+        fits: Whether the trace runs to its end on it.
+        needs: The smallest capacity at which it does, where that was looked for.
+        pool: Of a plan, its bytes.
+    """
+
+    workload: str
+    config: str
+    stage: str
+    microbatch: int
+    allocator: str
+    load: int
+    reserved: int
+    efficiency: float
+    native_calls: int
+    seconds_per_request: float | None
+    plan_seconds: float | None
+    requests: int
+    peak_reserved: int
+    by: str
+    model_reserved: int | None
+    capacity: int
+    fits: bool
+    needs: int | None
+    pool: int | None
+
+    @property
+    def name(self) -> str:
+        """Names the workload with its configuration."""
+        return f"{self.workload}-{self.config}-mb{self.microbatch}-{self.stage}"

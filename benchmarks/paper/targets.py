@@ -1,0 +1,138 @@
+"""What the evaluation must reach, row by row, and where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from paper.published import MOE
+from paper.rows import EXPANDABLE, STALLOC, TORCH, Row
+
+Group = dict[str, Row]
+"""The rows of one workload, by allocator."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing to reach.
+
+    Attributes:
+        text: What.
+        applies: Which workloads it is for; those without what it takes are left out.
+        margin: How far a workload is above it; below 0 it is missed.
+        shown: A workload's figure, for the report.
+    """
+
+    text: str
+    applies: Callable[[Group], bool]
+    margin: Callable[[Group], float]
+    shown: Callable[[Group], str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a target was met.
+
+    Attributes:
+        target: Which.
+        groups: The workloads that it is for.
+        missed: Those of them that miss it, the furthest first.
+        worst: The one with the least margin.
+    """
+
+    target: Target
+    groups: list[Group]
+    missed: list[Group]
+    worst: Group | None
+
+
+def groups_of(rows: Iterable[Row]) -> list[Group]:
+    """Rows by workload, in the order of the rows."""
+    found: dict[str, Group] = {}
+    for row in rows:
+        found.setdefault(row.name, {})[row.allocator] = row
+    return list(found.values())
+
+
+def outcomes(rows: Iterable[Row]) -> list[Outcome]:
+    """Every target's outcome."""
+    groups = groups_of(rows)
+    result = []
+    for target in TARGETS:
+        chosen = [group for group in groups if target.applies(group)]
+        chosen.sort(key=target.margin)
+        missed = [group for group in chosen if target.margin(group) < 0]
+        result.append(Outcome(target, chosen, missed, chosen[0] if chosen else None))
+    return result
+
+
+def _dense(group: Group) -> bool:
+    return group[STALLOC].workload != MOE
+
+
+def _recomputes(group: Group) -> bool:
+    return "r" in group[STALLOC].config
+
+
+def _efficiency(text: str, least: float, applies: Callable[[Group], bool]) -> Target:
+    return Target(
+        text,
+        applies,
+        lambda group: group[STALLOC].efficiency - least,
+        lambda group: f"{group[STALLOC].efficiency:.4f}",
+    )
+
+
+def _ahead(peer: str) -> Target:
+    return Target(
+        f"Reserves less than {peer}",
+        lambda _: True,
+        lambda group: (group[peer].reserved - 1 - group[STALLOC].reserved) / 2**20,
+        lambda group: f"{(group[STALLOC].reserved - group[peer].reserved) / 2**20:+,.0f} MiB",
+    )
+
+
+def _cost(group: Group) -> list[float | None]:
+    return [group[name].seconds_per_request for name in (STALLOC, TORCH, EXPANDABLE)]
+
+
+def _cheaper(group: Group) -> float:
+    ours, *peers = (seconds or 0.0 for seconds in _cost(group))
+    return min(peers) - ours
+
+
+def _cost_shown(group: Group) -> str:
+    return " / ".join(f"{(seconds or 0.0) * 1e9:.0f}" for seconds in _cost(group)) + " ns"
+
+
+def _planning(group: Group) -> float:
+    return group[STALLOC].plan_seconds or 0.0
+
+
+TARGETS = (
+    _efficiency("Dense: efficiency at least 0.995", 0.995, _dense),
+    _efficiency(
+        "Mixture of experts with recomputation: at least 0.98, unseen iterations",
+        0.98,
+        lambda group: not _dense(group) and _recomputes(group),
+    ),
+    _efficiency(
+        "Mixture of experts without: at least 0.96, unseen iterations",
+        0.96,
+        lambda group: not _dense(group) and not _recomputes(group),
+    ),
+    _ahead(TORCH),
+    _ahead(EXPANDABLE),
+    Target(
+        "Time per request below both peers' (stalloc / torch / expandable segments)",
+        lambda group: all(seconds is not None for seconds in _cost(group)),
+        _cheaper,
+        _cost_shown,
+    ),
+    Target(
+        "Planned in under 2 seconds on one core",
+        lambda _: True,
+        lambda group: 2.0 - _planning(group),
+        lambda group: f"{_planning(group):.2f} s",
+    ),
+)

@@ -1,0 +1,141 @@
+"""torch's own CUDA allocator, and stalloc's runtime, driven by traces on a pretended device.
+
+The programs are compiled here: `torch_replay` against a CUDA build of torch, `planned_replay`
+against the core. Both run with the stand-in for CUDA's runtime library in its place, so that no GPU
+is needed; the allocator never touches the memory that it hands out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).parent
+BUILD = ROOT / "build" / "cpp"
+"""Where `cmake --preset cpp` builds the core and the stand-in."""
+
+UNLIMITED = 1 << 42  # bytes of a device on which nothing runs out of memory
+
+
+class Unavailable(Exception):
+    """There is no CUDA build of torch, or nothing to build against it with."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A CUDA build of torch.
+
+    Attributes:
+        version: Such as "2.14.1+cu130".
+        program: `torch_replay`, built against it.
+        cuda: The major version of CUDA that it was built for.
+    """
+
+    version: str
+    program: Path
+    cuda: str
+
+
+def build_torch(environment: Path, folder: Path) -> Torch:
+    """Compiles `torch_replay` in `folder` against the CUDA build of torch in an environment.
+
+    Args:
+        environment: A virtual environment, or a folder of packages.
+        folder: Where the program goes.
+
+    Raises:
+        Unavailable: There is no such torch in it, or its runtime library is missing.
+    """
+    found = [
+        *environment.glob("torch/lib/libc10_cuda.so"),
+        *environment.glob("lib/python3*/site-packages/torch/lib/libc10_cuda.so"),
+    ]
+    if not found:
+        raise Unavailable(f"no CUDA build of torch in {environment}; `make test-cuda` installs one")
+    libraries = found[0].parent
+    packages = libraries.parents[1]
+    runtime = sorted(packages.glob("nvidia/*/lib/libcudart.so.1?"))
+    includes = [*packages.glob("nvidia/cu*/include"), Path("/usr/local/cuda/include")]
+    includes = [path for path in includes if (path / "crt" / "host_defines.h").exists()]
+    if not runtime or not includes:
+        raise Unavailable(f"CUDA's runtime library or headers are missing in {packages}")
+    program = folder / "torch_replay"
+    _compile(
+        program,
+        SOURCES / "torch_replay.cpp",
+        *(f"-isystem{libraries.parent / 'include'}", f"-isystem{includes[0]}"),
+        *(f"-L{libraries}", "-lc10", "-lc10_cuda", str(runtime[-1]), "-ldl"),
+        f"-Wl,-rpath,{libraries}",
+    )
+    version = (packages / "torch" / "version.py").read_text()
+    named = next(line for line in version.splitlines() if line.startswith("__version__"))
+    return Torch(named.split("'")[1], program, runtime[-1].suffix[1:])
+
+
+def build_planned(folder: Path) -> Path:
+    """Compiles `planned_replay` in `folder` against the core in `BUILD`.
+
+    Raises:
+        Unavailable: The core has not been built.
+    """
+    if not (BUILD / "libstalloc.so").exists():
+        raise Unavailable(
+            f"no libstalloc.so in {BUILD}; build it with `cmake --build --preset cpp`"
+        )
+    program = folder / "planned_replay"
+    _compile(
+        program,
+        SOURCES / "planned_replay.cpp",
+        *(f"-I{ROOT / 'csrc'}", f"-L{BUILD}", "-lstalloc", "-ldl", f"-Wl,-rpath,{BUILD}"),
+    )
+    return program
+
+
+def run(
+    program: Path,
+    *files: Path,
+    policy: str = "",
+    memory: int = UNLIMITED,
+    standin: Path = BUILD / "standin",
+    cuda: str = "13",
+) -> dict[str, Any]:
+    """What a replay program printed.
+
+    Args:
+        program: Which.
+        files: Its arguments.
+        policy: torch's PYTORCH_ALLOC_CONF.
+        memory: Of the pretended device, in bytes.
+        standin: The folder of stand-ins, by CUDA's major version.
+        cuda: Which of them.
+
+    Raises:
+        RuntimeError: It failed.
+    """
+    folder = standin / cuda
+    environment = {
+        **os.environ,
+        "PYTORCH_ALLOC_CONF": policy,
+        "STANDIN_MEMORY": str(memory),
+        "LD_PRELOAD": str(folder / f"libcudart.so.{cuda}"),
+        "LD_LIBRARY_PATH": str(folder),
+    }
+    # Kept to itself unless it fails: torch warns that the stand-in lacks what links several GPUs.
+    done = subprocess.run(
+        [program, *files], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{program.name} failed: {done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def _compile(program: Path, source: Path, *arguments: str) -> None:
+    program.parent.mkdir(parents=True, exist_ok=True)
+    command = ["c++", "-std=c++20", "-O2", "-Wall", "-Wextra", str(source), "-o", str(program)]
+    subprocess.run([*command, *arguments], check=True)
