@@ -329,6 +329,16 @@ TEST_F(Standin, MapsAndUnmapsAtTheSameAddresses) {
   standin_reset();
 }
 
+TEST_F(Standin, KeepsTheDriversErrorsApartFromTheRuntimes) {
+  standin_set_memory(0, kMiB);
+  int properties[8] = {1, 0, 1, 0};
+  auto* create =
+      driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
+  std::uint64_t handle = 0;
+  EXPECT_EQ(create(&handle, 2 * kMiB, properties, 0), kCudaOutOfMemory);
+  EXPECT_EQ(cudaGetLastError(), kCudaSuccess);
+}
+
 TEST_F(Standin, NoticesWhatIsUnmappedWhileInUse) {
   standin_set_manual(1);
   using Address = std::uintptr_t;
