@@ -33,8 +33,7 @@ from configs import Config
 from paper import published, report
 from paper.evaluation import Programs
 from paper.figures import workloads
-from paper.rows import Row
-from paper.work import rows_of
+from paper.work import Done, do
 
 ROOT = Path(__file__).resolve().parents[2]
 _RESULTS = ROOT / "benchmarks" / "results"
@@ -63,20 +62,19 @@ def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes: they are as many as there are cores
     began = time.perf_counter()
     programs = _programs(args.torch, args.build)
-    rows: list[Row] = []
+    finished: list[Done] = []
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        waiting: dict[Future[list[Row]], Config] = {
-            pool.submit(rows_of, config, args.build, programs): config for config in chosen
+        waiting: dict[Future[Done], Config] = {
+            pool.submit(do, config, args.build, programs): config for config in chosen
         }
         for number, done in enumerate(as_completed(waiting), 1):
-            rows += done.result()
+            finished.append(done.result())
             print(
                 f"[{number}/{len(chosen)}] {time.perf_counter() - began:5.0f} s  "
                 f"{waiting[done].name}",
                 flush=True,
             )
-    rows.sort(key=lambda row: row.name)
-    _write(rows, args.output, programs, time.perf_counter() - began)
+    _write(finished, args.output, programs, time.perf_counter() - began)
     return 0
 
 
@@ -91,7 +89,8 @@ def _programs(torch: Path, build: Path) -> Programs:
     return Programs(found, planned)
 
 
-def _write(rows: list[Row], folder: Path, programs: Programs, seconds: float) -> None:
+def _write(finished: list[Done], folder: Path, programs: Programs, seconds: float) -> None:
+    rows = sorted((row for done in finished for row in done.rows), key=lambda row: row.name)
     machine = {
         "cpu": _cpu(),
         "cores": str(os.cpu_count()),
@@ -99,9 +98,9 @@ def _write(rows: list[Row], folder: Path, programs: Programs, seconds: float) ->
         "python": platform.python_version(),
         "commit": _commit(),
         "torch": programs.torch.version if programs.torch else "modelled",
-        "stalloc_timed": str(programs.planned is not None),
-        "wall_seconds": f"{seconds:.0f}",
-        "peak_gib": f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f}",
+        "cpu_seconds_record": f"{sum(done.record_seconds for done in finished):.0f}",
+        "cpu_seconds_replay": f"{sum(done.replay_seconds for done in finished):.0f}",
+        "peak_process_gib": f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f}",
     }
     described = []
     for row in rows:

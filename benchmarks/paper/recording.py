@@ -35,11 +35,13 @@ class Recorded:
         config: What was recorded.
         trace: File of all iterations.
         profiled: File of those that a plan is made from; the same where they are all.
+        seconds: File of the CPU time that recording took, written last.
     """
 
     config: Config
     trace: Path
     profiled: Path
+    seconds: Path
 
 
 def recorded(config: Config, folder: Path) -> Recorded:
@@ -47,21 +49,21 @@ def recorded(config: Config, folder: Path) -> Recorded:
     stem = f"{config.name}.{_key(config)}"
     trace = folder / f"{stem}.json"
     profiled = folder / f"{stem}.profiled.json" if config.model.experts else trace
-    return Recorded(config, trace, profiled)
+    return Recorded(config, trace, profiled, folder / f"{stem}.seconds")
 
 
-def make(wanted: Recorded) -> float | None:
+def make(wanted: Recorded) -> float:
     """Records a workload, unless that was done before. Returns the seconds of CPU it took."""
-    if wanted.trace.exists() and wanted.profiled.exists():
-        return None
-    began = time.process_time()
-    if wanted.profiled == wanted.trace:
-        record(wanted.config, PROFILED).save(wanted.trace, overwrite=True)
-    else:
-        record(wanted.config, PROFILED + UNSEEN).save(wanted.trace, overwrite=True)
-        # The warm-up counts as an iteration, too.
-        beginning(wanted.trace, 1 + PROFILED).save(wanted.profiled, overwrite=True)
-    return time.process_time() - began
+    if not wanted.seconds.exists():
+        began = time.process_time()
+        if wanted.profiled == wanted.trace:
+            record(wanted.config, PROFILED).save(wanted.trace, overwrite=True)
+        else:
+            record(wanted.config, PROFILED + UNSEEN).save(wanted.trace, overwrite=True)
+            # The warm-up counts as an iteration, too.
+            beginning(wanted.trace, 1 + PROFILED).save(wanted.profiled, overwrite=True)
+        wanted.seconds.write_text(f"{time.process_time() - began:.1f}\n")
+    return float(wanted.seconds.read_text())
 
 
 def beginning(trace: Path, iterations: int) -> stalloc.Trace:

@@ -53,13 +53,15 @@ def in_figure(rows: Iterable[Row], figure: Figure) -> list[Group]:
 
 
 def _head(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
+    took = [float(machine.get(f"cpu_seconds_{step}", 0.0)) / 60 for step in ("record", "replay")]
     by = sorted({row.by for row in rows if row.allocator in (TORCH, EXPANDABLE)})
     return f"""# The paper's evaluation
 
 Written by `make paper`: {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}, commit \
 {machine["commit"]}. {len(groups_of(rows))} workloads. torch's rows: {" and ".join(by)}; ES is the \
 same with expandable segments. [README](../README.md) says what is measured and what is modelled; \
-`paper.json` has every row.
+`paper.json` has every row. Recording took {took[0]:.0f} minutes of one core, replaying \
+{took[1]:.0f}.
 
 Efficiency is load / reserved of the last of the recorded iterations. The plan of a mixture of \
 experts was made from the three iterations after the warm-up and served two more, which it had not \
@@ -109,7 +111,33 @@ def _efficiencies(groups: list[Group]) -> str:
     return (
         _table(head, cells)
         + f"\n† runs out of memory on a GPU of {capacity} GB. Nanoseconds per request: torch, "
-        "expandable segments, stalloc.\n" + _reductions(groups)
+        "expandable segments, stalloc.\n" + _offloaded(groups) + _reductions(groups)
+    )
+
+
+def _offloaded(groups: list[Group]) -> str:
+    """The authors' own runs, of which reserved memory is known by stage, beside ours."""
+    head = ["workload", "load"]
+    head += [f"{_SHORT[a]} {whose}" for a in ALLOCATORS for whose in ("here", "theirs")]
+    head.insert(6, "GMLake theirs")
+    cells = []
+    for group in groups:
+        row = group[STALLOC]
+        if row.config != "zor":
+            continue
+        line = [_title(row), f"{row.load / 1e9:.1f}"]
+        for allocator in ALLOCATORS:
+            known = published.of(group[allocator])
+            theirs = known.reserved_gb if known else None
+            line += [f"{group[allocator].reserved / 1e9:.1f}", f"{theirs or ''}"]
+        line.insert(6, str(published.GMLAKE_OFFLOAD[row.workload][row.stage == "last"]))
+        cells.append(line)
+    if not cells:
+        return ""
+    return (
+        "\nGB reserved with ZeRO, recomputation and offload: here, and in the authors' published "
+        "runs, of which not all settings are known, so that their loads are others.\n\n"
+        + _table(head, cells)
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+import resource
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from configs import Config
@@ -17,19 +18,36 @@ from stalloc import _core
 _SOURCES = ("evaluation.py", "figures.py", "rows.py")
 
 
-def rows_of(config: Config, build: Path, programs: Programs) -> list[Row]:
+@dataclass(frozen=True)
+class Done:
+    """A workload's rows, and the CPU time that its steps took."""
+
+    rows: list[Row]
+    record_seconds: float
+    replay_seconds: float
+
+
+def do(config: Config, build: Path, programs: Programs) -> Done:
     """Records a workload and replays it; keeps both in `build`."""
     traces, kept = build / "traces", build / "rows"
     for folder in (traces, kept):
         folder.mkdir(parents=True, exist_ok=True)
     workload = recording.recorded(config, traces)
-    recording.make(workload)
+    record_seconds = recording.make(workload)
     file = kept / f"{workload.trace.stem}.{_key(programs)}.json"
-    if file.exists():
-        return [Row(**row) for row in json.loads(file.read_text())]
-    rows = evaluate(workload, programs)
-    file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return rows
+    if not file.exists():
+        began = _cpu_seconds()
+        rows = [asdict(row) for row in evaluate(workload, programs)]
+        document = {"rows": rows, "seconds": round(_cpu_seconds() - began, 1)}
+        file.write_text(json.dumps(document, indent=1))
+    document = json.loads(file.read_text())
+    return Done([Row(**row) for row in document["rows"]], record_seconds, document["seconds"])
+
+
+def _cpu_seconds() -> float:
+    """Of this process and those that it started and has waited for."""
+    of = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in of)
 
 
 def _key(programs: Programs) -> str:

@@ -81,7 +81,10 @@ def test_a_row_says_what_it_is_of(dense: dict[str, Row]) -> None:
 
 
 def test_traces_are_recorded_once(folder: Path) -> None:
-    assert recording.make(recorded(DENSE, folder)) is None
+    workload = recorded(DENSE, folder)
+    written = workload.trace.stat().st_mtime_ns
+    recording.make(workload)
+    assert workload.trace.stat().st_mtime_ns == written
     changed = replace(DENSE, seed=2)
     assert recording.recorded(changed, folder).trace != recorded(DENSE, folder).trace
 
@@ -147,6 +150,7 @@ def test_the_report_has_the_papers_figures_beside_ours(dense: dict[str, Row]) ->
     machine = {"cpu": "", "cores": "2", "system": "", "commit": ""}
     text = report.render([*gpt2, *fits], machine)
     assert "| 25.4 GB | 19.1 GB | 14.8 GB, 100 % |" in text
+    assert "| gpt2-345m ZOR last | 5.9 |" in text
     (line,) = (line for line in text.splitlines() if line.startswith("| Original | first"))
     assert line.endswith("| no / no / yes | 464.3 |")
     assert line.split(" | ")[3] == "no"
