@@ -17,31 +17,30 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stalloc.errors import (
-    NotSupportedError,
-    OutOfMemory,
-    PlanError,
-    StallocError,
-    StallocWarning,
-    TraceError,
-)
-from stalloc.planfile import Plan
-from stalloc.planner import Solution, plan
-from stalloc.statistics import (
-    MemoryStats,
-    empty_cache,
-    memory_stats,
-    memory_summary,
-    reset_peak_memory_stats,
-)
-from stalloc.trace import IterationProfile, Trace
-
 if TYPE_CHECKING:
     from stalloc import hooks
     from stalloc._compat import install_compat
+    from stalloc.errors import (
+        NotSupportedError,
+        OutOfMemory,
+        PlanError,
+        StallocError,
+        StallocWarning,
+        TraceError,
+    )
     from stalloc.monitor import StatsLogger, log_stats
+    from stalloc.planfile import Plan
+    from stalloc.planner import Solution, plan
     from stalloc.profiling import Profile, profile
     from stalloc.session import Session, acquire_pool, disable, enable, release_pool, step
+    from stalloc.statistics import (
+        MemoryStats,
+        empty_cache,
+        memory_stats,
+        memory_summary,
+        reset_peak_memory_stats,
+    )
+    from stalloc.trace import IterationProfile, Trace
 
 __version__ = "0.1.0"
 
@@ -76,27 +75,50 @@ __all__ = [
     "step",
 ]
 
-# What needs torch is imported on first use: planning, importing and replaying do without, and
-# importing torch takes longer than all of them.
-_WITH_TORCH = {
+# Everything is imported on first use. Importing torch takes longer than planning does, and while
+# NumPy and the core are imported a Ctrl-C would end in a traceback: `__main__` is there by then.
+_MODULE_OF = {
+    "NotSupportedError": "errors",
+    "OutOfMemory": "errors",
+    "PlanError": "errors",
+    "StallocError": "errors",
+    "StallocWarning": "errors",
+    "TraceError": "errors",
     "StatsLogger": "monitor",
     "log_stats": "monitor",
+    "Plan": "planfile",
+    "Solution": "planner",
+    "plan": "planner",
     "Profile": "profiling",
     "profile": "profiling",
     "Session": "session",
     "acquire_pool": "session",
     "disable": "session",
     "enable": "session",
-    "install_compat": "_compat",
     "release_pool": "session",
     "step": "session",
+    "MemoryStats": "statistics",
+    "empty_cache": "statistics",
+    "memory_stats": "statistics",
+    "memory_summary": "statistics",
+    "reset_peak_memory_stats": "statistics",
+    "IterationProfile": "trace",
+    "Trace": "trace",
+    "install_compat": "_compat",
 }
+
+_MODULES = {"errors", "hooks", "planfile", "planner", "statistics", "tables", "trace"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hooks":
-        return importlib.import_module("stalloc.hooks")
-    if name not in _WITH_TORCH:
+    if name in _MODULES:
+        return importlib.import_module(f"stalloc.{name}")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"stalloc.{_WITH_TORCH[name]}"), name)
+    module = importlib.import_module(f"stalloc.{_MODULE_OF[name]}")
+    value = globals()[name] = getattr(module, name)
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

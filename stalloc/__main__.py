@@ -1,10 +1,36 @@
-"""The command line as `python -m stalloc`."""
+"""The command line, as `stalloc` and as `python -m stalloc`.
+
+Nothing but the standard library is imported before somebody is there to catch a Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
-from stalloc.cli import main
+
+def main() -> int:
+    """Runs one sub-command and returns the exit code."""
+    _open_streams()
+    try:
+        from stalloc import cli
+
+        return cli.main()
+    except KeyboardInterrupt:
+        print("stalloc: interrupted", file=sys.stderr)
+        return 130
+
+
+def _open_streams() -> None:
+    """Makes stdout and stderr take any text; without a descriptor Python leaves them None."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        else:
+            # A file's name need not be text, and a layer's not in the terminal's encoding.
+            stream.reconfigure(errors="backslashreplace")
+
 
 if __name__ == "__main__":
     sys.exit(main())

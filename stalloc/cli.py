@@ -1,20 +1,25 @@
 """The command line. Each sub-command is a module in `stalloc.commands`.
 
-Exit codes: 0 done, 1 bad input, 2 wrong usage, 3 does not fit the capacity, 130 interrupted. What
-the user can mend is one line on stderr; a traceback is a bug.
+Exit codes: 0 done, 1 bad input, 2 wrong usage, 3 does not fit the capacity, 130 interrupted, 141
+nobody reads the output any more. What the user can mend is one line on stderr; a traceback is a
+bug.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 
 import stalloc
 from stalloc.commands import COMMANDS
-from stalloc.commands.output import DoesNotFit
+from stalloc.commands.output import DoesNotFit, printable
 from stalloc.errors import StallocError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,19 +43,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DoesNotFit as error:
         return _fail(args.command, str(error), 3)
     except BrokenPipeError:
-        # The reader has seen enough. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        # The reader has seen enough.
+        _leave_stdout()
+        return BROKEN_PIPE
     except StallocError as error:
         return _fail(args.command, str(error), 1)
+    except MemoryError:
+        return _fail(args.command, "this machine's memory does not suffice for that input", 1)
     except OSError as error:
         what = error.strerror or str(error)
-        return _fail(args.command, f"{error.filename}: {what}" if error.filename else what, 1)
+        if error.filename is None:
+            _leave_stdout()
+            return _fail(args.command, f"standard output: {what}", 1)
+        return _fail(args.command, f"{error.filename}: {what}", 1)
     except KeyboardInterrupt:
-        return _fail(args.command, "interrupted", 130)
+        return _fail(args.command, "interrupted", INTERRUPTED)
     return code
 
 
+def _leave_stdout() -> None:
+    """Python would complain again when it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(command: str, message: str, code: int) -> int:
-    print(f"stalloc {command}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"stalloc {command}: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from stalloc.files import write_file
+from stalloc.files import named, write_file
 
 
 class _Core(Protocol):
@@ -35,7 +35,7 @@ class Document(ABC, Generic[CoreT]):
             TraceError, PlanError: As for `from_json`.
             OSError: It cannot be read.
         """
-        return cls.from_json(Path(path).read_bytes(), str(path))
+        return cls.from_json(Path(path).read_bytes(), named(path))
 
     @classmethod
     @abstractmethod

@@ -6,17 +6,26 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
+from collections.abc import Iterator
 from pathlib import Path
+
+
+def named(path: str | os.PathLike[str]) -> str:
+    """A file's name for messages: where it is no text, with escapes."""
+    return os.fspath(path).encode(errors="backslashreplace").decode()
 
 
 def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
     """Writes a file as a whole, or, when anything goes wrong, not at all.
 
-    The content goes to a temporary file in the same folder first, which then takes the name.
+    The content goes to a file without a name first, of which nothing is left whatever becomes of
+    the process; only then it takes the name. A device or a pipe, which has no content of its own to
+    lose, is written to as it is.
 
     Raises:
         FileExistsError: There is such a file, and `overwrite` is not set.
-        OSError: It cannot be written.
+        OSError: It cannot be written; it has the file's name.
     """
     if not overwrite:
         check_new(path)
@@ -25,30 +34,80 @@ def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
     if not path.parent.is_dir():
         what = "No such file or directory: make its folder, or choose another"
         raise FileNotFoundError(errno.ENOENT, what, str(path))
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            temporary.replace(path)
-        else:
-            try:
-                os.link(temporary, path)  # unlike a rename it never replaces
-            except FileExistsError:
-                raise _exists(path) from None
-            except OSError:  # a file system without hard links
-                _move_to_new(temporary, path)
+        if _is_stream(path):
+            with path.open("wb") as stream:
+                stream.write(content)
+            return
+        with _temporary(path.parent) as (descriptor, source):
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            _name(source, path, overwrite)
         _sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[tuple[int, Path]]:
+    """A new file in a folder, open for writing, and what to link or move it by."""
+    path: Path | None = None
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError:  # a file system without nameless files
+        path = folder / f".stalloc-{secrets.token_hex(8)}"
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        yield descriptor, path or Path(f"/proc/self/fd/{descriptor}")
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        os.close(descriptor)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def _name(source: Path, path: Path, overwrite: bool) -> None:
+    """Gives what was written its name; unlike a rename, a link never replaces."""
+    if not overwrite:
+        _link(source, path)
+        return
+    complete = path.parent / f".stalloc-{secrets.token_hex(8)}"
+    _link(source, complete)
+    try:
+        complete.replace(path)
+    except BaseException:
+        complete.unlink(missing_ok=True)
+        raise
+
+
+def _link(source: Path, path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        # Only with a folder's descriptor are links of /proc followed to the file.
+        os.link(source, path.name, dst_dir_fd=folder)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:  # a file system without hard links
+        if source.is_symlink():
+            raise
+        check_new(path)
+        source.rename(path)
+    finally:
+        os.close(folder)
+
+
+def _is_stream(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def check_new(path: Path) -> None:
     """Raises FileExistsError when there is such a file; it may appear right after, all the same."""
-    if os.path.lexists(path):
+    if os.path.lexists(path) and not _is_stream(path):
         raise _exists(path)
 
 
@@ -68,11 +127,6 @@ def check_output(path: Path, source: Path, *, overwrite: bool) -> None:
 def _exists(path: Path) -> FileExistsError:
     what = "is there already: choose another name, or replace it (--force, overwrite=True)"
     return FileExistsError(errno.EEXIST, what, str(path))
-
-
-def _move_to_new(temporary: Path, path: Path) -> None:
-    check_new(path)
-    temporary.rename(path)
 
 
 def _sync_folder(folder: Path) -> None:

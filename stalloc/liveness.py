@@ -64,6 +64,8 @@ class Liveness:
         self._lower, self._upper, self._size = lower, upper, size
         self._phase, self._site = phase, site
         self._phases, self._sites = phases, sites
+        self.named = bool(sites)
+        """Whether any call site is known."""
         ticks = np.concatenate((lower, upper))
         changes = np.concatenate((size, -size))
         order = np.lexsort((changes, ticks))  # at one tick, frees come first

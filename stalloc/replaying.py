@@ -6,6 +6,7 @@ make.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,15 @@ from stalloc.trace import Trace
 TORCH = "torch"
 TORCH_EXPANDABLE = "torch, expandable segments"
 STALLOC = "stalloc"
+
+# What a trace's info calls the settings of torch's allocator when it was recorded.
+EXPANDABLE_SEGMENTS = "torch_expandable_segments"
+MAX_SPLIT_SIZE = "torch_max_split_size"
+GARBAGE_COLLECTION = "torch_garbage_collection_threshold"
+DIVISIONS = "torch_roundup_power2_divisions"
+
+_INTERVALS = 16  # of roundup_power2_divisions
+_UNLIMITED = 1 << 48  # bytes; more is what torch writes for no limit
 
 UNROLLED = 5
 """Iterations that a plan without its trace is replayed for."""
@@ -30,7 +40,7 @@ class Replay:
         load: The most bytes live at once in the last complete iteration, as asked.
         reserved: The most bytes held of the device in that iteration.
         peak_reserved: The same over the whole trace, warm-up included.
-        efficiency: `load / reserved`.
+        efficiency: `load / reserved`; None when it ran out of memory.
         native_calls: Calls to the device: cudaMalloc, cudaFree, chunks mapped and unmapped.
         mallocs: Of these, cudaMalloc.
         frees: cudaFree.
@@ -47,7 +57,7 @@ class Replay:
     load: int
     reserved: int
     peak_reserved: int
-    efficiency: float
+    efficiency: float | None
     native_calls: int
     mallocs: int
     frees: int
@@ -60,10 +70,68 @@ class Replay:
     measured: int | None = None
 
 
+def recorded_settings(
+    trace: Trace, *, expandable_segments: bool | None = None, capacity: int | None = None
+) -> _core.CachingSettings:
+    """The settings that torch's allocator had when a snapshot was recorded, else its defaults.
+
+    Args:
+        trace: Its `info` has them.
+        expandable_segments: What to take instead; None for what was recorded.
+        capacity: Bytes of the device; None for no limit.
+    """
+    info = trace.info
+    if expandable_segments is None:
+        expandable_segments = recorded_expandable(trace)
+    divisions = [_number(text) for text in info.get(DIVISIONS, "").split(",")][:_INTERVALS]
+    return _core.CachingSettings(
+        expandable_segments=expandable_segments,
+        max_split_size=_number(info.get(MAX_SPLIT_SIZE, "")),
+        garbage_collection_threshold=_fraction(info.get(GARBAGE_COLLECTION, "")),
+        roundup_power2_divisions=divisions,
+        capacity=capacity or 0,
+    )
+
+
+def recorded_expandable(trace: Trace) -> bool:
+    """Whether torch had expandable segments when the trace was recorded."""
+    return trace.info.get(EXPANDABLE_SEGMENTS) == "True"
+
+
+def other_settings(trace: Trace) -> str:
+    """Of the settings that torch had then, in words, those that are not its defaults; or nothing.
+
+    Expandable segments are not among them: torch is replayed with and without.
+    """
+    info = trace.info
+    found = []
+    if _number(info.get(MAX_SPLIT_SIZE, "")):
+        size = _core.format_bytes(_number(info[MAX_SPLIT_SIZE]))
+        found.append(f"max_split_size of {size}")
+    if _fraction(info.get(GARBAGE_COLLECTION, "")):
+        found.append(f"garbage_collection_threshold {_fraction(info[GARBAGE_COLLECTION])}")
+    if any(map(_number, info.get(DIVISIONS, "").split(","))):
+        found.append(f"roundup_power2_divisions {info[DIVISIONS]}")
+    return ", ".join(found)
+
+
+def _number(text: str) -> int:
+    """A setting that counts; 0 for what is unlimited or off, or is no number."""
+    value = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
+    return value if value < _UNLIMITED else 0
+
+
+def _fraction(text: str) -> float:
+    value = float(text) if re.fullmatch(r"0?\.[0-9]{1,18}", text) else 0.0
+    return value if 0 < value < 1 else 0.0
+
+
 def replay_torch(
     trace: Trace, *, expandable_segments: bool = False, capacity: int | None = None
 ) -> Replay:
-    """Replays a trace under torch's caching allocator with its default settings.
+    """Replays a trace under torch's caching allocator.
+
+    Its settings are those that a snapshot recorded, else the defaults.
 
     Args:
         trace: What to allocate.
@@ -73,16 +141,14 @@ def replay_torch(
     Raises:
         TraceError: The trace is inconsistent.
     """
-    settings = _core.CachingSettings(
-        expandable_segments=expandable_segments, capacity=capacity or 0
-    )
+    settings = recorded_settings(trace, expandable_segments=expandable_segments, capacity=capacity)
     result = _core.replay_caching(trace._core, settings)
     measured = None
     # What was recorded is the truth for the settings that it was recorded with.
-    if (trace.info.get("torch_expandable_segments") == "True") == expandable_segments:
+    if recorded_expandable(trace) == expandable_segments:
         text = trace.info.get("torch_reserved", "")
         # Less than what was live is no measurement: the recording does not tell of all segments.
-        measured = int(text) if text.isdecimal() and int(text) >= result["load"] else None
+        measured = _number(text) if _number(text) >= result["load"] else None
     name = TORCH_EXPANDABLE if expandable_segments else TORCH
     return _to_replay(name, result, capacity, measured=measured)
 
@@ -139,7 +205,7 @@ def _to_replay(
         load=result["load"],
         reserved=result["reserved"],
         peak_reserved=result["peak_reserved"],
-        efficiency=result["efficiency"],
+        efficiency=result["efficiency"] if result["failed"] < 0 else None,
         native_calls=result["native_calls"],
         mallocs=result["mallocs"],
         frees=result["frees"],

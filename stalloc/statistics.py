@@ -22,6 +22,10 @@ class MemoryStats(TypedDict):
     misses: int  # static requests of completed iterations that were not
     hit_rate: float  # hits / (hits + misses); 1.0 before the first
     conflicts: int  # requests that fit a decision whose place was taken
+    dynamic_requests: int  # of modules or places whose sizes differ, wherever they were served
+    dynamic_region_requests: int  # of these, served from the region kept for their group
+    dynamic_reused_requests: int  # served from what the static requests leave idle
+    dynamic_fallback_requests: int  # served by the fallback
     idle_requests: int  # served from idle pool space outside planned phases
     fallback_requests: int  # served by the fallback
     allocated: int  # live bytes now
@@ -31,6 +35,10 @@ class MemoryStats(TypedDict):
     fallback_allocated: int  # live bytes of the fallback now
     peak_fallback_allocated: int
     fallback_reserved: int  # held by the fallback now
+    dynamic_allocated: int  # live bytes of dynamic requests now
+    peak_dynamic_allocated: int
+    peak_dynamic_in_region: int
+    peak_dynamic_reused: int
     pool: int  # the plan's pool
     live_blocks: int  # in the pool
     strays: int  # of these, outside their planned lifetime
@@ -96,35 +104,57 @@ def memory_summary(device: torch.device | str | None = None) -> str:
     width = 72
     rule = "|" + "=" * (width - 2) + "|"
 
-    def row(name: str, *cells: str) -> str:
-        text = f" {name:<24}" + "".join(f"|{c:>14} " for c in cells)
-        return f"|{text:<{width - 2}}|"
+    def row(name: str, current: str, peak: str = "") -> str:
+        return f"| {name:<25}|{current:>20} |{peak:>20} |"
 
     def size(value: int) -> str:
         return _core.format_bytes(value)
 
+    def share(part: int, whole: int) -> str:
+        return f"{part / whole:.2%}" if whole else ""
+
     state = "enabled" if s["enabled"] else "not enabled"
+    dynamic = s["dynamic_requests"]
     lines = [
         rule,
         f"|{f'stalloc memory summary, device {name}, plan {state}':^{width - 2}}|",
         rule,
         row("bytes", "current", "peak"),
+        rule,
         row("allocated", size(s["allocated"]), size(s["peak_allocated"])),
+        row("  dynamic requests", size(s["dynamic_allocated"]), size(s["peak_dynamic_allocated"])),
+        row("    in their regions", "", size(s["peak_dynamic_in_region"])),
+        row("    in idle pool space", "", size(s["peak_dynamic_reused"])),
+        row("  by the fallback", size(s["fallback_allocated"]), size(s["peak_fallback_allocated"])),
         row("reserved", size(s["reserved"]), size(s["peak_reserved"])),
         row("  planned pool", size(s["pool"] if s["enabled"] else 0), size(s["pool"])),
-        row("  fallback", size(s["fallback_reserved"]), ""),
-        row(
-            "fallback allocated", size(s["fallback_allocated"]), size(s["peak_fallback_allocated"])
-        ),
+        row("  fallback", size(s["fallback_reserved"])),
         row("efficiency", "", f"{s['efficiency']:.4f}"),
         rule,
         row("requests", "count", "share"),
-        row("planned, served", str(s["hits"]), f"{100 * s['hit_rate']:.2f} %"),
-        row("planned, missed", str(s["misses"]), f"{100 * (1 - s['hit_rate']):.2f} %"),
-        row("  place taken", str(s["conflicts"]), ""),
-        row("idle pool space", str(s["idle_requests"]), ""),
-        row("fallback", str(s["fallback_requests"]), ""),
-        row("iterations", str(s["iterations"]), ""),
+        rule,
+        row("planned, served", f"{s['hits']:,}", share(s["hits"], s["hits"] + s["misses"])),
+        row("planned, missed", f"{s['misses']:,}", share(s["misses"], s["hits"] + s["misses"])),
+        row("  place taken", f"{s['conflicts']:,}"),
+        row("dynamic", f"{dynamic:,}"),
+        row(
+            "  in their regions",
+            f"{s['dynamic_region_requests']:,}",
+            share(s["dynamic_region_requests"], dynamic),
+        ),
+        row(
+            "  in idle pool space",
+            f"{s['dynamic_reused_requests']:,}",
+            share(s["dynamic_reused_requests"], dynamic),
+        ),
+        row(
+            "  by the fallback",
+            f"{s['dynamic_fallback_requests']:,}",
+            share(s["dynamic_fallback_requests"], dynamic),
+        ),
+        row("others in idle pool space", f"{s['idle_requests']:,}"),
+        row("by the fallback, in all", f"{s['fallback_requests']:,}"),
+        row("iterations", f"{s['iterations']:,}"),
         rule,
     ]
     return "\n".join(lines)

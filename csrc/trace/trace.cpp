@@ -108,6 +108,11 @@ void check_requests(const Trace& trace) {
     if (r.size <= 0) {
       reject("requests", i, "a size of " + std::to_string(r.size) + " bytes is not positive");
     }
+    if (r.size > kLargestRequest) {
+      reject("requests", i,
+             "a request of " + std::to_string(r.size) +
+                 " bytes is larger than any device's address space");
+    }
     if (__builtin_add_overflow(total, r.size, &total)) {
       reject("requests", i, "the sum of the sizes up to here does not fit in 63 bits");
     }

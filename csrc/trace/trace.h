@@ -58,6 +58,9 @@ struct LayerSpan {
   bool recompute = false;
 };
 
+// In bytes. No device addresses more, and what allocators make of up to as much does not overflow.
+inline constexpr Bytes kLargestRequest = Bytes{1} << 48;
+
 struct Request {
   Bytes size = 0;                  // as asked, not rounded; > 0
   Tick lower = 0;                  // t_s, the tick of the allocation

@@ -64,7 +64,8 @@ def show(liveness: Liveness, tick: int, top: int) -> None:
         f"{_core.format_bytes(live)}"
     )
     _print_holders(title, holders, top)
-    _print_holders("Allocated in one iteration, by call site", liveness.holders(), top)
+    by = "by call site" if liveness.named else "by phase"
+    _print_holders(f"Allocated in one iteration, {by}", liveness.holders(), top)
 
 
 def draw(liveness: Liveness) -> list[str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from stalloc import _core
 from stalloc.commands import import_
-from stalloc.commands.inputs import positive, read
+from stalloc.commands.inputs import check_requests, naming, positive, read
 from stalloc.commands.output import print_facts, print_json, print_table
 from stalloc.comparison import Change, Comparison, Run, compare, run_of
+from stalloc.trace import Trace
 
 if TYPE_CHECKING:
     from stalloc.commands import Subparsers
@@ -68,7 +69,10 @@ def _read(args: argparse.Namespace, path: Path) -> Run:
     given = read(path, args.device, args.repeat)
     content = given.trace if given.plan is None else given.plan
     assert content is not None
-    return run_of(content)
+    with naming(path):
+        if isinstance(content, Trace):
+            check_requests(content)
+        return run_of(content)
 
 
 def _figures(path: Path, run: Run) -> dict[str, object]:

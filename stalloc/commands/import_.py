@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stalloc import importers
-from stalloc.commands.inputs import ordinal, positive, read_foreign
+from stalloc.commands.inputs import ordinal, positive, read_bytes, read_foreign
 from stalloc.commands.output import print_assumptions, print_facts, print_json, size
 from stalloc.files import check_output
 from stalloc.importers import Imported
@@ -58,8 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Imports the file, writes the trace, says what was assumed."""
     check_output(args.output, args.input, overwrite=args.force)
-    content: bytes = args.input.read_bytes()
-    imported = read_foreign(content, args.input, args.device, args.repeat)
+    imported = read_foreign(read_bytes(args.input), args.input, args.device, args.repeat)
     imported.trace.save(args.output, overwrite=args.force)
     if args.json:
         print_json(_report(imported, args.output))

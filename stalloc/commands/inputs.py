@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import math
 import re
+import stat
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from stalloc import importers
+from stalloc.errors import PlanError, TraceError
+from stalloc.files import named
 from stalloc.importers import Imported
+from stalloc.importers.kinds import Kind, kind_of, unpacked
 from stalloc.planfile import Plan
 from stalloc.progress import shown
 from stalloc.trace import Trace
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-# Only a guess, which the reader then checks. The key comes first in what stalloc writes, but may
-# come anywhere.
-_PLAN = re.compile(rb'"format"\s*:\s*"stalloc-plan"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +41,68 @@ class Input:
 
 
 def read(path: Path, device: int | None = None, turns: int = importers.TURNS) -> Input:
-    """Reads a trace, a plan, a memory snapshot or a Kineto trace.
+    """Reads a trace, a plan, a memory snapshot or a Kineto trace, gzipped or not.
 
     Raises:
         TraceError: It is damaged, or of no kind that is known.
         PlanError: A plan that is damaged or not sound.
         OSError: It cannot be read.
     """
-    content = path.read_bytes()
-    if importers.is_foreign(content):
-        imported = read_foreign(content, path, device, turns)
-        return Input(trace=imported.trace, imported=imported)
-    if _PLAN.search(content):
-        return Input(plan=Plan.from_json(content, str(path)))
-    return Input(trace=Trace.from_json(content, str(path)))
+    source = named(path)
+    content = unpacked(read_bytes(path), source)
+    kind = kind_of(content, source)
+    if kind is Kind.PLAN:
+        return Input(plan=Plan.from_json(content, source))
+    if kind is Kind.TRACE:
+        return Input(trace=Trace.from_json(content, source))
+    if kind is Kind.CSV:
+        raise TraceError(f"{source}: a MiniMalloc CSV, which `stalloc plan` alone can read")
+    imported = read_foreign(content, path, device, turns)
+    return Input(trace=imported.trace, imported=imported)
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file holds.
+
+    Raises:
+        OSError: It cannot be read, or is a device; it has the file's name.
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise OSError(errno.EINVAL, "is a device, and no file")
+        return path.read_bytes()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+    except ValueError as error:  # a name with a zero in it
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
 
 
 def read_foreign(content: bytes, path: Path, device: int | None, turns: int) -> Imported:
     """Imports a file's content, with a bar when it takes long."""
     with shown(sys.stderr.isatty(), "importing") as progress:
-        return importers.from_bytes(content, str(path), device, turns, progress)
+        return importers.from_bytes(content, named(path), device, turns, progress)
+
+
+def check_requests(trace: Trace) -> None:
+    """Refuses a trace of nothing: whatever was made of it would look like a success.
+
+    Raises:
+        TraceError: It has no requests.
+    """
+    if len(trace.requests) == 0:
+        raise TraceError("the trace holds no requests: was the right device recorded?")
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has whatever is wrong with a file's content say which file it is."""
+    try:
+        yield
+    except (TraceError, PlanError) as error:
+        if str(error).startswith(f"{named(path)}: "):
+            raise
+        raise type(error)(f"{named(path)}: {error}") from None
 
 
 def bytes_of(text: str) -> int:

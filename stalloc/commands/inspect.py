@@ -11,10 +11,11 @@ import numpy as np
 
 from stalloc import _core, liveness
 from stalloc.commands import curve, import_
-from stalloc.commands.inputs import positive, read
+from stalloc.commands.inputs import naming, positive, read
 from stalloc.commands.output import print_assumptions, print_facts, print_json, print_table, size
 from stalloc.errors import TraceError
 from stalloc.planfile import Plan
+from stalloc.replaying import MAX_SPLIT_SIZE
 from stalloc.tables import LIFETIME_CLASSES, Int32s, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
 
@@ -56,10 +57,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Prints what there is to say of the file."""
     given = read(args.file, args.device, args.repeat)
-    if given.plan is not None:
-        _inspect_plan(given.plan, args)
-    elif given.trace is not None:
-        _inspect_trace(given.trace, args)
+    with naming(args.file):
+        if given.plan is not None:
+            _inspect_plan(given.plan, args)
+        elif given.trace is not None:
+            _inspect_trace(given.trace, args)
     return 0
 
 
@@ -73,10 +75,11 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
         details = {"per_phase": phases, "live": curve.summary(live, tick, args.top)}
         print_json({"kind": "plan", "info": plan.info, **figures, **details})
         return
+    info, assumptions = _readable(plan.info)
     print_facts(
         {
             "plan": str(args.file),
-            **plan.info,
+            **info,
             "decisions": f"{len(decisions):,}",
             "streams": f"{_distinct(decisions.stream)}",
             "pool": size(plan.pool),
@@ -91,6 +94,17 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
     )
     _print_phases("Decisions by phase", phases)
     curve.show(live, tick, args.top)
+    print_assumptions(assumptions)
+
+
+def _readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What was noted of a run, sizes as people read them, and apart from it what was assumed."""
+    facts = dict(info)
+    assumptions = facts.pop("assumptions", "").splitlines()
+    for name in ("torch_reserved", MAX_SPLIT_SIZE):
+        if facts.get(name, "").isdecimal():
+            facts[name] = size(int(facts[name][:18]))
+    return facts, assumptions
 
 
 def _dynamic_facts(plan: Plan) -> dict[str, str]:
@@ -137,8 +151,7 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
         }
         print_json({"kind": "trace", "info": trace.info, **figures, **details})
         return
-    info = dict(trace.info)
-    assumptions = info.pop("assumptions", "")
+    info, assumptions = _readable(trace.info)
     facts = {"trace": str(args.file), **info}
     for name in ("requests", "iterations", "layers", "streams", "threads"):
         facts[name] = f"{figures[name]:,}"
@@ -152,7 +165,7 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
     if profile is not None:
         _print_profile(profile)
     curve.show(live, tick, args.top)
-    print_assumptions(assumptions.splitlines())
+    print_assumptions(assumptions)
 
 
 def _profile_summary(profile: IterationProfile) -> dict[str, object]:

@@ -20,6 +20,16 @@ class DoesNotFit(StallocError):
     """The plan is larger than the capacity that was given."""
 
 
+def printable(text: str) -> str:
+    """The text with escapes for whatever is no visible character.
+
+    Names of files, layers and call sites are somebody else's, and a terminal obeys what it is sent.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def print_json(content: Mapping[str, object]) -> None:
     """One line of JSON on stdout."""
     print(json.dumps(content, allow_nan=False))
@@ -33,9 +43,9 @@ def size(count: int) -> str:
 
 def print_facts(facts: Mapping[str, str]) -> None:
     """Names and what they stand for, one a line."""
-    width = max(map(len, facts))
+    width = max(len(printable(name)) for name in facts)
     for name, value in facts.items():
-        print(f"{name:<{width}}  {value}")
+        print(f"{printable(name):<{width}}  {printable(value)}")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -45,16 +55,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console.print()
-    console.print(title, style="bold")
+    console.print(printable(title), style="bold")
     console.print(table)
 
 
 def print_assumptions(assumptions: Iterable[str]) -> None:
     """What was taken for granted, one a line."""
     for number, text in enumerate(assumptions):
-        print(("" if number else "\nassumed:\n") + f"  - {text}")
+        print(("" if number else "\nassumed:\n") + f"  - {printable(text)}")
 
 
 def _console() -> Console:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stalloc import planner
-from stalloc.commands.inputs import bytes_of, seconds_of
+from stalloc.commands.inputs import bytes_of, check_requests, naming, read_bytes, seconds_of
 from stalloc.commands.output import DoesNotFit, print_facts, print_json, size
 from stalloc.errors import PlanError
-from stalloc.files import check_output, write_file
+from stalloc.files import check_output, named, write_file
+from stalloc.importers.kinds import Kind, kind_of, unpacked
 from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT
 from stalloc.trace import Trace
 
@@ -82,14 +83,17 @@ def main(args: argparse.Namespace) -> int:
     """Plans the input, writes the output, prints the report."""
     if args.output is not None:
         check_output(args.output, args.input, overwrite=args.force)
-    content: bytes = args.input.read_bytes()
-    if content[:1] in (b"\x80", b"\x1f"):  # a pickle, or gzip
-        raise PlanError(
-            f"{args.input}: neither a trace nor a CSV. A memory snapshot or a Kineto trace is "
-            "first made into a trace by `stalloc import`"
+    source = named(args.input)
+    content = unpacked(read_bytes(args.input), source)
+    kind = kind_of(content, source)
+    if kind not in (Kind.TRACE, Kind.CSV):
+        advice = (
+            "it has its addresses" if kind is Kind.PLAN else "`stalloc import` makes it a trace"
         )
-    is_json = content.lstrip()[:1] == b"{"
-    report, write = _plan_trace(args, content) if is_json else _plan_csv(args, content)
+        raise PlanError(f"{source}: {kind.value}, where a trace is needed: {advice}")
+    with naming(args.input):
+        plan = _plan_trace if kind is Kind.TRACE else _plan_csv
+        report, write = plan(args, content)
     if args.capacity is not None and report.pool > args.capacity:
         raise DoesNotFit(f"{args.input}: {_too_large(report, args.capacity)}")
     if args.output is not None:
@@ -105,7 +109,8 @@ Writer = Callable[[Path], None]
 
 
 def _plan_trace(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]:
-    trace = Trace.from_json(content, str(args.input))
+    trace = Trace.from_json(content, named(args.input))
+    check_requests(trace)
     began = time.perf_counter()
     plan = trace.plan(
         algorithm=args.algorithm,
@@ -129,7 +134,9 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> tuple[Report, Write
 
 
 def _plan_csv(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]:
-    csv = planner.parse_csv(content, str(args.input))
+    csv = planner.parse_csv(content, named(args.input))
+    if not csv.ids:
+        raise PlanError(f"{args.input}: the CSV holds no buffers: there is nothing to plan")
     alignment = 1 if args.alignment is None else args.alignment
     bound = planner.load_bound(csv.lower, csv.upper, csv.size, alignment=alignment)
     try:
@@ -190,6 +197,8 @@ def _print(report: Report, output: Path | None) -> None:
         "algorithm": report.algorithm,
         "time": f"{report.seconds:.2f} s",
     }
+    if report.buffers == 0:
+        facts["buffers"] = "0: no request repeats from iteration to iteration"
     if output is not None:
         facts["written to"] = str(output)
     print_facts(facts)

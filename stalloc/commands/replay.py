@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stalloc import _core
 from stalloc.commands import import_
-from stalloc.commands.inputs import bytes_of, read, seconds_of
+from stalloc.commands.inputs import bytes_of, check_requests, naming, read, seconds_of
 from stalloc.commands.output import (
     DoesNotFit,
     print_assumptions,
@@ -21,7 +21,15 @@ from stalloc.commands.output import (
     size,
 )
 from stalloc.planfile import Plan
-from stalloc.replaying import STALLOC, TORCH, UNROLLED, Replay, replay_all, unroll
+from stalloc.replaying import (
+    STALLOC,
+    UNROLLED,
+    Replay,
+    other_settings,
+    recorded_expandable,
+    replay_all,
+    unroll,
+)
 from stalloc.trace import Trace
 
 if TYPE_CHECKING:
@@ -68,18 +76,24 @@ def main(args: argparse.Namespace) -> int:
     given = read(args.input, args.device, args.repeat)
     assumptions = list(given.imported.assumptions) if given.imported is not None else []
     plan = Plan.load(args.plan) if args.plan is not None else given.plan
-    if given.trace is not None:
-        trace = given.trace
-    else:
-        assert given.plan is not None
-        trace = unroll(given.plan)
-        assumptions.append(
-            f"a plan holds static requests only: these are replayed, for {UNROLLED} iterations"
-        )
-    if plan is None:
-        plan = trace.plan(time_limit=args.time_limit, progress=sys.stderr.isatty())
-    rows = replay_all(trace, plan, capacity=args.capacity)
-    saved = _saved(rows)
+    with naming(args.input):
+        if given.trace is not None:
+            trace = given.trace
+        else:
+            assert given.plan is not None
+            trace = unroll(given.plan)
+            assumptions.append(
+                f"a plan holds static requests only: these are replayed, for {UNROLLED} iterations"
+            )
+        check_requests(trace)
+        settings = other_settings(trace)
+        if settings:
+            assumptions.append(f"torch is replayed with the settings it had: {settings}")
+        if plan is None:
+            plan = trace.plan(time_limit=args.time_limit, progress=sys.stderr.isatty())
+        rows = replay_all(trace, plan, capacity=args.capacity)
+    base = rows[recorded_expandable(trace)]
+    saved = _saved(rows, base)
     if args.json:
         print_json(
             {
@@ -94,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
             }
         )
     else:
-        _print(args, trace, plan, rows, saved)
+        _print(args, trace, plan, rows, base, saved)
         print_assumptions(assumptions)
     stalloc = rows[-1]
     if stalloc.fits is False:
@@ -106,7 +120,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _print(
-    args: argparse.Namespace, trace: Trace, plan: Plan, rows: Sequence[Replay], saved: int
+    args: argparse.Namespace,
+    trace: Trace,
+    plan: Plan,
+    rows: Sequence[Replay],
+    base: Replay,
+    saved: int | None,
 ) -> None:
     iterations = max(0, len(trace.iterations) - 1)
     print_facts(
@@ -126,8 +145,7 @@ def _print(
     for row in rows:
         if row.fits is False and row.allocator != STALLOC:
             print(f"\n{row.allocator} runs out of memory: {_failure(row)}")
-    base = next(row for row in rows if row.allocator == TORCH)
-    if all(row.fits is not False for row in rows):
+    if saved is not None:
         print(f"\n{_verdict(saved, base)}")
 
 
@@ -136,7 +154,7 @@ def _cells(row: Replay, measured: bool) -> list[str]:
         row.allocator,
         _core.format_bytes(row.load),
         _core.format_bytes(row.reserved),
-        f"{row.efficiency:.4f}",
+        "-" if row.efficiency is None else f"{row.efficiency:.4f}",
         _core.format_bytes(row.peak_reserved),
         f"{row.native_calls:,}",
     ]
@@ -147,18 +165,24 @@ def _cells(row: Replay, measured: bool) -> list[str]:
     return cells
 
 
-def _held(rows: Sequence[Replay]) -> int:
+def _held(torch: Replay) -> int:
     """What torch held: measured, or else by the model."""
-    return next((row.measured for row in rows if row.measured is not None), rows[0].reserved)
+    return torch.reserved if torch.measured is None else torch.measured
 
 
-def _saved(rows: Sequence[Replay]) -> int:
-    """Bytes that stalloc would reserve less than torch does; negative when more."""
-    return _held(rows) - rows[-1].reserved
+def _saved(rows: Sequence[Replay], torch: Replay) -> int | None:
+    """Bytes that stalloc would reserve less than torch does; negative when more.
+
+    None where one of them cannot do with the capacity.
+    """
+    stalloc = rows[-1]
+    if torch.fits is False or stalloc.fits is False:
+        return None
+    return _held(torch) - stalloc.reserved
 
 
 def _verdict(saved: int, torch: Replay) -> str:
-    held = torch.measured if torch.measured is not None else torch.reserved
+    held = _held(torch)
     share = abs(saved) / held if held else 0.0
     amount = f"{_core.format_bytes(abs(saved))} ({share:.1%} of what torch holds)"
     if saved >= 0:

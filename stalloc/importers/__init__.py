@@ -6,16 +6,13 @@ turns its format into a `history.History`; what is common to all of them begins 
 
 from __future__ import annotations
 
-import gzip
-import json
-import re
-import zlib
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from stalloc.errors import TraceError
+from stalloc.files import named
+from stalloc.importers.chrome import trace_events
 from stalloc.importers.history import (
     History,
     join_iterations,
@@ -23,6 +20,7 @@ from stalloc.importers.history import (
     pair,
     repeat,
 )
+from stalloc.importers.kinds import Kind, kind_of, unpacked
 from stalloc.importers.kineto import KinetoTrace
 from stalloc.importers.phases import find_iterations, find_runs, number
 from stalloc.importers.pickles import load_plain
@@ -32,8 +30,6 @@ from stalloc.trace import Trace
 
 TURNS = 5
 """Iterations that are made of a single one: by then the runtime trusts its plan."""
-
-_STALLOC = re.compile(rb'"format"\s*:\s*"stalloc-(trace|plan)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +53,6 @@ class Imported:
     torch_reserved: int | None
 
 
-def is_foreign(content: bytes) -> bool:
-    """Whether a file's content is for `read`, and not a trace or plan of stalloc's own."""
-    head = content[:1]
-    return head in (b"\x80", b"\x1f", b"(", b"]", b"}", b"[", b"P") or (
-        content.lstrip()[:1] == b"{" and _STALLOC.search(content) is None
-    )
-
-
 def read(
     path: str | PathLike[str],
     device: int | None = None,
@@ -85,7 +73,7 @@ def read(
             allocations; the message says where and what to do.
         OSError: It cannot be read.
     """
-    return from_bytes(Path(path).read_bytes(), str(path), device, turns, progress)
+    return from_bytes(Path(path).read_bytes(), named(path), device, turns, progress)
 
 
 def from_bytes(
@@ -96,18 +84,20 @@ def from_bytes(
     progress: Progress | None = None,
 ) -> Imported:
     """The same of what a file holds; `source` is what messages call it."""
-    content = _unzipped(content, source)
-    if not content:
-        raise TraceError(f"{source}: the file is empty")
-    if content[:2] == b"PK":
-        raise TraceError(f"{source}: an archive (of torch.save?), and no memory snapshot")
-    if content.lstrip()[:1] in (b"{", b"["):
-        kineto = KinetoTrace(_json(content, source), source)
+    content = unpacked(content, source)
+    kind = kind_of(content, source)
+    if kind is Kind.KINETO:
+        kineto = KinetoTrace(trace_events(content, source, part(progress, 0.0, 0.9)), source)
         names = {kineto.name(d): d for d in kineto.devices}
         counts = {kineto.name(d): n for d, n in kineto.devices.items()}
         chosen = _choose(counts, device, source)
         history, marks = kineto.history(names[chosen])
         return _build(history, marks, "kineto trace", chosen, counts, source, turns)
+    if kind is not Kind.SNAPSHOT:
+        raise TraceError(
+            f"{source}: {kind.value}: nothing to import; a memory snapshot or a Kineto trace is "
+            "expected"
+        )
     # Reading the pickle takes about twice as long as what comes then.
     snapshot = Snapshot(load_plain(content, source, part(progress, 0.0, 0.7)), source)
     counts = {f"cuda:{d}": n for d, n in snapshot.devices.items()}
@@ -174,22 +164,3 @@ def _choose(counts: dict[str, int], device: int | None, source: str) -> str:
             return name
     known = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
     raise TraceError(f"{source}: no allocations of device {device} are recorded; there are {known}")
-
-
-def _unzipped(content: bytes, source: str) -> bytes:
-    if content[:2] != b"\x1f\x8b":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{source}: the gzip file is damaged or cut off: {error}") from None
-
-
-def _json(content: bytes, source: str) -> Any:
-    found = _STALLOC.search(content)
-    if found is not None:
-        raise TraceError(f"{source}: a {found[1].decode()} of stalloc's own: nothing to import")
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{source}: no JSON: {error}") from None

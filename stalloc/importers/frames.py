@@ -12,6 +12,7 @@ from typing import Any
 
 from stalloc.errors import TraceError
 from stalloc.importers.phases import Hint
+from stalloc.importers.pickles import word
 
 _ENGINE = ("torch::autograd::Engine::", "torch::autograd::python::PythonEngine::")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(?:python::)?(\w+)::apply\(")
@@ -85,7 +86,7 @@ class Stacks:
         """Hint, name as a call site ("" for none), and whether it is torch's own."""
         if not isinstance(frame, Mapping):
             raise TraceError(f"expected a frame, found {type(frame).__name__}")
-        name, filename = str(frame.get("name", "")), str(frame.get("filename", ""))
+        name, filename = word(frame.get("name", "")), word(frame.get("filename", ""))
         if not filename.endswith(".py") and not filename.startswith("<"):
             if "::" in name:
                 self.compiled = True
@@ -103,4 +104,4 @@ class Stacks:
         elif "/torch/optim/" in filename or base == "optimizer.py":
             hint = Hint.OPTIMIZER
         library = any(part in filename for part in _LIBRARY) or base in _LIBRARY_FILES
-        return hint, f"{base}:{frame.get('line', 0)} {name}", library
+        return hint, f"{base}:{word(frame.get('line', 0))} {name}", library

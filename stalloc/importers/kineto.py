@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from stalloc.errors import TraceError
@@ -18,6 +18,7 @@ from stalloc.importers.annotations import Annotation, mark
 from stalloc.importers.frames import Stacks
 from stalloc.importers.history import LARGEST, History
 from stalloc.importers.phases import Hint
+from stalloc.importers.pickles import shown, word
 
 _DEVICES = {0: "cpu", 1: "cuda"}
 _ENGINE = "autograd::engine::evaluate_function"
@@ -33,11 +34,8 @@ class KinetoTrace:
         devices: How many allocations are recorded of each device.
     """
 
-    def __init__(self, content: Any, source: str) -> None:
+    def __init__(self, events: Iterable[Any], source: str) -> None:
         self._source = source
-        events = content.get("traceEvents") if isinstance(content, Mapping) else content
-        if not isinstance(events, list):
-            raise TraceError(f"{source}: no Kineto trace: there is no list 'traceEvents'")
         self._memory: dict[tuple[int, int], list[tuple[float, int, Mapping[str, Any], str]]]
         self._memory = defaultdict(list)
         self._scopes: dict[str, list[tuple[float, float, str, str]]] = defaultdict(list)
@@ -65,14 +63,14 @@ class KinetoTrace:
                 self._number(details, "Device Id", row, 1 << 31, least=-1),
             )
             self._memory[device].append(
-                (self._time(event, "ts", row), row, details, str(event.get("tid")))
+                (self._time(event, "ts", row), row, details, word(event.get("tid")))
             )
-        elif event.get("ph") == "X" and str(event.get("cat")) in _SCOPES:
+        elif event.get("ph") == "X" and word(event.get("cat")) in _SCOPES:
             begin = self._time(event, "ts", row)
             duration = self._time(event, "dur", row) if "dur" in event else 0.0
-            name = str(event.get("name", ""))
-            self._scopes[str(event.get("tid"))].append(
-                (begin, begin + duration, name, str(event["cat"]))
+            name = word(event.get("name", ""))
+            self._scopes[word(event.get("tid"))].append(
+                (begin, begin + duration, name, word(event["cat"]))
             )
 
     def name(self, device: tuple[int, int]) -> str:
@@ -148,7 +146,7 @@ class KinetoTrace:
     ) -> int:
         value = details.get(key)
         if type(value) is not int or not least <= value <= most:
-            self._fail(row, f"'{key}' is no number between {least} and {most}: {value!r:.40}")
+            self._fail(row, f"'{key}' is no number between {least} and {most}: {shown(value)}")
         return value
 
     def _time(self, event: Mapping[str, Any], key: str, row: int) -> float:
@@ -157,7 +155,7 @@ class KinetoTrace:
         except (KeyError, TypeError, ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value):
-            self._fail(row, f"'{key}' is no time: {event.get(key)!r:.40}")
+            self._fail(row, f"'{key}' is no time: {shown(event.get(key))}")
         return value
 
     def _fail(self, row: int, what: str) -> NoReturn:

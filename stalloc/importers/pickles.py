@@ -6,6 +6,7 @@ here there are none: looking one up is refused.
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -52,6 +53,9 @@ def load_plain(content: bytes, source: str, progress: Progress | None = None) ->
         TraceError: It is damaged, or holds anything else.
     """
     _core.check_plain_pickle(content, source)
+    collects = gc.isenabled()
+    # Looking for cycles again and again among millions of objects takes longer than making them.
+    gc.disable()
     try:
         raw = io.BytesIO(content) if progress is None else _Watched(content, progress)
         return _PlainUnpickler(io.BufferedReader(raw, 1 << 20)).load()
@@ -64,3 +68,21 @@ def load_plain(content: bytes, source: str, progress: Progress | None = None) ->
         # Damage shows in as many ways as there are instructions.
         what = str(error) or type(error).__name__
         raise TraceError(f"{source}: the pickle is damaged or cut off: {what}") from None
+    finally:
+        if collects:
+            gc.enable()
+
+
+def word(value: Any) -> str:
+    """A value that ought to be text, as text."""
+    return value if isinstance(value, str) else shown(value)
+
+
+def shown(value: Any) -> str:
+    """A value in a few characters, for a message; a number may have more digits than can be."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__name__
+    return text if len(text) <= 40 else text[:37] + "..."

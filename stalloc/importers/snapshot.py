@@ -8,7 +8,6 @@ not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
@@ -17,6 +16,7 @@ from stalloc.importers.annotations import Annotation, hint_of, mark
 from stalloc.importers.frames import Stacks
 from stalloc.importers.history import LARGEST, Block, History
 from stalloc.importers.phases import Hint
+from stalloc.importers.pickles import shown, word
 
 _ACTIVE = {"active_allocated", "active_pending_free", "active_awaiting_free"}
 _GROWS = {"segment_alloc", "segment_map"}
@@ -24,6 +24,8 @@ _SHRINKS = {"segment_free", "segment_unmap"}
 _EVENTS = {"alloc", "free_completed"}
 _IGNORED = {"free_requested", "snapshot", "oom", "user_defined", "unmapping"}
 _WORD = (1 << 64) - 1  # the largest address
+_LATEST = 1 << 100  # in microseconds: no clock gets there, and no arithmetic fails before
+_INTERVALS = 16  # of roundup_power2_divisions
 _REPORT_EVERY = 1 << 14  # events
 
 Progress = Callable[[float], object]
@@ -38,12 +40,12 @@ class Snapshot:
 
     def __init__(self, content: Any, source: str) -> None:
         self._source = source
-        if isinstance(content, list):
+        if isinstance(content, list) and all(_is_segment(entry) for entry in content):
             content = {"segments": content}  # torch.cuda.memory_snapshot()
         if not isinstance(content, Mapping) or "segments" not in content:
             raise TraceError(
                 f"{source}: no memory snapshot: a dictionary with 'segments' and 'device_traces' "
-                "was expected"
+                f"is expected, and this pickle holds {_described(content)}"
             )
         self._segments = self._list(content, "segments")
         self._traces = self._list(content, "device_traces")
@@ -58,6 +60,13 @@ class Snapshot:
             if count:
                 self.devices[device] = count
         if not self.devices:
+            frees = sum(map(len, self._traces))
+            if frees:
+                raise TraceError(
+                    f"{source}: the history holds {frees:,} events and no allocation among them; "
+                    "call torch.cuda.memory._record_memory_history() before the iterations of "
+                    "interest, with room for them in max_entries"
+                )
             raise TraceError(
                 f"{source}: the snapshot holds no history of allocations; call "
                 "torch.cuda.memory._record_memory_history() before the iterations of interest, "
@@ -78,7 +87,7 @@ class Snapshot:
             place = f"device_traces[{device}][{row}]"
             if not isinstance(event, Mapping):
                 self._fail(place, "expected an event")
-            action = str(event.get("action"))
+            action = word(event.get("action"))
             if action in _EVENTS:
                 address = self._number(event, "addr", place, _WORD)
                 size = self._number(event, "size", place, LARGEST)
@@ -136,7 +145,7 @@ class Snapshot:
                 if not isinstance(block, Mapping):
                     self._fail(at, "expected a block")
                 size = self._number(block, "size", at, _WORD)
-                if str(block.get("state")) in _ACTIVE:
+                if word(block.get("state")) in _ACTIVE:
                     where = self._number(block, "address", at, _WORD, default=address)
                     missing.discard(where)
                     _, site = self._stack(stacks, block, at)
@@ -168,10 +177,16 @@ class Snapshot:
             history.info["torch_reserved"] = str(start + highest)
         for name in ("expandable_segments", "max_split_size", "garbage_collection_threshold"):
             if name in self._settings:
-                history.info[f"torch_{name}"] = str(self._settings[name])
+                history.info[f"torch_{name}"] = word(self._settings[name])
+        divisions = self._settings.get("roundup_power2_divisions")
+        if isinstance(divisions, Mapping) and any(divisions.values()):
+            # By the lower end of their interval, in MiB: 1, 2, 4 and so on.
+            history.info["torch_roundup_power2_divisions"] = ",".join(
+                word(divisions.get(str(1 << power), 0)) for power in range(_INTERVALS)
+            )
         conf = self._settings.get("PYTORCH_CUDA_ALLOC_CONF")
         if conf:
-            history.info["PYTORCH_CUDA_ALLOC_CONF"] = str(conf)
+            history.info["PYTORCH_CUDA_ALLOC_CONF"] = word(conf)
 
     def _read_stacks(self, history: History, stacks: Stacks) -> None:
         """The engine's threads have no Python: without frames of C++ their stacks are empty."""
@@ -203,7 +218,7 @@ class Snapshot:
                 self._fail(place, "expected an annotation")
             if event.get("device", device) != device:
                 continue
-            name, time = str(event.get("name", "")), self._time(event, place)
+            name, time = word(event.get("name", "")), self._time(event, place)
             if event.get("stage") == "START":
                 open_.setdefault(name, []).append(time)
             elif open_.get(name):
@@ -238,29 +253,35 @@ class Snapshot:
     ) -> int:
         value = entry.get(key, default)
         if type(value) is not int:
-            self._fail(f"{place}.{key}", f"expected a whole number, found {_shown(value)}")
+            self._fail(f"{place}.{key}", f"expected a whole number, found {shown(value)}")
         if not 0 <= value <= most:
-            self._fail(f"{place}.{key}", f"{value} is not between 0 and {most}")
+            self._fail(f"{place}.{key}", f"{shown(value)} is not between 0 and {most}")
         return value
 
     def _time(self, entry: Mapping[str, Any], place: str) -> float:
         value = entry.get("time_us", 0)
-        if type(value) not in (int, float) or math.isnan(value):
-            self._fail(f"{place}.time_us", f"expected a time, found {_shown(value)}")
+        if type(value) not in (int, float) or not -_LATEST < value < _LATEST:
+            self._fail(f"{place}.time_us", f"expected a time, found {shown(value)}")
         return cast("float", value)
 
     def _list(self, entry: Mapping[str, Any], key: str, place: str = "") -> Sequence[Any]:
         value = entry.get(key, [])
         if not isinstance(value, list):
-            self._fail(f"{place}.{key}".lstrip("."), f"expected a list, found {_shown(value)}")
+            self._fail(f"{place}.{key}".lstrip("."), f"expected a list, found {shown(value)}")
         return cast("Sequence[Any]", value)
 
     def _fail(self, place: str, what: str) -> NoReturn:
         raise TraceError(f"{self._source}: {place}: {what}")
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = repr(value) if isinstance(value, (str, int, float, bool)) else type(value).__name__
-    return text if len(text) <= 40 else text[:37] + "..."
+def _is_segment(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and "blocks" in entry
+
+
+def _described(content: Any) -> str:
+    if not isinstance(content, (Mapping, Sequence)) or isinstance(content, (str, bytes)):
+        return f"a {type(content).__name__}"
+    if not isinstance(content, Mapping):
+        return f"a {type(content).__name__} of {len(content):,}"
+    keys = ", ".join(shown(key) for key in list(content)[:4])
+    return f"one with {keys or 'nothing in it'}" + (", ..." if len(content) > 4 else "")

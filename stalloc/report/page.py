@@ -50,7 +50,7 @@ def render(scene: Scene) -> bytes:
         description=_description(scene, packed),
         data=packed.text,
     )
-    return page.encode()
+    return page.encode(errors="backslashreplace")  # a file's name need not be text
 
 
 def _columns(scene: Scene) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]]:

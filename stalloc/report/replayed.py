@@ -12,6 +12,7 @@ import numpy as np
 
 from stalloc import _core
 from stalloc.planfile import Plan
+from stalloc.replaying import TORCH_EXPANDABLE, recorded_expandable, recorded_settings
 from stalloc.report.layout import Layout, Rectangles, Segments
 from stalloc.tables import Int64s
 from stalloc.trace import Trace
@@ -44,9 +45,15 @@ def live_rows(trace: Trace, begin: int, period: int) -> Int64s:
 
 
 def torch_layout(trace: Trace, window: Window) -> Layout:
-    """What torch's caching allocator makes of the window, with the whole trace run up to it."""
-    placements = _core.placements_caching(trace._core, _core.CachingSettings())
-    return _layout("torch", TORCH, trace, window, placements, Segments.none())
+    """What torch's caching allocator makes of the window, with the whole trace run up to it.
+
+    Its settings are those that were recorded.
+    """
+    placements = _core.placements_caching(trace._core, recorded_settings(trace))
+    name, title = "torch", TORCH
+    if recorded_expandable(trace):
+        name, title = TORCH_EXPANDABLE, f"{TORCH}, expandable segments"
+    return _layout(name, title, trace, window, placements, Segments.none())
 
 
 def stalloc_layout(trace: Trace, plan: Plan, window: Window) -> Layout:

@@ -51,10 +51,26 @@ TEST(TraceCheck, NamesTheRequestWithABadSize) {
   EXPECT_PRED_FORMAT2(IsSubstring, "row 2", complaint([](Trace& t) { t.requests[2].size = -5; }));
 }
 
+TEST(TraceCheck, RefusesSizesThatNoDeviceHas) {
+  EXPECT_EQ(complaint([](Trace& t) { t.requests[1].size = kLargestRequest; }), "no complaint");
+  EXPECT_PRED_FORMAT2(IsSubstring,
+                      "row 1: a request of 281474976710657 bytes is larger than any device's",
+                      complaint([](Trace& t) { t.requests[1].size = kLargestRequest + 1; }));
+}
+
 TEST(TraceCheck, RefusesSizesWhoseSumOverflows) {
-  EXPECT_PRED_FORMAT2(IsSubstring, "row 1: the sum of the sizes", complaint([](Trace& t) {
-                        t.requests[0].size = t.requests[1].size = std::numeric_limits<Bytes>::max();
-                      }));
+  TraceBuilder builder;
+  builder.phase(PhaseKind::kForward, 0);
+  constexpr int kMost = 1 << 15;
+  for (int i = 0; i < kMost - 1; ++i) builder.alloc(kLargestRequest);
+  EXPECT_NO_THROW(builder.finish().check());
+  builder.alloc(kLargestRequest);
+  try {
+    builder.finish().check();
+    FAIL() << "no complaint";
+  } catch (const TraceError& error) {
+    EXPECT_PRED_FORMAT2(IsSubstring, "row 32767: the sum of the sizes", error.what());
+  }
 }
 
 TEST(TraceCheck, RefusesReversedUnorderedAndOverlongLifetimes) {

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from snapshot_documents import dump, trained
 from trace_documents import training_document
 
 from stalloc import cli, planner
@@ -135,9 +138,9 @@ def test_bad_input_exits_with_1_and_one_line(
     for content, message in {
         b"": "the file is empty",
         b"id,lower,upper,size\n0,0,1\n": "line 2",
-        b"\xff\xfe": "utf-8",
-        b"{": "the file ends too early",
-        b'{"format": "stalloc-plan", "version": 1}': "holds a 'stalloc-plan'",
+        b"\xff\xfe": "text in UTF-16",
+        b"{": "JSON that is cut off",
+        b'{"format": "stalloc-plan", "version": 1}': "a plan of stalloc's, where a trace is needed",
         b'{"format": "stalloc-trace", "version": 9}': "version 9",
         json.dumps(training_document() | {"iterations": []}).encode(): "no complete iteration",
     }.items():
@@ -225,6 +228,27 @@ def test_inspect_shows_a_plan(
     assert ["forward", "0", "2", "2.9", "KiB"] in lines
 
 
+def test_inspect_of_a_plan_shows_sizes_and_what_was_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan keeps the notes of its trace, among them the imported snapshot's."""
+    snapshot, trace, plan = (str(tmp_path / name) for name in ("s.pickle", "t.json", "p.json"))
+    writer = trained(3)
+    Path(snapshot).write_bytes(dump(writer.document()))
+    assumptions = answer(capsys, "import", snapshot, "-o", trace)["assumptions"]
+    answer(capsys, "plan", trace, "-o", plan)
+    reserved = Plan.load(plan).info["torch_reserved"]
+    for path in (trace, plan):
+        assert cli.main(["inspect", path]) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf"\ntorch_reserved +[\d.]+ MiB \({int(reserved):,} B\)\n", out)
+        facts, _, assumed = out.partition("\nassumed:\n")
+        assert assumed.splitlines() == [f"  - {text}" for text in assumptions]
+        assert "annotations are" not in facts
+        assert ("by call site" in facts) == (path == trace)
+        assert ("by phase" in facts.rpartition("Allocated in one iteration")[2]) == (path == plan)
+
+
 def test_it_runs_as_a_module(csv: str) -> None:
     command = [sys.executable, "-m", "stalloc", "plan", csv, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -261,11 +285,11 @@ def test_an_output_that_cannot_be_is_named_as_it_was_given(
     assert f"{tmp_path}: is a folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("head", [b"\x80\x04", b"\x1f\x8b"])
+@pytest.mark.parametrize("content", [b"\x80\x04.", gzip.compress(b"\x80\x04."), b"(dp0\n."])
 def test_planning_a_snapshot_says_to_import_it(
-    head: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     snapshot = tmp_path / "snapshot.pickle"
-    snapshot.write_bytes(head + b".")
+    snapshot.write_bytes(content)
     assert cli.main(["plan", str(snapshot)]) == 1
     assert "`stalloc import`" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def test_any_history(events: list[Any], live: list[int], turns: int) -> None:
     content = dump({"segments": segments, "device_traces": [trace]})
     imported, refusal = attempt(content, turns=turns)
     if imported is None:
-        assert "no history" in refusal
+        assert "no history" in refusal or "no allocation among them" in refusal
         return
     imported.trace._core.check()
     plan = imported.trace.plan(time_limit=0.1)

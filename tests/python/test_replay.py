@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshot_documents import dump, last_step
+from snapshot_documents import dump, last_step, trained
 from trace_documents import to_trace, training_document
 
 from stalloc import _core, cli, replaying
@@ -193,3 +193,81 @@ def test_a_measurement_below_the_load_is_none() -> None:
         trace.info = {"torch_reserved": str(reserved), "torch_expandable_segments": "True"}
         assert replaying.replay_torch(trace).measured is None
         assert replaying.replay_torch(trace, expandable_segments=True).measured == expected
+
+
+def test_torch_is_replayed_with_the_settings_that_were_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "snapshot.pickle"
+    document = last_step(unit=3 << 20)
+    document["segments"][0]["total_size"] += 1 << 30
+    path.write_bytes(dump(document))
+    default = answer(capsys, "replay", str(path))
+    assert not any("settings it had" in text for text in default["assumptions"])
+    divisions = {str(1 << power): 2 for power in range(16)}
+    document["allocator_settings"] |= {
+        "max_split_size": 64 << 20,
+        "garbage_collection_threshold": 0.8,
+        "roundup_power2_divisions": divisions,
+        "expandable_segments": True,
+    }
+    path.write_bytes(dump(document))
+    report = answer(capsys, "replay", str(path))
+    assert (
+        "torch is replayed with the settings it had: max_split_size of 64.0 MiB, "
+        f"garbage_collection_threshold 0.8, roundup_power2_divisions {','.join('2' * 16)}"
+    ) in report["assumptions"]
+    torch, expandable, stalloc = report["rows"]
+    assert torch["reserved"] > default["rows"][0]["reserved"]
+    assert expandable["reserved"] > default["rows"][1]["reserved"]
+    assert stalloc["reserved"] == default["rows"][2]["reserved"]
+    # What it held is the truth for the settings that it was recorded with.
+    assert torch["measured"] is None
+    assert expandable["measured"] is not None
+    assert report["saved"] == expandable["measured"] - stalloc["reserved"]
+    assert cli.main(["replay", str(path)]) == 0
+    said = capsys.readouterr().out
+    share = report["saved"] / expandable["measured"]
+    assert f"({abs(share):.1%} of what torch holds)" in said
+    output = tmp_path / "report.html"
+    rows = answer(capsys, "report", str(path), "-o", str(output))["rows"]
+    assert rows[0]["allocator"] == expandable["allocator"]
+    assert rows[0]["reserved"] == expandable["reserved"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_split_size": -1, "garbage_collection_threshold": 0.0},
+        {"max_split_size": (1 << 64) - 1, "roundup_power2_divisions": {"1": -5, "2": "x"}},
+        {"max_split_size": "many", "garbage_collection_threshold": "nan"},
+        {"roundup_power2_divisions": {"1": 1 << 70, "4": None, 3: 3}},
+        {"roundup_power2_divisions": [1, 2], "expandable_segments": "perhaps"},
+    ],
+)
+def test_settings_that_make_no_sense_are_none(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "snapshot.pickle"
+    document = trained(3).document()
+    path.write_bytes(dump(document))
+    default = answer(capsys, "replay", str(path))
+    document["allocator_settings"] = settings
+    path.write_bytes(dump(document))
+    report = answer(capsys, "replay", str(path))
+    assert report["rows"] == default["rows"]
+    assert report["assumptions"] == default["assumptions"]
+
+
+def test_what_ran_out_of_memory_has_no_efficiency(
+    snapshot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["replay", snapshot, "--capacity", "1", "--json"]) == 3
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert [row["efficiency"] for row in report["rows"]] == [None] * 3
+    assert [row["fits"] for row in report["rows"]] == [False] * 3
+    assert report["saved"] is None
+    assert err.count("\n") == 1
+    assert cli.main(["replay", snapshot, "--capacity", "1"]) == 3
+    assert "1.0000" not in capsys.readouterr().out

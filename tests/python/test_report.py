@@ -256,9 +256,9 @@ def test_report_replaces_nothing_unasked(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "cut off"),
+        (b"", "empty"),
         (b"{}", "traceEvents"),
-        (b"\x00\xff", "UTF-8"),
+        (b"\x00\xff", "no file of a known kind"),
         (b'{"format": "stalloc-plan"}', "version|missing|info"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -320,6 +321,14 @@ def test_statistics_count_what_the_run_did() -> None:
     summary = stalloc.memory_summary()
     assert "3.0 MiB" in summary
     assert len({len(line) for line in summary.splitlines()}) == 1, "the table is ragged"
+    assert set(stats) == set(stalloc.MemoryStats.__annotations__)
+    counts = (
+        r"dynamic +\| +0 \|",
+        r"  in their regions +\| +0 \|",
+        r"  in idle pool space +\| +0 \|",
+        r"  by the fallback +\| +0 \|",
+    )
+    assert re.search(r".*\n\| ".join(counts), summary)
     del kept
     assert stalloc.empty_cache() == 3 << 20
     stalloc.reset_peak_memory_stats()
