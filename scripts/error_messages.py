@@ -66,6 +66,7 @@ TOPICS = (
         (
             "csrc/plan/plan.cpp",
             "csrc/plan/plan_json.cpp",
+            "csrc/plan/opening.cpp",
             "csrc/plan/idle_validator.cpp",
             "csrc/runtime/",
             "stalloc/session.py",

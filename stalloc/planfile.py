@@ -10,7 +10,7 @@ from functools import cached_property
 
 from stalloc import _core
 from stalloc.document import Document
-from stalloc.tables import Decisions, Groups, Phases, Reusable
+from stalloc.tables import Decisions, Groups, Opening, Phases, Reusable
 
 DEFAULT_ALIGNMENT = 512
 """Bytes; what CUDA's allocators give."""
@@ -46,6 +46,15 @@ class Plan(Document[_core.Plan]):
     def pool(self) -> int:
         """Bytes to reserve."""
         return self._core.pool
+
+    @property
+    def resident(self) -> int:
+        """Bytes to reserve above the pool for what the run's beginning makes for good.
+
+        Weights, gradients, optimizer states. Only a run that is served from its start needs them:
+        see `enable(plan, startup=True)`.
+        """
+        return self._core.resident
 
     @property
     def bound(self) -> int:
@@ -91,6 +100,11 @@ class Plan(Document[_core.Plan]):
     def groups(self) -> Groups:
         """Dynamic requests by their place among the decisions, and the regions kept for them."""
         return Groups(**self._core.groups())
+
+    @cached_property
+    def opening(self) -> Opening:
+        """What only start-up and the first iteration ask for."""
+        return Opening(**self._core.opening())
 
     @cached_property
     def reusable(self) -> Reusable:
@@ -140,6 +154,7 @@ class Plan(Document[_core.Plan]):
             "headroom_cost": self.headroom_cost,
             "headroom_saves": self.headroom_saves,
             "pool": self.pool,
+            "resident": self.resident,
             "bound": self.bound,
             "gap": self.gap,
             "optimal": self.optimal,

@@ -39,7 +39,8 @@ class Replay:
         allocator: Its name.
         load: The most bytes live at once in the last complete iteration, as asked.
         reserved: The most bytes held of the device in that iteration.
-        peak_reserved: The same over the whole trace, warm-up included.
+        peak_load: The most bytes live at once over the whole trace, start-up included.
+        peak_reserved: The most bytes held of the device over the whole trace.
         efficiency: `load / reserved`; None when it ran out of memory.
         native_calls: Calls to the device: cudaMalloc, cudaFree, chunks mapped and unmapped.
         mallocs: Of these, cudaMalloc.
@@ -56,6 +57,7 @@ class Replay:
     allocator: str
     load: int
     reserved: int
+    peak_load: int
     peak_reserved: int
     efficiency: float | None
     native_calls: int
@@ -158,6 +160,8 @@ def replay_stalloc(
 ) -> Replay:
     """Replays a trace under stalloc's own runtime, with a plan, on a pretended device.
 
+    A trace that begins with start-up is served from there, else from its first iteration on.
+
     Args:
         trace: What to allocate.
         plan: The addresses; of this trace, or of another.
@@ -186,6 +190,8 @@ def replay_all(trace: Trace, plan: Plan, *, capacity: int | None = None) -> list
 def unroll(plan: Plan, turns: int = UNROLLED) -> Trace:
     """The static requests of a plan's iteration, `turns` times in a row, as a trace.
 
+    The first one also makes what stays: weights, gradients, the optimizer's states.
+
     Raises:
         PlanError: The plan is not sound.
     """
@@ -204,6 +210,7 @@ def _to_replay(
         allocator=allocator,
         load=result["load"],
         reserved=result["reserved"],
+        peak_load=result["peak_load"],
         peak_reserved=result["peak_reserved"],
         efficiency=result["efficiency"] if result["failed"] < 0 else None,
         native_calls=result["native_calls"],

@@ -28,10 +28,16 @@ class Session:
     """
 
     def __init__(
-        self, plan: Plan, model: torch.nn.Module | None, strict: bool, reuse: bool
+        self,
+        plan: Plan,
+        model: torch.nn.Module | None,
+        strict: bool,
+        reuse: bool,
+        startup: bool = False,
     ) -> None:
         self.plan = plan
         self._reuse = reuse
+        self._startup = startup
         self._strict = strict
         self.refusal: str | None = None
         self._inputs = _names(plan, "inputs")
@@ -65,7 +71,9 @@ class Session:
         """Puts the plan in force in place of `previous`, which stays so if that fails."""
         try:
             self._adapter.install()
-            self._with_room(lambda: self._adapter.runtime.enable(self.plan._core, self._reuse))
+            self._with_room(
+                lambda: self._adapter.runtime.enable(self.plan._core, self._reuse, self._startup)
+            )
             self._adapter.refresh()
         except BaseException:
             if previous is None:
@@ -120,6 +128,7 @@ def enable(
     model: torch.nn.Module | None = None,
     strict: bool = True,
     reuse: bool = True,
+    startup: bool = False,
     mode: str | None = None,
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
@@ -138,6 +147,10 @@ def enable(
             latest.
         reuse: Whether requests whose sizes are not known ahead are served inside the pool, from
             their regions and what static requests leave idle. Else all go to the fallback.
+        startup: Whether the run begins here, before the model is built, as it did when it was
+            profiled. Then weights, gradients and the optimizer's states lie in the plan's resident
+            region, which is reserved too, and the first iteration is served like any other. What
+            the run's beginning makes that the plan does not know goes to the fallback.
         mode: How stalloc gets in front of torch's allocator for GPUs. "compat": by torch's
             pluggable allocator interface, for the rest of the process; only before the GPU is
             first used. None: in compat mode if that has been chosen, else natively.
@@ -174,7 +187,7 @@ def enable(
         return _Refused(plan, problem)
     if mode == "compat":
         _compat.install_compat()
-    session = Session(plan, model, strict, reuse)
+    session = Session(plan, model, strict, reuse, startup)
     session._start(_session)
     _session = session
     return session

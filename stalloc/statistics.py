@@ -21,6 +21,8 @@ class MemoryStats(TypedDict):
     hits: int  # static requests served at their planned address
     misses: int  # static requests of completed iterations that were not
     hit_rate: float  # hits / (hits + misses); 1.0 before the first
+    opening: int  # requests of start-up and the first iteration that the plan has a place for
+    opening_requests: int  # of these, served there
     conflicts: int  # requests that fit a decision whose place was taken
     dynamic_requests: int  # of modules or places whose sizes differ, wherever they were served
     dynamic_region_requests: int  # of these, served from the region kept for their group
@@ -40,6 +42,7 @@ class MemoryStats(TypedDict):
     peak_dynamic_in_region: int
     peak_dynamic_reused: int
     pool: int  # the plan's pool
+    resident: int  # its resident region, where the run is served from its start
     live_blocks: int  # in the pool
     strays: int  # of these, outside their planned lifetime
     efficiency: float  # E = peak_allocated / peak_reserved; 1.0 when nothing was reserved
@@ -97,6 +100,10 @@ def _adapter(device: torch.device | str | None) -> Adapter:
     return _adapters.adapter(device)
 
 
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} %" if whole else ""
+
+
 def memory_summary(device: torch.device | str | None = None) -> str:
     """The statistics as a table to print, in the shape of `torch.cuda.memory_summary`."""
     name = _adapter(device).name
@@ -128,6 +135,7 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("  by the fallback", size(s["fallback_allocated"]), size(s["peak_fallback_allocated"])),
         row("reserved", size(s["reserved"]), size(s["peak_reserved"])),
         row("  planned pool", size(s["pool"] if s["enabled"] else 0), size(s["pool"])),
+        row("  resident region", "", size(s["resident"])),
         row("  fallback", size(s["fallback_reserved"])),
         row("efficiency", "", f"{s['efficiency']:.4f}"),
         rule,
@@ -152,6 +160,7 @@ def memory_summary(device: torch.device | str | None = None) -> str:
             f"{s['dynamic_fallback_requests']:,}",
             share(s["dynamic_fallback_requests"], dynamic),
         ),
+        row("start-up", f"{s['opening_requests']:,}", share(s["opening_requests"], s["opening"])),
         row("others in idle pool space", f"{s['idle_requests']:,}"),
         row("by the fallback, in all", f"{s['fallback_requests']:,}"),
         row("iterations", f"{s['iterations']:,}"),

@@ -237,6 +237,30 @@ class Groups(_Table):
 
 
 @dataclass(frozen=True, slots=True)
+class Opening(_Table):
+    """What only start-up and the first iteration ask for: by phase, `after` and `lower`.
+
+    Attributes:
+        phase: Row of the plan's phases; start-up is the first of the iteration.
+        after: Row of the plan's decisions that it comes after; -1 at the phase's beginning.
+        size: Bytes, as asked.
+        offset: Bytes from the start of the pool, past its end in the resident region; -1 for what
+            has no address.
+        lower: Tick of the allocation, since the run began.
+        upper: Tick of the free; `NEVER` for what stays.
+        stream: Ordinal of the stream.
+    """
+
+    phase: Int32s
+    after: Int32s
+    size: Int64s
+    offset: Int64s
+    lower: Int64s
+    upper: Int64s
+    stream: Int32s
+
+
+@dataclass(frozen=True, slots=True)
 class Reusable(_Table):
     """Addresses that a plan leaves idle through the window of a group, by group and ascending.
 

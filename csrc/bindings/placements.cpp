@@ -55,8 +55,9 @@ void bind_placements(py::module_& m) {
       "placements_planned",
       [](const Trace& trace, const Plan& plan, Bytes capacity) {
         const Bytes limit = capacity > 0 ? capacity : CachingSettings::kUnlimited;
-        return placements_of(
-            trace, [&](Placements* to) { return replay_planned(trace, plan, limit, true, to); });
+        return placements_of(trace, [&](Placements* to) {
+          return replay_planned(trace, plan, {.capacity = limit}, to);
+        });
       },
       py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0);
 }

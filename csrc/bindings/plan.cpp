@@ -39,6 +39,19 @@ py::dict decisions_of(const py::object& self) {
   return d;
 }
 
+py::dict opening_of(const py::object& self) {
+  const auto& rows = self.cast<const Plan&>().opening;
+  py::dict d;
+  d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
+  d["after"] = column(self, rows, [](auto& r) -> auto& { return r.after; });
+  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
+  d["offset"] = column(self, rows, [](auto& r) -> auto& { return r.offset; });
+  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
+  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
+  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
+  return d;
+}
+
 py::dict groups_of(const py::object& self) {
   const auto& rows = self.cast<const Plan&>().groups;
   py::dict d;
@@ -78,6 +91,7 @@ void bind_plan(py::module_& m) {
       .def_readonly("algorithm", &Plan::algorithm)
       .def_readonly("optimal", &Plan::optimal)
       .def_readonly("pool", &Plan::pool)
+      .def_readonly("resident", &Plan::resident)
       .def_readonly("bound", &Plan::bound)
       .def_readonly("load", &Plan::load)
       .def_readonly("alignment", &Plan::alignment)
@@ -89,6 +103,7 @@ void bind_plan(py::module_& m) {
            })
       .def("decisions", &decisions_of)
       .def("groups", &groups_of)
+      .def("opening", &opening_of)
       .def("reusable", &reusable_of)
       .def("check", &Plan::check, ReleaseGil())
       .def("to_json", &json_bytes)

@@ -21,6 +21,7 @@ py::dict to_dict(const ReplayResult& r, const Trace& trace) {
   py::dict d;
   d["load"] = r.load;
   d["reserved"] = r.reserved;
+  d["peak_load"] = r.peak_load;
   d["peak_reserved"] = r.peak_reserved;
   d["efficiency"] = r.efficiency();
   d["native_calls"] = r.native_calls();
@@ -111,8 +112,9 @@ void bind_replay(py::module_& m) {
   m.def(
       "replay_planned",
       [](const Trace& trace, const Plan& plan, Bytes capacity, bool reuse) {
+        const PlannedReplay options{or_unlimited(capacity), reuse};
         const ReplayResult result = run_interruptibly(py::none(), [&](const auto*, const auto&) {
-          return replay_planned(trace, plan, or_unlimited(capacity), reuse);
+          return replay_planned(trace, plan, options);
         });
         return to_dict(result, trace);
       },

@@ -19,6 +19,8 @@ py::dict to_dict(const Statistics& s) {
   d["planned"] = s.planned;
   d["hits"] = s.hits;
   d["misses"] = s.misses;
+  d["opening"] = s.opening;
+  d["opening_requests"] = s.opening_requests;
   d["conflicts"] = s.conflicts;
   d["dynamic_requests"] = s.dynamic_requests;
   d["dynamic_region_requests"] = s.dynamic_region_requests;
@@ -37,6 +39,7 @@ py::dict to_dict(const Statistics& s) {
   d["peak_dynamic_in_region"] = s.dynamic_region.peak;
   d["peak_dynamic_reused"] = s.dynamic_reused.peak;
   d["pool"] = s.pool;
+  d["resident"] = s.resident;
   d["fallback_reserved"] = s.fallback_reserved;
   d["live_blocks"] = s.live_blocks;
   d["strays"] = s.strays;
@@ -86,8 +89,10 @@ void bind_runtime(py::module_& m) {
 
       .def(
           "enable",
-          [](DeviceRuntime& r, const Plan& plan, bool reuse) { r.allocator().enable(plan, reuse); },
-          py::arg("plan"), py::arg("reuse") = true, ReleaseGil())
+          [](DeviceRuntime& r, const Plan& plan, bool reuse, bool startup) {
+            r.allocator().enable(plan, {.reuse = reuse, .opening = startup});
+          },
+          py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false, ReleaseGil())
       .def(
           "disable", [](DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
       .def_property_readonly("enabled", [](DeviceRuntime& r) { return r.allocator().enabled(); })

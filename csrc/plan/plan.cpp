@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "plan/idle_validator.h"
+#include "plan/opening.h"
 #include "plan/portfolio.h"
 #include "plan/regions.h"
 #include "plan/reusable.h"
@@ -335,6 +336,7 @@ void Plan::check() const {
     throw PlanError("decisions, then groups (as buffers, by row): " + std::string(error.what()));
   }
   check_idle(*this, problem, layout);
+  check_opening(*this);
 }
 
 std::vector<ContextRow> context_rows(const Plan& plan) {
@@ -383,6 +385,7 @@ Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
   plan.optimal = result.optimal;
   plan.pool = result.layout.height;
   plan.bound = result.bound;
+  add_opening(plan, profile.opening, phase_of, row_of);
   plan.check();
   return plan;
 }

@@ -69,12 +69,38 @@ struct PersistentRequest {
   StreamId stream = 0;
 };
 
+// What only the beginning of a run asks for: start-up, which is the first phase of the first
+// iteration, and that iteration. Most of it stays for good (weights, gradients, the optimizer's
+// states) and lies without holes in the resident region, above the pool. What goes again before the
+// iteration is over lies where pool and region are idle meanwhile.
+//
+//   offset   +------------------------------+ pool + resident
+//            |        _______________________  optimizer states
+//            | __  ____________________________ gradients
+//            | xx _____________________________ weights; a temporary of start-up (x) before them
+//            +------------------------------+ pool
+//            | xx  #  #  #   #  #  #          decisions (#)
+//            +------------------------------+ 0
+//             start-up  first iteration  ...
+struct OpeningRequest {
+  PhaseIndex phase = kNone;    // index into Plan::phases
+  std::int32_t after = kNone;  // as DynamicGroup's
+  Bytes size = 0;              // as asked
+  Offset offset = kUnplaced;   // kUnplaced: the runtime knows it, and it gets no address
+  Tick lower = 0;              // ticks since the run began
+  Tick upper = 0;              // kNever: it stays
+  StreamId stream = 0;
+
+  bool stays() const { return upper == kNever; }
+};
+
 struct Plan {
   std::map<std::string, std::string> info;  // what was profiled: "device", "torch", "model", ...
   std::string fingerprint;                  // of the trace it came from
   std::string algorithm;
   bool optimal = false;  // proven: pool == bound, or the search was complete
   Bytes pool = 0;        // bytes to reserve: M_r of the static part
+  Bytes resident = 0;    // bytes of the resident region, above the pool
   Bytes bound = 0;
   Bytes load = 0;  // M_a of the profiled iteration, all requests, as asked
   Bytes alignment = kDefaultAlignment;
@@ -83,6 +109,7 @@ struct Plan {
   std::vector<Decision> decisions;    // by phase, then by lower
   std::vector<DynamicGroup> groups;   // by phase, after and stream, what fits no context first
   std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
+  std::vector<OpeningRequest> opening;        // by phase, then by `after`, then by `lower`
   std::vector<std::string> dynamic;           // patterns of the modules whose requests are dynamic
   // The regions' head room over what the profile needed: in per cent, what it adds to the bound,
   // and how much less fell back at the peak when iterations were replayed against each other.
@@ -94,7 +121,8 @@ struct Plan {
 
   // Throws PlanError, naming the decision, unless the plan is one the runtime can follow: indices
   // in range, ticks within the period, order as stated, validator.h finds no overlap among
-  // decisions and regions, and idle_validator.h nothing in the reusable space.
+  // decisions and regions, nor among the opening's requests, and idle_validator.h nothing in the
+  // reusable space.
   void check() const;
 };
 

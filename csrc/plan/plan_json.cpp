@@ -94,6 +94,43 @@ void write_persistent(JsonWriter& out, const std::vector<PersistentRequest>& row
   numbers("stream", &PersistentRequest::stream);
 }
 
+std::vector<JsonReader::Column<OpeningRequest>> opening_columns(JsonReader& in) {
+  const auto number = [&in](auto OpeningRequest::* member) {
+    return [&in, member](OpeningRequest& r, Value v) {
+      r.*member = in.integer<std::remove_reference_t<decltype(r.*member)>>(v);
+    };
+  };
+  return {
+      {"phase", number(&OpeningRequest::phase)},
+      {"after", number(&OpeningRequest::after)},
+      {"size", number(&OpeningRequest::size)},
+      {"offset", number(&OpeningRequest::offset)},
+      {"lower", number(&OpeningRequest::lower)},
+      {"upper", [&in](OpeningRequest& r,
+                      Value v) { r.upper = in.is_null(v) ? kNever : in.integer<Tick>(v); }},
+      {"stream", number(&OpeningRequest::stream)},
+  };
+}
+
+void write_opening(JsonWriter& out, const std::vector<OpeningRequest>& rows) {
+  const auto numbers = [&](std::string_view name, auto OpeningRequest::* member) {
+    out.column(name, rows, [&](const OpeningRequest& r) { out.value(r.*member); });
+  };
+  numbers("phase", &OpeningRequest::phase);
+  numbers("after", &OpeningRequest::after);
+  numbers("size", &OpeningRequest::size);
+  numbers("offset", &OpeningRequest::offset);
+  numbers("lower", &OpeningRequest::lower);
+  out.column("upper", rows, [&](const OpeningRequest& r) {
+    if (r.stays()) {
+      out.null();
+    } else {
+      out.value(r.upper);
+    }
+  });
+  numbers("stream", &OpeningRequest::stream);
+}
+
 std::vector<JsonReader::Column<ReusableRow>> reusable_columns(JsonReader& in) {
   return {
       {"group", [&in](ReusableRow& r, Value v) { r.group = in.integer<std::int32_t>(v); }},
@@ -153,6 +190,7 @@ std::string to_json(const Plan& plan) {
   out.entry("algorithm", plan.algorithm);
   out.entry("optimal", plan.optimal);
   out.entry("pool", plan.pool);
+  out.entry("resident", plan.resident);
   out.entry("bound", plan.bound);
   out.entry("load", plan.load);
   out.entry("alignment", plan.alignment);
@@ -176,6 +214,10 @@ std::string to_json(const Plan& plan) {
   out.key("persistent");
   out.begin_object();
   write_persistent(out, plan.persistent);
+  out.end_object();
+  out.key("opening");
+  out.begin_object();
+  write_opening(out, plan.opening);
   out.end_object();
   out.key("contexts");
   out.begin_object();
@@ -205,6 +247,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"algorithm", [&](Value v) { plan.algorithm = in.text(v); }},
           {"optimal", [&](Value v) { plan.optimal = in.boolean(v); }},
           {"pool", number(plan.pool)},
+          {"resident", number(plan.resident)},
           {"bound", number(plan.bound)},
           {"load", number(plan.load)},
           {"alignment", number(plan.alignment)},
@@ -227,6 +270,8 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
            [&](Value v) {
              plan.persistent = in.table<PersistentRequest>(v, persistent_columns(in));
            }},
+          {"opening",
+           [&](Value v) { plan.opening = in.table<OpeningRequest>(v, opening_columns(in)); }},
           {"contexts", [&](Value v) { contexts = in.table<ContextRow>(v, context_columns(in)); }},
           {"reusable", [&](Value v) { reusable = in.table<ReusableRow>(v, reusable_columns(in)); }},
       });

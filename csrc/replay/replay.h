@@ -17,9 +17,10 @@ namespace stalloc {
 
 struct ReplayResult {
   // Over the last complete iteration, or over all when there is none: what training goes on with.
-  Bytes load = 0;           // the most bytes live at once, as asked: M_a
-  Bytes reserved = 0;       // the most bytes held of the device: M_r
-  Bytes peak_reserved = 0;  // the same over all, warm-up included
+  Bytes load = 0;       // the most bytes live at once, as asked: M_a
+  Bytes reserved = 0;   // the most bytes held of the device: M_r
+  Bytes peak_load = 0;  // the same two over all, start-up and warm-up included
+  Bytes peak_reserved = 0;
   std::int64_t mallocs = 0;
   std::int64_t frees = 0;
   std::int64_t maps = 0;
@@ -40,14 +41,18 @@ struct ReplayResult {
 ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
                             Placements* placements = nullptr);
 
-// Under stalloc's own runtime with this plan, on a device of `capacity` bytes. `reuse` as for
-// PlannedAllocator::enable. Throws TraceError as above, and PlanError when the plan is not sound.
-ReplayResult replay_planned(const Trace& trace, const Plan& plan,
-                            Bytes capacity = CachingSettings::kUnlimited, bool reuse = true,
+struct PlannedReplay {
+  Bytes capacity = CachingSettings::kUnlimited;  // of the device
+  bool reuse = true;                             // as PlannedAllocator::Scope's
+};
+
+// Under stalloc's own runtime with this plan; from the run's very beginning, if that is where the
+// trace begins. Throws TraceError as above, and PlanError when the plan is not sound.
+ReplayResult replay_planned(const Trace& trace, const Plan& plan, const PlannedReplay& options = {},
                             Placements* placements = nullptr);
 
-// The iteration that a plan lays out, `turns` times in a row: its static requests, alone. For
-// replaying a plan whose trace is not at hand.
+// The iteration that a plan lays out, `turns` times in a row: its static requests and, in the first
+// one, what the opening makes for good. For replaying a plan whose trace is not at hand.
 Trace unroll(const Plan& plan, std::int32_t turns);
 
 }  // namespace stalloc

@@ -19,6 +19,7 @@ ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
       [&](Tick tick) {
         if (placements) placements->advance(tick);
         if (!last.begins(tick)) return;
+        result.peak_load = model.stats().requested.peak;
         result.peak_reserved = model.stats().reserved.peak;
         model.reset_peaks();
       },
@@ -35,6 +36,7 @@ ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
   const CachingStats& stats = model.stats();
   result.load = stats.requested.peak;
   result.reserved = stats.reserved.peak;
+  result.peak_load = std::max(result.peak_load, result.load);
   result.peak_reserved = std::max(result.peak_reserved, result.reserved);
   result.mallocs = stats.mallocs;
   result.frees = stats.frees;

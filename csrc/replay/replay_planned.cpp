@@ -109,17 +109,29 @@ class Loop {
   std::optional<PhaseKey> last_;  // the planned phase that was entered last in this iteration
 };
 
+// Whether the trace's first iteration makes for good most of what the plan's opening does: then it
+// begins where its run did. One that begins later has nothing to put into the resident region.
+bool begins_with_run(const Trace& trace, const Plan& plan) {
+  if (trace.iterations.size() < 2) return false;
+  Bytes kept = 0;
+  for (const Request& r : trace.requests) {
+    if (r.lower >= trace.iterations[1]) break;
+    if (r.upper >= trace.iterations.back()) kept += r.size;
+  }
+  return kept >= plan.resident / 2;
+}
+
 }  // namespace
 
-ReplayResult replay_planned(const Trace& trace, const Plan& plan, Bytes capacity, bool reuse,
+ReplayResult replay_planned(const Trace& trace, const Plan& plan, const PlannedReplay& options,
                             Placements* placements) {
   trace.check();
-  CountingMemory memory(capacity, placements);
+  CountingMemory memory(options.capacity, placements);
   ReplayResult result;
   std::vector<void*> blocks(trace.requests.size(), nullptr);
   PlannedAllocator allocator(memory);
   try {
-    allocator.enable(plan, reuse);
+    allocator.enable(plan, {.reuse = options.reuse, .opening = begins_with_run(trace, plan)});
   } catch (const OutOfMemory&) {
     result.failed = 0;
     return result;
@@ -132,7 +144,9 @@ ReplayResult replay_planned(const Trace& trace, const Plan& plan, Bytes capacity
         if (placements) placements->advance(tick);
         loop.advance(tick);
         if (!last.begins(tick)) return;
-        result.peak_reserved = allocator.statistics().reserved.peak;
+        const Statistics before = allocator.statistics();
+        result.peak_load = before.allocated.peak;
+        result.peak_reserved = before.reserved.peak;
         allocator.reset_peaks();
       },
       [&](std::int32_t i) {
@@ -155,6 +169,7 @@ ReplayResult replay_planned(const Trace& trace, const Plan& plan, Bytes capacity
   const Statistics stats = allocator.statistics();
   result.load = stats.allocated.peak;
   result.reserved = stats.reserved.peak;
+  result.peak_load = std::max(result.peak_load, result.load);
   result.peak_reserved = std::max(result.peak_reserved, result.reserved);
   result.hits = stats.hits;
   result.misses = stats.misses;

@@ -1,24 +1,71 @@
+// The first turn holds the opening too: each of its requests comes right after its place, and makes
+// all that follows come a tick later.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "replay/replay.h"
 
 namespace stalloc {
+namespace {
+
+// When, in the plan's ticks, what stays of the opening comes: before the events of that tick, and
+// after the beginning of its phase.
+struct Insertion {
+  Tick tick = 0;
+  PhaseIndex phase = kNone;
+  std::size_t row = 0;  // of Plan::opening
+};
+
+std::vector<Insertion> insertions(const Plan& plan) {
+  std::vector<Insertion> result;
+  for (std::size_t i = 0; i < plan.opening.size(); ++i) {
+    const OpeningRequest& r = plan.opening[i];
+    if (!r.stays() || r.offset == kUnplaced) continue;
+    const Tick tick = r.after == kNone
+                          ? plan.phases[static_cast<std::size_t>(r.phase)].begin
+                          : plan.decisions[static_cast<std::size_t>(r.after)].lower + 1;
+    result.push_back({tick, r.phase, i});
+  }
+  std::ranges::stable_sort(result, {},
+                           [](const Insertion& i) { return std::pair{i.tick, i.phase}; });
+  return result;
+}
+
+}  // namespace
 
 Trace unroll(const Plan& plan, std::int32_t turns) {
   plan.check();
   Trace trace;
   trace.info = plan.info;
+  const std::vector<Insertion> inserted = insertions(plan);
+  const auto extra = static_cast<Tick>(inserted.size());
   Tick end = 0;
-  if (__builtin_mul_overflow(plan.period, turns, &end) || end == kNever) {
+  if (__builtin_mul_overflow(plan.period, turns, &end) || end >= kNever - extra - 1) {
     throw PlanError("a period of " + std::to_string(plan.period) + " ticks is too long to replay");
   }
-  trace.end = end + 1;
+  // Of an event, and of the beginning of a phase.
+  const auto moved = [&](Tick tick) {
+    const auto after = std::ranges::upper_bound(inserted, tick, {}, &Insertion::tick);
+    return tick + (after - inserted.begin());
+  };
+  const auto begun = [&](Tick tick, PhaseIndex phase) {
+    const auto after =
+        std::ranges::lower_bound(inserted, std::pair{tick, phase}, {},
+                                 [](const Insertion& i) { return std::pair{i.tick, i.phase}; });
+    return tick + (after - inserted.begin());
+  };
+  trace.end = end + extra + 1;
   for (Tick t = 0; t <= turns; ++t) {
-    trace.iterations.push_back(t * plan.period);
+    const Tick turn = t * plan.period;
+    trace.iterations.push_back(t == 0 ? 0 : turn + extra);
     if (t == turns) break;
-    for (const ProfiledPhase& p : plan.phases) {
-      trace.phases.push_back({p.key, static_cast<std::int32_t>(t), t * plan.period + p.begin, end});
+    for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+      const Tick begin = turn + plan.phases[p].begin;
+      trace.phases.push_back({plan.phases[p].key, static_cast<std::int32_t>(t),
+                              t == 0 ? begun(begin, static_cast<PhaseIndex>(p)) : begin + extra,
+                              end + extra});
     }
   }
   for (std::size_t i = 1; i < trace.phases.size(); ++i) {
@@ -33,15 +80,24 @@ Trace unroll(const Plan& plan, std::int32_t turns) {
       const Tick turn = t * plan.period;
       Request r;
       r.size = d.size;
-      r.lower = turn + d.lower;
+      r.lower = moved(turn + d.lower);
       r.phase_begin = d.phase + t * static_cast<PhaseIndex>(plan.phases.size());
       r.stream = d.stream;
       if (turn + d.lower < end && d.upper <= end - turn) {
-        r.upper = turn + d.upper;
+        r.upper = moved(turn + d.upper);
         r.phase_end = span_at(r.upper);
       }
       trace.requests.push_back(r);
     }
+  }
+  for (std::size_t i = 0; turns > 0 && i < inserted.size(); ++i) {
+    const OpeningRequest& o = plan.opening[inserted[i].row];
+    Request r;
+    r.size = o.size;
+    r.lower = inserted[i].tick + static_cast<Tick>(i);
+    r.phase_begin = o.phase;
+    r.stream = o.stream;
+    trace.requests.push_back(r);
   }
   std::ranges::stable_sort(trace.requests, {}, &Request::lower);
   return trace;

@@ -19,8 +19,9 @@ constexpr std::int32_t kPatience = 3;
 
 }  // namespace
 
-Matcher::Matcher(const Plan& plan) : phases_(plan.phases.size()) {
-  add_items(plan);
+Matcher::Matcher(const Plan& plan, Part part) : phases_(plan.phases.size()) {
+  add_items(plan, part);
+  if (part == Part::kOpening) trust();
   add_places(plan);
   taken_.resize(shapes_.size(), 0);
   by_shape_.resize(shapes_.size());
@@ -35,29 +36,43 @@ Matcher::Matcher(const Plan& plan) : phases_(plan.phases.size()) {
   }
 }
 
-void Matcher::add_items(const Plan& plan) {
+void Matcher::add_items(const Plan& plan, Part part) {
   const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
-  shapes_.reserve(plan.decisions.size() + plan.persistent.size());
-  decision_.reserve(plan.decisions.size() + plan.persistent.size());
+  const bool opens = part == Part::kOpening;
+  const std::size_t items =
+      plan.decisions.size() + (opens ? plan.opening.size() : plan.persistent.size());
+  shapes_.reserve(items);
+  decision_.reserve(items);
+  opening_.reserve(items);
   item_.reserve(plan.decisions.size());
-  auto next = plan.persistent.begin();
-  const auto add_persistent_after = [&](PhaseIndex phase, std::int32_t after) {
-    for (; next != plan.persistent.end() && next->phase == phase && next->after == after; ++next) {
-      shapes_.push_back({next->size, next->stream});
-      decision_.push_back(kNone);
+  const auto add = [&](Bytes size, StreamId stream, std::int32_t decision, std::int32_t opening) {
+    shapes_.push_back({size, stream});
+    decision_.push_back(decision);
+    opening_.push_back(opening);
+  };
+  std::size_t next = 0;  // of the others
+  const auto add_others_after = [&](PhaseIndex phase, std::int32_t after) {
+    const auto come_here = [&](const auto& rows) {
+      return next < rows.size() && rows[next].phase == phase && rows[next].after == after;
+    };
+    for (; opens && come_here(plan.opening); ++next) {
+      const OpeningRequest& r = plan.opening[next];
+      add(r.size, r.stream, kNone, static_cast<std::int32_t>(next));
+    }
+    for (; !opens && come_here(plan.persistent); ++next) {
+      add(plan.persistent[next].size, plan.persistent[next].stream, kNone, kNone);
     }
   };
   std::int32_t d = 0;
   for (PhaseIndex p = 0; p < static_cast<PhaseIndex>(phases_.size()); ++p) {
     Phase& phase = phases_[static_cast<std::size_t>(p)];
     phase.begin = static_cast<std::int32_t>(shapes_.size());
-    add_persistent_after(p, kNone);
+    add_others_after(p, kNone);
     for (; d < decisions && plan.decisions[static_cast<std::size_t>(d)].phase == p; ++d) {
+      const Decision& decision = plan.decisions[static_cast<std::size_t>(d)];
       item_.push_back(static_cast<std::int32_t>(shapes_.size()));
-      shapes_.push_back({plan.decisions[static_cast<std::size_t>(d)].size,
-                         plan.decisions[static_cast<std::size_t>(d)].stream});
-      decision_.push_back(d);
-      add_persistent_after(p, d);
+      add(decision.size, decision.stream, d, kNone);
+      add_others_after(p, d);
     }
     phase.end = static_cast<std::int32_t>(shapes_.size());
     index_.emplace(plan.phases[static_cast<std::size_t>(p)].key, p);
@@ -67,7 +82,11 @@ void Matcher::add_items(const Plan& plan) {
 Matcher::Match Matcher::match_of(std::int32_t item) const {
   if (item == kNone) return {};
   const std::int32_t decision = decision_[static_cast<std::size_t>(item)];
-  return {.decision = decision, .group = kNone, .persistent = decision == kNone};
+  const std::int32_t opening = opening_[static_cast<std::size_t>(item)];
+  return {.decision = decision,
+          .group = kNone,
+          .persistent = decision == kNone && opening == kNone,
+          .opening = opening};
 }
 
 void Matcher::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
@@ -153,7 +172,7 @@ void Matcher::add_places(const Plan& plan) {
       }
     }
   }
-  // A persistent request does not end the place it comes in.
+  // What is no decision does not end the place it comes in.
   for (std::size_t p = 0; p < phases_.size(); ++p) {
     for (std::int32_t i = phases_[p].begin; i < phases_[p].end; ++i) {
       const auto at = static_cast<std::size_t>(i) + p;

@@ -37,6 +37,13 @@
 // order all the same: the cursor runs over items, which are decisions and persistent requests as
 // they come, so that a loss that the loop keeps is not taken for the next decision of its size.
 //
+// Note [Opening]
+// Start-up and the first iteration ask for more than any later one. A matcher that follows a run
+// from its very beginning has the plan's opening requests among its items, and trusts all phases
+// from the start: what outlives the iteration is known, and not taken for a temporary. It is done
+// when the iteration is, and another one, without them, goes on, all of whose phases are to be
+// trusted then. Persistent requests are not items of it, since the opening lists its own.
+//
 // Nothing here decides about safety: any decision handed out is checked by the static pool.
 //
 // Cost: O(1) in step, O(window) near a departure, O(log n) past the window. Allocates nothing after
@@ -56,14 +63,22 @@ namespace stalloc {
 class Matcher {
  public:
   // What a request is: a decision of the plan, one of a group of dynamic requests, a persistent one
-  // that the plan knows, or none of these.
+  // that the plan knows, one of the opening, or none of these.
   struct Match {
     std::int32_t decision = kNone;  // index into Plan::decisions
     std::int32_t group = kNone;     // index into Plan::groups
     bool persistent = false;
+    std::int32_t opening = kNone;  // index into Plan::opening
   };
 
-  explicit Matcher(const Plan& plan);
+  enum class Part : std::uint8_t { kIterations, kOpening };
+
+  explicit Matcher(const Plan& plan, Part part = Part::kIterations);
+
+  // Trusts every phase from now on.
+  void trust() {
+    for (Phase& p : phases_) p.trusted = true;
+  }
 
   // Begins a phase, its occurrence counted here. A phase that the plan does not have matches
   // nothing until the next one begins.
@@ -103,7 +118,7 @@ class Matcher {
   bool fits(std::int32_t i, const Shape& s) const {
     return shapes_[static_cast<std::size_t>(i)] == s && is_free(i);
   }
-  void add_items(const Plan& plan);
+  void add_items(const Plan& plan, Part part);
   void add_places(const Plan& plan);
   Match match_of(std::int32_t item) const;
   void leave_phase();
@@ -116,7 +131,8 @@ class Matcher {
   std::int32_t find_from(std::int32_t from, const Shape& shape) const;
 
   std::vector<Shape> shapes_;           // by item
-  std::vector<std::int32_t> decision_;  // by item; kNone for a persistent request
+  std::vector<std::int32_t> decision_;  // by item; kNone for what has a place only
+  std::vector<std::int32_t> opening_;   // by item; kNone for all but the opening's
   std::vector<std::int32_t> item_;      // by decision
   std::vector<std::uint32_t> taken_;    // by item: the turn in which it was last taken
   std::vector<std::int32_t> by_shape_;  // items of each phase, ordered by (shape, index)

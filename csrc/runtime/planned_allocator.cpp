@@ -47,12 +47,15 @@ void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream) {
 }
 
 void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynamic) {
-  const auto [decision, group, persistent] = active_->matcher.match(size, stream, dynamic);
+  Matcher& matcher = guide_->now();
+  const auto [decision, group, persistent, opening] = matcher.match(size, stream, dynamic);
   if (dynamic || group != kNone) return allocate_dynamic(group, size, stream);
+  if (opening != kNone) return allocate_opening(opening);
   if (persistent) return nullptr;
   if (decision == kNone) {
     // What is small shares a segment or two of the fallback; here it might be in a large one's way.
-    const bool helps = size >= kSmallRequest && active_->matcher.in_step();
+    // So would be what the opening makes for good.
+    const bool helps = size >= kSmallRequest && matcher.in_step() && !guide_->opening;
     return helps ? allocate_idle(size, stream) : nullptr;
   }
   const Offset offset = active_->space.place(decision);
@@ -61,11 +64,18 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
     // What is gone by the end of the phase may lie anywhere idle; what is not would be in the way
     // of one decision after the other.
     const bool helps =
-        size >= kSmallRequest && active_->transient[static_cast<std::size_t>(decision)];
+        size >= kSmallRequest && guide_->transient[static_cast<std::size_t>(decision)];
     return helps ? allocate_idle(size, stream) : nullptr;
   }
   ++hits_this_iteration_;
   return active_->base + offset;
+}
+
+void* PlannedAllocator::allocate_opening(std::int32_t i) {
+  const auto [in_region, offset] = guide_->opening->place(i, active_->space, resident_->space);
+  if (offset == kUnplaced) return nullptr;
+  ++stats_.opening_requests;
+  return (in_region ? resident_ : active_)->base + offset;
 }
 
 void* PlannedAllocator::allocate_dynamic(std::int32_t group, Bytes size, StreamId stream) {
@@ -145,6 +155,7 @@ std::string PlannedAllocator::describe_shortage(Bytes size) const {
 
 PlannedAllocator::Pool* PlannedAllocator::find_pool(const void* p) {
   if (active_ && active_->contains(p)) return active_.get();
+  if (resident_ && resident_->contains(p)) return resident_.get();
   for (const auto& pool : retired_) {
     if (pool->contains(p)) return pool.get();
   }

@@ -34,6 +34,7 @@
 #include "runtime/delayed_frees.h"
 #include "runtime/joint_gauges.h"
 #include "runtime/matcher.h"
+#include "runtime/opening_guide.h"
 #include "runtime/static_pool.h"
 #include "runtime/statistics.h"
 #include "runtime/threads.h"
@@ -60,11 +61,18 @@ class PlannedAllocator {
   PlannedAllocator& operator=(const PlannedAllocator&) = delete;
   ~PlannedAllocator();
 
+  // What is served: `reuse`, dynamic requests in the pool; `opening`, the run from its very
+  // beginning, for which the resident region is reserved too.
+  struct Scope {
+    bool reuse = true;
+    bool opening = false;
+  };
+
   // Reserves the pool of `plan` and serves from it from now on; a plan that was enabled before is
-  // retired. Statistics start anew. Without `reuse`, dynamic requests go to the
-  // fallback. Throws PlanError when the plan is not sound and OutOfMemory
+  // retired. Statistics start anew. Throws PlanError when the plan is not sound and OutOfMemory
   // when the pool cannot be reserved; then nothing has changed.
-  void enable(const Plan& plan, bool reuse = true);
+  void enable(const Plan& plan, Scope scope);
+  void enable(const Plan& plan) { enable(plan, Scope{}); }
 
   // Serves nothing more. Blocks that are still live stay valid; the pool goes back to the device
   // with the last of them. No-op when nothing is enabled.
@@ -175,23 +183,28 @@ class PlannedAllocator {
   void check() const;
 
  private:
-  struct Pool {  // a reserved piece with the plan that fills it
-    Pool(const Plan& plan, std::byte* memory) : base(memory), space(plan), matcher(plan) {
-      transient.reserve(plan.decisions.size());
-      for (const Decision& d : plan.decisions) transient.push_back(d.phase == d.phase_end);
-    }
+  struct Pool {  // a reserved piece, laid out by a plan
+    Pool(const Plan& plan, std::byte* memory) : base(memory), space(plan) {}
 
     bool contains(const void* p) const { return base && p >= base && p < base + space.size(); }
     Offset offset_of(const void* p) const { return static_cast<const std::byte*>(p) - base; }
 
     std::byte* base;  // null where there is no memory
     StaticPool space;
+  };
+  struct Guide {  // where in the plan the run is
+    explicit Guide(const Plan& plan);
+
+    Matcher& now() { return opening ? opening->matcher() : matcher; }
+
     Matcher matcher;
-    std::vector<bool> transient;  // by decision
+    std::optional<OpeningGuide> opening;  // while the run is in it
+    std::vector<bool> transient;          // by decision
   };
 
   void* allocate_planned(Bytes size, StreamId stream, bool dynamic);
   void* allocate_idle(Bytes size, StreamId stream);
+  void* allocate_opening(std::int32_t i);
   void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic = false);
   bool is_dynamic(NodeSequence node) const;
@@ -215,6 +228,9 @@ class PlannedAllocator {
   void collect_delayed();
   void collect_all_delayed();
   std::byte* reserve(Bytes size);
+  std::unique_ptr<Pool> make_pool(const Plan& plan);
+  void end_opening();
+  void retire(std::unique_ptr<Pool> pool);
   [[noreturn]] void throw_no_room(Bytes pool) const;
   void drop_empty_pools();
   void free_pool(Pool& pool) noexcept;
@@ -230,7 +246,9 @@ class PlannedAllocator {
   std::atomic<std::uintptr_t> high_{0};
   std::atomic<bool> enabled_{false};
   std::unique_ptr<Pool> active_;
-  std::vector<std::unique_ptr<Pool>> retired_;  // disabled, with live blocks
+  std::unique_ptr<Guide> guide_;    // of the active pool's plan
+  std::unique_ptr<Pool> resident_;  // the resident region, during the opening; then it is retired
+  std::vector<std::unique_ptr<Pool>> retired_;  // to be given back with their last block
   CachingPool fallback_;
   std::optional<DelayedFrees> delayed_;  // of a device with streams
   bool away_ = false;                    // the active pool is released

@@ -16,7 +16,7 @@ void PlannedAllocator::enter_phase(PhaseKind kind, std::int32_t microbatch, std:
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   training_thread_.set_to_this_thread();
-  active_->matcher.enter_phase(kind, microbatch, chunk);
+  guide_->now().enter_phase(kind, microbatch, chunk);
 }
 
 void PlannedAllocator::enter_unplanned() {
@@ -33,8 +33,9 @@ void PlannedAllocator::leave_unplanned() {
 void PlannedAllocator::end_iteration() {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
-  active_->matcher.end_iteration();
+  guide_->now().end_iteration();
   active_->space.end_iteration();
+  if (guide_->opening) end_opening();
   ++stats_.iterations;
   stats_.hits += hits_this_iteration_;
   stats_.misses += stats_.planned - hits_this_iteration_;
@@ -133,6 +134,7 @@ std::vector<PlannedAllocator::LivePool> PlannedAllocator::pools() const {
     result.push_back(std::move(live));
   };
   if (active_) add(*active_);
+  if (resident_) add(*resident_);
   for (const auto& pool : retired_) add(*pool);
   const void* segment = nullptr;
   for (const CachingPool::BlockInfo& block : fallback_.blocks()) {
@@ -158,6 +160,7 @@ Bytes PlannedAllocator::release_cached() {
 void PlannedAllocator::check() const {
   const std::lock_guard lock(mutex_);
   if (active_) active_->space.check();
+  if (resident_) resident_->space.check();
   for (const auto& pool : retired_) pool->space.check();
   fallback_.check();
 }

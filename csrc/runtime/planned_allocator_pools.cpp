@@ -17,10 +17,16 @@ constexpr Bytes kHostAlignment = 64;
 
 PlannedAllocator::~PlannedAllocator() {
   if (active_) free_pool(*active_);
+  if (resident_) free_pool(*resident_);
   for (const auto& pool : retired_) free_pool(*pool);
 }
 
-void PlannedAllocator::enable(const Plan& plan, bool reuse) {
+PlannedAllocator::Guide::Guide(const Plan& plan) : matcher(plan) {
+  transient.reserve(plan.decisions.size());
+  for (const Decision& d : plan.decisions) transient.push_back(d.phase == d.phase_end);
+}
+
+void PlannedAllocator::enable(const Plan& plan, Scope scope) {
   plan.check();
   const Bytes needed = delayed_ ? kDefaultAlignment : kHostAlignment;
   if (plan.alignment % needed != 0) {
@@ -36,18 +42,23 @@ void PlannedAllocator::enable(const Plan& plan, bool reuse) {
   }
   const std::lock_guard lock(mutex_);
   if (abandoned_) throw Error("a forked process cannot use the parent's " + name());
-  std::byte* memory = reserve(plan.pool);
-  std::unique_ptr<Pool> pool;
-  try {
-    pool = std::make_unique<Pool>(plan, memory);
-  } catch (...) {
-    if (memory) device_.release(memory, plan.pool);
-    throw;
+  auto guide = std::make_unique<Guide>(plan);
+  if (scope.opening && !plan.opening.empty()) guide->opening.emplace(plan);
+  std::unique_ptr<Pool> pool = make_pool(plan);
+  std::unique_ptr<Pool> resident;
+  if (guide->opening) {
+    try {
+      resident = make_pool(resident_region(plan));
+    } catch (...) {
+      free_pool(*pool);
+      throw;
+    }
   }
-  if (active_) {
-    retired_.push_back(std::move(active_));
-  }
+  retire(std::move(active_));
+  retire(std::move(resident_));
   active_ = std::move(pool);
+  resident_ = std::move(resident);
+  guide_ = std::move(guide);
   away_ = false;
   drop_empty_pools();
 
@@ -59,12 +70,14 @@ void PlannedAllocator::enable(const Plan& plan, bool reuse) {
   stats_.dynamic_reused.add(before.dynamic_reused.current);
   stats_.planned = static_cast<std::int64_t>(plan.decisions.size());
   stats_.pool = plan.pool;
+  stats_.resident = resident_ ? plan.resident : 0;
+  stats_.opening = resident_ ? guide_->opening->placeable() : 0;
   update_reserved();
   gauges_.begin();
   hits_this_iteration_ = 0;
   unplanned_depth_ = 0;
   dynamic_depth_ = 0;
-  reuse_ = reuse;
+  reuse_ = scope.reuse;
   dynamic_nodes_.clear();
   follows_nodes_.store(false, std::memory_order_relaxed);
   training_thread_.set_to_this_thread();
@@ -75,12 +88,24 @@ void PlannedAllocator::disable() {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   enabled_.store(false, std::memory_order_release);
-  retired_.push_back(std::move(active_));
+  retire(std::move(active_));
+  retire(std::move(resident_));
+  guide_.reset();
   away_ = false;
   if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
   drop_empty_pools();
   fallback_.release_cached();
   update_reserved();
+}
+
+std::unique_ptr<PlannedAllocator::Pool> PlannedAllocator::make_pool(const Plan& plan) {
+  std::byte* memory = reserve(plan.pool);
+  try {
+    return std::make_unique<Pool>(plan, memory);
+  } catch (...) {
+    if (memory) device_.release(memory, plan.pool);
+    throw;
+  }
 }
 
 std::byte* PlannedAllocator::reserve(Bytes size) {
@@ -138,8 +163,23 @@ void PlannedAllocator::abandon() {
     collect_delayed();
   }
   if (!active_) return;
-  retired_.push_back(std::move(active_));
+  retire(std::move(active_));
+  retire(std::move(resident_));
+  guide_.reset();
   drop_empty_pools();
+}
+
+// The region's blocks outlive the opening; what would have been served from it, had it come, is not
+// coming any more.
+void PlannedAllocator::end_opening() {
+  guide_->opening.reset();
+  guide_->matcher.trust();
+  retire(std::move(resident_));
+  drop_empty_pools();
+}
+
+void PlannedAllocator::retire(std::unique_ptr<Pool> pool) {
+  if (pool) retired_.push_back(std::move(pool));
 }
 
 void PlannedAllocator::drop_empty_pools() {
@@ -172,6 +212,7 @@ void PlannedAllocator::update_reserved() {
     high = std::max(high, begin + static_cast<std::uintptr_t>(pool.space.size()));
   };
   if (active_) add(*active_);
+  if (resident_) add(*resident_);
   for (const auto& pool : retired_) add(*pool);
   stats_.reserved.add(reserved + fallback_.reserved() - stats_.reserved.current);
   if (!callers_fallback_) return;

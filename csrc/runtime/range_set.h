@@ -35,6 +35,12 @@ class RangeSet {
     return it != ranges_.end() && it->begin < other.end;
   }
 
+  // Whether one range holds all of `other`. O(log n).
+  bool holds(Range other) const {
+    const auto it = first_ending_after(other.begin);
+    return it != ranges_.end() && it->begin <= other.begin && other.end <= it->end;
+  }
+
   // Adds a range that overlaps none of those here, as an entry of its own.
   void insert(Range added) {
     const auto it = first_ending_after(added.begin);

@@ -126,21 +126,27 @@ void StaticPool::add_stray(Range r) {
   reuse_group_ = kNone;
 }
 
-// Where nothing is live; the caller makes it a stray.
-Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
+// What is idle of the stream's addresses; null when it has none, or it was looked for too often.
+RangeSet* StaticPool::idle_of(StreamId stream) {
   const auto owner = std::ranges::find(streams_, stream);
-  if (owner == streams_.end()) return kUnplaced;
+  if (owner == streams_.end()) return nullptr;
   if (!idle_known_) {
-    if (searched_ > kMaxSearched) return kUnplaced;
+    if (searched_ > kMaxSearched) return nullptr;
     searched_ += slots_.size();
     idle_ = find_idle();
     idle_known_ = true;
   }
-  RangeSet& idle = idle_[static_cast<std::size_t>(owner - streams_.begin())];
-  const Range* fit = idle.best_fit(size);
+  return &idle_[static_cast<std::size_t>(owner - streams_.begin())];
+}
+
+// Where nothing is live; the caller makes it a stray.
+Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
+  RangeSet* idle = idle_of(stream);
+  if (!idle) return kUnplaced;
+  const Range* fit = idle->best_fit(size);
   if (!fit) return kUnplaced;
   const Range block{fit->begin, fit->begin + size};
-  idle.subtract(block);
+  idle->subtract(block);
   add_stray(block);
   return block.begin;
 }
@@ -152,6 +158,17 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream) {
   foreign_[offset] = {.size = rounded, .requested = size, .kind = Kind::kIdle, .stray = true};
   ++live_;
   return offset;
+}
+
+bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
+  const Range block{offset, offset + round_up(size)};
+  RangeSet* idle = idle_of(stream);
+  if (!idle || !idle->holds(block)) return false;
+  idle->subtract(block);
+  add_stray(block);
+  foreign_[offset] = {.size = block.size(), .requested = size, .kind = Kind::kIdle, .stray = true};
+  ++live_;
+  return true;
 }
 
 Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {

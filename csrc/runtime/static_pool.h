@@ -71,6 +71,11 @@ class StaticPool {
   // looked for them too often.
   Offset place_idle(Bytes size, StreamId stream);
 
+  // Puts a block of `size` (> 0) bytes at `offset`, as place_idle() would have: false unless
+  // nothing is live there, the addresses are `stream`'s, and what is idle is not looked for too
+  // often.
+  bool place_at(Offset offset, Bytes size, StreamId stream);
+
   // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
   // may go besides it, or else where place_idle() would, each by best fit; kUnplaced when none has
   // room. O(idle ranges of the group), and O(strays) more when the region is opened.
@@ -175,6 +180,7 @@ class StaticPool {
   std::int32_t remaining(std::int32_t g) const;
   std::int32_t find_host(std::int32_t g, Bytes size, std::int32_t least, bool any_size) const;
   Offset place_reused(std::int32_t g, Bytes size);
+  RangeSet* idle_of(StreamId stream);
   Offset place_anywhere(Bytes size, StreamId stream);
   void add_stray(Range r);
   void check_regions(const std::vector<Range>& taken,

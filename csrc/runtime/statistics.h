@@ -24,6 +24,8 @@ struct Statistics {
   std::int64_t planned = 0;           // decisions of one iteration
   std::int64_t hits = 0;              // decisions served at their planned address
   std::int64_t misses = 0;            // decisions of completed iterations that were not
+  std::int64_t opening = 0;           // requests of the opening that the plan has a place for
+  std::int64_t opening_requests = 0;  // of these, served there
   std::int64_t conflicts = 0;         // of requests matched to a decision whose place was taken
   std::int64_t dynamic_requests = 0;  // of dynamic groups, wherever they were served
   std::int64_t dynamic_region_requests = 0;    // served from their group's region
@@ -38,6 +40,7 @@ struct Statistics {
   Gauge dynamic_region;                        // of these, in regions
   Gauge dynamic_reused;                        // of these, in idle space of the static plan
   Bytes pool = 0;
+  Bytes resident = 0;  // of the resident region, when it was reserved
   Bytes fallback_reserved = 0;
   std::int64_t live_blocks = 0;  // in the pool
   std::int64_t strays = 0;       // of these, outside their planned lifetime

@@ -22,6 +22,7 @@
 #include "base/error.h"
 #include "trace/counterparts.h"
 #include "trace/dynamic.h"
+#include "trace/opening.h"
 
 namespace stalloc {
 namespace {
@@ -222,6 +223,7 @@ IterationProfile profile_iteration(const Trace& trace) {
   const Counterparts all(trace);
   IterationProfile profile = Profiler(all).run();
   profile.places = dynamic_places(all, profile);
+  add_opening(all, profile);
   return profile;
 }
 

@@ -93,14 +93,42 @@ struct DynamicPlace {
   std::vector<std::vector<DynamicSighting>> sightings;
 };
 
+// A request of the opening (start-up and the first iteration) that no later iteration makes, or
+// that outlives them all. Ticks of the trace.
+struct OpeningSighting {
+  Bytes size = 0;  // as asked
+  Tick lower = 0;
+  Tick upper = 0;              // kNever where it outlives the reference: it stays
+  PhaseIndex phase = kNone;    // index into IterationProfile::phases
+  std::int32_t after = kNone;  // as DynamicPlace's
+  StreamId stream = 0;
+  bool recurs = false;  // a later iteration makes its like, which is persistent, too
+};
+
+// When a request that can be planned was alive in the first iteration. Ticks of the trace.
+struct OpeningStay {
+  std::int32_t request = kNone;  // index into IterationProfile::requests
+  Tick lower = 0;
+  Tick upper = 0;  // kNever where the trace does not tell
+};
+
+// What the run's beginning asks for besides an iteration's own requests; see opening.h.
+struct Opening {
+  std::vector<OpeningSighting> requests;  // in order of `lower`
+  std::vector<OpeningStay> stays;         // the same
+  Tick work = 0;                          // when start-up is over: the first phase but kOther
+  Tick end = 0;                           // of the first iteration
+};
+
 struct IterationProfile {
   std::int32_t iteration = kNone;  // the reference, index into Trace::iterations
   std::int32_t compared = 0;       // how many other iterations it was compared with
   Tick period = 0;                 // ticks of one iteration
   Bytes load = 0;                  // M_a of the reference: largest sum of live bytes, as requested
-  std::vector<ProfiledPhase> phases;
+  std::vector<ProfiledPhase> phases;      // those of the opening alone come last, and are empty
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
   std::vector<DynamicPlace> places;       // by phase, `after` and stream, the longest first
+  Opening opening;                        // empty unless there are three iterations or more
 
   // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase, and
   // of the training thread, whose requests alone come in an order that can be followed.

@@ -85,6 +85,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
             "pool": size(plan.pool),
             "bound": size(plan.bound),
             "gap": f"{plan.gap:.3%}" + (", proven optimal" if plan.optimal else ""),
+            **_resident_facts(plan),
             "load": size(plan.load_bytes),
             **_dynamic_facts(plan),
             "algorithm": plan.algorithm,
@@ -105,6 +106,15 @@ def _readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
         if facts.get(name, "").isdecimal():
             facts[name] = size(int(facts[name][:18]))
     return facts, assumptions
+
+
+def _resident_facts(plan: Plan) -> dict[str, str]:
+    if len(plan.opening) == 0:
+        return {}
+    return {
+        "resident region": f"{size(plan.resident)} above the pool, for what start-up and the first "
+        "iteration make for good"
+    }
 
 
 def _dynamic_facts(plan: Plan) -> dict[str, str]:

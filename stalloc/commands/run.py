@@ -151,7 +151,7 @@ def _planned(args: argparse.Namespace) -> int:
     path: Path = args.plan
     plan_file = RankFiles(path).plan if path.is_dir() else path
     process = os.getpid()
-    with stalloc.enable(plan_file, strict=args.strict) as session:
+    with stalloc.enable(plan_file, strict=args.strict, startup=True) as session:
         code = _run(args)
         stats = stalloc.memory_stats()
     if os.getpid() != process:
@@ -163,6 +163,7 @@ def _planned(args: argparse.Namespace) -> int:
     else:
         _say(
             f"{stats['iterations']} iterations, hit rate {100 * stats['hit_rate']:.2f} %, "
+            f"{stats['opening_requests']} of {stats['opening']} requests of start-up, "
             f"efficiency {stats['efficiency']:.4f}"
         )
     return code

@@ -70,9 +70,10 @@ TEST(Replay, OfThePlanHitsEveryDecision) {
 TEST(Replay, OfThePlanFailsWhereThePoolDoesNotFit) {
   const Trace trace = training(3);
   const Plan plan = make_plan(profile_iteration(trace), {});
-  EXPECT_EQ(replay_planned(trace, plan, plan.pool - 1).failed, 0);
-  EXPECT_NE(replay_planned(trace, plan, plan.pool + 29 * kMiB).failed, kNone) << "the weights";
-  EXPECT_EQ(replay_planned(trace, plan, plan.pool + 30 * kMiB).failed, kNone);
+  EXPECT_EQ(replay_planned(trace, plan, {.capacity = plan.pool - 1}).failed, 0);
+  EXPECT_NE(replay_planned(trace, plan, {.capacity = plan.pool + 29 * kMiB}).failed, kNone)
+      << "the weights";
+  EXPECT_EQ(replay_planned(trace, plan, {.capacity = plan.pool + 30 * kMiB}).failed, kNone);
 }
 
 TEST(Replay, OfAPlanThatDoesNotFitTheTraceCostsMemoryOnly) {
@@ -143,7 +144,7 @@ TEST(Replay, DynamicRequestsAreAnnounced) {
   const Plan plan = make_plan(profile_iteration(trace), {});
   const ReplayResult with = replay_planned(trace, plan);
   EXPECT_EQ(with.reserved, plan.pool);
-  const ReplayResult without = replay_planned(trace, plan, CachingSettings::kUnlimited, false);
+  const ReplayResult without = replay_planned(trace, plan, {.reuse = false});
   EXPECT_EQ(without.reserved, plan.pool + 20 * kMiB);
 }
 
@@ -151,11 +152,11 @@ TEST(Unroll, RepeatsTheStaticRequests) {
   const Plan plan = make_plan(profile_iteration(training(4)), {});
   const Trace trace = unroll(plan, 5);
   trace.check();
-  EXPECT_EQ(trace.requests.size(), 5 * plan.decisions.size());
+  EXPECT_EQ(trace.requests.size(), 5 * plan.decisions.size() + 1) << "and the weights, once";
   const ReplayResult result = replay_planned(trace, plan);
   EXPECT_EQ(result.misses, 0);
-  EXPECT_EQ(result.reserved, plan.pool);
-  EXPECT_EQ(result.load, (11 + 15 + 13) * kMiB) << "the weights are no decision";
+  EXPECT_EQ(result.reserved, plan.pool + 30 * kMiB);
+  EXPECT_EQ(result.load, (30 + 11 + 15 + 13) * kMiB);
 }
 
 TEST(Unroll, OfAnEmptyPlanIsEmpty) {

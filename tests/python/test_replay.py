@@ -16,8 +16,9 @@ from stalloc.planfile import Plan
 from stalloc.trace import Trace
 
 ROW = [
-    *("allocator", "load", "reserved", "peak_reserved", "efficiency", "native_calls", "mallocs"),
-    *("frees", "maps", "unmaps", "fits", "failed_request", "failed_size", "hit_rate", "measured"),
+    *("allocator", "load", "reserved", "peak_load", "peak_reserved", "efficiency", "native_calls"),
+    *("mallocs", "frees", "maps", "unmaps", "fits", "failed_request", "failed_size", "hit_rate"),
+    "measured",
 ]
 
 
@@ -110,7 +111,8 @@ def test_replay_of_a_trace_of_a_plan_and_of_both(
     both = answer(capsys, "replay", str(trace_file), "--plan", str(plan_file))["rows"][2]
     assert both == by_trace
     by_plan = answer(capsys, "replay", str(plan_file))
-    assert by_plan["rows"][2]["reserved"] == plan.pool
+    assert plan.resident > 0, "the weights"
+    assert by_plan["rows"][2]["reserved"] == plan.pool + plan.resident
     assert "static requests only" in by_plan["assumptions"][0]
 
 
@@ -175,7 +177,7 @@ def test_a_trace_that_is_no_trace_is_refused() -> None:
 
 def test_a_plan_with_too_long_a_period_is_refused() -> None:
     document = json.loads(to_trace(training_document(3)).plan()._core.to_json())
-    for table in ("phases", "decisions", "groups", "reusable"):
+    for table in ("phases", "decisions", "groups", "reusable", "opening"):
         document[table] = {name: [] for name in document[table]}
     document |= {"pool": 0, "bound": 0, "period": 1 << 62}
     plan = Plan.from_json(json.dumps(document).encode(), "plan.json")

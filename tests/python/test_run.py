@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stalloc import cli
+from stalloc import Plan, cli
 
 SCRIPT = """
 import os, sys, torch
@@ -21,6 +21,31 @@ for _ in range(6):
     model(torch.ones(int(sys.argv[1]), 8)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
+"""
+
+WHOLE = """
+import sys, torch
+
+if "--detour" in sys.argv:
+    kept = [torch.ones(64, 64), torch.ones(1000)]  # the profile had none of them
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64), torch.nn.ReLU()
+)
+if "--detour" in sys.argv:
+    del kept[0]
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.randn(20, 16, 64)
+for batch in data[:8]:
+    loss = (model(batch) - batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    print(loss.item().hex())
+tensors = [t for p in model.parameters() for t in (p, p.grad, *optimizer.state[p].values())]
+large = [t for t in tensors if t.numel() > 1]
+begin, end = min(t.data_ptr() for t in large), max(t.data_ptr() + t.nbytes for t in large)
+print("lie within", end - begin, "make", sum(t.nbytes for t in large))
 """
 
 FORKS = """
@@ -67,6 +92,37 @@ def test_a_script_runs_under_the_plan_of_its_profile(script: Path, tmp_path: Pat
     assert stats["hits"] > 0
     _, said = run("--plan", "plans", script, "4", cwd=tmp_path)
     assert "hit rate" in said[-1]
+
+
+def test_what_start_up_makes_for_good_lies_in_the_pool(tmp_path: Path) -> None:
+    script = tmp_path / "whole.py"
+    script.write_text(WHOLE)
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    *losses, _ = plain.stdout.splitlines()
+    out, _ = run("--profile", "plans", script, cwd=tmp_path)
+    assert out.splitlines()[:-1] == losses
+    plan = Plan.load(tmp_path / "plans" / "rank0.plan.json")
+
+    out, _ = run("--plan", "plans", "--json", script, cwd=tmp_path)
+    *said, lie, figures = out.splitlines()
+    assert said == losses
+    stats = json.loads(figures)
+    assert stats["opening_requests"] == stats["opening"] == (plan.opening.offset >= 0).sum() > 16
+    # From the second iteration on the four gradients are made only to be added to those there are.
+    assert (stats["misses"], stats["conflicts"]) == (4, 0)
+    assert stats["fallback_requests"] == 8, "the loss, which outlives the next one"
+    within, make = (int(word) for word in lie.split() if word.isdecimal())
+    assert make <= within <= stats["resident"] == plan.resident
+    # The states' step counts and biases, which are rounded up, and the data.
+    assert plan.resident <= make + 20 * 16 * 64 * 4 + 20 * plan.alignment
+    assert stats["peak_reserved"] <= plan.pool + plan.resident + (128 << 10)
+
+    out, _ = run("--plan", "plans", "--json", script, "--detour", cwd=tmp_path)
+    *said, _, figures = out.splitlines()
+    assert said == losses
+    stats = json.loads(figures)
+    assert stats["opening_requests"] > stats["opening"] // 2
+    assert stats["misses"] <= 8
 
 
 def test_a_plan_that_does_not_fit_is_told(script: Path, tmp_path: Path) -> None:

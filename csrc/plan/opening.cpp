@@ -1,0 +1,241 @@
+#include "plan/opening.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/align.h"
+#include "base/error.h"
+#include "plan/greedy.h"
+#include "plan/validator.h"
+
+namespace stalloc {
+namespace {
+
+// Places what goes again.
+class Temporaries {
+ public:
+  Temporaries(Plan& plan, const Opening& opening, std::span<const std::int32_t> row_of)
+      : plan_(plan), opening_(opening) {
+    for (std::size_t i = 0; i < plan.opening.size(); ++i) {
+      const OpeningRequest& r = plan.opening[i];
+      if (r.stays() || r.upper > opening.end) continue;
+      rows_.push_back(i);
+      streams_.insert(r.stream);
+      last_ = std::max(last_, r.upper);
+    }
+    for (const OpeningStay& stay : opening.stays) {
+      if (stay.lower < last_) stays_.push_back({row_of[stay.request], stay.lower, stay.upper});
+    }
+  }
+
+  void place() {
+    for (const StreamId stream : streams_) {
+      fit(stream, 0, plan_.pool);
+      fit(stream, plan_.pool, plan_.pool + plan_.resident);
+    }
+  }
+
+ private:
+  struct Stay {
+    std::int32_t decision;
+    Tick lower;
+    Tick upper;
+  };
+
+  // Gives those of the stream that have no address yet one in [begin, end), where there is room.
+  void fit(StreamId stream, Offset begin, Offset end) {
+    Problem problem;
+    problem.alignment = plan_.alignment;
+    std::vector<std::size_t> rows;
+    for (const std::size_t row : rows_) {
+      const OpeningRequest& r = plan_.opening[row];
+      if (r.stream != stream || r.offset != kUnplaced) continue;
+      rows.push_back(row);
+      problem.buffers.push_back({.size = r.size, .lower = r.lower, .upper = r.upper});
+    }
+    if (rows.empty() || begin == end) return;
+    add_obstacles(problem, stream, begin);
+    const Timeline timeline(problem);
+    const auto layout = place_in_order(problem, timeline, ordered(problem, timeline, Order::kSize),
+                                       Fit::kFirst, Budget{});
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const Offset offset = layout->offsets[i];
+      if (offset + align_up(problem.buffers[i].size, plan_.alignment) <= end) {
+        plan_.opening[rows[i]].offset = offset;
+      }
+    }
+  }
+
+  void add_obstacles(Problem& problem, StreamId stream, Offset begin) const {
+    const auto add = [&](Bytes size, Offset offset, Tick lower, Tick upper, StreamId of) {
+      const bool ours = of == stream;
+      problem.buffers.push_back({.size = size,
+                                 .lower = ours ? lower : 0,
+                                 .upper = ours ? std::min(upper, last_) : last_,
+                                 .fixed = offset});
+    };
+    if (begin > 0) add(begin, 0, 0, last_, stream);
+    for (const OpeningRequest& r : plan_.opening) {
+      if (r.offset != kUnplaced) add(r.size, r.offset, r.lower, r.upper, r.stream);
+    }
+    for (const Stay& s : stays_) {
+      const Decision& d = plan_.decisions[s.decision];
+      if (d.stream == stream) add(d.size, d.offset, s.lower, s.upper, d.stream);
+    }
+    for (const Decision& d : plan_.decisions) {
+      if (d.stream != stream) add(d.size, d.offset, 0, last_, d.stream);
+    }
+    for (const DynamicGroup& g : plan_.groups) {
+      if (g.size > 0) add(g.size, g.offset, std::min(opening_.work, last_), last_, g.stream);
+    }
+  }
+
+  Plan& plan_;
+  const Opening& opening_;
+  std::vector<std::size_t> rows_;  // of the opening: those that are gone when it ends
+  std::set<StreamId> streams_;     // theirs
+  Tick last_ = 0;                  // when all of them are
+  std::vector<Stay> stays_;        // decisions that are served meanwhile
+};
+
+std::string named(std::size_t row) { return "opening, row " + std::to_string(row) + ": "; }
+
+void check_row(const Plan& plan, std::size_t row) {
+  const OpeningRequest& r = plan.opening[row];
+  if (r.phase < 0 || r.phase >= static_cast<PhaseIndex>(plan.phases.size())) {
+    throw PlanError(named(row) + "belongs to phase " + std::to_string(r.phase) +
+                    ", but there are " + std::to_string(plan.phases.size()) + " phases");
+  }
+  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
+  if (r.after < kNone || r.after >= decisions ||
+      (r.after != kNone && plan.decisions[r.after].phase != r.phase)) {
+    throw PlanError(named(row) + "comes after decision " + std::to_string(r.after) +
+                    ", which is none of its phase");
+  }
+  if (r.size <= 0 || r.stream < 0) {
+    throw PlanError(named(row) + "a size of " + std::to_string(r.size) + " bytes on stream " +
+                    std::to_string(r.stream));
+  }
+  if (r.lower < 0 || r.upper <= r.lower) {
+    throw PlanError(named(row) + "lives from tick " + std::to_string(r.lower) + " to " +
+                    std::to_string(r.upper));
+  }
+  if (r.offset == kUnplaced) return;
+  const bool in_region = r.offset >= plan.pool;
+  const Offset end = in_region ? plan.pool + plan.resident : plan.pool;
+  if (r.offset < 0 || r.offset > end || r.size > end - r.offset || (r.stays() && !in_region)) {
+    throw PlanError(named(row) + std::to_string(r.size) + " bytes at " + std::to_string(r.offset) +
+                    (r.stays() ? " stay, and are not" : ", which are not") +
+                    " inside the resident region from " + std::to_string(plan.pool) + " to " +
+                    std::to_string(plan.pool + plan.resident) +
+                    (r.stays() ? "" : " nor inside the pool below it"));
+  }
+}
+
+// That all of them, rounded up, fit above the pool.
+void check_sizes(const Plan& plan, const Opening& opening) {
+  Problem problem;
+  problem.alignment = plan.alignment;
+  problem.buffers.push_back({.size = plan.pool});
+  for (const OpeningSighting& s : opening.requests) problem.buffers.push_back({.size = s.size});
+  problem.check();
+}
+
+// Unplaced ones keep their row, as buffers that conflict with nothing.
+void add_buffers(Problem& problem, Layout& layout, const Plan& plan) {
+  for (const OpeningRequest& r : plan.opening) {
+    const bool placed = r.offset != kUnplaced;
+    problem.buffers.push_back({.size = placed ? r.size : 0,
+                               .lower = r.lower,
+                               .upper = placed ? r.upper : r.lower,
+                               .stream = r.stream});
+    layout.offsets.push_back(placed ? r.offset : 0);
+  }
+}
+
+// That no address of the opening's is one of another stream's decisions or groups.
+void check_streams(const Plan& plan) {
+  Problem problem;
+  problem.alignment = plan.alignment;
+  Layout layout;
+  layout.height = plan.pool + plan.resident;
+  add_buffers(problem, layout, plan);
+  for (const Decision& d : plan.decisions) {
+    problem.buffers.push_back({.size = d.size, .stream = d.stream});
+    layout.offsets.push_back(d.offset);
+  }
+  for (const DynamicGroup& g : plan.groups) {
+    problem.buffers.push_back({.size = g.size, .stream = g.stream});
+    layout.offsets.push_back(g.offset);
+  }
+  // One after another: of the same stream, none meets any.
+  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+    problem.buffers[i].lower = static_cast<Tick>(i);
+    problem.buffers[i].upper = static_cast<Tick>(i) + 1;
+  }
+  problem.check();
+  validate(problem, layout);
+}
+
+}  // namespace
+
+void add_opening(Plan& plan, const Opening& opening, std::span<const PhaseIndex> phase_of,
+                 std::span<const std::int32_t> row_of) {
+  check_sizes(plan, opening);
+  for (const OpeningSighting& s : opening.requests) {
+    OpeningRequest r{.phase = phase_of[s.phase],
+                     .after = s.after == kNone ? kNone : row_of[s.after],
+                     .size = s.size,
+                     .offset = kUnplaced,
+                     .lower = s.lower,
+                     .upper = s.upper,
+                     .stream = s.stream};
+    if (r.stays() && !s.recurs) {
+      r.offset = plan.pool + plan.resident;
+      plan.resident += align_up(r.size, plan.alignment);
+    }
+    plan.opening.push_back(r);
+  }
+  Temporaries(plan, opening, row_of).place();
+  std::ranges::sort(plan.opening, {},
+                    [](const auto& r) { return std::tuple{r.phase, r.after, r.lower}; });
+}
+
+void check_opening(const Plan& plan) {
+  Bytes top = 0;
+  if (plan.resident < 0 || plan.resident % plan.alignment != 0 ||
+      __builtin_add_overflow(plan.pool, plan.resident, &top)) {
+    throw PlanError("resident: " + std::to_string(plan.resident) +
+                    " bytes, which is negative, too large above the pool, or no multiple of " +
+                    std::to_string(plan.alignment));
+  }
+  const auto key = [](const OpeningRequest& r) { return std::tuple{r.phase, r.after, r.lower}; };
+  for (std::size_t i = 0; i < plan.opening.size(); ++i) {
+    check_row(plan, i);
+    if (i > 0 && key(plan.opening[i - 1]) >= key(plan.opening[i])) {
+      throw PlanError(named(i) + "out of order: they go by phase, then by decision, then by tick");
+    }
+  }
+  Problem problem;
+  problem.alignment = plan.alignment;
+  Layout layout;
+  layout.height = top;
+  add_buffers(problem, layout, plan);
+  try {
+    problem.check();
+    validate(problem, layout);
+  } catch (const PlanError& error) {
+    throw PlanError("opening (as buffers, by row): " + std::string(error.what()));
+  }
+  try {
+    check_streams(plan);
+  } catch (const PlanError& error) {
+    throw PlanError("opening, then decisions, then groups (as buffers, by row): " +
+                    std::string(error.what()));
+  }
+}
+
+}  // namespace stalloc

@@ -1,0 +1,84 @@
+#include "runtime/opening_guide.h"
+
+#include <algorithm>
+
+namespace stalloc {
+
+Plan resident_region(const Plan& plan) {
+  Plan region;
+  region.alignment = plan.alignment;
+  region.pool = plan.resident;
+  for (const OpeningRequest& r : plan.opening) {
+    if (r.offset == kUnplaced || !r.stays()) continue;
+    region.decisions.push_back({.size = r.size,
+                                .offset = r.offset - plan.pool,
+                                .lower = static_cast<Tick>(region.decisions.size()),
+                                .upper = 0,
+                                .phase = 0,
+                                .phase_end = 0,
+                                .stream = r.stream});
+  }
+  region.period = static_cast<Tick>(region.decisions.size());
+  for (Decision& d : region.decisions) d.upper = d.lower + region.period;
+  return region;
+}
+
+OpeningGuide::OpeningGuide(const Plan& plan)
+    : matcher_(plan, Matcher::Part::kOpening),
+      requests_(plan.opening),
+      resident_(plan.opening.size(), kNone),
+      served_(plan.opening.size(), false) {
+  std::int32_t resident = 0;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i].offset == kUnplaced) continue;
+    ++placeable_;
+    if (requests_[i].stays()) {
+      resident_[i] = resident++;
+    } else {
+      by_end_.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+  std::ranges::sort(
+      by_end_, {}, [this](std::int32_t i) { return requests_[static_cast<std::size_t>(i)].upper; });
+  late_.reserve(by_end_.size());
+}
+
+OpeningGuide::Place OpeningGuide::place_of(std::int32_t i, const StaticPool& pool) const {
+  const Offset offset = requests_[static_cast<std::size_t>(i)].offset;
+  const bool in_region = offset >= pool.size();
+  return {in_region, in_region ? offset - pool.size() : offset};
+}
+
+OpeningGuide::Place OpeningGuide::place(std::int32_t i, StaticPool& pool, StaticPool& region) {
+  const OpeningRequest& r = requests_[static_cast<std::size_t>(i)];
+  if (r.offset == kUnplaced) return {};
+  Place place = place_of(i, pool);
+  if (r.stays()) {
+    place.offset = region.place(resident_[static_cast<std::size_t>(i)]);
+  } else {
+    StaticPool& space = place.in_region ? region : pool;
+    if (overstayed(r.lower, pool, region) || !space.place_at(place.offset, r.size, r.stream)) {
+      return {};
+    }
+    served_[static_cast<std::size_t>(i)] = true;
+  }
+  placed_ += place.offset != kUnplaced;
+  return place;
+}
+
+// See Note [Overstayed].
+bool OpeningGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool& region) {
+  for (; ended_ < by_end_.size(); ++ended_) {
+    const auto i = static_cast<std::size_t>(by_end_[ended_]);
+    if (requests_[i].upper > now) break;
+    if (served_[i]) late_.push_back(by_end_[ended_]);
+  }
+  std::erase_if(late_, [&](std::int32_t i) {
+    const auto [in_region, offset] = place_of(i, pool);
+    const StaticPool::Block block = (in_region ? region : pool).at(offset);
+    return block.size == StaticPool::kNotLive || block.kind != StaticPool::Kind::kIdle;
+  });
+  return !late_.empty();
+}
+
+}  // namespace stalloc

@@ -1,0 +1,64 @@
+// Follows a run through its opening: which of the plan's opening requests a request is, and where
+// it goes. Made with the plan, gone when the first iteration ends.
+//
+// What stays lies in the resident region, which is a pool of its own: one whose decisions are live
+// throughout. So it is checked, divided among streams and retired like any other, it goes back to
+// the device with its last block, and the plan's own pool can be given back without it.
+//
+// Note [Overstayed]
+// What goes again is told from what stays by its place alone. Where weights and temporaries of one
+// size take turns, a request that the profile did not have shifts them by one, and every other
+// weight would be given a temporary's address, in the way of the plan for good. So when one of them
+// is still alive at the time it was to be gone, no other is served until it is.
+//
+// As everywhere, the pools check each address: nothing is handed out that is not idle. Cost: O(1)
+// a request but for their search. Not thread-safe.
+#pragma once
+
+#include <vector>
+
+#include "plan/plan.h"
+#include "runtime/matcher.h"
+#include "runtime/static_pool.h"
+
+namespace stalloc {
+
+// The resident region as a plan: what stays is a decision of it, in the order of Plan::opening.
+Plan resident_region(const Plan& plan);
+
+class OpeningGuide {
+ public:
+  // `plan` has passed check().
+  explicit OpeningGuide(const Plan& plan);
+
+  Matcher& matcher() { return matcher_; }
+
+  // Where a request lies, if it does.
+  struct Place {
+    bool in_region = false;
+    Offset offset = kUnplaced;  // in the region, or in the pool
+  };
+
+  // Makes opening request `i` live. The pools are those of the plan and of its resident_region().
+  Place place(std::int32_t i, StaticPool& pool, StaticPool& region);
+
+  // How many have been placed, and how many the plan has an address for.
+  std::int64_t placed() const { return placed_; }
+  std::int64_t placeable() const { return placeable_; }
+
+ private:
+  bool overstayed(Tick now, const StaticPool& pool, const StaticPool& region);
+  Place place_of(std::int32_t i, const StaticPool& pool) const;
+
+  Matcher matcher_;
+  std::vector<OpeningRequest> requests_;
+  std::vector<std::int32_t> resident_;  // by request: decision of the region
+  std::vector<std::int32_t> by_end_;    // those that go again
+  std::size_t ended_ = 0;               // of these, whose time is over
+  std::vector<bool> served_;            // by request
+  std::vector<std::int32_t> late_;      // served, and alive when their time was over
+  std::int64_t placed_ = 0;
+  std::int64_t placeable_ = 0;
+};
+
+}  // namespace stalloc

@@ -1,0 +1,127 @@
+#include "trace/opening.h"
+
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "trace/alignment.h"
+
+namespace stalloc {
+namespace {
+
+constexpr std::int32_t kFirst = 0;  // the iteration that start-up belongs to
+
+class Finder {
+ public:
+  Finder(const Counterparts& all, IterationProfile& profile) : all_(all), profile_(profile) {
+    for (const DynamicPlace& p : profile.places) places_.insert({p.phase, p.after, p.stream});
+  }
+
+  void run() {
+    align();
+    profile_.opening.end = all_.turn(kFirst).end;
+    std::map<PhaseIndex, std::int32_t> newest;  // plannable request, by phase
+    for (const PhaseSpan& span : all_.trace().phases) {
+      if (span.key.kind == PhaseKind::kOther || span.key.kind == PhaseKind::kUnplanned) continue;
+      profile_.opening.work = span.begin;
+      break;
+    }
+    for (std::int32_t index = 0; index < all_.turn(kFirst).count; ++index) {
+      if (!is_followed(index)) continue;
+      const Request& r = all_.request(kFirst, index);
+      const std::int32_t match = matches_[index];
+      const bool recurs = match != kNone;
+      if (recurs && profile_.is_plannable(profile_.requests[match])) {
+        newest[profile_.requests[match].phase_begin] = match;
+        profile_.opening.stays.push_back({match, r.lower, r.upper});
+        continue;
+      }
+      OpeningSighting sighting{.size = r.size, .lower = r.lower, .upper = r.upper};
+      sighting.phase = phase_of(index);
+      const auto it = newest.find(sighting.phase);
+      sighting.after = it == newest.end() ? kNone : it->second;
+      sighting.stream = r.stream;
+      sighting.recurs = recurs;
+      if (r.upper >= all_.turn(all_.reference()).end) sighting.upper = kNever;
+      // Where dynamic requests are expected, what goes again is one of them.
+      const bool dynamic = places_.contains({sighting.phase, sighting.after, sighting.stream});
+      if (sighting.upper != kNever && dynamic) continue;
+      profile_.opening.requests.push_back(sighting);
+    }
+  }
+
+ private:
+  struct Sequence {
+    std::vector<Token> tokens;
+    std::vector<std::int32_t> requests;
+  };
+
+  const PhaseKey& key_of(std::int32_t index) const {
+    return all_.trace().phases[all_.request(kFirst, index).phase_begin].key;
+  }
+
+  // Whether the runtime can follow it.
+  bool is_followed(std::int32_t index) const {
+    const Request& r = all_.request(kFirst, index);
+    return r.thread == 0 && !r.dynamic && key_of(index).kind != PhaseKind::kUnplanned;
+  }
+
+  // What outlives the next iteration matches only what does so, too.
+  static Token token(Bytes size, StreamId stream, bool lasts) {
+    return {lasts ? -size : size, stream};
+  }
+
+  void align() {
+    std::map<PhaseKey, Sequence> first;
+    for (std::int32_t index = 0; index < all_.turn(kFirst).count; ++index) {
+      if (!is_followed(index)) continue;
+      const Request& r = all_.request(kFirst, index);
+      Sequence& s = first[key_of(index)];
+      s.tokens.push_back(token(r.size, r.stream, r.upper >= all_.turn(kFirst + 1).end));
+      s.requests.push_back(index);
+    }
+    std::map<PhaseKey, Sequence> reference;
+    for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
+      const ProfiledRequest& r = profile_.requests[i];
+      const bool persistent = profile_.is_recognisable(r);
+      if (!persistent && !profile_.is_plannable(r)) continue;
+      Sequence& s = reference[profile_.phases[r.phase_begin].key];
+      s.tokens.push_back(token(r.size, r.stream, persistent));
+      s.requests.push_back(static_cast<std::int32_t>(i));
+    }
+    matches_.assign(all_.turn(kFirst).count, kNone);
+    for (const auto& [key, ours] : first) {
+      const auto theirs = reference.find(key);
+      if (theirs == reference.end()) continue;
+      const auto matched = align_sequences(ours.tokens, theirs->second.tokens);
+      for (std::size_t i = 0; i < matched.size(); ++i) {
+        if (matched[i] != kNone) matches_[ours.requests[i]] = theirs->second.requests[matched[i]];
+      }
+    }
+  }
+
+  // The profile's phase of a request; one that the reference does not have is appended.
+  PhaseIndex phase_of(std::int32_t index) {
+    const PhaseKey& key = key_of(index);
+    if (const PhaseIndex known = all_.phases().find(key); known != kNone) return known;
+    const auto [it, is_new] =
+        added_.try_emplace(key, static_cast<PhaseIndex>(profile_.phases.size()));
+    if (is_new) profile_.phases.push_back({key, profile_.period, profile_.period});
+    return it->second;
+  }
+
+  const Counterparts& all_;
+  IterationProfile& profile_;
+  std::set<std::tuple<PhaseIndex, std::int32_t, StreamId>> places_;
+  std::vector<std::int32_t> matches_;  // by request of the first iteration, the profile's
+  std::map<PhaseKey, PhaseIndex> added_;
+};
+
+}  // namespace
+
+void add_opening(const Counterparts& all, IterationProfile& profile) {
+  if (all.first_compared() > kFirst) Finder(all, profile).run();
+}
+
+}  // namespace stalloc

@@ -1,0 +1,528 @@
+// Whole-process plans: what start-up and the first iteration make for good is found, laid out
+// without holes, and served there; whatever a run's beginning does, no two blocks share an address.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/align.h"
+#include "base/error.h"
+#include "damage.h"
+#include "device/pretend.h"
+#include "plan/plan_json.h"
+#include "replay/replay.h"
+#include "runtime/opening_guide.h"
+#include "runtime/planned_allocator.h"
+#include "trace/lifetimes.h"
+#include "trace_builder.h"
+
+namespace stalloc {
+namespace {
+
+using ::testing::IsSubstring;
+using testing::TraceBuilder;
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+
+// Two weights, made from a temporary each; activations; a gradient that stays from the first
+// backward on, as large as its temporaries; a state that the first optimizer step makes.
+Trace training(int iterations) {
+  TraceBuilder t;
+  for (int i = 0; i < 2; ++i) {
+    const auto raw = t.alloc(8 * kMiB);
+    t.alloc(4 * kMiB + 100);
+    t.free(raw);
+  }
+  for (int i = 0; i < iterations; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(6 * kMiB);
+    const auto b = t.alloc(5 * kMiB);
+    t.phase(PhaseKind::kBackward, 0);
+    t.free(t.alloc(3 * kMiB));
+    if (i == 0) t.alloc(3 * kMiB);
+    t.free(t.alloc(3 * kMiB));
+    t.free(b);
+    t.free(a);
+    t.phase(PhaseKind::kOptimizer);
+    if (i == 0) t.alloc(8 * kMiB);
+    t.free(t.alloc(8 * kMiB));
+    t.step();
+  }
+  return t.finish();
+}
+
+Plan plan_of(const Trace& trace) { return make_plan(profile_iteration(trace), {}); }
+
+std::string complaint(const Plan& plan) {
+  try {
+    plan.check();
+  } catch (const PlanError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Opening, IsWhatOnlyTheFirstIterationAsksFor) {
+  const Trace trace = training(4);
+  const IterationProfile profile = profile_iteration(trace);
+  std::vector<Bytes> sizes;
+  std::vector<bool> stays;
+  for (const OpeningSighting& s : profile.opening.requests) {
+    sizes.push_back(s.size);
+    stays.push_back(s.upper == kNever);
+  }
+  EXPECT_EQ(sizes, (std::vector<Bytes>{8 * kMiB, 4 * kMiB + 100, 8 * kMiB, 4 * kMiB + 100, 3 * kMiB,
+                                       8 * kMiB}));
+  EXPECT_EQ(stays, (std::vector<bool>{false, true, false, true, true, true}));
+  // The gradient comes between the two temporaries of its size, not for one of them.
+  const OpeningSighting& gradient = profile.opening.requests[4];
+  EXPECT_EQ(profile.phases[gradient.phase].key.kind, PhaseKind::kBackward);
+  EXPECT_EQ(profile.requests[gradient.after].size, 3 * kMiB);
+  EXPECT_EQ(profile.opening.stays.size(), 5u);
+}
+
+TEST(Opening, NeedsAFirstIterationThatIsNotCompared) {
+  EXPECT_TRUE(profile_iteration(training(2)).opening.requests.empty());
+  EXPECT_FALSE(profile_iteration(training(3)).opening.requests.empty());
+}
+
+TEST(Opening, LiesWithoutHolesAndItsTemporariesInThePool) {
+  const Plan plan = plan_of(training(4));
+  const Bytes weight = align_up(4 * kMiB + 100, plan.alignment);
+  EXPECT_EQ(plan.resident, 2 * weight + 3 * kMiB + 8 * kMiB);
+  ASSERT_EQ(plan.opening.size(), 6u);
+  Bytes resident = 0;
+  for (const OpeningRequest& r : plan.opening) {
+    if (r.stays()) {
+      resident += align_up(r.size, plan.alignment);
+    } else {
+      EXPECT_LE(r.offset + r.size, plan.pool);
+    }
+  }
+  EXPECT_EQ(resident, plan.resident);
+  EXPECT_EQ(plan.pool, plan.bound);
+}
+
+TEST(Opening, TemporariesTooLargeForThePoolLieWhereStatesWillBe) {
+  TraceBuilder t;
+  const auto loaded = t.alloc(20 * kMiB);
+  t.alloc(10 * kMiB);
+  t.free(loaded);
+  for (int i = 0; i < 4; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    t.free(t.alloc(kMiB));
+    t.phase(PhaseKind::kOptimizer);
+    if (i == 0) t.alloc(30 * kMiB);
+    t.free(t.alloc(2 * kMiB));
+    t.step();
+  }
+  const Trace trace = t.finish();
+  const Plan plan = plan_of(trace);
+  EXPECT_EQ(plan.pool, 2 * kMiB);
+  EXPECT_EQ(plan.resident, 40 * kMiB);
+  EXPECT_GE(plan.opening[0].offset, plan.pool + 10 * kMiB);
+  const ReplayResult result = replay_planned(trace, plan);
+  EXPECT_EQ(result.peak_reserved, 42 * kMiB);
+  EXPECT_EQ(result.misses, 0);
+}
+
+TEST(Opening, ReplaysWithoutAByteBesideThePlan) {
+  const Trace trace = training(5);
+  const Plan plan = plan_of(trace);
+  const ReplayResult result = replay_planned(trace, plan);
+  EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
+  EXPECT_EQ(result.misses, 0);
+  EXPECT_EQ(result.mallocs, 2);
+  EXPECT_EQ(result.frees, 0);
+  EXPECT_GT(static_cast<double>(result.peak_load) / static_cast<double>(result.peak_reserved),
+            0.999);
+}
+
+TEST(Opening, ATraceThatBeginsLaterReservesNoRegion) {
+  TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    t.free(t.alloc(6 * kMiB));
+    t.step();
+  }
+  const Plan plan = plan_of(training(4));
+  EXPECT_EQ(replay_planned(t.finish(), plan).peak_reserved, plan.pool);
+}
+
+TEST(Opening, IsUnrolledWithThePlan) {
+  const Plan plan = plan_of(training(4));
+  const Trace trace = unroll(plan, 3);
+  trace.check();
+  EXPECT_EQ(trace.requests.size(), 3 * plan.decisions.size() + 4);
+  const ReplayResult result = replay_planned(trace, plan);
+  EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
+  EXPECT_EQ(result.misses, 0);
+  EXPECT_EQ(result.mallocs, 2);
+}
+
+TEST(Opening, OverlapsAreRefused) {
+  const Plan good = plan_of(training(4));
+  ASSERT_EQ(complaint(good), "");
+  std::vector<std::size_t> stay;
+  std::size_t goes = 0;
+  for (std::size_t i = 0; i < good.opening.size(); ++i) {
+    if (good.opening[i].stays()) {
+      stay.push_back(i);
+    } else {
+      goes = i;
+    }
+  }
+  Plan plan = good;
+  plan.opening[stay[1]].offset = plan.opening[stay[0]].offset;
+  EXPECT_PRED_FORMAT2(IsSubstring, "opening (as buffers, by row): buffer", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "overlap", complaint(plan));
+  plan = good;
+  plan.opening[goes].offset = plan.opening[stay[0]].offset;  // the first weight is there by then
+  EXPECT_PRED_FORMAT2(IsSubstring, "overlap", complaint(plan));
+  plan = good;
+  plan.opening[stay[0]].offset = 0;
+  EXPECT_PRED_FORMAT2(IsSubstring, "bytes at 0 stay, and are not inside the resident region",
+                      complaint(plan));
+  plan = good;
+  plan.opening[goes].offset = plan.pool - plan.alignment;
+  EXPECT_PRED_FORMAT2(IsSubstring, "nor inside the pool below it", complaint(plan));
+  plan = good;
+  for (OpeningRequest& r : plan.opening) {
+    if (!r.stays()) r.offset = kUnplaced;
+  }
+  EXPECT_EQ(complaint(plan), "");
+  plan.opening[goes].offset = 0;
+  plan.opening[goes].stream = 1;
+  EXPECT_PRED_FORMAT2(IsSubstring, "opening, then decisions", complaint(plan));
+  plan = good;
+  plan.opening[stay[0]].offset += 1;
+  EXPECT_PRED_FORMAT2(IsSubstring, "opening", complaint(plan));
+  plan = good;
+  plan.resident -= plan.alignment;
+  EXPECT_PRED_FORMAT2(IsSubstring, "inside the resident region", complaint(plan));
+  plan = good;
+  plan.resident += 1;
+  EXPECT_PRED_FORMAT2(IsSubstring, "resident: ", complaint(plan));
+  plan = good;
+  std::swap(plan.opening[0], plan.opening[1]);
+  EXPECT_PRED_FORMAT2(IsSubstring, "opening, row 1: out of order", complaint(plan));
+}
+
+TEST(Opening, IsWrittenAndReadAgain) {
+  const std::string text = to_json(plan_of(training(4)));
+  const Plan again = plan_from_json(text, "");
+  EXPECT_EQ(to_json(again), text);
+  EXPECT_EQ(again.opening.size(), 6u);
+  const auto refuses = [&](const char* column, const char* value, const char* what) {
+    try {
+      plan_from_json(testing::with_column(text, "opening", column, value), "plan.json");
+      ADD_FAILURE() << column;
+    } catch (const PlanError& error) {
+      EXPECT_PRED_FORMAT2(IsSubstring, what, error.what());
+    }
+  };
+  refuses("phase", "[9,0,0,0,2,3]", "plan.json: opening, row 0: belongs to phase 9");
+  refuses("after", "[-1,-1,-1,-1,0,3]", "row 4: comes after decision 0, which is none of");
+  refuses("size", "[0,1,1,1,1,1]", "row 0: a size of 0");
+  refuses("upper", "[0,null,null,null,null,null]", "row 0: lives from tick 0 to 0");
+  refuses("stream", "[0]", "rows");
+}
+
+class OpeningRun : public ::testing::Test {
+ protected:
+  void* allocate(Bytes size, StreamId stream = 0) {
+    return allocator_.allocate(size, stream, /*for_training=*/true);
+  }
+  void enter(PhaseKind kind, std::int32_t microbatch = kNone) {
+    allocator_.enter_phase(kind, microbatch, 0);
+  }
+
+  const Plan plan_ = plan_of(training(4));
+  PretendMemory device_{200 * kMiB};
+  PlannedAllocator allocator_{device_};
+};
+
+TEST_F(OpeningRun, NothingIsReservedOrServedMidWay) {
+  allocator_.enable(plan_);
+  EXPECT_EQ(device_.used(), plan_.pool);
+  enter(PhaseKind::kOther);
+  for (const OpeningRequest& r : plan_.opening) {
+    if (r.phase == 0) allocator_.deallocate(allocate(r.size));
+  }
+  EXPECT_EQ(allocator_.statistics().opening_requests, 0);
+  EXPECT_EQ(allocator_.statistics().resident, 0);
+}
+
+TEST_F(OpeningRun, TheRegionOutlivesThePlanWithItsBlocks) {
+  allocator_.enable(plan_, {.opening = true});
+  EXPECT_EQ(device_.used(), plan_.pool + plan_.resident);
+  enter(PhaseKind::kOther);
+  void* raw = allocate(8 * kMiB);
+  void* weight = allocate(4 * kMiB + 100);
+  allocator_.deallocate(raw);
+  EXPECT_EQ(allocator_.statistics().opening_requests, 2);
+  EXPECT_EQ(allocator_.statistics().fallback_requests, 0);
+  allocator_.end_iteration();
+  allocator_.disable();
+  EXPECT_EQ(device_.used(), plan_.resident) << "the pool is not held up by the weight";
+  EXPECT_TRUE(allocator_.deallocate(weight));
+  EXPECT_EQ(device_.used(), 0);
+  EXPECT_EQ(device_.wrong_releases(), 0);
+}
+
+TEST_F(OpeningRun, ARegionThatNothingCameForGoesBackAfterTheFirstIteration) {
+  allocator_.enable(plan_, {.opening = true});
+  enter(PhaseKind::kForward, 0);
+  allocator_.end_iteration();
+  EXPECT_EQ(device_.used(), plan_.pool);
+}
+
+TEST_F(OpeningRun, WithoutRoomForTheRegionNothingChanges) {
+  PretendMemory small(plan_.pool + plan_.resident - 1);
+  PlannedAllocator allocator(small);
+  EXPECT_THROW(allocator.enable(plan_, {.opening = true}), OutOfMemory);
+  EXPECT_EQ(small.used(), 0);
+  EXPECT_FALSE(allocator.enabled());
+  allocator.enable(plan_);
+}
+
+// A request of the temporaries' size more, and every weight would be taken for one of them.
+TEST_F(OpeningRun, ATemporaryThatStaysIsTheOnlyOne) {
+  TraceBuilder t;
+  for (int i = 0; i < 8; ++i) {
+    t.free(t.alloc(kMiB));
+    t.alloc(kMiB);
+  }
+  for (int i = 0; i < 3; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    t.free(t.alloc(9 * kMiB));
+    t.step();
+  }
+  const Plan plan = plan_of(t.finish());
+  ASSERT_EQ(plan.opening.size(), 16u);
+  allocator_.enable(plan, {.opening = true});
+  enter(PhaseKind::kOther);
+  allocator_.deallocate(allocate(kMiB));
+  allocator_.deallocate(allocate(kMiB));  // too many: it has the first weight's place
+  for (int i = 0; i < 7; ++i) {
+    allocate(kMiB);  // weight
+    allocator_.deallocate(allocate(kMiB));
+  }
+  allocator_.check();
+  EXPECT_EQ(allocator_.statistics().live_blocks, 1) << "in the pool";
+  enter(PhaseKind::kForward, 0);
+}
+
+TEST_F(OpeningRun, TheFirstIterationIsServedAndTheNextAreTrusted) {
+  allocator_.enable(plan_, {.opening = true});
+  for (int i = 0; i < 2; ++i) {
+    enter(PhaseKind::kOther);
+    enter(PhaseKind::kForward, 0);
+    void* a = allocate(6 * kMiB);
+    void* b = allocate(5 * kMiB);
+    enter(PhaseKind::kBackward, 0);
+    allocator_.deallocate(allocate(3 * kMiB));
+    if (i == 0) allocate(3 * kMiB);
+    if (i == 1) allocate(7 * kMiB);  // new, and no reason to mistrust what follows
+    allocator_.deallocate(allocate(3 * kMiB));
+    allocator_.deallocate(b);
+    allocator_.deallocate(a);
+    enter(PhaseKind::kOptimizer);
+    if (i == 0) allocate(8 * kMiB);
+    allocator_.deallocate(allocate(8 * kMiB));
+    allocator_.end_iteration();
+    allocator_.check();
+  }
+  EXPECT_EQ(allocator_.statistics().misses, 0);
+  EXPECT_EQ(allocator_.statistics().hits, 10);
+  EXPECT_EQ(allocator_.statistics().opening_requests, 2) << "the weights never came";
+  EXPECT_EQ(allocator_.statistics().opening, 6);
+}
+
+// Live blocks must be disjoint, and of a stream's own addresses.
+class Overlaps {
+ public:
+  void add(void* p, Bytes size, StreamId stream) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(p);
+    const auto end = begin + static_cast<std::uintptr_t>(size);
+    const auto next = live_.lower_bound(begin);
+    ASSERT_TRUE(next == live_.end() || end <= next->first) << "two live blocks overlap";
+    ASSERT_TRUE(next == live_.begin() || std::prev(next)->second.end <= begin)
+        << "two live blocks overlap";
+    live_[begin] = {end, stream};
+  }
+  void remove(void* p) { live_.erase(reinterpret_cast<std::uintptr_t>(p)); }
+
+ private:
+  struct Block {
+    std::uintptr_t end;
+    StreamId stream;
+  };
+  std::map<std::uintptr_t, Block> live_;
+};
+
+// A random program: start-up with weights and temporaries, iterations that make something to keep
+// in the first one. Returned as what it does, so that it can be done with departures.
+struct Action {
+  enum : std::uint8_t { kAlloc, kFree, kPhase, kStep } what = kAlloc;
+  Bytes size = 0;
+  StreamId stream = 0;
+  int handle = 0;  // of the request
+  PhaseKind kind = PhaseKind::kOther;
+  std::int32_t microbatch = kNone;
+};
+
+// With `sizes` of its own, no request of the first iteration alone is like one that recurs.
+std::vector<Action> random_program(std::mt19937& random, StreamId streams, bool sizes) {
+  constexpr int kIterations = 4;
+  const int add = sizes ? 6 : 0;
+  const auto pick = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  const unsigned seed = random();
+  std::vector<Action> program;
+  int handles = 0;
+  const auto alloc = [&](int size, int stream) {
+    program.push_back({Action::kAlloc, size * 700, stream, handles});
+    return handles++;
+  };
+  const auto release = [&](int handle) { program.push_back({Action::kFree, 0, 0, handle}); };
+  for (int i = pick(0, 12); i > 0; --i) {
+    const int stream = pick(0, streams - 1);
+    const int temporary = alloc(pick(1, 6), stream);
+    const bool early = pick(0, 1) == 0;
+    if (early) release(temporary);
+    if (pick(0, 3) > 0) alloc(pick(1, 6), stream);
+    if (!early) release(temporary);
+  }
+  for (int t = 0; t < kIterations; ++t) {
+    std::mt19937 same(seed);  // every iteration alike
+    const auto again = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(same);
+    };
+    std::vector<int> live;
+    for (int m = 0; m < 3; ++m) {
+      program.push_back({.what = Action::kPhase, .kind = PhaseKind::kForward, .microbatch = m});
+      for (int i = again(1, 8); i > 0; --i) {
+        const int size = again(1, 6);
+        live.push_back(alloc(size, again(0, streams - 1)));
+        if (t == 0 && pick(0, 4) == 0) alloc(add + pick(1, 6), pick(0, streams - 1));
+        if (t == 0 && pick(0, 6) == 0) release(alloc(add + pick(1, 6), pick(0, streams - 1)));
+        if (again(0, 1) == 0) {
+          release(live.back());
+          live.pop_back();
+        }
+      }
+    }
+    for (; !live.empty(); live.pop_back()) release(live.back());
+    program.push_back({.what = Action::kStep});
+  }
+  return program;
+}
+
+Plan plan_of(const std::vector<Action>& program) {
+  TraceBuilder t;
+  std::map<int, std::int32_t> requests;
+  for (const Action& a : program) {
+    if (a.what == Action::kAlloc) requests[a.handle] = t.alloc(a.size, a.stream);
+    if (a.what == Action::kFree) t.free(requests[a.handle]);
+    if (a.what == Action::kPhase) t.phase(a.kind, a.microbatch);
+    if (a.what == Action::kStep) t.step();
+  }
+  return make_plan(profile_iteration(t.finish()), {.time_limit = 0});
+}
+
+// Does what the program does, with a departure in about one of `every` actions; 0: none.
+void run(const std::vector<Action>& program, const Plan& plan, std::mt19937& random, int every,
+         Statistics& statistics) {
+  PretendMemory device(Bytes{1} << 30);
+  PlannedAllocator allocator(device);
+  Overlaps overlaps;
+  std::map<int, void*> live;
+  std::vector<int> late;
+  int foreign = -1;
+  const auto departs = [&] { return every > 0 && static_cast<int>(random() % every) == 0; };
+  const auto allocate = [&](int handle, Bytes size, StreamId stream) {
+    void* p = allocator.allocate(size, stream, /*for_training=*/true);
+    ASSERT_NE(p, nullptr);
+    overlaps.add(p, size, stream);
+    live[handle] = p;
+  };
+  const auto release = [&](int handle) {
+    const auto it = live.find(handle);
+    if (it == live.end()) return;  // it never came
+    overlaps.remove(it->second);
+    ASSERT_TRUE(allocator.deallocate(it->second));
+    live.erase(it);
+  };
+  allocator.enable(plan, {.opening = true});
+  allocator.enter_phase(PhaseKind::kOther, kNone, 0);
+  for (const Action& a : program) {
+    if (departs()) allocate(foreign--, static_cast<Bytes>(random() % 6 + 1) * 700, a.stream);
+    if (departs() && foreign < -1) release(foreign + 1 + static_cast<int>(random() % 3));
+    while (!late.empty() && departs()) {
+      release(late.back());
+      late.pop_back();
+    }
+    switch (a.what) {
+      case Action::kAlloc:
+        if (!departs()) allocate(a.handle, departs() ? a.size + 600 : a.size, a.stream);
+        break;
+      case Action::kFree:
+        if (departs()) {
+          late.push_back(a.handle);
+        } else {
+          release(a.handle);
+        }
+        break;
+      case Action::kPhase:
+        allocator.enter_phase(a.kind, a.microbatch, 0);
+        break;
+      case Action::kStep:
+        allocator.end_iteration();
+        allocator.enter_phase(PhaseKind::kOther, kNone, 0);
+        break;
+    }
+    if (::testing::Test::HasFatalFailure()) return;
+    allocator.check();
+  }
+  statistics = allocator.statistics();
+  while (!live.empty()) release(live.begin()->first);
+  allocator.disable();
+  EXPECT_EQ(device.used(), 0);
+  EXPECT_EQ(device.wrong_releases(), 0);
+}
+
+class RandomOpening : public ::testing::TestWithParam<unsigned> {};
+
+TEST_P(RandomOpening, AsProfiledIsServedThroughout) {
+  std::mt19937 random(GetParam());
+  const std::vector<Action> program = random_program(random, /*streams=*/1, /*sizes=*/true);
+  const Plan plan = plan_of(program);
+  Statistics statistics;
+  run(program, plan, random, /*every=*/0, statistics);
+  EXPECT_EQ(statistics.misses, 0);
+  EXPECT_EQ(statistics.conflicts, 0);
+  EXPECT_EQ(statistics.opening_requests, statistics.opening);
+  for (const OpeningRequest& r : plan.opening) {
+    EXPECT_TRUE(!r.stays() || r.offset != kUnplaced);
+  }
+}
+
+TEST_P(RandomOpening, WhateverDepartsNoTwoBlocksOverlap) {
+  std::mt19937 random(GetParam());
+  const std::vector<Action> program =
+      random_program(random, static_cast<StreamId>(1 + GetParam() % 3), /*sizes=*/false);
+  const Plan plan = plan_of(program);
+  for (const int every : {3, 10, 40}) {
+    Statistics statistics;
+    run(program, plan, random, every, statistics);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomOpening, ::testing::Range(0u, 60u));
+
+}  // namespace
+}  // namespace stalloc
