@@ -100,10 +100,6 @@ def _adapter(device: torch.device | str | None) -> Adapter:
     return _adapters.adapter(device)
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.2f} %" if whole else ""
-
-
 def memory_summary(device: torch.device | str | None = None) -> str:
     """The statistics as a table to print, in the shape of `torch.cuda.memory_summary`."""
     name = _adapter(device).name

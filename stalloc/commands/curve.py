@@ -11,7 +11,7 @@ from stalloc.commands.output import print_table
 from stalloc.errors import StallocError
 from stalloc.liveness import Holder, Liveness
 
-_COLUMNS = 72
+_WIDTH = 80  # columns, with what stands in front
 _ROWS = 8
 _SAMPLES = 512  # of the curve in JSON
 _LETTERS = {"forward": "f", "backward": "b", "optimizer": "o", "unplanned": "-"}
@@ -71,11 +71,10 @@ def show(liveness: Liveness, tick: int, top: int) -> None:
 def draw(liveness: Liveness) -> list[str]:
     """The curve as lines of text, the phases under it."""
     blocks = " ▁▂▃▄▅▆▇█" if _speaks_unicode() else " ....####"
-    columns = min(_COLUMNS, max(liveness.period, 1))
-    samples = liveness.sampled(columns)
-    most = max(*samples, 1)
-    eighths = [round(value * _ROWS * 8 / most) for value in samples]
+    most = max(liveness.live_at(liveness.peak), 1)
     width = len(_core.format_bytes(most))
+    columns = min(_WIDTH - width - len(" |"), max(liveness.period, 1))
+    eighths = [round(value * _ROWS * 8 / most) for value in liveness.sampled(columns)]
     lines = []
     for row in reversed(range(_ROWS)):
         bar = "".join(blocks[min(max(height - 8 * row, 0), 8)] for height in eighths)
@@ -103,7 +102,7 @@ def _print_holders(title: str, holders: Sequence[Holder], top: int) -> None:
         )
         return (holder.site or "?", *cells) if named else cells
 
-    print_table(title, columns, map(row, holders[:top]))
+    print_table(title, columns, map(row, holders[:top]), text={"phase"})
     rest = holders[top:]
     if rest:
         total = _core.format_bytes(sum(holder.bytes for holder in rest))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stalloc import _core
 from stalloc.commands import import_
 from stalloc.commands.inputs import check_requests, naming, positive, read
-from stalloc.commands.output import print_facts, print_json, print_table
+from stalloc.commands.output import print_facts, print_json, print_table, print_text
 from stalloc.comparison import Change, Comparison, Run, compare, run_of
 from stalloc.trace import Trace
 
@@ -101,20 +101,26 @@ def _print(args: argparse.Namespace, a: Run, b: Run, found: Comparison) -> None:
             "Noted differently",
             ("name", "a", "b"),
             ((name, _short(x), _short(y)) for name, (x, y) in found.info.items()),
+            text={"a", "b"},
         )
     if found.same:
-        print("\nThe planned requests are the same: a plan of a fits b.")
+        print()
+        print_text("The planned requests are the same: a plan of a fits b.")
         return
     named = any(change.site for change in found.changes)
     columns = ("phase", "change", "requests", "each", "bytes", *(("site",) if named else ()))
     print_table(
-        "What changed", columns, (_cells(change, named) for change in found.changes[: args.top])
+        "What changed",
+        columns,
+        (_cells(change, named) for change in found.changes[: args.top]),
+        text={"change", "each", "site"},
     )
     rest: Sequence[Change] = found.changes[args.top :]
     if rest:
         total = sum(change.bytes for change in rest)
         print(f"and {len(rest):,} more changes, {_signed(total)} in all (--top)")
-    print(f"\n{_verdict(a, b, found)}")
+    print()
+    print_text(_verdict(a, b, found))
 
 
 def _cells(change: Change, named: bool) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from stalloc.commands import curve, import_
 from stalloc.commands.inputs import naming, positive, read
 from stalloc.commands.output import print_assumptions, print_facts, print_json, print_table, size
 from stalloc.errors import TraceError
+from stalloc.notes import readable
 from stalloc.planfile import Plan
-from stalloc.replaying import MAX_SPLIT_SIZE
 from stalloc.tables import LIFETIME_CLASSES, Int32s, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
 
@@ -75,7 +75,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
         details = {"per_phase": phases, "live": curve.summary(live, tick, args.top)}
         print_json({"kind": "plan", "info": plan.info, **figures, **details})
         return
-    info, assumptions = _readable(plan.info)
+    info, assumptions = readable(plan.info)
     print_facts(
         {
             "plan": str(args.file),
@@ -96,16 +96,6 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
     _print_phases("Decisions by phase", phases)
     curve.show(live, tick, args.top)
     print_assumptions(assumptions)
-
-
-def _readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What was noted of a run, sizes as people read them, and apart from it what was assumed."""
-    facts = dict(info)
-    assumptions = facts.pop("assumptions", "").splitlines()
-    for name in ("torch_reserved", MAX_SPLIT_SIZE):
-        if facts.get(name, "").isdecimal():
-            facts[name] = size(int(facts[name][:18]))
-    return facts, assumptions
 
 
 def _resident_facts(plan: Plan) -> dict[str, str]:
@@ -161,7 +151,7 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
         }
         print_json({"kind": "trace", "info": trace.info, **figures, **details})
         return
-    info, assumptions = _readable(trace.info)
+    info, assumptions = readable(trace.info)
     facts = {"trace": str(args.file), **info}
     for name in ("requests", "iterations", "layers", "streams", "threads"):
         facts[name] = f"{figures[name]:,}"
@@ -224,6 +214,7 @@ def _print_profile(profile: IterationProfile) -> None:
                 )
                 for p in places
             ),
+            text={"freed in"},
         )
 
 

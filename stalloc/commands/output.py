@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -14,6 +15,7 @@ from stalloc import _core
 from stalloc.errors import StallocError
 
 _WIDE = 1000  # columns; a file has no edge to wrap at
+_NARROW = 10  # columns, for text that is wrapped
 
 
 class DoesNotFit(StallocError):
@@ -48,23 +50,54 @@ def print_facts(facts: Mapping[str, str]) -> None:
         print(f"{printable(name):<{width}}  {printable(value)}")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table whose first column is text and whose others are numbers."""
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    text: Collection[str] = (),
+) -> None:
+    """A table, whose columns are numbers but for the first and those that `text` names."""
     console = _console()
-    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, padding=(0, 2))
+    box = SIMPLE_HEAD if console.is_terminal else None
+    table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 1))
+    cells = [[printable(cell) for cell in row] for row in rows]
+    least = 0
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
-    for row in rows:
-        table.add_row(*map(printable, row))
+        if index == 0 or column in text:
+            # Wrapped where it has to be, so that the numbers stay whole.
+            table.add_column(column, overflow="fold")
+            least += _NARROW
+        else:
+            table.add_column(column, justify="right", no_wrap=True)
+            least += max(map(len, [column, *(row[index] for row in cells)]))
+    for row in cells:
+        table.add_row(*row)
     console.print()
     console.print(printable(title), style="bold")
+    # A terminal that is narrower still breaks the lines itself.
+    console.width = max(console.width, least + 3 * len(columns))
     console.print(table)
 
 
+def print_text(text: str, first: str = "", others: str = "") -> None:
+    """A paragraph, in a terminal wrapped between words; its lines begin with `first`, `others`."""
+    lines = textwrap.wrap(
+        printable(text),
+        _console().width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    print("\n".join(lines))
+
+
 def print_assumptions(assumptions: Iterable[str]) -> None:
-    """What was taken for granted, one a line."""
-    for number, text in enumerate(assumptions):
-        print(("" if number else "\nassumed:\n") + f"  - {printable(text)}")
+    """What was taken for granted, each a paragraph."""
+    for number, assumption in enumerate(assumptions):
+        if number == 0:
+            print("\nassumed:")
+        print_text(assumption, "  - ", "    ")
 
 
 def _console() -> Console:

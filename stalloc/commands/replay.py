@@ -18,6 +18,7 @@ from stalloc.commands.output import (
     print_facts,
     print_json,
     print_table,
+    print_text,
     size,
 )
 from stalloc.planfile import Plan
@@ -135,18 +136,22 @@ def _print(
             "plan": f"{_core.format_bytes(plan.pool)}, gap {plan.gap:.3%}",
         }
     )
-    columns = ["allocator", "load", "reserved", "efficiency", "at the peak", "native calls"]
+    columns = ["allocator", "load", "reserved", "efficiency", "peak", "calls"]
+    title = "Reserved by each allocator"
     measured = any(row.measured is not None for row in rows)
     if measured:
         columns.append("measured")
     if args.capacity is not None:
-        columns.append(f"fits {_core.format_bytes(args.capacity)}")
-    print_table("Reserved by each allocator", columns, (_cells(row, measured) for row in rows))
+        columns.append("fits")
+        title += f", of {_core.format_bytes(args.capacity)}"
+    print_table(title, columns, (_cells(row, measured) for row in rows))
     for row in rows:
         if row.fits is False and row.allocator != STALLOC:
-            print(f"\n{row.allocator} runs out of memory: {_failure(row)}")
+            print()
+            print_text(f"{row.allocator} runs out of memory: {_failure(row)}")
     if saved is not None:
-        print(f"\n{_verdict(saved, base)}")
+        print()
+        print_text(_verdict(saved, base, plan))
 
 
 def _cells(row: Replay, measured: bool) -> list[str]:
@@ -181,13 +186,16 @@ def _saved(rows: Sequence[Replay], torch: Replay) -> int | None:
     return _held(torch) - stalloc.reserved
 
 
-def _verdict(saved: int, torch: Replay) -> str:
+def _verdict(saved: int, torch: Replay, plan: Plan) -> str:
     held = _held(torch)
     share = abs(saved) / held if held else 0.0
     amount = f"{_core.format_bytes(abs(saved))} ({share:.1%} of what torch holds)"
     if saved >= 0:
         return f"With stalloc you would save {amount}."
-    return f"stalloc would reserve {amount} more: what does not repeat is kept beside the pool."
+    why = "what does not repeat is kept beside the pool"
+    if plan.pool - plan.bound >= -saved:
+        why = f"the plan is {plan.gap:.1%} above its bound; try a longer --time-limit"
+    return f"stalloc would reserve {amount} more: {why}."
 
 
 def _failure(row: Replay) -> str:

@@ -76,6 +76,7 @@ def _description(scene: Scene, packed: Packed) -> str:
     content = {
         "title": scene.title,
         "facts": scene.facts,
+        "assumptions": scene.assumptions,
         "period": scene.period,
         "load": scene.load,
         "classes": CLASSES,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stalloc.errors import PlanError
+from stalloc.notes import readable
 from stalloc.planfile import Plan
 from stalloc.replaying import UNROLLED, unroll
 from stalloc.report.layout import Layout, Rectangles, Segments, around_the_end, running_sum
@@ -70,6 +71,7 @@ class Scene:
         requests: What is known of each request.
         live: What the live curve adds up: `request`, `start` and `end` count.
         layouts: What the allocators make of them.
+        assumptions: What was taken for granted when the trace was imported.
     """
 
     title: str
@@ -81,6 +83,7 @@ class Scene:
     requests: Requests
     live: Rectangles
     layouts: list[Layout]
+    assumptions: list[str]
 
 
 def scene_of_plan(plan: Plan, title: str) -> Scene:
@@ -104,9 +107,10 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
     layouts = [Layout("stalloc", "stalloc's plan", planned, pool, rooms(plan))]
     if len(decisions) > 0:
         layouts.insert(0, _torch_layout_of_plan(plan))
+    facts, assumptions = readable(plan.info)
     return Scene(
         title=title,
-        facts=plan.info | _plan_facts(plan),
+        facts=facts | _plan_facts(plan),
         period=period,
         load=_load(requests, planned),
         phases=plan.phases,
@@ -114,6 +118,7 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
         requests=requests,
         live=planned,
         layouts=layouts,
+        assumptions=assumptions,
     )
 
 
@@ -148,9 +153,10 @@ def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
     own = np.arange(len(rows), dtype=np.int64)
     window = Window(begin, period, rows, own)
     layouts = [torch_layout(trace, window), stalloc_layout(trace, plan, window)]
+    facts, assumptions = readable(trace.info)
     return Scene(
         title=title,
-        facts=trace.info
+        facts=facts
         | {
             "iteration": f"{profile.iteration}, compared with {profile.compared} more",
             "trace": trace.fingerprint,
@@ -168,6 +174,7 @@ def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
             end=np.minimum(requests.end, period),
         ),
         layouts=layouts,
+        assumptions=assumptions,
     )
 
 

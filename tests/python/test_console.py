@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshot_documents import dump, trained
+from snapshot_documents import dump, last_step, trained
 from trace_documents import training_document
 
-from stalloc import cli
+from stalloc import cli, importers
 
 STALLOC = [sys.executable, "-m", "stalloc"]
 EVIL = "evil\x1b[2J\x07\u202e\x9b31m"
@@ -203,3 +208,49 @@ def test_the_console_script_is_this_one() -> None:
 
     (script,) = (e for e in entry_points(group="console_scripts") if e.name == "stalloc")
     assert script.value == "stalloc.__main__:main"
+
+
+def in_terminal(columns: int, *args: str | Path) -> list[str]:
+    """What a command shows in a terminal, a line each, without its colours."""
+    main, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    with subprocess.Popen(
+        [*STALLOC, *map(str, args)],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=subprocess.PIPE,
+        env=environment | {"TERM": "xterm-256color"},
+    ) as process:
+        os.close(terminal)
+        shown = b""
+        with suppress(OSError):  # how Linux says that nobody writes any more
+            while piece := os.read(main, 1 << 16):
+                shown += piece
+        os.close(main)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+
+
+def test_a_terminal_of_80_columns_is_wide_enough(tmp_path: Path) -> None:
+    snapshot, plan = tmp_path / "snapshot.pickle", tmp_path / "plan.json"
+    snapshot.write_bytes(dump(last_step(unit=39_000_000)))
+    trace = importers.read(snapshot).trace
+    trace.plan().save(plan)
+    for args in (
+        ["inspect", snapshot],
+        ["inspect", plan],
+        ["replay", snapshot, "--capacity", "1000GiB"],
+        ["diff", plan, snapshot],
+        ["diff", tmp_path / "other.pickle", snapshot],
+    ):
+        (tmp_path / "other.pickle").write_bytes(dump(last_step(unit=40_000_000)))
+        lines = in_terminal(80, *args)
+        # The paths of tests' folders alone may be too long, which a terminal wraps by itself.
+        wide = [line for line in lines if len(line.rstrip()) > 80 and str(tmp_path) not in line]
+        assert wide == []
+    lines = in_terminal(80, "replay", snapshot, "--capacity", "1000GiB")
+    (row,) = (line for line in lines if line.startswith("stalloc "))
+    assert re.search(r"stalloc( +[\d.]+ [MG]iB){2} +0\.\d{4} +[\d.]+ [MG]iB +\d+ +yes", row), row

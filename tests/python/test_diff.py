@@ -151,7 +151,7 @@ def test_diff_of_a_plan_and_a_newer_trace(
     assert json.loads(capsys.readouterr().out)["fits"] == pytest.approx(1 / 3)
 
 
-def test_diff_takes_snapshots_and_refuses_what_has_no_iteration(
+def test_diff_takes_snapshots_and_refuses_an_empty_trace(
     files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     snapshot = tmp_path / "snapshot.pickle"
@@ -161,4 +161,4 @@ def test_diff_takes_snapshots_and_refuses_what_has_no_iteration(
     empty = tmp_path / "empty.json"
     empty.write_text(json.dumps(TraceWriter().document()))
     assert cli.main(["diff", str(empty), files[0]]) == 1
-    assert "no complete iteration" in capsys.readouterr().err
+    assert "the trace holds no requests" in capsys.readouterr().err

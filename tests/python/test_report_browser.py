@@ -293,3 +293,29 @@ def test_a_damaged_report_says_so(show: Open, driver: webdriver.Chrome, tmp_path
     WebDriverWait(driver, 60).until(lambda _: problem.is_displayed())
     assert problem.text
     assert complaints(driver) != []
+
+
+def test_names_are_shown_and_never_obeyed(show: Open) -> None:
+    """Whatever a file calls its layers, notes and itself, none of it is HTML or a script."""
+    evil = "</script><img src=x onerror=\"document.title='obeyed'\">'\"`${1}&lt;\x1b[2J\u2028"
+    document = training_document() | {"layers": [evil]}
+    document["info"] = {evil: evil, "assumptions": f"{evil}\nsecond", "__proto__": "plain"}
+    trace = to_trace(document)
+    page = show(scene_of_trace(trace, trace.plan(), evil))
+    assert page.ask("document.images.length + document.scripts.length") == 3
+    assert page.driver.title.startswith("</script><img")
+    assert page.text("title").startswith("</script><img")
+    facts = page.text("facts")
+    assert facts.count("</script><img") == 3  # the file's name, and a note's name and text
+    assert "plain" in facts
+    items = "Array.from(document.querySelectorAll('#assumptions li'), e => e.textContent)"
+    assert page.ask(items) == [evil, "second"]
+    page.press("n")
+    assert "</script><img" in page.tooltip()
+    assert "</script><img" in page.text("peak")
+
+
+def test_what_was_assumed_is_shown_only_where_there_is_something(show: Open) -> None:
+    trace = to_trace(training_document())
+    page = show(scene_of_trace(trace, trace.plan(), "training.json"))
+    assert page.ask("document.getElementById('assumed').hidden")

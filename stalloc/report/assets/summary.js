@@ -109,4 +109,6 @@ function fillFactsOf(scene) {
     ticks: formatCount(scene.period),
     ...scene.facts,
   });
+  document.getElementById("assumptions").append(...scene.assumptions.map((text) => makeElement("li", {}, text)));
+  document.getElementById("assumed").hidden = scene.assumptions.length === 0;
 }
