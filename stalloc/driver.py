@@ -21,6 +21,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
+import gc
 import logging
 import os
 import warnings
@@ -157,6 +158,7 @@ class Driver:
         self._root: nn.Module | None = None
         self._profile: Profile | None = None
         self._session: session.Session | None = None
+        self._collects_garbage = False
         self._recorded = 0
         self._inside = False
         self._completed = 0
@@ -331,13 +333,17 @@ class Driver:
         self._profile.__enter__()
         self._stage = Stage.PROFILING
         atexit.register(self.finish)
+        # What only the collector frees, at a time of its own, is not to be planned: meanwhile it
+        # outlives its iteration, and so is told from the rest.
+        self._collects_garbage = gc.isenabled()
+        gc.disable()
 
     def _finish_profile(self, serve: bool) -> None:
         atexit.unregister(self.finish)
         recorded = self._profile
         assert recorded is not None
         self._stage = Stage.OFF
-        recorded.stop()
+        self._stop(recorded)
         trace = recorded.trace
         trace.info = {**trace.info, **self._rank_info, "framework": self._framework}
         plan = trace.plan(time_limit=self._time_limit)
@@ -351,11 +357,17 @@ class Driver:
         if serve:
             self._serve(plan)
 
+    def _stop(self, recorded: Profile) -> None:
+        recorded.stop()
+        if self._collects_garbage:
+            self._collects_garbage = False
+            gc.enable()
+
     def _switch_off(self) -> None:
         atexit.unregister(self.finish)
         self._stage = Stage.OFF
         if self._profile is not None:
-            self._profile.stop()
+            self._stop(self._profile)
         if self._session is not None and self._session.enabled:
             session.disable()
         self._session = None
@@ -367,6 +379,8 @@ class Driver:
             atexit.unregister(self.finish)
             self._stage = Stage.OFF
             self._profile = self._session = self._root = None
+            if self._collects_garbage:
+                gc.enable()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

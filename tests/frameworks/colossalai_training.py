@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+import contextlib
 import warnings
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from colossalai_package import load
+from colossalai_package import Adam, load, on_cpu
 from megatron_training import Result
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,32 +20,64 @@ import stalloc.colossalai
 WIDTH = 32
 ROWS = 8
 MICROBATCHES = 4
+STAGES = 2
 
 
 @dataclass
 class Settings:
-    """What to train, and under what; as in megatron_training."""
+    """What to train, and under what; as in megatron_training.
 
-    stages: int = 1
-    chunks: int = 1
+    Attributes:
+        plugin: Of the Booster, where there is no pipeline.
+        schedule: Of the pipeline of two stages, if there is one.
+    """
+
+    plugin: str = "ddp"
+    schedule: str | None = None
     iterations: int = 10
     mode: str | None = None
     folder: str | None = None
+
+    @property
+    def chunks(self) -> int:
+        return 1 if self.schedule in (None, "1F1B") else 2
 
 
 class Chunk(nn.Module):
     """Some layers; the first embed, and the last predict."""
 
-    def __init__(self, first: bool, last: bool) -> None:
+    def __init__(self, first: bool, last: bool, layer: type[nn.Linear] = nn.Linear) -> None:
         super().__init__()
         self.embedding = nn.Embedding(64, WIDTH) if first else None
-        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
-        self.head = nn.Linear(WIDTH, 64) if last else None
+        self.layers = nn.Sequential(*(layer(WIDTH, WIDTH) for _ in range(3)))
+        self.head = layer(WIDTH, 64) if last else None
 
     def forward(self, tokens: Tensor, hidden: Tensor | None = None, **_: Any) -> Any:
         x = self.embedding(tokens) if self.embedding is not None else hidden
         x = functional.gelu(self.layers(x))
         return self.head(x) if self.head is not None else {"hidden": x}
+
+
+class Layer(nn.Linear):
+    """Puts off its weights' gradient, as the layers do that shardformer makes for zero bubbles."""
+
+    def forward(self, x: Tensor) -> Any:
+        (operations,) = load("shardformer.layer._operation")
+        return operations.linear_with_async_comm(
+            x, self.weight, self.bias, None, False, use_zbv=True
+        )
+
+
+class Chunks(nn.Module):
+    """Both chunks of a rank, as one model: zero-bubble schedules say which they want."""
+
+    def __init__(self, chunks: list[Chunk], manager: Any) -> None:
+        super().__init__()
+        self.chunks = nn.ModuleList(chunks)
+        self._manager = manager
+
+    def forward(self, **kwargs: Any) -> Any:
+        return self.chunks[self._manager.model_chunk_id](**kwargs)
 
 
 class Optimizer:
@@ -60,8 +89,11 @@ class Optimizer:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def backward_by_grad(self, tensor: Any, grad: Any) -> None:
+    def backward_by_grad(self, tensor: Any, grad: Any, **_: Any) -> None:
         torch.autograd.backward(tensor, grad)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def step(self) -> None:
         self.optim.step()
@@ -70,56 +102,70 @@ class Optimizer:
         self.optim.zero_grad()
 
 
-def train(settings: Settings) -> Result:
+def train(settings: Settings, rank: int, store: str) -> Result:
+    """Trains on this rank of a pipeline, or on the only one."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=1 if settings.schedule is None else STAGES,
+    )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", stalloc.StallocWarning)
-        step, evaluate, booster, model, optimizer = _job(settings)
-        driver = None
-        if settings.mode is not None:
-            driver = stalloc.colossalai.install(
-                booster, model, optimizer, settings.mode, settings.folder, warmup=2
-            )
-        result = Result()
-        for iteration in range(settings.iterations):
-            result.losses += step(iteration)
-            optimizer.step()
-            optimizer.zero_grad()
-            # A pipeline sends the shapes of its tensors anew after each evaluation.
-            if iteration in (0, settings.iterations - 2):
-                with torch.no_grad():
-                    result.losses += evaluate(1000 + iteration)
-            if driver is not None:
-                result.stages.append(driver.stage.value)
-        result.stats = dict(stalloc.memory_stats())
-        stalloc._core.runtime("cpu").check()
-        stalloc.colossalai.uninstall()
-    result.weights = str([p.double().sum().item() for p in model.parameters()])
+        with on_cpu() if settings.schedule is None else contextlib.nullcontext():
+            result = _train(settings)
     result.warnings = [str(w.message) for w in said]
     torch.distributed.destroy_process_group()
     return result
 
 
-def _job(settings: Settings) -> tuple[Any, Any, Any, nn.Module, Any]:
-    if "RANK" in os.environ:
-        torch.distributed.init_process_group("gloo")
-        return _pipeline(settings)
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    return _boosted()
+def _train(settings: Settings) -> Result:
+    torch.manual_seed(0)
+    job = _boosted if settings.schedule is None else _pipeline
+    step, evaluate, booster, model, optimizer = job(settings)
+    driver = None
+    if settings.mode is not None:
+        driver = stalloc.colossalai.install(
+            booster, model, optimizer, settings.mode, settings.folder, warmup=2
+        )
+        assert stalloc.colossalai.install(booster, model, optimizer) is driver, "twice is once"
+    result = Result()
+    for iteration in range(settings.iterations):
+        result.losses += step(iteration)
+        optimizer.step()
+        optimizer.zero_grad()
+        # A pipeline sends the shapes of its tensors anew after each evaluation.
+        if evaluate is not None and iteration in (0, settings.iterations - 2):
+            with torch.no_grad():
+                result.losses += evaluate(1000 + iteration)
+        if driver is not None:
+            result.stages.append(driver.stage.value)
+    result.stats = dict(stalloc.memory_stats())
+    stalloc._core.runtime("cpu").check()
+    stalloc.colossalai.uninstall()
+    assert "step" not in vars(optimizer)
+    result.weights = str([p.double().sum().item() for p in model.parameters()])
+    return result
 
 
-def _boosted() -> tuple[Any, Any, Any, nn.Module, Any]:
+def _boosted(settings: Settings) -> tuple[Any, Any, Any, nn.Module, Any]:
     booster_module, plugins = load("booster", "booster.plugin")
-    booster = booster_module.Booster(plugin=plugins.TorchDDPPlugin())
+    make = {
+        "ddp": plugins.TorchDDPPlugin,
+        "zero1": lambda: plugins.LowLevelZeroPlugin(stage=1, precision="fp32"),
+        "zero2": lambda: plugins.LowLevelZeroPlugin(stage=2, precision="bf16"),
+        "gemini": lambda: plugins.GeminiPlugin(precision="bf16", enable_async_reduce=False),
+    }[settings.plugin]
+    booster = booster_module.Booster(plugin=make())
     model: nn.Module = Chunk(True, True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = Adam(model.parameters(), lr=1e-3)
     model, optimizer, *_ = booster.boost(model, optimizer)
 
     def loss_of(batch: dict[str, Tensor]) -> Tensor:
-        return functional.cross_entropy(model(batch["tokens"]).flatten(0, 1), _labels(batch))
+        output = model(batch["tokens"]).flatten(0, 1).float()
+        return functional.cross_entropy(output, _labels(batch))
 
     def step(number: int) -> list[float]:
         losses = []
@@ -136,29 +182,27 @@ def _boosted() -> tuple[Any, Any, Any, nn.Module, Any]:
 
 
 def _pipeline(settings: Settings) -> tuple[Any, Any, Any, nn.Module, Any]:
-    cluster, managers, one, interleaved = load(
-        "cluster",
-        "pipeline.stage_manager",
-        "pipeline.schedule.one_f_one_b",
-        "pipeline.schedule.interleaved_pp",
-    )
-    mesh = cluster.ProcessGroupMesh(settings.stages)
-    many = settings.chunks > 1
+    cluster, managers = load("cluster", "pipeline.stage_manager")
+    many, zero_bubble = settings.chunks > 1, settings.schedule == "zero bubble"
     manager = managers.PipelineStageManager(
-        mesh, 0, enable_interleave=many, num_model_chunks=settings.chunks
+        cluster.ProcessGroupMesh(STAGES),
+        0,
+        enable_interleave=many,
+        use_zbv=zero_bubble,
+        num_model_chunks=settings.chunks,
     )
     rank = torch.distributed.get_rank()
-    last = settings.stages * settings.chunks - 1
-    places = [rank + settings.stages * chunk for chunk in range(settings.chunks)]
-    chunks = [Chunk(place == 0, place == last) for place in places]
+    last = STAGES * settings.chunks - 1
+    places = [rank + STAGES * chunk for chunk in range(settings.chunks)]
+    if zero_bubble:  # there and back again
+        places = [rank, last - rank]
+    layer = Layer if zero_bubble else nn.Linear
+    chunks = [Chunk(place == 0, place == last, layer) for place in places]
     model: nn.Module = nn.ModuleList(chunks) if many else chunks[0]
-    scheduler = (
-        interleaved.InterleavedSchedule(
-            manager, settings.chunks, num_microbatch=MICROBATCHES, overlap_p2p=False
-        )
-        if many
-        else one.OneForwardOneBackwardSchedule(manager, num_microbatches=MICROBATCHES)
-    )
+    if zero_bubble:
+        manager.stage_indices = [(0, 3), (3, 6)]
+        model = Chunks(chunks, manager)
+    scheduler = _scheduler(settings, manager)
     optimizer = Optimizer(model)
 
     def criterion(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -172,7 +216,29 @@ def _pipeline(settings: Settings) -> tuple[Any, Any, Any, nn.Module, Any]:
         return [result["loss"].item()] if result["loss"] is not None else []
 
     booster = SimpleNamespace(plugin=SimpleNamespace(scheduler=scheduler, tp_size=1))
-    return step, step, booster, model, optimizer
+    # The evaluation of zero bubbles needs another schedule.
+    return step, None if zero_bubble else step, booster, model, optimizer
+
+
+def _scheduler(settings: Settings, manager: Any) -> Any:
+    if settings.schedule == "1F1B":
+        (schedules,) = load("pipeline.schedule.one_f_one_b")
+        return schedules.OneForwardOneBackwardSchedule(manager, num_microbatches=MICROBATCHES)
+    if settings.schedule == "interleaved":
+        (schedules,) = load("pipeline.schedule.interleaved_pp")
+        return schedules.InterleavedSchedule(
+            manager, settings.chunks, num_microbatch=MICROBATCHES, overlap_p2p=False
+        )
+    schedules, graphs = load("pipeline.schedule.zero_bubble_pp", "pipeline.schedule.v_schedule")
+    graph = graphs.PipelineGraph(
+        n_stage=STAGES,
+        n_micro=MICROBATCHES,
+        **{f"{kind}_cost": 6 for kind in "fbwc"},
+        **{"f_mem": 10, "b_mem": -5, "w_mem": -5},
+    )
+    return schedules.ZeroBubbleVPipeScheduler(
+        manager, graph.get_v_schedule(), 2, num_microbatch=MICROBATCHES, overlap_p2p=False
+    )
 
 
 def _batches(number: int) -> list[dict[str, Tensor]]:
@@ -185,13 +251,3 @@ def _batches(number: int) -> list[dict[str, Tensor]]:
 
 def _labels(batch: dict[str, Tensor]) -> Tensor:
     return batch["tokens"].roll(1, dims=1).flatten()
-
-
-def main() -> None:
-    settings = Settings(**json.loads(sys.argv[1]))
-    path = Path(sys.argv[2]) / f"rank{os.environ['RANK']}.result.json"
-    path.write_text(json.dumps(asdict(train(settings))))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from gloo import settled
 
 _FACTORIES = ("arange", "empty", "empty_like", "eye", "full", "ones", "rand", "tensor", "zeros")
 
@@ -72,22 +73,6 @@ class NoTracker:
         return contextlib.nullcontext()
 
 
-def _settled_all_reduce(
-    all_reduce: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
-) -> Any:
-    """An all-reduce that is over when it returns.
-
-    The thread of gloo that did the work drops its reference to the tensor a moment after it has
-    said that it is done, so that the tensor would be freed at a random moment.
-    """
-    before = tensor._use_count()
-    work = all_reduce(tensor, *args, **kwargs)
-    if work is None:
-        while tensor._use_count() > before:
-            os.sched_yield()
-    return work
-
-
 @contextlib.contextmanager
 def on_cpu(folders: list[str]) -> Iterator[None]:
     """Makes the package importable from `folders` and lets it run here."""
@@ -116,13 +101,7 @@ def on_cpu(folders: list[str]) -> Iterator[None]:
             "_set_cuda_rng_state": nothing,
         }.items():
             stack.enter_context(mock.patch.object(random, name, value))
-        stack.enter_context(
-            mock.patch.object(
-                torch.distributed,
-                "all_reduce",
-                functools.partial(_settled_all_reduce, torch.distributed.all_reduce),
-            )
-        )
+        stack.enter_context(settled())
         # Without Transformer Engine the package forgets to define this.
         from megatron.core.transformer.moe import moe_utils
 

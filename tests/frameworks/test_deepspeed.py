@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from gloo import settled
 from isolation import run_isolated
 from torch import nn
 from torch.nn import functional
@@ -33,6 +36,8 @@ def start(rank: int, ranks: int, store: Path) -> Any:
     import deepspeed
 
     deepspeed.utils.logger.setLevel("ERROR")
+    # It would compile a kernel for its own all-reduce, for minutes; gloo's will do.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     return deepspeed
 
@@ -53,14 +58,24 @@ def initialize(deepspeed: Any, model: nn.Module, zero: int = 0) -> Any:
     return engine
 
 
-def train(store: Path, mode: str, folder: Path | None = None) -> tuple[Run, list[Stage]]:
-    deepspeed = start(0, 1, store)
-    engine = initialize(deepspeed, network())
+def train(
+    rank: int, store: Path, mode: str, folder: Path | None, zero: int, ranks: int
+) -> tuple[Run, list[Stage]]:
+    deepspeed = start(rank, ranks, store)
+    with settled():
+        return train_engine(deepspeed, rank, mode, folder, zero, ranks)
+
+
+def train_engine(
+    deepspeed: Any, rank: int, mode: str, folder: Path | None, zero: int, ranks: int
+) -> tuple[Run, list[Stage]]:
+    engine = initialize(deepspeed, network(), zero)
     driver = stalloc.integrations.deepspeed.install(engine, mode, folder, warmup=2)
     assert stalloc.integrations.deepspeed.install(engine) is driver
     run, stages = Run(), []
-    for i, rows in enumerate(tokens().split(4)[: STEPS * MICROBATCHES]):
-        loss = loss_of(engine, rows)
+    batches = tokens().split(4)[rank::ranks]
+    for i in range(STEPS * MICROBATCHES):
+        loss = loss_of(engine, batches[i % len(batches)])
         run.losses.append(loss.item())
         engine.backward(loss)
         engine.step()
@@ -70,16 +85,32 @@ def train(store: Path, mode: str, folder: Path | None = None) -> tuple[Run, list
         assert_served(stages.count(Stage.SERVING) - 1)
     stalloc.integrations.deepspeed.uninstall()
     assert not {"step", "save_checkpoint"} & set(vars(engine))
-    return run.keep(engine.module), stages
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return run.keep(engine.module), stages
 
 
-def test_one_run_profiles_plans_and_is_served(tmp_path: Path) -> None:
-    plain, _ = run_isolated(train, tmp_path / "store0", "off")
+@pytest.mark.parametrize(("zero", "ranks"), [(0, 1), (1, 2), (2, 2), (3, 2)])
+def test_one_run_profiles_plans_and_is_served(zero: int, ranks: int, tmp_path: Path) -> None:
     folder = tmp_path / "plans"
-    planned, stages = run_isolated(train, tmp_path / "store1", "auto", folder)
-    plain.assert_same(planned)
-    assert stages.count(Stage.SERVING) == STEPS - 4
-    phases = phases_of(str(folder / "zero0-mbs4-mb3.rank0.trace.json"))
+    plain = together(ranks, train, tmp_path / "store0", "off", None, zero, ranks)
+    planned = together(ranks, train, tmp_path / "store1", "auto", folder, zero, ranks)
+    stem = f"dp{ranks}-" if ranks > 1 else ""
+    for rank in range(ranks):
+        plain[rank][0].assert_same(planned[rank][0])
+        assert planned[rank][1].count(Stage.SERVING) == STEPS - 4
+        name = f"{stem}zero{zero}-mbs4-mb3.rank{rank}.trace.json".replace("zero1-", "")
+        check_phases(folder / name)
+
+
+def together(ranks: int, body: Callable[..., Any], *args: Any) -> list[Any]:
+    """What the body returned on each rank, in a process of its own."""
+    with ThreadPoolExecutor(ranks) as pool:
+        jobs = [pool.submit(run_isolated, body, rank, *args) for rank in range(ranks)]
+        return [job.result() for job in jobs]
+
+
+def check_phases(trace: Path) -> None:
+    phases = phases_of(str(trace))
     wanted = {(kind, i, 0) for kind in ("forward", "backward") for i in range(MICROBATCHES)}
     assert {phase for phase in phases if phase[0] in ("forward", "backward")} == wanted
 
@@ -99,11 +130,7 @@ def train_pipeline(
         run.losses.append(engine.train_batch(batches).item())
         stages.append(driver.stage)
     if mode == "auto":
-        # The last stage misses more, and not the same in every run: about 98 percent are hits.
-        if rank == 0:
-            assert_served(stages.count(Stage.SERVING) - 1)
-        assert stalloc.memory_stats()["iterations"] == stages.count(Stage.SERVING) - 1
-        assert stalloc.memory_stats()["hits"] > stalloc.memory_stats()["misses"]
+        assert_served(stages.count(Stage.SERVING) - 1)
     run.losses.append(engine.eval_batch(batches).item())
     stalloc.integrations.deepspeed.uninstall()
     assert not {"_INSTRUCTION_MAP", "train_batch", "eval_batch"} & set(vars(engine))
@@ -116,20 +143,9 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def test_one_run_of_a_pipeline_profiles_plans_and_is_served(tmp_path: Path) -> None:
     folder = tmp_path / "plans"
-
-    def both(mode: str) -> list[tuple[Run, list[Stage]]]:
-        with ThreadPoolExecutor(2) as pool:
-            ranks = [
-                pool.submit(run_isolated, train_pipeline, rank, tmp_path / mode, mode, folder)
-                for rank in range(2)
-            ]
-            return [rank.result() for rank in ranks]
-
-    for rank, ((plain, _), (planned, stages)) in enumerate(
-        zip(both("off"), both("auto"), strict=True)
-    ):
-        plain.assert_same(planned)
-        assert stages.count(Stage.SERVING) == STEPS - 4
-        phases = phases_of(str(folder / f"pp2-zero0-mbs4-mb3.rank{rank}.trace.json"))
-        wanted = {(kind, i, 0) for kind in ("forward", "backward") for i in range(MICROBATCHES)}
-        assert {phase for phase in phases if phase[0] in ("forward", "backward")} == wanted
+    plain = together(2, train_pipeline, tmp_path / "store0", "off", None)
+    planned = together(2, train_pipeline, tmp_path / "store1", "auto", folder)
+    for rank in range(2):
+        plain[rank][0].assert_same(planned[rank][0])
+        assert planned[rank][1].count(Stage.SERVING) == STEPS - 4
+        check_phases(folder / f"pp2-zero0-mbs4-mb3.rank{rank}.trace.json")

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import pytest
 from isolation import isolated
 from trainers import LENGTH, VOCABULARY, Run, assert_served, phases_of, prepare, tokens
 
@@ -24,15 +25,14 @@ def train(
     set_seed(0)
     sizes = {"n_embd": 32, "n_layer": layers, "n_head": 2, "n_positions": LENGTH + 1}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes))
-    # Whole batches, which nobody copies: see the first test.
-    data = [{"input_ids": rows, "labels": rows} for rows in tokens().split(4)]
+    data = [{"input_ids": row, "labels": row} for row in tokens()]
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
             output_dir=str(folder / "output"),
             max_steps=steps,
-            per_device_train_batch_size=1,
-            per_device_eval_batch_size=1,
+            per_device_train_batch_size=4,
+            per_device_eval_batch_size=4,
             gradient_accumulation_steps=2,
             logging_steps=1,
             disable_tqdm=True,
@@ -41,8 +41,7 @@ def train(
             **{"save_strategy": "no", **arguments},
         ),
         train_dataset=data,
-        eval_dataset=data[:3],
-        data_collator=lambda batches: batches[0],
+        eval_dataset=data[:12],
         callbacks=callbacks,
     )
     trainer.train()
@@ -53,12 +52,7 @@ def train(
 
 @isolated
 def test_one_run_profiles_plans_and_is_served(tmp_path: Path) -> None:
-    """With a second callback, which does nothing.
-
-    The batches are fetched ahead, and so outlive the next iteration. Were they copied, they would
-    be taken for what is planned of the same sizes next to them, and some 15 requests an iteration
-    would miss.
-    """
+    """With a second callback, which does nothing."""
     from stalloc.integrations.transformers import StallocCallback
 
     plain = train(tmp_path, [], layers=3)
@@ -78,28 +72,29 @@ def test_what_one_run_profiles_the_next_is_served_from(tmp_path: Path) -> None:
     folder = tmp_path / "plans"
     train(tmp_path, [StallocCallback("profile", folder)], steps=7)
     names = {path.name for path in folder.iterdir()}
-    assert names == {"mb2.rank0.trace.json", "mb2.rank0.plan.json"}
+    assert names == {"mbs4-mb2.rank0.trace.json", "mbs4-mb2.rank0.plan.json"}
     plain = train(tmp_path, [])
     planned = train(tmp_path, [StallocCallback("plan", folder)])
     plain.assert_same(planned)
     assert_served(iterations=12 - 1)  # the first makes Adam's states
-    phases = phases_of(str(folder / "mb2.rank0.trace.json"))
+    phases = phases_of(str(folder / "mbs4-mb2.rank0.trace.json"))
     assert {("forward", i, 0) for i in range(2)} <= phases
     assert {("backward", i, 0) for i in range(2)} <= phases
     assert not any(microbatch > 1 for _, microbatch, _ in phases)
 
 
+@pytest.mark.parametrize("every", [3, 7])
 @isolated
-def test_evaluations_and_checkpoints_are_unplanned(tmp_path: Path) -> None:
+def test_evaluations_and_checkpoints_are_unplanned(tmp_path: Path, every: int) -> None:
+    """Whether some are within the profile or none."""
     from stalloc.integrations.transformers import StallocCallback
 
-    often = {"eval_strategy": "steps", "eval_steps": 7, "save_strategy": "steps", "save_steps": 9}
-    plain = train(tmp_path, [], **often)
-    planned = train(tmp_path, [StallocCallback(warmup=2)], **often)
+    often = {"eval_steps": every, "save_strategy": "steps", "save_steps": 2 * every}
+    plain = train(tmp_path, [], steps=20, eval_strategy="steps", **often)
+    planned = train(tmp_path, [StallocCallback(warmup=2)], steps=20, eval_strategy="steps", **often)
     plain.assert_same(planned)
-    stats = stalloc.memory_stats()
-    assert stats["iterations"] == 12 - 2 - 3
-    assert stats["idle_requests"] > 0
+    assert_served(iterations=20 - 2 - 3)
+    assert stalloc.memory_stats()["idle_requests"] > 0
 
 
 @isolated
@@ -117,4 +112,4 @@ def test_a_callback_can_be_ended(tmp_path: Path) -> None:
 
     train(tmp_path, [Ends(), callback], steps=5, eval_strategy="steps", eval_steps=3)
     assert callback.driver.stage is Stage.OFF
-    assert ("unplanned", -1, 0) in phases_of(str(tmp_path / "mb2.rank0.trace.json"))
+    assert ("unplanned", -1, 0) in phases_of(str(tmp_path / "mbs4-mb2.rank0.trace.json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import warnings
@@ -277,6 +278,46 @@ def _in_child(check: Callable[[], bool]) -> bool:
             atexit._run_exitfuncs()
             os._exit(code)
     return os.waitpid(child, 0)[1] == 0
+
+
+@isolated
+def test_what_only_the_garbage_collector_frees_is_not_planned() -> None:
+    """It does so at a time of its own: here in each iteration of the profile, and not after."""
+    gc.set_threshold(1, 1, 1)
+    driver = Driver("auto", warmup=0, iterations=3)
+    model = torch.nn.Linear(8, 8)
+    for i in range(9):
+        assert gc.isenabled() != (driver.stage is Stage.PROFILING)
+        with driver.iteration(model):
+            with driver.forward(0):
+                cycle: list[Any] = [torch.empty(3000)]
+                cycle.append(cycle)
+                del cycle
+                loss = model(torch.ones(4, 8)).sum()
+            with driver.backward(0):
+                loss.backward()
+        if i == 3:
+            gc.set_threshold(10**6)
+    stats = stalloc.memory_stats()
+    assert stats["hits"] > 0
+    assert stats["misses"] == stats["conflicts"] == 0
+    assert stats["fallback_requests"] >= stats["iterations"]
+
+
+@isolated
+def test_the_garbage_collector_is_left_as_it_was() -> None:
+    trainer, _ = twins()
+    gc.disable()
+    train(Driver("auto", warmup=0), trainer, 5)
+    assert not gc.isenabled()
+    gc.enable()
+    stalloc.disable()
+    driver = Driver("auto", warmup=0)
+    driver.begin_iteration(trainer.model)
+    assert not gc.isenabled()
+    with pytest.warns(StallocWarning, match="graphs"):
+        driver.stand_aside("graphs")
+    assert gc.isenabled()
 
 
 @isolated
