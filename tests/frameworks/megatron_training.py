@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from megatron_cpu import on_cpu
+from megatron_loop import Loop
 from packages import folders
 
 import stalloc
@@ -24,6 +25,7 @@ import stalloc.megatron
 
 SEQUENCE = 32
 VOCABULARY = 128
+ROWS = 2  # of a microbatch
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Settings:
         chunks: Of the model on each rank; 2 or more train with the interleaved schedule.
         mode: stalloc's; None does not install it.
         evaluate: Whether an evaluation runs between two iterations, after every third.
+        own_loop: Whether Megatron's `train_step` and `evaluate` do it.
         distributed_optimizer: Whether Adam's states are those of Megatron's DistributedOptimizer.
         serve_from: See `stalloc.driver.Driver`.
         extra: Rank whose pipeline asks for more than the others', in each iteration.
@@ -57,6 +60,7 @@ class Settings:
     profiled: int = 3
     serve_from: int = 1
     evaluate: bool = False
+    own_loop: bool = False
     distributed_optimizer: bool = False
     extra: int | None = None
     dies: int | None = None
@@ -140,8 +144,21 @@ class Run:
             ),
             self.models,
         )
+        self.loop: Loop | None = None
+        if settings.own_loop:
+            self.loop = Loop(
+                self.models,
+                self.optimizer,
+                _forward,
+                _batches,
+                seq_length=SEQUENCE,
+                micro_batch_size=ROWS,
+                num_microbatches=settings.microbatches,
+            )
 
     def iteration(self, number: int) -> list[float]:
+        if self.loop is not None:
+            return self.loop.iteration(number)
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -153,6 +170,8 @@ class Run:
         return losses
 
     def evaluation(self, number: int) -> list[float]:
+        if self.loop is not None:
+            return self.loop.evaluation(number)
         for model in self.models:
             model.eval()
         with torch.no_grad():
@@ -177,7 +196,7 @@ class Run:
             model=self.models,
             num_microbatches=self.settings.microbatches,
             seq_length=SEQUENCE,
-            micro_batch_size=2,
+            micro_batch_size=ROWS,
             forward_only=forward_only,
         )
         return [report["loss"].item() for report in reported]
@@ -263,7 +282,7 @@ def _batches(number: int) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(number)
     while True:
         # Squared, so that some tokens are much more common than others, and experts with them.
-        yield (VOCABULARY * torch.rand(2, SEQUENCE + 1, generator=generator) ** 2).long()
+        yield (VOCABULARY * torch.rand(ROWS, SEQUENCE + 1, generator=generator) ** 2).long()
 
 
 def _forward(
@@ -271,7 +290,7 @@ def _forward(
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
     tokens = next(batches)
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    positions = torch.arange(SEQUENCE).expand(2, -1)
+    positions = torch.arange(SEQUENCE).expand(ROWS, -1)
     return model(inputs, positions, None, labels=labels), _loss
 
 

@@ -15,5 +15,5 @@ FRAMEWORKS = Path(sys.prefix) / "frameworks"
 
 def folders(name: str) -> list[str]:
     """What to put at the front of `sys.path`."""
-    names = {"newest": ["newest", "stable"]}.get(name, [name])
+    names = {"newest": ["newest", "stable", "trainers"]}.get(name, [name])
     return [str(FRAMEWORKS / folder) for folder in names]

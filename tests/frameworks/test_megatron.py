@@ -55,6 +55,19 @@ def test_one_run_profiles_plans_and_is_served(packages: str, model: str) -> None
     assert (stats["dynamic_requests"] > 0) == (settings.experts > 0)
 
 
+def test_megatrons_own_loop_is_followed() -> None:
+    """Its iterations end with `train_step`; it evaluates, reports memory and empties the cache."""
+    settings = Settings(packages="newest", own_loop=True, evaluate=True, iterations=15)
+    plain = run(settings)
+    planned = run(replace(settings, mode="auto"))
+    plain.assert_same(planned)
+    assert planned.warnings == []
+    assert planned.stages == ["waiting"] * 2 + ["profiling"] * 2 + ["serving"] * 11
+    assert planned.stats["iterations"] == 10
+    assert planned.stats["hit_rate"] >= 0.99
+    assert planned.stats["idle_requests"] > 0, "the evaluations'"
+
+
 @pytest.mark.parametrize("packages", PACKAGES)
 def test_a_profile_of_one_run_serves_another(packages: str, tmp_path: Path) -> None:
     # torch.jit, which some of Megatron's functions are compiled by, watches their first runs.
