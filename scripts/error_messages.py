@@ -1,10 +1,10 @@
 """Finds every error message in the sources, for the trouble-shooting page to list.
 
-A message is what stands in `raise XError(...)` or `warnings.warn(...)` in Python, in `throw
-XError(...)`, `fail(...)`, `raise(...)` or `reject(...)` in C++, and in either what a function named
-`..._mismatch` or `..._message` returns; with "…" for whatever is filled in. Each belongs
-to a topic, by the file it stands in, and the topic says what to do. A file that no topic names is
-an error here, so that no message goes without.
+A message is what stands in `raise XError(...)`, `_fail(...)` or `warnings.warn(...)` in Python, in
+`throw XError(...)`, `fail(...)`, `raise(...)` or `reject(...)` in C++, and in either what a
+function named `..._mismatch` or `..._message` returns; with "…" for whatever is filled in. Each
+belongs to a topic, by the file it stands in, and the topic says what to do. A file that no topic
+names is an error here, so that no message goes without.
 
     python scripts/error_messages.py    # prints the page's part
 """
@@ -49,6 +49,7 @@ TOPICS = (
             "csrc/runtime/caching_pool.cpp",
             "csrc/runtime/static_pool.cpp",
             "csrc/replay/caching_model.cpp",
+            "csrc/replay/expandable_segments.cpp",
         ),
     ),
     Topic(
@@ -92,6 +93,15 @@ TOPICS = (
         ("csrc/plan/", "csrc/bindings/", "stalloc/planner.py", "stalloc/commands/plan.py"),
     ),
     Topic(
+        "A file is no recording, or one that cannot be imported",
+        "The message names the file and where in it. Was it copied completely? Memory snapshots "
+        "come from `torch.cuda.memory._dump_snapshot()` after "
+        "`torch.cuda.memory._record_memory_history()`, Kineto traces from a `torch.profiler` with "
+        "`profile_memory=True`. A pickle that asks for a class or a function is no snapshot, and "
+        "is not run. A snapshot that torch wrote and that is refused is a bug: please report it.",
+        ("stalloc/importers/",),
+    ),
+    Topic(
         "A command was asked for something it cannot do",
         "Exit code 1: the input has to be mended, in the way the message says. Exit code 2: see "
         "`--help`.",
@@ -99,7 +109,7 @@ TOPICS = (
             "stalloc/commands/",
             "stalloc/report/",
             "stalloc/files.py",
-            "stalloc/importers/",
+            "stalloc/cli.py",
             "csrc/replay/",
         ),
     ),
@@ -176,12 +186,22 @@ def _python_messages(tree: ast.AST) -> Iterator[str]:
         if isinstance(call, ast.Call) and call.args:
             name = ast.unparse(call.func).rpartition(".")[2]
             is_raised = isinstance(node, ast.Raise) and name != "SystemExit"
-            if is_raised or (isinstance(node, ast.Call) and name == "warn"):
+            if isinstance(node, ast.Call) and name == "_fail":
+                yield from _shown(_said(call))
+            elif is_raised and ast.unparse(call.args[0]).startswith("errno."):
+                yield from _shown(_filled(call.args[1]))
+            elif is_raised or (isinstance(node, ast.Call) and name == "warn"):
                 yield from _shown(_filled(call.args[0]))
         if isinstance(node, ast.FunctionDef) and node.name.endswith(("_mismatch", "_message")):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Return) and inner.value is not None:
                     yield from _shown(_filled(inner.value))
+
+
+def _said(call: ast.Call) -> str:
+    """The last argument that is words: what is before it says where."""
+    texts = [_filled(argument) for argument in call.args]
+    return next((text for text in reversed(texts) if " " in text), "")
 
 
 def _filled(node: ast.expr) -> str:

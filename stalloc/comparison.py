@@ -1,7 +1,8 @@
 """What changed between two runs, phase by phase: why a plan of one no longer fits the other.
 
 Of a trace the requests that a plan would have an address for are compared, of a plan those that it
-has. A request is told by its size and stream, as the runtime tells it.
+has. A request is told by its size and stream, as the runtime tells it; what it may overlap is told
+by how many others are allocated before it is freed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stalloc.planfile import Plan
-from stalloc.tables import Flags
+from stalloc.tables import Flags, Int64s
 from stalloc.trace import Trace
 
 Shape = tuple[int, int]
@@ -31,7 +32,10 @@ class Run:
         info: What was profiled.
         fingerprint: Of the trace.
         load: The most bytes live at once in the iteration.
+        pool: Of a plan, its bytes; else None.
         planned: Shapes of the planned requests by phase, in order.
+        frees: The same requests: how many of all are allocated before each is freed, this
+            iteration and, where it lives so long, the next.
         dynamic: Number and bytes of the dynamic requests by phase; of a trace only.
         sites: Where the requests of a phase and shape come from, where that is known.
     """
@@ -40,7 +44,9 @@ class Run:
     info: Mapping[str, str]
     fingerprint: str
     load: int
+    pool: int | None
     planned: dict[str, list[Shape]]
+    frees: dict[str, list[int]]
     dynamic: dict[str, tuple[int, int]] = field(default_factory=dict)
     sites: dict[tuple[str, Shape], str] = field(default_factory=dict)
 
@@ -51,7 +57,9 @@ class Change:
 
     Attributes:
         phase: Its name.
-        what: `new phase`, `phase gone`, `more`, `fewer`, `resized`, `order` or `dynamic`.
+        what: `new phase`, `phase gone`, `more`, `fewer`, `resized`, `order`, `longer`, `shorter`
+            (their lives, where they overlap others that they did not, or no longer do), or
+            `dynamic`.
         requests: How many are concerned.
         size_a: Bytes of each before; 0 for none.
         size_b: Bytes of each after; 0 for none.
@@ -116,6 +124,7 @@ def compare(a: Run, b: Run) -> Comparison:
         elif before != after:
             moved = sum(x != y for x, y in zip(before, after, strict=True))
             changes.append(Change(phase, "order", moved, 0, 0, 0))
+    changes += _lifetime_changes(a, b)
     if a.kind == b.kind == "trace":
         changes += _dynamic_changes(a, b)
     changes.sort(key=lambda change: (-abs(change.bytes), -change.requests))
@@ -162,6 +171,21 @@ def _changes(
     return result
 
 
+def _lifetime_changes(a: Run, b: Run) -> list[Change]:
+    """What lives longer or shorter, where the two ask for the same in the same order."""
+    if list(a.planned.items()) != list(b.planned.items()):
+        return []
+    counts: Counter[tuple[str, str, Shape]] = Counter()
+    for phase, shapes in b.planned.items():
+        for shape, before, after in zip(shapes, a.frees[phase], b.frees[phase], strict=True):
+            if before != after:
+                counts[phase, "longer" if after > before else "shorter", shape] += 1
+    return [
+        Change(phase, what, count, shape[0], shape[0], 0, b.sites.get((phase, shape), ""))
+        for (phase, what, shape), count in counts.items()
+    ]
+
+
 def _dynamic_changes(a: Run, b: Run) -> list[Change]:
     result = []
     for phase in dict.fromkeys((*a.dynamic, *b.dynamic)):
@@ -174,27 +198,49 @@ def _dynamic_changes(a: Run, b: Run) -> list[Change]:
 
 def _of_plan(plan: Plan) -> Run:
     decisions, phases = plan.decisions, plan.phases
-    planned: dict[str, list[Shape]] = {phases.name(row): [] for row in range(len(phases))}
-    names = list(planned)
+    names = [phases.name(row) for row in range(len(phases))]
+    run = Run(
+        kind="plan",
+        info=plan.info,
+        fingerprint=plan.fingerprint,
+        load=plan.load_bytes,
+        pool=plan.pool,
+        planned={name: [] for name in names},
+        frees={name: [] for name in names},
+    )
+    frees = _frees(decisions.lower, decisions.upper, plan.period)
     shapes = zip(decisions.size.tolist(), decisions.stream.tolist(), strict=True)
-    for phase, shape in zip(decisions.phase.tolist(), shapes, strict=True):
-        planned[names[phase]].append(shape)
-    return Run("plan", plan.info, plan.fingerprint, plan.load_bytes, _without_empty(planned))
+    for phase, shape, freed in zip(decisions.phase.tolist(), shapes, frees, strict=True):
+        run.planned[names[phase]].append(shape)
+        run.frees[names[phase]].append(freed)
+    run.planned = _without_empty(run.planned)
+    return run
 
 
 def _of_trace(trace: Trace) -> Run:
     profile = trace.profile()
     requests, phases = profile.requests, profile.phases
     names = [phases.name(row) for row in range(len(phases))]
-    run = Run("trace", trace.info, trace.fingerprint, profile.load_bytes, {n: [] for n in names})
+    run = Run(
+        kind="trace",
+        info=trace.info,
+        fingerprint=trace.fingerprint,
+        load=profile.load_bytes,
+        pool=None,
+        planned={name: [] for name in names},
+        frees={name: [] for name in names},
+    )
 
     def rows(chosen: Flags) -> Sequence[int]:
         return np.flatnonzero(chosen).tolist()
 
-    for row in rows(requests.plannable):
+    planned = rows(requests.plannable)
+    frees = _frees(requests.lower[planned], requests.upper[planned], profile.period)
+    for row, freed in zip(planned, frees, strict=True):
         phase = names[requests.phase_begin[row]]
         shape = (int(requests.size[row]), int(requests.stream[row]))
         run.planned[phase].append(shape)
+        run.frees[phase].append(freed)
         layer = int(requests.layer_begin[row])
         if layer >= 0:
             run.sites.setdefault((phase, shape), trace.layers[layer])
@@ -204,6 +250,15 @@ def _of_trace(trace: Trace) -> Run:
         run.dynamic[phase] = (count + 1, total + int(requests.size[row]))
     run.planned = _without_empty(run.planned)
     return run
+
+
+def _frees(lower: Int64s, upper: Int64s, period: int) -> list[int]:
+    """How many of the requests are allocated before each is freed, on a circle of `period`."""
+    births = np.sort(lower)
+    wraps = upper > period
+    before: Int64s = np.searchsorted(births, np.where(wraps, upper - period, upper))
+    result: list[int] = np.where(wraps, before + len(births), before).tolist()
+    return result
 
 
 def _without_empty(planned: dict[str, list[Shape]]) -> dict[str, list[Shape]]:

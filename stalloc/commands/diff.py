@@ -84,6 +84,7 @@ def _figures(path: Path, run: Run) -> dict[str, object]:
         "requests": sum(map(len, run.planned.values())),
         "bytes": sum(size for shapes in run.planned.values() for size, _ in shapes),
         "load": run.load,
+        "pool": run.pool,
     }
 
 
@@ -95,6 +96,8 @@ def _print(args: argparse.Namespace, a: Run, b: Run, found: Comparison) -> None:
             f"{path}: {run.kind}, {figures['requests']:,} planned requests in "
             f"{figures['phases']} phases, load {_core.format_bytes(run.load)}"
         )
+        if run.pool is not None:
+            facts[name] += f", pool {_core.format_bytes(run.pool)}"
     print_facts(facts)
     if found.info:
         print_table(
@@ -129,7 +132,7 @@ def _cells(change: Change, named: bool) -> tuple[str, ...]:
         change.phase,
         change.what,
         f"{change.requests:,}",
-        " -> ".join(sizes),
+        " -> ".join(dict.fromkeys(sizes)),
         _signed(change.bytes),
     )
     return (*cells, change.site) if named else cells
@@ -142,6 +145,13 @@ def _verdict(a: Run, b: Run, found: Comparison) -> str:
         return f"{share} They come in another order: the runtime looks for them, and misses some."
     if what == {"dynamic"}:
         return f"{share} Only dynamic requests differ: a plan of a serves b."
+    if what <= {"shorter", "dynamic"}:
+        return f"{share} They are freed no later: a plan of a fits b."
+    if what <= {"longer", "shorter", "dynamic"}:
+        return (
+            f"{share} Some are freed later: a plan of a serves them, and what it has put at their "
+            "addresses by then falls back. Profile anew."
+        )
     if found.fits >= 0.99:
         return f"{share} A plan of a serves them, and leaves the rest to the fallback."
     return (

@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from stalloc import importers
@@ -106,9 +107,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def bytes_of(text: str) -> int:
-    """A number of bytes on the command line, such as 512 or 80GiB."""
-    match = re.fullmatch(r"(\d{1,18})\s*(|[KMGT]iB)", text)
-    value = int(match[1]) * _UNITS[match[2]] if match else 0
+    """A number of bytes on the command line, such as 512, 80GiB or 79.2GiB."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9}(?=\s*[KMGT]))?)\s*(|[KMGT]iB)", text)
+    value = int(Decimal(match[1]) * _UNITS[match[2]]) if match else 0
     if not 0 < value < 1 << 63:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 512 or 80GiB")
     return value

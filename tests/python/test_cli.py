@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import re
@@ -15,6 +16,7 @@ from snapshot_documents import dump, trained
 from trace_documents import training_document
 
 from stalloc import cli, planner
+from stalloc.commands.inputs import bytes_of
 from stalloc.planfile import Plan
 
 CSV = "id,lower,upper,size\na,0,4,100\nb,0,9,50\nc,4,9,80\n"
@@ -293,3 +295,19 @@ def test_planning_a_snapshot_says_to_import_it(
     snapshot.write_bytes(content)
     assert cli.main(["plan", str(snapshot)]) == 1
     assert "`stalloc import`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("512", 512), ("80GiB", 80 << 30), ("1.5 KiB", 1536), ("0.1TiB", 109951162777)],
+)
+def test_bytes_on_the_command_line(text: str, count: int) -> None:
+    assert bytes_of(text) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.5", "1e9", "8GB", "GiB", "٣KiB", "9" * 30, "99999999TiB", "0.0KiB"]
+)
+def test_what_is_no_number_of_bytes(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no number of bytes"):
+        bytes_of(text)

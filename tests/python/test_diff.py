@@ -15,6 +15,7 @@ from trace_documents import TraceWriter, random_document, to_trace, training_doc
 
 from stalloc import cli
 from stalloc.comparison import Change, compare, run_of
+from stalloc.planfile import Plan
 
 MIB = 1 << 20
 
@@ -83,6 +84,45 @@ def test_the_site_of_a_change_is_told() -> None:
     assert compare(run_of(a), run_of(b)).changes == [
         Change("forward 0", "resized", 1, MIB, 2 * MIB, MIB, "model[0]")
     ]
+
+
+def kept_for(requests: int) -> dict[str, Any]:
+    """The fourth of 6 requests is freed when so many others have been allocated after it."""
+    writer = TraceWriter()
+    pending: list[list[int]] = []  # the request, and for how many others it stays
+    for _ in range(4):
+        writer.phase("forward", 0)
+        for size in range(1, 7):
+            for entry in pending:
+                entry[1] -= 1
+            new = writer.alloc(size * MIB)
+            pending.append([new, requests if size == 4 else 0])
+            for request, _ in (entry for entry in pending if entry[1] <= 0):
+                writer.free(request)
+            pending = [entry for entry in pending if entry[1] > 0]
+        writer.step()
+    return writer.document()
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 4), (3, 5)])  # 2 end the turn
+def test_lives_that_grew_or_shrank(
+    before: int, after: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, long = kept_for(before), kept_for(after)
+    assert changes(short, short) == []
+    assert changes(short, long) == [("forward 0", "longer", 1, 4 * MIB, 4 * MIB, 0)]
+    assert changes(long, short) == [("forward 0", "shorter", 1, 4 * MIB, 4 * MIB, 0)]
+    plan, trace = str(tmp_path / "plan.json"), tmp_path / "trace.json"
+    for old, new, verdict in ((short, long, "Profile anew"), (long, short, "fits b")):
+        to_trace(old).plan().save(plan, overwrite=True)
+        trace.write_text(json.dumps(new))
+        assert cli.main(["diff", plan, str(trace)]) == 0
+        assert capsys.readouterr().out.rstrip().endswith(verdict + ".")
+        assert cli.main(["diff", plan, str(trace), "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert not report["same"]
+        assert report["fits"] == 1.0
+        assert (report["a"]["pool"], report["b"]["pool"]) == (Plan.load(plan).pool, None)
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000))

@@ -36,12 +36,21 @@ def f(x):
                          "choose another")
     warnings.warn("odd" + f" {x}", StallocWarning)
     raise SystemExit("not this")
+    self._fail(f"row {x}", f"{x} is too large", 1)
+    _fail(x, error)
+    raise OSError(errno.EINVAL, "is a device", str(path))
 
 def model_mismatch(x):
     return f"it was {x}"
 """,
     )
-    assert found(tmp_path) == ["it was …", "odd …", "there is no …: choose another"]
+    assert found(tmp_path) == [
+        "is a device",
+        "it was …",
+        "odd …",
+        "there is no …: choose another",
+        "… is too large",
+    ]
 
 
 def test_messages_are_found_in_cpp(tmp_path: Path) -> None:
