@@ -1,0 +1,58 @@
+"""Runs a training script as it is, with stalloc in its trainer.
+
+    torchrun --nproc-per-node 8 -m stalloc.integrations megatron pretrain_gpt.py ...
+
+What the script would do by one call or callback is done for it, as soon as it makes its engine,
+booster, accelerator or trainer. `STALLOC_MODE` and `STALLOC_DIR` say what to do; see
+`stalloc.driver.Driver`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stalloc._frameworks.scripts import FRAMEWORKS
+from stalloc.errors import StallocError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the script in this process. Returns 1, having said why, if it can't be run."""
+    parser = argparse.ArgumentParser(
+        prog="python -m stalloc.integrations",
+        description="Runs a training script as it is, with stalloc in its trainer. STALLOC_MODE "
+        "(auto, profile, plan, off) and STALLOC_DIR say what to do.",
+    )
+    parser.add_argument("framework", choices=sorted(FRAMEWORKS), help="what the script trains with")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT names a module")
+    parser.add_argument("script", metavar="SCRIPT", help="the script to run")
+    parser.add_argument(
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments"
+    )
+    args = parser.parse_args(arguments)
+    path = Path(args.script)
+    if not args.module and not path.is_file():
+        return _fail(f"{path}: there is no such script")
+    sys.path.insert(0, str(Path.cwd() if args.module else path.resolve().parent))
+    try:
+        FRAMEWORKS[args.framework]()
+    except (StallocError, ImportError) as e:
+        return _fail(f"{args.framework}: {e}")
+    sys.argv = [args.script, *args.arguments]
+    if args.module:
+        runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(args.script, run_name="__main__")
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"stalloc: {message}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Scripts that know nothing of stalloc, run by `python -m stalloc.integrations`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from colossalai_package import load
+from isolation import run_isolated
+from packages import folders
+from trainers import prepare
+
+import stalloc
+from stalloc.integrations.__main__ import main
+
+SCRIPTS = {
+    "transformers": """
+from test_transformers import train
+train(folder, [])
+""",
+    "lightning": """
+from test_lightning import train
+train(folder, [])
+""",
+    "accelerate": """
+import torch
+from accelerate import Accelerator
+from trainers import loss_of, network, tokens
+net = network()
+accelerator = Accelerator(cpu=True)
+loader = torch.utils.data.DataLoader(tokens(48), 4)
+net, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), loader)
+for batch in loader:
+    accelerator.backward(loss_of(net, batch))
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "deepspeed": """
+from test_deepspeed import initialize, start
+from trainers import loss_of, network, tokens
+engine = initialize(start(0, 1, folder / "store"), network())
+for batch in tokens(144).split(4):
+    engine.backward(loss_of(engine, batch))
+    engine.step()
+""",
+    "colossalai": """
+from colossalai_training import Settings, train
+train(Settings(), 0, str(folder / "store"))
+""",
+    "megatron": """
+from megatron_training import Settings, train
+train(Settings())
+""",
+}
+
+
+def run(framework: str, script: Path, folder: Path, plans: Path, mode: str) -> None:
+    os.environ.update(STALLOC_MODE=mode, STALLOC_DIR=str(plans))
+    prepare()
+    sys.path[:0] = folders("stable")
+    if framework == "colossalai":
+        load("booster")  # which stands in for what is missing
+    assert main([framework, str(script), str(folder)]) == 0
+    if mode == "plan":
+        stats = stalloc.memory_stats()
+        assert stats["iterations"] > 5
+        # What is compiled while it runs for the first times asks for more then.
+        assert stats["hit_rate"] > (0.9 if framework == "megatron" else 0.99)
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_a_script_is_profiled_and_then_served_as_it_is(framework: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    head = "import sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
+    script.write_text(head + SCRIPTS[framework])
+    plans = tmp_path / "plans"
+    for mode in ("profile", "plan"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        run_isolated(run, framework, script, folder, plans, mode)
+        files = sorted(path.name.partition("rank0")[2] for path in plans.iterdir())
+        assert files == [".plan.json", ".trace.json"]
+
+
+def test_what_cannot_be_run_is_said() -> None:
+    command = [sys.executable, "-m", "stalloc.integrations", "megatron", "nowhere.py"]
+    job = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert job.returncode == 1
+    assert job.stderr == "stalloc: nowhere.py: there is no such script\n"
+
+
+@pytest.mark.parametrize(
+    ("framework", "message"),
+    [
+        ("megatron", "install megatron-core"),
+        ("deepspeed", "stalloc: deepspeed: import of deepspeed halted"),
+    ],
+)
+def test_a_framework_that_is_missing_is_said(framework: str, message: str) -> None:
+    assert message in run_isolated(said, framework)
+
+
+def said(framework: str) -> str:
+    sys.modules[framework] = None  # type: ignore[assignment]
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output):
+        assert main([framework, __file__]) == 1
+    return output.getvalue()
