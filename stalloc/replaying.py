@@ -187,15 +187,19 @@ def replay_all(trace: Trace, plan: Plan, *, capacity: int | None = None) -> list
     ]
 
 
-def unroll(plan: Plan, turns: int = UNROLLED) -> Trace:
+def unroll(plan: Plan, turns: int = UNROLLED, *, startup: bool = True) -> Trace:
     """The static requests of a plan's iteration, `turns` times in a row, as a trace.
 
-    The first one also makes what stays: weights, gradients, the optimizer's states.
+    Args:
+        plan: What is repeated.
+        turns: How often.
+        startup: Whether the first one also makes what stays: weights, gradients, the optimizer's
+            states.
 
     Raises:
         PlanError: The plan is not sound.
     """
-    return Trace(_core.unroll(plan._core, turns))
+    return Trace(_core.unroll(plan._core, turns, startup))
 
 
 def _to_replay(

@@ -140,6 +140,11 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("planned, served", f"{s['hits']:,}", share(s["hits"], s["hits"] + s["misses"])),
         row("planned, missed", f"{s['misses']:,}", share(s["misses"], s["hits"] + s["misses"])),
         row("  place taken", f"{s['conflicts']:,}"),
+        row(
+            "start-up, served",
+            f"{s['opening_requests']:,}",
+            share(s["opening_requests"], s["opening"]),
+        ),
         row("dynamic", f"{dynamic:,}"),
         row(
             "  in their regions",
@@ -156,7 +161,6 @@ def memory_summary(device: torch.device | str | None = None) -> str:
             f"{s['dynamic_fallback_requests']:,}",
             share(s["dynamic_fallback_requests"], dynamic),
         ),
-        row("start-up", f"{s['opening_requests']:,}", share(s["opening_requests"], s["opening"])),
         row("others in idle pool space", f"{s['idle_requests']:,}"),
         row("by the fallback, in all", f"{s['fallback_requests']:,}"),
         row("iterations", f"{s['iterations']:,}"),

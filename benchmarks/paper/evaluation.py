@@ -145,6 +145,7 @@ def _torch_row(
         allocator=name,
         load=model.load,
         reserved=seen["reserved"],
+        peak_load=model.peak_load,
         peak_reserved=seen["reserved"],
         efficiency=model.load / seen["reserved"],
         native_calls=sum(seen["native_calls"].values()),

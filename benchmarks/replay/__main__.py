@@ -4,8 +4,8 @@
 
 `DIR` is an environment with a CUDA build of torch, as `make test-cuda` installs one; the core and
 the pretended CUDA runtime are those of `make test-cpp`. No GPU is needed. Prints a table: what each
-reserves, and how far the model is from the real allocator. `reserved` is that of the last
-iteration; `peak` counts start-up and the warm-up, too.
+reserves over the whole run, start-up and first iteration included, and how far the model is from the
+real allocator.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ def rows_of(path: Path, torch: real.Torch, planned: Path, memory: int) -> Iterat
             row = {
                 "trace": path.stem,
                 "allocator": modelled.allocator,
-                "load": modelled.load,
-                "reserved": modelled.reserved,
-                "peak": modelled.peak_reserved,
-                "efficiency": modelled.efficiency,
+                "load": modelled.peak_load,
+                "reserved": modelled.peak_reserved,
+                "efficiency": modelled.peak_load / modelled.peak_reserved,
                 "native_calls": modelled.native_calls,
             }
             if (policy := POLICIES.get(modelled.allocator)) is None:
@@ -55,7 +54,7 @@ def rows_of(path: Path, torch: real.Torch, planned: Path, memory: int) -> Iterat
                     torch.program, events, policy=policy, memory=memory, cuda=torch.cuda
                 )
                 row["load"] = seen["load"]
-                row["reserved"] = row["peak"] = seen["reserved"]
+                row["reserved"] = seen["reserved"]
                 row["efficiency"] = seen["load"] / seen["reserved"]
                 row["native_calls"] = sum(seen["native_calls"].values())
                 row["model_reserved"] = modelled.peak_reserved
@@ -85,10 +84,10 @@ def main() -> int:
             for row in rows_of(path, torch, planned, args.memory):
                 rows.append(row)
                 off = row.get("model_reserved", row["reserved"]) - row["reserved"]
-                gib = {key: row[key] / 2**30 for key in ("load", "reserved", "peak")}
+                gib = {key: row[key] / 2**30 for key in ("load", "reserved")}
                 print(
                     f"{row['trace']:30s} {row['allocator']:26s} load {gib['load']:6.2f} GiB"
-                    f"  reserved {gib['reserved']:6.2f}  peak {gib['peak']:6.2f}"
+                    f"  reserved {gib['reserved']:6.2f}"
                     f"  efficiency {row['efficiency']:.4f}"
                     f"  {row['seconds_per_request'] * 1e9:4.0f} ns  model off by {off:,} B",
                     flush=True,

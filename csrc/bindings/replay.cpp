@@ -121,10 +121,10 @@ void bind_replay(py::module_& m) {
       py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0, py::arg("reuse") = true);
   m.def(
       "unroll",
-      [](const Plan& plan, std::int32_t turns) {
-        return std::make_shared<Trace>(unroll(plan, turns));
+      [](const Plan& plan, std::int32_t turns, bool startup) {
+        return std::make_shared<Trace>(unroll(plan, turns, startup));
       },
-      py::arg("plan"), py::arg("turns"), py::call_guard<py::gil_scoped_release>());
+      py::arg("plan"), py::arg("turns"), py::arg("startup"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace stalloc

@@ -51,8 +51,9 @@ struct PlannedReplay {
 ReplayResult replay_planned(const Trace& trace, const Plan& plan, const PlannedReplay& options = {},
                             Placements* placements = nullptr);
 
-// The iteration that a plan lays out, `turns` times in a row: its static requests and, in the first
-// one, what the opening makes for good. For replaying a plan whose trace is not at hand.
-Trace unroll(const Plan& plan, std::int32_t turns);
+// The iteration that a plan lays out, `turns` times in a row: its static requests and, with
+// `opening`, in the first one what the opening makes for good. For replaying a plan whose trace is
+// not at hand.
+Trace unroll(const Plan& plan, std::int32_t turns, bool opening = true);
 
 }  // namespace stalloc

@@ -124,7 +124,7 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
 
 def _torch_layout_of_plan(plan: Plan) -> Layout:
     """From a run of some iterations, whose last is drawn."""
-    trace = unroll(plan, UNROLLED)
+    trace = unroll(plan, UNROLLED, startup=False)
     begin = (UNROLLED - 1) * plan.period
     rows = live_rows(trace, begin, plan.period)
     # Every allocation of an iteration has a tick of its own.
