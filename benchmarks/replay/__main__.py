@@ -4,8 +4,8 @@
 
 `DIR` is an environment with a CUDA build of torch, as `make test-cuda` installs one; the core and
 the pretended CUDA runtime are those of `make test-cpp`. No GPU is needed. Prints a table: what each
-reserves over the whole run, start-up and first iteration included, and how far the model is from the
-real allocator.
+reserves over the whole run, start-up and first iteration included, and how far the model is from
+the real allocator.
 """
 
 from __future__ import annotations
