@@ -8,8 +8,8 @@ from pathlib import Path
 
 import megatron_training
 import pytest
-from launcher import torchrun
-from megatron_training import Result, Settings
+from launcher import together, torchrun
+from megatron_training import Result, Settings, train
 
 import stalloc
 
@@ -21,9 +21,12 @@ SCHEDULES = {
 }
 
 
-def run(settings: Settings, folder: Path) -> list[Result]:
+def run(settings: Settings) -> list[Result]:
     """The results of all ranks."""
-    folder.mkdir(exist_ok=True)
+    return [job.result() for job in together(settings.stages, train, settings)]
+
+
+def run_by_torchrun(settings: Settings, folder: Path) -> list[Result]:
     job = torchrun(settings.stages, SCRIPT, json.dumps(asdict(settings)), str(folder))
     assert job.returncode == 0, job.stderr
     return [
@@ -43,14 +46,21 @@ def test_each_rank_profiles_plans_and_is_served(
     check(settings, tmp_path)
 
 
-def test_four_ranks_do_as_two_do(tmp_path: Path) -> None:
-    check(SCHEDULES["1F1B over four"], tmp_path)
+@pytest.mark.parametrize("schedule", ["1F1B", "1F1B over four"])
+def test_torchrun_does_the_same(schedule: str, tmp_path: Path) -> None:
+    """And ranks may differ in what they ask for: another number of requests in each iteration."""
+    settings = SCHEDULES[schedule]
+    settings = replace(settings, extra=settings.stages - 1)
+    planned = replace(settings, mode="auto", folder=str(tmp_path / "plans"))
+    compare(settings, run(settings), run_by_torchrun(planned, tmp_path), tmp_path / "plans")
 
 
 def check(settings: Settings, tmp_path: Path) -> None:
     plans = tmp_path / "plans"
-    plain = run(settings, tmp_path)
-    planned = run(replace(settings, mode="auto", folder=str(plans)), tmp_path)
+    compare(settings, run(settings), run(replace(settings, mode="auto", folder=str(plans))), plans)
+
+
+def compare(settings: Settings, plain: list[Result], planned: list[Result], plans: Path) -> None:
     for before, after in zip(plain, planned, strict=True):
         before.assert_same(after)
         assert after.warnings == []
@@ -69,18 +79,29 @@ def check(settings: Settings, tmp_path: Path) -> None:
             assert set(phases.chunk[of_kind].tolist()) == set(range(settings.chunks))
 
 
-def test_ranks_may_differ_in_what_they_ask_for(tmp_path: Path) -> None:
-    settings = Settings(stages=2, iterations=10, extra=1)
-    plain = run(settings, tmp_path)
-    planned = run(replace(settings, mode="auto"), tmp_path)
-    for before, after in zip(plain, planned, strict=True):
-        before.assert_same(after)
-        assert after.stages[-1] == "serving"
+@pytest.mark.parametrize(
+    ("schedule", "dies_at", "stage"),
+    [("1F1B", 4, "profiled"), ("1F1B", 8, "served"), ("1F1B over four", 8, "served")],
+)
+def test_a_rank_that_dies_leaves_nobody_hanging(
+    schedule: str, dies_at: int, stage: str, tmp_path: Path
+) -> None:
+    """Nobody ends the others here: gloo tells them, and nothing of ours is in their way."""
+    settings = replace(SCHEDULES[schedule], mode="auto", folder=str(tmp_path))
+    settings = replace(settings, dies=1, dies_at=dies_at)
+    jobs = together(settings.stages, train, settings)
+    failures = [str(job.exception()) for job in jobs]
+    assert f"exit code {megatron_training.DEATH}" in failures[1]
+    for failure in failures[:1] + failures[2:]:
+        assert "Connection closed by peer" in failure or "Connection reset by peer" in failure
+        assert "forward_backward" in failure, "where it was training"
+        assert "StallocError" not in failure
+    assert len(list(tmp_path.glob("*.plan.json"))) == (settings.stages if stage == "served" else 1)
 
 
-def test_a_rank_that_dies_leaves_nobody_hanging(tmp_path: Path) -> None:
+def test_torchrun_ends_when_a_rank_dies(tmp_path: Path) -> None:
     settings = Settings(stages=2, iterations=10, mode="auto", dies=1, dies_at=7)
     job = torchrun(2, SCRIPT, json.dumps(asdict(settings)), str(tmp_path))
     assert job.returncode != 0
-    assert "rank 1 dies, as it was told to" in job.stderr
+    assert f"exitcode: {megatron_training.DEATH}" in " ".join(job.stderr.split())
     assert not list(tmp_path.glob("*.result.json"))
