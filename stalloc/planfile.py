@@ -122,7 +122,7 @@ class Plan(Document[_core.Plan]):
 
     @property
     def headroom(self) -> int:
-        """How much larger the regions are than the profile needed, in per cent."""
+        """What the regions have above the median need: per cent of what the largest had."""
         return self._core.headroom
 
     @property

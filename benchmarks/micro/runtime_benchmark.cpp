@@ -106,6 +106,44 @@ void dynamic_pair(benchmark::State& state) {
 }
 BENCHMARK(dynamic_pair)->Arg(1000)->Arg(10000);
 
+// The same where the groups have no region, but what the plan leaves idle through their windows:
+// two of them take turns, so that what is left of it has to be known for both.
+void reused_pair(benchmark::State& state) {
+  const std::int64_t live = state.range(0);
+  const Bytes size = Bytes{64} << 10;
+  Plan plan = nested_plan(1, 1);
+  const Offset begin = plan.pool;
+  plan.pool = plan.bound = begin + 2 * live * size + 2 * size;
+  for (int i = 0; i < 2; ++i) {
+    DynamicGroup group;
+    group.phase = group.phase_end = 0;
+    group.after = 0;
+    group.lower = 1;
+    group.upper = 3;
+    group.reusable = {{begin, plan.pool}};
+    plan.groups.push_back(group);
+  }
+  plan.groups[1].contexts = {{.size = size + 512, .before = DynamicContext::kVaries}};
+  PretendMemory device(Bytes{1} << 40);
+  PlannedAllocator allocator(device);
+  allocator.enable(plan);
+  allocator.enter_phase(PhaseKind::kForward, 0, 0);
+  allocator.allocate(4096, 0, false);
+  allocator.enter_dynamic();
+  std::vector<void*> blocks;
+  for (std::int64_t i = 0; i < 2 * live; ++i) blocks.push_back(allocator.allocate(size, 0, false));
+  for (std::size_t i = 1; i < blocks.size(); i += 2) allocator.deallocate(blocks[i]);
+  Bytes wanted = size + 512;
+  for (auto _ : state) {
+    void* p = allocator.allocate(wanted, 0, false);
+    benchmark::DoNotOptimize(p);
+    allocator.deallocate(p);
+    wanted = wanted == size ? size + 512 : size;
+  }
+  if (allocator.statistics().fallback_requests > 0) state.SkipWithError("it was not served inside");
+}
+BENCHMARK(reused_pair)->Arg(1000)->Arg(10000);
+
 void fallback_pair(benchmark::State& state) {
   PretendMemory device(Bytes{1} << 40);
   PlannedAllocator allocator(device);

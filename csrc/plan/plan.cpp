@@ -13,6 +13,7 @@
 #include "plan/regions.h"
 #include "plan/reusable.h"
 #include "plan/validator.h"
+#include "trace/roles.h"
 
 namespace stalloc {
 namespace {
@@ -154,8 +155,12 @@ void check_contexts(const Plan& plan, std::size_t row) {
   const auto& contexts = plan.groups[row].contexts;
   for (std::size_t i = 0; i < contexts.size(); ++i) {
     const auto& [size, before, earlier] = contexts[i];
-    if ((size < DynamicContext::kVaries && size != DynamicContext::kSmall) ||
-        std::min(before, earlier) < DynamicContext::kIgnored) {
+    const auto is_one_before = [](Bytes of) {
+      return of >= DynamicContext::kIgnored || of == DynamicContext::kUnsure || Ratio::is_code(of);
+    };
+    const bool is_size = size >= DynamicContext::kVaries || size == DynamicContext::kSmall ||
+                         size == DynamicContext::kUnsure || Ratio::is_code(size);
+    if (!is_size || !is_one_before(before) || !is_one_before(earlier)) {
       throw PlanError(named("groups", row) + "a context's sizes are " + std::to_string(size) +
                       ", " + std::to_string(before) + " and " + std::to_string(earlier));
     }
@@ -296,7 +301,7 @@ void add_groups(Plan& plan, const IterationProfile& profile,
     plan.groups.push_back(std::move(group));
   }
   if (!regions) return;
-  const Regions sized = size_regions(profile.places, problem_of(plan));
+  const Regions sized = size_regions(profile.places, profile.phases, problem_of(plan));
   for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
   plan.headroom = sized.headroom;
   plan.headroom_cost = sized.cost;

@@ -111,8 +111,9 @@ struct Plan {
   std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
   std::vector<OpeningRequest> opening;        // by phase, then by `after`, then by `lower`
   std::vector<std::string> dynamic;           // patterns of the modules whose requests are dynamic
-  // The regions' head room over what the profile needed: in per cent, what it adds to the bound,
-  // and how much less fell back at the peak when iterations were replayed against each other.
+  // The regions' head room over what they typically need: in per cent of what the largest need has
+  // above the median, what it adds to the bound, and how much less fell back at the worst peak when
+  // iterations were replayed against each other.
   std::int32_t headroom = 0;
   Bytes headroom_cost = 0;
   Bytes headroom_saves = 0;

@@ -1,211 +1,207 @@
-// Cost: every iteration is served once for each candidate, with best fit over the live blocks of
-// one place.
+// Cost: every iteration is served once for each candidate.
 #include "plan/regions.h"
 
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
 #include <tuple>
 #include <utility>
 
 #include "base/align.h"
+#include "base/error.h"
 #include "plan/bound.h"
+#include "plan/region_trial.h"
 
 namespace stalloc {
 namespace {
 
-// At least so many bytes, but no more than half and whole pages: sizes that are rounded up never
-// add up to quite the same.
+constexpr std::array<std::int32_t, 8> kCandidates = {0, 50, 100, 150, 200, 300, 400, 600};
+
+// Sizes that are rounded up never add up to quite the same: where they differ at all, head room is
+// at least this, but no more than half the need and whole pages.
 constexpr Bytes kLeastHeadroom = Bytes{16} << 10;
 constexpr Bytes kPage = Bytes{4} << 10;
 
-constexpr std::array<std::int32_t, 7> kCandidates = {0, 1, 2, 5, 10, 20, 30};  // per cent
+// Of fewer needs than this, the largest is taken to be above the median by at least one part in so
+// many.
+constexpr std::size_t kFewNeeds = 4;
+constexpr Bytes kLeastSpread = 20;
 
-// Best fit in [0, capacity), the lowest address among equals, as at run time.
-class Region {
- public:
-  explicit Region(Bytes capacity) : free_{{0, capacity}} {}
+// A family's largest need is at most so many halves of the least of its places'.
+constexpr Bytes kAlikeHalves = 3;
 
-  // kUnplaced when there is no room.
-  Offset allocate(Bytes size) {
-    auto best = free_.end();
-    for (auto it = free_.begin(); it != free_.end(); ++it) {
-      const Bytes room = it->end - it->begin;
-      if (room >= size && (best == free_.end() || room < best->end - best->begin)) best = it;
+using Needs = std::vector<std::vector<Bytes>>;  // by place, by iteration
+
+// Places that correspond to each other, each family's in order.
+std::vector<std::vector<std::size_t>> find_families(std::span<const DynamicPlace> places,
+                                                    std::span<const ProfiledPhase> phases,
+                                                    const Needs& needs) {
+  // kind, chunk, occurrence; places of the phase; which of them; groups there; which of them
+  using Kind = std::tuple<PhaseKind, std::int32_t, std::int32_t>;
+  using Key = std::tuple<Kind, StreamId, std::size_t, std::size_t, std::size_t, std::size_t>;
+  std::map<Key, std::vector<std::size_t>> alike;
+  for (std::size_t begin = 0; begin < places.size();) {
+    std::size_t end = begin;
+    std::vector<std::size_t> starts;  // of each place's groups
+    for (; end < places.size() && places[end].phase == places[begin].phase; ++end) {
+      const bool same = end > begin && places[end].after == places[end - 1].after &&
+                        places[end].stream == places[end - 1].stream;
+      if (!same) starts.push_back(end);
     }
-    if (best == free_.end()) return kUnplaced;
-    const Offset offset = best->begin;
-    best->begin += size;
-    if (best->begin == best->end) free_.erase(best);
-    return offset;
-  }
-
-  void release(Offset offset, Bytes size) {
-    const auto after = std::ranges::lower_bound(free_, offset, {}, &Hole::begin);
-    const auto hole = free_.insert(after, {offset, offset + size});
-    if (const auto next = hole + 1; next != free_.end() && next->begin == hole->end) {
-      hole->end = next->end;
-      free_.erase(next);
-    }
-    if (hole != free_.begin() && (hole - 1)->end == hole->begin) {
-      (hole - 1)->end = hole->end;
-      free_.erase(hole);
-    }
-  }
-
- private:
-  struct Hole {
-    Offset begin;
-    Offset end;
-  };
-
-  std::vector<Hole> free_;  // in order, not adjacent
-};
-
-// What a region of `capacity` bytes does to the requests of one iteration at one place.
-struct Outcome {
-  Bytes need = 0;                     // the highest end
-  std::vector<DynamicSighting> over;  // what did not fit, rounded up
-};
-
-Outcome serve(const std::vector<DynamicSighting>& requests, Bytes capacity, Bytes alignment) {
-  std::vector<std::tuple<Tick, bool, std::size_t>> events;  // tick, is an allocation, request
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    events.emplace_back(requests[i].lower, true, i);
-    events.emplace_back(requests[i].upper, false, i);
-  }
-  std::ranges::sort(events);
-  Outcome outcome;
-  Region region(capacity);
-  std::vector<Offset> offsets(requests.size(), kUnplaced);
-  for (const auto& [tick, is_allocation, i] : events) {
-    const Bytes size = align_up(requests[i].size, alignment);
-    if (is_allocation) {
-      offsets[i] = region.allocate(size);
-      if (offsets[i] == kUnplaced) {
-        outcome.over.push_back({size, requests[i].lower, requests[i].upper});
-      } else {
-        outcome.need = std::max(outcome.need, offsets[i] + size);
+    const PhaseKey& phase = phases[static_cast<std::size_t>(places[begin].phase)].key;
+    for (std::size_t at = 0; at < starts.size(); ++at) {
+      const std::size_t next = at + 1 < starts.size() ? starts[at + 1] : end;
+      for (std::size_t i = starts[at]; i < next; ++i) {
+        alike[{{phase.kind, phase.chunk, phase.occurrence},
+               places[i].stream,
+               starts.size(),
+               at,
+               next - starts[at],
+               i - starts[at]}]
+            .push_back(i);
       }
-    } else if (offsets[i] != kUnplaced) {
-      region.release(offsets[i], size);
+    }
+    begin = end;
+  }
+  std::vector<std::vector<std::size_t>> families;
+  const auto most = [&](std::size_t place) { return std::ranges::max(needs[place]); };
+  for (auto& [key, members] : alike) {
+    std::ranges::stable_sort(members, {}, most);
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const bool begins =
+          i == 0 || most(members[i]) / kAlikeHalves > most(families.back().front()) / 2;
+      if (begins) families.emplace_back();
+      families.back().push_back(members[i]);
     }
   }
-  return outcome;
-}
-
-Bytes highest_sum(const std::vector<DynamicSighting>& requests) {
-  std::vector<std::pair<Tick, Bytes>> changes;
-  for (const DynamicSighting& r : requests) {
-    changes.emplace_back(r.lower, r.size);
-    changes.emplace_back(r.upper, -r.size);
-  }
-  std::ranges::sort(changes);
-  Bytes live = 0;
-  Bytes highest = 0;
-  for (const auto& [tick, bytes] : changes) highest = std::max(highest, live += bytes);
-  return highest;
+  return families;
 }
 
 class Chooser {
  public:
-  Chooser(std::span<const DynamicPlace> places, Problem problem)
+  Chooser(std::span<const DynamicPlace> places, std::span<const ProfiledPhase> phases,
+          Problem problem)
       : places_(places), problem_(std::move(problem)) {
     for (const DynamicPlace& place : places_) {
       auto& needs = needs_.emplace_back();
       for (const auto& requests : place.sightings) {
-        needs.push_back(need(requests));
+        needs.push_back(region_need(requests, problem_.alignment));
+        if (needs.back() < 0) throw_overflow();
       }
       iterations_ = needs.size();
     }
+    families_ = find_families(places_, phases, needs_);
   }
 
   Regions run() {
     Regions best{.sizes = {}, .headroom = kDefaultHeadroom};
-    const Bytes least = bound(0);
+    set_sizes(sizes_of(0, kNobody));
+    const Bytes least = load_bound(problem_);
     if (iterations_ >= 2) {
-      const Bytes most = overflow(0);
       Bytes lowest = std::numeric_limits<Bytes>::max();
+      Bytes most = 0;
       for (const std::int32_t headroom : kCandidates) {
-        const Bytes cost = bound(headroom) - least;
+        set_sizes(sizes_of(headroom, kNobody));
+        const Bytes cost = load_bound(problem_) - least;
         const Bytes over = overflow(headroom);
-        if (cost + over >= lowest) continue;
-        lowest = cost + over;
-        best.headroom = headroom;
-        best.cost = cost;
-        best.saves = most - over;
+        if (headroom == 0) most = over;
+        // What costs nothing is taken, up to the default.
+        if (cost + over < lowest || (cost + over == lowest && headroom <= kDefaultHeadroom)) {
+          lowest = cost + over;
+          best.headroom = headroom;
+          best.cost = cost;
+          best.saves = most - over;
+        }
       }
-    } else {
-      best.cost = bound(best.headroom) - least;
     }
-    for (const auto& needs : needs_) {
-      best.sizes.push_back(enlarged(std::ranges::max(needs), best.headroom));
-    }
+    best.sizes = sizes_of(best.headroom, kNobody);
+    set_sizes(best.sizes);
+    best.cost = load_bound(problem_) - least;
     return best;
   }
 
  private:
-  Bytes need(const std::vector<DynamicSighting>& requests) const {
-    const Outcome outcome = serve(requests, std::numeric_limits<Bytes>::max(), problem_.alignment);
-    if (!outcome.over.empty()) {
-      throw OverflowError("the dynamic requests of one place, rounded up to multiples of " +
-                          std::to_string(problem_.alignment) +
-                          ", do not fit in 63 bits; use a smaller alignment");
-    }
-    return outcome.need;
+  static constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
+
+  [[noreturn]] void throw_overflow() const {
+    throw OverflowError("the dynamic requests of one place, rounded up to multiples of " +
+                        std::to_string(problem_.alignment) +
+                        ", do not fit in 63 bits; use a smaller alignment");
   }
 
-  Bytes enlarged(Bytes size, std::int32_t headroom) const {
-    Bytes result = 0;
-    if (__builtin_mul_overflow(size, 100 + headroom, &result)) {
-      throw OverflowError("a region of " + std::to_string(size) +
+  // Of the regions, by place, from what all iterations but one needed.
+  std::vector<Bytes> sizes_of(std::int32_t headroom, std::size_t without) const {
+    std::vector<Bytes> sizes(places_.size());
+    std::vector<Bytes> needs;
+    for (const auto& family : families_) {
+      needs.clear();
+      for (const std::size_t place : family) {
+        for (std::size_t t = 0; t < iterations_; ++t) {
+          if (t != without) needs.push_back(needs_[place][t]);
+        }
+      }
+      const Bytes size = size_of(needs, headroom);
+      for (const std::size_t place : family) sizes[place] = size;
+    }
+    return sizes;
+  }
+
+  Bytes size_of(std::vector<Bytes>& needs, std::int32_t headroom) const {
+    if (needs.empty()) return 0;
+    std::ranges::sort(needs);
+    const Bytes median = needs[needs.size() / 2];
+    Bytes spread = needs.back() - median;
+    const bool differs = needs.front() < needs.back();
+    if (needs.size() == 1 || (differs && needs.size() < kFewNeeds)) {
+      spread = std::max(spread, median / kLeastSpread);
+    }
+    Bytes room = 0;
+    Bytes size = 0;
+    const bool fits = !__builtin_mul_overflow(spread, headroom, &room);
+    room = room / 100;
+    if (differs && headroom > 0) {
+      room = std::max(room, std::min(median / 2, kLeastHeadroom) / kPage * kPage);
+    }
+    if (!fits || __builtin_add_overflow(median, room, &size) ||
+        size > std::numeric_limits<Bytes>::max() - problem_.alignment) {
+      throw OverflowError("a region of " + std::to_string(median) +
                           " bytes for dynamic requests leaves no head room within 63 bits");
     }
-    result = std::max(result / 100, size + std::min(size / 2, kLeastHeadroom) / kPage * kPage);
-    return align_up(result, problem_.alignment);
+    return align_up(size, problem_.alignment);
   }
 
-  Bytes bound(std::int32_t headroom) {
+  void set_sizes(const std::vector<Bytes>& sizes) {
     const std::size_t first = problem_.buffers.size() - places_.size();
-    for (std::size_t i = 0; i < places_.size(); ++i) {
-      problem_.buffers[first + i].size = enlarged(std::ranges::max(needs_[i]), headroom);
-    }
+    for (std::size_t i = 0; i < places_.size(); ++i) problem_.buffers[first + i].size = sizes[i];
     problem_.check();
-    return load_bound(problem_);
   }
 
-  // The peak of what does not fit in an iteration when the regions are sized after the others: the
-  // mean over all iterations.
+  // The worst peak of what overflows in an iteration when the regions are sized after the others.
   Bytes overflow(std::int32_t headroom) const {
-    Bytes sum = 0;
+    const std::vector<Bytes> idle = idle_beside(places_, problem_);
+    Bytes worst = 0;
     for (std::size_t t = 0; t < iterations_; ++t) {
-      std::vector<DynamicSighting> over;
-      for (std::size_t i = 0; i < places_.size(); ++i) {
-        Bytes others = 0;
-        for (std::size_t o = 0; o < iterations_; ++o) {
-          if (o != t) others = std::max(others, needs_[i][o]);
-        }
-        const auto left =
-            serve(places_[i].sightings[t], enlarged(others, headroom), problem_.alignment);
-        over.insert(over.end(), left.over.begin(), left.over.end());
-      }
-      sum += highest_sum(over) / static_cast<Bytes>(iterations_);
+      worst = std::max(worst, region_overflow(places_, t, sizes_of(headroom, t), idle,
+                                              problem_.alignment, problem_.period));
     }
-    return sum;
+    return worst;
   }
 
   std::span<const DynamicPlace> places_;
   Problem problem_;
-  std::vector<std::vector<Bytes>> needs_;  // by place, by iteration
+  Needs needs_;
+  std::vector<std::vector<std::size_t>> families_;
   std::size_t iterations_ = 0;
 };
 
 }  // namespace
 
-Regions size_regions(std::span<const DynamicPlace> places, Problem problem) {
+Regions size_regions(std::span<const DynamicPlace> places, std::span<const ProfiledPhase> phases,
+                     Problem problem) {
   problem.check();
   if (places.empty()) return {};
-  return Chooser(places, std::move(problem)).run();
+  return Chooser(places, phases, std::move(problem)).run();
 }
 
 }  // namespace stalloc

@@ -161,15 +161,15 @@ void Matcher::add_places(const Plan& plan) {
                          .recurring = {},
                          .contexts = {}});
     }
+    DynamicPlace& place = places_.back();
+    const auto index = static_cast<std::int32_t>(g);
     for (const DynamicContext& context : group.contexts) {
-      if (context.size == DynamicContext::kSmall) {
-        places_.back().small_group = static_cast<std::int32_t>(g);
-        continue;
-      }
-      places_.back().contexts.emplace_back(context, static_cast<std::int32_t>(g));
-      if (context.size > 0 && context.before != DynamicContext::kIgnored) {
-        places_.back().recurring.emplace_back(context.size, context.before);
-      }
+      if (context.size == DynamicContext::kSmall) place.small_group = index;
+      add_recurring(place.recurring, context);
+    }
+    if (place.small_group == index) continue;  // told by their size alone
+    for (const DynamicContext& context : group.contexts) {
+      place.contexts.emplace_back(context, index);
     }
   }
   // What is no decision does not end the place it comes in.
@@ -183,7 +183,7 @@ void Matcher::add_places(const Plan& plan) {
   }
   for (DynamicPlace& place : places_) {
     std::ranges::sort(place.contexts);
-    std::ranges::sort(place.recurring);
+    sort_recurring(place.recurring);
   }
 }
 

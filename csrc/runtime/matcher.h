@@ -141,8 +141,8 @@ class Matcher {
     std::size_t at = 0;  // phase + head: a phase of n items has n + 1 places
     StreamId stream = 0;
     std::int32_t first_group = kNone;
-    std::int32_t small_group = kNone;      // kNone: small requests are like all others
-    std::vector<RecurringPair> recurring;  // ascending
+    std::int32_t small_group = kNone;  // kNone: small requests are like all others
+    Recurring recurring;
     std::vector<std::pair<DynamicContext, std::int32_t>> contexts;  // and their groups, ascending
   };
 

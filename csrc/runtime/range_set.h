@@ -2,7 +2,8 @@
 //
 // A pool holds tens to a few thousand of them at a time: a binary search and one memmove of a few
 // kilobytes beat every node-based tree there, and nothing is allocated once the array has grown to
-// its working size. Not thread-safe.
+// its working size. Where the best fit is sought, they are kept in order of their size as well
+// (HoleSet). Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "runtime/size_order.h"
 
 namespace stalloc {
 
@@ -22,12 +24,31 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-class RangeSet {
+// Keeps no order.
+struct Unordered {
+  void insert(SizeOrder::Key /*key*/) {}
+  void erase(SizeOrder::Key /*key*/) {}
+  void clear() {}
+};
+
+template <typename Order>
+class BasicRangeSet {
  public:
   bool empty() const { return ranges_.empty(); }
   std::size_t count() const { return ranges_.size(); }
   const std::vector<Range>& ranges() const { return ranges_; }
-  void clear() { ranges_.clear(); }
+  void clear() {
+    ranges_.clear();
+    order_.clear();
+  }
+
+  // Becomes a copy. O(n log n).
+  template <typename Other>
+  void assign(const BasicRangeSet<Other>& other) {
+    clear();
+    ranges_ = other.ranges();
+    for (const Range& r : ranges_) order_.insert(key(r));
+  }
 
   // Whether any range shares an address with `other`. O(log n).
   bool overlaps(Range other) const {
@@ -41,11 +62,19 @@ class RangeSet {
     return it != ranges_.end() && it->begin <= other.begin && other.end <= it->end;
   }
 
+  // Calls visit(range) for what `other` and the ranges here have in common, ascending.
+  void intersect(Range other, auto visit) const {
+    for (auto it = first_ending_after(other.begin); it != ranges_.end() && it->begin < other.end;
+         ++it) {
+      visit(Range{std::max(it->begin, other.begin), std::min(it->end, other.end)});
+    }
+  }
+
   // Adds a range that overlaps none of those here, as an entry of its own.
   void insert(Range added) {
     const auto it = first_ending_after(added.begin);
     assert(it == ranges_.end() || added.end <= it->begin);
-    ranges_.insert(it, added);
+    add(it, added);
   }
 
   // Adds a range that overlaps none of those here, and merges it with those it touches.
@@ -53,16 +82,17 @@ class RangeSet {
     auto it = std::lower_bound(ranges_.begin(), ranges_.end(), added.begin,
                                [](const Range& i, Offset begin) { return i.end < begin; });
     if (it != ranges_.end() && it->end == added.begin) {
-      it->end = added.end;
+      Range whole{it->begin, added.end};
       const auto next = it + 1;
-      if (next != ranges_.end() && next->begin == it->end) {
-        it->end = next->end;
-        ranges_.erase(next);
+      if (next != ranges_.end() && next->begin == added.end) {
+        whole.end = next->end;
+        drop(next);
       }
+      change(it, whole);
     } else if (it != ranges_.end() && it->begin == added.end) {
-      it->begin = added.begin;
+      change(it, {added.begin, it->end});
     } else {
-      ranges_.insert(it, added);
+      add(it, added);
     }
   }
 
@@ -76,7 +106,7 @@ class RangeSet {
   void erase(Offset begin) {
     const auto it = first_ending_after(begin);
     assert(it != ranges_.end() && it->begin == begin);
-    ranges_.erase(it);
+    drop(it);
   }
 
   // Takes out whatever of `removed` is here. O(n).
@@ -85,13 +115,13 @@ class RangeSet {
     while (it != ranges_.end() && it->begin < removed.end) {
       const Range rest{removed.end, it->end};
       if (it->begin < removed.begin) {
-        it->end = removed.begin;
+        change(it, {it->begin, removed.begin});
         ++it;
-        if (rest.begin < rest.end) it = ranges_.insert(it, rest) + 1;
+        if (rest.begin < rest.end) it = add(it, rest) + 1;
       } else if (rest.begin < rest.end) {
-        it->begin = rest.begin;
+        change(it, rest);
       } else {
-        it = ranges_.erase(it);
+        it = drop(it);
       }
     }
   }
@@ -102,32 +132,24 @@ class RangeSet {
     assert(it != ranges_.end() && it->begin <= taken.begin && taken.end <= it->end);
     const Range whole = *it;
     if (whole == taken) {
-      ranges_.erase(it);
+      drop(it);
     } else if (whole.begin == taken.begin) {
-      it->begin = taken.end;
-    } else if (whole.end == taken.end) {
-      it->end = taken.begin;
+      change(it, {taken.end, whole.end});
     } else {
-      it->end = taken.begin;
-      ranges_.insert(it + 1, Range{taken.end, whole.end});
+      change(it, {whole.begin, taken.begin});
+      if (taken.end < whole.end) add(it + 1, {taken.end, whole.end});
     }
   }
 
-  // The smallest range of at least `size` bytes, the lowest of equals; null when there is none.
-  const Range* best_fit(Bytes size) const {
-    const Range* best = nullptr;
-    for (const Range& i : ranges_) {
-      if (i.size() == size) return &i;
-      if (i.size() > size && (!best || i.size() < best->size())) best = &i;
-    }
-    return best;
+  // Where the smallest range of at least `size` bytes begins, the lowest of equals; kUnplaced when
+  // there is none. O(log n), with an order.
+  Offset best_fit(Bytes size) const {
+    const SizeOrder::Key* const fit = order_.at_least(size);
+    return fit ? fit->begin : kUnplaced;
   }
 
-  Bytes largest() const {
-    Bytes result = 0;
-    for (const Range& i : ranges_) result = std::max(result, i.size());
-    return result;
-  }
+  // 0 when there is none. O(1), with an order.
+  Bytes largest() const { return order_.largest(); }
 
  private:
   using Iterator = std::vector<Range>::iterator;
@@ -142,7 +164,27 @@ class RangeSet {
                             [](Offset o, const Range& i) { return o < i.end; });
   }
 
+  static SizeOrder::Key key(Range r) { return {r.size(), r.begin}; }
+
+  Iterator add(Iterator before, Range added) {
+    order_.insert(key(added));
+    return ranges_.insert(before, added);
+  }
+  Iterator drop(Iterator it) {
+    order_.erase(key(*it));
+    return ranges_.erase(it);
+  }
+  void change(Iterator it, Range changed) {
+    order_.erase(key(*it));
+    order_.insert(key(changed));
+    *it = changed;
+  }
+
   std::vector<Range> ranges_;
+  [[no_unique_address]] Order order_;
 };
+
+using RangeSet = BasicRangeSet<Unordered>;
+using HoleSet = BasicRangeSet<SizeOrder>;
 
 }  // namespace stalloc

@@ -109,7 +109,7 @@ void StaticPool::advance(std::int32_t position) {
       add_stray(range(p));
     } else if (!e.is_free && p.state == State::kStray) {
       p.state = State::kRegular;
-      strays_.erase(p.offset);
+      remove_stray(range(p));
     }
   }
 }
@@ -123,11 +123,22 @@ void StaticPool::end_iteration() {
 
 void StaticPool::add_stray(Range r) {
   strays_.insert(r);
-  reuse_group_ = kNone;
+  for (Reuse& reuse : reuse_) {
+    if (reuse.group != kNone) reuse.space.remove(r);
+  }
+}
+
+void StaticPool::remove_stray(Range r) {
+  strays_.erase(r.begin);
+  for (Reuse& reuse : reuse_) {
+    if (reuse.group == kNone) continue;
+    groups_[static_cast<std::size_t>(reuse.group)].reusable.intersect(
+        r, [&](Range idle) { reuse.space.insert_merged(idle); });
+  }
 }
 
 // What is idle of the stream's addresses; null when it has none, or it was looked for too often.
-RangeSet* StaticPool::idle_of(StreamId stream) {
+HoleSet* StaticPool::idle_of(StreamId stream) {
   const auto owner = std::ranges::find(streams_, stream);
   if (owner == streams_.end()) return nullptr;
   if (!idle_known_) {
@@ -141,14 +152,12 @@ RangeSet* StaticPool::idle_of(StreamId stream) {
 
 // Where nothing is live; the caller makes it a stray.
 Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
-  RangeSet* idle = idle_of(stream);
-  if (!idle) return kUnplaced;
-  const Range* fit = idle->best_fit(size);
-  if (!fit) return kUnplaced;
-  const Range block{fit->begin, fit->begin + size};
-  idle->subtract(block);
-  add_stray(block);
-  return block.begin;
+  HoleSet* idle = idle_of(stream);
+  const Offset offset = idle ? idle->best_fit(size) : kUnplaced;
+  if (offset == kUnplaced) return kUnplaced;
+  idle->subtract({offset, offset + size});
+  add_stray({offset, offset + size});
+  return offset;
 }
 
 Offset StaticPool::place_idle(Bytes size, StreamId stream) {
@@ -162,7 +171,7 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream) {
 
 bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
   const Range block{offset, offset + round_up(size)};
-  RangeSet* idle = idle_of(stream);
+  HoleSet* idle = idle_of(stream);
   if (!idle || !idle->holds(block)) return false;
   idle->subtract(block);
   add_stray(block);
@@ -197,10 +206,7 @@ Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
     offset = place_reused(g, rounded);
     if (offset != kUnplaced) return put(offset, Kind::kReused, g);
   }
-  // Longer, and it would be in the way of too much; smaller, and of what is larger than itself.
-  if (!group.passing || size < kSmallRequest) return kUnplaced;
-  const Offset offset = place_anywhere(rounded, group.stream);
-  return offset == kUnplaced ? kUnplaced : put(offset, Kind::kReused, kNone);
+  return kUnplaced;
 }
 
 // Moves the clock to where the group's region is one of P(clock); false when that is past.
@@ -224,9 +230,9 @@ std::int32_t StaticPool::find_host(std::int32_t g, Bytes size, std::int32_t leas
   const StreamId stream = groups_[static_cast<std::size_t>(g)].stream;
   for (const std::int32_t other : open_) {
     const Group& o = groups_[static_cast<std::size_t>(other)];
-    if (other == g || o.stream != stream || o.passed_at > clock_ || o.idle.empty()) continue;
-    if (!any_size && !std::ranges::binary_search(o.recurring, size)) continue;
-    if (remaining(other) >= least && o.idle.best_fit(round_up(size))) return other;
+    if (other == g || o.stream != stream || o.passed_at > clock_) continue;
+    if (o.idle.largest() < round_up(size) || remaining(other) < least) continue;
+    if (any_size || std::ranges::binary_search(o.recurring, size)) return other;
   }
   return kNone;
 }
@@ -234,9 +240,8 @@ std::int32_t StaticPool::find_host(std::int32_t g, Bytes size, std::int32_t leas
 Offset StaticPool::place_in_region(std::int32_t g, Bytes size) {
   Group& group = groups_[static_cast<std::size_t>(g)];
   if (!group.open) open_region(g);
-  const Range* fit = group.idle.best_fit(size);
-  if (!fit) return kUnplaced;
-  const Offset offset = fit->begin;
+  const Offset offset = group.idle.best_fit(size);
+  if (offset == kUnplaced) return kUnplaced;
   group.idle.subtract({offset, offset + size});
   ++group.blocks;
   return offset;
@@ -272,19 +277,24 @@ void StaticPool::close_region(std::int32_t g) {
   group.blocks = 0;
 }
 
+HoleSet& StaticPool::reuse_of(std::int32_t g) {
+  const auto known = std::ranges::find(reuse_, g, &Reuse::group);
+  if (known != reuse_.end()) return known->space;
+  Reuse& reuse = reuse_[oldest_reuse_];
+  oldest_reuse_ = (oldest_reuse_ + 1) % reuse_.size();
+  reuse.group = g;
+  reuse.space.assign(groups_[static_cast<std::size_t>(g)].reusable);
+  for (const Range& stray : strays_.ranges()) reuse.space.remove(stray);
+  return reuse.space;
+}
+
 Offset StaticPool::place_reused(std::int32_t g, Bytes size) {
-  if (reuse_group_ != g) {
-    reuse_ = groups_[static_cast<std::size_t>(g)].reusable;
-    for (const Range& stray : strays_.ranges()) reuse_.remove(stray);
-    reuse_group_ = g;
-  }
-  const Range* fit = reuse_.best_fit(size);
-  if (!fit) return kUnplaced;
-  const Range block{fit->begin, fit->begin + size};
-  reuse_.subtract(block);
-  strays_.insert(block);
-  take_idle(block);
-  return block.begin;
+  if (groups_[static_cast<std::size_t>(g)].reusable.empty()) return kUnplaced;
+  const Offset offset = reuse_of(g).best_fit(size);
+  if (offset == kUnplaced) return kUnplaced;
+  add_stray({offset, offset + size});
+  take_idle({offset, offset + size});
+  return offset;
 }
 
 StaticPool::Block StaticPool::release(Offset offset) {
@@ -293,7 +303,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
   if (d != kNone) {
     Placed& p = decisions_[static_cast<std::size_t>(d)];
     const bool stray = p.state == State::kStray;
-    if (stray) strays_.erase(offset);
+    if (stray) remove_stray(range(p));
     p.state = State::kIdle;
     slots_[static_cast<std::size_t>(slot)].live = kNone;
     return_idle(range(p), stray);
@@ -307,11 +317,8 @@ StaticPool::Block StaticPool::release(Offset offset) {
   --live_;
   const Range freed{offset, offset + block.size};
   if (block.stray) {
-    strays_.erase(offset);
+    remove_stray(freed);
     return_idle(freed, /*stray=*/true);
-    if (block.kind == Kind::kReused && block.group != kNone && block.group == reuse_group_) {
-      reuse_.insert_merged(freed);
-    }
   } else {
     Group& group = groups_[static_cast<std::size_t>(block.group)];
     group.idle.insert_merged(freed);
@@ -405,7 +412,7 @@ std::size_t StaticPool::owner_of(Offset offset) const {
   return std::prev(next)->owner;
 }
 
-std::vector<RangeSet> StaticPool::find_idle() const {
+std::vector<HoleSet> StaticPool::find_idle() const {
   std::vector<Range> taken = strays_.ranges();
   for (const Slot& s : slots_) {
     if (s.live == kNone) continue;
@@ -418,7 +425,7 @@ std::vector<RangeSet> StaticPool::find_idle() const {
   std::sort(taken.begin(), taken.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
   taken.push_back({size_, size_});
-  std::vector<RangeSet> idle(streams_.size());
+  std::vector<HoleSet> idle(streams_.size());
   Offset at = 0;
   auto home = homes_.begin();  // the one that holds `at`
   for (const Range& t : taken) {
@@ -436,7 +443,7 @@ std::vector<RangeSet> StaticPool::find_idle() const {
 
 Bytes StaticPool::largest_hole() const {
   Bytes result = 0;
-  for (const RangeSet& idle : find_idle()) result = std::max(result, idle.largest());
+  for (const HoleSet& idle : find_idle()) result = std::max(result, idle.largest());
   return result;
 }
 
@@ -507,8 +514,16 @@ void StaticPool::check() const {
   }
   if (at > size_) fail("a live block ends at " + std::to_string(at) + ", past the pool");
   check_regions(taken, blocks);
+  for (const Reuse& reuse : reuse_) {
+    if (reuse.group == kNone) continue;
+    RangeSet expected = groups_[static_cast<std::size_t>(reuse.group)].reusable;
+    for (const Range& stray : strays_.ranges()) expected.remove(stray);
+    if (!(expected.ranges() == reuse.space.ranges())) {
+      fail("a group's reusable space is not what the strays leave of it");
+    }
+  }
   if (!idle_known_) return;
-  const std::vector<RangeSet> idle = find_idle();
+  const std::vector<HoleSet> idle = find_idle();
   for (std::size_t i = 0; i < idle.size(); ++i) {
     if (!(idle[i].ranges() == idle_[i].ranges())) {
       fail("the idle space is not what is left of the pool");

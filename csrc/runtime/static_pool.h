@@ -40,6 +40,7 @@
 // array as it grows. Not thread-safe: PlannedAllocator locks.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory_resource>
 #include <unordered_map>
@@ -66,7 +67,7 @@ class StaticPool {
   Offset place(std::int32_t d);
 
   // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, by
-  // best fit. O(idle ranges), and O(n) where they are not known: they are not followed before the
+  // best fit. O(log n), and O(n) where idle ranges are not known: they are not followed before the
   // first call in an iteration. kUnplaced when no idle range is as large, or when an iteration has
   // looked for them too often.
   Offset place_idle(Bytes size, StreamId stream);
@@ -77,8 +78,9 @@ class StaticPool {
   bool place_at(Offset offset, Bytes size, StreamId stream);
 
   // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
-  // may go besides it, or else where place_idle() would, each by best fit; kUnplaced when none has
-  // room. O(idle ranges of the group), and O(strays) more when the region is opened.
+  // may go besides it, each by best fit; kUnplaced when none has
+  // room. O(log n + open regions), and O(strays) more when the region is opened or the group's
+  // other space looked for first.
   Offset place_dynamic(std::int32_t g, Bytes size);
 
   // What a block was.
@@ -143,7 +145,7 @@ class StaticPool {
   };
   struct Group {
     RangeSet reusable;  // idle in the plan through the window
-    RangeSet idle;      // of the region, while it is open
+    HoleSet idle;       // of the region, while it is open
     StreamId stream = 0;
     std::int32_t passed_at = 0;    // position in events_: no more of its requests come after
     std::vector<Bytes> recurring;  // sizes that it asks for every time, ascending
@@ -164,7 +166,7 @@ class StaticPool {
   };
   void divide(const Plan& plan);
   std::size_t owner_of(Offset offset) const;
-  std::vector<RangeSet> find_idle() const;
+  std::vector<HoleSet> find_idle() const;
   void take_idle(Range r) {
     if (idle_known_) idle_[owner_of(r.begin)].remove(r);
   }
@@ -180,9 +182,11 @@ class StaticPool {
   std::int32_t remaining(std::int32_t g) const;
   std::int32_t find_host(std::int32_t g, Bytes size, std::int32_t least, bool any_size) const;
   Offset place_reused(std::int32_t g, Bytes size);
-  RangeSet* idle_of(StreamId stream);
+  HoleSet* idle_of(StreamId stream);
   Offset place_anywhere(Bytes size, StreamId stream);
   void add_stray(Range r);
+  void remove_stray(Range r);
+  HoleSet& reuse_of(std::int32_t g);
   void check_regions(const std::vector<Range>& taken,
                      const std::vector<std::int32_t>& blocks) const;
 
@@ -197,16 +201,20 @@ class StaticPool {
   RangeSet strays_;
   std::vector<StreamId> streams_;  // of the plan, ascending
   std::vector<Home> homes_;        // in order of address; each reaches to the next
-  std::vector<RangeSet> idle_;     // by owner, of use while idle_known_
+  std::vector<HoleSet> idle_;      // by owner, of use while idle_known_
   bool idle_known_ = false;
   std::size_t searched_ = 0;  // slots, for what is idle, in this iteration
   // Nodes are used again, so that dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
   std::vector<Group> groups_;
-  std::vector<std::int32_t> open_;    // groups whose regions are
-  RangeSet reuse_;                    // what one group may use now besides its region
-  std::int32_t reuse_group_ = kNone;  // which; kNone while it is out of date
+  std::vector<std::int32_t> open_;  // groups whose regions are
+  struct Reuse {                    // what a group may use besides its region
+    std::int32_t group = kNone;
+    HoleSet space;  // what is reusable, less the strays
+  };
+  std::array<Reuse, 4> reuse_;  // of those that were served last
+  std::size_t oldest_reuse_ = 0;
   std::size_t live_ = 0;
 };
 

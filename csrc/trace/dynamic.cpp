@@ -21,8 +21,8 @@
 namespace stalloc {
 namespace {
 
-// A request that is freed before so many more static ones were made lives for the moment.
-constexpr std::int32_t kSoon = 8;
+// A request that outlives the next static one's birth by less than this lives for the moment.
+constexpr Tick kMoment = 4;
 
 using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
 
@@ -120,7 +120,10 @@ class Places {
       const Request& r = all_.request(t, index);
       visits[t - first_].push_back({r.size, longevity(t, r)});
     }
-    const Roles roles = tell_roles(visits);
+    const auto& [phase, after, stream] = key;
+    const ProfiledPhase& within = profile_.phases[phase];
+    const Tick begin = after == kNone ? within.begin : profile_.requests[after].lower;
+    const Roles roles = tell_roles(visits, within.end - begin);
     std::vector<std::vector<Found>> by_role(roles.contexts.size());
     std::vector<std::size_t> next(visits.size());
     for (const Found& f : found) {
@@ -138,18 +141,12 @@ class Places {
     }
   }
 
-  // The moment, or the phase that it ends in.
+  // In ticks of the reference, from the next static request's birth, or the end of the phase.
   Longevity longevity(std::int32_t t, const Request& r) const {
     const End end = end_of(t, r);
     if (end.upper == kNone) return kUnknownLongevity;
-    const bool wraps = r.upper >= all_.turn(t).end;
-    const PhaseKey& phase = all_.trace().phases[r.phase_begin].key;
-    if (!wraps && end.phase_end == all_.phases().find(phase) &&
-        all_.newest_before(t, r.upper) <= all_.newest_before(t, r.lower) + kSoon) {
-      return 0;
-    }
-    const auto phases = static_cast<Longevity>(all_.phases().list().size());
-    return 1 + (wraps ? phases : 0) + end.phase_end;
+    const Tick ticks = end.upper - all_.latest(all_.newest_before(t, r.lower), r.phase_begin);
+    return ticks < kMoment ? 0 : ticks;
   }
 
   struct End {

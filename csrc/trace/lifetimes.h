@@ -62,12 +62,13 @@ struct DynamicSighting {
 inline constexpr Bytes kSmallRequest = Bytes{32} << 10;
 
 // What is to be seen of a dynamic request before it is served: its size and those of the two
-// before it at its place, where they recur.
+// before it at its place, where they recur, or else their ratios (trace/roles.h).
 struct DynamicContext {
-  static constexpr Bytes kVaries = 0;    // a size that does not recur
+  static constexpr Bytes kVaries = 0;    // neither recurs
   static constexpr Bytes kStart = -1;    // there is none before
   static constexpr Bytes kIgnored = -2;  // whatever it is
   static constexpr Bytes kSmall = -3;    // any below kSmallRequest
+  static constexpr Bytes kUnsure = -4;   // one that recurs, but not after the one before it
 
   Bytes size = kIgnored;
   Bytes before = kIgnored;

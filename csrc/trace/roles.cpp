@@ -4,6 +4,8 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <numeric>
+#include <ranges>
 #include <set>
 
 namespace stalloc {
@@ -11,12 +13,38 @@ namespace {
 
 constexpr int kDepth = 3;
 
+constexpr int kTermBits = 20;
+static_assert(Ratio::kTermEnd == Bytes{1} << kTermBits);
+
+// A place has no more ratios than these, the most frequent ones: each is tried for each request.
+constexpr std::size_t kMaxRatios = 16;
+
 // Of a context's requests, one in so many may live longer than its role.
 constexpr std::int64_t kExceptions = 5;
 
+using RecurringPair = std::pair<Bytes, Bytes>;
+
+// What is seen of a size, as far as pairs of sizes go.
+Bytes without_ratio(Bytes size) {
+  return Ratio::is_code(size) || size == DynamicContext::kUnsure ? DynamicContext::kVaries : size;
+}
+
+// Whether it does after any other.
+bool recurs(const Recurring& recurring, Bytes size) {
+  const auto it = std::ranges::lower_bound(recurring.sizes, size, {}, &RecurringPair::first);
+  return it != recurring.sizes.end() && it->first == size;
+}
+
+bool is_multiple(const Ratio& ratio, Bytes size, Bytes of) {
+  Bytes a = 0;
+  Bytes b = 0;
+  return !__builtin_mul_overflow(size, ratio.divisor, &a) &&
+         !__builtin_mul_overflow(of, ratio.factor, &b) && a == b;
+}
+
 // Of the pairs that are taken to recur, those that do so in every visit that has any request.
 std::vector<RecurringPair> common_pairs(const std::vector<std::vector<RoleSample>>& visits,
-                                        const std::vector<RecurringPair>& recurring) {
+                                        const Recurring& recurring) {
   std::vector<RecurringPair> common;
   bool first = true;
   for (const auto& visit : visits) {
@@ -41,7 +69,7 @@ std::vector<RecurringPair> common_pairs(const std::vector<std::vector<RoleSample
 
 // Begins with all sizes that come in every visit, after whatever comes before them, and drops what
 // does not come in all, until that is all there is.
-std::vector<RecurringPair> recurring_pairs(const std::vector<std::vector<RoleSample>>& visits) {
+Recurring recurring_sizes(const std::vector<std::vector<RoleSample>>& visits) {
   std::map<Bytes, std::int64_t> seen_in;
   std::int64_t count = 0;
   for (const auto& visit : visits) {
@@ -63,31 +91,153 @@ std::vector<RecurringPair> recurring_pairs(const std::vector<std::vector<RoleSam
       before = t;
     }
   }
-  std::vector<RecurringPair> pairs(all.begin(), all.end());
+  Recurring recurring{.sizes = {all.begin(), all.end()}, .ratios = {}, .varies_after = {}};
   for (;;) {
-    std::vector<RecurringPair> left = common_pairs(visits, pairs);
-    if (left == pairs) return pairs;
-    pairs = std::move(left);
+    std::vector<RecurringPair> left = common_pairs(visits, recurring);
+    if (left == recurring.sizes) return recurring;
+    recurring.sizes = std::move(left);
   }
 }
 
-// How often a context came to which longevity.
-using Histogram = std::map<Longevity, std::int64_t>;
+// The ratios that every visit has which has any request; `sizes` says which sizes recur.
+std::vector<Ratio> recurring_ratios(const std::vector<std::vector<RoleSample>>& visits,
+                                    const Recurring& sizes) {
+  std::map<Bytes, std::pair<std::int32_t, std::int64_t>> seen;  // in visits, in all
+  std::int32_t count = 0;
+  for (const auto& visit : visits) {
+    count += !visit.empty();
+    ContextWindow window;
+    Bytes first = 0;
+    Bytes last = 0;
+    std::map<Bytes, std::int64_t> here;
+    for (const RoleSample& s : visit) {
+      if (window.next(sizes, s.size).size > 0) continue;
+      for (const bool to_last : {true, false}) {
+        const Bytes of = to_last ? last : first;
+        const Bytes divisor = std::gcd(s.size, of);
+        if (of == 0 || std::max(s.size, of) / divisor >= Ratio::kTermEnd) continue;
+        ++here[Ratio{s.size / divisor, of / divisor, to_last}.code()];
+      }
+      last = s.size;
+      if (first == 0) first = last;
+    }
+    for (const auto& [code, times] : here) {
+      auto& [visited, in_all] = seen[code];
+      ++visited;
+      in_all += times;
+    }
+  }
+  std::vector<std::pair<std::int64_t, Bytes>> common;  // the most frequent first
+  for (const auto& [code, of] : seen) {
+    if (count >= 2 && of.first == count) common.emplace_back(-of.second, code);
+  }
+  std::ranges::sort(common);
+  if (common.size() > kMaxRatios) common.resize(kMaxRatios);
+  std::vector<Ratio> ratios;
+  for (const auto& [times, code] : common) ratios.push_back(Ratio::from_code(code));
+  return ratios;
+}
+
+// What a context came to.
+struct Histogram {
+  std::map<Longevity, std::int64_t> times;
+  std::map<std::size_t, Longevity> longest;  // by visit: of what lives no longer than its phase
+
+  void add(std::size_t visit, Longevity longevity, Longevity phase) {
+    if (longevity == kUnknownLongevity) return;
+    ++times[longevity];
+    Longevity& most = longest[visit];
+    if (longevity <= phase) most = std::max(most, longevity);
+  }
+};
 
 Longevity verdict(const Histogram& histogram) {
+  // What one of them comes to each time is no exception.
+  Longevity always = kUnknownLongevity;
+  for (const auto& [visit, most] : histogram.longest) {
+    always = always == kUnknownLongevity ? most : std::min(always, most);
+  }
   std::int64_t count = 0;
-  for (const auto& [longevity, times] : histogram) count += times;
-  for (auto it = histogram.rbegin(); it != histogram.rend(); ++it) {
-    if (kExceptions * it->second >= count) return it->first;
+  for (const auto& [longevity, times] : histogram.times) count += times;
+  std::int64_t longer = 0;
+  for (const auto& [longevity, times] : histogram.times | std::views::reverse) {
+    longer += times;
+    if (kExceptions * longer >= count) return std::max(longevity, always);
   }
   return kUnknownLongevity;
 }
 
+// What is seen before a size that never recurs, but for its ratio.
+std::vector<Bytes> varies_after(const std::vector<std::vector<RoleSample>>& visits,
+                                const Recurring& recurring) {
+  std::set<Bytes> before;
+  for (const auto& visit : visits) {
+    ContextWindow window;
+    for (const RoleSample& s : visit) {
+      const DynamicContext context = window.next(recurring, s.size);
+      if (context.size == DynamicContext::kVaries) before.insert(context.before);
+    }
+  }
+  return {before.begin(), before.end()};
+}
+
 }  // namespace
 
-DynamicContext ContextWindow::next(const std::vector<RecurringPair>& recurring, Bytes size) {
-  const bool recurs = std::ranges::binary_search(recurring, RecurringPair{size, before_});
-  const DynamicContext context{recurs ? size : DynamicContext::kVaries, before_, earlier_};
+Bytes Ratio::code() const {
+  return -(((to_last ? Bytes{1} : Bytes{0}) << (2 * kTermBits)) + (factor << kTermBits) + divisor);
+}
+
+bool Ratio::is_code(Bytes size) {
+  if (size > -kTermEnd || size <= -(Bytes{1} << (2 * kTermBits + 1))) return false;
+  const Ratio ratio = from_code(size);
+  return ratio.factor > 0 && ratio.divisor > 0;
+}
+
+Ratio Ratio::from_code(Bytes code) {
+  const Bytes bits = -code;
+  return {(bits >> kTermBits) % kTermEnd, bits % kTermEnd, bits >> (2 * kTermBits) != 0};
+}
+
+void add_recurring(Recurring& recurring, const DynamicContext& context) {
+  if (Ratio::is_code(context.size)) {
+    recurring.ratios.push_back(Ratio::from_code(context.size));
+  } else if (context.before != DynamicContext::kIgnored) {
+    if (context.size > 0) {
+      recurring.sizes.emplace_back(context.size, without_ratio(context.before));
+    } else if (context.size == DynamicContext::kVaries) {
+      recurring.varies_after.push_back(context.before);
+    }
+  }
+}
+
+void sort_recurring(Recurring& recurring) {
+  std::ranges::sort(recurring.sizes);
+  std::ranges::sort(recurring.ratios, {}, &Ratio::code);
+  const auto repeated = std::ranges::unique(recurring.ratios, {}, &Ratio::code);
+  recurring.ratios.erase(repeated.begin(), repeated.end());
+  std::ranges::sort(recurring.varies_after);
+}
+
+DynamicContext ContextWindow::next(const Recurring& recurring, Bytes size) {
+  DynamicContext context{DynamicContext::kVaries, before_, earlier_};
+  if (std::ranges::binary_search(recurring.sizes, RecurringPair{size, without_ratio(before_)})) {
+    context.size = size;
+  } else {
+    for (const Ratio& ratio : recurring.ratios) {
+      const Bytes of = ratio.to_last ? last_varying_ : first_varying_;
+      if (of == 0 || !is_multiple(ratio, size, of)) continue;
+      context.size = ratio.code();
+      break;
+    }
+    const bool unsure = context.size == DynamicContext::kVaries && recurs(recurring, size) &&
+                        !std::ranges::binary_search(recurring.varies_after, before_);
+    if (unsure) {
+      context.size = DynamicContext::kUnsure;
+    } else {
+      last_varying_ = size;
+      if (first_varying_ == 0) first_varying_ = size;
+    }
+  }
   earlier_ = before_;
   before_ = context.size;
   return context;
@@ -108,6 +258,13 @@ int depth_of(const DynamicContext& context) {
   return context.earlier == DynamicContext::kIgnored ? 2 : kDepth;
 }
 
+// What add_recurring() needs, whether it tells roles or not.
+bool says_what_recurs(const DynamicContext& context) {
+  const int depth = depth_of(context);
+  return (depth == 1 && Ratio::is_code(context.size)) ||
+         (depth == 2 && context.size >= DynamicContext::kVaries);
+}
+
 bool is_small(const RoleSample& s) { return s.size < kSmallRequest; }
 
 // The roles of what is not small.
@@ -119,18 +276,30 @@ class LargeRoles {
       if (depth_of(context) == kDepth) kinds.insert(verdict(histogram));
     }
     kinds.erase(kUnknownLongevity);
-    longest_first_.assign(kinds.rbegin(), kinds.rend());
+    for (const Longevity longevity : kinds | std::views::reverse) {
+      if (longest_first_.empty() || 4 * longevity <= 3 * longest_first_.back()) {
+        longest_first_.push_back(longevity);
+      }
+    }
     if (longest_first_.empty()) longest_first_.push_back(kUnknownLongevity);
+    std::set<Role> roles;
+    for (const auto& [context, histogram] : histograms_) {
+      if (depth_of(context) == kDepth) roles.insert(role(context));
+    }
+    roles_.assign(roles.begin(), roles.end());
+    if (roles_.empty()) roles_.push_back({0, false});
   }
 
-  const std::vector<Longevity>& longevity() const { return longest_first_; }
+  std::vector<Longevity> longevity() const {
+    std::vector<Longevity> result;
+    for (const auto& [kind, recurs] : roles_) result.push_back(longest_first_[kind]);
+    return result;
+  }
 
-  // The shortest that is as long.
+  // What is unknown has the first.
   std::int32_t of(const DynamicContext& context) const {
-    const Longevity longevity = verdict(histograms_.at(context));
-    const auto shorter = std::ranges::lower_bound(longest_first_, longevity, std::greater{});
-    if (longevity == kUnknownLongevity || shorter == longest_first_.end()) return 0;
-    return static_cast<std::int32_t>(shorter - longest_first_.begin());
+    const auto it = std::ranges::find(roles_, role(context));
+    return it == roles_.end() ? 0 : static_cast<std::int32_t>(it - roles_.begin());
   }
 
   // What tells them: a context that says no more than a shorter one, or than nothing, is left out.
@@ -139,20 +308,35 @@ class LargeRoles {
       const int depth = depth_of(context);
       const std::int32_t role = of(context);
       const std::int32_t known = depth == 1 ? 0 : of(shortened(context, depth - 1));
-      const bool recurs = context.size > 0 && depth == 2;
-      if (role != known || recurs) contexts[role].push_back(context);
+      if (role != known || says_what_recurs(context)) contexts[role].push_back(context);
     }
   }
 
  private:
+  using Role = std::pair<std::size_t, bool>;  // index into longest_first_, whether its sizes recur
+
+  // The shortest that is as long.
+  Role role(const DynamicContext& context) const {
+    const Longevity longevity = verdict(histograms_.at(context));
+    if (longevity == kUnknownLongevity) return {0, false};
+    const auto shorter = std::ranges::upper_bound(longest_first_, longevity, std::greater{});
+    const auto kind = std::max<std::ptrdiff_t>(shorter - longest_first_.begin(), 1) - 1;
+    const auto index = static_cast<std::size_t>(kind);
+    return {index, longest_first_[index] > 0 && context.size > 0};
+  }
+
   const Histograms& histograms_;
   std::vector<Longevity> longest_first_;
+  std::vector<Role> roles_;
 };
 
 }  // namespace
 
-Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits) {
-  const std::vector<RecurringPair> recurring = recurring_pairs(visits);
+Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity phase) {
+  Recurring recurring = recurring_sizes(visits);
+  recurring.ratios = recurring_ratios(visits, recurring);
+  sort_recurring(recurring);
+  recurring.varies_after = varies_after(visits, recurring);
   std::vector<std::vector<DynamicContext>> seen(visits.size());
   Histograms large;
   Histograms small;
@@ -162,7 +346,7 @@ Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits) {
       const DynamicContext context = seen[v].emplace_back(window.next(recurring, s.size));
       for (int depth = 1; depth <= kDepth; ++depth) {
         Histogram& histogram = (is_small(s) ? small : large)[shortened(context, depth)];
-        if (s.longevity != kUnknownLongevity) ++histogram[s.longevity];
+        histogram.add(v, s.longevity, phase);
       }
     }
   }
@@ -192,8 +376,9 @@ Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits) {
   if (small.empty()) return roles;
   roles.contexts[last].push_back({.size = DynamicContext::kSmall});
   for (const auto& [context, histogram] : small) {
-    if (context.size > 0 && depth_of(context) == 2) roles.contexts[last].push_back(context);
+    if (says_what_recurs(context)) roles.contexts[last].push_back(context);
   }
+  std::ranges::sort(roles.contexts[last]);
   return roles;
 }
 

@@ -8,13 +8,18 @@
 //
 //   sizes      20480  262144  512  20480  5120  262144  2048  262144   of one expert
 //              5632   262144  512  5632   1408  262144  2048  262144   of another
-//   seen as      *    262144  512    *     *    262144  2048  262144   `*`: varies
+//   seen as      *    262144  512   1/1    1/4  262144  2048  262144   `*`: varies
 //   lives       soon  long    long soon   soon  long    long  soon
+//
+// A size that varies with an expert's tokens is told by its ratio to the last one that did, since
+// that is one of widths: what an expert makes comes in the same ratios however many tokens it gets.
+// What is no such multiple may be one of the first size at the place that varies: buffers for all
+// of a layer's tokens are asked for before its experts and after them.
 //
 // As a branch predictor does, one learns for each context of three sizes what came of it; where the
 // last one or two say the same, the rest is ignored. A size recurs if it comes in every iteration
 // after the same one: as many tokens as make an activation as large as a gradient are not taken for
-// one.
+// one, where sizes that vary have come before. A ratio recurs if every iteration has it.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +30,7 @@
 
 namespace stalloc {
 
-// How long a request lives; higher is longer. Which numbers, only the caller knows.
+// How long a request lives; higher is longer. The unit is the caller's, and 0 a moment.
 using Longevity = std::int64_t;
 inline constexpr Longevity kUnknownLongevity = -1;
 
@@ -38,29 +43,61 @@ struct Roles {
   // By visit and request; roles are numbered from 0, the longest. Small requests have the last one,
   // where there are others: it lives as long as any of them.
   std::vector<std::vector<std::int32_t>> of;
-  std::vector<Longevity> longevity;  // by role; kUnknownLongevity when nothing is known
+  // By role, each at most three quarters of the one before: what lives about as long is one.
+  // kUnknownLongevity when nothing is known.
+  std::vector<Longevity> longevity;
   // By role: ascending. Empty when there is but one.
   std::vector<std::vector<DynamicContext>> contexts;
 };
 
 // `visits`: what was asked for at one place, by iteration, in order. A context's requests get the
-// role of the longest-lived of them, those apart that are fewer than one in five.
-// O(n log n) for n requests.
-Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits);
+// role of the longest-lived of them, those apart that are fewer than one in five; unless every
+// iteration has such exceptions and they live no longer than `phase`, since they then cost a
+// conflict each time, and little room. O(n log n) for n requests.
+Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits,
+                 Longevity phase = kUnknownLongevity);
 
-// A size that recurs, and what is seen of the one before it.
-using RecurringPair = std::pair<Bytes, Bytes>;
+// A size that is `factor` / `divisor` times another that varies: the last, or the first at its
+// place. In lowest terms.
+struct Ratio {
+  static constexpr Bytes kTermEnd = Bytes{1} << 20;  // terms are in [1, kTermEnd)
+
+  Bytes factor = 1;
+  Bytes divisor = 1;
+  bool to_last = true;
+
+  // As a size in a context: below all that DynamicContext names, those to the last one first.
+  Bytes code() const;
+  static bool is_code(Bytes size);
+  static Ratio from_code(Bytes code);
+};
+
+// What recurs at a place.
+struct Recurring {
+  // A size, and the one before it, kVaries for any that does not recur. Ascending.
+  std::vector<std::pair<Bytes, Bytes>> sizes;
+  std::vector<Ratio> ratios;  // by code, ascending
+  // What is seen of a size that one which varies comes after. Ascending.
+  std::vector<Bytes> varies_after;
+};
+
+// Adds what the context says to recur, in any order.
+void add_recurring(Recurring& recurring, const DynamicContext& context);
+// Sorts, once all has been added.
+void sort_recurring(Recurring& recurring);
 
 // What is seen of requests as they come.
 class ContextWindow {
  public:
-  // The context of the next request, of that size. `recurring` is ascending.
-  DynamicContext next(const std::vector<RecurringPair>& recurring, Bytes size);
-  void restart() { before_ = earlier_ = DynamicContext::kStart; }
+  // The context of the next request, of that size.
+  DynamicContext next(const Recurring& recurring, Bytes size);
+  void restart() { *this = {}; }
 
  private:
   Bytes before_ = DynamicContext::kStart;
   Bytes earlier_ = DynamicContext::kStart;
+  Bytes first_varying_ = 0;
+  Bytes last_varying_ = 0;
 };
 
 // The context with only its newest `depth` (1 to 3) sizes.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "plan/region_trial.h"
 
 namespace stalloc {
 namespace {
@@ -11,20 +12,24 @@ namespace {
 // A place where each iteration holds so many bytes at once, in one piece.
 DynamicPlace place_of(const std::vector<Bytes>& sizes) {
   DynamicPlace place;
+  place.phase = place.phase_end = 0;
   place.upper = 10;
   for (const Bytes size : sizes) place.sightings.push_back({{size, 0, 5}});
   return place;
 }
 
-// A problem with the region alone, or with a static request of `static_size` bytes at another time.
-Regions regions_of(const std::vector<DynamicPlace>& places, Bytes static_size = 0,
-                   Bytes alignment = 1) {
+// In phases of their own, the backwards of a microbatch each. The problem has a static request of
+// `static_size` bytes at another time, too.
+Regions regions_of(std::vector<DynamicPlace> places, Bytes static_size = 0, Bytes alignment = 1) {
   Problem problem{.period = 20, .alignment = alignment};
   problem.buffers.push_back({.size = static_size, .lower = 12, .upper = 15});
-  for (const DynamicPlace& p : places) {
+  std::vector<ProfiledPhase> phases;
+  for (DynamicPlace& p : places) {
+    p.phase = p.phase_end = static_cast<PhaseIndex>(phases.size());
+    phases.push_back({{PhaseKind::kBackward, p.phase, 0, 0}, 0, 20});
     problem.buffers.push_back({.lower = p.lower, .upper = p.upper});
   }
-  return size_regions(places, problem);
+  return size_regions(places, phases, problem);
 }
 
 TEST(Regions, OfNoPlacesAreNone) {
@@ -36,7 +41,6 @@ TEST(Regions, OfNoPlacesAreNone) {
 TEST(Regions, NeedNoHeadroomWhereIterationsAreAlike) {
   const Regions regions = regions_of({place_of({1000, 1000, 1000})});
   EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1000}));
-  EXPECT_EQ(regions.headroom, 0);
   EXPECT_EQ(regions.cost, 0);
   EXPECT_EQ(regions.saves, 0);
 }
@@ -49,18 +53,27 @@ TEST(Regions, WithOneIterationTakeTheDefault) {
   EXPECT_EQ(regions.saves, 0);
 }
 
+TEST(Regions, OfAFamilyAreOfOneSizeThatAllItsPlacesTell) {
+  const Regions regions = regions_of(
+      {place_of({1000, 1010, 1020}), place_of({1030, 1000, 1010}), place_of({90, 80})}, 10000);
+  EXPECT_EQ(regions.sizes[0], regions.sizes[1]);
+  EXPECT_EQ(regions.headroom, kDefaultHeadroom) << "it costs nothing under the static peak";
+  EXPECT_EQ(regions.sizes[0], 1010 + 2 * 20);
+  EXPECT_EQ(regions.sizes[2], 90 + 2 * 4)
+      << "far from alike: two needs, a twentieth above the median";
+}
+
 TEST(Regions, TakeHeadroomWhereItSavesMoreThanItCosts) {
-  // Left out, the iteration with 1040 overflows a region of 1000 by all of it.
-  const std::vector<DynamicPlace> places = {place_of({1000, 1040, 1000, 1000})};
+  // Left out, the iteration with 1040 overflows a region after the others' by all of it, unless
+  // there is a twentieth of head room, few as they are.
+  const std::vector<DynamicPlace> places = {place_of({1000, 1040, 1008, 1000})};
   const Regions regions = regions_of(places);
-  EXPECT_EQ(regions.headroom, 5);
-  EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1092}));
-  EXPECT_EQ(regions.cost, 52);
-  EXPECT_EQ(regions.saves, 260);
-  // In the shadow of the static peak it costs nothing.
-  EXPECT_EQ(regions_of(places, 5000).cost, 0);
+  EXPECT_EQ(regions.headroom, 100);
+  EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1040}));
+  EXPECT_EQ(regions.cost, 32);
+  EXPECT_EQ(regions.saves, 1040);
   // An outlier that no candidate reaches is not worth anything.
-  EXPECT_EQ(regions_of({place_of({1000, 9000, 1000})}).headroom, 0);
+  EXPECT_EQ(regions_of({place_of({1000, 9000, 1000, 1000})}).headroom, 0);
 }
 
 TEST(Regions, HoldWhatIsAliveAtOncePackedByBestFit) {
@@ -68,6 +81,7 @@ TEST(Regions, HoldWhatIsAliveAtOncePackedByBestFit) {
   place.upper = 10;
   // Holes of 30 and 20 between neighbours; 20 takes the smaller one, then 30 the other.
   place.sightings = {
+      {{30, 0, 5}, {10, 1, 100}, {20, 2, 6}, {10, 3, 100}, {20, 7, 100}, {30, 8, 100}},
       {{30, 0, 5}, {10, 1, 100}, {20, 2, 6}, {10, 3, 100}, {20, 7, 100}, {30, 8, 100}},
       {{30, 0, 5}, {10, 1, 100}, {20, 2, 6}, {10, 3, 100}, {20, 7, 100}, {30, 8, 100}}};
   EXPECT_EQ(regions_of({place}).sizes, (std::vector<Bytes>{70}));
@@ -80,10 +94,48 @@ TEST(Regions, AreRoundedToTheAlignment) {
 }
 
 TEST(Regions, ThatDoNotFitIn63BitsAreRefused) {
-  EXPECT_THROW(regions_of({place_of({Bytes{1} << 61})}), OverflowError);
+  EXPECT_THROW(regions_of({place_of({Bytes{1} << 62})}), OverflowError);
   DynamicPlace place = place_of({1});
   for (int i = 0; i < 3; ++i) place.sightings[0].push_back({1, 1, 5});
   EXPECT_THROW(regions_of({place}, 0, Bytes{1} << 61), OverflowError);
+}
+
+TEST(RegionTrial, CountsWhatFitsNowhere) {
+  // Two places whose windows overlap; the second's requests come when the first has made all of
+  // its own, and stay as long.
+  std::vector<DynamicPlace> places(2);
+  places[0].phase = places[1].phase = 0;
+  places[0].phase_end = places[1].phase_end = 1;
+  places[0].sightings = {{{100, 0, 50}}};
+  places[1].sightings = {{{100, 10, 50}, {60, 11, 50}, {60, 12, 50}}};
+  const auto overflow = [&](std::vector<Bytes> sizes, Bytes idle = 0) {
+    return region_overflow(places, 0, sizes, std::vector<Bytes>{idle, idle}, 1, 100);
+  };
+  EXPECT_EQ(overflow({100, 220}), 0);
+  EXPECT_EQ(overflow({160, 160}), 0) << "60 go into the first's";
+  EXPECT_EQ(overflow({159, 160}), 60);
+  EXPECT_EQ(overflow({100, 0}), 220);
+  EXPECT_EQ(overflow({100, 0}, 1000), 220) << "nothing idle is used by what outlives its phase";
+  places[1].phase_end = 0;
+  places[1].upper = 60;
+  EXPECT_EQ(overflow({100, 0}, 320), 60) << "half of what is idle is of use";
+  places[1].stream = 1;
+  EXPECT_EQ(overflow({160, 160}), 60) << "not another stream's";
+}
+
+TEST(RegionTrial, SeesWhatIsIdleThroughAWindow) {
+  DynamicPlace place = place_of({1});
+  place.lower = 8;
+  place.upper = 12;
+  const Problem problem{.buffers = {{.size = 100, .lower = 0, .upper = 5},
+                                    {.size = 70, .lower = 4, .upper = 9},
+                                    {.size = 40, .lower = 6, .upper = 7},
+                                    {.size = 30, .lower = 9, .upper = 11},
+                                    {.lower = 8, .upper = 12}},
+                        .period = 10,
+                        .alignment = 1};
+  // At its peak, tick 4, 170 are live; in [8, 10) and [0, 2) no more than 100 + 30.
+  EXPECT_EQ(idle_beside(std::vector{place}, problem), (std::vector<Bytes>{170 - 130}));
 }
 
 }  // namespace

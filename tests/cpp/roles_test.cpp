@@ -81,6 +81,82 @@ TEST(Roles, DoNotTakeAnActivationForAGradientOfItsSize) {
   EXPECT_EQ(served(roles, visit_of({90, 512})).at(7 + 3), 1);
 }
 
+TEST(Roles, AreToldByTheRatioToTheLastSizeThatVaries) {
+  // Of an expert's three tensors the last passes; before and after all experts come buffers of one
+  // size for all their tokens, of which the first stays.
+  const auto layer = [](const std::vector<Bytes>& tokens) {
+    Visit visit;
+    Bytes all = 0;
+    for (const Bytes t : tokens) all += 4096 * t;
+    visit.push_back({all, kBrief});
+    visit.push_back({all, kLong});
+    for (const Bytes t : tokens) {
+      visit.push_back({5632 * t, kLong});
+      visit.push_back({2816 * t, kLong});
+      visit.push_back({4096 * t, kBrief});
+    }
+    visit.push_back({all, kBrief});
+    return visit;
+  };
+  const Roles roles = tell_roles({layer({310, 77, 1013}), layer({97, 401, 1009})});
+  ASSERT_EQ(roles.longevity, (std::vector<Longevity>{kLong, kBrief}));
+  EXPECT_EQ(served(roles, layer({13, 501, 239, 787})),
+            (std::vector<std::int32_t>{1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 1}));
+}
+
+TEST(Roles, OfWhatRecursAndOfWhatVariesAreApartWhereTheyLast) {
+  const auto visit = [](Bytes size) {
+    return Visit{{size, kLong}, {1'000'000, kLong}, {2'000'000, kBrief}, {3 * size, kBrief}};
+  };
+  const Roles roles = tell_roles({visit(50'021), visit(50'033)});
+  EXPECT_EQ(roles.longevity, (std::vector<Longevity>{kLong, kLong, kBrief}));
+  EXPECT_EQ(served(roles, visit(77'777)), (std::vector<std::int32_t>{0, 1, 2, 2}));
+}
+
+TEST(Roles, ThatLastAboutAsLongAreOne) {
+  const auto visit = [](Bytes size) {
+    return Visit{{size, 100}, {3 * size, 76}, {9 * size, 75}, {27 * size, 50}};
+  };
+  const Roles roles = tell_roles({visit(50'021), visit(50'033)});
+  EXPECT_EQ(roles.longevity, (std::vector<Longevity>{100, 75, 50}));
+  EXPECT_EQ(served(roles, visit(77'777)), (std::vector<std::int32_t>{0, 0, 1, 2}));
+}
+
+// An expert of two tokens: its activation is as large as a constant that comes before one, and the
+// gradient after it comes after a size it never came after.
+TEST(Roles, OfASizeThatRecursElsewhereAreTheLongest) {
+  const auto expert_of = [](Visit& visit, Bytes tokens) {
+    visit.push_back({4096, kBrief});
+    visit.push_back({2048 * tokens, kBrief});
+    visit.push_back({kWeight, kLong});
+    visit.push_back({512 * tokens, kBrief});
+  };
+  std::vector<Visit> visits(2);
+  for (const Bytes tokens : {70, 301, 88}) expert_of(visits[0], 1000 * tokens);
+  for (const Bytes tokens : {122, 97, 240}) expert_of(visits[1], 1000 * tokens);
+  const Roles roles = tell_roles(visits);
+  ASSERT_EQ(roles.longevity.front(), kLong);
+  Visit small;
+  expert_of(small, 99'000);
+  expert_of(small, 2);
+  EXPECT_EQ(served(roles, small).at(4 + 2), 0);
+}
+
+TEST(Ratio, IsACode) {
+  for (const Ratio ratio : {Ratio{1, 1, true}, Ratio{16, 11, false}, Ratio{1, 1, false},
+                            Ratio{Ratio::kTermEnd - 1, Ratio::kTermEnd - 1, true}}) {
+    const Bytes code = ratio.code();
+    EXPECT_TRUE(Ratio::is_code(code)) << code;
+    EXPECT_LT(code, DynamicContext::kUnsure);
+    EXPECT_EQ(Ratio::from_code(code).factor, ratio.factor);
+    EXPECT_EQ(Ratio::from_code(code).divisor, ratio.divisor);
+    EXPECT_EQ(Ratio::from_code(code).to_last, ratio.to_last);
+  }
+  for (const Bytes size : {Bytes{0}, Bytes{-4}, Bytes{7}, -Ratio::kTermEnd, -(Bytes{1} << 41)}) {
+    EXPECT_FALSE(Ratio::is_code(size)) << size;
+  }
+}
+
 TEST(Roles, OneThatAllRequestsShareNeedsNoContexts) {
   const Roles roles = tell_roles({{{40000, 3}, {50000, 3}}, {{60000, 3}}});
   EXPECT_EQ(roles.longevity, (std::vector<Longevity>{3}));
@@ -104,6 +180,21 @@ TEST(Roles, RareExceptionsDoNotMakeARoleLonger) {
     for (const std::size_t i : {1, 2, 4, 5}) visits[1][7 * e + i].longevity = kLong;
   }
   EXPECT_EQ(tell_roles(visits).longevity, (std::vector<Longevity>{kLong, kBrief}));
+}
+
+// The last expert's sum goes on where the others' are added to: no exception, though one in ten.
+TEST(Roles, WhatOneOfThemComesToEachTimeIsNoException) {
+  std::vector<Visit> visits(3);
+  for (auto& visit : visits) {
+    for (int i = 0; i < 10; ++i) visit.push_back({100'000, i < 9 ? kBrief : 5});
+  }
+  const Roles roles = tell_roles(visits, kLong);
+  ASSERT_EQ(roles.longevity, (std::vector<Longevity>{5, kBrief}));
+  EXPECT_EQ(roles.of[0].back(), 0);
+  EXPECT_EQ(roles.of[0].front(), 1) << "told by having none before";
+  EXPECT_EQ(tell_roles(visits, 4).longevity, (std::vector<Longevity>{kBrief})) << "another phase";
+  visits[1].back().longevity = kBrief;
+  EXPECT_EQ(tell_roles(visits, kLong).longevity, (std::vector<Longevity>{kBrief})) << "not always";
 }
 
 TEST(Roles, SmallRequestsAreApartAndLiveAsLongAsAnyOfThem) {

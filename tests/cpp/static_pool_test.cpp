@@ -190,20 +190,24 @@ TEST(StaticPool, WhatPassesMayUseRoomThatOthersAreDoneWith) {
   pool.check();
 }
 
-// In a pool that is idle but for one decision to come.
-TEST(StaticPool, WhatOverflowsGoesAnywhereIfItPassesAndIsNotSmall) {
-  for (const bool stays : {false, true}) {
-    Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(4 * kUnit, 512, 8, 20)}, 20, 2);
-    plan.groups = {group(0, 0, 0, 1, 9)};
-    if (stays) plan.groups[0].phase_end = 1;
-    plan.check();
-    StaticPool pool(plan);
-    ASSERT_EQ(pool.place(0), 0);
-    EXPECT_EQ(pool.place_dynamic(0, kUnit), stays ? kUnplaced : 512);
-    EXPECT_EQ(pool.place_dynamic(0, 512), kUnplaced) << "it would be in the way of decision 1";
-    EXPECT_EQ(pool.place(1), stays ? 512 : kUnplaced);
-    pool.check();
-  }
+TEST(StaticPool, WhatOverflowsGoesOnlyWhereNothingWillLieInItsWindow) {
+  Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(4 * kUnit, 512, 8, 20)}, 20);
+  plan.groups = {group(0, kUnit, 512 + 4 * kUnit, 1, 9), group(0, 0, 0, 1, 8)};
+  plan.groups[1].reusable = {{512, 512 + 4 * kUnit}};
+  plan.pool = plan.bound = 512 + 5 * kUnit;
+  plan.check();
+  StaticPool pool(plan);
+  ASSERT_EQ(pool.place(0), 0);
+  ASSERT_EQ(pool.place_dynamic(0, kUnit), 512 + 4 * kUnit);
+  EXPECT_EQ(pool.place_dynamic(0, kUnit), kUnplaced) << "it would be in the way of decision 1";
+  EXPECT_EQ(pool.place_dynamic(1, 3 * kUnit), 512);
+  EXPECT_EQ(pool.at(512).kind, StaticPool::Kind::kReused);
+  EXPECT_EQ(pool.place_dynamic(1, 2 * kUnit), kUnplaced);
+  EXPECT_EQ(pool.place_dynamic(1, kUnit), 512 + 3 * kUnit);
+  pool.check();
+  EXPECT_EQ(pool.release(512).size, 3 * kUnit);
+  EXPECT_EQ(pool.place_dynamic(1, 2 * kUnit), 512) << "what was given back";
+  pool.check();
 }
 
 // The test's own record of what is live, to hold the pool against.

@@ -1,0 +1,219 @@
+// Cost: one pass over the iteration's requests, and over the open regions for each that finds its
+// own full.
+#include "plan/region_trial.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <tuple>
+
+#include "base/align.h"
+#include "plan/region.h"
+
+namespace stalloc {
+namespace {
+
+struct Event {
+  Tick tick = 0;
+  bool is_allocation = false;  // frees come before allocations of the same tick
+  std::size_t place = 0;
+  std::size_t request = 0;
+
+  auto operator<=>(const Event&) const = default;
+};
+
+constexpr std::size_t kIdle = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t kOver = kIdle - 1;
+
+class Trial {
+ public:
+  Trial(std::span<const DynamicPlace> places, std::size_t iteration, std::span<const Bytes> sizes,
+        std::span<const Bytes> idle, Bytes alignment, Tick period)
+      : places_(places), idle_(idle), alignment_(alignment) {
+    for (std::size_t p = 0; p < places.size(); ++p) {
+      const auto& requests = places[p].sightings[iteration];
+      Visit visit{.region = Region(sizes[p]), .requests = &requests, .blocks = {}};
+      visit.blocks.resize(requests.size());
+      visit.passing = places[p].phase_end == places[p].phase && places[p].upper <= period;
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        events_.push_back({requests[i].lower, true, p, i});
+        events_.push_back({requests[i].upper, false, p, i});
+        visit.last_birth = std::max(visit.last_birth, requests[i].lower);
+        visit.closes = std::max(visit.closes, requests[i].upper);
+      }
+      visits_.push_back(std::move(visit));
+    }
+    std::ranges::sort(events_);
+  }
+
+  Bytes run() {
+    for (const Event& e : events_) {
+      now_ = e.tick;
+      if (e.is_allocation) {
+        allocate(e);
+      } else {
+        release(e);
+      }
+    }
+    return most_over_;
+  }
+
+ private:
+  struct Block {
+    std::size_t host = kOver;  // a place
+    Offset offset = 0;
+  };
+  struct Visit {
+    Region region;
+    const std::vector<DynamicSighting>* requests = nullptr;
+    std::vector<Block> blocks;
+    Tick last_birth = 0;
+    Tick closes = 0;
+    bool passing = false;
+    bool open = false;
+  };
+
+  Bytes rounded(const Event& e) const {
+    return align_up((*visits_[e.place].requests)[e.request].size, alignment_);
+  }
+
+  bool put(const Event& e, std::size_t host) {
+    const Offset offset = visits_[host].region.allocate(rounded(e));
+    if (offset == kUnplaced) return false;
+    visits_[e.place].blocks[e.request] = {host, offset};
+    return true;
+  }
+
+  void allocate(const Event& e) {
+    Visit& visit = visits_[e.place];
+    if (!visit.open) open_.push_back(e.place);
+    visit.open = true;
+    if (put(e, e.place)) return;
+    std::erase_if(open_, [&](std::size_t p) { return visits_[p].closes <= now_; });
+    const Tick least = visit.passing ? 0 : (visit.closes - now_) / 8 * 7;
+    for (const std::size_t p : open_) {
+      const Visit& host = visits_[p];
+      const bool lends = p != e.place && places_[p].stream == places_[e.place].stream &&
+                         host.last_birth < now_ && host.closes - now_ >= least;
+      if (lends && put(e, p)) return;
+    }
+    Block& block = visit.blocks[e.request];
+    block.host = visit.passing && in_idle_ + rounded(e) <= idle_[e.place] / 2 ? kIdle : kOver;
+    Bytes& live = block.host == kIdle ? in_idle_ : over_;
+    live += rounded(e);
+    most_over_ = std::max(most_over_, over_);
+  }
+
+  void release(const Event& e) {
+    const Block& block = visits_[e.place].blocks[e.request];
+    if (block.host == kOver) {
+      over_ -= rounded(e);
+    } else if (block.host == kIdle) {
+      in_idle_ -= rounded(e);
+    } else {
+      visits_[block.host].region.release(block.offset, rounded(e));
+    }
+  }
+
+  std::span<const DynamicPlace> places_;
+  std::span<const Bytes> idle_;
+  Bytes alignment_;
+  std::vector<Visit> visits_;
+  std::vector<Event> events_;
+  std::vector<std::size_t> open_;  // those that have closed since among them
+  Tick now_ = 0;
+  Bytes in_idle_ = 0;
+  Bytes over_ = 0;
+  Bytes most_over_ = 0;
+};
+
+// The sum of live bytes at every tick of a turn, and the most of it in any stretch.
+class Load {
+ public:
+  explicit Load(Tick period) : at_(static_cast<std::size_t>(period) + 1) {}
+
+  void add(Tick lower, Tick upper, Bytes size) {
+    const Tick period = static_cast<Tick>(at_.size()) - 1;
+    if (upper > period) add(0, upper - period, size);
+    at_[static_cast<std::size_t>(lower)] += size;
+    at_[static_cast<std::size_t>(std::min(upper, period))] -= size;
+  }
+
+  void sum_up() {
+    for (std::size_t t = 1; t < at_.size(); ++t) at_[t] += at_[t - 1];
+    for (std::size_t t = 0; t < at_.size(); t += kStride) {
+      const auto begin = at_.begin() + static_cast<std::ptrdiff_t>(t);
+      const auto left = std::min(kStride, at_.size() - t);
+      strides_.push_back(*std::max_element(begin, begin + static_cast<std::ptrdiff_t>(left)));
+    }
+  }
+
+  Bytes most() const { return *std::ranges::max_element(strides_); }
+
+  Bytes most(Tick lower, Tick upper) const {
+    const Tick period = static_cast<Tick>(at_.size()) - 1;
+    Bytes result = upper > period ? most(0, upper - period) : 0;
+    const auto end = static_cast<std::size_t>(std::min(upper, period));
+    for (auto t = static_cast<std::size_t>(lower); t < end;) {
+      const bool whole = t % kStride == 0 && t + kStride <= end;
+      result = std::max(result, whole ? strides_[t / kStride] : at_[t]);
+      t += whole ? kStride : 1;
+    }
+    return result;
+  }
+
+ private:
+  static constexpr std::size_t kStride = 256;
+
+  std::vector<Bytes> at_;
+  std::vector<Bytes> strides_;
+};
+
+}  // namespace
+
+Bytes region_need(std::span<const DynamicSighting> requests, Bytes alignment) {
+  std::vector<std::tuple<Tick, bool, std::size_t>> events;  // tick, is an allocation, request
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    events.emplace_back(requests[i].lower, true, i);
+    events.emplace_back(requests[i].upper, false, i);
+  }
+  std::ranges::sort(events);
+  Bytes need = 0;
+  Region region(std::numeric_limits<Bytes>::max());
+  std::vector<Offset> offsets(requests.size(), kUnplaced);
+  for (const auto& [tick, is_allocation, i] : events) {
+    const Bytes size = align_up(requests[i].size, alignment);
+    if (is_allocation) {
+      offsets[i] = region.allocate(size);
+      if (offsets[i] == kUnplaced) return -1;
+      need = std::max(need, offsets[i] + size);
+    } else {
+      region.release(offsets[i], size);
+    }
+  }
+  return need;
+}
+
+Bytes region_overflow(std::span<const DynamicPlace> places, std::size_t iteration,
+                      std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
+                      Tick period) {
+  return Trial(places, iteration, sizes, idle, alignment, period).run();
+}
+
+std::vector<Bytes> idle_beside(std::span<const DynamicPlace> places, const Problem& problem) {
+  std::map<StreamId, Load> loads;
+  for (const Buffer& b : problem.buffers) {
+    if (b.upper <= b.lower) continue;
+    const auto load = loads.try_emplace(b.stream, problem.period).first;
+    load->second.add(b.lower, b.upper, align_up(b.size, problem.alignment));
+  }
+  for (auto& [stream, load] : loads) load.sum_up();
+  std::vector<Bytes> idle;
+  for (const DynamicPlace& p : places) {
+    const Load& load = loads.at(p.stream);
+    idle.push_back(load.most() - load.most(p.lower, p.upper));
+  }
+  return idle;
+}
+
+}  // namespace stalloc
