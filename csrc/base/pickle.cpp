@@ -1,7 +1,8 @@
 // The instructions are those of protocols 0 to 5. Only their arguments' lengths matter here, so one
 // table tells them all. What looks up, calls or fills in an object of a class is refused by name.
 // A number of a place in the memo is refused when it exceeds the length of the pickle, which no
-// pickler writes: an unpickler that keeps its memo in an array would allocate up to it.
+// pickler writes: an unpickler that keeps its memo in an array would allocate up to it. Of what the
+// instructions make only the parts of tuples are followed; see PickleStack.
 #include "base/pickle.h"
 
 #include <array>
@@ -10,6 +11,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/pickle_stack.h"
 
 namespace stalloc {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 enum class Argument : std::uint8_t {
   kUnknown,
   kNone,
+  kHeader,   // `size` bytes, of no object
   kFixed,    // `size` bytes
   kCounted,  // a little-endian number of `size` bytes, and then as many bytes
   kMemo,     // the number of a place, of `size` bytes
@@ -39,10 +42,12 @@ constexpr std::array<Opcode, 256> make_opcodes() {
     for (const char c : opcodes) codes[static_cast<unsigned char>(c)] = code;
   };
   set("(012Naedl]})stu\x85\x86\x87\x88\x89\x94", {Argument::kNone});
-  set("K\x80", {Argument::kFixed, 1});
+  set("\x80", {Argument::kHeader, 1});
+  set("\x95", {Argument::kHeader, 8});
+  set("K", {Argument::kFixed, 1});
   set("M", {Argument::kFixed, 2});
   set("J", {Argument::kFixed, 4});
-  set("G\x95", {Argument::kFixed, 8});
+  set("G", {Argument::kFixed, 8});
   set("UC\x8a\x8c", {Argument::kCounted, 1});
   set("TXB\x8b", {Argument::kCounted, 4});
   set("\x8d\x8e\x96", {Argument::kCounted, 8});
@@ -75,21 +80,28 @@ class Scanner {
       const Opcode& opcode = kOpcodes[static_cast<unsigned char>(code)];
       switch (opcode.argument) {
         case Argument::kNone:
+          if (!stack_.apply(code)) fail("a tuple of more parts than any snapshot has");
+          break;
+        case Argument::kHeader:
+          take(opcode.size);
           break;
         case Argument::kFixed:
           take(opcode.size);
+          stack_.push();
           break;
         case Argument::kCounted:
           note_text(take(number(opcode.size)));
+          stack_.push();
           break;
         case Argument::kMemo:
-          check_place(number(opcode.size));
+          use_place(code, number(opcode.size));
           break;
         case Argument::kLine:
           note_text(line());
+          stack_.push();
           break;
         case Argument::kMemoLine:
-          check_place(decimal(line()));
+          use_place(code, decimal(line()));
           break;
         case Argument::kGlobal: {
           const auto module = line();
@@ -144,11 +156,13 @@ class Scanner {
     return value;
   }
 
-  void check_place(std::uint64_t place) {
+  void use_place(char code, std::uint64_t place) {
     if (place > length_) {
       fail("place " + std::to_string(place) + " of the memo, in a pickle of " +
            std::to_string(length_) + " bytes");
     }
+    const bool reads = code == 'g' || code == 'h' || code == 'j';
+    reads ? stack_.get(place) : stack_.put(place);
   }
 
   // The last two texts: a global that is looked up by what is on the stack is mostly called so.
@@ -175,6 +189,7 @@ class Scanner {
   std::string source_;
   std::size_t length_ = 0;
   std::size_t at_ = 0;
+  PickleStack stack_;
   std::array<std::string_view, 2> texts_;
 };
 

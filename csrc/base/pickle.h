@@ -7,8 +7,9 @@
 namespace stalloc {
 
 // Throws TraceError, naming `source` and the byte, unless the pickle is made of dictionaries,
-// lists, tuples, strings, bytes, numbers, booleans and None alone, is complete, and claims no more
-// memory than its own length can account for. Cost: O(length).
+// lists, tuples, strings, bytes, numbers, booleans and None alone, is complete, claims no more
+// memory than its own length can account for, and has no tuple that
+// were dangerous as a key. Cost: O(length).
 void check_plain_pickle(std::string_view content, std::string_view source);
 
 }  // namespace stalloc

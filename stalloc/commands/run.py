@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import stalloc
-from stalloc.commands.output import print_json
+from stalloc.commands.inputs import positive
+from stalloc.commands.output import print_json, printable
 from stalloc.errors import StallocError
 from stalloc.files import check_new
 
@@ -45,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--iterations",
         metavar="N",
-        type=_positive,
+        type=positive,
         default=PROFILED_ITERATIONS,
         help="how many iterations to record; the script goes on after them (default: %(default)s)",
     )
@@ -123,7 +124,7 @@ def _profile(args: argparse.Namespace) -> int:
         return code  # a child that the script forked: the files are its parent's
     trace = prof.trace
     trace.save(trace_file, overwrite=args.force)
-    plan = trace.plan()
+    plan = trace.plan(progress=sys.stderr.isatty())
     plan.save(plan_file, overwrite=args.force)
     complete = len(trace.iterations) - 1
     if args.json:
@@ -137,12 +138,19 @@ def _profile(args: argparse.Namespace) -> int:
             }
         )
     else:
-        module = "-m " if args.module else ""
-        rest = shlex.join([args.script, *args.arguments])
         _say(f"{complete} iterations, {len(trace.requests):,} requests: {trace_file}")
         _say(f"{plan!r}: {plan_file}")
-        _say(f"next: stalloc run --plan {shlex.quote(str(folder))} {module}{rest}")
+        if files.rank == 0:
+            _say(f"next: {_next_command(args)}")
     return code
+
+
+def _next_command(args: argparse.Namespace) -> str:
+    """What runs the script under its plan, launched as it is now."""
+    launcher = "torchrun ... -m " if "TORCHELASTIC_RUN_ID" in os.environ else ""
+    module = "-m " if args.module else ""
+    rest = shlex.join([args.script, *args.arguments])
+    return f"{launcher}stalloc run --plan {shlex.quote(str(args.profile))} {module}{rest}"
 
 
 def _planned(args: argparse.Namespace) -> int:
@@ -191,11 +199,4 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _say(message: str) -> None:
-    print(f"stalloc run: {message}", file=sys.stderr)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value
+    print(f"stalloc run: {printable(message)}", file=sys.stderr)

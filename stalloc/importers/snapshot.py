@@ -8,6 +8,7 @@ not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
@@ -21,7 +22,6 @@ from stalloc.importers.pickles import shown, word
 _ACTIVE = {"active_allocated", "active_pending_free", "active_awaiting_free"}
 _GROWS = {"segment_alloc", "segment_map"}
 _SHRINKS = {"segment_free", "segment_unmap"}
-_EVENTS = {"alloc", "free_completed"}
 _IGNORED = {"free_requested", "snapshot", "oom", "user_defined", "unmapping"}
 _WORD = (1 << 64) - 1  # the largest address
 _LATEST = 1 << 100  # in microseconds: no clock gets there, and no arithmetic fails before
@@ -81,6 +81,8 @@ class Snapshot:
         times: list[float] = []
         reserved = lowest = highest = 0
         pending: dict[int, str] = {}
+        unknown: Counter[str] = Counter()
+        freed = self._freeing_action(events, history)
         for row, event in enumerate(events):
             if progress is not None and row % _REPORT_EVERY == 0:
                 progress(row / len(events))
@@ -88,7 +90,7 @@ class Snapshot:
             if not isinstance(event, Mapping):
                 self._fail(place, "expected an event")
             action = word(event.get("action"))
-            if action in _EVENTS:
+            if action in ("alloc", freed):
                 address = self._number(event, "addr", place, _WORD)
                 size = self._number(event, "size", place, LARGEST)
                 stream = self._number(event, "stream", place, _WORD)
@@ -104,8 +106,10 @@ class Snapshot:
                 size = self._number(event, "size", place, LARGEST)
                 reserved += size if action in _GROWS else -size
                 lowest, highest = min(lowest, reserved), max(highest, reserved)
+            elif not isinstance(event.get("action"), str):
+                self._fail(f"{place}.action", f"expected a word, found {action}")
             elif action not in _IGNORED:
-                self._fail(place, f"no action is called {action!r}")
+                unknown[action] += 1  # of a torch that is newer than this
         history.names = stacks.names
         self._add_segments(history, device, stacks, reserved, lowest, highest)
         if pending:
@@ -113,9 +117,24 @@ class Snapshot:
                 f"{len(pending):,} requests wait for another stream to be freed: they are live to "
                 "the end"
             )
+        for action, count in unknown.items():
+            history.assumptions.append(
+                f"{count:,} events of the kind {shown(action)} are not known here: ignored"
+            )
         self._read_stacks(history, stacks)
         marks = mark(self._annotations_of(device), times, history.hints, history.assumptions)
         return history, marks
+
+    def _freeing_action(self, events: Sequence[Any], history: History) -> str:
+        """Which events end a lifetime: torch can be told to leave some kinds out."""
+        found = {e.get("action") for e in events if isinstance(e, Mapping) and _is_action(e)}
+        if "free_completed" in found or "free_requested" not in found:
+            return "free_completed"
+        history.assumptions.append(
+            "the history tells when frees are asked for and not when they are completed: what "
+            "waits for another stream is taken as freed at once"
+        )
+        return "free_requested"
 
     def _add_segments(
         self,
@@ -272,6 +291,10 @@ class Snapshot:
 
     def _fail(self, place: str, what: str) -> NoReturn:
         raise TraceError(f"{self._source}: {place}: {what}")
+
+
+def _is_action(event: Mapping[str, Any]) -> bool:
+    return event.get("action") in ("free_completed", "free_requested")
 
 
 def _is_segment(entry: Any) -> bool:

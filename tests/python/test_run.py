@@ -193,3 +193,25 @@ def test_a_script_fails_as_it_would_without(script: Path, tmp_path: Path) -> Non
     _, said = run("--profile", "plans", script, cwd=tmp_path, code=1)
     assert "ModuleNotFoundError: No module named 'nowhere'" in said
     assert "no complete iteration" in said[-1]
+
+
+def test_under_torchrun_each_rank_has_files_of_its_own(script: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "profiles"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+    def launch(*options: str) -> str:
+        command = [*torchrun, "-m", "stalloc", "run", *options, str(script), "4"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    said = launch("--profile", str(folder))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "rank0.plan.json",
+        "rank0.trace.json",
+        "rank1.plan.json",
+        "rank1.trace.json",
+    ]
+    (line,) = (line for line in said.splitlines() if "next: " in line)
+    assert line.endswith(f"next: torchrun ... -m stalloc run --plan {folder} {script} 4")
+    assert launch("--plan", str(folder)).count("iterations, hit rate") == 2
