@@ -1,10 +1,9 @@
 """Colossal-AI's real classes where some of what it imports is missing, and no GPU is there.
 
 Its pipelines, its Booster and its plugins need torch alone; importing them imports all of the
-package. What is not installed is stood in for by modules whose every attribute is an empty class:
-good for imports and base classes, and for nothing else. LowLevelZero and Gemini refuse to work on
-the CPU, so `on_cpu()` tells them that it is a GPU, whose streams are nothing and whose optimizers'
-kernels are torch's own.
+package. What is not installed is stood in for by `missing`. LowLevelZero and Gemini refuse to work
+on the CPU, so `on_cpu()` tells them that it is a GPU, whose streams are nothing and whose
+optimizers' kernels are torch's own.
 """
 
 from __future__ import annotations
@@ -13,51 +12,22 @@ import contextlib
 import importlib
 import sys
 import types
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import torch
+from missing import stand_in_for
 from packages import folders
 
-_MISSING = {"bitsandbytes", "einops", "galore_torch", "peft", "psutil", "safetensors"}
-
-
-class Missing(types.ModuleType):
-    """Stands for a package that is not there."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        # The one that is no class: a table of safetensors.
-        value: Any = {} if name == "_TYPES" else type(name, (), {})
-        setattr(self, name, value)
-        return value
-
-
-class _Finder:
-    """Finds, when nobody else does, what is missing."""
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        known = name.partition(".")[0] in _MISSING
-        return ModuleSpec(name, _Finder, is_package=True) if known else None  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> types.ModuleType:
-        return Missing(spec.name)
-
-    @staticmethod
-    def exec_module(module: types.ModuleType) -> None:
-        pass
+_MISSING = ("bitsandbytes", "einops", "galore_torch", "peft", "psutil", "safetensors")
 
 
 def load(*names: str) -> list[types.ModuleType]:
     """The package's modules of these names."""
-    if _Finder not in sys.meta_path:
+    if "colossalai" not in sys.modules:
         sys.path[:0] = folders("stable")
-        sys.meta_path.append(_Finder)
+        stand_in_for(*_MISSING)
     # Something that the torch it was written for has, and newer ones do not.
     vars(torch.distributed).setdefault("is_hccl_available", lambda: False)
     return [importlib.import_module(f"colossalai.{name}") for name in names]

@@ -15,5 +15,8 @@ FRAMEWORKS = Path(sys.prefix) / "frameworks"
 
 def folders(name: str) -> list[str]:
     """What to put at the front of `sys.path`."""
-    names = {"newest": ["newest", "stable", "trainers"]}.get(name, [name])
+    names = {
+        "newest": ["newest", "stable", "trainers"],
+        "trainers": ["trainers", "newest"],  # for triton
+    }.get(name, [name])
     return [str(FRAMEWORKS / folder) for folder in names]
