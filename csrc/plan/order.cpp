@@ -69,6 +69,12 @@ std::vector<double> best_ranks(const Problem& problem, const Timeline& timeline)
   return keys;
 }
 
+Bytes large_from(const Problem& problem, const Timeline& timeline) {
+  constexpr Bytes kLargeShare = 2000;  // of the peak
+  const std::vector<Bytes> load = timeline.load(problem);
+  return load.empty() ? 0 : *std::ranges::max_element(load) / kLargeShare;
+}
+
 std::vector<double> distances(const Problem& problem, const Timeline& timeline) {
   const std::vector<Bytes> load = timeline.load(problem);
   const auto peak = static_cast<Moment>(std::max_element(load.begin(), load.end()) - load.begin());
@@ -95,17 +101,10 @@ std::vector<double> distances(const Problem& problem, const Timeline& timeline) 
 }  // namespace
 
 std::string_view to_string(Order order) {
-  static constexpr std::array<std::string_view, kOrders> kNames = {"size",
-                                                                   "lifetime",
-                                                                   "area",
-                                                                   "start",
-                                                                   "peak-rank-end",
-                                                                   "peak-rank-start",
-                                                                   "peak-rank-size",
-                                                                   "centre-out-end",
-                                                                   "centre-out-size",
-                                                                   "carried-start",
-                                                                   "carried-centre-out-end"};
+  static constexpr std::array<std::string_view, kOrders> kNames = {
+      "size",           "lifetime",        "area",           "start",
+      "peak-rank-end",  "peak-rank-start", "peak-rank-size", "large-peak-rank-end",
+      "centre-out-end", "centre-out-size", "carried-start",  "carried-centre-out-end"};
   return kNames[static_cast<std::size_t>(order)];
 }
 
@@ -115,6 +114,7 @@ std::vector<BufferIndex> ordered(const Problem& problem, const Timeline& timelin
     case Order::kPeakRankEnd:
     case Order::kPeakRankStart:
     case Order::kPeakRankSize:
+    case Order::kLargePeakRankEnd:
       first = best_ranks(problem, timeline);
       break;
     case Order::kCentreOutEnd:
@@ -151,6 +151,7 @@ std::vector<BufferIndex> ordered(const Problem& problem, const Timeline& timelin
         key.second = -b.size;
         break;
       case Order::kPeakRankEnd:
+      case Order::kLargePeakRankEnd:
       case Order::kCentreOutEnd:
       case Order::kCarriedCentreOutEnd:
         key.second = -b.upper;
@@ -172,6 +173,11 @@ std::vector<BufferIndex> ordered(const Problem& problem, const Timeline& timelin
   if (order == Order::kCarriedStart || order == Order::kCarriedCentreOutEnd) {
     std::ranges::stable_partition(result,
                                   [&](BufferIndex i) { return is_carried(problem.buffers[i]); });
+  }
+  if (order == Order::kLargePeakRankEnd) {
+    const Bytes large = large_from(problem, timeline);
+    std::ranges::stable_partition(result,
+                                  [&](BufferIndex i) { return problem.buffers[i].size >= large; });
   }
   return result;
 }

@@ -22,6 +22,9 @@ enum class Order : std::uint8_t {
   kPeakRankEnd,    // latest end first
   kPeakRankStart,  // earliest start first
   kPeakRankSize,   // largest first
+  // What is a two-thousandth of the peak or more by peak rank, and what is smaller afterwards:
+  // small buffers among large ones leave holes that are just too small for the next of these.
+  kLargePeakRankEnd,  // latest end first
   // By distance from the highest moment, nearest first: each buffer meets only one side that is
   // already there, the one towards the peak.
   kCentreOutEnd,
@@ -32,7 +35,7 @@ enum class Order : std::uint8_t {
   kCarriedCentreOutEnd,  // then centre out, latest end first
 };
 
-inline constexpr int kOrders = 11;
+inline constexpr int kOrders = 12;
 
 // Whether it is live in the phase it was allocated in and in another.
 inline bool is_carried(const Buffer& buffer) { return buffer.phase_begin != buffer.phase_end; }

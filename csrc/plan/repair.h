@@ -12,7 +12,8 @@
 namespace stalloc {
 
 // The best layout of up to `rounds` repairs of `order`, and of the order itself; the first that is
-// no higher than the budget's target. Each round costs what placing in order costs.
+// no higher than the budget's target. Each round costs what placing in order costs; where that is
+// dear, what is still far above the target after a few rounds gets no more.
 Layout repaired(const Problem& problem, const Timeline& timeline, std::vector<BufferIndex> order,
                 Fit fit, int rounds, const Budget& budget);
 

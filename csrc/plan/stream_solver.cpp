@@ -197,9 +197,9 @@ class Solver {
          1, budget, winner);
   }
 
-  static constexpr std::size_t kQuickGreedy = 9;  // planners of which one mostly meets the bound
-  static constexpr double kPatience = 400'000;    // placements without anything better, at no gap
-  static constexpr std::int64_t kMostPlacements = 4'000'000;  // at any gap: about two seconds
+  static constexpr std::size_t kQuickGreedy = 10;  // planners of which one mostly meets the bound
+  static constexpr double kPatience = 400'000;     // placements without anything better, at no gap
+  static constexpr std::int64_t kMostPlacements = 2'500'000;  // at any gap: one to two seconds
   static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
   static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about

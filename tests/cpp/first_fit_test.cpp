@@ -163,6 +163,22 @@ TEST(Greedy, FillsTheLowestHoleAndTheTightestOne) {
   EXPECT_EQ(place_in_order(problem, timeline, order, Fit::kBest, {})->offsets[4], 12);
 }
 
+TEST(Order, PutsWhatIsLargeFirst) {
+  // The peak of 4 MiB is at tick 6. The small one lives longest, and is at the peak, too.
+  constexpr Bytes kMiB = Bytes{1} << 20;
+  const Problem problem{.buffers = {{.size = 512, .lower = 0, .upper = 9},
+                                    {.size = kMiB, .lower = 0, .upper = 4},
+                                    {.size = kMiB, .lower = 5, .upper = 8},
+                                    {.size = 3 * kMiB, .lower = 6, .upper = 7},
+                                    {.size = 2400, .lower = 6, .upper = 7},
+                                    {.size = 2000, .lower = 6, .upper = 7}}};
+  const Timeline timeline(problem);
+  EXPECT_EQ(ordered(problem, timeline, Order::kPeakRankEnd),
+            (std::vector<BufferIndex>{0, 2, 3, 4, 5, 1}));
+  EXPECT_EQ(ordered(problem, timeline, Order::kLargePeakRankEnd),
+            (std::vector<BufferIndex>{2, 3, 4, 1, 0, 5}));
+}
+
 TEST(Greedy, KeepsWhatIsFixedAndGivesUpAtTheLimit) {
   const Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 5},
                                     {.size = 8, .lower = 4, .upper = 9, .fixed = 4}},
