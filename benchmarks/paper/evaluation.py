@@ -85,7 +85,7 @@ def evaluate(workload: Recorded, programs: Programs) -> list[Row]:
             seconds=_per_request(timed[STALLOC]) if STALLOC in timed else None,
             plan_seconds=plan_seconds,
             runs=lambda capacity: _planned_runs(trace, plan, capacity),
-            pool=plan.pool,
+            plan=plan,
         )
     )
     if config.model.experts:
@@ -103,7 +103,7 @@ def _without_reuse(config: Config, trace: stalloc.Trace, profiled: stalloc.Trace
         seconds=None,
         plan_seconds=seconds,
         runs=lambda capacity: _planned_runs(trace, plan, capacity, reuse=False),
-        pool=plan.pool,
+        plan=plan,
     )
 
 
@@ -140,14 +140,13 @@ def _torch_row(
         done = real.run(torch.program, events, policy=policy, memory=capacity, cuda=torch.cuda)
         return bool(done["failed_request"] < 0)
 
-    # What torch has taken it keeps, so that the last iteration's peak is that of all.
     measured = Replay(
         allocator=name,
         load=model.load,
         reserved=seen["reserved"],
-        peak_load=model.peak_load,
+        peak_load=seen["load"],
         peak_reserved=seen["reserved"],
-        efficiency=model.load / seen["reserved"],
+        efficiency=seen["load"] / seen["reserved"],
         native_calls=sum(seen["native_calls"].values()),
         mallocs=seen["native_calls"]["malloc"],
         frees=seen["native_calls"]["free"],
@@ -180,13 +179,14 @@ def _row(
     plan_seconds: float | None = None,
     by: str = "stalloc",
     model_reserved: int | None = None,
-    pool: int | None = None,
+    plan: stalloc.Plan | None = None,
 ) -> Row:
     capacity = figures.capacity(config)
     needs = None
+    load, reserved = seen.peak_load, seen.peak_reserved
     if config.name in {c.name for c in figures.figures()["Table 1"].configs}:
-        needs = smallest(runs, seen.load, seen.peak_reserved)
-    fits = seen.peak_reserved <= capacity or (seen.load <= capacity and runs(capacity))
+        needs = smallest(runs, load, reserved)
+    fits = reserved <= capacity or (load <= capacity and runs(capacity))
     last = trace.iterations[-2]
     return Row(
         workload=config.model.name,
@@ -194,20 +194,20 @@ def _row(
         stage="last" if config.last else "first",
         microbatch=config.layout.microbatch,
         allocator=allocator,
-        load=seen.load,
-        reserved=seen.reserved,
-        efficiency=seen.efficiency,
+        load=load,
+        reserved=reserved,
+        efficiency=load / reserved,
         native_calls=seen.native_calls,
         seconds_per_request=seconds,
         plan_seconds=plan_seconds,
         requests=int((trace.requests.lower >= last).sum()),
-        peak_reserved=seen.peak_reserved,
         by=by,
         model_reserved=model_reserved,
         capacity=capacity,
         fits=fits,
         needs=needs,
-        pool=pool,
+        pool=plan.pool if plan else None,
+        resident=plan.resident if plan else None,
     )
 
 

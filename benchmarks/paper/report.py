@@ -63,10 +63,11 @@ same with expandable segments. [README](../README.md) says what is measured and 
 `paper.json` has every row. Recording took {took[0]:.0f} minutes of one core, replaying \
 {took[1]:.0f}.
 
-Efficiency is load / reserved of the last of the recorded iterations. The plan of a mixture of \
-experts was made from the three iterations after the warm-up and served two more, which it had not \
-seen. Sizes are GiB; the paper's GB are as printed there. The paper's figures come without their \
-data: of most bars the text gives a range over a model's bars, or a mean, or nothing.
+Efficiency is load / reserved, the most bytes live and the most held of the device over the whole \
+run: start-up, a warm-up iteration and three more. The plan of a mixture of experts was made from \
+these, and served two more iterations which it had not seen. Sizes are GiB; the paper's GB are as \
+printed there. The paper's figures come without their data: of most bars the text gives a range \
+over a model's bars, or a mean, or nothing.
 """
 
 
@@ -177,7 +178,7 @@ def _fits(groups: list[Group]) -> str:
         line = [name, ours.stage, _gib(ours.load)]
         for allocator in ALLOCATORS:
             row = group[allocator]
-            line += [_yes(row.fits), _gib(row.needs or row.peak_reserved)]
+            line += [_yes(row.fits), _gib(row.needs or row.reserved)]
         line += [" / ".join(_yes(known[a]) for a in ALLOCATORS), f"{flops}"]
         cells.append(line)
     capacity = groups[0][STALLOC].capacity
@@ -208,15 +209,16 @@ def _breakdown(groups: list[Group]) -> str:
     cells = []
     for group in groups:
         ours, alone = group[STALLOC], group[NO_REUSE]
-        static = alone.pool or 0
+        static = (alone.pool or 0) + (alone.resident or 0)
+        whole = (ours.pool or 0) + (ours.resident or 0)
         known = published.COMPOSITION[ours.config]
         cells.append(
             [
                 _title(ours),
                 _gib(ours.load),
                 _gib(static),
-                _gib((ours.pool or 0) - static),
-                _gib(ours.reserved - (ours.pool or 0)),
+                _gib(whole - static),
+                _gib(ours.reserved - whole),
                 _gib(alone.reserved - static),
                 *(f"{group[a].efficiency:.4f}" for a in (TORCH, NO_REUSE, STALLOC, EXPANDABLE)),
                 " / ".join(str(part) for part in known),
@@ -226,8 +228,9 @@ def _breakdown(groups: list[Group]) -> str:
     further = _mean(_reduction(g[NO_REUSE], g[STALLOC]) for g in groups)
     return (
         "Static planning off is torch's allocator; the static plan alone sends dynamic requests to "
-        "the fallback. `static` is the pool of the static plan, `dynamic` what regions for dynamic "
-        "requests add to it, `fallback` what is reserved beside the pool. Efficiencies last.\n\n"
+        "the fallback. `static` is what the static plan reserves, `dynamic` what regions for "
+        "dynamic requests add to it, `fallback` what is reserved beside both. Efficiencies "
+        "last.\n\n"
         + _table(head, cells)
         + f"\n- The static plan alone reduces torch's fragmentation by {alone_reduces:.1%} on "
         f"average; the paper: {published.STATIC_ALONE_REDUCES:.1%}\n"

@@ -22,21 +22,21 @@ class Row:
         microbatch: Sequences.
         allocator: Whose row it is.
         load: The most bytes live at once, as asked.
-        reserved: The most bytes held of the device. Both of the last iteration, which the plan of a
-            mixture of experts has not seen.
+        reserved: The most bytes held of the device. Both over the whole trace: start-up, warm-up,
+            and iterations that the plan of a mixture of experts has not seen.
         efficiency: `load / reserved`.
         native_calls: Over the whole trace: cudaMalloc, cudaFree, chunks mapped and unmapped.
         seconds_per_request: CPU time of an allocation and its free, median of iterations after the
             warm-up; None where it was not measured.
         plan_seconds: CPU time of planning, on one core.
         requests: Of an iteration.
-        peak_reserved: `reserved` over the whole trace, start-up and warm-up included.
         by: What the figures come from: a version of torch, or a model of it.
         model_reserved: What the model of torch's policy says, beside torch itself.
         capacity: Bytes of the GPU that the workload is for.
         fits: Whether the trace runs to its end on it.
         needs: The smallest capacity at which it does, where that was looked for.
-        pool: Of a plan, its bytes.
+        pool: Of a plan, bytes of its pool.
+        resident: Of a plan, bytes of what stays: weights, gradients, the optimizer's states.
     """
 
     workload: str
@@ -51,13 +51,13 @@ class Row:
     seconds_per_request: float | None
     plan_seconds: float | None
     requests: int
-    peak_reserved: int
     by: str
     model_reserved: int | None
     capacity: int
     fits: bool
     needs: int | None
     pool: int | None
+    resident: int | None
 
     @property
     def name(self) -> str:

@@ -71,7 +71,7 @@ int run(const char* events_path, const char* plan_path) {
   CudaStreams device_streams(0);
   StreamTable table;
   PlannedAllocator allocator(memory, device_streams, table, PlannedAllocator::Fallback::kOwn);
-  allocator.enable(plan, {.opening = true});
+  allocator.enable(plan, {.reuse = true, .opening = true});  // events begin with start-up
   const std::vector<StreamHandle> streams = make_streams(replay::count_streams(events));
   for (StreamHandle stream : streams) table.id_of(stream);  // numbered as in the plan
   std::vector<void*> blocks(replay::count_requests(events), nullptr);

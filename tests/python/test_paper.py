@@ -58,14 +58,14 @@ def moe(folder: Path) -> dict[str, Row]:
 
 
 def test_a_dense_model_needs_least_under_its_plan(dense: dict[str, Row]) -> None:
-    assert dense[STALLOC].efficiency >= 0.98
+    assert dense[STALLOC].efficiency >= 0.995
     assert dense[STALLOC].reserved < dense[EXPANDABLE].reserved < dense[TORCH].reserved
     assert dense[TORCH].efficiency < 0.95
     assert dense[STALLOC].load == dense[TORCH].load
 
 
 def test_experts_need_less_with_each_part_of_the_plan(moe: dict[str, Row]) -> None:
-    assert moe[STALLOC].efficiency >= 0.9
+    assert moe[STALLOC].efficiency >= 0.94
     assert moe[STALLOC].reserved < moe[NO_REUSE].reserved
     assert moe[STALLOC].reserved < moe[TORCH].reserved
 
