@@ -1,9 +1,8 @@
-// Disjoint address ranges in ascending order, in one flat array.
+// Disjoint address ranges in ascending order.
 //
-// A pool holds tens to a few thousand of them at a time: a binary search and one memmove of a few
-// kilobytes beat every node-based tree there, and nothing is allocated once the array has grown to
-// its working size. Where the best fit is sought, they are kept in order of their size as well
-// (HoleSet). Not thread-safe.
+// A pool holds tens to a few thousand of them at a time, and each request changes a handful: see
+// chunked_list.h. Where the best fit is sought, they are kept in order of their size as well
+// (HoleSet), so that it is found without looking at the others. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@
 #include <vector>
 
 #include "base/types.h"
-#include "runtime/size_order.h"
+#include "runtime/chunked_list.h"
 
 namespace stalloc {
 
@@ -24,163 +23,190 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-// Keeps no order.
-struct Unordered {
-  void insert(SizeOrder::Key /*key*/) {}
-  void erase(SizeOrder::Key /*key*/) {}
-  void clear() {}
+// Ranges in order of their size, those of one size in order of their address.
+class SizeOrder {
+ public:
+  void clear() { ranges_.clear(); }
+  void insert(Range r) { ranges_.insert(first_from(r), r); }
+  void erase(Range r) { ranges_.erase(first_from(r)); }
+
+  // Where the smallest of at least `size` bytes begins, the lowest of equals; kUnplaced when there
+  // is none. O(log n).
+  Offset best_fit(Bytes size) const {
+    const auto fit = first_from({0, size});
+    return fit == ranges_.end() ? kUnplaced : ranges_.at(fit).begin;
+  }
+  Bytes largest() const { return ranges_.empty() ? 0 : ranges_.back().size(); }
+
+ private:
+  ChunkedList<Range>::Position first_from(Range r) const {
+    return ranges_.first([&](const Range& i) {
+      return i.size() != r.size() ? i.size() > r.size() : i.begin >= r.begin;
+    });
+  }
+
+  ChunkedList<Range> ranges_;
 };
 
+// Keeps no order.
+struct Unordered {
+  void clear() {}
+  void insert(Range /*r*/) {}
+  void erase(Range /*r*/) {}
+};
+
+// Every operation is O(log n) unless it says otherwise.
 template <typename Order>
 class BasicRangeSet {
  public:
-  bool empty() const { return ranges_.empty(); }
-  std::size_t count() const { return ranges_.size(); }
-  const std::vector<Range>& ranges() const { return ranges_; }
+  bool empty() const { return list_.empty(); }
+  std::size_t count() const { return list_.size(); }
   void clear() {
-    ranges_.clear();
+    list_.clear();
     order_.clear();
+  }
+
+  // A copy. O(n).
+  std::vector<Range> ranges() const {
+    std::vector<Range> result;
+    result.reserve(list_.size());
+    for (Position p = list_.begin(); p != list_.end(); p = list_.next(p)) {
+      result.push_back(list_.at(p));
+    }
+    return result;
   }
 
   // Becomes a copy. O(n log n).
   template <typename Other>
   void assign(const BasicRangeSet<Other>& other) {
     clear();
-    ranges_ = other.ranges();
-    for (const Range& r : ranges_) order_.insert(key(r));
+    for (const Range& r : other.ranges()) add(list_.end(), r);
   }
 
-  // Whether any range shares an address with `other`. O(log n).
+  // Whether any range shares an address with `other`.
   bool overlaps(Range other) const {
-    const auto it = first_ending_after(other.begin);
-    return it != ranges_.end() && it->begin < other.end;
+    const Position p = first_ending_after(other.begin);
+    return p != list_.end() && list_.at(p).begin < other.end;
   }
 
-  // Whether one range holds all of `other`. O(log n).
+  // Whether one range holds all of `other`.
   bool holds(Range other) const {
-    const auto it = first_ending_after(other.begin);
-    return it != ranges_.end() && it->begin <= other.begin && other.end <= it->end;
+    const Position p = first_ending_after(other.begin);
+    return p != list_.end() && list_.at(p).begin <= other.begin && other.end <= list_.at(p).end;
   }
 
   // Calls visit(range) for what `other` and the ranges here have in common, ascending.
   void intersect(Range other, auto visit) const {
-    for (auto it = first_ending_after(other.begin); it != ranges_.end() && it->begin < other.end;
-         ++it) {
-      visit(Range{std::max(it->begin, other.begin), std::min(it->end, other.end)});
+    for (Position p = first_ending_after(other.begin);
+         p != list_.end() && list_.at(p).begin < other.end; p = list_.next(p)) {
+      visit(Range{std::max(list_.at(p).begin, other.begin), std::min(list_.at(p).end, other.end)});
     }
   }
 
   // Adds a range that overlaps none of those here, as an entry of its own.
   void insert(Range added) {
-    const auto it = first_ending_after(added.begin);
-    assert(it == ranges_.end() || added.end <= it->begin);
-    add(it, added);
+    const Position p = first_ending_after(added.begin);
+    assert(p == list_.end() || added.end <= list_.at(p).begin);
+    add(p, added);
   }
 
   // Adds a range that overlaps none of those here, and merges it with those it touches.
   void insert_merged(Range added) {
-    auto it = std::lower_bound(ranges_.begin(), ranges_.end(), added.begin,
-                               [](const Range& i, Offset begin) { return i.end < begin; });
-    if (it != ranges_.end() && it->end == added.begin) {
-      Range whole{it->begin, added.end};
-      const auto next = it + 1;
-      if (next != ranges_.end() && next->begin == added.end) {
-        whole.end = next->end;
-        drop(next);
+    Position p = list_.first([&](const Range& i) { return i.end >= added.begin; });
+    Range whole = added;
+    if (p != list_.end() && list_.at(p).end == added.begin) {
+      whole.begin = list_.at(p).begin;
+      const Position next = list_.next(p);
+      if (next == list_.end() || list_.at(next).begin != added.end) {
+        change(p, whole);
+        return;
       }
-      change(it, whole);
-    } else if (it != ranges_.end() && it->begin == added.end) {
-      change(it, {added.begin, it->end});
+      p = drop(p);
+    }
+    if (p != list_.end() && list_.at(p).begin == added.end) {
+      whole.end = list_.at(p).end;
+      change(p, whole);
     } else {
-      add(it, added);
+      add(p, whole);
     }
   }
 
-  // The range that begins exactly at `begin`, or null. O(log n).
-  const Range* find(Offset begin) const {
-    const auto it = first_ending_after(begin);
-    return it != ranges_.end() && it->begin == begin ? &*it : nullptr;
+  // The range that begins exactly at `begin`, or one that is empty.
+  Range find(Offset begin) const {
+    const Position p = first_ending_after(begin);
+    return p != list_.end() && list_.at(p).begin == begin ? list_.at(p) : Range{};
   }
 
   // Removes the entry that begins at `begin`, which must be here.
   void erase(Offset begin) {
-    const auto it = first_ending_after(begin);
-    assert(it != ranges_.end() && it->begin == begin);
-    drop(it);
+    const Position p = first_ending_after(begin);
+    assert(p != list_.end() && list_.at(p).begin == begin);
+    drop(p);
   }
 
-  // Takes out whatever of `removed` is here. O(n).
+  // Takes out whatever of `removed` is here. O(log n) for each range that it meets.
   void remove(Range removed) {
-    auto it = first_ending_after(removed.begin);
-    while (it != ranges_.end() && it->begin < removed.end) {
-      const Range rest{removed.end, it->end};
-      if (it->begin < removed.begin) {
-        change(it, {it->begin, removed.begin});
-        ++it;
-        if (rest.begin < rest.end) it = add(it, rest) + 1;
-      } else if (rest.begin < rest.end) {
-        change(it, rest);
+    Position p = first_ending_after(removed.begin);
+    while (p != list_.end() && list_.at(p).begin < removed.end) {
+      const Range whole = list_.at(p);
+      if (whole.begin < removed.begin) {
+        change(p, {whole.begin, removed.begin});
+        p = list_.next(p);
+        if (removed.end < whole.end) add(p, {removed.end, whole.end});
+        if (removed.end <= whole.end) return;
+      } else if (removed.end < whole.end) {
+        change(p, {removed.end, whole.end});
+        return;
       } else {
-        it = drop(it);
+        p = drop(p);
       }
     }
   }
 
   // Takes `taken` out of the range that holds all of it. Such a one must be here.
   void subtract(Range taken) {
-    const auto it = first_ending_after(taken.begin);
-    assert(it != ranges_.end() && it->begin <= taken.begin && taken.end <= it->end);
-    const Range whole = *it;
+    assert(holds(taken));
+    const Position p = first_ending_after(taken.begin);
+    const Range whole = list_.at(p);
     if (whole == taken) {
-      drop(it);
+      drop(p);
     } else if (whole.begin == taken.begin) {
-      change(it, {taken.end, whole.end});
+      change(p, {taken.end, whole.end});
     } else {
-      change(it, {whole.begin, taken.begin});
-      if (taken.end < whole.end) add(it + 1, {taken.end, whole.end});
+      change(p, {whole.begin, taken.begin});
+      if (taken.end < whole.end) add(list_.next(p), {taken.end, whole.end});
     }
   }
 
   // Where the smallest range of at least `size` bytes begins, the lowest of equals; kUnplaced when
-  // there is none. O(log n), with an order.
-  Offset best_fit(Bytes size) const {
-    const SizeOrder::Key* const fit = order_.at_least(size);
-    return fit ? fit->begin : kUnplaced;
-  }
+  // there is none. With an order.
+  Offset best_fit(Bytes size) const { return order_.best_fit(size); }
 
   // 0 when there is none. O(1), with an order.
   Bytes largest() const { return order_.largest(); }
 
  private:
-  using Iterator = std::vector<Range>::iterator;
-  using ConstIterator = std::vector<Range>::const_iterator;
+  using Position = ChunkedList<Range>::Position;
 
-  Iterator first_ending_after(Offset offset) {
-    return std::upper_bound(ranges_.begin(), ranges_.end(), offset,
-                            [](Offset o, const Range& i) { return o < i.end; });
-  }
-  ConstIterator first_ending_after(Offset offset) const {
-    return std::upper_bound(ranges_.begin(), ranges_.end(), offset,
-                            [](Offset o, const Range& i) { return o < i.end; });
+  Position first_ending_after(Offset offset) const {
+    return list_.first([&](const Range& i) { return i.end > offset; });
   }
 
-  static SizeOrder::Key key(Range r) { return {r.size(), r.begin}; }
-
-  Iterator add(Iterator before, Range added) {
-    order_.insert(key(added));
-    return ranges_.insert(before, added);
+  void add(Position before, Range added) {
+    order_.insert(added);
+    list_.insert(before, added);
   }
-  Iterator drop(Iterator it) {
-    order_.erase(key(*it));
-    return ranges_.erase(it);
+  Position drop(Position p) {
+    order_.erase(list_.at(p));
+    return list_.erase(p);
   }
-  void change(Iterator it, Range changed) {
-    order_.erase(key(*it));
-    order_.insert(key(changed));
-    *it = changed;
+  void change(Position p, Range changed) {
+    order_.erase(list_.at(p));
+    order_.insert(changed);
+    list_.set(p, changed);
   }
 
-  std::vector<Range> ranges_;
+  ChunkedList<Range> list_;
   [[no_unique_address]] Order order_;
 };
 

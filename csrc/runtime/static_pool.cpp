@@ -256,7 +256,7 @@ void StaticPool::open_region(std::int32_t g) {
   open_.push_back(g);
   group.idle.clear();
   group.idle.insert(range(p));
-  for (const Range& stray : strays_.ranges()) group.idle.remove(stray);
+  strays_.intersect(range(p), [&](Range stray) { group.idle.remove(stray); });
   take_idle(range(p));
 }
 
@@ -283,8 +283,11 @@ HoleSet& StaticPool::reuse_of(std::int32_t g) {
   Reuse& reuse = reuse_[oldest_reuse_];
   oldest_reuse_ = (oldest_reuse_ + 1) % reuse_.size();
   reuse.group = g;
-  reuse.space.assign(groups_[static_cast<std::size_t>(g)].reusable);
-  for (const Range& stray : strays_.ranges()) reuse.space.remove(stray);
+  const RangeSet& reusable = groups_[static_cast<std::size_t>(g)].reusable;
+  reuse.space.assign(reusable);
+  reusable.intersect({0, size_}, [&](Range idle) {
+    strays_.intersect(idle, [&](Range stray) { reuse.space.remove(stray); });
+  });
   return reuse.space;
 }
 
@@ -384,7 +387,7 @@ void StaticPool::divide(const Plan& plan) {
   for (const DynamicGroup& g : plan.groups) {
     for (const AddressRange& reusable : g.reusable) {
       const Range wanted{reusable.begin, reusable.end};
-      for (const Range& gap : std::vector<Range>(nobodys.ranges())) {
+      for (const Range& gap : nobodys.ranges()) {
         const Range both{std::max(gap.begin, wanted.begin), std::min(gap.end, wanted.end)};
         if (both.begin < both.end) claim(both, g.stream);
       }
@@ -482,8 +485,7 @@ void StaticPool::check() const {
       if (!is_current(p)) fail("regular decision " + std::to_string(i) + " is past its time");
     }
     if (p.state == State::kStray) {
-      const Range* stray = strays_.find(p.offset);
-      if (!stray || !(*stray == range(p))) {
+      if (!(strays_.find(p.offset) == range(p))) {
         fail("stray decision " + std::to_string(i) + " is not among the strays");
       }
       if (is_current(p)) fail("stray decision " + std::to_string(i) + " is in its time");
@@ -492,8 +494,8 @@ void StaticPool::check() const {
   std::vector<std::int32_t> blocks(groups_.size());
   for (const auto& [offset, block] : foreign_) {
     if (block.stray) {
-      const Range* stray = strays_.find(offset);
-      if (!stray || stray->size() != block.size) fail("a foreign block is not among the strays");
+      if (strays_.find(offset).size() != block.size)
+        fail("a foreign block is not among the strays");
       continue;
     }
     const auto g = static_cast<std::size_t>(block.group);

@@ -26,8 +26,7 @@
 // size that a region holds every time is put there if its place was left free. Beyond its region a
 // group may use the addresses that the plan leaves idle through its whole window: once the clock is
 // inside the window no regular block lies there, and none will before the window ends, so that only
-// strays have to be avoided. What finds no room there either is put where nothing is live now; it
-// may be in the way of a decision later.
+// strays have to be avoided. Anywhere else it might be in the way of a decision that lives long.
 //
 // Note [Streams]
 // An address belongs to one stream for good: work of another stream on it would be ordered after
@@ -78,9 +77,8 @@ class StaticPool {
   bool place_at(Offset offset, Bytes size, StreamId stream);
 
   // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
-  // may go besides it, each by best fit; kUnplaced when none has
-  // room. O(log n + open regions), and O(strays) more when the region is opened or the group's
-  // other space looked for first.
+  // may go besides it, each by best fit; kUnplaced when none has room. O(log n + open regions), and
+  // O(strays) more when the region is opened or the group's other space looked for first.
   Offset place_dynamic(std::int32_t g, Bytes size);
 
   // What a block was.
