@@ -1,14 +1,15 @@
 #include "runtime/caching_pool.h"
 
 #include <string>
+#include <utility>
 
 #include "base/align.h"
 #include "base/error.h"
 
 namespace stalloc {
 CachingPool::~CachingPool() {
-  for (const auto& [address, size] : segments_) {
-    device_.release(reinterpret_cast<void*>(address), size);
+  for (const auto& [address, held] : segments_) {
+    device_.release(reinterpret_cast<void*>(address), held.size);
   }
 }
 
@@ -21,6 +22,7 @@ void* CachingPool::allocate(Bytes size, StreamId stream, bool marked) {
   if (fit != free_.end() && std::get<Shelf>(*fit) == shelf) {
     block = blocks_.find(std::get<Address>(*fit));
     free_.erase(fit);
+    segments_.at(block->second.segment).used = true;
   } else {
     block = add_segment(segment_size(rounded), shelf);
     if (block == blocks_.end()) return nullptr;
@@ -79,7 +81,7 @@ CachingPool::Segment CachingPool::segment_of(const void* p) const {
   --block;
   const Block& b = block->second;
   if (address - block->first >= static_cast<Address>(b.size)) return {};
-  return {reinterpret_cast<void*>(b.segment), segments_.at(b.segment)};
+  return {reinterpret_cast<void*>(b.segment), segments_.at(b.segment).size};
 }
 
 std::vector<CachingPool::BlockInfo> CachingPool::blocks() const {
@@ -97,7 +99,7 @@ CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& 
   if (!piece && release_cached() > 0) piece = device_.allocate(size);
   if (!piece) return blocks_.end();
   const auto address = reinterpret_cast<Address>(piece);
-  segments_.emplace(address, size);
+  segments_.emplace(address, Held{.size = size});
   reserved_ += size;
   return blocks_
       .emplace(
@@ -135,7 +137,8 @@ CachingPool::Blocks::iterator CachingPool::make_free(Blocks::iterator block) {
 }
 
 bool CachingPool::is_whole_segment(Blocks::const_iterator block) const {
-  return block->second.requested == 0 && block->second.size == segments_.at(block->second.segment);
+  return block->second.requested == 0 &&
+         block->second.size == segments_.at(block->second.segment).size;
 }
 
 void CachingPool::release_segment(Blocks::iterator block) {
@@ -157,6 +160,17 @@ Bytes CachingPool::release_cached() {
   return before - reserved_;
 }
 
+Bytes CachingPool::release_unused() {
+  const Bytes before = reserved_;
+  for (auto it = segments_.begin(); it != segments_.end();) {
+    const auto first = blocks_.find(it->first);
+    const bool unused = !std::exchange(it->second.used, false);
+    ++it;
+    if (unused && is_whole_segment(first)) release_segment(first);
+  }
+  return before - reserved_;
+}
+
 Bytes CachingPool::largest_hole() const {
   Bytes result = 0;
   for (const auto& key : free_) result = std::max(result, std::get<Bytes>(key));
@@ -167,7 +181,8 @@ void CachingPool::check() const {
   const auto fail = [](const std::string& what) { throw Error("caching pool: " + what); };
   std::size_t live = 0, free_blocks = 0, tiled = 0;
   Bytes reserved = 0;
-  for (const auto& [address, size] : segments_) {
+  for (const auto& [address, held] : segments_) {
+    const Bytes size = held.size;
     reserved += size;
     bool was_free = false;
     Address at = address;

@@ -5,7 +5,7 @@
 // under 10 MiB from segments of 20 MiB, larger ones get a segment rounded up to 2 MiB; best fit per
 // stream by size, then address; a block is split when what remains is worth keeping, and merged
 // with its neighbours when freed. Segments stay until release_cached(), or until the device runs
-// out, unless whoever frees says otherwise.
+// out, unless whoever frees says otherwise; and release_unused() drops what a surprise has left.
 //
 // Not thread-safe: PlannedAllocator locks.
 #pragma once
@@ -66,6 +66,9 @@ class CachingPool {
   // Gives segments without a live block back to the device. Returns how many bytes that were.
   Bytes release_cached();
 
+  // The same of segments that nothing was asked of since the last call.
+  Bytes release_unused();
+
   Bytes reserved() const { return reserved_; }
   std::size_t live_blocks() const { return live_; }
   Bytes largest_hole() const;
@@ -106,7 +109,11 @@ class CachingPool {
   const Bytes unit_;
   Blocks blocks_;           // all blocks, live and free, of all segments
   std::set<FreeKey> free_;  // the free ones
-  std::unordered_map<Address, Bytes> segments_;
+  struct Held {
+    Bytes size = 0;
+    bool used = true;  // since release_unused()
+  };
+  std::unordered_map<Address, Held> segments_;
   Bytes reserved_ = 0;
   std::size_t live_ = 0;
 };

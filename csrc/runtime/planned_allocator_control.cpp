@@ -44,10 +44,9 @@ void PlannedAllocator::end_iteration() {
   while (!dynamic_nodes_.empty() && dynamic_nodes_.front().iteration + 1 < stats_.iterations) {
     dynamic_nodes_.pop_front();
   }
-  if (stats_.iterations <= kSettling) {
-    fallback_.release_cached();
-    update_reserved();
-  }
+  const Bytes released =
+      stats_.iterations <= kSettling ? fallback_.release_cached() : fallback_.release_unused();
+  if (released > 0) update_reserved();
 }
 
 void PlannedAllocator::enter_dynamic() {

@@ -45,6 +45,24 @@ TEST(CachingPool, SegmentsNotKeptGoBackWithTheirLastBlock) {
   pool.check();
 }
 
+TEST(CachingPool, WhatASurpriseLeavesGoesBackWhenItIsOver) {
+  PretendMemory device(kGiB);
+  CachingPool pool(device);
+  void* usual = pool.allocate(1, 0);
+  pool.deallocate(pool.allocate(30 * kMiB, 0));
+  EXPECT_EQ(pool.release_unused(), 0) << "it was used just now";
+  pool.deallocate(usual);
+  usual = pool.allocate(1, 0);
+  EXPECT_EQ(pool.release_unused(), 30 * kMiB);
+  EXPECT_EQ(device.used(), 2 * kMiB);
+  EXPECT_EQ(pool.release_unused(), 0) << "a block of it lives";
+  pool.deallocate(usual);
+  EXPECT_EQ(pool.release_unused(), 2 * kMiB);
+  EXPECT_EQ(device.used(), 0);
+  EXPECT_EQ(device.wrong_releases(), 0);
+  pool.check();
+}
+
 TEST(CachingPool, SegmentSizesAreTorchs) {
   PretendMemory device(kGiB);
   CachingPool pool(device);
@@ -104,6 +122,7 @@ TEST(CachingPool, StressWithFailuresKeepsItsInvariants) {
       for (int step = 0; step < 1500; ++step) {
         if (pick(0, 60) == 0) device.fail_at(pick(1, 3));
         if (pick(0, 99) == 0) pool.release_cached();
+        if (pick(0, 49) == 0) pool.release_unused();
         if (pick(0, 9) < 6) {
           const Bytes size = pick(0, 3) == 0 ? pick(1, 30) * kMiB / 3 : pick(1, 100000);
           void* p = pool.allocate(size, pick(0, 2));
