@@ -106,6 +106,11 @@ class Plan(Document[_core.Plan]):
         """What only start-up and the first iteration ask for."""
         return Opening(**self._core.opening())
 
+    @property
+    def absent(self) -> list[int]:
+        """Rows of the decisions that the first iteration does not make."""
+        return self._core.absent
+
     @cached_property
     def reusable(self) -> Reusable:
         """What the plan leaves idle through the window of each group."""

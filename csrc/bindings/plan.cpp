@@ -92,6 +92,7 @@ void bind_plan(py::module_& m) {
       .def_readonly("optimal", &Plan::optimal)
       .def_readonly("pool", &Plan::pool)
       .def_readonly("resident", &Plan::resident)
+      .def_readonly("absent", &Plan::absent)
       .def_readonly("bound", &Plan::bound)
       .def_readonly("load", &Plan::load)
       .def_readonly("alignment", &Plan::alignment)

@@ -124,7 +124,8 @@ void bind_replay(py::module_& m) {
       [](const Plan& plan, std::int32_t turns, bool startup) {
         return std::make_shared<Trace>(unroll(plan, turns, startup));
       },
-      py::arg("plan"), py::arg("turns"), py::arg("startup"), py::call_guard<py::gil_scoped_release>());
+      py::arg("plan"), py::arg("turns"), py::arg("startup"),
+      py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace stalloc

@@ -202,6 +202,12 @@ void add_opening(Plan& plan, const Opening& opening, std::span<const PhaseIndex>
   Temporaries(plan, opening, row_of).place();
   std::ranges::sort(plan.opening, {},
                     [](const auto& r) { return std::tuple{r.phase, r.after, r.lower}; });
+  if (opening.stays.empty()) return;
+  std::vector<bool> made(plan.decisions.size(), false);
+  for (const OpeningStay& stay : opening.stays) made[row_of[stay.request]] = true;
+  for (std::size_t d = 0; d < made.size(); ++d) {
+    if (!made[d]) plan.absent.push_back(static_cast<std::int32_t>(d));
+  }
 }
 
 void check_opening(const Plan& plan) {
@@ -217,6 +223,14 @@ void check_opening(const Plan& plan) {
     check_row(plan, i);
     if (i > 0 && key(plan.opening[i - 1]) >= key(plan.opening[i])) {
       throw PlanError(named(i) + "out of order: they go by phase, then by decision, then by tick");
+    }
+  }
+  for (std::size_t i = 0; i < plan.absent.size(); ++i) {
+    const std::int32_t d = plan.absent[i];
+    if (d < 0 || d >= static_cast<std::int32_t>(plan.decisions.size()) ||
+        (i > 0 && plan.absent[i - 1] >= d)) {
+      throw PlanError("absent, row " + std::to_string(i) + ": decision " + std::to_string(d) +
+                      " is out of order, or there is none");
     }
   }
   Problem problem;

@@ -16,9 +16,9 @@
 
 namespace stalloc {
 
-// Fills `opening` and `resident` of a plan that is complete otherwise. `phase_of` and `row_of` lead
-// from the profile's phases and requests to the plan's. Throws OverflowError where sizes do not fit
-// in Bytes.
+// Fills `opening`, `absent` and `resident` of a plan that is complete otherwise. `phase_of` and
+// `row_of` lead from the profile's phases and requests to the plan's. Throws OverflowError where
+// sizes do not fit in Bytes.
 void add_opening(Plan& plan, const Opening& opening, std::span<const PhaseIndex> phase_of,
                  std::span<const std::int32_t> row_of);
 

@@ -110,7 +110,8 @@ struct Plan {
   std::vector<DynamicGroup> groups;   // by phase, after and stream, what fits no context first
   std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
   std::vector<OpeningRequest> opening;        // by phase, then by `after`, then by `lower`
-  std::vector<std::string> dynamic;           // patterns of the modules whose requests are dynamic
+  std::vector<std::int32_t> absent;  // decisions that the first iteration does not make, ascending
+  std::vector<std::string> dynamic;  // patterns of the modules whose requests are dynamic
   // The regions' head room over what they typically need: in per cent of what the largest need has
   // above the median, what it adds to the bound, and how much less fell back at the worst peak when
   // iterations were replayed against each other.

@@ -219,6 +219,7 @@ std::string to_json(const Plan& plan) {
   out.begin_object();
   write_opening(out, plan.opening);
   out.end_object();
+  out.column("absent", plan.absent, [&](std::int32_t decision) { out.value(decision); });
   out.key("contexts");
   out.begin_object();
   write_contexts(out, context_rows(plan));
@@ -272,6 +273,10 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
            }},
           {"opening",
            [&](Value v) { plan.opening = in.table<OpeningRequest>(v, opening_columns(in)); }},
+          {"absent",
+           [&](Value v) {
+             in.array(v, [&](Value d) { plan.absent.push_back(in.integer<std::int32_t>(d)); });
+           }},
           {"contexts", [&](Value v) { contexts = in.table<ContextRow>(v, context_columns(in)); }},
           {"reusable", [&](Value v) { reusable = in.table<ReusableRow>(v, reusable_columns(in)); }},
       });

@@ -39,8 +39,7 @@ Trace unroll(const Plan& plan, std::int32_t turns, bool opening) {
   plan.check();
   Trace trace;
   trace.info = plan.info;
-  const std::vector<Insertion> inserted =
-      opening ? insertions(plan) : std::vector<Insertion>();
+  const std::vector<Insertion> inserted = opening ? insertions(plan) : std::vector<Insertion>();
   const auto extra = static_cast<Tick>(inserted.size());
   Tick end = 0;
   if (__builtin_mul_overflow(plan.period, turns, &end) || end >= kNever - extra - 1) {

@@ -21,7 +21,10 @@ constexpr std::int32_t kPatience = 3;
 
 Matcher::Matcher(const Plan& plan, Part part) : phases_(plan.phases.size()) {
   add_items(plan, part);
-  if (part == Part::kOpening) trust();
+  for (std::size_t p = 0; part == Part::kOpening && p < phases_.size(); ++p) {
+    const PhaseKey& key = plan.phases[p].key;
+    phases_[p].trusted = key.kind == PhaseKind::kOther && key.occurrence == 0;
+  }
   add_places(plan);
   taken_.resize(shapes_.size(), 0);
   by_shape_.resize(shapes_.size());
@@ -64,14 +67,20 @@ void Matcher::add_items(const Plan& plan, Part part) {
     }
   };
   std::int32_t d = 0;
+  auto absent = plan.absent.begin();
   for (PhaseIndex p = 0; p < static_cast<PhaseIndex>(phases_.size()); ++p) {
     Phase& phase = phases_[static_cast<std::size_t>(p)];
     phase.begin = static_cast<std::int32_t>(shapes_.size());
     add_others_after(p, kNone);
     for (; d < decisions && plan.decisions[static_cast<std::size_t>(d)].phase == p; ++d) {
       const Decision& decision = plan.decisions[static_cast<std::size_t>(d)];
-      item_.push_back(static_cast<std::int32_t>(shapes_.size()));
-      add(decision.size, decision.stream, d, kNone);
+      const bool is_absent = opens && absent != plan.absent.end() && *absent == d;
+      if (is_absent) {
+        ++absent;
+      } else {
+        add(decision.size, decision.stream, d, kNone);
+      }
+      item_.push_back(static_cast<std::int32_t>(shapes_.size()) - 1);
       add_others_after(p, d);
     }
     phase.end = static_cast<std::int32_t>(shapes_.size());
@@ -83,10 +92,8 @@ Matcher::Match Matcher::match_of(std::int32_t item) const {
   if (item == kNone) return {};
   const std::int32_t decision = decision_[static_cast<std::size_t>(item)];
   const std::int32_t opening = opening_[static_cast<std::size_t>(item)];
-  return {.decision = decision,
-          .group = kNone,
-          .persistent = decision == kNone && opening == kNone,
-          .opening = opening};
+  const bool persistent = decision == kNone && opening == kNone;
+  return {decision, kNone, persistent, opening};
 }
 
 void Matcher::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {

@@ -38,11 +38,13 @@
 // they come, so that a loss that the loop keeps is not taken for the next decision of its size.
 //
 // Note [Opening]
-// Start-up and the first iteration ask for more than any later one. A matcher that follows a run
-// from its very beginning has the plan's opening requests among its items, and trusts all phases
-// from the start: what outlives the iteration is known, and not taken for a temporary. It is done
-// when the iteration is, and another one, without them, goes on, all of whose phases are to be
-// trusted then. Persistent requests are not items of it, since the opening lists its own.
+// Start-up and the first iteration ask for more than any later one, and for some things not. A
+// matcher that follows a run from its very beginning has the plan's opening requests among its
+// items, and not the decisions that the first iteration does not make: what outlives the iteration
+// is known, and not taken for a temporary. It is done when the iteration is; another one goes on
+// that has the decisions and the persistent requests, which the opening lists as its own. That one
+// trusts the phases that have run as they were profiled. Start-up, in which imports and settings
+// differ from run to run and few decisions are, is trusted from the start.
 //
 // Nothing here decides about safety: any decision handed out is checked by the static pool.
 //
@@ -75,9 +77,9 @@ class Matcher {
 
   explicit Matcher(const Plan& plan, Part part = Part::kIterations);
 
-  // Trusts every phase from now on.
-  void trust() {
-    for (Phase& p : phases_) p.trusted = true;
+  // Trusts the phases that another matcher of the plan does.
+  void trust_like(const Matcher& other) {
+    for (std::size_t p = 0; p < phases_.size(); ++p) phases_[p].trusted = other.phases_[p].trusted;
   }
 
   // Begins a phase, its occurrence counted here. A phase that the plan does not have matches
@@ -133,7 +135,7 @@ class Matcher {
   std::vector<Shape> shapes_;           // by item
   std::vector<std::int32_t> decision_;  // by item; kNone for what has a place only
   std::vector<std::int32_t> opening_;   // by item; kNone for all but the opening's
-  std::vector<std::int32_t> item_;      // by decision
+  std::vector<std::int32_t> item_;      // by decision; of an absent one, the item before it
   std::vector<std::uint32_t> taken_;    // by item: the turn in which it was last taken
   std::vector<std::int32_t> by_shape_;  // items of each phase, ordered by (shape, index)
   std::vector<Phase> phases_;

@@ -27,7 +27,8 @@ OpeningGuide::OpeningGuide(const Plan& plan)
     : matcher_(plan, Matcher::Part::kOpening),
       requests_(plan.opening),
       resident_(plan.opening.size(), kNone),
-      served_(plan.opening.size(), false) {
+      served_(plan.opening.size(), false),
+      absent_(static_cast<std::int64_t>(plan.absent.size())) {
   std::int32_t resident = 0;
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i].offset == kUnplaced) continue;
@@ -62,7 +63,6 @@ OpeningGuide::Place OpeningGuide::place(std::int32_t i, StaticPool& pool, Static
     }
     served_[static_cast<std::size_t>(i)] = true;
   }
-  placed_ += place.offset != kUnplaced;
   return place;
 }
 

@@ -42,9 +42,9 @@ class OpeningGuide {
   // Makes opening request `i` live. The pools are those of the plan and of its resident_region().
   Place place(std::int32_t i, StaticPool& pool, StaticPool& region);
 
-  // How many have been placed, and how many the plan has an address for.
-  std::int64_t placed() const { return placed_; }
+  // How many the plan has an address for, and how many decisions the first iteration is without.
   std::int64_t placeable() const { return placeable_; }
+  std::int64_t absent() const { return absent_; }
 
  private:
   bool overstayed(Tick now, const StaticPool& pool, const StaticPool& region);
@@ -57,8 +57,8 @@ class OpeningGuide {
   std::size_t ended_ = 0;               // of these, whose time is over
   std::vector<bool> served_;            // by request
   std::vector<std::int32_t> late_;      // served, and alive when their time was over
-  std::int64_t placed_ = 0;
   std::int64_t placeable_ = 0;
+  std::int64_t absent_ = 0;
 };
 
 }  // namespace stalloc

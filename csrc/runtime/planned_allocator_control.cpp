@@ -33,12 +33,14 @@ void PlannedAllocator::leave_unplanned() {
 void PlannedAllocator::end_iteration() {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
+  const std::int64_t absent = guide_->opening ? guide_->opening->absent() : 0;
+  const std::int64_t expected = stats_.planned - absent;
   guide_->now().end_iteration();
   active_->space.end_iteration();
   if (guide_->opening) end_opening();
   ++stats_.iterations;
   stats_.hits += hits_this_iteration_;
-  stats_.misses += stats_.planned - hits_this_iteration_;
+  stats_.misses += expected - hits_this_iteration_;
   hits_this_iteration_ = 0;
   if (delayed_ && delayed_->any_lost()) collect_all_delayed();
   while (!dynamic_nodes_.empty() && dynamic_nodes_.front().iteration + 1 < stats_.iterations) {

@@ -172,8 +172,8 @@ void PlannedAllocator::abandon() {
 // The region's blocks outlive the opening; what would have been served from it, had it come, is not
 // coming any more.
 void PlannedAllocator::end_opening() {
+  guide_->matcher.trust_like(guide_->opening->matcher());
   guide_->opening.reset();
-  guide_->matcher.trust();
   retire(std::move(resident_));
   drop_empty_pools();
 }

@@ -140,6 +140,53 @@ TEST(Opening, ReplaysWithoutAByteBesideThePlan) {
             0.999);
 }
 
+// A gradient is added to from the second iteration on: its temporary is one that the first does not
+// make.
+TEST(Opening, WhatTheFirstIterationDoesNotMakeIsNotMissed) {
+  TraceBuilder t;
+  for (int i = 0; i < 5; ++i) {
+    t.phase(PhaseKind::kBackward, 0);
+    t.free(t.alloc(2 * kMiB));
+    if (i == 0) t.alloc(3 * kMiB);
+    if (i > 0) t.free(t.alloc(3 * kMiB));
+    t.free(t.alloc(4 * kMiB));
+    t.step();
+  }
+  const Trace trace = t.finish();
+  const Plan plan = plan_of(trace);
+  EXPECT_EQ(plan.absent, std::vector<std::int32_t>{1});
+  const ReplayResult result = replay_planned(trace, plan);
+  EXPECT_EQ(result.hits, 5 * 3 - 1);
+  EXPECT_EQ(result.misses, 0);
+  EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
+}
+
+// The plan knows of no states: past the first request that it does not expect, nothing in that
+// phase is taken for a temporary.
+TEST(Opening, AFirstIterationThatDepartsIsNotTrusted) {
+  TraceBuilder t;
+  for (int i = 0; i < 4; ++i) {
+    if (i == 0) t.alloc(kMiB);
+    t.phase(PhaseKind::kOptimizer);
+    for (int k = 1; k < 6; ++k) t.free(t.alloc(k * kMiB));
+    t.step();
+  }
+  const Plan plan = plan_of(t.finish());
+  Matcher matcher(plan, Matcher::Part::kOpening);
+  matcher.enter_phase(PhaseKind::kOther, kNone, 0);
+  EXPECT_EQ(matcher.match(9 * kMiB, 0).opening, kNone);
+  EXPECT_EQ(matcher.match(kMiB, 0).opening, 0) << "start-up is, whatever comes before";
+  matcher.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+  EXPECT_EQ(matcher.match(kMiB, 0).decision, 0);
+  EXPECT_EQ(matcher.match(3 * kMiB, 0).decision, kNone);
+  EXPECT_EQ(matcher.match(4 * kMiB, 0).decision, kNone);
+  matcher.end_iteration();
+  Matcher next(plan);
+  next.trust_like(matcher);
+  next.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+  EXPECT_FALSE(next.in_step());
+}
+
 TEST(Opening, ATraceThatBeginsLaterReservesNoRegion) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {

@@ -117,6 +117,7 @@ def test_what_is_saved_follows_the_schema(document: Document) -> None:
         (("groups", "after", 0), 9, "groups, row 0: comes after decision 9"),
         (("opening", "after", 0), 9, "opening, row 0: comes after decision 9"),
         (("opening", "offset", 0), 0, "100000 bytes at 0 stay, and are not inside"),
+        (("absent",), [9], "absent, row 0: decision 9 is out of order, or there is none"),
         (("resident",), -512, "resident: -512 bytes"),
         (("reusable", "group", 0), 5, "reusable, row 0: belongs to group 5"),
         (("headroom",), -1, "headroom: -1 per cent"),

@@ -109,7 +109,8 @@ def test_what_start_up_makes_for_good_lies_in_the_pool(tmp_path: Path) -> None:
     stats = json.loads(figures)
     assert stats["opening_requests"] == stats["opening"] == (plan.opening.offset >= 0).sum() > 16
     # From the second iteration on the four gradients are made only to be added to those there are.
-    assert (stats["misses"], stats["conflicts"]) == (4, 0)
+    assert len(plan.absent) == 4
+    assert (stats["misses"], stats["conflicts"]) == (0, 0)
     assert stats["fallback_requests"] == 8, "the loss, which outlives the next one"
     within, make = (int(word) for word in lie.split() if word.isdecimal())
     assert make <= within <= stats["resident"] == plan.resident
@@ -122,7 +123,7 @@ def test_what_start_up_makes_for_good_lies_in_the_pool(tmp_path: Path) -> None:
     assert said == losses
     stats = json.loads(figures)
     assert stats["opening_requests"] > stats["opening"] // 2
-    assert stats["misses"] <= 8
+    assert stats["misses"] <= 4
 
 
 def test_a_plan_that_does_not_fit_is_told(script: Path, tmp_path: Path) -> None:
