@@ -29,8 +29,7 @@ def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
     """
     if not overwrite:
         check_new(path)
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "is a folder: name a file in it", str(path))
+    _check_folder(path)
     if not path.parent.is_dir():
         what = "No such file or directory: make its folder, or choose another"
         raise FileNotFoundError(errno.ENOENT, what, str(path))
@@ -117,11 +116,18 @@ def check_output(path: Path, source: Path, *, overwrite: bool) -> None:
     Raises:
         FileExistsError: There is such a file, and `overwrite` is not set; or it is `source`, which
             is never replaced by what is made of it.
+        IsADirectoryError: It is a folder.
     """
+    _check_folder(path)
     if not overwrite:
         check_new(path)
     elif path.exists() and source.exists() and path.samefile(source):
         raise FileExistsError(errno.EEXIST, "is the input itself: choose another name", str(path))
+
+
+def _check_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder: name a file in it", str(path))
 
 
 def _exists(path: Path) -> FileExistsError:

@@ -23,6 +23,7 @@ from stalloc.planfile import Plan
 from stalloc.progress import shown
 from stalloc.trace import Trace
 
+_MOST_TURNS = 1000
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -60,6 +61,21 @@ def read(path: Path, device: int | None = None, turns: int = importers.TURNS) ->
         raise TraceError(f"{source}: a MiniMalloc CSV, which `stalloc plan` alone can read")
     imported = read_foreign(content, path, device, turns)
     return Input(trace=imported.trace, imported=imported)
+
+
+def read_plan(path: Path) -> Plan:
+    """Reads a plan, gzipped or not.
+
+    Raises:
+        TraceError, PlanError: It is something else, damaged or not sound.
+        OSError: It cannot be read.
+    """
+    source = named(path)
+    content = unpacked(read_bytes(path), source)
+    kind = kind_of(content, source)
+    if kind is not Kind.PLAN:
+        raise PlanError(f"{source}: {kind.value}, where a plan is needed")
+    return Plan.from_json(content, source)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -128,13 +144,21 @@ def seconds_of(text: str) -> float:
 
 def positive(text: str) -> int:
     """A positive number on the command line."""
-    if not re.fullmatch(r"\d{1,9}", text) or int(text) < 1:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
     return int(text)
 
 
+def turns(text: str) -> int:
+    """How often to repeat an iteration, on the command line; each takes memory."""
+    count = positive(text)
+    if count > _MOST_TURNS:
+        raise argparse.ArgumentTypeError(f"{count} is more than {_MOST_TURNS}")
+    return count
+
+
 def ordinal(text: str) -> int:
     """A number from 0 on the command line."""
-    if not re.fullmatch(r"\d{1,9}", text):
+    if not re.fullmatch(r"[0-9]{1,9}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number")
     return int(text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stalloc import _core
 from stalloc.commands import import_
-from stalloc.commands.inputs import bytes_of, check_requests, naming, read, seconds_of
+from stalloc.commands.inputs import bytes_of, check_requests, naming, read, read_plan, seconds_of
 from stalloc.commands.output import (
     DoesNotFit,
     print_assumptions,
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     """Replays the input under every allocator and prints a row for each."""
     given = read(args.input, args.device, args.repeat)
     assumptions = list(given.imported.assumptions) if given.imported is not None else []
-    plan = Plan.load(args.plan) if args.plan is not None else given.plan
+    plan = read_plan(args.plan) if args.plan is not None else given.plan
     with naming(args.input):
         if given.trace is not None:
             trace = given.trace

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stalloc.commands import import_
-from stalloc.commands.inputs import Input, check_requests, naming, read, seconds_of
+from stalloc.commands.inputs import Input, check_requests, naming, read, read_plan, seconds_of
 from stalloc.commands.output import print_assumptions, print_facts, print_json, printable, size
 from stalloc.errors import PlanError
 from stalloc.files import check_output, write_file
@@ -62,8 +62,9 @@ def main(args: argparse.Namespace) -> int:
     check_output(args.output, args.input, overwrite=args.force)
     given = read(args.input, args.device, args.repeat)
     assumptions = list(given.imported.assumptions) if given.imported is not None else []
+    plan = None if args.plan is None else read_plan(args.plan)
     with naming(args.input):
-        scene = _scene(args, given)
+        scene = _scene(args, given, plan)
     page = render(scene)
     write_file(args.output, page, overwrite=args.force)
     if args.json:
@@ -93,15 +94,14 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _scene(args: argparse.Namespace, given: Input) -> Scene:
+def _scene(args: argparse.Namespace, given: Input, plan: Plan | None) -> Scene:
     title = printable(args.input.name)
     if given.plan is not None:
-        if args.plan is not None:
-            raise PlanError(f"{args.input} is a plan itself: leave --plan out, or give its trace")
+        if plan is not None:
+            raise PlanError("it is a plan itself: leave --plan out, or give its trace")
         return scene_of_plan(given.plan, title)
     assert given.trace is not None
     check_requests(given.trace)
-    if args.plan is not None:
-        return scene_of_trace(given.trace, Plan.load(args.plan), title)
-    plan = given.trace.plan(time_limit=args.time_limit, progress=sys.stderr.isatty())
+    if plan is None:
+        plan = given.trace.plan(time_limit=args.time_limit, progress=sys.stderr.isatty())
     return scene_of_trace(given.trace, plan, title)

@@ -198,3 +198,46 @@ def test_own_files_are_read_gzipped_and_with_a_byte_order_mark(
             assert cli.main([command, str(path)]) == 0
     capsys.readouterr()
     assert "a trace of stalloc's: nothing to import" in refusal(capsys, "import", path)
+
+
+@pytest.mark.parametrize("command", ["replay", "report"])
+def test_what_is_given_as_a_plan_is_one(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, plan = tmp_path / "trace.json", tmp_path / "plan"
+    trace.write_text(json.dumps(TRACE))
+    options = ["-o", str(tmp_path / "out")] if command == "report" else []
+    for content, message in {
+        b"": "the file is empty",
+        dump(SNAPSHOT): "a memory snapshot, where a plan is needed",
+        json.dumps(TRACE).encode(): "a trace of stalloc's, where a plan is needed",
+        b'{"format": "stalloc-plan"}': "version",
+    }.items():
+        plan.write_bytes(content)
+        assert cli.main([command, str(trace), "--plan", str(plan), *options]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"stalloc {command}: {plan}: ")
+        assert message in err
+    plan.unlink()
+    assert cli.main(["plan", str(trace), "-o", str(plan)]) == 0
+    plan.write_bytes(gzip.compress(plan.read_bytes()))
+    assert cli.main([command, str(trace), "--plan", str(plan), *options]) == 0
+
+
+def test_a_folder_is_no_output_and_force_does_not_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps(TRACE))
+    for force in ([], ["--force"]):
+        assert cli.main(["plan", str(trace), "-o", str(tmp_path), *force]) == 1
+        assert capsys.readouterr().err == (
+            f"stalloc plan: {tmp_path}: is a folder: name a file in it\n"
+        )
+
+
+def test_an_iteration_is_not_repeated_beyond_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["replay", "x", "--repeat", "1001"])
+    assert "1001 is more than 1000" in capsys.readouterr().err
