@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -51,6 +52,7 @@ class Result:
 
     requests: int
     write_seconds: float
+    write_cpu_seconds: float
     write_seconds_with_plan: float
     bytes: int
     first_drawing_seconds: float
@@ -116,6 +118,12 @@ def stalloc(*arguments: str) -> tuple[float, dict[str, Any]]:
     return time.perf_counter() - began, answer
 
 
+def children_cpu_seconds() -> float:
+    """What processes that have ended took, on all cores."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def open_browser() -> webdriver.Chrome:
     """A headless one, as of a laptop without a GPU."""
     options = webdriver.ChromeOptions()
@@ -132,7 +140,9 @@ def measure(requests: int, folder: Path, browser: webdriver.Chrome) -> Result:
     """Writes and opens one report."""
     trace, plan, page = folder / "trace.json", folder / "plan.json", folder / "report.html"
     trace.write_text(json.dumps(trace_document(requests)))
+    before = children_cpu_seconds()
     seconds, answer = stalloc("report", str(trace), "-o", str(page))
+    cpu_seconds = children_cpu_seconds() - before
     stalloc("plan", str(trace), "-o", str(plan))
     with_plan, _ = stalloc("report", str(trace), "--plan", str(plan), "-o", str(page))
     browser.get(page.as_uri())
@@ -146,6 +156,7 @@ def measure(requests: int, folder: Path, browser: webdriver.Chrome) -> Result:
     return Result(
         requests=answer["requests"],
         write_seconds=seconds,
+        write_cpu_seconds=cpu_seconds,
         write_seconds_with_plan=with_plan,
         bytes=answer["bytes"],
         first_drawing_seconds=drawn / 1e3,
@@ -169,6 +180,7 @@ def main() -> int:
             print(" ".join(f"{name}={value:,.6g}" for name, value in asdict(result).items()))
     facts = {
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
         "browser": browser.capabilities["browserVersion"],
         "commit": subprocess.run(
             ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"],
