@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -103,4 +104,11 @@ def print_assumptions(assumptions: Iterable[str]) -> None:
 def _console() -> Console:
     # Names of modules and files are not markup. Without a terminal nothing is cut to its width.
     width = None if sys.stdout.isatty() else _WIDE
-    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
+    return Console(
+        file=sys.stdout,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        width=width,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",  # bold is none either
+    )

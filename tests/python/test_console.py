@@ -187,9 +187,12 @@ def test_a_folder_and_an_unreadable_file_are_no_input(tmp_path: Path) -> None:
 
 
 def test_no_color_and_no_terminal_are_plain_text(trace: Path) -> None:
-    done = run("inspect", trace, environment={"NO_COLOR": "1"})
+    done = run("inspect", trace)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
+    assert any("\x1b" in line for line in in_terminal(80, "inspect", trace))
+    shown = in_terminal(80, "inspect", trace, environment={"NO_COLOR": "1"})
+    assert not any("\x1b" in line for line in shown)
 
 
 def test_help_and_usage() -> None:
@@ -210,17 +213,19 @@ def test_the_console_script_is_this_one() -> None:
     assert script.value == "stalloc.__main__:main"
 
 
-def in_terminal(columns: int, *args: str | Path) -> list[str]:
-    """What a command shows in a terminal, a line each, without its colours."""
+def in_terminal(
+    columns: int, *args: str | Path, environment: dict[str, str] | None = None
+) -> list[str]:
+    """What a command shows in a terminal, a line each."""
     main, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
     with subprocess.Popen(
         [*STALLOC, *map(str, args)],
         stdin=terminal,
         stdout=terminal,
         stderr=subprocess.PIPE,
-        env=environment | {"TERM": "xterm-256color"},
+        env=inherited | {"TERM": "xterm-256color"} | (environment or {}),
     ) as process:
         os.close(terminal)
         shown = b""
@@ -231,7 +236,12 @@ def in_terminal(columns: int, *args: str | Path) -> list[str]:
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert process.returncode == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+    return shown.decode().splitlines()
+
+
+def plain(lines: list[str]) -> list[str]:
+    """Lines without their colours."""
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
 
 
 def test_a_terminal_of_80_columns_is_wide_enough(tmp_path: Path) -> None:
@@ -247,10 +257,10 @@ def test_a_terminal_of_80_columns_is_wide_enough(tmp_path: Path) -> None:
         ["diff", tmp_path / "other.pickle", snapshot],
     ):
         (tmp_path / "other.pickle").write_bytes(dump(last_step(unit=40_000_000)))
-        lines = in_terminal(80, *args)
+        lines = plain(in_terminal(80, *args))
         # The paths of tests' folders alone may be too long, which a terminal wraps by itself.
         wide = [line for line in lines if len(line.rstrip()) > 80 and str(tmp_path) not in line]
         assert wide == []
-    lines = in_terminal(80, "replay", snapshot, "--capacity", "1000GiB")
+    lines = plain(in_terminal(80, "replay", snapshot, "--capacity", "1000GiB"))
     (row,) = (line for line in lines if line.startswith("stalloc "))
     assert re.search(r"stalloc( +[\d.]+ [MG]iB){2} +0\.\d{4} +[\d.]+ [MG]iB +\d+ +yes", row), row
