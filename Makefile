@@ -60,7 +60,7 @@ bench-cuda: setup  ## Measure a planned request against torch's allocator, on a 
 paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch's allocators
 	@python -m pip install -qq --disable-pip-version-check -r requirements/paper.txt
 	@cmake --preset cpp >/dev/null
-	@cmake --build --preset cpp --target stalloc_core standin_cudart13 standin_cuda standin_nvml
+	@cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml
 	@python benchmarks/paper --torch '$(CUDA_VENV)'
 
 .PHONY: gpu-test

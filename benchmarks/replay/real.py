@@ -1,8 +1,8 @@
 """torch's own CUDA allocator, and stalloc's runtime, driven by traces on a pretended device.
 
 The programs are compiled here: `torch_replay` against a CUDA build of torch, `planned_replay`
-against the core. Both run with the stand-in for CUDA's runtime library in its place, so that no GPU
-is needed; the allocator never touches the memory that it hands out.
+against the core of the package. Both run with the stand-in for CUDA's runtime library in its place,
+so that no GPU is needed; the allocator never touches the memory that it hands out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stalloc import _core
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent
-BUILD = ROOT / "build" / "cpp"
-"""Where `cmake --preset cpp` builds the core and the stand-in."""
+STANDIN = ROOT / "build" / "cpp" / "standin"
+"""Where `cmake --preset cpp` builds the stand-ins, by CUDA's major version."""
 
 UNLIMITED = 1 << 42  # bytes of a device on which nothing runs out of memory
 
@@ -78,20 +80,19 @@ def build_torch(environment: Path, folder: Path) -> Torch:
 
 
 def build_planned(folder: Path) -> Path:
-    """Compiles `planned_replay` in `folder` against the core in `BUILD`.
+    """Compiles `planned_replay` in `folder` against the core that is installed.
 
     Raises:
-        Unavailable: The core has not been built.
+        Unavailable: The stand-in has not been built.
     """
-    if not (BUILD / "libstalloc.so").exists():
-        raise Unavailable(
-            f"no libstalloc.so in {BUILD}; build it with `cmake --build --preset cpp`"
-        )
+    if not STANDIN.exists():
+        raise Unavailable(f"no stand-in for CUDA in {STANDIN}; `make test-cpp` builds it")
     program = folder / "planned_replay"
+    core = Path(_core.__file__ or "").parent
     _compile(
         program,
         SOURCES / "planned_replay.cpp",
-        *(f"-I{ROOT / 'csrc'}", f"-L{BUILD}", "-lstalloc", "-ldl", f"-Wl,-rpath,{BUILD}"),
+        *(f"-I{ROOT / 'csrc'}", f"-L{core}", "-lstalloc", "-ldl", f"-Wl,-rpath,{core}"),
     )
     return program
 
@@ -101,7 +102,7 @@ def run(
     *files: Path,
     policy: str = "",
     memory: int = UNLIMITED,
-    standin: Path = BUILD / "standin",
+    standin: Path = STANDIN,
     cuda: str = "13",
 ) -> dict[str, Any]:
     """What a replay program printed.
