@@ -31,7 +31,7 @@ import real
 from configs import Config
 
 from paper import published, report
-from paper.evaluation import Programs
+from paper.evaluation import ROUNDS, Programs
 from paper.figures import workloads
 from paper.work import Done, do
 
@@ -53,6 +53,9 @@ def main() -> int:
         "--only", nargs="+", default=["*"], metavar="NAME", help="workloads, as in 'gpt2-*-first'"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="of taking times (default: %(default)s)"
+    )
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "paper", metavar="DIR")
     parser.add_argument("--output", type=Path, default=_RESULTS, metavar="DIR")
     args = parser.parse_args()
@@ -61,7 +64,7 @@ def main() -> int:
         parser.error(f"no workload is called {' or '.join(args.only)}; see benchmarks/workloads")
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes: they are as many as there are cores
     began = time.perf_counter()
-    programs = _programs(args.torch, args.build)
+    programs = _programs(args.torch, args.build, args.rounds)
     finished: list[Done] = []
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         waiting: dict[Future[Done], Config] = {
@@ -78,7 +81,7 @@ def main() -> int:
     return 0
 
 
-def _programs(torch: Path, build: Path) -> Programs:
+def _programs(torch: Path, build: Path, rounds: int) -> Programs:
     """Builds what can be built, and says what cannot."""
     found = planned = None
     try:
@@ -86,7 +89,7 @@ def _programs(torch: Path, build: Path) -> Programs:
         found = real.build_torch(torch, build)
     except real.Unavailable as error:
         print(f"without: {error}", file=sys.stderr)
-    return Programs(found, planned)
+    return Programs(found, planned, rounds)
 
 
 def _write(finished: list[Done], folder: Path, programs: Programs, seconds: float) -> None:
@@ -98,6 +101,7 @@ def _write(finished: list[Done], folder: Path, programs: Programs, seconds: floa
         "python": platform.python_version(),
         "commit": _commit(),
         "torch": programs.torch.version if programs.torch else "modelled",
+        "rounds": f"{programs.rounds}",
         "cpu_seconds_record": f"{sum(done.record_seconds for done in finished):.0f}",
         "cpu_seconds_replay": f"{sum(done.replay_seconds for done in finished):.0f}",
         "peak_process_gib": f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f}",

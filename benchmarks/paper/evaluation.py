@@ -31,7 +31,7 @@ PLAN_SECONDS = 0.8
 """Time limit of the search for a better plan, on a core of its own. Two seconds have to do for
 comparing the iterations, the first plan and validating it, too."""
 ROUNDS = 3
-"""How often each allocator's time is taken."""
+"""How often each allocator's time is taken, by default."""
 STEP = 64 << 20
 """Bytes; how exactly the smallest capacity is found."""
 _POLICIES = {TORCH: "", EXPANDABLE: "expandable_segments:True"}
@@ -44,10 +44,12 @@ class Programs:
     Attributes:
         torch: torch's.
         planned: stalloc's runtime, for its time.
+        rounds: How often each allocator's time is taken.
     """
 
     torch: real.Torch | None = None
     planned: Path | None = None
+    rounds: int = ROUNDS
 
 
 def evaluate(workload: Recorded, programs: Programs) -> list[Row]:
@@ -249,7 +251,7 @@ def _planned_runs(
 def _times(programs: Programs, events: Path, plan: Path) -> dict[str, list[dict[str, Any]]]:
     """What the programs printed, a run each in turns."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for _ in range(ROUNDS):
+    for _ in range(programs.rounds):
         if programs.torch is not None:
             torch = programs.torch
             for name, policy in _POLICIES.items():
