@@ -6,6 +6,7 @@ Nothing but the standard library is imported before somebody is there to catch a
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
@@ -17,6 +18,7 @@ def main() -> int:
 
         return cli.main()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses twice means the same
         print("stalloc: interrupted", file=sys.stderr)
         return 130
 

@@ -18,7 +18,6 @@ from stalloc.commands import COMMANDS
 from stalloc.commands.output import DoesNotFit, printable
 from stalloc.errors import StallocError
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
@@ -35,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one sub-command and returns the exit code."""
+    """Runs one sub-command and returns the exit code; a Ctrl-C is the caller's."""
     args = make_parser().parse_args(argv)
     try:
         code: int = args.main(args)
@@ -56,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             _leave_stdout()
             return _fail(args.command, f"standard output: {what}", 1)
         return _fail(args.command, f"{error.filename}: {what}", 1)
-    except KeyboardInterrupt:
-        return _fail(args.command, "interrupted", INTERRUPTED)
     return code
 
 

@@ -176,16 +176,6 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_an_interrupt_is_one_line(
-    csv: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(planner, "plan", interrupt)
-    assert "interrupted" in refusal(capsys, 130, "plan", csv)
-
-
 def test_inspect_shows_a_trace(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = answer(capsys, "inspect", trace)
     assert report["kind"] == "trace"
