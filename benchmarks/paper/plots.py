@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -86,7 +87,7 @@ def _bars(
         names = [f"{label(g[STALLOC])}\n{g[STALLOC].stage}" for g in groups]
         axis.set_xticks(range(len(groups)), names)
         axis.set_title(title, loc="left")
-        _efficiency_axis(axis)
+        _efficiency_axis(axis, groups)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=4)
     return figure
 
@@ -107,13 +108,18 @@ def _lines(groups: list[Group]) -> Figure:
                 label=_LABELS[allocator],
             )
         axis.set_xscale("log", base=2)
+        microbatches = [group[STALLOC].microbatch for group in of_stage]
+        axis.set_xticks(microbatches, [str(size) for size in microbatches])
         axis.set_xlabel(f"microbatch, {stage} stage")
-        _efficiency_axis(axis)
+        _efficiency_axis(axis, groups)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=3)
     return figure
 
 
-def _efficiency_axis(axis: Axes) -> None:
-    axis.set_ylabel("efficiency")
-    axis.set_ylim(0.4, 1.03)
+def _efficiency_axis(axis: Axes, groups: list[Group]) -> None:
+    """Begins where there is something to tell apart, and says so."""
+    least = min(row.efficiency for group in groups for row in group.values())
+    begin = max(0.0, math.floor(10 * least - 0.5) / 10)
+    axis.set_ylabel(f"efficiency, from {begin:.1f}")
+    axis.set_ylim(begin, 1.02)
     axis.axhline(1.0, color="black", linewidth=0.4)

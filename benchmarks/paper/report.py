@@ -39,7 +39,7 @@ def render(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
         if not groups:
             continue
         if name in PLOTS:
-            parts.append(f"![{figure.title}]({PLOTS[name]})\n")
+            parts.append(f"![{figure.title}]({PLOTS[name]})\n\nA cross: out of memory.\n")
         parts.append(tables[name](groups))
     parts.append(_model(rows))
     return "\n".join(parts)
