@@ -128,14 +128,17 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
+    """The last that changed what is measured."""
+    measured = ("--", "csrc", "stalloc")
+    changed = _git("status", "--short", *measured)
+    return _git("log", "-1", "--format=%h", *measured) + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
     done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--exclude=*"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
+        ["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
-    return done.stdout.strip() or "unknown"
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":
