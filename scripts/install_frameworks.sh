@@ -14,7 +14,7 @@ if cmp -s "$marker" "$requirements"; then
   exit 0
 fi
 rm -f "$marker"
-for section in stable newest trainers; do
+for section in stable newest oldest trainers; do
   folder=$venv/frameworks/$section
   rm -rf "$folder"
   mkdir -p "$folder"

@@ -94,13 +94,13 @@ def on_cpu(folders: list[str]) -> Iterator[None]:
             "nvtx.range_pop": nothing,
         }.items():
             stack.enter_context(mock.patch(f"torch.cuda.{name}", value))
-        stack.enter_context(mock.patch.object(random, "_CUDA_RNG_STATE_TRACKER", NoTracker()))
-        stack.enter_context(mock.patch.object(random, "_CUDA_RNG_STATE_TRACKER_INITIALIZED", True))
-        for name, value in {
+        for name, value in {  # not all of which every version has
+            "_CUDA_RNG_STATE_TRACKER": NoTracker(),
+            "_CUDA_RNG_STATE_TRACKER_INITIALIZED": True,
             "_get_cuda_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
             "_set_cuda_rng_state": nothing,
         }.items():
-            stack.enter_context(mock.patch.object(random, name, value))
+            stack.enter_context(mock.patch.object(random, name, value, create=True))
         stack.enter_context(settled())
         # Without Transformer Engine the package forgets to define this.
         from megatron.core.transformer.moe import moe_utils

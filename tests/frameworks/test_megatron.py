@@ -38,8 +38,15 @@ def run(settings: Settings) -> Result:
     return result
 
 
-@pytest.mark.parametrize("packages", PACKAGES)
-@pytest.mark.parametrize("model", MODELS)
+# What the oldest lacks on the CPU: recomputation, and the distributed optimizer.
+RUNS = [
+    *((packages, model) for packages in PACKAGES for model in MODELS),
+    ("oldest", "dense"),
+    ("oldest", "experts"),
+]
+
+
+@pytest.mark.parametrize(("packages", "model"), RUNS)
 def test_one_run_profiles_plans_and_is_served(packages: str, model: str) -> None:
     settings = replace(MODELS[model], packages=packages, iterations=15)
     plain = run(settings)
