@@ -38,31 +38,40 @@ def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
             with path.open("wb") as stream:
                 stream.write(content)
             return
-        with _temporary(path.parent) as (descriptor, source):
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-            _name(source, path, overwrite)
+        try:
+            _write(path, content, overwrite, nameless=True)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without nameless files, or without links
+            _write(path, content, overwrite, nameless=False)
         _sync_folder(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
+def _write(path: Path, content: bytes, overwrite: bool, *, nameless: bool) -> None:
+    with _temporary(path.parent, nameless) as (descriptor, source):
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        _name(source, path, overwrite)
+
+
 @contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[tuple[int, Path]]:
+def _temporary(folder: Path, nameless: bool) -> Iterator[tuple[int, Path]]:
     """A new file in a folder, open for writing, and what to link or move it by."""
-    path: Path | None = None
-    try:
+    if nameless:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
-    except OSError:  # a file system without nameless files
+        path = Path(f"/proc/self/fd/{descriptor}")
+    else:
         path = folder / f".stalloc-{secrets.token_hex(8)}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
-        yield descriptor, path or Path(f"/proc/self/fd/{descriptor}")
+        yield descriptor, path
     finally:
         os.close(descriptor)
-        if path is not None:
+        if not nameless:
             path.unlink(missing_ok=True)
 
 
