@@ -132,7 +132,7 @@ class Solver {
     enough.target = std::max(budget.target, capacity);
     Winner winner;
     race(first, threads_, budget, winner);
-    race_while_worthwhile(std::move(quick), budget, winner);
+    race_while_worthwhile(std::move(quick), buffers, budget, winner);
     Bytes bound = 0;
     const bool is_small = problem.buffers.size() <= kSearchable;
     if (is_small) search("exact", minimise_height, problem, kFirstSteps, enough, winner, bound);
@@ -140,7 +140,7 @@ class Solver {
       search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
     }
     enough.target = std::max(enough.target, bound);
-    race_while_worthwhile(std::move(more), enough, winner);
+    race_while_worthwhile(std::move(more), buffers, enough, winner);
     if (is_small) {
       const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
       search("exact", minimise_height, problem, steps, enough, winner, bound);
@@ -161,9 +161,9 @@ class Solver {
 
   // As many attempts at a time as are worthwhile together, until they bring nothing. What is tried
   // depends on the problem only, and not on the machine or the number of threads.
-  void race_while_worthwhile(std::vector<CostedAttempt> attempts, const Budget& budget,
-                             Winner& winner) const {
-    std::int64_t left = kMostPlacements;
+  void race_while_worthwhile(std::vector<CostedAttempt> attempts, std::int64_t buffers,
+                             const Budget& budget, Winner& winner) const {
+    std::int64_t left = std::max(kMostPlacements, kMostRounds * buffers);
     for (std::size_t begin = 0; begin < attempts.size();) {
       if (winner.layout.height <= budget.target) return;
       const Bytes height = winner.layout.height;
@@ -200,6 +200,7 @@ class Solver {
   static constexpr std::size_t kQuickGreedy = 10;  // planners of which one mostly meets the bound
   static constexpr double kPatience = 400'000;     // placements without anything better, at no gap
   static constexpr std::int64_t kMostPlacements = 2'500'000;  // at any gap: one to two seconds
+  static constexpr std::int64_t kMostRounds = 4;              // or of each buffer, if that is more
   static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
   static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
