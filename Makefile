@@ -10,6 +10,8 @@ VENV ?= .venv
 # What `make test-cuda` installs, in an environment of its own.
 CUDA_TORCH ?= torch==2.14.1
 CUDA_VENV ?= .venv-cuda
+# What `make check-torch` compiles native mode against.
+TORCH_VERSIONS ?= 2.11.0 2.12.0 2.13.0 2.14.1
 JOBS ?= $(shell nproc)
 
 override VENV := $(abspath $(VENV))
@@ -62,6 +64,10 @@ paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch
 	@cmake --preset cpp >/dev/null
 	@cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml
 	@python benchmarks/paper --torch '$(CUDA_VENV)'
+
+.PHONY: check-torch
+check-torch: setup  ## Compile native mode against other versions of torch (half a GB each, once)
+	@scripts/check_torch.sh python $(TORCH_VERSIONS)
 
 .PHONY: gpu-test
 gpu-test: build  ## On a machine with a GPU: is training right under a plan?

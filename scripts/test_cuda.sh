@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly python=$1 torch=$2 venv=$3
+readonly python=$1 torch=$2 venv=$(realpath -m "$3")
 shift 3
 readonly requirements=requirements/dev.txt
 readonly marker=$venv/.stalloc-setup # what the environment was made from
@@ -34,7 +34,7 @@ if ! cmp -s "$marker" <(wanted); then
   wanted >"$marker"
 fi
 
-export PATH=$PWD/$venv/bin:$PATH
+export PATH=$venv/bin:$PATH
 cmake --preset cpp >/dev/null
 cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml standin_cublas
 python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
