@@ -4,11 +4,13 @@
     python benchmarks/gpu bench --output benchmarks/results/gpu
     python benchmarks/gpu run --model tiny --allocator stalloc --device cpu
 
-`bench` trains each model under torch's caching allocator, under expandable segments and under
-stalloc, with batches that grow until all of them run out of memory; each run has a process of its
-own. `test` trains small models with deterministic kernels and compares losses and weights to the
-bit; and, where compute-sanitizer is installed, runs one under it. `run` is one run, as a line of
-JSON: with `--device cpu` it needs no GPU.
+`bench` looks for the largest batch that each model trains with, under torch's caching allocator,
+under expandable segments and under stalloc; then it measures all three with the largest batch that
+all of them train, and with the largest of any. Each run has a process of its own. What is done is
+written after each, so that `--minutes` may end it anywhere. `test` trains small models with
+deterministic kernels and compares losses and weights to the bit; and, where compute-sanitizer is
+installed, runs one under it. `run` is one run, as a line of JSON: with `--device cpu` it needs no
+GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ from training import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOCATORS = ("torch", "expandable", "stalloc")
-BENCHED = {"gpt2-345m": (8, 16, 32, 48, 64), "llama-1.3b": (2, 4, 8, 12, 16), "moe-8x": (2, 4, 8)}
+BENCHED = ("gpt2-345m", "llama-1.3b", "moe-8x")
 
 
 def main() -> int:
@@ -44,7 +47,10 @@ def main() -> int:
     subparsers = parser.add_subparsers(dest="command", required=True)
     subparsers.add_parser("test", help="compare results with and without stalloc, to the bit")
     bench = subparsers.add_parser("bench", help="measure memory and speed")
-    bench.add_argument("--models", nargs="+", choices=BENCHED, default=list(BENCHED))
+    bench.add_argument("--models", nargs="+", choices=MODELS, default=list(BENCHED))
+    bench.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
+    bench.add_argument("--minutes", type=float, default=600, help="begin no run after so many")
+    bench.add_argument("--limit", type=int, default=1024, help="the largest batch to try")
     bench.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu")
     run = subparsers.add_parser("run", help="one training run; prints a line of JSON")
     for f in dataclasses.fields(Run):
@@ -67,11 +73,13 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("this needs a GPU, and torch finds none", file=sys.stderr)
         return 2
-    return check() if args.command == "test" else measure(args.models, args.output)
+    if args.command == "test":
+        return check()
+    return Bench(args.allocators, args.limit, args.minutes, args.output).measure(args.models)
 
 
 def start(run: Run, *prefix: str) -> dict[str, Any]:
-    """One run in a process of its own."""
+    """One run in a process of its own; "failed" says why it came to nothing."""
     options = [sys.executable, str(Path(__file__).parent), "run"]
     for key, value in dataclasses.asdict(run).items():
         if key == "losses" or value is False:
@@ -79,12 +87,13 @@ def start(run: Run, *prefix: str) -> dict[str, Any]:
         options += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if run.allocator == "expandable":
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     done = subprocess.run(
         [*prefix, *options], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        sys.exit(f"{' '.join(options)} failed:\n{done.stderr}{done.stdout}")
+        print(f"{' '.join(options)} failed:\n{done.stderr}{done.stdout}", file=sys.stderr)
+        return {"failed": (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1]}
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -95,51 +104,110 @@ def check() -> int:
     for model, recompute in [("tiny", False), ("tiny", True), ("tiny-moe", False)]:
         run = Run(model, "torch", recompute=recompute, deterministic=True)
         plain, planned = start(run), start(dataclasses.replace(run, allocator="stalloc"))
+        name = model + (" with recomputation" if recompute else "")
+        if "failed" in plain or "failed" in planned:
+            failures += 1
+            print(f"{name}: FAILED")
+            continue
         same = all(plain[key] == planned[key] for key in ("losses", "weights"))
         failures += not same
-        name = model + (" with recomputation" if recompute else "")
         print(f"{name}: {'identical' if same else 'DIFFERENT'}, hit rate {planned['hit_rate']:.4f}")
     if sanitizer := shutil.which("compute-sanitizer"):
-        start(Run("tiny", "stalloc", steps=2, warmup=2), sanitizer, "--error-exitcode=1")
-        print("compute-sanitizer: no error")
+        done = start(Run("tiny", "stalloc", steps=2, warmup=2), sanitizer, "--error-exitcode=1")
+        failures += "failed" in done
+        print(f"compute-sanitizer: {'FAILED' if 'failed' in done else 'no error'}")
     else:
         print("compute-sanitizer is not installed: that test was not run")
     return 1 if failures else 0
 
 
-def measure(models: list[str], output: Path) -> int:
-    """Trains every model with growing batches under every allocator, and writes what came out."""
-    results = []
-    for model in models:
-        for batch in BENCHED[model]:
-            row = {a: start(Run(model, a, batch=batch)) for a in ALLOCATORS}
-            results.append({"model": model, "batch": batch, "allocators": row})
-            for allocator, r in row.items():
-                if "out_of_memory" in r:
-                    print(f"{model} batch {batch} {allocator}: out of memory", flush=True)
+class Bench:
+    """Trains models at the batches that matter, and writes what came out."""
+
+    def __init__(self, allocators: list[str], limit: int, minutes: float, output: Path) -> None:
+        self.allocators = allocators
+        self.limit = limit
+        self.end = time.monotonic() + 60 * minutes
+        self.output = output.with_suffix(".json")
+        self.results: list[dict[str, Any]] = []
+
+    def measure(self, models: list[str]) -> int:
+        """Measures all of them; returns the exit code."""
+        for model in models:
+            result: dict[str, Any] = {"model": model, "largest_batch": {}, "batches": []}
+            self.results.append(result)
+            for allocator in self.allocators:
+                largest = result["largest_batch"][allocator] = self.largest_batch(model, allocator)
+                print(f"{model} {allocator}: trains with batches up to {largest}", flush=True)
+                self.write()
+            for batch in sorted(set(result["largest_batch"].values()) - {0}):
+                if batch not in (min(result["largest_batch"].values()), max_of(result)):
                     continue
-                del r["losses"]
-                print(
-                    f"{model} batch {batch} {allocator}: {r['peak_reserved'] / 2**30:.2f} GiB "
-                    f"reserved, efficiency {r['efficiency']:.4f}, "
-                    f"{r['tokens_per_second']:.0f} tokens/s",
-                    flush=True,
-                )
-            if all("out_of_memory" in r for r in row.values()):
-                break
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    document = {
-        "device": torch.cuda.get_device_name(),
-        "memory": torch.cuda.get_device_properties(0).total_memory,
-        "machine": platform.node(),
-        "torch": torch.__version__,
-        "commit": commit,
-        "results": results,
-    }
-    output.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
-    return 0
+                row = {a: self.run(Run(model, a, batch=batch)) for a in self.allocators}
+                for allocator, r in row.items():
+                    print(f"{model} batch {batch} {allocator}: {summary(r)}", flush=True)
+                    r.pop("losses", None)
+                result["batches"].append({"batch": batch, "allocators": row})
+                self.write()
+        return int(not all(is_complete(result) for result in self.results))
+
+    def run(self, run: Run) -> dict[str, Any]:
+        """One run, while there is time."""
+        return start(run) if time.monotonic() < self.end else {"failed": "no time was left"}
+
+    def largest_batch(self, model: str, allocator: str) -> int:
+        """The largest batch that trains, to an eighth; 0 when none does."""
+
+        def trains(batch: int) -> bool:
+            r = self.run(Run(model, allocator, batch=batch, steps=2, warmup=3))
+            return "failed" not in r and "out_of_memory" not in r
+
+        low, high = 0, 1
+        while high <= self.limit and trains(high):
+            low, high = high, 2 * high
+        while high - low > max(1, low // 8):
+            middle = (low + high) // 2
+            low, high = (middle, high) if middle <= self.limit and trains(middle) else (low, middle)
+        return low
+
+    def write(self) -> None:
+        """Writes what has been measured so far."""
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        document = {
+            "device": torch.cuda.get_device_name(),
+            "memory": torch.cuda.get_device_properties(0).total_memory,
+            "machine": platform.machine(),
+            "torch": torch.__version__,
+            "commit": commit.stdout.strip() or "unknown",
+            "results": self.results,
+        }
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self.output.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def max_of(result: dict[str, Any]) -> int:
+    """The largest batch that any allocator trains."""
+    return int(max(result["largest_batch"].values()))
+
+
+def is_complete(result: dict[str, Any]) -> bool:
+    """Whether every run of a model came to something."""
+    runs = [r for row in result["batches"] for r in row["allocators"].values()]
+    return bool(runs) and not any("failed" in r for r in runs)
+
+
+def summary(r: dict[str, Any]) -> str:
+    """A run in a few words."""
+    if "failed" in r:
+        return f"failed: {r['failed']}"
+    if "out_of_memory" in r:
+        return "out of memory"
+    return (
+        f"{r['peak_reserved'] / 2**30:.2f} GiB reserved, efficiency {r['efficiency']:.4f}, "
+        f"{r['tokens_per_second']:.0f} tokens/s"
+    )
 
 
 if __name__ == "__main__":
