@@ -71,6 +71,8 @@ class Csv:
     size: Int64Array
     offsets: Int64Array | None = None
     """The solution, where the file has one."""
+    gaps: Int64Array | None = None
+    """What `plan` takes as gaps, where the file has any."""
 
 
 def plan(
@@ -83,6 +85,7 @@ def plan(
     stream: npt.ArrayLike | None = None,
     streams: Streams = "separate",
     fixed: npt.ArrayLike | None = None,
+    gaps: npt.ArrayLike | None = None,
     phase_begin: npt.ArrayLike | None = None,
     phase_end: npt.ArrayLike | None = None,
     capacity: int | None = None,
@@ -109,6 +112,9 @@ def plan(
         streams: "separate", or "ordered": a buffer may lie where one of another stream lay before,
             and the solution's `waits` say what has to wait for what.
         fixed: Where each buffer must lie, -1 where it may lie anywhere.
+        gaps: Stretches of a buffer's lifetime in which others may lie in its place, to which it
+            comes back: a row for each, of the buffer, the tick it begins at and the tick it has
+            ended by. Not where streams are ordered; a single `algorithm` makes no use of them.
         phase_begin: The phase each is born in, for the paper's planner, -1 where there is none.
         phase_end: The phase each is freed in.
         capacity: The height that must not be exceeded.
@@ -143,6 +149,7 @@ def plan(
         phase_begin,
         phase_end,
         streams,
+        gaps,
     )
     if capacity == 0 and problem.bound() > 0:
         raise PlanError(f"no solution fits a capacity of 0: it takes {problem.bound()} bytes")
@@ -161,9 +168,12 @@ def load_bound(
     period: int = 0,
     stream: npt.ArrayLike | None = None,
     streams: Streams = "separate",
+    gaps: npt.ArrayLike | None = None,
 ) -> int:
     """The most bytes that are live at once: no solution is lower. Arguments as for `plan`."""
-    return _problem(lower, upper, size, alignment, period, None, stream, streams=streams).bound()
+    return _problem(
+        lower, upper, size, alignment, period, None, stream, streams=streams, gaps=gaps
+    ).bound()
 
 
 def validate(
@@ -178,6 +188,7 @@ def validate(
     stream: npt.ArrayLike | None = None,
     streams: Streams = "separate",
     fixed: npt.ArrayLike | None = None,
+    gaps: npt.ArrayLike | None = None,
     waits: npt.ArrayLike | None = None,
 ) -> None:
     """Checks a solution, wherever it came from, with code that no planner shares.
@@ -190,7 +201,9 @@ def validate(
         PlanError: Two buffers overlap, one is not where it may be, or a wait is missing; the
             message names them.
     """
-    problem = _problem(lower, upper, size, alignment, period, None, stream, fixed, streams=streams)
+    problem = _problem(
+        lower, upper, size, alignment, period, None, stream, fixed, streams=streams, gaps=gaps
+    )
     unlimited = int(np.iinfo(np.int64).max)
     places = _numbers(offsets, "offsets")
     problem.validate(places, unlimited if height is None else height)
@@ -205,7 +218,7 @@ def algorithms() -> list[str]:
 
 
 def load_csv(path: Path | str) -> Csv:
-    """Reads a MiniMalloc CSV: `id,lower,upper,size[,offset]`, a header line, one buffer a line.
+    """Reads a MiniMalloc CSV: `id,lower,upper,size[,gaps][,offset]`, one buffer a line.
 
     Raises:
         PlanError: The file is malformed; the message has its name and the number of the line.
@@ -232,7 +245,7 @@ def save_csv(path: Path | str, csv: Csv, offsets: npt.ArrayLike) -> None:
 
 def format_csv(csv: Csv, offsets: npt.ArrayLike) -> str:
     """The text of a MiniMalloc CSV with a column of offsets."""
-    problem = _problem(csv.lower, csv.upper, csv.size)
+    problem = _problem(csv.lower, csv.upper, csv.size, gaps=csv.gaps)
     return _core.write_csv(csv.ids, problem, _numbers(offsets, "offsets"))
 
 
@@ -248,6 +261,7 @@ def _problem(
     phase_begin: npt.ArrayLike | None = None,
     phase_end: npt.ArrayLike | None = None,
     streams: Streams = "separate",
+    gaps: npt.ArrayLike | None = None,
 ) -> _core.Problem:
     if streams not in ("separate", "ordered"):
         raise PlanError(f'streams are "separate" or "ordered", not {streams!r}')
@@ -268,6 +282,7 @@ def _problem(
             phase_begin=optional(phase_begin, "phase_begin"),
             phase_end=optional(phase_end, "phase_end"),
             ordered=streams == "ordered",
+            gaps=None if gaps is None or np.size(gaps) == 0 else _numbers(gaps, "gaps"),
         )
     except TypeError:
         raise PlanError(

@@ -48,11 +48,36 @@ std::int32_t narrow(std::int64_t value) {
   return static_cast<std::int32_t>(value);
 }
 
+// In any order.
+std::vector<Gap> to_gaps(const Numbers& rows) {
+  if (rows.ndim() != 2 || rows.shape(1) != 3) {
+    throw PlanError("gaps must be an array of three columns: a buffer, and from when to when");
+  }
+  std::vector<Gap> gaps;
+  for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
+    gaps.push_back({narrow(rows.at(i, 0)), rows.at(i, 1), rows.at(i, 2)});
+  }
+  std::ranges::sort(gaps, {}, [](const Gap& gap) { return std::pair{gap.buffer, gap.lower}; });
+  return gaps;
+}
+
+Numbers to_array(const std::vector<Gap>& gaps) {
+  Numbers rows({static_cast<py::ssize_t>(gaps.size()), py::ssize_t{3}});
+  std::int64_t* next = rows.mutable_data();
+  for (const auto& [buffer, lower, upper] : gaps) {
+    *next++ = buffer;
+    *next++ = lower;
+    *next++ = upper;
+  }
+  return rows;
+}
+
 Problem make_problem(const Numbers& lower, const Numbers& upper, const Numbers& size,
                      Bytes alignment, Tick period, Bytes capacity,
                      const std::optional<Numbers>& stream, const std::optional<Numbers>& fixed,
                      const std::optional<Numbers>& phase_begin,
-                     const std::optional<Numbers>& phase_end, bool ordered) {
+                     const std::optional<Numbers>& phase_end, bool ordered,
+                     const std::optional<Numbers>& gaps) {
   Problem problem;
   if (ordered) problem.streams = Streams::kOrdered;
   problem.alignment = alignment;
@@ -67,6 +92,7 @@ Problem make_problem(const Numbers& lower, const Numbers& upper, const Numbers& 
   fill(problem, "phase_begin", phase_begin,
        [](Buffer& b, std::int64_t v) { b.phase_begin = narrow(v); });
   fill(problem, "phase_end", phase_end, [](Buffer& b, std::int64_t v) { b.phase_end = narrow(v); });
+  if (gaps) problem.gaps = to_gaps(*gaps);
   return problem;
 }
 
@@ -146,7 +172,7 @@ void bind_planner(py::module_& m) {
            py::arg("size").noconvert(), py::arg("alignment"), py::arg("period"),
            py::arg("capacity"), py::arg("stream").noconvert(), py::arg("fixed").noconvert(),
            py::arg("phase_begin").noconvert(), py::arg("phase_end").noconvert(),
-           py::arg("ordered") = false)
+           py::arg("ordered") = false, py::arg("gaps").noconvert() = py::none())
       .def("check", &Problem::check)
       .def("bound",
            [](const Problem& problem) {
@@ -203,6 +229,8 @@ void bind_planner(py::module_& m) {
         d["lower"] = to_array(lower);
         d["upper"] = to_array(upper);
         d["size"] = to_array(size);
+        d["gaps"] = csv.problem.gaps.empty() ? py::object(py::none())
+                                             : py::object(to_array(csv.problem.gaps));
         d["offsets"] = csv.has_offsets ? py::object(to_array(csv.offsets)) : py::none();
         return d;
       },

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/align.h"
+#include "plan/gaps.h"
 
 namespace stalloc {
 namespace {
@@ -27,6 +28,7 @@ Bytes highest_sum(std::vector<Change>& changes) {
 }  // namespace
 
 Bytes load_bound(const Problem& problem) {
+  if (!problem.gaps.empty()) return load_bound(active_parts(problem).problem);
   std::map<StreamId, std::vector<Change>> streams;
   Bytes alone = 0;
   for (const Buffer& b : problem.buffers) {

@@ -72,6 +72,45 @@ std::int64_t number_in(std::string_view field, Column column, std::size_t line) 
   return value;
 }
 
+// "3-5 8-11", ascending.
+void read_gaps(std::string_view field, std::size_t line, Problem& problem) {
+  const Buffer& buffer = problem.buffers.back();
+  Tick reached = buffer.lower;
+  while (!field.empty()) {
+    const std::size_t blank = field.find(' ');
+    const std::string_view gap = field.substr(0, blank);
+    field = blank == std::string_view::npos ? std::string_view{} : trim(field.substr(blank));
+    const std::string quoted = "the gap \"" + std::string(gap) + "\"";
+    if (gap.find('@') != std::string_view::npos) {
+      fail(line, quoted + " is of a part of the buffer only, which is not supported");
+    }
+    const std::size_t dash = gap.find('-', 1);
+    if (dash == std::string_view::npos) fail(line, quoted + " is not like \"3-5\"");
+    const Tick lower = number_in(gap.substr(0, dash), kGaps, line);
+    const Tick upper = number_in(gap.substr(dash + 1), kGaps, line);
+    if (upper <= lower) fail(line, quoted + " is empty or reversed");
+    if (lower < buffer.lower || upper > buffer.upper) {
+      fail(line, quoted + " is not within the lifetime");
+    }
+    if (lower < reached) fail(line, quoted + " overlaps the one before it, or is out of order");
+    problem.gaps.push_back({static_cast<std::int32_t>(problem.buffers.size() - 1), lower, upper});
+    reached = upper;
+  }
+}
+
+// As read_gaps() reads them; `gap` goes on to those of the next buffer.
+std::string gaps_of(const Problem& problem, std::size_t buffer,
+                    std::vector<Gap>::const_iterator& gap) {
+  std::string text;
+  for (; gap != problem.gaps.end() && static_cast<std::size_t>(gap->buffer) == buffer; ++gap) {
+    if (!text.empty()) text += ' ';
+    text += std::to_string(gap->lower);
+    text += '-';
+    text += std::to_string(gap->upper);
+  }
+  return text;
+}
+
 }  // namespace
 
 CsvProblem read_csv(std::string_view text) {
@@ -113,11 +152,9 @@ CsvProblem read_csv(std::string_view text) {
            "an alignment of its own for one buffer is not supported; plan with one "
            "alignment for all");
     }
-    if ((*header)[kGaps] && !fields[*(*header)[kGaps]].empty()) {
-      fail(number, "gaps within a lifetime are not supported");
-    }
     if (result.has_offsets) result.offsets.push_back(value(kOffset));
     result.problem.buffers.push_back(buffer);
+    if ((*header)[kGaps]) read_gaps(fields[*(*header)[kGaps]], number, result.problem);
     result.ids.emplace_back(id);
   }
   if (!header) fail(1, "the file is empty; a header line \"id,lower,upper,size\" is expected");
@@ -126,14 +163,23 @@ CsvProblem read_csv(std::string_view text) {
 
 std::string write_csv(const std::vector<std::string>& ids, const Problem& problem,
                       const Layout& layout) {
-  std::string text = "id,lower,upper,size,offset\n";
+  const bool has_gaps = !problem.gaps.empty();
+  std::string text =
+      has_gaps ? "id,lower,upper,size,gaps,offset\n" : "id,lower,upper,size,offset\n";
+  auto gap = problem.gaps.begin();
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const Buffer& b = problem.buffers[i];
     text += ids[i];
-    for (const std::int64_t value : {b.lower, b.upper, b.size, layout.offsets[i]}) {
+    for (const std::int64_t value : {b.lower, b.upper, b.size}) {
       text += ',';
       text += std::to_string(value);
     }
+    if (has_gaps) {
+      text += ',';
+      text += gaps_of(problem, i, gap);
+    }
+    text += ',';
+    text += std::to_string(layout.offsets[i]);
     text += '\n';
   }
   return text;

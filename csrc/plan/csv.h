@@ -3,8 +3,10 @@
 //   id,lower,upper,size
 //   0,0,13312,126976
 //
-// Columns come in any order. `alignment` and `gaps`, which MiniMalloc knows as well, are refused
-// where they would change the problem; an `offset` is the answer, not part of the question.
+// Columns come in any order. `gaps` holds the stretches in which a buffer's place is free for
+// others, as in "3-5 8-11". An `alignment` of its own for a buffer, and gaps of only a part of it
+// ("3-5@0:64"), which MiniMalloc knows as well, are refused; an `offset` is the answer, not part of
+// the question.
 #pragma once
 
 #include <string>
@@ -23,10 +25,11 @@ struct CsvProblem {
 };
 
 // Throws PlanError with the number of the offending line: columns missing or given twice, fields
-// that are no numbers or do not fit, ids given twice, negative or reversed lifetimes.
+// that are no numbers or do not fit, ids given twice, negative or reversed lifetimes, gaps
+// that are empty, overlap or are not within them.
 CsvProblem read_csv(std::string_view text);
 
-// The same columns, and the offset of each. One id a buffer.
+// The same columns, gaps if there are any, and the offset of each. One id a buffer.
 std::string write_csv(const std::vector<std::string>& ids, const Problem& problem,
                       const Layout& layout);
 

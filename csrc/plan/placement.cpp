@@ -35,7 +35,6 @@ void Placement::collect(std::size_t node, Moment node_begin, Moment node_end, Mo
 }
 
 void Placement::collect(const Span& span, std::vector<Cursor>& cursors) const {
-  cursors.clear();
   collect(0, 0, moments_, span.begin, span.end, cursors);
   if (span.wrap > 0) collect(0, 0, moments_, 0, span.wrap, cursors);
 }
@@ -82,11 +81,21 @@ Offset Placement::lowest(std::vector<Cursor>& cursors, Bytes size, Offset from) 
 }
 
 Offset Placement::first_fit(const Span& span, Bytes size, Offset from) const {
+  cursors_.clear();
   collect(span, cursors_);
   return lowest(cursors_, size, from);
 }
 
+Offset Placement::first_fit(std::span<const Span> spans, Bytes size) const {
+  cursors_.clear();
+  for (const Span& span : spans) {
+    if (!span.empty()) collect(span, cursors_);
+  }
+  return lowest(cursors_, size, 0);
+}
+
 Offset Placement::best_fit(const Span& span, Bytes size, Offset top) const {
+  cursors_.clear();
   collect(span, cursors_);
   Offset best = kUnplaced;
   Bytes best_hole = 0;

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "plan/interval_set.h"
@@ -29,6 +30,9 @@ class Placement {
 
   // The lowest offset, not below `from`, at which `size` > 0 bytes are free all through `span`.
   Offset first_fit(const Span& span, Bytes size, Offset from = 0) const;
+
+  // The same, all through every one of `spans`.
+  Offset first_fit(std::span<const Span> spans, Bytes size) const;
 
   // The offset of the smallest hole below `top` that holds `size` > 0 bytes all through `span`, the
   // lowest of several; where there is none, the same as first_fit().
@@ -49,6 +53,7 @@ class Placement {
     const Interval* end;
   };
 
+  // Adds to `cursors` what is in the way during `span`.
   void collect(const Span& span, std::vector<Cursor>& cursors) const;
   void collect(std::size_t node, Moment node_begin, Moment node_end, Moment begin, Moment end,
                std::vector<Cursor>& cursors) const;

@@ -32,6 +32,16 @@ std::vector<Stream> split_by_stream(const Problem& problem) {
     if (!separate) stream.problem.buffers.back().stream = 0;
     stream.buffers.push_back(i);
   }
+  std::vector<std::int32_t> place(problem.buffers.size());  // in its stream
+  for (const auto& [id, stream] : streams) {
+    for (std::size_t k = 0; k < stream.buffers.size(); ++k) {
+      place[stream.buffers[k]] = static_cast<std::int32_t>(k);
+    }
+  }
+  for (const Gap& gap : problem.gaps) {
+    streams[problem.buffers[gap.buffer].stream].problem.gaps.push_back(
+        {place[gap.buffer], gap.lower, gap.upper});
+  }
   std::vector<Stream> result;
   for (auto& [id, stream] : streams) {
     stream.problem.period = problem.period;
@@ -48,7 +58,14 @@ void check_fixed(const Problem& problem) {
   fixed.alignment = problem.alignment;
   fixed.streams = problem.streams;
   Layout layout;
-  for (const Buffer& b : problem.buffers) {
+  auto gap = problem.gaps.begin();
+  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+    const Buffer& b = problem.buffers[i];
+    for (; gap != problem.gaps.end() && static_cast<std::size_t>(gap->buffer) == i; ++gap) {
+      if (b.fixed == kUnplaced) continue;
+      fixed.gaps.push_back(
+          {static_cast<std::int32_t>(fixed.buffers.size()), gap->lower, gap->upper});
+    }
     if (b.fixed == kUnplaced) continue;
     fixed.buffers.push_back(b);
     layout.offsets.push_back(b.fixed);

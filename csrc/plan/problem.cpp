@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/align.h"
+#include "base/error.h"
 
 namespace stalloc {
 namespace {
@@ -40,6 +41,33 @@ void check_fixed(const Problem& problem, std::size_t index) {
   }
 }
 
+void check_gaps(const Problem& problem) {
+  if (!problem.gaps.empty() && problem.streams == Streams::kOrdered) {
+    throw PlanError("gaps and reuse across streams do not go together");
+  }
+  for (std::size_t k = 0; k < problem.gaps.size(); ++k) {
+    const Gap& gap = problem.gaps[k];
+    if (gap.buffer < 0 || static_cast<std::size_t>(gap.buffer) >= problem.buffers.size()) {
+      throw PlanError("gap " + std::to_string(k) + " is of buffer " + std::to_string(gap.buffer) +
+                      ", and there are " + std::to_string(problem.buffers.size()));
+    }
+    const auto index = static_cast<std::size_t>(gap.buffer);
+    const std::string named = "has a gap from tick " + std::to_string(gap.lower) + " to " +
+                              std::to_string(gap.upper) + ", ";
+    const Buffer& b = problem.buffers[index];
+    if (gap.upper <= gap.lower) fail(index, named + "which is empty or reversed");
+    if (gap.lower < b.lower || gap.upper > b.upper) {
+      fail(index, named + "outside its lifetime from " + std::to_string(b.lower) + " to " +
+                      std::to_string(b.upper));
+    }
+    if (k == 0) continue;
+    const Gap& before = problem.gaps[k - 1];
+    if (before.buffer > gap.buffer || (before.buffer == gap.buffer && before.upper > gap.lower)) {
+      fail(index, named + "which overlaps the one before it, or is out of order");
+    }
+  }
+}
+
 }  // namespace
 
 void Problem::check() const {
@@ -64,6 +92,7 @@ void Problem::check() const {
                           " add up to more than fits in 63 bits; scale them down");
     }
   }
+  check_gaps(*this);
   if (Bytes top = 0; __builtin_add_overflow(sum, highest_fixed, &top)) {
     throw OverflowError("the fixed offset " + std::to_string(highest_fixed) +
                         " and the sum of all sizes do not fit in 63 bits; scale them down");

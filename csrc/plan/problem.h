@@ -30,6 +30,13 @@ struct Buffer {
   PhaseIndex phase_end = kNone;
 };
 
+// A stretch of a buffer's lifetime in which its place is free for others.
+struct Gap {
+  std::int32_t buffer = kNone;  // index into Problem::buffers
+  Tick lower = 0;               // lies within the buffer's lifetime
+  Tick upper = 0;               // half-open, not empty
+};
+
 // Which addresses a buffer may use that others have used before it.
 enum class Streams : std::uint8_t {
   kSeparate,  // its own stream's only
@@ -42,11 +49,12 @@ struct Problem {
   Bytes alignment = kDefaultAlignment;
   Bytes capacity = 0;  // 0: none. Otherwise a plan must not be higher
   Streams streams = Streams::kSeparate;
+  std::vector<Gap> gaps = {};  // by buffer, then by lower; disjoint. Not where streams are ordered
 
   // Throws PlanError, naming the first offending buffer, unless: sizes are not negative, and their
   // rounded sum above the highest fixed offset fits in Bytes; alignment is positive; lifetimes are
-  // neither negative nor reversed; fixed offsets are aligned; and with a period lower < period and
-  // upper - lower <= period.
+  // neither negative nor reversed; fixed offsets are aligned; with a period lower < period and
+  // upper - lower <= period; and gaps are as stated.
   void check() const;
 };
 

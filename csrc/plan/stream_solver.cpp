@@ -10,6 +10,7 @@
 #include "plan/chain.h"
 #include "plan/decompose.h"
 #include "plan/exact_planner.h"
+#include "plan/gaps.h"
 #include "plan/greedy.h"
 #include "plan/peak_core.h"
 #include "plan/race.h"
@@ -51,6 +52,11 @@ class Solver {
     if (!options_.algorithm.empty()) {
       const Planner& only = planner(options_.algorithm);
       return {only.plan(problem, budget), std::string(only.name()), load_bound(problem)};
+    }
+    if (!problem.gaps.empty()) {
+      budget.target = std::max(budget.target, problem.capacity);
+      Minimum minimum = plan_gaps(problem, warm, budget);
+      return {std::move(minimum.layout), "gaps", minimum.bound};
     }
     if (has_fixed(problem)) return run_all(problem, warm, problem.capacity, budget);
 

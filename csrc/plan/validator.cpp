@@ -70,14 +70,21 @@ void check_time(const Problem& problem, const Layout& layout, const std::vector<
     events.emplace_back(lower, true, i);
     events.emplace_back(upper, false, i);
   };
+  const auto active = [&](Tick lower, Tick upper, Index i) {
+    const Tick end = problem.period > 0 ? problem.period : upper;
+    if (lower < std::min(upper, end)) live(lower, std::min(upper, end), i);
+    if (upper > end) live(std::max(lower, end) - end, upper - end, i);
+  };
+  std::multimap<Index, const Gap*> gaps;
+  for (const Gap& gap : problem.gaps) gaps.emplace(gap.buffer, &gap);
   for (const Index i : indices) {
-    const Buffer& b = problem.buffers[i];
-    if (problem.period > 0 && b.upper > problem.period) {
-      live(b.lower, problem.period, i);
-      live(0, b.upper - problem.period, i);
-    } else {
-      live(b.lower, b.upper, i);
+    Tick reached = problem.buffers[i].lower;
+    const auto [first, last] = gaps.equal_range(i);
+    for (auto it = first; it != last; ++it) {
+      if (reached < it->second->lower) active(reached, it->second->lower, i);
+      reached = it->second->upper;
     }
+    if (reached < problem.buffers[i].upper) active(reached, problem.buffers[i].upper, i);
   }
   std::sort(events.begin(), events.end());
   std::map<Offset, Index> blocks;
@@ -132,10 +139,14 @@ void check_streams(const Problem& problem, const Layout& layout,
 
 void validate(const Problem& problem, const Layout& layout) {
   check_places(problem, layout);
+  std::vector<Tick> active(problem.buffers.size());
+  for (Index i = 0; i < active.size(); ++i) {
+    active[i] = problem.buffers[i].upper - problem.buffers[i].lower;
+  }
+  for (const Gap& gap : problem.gaps) active[gap.buffer] -= gap.upper - gap.lower;
   std::vector<Index> indices;
   for (Index i = 0; i < problem.buffers.size(); ++i) {
-    const Buffer& b = problem.buffers[i];
-    if (b.size > 0 && b.upper > b.lower) indices.push_back(i);
+    if (problem.buffers[i].size > 0 && active[i] > 0) indices.push_back(i);
   }
   std::sort(indices.begin(), indices.end(),
             [&](Index a, Index b) { return layout.offsets[a] < layout.offsets[b]; });

@@ -7,8 +7,9 @@ namespace stalloc {
 
 // Throws PlanError that names the offending buffers unless every buffer is placed, aligned, inside
 // [0, height) and, where fixed, at its place; the height is within the capacity; and no two that
-// share a moment share an address, nor, where streams are separate, any two of different streams at
-// all. A buffer without size or without lifetime conflicts with nothing. O(n log n).
+// share a moment share an address, gaps left out, nor, where streams are separate, any two of
+// different streams at all. A buffer without size, or without lifetime outside its gaps, conflicts
+// with nothing. O(n log n).
 void validate(const Problem& problem, const Layout& layout);
 
 }  // namespace stalloc

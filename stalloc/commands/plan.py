@@ -138,13 +138,14 @@ def _plan_csv(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]
     if not csv.ids:
         raise PlanError(f"{args.input}: the CSV holds no buffers: there is nothing to plan")
     alignment = 1 if args.alignment is None else args.alignment
-    bound = planner.load_bound(csv.lower, csv.upper, csv.size, alignment=alignment)
+    bound = planner.load_bound(csv.lower, csv.upper, csv.size, alignment=alignment, gaps=csv.gaps)
     try:
         solution = planner.plan(
             csv.lower,
             csv.upper,
             csv.size,
             alignment=alignment,
+            gaps=csv.gaps,
             capacity=args.capacity,
             algorithm=args.algorithm,
             time_limit=args.time_limit,
@@ -162,6 +163,7 @@ def _plan_csv(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]
         csv.size,
         height=solution.height,
         alignment=alignment,
+        gaps=csv.gaps,
     )
     report = Report(
         buffers=len(csv.ids),

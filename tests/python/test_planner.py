@@ -456,3 +456,66 @@ def test_offsets_must_match_the_csv(tmp_path: Path) -> None:
 def test_bounds_are_checked_like_plans(call: Callable[[], object]) -> None:
     with pytest.raises(PlanError, match="negative size"):
         call()
+
+
+def test_a_gap_is_room_for_others() -> None:
+    arguments = ([0, 3, 0], [9, 6, 9], [8, 8, 4])
+    assert plan(*arguments).height == 20
+    gaps = [[0, 3, 6]]
+    assert load_bound(*arguments, gaps=gaps) == 12
+    solution = plan(*arguments, gaps=gaps)
+    assert (solution.height, solution.optimal) == (12, True)
+    validate(solution.offsets, *arguments, gaps=gaps, height=12)
+    with pytest.raises(PlanError, match="overlap"):
+        validate(solution.offsets, *arguments, height=12)
+    assert plan(*arguments, gaps=np.zeros((0, 3), np.int64)).height == 20
+
+
+@pytest.mark.parametrize(
+    ("gaps", "message"),
+    [
+        ([[0, 3]], "three columns"),
+        ([0, 3, 6], "three columns"),
+        ([[0, 3, 10]], "outside its lifetime"),
+        ([[0, 4, 4]], "empty"),
+        ([[0, 3, 5], [0, 4, 6]], "overlaps"),
+        ([[3, 3, 5]], "of buffer 3"),
+        ([[-1, 3, 5]], "of buffer -1"),
+        ([[0.5, 3, 5]], "whole numbers"),
+    ],
+)
+def test_gaps_that_make_no_sense(gaps: list[list[int]], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan([0, 3, 0], [9, 6, 9], [8, 8, 4], gaps=gaps)
+
+
+@given(problems(), st.data())
+def test_gaps_anywhere(problem: Problem, data: st.DataObject) -> None:
+    gaps = []
+    for i, (lower, upper) in enumerate(zip(problem.lower, problem.upper, strict=True)):
+        if upper > lower and data.draw(st.booleans()):
+            begin = data.draw(st.integers(lower, upper - 1))
+            gaps.append([i, begin, data.draw(st.integers(begin + 1, upper))])
+    arguments = (problem.lower, problem.upper, problem.size)
+    rest: dict[str, int] = {"alignment": problem.alignment, "period": problem.period}
+    solution = plan(*arguments, gaps=gaps, **rest)
+    validate(solution.offsets, *arguments, gaps=gaps, height=solution.height, **rest)
+    assert (
+        solution.height
+        >= solution.bound
+        == max(solution.bound, load_bound(*arguments, gaps=gaps, **rest))
+    )
+
+
+def test_gaps_go_through_a_csv(tmp_path: Path) -> None:
+    csv = load_csv(csv_file(tmp_path, "id,lower,upper,size,gaps\na,0,9,8,3-6\nb,3,6,8,\n"))
+    assert csv.gaps is not None
+    assert csv.gaps.tolist() == [[0, 3, 6]]
+    solution = plan(csv.lower, csv.upper, csv.size, gaps=csv.gaps)
+    assert solution.height == 8
+    save_csv(tmp_path / "plan.csv", csv, solution.offsets)
+    again = load_csv(tmp_path / "plan.csv")
+    assert again.gaps is not None
+    assert again.gaps.tolist() == [[0, 3, 6]]
+    assert again.offsets is not None
+    assert again.offsets.tolist() == [0, 0]
