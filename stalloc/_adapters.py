@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -31,7 +32,7 @@ class _CudaModule(Protocol):
     def install(self, device: int) -> None: ...
     def uninstall(self) -> bool: ...
     def record_exactly(self, exact: bool) -> None: ...
-    def empty_cache(self) -> None: ...
+    def empty_cache(self, device: int) -> None: ...
     def note(self, device: int) -> None: ...
 
 
@@ -56,7 +57,7 @@ class Adapter:
     runtime: _core.Runtime
     install: Callable[[], None]
     uninstall: Callable[[], object]
-    give_back: Callable[[], None] = _nothing
+    give_back: Callable[[], object] = _nothing
     refresh: Callable[[], None] = _nothing
     record_exactly: Callable[[bool], None] = lambda exact: None
 
@@ -112,7 +113,15 @@ def _cuda(device: torch.device) -> Adapter:
     if _compat.installed():
         index = torch.cuda.current_device() if device.index is None else device.index
         # torch keeps a pluggable allocator for good: nothing to put in or take out.
-        return Adapter(f"cuda:{index}", _compat.runtime(index), _nothing, _nothing)
+        runtime = _compat.runtime(index)
+        return Adapter(
+            f"cuda:{index}",
+            runtime,
+            _nothing,
+            _nothing,
+            give_back=runtime.release_cached,
+            record_exactly=partial(_core.compat_record_exactly, index),
+        )
     if torch.version.cuda is None:
         raise StallocError(
             f"this torch ({torch.__version__}) is no CUDA build, so there is no device '{device}' "
@@ -130,7 +139,7 @@ def _cuda(device: torch.device) -> Adapter:
         _core.runtime(f"cuda:{index}"),
         lambda: module.install(index),
         module.uninstall,
-        module.empty_cache,
+        lambda: module.empty_cache(index),
         lambda: module.note(index),
         module.record_exactly,
     )

@@ -117,6 +117,8 @@ def _replace_statistics() -> None:
         "_cuda_resetPeakMemoryStats": _core.compat_reset_peaks,
         "_cuda_resetAccumulatedMemoryStats": _core.compat_reset_totals,
         "_cuda_memorySnapshot": _snapshot,
+        "_cuda_getMemoryFraction": _core.compat_fraction,
+        "_cuda_isHistoryEnabled": lambda: False,
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
         "_accelerator_getDeviceStats": _statistics,
         "_accelerator_resetPeakStats": _core.compat_reset_peaks,

@@ -34,10 +34,12 @@ class Session:
         strict: bool,
         reuse: bool,
         startup: bool = False,
+        keep_addresses: bool = False,
     ) -> None:
         self.plan = plan
         self._reuse = reuse
         self._startup = startup
+        self._keep_addresses = keep_addresses
         self._strict = strict
         self.refusal: str | None = None
         self._inputs = _names(plan, "inputs")
@@ -71,6 +73,12 @@ class Session:
         """Puts the plan in force in place of `previous`, which stays so if that fails."""
         try:
             self._adapter.install()
+            if not self._adapter.runtime.keep_addresses(self._keep_addresses):
+                raise StallocError(
+                    f"the driver of {self._adapter.name} has no virtual memory calls, without "
+                    "which a pool cannot keep its addresses; leave keep_addresses out: the pool "
+                    "can be released all the same"
+                )
             self._with_room(
                 lambda: self._adapter.runtime.enable(self.plan._core, self._reuse, self._startup)
             )
@@ -103,6 +111,7 @@ class Session:
     def _stop(self) -> None:
         self._hooks.detach()
         self._adapter.runtime.disable()
+        self._adapter.refresh()
         self._adapter.uninstall()
 
     def _check_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -129,6 +138,7 @@ def enable(
     strict: bool = True,
     reuse: bool = True,
     startup: bool = False,
+    keep_addresses: bool = False,
     mode: str | None = None,
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
@@ -151,6 +161,9 @@ def enable(
             profiled. Then weights, gradients and the optimizer's states lie in the plan's resident
             region, which is reserved too, and the first iteration is served like any other. What
             the run's beginning makes that the plan does not know goes to the fallback.
+        keep_addresses: Whether the pool, when it is released and acquired again, comes back to the
+            same addresses; on the CPU it does anyway. On a GPU such a pool is made with the
+            driver's virtual memory calls, and tensors in it cannot be shared with other processes.
         mode: How stalloc gets in front of torch's allocator for GPUs. "compat": by torch's
             pluggable allocator interface, for the rest of the process; only before the GPU is
             first used. None: in compat mode if that has been chosen, else natively.
@@ -187,7 +200,7 @@ def enable(
         return _Refused(plan, problem)
     if mode == "compat":
         _compat.install_compat()
-    session = Session(plan, model, strict, reuse, startup)
+    session = Session(plan, model, strict, reuse, startup, keep_addresses)
     session._start(_session)
     _session = session
     return session
@@ -208,12 +221,15 @@ def disable() -> None:
 def release_pool() -> None:
     """Gives the plan's pool back to the device for a while, as for inference between iterations.
 
-    No tensor may lie in it. Until `acquire_pool` everything is served by the fallback.
+    No tensor may lie in it. Until `acquire_pool` everything is served by the fallback. The pool
+    keeps its addresses where `enable` was told so.
 
     Raises:
         StallocError: If no plan is in force, or tensors lie in the pool.
     """
-    _in_force()._adapter.runtime.release_pool()
+    session = _in_force()
+    session._adapter.runtime.release_pool()
+    session._adapter.refresh()
 
 
 def acquire_pool() -> None:

@@ -135,6 +135,13 @@ void bind_compat(py::module_& m) {
       "compat_runtime", [](int device) { return &CompatGpu::of(device).runtime(); },
       py::arg("device"), py::return_value_policy::reference,
       "The runtime of a GPU whose requests torch's pluggable interface brings.");
+  m.def(
+      "compat_record_exactly",
+      [](int device, bool exact) { CompatGpu::of(device).record_exactly(exact); },
+      py::arg("device"), py::arg("exact"));
+  m.def(
+      "compat_fraction", [](int device) { return CompatGpu::of(device).fraction(); },
+      py::arg("device"));
   m.def("compat_statistics", &statistics, py::arg("device"));
   m.def("compat_segments", &segments);
   m.def(

@@ -102,6 +102,10 @@ void bind_runtime(py::module_& m) {
           "release_cached", [](DeviceRuntime& r) { return r.allocator().release_cached(); },
           ReleaseGil())
       .def(
+          "keep_addresses",
+          [](DeviceRuntime& r, bool keep) { return r.memory().keep_addresses(keep); },
+          py::arg("keep"), "Whether pools reserved from now on keep their addresses when released.")
+      .def(
           "release_pool", [](DeviceRuntime& r) { r.allocator().release_pool(); }, ReleaseGil())
       .def(
           "acquire_pool", [](DeviceRuntime& r) { r.allocator().acquire_pool(); }, ReleaseGil())

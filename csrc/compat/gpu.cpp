@@ -1,6 +1,7 @@
 #include "compat/gpu.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/align.h"
 #include "base/error.h"
@@ -70,6 +71,11 @@ void* CompatGpu::allocate(Bytes size, StreamHandle stream) {
     p = served.block;
     planned = !served.taken;
   }
+  Recorder& recorder = runtime_.recorder();
+  if (planned && recorder.active() && exact_.load(std::memory_order_relaxed)) {
+    p = allocate_directly(size);
+    planned = false;
+  }
   if (planned) {
     try {
       p = allocator.allocate(size, id, for_training(),
@@ -82,10 +88,41 @@ void* CompatGpu::allocate(Bytes size, StreamHandle stream) {
                   ", which the parent has used; start it with the spawn or forkserver method");
     }
   }
-  Recorder& recorder = runtime_.recorder();
   if (recorder.active()) recorder.on_allocate(p, size, id, for_training(), node());
   count(size, /*is_new=*/true);
   return p;
+}
+
+void* CompatGpu::allocate_directly(Bytes size) {
+  const Bytes rounded = align_up(size, kDefaultAlignment);
+  void* p = memory_.allocate(rounded);
+  if (!p && runtime_.allocator().release_cached() > 0) p = memory_.allocate(rounded);
+  if (!p) {
+    run_out("stalloc tried to allocate " + format_bytes(size) + " on " +
+            std::string(memory_.name()) + " while profiling, and " +
+            format_bytes(memory_.available()) +
+            " are free. Nothing was cached, so this configuration needs more memory than the "
+            "device has: use a smaller microbatch or more recomputation.");
+  }
+  const std::lock_guard lock(mutex_);
+  direct_[p] = size;
+  directs_.fetch_add(1, std::memory_order_relaxed);
+  return p;
+}
+
+// Freeing waits for whatever uses the block, on any stream.
+bool CompatGpu::free_directly(void* p) noexcept {
+  Bytes size = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = direct_.find(p);
+    if (it == direct_.end()) return false;
+    size = it->second;
+    direct_.erase(it);
+    directs_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  memory_.release(p, align_up(size, kDefaultAlignment));
+  return true;
 }
 
 void CompatGpu::run_out(const std::string& message) {
@@ -99,12 +136,19 @@ void CompatGpu::run_out(const std::string& message) {
 void CompatGpu::deallocate(void* p, Bytes size) noexcept {
   Recorder& recorder = runtime_.recorder();
   if (recorder.active()) recorder.on_free(p, node());
-  if (!(graphs_.any() && graphs_.deallocate(p)) && !runtime_.allocator().deallocate(p)) return;
+  const bool freed = (graphs_.any() && graphs_.deallocate(p)) ||
+                     (directs_.load(std::memory_order_relaxed) > 0 && free_directly(p)) ||
+                     runtime_.allocator().deallocate(p);
+  if (!freed) return;
   count(size, /*is_new=*/false);
 }
 
 bool CompatGpu::record_stream(void* p, StreamHandle stream) {
   if (graphs_.any() && graphs_.record_stream(p)) return true;
+  if (directs_.load(std::memory_order_relaxed) > 0) {
+    const std::lock_guard lock(mutex_);
+    if (direct_.contains(p)) return true;  // freeing it waits anyway
+  }
   return runtime_.allocator().record_stream(p, runtime_.streams().id_of(stream));
 }
 
@@ -112,6 +156,15 @@ PlannedAllocator::Piece CompatGpu::piece_of(const void* p) const {
   if (graphs_.any()) {
     const auto [begin, size] = graphs_.segment_of(p);
     if (begin) return {begin, size};
+  }
+  if (directs_.load(std::memory_order_relaxed) > 0) {
+    const std::lock_guard lock(mutex_);
+    const auto after = direct_.upper_bound(const_cast<void*>(p));
+    if (after != direct_.begin()) {
+      const auto [begin, size] = *std::prev(after);
+      const Bytes rounded = align_up(size, kDefaultAlignment);
+      if (p < static_cast<std::byte*>(begin) + rounded) return {begin, rounded};
+    }
   }
   return runtime_.allocator().pool_of(p);
 }
@@ -127,6 +180,7 @@ void CompatGpu::end_graph_pool(GraphPools::Id id) {
 }
 
 void CompatGpu::set_fraction(double fraction) {
+  fraction_.store(fraction, std::memory_order_relaxed);
   memory_.set_limit(
       fraction >= 1 ? 0 : static_cast<Bytes>(fraction * static_cast<double>(memory_.total())));
 }
@@ -172,6 +226,13 @@ void CompatGpu::reset_totals() {
 std::vector<CompatGpu::Segment> CompatGpu::segments() const {
   std::vector<Segment> result;
   for (auto& content : runtime_.allocator().pools()) result.push_back({std::move(content), {0, 0}});
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [p, size] : direct_) {
+      const Bytes rounded = align_up(size, kDefaultAlignment);
+      result.push_back({{{p, rounded}, {{p, size, rounded, 0, false}}}, {0, 0}});
+    }
+  }
   const void* segment = nullptr;
   for (const auto& [id, block] : graphs_.blocks()) {
     if (block.segment != segment) {

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -54,8 +55,12 @@ class CompatGpu {
   void end_graph_pool(GraphPools::Id id);
   void release_graph_pool(GraphPools::Id id) { graphs_.release(id); }
 
+  // Requests that are recorded bypass the caches: each has a piece of its own from the device.
+  void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
+
   // At most this share of the device's memory is held from now on.
   void set_fraction(double fraction);
+  double fraction() const { return fraction_.load(std::memory_order_relaxed); }
   void release_cached() { runtime_.allocator().release_cached(); }
 
   // Of live blocks; all of them, those of at most kSmall bytes, as torch divides them, and the
@@ -89,6 +94,8 @@ class CompatGpu {
 
   bool for_training() const;
   NodeSequence node() const;
+  void* allocate_directly(Bytes size);
+  bool free_directly(void* p) noexcept;
   void count(Bytes size, bool is_new);
   [[noreturn]] void run_out(const std::string& message);
 
@@ -97,8 +104,12 @@ class CompatGpu {
   DeviceRuntime& runtime_;
   CudaMemory& memory_;
   GraphPools graphs_;
+  std::atomic<double> fraction_{1.0};
+  std::atomic<bool> exact_{false};
+  std::atomic<std::size_t> directs_{0};
   mutable std::mutex mutex_;  // of what follows
   Figures figures_;
+  std::map<void*, Bytes> direct_;  // blocks straight from the device, as asked for
 };
 
 }  // namespace stalloc

@@ -199,6 +199,23 @@ CudaRuntime::AllocationProperties CudaMemory::properties() const {
   return result;
 }
 
+// For this device, and those that can reach it: torch lets them copy from each other.
+std::vector<CudaRuntime::Access> CudaMemory::accesses() const {
+  int count = 0;
+  if (!runtime_.can_access_peer || runtime_.get_device_count(&count)) {
+    runtime_.get_last_error();
+    count = 0;
+  }
+  std::vector<CudaRuntime::Access> result(1);
+  result.front().location.device = device_;
+  for (int peer = 0; peer < count; ++peer) {
+    int can = 0;
+    if (peer == device_ || runtime_.can_access_peer(&can, peer, device_) || can == 0) continue;
+    result.emplace_back().location.device = peer;
+  }
+  return result;
+}
+
 // Brings memory to reserved addresses; false when the device has not enough left.
 bool CudaMemory::map(std::uintptr_t begin, std::size_t size) {
   const auto what = [&] { return "mapping " + format_bytes(static_cast<Bytes>(size)); };
@@ -212,9 +229,8 @@ bool CudaMemory::map(std::uintptr_t begin, std::size_t size) {
   const auto mapped = runtime_.memory_map(begin, size, 0, handle, 0);
   runtime_.memory_release(handle);  // the mapping keeps it
   if (mapped) fail(what(), mapped);
-  CudaRuntime::Access access;
-  access.location.device = device_;
-  if (const auto error = runtime_.memory_set_access(begin, size, &access, 1)) {
+  const auto allowed = accesses();
+  if (const auto error = runtime_.memory_set_access(begin, size, allowed.data(), allowed.size())) {
     runtime_.memory_unmap(begin, size);
     fail(what(), error);
   }
@@ -228,9 +244,9 @@ void CudaMemory::unmap(std::uintptr_t begin, std::size_t size) noexcept {
   }
 }
 
-bool CudaMemory::use_virtual_pools(bool use) {
-  if (use && !runtime_.has_virtual_memory()) return false;
-  virtual_pools_.store(use, std::memory_order_relaxed);
+bool CudaMemory::keep_addresses(bool keep) {
+  if (keep && !runtime_.has_virtual_memory()) return false;
+  virtual_pools_.store(keep, std::memory_order_relaxed);
   return true;
 }
 

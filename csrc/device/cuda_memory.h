@@ -2,14 +2,16 @@
 //
 // A pool is a range of addresses that is reserved for good, with memory mapped into it (CUDA's
 // virtual memory calls): suspend() takes the memory away and keeps the addresses, resume() maps
-// other memory there. Such memory is accessible from its own device alone and cannot be shared
-// between processes by cudaIpcGetMemHandle, so it is used only where asked for.
+// other memory there. Such memory is made accessible from all devices that can reach this one, as
+// cudaMalloc's may be, but cannot be shared between processes by cudaIpcGetMemHandle. So it is used
+// only where asked for.
 #pragma once
 
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "device/cuda_runtime.h"
 #include "device/memory.h"
@@ -27,6 +29,7 @@ class CudaMemory final : public DeviceMemory {
 
   // All these throw Error when the device fails in another way than by having no memory left.
   void* allocate(Bytes size) override;
+  bool keep_addresses(bool keep) override;
   void* allocate_pool(Bytes size) override;
   void release(void* piece, Bytes size) noexcept override;
   bool suspend(void* piece, Bytes size) override;
@@ -52,10 +55,6 @@ class CudaMemory final : public DeviceMemory {
   void reset_peaks();
   void reset_totals();
 
-  // Whether pools come from the virtual memory calls from now on. False, and no change, when the
-  // driver has none.
-  bool use_virtual_pools(bool use);
-
  private:
   struct Range {  // of reserved addresses
     std::size_t size = 0;
@@ -71,6 +70,7 @@ class CudaMemory final : public DeviceMemory {
   void* allocate_virtual(Bytes size);
   Bytes info(bool total) const;
   CudaRuntime::AllocationProperties properties() const;
+  std::vector<CudaRuntime::Access> accesses() const;
   bool map(std::uintptr_t begin, std::size_t size);
   void unmap(std::uintptr_t begin, std::size_t size) noexcept;
   [[noreturn]] void fail(const std::string& what, CudaRuntime::Error error) const;

@@ -118,6 +118,7 @@ std::unique_ptr<CudaRuntime> load() {
   loader.find(r->stream_is_capturing, "StreamIsCapturing");
   loader.find(r->exchange_capture_mode, "ThreadExchangeStreamCaptureMode");
   if (!loader.complete()) return nullptr;
+  loader.find_optional(r->can_access_peer, "DeviceCanAccessPeer");
   if (is_cuda) {
     load_virtual_memory(DriverLoader(library), *r);
   } else {

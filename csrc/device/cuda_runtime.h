@@ -32,6 +32,7 @@ struct CudaRuntime {
   Error (*get_device)(int* device) = nullptr;
   Error (*set_device)(int device) = nullptr;
   Error (*device_synchronize)() = nullptr;
+  Error (*can_access_peer)(int* can, int device, int peer) = nullptr;  // may be missing
   Error (*malloc)(void** p, std::size_t size) = nullptr;
   Error (*free)(void* p) = nullptr;
   Error (*mem_get_info)(std::size_t* free, std::size_t* total) = nullptr;

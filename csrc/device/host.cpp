@@ -30,13 +30,18 @@ Bytes machine_available() {
 
 Bytes HostMemory::alignment() const { return sysconf(_SC_PAGESIZE); }
 
-void* HostMemory::allocate(Bytes size) {
+// Notes `size` more bytes as used, unless that is more than there are.
+bool HostMemory::take(Bytes size) {
   const Bytes before = used_.fetch_add(size, std::memory_order_relaxed);
-  void* piece = MAP_FAILED;
-  if ((limit_ == 0 || before <= limit_ - size) && size <= machine_available()) {
-    piece = mmap(nullptr, static_cast<std::size_t>(size), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  }
+  if ((limit_ == 0 || before <= limit_ - size) && size <= machine_available()) return true;
+  used_.fetch_sub(size, std::memory_order_relaxed);
+  return false;
+}
+
+void* HostMemory::allocate(Bytes size) {
+  if (!take(size)) return nullptr;
+  void* piece = mmap(nullptr, static_cast<std::size_t>(size), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (piece == MAP_FAILED) {
     used_.fetch_sub(size, std::memory_order_relaxed);
     return nullptr;
@@ -47,7 +52,35 @@ void* HostMemory::allocate(Bytes size) {
 
 void HostMemory::release(void* piece, Bytes size) noexcept {
   munmap(piece, static_cast<std::size_t>(size));
+  const std::lock_guard lock(mutex_);
+  if (suspended_.erase(piece) == 0) used_.fetch_sub(size, std::memory_order_relaxed);
+}
+
+bool HostMemory::suspend(void* piece, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  if (suspended_.contains(piece)) return true;
+  suspended_.insert(piece);
+  // New pages, of which none is ever touched, in the place of the old.
+  if (mmap(piece, static_cast<std::size_t>(size), PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
+    suspended_.erase(piece);
+    return false;
+  }
   used_.fetch_sub(size, std::memory_order_relaxed);
+  return true;
+}
+
+bool HostMemory::resume(void* piece, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  if (!suspended_.contains(piece)) return true;
+  if (!take(size)) return false;
+  if (mprotect(piece, static_cast<std::size_t>(size), PROT_READ | PROT_WRITE) != 0) {
+    used_.fetch_sub(size, std::memory_order_relaxed);
+    return false;
+  }
+  madvise(piece, static_cast<std::size_t>(size), MADV_HUGEPAGE);
+  suspended_.erase(piece);
+  return true;
 }
 
 Bytes HostMemory::available() const {

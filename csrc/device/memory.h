@@ -25,7 +25,11 @@ class DeviceMemory {
   // A piece of at least `size` (> 0) bytes; null when the device has not that much left.
   virtual void* allocate(Bytes size) = 0;
 
-  // The same for a plan's pool: where the device can, a piece that suspend() may be called for.
+  // Whether pools that are allocated from now on can be suspended. False, and nothing has changed,
+  // where that cannot be had.
+  virtual bool keep_addresses(bool keep) { return !keep; }
+
+  // The same as allocate() for a plan's pool.
   virtual void* allocate_pool(Bytes size) { return allocate(size); }
 
   // Takes back what either of these gave, of the same size.

@@ -62,6 +62,7 @@ DeviceRuntime& DeviceRuntime::make(DeviceMemory& memory) {
 }
 
 std::array<std::atomic<DeviceRuntime*>, DeviceRuntime::kGpus> DeviceRuntime::gpus_;
+std::atomic<std::uint64_t (*)()> DeviceRuntime::autograd_thread_{nullptr};
 
 DeviceRuntime& DeviceRuntime::gpu(int device, PlannedAllocator::Fallback fallback) {
   if (device < 0 || device >= kGpus) {
@@ -139,8 +140,16 @@ void DeviceRuntime::leave_layer() {
 }
 
 void DeviceRuntime::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last) {
-  recorder_.tag_sequence(layer, first, last);
-  allocator_.tag_dynamic_nodes(first, last);
+  if (first >= last) return;
+  const auto number = autograd_thread_.load(std::memory_order_relaxed);
+  const std::uint64_t thread = number ? number() : 0;
+  const std::uint64_t from = node_of_thread(thread, first);
+  recorder_.tag_sequence(layer, from, from + (last - first));
+  allocator_.tag_dynamic_nodes(from, from + (last - first));
+}
+
+void DeviceRuntime::set_autograd_thread(std::uint64_t (*number)()) {
+  autograd_thread_.store(number, std::memory_order_relaxed);
 }
 
 }  // namespace stalloc

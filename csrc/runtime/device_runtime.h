@@ -51,7 +51,12 @@ class DeviceRuntime {
   // Layers, for the recorder; under a plan only those with dynamic requests are reported.
   void enter_layer(LayerIndex layer, bool recompute);
   void leave_layer();
+  // The calling thread's own numbers.
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
+
+  // How to find the number of the calling thread by which autograd nodes know it; until it is set
+  // all threads have the same.
+  static void set_autograd_thread(std::uint64_t (*number)());
 
  private:
   explicit DeviceRuntime(DeviceMemory& memory) : memory_(memory), allocator_(memory) {}
@@ -60,6 +65,7 @@ class DeviceRuntime {
   static DeviceRuntime& make(DeviceMemory& memory);
 
   static std::array<std::atomic<DeviceRuntime*>, kGpus> gpus_;
+  static std::atomic<std::uint64_t (*)()> autograd_thread_;
 
   DeviceMemory& memory_;
   StreamTable streams_;

@@ -14,9 +14,8 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
   if (delayed_ && delayed_->any_waiting()) collect_delayed();
   void* p = nullptr;
   if (active_ && for_training && !away_) {
-    p = unplanned_depth_ > 0
-            ? allocate_idle(size, stream)
-            : allocate_planned(size, stream, dynamic_depth_ > 0 || is_dynamic(node));
+    p = unplanned_depth_ > 0 ? allocate_idle(size, stream)
+                             : allocate_planned(size, stream, inside_dynamic() || is_dynamic(node));
   }
   if (!p) p = allocate_fallback(size, stream);
   return p ? count(size, p) : nullptr;
@@ -103,10 +102,14 @@ void* PlannedAllocator::allocate_dynamic(std::int32_t group, Bytes size, StreamI
 
 bool PlannedAllocator::is_dynamic(NodeSequence node) const {
   if (!node || dynamic_nodes_.empty()) return false;
-  const auto after =
-      std::upper_bound(dynamic_nodes_.begin(), dynamic_nodes_.end(), *node,
-                       [](std::uint64_t n, const NodeRange& range) { return n < range.first; });
-  return after != dynamic_nodes_.begin() && *node < std::prev(after)->last;
+  const auto after = dynamic_nodes_.upper_bound(*node);
+  return after != dynamic_nodes_.begin() && *node < std::prev(after)->second.last;
+}
+
+bool PlannedAllocator::inside_dynamic() const {
+  return !dynamic_depths_.empty() &&
+         std::ranges::find(dynamic_depths_, this_thread_ordinal(), &DynamicDepth::thread) !=
+             dynamic_depths_.end();
 }
 
 void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dynamic) {

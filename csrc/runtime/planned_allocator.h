@@ -19,7 +19,7 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -143,8 +143,9 @@ class PlannedAllocator {
   void leave_unplanned();
   void end_iteration();
 
-  // The modules whose requests are dynamic: entered, left, and which autograd nodes they made (on
-  // this thread, ascending). Backward requests of these nodes are dynamic as well.
+  // The modules whose requests are dynamic: entered and left by the calling thread, whose requests
+  // alone are meant, and which autograd nodes they made. Backward requests of these nodes are
+  // dynamic as well, on whatever thread.
   void enter_dynamic();
   void leave_dynamic();
   void tag_dynamic_nodes(std::uint64_t first, std::uint64_t last);
@@ -208,6 +209,7 @@ class PlannedAllocator {
   void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic = false);
   bool is_dynamic(NodeSequence node) const;
+  bool inside_dynamic() const;
   std::string describe_shortage(Bytes size) const;
   void* count(Bytes size, void* p);
   // Live in pools, as asked for. The caller's fallback is not among what we count.
@@ -255,15 +257,19 @@ class PlannedAllocator {
   bool abandoned_ = false;               // this is a forked child
   TrainingThread training_thread_;
   int unplanned_depth_ = 0;
-  int dynamic_depth_ = 0;
+  // Of the threads that are inside dynamic modules: mostly one, or none.
+  struct DynamicDepth {
+    ThreadOrdinal thread = 0;
+    int depth = 0;
+  };
+  std::vector<DynamicDepth> dynamic_depths_;
   bool reuse_ = true;
-  // Nodes of dynamic modules, ascending; those of two iterations are kept.
+  // Nodes of dynamic modules, in disjoint ranges; those of two iterations are kept.
   struct NodeRange {
-    std::uint64_t first = 0;
     std::uint64_t last = 0;
     std::int64_t iteration = 0;
   };
-  std::deque<NodeRange> dynamic_nodes_;
+  std::map<std::uint64_t, NodeRange> dynamic_nodes_;  // by the first
   std::atomic<bool> follows_nodes_{false};
   std::int64_t hits_this_iteration_ = 0;
   Statistics stats_;

@@ -1,4 +1,5 @@
 // What the training loop says, and what is told about the run.
+#include <algorithm>
 #include <utility>
 
 #include "runtime/planned_allocator.h"
@@ -43,9 +44,9 @@ void PlannedAllocator::end_iteration() {
   stats_.misses += expected - hits_this_iteration_;
   hits_this_iteration_ = 0;
   if (delayed_ && delayed_->any_lost()) collect_all_delayed();
-  while (!dynamic_nodes_.empty() && dynamic_nodes_.front().iteration + 1 < stats_.iterations) {
-    dynamic_nodes_.pop_front();
-  }
+  std::erase_if(dynamic_nodes_, [this](const auto& nodes) {
+    return nodes.second.iteration + 1 < stats_.iterations;
+  });
   const Bytes released =
       stats_.iterations <= kSettling ? fallback_.release_cached() : fallback_.release_unused();
   if (released > 0) update_reserved();
@@ -53,20 +54,35 @@ void PlannedAllocator::end_iteration() {
 
 void PlannedAllocator::enter_dynamic() {
   const std::lock_guard lock(mutex_);
-  if (active_) ++dynamic_depth_;
+  if (!active_) return;
+  const auto mine =
+      std::ranges::find(dynamic_depths_, this_thread_ordinal(), &DynamicDepth::thread);
+  if (mine == dynamic_depths_.end()) {
+    dynamic_depths_.push_back({this_thread_ordinal(), 1});
+  } else {
+    ++mine->depth;
+  }
 }
 
 void PlannedAllocator::leave_dynamic() {
   const std::lock_guard lock(mutex_);
-  if (dynamic_depth_ > 0) --dynamic_depth_;
+  const auto mine =
+      std::ranges::find(dynamic_depths_, this_thread_ordinal(), &DynamicDepth::thread);
+  if (mine != dynamic_depths_.end() && --mine->depth == 0) dynamic_depths_.erase(mine);
 }
 
 void PlannedAllocator::tag_dynamic_nodes(std::uint64_t first, std::uint64_t last) {
   const std::lock_guard lock(mutex_);
   if (!active_ || first >= last) return;
-  // Another thread's numbers start anew; its nodes are told apart from ours by nothing.
-  if (!dynamic_nodes_.empty() && first < dynamic_nodes_.back().last) return;
-  dynamic_nodes_.push_back({first, last, stats_.iterations});
+  // What it overlaps becomes a part of it.
+  auto at = dynamic_nodes_.upper_bound(first);
+  if (at != dynamic_nodes_.begin() && std::prev(at)->second.last >= first) --at;
+  while (at != dynamic_nodes_.end() && at->first <= last) {
+    first = std::min(first, at->first);
+    last = std::max(last, at->second.last);
+    at = dynamic_nodes_.erase(at);
+  }
+  dynamic_nodes_[first] = {last, stats_.iterations};
   follows_nodes_.store(true, std::memory_order_relaxed);
 }
 

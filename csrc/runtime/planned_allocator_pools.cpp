@@ -76,7 +76,7 @@ void PlannedAllocator::enable(const Plan& plan, Scope scope) {
   gauges_.begin();
   hits_this_iteration_ = 0;
   unplanned_depth_ = 0;
-  dynamic_depth_ = 0;
+  dynamic_depths_.clear();
   reuse_ = scope.reuse;
   dynamic_nodes_.clear();
   follows_nodes_.store(false, std::memory_order_relaxed);
@@ -147,8 +147,11 @@ void PlannedAllocator::acquire_pool() {
   if (!away_) return;
   if (!active_->base) {
     active_->base = reserve(active_->space.size());
-  } else if (!device_.resume(active_->base, active_->space.size())) {
-    throw_no_room(active_->space.size());
+  } else {
+    const auto resume = [&] { return device_.resume(active_->base, active_->space.size()); };
+    if (!resume() && !(fallback_.release_cached() > 0 && resume())) {
+      throw_no_room(active_->space.size());
+    }
   }
   away_ = false;
   update_reserved();

@@ -13,7 +13,7 @@ void Recorder::start() {
   dynamic_layers_.clear();
   defined_layers_ = 0;
   open_layers_.clear();
-  layer_of_sequence_.clear();
+  tagged_.clear();
   seen_.clear();
   interrupted_.clear();
   span_open_ = false;
@@ -149,17 +149,16 @@ void Recorder::leave_layer() {
 void Recorder::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last) {
   const std::lock_guard lock(mutex_);
   if (!active() || first >= last) return;
-  if (layer_of_sequence_.empty()) first_sequence_ = first;
-  if (first < first_sequence_) {  // the first outer module, tagged after the first inner one
-    layer_of_sequence_.insert(layer_of_sequence_.begin(), first_sequence_ - first, kNone);
-    first_sequence_ = first;
+  auto& [begin, layers] = tagged_[thread_of_node(first)];
+  if (layers.empty()) begin = first;
+  if (first < begin) {  // the first outer module, tagged after the first inner one
+    layers.insert(layers.begin(), begin - first, kNone);
+    begin = first;
   }
-  if (layer_of_sequence_.size() < last - first_sequence_) {
-    layer_of_sequence_.resize(last - first_sequence_, kNone);
-  }
+  if (layers.size() < last - begin) layers.resize(last - begin, kNone);
   // Inner modules are left, and so tagged, before outer ones, which get what is over.
-  for (std::uint64_t i = first - first_sequence_; i < last - first_sequence_; ++i) {
-    if (layer_of_sequence_[i] == kNone) layer_of_sequence_[i] = layer;
+  for (std::uint64_t i = first - begin; i < last - begin; ++i) {
+    if (layers[i] == kNone) layers[i] = layer;
   }
 }
 
@@ -167,9 +166,11 @@ LayerIndex Recorder::current_layer(NodeSequence node) const {
   if (const auto mine = open_layers_.find(this_thread_ordinal()); mine != open_layers_.end()) {
     return trace_.layer_spans[static_cast<std::size_t>(mine->second.back())].layer;
   }
-  if (!node || *node < first_sequence_) return kNone;
-  const std::uint64_t i = *node - first_sequence_;
-  return i < layer_of_sequence_.size() ? layer_of_sequence_[i] : kNone;
+  if (!node) return kNone;
+  const auto makers = tagged_.find(thread_of_node(*node));
+  if (makers == tagged_.end() || *node < makers->second.first) return kNone;
+  const std::uint64_t i = *node - makers->second.first;
+  return i < makers->second.layers.size() ? makers->second.layers[i] : kNone;
 }
 
 std::size_t Recorder::requests() const {
@@ -185,8 +186,10 @@ std::int32_t Recorder::iterations() const {
 std::size_t Recorder::memory_bytes() const {
   const std::lock_guard lock(mutex_);
   constexpr std::size_t kHashNode = 4 * sizeof(void*);
+  std::size_t tags = 0;
+  for (const auto& [thread, nodes] : tagged_) tags += nodes.layers.capacity();
   return records_.size() * sizeof(Request) + live_.size() * kHashNode +
-         live_.bucket_count() * sizeof(void*) + layer_of_sequence_.capacity() * sizeof(LayerIndex) +
+         live_.bucket_count() * sizeof(void*) + tags * sizeof(LayerIndex) +
          trace_.phases.capacity() * sizeof(PhaseSpan) +
          trace_.layer_spans.capacity() * sizeof(LayerSpan);
 }

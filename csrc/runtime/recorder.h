@@ -61,6 +61,7 @@ class Recorder {
   // last.
   void enter_layer(LayerIndex layer, bool recompute);
   void leave_layer();
+  // Nodes of one thread.
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
 
   std::size_t requests() const;
@@ -86,9 +87,12 @@ class Recorder {
   LayerIndex defined_layers_ = 0;
   // By thread; indices into trace_.layer_spans, innermost last.
   std::unordered_map<ThreadOrdinal, std::vector<LayerIndex>> open_layers_;
-  std::vector<LayerIndex> layer_of_sequence_;
-  std::uint64_t first_sequence_ = 0;
-  std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration
+  struct TaggedNodes {  // of one thread, in sequence
+    std::uint64_t first = 0;
+    std::vector<LayerIndex> layers;
+  };
+  std::unordered_map<std::uint64_t, TaggedNodes> tagged_;  // by thread_of_node()
+  std::map<PhaseKey, std::int32_t> seen_;                  // occurrences in this iteration
   std::vector<PhaseKey> interrupted_;  // phases that unplanned stretches suspend, outermost first
   bool span_open_ = false;
   std::int32_t iteration_ = 0;

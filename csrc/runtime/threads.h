@@ -16,8 +16,14 @@ inline ThreadOrdinal this_thread_ordinal() {
   return mine;
 }
 
-// The autograd node that runs on a thread, if any, by its sequence number.
+// The autograd node that runs on a thread, if any. Every thread numbers the nodes that it makes by
+// itself (a backward thread too, when it recomputes), so the maker's number goes before the node's.
 using NodeSequence = std::optional<std::uint64_t>;
+constexpr int kSequenceBits = 48;
+constexpr std::uint64_t node_of_thread(std::uint64_t thread, std::uint64_t sequence) {
+  return thread << kSequenceBits | (sequence & ((std::uint64_t{1} << kSequenceBits) - 1));
+}
+constexpr std::uint64_t thread_of_node(std::uint64_t node) { return node >> kSequenceBits; }
 
 // Tells the training thread's requests, whose order repeats, from those of threads that come and
 // go as they like (data loading, communication). Autograd's worker threads act for the training

@@ -1,6 +1,7 @@
 // What autograd does on the calling thread right now.
 #pragma once
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -11,10 +12,13 @@ namespace stalloc::torch_adapters {
 // Whether the calling thread runs a backward pass, perhaps as a worker for another thread.
 inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
+// What nodes that the calling thread makes have for their thread_id().
+inline std::uint64_t autograd_thread() { return at::RecordFunction::currentThreadId(); }
+
 inline NodeSequence running_node() {
   if (!in_backward()) return std::nullopt;
   const auto node = torch::autograd::get_current_node();
-  return node ? NodeSequence(node->sequence_nr()) : std::nullopt;
+  return node ? NodeSequence(node_of_thread(node->thread_id(), node->sequence_nr())) : std::nullopt;
 }
 
 }  // namespace stalloc::torch_adapters

@@ -1,12 +1,15 @@
 // The Python module of the adapters: what has to be compiled against torch, and nothing else.
 #include <pybind11/pybind11.h>
 
+#include "runtime/device_runtime.h"
 #include "torch/adapters.h"
+#include "torch/autograd.h"
 
 namespace py = pybind11;
 
 PYBIND11_MODULE(_torch, m) {
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
+  stalloc::DeviceRuntime::set_autograd_thread(&stalloc::torch_adapters::autograd_thread);
   m.def("install_cpu", &stalloc::torch_adapters::install_cpu);
   m.def("uninstall_cpu", &stalloc::torch_adapters::uninstall_cpu);
   m.def("install_meta", &stalloc::torch_adapters::install_meta);

@@ -113,7 +113,7 @@ TEST_F(CudaDevice, AllocatesWhileAGraphIsCaptured) {
 
 TEST_F(CudaDevice, PoolsGoAndComeBackAtTheirAddresses) {
   CudaMemory memory(0);
-  ASSERT_TRUE(memory.use_virtual_pools(true));
+  ASSERT_TRUE(memory.keep_addresses(true));
   const Bytes size = 70 * kGiB + 512;
   void* pool = memory.allocate_pool(size);
   ASSERT_NE(pool, nullptr);
@@ -136,10 +136,26 @@ TEST_F(CudaDevice, PoolsGoAndComeBackAtTheirAddresses) {
   EXPECT_EQ(standin_mappings(), 0);
 }
 
+TEST_F(CudaDevice, PoolsThatKeepTheirAddressesAreOpenToTheDevicesThatReachThem) {
+  standin_set_devices(3);
+  CudaMemory memory(1);
+  memory.keep_addresses(true);
+  void* alone = memory.allocate_pool(kGiB);
+  EXPECT_EQ(standin_accesses(alone), 1);
+  standin_set_peers(1);
+  void* open = memory.allocate_pool(kGiB);
+  EXPECT_EQ(standin_accesses(open), 3);
+  ASSERT_TRUE(memory.suspend(alone, kGiB));
+  ASSERT_TRUE(memory.resume(alone, kGiB));
+  EXPECT_EQ(standin_accesses(alone), 3);
+  memory.release(open, kGiB);
+  memory.release(alone, kGiB);
+}
+
 TEST_F(CudaDevice, SuspendsNoPoolWhileItIsInUse) {
   standin_set_manual(1);
   CudaMemory memory(0);
-  memory.use_virtual_pools(true);
+  memory.keep_addresses(true);
   void* pool = memory.allocate_pool(kGiB);
   standin_use(stream(), pool, 1, 1);
   EXPECT_TRUE(memory.suspend(pool, kGiB));
@@ -161,7 +177,7 @@ TEST_F(CudaDevice, PlainPiecesAreNotSuspended) {
 // Whichever of the calls fails, and however, nothing stays behind.
 TEST_F(CudaDevice, FailuresOnTheWayToAPoolLeaveNothingBehind) {
   CudaMemory memory(0);
-  memory.use_virtual_pools(true);
+  memory.keep_addresses(true);
   for (const char* call : {"cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemCreate",
                            "cuMemMap", "cuMemSetAccess"}) {
     standin_fail(call, 1, kCudaInvalidValue, 1);

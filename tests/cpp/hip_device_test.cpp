@@ -23,7 +23,7 @@ TEST(HipDevice, IsFoundOnceItIsLoaded) {
   void* piece = memory.allocate(kGiB);
   EXPECT_EQ(memory.available(), 79 * kGiB);
   memory.release(piece, kGiB);
-  ASSERT_TRUE(memory.use_virtual_pools(true));
+  ASSERT_TRUE(memory.keep_addresses(true));
   void* pool = memory.allocate_pool(70 * kGiB);
   EXPECT_TRUE(memory.suspend(pool, 70 * kGiB));
   EXPECT_EQ(memory.available(), 80 * kGiB);

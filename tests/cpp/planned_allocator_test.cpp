@@ -102,6 +102,47 @@ TEST_F(PlannedAllocatorTest, MissesAreDecisionsNotServed) {
   EXPECT_EQ(allocator_.release_cached(), 30 * kMiB);
 }
 
+TEST_F(PlannedAllocatorTest, DynamicModulesAreOfTheThreadThatEntersThem) {
+  allocator_.enable(two_blocks());
+  enter();
+  std::thread([&] { allocator_.enter_dynamic(); }).join();
+  void* a = allocate(kMiB);
+  EXPECT_EQ(allocator_.statistics().hits, 1);
+  allocator_.enter_dynamic();
+  allocator_.enter_dynamic();
+  allocator_.leave_dynamic();
+  void* b = allocate(kMiB);
+  EXPECT_EQ(allocator_.statistics().dynamic_requests, 1) << "it has left the inner one alone";
+  allocator_.leave_dynamic();
+  allocator_.leave_dynamic();  // one too many does no harm
+  void* c = allocate(kMiB);
+  EXPECT_EQ(allocator_.statistics().hits, 2);
+  for (void* p : {a, b, c}) EXPECT_TRUE(allocator_.deallocate(p));
+}
+
+TEST_F(PlannedAllocatorTest, NodesAreToldApartByTheThreadThatMadeThem) {
+  allocator_.enable(two_blocks());
+  enter();
+  const auto dynamic_after = [&](NodeSequence node) {
+    const auto before = allocator_.statistics().dynamic_requests;
+    EXPECT_TRUE(allocator_.deallocate(allocator_.allocate(kMiB, 0, /*for_training=*/true, node)));
+    return allocator_.statistics().dynamic_requests > before;
+  };
+  allocator_.tag_dynamic_nodes(node_of_thread(2, 5), node_of_thread(2, 8));
+  allocator_.tag_dynamic_nodes(node_of_thread(1, 20), node_of_thread(1, 24));  // its own numbers
+  allocator_.tag_dynamic_nodes(node_of_thread(2, 3), node_of_thread(2, 10));   // an outer module
+  EXPECT_TRUE(dynamic_after(node_of_thread(2, 3)));
+  EXPECT_TRUE(dynamic_after(node_of_thread(2, 9)));
+  EXPECT_FALSE(dynamic_after(node_of_thread(2, 10)));
+  EXPECT_FALSE(dynamic_after(node_of_thread(1, 6)));
+  EXPECT_TRUE(dynamic_after(node_of_thread(1, 23)));
+  EXPECT_FALSE(dynamic_after(node_of_thread(3, 6)));
+  EXPECT_FALSE(dynamic_after(node_of_thread(2, ~std::uint64_t{0})));
+  for (int i = 0; i < 3; ++i) allocator_.end_iteration();
+  enter();
+  EXPECT_FALSE(dynamic_after(node_of_thread(1, 23))) << "two iterations later they are forgotten";
+}
+
 TEST_F(PlannedAllocatorTest, EvaluationUsesIdlePoolSpace) {
   allocator_.enable(two_blocks());
   enter();

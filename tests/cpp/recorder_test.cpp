@@ -119,6 +119,23 @@ TEST_F(RecorderTest, BackwardRequestsBelongToTheModuleOfTheirNode) {
   EXPECT_EQ(t.layer_spans[0].end, 2);
 }
 
+TEST_F(RecorderTest, NodesAreToldApartByTheThreadThatMadeThem) {
+  recorder_.start();
+  const LayerIndex here = recorder_.define_layer("here", false);
+  const LayerIndex there = recorder_.define_layer("there", false);
+  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  recorder_.tag_sequence(here, node_of_thread(1, 10), node_of_thread(1, 20));
+  recorder_.tag_sequence(there, node_of_thread(2, 5), node_of_thread(2, 15));
+  allocate(1, 1, node_of_thread(1, 12));
+  allocate(2, 1, node_of_thread(2, 12));
+  allocate(3, 1, node_of_thread(3, 12));
+  EXPECT_LT(recorder_.memory_bytes(), std::size_t{10000});
+  const Trace t = recorder_.finish();
+  EXPECT_EQ(t.requests[0].layer_begin, here);
+  EXPECT_EQ(t.requests[1].layer_begin, there);
+  EXPECT_EQ(t.requests[2].layer_begin, kNone);
+}
+
 TEST_F(RecorderTest, OtherThreadsAreToldApart) {
   recorder_.start();
   allocate(1, 1);

@@ -6,7 +6,7 @@ import ctypes
 
 _library = ctypes.CDLL("libcudart.so.13")
 _library.standin_last_complaint.restype = ctypes.c_char_p
-for _name in ("hazards", "misuses", "calls", "used", "host_waits", "allocations", "events"):
+for _name in ("hazards", "misuses", "calls", "used", "host_waits", "events", "reservations"):
     getattr(_library, f"standin_{_name}").restype = ctypes.c_int64
 
 
@@ -86,3 +86,13 @@ def calls(name: str) -> int:
 def host_waits() -> int:
     """Calls in which the host waited for work that was not complete."""
     return int(_library.standin_host_waits())
+
+
+def set_peers(reach: bool) -> None:
+    """Whether the devices reach each other's memory."""
+    _library.standin_set_peers(int(reach))
+
+
+def reservations() -> int:
+    """Live ranges of virtual addresses."""
+    return int(_library.standin_reservations())

@@ -106,6 +106,52 @@ def test_a_share_of_the_memory_is_kept_to() -> None:
 
 
 @isolated
+def test_what_torch_has_no_answer_to_is_answered() -> None:
+    stalloc.install_compat()
+    assert torch.cuda.get_per_process_memory_fraction() == 1.0
+    torch.cuda.set_per_process_memory_fraction(0.25)
+    assert torch.cuda.get_per_process_memory_fraction() == 0.25
+    x = torch.empty(1000, device="cuda")
+    accelerator = torch.accelerator
+    assert accelerator.memory_allocated() == accelerator.max_memory_allocated() == 4096
+    assert accelerator.memory_stats() == torch.cuda.memory_stats()
+    del x
+    accelerator.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == 0
+    assert stalloc.empty_cache("cuda:0") == 2 * MIB
+    assert standin.used() == 0
+
+
+@isolated
+def test_exact_profiles_bypass_the_cache() -> None:
+    stalloc.install_compat()
+    model = training.Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loads = []
+    for exact in (True, False):
+        _train(model, optimizer, 0)
+        torch.cuda.empty_cache()
+        before = standin.calls("cudaMalloc")
+        with stalloc.profile(model, exact=exact) as profile:
+            for step in range(2):
+                _train(model, optimizer, step)
+                profile.step()
+        assert (standin.calls("cudaMalloc") - before > 200) == exact
+        assert sum(s["total_size"] for s in torch.cuda.memory_snapshot()) == standin.used()
+        assert torch.cuda.memory_reserved() == standin.used()
+        loads.append(profile.plan(time_limit=1).load)
+    assert loads[0] == loads[1]
+    with stalloc.profile(model):
+        side = torch.cuda.Stream()
+        x = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+        x.record_stream(side)
+        del x
+        with pytest.raises(torch.OutOfMemoryError, match=r"90.0 GiB on cuda:0 while profiling"):
+            torch.empty(90 * GIB, dtype=torch.uint8, device="cuda")
+    assert not standin.complaint()
+
+
+@isolated
 def test_record_stream_delays_reuse() -> None:
     stalloc.install_compat()
     standin.set_manual(True)

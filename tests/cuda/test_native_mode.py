@@ -151,6 +151,54 @@ def test_statistics_of_torch_include_the_pool() -> None:
     assert stalloc.empty_cache() == 0
 
 
+def test_accelerators_functions_know_the_pool_too() -> None:
+    trainer = Trainer(rows=32)
+    planned_pair(trainer)
+    cuda, accelerator = torch.cuda, torch.accelerator
+    assert accelerator.memory_stats().items() <= cuda.memory_stats().items()
+    assert accelerator.max_memory_allocated() == cuda.max_memory_allocated()
+    assert accelerator.max_memory_reserved() == cuda.max_memory_reserved()
+    accelerator.reset_peak_memory_stats()
+    assert accelerator.max_memory_allocated() == cuda.memory_allocated()
+    accelerator.reset_accumulated_memory_stats()
+    assert cuda.memory_stats()["allocation.all.allocated"] == 0
+    assert accelerator.get_memory_info() == cuda.mem_get_info()
+    accelerator.empty_cache()
+    assert cuda.memory_reserved() == standin.used()
+
+
+def test_a_share_of_the_memory_is_kept_to_the_pool_included() -> None:
+    trainer = Trainer()
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    plan, _ = planned_pair(trainer)
+    assert torch.cuda.get_per_process_memory_fraction() == 0.5
+    with stalloc.hooks.unplanned():
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(40 * GIB - plan.pool // 2, dtype=torch.uint8, device="cuda")
+        fits = torch.empty(39 * GIB, dtype=torch.uint8, device="cuda")
+    stalloc.disable()
+    other = torch.empty(GIB - plan.pool, dtype=torch.uint8, device="cuda")
+    with pytest.raises(stalloc.OutOfMemory, match="cannot be reserved"):
+        stalloc.enable(plan, model=trainer.model)
+    assert standin.used() <= 40 * GIB
+    del fits, other
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    trainer.step()
+
+
+def test_what_lies_in_the_pool_can_be_shared_between_processes() -> None:
+    trainer = Trainer(rows=32)
+    plan, segment = planned_pair(trainer)
+    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+    assert is_in(y, segment)
+    handle = y.untyped_storage()._share_cuda_()
+    whole = int.from_bytes(handle[1][-64:-56], "little")  # what the stand-in puts into handles
+    assert (whole, whole + handle[3]) == (segment[0], y.data_ptr())
+    outside = torch.empty(3 * plan.pool, dtype=torch.uint8, device="cuda")
+    handle = outside.untyped_storage()._share_cuda_()
+    assert int.from_bytes(handle[1][-64:-56], "little") + handle[3] == outside.data_ptr()
+
+
 def test_peaks_of_the_whole_are_exact() -> None:
     trainer = Trainer()
     plan = trainer.plan()

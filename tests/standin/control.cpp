@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "standin.h"
 #include "world.h"
 
@@ -42,6 +44,10 @@ void standin_set_devices(int count) {
 
 void standin_set_memory(int device, uint64_t bytes) {
   locked([&](World& w) { w.memory.devices()[static_cast<std::size_t>(device)].capacity = bytes; });
+}
+
+void standin_set_peers(int reach) {
+  locked([&](World& w) { w.peers = reach != 0; });
 }
 
 void standin_set_manual(int manual) {
@@ -145,6 +151,12 @@ int64_t standin_reservations() {
 }
 int64_t standin_mappings() {
   return locked([](World& w) { return static_cast<int64_t>(w.memory.live_mappings()); });
+}
+int64_t standin_accesses(const void* p) {
+  return locked([&](World& w) {
+    return static_cast<int64_t>(
+        std::popcount(w.memory.accesses(reinterpret_cast<standin::Address>(p))));
+  });
 }
 int64_t standin_streams() {
   return locked([](World& w) { return static_cast<int64_t>(w.streams.live()); });

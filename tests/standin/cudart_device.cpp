@@ -115,6 +115,20 @@ int cudaDeviceGetAttribute(int* value, int attribute, int device) {
       case 97:  // shared memory a block may opt into
         *value = 232448;
         break;
+      case 12:  // registers of a block
+      case 82:  // and of a multiprocessor
+        *value = 65536;
+        break;
+      case 13:  // clock rates in kHz
+      case 36:
+        *value = 1000000;
+        break;
+      case 37:  // width of the memory's bus
+        *value = 5120;
+        break;
+      case 39:  // threads of a multiprocessor
+        *value = 2048;
+        break;
       case 102:  // virtual memory management
       case 115:  // memory pools
         *value = 1;
@@ -145,8 +159,8 @@ int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 int cudaDeviceCanAccessPeer(int* can, int, int) {
   static Call call("cudaDeviceCanAccessPeer");
-  return call([&](World&) {
-    *can = 0;
+  return call([&](World& w) {
+    *can = w.peers ? 1 : 0;
     return int{standin::kSuccess};
   });
 }

@@ -1,4 +1,6 @@
 // Streams, events and what waits for them.
+#include <cstring>
+
 #include "world.h"
 
 using standin::Call;
@@ -235,14 +237,18 @@ int cudaEventElapsedTime(float* ms, void* from, void* to) {
   });
 }
 
-int cudaIpcGetEventHandle(void*, void*) {
-  static Call call("cudaIpcGetEventHandle");
-  return call([](World&) { return int{standin::kNotSupported}; });
-}
-
 struct cudaIpcEventHandle {
   char reserved[64];
 };
+
+int cudaIpcGetEventHandle(cudaIpcEventHandle* handle, void* event) {
+  static Call call("cudaIpcGetEventHandle");
+  return call([&](World&) {
+    *handle = {};
+    std::memcpy(handle, &event, sizeof event);
+    return int{standin::kSuccess};
+  });
+}
 
 int cudaIpcOpenEventHandle(void**, cudaIpcEventHandle) {
   static Call call("cudaIpcOpenEventHandle");

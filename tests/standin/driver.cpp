@@ -85,9 +85,20 @@ int mem_unmap(Address p, std::size_t size) {
   });
 }
 
-int mem_set_access(Address p, std::size_t size, const void*, std::size_t) {
+struct Access {
+  int location_type;
+  int device;
+  int flags;
+};
+
+int mem_set_access(Address p, std::size_t size, const Access* access, std::size_t count) {
   static Call call("cuMemSetAccess");
-  return call([&](World& w) { return w.memory.set_access(p, size); });
+  return call([&](World& w) {
+    std::uint64_t devices = access ? 0 : 1;
+    for (std::size_t i = 0; access && i < count; ++i)
+      devices |= std::uint64_t{1} << access[i].device;
+    return w.memory.set_access(p, size, devices);
+  });
 }
 
 int mem_get_allocation_granularity(std::size_t* granularity, const AllocationProperties*, int) {

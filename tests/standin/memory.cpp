@@ -161,14 +161,19 @@ int Memory::unmap(Address begin, std::uint64_t size, std::string* complaint) {
   return kSuccess;
 }
 
-int Memory::set_access(Address begin, std::uint64_t size) {
+int Memory::set_access(Address begin, std::uint64_t size, std::uint64_t devices) {
   Address at = begin;
   for (auto it = mappings_.find(begin);
        it != mappings_.end() && it->first == at && at < begin + size; ++it) {
-    it->second.accessible = true;
+    it->second.devices |= devices;
     at += it->second.size;
   }
   return at == begin + size ? kSuccess : kInvalidValue;
+}
+
+std::uint64_t Memory::accesses(Address begin) const {
+  const auto it = mappings_.find(begin);
+  return it == mappings_.end() ? 0 : it->second.devices;
 }
 
 int Memory::retain_at(Address address, std::uint64_t* handle) {
@@ -195,7 +200,7 @@ std::optional<Memory::Piece> Memory::piece_around(Address address) const {
   }
   if (auto it = mappings_.upper_bound(address); it != mappings_.begin()) {
     --it;
-    if (address < it->first + it->second.size && it->second.accessible) {
+    if (address < it->first + it->second.size && it->second.devices) {
       return Piece{it->first, it->second.size, handles_.at(it->second.handle).device};
     }
   }

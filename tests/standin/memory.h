@@ -45,7 +45,9 @@ class Memory {
   int release(std::uint64_t handle, std::string* complaint);
   int map(Address begin, std::uint64_t size, std::uint64_t handle);
   int unmap(Address begin, std::uint64_t size, std::string* complaint);
-  int set_access(Address begin, std::uint64_t size);
+  // `devices`: a bit each.
+  int set_access(Address begin, std::uint64_t size, std::uint64_t devices);
+  std::uint64_t accesses(Address begin) const;
   int retain_at(Address address, std::uint64_t* handle);
   int device_of(std::uint64_t handle) const;
 
@@ -74,7 +76,7 @@ class Memory {
   struct Mapping {
     std::uint64_t size = 0;
     std::uint64_t handle = 0;
-    bool accessible = false;
+    std::uint64_t devices = 0;  // that may use it, a bit each
   };
 
   bool take(int device, std::uint64_t size);

@@ -34,6 +34,8 @@ extern "C" {
 void standin_reset(void);
 void standin_set_devices(int count);
 void standin_set_memory(int device, uint64_t bytes);
+// Whether the devices reach each other's memory (0 at the start).
+void standin_set_peers(int reach);
 
 // Whether work of streams made from now on, and of default streams, waits to be told (1), or
 // completes as soon as what it waits for has (0).
@@ -75,6 +77,8 @@ uint64_t standin_peak(int device);
 int64_t standin_allocations(void);   // live: of cudaMalloc, its kin, and of cuMemCreate
 int64_t standin_reservations(void);  // live: of cuMemAddressReserve
 int64_t standin_mappings(void);
+// How many devices may use the mapping at `p`.
+int64_t standin_accesses(const void* p);
 int64_t standin_streams(void);  // live, without default ones
 int64_t standin_events(void);
 

@@ -62,6 +62,7 @@ void World::reset() {
   captures.clear();
   captures_underway = 0;
   lost_error = 0;
+  peers = false;
   hazards = misuses = host_waits = 0;
   complaint.clear();
   const std::lock_guard lock(calls_mutex_);

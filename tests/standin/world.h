@@ -61,6 +61,7 @@ class World {
   std::map<std::uint64_t, std::unique_ptr<Capture>> captures;  // under way
   std::atomic<int> captures_underway{0};
   std::atomic<int> lost_error{0};
+  bool peers = false;  // devices reach each other's memory
   std::int64_t hazards = 0;
   std::int64_t misuses = 0;
   std::int64_t host_waits = 0;

@@ -49,6 +49,7 @@ void install_cuda(int device) {
     count.store(made.size() + 1, std::memory_order_release);
   }
   if (!ours) ours = new CudaAllocator(*current);
+  ours->share_out(static_cast<c10::DeviceIndex>(device));
   if (current == ours) return;
   registered = c10::GetAllocator(c10::DeviceType::CUDA);
   allocator_api::allocator.store(ours);
@@ -58,6 +59,7 @@ void install_cuda(int device) {
 bool uninstall_cuda() {
   if (!ours || allocator_api::allocator.load() != ours) return true;
   if (ours->has_blocks()) return false;
+  ours->take_back_shares();
   allocator_api::allocator.store(&ours->to());
   c10::SetAllocator(c10::DeviceType::CUDA, registered, kHighest);
   return true;

@@ -43,8 +43,6 @@ DeviceRuntime* owner_of(const void* p) {
 
 }  // namespace
 
-c10::DeleterFnPtr CudaAllocator::raw_deleter() const { return &delete_block; }
-
 void CudaAllocator::delete_block(void* p) {
   if (p) installed().free_block(p, nullptr);
 }
@@ -67,10 +65,11 @@ void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
   native_deleter_(p);
 }
 
-bool CudaAllocator::adopt(c10::DataPtr& block) {
-  if (!block.get() || !block.compare_exchange_deleter(native_deleter_, &delete_block)) return false;
-  adopted_.fetch_add(1, std::memory_order_relaxed);
-  return true;
+// Not one that torch allocated without its cache (torch.cuda.caching_allocator_enable).
+void CudaAllocator::adopt(c10::DataPtr& block) {
+  if (block.get() && block.compare_exchange_deleter(native_deleter_, &delete_block)) {
+    adopted_.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 bool CudaAllocator::has_blocks() const {
@@ -112,13 +111,18 @@ void* CudaAllocator::serve(DeviceRuntime& runtime, const Request& request) {
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
   DeviceRuntime* runtime = DeviceRuntime::find_gpu(request.device);
-  if (!runtime || goes_to_private_pool(request)) return native();
+  if (!runtime) return native(Record::kLeft);
   PlannedAllocator& allocator = runtime->allocator();
+  if (goes_to_private_pool(request)) {
+    void* p = native(Record::kLeft);
+    if (allocator.enabled()) note(request.device);
+    return p;
+  }
   if (allocator.enabled()) {
     if (void* p = serve(*runtime, request)) return p;
     void* p = nullptr;
     try {
-      p = native();
+      p = native(Record::kLeft);
     } catch (const c10::OutOfMemoryError& e) {
       // What the plan has no use for now may do, and what that gave back.
       const StreamId stream = runtime->streams().id_of(request.stream);
@@ -132,9 +136,9 @@ void* CudaAllocator::provide(const Request& request, Native native) {
     return p;
   }
   Recorder& recorder = runtime->recorder();
-  if (!recorder.active()) return native();
-  void* p =
-      exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request.size) : native();
+  if (!recorder.active()) return native(Record::kLeft);
+  void* p = exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request.size)
+                                                   : native(Record::kNoticed);
   recorder.on_allocate(p, request.size, runtime->streams().id_of(request.stream), in_backward(),
                        running_node());
   return p;
@@ -146,14 +150,13 @@ c10::DataPtr CudaAllocator::allocate(size_t n) {
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
   const Request request{static_cast<Bytes>(n), device,
                         c10::cuda::getCurrentCUDAStream(device).stream()};
-  c10::DataPtr others;  // torch's without its cache (torch.cuda.caching_allocator_enable)
-  void* p = provide(request, [&] {
-    c10::DataPtr block = to().allocate(n);
-    if (adopt(block)) return block.release_context();
-    others = std::move(block);
-    return others.get();
+  c10::DataPtr theirs;
+  void* p = provide(request, [&](Record record) {
+    theirs = to().allocate(n);
+    if (record == Record::kNoticed) adopt(theirs);
+    return theirs.get();
   });
-  if (others) return others;
+  if (theirs) return theirs;
   return {p, p, &delete_block, device_of(device)};
 }
 
@@ -168,7 +171,7 @@ void* CudaAllocator::raw_alloc_with_stream(size_t n, cudaStream_t stream) {
   c10::DeviceIndex device = 0;
   C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
   return provide({static_cast<Bytes>(n), device, stream},
-                 [&] { return to().raw_alloc_with_stream(n, stream); });
+                 [&](Record) { return to().raw_alloc_with_stream(n, stream); });
 }
 
 void CudaAllocator::raw_delete(void* p) {
@@ -268,14 +271,6 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
   if (DeviceRuntime* runtime = DeviceRuntime::find_gpu(device)) {
     runtime->allocator().end_capture();
   }
-}
-
-// The storages that these blocks are for had our deleter.
-allocator_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
-    c10::DeviceIndex device, std::shared_ptr<allocator_api::AllocatorState> state) {
-  allocator_api::CheckpointDelta delta = to().setCheckpointPoolState(device, std::move(state));
-  for (c10::DataPtr& block : delta.dataptrs_allocd) adopt(block);
-  return delta;
 }
 
 }  // namespace stalloc::torch_adapters

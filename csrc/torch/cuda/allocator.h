@@ -3,11 +3,14 @@
 // statistics, graphs and out-of-memory handling intact.
 //
 // Note [Deleters]
-// raw_deleter() promises one deleter for every block, and torch's graph trees compare with it. So
-// while it is in place, blocks of torch's allocator get ours too; the deleter tells whose a block
-// is by its address. Torch's allocator does not know our deleter, and ignores record_stream for
-// such blocks unless it is told otherwise, which is done here. That is also why it can be taken out
-// again only when no block with our deleter is left: until then it stays and passes all on.
+// A block of ours has a deleter of ours; a block of torch's allocator keeps its own, and
+// raw_deleter() says that one. torch's graph trees compare with it, and take over by it what they
+// have had from before this was in place. (The price: c10::Allocator::raw_deallocate() is an error
+// for a block of ours. Nothing in torch calls it for CUDA; raw_delete() is what there is.) Only
+// while a profile is recorded do blocks of torch's allocator get our deleter, so that their end is
+// noticed; those of private pools never do. Torch's allocator ignores record_stream for a deleter
+// that is not its own unless it is told otherwise, which is done here. As long as a block with our
+// deleter is left this cannot be taken out again: it stays and passes all on.
 //
 // Note [Captures]
 // While the requests of a stream belong to a private pool (a graph is captured, or a MemPool is in
@@ -43,7 +46,6 @@ class CudaAllocator final : public Delegate {
   bool has_blocks() const;
 
   c10::DataPtr allocate(size_t n) override;
-  c10::DeleterFnPtr raw_deleter() const override;
   void* raw_alloc(size_t n) override;
   void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override;
   void raw_delete(void* p) override;
@@ -51,6 +53,14 @@ class CudaAllocator final : public Delegate {
   using Delegate::recordStream;
   void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override;
   allocator_api::ShareableHandle shareIpcHandle(void* p) override;
+
+  // The pools' share of what is allowed is taken off that of torch's allocator, as it is when
+  // share_out() is called.
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
+  double getMemoryFraction(c10::DeviceIndex device) override;
+  void share_out(c10::DeviceIndex device);
+  // As it was before.
+  void take_back_shares();
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
   void resetAccumulatedStats(c10::DeviceIndex device) override;
@@ -61,8 +71,6 @@ class CudaAllocator final : public Delegate {
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
-  allocator_api::CheckpointDelta setCheckpointPoolState(
-      c10::DeviceIndex device, std::shared_ptr<allocator_api::AllocatorState> state) override;
 
  private:
   struct Request {
@@ -74,6 +82,7 @@ class CudaAllocator final : public Delegate {
     Bytes size = 0;
     DeviceRuntime* runtime = nullptr;
   };
+  enum class Record : std::uint8_t { kLeft, kNoticed };
   struct PrivatePool {
     c10::DeviceIndex device = 0;
     c10::MempoolId_t id;
@@ -82,12 +91,13 @@ class CudaAllocator final : public Delegate {
 
   static void delete_block(void* p);
   void free_block(void* p, c10::DeleterFnPtr native_free);
-  // Gives a block of torch's allocator our deleter; false when it has neither.
-  bool adopt(c10::DataPtr& block);
+  // Gives a block of torch's allocator our deleter.
+  void adopt(c10::DataPtr& block);
   bool goes_to_private_pool(const Request& request);
   // A block from a plan's pool, or null.
   void* serve(DeviceRuntime& runtime, const Request& request);
-  // A block of `request` by whatever way; `native` asks torch's allocator.
+  // A block of `request` by whatever way; `native` asks torch's allocator, and is told whether the
+  // block is recorded.
   template <typename Native>
   void* provide(const Request& request, Native native);
   JointGauges::Values held_directly(c10::DeviceIndex device) const;
@@ -105,6 +115,7 @@ class CudaAllocator final : public Delegate {
   std::unordered_map<void*, Direct> direct_;
   std::atomic<std::size_t> directs_{0};
   std::unordered_map<int, JointGauges::Values> reset_totals_;  // by device
+  std::unordered_map<int, double> fractions_;                  // asked for, by device
 };
 
 }  // namespace stalloc::torch_adapters

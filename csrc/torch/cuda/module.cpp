@@ -1,6 +1,8 @@
 // The Python module of native mode: what has to be compiled against a CUDA build of torch.
 #include <pybind11/pybind11.h>
 
+#include "runtime/device_runtime.h"
+#include "torch/autograd.h"
 #include "torch/cuda/adapter.h"
 #include "torch/cuda/allocator.h"
 
@@ -9,6 +11,7 @@ namespace py = pybind11;
 PYBIND11_MODULE(_torch_cuda, m) {
   namespace adapters = stalloc::torch_adapters;
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
+  stalloc::DeviceRuntime::set_autograd_thread(&adapters::autograd_thread);
   m.def("install", &adapters::install_cuda, py::arg("device"));
   m.def("uninstall", &adapters::uninstall_cuda);
   m.def(
@@ -16,9 +19,17 @@ PYBIND11_MODULE(_torch_cuda, m) {
       py::arg("exact"));
   // Without the GIL: blocks that are freed while this runs may need it elsewhere.
   m.def(
-      "empty_cache", [] { adapters::installed().emptyCache(); },
-      py::call_guard<py::gil_scoped_release>());
+      "empty_cache",
+      [](int device) {
+        adapters::installed().emptyCache();
+        adapters::installed().share_out(static_cast<c10::DeviceIndex>(device));
+      },
+      py::arg("device"), py::call_guard<py::gil_scoped_release>());
   m.def(
-      "note", [](int device) { adapters::installed().note(static_cast<c10::DeviceIndex>(device)); },
+      "note",
+      [](int device) {
+        adapters::installed().note(static_cast<c10::DeviceIndex>(device));
+        adapters::installed().share_out(static_cast<c10::DeviceIndex>(device));
+      },
       py::arg("device"), py::call_guard<py::gil_scoped_release>());
 }

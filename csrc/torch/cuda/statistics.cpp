@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "device/cuda_memory.h"
 #include "torch/cuda/adapter.h"
 #include "torch/cuda/allocator.h"
 
@@ -112,6 +113,54 @@ DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
     stat->peak = std::max(stat->peak, stat->current);
   }
   return stats;
+}
+
+void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
+  to().setMemoryFraction(fraction, device);  // throws for one that is none
+  {
+    const std::lock_guard lock(mutex_);
+    fractions_[device] = fraction;
+  }
+  share_out(device);
+}
+
+double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto it = fractions_.find(device); it != fractions_.end()) return it->second;
+  }
+  return to().getMemoryFraction(device);
+}
+
+void CudaAllocator::share_out(c10::DeviceIndex device) {
+  DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  const double fraction = getMemoryFraction(device);
+  if (!runtime) return;
+  auto& memory = dynamic_cast<CudaMemory&>(runtime->memory());
+  if (fraction >= 1) {
+    memory.set_limit(0);
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    fractions_.emplace(device, fraction);
+  }
+  const auto total = static_cast<double>(memory.total());
+  DeviceStats stats = to().getDeviceStats(device);
+  const auto theirs = static_cast<double>(aggregate(stats.reserved_bytes).current);
+  memory.set_limit(std::max(static_cast<Bytes>(fraction * total - theirs), Bytes{1}));
+  const auto ours = static_cast<double>(memory.held().all.bytes.current);
+  to().setMemoryFraction(std::max(fraction - ours / total, 0.0), device);
+}
+
+void CudaAllocator::take_back_shares() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [device, fraction] : fractions_) {
+    to().setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+    DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+    if (runtime) dynamic_cast<CudaMemory&>(runtime->memory()).set_limit(0);
+  }
+  fractions_.clear();
 }
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {

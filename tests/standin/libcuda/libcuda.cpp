@@ -1,11 +1,32 @@
-// A driver library that is there, and can do nothing. torch opens it when CUDA is initialised, for
-// the kernels that it compiles at run time, of which there are none here.
+// A driver library whose kernels do nothing. torch opens it when CUDA is initialised, for kernels
+// that it compiles at run time; so does Triton, which loads and launches those of torch.compile.
+#include <dlfcn.h>
+
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 namespace {
 
 constexpr int kSuccess = 0;
 constexpr int kNotSupported = 801;
+int anything;  // what handles point at
+
+int make(void** handle) {
+  *handle = &anything;
+  return kSuccess;
+}
+
+// A function of the stand-in for the runtime, which is loaded before.
+template <typename Function>
+Function* runtime(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+int launch(void* stream) {
+  const auto submit = runtime<int(void*)>("standin_submit");
+  return submit ? submit(stream) : kNotSupported;
+}
 
 }  // namespace
 
@@ -37,26 +58,56 @@ int cuCtxGetCurrent(void** context) {
   *context = reinterpret_cast<void*>(std::size_t{7} << 60);
   return kSuccess;
 }
+int cuCtxGetDevice(int* device) {
+  const auto get = runtime<int(int*)>("cudaGetDevice");
+  return get ? get(device) : kNotSupported;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  const auto get = runtime<int(int*, int, int)>("cudaDeviceGetAttribute");
+  return get ? get(value, attribute, device) : kNotSupported;
+}
+int cuDevicePrimaryCtxRetain(void** context, int) { return cuCtxGetCurrent(context); }
+int cuModuleLoad(void** module, const char*) { return make(module); }
+int cuModuleLoadData(void** module, const void*) { return make(module); }
+int cuModuleLoadDataEx(void** module, const void*) { return make(module); }
+int cuModuleGetFunction(void** function, void*, const char*) { return make(function); }
+int cuPointerGetAttribute(void* value, int attribute, std::uintptr_t p) {
+  constexpr int kDevicePointer = 3;
+  if (attribute != kDevicePointer) return kNotSupported;
+  std::memcpy(value, &p, sizeof p);
+  return kSuccess;
+}
+int cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                   void* stream, void**, void**) {
+  return launch(stream);
+}
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared;
+  void* stream;
+};
+int cuLaunchKernelEx(const LaunchConfig* config, void*, void**, void**) {
+  return launch(config->stream);
+}
+int cuFuncGetAttribute(int* value, int attribute, void*) {
+  constexpr int kThreadsOfABlock = 0;
+  *value = attribute == kThreadsOfABlock ? 1024 : 0;
+  return kSuccess;
+}
 
 // Of any arguments, which they leave alone.
 int cuCtxSetCurrent() { return kSuccess; }
-int cuDeviceGetAttribute() { return kNotSupported; }
-int cuDevicePrimaryCtxRetain() { return kNotSupported; }
-int cuFuncGetAttribute() { return kNotSupported; }
-int cuFuncSetAttribute() { return kNotSupported; }
-int cuFuncSetCacheConfig() { return kNotSupported; }
-int cuLaunchCooperativeKernel() { return kNotSupported; }
-int cuLaunchKernel() { return kNotSupported; }
+int cuCtxGetLimit() { return kNotSupported; }
+int cuCtxSetLimit() { return kNotSupported; }
+int cuFuncSetAttribute() { return kSuccess; }
+int cuFuncSetCacheConfig() { return kSuccess; }
 int cuLinkAddData_v2() { return kNotSupported; }
 int cuLinkComplete() { return kNotSupported; }
 int cuLinkCreate_v2() { return kNotSupported; }
-int cuModuleGetFunction() { return kNotSupported; }
-int cuModuleLoad() { return kNotSupported; }
-int cuModuleLoadData() { return kNotSupported; }
-int cuModuleLoadDataEx() { return kNotSupported; }
-int cuModuleUnload() { return kNotSupported; }
+
+int cuModuleUnload() { return kSuccess; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor() { return kNotSupported; }
-int cuPointerGetAttribute() { return kNotSupported; }
 int cuTensorMapEncodeTiled() { return kNotSupported; }
 
 }  // extern "C"
