@@ -218,6 +218,11 @@ void check_opening(const Plan& plan) {
                     " bytes, which is negative, too large above the pool, or no multiple of " +
                     std::to_string(plan.alignment));
   }
+  // Addresses above the pool are relative to its end: the region is a piece of memory by itself.
+  if (plan.resident > 0 && plan.pool % plan.alignment != 0) {
+    throw PlanError("pool: " + std::to_string(plan.pool) + " bytes, no multiple of " +
+                    std::to_string(plan.alignment) + ", where the resident region begins");
+  }
   const auto key = [](const OpeningRequest& r) { return std::tuple{r.phase, r.after, r.lower}; };
   for (std::size_t i = 0; i < plan.opening.size(); ++i) {
     check_row(plan, i);

@@ -253,6 +253,13 @@ TEST(Opening, OverlapsAreRefused) {
   plan.resident += 1;
   EXPECT_PRED_FORMAT2(IsSubstring, "resident: ", complaint(plan));
   plan = good;
+  plan.pool += 64;  // each address is aligned, and none in its pool
+  plan.resident += plan.alignment;
+  for (OpeningRequest& r : plan.opening) {
+    if (r.offset >= good.pool) r.offset += plan.alignment;
+  }
+  EXPECT_PRED_FORMAT2(IsSubstring, "pool: ", complaint(plan));
+  plan = good;
   std::swap(plan.opening[0], plan.opening[1]);
   EXPECT_PRED_FORMAT2(IsSubstring, "opening, row 1: out of order", complaint(plan));
 }
