@@ -113,7 +113,7 @@ def test_replay_of_a_trace_of_a_plan_and_of_both(
     by_plan = answer(capsys, "replay", str(plan_file))
     assert plan.resident > 0, "the weights"
     assert by_plan["rows"][2]["reserved"] == plan.pool + plan.resident
-    assert "static requests only" in by_plan["assumptions"][0]
+    assert "no dynamic requests" in by_plan["assumptions"][0]
 
 
 def test_replay_says_who_runs_out_of_memory(
