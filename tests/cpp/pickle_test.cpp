@@ -59,8 +59,8 @@ TEST(Pickle, DamageIsLocated) {
   EXPECT_NE(refusal("\xff.").find("instruction 255"), std::string::npos);
 }
 
-std::string repeated(std::string_view text, int times) {
-  std::string result;
+std::string repeated(std::string_view before, std::string_view text, int times) {
+  std::string result(before);
   for (int i = 0; i < times; ++i) result += text;
   return result;
 }
@@ -69,32 +69,33 @@ TEST(Pickle, TuplesWhoseHashWouldNotEndAreRefused) {
   const auto refused = [](const std::string& pickle) {
     return refusal(pickle).find("a tuple of more parts") != std::string::npos;
   };
-  EXPECT_FALSE(refused("N" + repeated("\x85", 900) + "."));
-  EXPECT_TRUE(refused("N" + repeated("\x85", 1000) + "."));
-  EXPECT_TRUE(refused("N" + repeated("2\x86", 30) + "."));  // each the last one twice
-  EXPECT_TRUE(refused("N" + repeated("q\0h\0\x86"s, 30) + "."));
-  EXPECT_TRUE(refused("N" + repeated("r\0\0\0\0(j\0\0\0\0j\0\0\0\0t"s, 30) + "."));
-  EXPECT_TRUE(refused("N" + repeated("p0\n(g0\ng0\nt", 30) + "."));
+  EXPECT_FALSE(refused(repeated("N", "\x85", 900) + "."));
+  EXPECT_TRUE(refused(repeated("N", "\x85", 1000) + "."));
+  EXPECT_TRUE(refused(repeated("N", "2\x86", 30) + "."));  // each the last one twice
+  EXPECT_TRUE(refused(repeated("N", "q\0h\0\x86"s, 30) + "."));
+  EXPECT_TRUE(refused(repeated("N", "r\0\0\0\0(j\0\0\0\0j\0\0\0\0t"s, 30) + "."));
+  EXPECT_TRUE(refused(repeated("N", "p0\n(g0\ng0\nt", 30) + "."));
   std::string memoized = "N\x94";
   for (char i = 0; i < 30; ++i) memoized += "h"s + i + "h" + i + "\x86\x94";
   EXPECT_TRUE(refused(memoized + "."));
-  EXPECT_TRUE(refused("(" + repeated("N", 1000) + "t."));
+  EXPECT_TRUE(refused(repeated("(", "N", 1000) + "t."));
   // What is inside a list or a dictionary, or has left the stack, is in no tuple.
-  EXPECT_FALSE(refused("(" + repeated("N", 5000) + "l."));
-  EXPECT_FALSE(refused("]" +
-                       repeated("NN\x86NN\x86\x86"
+  EXPECT_FALSE(refused(repeated("(", "N", 5000) + "l."));
+  EXPECT_FALSE(refused(repeated("]",
+                                "NN\x86NN\x86\x86"
                                 "a",
                                 5000) +
                        "."));
-  EXPECT_FALSE(refused("(" + repeated("NN\x86", 2000) + "l" + "N\x86."));
-  EXPECT_FALSE(refused("}" + repeated("NN\x86Ns", 5000) + "."));
-  EXPECT_FALSE(refused("](" + repeated("NN\x86", 5000) + "e."));
-  EXPECT_FALSE(refused(repeated("N\x85(1", 5000) + "N."));
-  EXPECT_FALSE(refused(repeated("N\x85"
+  EXPECT_FALSE(refused(repeated("(", "NN\x86", 2000) + "l" + "N\x86."));
+  EXPECT_FALSE(refused(repeated("}", "NN\x86Ns", 5000) + "."));
+  EXPECT_FALSE(refused(repeated("](", "NN\x86", 5000) + "e."));
+  EXPECT_FALSE(refused(repeated("", "N\x85(1", 5000) + "N."));
+  EXPECT_FALSE(refused(repeated("",
+                                "N\x85"
                                 "0",
                                 5000) +
                        "N."));
-  EXPECT_FALSE(refused(repeated("a1stu0\x87", 5000) + "N."));  // takes from an empty stack
+  EXPECT_FALSE(refused(repeated("", "a1stu0\x87", 5000) + "N."));  // takes from an empty stack
 }
 
 TEST(Pickle, ClaimsOfMemoryAreChecked) {
