@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
             assert given.plan is not None
             trace = unroll(given.plan)
             assumptions.append(
-                f"a plan has no dynamic requests: the others are replayed, for {UNROLLED} iterations"
+                f"a plan has no dynamic requests; the others are replayed, for {UNROLLED} turns"
             )
         check_requests(trace)
         settings = other_settings(trace)
