@@ -245,6 +245,7 @@ def test_what_a_short_run_recorded_is_planned_when_it_ends(tmp_path: Path) -> No
 @isolated
 def test_a_forked_child_leaves_profile_and_files_to_its_parent(tmp_path: Path) -> None:
     """Here it ends as a process does, so that what was registered for its end is called."""
+    torch.set_num_threads(1)  # OpenMP's do not survive a fork
     trainer, _ = twins()
     driver = Driver("auto", tmp_path, warmup=0, iterations=3)
     train(driver, trainer, 2)
