@@ -101,10 +101,16 @@ def print_assumptions(assumptions: Iterable[str]) -> None:
         print_text(assumption, "  - ", "    ")
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leaves it to the command line what a reader that has left means; rich would exit."""
+        raise BrokenPipeError
+
+
 def _console() -> Console:
     # Names of modules and files are not markup. Without a terminal nothing is cut to its width.
     width = None if sys.stdout.isatty() else _WIDE
-    return Console(
+    return _Console(
         file=sys.stdout,
         markup=False,
         highlight=False,
