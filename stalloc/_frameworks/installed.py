@@ -5,6 +5,7 @@ One is at work in a process at a time, as there is one plan in force at a time.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from stalloc._frameworks.patches import Function, Patches
 from stalloc.driver import Driver, Model, Stage
 
 
-class Integration:
+class Integration(abc.ABC):
     """A driver, and what was patched to tell it.
 
     Args:
@@ -27,9 +28,9 @@ class Integration:
         self.patches = Patches()
         self.evaluations = 0
 
+    @abc.abstractmethod
     def follow(self) -> None:
         """Patches what there is to follow; not called in mode off."""
-        raise NotImplementedError
 
     def next_iteration(self, model: Model | None) -> None:
         """One ends and another begins."""
