@@ -71,6 +71,16 @@ void planned_pair(benchmark::State& state) {
 }
 BENCHMARK(planned_pair)->Arg(1000)->Arg(10000);
 
+// Where the dynamic requests of nested_plan(1, 1) come, `live` of them with room between any two.
+void fill_with_dynamic(PlannedAllocator& allocator, std::int64_t live, Bytes size) {
+  allocator.enter_phase(PhaseKind::kForward, 0, 0);
+  allocator.allocate(4096, 0, false);
+  allocator.enter_dynamic();
+  std::vector<void*> blocks;
+  for (std::int64_t i = 0; i < 2 * live; ++i) blocks.push_back(allocator.allocate(size, 0, false));
+  for (std::size_t i = 1; i < blocks.size(); i += 2) allocator.deallocate(blocks[i]);
+}
+
 // A dynamic request among `live` others of its region, between which there is room, but not enough:
 // it has to be looked for to the end, and the role told by what came before. The worst there is.
 void dynamic_pair(benchmark::State& state) {
@@ -90,12 +100,7 @@ void dynamic_pair(benchmark::State& state) {
   PretendMemory device(Bytes{1} << 40);
   PlannedAllocator allocator(device);
   allocator.enable(plan);
-  allocator.enter_phase(PhaseKind::kForward, 0, 0);
-  allocator.allocate(4096, 0, false);
-  allocator.enter_dynamic();
-  std::vector<void*> blocks;
-  for (std::int64_t i = 0; i < 2 * live; ++i) blocks.push_back(allocator.allocate(size, 0, false));
-  for (std::size_t i = 1; i < blocks.size(); i += 2) allocator.deallocate(blocks[i]);
+  fill_with_dynamic(allocator, live, size);
   const Bytes larger = size + 512;  // than all rooms but the last
   for (auto _ : state) {
     void* p = allocator.allocate(larger, 0, false);
@@ -127,12 +132,7 @@ void reused_pair(benchmark::State& state) {
   PretendMemory device(Bytes{1} << 40);
   PlannedAllocator allocator(device);
   allocator.enable(plan);
-  allocator.enter_phase(PhaseKind::kForward, 0, 0);
-  allocator.allocate(4096, 0, false);
-  allocator.enter_dynamic();
-  std::vector<void*> blocks;
-  for (std::int64_t i = 0; i < 2 * live; ++i) blocks.push_back(allocator.allocate(size, 0, false));
-  for (std::size_t i = 1; i < blocks.size(); i += 2) allocator.deallocate(blocks[i]);
+  fill_with_dynamic(allocator, live, size);
   Bytes wanted = size + 512;
   for (auto _ : state) {
     void* p = allocator.allocate(wanted, 0, false);

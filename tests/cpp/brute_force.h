@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
@@ -22,8 +23,9 @@ inline bool live_together(const Problem& problem, const Buffer& a, const Buffer&
 
 // The height of the lowest layout; -1 where the fixed offsets leave none. In some order, that of
 // the offsets, each buffer of an optimal layout lies on the highest it conflicts with before it:
-// all orders are tried.
-inline Bytes optimal_height(const Problem& problem) {
+// all orders are tried. `conflict` says whether two buffers, by index, may not overlap.
+inline Bytes optimal_height(const Problem& problem,
+                            const std::function<bool(std::size_t, std::size_t)>& conflict) {
   const std::size_t n = problem.buffers.size();
   std::vector<Bytes> size;
   for (const Buffer& b : problem.buffers) size.push_back(align_up(b.size, problem.alignment));
@@ -36,10 +38,7 @@ inline Bytes optimal_height(const Problem& problem) {
       if (top[i] >= 0) continue;
       Offset offset = 0;
       for (std::size_t j = 0; j < n; ++j) {
-        if (top[j] > offset && size[i] > 0 && size[j] > 0 &&
-            live_together(problem, problem.buffers[i], problem.buffers[j])) {
-          offset = top[j];
-        }
+        if (top[j] > offset && size[i] > 0 && size[j] > 0 && conflict(i, j)) offset = top[j];
       }
       const Offset fixed = problem.buffers[i].fixed;
       if (fixed != kUnplaced && offset > fixed) continue;
@@ -50,6 +49,12 @@ inline Bytes optimal_height(const Problem& problem) {
   };
   search(search, 0, 0);
   return best == std::numeric_limits<Bytes>::max() ? -1 : best;
+}
+
+inline Bytes optimal_height(const Problem& problem) {
+  return optimal_height(problem, [&](std::size_t i, std::size_t j) {
+    return live_together(problem, problem.buffers[i], problem.buffers[j]);
+  });
 }
 
 // A layout there always is, unless the fixed offsets clash: the free buffers one on top of the

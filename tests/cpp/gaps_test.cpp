@@ -3,12 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <set>
 #include <string>
 
 #include "base/align.h"
 #include "base/error.h"
+#include "brute_force.h"
 #include "plan/bound.h"
 #include "plan/portfolio.h"
 #include "plan/validator.h"
@@ -54,32 +54,6 @@ bool meet(const Problem& problem, std::size_t i, std::size_t j) {
   return false;
 }
 
-// All orders, each buffer on the highest it meets before it.
-Bytes optimal_height(const Problem& problem) {
-  const std::size_t n = problem.buffers.size();
-  std::vector<Offset> top(n, -1);
-  Bytes best = std::numeric_limits<Bytes>::max();
-  const auto search = [&](const auto& self, std::size_t placed, Bytes height) -> void {
-    if (height >= best) return;
-    if (placed == n) best = height;
-    for (std::size_t i = 0; i < n; ++i) {
-      if (top[i] >= 0) continue;
-      const Bytes size = align_up(problem.buffers[i].size, problem.alignment);
-      Offset offset = 0;
-      for (std::size_t j = 0; j < n; ++j) {
-        if (top[j] > offset && size > 0 && problem.buffers[j].size > 0 && meet(problem, i, j)) {
-          offset = top[j];
-        }
-      }
-      top[i] = offset + size;
-      self(self, placed + 1, std::max(height, top[i]));
-      top[i] = -1;
-    }
-  };
-  search(search, 0, 0);
-  return best;
-}
-
 TEST(Gaps, PlansAreOptimalForSmallProblems) {
   RandomProblems random(31);
   int lower = 0;
@@ -87,7 +61,10 @@ TEST(Gaps, PlansAreOptimalForSmallProblems) {
     Problem problem = with_gaps(random, 7, k % 2 == 0);
     const PortfolioResult result = solve(problem, {.threads = 1}, {});
     EXPECT_NO_THROW(validate(problem, result.layout)) << "problem " << k;
-    EXPECT_EQ(result.layout.height, optimal_height(problem)) << "problem " << k;
+    EXPECT_EQ(result.layout.height,
+              testing::optimal_height(
+                  problem, [&](std::size_t i, std::size_t j) { return meet(problem, i, j); }))
+        << "problem " << k;
     EXPECT_TRUE(result.optimal) << "problem " << k;
     EXPECT_GE(result.bound, load_bound(problem));
     problem.gaps.clear();
