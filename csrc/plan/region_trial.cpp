@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "base/align.h"
-#include "plan/region.h"
+#include "base/range_set.h"
 
 namespace stalloc {
 namespace {
@@ -25,6 +25,13 @@ struct Event {
 constexpr std::size_t kIdle = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kOver = kIdle - 1;
 
+// As the runtime does it; kUnplaced when there is no room.
+Offset take_best_fit(HoleSet& holes, Bytes size) {
+  const Offset offset = holes.best_fit(size);
+  if (offset != kUnplaced) holes.subtract({offset, offset + size});
+  return offset;
+}
+
 class Trial {
  public:
   Trial(std::span<const DynamicPlace> places, std::size_t iteration, std::span<const Bytes> sizes,
@@ -32,8 +39,10 @@ class Trial {
       : places_(places), idle_(idle), alignment_(alignment) {
     for (std::size_t p = 0; p < places.size(); ++p) {
       const auto& requests = places[p].sightings[iteration];
-      Visit visit{.region = Region(sizes[p]), .requests = &requests, .blocks = {}};
+      Visit visit;
+      visit.requests = &requests;
       visit.blocks.resize(requests.size());
+      if (sizes[p] > 0) visit.holes.insert({0, sizes[p]});
       visit.passing = places[p].phase_end == places[p].phase && places[p].upper <= period;
       for (std::size_t i = 0; i < requests.size(); ++i) {
         events_.push_back({requests[i].lower, true, p, i});
@@ -64,7 +73,7 @@ class Trial {
     Offset offset = 0;
   };
   struct Visit {
-    Region region;
+    HoleSet holes;  // of the region
     const std::vector<DynamicSighting>* requests = nullptr;
     std::vector<Block> blocks;
     Tick last_birth = 0;
@@ -78,7 +87,7 @@ class Trial {
   }
 
   bool put(const Event& e, std::size_t host) {
-    const Offset offset = visits_[host].region.allocate(rounded(e));
+    const Offset offset = take_best_fit(visits_[host].holes, rounded(e));
     if (offset == kUnplaced) return false;
     visits_[e.place].blocks[e.request] = {host, offset};
     return true;
@@ -111,7 +120,7 @@ class Trial {
     } else if (block.host == kIdle) {
       in_idle_ -= rounded(e);
     } else {
-      visits_[block.host].region.release(block.offset, rounded(e));
+      visits_[block.host].holes.insert_merged({block.offset, block.offset + rounded(e)});
     }
   }
 
@@ -179,16 +188,17 @@ Bytes region_need(std::span<const DynamicSighting> requests, Bytes alignment) {
   }
   std::ranges::sort(events);
   Bytes need = 0;
-  Region region(std::numeric_limits<Bytes>::max());
+  HoleSet holes;
+  holes.insert({0, std::numeric_limits<Bytes>::max()});
   std::vector<Offset> offsets(requests.size(), kUnplaced);
   for (const auto& [tick, is_allocation, i] : events) {
     const Bytes size = align_up(requests[i].size, alignment);
     if (is_allocation) {
-      offsets[i] = region.allocate(size);
+      offsets[i] = take_best_fit(holes, size);
       if (offsets[i] == kUnplaced) return -1;
       need = std::max(need, offsets[i] + size);
     } else {
-      region.release(offsets[i], size);
+      holes.insert_merged({offsets[i], offsets[i] + size});
     }
   }
   return need;

@@ -46,9 +46,9 @@
 #include <vector>
 
 #include "base/align.h"
+#include "base/range_set.h"
 #include "base/types.h"
 #include "plan/plan.h"
-#include "runtime/range_set.h"
 
 namespace stalloc {
 

@@ -1,5 +1,5 @@
 // Ranges with an order by size, against a plain list of addresses.
-#include "runtime/range_set.h"
+#include "base/range_set.h"
 
 #include <gtest/gtest.h>
 

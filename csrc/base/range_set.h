@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "base/chunked_list.h"
 #include "base/types.h"
-#include "runtime/chunked_list.h"
 
 namespace stalloc {
 
