@@ -15,6 +15,7 @@ Example:
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ _MODULES = {"errors", "hooks", "planfile", "planner", "statistics", "tables", "t
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_core":
+        return _compiled_part()
     if name in _MODULES:
         return importlib.import_module(f"stalloc.{name}")
     if name not in _MODULE_OF:
@@ -118,6 +121,23 @@ def __getattr__(name: str) -> Any:
     module = importlib.import_module(f"stalloc.{_MODULE_OF[name]}")
     value = globals()[name] = getattr(module, name)
     return value
+
+
+def _compiled_part() -> Any:
+    """What `from stalloc import _core` comes for, in whichever module is first."""
+    name = f"{__name__}._core"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+    here = Path(__file__).parents[1]
+    raise ImportError(
+        f"stalloc was found as source code in {here}, and its C++ extension is not built there. "
+        "Build and install it with `pip install .` in that folder; if it is installed already, "
+        "start Python in another one",
+        name=name,
+    )
 
 
 def __dir__() -> list[str]:

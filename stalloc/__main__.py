@@ -17,6 +17,11 @@ def main() -> int:
         from stalloc import cli
 
         return cli.main()
+    except ImportError as error:
+        if error.name != "stalloc._core":
+            raise
+        print(f"stalloc: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses twice means the same
         print("stalloc: interrupted", file=sys.stderr)
