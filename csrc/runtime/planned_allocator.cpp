@@ -148,12 +148,19 @@ std::string PlannedAllocator::describe_shortage(Bytes size) const {
                               active_ && !away_ ? active_->space.largest_hole() : Bytes{0});
   return "stalloc tried to allocate " + format_bytes(size) + " on " + name() + ", which has " +
          format_bytes(device_.available()) + " free after all cached memory was given back. The " +
-         "planned pool holds " + format_bytes(planned_bytes()) + " of its " +
+         "planned pool holds " + format_bytes(bytes_in_pool()) + " of its " +
          format_bytes(stats_.pool) + ", of these " + format_bytes(stats_.dynamic.current) +
          " for dynamic requests; requests outside the plan hold " + format_bytes(fallback) +
          " of " + format_bytes(reserved) + "; the largest hole is " + format_bytes(hole) +
          ". Profile this configuration anew if it has changed since the plan was made, use a " +
          "smaller microbatch or more recomputation, or free tensors that outlive their step.";
+}
+
+Bytes PlannedAllocator::bytes_in_pool() const {
+  Bytes bytes = 0;
+  if (!active_) return bytes;
+  for (const Offset offset : active_->space.live()) bytes += active_->space.at(offset).size;
+  return bytes;
 }
 
 PlannedAllocator::Pool* PlannedAllocator::find_pool(const void* p) {

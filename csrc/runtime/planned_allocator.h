@@ -212,10 +212,8 @@ class PlannedAllocator {
   bool inside_dynamic() const;
   std::string describe_shortage(Bytes size) const;
   void* count(Bytes size, void* p);
-  // Live in pools, as asked for. The caller's fallback is not among what we count.
-  Bytes planned_bytes() const {
-    return stats_.allocated.current - (callers_fallback_ ? 0 : stats_.fallback.current);
-  }
+  // Live in the plan's own pool, as asked for. O(n log n), for messages.
+  Bytes bytes_in_pool() const;
   // Whether freed fallback segments are worth keeping.
   bool keeps_segments() const { return active_ || always_; }
   Pool* find_pool(const void* p);

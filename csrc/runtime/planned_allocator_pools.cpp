@@ -130,7 +130,7 @@ void PlannedAllocator::release_pool() {
   if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
   if (active_->space.live_blocks() > 0) {
     throw Error("the pool cannot be released: " + std::to_string(active_->space.live_blocks()) +
-                " tensors lie in it, of " + format_bytes(planned_bytes()) +
+                " tensors lie in it, of " + format_bytes(bytes_in_pool()) +
                 "; delete them, or move them to the CPU, first");
   }
   if (active_->base && !device_.suspend(active_->base, active_->space.size())) {

@@ -326,6 +326,27 @@ TEST_F(OpeningRun, TheRegionOutlivesThePlanWithItsBlocks) {
   EXPECT_EQ(device_.wrong_releases(), 0);
 }
 
+TEST_F(OpeningRun, WhatThePoolHoldsIsToldWithoutTheRegion) {
+  allocator_.enable(plan_, {.opening = true});
+  enter(PhaseKind::kOther);
+  void* raw = allocate(8 * kMiB);
+  allocate(4 * kMiB + 100);
+  allocator_.deallocate(raw);
+  enter(PhaseKind::kForward, 0);
+  void* activation = allocate(6 * kMiB);
+  EXPECT_PRED_FORMAT2(IsSubstring, "pool holds 6.0 MiB of its 14.0 MiB",
+                      allocator_.out_of_memory_message(kMiB));
+  try {
+    allocator_.release_pool();
+    ADD_FAILURE() << "the activation is live";
+  } catch (const Error& error) {
+    EXPECT_PRED_FORMAT2(IsSubstring, "1 tensors lie in it, of 6.0 MiB", error.what());
+  }
+  allocator_.deallocate(activation);
+  allocator_.release_pool();
+  EXPECT_EQ(device_.used(), plan_.resident) << "the weight stays where it is";
+}
+
 TEST_F(OpeningRun, ARegionThatNothingCameForGoesBackAfterTheFirstIteration) {
   allocator_.enable(plan_, {.opening = true});
   enter(PhaseKind::kForward, 0);
