@@ -94,7 +94,9 @@ class Matcher {
   // requests].
   Match match(Bytes size, StreamId stream, bool dynamic = false);
 
-  // Whether the plan has the phase that was entered last.
+  // The phase that was entered last; kNone if the plan has it not.
+  PhaseIndex phase() const { return phase_; }
+  // Whether the plan has it.
   bool in_planned_phase() const { return phase_ != kNone; }
   // And whether it is trusted.
   bool in_step() const {

@@ -14,8 +14,11 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
   if (delayed_ && delayed_->any_waiting()) collect_delayed();
   void* p = nullptr;
   if (active_ && for_training && !away_) {
-    p = unplanned_depth_ > 0 ? allocate_idle(size, stream)
-                             : allocate_planned(size, stream, inside_dynamic() || is_dynamic(node));
+    if (unplanned_depth_ == 0) {
+      p = allocate_planned(size, stream, inside_dynamic() || is_dynamic(node));
+    } else if (guide_->guests.admits(Guests::kUnplanned, size)) {
+      p = allocate_idle(size, stream, Guests::kUnplanned);
+    }
   }
   if (!p) p = allocate_fallback(size, stream);
   return p ? count(size, p) : nullptr;
@@ -38,8 +41,8 @@ void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
   return p ? count(size, p) : nullptr;
 }
 
-void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream) {
-  const Offset offset = active_->space.place_idle(size, stream);
+void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream, PhaseIndex origin) {
+  const Offset offset = active_->space.place_idle(size, stream, origin);
   if (offset == kUnplaced) return nullptr;
   ++stats_.idle_requests;
   return active_->base + offset;
@@ -54,17 +57,19 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
   if (decision == kNone) {
     // What is small shares a segment or two of the fallback; here it might be in a large one's way.
     // So would be what the opening makes for good.
-    const bool helps = size >= kSmallRequest && matcher.in_step() && !guide_->opening;
-    return helps ? allocate_idle(size, stream) : nullptr;
+    const bool helps = size >= kSmallRequest && matcher.in_step() && !guide_->opening &&
+                       guide_->guests.admits(matcher.phase(), size);
+    return helps ? allocate_idle(size, stream, matcher.phase()) : nullptr;
   }
   const Offset offset = active_->space.place(decision);
   if (offset == kUnplaced) {
     ++stats_.conflicts;
     // What is gone by the end of the phase may lie anywhere idle; what is not would be in the way
     // of one decision after the other.
-    const bool helps =
-        size >= kSmallRequest && guide_->transient[static_cast<std::size_t>(decision)];
-    return helps ? allocate_idle(size, stream) : nullptr;
+    const bool helps = size >= kSmallRequest &&
+                       guide_->transient[static_cast<std::size_t>(decision)] &&
+                       !guide_->guests.has_stayed(matcher.phase(), size);
+    return helps ? allocate_idle(size, stream, matcher.phase()) : nullptr;
   }
   ++hits_this_iteration_;
   return active_->base + offset;

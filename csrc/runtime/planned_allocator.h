@@ -32,6 +32,7 @@
 #include "plan/plan.h"
 #include "runtime/caching_pool.h"
 #include "runtime/delayed_frees.h"
+#include "runtime/guests.h"
 #include "runtime/joint_gauges.h"
 #include "runtime/matcher.h"
 #include "runtime/opening_guide.h"
@@ -201,10 +202,11 @@ class PlannedAllocator {
     Matcher matcher;
     std::optional<OpeningGuide> opening;  // while the run is in it
     std::vector<bool> transient;          // by decision
+    Guests guests;
   };
 
   void* allocate_planned(Bytes size, StreamId stream, bool dynamic);
-  void* allocate_idle(Bytes size, StreamId stream);
+  void* allocate_idle(Bytes size, StreamId stream, PhaseIndex origin = kNone);
   void* allocate_opening(std::int32_t i);
   void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic = false);
@@ -229,6 +231,7 @@ class PlannedAllocator {
   void collect_all_delayed();
   std::byte* reserve(Bytes size);
   std::unique_ptr<Pool> make_pool(const Plan& plan);
+  void learn_from_guests();
   void end_opening();
   void retire(std::unique_ptr<Pool> pool);
   [[noreturn]] void throw_no_room(Bytes pool) const;

@@ -38,6 +38,7 @@ void PlannedAllocator::end_iteration() {
   const std::int64_t expected = stats_.planned - absent;
   guide_->now().end_iteration();
   active_->space.end_iteration();
+  learn_from_guests();
   if (guide_->opening) end_opening();
   ++stats_.iterations;
   stats_.hits += hits_this_iteration_;
@@ -50,6 +51,14 @@ void PlannedAllocator::end_iteration() {
   const Bytes released =
       stats_.iterations <= kSettling ? fallback_.release_cached() : fallback_.release_unused();
   if (released > 0) update_reserved();
+}
+
+// What is only waiting for streams has gone.
+void PlannedAllocator::learn_from_guests() {
+  for (const StaticPool::Guest& g : active_->space.guests()) {
+    if (delayed_ && delayed_->is_waiting(active_->base + g.offset)) continue;
+    guide_->guests.note_stayed(g.origin, g.size);
+  }
 }
 
 void PlannedAllocator::enter_dynamic() {

@@ -21,7 +21,7 @@ PlannedAllocator::~PlannedAllocator() {
   for (const auto& pool : retired_) free_pool(*pool);
 }
 
-PlannedAllocator::Guide::Guide(const Plan& plan) : matcher(plan) {
+PlannedAllocator::Guide::Guide(const Plan& plan) : matcher(plan), guests(plan) {
   transient.reserve(plan.decisions.size());
   for (const Decision& d : plan.decisions) transient.push_back(d.phase == d.phase_end);
 }

@@ -160,11 +160,15 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
   return offset;
 }
 
-Offset StaticPool::place_idle(Bytes size, StreamId stream) {
+Offset StaticPool::place_idle(Bytes size, StreamId stream, std::int32_t origin) {
   const Bytes rounded = round_up(size);
   const Offset offset = place_anywhere(rounded, stream);
   if (offset == kUnplaced) return kUnplaced;
-  foreign_[offset] = {.size = rounded, .requested = size, .kind = Kind::kIdle, .stray = true};
+  foreign_[offset] = {.size = rounded,
+                      .requested = size,
+                      .kind = Kind::kIdle,
+                      .stray = true,
+                      .origin = origin};
   ++live_;
   return offset;
 }
@@ -355,6 +359,14 @@ std::vector<Offset> StaticPool::live() const {
   }
   for (const auto& [offset, block] : foreign_) result.push_back(offset);
   std::ranges::sort(result);
+  return result;
+}
+
+std::vector<StaticPool::Guest> StaticPool::guests() const {
+  std::vector<Guest> result;
+  for (const auto& [offset, block] : foreign_) {
+    if (block.origin != kNone) result.push_back({offset, block.requested, block.origin});
+  }
   return result;
 }
 

@@ -68,8 +68,8 @@ class StaticPool {
   // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, by
   // best fit. O(log n), and O(n) where idle ranges are not known: they are not followed before the
   // first call in an iteration. kUnplaced when no idle range is as large, or when an iteration has
-  // looked for them too often.
-  Offset place_idle(Bytes size, StreamId stream);
+  // looked for them too often. `origin` comes back from guests().
+  Offset place_idle(Bytes size, StreamId stream, std::int32_t origin = kNone);
 
   // Puts a block of `size` (> 0) bytes at `offset`, as place_idle() would have: false unless
   // nothing is live there, the addresses are `stream`'s, and what is idle is not looked for too
@@ -97,6 +97,14 @@ class StaticPool {
 
   // Where the live blocks begin, ascending. O(n log n).
   std::vector<Offset> live() const;
+
+  // The live blocks that place_idle() was given an origin of. O(blocks that are no decisions).
+  struct Guest {
+    Offset offset = 0;
+    Bytes size = 0;  // as asked for
+    std::int32_t origin = kNone;
+  };
+  std::vector<Guest> guests() const;
 
   // Whose the address is; see Note [Streams].
   StreamId stream_at(Offset offset) const { return streams_[owner_of(offset)]; }
@@ -140,6 +148,7 @@ class StaticPool {
     Kind kind = Kind::kIdle;
     bool stray = false;          // else it is inside its group's open region
     std::int32_t group = kNone;  // whose addresses it has, if any's
+    std::int32_t origin = kNone;
   };
   struct Group {
     RangeSet reusable;  // idle in the plan through the window

@@ -162,6 +162,67 @@ TEST_F(PlannedAllocatorTest, EvaluationUsesIdlePoolSpace) {
   allocator_.check();
 }
 
+// A forward of two blocks, and what comes between iterations.
+Plan two_blocks_and_rest() {
+  Plan plan = testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4, 2);
+  plan.phases[1].key = {PhaseKind::kOther, kNone, 0, 0};
+  return plan;
+}
+
+TEST_F(PlannedAllocatorTest, WhatIsMadeBetweenIterationsTakesNoPlannedAddress) {
+  allocator_.enable(two_blocks_and_rest());
+  std::vector<void*> copies;
+  for (int i = 0; i < 6; ++i) {
+    enter();
+    void* a = allocate(kMiB);
+    void* b = allocate(kMiB);
+    EXPECT_TRUE(allocator_.deallocate(b));
+    EXPECT_TRUE(allocator_.deallocate(a));
+    allocator_.enter_phase(PhaseKind::kOther, kNone, 0);
+    if (i == 2) {
+      for (int c = 0; c < 2; ++c) copies.push_back(allocate(kMiB));
+    }
+    allocator_.end_iteration();
+  }
+  EXPECT_EQ(allocator_.statistics().fallback_requests, 2);
+  EXPECT_EQ(allocator_.statistics().hits, 12) << "the copies stay, and are in nobody's way";
+  for (void* c : copies) EXPECT_TRUE(allocator_.deallocate(c));
+}
+
+TEST_F(PlannedAllocatorTest, AGuestThatOutlivesItsIterationIsTheLastOfItsKind) {
+  allocator_.enable(two_blocks());
+  const auto evaluate = [this](Bytes size) {
+    allocator_.enter_unplanned();
+    void* p = allocate(size);
+    allocator_.leave_unplanned();
+    return p;
+  };
+  const auto hits_of_iteration = [this] {
+    const std::int64_t before = allocator_.statistics().hits;
+    enter();
+    void* a = allocate(kMiB);
+    EXPECT_TRUE(allocator_.deallocate(allocate(kMiB)));
+    EXPECT_TRUE(allocator_.deallocate(a));
+    allocator_.end_iteration();
+    return allocator_.statistics().hits - before;
+  };
+  void* kept = evaluate(kMiB);
+  void* loss = evaluate(100);
+  EXPECT_EQ(allocator_.statistics().idle_requests, 2);
+  allocator_.end_iteration();
+  EXPECT_EQ(hits_of_iteration(), 0);
+
+  EXPECT_TRUE(allocator_.deallocate(evaluate(kMiB)));
+  EXPECT_TRUE(allocator_.deallocate(evaluate(200))) << "all that is small is of one kind";
+  EXPECT_EQ(allocator_.statistics().idle_requests, 2);
+  EXPECT_TRUE(allocator_.deallocate(evaluate(kMiB / 2))) << "another kind";
+  EXPECT_EQ(allocator_.statistics().idle_requests, 3);
+
+  EXPECT_TRUE(allocator_.deallocate(kept));
+  EXPECT_TRUE(allocator_.deallocate(loss));
+  EXPECT_EQ(hits_of_iteration(), 2) << "they come back when the guests have gone";
+}
+
 TEST_F(PlannedAllocatorTest, OtherThreadsAreNotMatched) {
   allocator_.enable(two_blocks());
   enter();
