@@ -67,9 +67,27 @@ class Finder {
     return r.thread == 0 && !r.dynamic && key_of(index).kind != PhaseKind::kUnplanned;
   }
 
-  // What outlives the next iteration matches only what does so, too.
-  static Token token(Bytes size, StreamId stream, bool lasts) {
-    return {lasts ? -size : size, stream};
+  enum class Until : std::uint8_t { kOwnEnd, kNextEnd, kLater };  // of its iteration, or the next
+
+  Until until(std::int32_t t, const Request& r) const {
+    if (r.upper < all_.turn(t).end) return Until::kOwnEnd;
+    return r.upper < all_.turn(t + 1).end ? Until::kNextEnd : Until::kLater;
+  }
+
+  // Of the reference's request `i`. How long a persistent one lives, the first that was compared
+  // tells: what it replaced by its like in the next iteration, or kept.
+  Until until(std::int32_t i) const {
+    const ProfiledRequest& r = profile_.requests[i];
+    if (r.lifetime == LifetimeClass::kWrapAround) return Until::kNextEnd;
+    if (r.lifetime != LifetimeClass::kPersistent) return Until::kOwnEnd;
+    const std::int32_t t = all_.first_compared();
+    const std::int32_t index = all_.match(t, i);
+    return index == kNone ? Until::kLater : until(t, all_.request(t, index));
+  }
+
+  // What lives to another iteration's end is another request, whatever its size.
+  static Token token(Bytes size, StreamId stream, Until until) {
+    return {until == Until::kLater ? -size : size, until == Until::kNextEnd ? ~stream : stream};
   }
 
   void align() {
@@ -78,16 +96,15 @@ class Finder {
       if (!is_followed(index)) continue;
       const Request& r = all_.request(kFirst, index);
       Sequence& s = first[key_of(index)];
-      s.tokens.push_back(token(r.size, r.stream, r.upper >= all_.turn(kFirst + 1).end));
+      s.tokens.push_back(token(r.size, r.stream, until(kFirst, r)));
       s.requests.push_back(index);
     }
     std::map<PhaseKey, Sequence> reference;
     for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
       const ProfiledRequest& r = profile_.requests[i];
-      const bool persistent = profile_.is_recognisable(r);
-      if (!persistent && !profile_.is_plannable(r)) continue;
+      if (!profile_.is_recognisable(r) && !profile_.is_plannable(r)) continue;
       Sequence& s = reference[profile_.phases[r.phase_begin].key];
-      s.tokens.push_back(token(r.size, r.stream, persistent));
+      s.tokens.push_back(token(r.size, r.stream, until(static_cast<std::int32_t>(i))));
       s.requests.push_back(static_cast<std::int32_t>(i));
     }
     matches_.assign(all_.turn(kFirst).count, kNone);

@@ -161,6 +161,30 @@ TEST(Opening, WhatTheFirstIterationDoesNotMakeIsNotMissed) {
   EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
 }
 
+// As a loop variable is: an output lives until the next iteration's is there. In the first
+// iteration, too, it is not one of the temporaries of its size.
+TEST(Opening, WhatTheNextIterationReplacesIsNoTemporary) {
+  TraceBuilder t;
+  std::int32_t output = kNone;
+  for (int i = 0; i < 5; ++i) {
+    t.phase(PhaseKind::kForward, 0);
+    t.free(t.alloc(kMiB));
+    const auto next = t.alloc(2 * kMiB);
+    if (i > 0) t.free(output);
+    output = next;
+    t.free(t.alloc(2 * kMiB));
+    t.free(t.alloc(3 * kMiB));
+    t.step();
+  }
+  const Trace trace = t.finish();
+  const Plan plan = plan_of(trace);
+  EXPECT_EQ(plan.persistent.size(), 1u);
+  EXPECT_EQ(plan.absent, std::vector<std::int32_t>{});
+  const ReplayResult result = replay_planned(trace, plan);
+  EXPECT_EQ(result.hits, 5 * 3);
+  EXPECT_EQ(result.misses, 0);
+}
+
 // The plan knows of no states: past the first request that it does not expect, nothing in that
 // phase is taken for a temporary.
 TEST(Opening, AFirstIterationThatDepartsIsNotTrusted) {
