@@ -128,7 +128,7 @@ def _train(settings: Settings) -> Result:
     driver = None
     if settings.mode is not None:
         driver = stalloc.colossalai.install(
-            booster, model, optimizer, settings.mode, settings.folder, warmup=2
+            booster, model, optimizer, settings.mode, settings.folder, warmup=1
         )
         assert stalloc.colossalai.install(booster, model, optimizer) is driver, "twice is once"
     result = Result()

@@ -23,7 +23,7 @@ def train(
     *,
     microbatches: int = 3,
     zeroes: bool = True,
-    warmup: int = 2,
+    warmup: int = 1,
 ) -> tuple[Run, list[Stage]]:
     from accelerate import Accelerator
 

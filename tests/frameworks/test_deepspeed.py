@@ -70,7 +70,7 @@ def train_engine(
     deepspeed: Any, rank: int, mode: str, folder: Path | None, zero: int, ranks: int
 ) -> tuple[Run, list[Stage]]:
     engine = initialize(deepspeed, network(), zero)
-    driver = stalloc.integrations.deepspeed.install(engine, mode, folder, warmup=2)
+    driver = stalloc.integrations.deepspeed.install(engine, mode, folder, warmup=1)
     assert stalloc.integrations.deepspeed.install(engine) is driver
     run, stages = Run(), []
     batches = tokens().split(4)[rank::ranks]
@@ -123,7 +123,7 @@ def train_pipeline(
 
     module = PipelineModule(list(network(layers=4)), num_stages=2, loss_fn=_loss)
     engine = initialize(deepspeed, module)
-    driver = stalloc.integrations.deepspeed.install(engine, mode, folder, warmup=2)
+    driver = stalloc.integrations.deepspeed.install(engine, mode, folder, warmup=1)
     batches = iter([(rows[:, :LENGTH], rows[:, 1:].contiguous()) for rows in tokens().split(4)] * 2)
     run, stages = Run(), []
     for _ in range(STEPS):

@@ -58,7 +58,7 @@ def _rank(rank: int, store: str, settings: Settings) -> tuple[Run, list[str]]:
     model = nn.ModuleList(stage.submod for stage in stages)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     driver = stalloc.integrations.pipelining.install(
-        schedule, settings.mode, settings.folder, warmup=2
+        schedule, settings.mode, settings.folder, warmup=1
     )
     assert stalloc.integrations.pipelining.install(schedule) is driver
     run, serving = Run(), []

@@ -103,11 +103,11 @@ def test_one_run_profiles_plans_and_is_served(tmp_path: Path) -> None:
     trainer = package().Trainer
     plain = Training().train()
     original = trainer.train_step
-    driver = stalloc.integrations.torchtitan.install("auto", tmp_path, warmup=2)
+    driver = stalloc.integrations.torchtitan.install("auto", tmp_path, warmup=1)
     assert stalloc.integrations.torchtitan.install() is driver
     plain.assert_same(Training().train())
     assert driver.stage is Stage.SERVING
-    assert_served(10 - 2 - 3)
+    assert_served(10 - 1 - 4)
     check_phases(tmp_path / "mb2.rank0.trace.json")
     stalloc.integrations.torchtitan.uninstall()
     assert trainer.train_step is original
@@ -122,13 +122,13 @@ def check_phases(trace: Path) -> None:
 def train_sharded(folder: Path, mode: str) -> list[float]:
     torch.distributed.init_process_group("gloo")
     package()
-    stalloc.integrations.torchtitan.install(mode, folder, warmup=2)
+    stalloc.integrations.torchtitan.install(mode, folder, warmup=1)
     with settled():
         training = Training(ranks=2)
         for _ in range(12):
             training.trainer.train_step(training._batches)
     if mode == "auto":
-        assert_served(12 - 2 - 3)
+        assert_served(12 - 1 - 4)
         check_phases(folder / f"dpshard2-mb2.rank{torch.distributed.get_rank()}.trace.json")
     return training.run.losses
 

@@ -56,10 +56,10 @@ def test_one_run_profiles_plans_and_is_served(tmp_path: Path) -> None:
     from stalloc.integrations.transformers import StallocCallback
 
     plain = train(tmp_path, [], layers=3)
-    callback, second = StallocCallback(warmup=2), StallocCallback(warmup=2)
+    callback, second = StallocCallback(warmup=1), StallocCallback(warmup=1)
     planned = train(tmp_path, [callback, second], layers=3)
     plain.assert_same(planned)
-    assert_served(iterations=12 - 2 - 3)
+    assert_served(iterations=12 - 1 - 4)
     assert callback.driver.stage is Stage.OFF, "when training ends, so does the plan"
     assert current_session() is None
     assert second.driver.stage is Stage.OFF
@@ -91,9 +91,9 @@ def test_evaluations_and_checkpoints_are_unplanned(tmp_path: Path, every: int) -
 
     often = {"eval_steps": every, "save_strategy": "steps", "save_steps": 2 * every}
     plain = train(tmp_path, [], steps=20, eval_strategy="steps", **often)
-    planned = train(tmp_path, [StallocCallback(warmup=2)], steps=20, eval_strategy="steps", **often)
+    planned = train(tmp_path, [StallocCallback(warmup=1)], steps=20, eval_strategy="steps", **often)
     plain.assert_same(planned)
-    assert_served(iterations=20 - 2 - 3)
+    assert_served(iterations=20 - 1 - 4)
     assert stalloc.memory_stats()["idle_requests"] > 0
 
 

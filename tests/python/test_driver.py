@@ -49,7 +49,7 @@ def loop_body(driver: Driver, trainer: Trainer, i: int, length: int) -> None:
 def leave_plan(folder: Path, **options: Any) -> Trainer:
     """Writes a plan to the folder; returns a trainer of an equal model that has not trained."""
     profiled, other = twins()
-    train(Driver("profile", folder, layout=LAYOUT, warmup=1, **options), profiled, 4)
+    train(Driver("profile", folder, layout=LAYOUT, warmup=1, **options), profiled, 5)
     return other
 
 
@@ -79,9 +79,9 @@ def test_auto_profiles_plans_and_serves_in_one_run(tmp_path: Path, with_folder: 
 @isolated
 def test_what_profile_writes_plan_finds_by_rank_and_layout(tmp_path: Path) -> None:
     plain, profiled = twins()
-    train(Driver("off"), plain, 5)
-    driver = Driver("profile", tmp_path, layout=lambda: LAYOUT, warmup=1, framework="test 1.0")
-    train(driver, profiled, 5)
+    train(Driver("off"), plain, 7)
+    driver = Driver("profile", tmp_path, layout=lambda: LAYOUT, framework="test 1.0")
+    train(driver, profiled, 7)
     assert driver.stage is Stage.OFF
     assert_same(plain, profiled)
     names = {path.name for path in tmp_path.iterdir()}
@@ -122,7 +122,7 @@ def test_a_plan_may_serve_from_the_very_first_iteration(tmp_path: Path) -> None:
 def test_a_mode_and_a_folder_come_from_the_environment(tmp_path: Path) -> None:
     os.environ.update(STALLOC_MODE="profile", STALLOC_DIR=str(tmp_path))
     trainer, _ = twins()
-    train(Driver(warmup=0), trainer, 3)
+    train(Driver(warmup=0), trainer, 4)
     assert (tmp_path / "rank0.plan.json").exists()
     assert Driver("off").stage is Stage.OFF, "what is given wins"
 
@@ -186,7 +186,7 @@ def test_a_plan_of_another_batch_is_refused_at_the_first_forward(tmp_path: Path)
 @isolated
 def test_auto_profiles_when_the_plan_does_not_fit(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    driver = Driver("auto", tmp_path, layout=LAYOUT, warmup=1)
+    driver = Driver("auto", tmp_path, layout=LAYOUT, warmup=0)
     with pytest.warns(StallocWarning, match="profiled with inputs"):
         train(driver, trainer, 2, length=16)
     train(driver, trainer, 5, length=16)
@@ -198,7 +198,7 @@ def test_auto_profiles_when_the_plan_does_not_fit(tmp_path: Path) -> None:
 def test_auto_profiles_when_the_plan_is_damaged(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
     RankFiles(tmp_path, 0, LAYOUT).plan.write_text("{}")
-    driver = Driver("auto", tmp_path, layout=LAYOUT, warmup=0)
+    driver = Driver("auto", tmp_path, layout=LAYOUT, warmup=0, iterations=3)
     train(driver, trainer, 3)
     assert driver.stage is Stage.SERVING
     stalloc.Plan.load(RankFiles(tmp_path, 0, LAYOUT).plan)
@@ -217,7 +217,11 @@ def test_a_strict_driver_raises(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_costs_the_plan_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     trainer, _ = twins()
-    refused(Driver("profile", tmp_path / "file", warmup=0), trainer, "Not a directory|exists")
+    refused(
+        Driver("profile", tmp_path / "file", warmup=0, iterations=3),
+        trainer,
+        "Not a directory|exists",
+    )
 
 
 @isolated
@@ -326,7 +330,7 @@ def test_a_run_that_is_too_short_says_so(tmp_path: Path) -> None:
     trainer, _ = twins()
     driver = Driver("profile", tmp_path, warmup=0)
     train(driver, trainer, 1)
-    with pytest.warns(StallocWarning, match="after 1 of 3 profiled iterations"):
+    with pytest.warns(StallocWarning, match="after 1 of 4 profiled iterations"):
         driver.finish()
     assert list(tmp_path.iterdir()) == []
 
