@@ -29,6 +29,7 @@ class Settings:
 
     schedule: str
     chunks: int = 1
+    v: bool = False  # the second chunks are in reverse order
     mode: str = "off"
     folder: str | None = None
     steps: int = 9
@@ -50,9 +51,9 @@ def _rank(rank: int, store: str, settings: Settings) -> tuple[Run, list[str]]:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS
     )
-    stages = [
-        _stage(chunk * RANKS + rank, settings.chunks * RANKS) for chunk in range(settings.chunks)
-    ]
+    count = RANKS * settings.chunks
+    places = [rank, count - 1 - rank] if settings.v else range(rank, count, RANKS)
+    stages = [_stage(place, count) for place in places]
     kind = getattr(schedules, settings.schedule)
     schedule = kind(stages if settings.chunks > 1 else stages[0], MICROBATCHES, loss_fn=_loss)
     model = nn.ModuleList(stage.submod for stage in stages)
@@ -101,7 +102,7 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def _step(schedule: Any, stages: list[Any], step: int, train: bool = True) -> list[float]:
     rows = tokens()[step * ROWS * MICROBATCHES :][: ROWS * MICROBATCHES]
     losses: list[torch.Tensor] = []
-    last = stages[-1].is_last
+    last = any(stage.is_last for stage in stages)
     call = schedule.step if train else schedule.eval
     call(
         *([rows[:, :LENGTH]] if stages[0].is_first else []),
@@ -115,6 +116,8 @@ SCHEDULES = {
     "1F1B, accumulated": Settings("Schedule1F1B", runs=2),
     "interleaved": Settings("ScheduleInterleaved1F1B", chunks=2),
     "zero bubble": Settings("ScheduleInterleavedZeroBubble", chunks=2),
+    "zero bubble V": Settings("ScheduleZBVZeroBubble", chunks=2, v=True),
+    "dual pipe V": Settings("ScheduleDualPipeV", chunks=2, v=True),
 }
 
 
