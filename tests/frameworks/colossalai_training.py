@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from colossalai_package import Adam, load, on_cpu
+from gloo import settled
 from megatron_training import Result
+from missing import stand_in_for
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,7 +22,7 @@ import stalloc.colossalai
 WIDTH = 32
 ROWS = 8
 MICROBATCHES = 4
-STAGES = 2
+RANKS = 2  # of a pipeline, or that share experts
 
 
 @dataclass
@@ -30,13 +32,19 @@ class Settings:
     Attributes:
         plugin: Of the Booster, where there is no pipeline.
         schedule: Of the pipeline of two stages, if there is one.
+        experts: Of each layer, shared out to two ranks; 0 for none.
     """
 
     plugin: str = "ddp"
     schedule: str | None = None
+    experts: int = 0
     iterations: int = 10
     mode: str | None = None
     folder: str | None = None
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.schedule is None and self.experts == 0 else RANKS
 
     @property
     def chunks(self) -> int:
@@ -109,12 +117,12 @@ def train(settings: Settings, rank: int, store: str) -> Result:
         "gloo",
         init_method=f"file://{store}",
         rank=rank,
-        world_size=1 if settings.schedule is None else STAGES,
+        world_size=settings.ranks,
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", stalloc.StallocWarning)
-        with on_cpu() if settings.schedule is None else contextlib.nullcontext():
+        with settled(), on_cpu() if settings.ranks == 1 else contextlib.nullcontext():
             result = _train(settings)
     result.warnings = [str(w.message) for w in said]
     torch.distributed.destroy_process_group()
@@ -124,6 +132,8 @@ def train(settings: Settings, rank: int, store: str) -> Result:
 def _train(settings: Settings) -> Result:
     torch.manual_seed(0)
     job = _boosted if settings.schedule is None else _pipeline
+    if settings.experts > 0:
+        job = _expert_parallel
     step, evaluate, booster, model, optimizer = job(settings)
     driver = None
     if settings.mode is not None:
@@ -181,19 +191,83 @@ def _boosted(settings: Settings) -> tuple[Any, Any, Any, nn.Module, Any]:
     return step, evaluate, booster, model, optimizer
 
 
+class Expert(nn.Module):
+    """As a Mixtral of transformers 4 has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.w2 = nn.Linear(2 * WIDTH, WIDTH)
+        self.act_fn = functional.silu
+
+
+class Block(nn.Module):
+    """Likewise, for Colossal-AI to turn into one of its own: a router, and experts."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.num_experts, self.top_k = experts, 2
+        self.gate = nn.Linear(WIDTH, experts, bias=False)
+        self.experts = nn.ModuleList(Expert() for _ in range(experts))
+
+
+class Mixture(nn.Module):
+    """A model of such blocks."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(64, WIDTH)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in blocks)
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(WIDTH, 64)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for norm, block in zip(self.norms, self.blocks, strict=True):
+            x = x + block(norm(x))[0]
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def _expert_parallel(settings: Settings) -> tuple[Any, Any, Any, nn.Module, Any]:
+    """Its blocks dispatch tokens between the ranks; no rank has another's experts."""
+    load("cluster")
+    stand_in_for("flash_attn", "transformers")  # whose part of the model is not used
+    (mixtral,) = load("shardformer.modeling.mixtral")
+    world = torch.distributed.group.WORLD
+    mine = torch.distributed.new_subgroups(group_size=1)[0]
+    make = mixtral.EPMixtralSparseMoeBlock.from_native_module
+    blocks = [make(Block(settings.experts), mine, mine, world) for _ in range(2)]
+    model = Mixture(blocks)
+    rank = torch.distributed.get_rank()
+
+    def step(number: int) -> list[float]:
+        losses = []
+        for batch in _batches(10_000 * rank + number):
+            output = model(batch["tokens"]).flatten(0, 1)
+            loss = functional.cross_entropy(output, _labels(batch))
+            if torch.is_grad_enabled():
+                loss.backward()
+            losses.append(loss.item())
+        return losses
+
+    booster = SimpleNamespace(plugin=SimpleNamespace(ep_size=RANKS))
+    return step, step, booster, model, Optimizer(model)
+
+
 def _pipeline(settings: Settings) -> tuple[Any, Any, Any, nn.Module, Any]:
     cluster, managers = load("cluster", "pipeline.stage_manager")
     many, zero_bubble = settings.chunks > 1, settings.schedule == "zero bubble"
     manager = managers.PipelineStageManager(
-        cluster.ProcessGroupMesh(STAGES),
+        cluster.ProcessGroupMesh(RANKS),
         0,
         enable_interleave=many,
         use_zbv=zero_bubble,
         num_model_chunks=settings.chunks,
     )
     rank = torch.distributed.get_rank()
-    last = STAGES * settings.chunks - 1
-    places = [rank + STAGES * chunk for chunk in range(settings.chunks)]
+    last = RANKS * settings.chunks - 1
+    places = [rank + RANKS * chunk for chunk in range(settings.chunks)]
     if zero_bubble:  # there and back again
         places = [rank, last - rank]
     layer = Layer if zero_bubble else nn.Linear
@@ -231,7 +305,7 @@ def _scheduler(settings: Settings, manager: Any) -> Any:
         )
     schedules, graphs = load("pipeline.schedule.zero_bubble_pp", "pipeline.schedule.v_schedule")
     graph = graphs.PipelineGraph(
-        n_stage=STAGES,
+        n_stage=RANKS,
         n_micro=MICROBATCHES,
         **{f"{kind}_cost": 6 for kind in "fbwc"},
         **{"f_mem": 10, "b_mem": -5, "w_mem": -5},

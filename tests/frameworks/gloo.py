@@ -19,6 +19,7 @@ _COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",
+    "all_to_all_single",
     "broadcast",
     "reduce",
     "reduce_scatter_tensor",

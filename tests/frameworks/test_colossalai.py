@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import colossalai_training
+import numpy as np
 import pytest
 import torch
 from colossalai_training import Settings, train
@@ -30,9 +31,9 @@ FIGURES = {"iterations": 5, "strays": 0}
 
 def run(settings: Settings, store: Path) -> list[Result]:
     """The results of all ranks."""
-    ranks = 1 if settings.schedule is None else colossalai_training.STAGES
-    with ThreadPoolExecutor(ranks) as pool:
-        jobs = [pool.submit(run_isolated, train, settings, i, str(store)) for i in range(ranks)]
+    ranks = range(settings.ranks)
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        jobs = [pool.submit(run_isolated, train, settings, rank, str(store)) for rank in ranks]
         return [job.result() for job in jobs]
 
 
@@ -78,6 +79,28 @@ def test_each_rank_of_a_pipeline_profiles_plans_and_is_served(
     for after in again:
         assert after.warnings == []
         assert after.stages == ["serving"] * 4, "as seen when the first one is over"
+
+
+def test_experts_that_two_ranks_share_are_dynamic(tmp_path: Path) -> None:
+    """How many tokens a rank's experts get differs in each iteration, and from the other's."""
+    settings = Settings(experts=4, iterations=12)
+    plain = run(settings, tmp_path / "store0")
+    plans = tmp_path / "plans"
+    planned = run(replace(settings, mode="auto", folder=str(plans)), tmp_path / "store1")
+    assert plain[0].losses != plain[1].losses
+    for rank, (before, after) in enumerate(zip(plain, planned, strict=True)):
+        before.assert_same(after)
+        assert after.warnings == []
+        stats = after.stats
+        assert stats["iterations"] == after.stages.count("serving") - 1 == 7
+        assert stats["hit_rate"] >= 0.99
+        in_pool = stats["dynamic_region_requests"] + stats["dynamic_reused_requests"]
+        assert in_pool >= 0.95 * stats["dynamic_requests"] > 0
+        trace = stalloc.Trace.load(plans / f"ep2.rank{rank}.trace.json")
+        blocks = [i for i, name in enumerate(trace.layers) if name in ("blocks.0", "blocks.1")]
+        inside = np.isin(trace.requests.layer_begin, blocks)
+        assert inside.any()
+        assert trace.requests.dynamic[inside].all()
 
 
 class ZeroBubble:
