@@ -7,6 +7,7 @@
 #include "plan/paper_planner.h"
 #include "plan/peak_core.h"
 #include "plan/two_stacks.h"
+#include "plan/walk.h"
 
 namespace stalloc {
 
@@ -15,6 +16,7 @@ const std::vector<const Planner*>& planners() {
   static const ChainPlanner chain;
   static const ExactPlanner exact;
   static const TwoStacksPlanner two_stacks;
+  static const WalkPlanner walk;
   static const PeakCorePlanner peak_core;
   static const std::vector<const Planner*> all = [] {
     std::vector<const Planner*> list;
@@ -22,6 +24,7 @@ const std::vector<const Planner*>& planners() {
     list.push_back(&paper);
     list.push_back(&chain);
     list.push_back(&two_stacks);
+    list.push_back(&walk);
     list.push_back(&peak_core);
     list.push_back(&exact);
     return list;

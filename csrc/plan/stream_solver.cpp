@@ -16,6 +16,7 @@
 #include "plan/race.h"
 #include "plan/timeline.h"
 #include "plan/two_stacks.h"
+#include "plan/walk.h"
 
 namespace stalloc {
 namespace {
@@ -122,6 +123,11 @@ class Solver {
     quick.push_back({{"chain",
                       [&](const Budget& b, const std::atomic<Bytes>& limit) {
                         return plan_chain(problem, timeline, b, &limit);
+                      }},
+                     buffers});
+    quick.push_back({{"walk",
+                      [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                        return plan_walk(problem, timeline, b, &limit);
                       }},
                      buffers});
     for (std::size_t k = 1; k < greedy_planners().size(); ++k) {

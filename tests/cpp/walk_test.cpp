@@ -1,0 +1,161 @@
+#include "plan/walk.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+#include <vector>
+
+#include "plan/bound.h"
+#include "plan/chain.h"
+#include "plan/greedy.h"
+#include "plan/portfolio.h"
+#include "plan/two_stacks.h"
+#include "plan/validator.h"
+#include "random_problems.h"
+
+namespace stalloc {
+namespace {
+
+// The first stage of a virtual pipeline: two microbatches at a time pass through each chunk of
+// layers, forwards and, in another order, backwards. What is free when the last forward pass is
+// over is taken by two gradients; one of them goes, and what was saved last, and something is
+// needed that is as large as both.
+class Interleaved {
+ public:
+  explicit Interleaved(int chunks) : chunks_(chunks) {}
+
+  Problem problem(int microbatches) {
+    const int passes = chunks_ * microbatches;
+    const int in_flight = 2 * chunks_ + 1;
+    saved_.resize(passes);
+    for (int k = 0; k < passes + in_flight; ++k) {
+      if (k >= in_flight) backward(pass(k - in_flight, /*is_forward=*/false));
+      if (k < passes) forward(pass(k, /*is_forward=*/true));
+    }
+    return std::move(problem_);
+  }
+
+ private:
+  // Which chunk of which microbatch comes k-th.
+  int pass(int k, bool is_forward) const {
+    const int group = k / (2 * chunks_);
+    const int chunk = k % (2 * chunks_) / 2;
+    const int microbatch = 2 * group + k % 2;
+    return microbatch * chunks_ + (is_forward ? chunk : chunks_ - 1 - chunk);
+  }
+
+  std::size_t allocate(Bytes units) {
+    problem_.buffers.push_back({.size = units * 512, .lower = tick_++});
+    return problem_.buffers.size() - 1;
+  }
+  void free(std::size_t buffer) { problem_.buffers[buffer].upper = tick_++; }
+
+  void forward(int pass) {
+    for (const Bytes units : {1, 3, 8, 4, 1, 3, 8, 4}) {
+      saved_[pass].push_back(allocate(units));
+      free(allocate(2));
+    }
+  }
+
+  void backward(int pass) {
+    const std::size_t gradient = allocate(4);
+    const std::size_t kept = allocate(4);
+    free(gradient);
+    free(saved_[pass].back());
+    saved_[pass].pop_back();
+    const std::size_t needed = allocate(8);
+    free(kept);
+    while (!saved_[pass].empty()) {
+      const std::size_t flowing = allocate(1);
+      free(saved_[pass].back());
+      saved_[pass].pop_back();
+      free(flowing);
+    }
+    free(needed);
+  }
+
+  int chunks_;
+  std::vector<std::vector<std::size_t>> saved_;
+  Problem problem_;
+  Tick tick_ = 0;
+};
+
+TEST(Walk, MeetsTheBoundOfAVirtualPipelineWhereNothingElseDoes) {
+  const Problem problem = Interleaved(3).problem(8);
+  const Timeline timeline(problem);
+  const Bytes bound = load_bound(problem);
+  for (const GreedyPlanner& greedy : greedy_planners()) {
+    EXPECT_GT(greedy.plan(problem, {.target = bound}).height, bound) << greedy.name();
+  }
+  EXPECT_GT(ChainPlanner().plan(problem, {}).height, bound);
+  EXPECT_GT(TwoStacksPlanner().plan(problem, {}).height, bound);
+  const Layout layout = WalkPlanner().plan(problem, {.target = bound});
+  EXPECT_NO_THROW(validate(problem, layout));
+  EXPECT_EQ(layout.height, bound);
+  const PortfolioResult result = solve(problem, {.threads = 1}, {});
+  EXPECT_EQ(result.algorithm, "walk");
+  EXPECT_TRUE(result.optimal);
+}
+
+TEST(Walk, EndsWhenTheCellsDo) {
+  const Problem problem = Interleaved(3).problem(200);
+  EXPECT_FALSE(plan_walk(problem, Timeline(problem), {}));
+  EXPECT_NO_THROW(validate(problem, WalkPlanner().plan(problem, {})));
+}
+
+TEST(Walk, LeavesWhatIsFixedAloneAndKeepsToItsLimit) {
+  const Problem problem = Interleaved(3).problem(8);
+  const Timeline timeline(problem);
+  std::atomic<Bytes> limit = load_bound(problem);
+  EXPECT_TRUE(plan_walk(problem, timeline, {}));
+  EXPECT_FALSE(plan_walk(problem, timeline, {}, &limit));
+  Problem fixed = problem;
+  fixed.buffers[0].fixed = 0;
+  EXPECT_FALSE(plan_walk(fixed, timeline, {}));
+}
+
+// Pipelines with buffers of other sizes and lifetimes, as a real one has among the regular ones.
+TEST(Walk, IsValidWhateverElseThereIs) {
+  RandomProblems random(53);
+  int walks = 0;
+  for (int k = 0; k < 300; ++k) {
+    Problem problem = Interleaved(static_cast<int>(random.number(1, 4))).problem(6);
+    Tick end = 0;
+    for (const Buffer& b : problem.buffers) end = std::max(end, b.upper);
+    for (std::int64_t more = random.number(0, 12); more > 0; --more) {
+      const Tick lower = random.number(0, end - 1);
+      problem.buffers.push_back({.size = random.number(0, 1500),
+                                 .lower = lower,
+                                 .upper = random.number(lower, std::min(lower + 300, end))});
+    }
+    for (std::int64_t changes = random.number(0, 6); changes > 0; --changes) {
+      Buffer& b = problem.buffers[random.number(0, std::ssize(problem.buffers) - 1)];
+      b.size = random.number(0, 5000);
+      b.upper = random.number(b.lower, end);
+    }
+    if (k % 3 == 0) {  // and some that wrap round
+      problem.period = end + 1;
+      problem.buffers.push_back({.size = 700, .lower = end - 20, .upper = end + 30});
+    }
+    const Timeline timeline(problem);
+    walks += plan_walk(problem, timeline, {}).has_value();
+    EXPECT_NO_THROW(validate(problem, WalkPlanner().plan(problem, {}))) << "problem " << k;
+  }
+  EXPECT_GT(walks, 20);
+  for (int k = 0; k < 1000; ++k) {
+    const Problem problem = random.next(40, k % 4 == 0);
+    EXPECT_NO_THROW(validate(problem, WalkPlanner().plan(problem, {}))) << "problem " << k;
+  }
+}
+
+TEST(Walk, TakesTheLargestSizes) {
+  Problem problem = Interleaved(3).problem(8);
+  for (Buffer& b : problem.buffers) b.size <<= 40;
+  const Layout layout = WalkPlanner().plan(problem, {});
+  EXPECT_NO_THROW(validate(problem, layout));
+}
+
+}  // namespace
+}  // namespace stalloc
