@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <tuple>
 
 #include "base/align.h"
@@ -136,48 +135,6 @@ class Trial {
   Bytes most_over_ = 0;
 };
 
-// The sum of live bytes at every tick of a turn, and the most of it in any stretch.
-class Load {
- public:
-  explicit Load(Tick period) : at_(static_cast<std::size_t>(period) + 1) {}
-
-  void add(Tick lower, Tick upper, Bytes size) {
-    const Tick period = static_cast<Tick>(at_.size()) - 1;
-    if (upper > period) add(0, upper - period, size);
-    at_[static_cast<std::size_t>(lower)] += size;
-    at_[static_cast<std::size_t>(std::min(upper, period))] -= size;
-  }
-
-  void sum_up() {
-    for (std::size_t t = 1; t < at_.size(); ++t) at_[t] += at_[t - 1];
-    for (std::size_t t = 0; t < at_.size(); t += kStride) {
-      const auto begin = at_.begin() + static_cast<std::ptrdiff_t>(t);
-      const auto left = std::min(kStride, at_.size() - t);
-      strides_.push_back(*std::max_element(begin, begin + static_cast<std::ptrdiff_t>(left)));
-    }
-  }
-
-  Bytes most() const { return *std::ranges::max_element(strides_); }
-
-  Bytes most(Tick lower, Tick upper) const {
-    const Tick period = static_cast<Tick>(at_.size()) - 1;
-    Bytes result = upper > period ? most(0, upper - period) : 0;
-    const auto end = static_cast<std::size_t>(std::min(upper, period));
-    for (auto t = static_cast<std::size_t>(lower); t < end;) {
-      const bool whole = t % kStride == 0 && t + kStride <= end;
-      result = std::max(result, whole ? strides_[t / kStride] : at_[t]);
-      t += whole ? kStride : 1;
-    }
-    return result;
-  }
-
- private:
-  static constexpr std::size_t kStride = 256;
-
-  std::vector<Bytes> at_;
-  std::vector<Bytes> strides_;
-};
-
 }  // namespace
 
 Bytes region_need(std::span<const DynamicSighting> requests, Bytes alignment) {
@@ -208,22 +165,6 @@ Bytes region_overflow(std::span<const DynamicPlace> places, std::size_t iteratio
                       std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
                       Tick period) {
   return Trial(places, iteration, sizes, idle, alignment, period).run();
-}
-
-std::vector<Bytes> idle_beside(std::span<const DynamicPlace> places, const Problem& problem) {
-  std::map<StreamId, Load> loads;
-  for (const Buffer& b : problem.buffers) {
-    if (b.upper <= b.lower) continue;
-    const auto load = loads.try_emplace(b.stream, problem.period).first;
-    load->second.add(b.lower, b.upper, align_up(b.size, problem.alignment));
-  }
-  for (auto& [stream, load] : loads) load.sum_up();
-  std::vector<Bytes> idle;
-  for (const DynamicPlace& p : places) {
-    const Load& load = loads.at(p.stream);
-    idle.push_back(load.most() - load.most(p.lower, p.upper));
-  }
-  return idle;
 }
 
 }  // namespace stalloc

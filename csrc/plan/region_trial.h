@@ -26,8 +26,4 @@ Bytes region_overflow(std::span<const DynamicPlace> places, std::size_t iteratio
                       std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
                       Tick period);
 
-// By place: what is idle through its window, of as many bytes as its stream has live at its peak.
-// `problem` ends with one buffer a place.
-std::vector<Bytes> idle_beside(std::span<const DynamicPlace> places, const Problem& problem);
-
 }  // namespace stalloc

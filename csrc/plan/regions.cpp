@@ -10,8 +10,8 @@
 
 #include "base/align.h"
 #include "base/error.h"
-#include "plan/bound.h"
 #include "plan/region_trial.h"
+#include "plan/window_loads.h"
 
 namespace stalloc {
 namespace {
@@ -32,6 +32,7 @@ constexpr Bytes kLeastSpread = 20;
 constexpr Bytes kAlikeHalves = 3;
 
 using Needs = std::vector<std::vector<Bytes>>;  // by place, by iteration
+using Levels = std::vector<std::int32_t>;       // of head room, by family
 
 // Places that correspond to each other, each family's in order.
 std::vector<std::vector<std::size_t>> find_families(std::span<const DynamicPlace> places,
@@ -82,7 +83,7 @@ class Chooser {
  public:
   Chooser(std::span<const DynamicPlace> places, std::span<const ProfiledPhase> phases,
           Problem problem)
-      : places_(places), problem_(std::move(problem)) {
+      : places_(places), problem_(std::move(problem)), loads_(places, problem_) {
     for (const DynamicPlace& place : places_) {
       auto& needs = needs_.emplace_back();
       for (const auto& requests : place.sightings) {
@@ -92,32 +93,31 @@ class Chooser {
       iterations_ = needs.size();
     }
     families_ = find_families(places_, phases, needs_);
+    sizes_.resize(places_.size());
   }
 
   Regions run() {
     Regions best{.sizes = {}, .headroom = kDefaultHeadroom};
-    set_sizes(sizes_of(0, kNobody));
-    const Bytes least = load_bound(problem_);
+    set_sizes(sizes_of(Levels(families_.size(), 0), kNobody));
+    const Bytes least = loads_.bound();
     if (iterations_ >= 2) {
       Bytes lowest = std::numeric_limits<Bytes>::max();
       Bytes most = 0;
       for (const std::int32_t headroom : kCandidates) {
-        set_sizes(sizes_of(headroom, kNobody));
-        const Bytes cost = load_bound(problem_) - least;
-        const Bytes over = overflow(headroom);
+        const Levels levels = filled(headroom);
+        const Bytes cost = loads_.bound() - least;
+        const Bytes over = overflow(levels);
         if (headroom == 0) most = over;
         // What costs nothing is taken, up to the default.
         if (cost + over < lowest || (cost + over == lowest && headroom <= kDefaultHeadroom)) {
           lowest = cost + over;
           best.headroom = headroom;
-          best.cost = cost;
           best.saves = most - over;
         }
       }
     }
-    best.sizes = sizes_of(best.headroom, kNobody);
-    set_sizes(best.sizes);
-    best.cost = load_bound(problem_) - least;
+    best.sizes = sizes_of(filled(best.headroom), kNobody);
+    best.cost = loads_.bound() - least;
     return best;
   }
 
@@ -130,21 +130,51 @@ class Chooser {
                         ", do not fit in 63 bits; use a smaller alignment");
   }
 
-  // Of the regions, by place, from what all iterations but one needed.
-  std::vector<Bytes> sizes_of(std::int32_t headroom, std::size_t without) const {
-    std::vector<Bytes> sizes(places_.size());
-    std::vector<Bytes> needs;
-    for (const auto& family : families_) {
-      needs.clear();
-      for (const std::size_t place : family) {
-        for (std::size_t t = 0; t < iterations_; ++t) {
-          if (t != without) needs.push_back(needs_[place][t]);
+  // The regions get that head room, and up to the default where it does not raise the bound: away
+  // from the peak there is room, and a request that misses it by a little falls back as a whole.
+  Levels filled(std::int32_t headroom) {
+    Levels levels(families_.size(), headroom);
+    set_sizes(sizes_of(levels, kNobody));
+    std::map<StreamId, Bytes> peaks;
+    for (const DynamicPlace& p : places_) peaks[p.stream] = loads_.peak(p.stream);
+    for (const std::int32_t more : kCandidates) {
+      if (more <= headroom) continue;
+      if (more > kDefaultHeadroom) break;
+      for (std::size_t f = 0; f < families_.size(); ++f) {
+        const std::size_t first = families_[f].front();
+        const Bytes before = sizes_[first];
+        resize(families_[f], family_size(f, more, kNobody));
+        const bool costs = std::ranges::any_of(families_[f], [&](std::size_t place) {
+          return loads_.most(place) > peaks.at(places_[place].stream);
+        });
+        if (costs) {
+          resize(families_[f], before);
+        } else {
+          levels[f] = more;
         }
       }
-      const Bytes size = size_of(needs, headroom);
-      for (const std::size_t place : family) sizes[place] = size;
+    }
+    return levels;
+  }
+
+  // Of the regions, by place, from what all iterations but one needed.
+  std::vector<Bytes> sizes_of(const Levels& levels, std::size_t without) const {
+    std::vector<Bytes> sizes(places_.size());
+    for (std::size_t f = 0; f < families_.size(); ++f) {
+      const Bytes size = family_size(f, levels[f], without);
+      for (const std::size_t place : families_[f]) sizes[place] = size;
     }
     return sizes;
+  }
+
+  Bytes family_size(std::size_t family, std::int32_t headroom, std::size_t without) const {
+    std::vector<Bytes> needs;
+    for (const std::size_t place : families_[family]) {
+      for (std::size_t t = 0; t < iterations_; ++t) {
+        if (t != without) needs.push_back(needs_[place][t]);
+      }
+    }
+    return size_of(needs, headroom);
   }
 
   Bytes size_of(std::vector<Bytes>& needs, std::int32_t headroom) const {
@@ -175,14 +205,28 @@ class Chooser {
     const std::size_t first = problem_.buffers.size() - places_.size();
     for (std::size_t i = 0; i < places_.size(); ++i) problem_.buffers[first + i].size = sizes[i];
     problem_.check();
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      loads_.grow(i, sizes[i] - sizes_[i]);
+      sizes_[i] = sizes[i];
+    }
+  }
+
+  void resize(const std::vector<std::size_t>& family, Bytes size) {
+    for (const std::size_t place : family) {
+      loads_.grow(place, size - sizes_[place]);
+      sizes_[place] = size;
+    }
   }
 
   // The worst peak of what overflows in an iteration when the regions are sized after the others.
-  Bytes overflow(std::int32_t headroom) const {
-    const std::vector<Bytes> idle = idle_beside(places_, problem_);
+  Bytes overflow(const Levels& levels) const {
+    std::vector<Bytes> idle;
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      idle.push_back(loads_.peak(places_[i].stream) - loads_.most(i));
+    }
     Bytes worst = 0;
     for (std::size_t t = 0; t < iterations_; ++t) {
-      worst = std::max(worst, region_overflow(places_, t, sizes_of(headroom, t), idle,
+      worst = std::max(worst, region_overflow(places_, t, sizes_of(levels, t), idle,
                                               problem_.alignment, problem_.period));
     }
     return worst;
@@ -190,6 +234,8 @@ class Chooser {
 
   std::span<const DynamicPlace> places_;
   Problem problem_;
+  WindowLoads loads_;
+  std::vector<Bytes> sizes_;  // of the regions in `loads_`, by place
   Needs needs_;
   std::vector<std::vector<std::size_t>> families_;
   std::size_t iterations_ = 0;

@@ -11,6 +11,9 @@
 // sized after the others, all places together, since where one needs more another mostly needs
 // less; and the head room is taken that makes the sum of the pool's bound and of what overflowed at
 // the worst peak least.
+//
+// Away from the peak head room costs nothing: there a family gets as much as the default if that
+// does not raise the bound. A request that misses its region by a few bytes falls back as a whole.
 #pragma once
 
 #include <span>
@@ -26,7 +29,7 @@ inline constexpr std::int32_t kDefaultHeadroom = 200;
 
 struct Regions {
   std::vector<Bytes> sizes;   // one a place, multiples of the alignment
-  std::int32_t headroom = 0;  // per cent of what the largest need has above the median
+  std::int32_t headroom = 0;  // at the peak: per cent of what the largest need has above the median
   Bytes cost = 0;             // what the head room adds to the bound
   Bytes saves = 0;            // by how much it lowers the overflow at its worst peak
 };

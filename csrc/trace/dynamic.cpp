@@ -23,6 +23,8 @@ namespace {
 
 // A request that outlives the next static one's birth by less than this lives for the moment.
 constexpr Tick kMoment = 4;
+// One that does not, and has no more than this many requests born in its life, is brief.
+constexpr std::int32_t kBornMeanwhile = 2;
 
 using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
 
@@ -118,7 +120,7 @@ class Places {
     std::vector<std::vector<RoleSample>> visits(static_cast<std::size_t>(last_ - first_ + 1));
     for (const auto& [t, index] : found) {
       const Request& r = all_.request(t, index);
-      visits[t - first_].push_back({r.size, longevity(t, r)});
+      visits[t - first_].push_back({r.size, longevity(t, index)});
     }
     const auto& [phase, after, stream] = key;
     const ProfiledPhase& within = profile_.phases[phase];
@@ -142,11 +144,15 @@ class Places {
   }
 
   // In ticks of the reference, from the next static request's birth, or the end of the phase.
-  Longevity longevity(std::int32_t t, const Request& r) const {
+  Longevity longevity(std::int32_t t, std::int32_t index) const {
+    const Request& r = all_.request(t, index);
     const End end = end_of(t, r);
     if (end.upper == kNone) return kUnknownLongevity;
     const Tick ticks = end.upper - all_.latest(all_.newest_before(t, r.lower), r.phase_begin);
-    return ticks < kMoment ? 0 : ticks;
+    if (ticks >= kMoment) return ticks;
+    const std::int32_t next = index + kBornMeanwhile + 1;
+    const bool brief = next >= all_.turn(t).count || all_.request(t, next).lower > r.upper;
+    return brief ? kBrief : kMomentary;
   }
 
   struct End {

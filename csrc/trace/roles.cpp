@@ -322,7 +322,7 @@ class LargeRoles {
     const auto shorter = std::ranges::upper_bound(longest_first_, longevity, std::greater{});
     const auto kind = std::max<std::ptrdiff_t>(shorter - longest_first_.begin(), 1) - 1;
     const auto index = static_cast<std::size_t>(kind);
-    return {index, longest_first_[index] > 0 && context.size > 0};
+    return {index, longest_first_[index] > kMomentary && context.size > 0};
   }
 
   const Histograms& histograms_;

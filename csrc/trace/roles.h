@@ -3,8 +3,11 @@
 //
 // In backward an expert's weight gradients, which live until the optimizer has run, come between
 // temporaries that live for a moment. Room that is shared by both is held for as long as the
-// longest and has to be as large as all of them, so each kind gets its own: its role. What there is
-// to go by is the size, and those of the requests just before:
+// longest and has to be as large as all of them, so each kind gets its own: its role. Of those that
+// live for a moment, the briefest (a copy that is gone when the next tensor is made) have a role,
+// too: they would lie between the others, and leave holes that fit or do not fit the next one as
+// the token counts have it. What there is to go by is the size, and those of the requests just
+// before:
 //
 //   sizes      20480  262144  512  20480  5120  262144  2048  262144   of one expert
 //              5632   262144  512  5632   1408  262144  2048  262144   of another
@@ -30,8 +33,10 @@
 
 namespace stalloc {
 
-// How long a request lives; higher is longer. The unit is the caller's, and 0 a moment.
+// How long a request lives; higher is longer. The unit is the caller's, above a moment.
 using Longevity = std::int64_t;
+inline constexpr Longevity kBrief = 0;      // a moment in which next to nothing else is asked for
+inline constexpr Longevity kMomentary = 1;  // a moment: not past its place, or hardly
 inline constexpr Longevity kUnknownLongevity = -1;
 
 struct RoleSample {

@@ -39,7 +39,7 @@ void moe_layer(TraceBuilder& t, const std::vector<Bytes>& tokens) {
 
 TEST(DynamicPlaces, AreToldByTheStaticRequestBefore) {
   TraceBuilder t;
-  const std::vector<std::vector<Bytes>> steps = {{9, 9, 9, 9}, {3, 1}, {2, 5, 1}, {}};
+  const std::vector<std::vector<Bytes>> steps = {{9, 9, 9, 9}, {3, 1}, {2}, {}};
   for (const auto& tokens : steps) {
     t.phase(PhaseKind::kForward, 0);
     moe_layer(t, tokens);
@@ -56,7 +56,7 @@ TEST(DynamicPlaces, AreToldByTheStaticRequestBefore) {
   EXPECT_EQ(place.upper, 2);
   ASSERT_EQ(place.sightings.size(), 3u);
   EXPECT_EQ(sizes_of(place.sightings[0]), (std::vector<Bytes>{300, 100}));
-  EXPECT_EQ(sizes_of(place.sightings[1]), (std::vector<Bytes>{200, 500, 100}));
+  EXPECT_EQ(sizes_of(place.sightings[1]), (std::vector<Bytes>{200}));
   EXPECT_TRUE(place.sightings[2].empty());
 }
 
@@ -199,6 +199,29 @@ TEST(DynamicPlaces, OfLongAndOfShortLivesAreApart) {
   EXPECT_LT(pass.upper, profile.phases[pass.phase].end);
   EXPECT_FALSE(stay.contexts.empty());
   EXPECT_FALSE(pass.contexts.empty());
+}
+
+// All are gone before the next static request, and some before three more have been made.
+TEST(DynamicPlaces, OfBriefLivesAreApartFromTheOthersOfAMoment) {
+  TraceBuilder t;
+  for (Bytes i = 0; i < 3; ++i) {
+    const Bytes tokens = 100'000 + 1000 * i;
+    t.phase(PhaseKind::kForward, 0);
+    const auto before = t.alloc(10);
+    std::vector<std::int32_t> kept = {t.alloc(tokens)};
+    t.free(t.alloc(tokens));  // a copy
+    for (Bytes width = 2; width <= 5; ++width) kept.push_back(t.alloc(width * tokens));
+    for (const auto r : kept) t.free(r);
+    t.free(t.alloc(11));
+    t.free(before);
+    t.step();
+  }
+  const IterationProfile profile = profile_iteration(t.finish());
+  ASSERT_EQ(profile.places.size(), 2u);
+  EXPECT_EQ(sizes_of(profile.places[0].sightings[1]), (std::vector<Bytes>{102'000, 2 * 102'000}));
+  EXPECT_EQ(sizes_of(profile.places[1].sightings[1]),
+            (std::vector<Bytes>{102'000, 3 * 102'000, 4 * 102'000, 5 * 102'000}));
+  EXPECT_EQ(profile.places[0].upper, profile.places[1].upper);
 }
 
 TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "base/error.h"
+#include "plan/bound.h"
 #include "plan/region_trial.h"
+#include "plan/window_loads.h"
 
 namespace stalloc {
 namespace {
@@ -76,6 +80,20 @@ TEST(Regions, TakeHeadroomWhereItSavesMoreThanItCosts) {
   EXPECT_EQ(regions_of({place_of({1000, 9000, 1000, 1000})}).headroom, 0);
 }
 
+TEST(Regions, AwayFromThePeakHaveMoreHeadroom) {
+  // The second place is at the peak, where an outlier that no candidate reaches is worth nothing.
+  std::vector<DynamicPlace> places = {place_of({1000, 1010, 1020, 1000}),
+                                      place_of({2000, 19000, 2000, 2000})};
+  places[0].upper = places[1].lower = 10;
+  places[1].upper = 12;
+  const Regions regions = regions_of(places);
+  EXPECT_EQ(regions.headroom, 0);
+  EXPECT_EQ(regions.cost, 0);
+  EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1010 + 2 * 10, 2000}));
+  places[0].upper = 11;  // now both are
+  EXPECT_EQ(regions_of(places).sizes, (std::vector<Bytes>{1010, 2000}));
+}
+
 TEST(Regions, HoldWhatIsAliveAtOncePackedByBestFit) {
   DynamicPlace place;
   place.upper = 10;
@@ -123,7 +141,7 @@ TEST(RegionTrial, CountsWhatFitsNowhere) {
   EXPECT_EQ(overflow({160, 160}), 60) << "not another stream's";
 }
 
-TEST(RegionTrial, SeesWhatIsIdleThroughAWindow) {
+TEST(WindowLoads, AreWhatIsLiveInAWindowAtMost) {
   DynamicPlace place = place_of({1});
   place.lower = 8;
   place.upper = 12;
@@ -135,7 +153,50 @@ TEST(RegionTrial, SeesWhatIsIdleThroughAWindow) {
                         .period = 10,
                         .alignment = 1};
   // At its peak, tick 4, 170 are live; in [8, 10) and [0, 2) no more than 100 + 30.
-  EXPECT_EQ(idle_beside(std::vector{place}, problem), (std::vector<Bytes>{170 - 130}));
+  WindowLoads loads(std::vector{place}, problem);
+  EXPECT_EQ(loads.peak(0), 170);
+  EXPECT_EQ(loads.most(0), 130);
+  EXPECT_EQ(loads.bound(), 170);
+  loads.grow(0, 41);
+  EXPECT_EQ(loads.most(0), 171);
+  EXPECT_EQ(loads.bound(), 171) << "the window's peak is the highest now";
+  loads.grow(0, -41);
+  EXPECT_EQ(loads.bound(), 170);
+}
+
+TEST(WindowLoadsProperty, TheirBoundIsTheProblems) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](Tick low, Tick high) {
+      return std::uniform_int_distribution<Tick>(low, high)(random);
+    };
+    Problem problem{.period = pick(1, 30), .alignment = 4};
+    const auto add = [&](Bytes size) {
+      const Tick lower = pick(0, problem.period - 1);
+      problem.buffers.push_back({.size = size,
+                                 .lower = lower,
+                                 .upper = lower + pick(1, problem.period),
+                                 .stream = static_cast<StreamId>(pick(0, 1))});
+    };
+    for (Tick i = pick(0, 12); i > 0; --i) add(pick(1, 40));
+    const std::size_t first = problem.buffers.size();
+    std::vector<DynamicPlace> places(static_cast<std::size_t>(pick(1, 8)));
+    for (DynamicPlace& place : places) {
+      add(0);
+      place.lower = problem.buffers.back().lower;
+      place.upper = problem.buffers.back().upper;
+      place.stream = problem.buffers.back().stream;
+    }
+    WindowLoads loads(places, problem);
+    for (int step = 0; step < 10; ++step) {
+      const auto p = static_cast<std::size_t>(pick(0, std::ssize(places) - 1));
+      Buffer& region = problem.buffers[first + p];
+      const Bytes size = 4 * pick(0, 10);
+      loads.grow(p, size - region.size);
+      region.size = size;
+      EXPECT_EQ(loads.bound(), load_bound(problem)) << "seed " << seed;
+    }
+  }
 }
 
 }  // namespace
