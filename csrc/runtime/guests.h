@@ -11,8 +11,8 @@
 //   before  A guest that is still there when its iteration ends was none: its kind (who asked, and
 //           the size) is never one again. All that is small is of one kind.
 //
-// Cost: O(log kinds) a request, next to nothing while no guest has stayed. Remembers so many kinds at most;
-// then nothing is a guest any more. Not thread-safe.
+// Cost: O(log kinds) a request, next to nothing while no guest has stayed. Remembers so many kinds
+// at most; then nothing is a guest any more. Not thread-safe.
 #pragma once
 
 #include <cstddef>

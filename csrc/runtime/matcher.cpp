@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace stalloc {
 namespace {
@@ -10,9 +11,10 @@ namespace {
 // requests of one layer, so that a foreign request does not take its like from the next layer.
 constexpr std::int32_t kWindow = 12;
 
-// How many requests in a row have to fit a place further on for the cursor to jump there from where
-// dynamic requests are expected, whose sizes may be those of decisions by chance.
-constexpr int kSureAmongDynamic = 4;
+// How many requests in a row have to fit a place further on for the cursor to jump there where
+// others are expected (dynamic ones, or such as stay), whose sizes may be those of decisions by
+// chance.
+constexpr int kSure = 4;
 
 // Turns after which a phase is trusted whatever it did in them.
 constexpr std::int32_t kPatience = 3;
@@ -24,6 +26,7 @@ Matcher::Matcher(const Plan& plan, Part part) : phases_(plan.phases.size()) {
   for (std::size_t p = 0; part == Part::kOpening && p < phases_.size(); ++p) {
     const PhaseKey& key = plan.phases[p].key;
     phases_[p].trusted = key.kind == PhaseKind::kOther && key.occurrence == 0;
+    phases_[p].departed = phases_[p].trusted;
   }
   add_places(plan);
   taken_.resize(shapes_.size(), 0);
@@ -84,7 +87,9 @@ void Matcher::add_items(const Plan& plan, Part part) {
       add_others_after(p, d);
     }
     phase.end = static_cast<std::int32_t>(shapes_.size());
-    index_.emplace(plan.phases[static_cast<std::size_t>(p)].key, p);
+    const PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
+    phase.keeps = key.kind != PhaseKind::kForward && key.kind != PhaseKind::kBackward;
+    index_.emplace(key, p);
   }
 }
 
@@ -123,6 +128,7 @@ void Matcher::leave_phase() {
   p.trusted = p.trusted || asked_ == p.end - p.begin || ++p.turns > kPatience ||
               (p.turns > 1 && asked_ == p.last_asked);
   p.last_asked = asked_;
+  p.departed = std::exchange(p.departs, false);
   asked_ = 0;
   departed_ = false;
   phase_ = kNone;
@@ -141,12 +147,15 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   // Where dynamic requests are expected, a decision that was passed over is not: one of a common
   // size would be taken for it.
   if (place != kNone) {
-    const std::int32_t far = match_far(shape, kSureAmongDynamic);
+    const std::int32_t far = match_far(shape, kSure);
     return far == kNone ? Match{.group = group_of(place, size)} : match_of(far);
   }
   ++asked_;
-  departed_ = departed_ || !phases_[static_cast<std::size_t>(phase_)].trusted;
+  Phase& phase = phases_[static_cast<std::size_t>(phase_)];
+  phase.departs = true;
+  departed_ = departed_ || !phase.trusted;
   if (departed_) return {};
+  if (phase.keeps && !phase.departed) return match_of(match_far(shape, kSure));
   const std::int32_t near = match_near(shape);
   return match_of(near == kNone ? match_far(shape, 1) : near);
 }

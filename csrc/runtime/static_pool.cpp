@@ -164,11 +164,8 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream, std::int32_t origin) 
   const Bytes rounded = round_up(size);
   const Offset offset = place_anywhere(rounded, stream);
   if (offset == kUnplaced) return kUnplaced;
-  foreign_[offset] = {.size = rounded,
-                      .requested = size,
-                      .kind = Kind::kIdle,
-                      .stray = true,
-                      .origin = origin};
+  foreign_[offset] = {
+      .size = rounded, .requested = size, .kind = Kind::kIdle, .stray = true, .origin = origin};
   ++live_;
   return offset;
 }

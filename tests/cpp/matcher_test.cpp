@@ -188,6 +188,28 @@ TEST(Matcher, APhaseThatRepeatsItsDepartureIsTrusted) {
   EXPECT_EQ(run(m, "AXBCD"), (std::vector<int>{0, kNone, 1, 2, 3}));
 }
 
+// An optimizer that makes states, as large as temporaries, for parameters added to it.
+TEST(Matcher, WhatAnOptimizerMakesForTheFirstTimeIsNotTakenForATemporary) {
+  Plan plan = letters({"ABCDEFGHIJ"});
+  plan.phases[0].key = {PhaseKind::kOptimizer, kNone, 0, 0};
+  Matcher m(plan);
+  const auto step = [&m](const std::string& requests) {
+    m.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+    std::vector<int> result;
+    for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0).decision);
+    m.end_iteration();
+    return result;
+  };
+  EXPECT_EQ(step("ABCDEFGHIJ"), upto(10));
+  EXPECT_EQ(step("CCEABCDEFGHIJ"),
+            (std::vector<int>{kNone, kNone, kNone, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
+  EXPECT_EQ(step("CABCDEFGHIJ"), (std::vector<int>{2, 0, 1, kNone, 3, 4, 5, 6, 7, 8, 9}))
+      << "what departs again and again is searched as anywhere";
+  EXPECT_EQ(step("ABCDEFGHIJ"), upto(10));
+  EXPECT_EQ(step("ABEFGHIJ"), (std::vector<int>{0, 1, kNone, kNone, kNone, 7, 8, 9}))
+      << "four in a row that fit";
+}
+
 TEST(Matcher, PatienceWithAPhaseThatNeverRepeats) {
   Matcher m(letters({"ABCD"}));
   std::string requests = "AX";
