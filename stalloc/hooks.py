@@ -8,7 +8,9 @@ The rules, which make the same loop yield the same phases every time:
 
 - **Root**: the model given, or else the first module that is called for training (in training
   mode, with gradients, having parameters that want some). Only its calls count. Others (a
-  discriminator, a loss with parameters) belong to the phase that is on.
+  discriminator, a loss with parameters) belong to the phase that is on. When the root found is
+  gone, or an iteration was trained without it (as after a warm-up of a model that is thrown away),
+  the next module that is called takes its part.
 - **Forward** of the next microbatch begins when the root is called for training and lasts until
   the next phase: the loss is part of it. A call that raises gives its number back. Microbatches
   count from 0 in each iteration.
@@ -91,6 +93,7 @@ class TrainingHooks:
         dynamic: Patterns for modules whose requests change in size from iteration to iteration:
             names of classes or of modules, or classes. Without `layers`, only the modules that
             match are reported.
+        accepts: Of a module that is called first, whether it may be the root; None takes any.
         on_forward: Called as `on_forward(module, args, kwargs)` before each training forward of
             the root, when an iteration that is over has been ended and the forward phase not yet
             begun. What it raises reaches the caller of the model, and nothing has begun.
@@ -103,6 +106,7 @@ class TrainingHooks:
         *,
         layers: bool = False,
         dynamic: Iterable[Pattern] = (),
+        accepts: Callable[[nn.Module], bool] | None = None,
         on_forward: OnForward | None = None,
     ) -> None:
         self._sink = sink
@@ -110,8 +114,10 @@ class TrainingHooks:
         self._finds_root = model is None
         self._all_layers = layers
         self._dynamic = tuple(dynamic)
+        self._accepts = accepts
         self._on_forward = on_forward
         self._handles: list[RemovableHandle] = []
+        self._root_handles: list[RemovableHandle] = []
         self._discovery: RemovableHandle | None = None
         self._is_attached = False
         self._reset()
@@ -121,6 +127,8 @@ class TrainingHooks:
         self._tracker = PhaseTracker(self._sink)
         self._layers = LayerHooks(self._sink, self._thread, self._all_layers, self._dynamic)
         self._layers_at_backward = 0
+        self._root_trains = False  # was called for training in this iteration
+        self._others_train = False  # a backward pass came without
 
     @property
     def attached(self) -> bool:
@@ -168,6 +176,7 @@ class TrainingHooks:
             _attached = tuple(hooks for hooks in _attached if hooks is not self)
         remove_listener(self)
         self._end_discovery()
+        self._unwatch()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -189,20 +198,26 @@ class TrainingHooks:
             return
         self._close_layers_left_open(module_calls=0)
         self._tracker.end_iteration()
+        self._iteration_over()
 
     # The root
 
     def _watch(self, root: nn.Module) -> None:
         # Prepended in this order, the phase begins before the root's own layer does.
-        self._layers.watch(root, self._handles)
-        self._handles.append(
+        self._layers.watch(root, self._root_handles)
+        self._root_handles.append(
             root.register_forward_pre_hook(
                 root_hook(self._root_called), prepend=True, with_kwargs=True
             )
         )
-        self._handles.append(
+        self._root_handles.append(
             root.register_forward_hook(root_hook(self._root_returned), always_call=True)
         )
+
+    def _unwatch(self) -> None:
+        for handle in self._root_handles:
+            handle.remove()
+        self._root_handles = []
 
     def _root_called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -212,6 +227,7 @@ class TrainingHooks:
             return
         self._close_layers_left_open(module_calls=1)
         training = _is_training_forward(module)
+        self._root_trains = self._root_trains or training
         if self._tracker.expect_forward(training) and self._on_forward is not None:
             self._on_forward(module, args, kwargs)
         self._tracker.begin_forward(training)
@@ -236,12 +252,24 @@ class TrainingHooks:
             self._root = None
             self._discover()
 
+    def _iteration_over(self) -> None:
+        if self._others_train and not self._root_trains and self._finds_root:
+            self._end_discovery()
+            self._discover()
+        self._root_trains = self._others_train = False
+
     def _module_called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not self._drives() or not _is_training_forward(module):
             return
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return
+        if module is self.root:  # which has been idle for a while
+            self._end_discovery()
+            return
+        if self._accepts is not None and not self._accepts(module):
+            return
         self._end_discovery()
+        self._unwatch()
         self._root = weakref.ref(module)
         self._watch(module)
         # The hooks just made miss this call's beginning.
@@ -256,6 +284,7 @@ class TrainingHooks:
         if not self._drives():
             return False
         self._layers_at_backward = self._layers.depth()
+        self._others_train = self._others_train or not self._root_trains
         return self._tracker.begin_backward()
 
     def backward_ends(self) -> None:
@@ -272,10 +301,13 @@ class TrainingHooks:
             self._tracker.begin_step(optimizer)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        over = False
         if self._drives():
-            self._tracker.end_step(optimizer)
+            over = self._tracker.end_step(optimizer)
         elif torch._C._current_graph_task_id() != -1:
-            self._tracker.count_step(optimizer)
+            over = self._tracker.count_step(optimizer)
+        if over:
+            self._iteration_over()
 
     # Scopes
 

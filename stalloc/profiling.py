@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -31,9 +32,6 @@ class Profile:
     the first warms up (it allocates the optimizer's states), and comparing the others tells what
     repeats from what does not.
 
-    Attributes:
-        model: The model whose calls are tagged; None until the first training forward of a profile
-            that was started without one.
     """
 
     def __init__(
@@ -45,7 +43,10 @@ class Profile:
         iterations: int | None,
         exact: bool = True,
     ) -> None:
-        self.model = model
+        self._model = model
+        self._found: weakref.ref[torch.nn.Module] | None = None
+        self._found_signature = ""
+        self._other_models: list[str] = []  # signatures of those found before
         self._device = device
         self._dynamic = dynamic
         self._adapter = _adapters.adapter(device)
@@ -60,6 +61,17 @@ class Profile:
         self._iterations = iterations
         self._inputs: set[str] = set()
         self._trace: Trace | None = None
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model whose calls are tagged.
+
+        Of a profile that was started without one, the one that was found last: None until its first
+        training forward, and when it is gone.
+        """
+        if self._model is None and self._found is not None:
+            return self._found()
+        return self._model
 
     def __enter__(self) -> Profile:
         global _active
@@ -162,19 +174,26 @@ class Profile:
         if self._iterations is not None and recorded >= self._iterations:
             self.stop()
             return
-        if self.model is None:
-            self.model = module
+        if self._model is None and self.model is not module:
+            if self._found_signature:
+                self._other_models.append(self._found_signature)
+            self._found = weakref.ref(module)
+            self._found_signature = model_signature(module)
         self._inputs.add(input_signature(args, kwargs))
 
     def _describe(self) -> dict[str, str]:
-        return {
+        model = self.model
+        info = {
             "device": self._device.type,
             "torch": torch.__version__,
             "python": ".".join(map(str, sys.version_info[:3])),
-            "model": model_signature(self.model) if self.model is not None else "",
+            "model": model_signature(model) if model is not None else self._found_signature,
             "inputs": json.dumps(sorted(self._inputs)),
             "dynamic": json.dumps(self._dynamic),
         }
+        if self._other_models:
+            info["other_models"] = json.dumps(self._other_models)
+        return info
 
 
 def profile(

@@ -139,19 +139,21 @@ class PhaseTracker:
         if len(self._steps) == 1 and not self._forwards:
             self._switch(OPTIMIZER)
 
-    def end_step(self, optimizer: object) -> None:
-        """An optimizer's step returned."""
+    def end_step(self, optimizer: object) -> bool:
+        """An optimizer's step returned; returns whether it was an iteration's last."""
         if id(optimizer) not in self._steps:
-            return
+            return False
         del self._steps[self._steps.index(id(optimizer)) :]
-        self.count_step(optimizer)
+        over = self.count_step(optimizer)
         if not self._steps and not self._forwards:
             self._switch(OTHER)
+        return over
 
-    def count_step(self, optimizer: object) -> None:
-        """Counts a step for the iteration's end, without a phase of its own."""
-        if self._iterations.ends_with(optimizer):
-            self._iteration_is_over = True
+    def count_step(self, optimizer: object) -> bool:
+        """Counts a step for the iteration's end, without a phase of its own; returns the same."""
+        over = self._iterations.ends_with(optimizer)
+        self._iteration_is_over = self._iteration_is_over or over
+        return over
 
     # Scopes
 

@@ -426,6 +426,44 @@ def test_another_root_is_found_once_the_first_is_gone(sink: RecordingSink) -> No
         assert training.root is second
 
 
+def test_a_root_that_no_longer_trains_gives_way(sink: RecordingSink) -> None:
+    warm, model = Net(), Net()
+    with TrainingHooks(sink) as training:
+        train_step(warm, torch.optim.SGD(warm.parameters()))
+        assert training.root is warm
+        optimizer = torch.optim.SGD(model.parameters())
+        train_step(model, optimizer)
+        sink.take()
+        one = f"forward 0 backward 0 other {STEP}"
+        for _ in range(2):
+            train_step(model, optimizer)
+            assert sink.take() == f"{NEXT} {one}"
+            assert training.root is model
+            warm(X)
+            assert sink.take() == ""
+
+
+def test_a_root_that_trains_each_time_stays_one_among_others(sink: RecordingSink) -> None:
+    models = [Net() for _ in range(3)]
+    optimizers = [torch.optim.SGD(model.parameters()) for model in models]
+    with TrainingHooks(sink) as training:
+        for _ in range(4):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                train_step(model, optimizer)
+            assert training.root is models[0]
+
+
+def test_only_a_module_that_is_accepted_becomes_the_root(sink: RecordingSink) -> None:
+    model = Net()
+    with TrainingHooks(sink, accepts=lambda module: module is model) as training:
+        model.inner(X).sum().backward()
+        assert training.root is None
+        assert sink.take() == "other backward other"
+        train_step(model, torch.optim.SGD(model.parameters()))
+        assert training.root is model
+        assert sink.take() == f"forward 0 backward 0 other {STEP}"
+
+
 def test_calls_of_other_modules_belong_to_the_phase_that_is_on(sink: RecordingSink) -> None:
     model, other = Net(), Net()
     with TrainingHooks(sink, model):
