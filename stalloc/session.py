@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from stalloc import _adapters, _compat
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
@@ -43,14 +46,20 @@ class Session:
         self._strict = strict
         self.refusal: str | None = None
         self._inputs = _names(plan, "inputs")
+        models = set(_names(plan, "other_models"))
+        self._other_models = models - {plan.info.get("model")}
         self._adapter = _adapters.adapter(_device(plan, model))
         self._hooks = TrainingHooks(
             self._adapter.runtime,
             model,
             dynamic=_names(plan, "dynamic"),
+            accepts=self._accept,
             on_forward=self._check_forward,
         )
         self._fits = False
+        self._part = ""  # what was called for training, and may be a part of the model
+        self._step_hook: RemovableHandle | None = None  # while it is waited for the model
+        self._stepped: set[int] = set()  # ids of optimizers, meanwhile
 
     def __enter__(self) -> Session:
         return self
@@ -88,6 +97,7 @@ class Session:
                 self._adapter.uninstall()
             raise
         if previous is not None:
+            previous._wait_no_longer()
             previous._hooks.detach(silently=previous._adapter.runtime is self._adapter.runtime)
             if previous._adapter.name != self._adapter.name:
                 previous._adapter.runtime.disable()
@@ -109,22 +119,57 @@ class Session:
             take()
 
     def _stop(self) -> None:
+        self._wait_no_longer()
         self._hooks.detach()
         self._adapter.runtime.disable()
         self._adapter.refresh()
         self._adapter.uninstall()
 
+    def _accept(self, module: torch.nn.Module) -> bool:
+        """Whether a module that is called first is the model, or another that it refuses.
+
+        What may be a part of the model, called by itself before the whole, is neither: the model is
+        waited for until an optimizer steps for the second time.
+        """
+        if self._fits:
+            return True
+        running = model_signature(module)
+        if running in self._other_models or not _may_be_part(running, self.plan):
+            return True
+        self._part = self._part or running
+        if self._step_hook is None:
+            self._step_hook = register_optimizer_step_post_hook(self._stepped_without_model)
+        return False
+
+    def _wait_no_longer(self) -> None:
+        if self._step_hook is not None:
+            self._step_hook.remove()
+            self._step_hook = None
+
+    def _stepped_without_model(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if id(optimizer) not in self._stepped:
+            self._stepped.add(id(optimizer))
+        elif _session is self:
+            self._give_up(
+                f"it was profiled with the model {self.plan.info['model']}, which was not called "
+                f"for training; {self._part} was. Profile again, or name the model: "
+                "enable(plan, model=...)"
+            )
+
     def _check_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Refuses, at the first forward of the run, a plan of another model or batch."""
-        if self._fits:
+        if self._fits or (self._other_models and model_signature(module) in self._other_models):
             return
         self._fits = True
-        self.refusal = _model_mismatch(self.plan, module) or _input_mismatch(
-            self._inputs, args, kwargs
-        )
-        if self.refusal:
-            disable()
-            _refuse(self.refusal, self._strict)
+        self._wait_no_longer()
+        problem = _model_mismatch(self.plan, module) or _input_mismatch(self._inputs, args, kwargs)
+        if problem:
+            self._give_up(problem)
+
+    def _give_up(self, problem: str) -> None:
+        self.refusal = problem
+        disable()
+        _refuse(problem, self._strict)
 
 
 # The plan in force, of which there is one at a time.
@@ -324,6 +369,14 @@ def _model_mismatch(plan: Plan, model: torch.nn.Module) -> str | None:
     if profiled and profiled != running:
         return f"it was profiled with the model {profiled} and this is {running}; profile again"
     return None
+
+
+def _may_be_part(running: str, plan: Plan) -> bool:
+    """Whether a module, told by its signature, is smaller than the plan's model."""
+    profiled = plan.info.get("model", "")
+    tensors = [re.search(r" in (\d+) tensors", signature) for signature in (running, profiled)]
+    part, whole = (int(match[1]) if match else 0 for match in tensors)
+    return part < whole
 
 
 def _input_mismatch(profiled: list[str], args: Any, kwargs: Any) -> str | None:

@@ -44,6 +44,78 @@ def test_a_plan_of_another_model_is_refused_at_its_first_forward() -> None:
 
 
 @isolated
+def test_a_part_that_is_called_by_itself_is_not_taken_for_the_model() -> None:
+    plain, trainer = twins()
+    plan = profiled_plan(trainer)
+
+    def rest(t: Trainer) -> list[int]:
+        assert isinstance(t.model, Model)
+        t.model.blocks[0](torch.ones(2, 32, 64)).sum().backward()
+        t.optimizer.zero_grad()
+        misses = []
+        for _ in range(4):
+            t.step()
+            misses.append(stalloc.memory_stats()["misses"])
+        return misses
+
+    for _ in range(3):
+        plain.step()
+    rest(plain)
+    with stalloc.enable(plan) as session:
+        misses = rest(trainer)
+        assert session.enabled
+        assert session.refusal is None
+        assert stalloc.memory_stats()["hits"] > 3 * len(plan.decisions.size)
+    assert len(set(misses)) == 1, "after the first iteration there are none"
+    assert_same(plain, trainer)
+
+
+@isolated
+def test_a_part_that_is_trained_alone_is_another_model() -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    other = Trainer(Model(layers=2))
+    stalloc.enable(plan)
+    other.step()
+    with pytest.raises(stalloc.PlanError, match=r"not called.*17 tensors.*enable\(plan, model="):
+        other.step()
+    assert not stalloc.memory_stats()["enabled"]
+    other.step()
+
+
+@isolated
+def test_a_model_that_is_thrown_away_first_is_another_in_profile_and_plan() -> None:
+    def start() -> Trainer:
+        torch.manual_seed(0)
+        warm = Trainer(Model(layers=3))
+        warm.backward(0)
+        warm.optimizer.step()
+        return Trainer(Model())
+
+    with stalloc.profile(device="cpu") as prof:
+        trainer = start()
+        for _ in range(5):
+            trainer.step()
+    assert prof.model is trainer.model
+    plan = prof.plan()
+    plain = start()
+    for _ in range(5):
+        plain.step()
+    with stalloc.enable(plan, startup=True) as session:
+        planned = start()
+        misses = []
+        for _ in range(5):
+            planned.step()
+            misses.append(stalloc.memory_stats()["misses"])
+        assert session.refusal is None
+        stats = stalloc.memory_stats()
+    assert len(set(misses)) == 1, "after the first iteration there are none"
+    assert stats["hits"] > 4 * len(plan.decisions.size)
+    assert stats["opening_requests"] > 0.9 * stats["opening"] > 0
+    assert_same(plain, planned)
+
+
+@isolated
 def test_a_plan_of_another_batch_size_is_refused() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
