@@ -6,6 +6,7 @@ what they are when nobody asks for anything special.
 
 from __future__ import annotations
 
+import sys
 import typing
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ class Loop:
         optimizer: Megatron's.
         forward_step: Of the schedules.
         batches: Makes the data of an iteration.
+        graphs: Whether Megatron's wrapper for graphs of whole iterations runs the schedules, which
+            it captures none of so early. It gives them their data as dictionaries.
         sizes: Sequence, microbatch and microbatches, by Megatron's names.
     """
 
@@ -42,6 +45,7 @@ class Loop:
         optimizer: Any,
         forward_step: Callable[..., Any],
         batches: Callable[[int], Iterator[torch.Tensor]],
+        graphs: bool,
         **sizes: int,
     ) -> None:
         from megatron.core import num_microbatches_calculator, rerun_state_machine
@@ -66,22 +70,28 @@ class Loop:
             0, None, total, sizes["micro_batch_size"], 1
         )
         self._arguments = (forward_step, models, optimizer)
+        self._graphs = graphs
         self._batches = batches
 
     def iteration(self, number: int) -> list[float]:
         """The loss of a `train_step`."""
+        from megatron.core.full_cuda_graph import FullCudaGraphWrapper
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.training import training
 
         forward_step, models, optimizer = self._arguments
+        schedule, batches = get_forward_backward_func(), self._batches(number)
+        if self._graphs:
+            schedule = FullCudaGraphWrapper(schedule, cuda_graph_warmup_steps=sys.maxsize)
+            batches = ({"tokens": batch} for batch in batches)
         losses, *_ = training.train_step(
             forward_step,
-            self._batches(number),
+            batches,
             models,
             optimizer,
             SimpleNamespace(step=lambda increment: None),
             models[0].config,
-            get_forward_backward_func(),
+            schedule,
             iteration=number,
         )
         return [losses["loss"].item()]

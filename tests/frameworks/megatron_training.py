@@ -42,6 +42,9 @@ class Settings:
         mode: stalloc's; None does not install it.
         evaluate: Whether an evaluation runs between two iterations, after every third.
         own_loop: Whether Megatron's `train_step` and `evaluate` do it.
+        graphs: Whether that loop is to capture whole iterations in CUDA graphs, though later than
+            it ends.
+        replicas: Ranks that train the same stage on other data.
         distributed_optimizer: Whether Adam's states are those of Megatron's DistributedOptimizer.
         serve_from: See `stalloc.driver.Driver`.
         extra: Rank whose pipeline asks for more than the others', in each iteration.
@@ -53,6 +56,7 @@ class Settings:
     recompute: bool = False
     stages: int = 1
     chunks: int = 1
+    replicas: int = 1
     microbatches: int = 4
     iterations: int = 9
     mode: str | None = None
@@ -62,10 +66,15 @@ class Settings:
     serve_from: int = 1
     evaluate: bool = False
     own_loop: bool = False
+    graphs: bool = False
     distributed_optimizer: bool = False
     extra: int | None = None
     dies: int | None = None
     dies_at: int = 4
+
+    @property
+    def ranks(self) -> int:
+        return self.stages * self.replicas
 
 
 @dataclass
@@ -152,6 +161,7 @@ class Run:
                 self.optimizer,
                 _forward,
                 _batches,
+                graphs=settings.graphs,
                 seq_length=SEQUENCE,
                 micro_batch_size=ROWS,
                 num_microbatches=settings.microbatches,
@@ -189,11 +199,13 @@ class Run:
         return digest.hexdigest()
 
     def _schedule(self, number: int, forward_only: bool) -> list[float]:
+        from megatron.core import parallel_state
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
+        seed = number + 10_000 * parallel_state.get_data_parallel_rank()
         reported = get_forward_backward_func()(
             forward_step_func=_forward,
-            data_iterator=[_batches(number) for _ in self.models],
+            data_iterator=[_batches(seed) for _ in self.models],
             model=self.models,
             num_microbatches=self.settings.microbatches,
             seq_length=SEQUENCE,
@@ -289,7 +301,8 @@ def _batches(number: int) -> Iterator[torch.Tensor]:
 def _forward(
     batches: Iterator[torch.Tensor], model: torch.nn.Module
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
-    tokens = next(batches)
+    batch: Any = next(batches)
+    tokens = batch["tokens"] if isinstance(batch, dict) else batch
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     positions = torch.arange(SEQUENCE).expand(ROWS, -1)
     return model(inputs, positions, None, labels=labels), _loss

@@ -188,6 +188,16 @@ def test_what_cannot_be_planned_is_known_by_its_configuration(
     assert said is None if reason is None else reason in (said or "")
 
 
+def test_graphs_of_whole_iterations_are_said_once_and_trained_without() -> None:
+    settings = Settings(packages="newest", own_loop=True, graphs=True, iterations=4)
+    plain = run(settings)
+    planned = run(replace(settings, mode="auto"))
+    plain.assert_same(planned)
+    assert planned.stages == ["off"] * 4
+    assert len(planned.warnings) == 1
+    assert "whole iterations" in planned.warnings[0]
+
+
 def test_combined_1f1b_is_said_once_and_trained_without() -> None:
     run_isolated(_combined)
 

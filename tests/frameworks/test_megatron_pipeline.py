@@ -1,4 +1,4 @@
-"""Megatron's pipelines: each rank has a plan of its own, and none waits for another."""
+"""Megatron on several ranks: each has a plan of its own, and none waits for another."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ SCHEDULES = {
     "1F1B": Settings(stages=2, iterations=10),
     "interleaved": Settings(stages=2, chunks=2, iterations=10),
     "1F1B over four": Settings(stages=4, microbatches=6, iterations=10),
+    "sharded optimizer": Settings(replicas=2, distributed_optimizer=True, iterations=10),
 }
 
 
 def run(settings: Settings) -> list[Result]:
     """The results of all ranks."""
-    return [job.result() for job in together(settings.stages, train, settings)]
+    return [job.result() for job in together(settings.ranks, train, settings)]
 
 
 def run_by_torchrun(settings: Settings, folder: Path) -> list[Result]:
@@ -37,7 +38,12 @@ def run_by_torchrun(settings: Settings, folder: Path) -> list[Result]:
 
 @pytest.mark.parametrize(
     ("schedule", "packages"),
-    [("1F1B", "stable"), ("interleaved", "stable"), ("interleaved", "newest")],
+    [
+        ("1F1B", "stable"),
+        ("interleaved", "stable"),
+        ("interleaved", "newest"),
+        ("sharded optimizer", "stable"),
+    ],
 )
 def test_each_rank_profiles_plans_and_is_served(
     schedule: str, packages: str, tmp_path: Path
@@ -67,9 +73,10 @@ def compare(settings: Settings, plain: list[Result], planned: list[Result], plan
         assert after.stages.count("serving") == 5
         assert after.stats["hit_rate"] >= 0.99
     names = sorted(path.name for path in plans.glob("*.plan.json"))
-    assert len(names) == settings.stages
+    assert len(names) == settings.ranks
+    size = f"pp{settings.stages}" if settings.stages > 1 else f"dp{settings.replicas}"
     for rank, name in enumerate(names):
-        assert name.startswith(f"pp{settings.stages}-")
+        assert name.startswith(f"{size}-")
         assert name.endswith(f".rank{rank}.plan.json")
         phases = stalloc.Plan.load(plans / name).phases
         for kind in (1, 2):
