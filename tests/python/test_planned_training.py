@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 
@@ -239,6 +240,31 @@ def other_modules(t: Trainer) -> None:
     t.finish()
 
 
+# What is made between two iterations and stays.
+
+
+def averaged_weights(t: Trainer) -> None:
+    _kept.extend(p.detach().clone() for p in t.model.parameters())
+
+
+def replaced_weights(t: Trainer) -> None:
+    for p in t.model.parameters():
+        p.data = p.data.clone()
+
+
+def reloaded_optimizer(t: Trainer) -> None:
+    t.optimizer.load_state_dict(copy.deepcopy(t.optimizer.state_dict()))
+
+
+def kept_evaluation(t: Trainer) -> None:
+    evaluation(t)
+    t.model.eval()
+    _kept.append(t.model(tokens(99, 0, rows=5)[:, :-1]))
+    t.model.train()
+    t.step()
+    _kept.clear()
+
+
 DEPARTURES: list[Callable[[Trainer], None]] = [
     other_length,
     evaluation,
@@ -250,6 +276,10 @@ DEPARTURES: list[Callable[[Trainer], None]] = [
     kept_tensors,
     busy_threads,
     other_modules,
+    averaged_weights,
+    replaced_weights,
+    reloaded_optimizer,
+    kept_evaluation,
 ]
 
 
