@@ -88,7 +88,8 @@ void Matcher::add_items(const Plan& plan, Part part) {
     }
     phase.end = static_cast<std::int32_t>(shapes_.size());
     const PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
-    phase.keeps = key.kind != PhaseKind::kForward && key.kind != PhaseKind::kBackward;
+    if (key.kind == PhaseKind::kOther) phase.wary_end = phase.end + 1;
+    if (key.kind == PhaseKind::kOptimizer) phase.wary_end = phase.begin + kWindow;
     index_.emplace(key, p);
   }
 }
@@ -131,6 +132,7 @@ void Matcher::leave_phase() {
   p.departed = std::exchange(p.departs, false);
   asked_ = 0;
   departed_ = false;
+  wary_ = false;
   phase_ = kNone;
 }
 
@@ -152,10 +154,11 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   }
   ++asked_;
   Phase& phase = phases_[static_cast<std::size_t>(phase_)];
+  if (!phase.departs) wary_ = !phase.departed && head_ < phase.wary_end;
   phase.departs = true;
   departed_ = departed_ || !phase.trusted;
   if (departed_) return {};
-  if (phase.keeps && !phase.departed) return match_of(match_far(shape, kSure));
+  if (wary_) return match_of(match_far(shape, kSure));
   const std::int32_t near = match_near(shape);
   return match_of(near == kNone ? match_far(shape, 1) : near);
 }

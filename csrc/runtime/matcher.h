@@ -25,10 +25,10 @@
 // for as many requests as the plan has for it, or as many as the turn before, or in the fourth
 // turn.
 //
-// What a forward or a backward asks for is gone with it, as a rule. An optimizer may make a state
-// later on, too (of parameters that are added to it), and between iterations weights are copied. So
-// there, in a turn that departs and the first to do so, a request counts only where several in a
-// row fit the plan: four temporaries one after another look unlike four states.
+// What a forward or a backward asks for is gone with it, as a rule. An optimizer may make states
+// later on, too, of parameters that are added to it: before it takes its step. And between
+// iterations weights are copied. So there, in a turn that departs and the first to do so, a request
+// counts only where several in a row fit the plan: four temporaries look unlike four states.
 //
 // Note [Dynamic requests]
 // A request is dynamic when its caller says so (it comes from a module tagged as dynamic), or when
@@ -121,9 +121,9 @@ class Matcher {
     std::int32_t turns = 0;       // it has been run through
     std::int32_t last_asked = 0;  // requests of the turn before
     bool trusted = false;
-    bool keeps = false;     // what it asks for may outlive it
-    bool departs = false;   // from the plan, in this turn
-    bool departed = false;  // in the turn before
+    std::int32_t wary_end = 0;  // what does not fit before this item may outlive the phase
+    bool departs = false;       // from the plan, in this turn
+    bool departed = false;      // in the turn before
   };
 
   bool is_free(std::int32_t i) const { return taken_[static_cast<std::size_t>(i)] != turn_; }
@@ -168,6 +168,7 @@ class Matcher {
   PhaseIndex phase_ = kNone;
   std::int32_t asked_ = 0;  // requests in this phase
   bool departed_ = false;   // from the plan, in a phase that is not trusted
+  bool wary_ = false;       // it is, and has departed where its requests may outlive it
   std::int32_t head_ = 0;
   std::int32_t end_ = 0;
   std::int32_t resync_ = kNone;  // where the next request would fit if the cursor jumped

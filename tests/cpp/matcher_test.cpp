@@ -188,26 +188,48 @@ TEST(Matcher, APhaseThatRepeatsItsDepartureIsTrusted) {
   EXPECT_EQ(run(m, "AXBCD"), (std::vector<int>{0, kNone, 1, 2, 3}));
 }
 
-// An optimizer that makes states, as large as temporaries, for parameters added to it.
-TEST(Matcher, WhatAnOptimizerMakesForTheFirstTimeIsNotTakenForATemporary) {
-  Plan plan = letters({"ABCDEFGHIJ"});
-  plan.phases[0].key = {PhaseKind::kOptimizer, kNone, 0, 0};
-  Matcher m(plan);
-  const auto step = [&m](const std::string& requests) {
-    m.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+class OptimizerStep {
+ public:
+  explicit OptimizerStep(const std::string& planned) : matcher_(plan_of(planned)) {}
+
+  std::vector<int> operator()(const std::string& requests) {
+    matcher_.enter_phase(PhaseKind::kOptimizer, kNone, 0);
     std::vector<int> result;
-    for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0).decision);
-    m.end_iteration();
+    for (const char c : requests) result.push_back(matcher_.match(c - 'A' + 1, 0).decision);
+    matcher_.end_iteration();
     return result;
-  };
+  }
+
+ private:
+  static Plan plan_of(const std::string& planned) {
+    Plan plan = letters({planned});
+    plan.phases[0].key = {PhaseKind::kOptimizer, kNone, 0, 0};
+    return plan;
+  }
+
+  Matcher matcher_;
+};
+
+// It makes states, as large as temporaries, for parameters added to it.
+TEST(Matcher, WhatAnOptimizerMakesForTheFirstTimeIsNotTakenForATemporary) {
+  OptimizerStep step("ABCDEFGHIJ");
   EXPECT_EQ(step("ABCDEFGHIJ"), upto(10));
   EXPECT_EQ(step("CCEABCDEFGHIJ"),
             (std::vector<int>{kNone, kNone, kNone, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
   EXPECT_EQ(step("CABCDEFGHIJ"), (std::vector<int>{2, 0, 1, kNone, 3, 4, 5, 6, 7, 8, 9}))
       << "what departs again and again is searched as anywhere";
   EXPECT_EQ(step("ABCDEFGHIJ"), upto(10));
-  EXPECT_EQ(step("ABEFGHIJ"), (std::vector<int>{0, 1, kNone, kNone, kNone, 7, 8, 9}))
-      << "four in a row that fit";
+  EXPECT_EQ(step("ABEFGHIJ"), (std::vector<int>{0, 1, kNone, kNone, kNone, kNone, 8, 9}))
+      << "four in a row that fit the place of the first";
+}
+
+// An expert without a token has no gradient.
+TEST(Matcher, AParameterThatTheOptimizerPassesOverCostsNothingElse) {
+  OptimizerStep step("ABCDEFGHIJKLMNOPQRST");
+  EXPECT_EQ(step("ABCDEFGHIJKLMNOPQRST"), upto(20));
+  std::vector<int> expected = upto(13);
+  for (int i = 16; i < 20; ++i) expected.push_back(i);
+  EXPECT_EQ(step("ABCDEFGHIJKLMQRST"), expected);
 }
 
 TEST(Matcher, PatienceWithAPhaseThatNeverRepeats) {
