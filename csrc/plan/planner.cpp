@@ -8,6 +8,7 @@
 #include "plan/peak_core.h"
 #include "plan/two_stacks.h"
 #include "plan/walk.h"
+#include "plan/windows.h"
 
 namespace stalloc {
 
@@ -17,6 +18,7 @@ const std::vector<const Planner*>& planners() {
   static const ExactPlanner exact;
   static const TwoStacksPlanner two_stacks;
   static const WalkPlanner walk;
+  static const WindowsPlanner windows;
   static const PeakCorePlanner peak_core;
   static const std::vector<const Planner*> all = [] {
     std::vector<const Planner*> list;
@@ -26,6 +28,7 @@ const std::vector<const Planner*>& planners() {
     list.push_back(&two_stacks);
     list.push_back(&walk);
     list.push_back(&peak_core);
+    list.push_back(&windows);
     list.push_back(&exact);
     return list;
   }();

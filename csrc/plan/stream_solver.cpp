@@ -17,6 +17,7 @@
 #include "plan/timeline.h"
 #include "plan/two_stacks.h"
 #include "plan/walk.h"
+#include "plan/windows.h"
 
 namespace stalloc {
 namespace {
@@ -125,12 +126,14 @@ class Solver {
                         return plan_chain(problem, timeline, b, &limit);
                       }},
                      buffers});
-    quick.push_back({{"walk",
-                      [&](const Budget& b, const std::atomic<Bytes>& limit) {
-                        return plan_walk(problem, timeline, b, &limit);
-                      }},
-                     buffers});
     for (std::size_t k = 1; k < greedy_planners().size(); ++k) {
+      if (k == kGreedyBeforeWalk) {
+        quick.push_back({{"walk",
+                          [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                            return plan_walk(problem, timeline, b, &limit);
+                          }},
+                         buffers});
+      }
       const GreedyPlanner& greedy = greedy_planners()[k];
       if (!greedy.suits(problem)) continue;
       (k < kQuickGreedy ? quick : more).push_back({attempt(greedy), greedy.placements(buffers)});
@@ -156,6 +159,12 @@ class Solver {
     if (is_small) {
       const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
       search("exact", minimise_height, problem, steps, enough, winner, bound);
+    }
+    if (problem.buffers.size() <= kWindowed) {
+      const double steps = kWindowPatience * patience(winner, enough);
+      search("windows", search_windows, problem,
+             static_cast<std::int64_t>(std::min<double>(steps, kMostWindows)), enough, winner,
+             bound);
     }
     return {std::move(winner.layout), std::move(winner.name), bound};
   }
@@ -210,10 +219,14 @@ class Solver {
   }
 
   static constexpr std::size_t kQuickGreedy = 10;  // planners of which one mostly meets the bound
-  static constexpr double kPatience = 400'000;     // placements without anything better, at no gap
+  static constexpr std::size_t kGreedyBeforeWalk = 3;  // that are tried before it
+  static constexpr double kPatience = 400'000;  // placements without anything better, at no gap
   static constexpr std::int64_t kMostPlacements = 2'500'000;  // at any gap: one to two seconds
   static constexpr std::int64_t kMostRounds = 4;              // or of each buffer, if that is more
   static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
+  static constexpr std::size_t kWindowed = 5'000;             // buffers: windows cost more above
+  static constexpr double kWindowPatience = 200;              // windows, at no gap
+  static constexpr double kMostWindows = 6'000;               // at any: a second or so
   static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
   static constexpr std::size_t kSearchable = 2000;        // buffers: there is no hope above
