@@ -19,6 +19,7 @@ constexpr std::size_t kMostInWindow = 24;
 constexpr int kTries = 8;             // of filling a window again
 constexpr std::int64_t kRound = 400;  // steps, after which the search goes back to the best
 constexpr Bytes kFirstAmbition = 16;  // the part of what is above the target that shall go
+constexpr Bytes kHighest = std::numeric_limits<Bytes>::max() / 64;  // a window on top of it fits
 constexpr std::int64_t kAloneSteps = 20'000;
 
 struct Item {
@@ -62,6 +63,7 @@ class Search {
   }
 
   Layout run(std::int64_t steps) {
+    if (best_.height > kHighest) return std::move(best_);
     Bytes part = kFirstAmbition;
     while (steps > 0 && best_.height > budget_.target && !budget_.expired()) {
       const Bytes above = best_.height - budget_.target;
@@ -162,7 +164,7 @@ class Search {
   void add_about(Window& window, std::size_t more) {
     if (more == 0) return;
     const int centre = window[chance(std::ssize(window))];
-    const Bytes reach = 3 * std::min(items_[centre].size, std::numeric_limits<Bytes>::max() / 8);
+    const Bytes reach = 3 * items_[centre].size;
     Window about;
     for (int k = 0; k < std::ssize(items_); ++k) {
       const bool is_near = offsets_[k] < top(centre) + reach && top(k) > offsets_[centre] - reach;
