@@ -39,10 +39,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # What MiniMalloc and idealloc were measured with has no alignment; what runs on a GPU has 512.
 UNALIGNED = ("minimalloc", "iopddl")
 EVERY_PLANNER_UP_TO = 150_000  # requests; above it, the portfolio and what is quick
-EXACT_UP_TO = 2_000
+SEARCHES_UP_TO = {"exact": 2_000, "windows": 5_000}
 QUICK = (
     "paper",
     "chain",
+    "walk",
     "first-fit-peak-rank-start",
     "best-fit-peak-rank-start",
     "first-fit-centre-out-end",
@@ -218,10 +219,9 @@ def planners_for(instance: Instance, chosen: list[str]) -> list[str]:
 
     if chosen:
         return chosen
-    every = algorithms()
-    if len(instance.lower) > EXACT_UP_TO:
-        every.remove("exact")
-    if len(instance.lower) > EVERY_PLANNER_UP_TO:
+    requests = len(instance.lower)
+    every = [name for name in algorithms() if requests <= SEARCHES_UP_TO.get(name, requests)]
+    if requests > EVERY_PLANNER_UP_TO:
         every = [name for name in every if name in QUICK]
     return [PORTFOLIO, *every]
 
