@@ -51,8 +51,9 @@ ITERATIONS = 4
 to the next twice, so that an evaluation in between, which may end lifetimes early, is not all that
 is known of it."""
 
-SERVE_FROM = 1
-"""The first iteration that is served from a plan that was there before."""
+SERVE_FROM = 2
+"""The first iteration, counted from 0, that is served from a plan that was there before. The first
+makes the optimizer's states; in the second DistributedDataParallel makes its buckets anew."""
 
 Model = nn.Module | Sequence[nn.Module]
 Dynamic = Iterable[str | type] | None
@@ -100,7 +101,7 @@ class Driver:
         warmup: Iterations to let pass before profiling.
         iterations: Iterations to profile; two at least, as they are compared.
         serve_from: The iteration, counted from 0, that a plan from a file is first used in. What
-            the first one makes to keep, such as the optimizer's states, has no place in the plan,
+            the first ones make to keep, such as the optimizer's states, has no place in the plan,
             and would take another's for good.
         device: As for `stalloc.profile`.
         dynamic: As for `stalloc.profile`, or a function that says so when profiling begins.

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from trainers import Run, assert_served, loss_of, network, phases_of, prepare, tokens
 
 import stalloc
-from stalloc.driver import Stage
+from stalloc.driver import SERVE_FROM, Stage
 from stalloc.errors import StallocError
 from stalloc.session import current_session
 
@@ -88,8 +88,8 @@ def test_what_one_run_profiles_the_next_is_served_from(tmp_path: Path) -> None:
     plain, _ = train(tmp_path, "off")
     planned, stages = train(tmp_path, "plan", folder)
     plain.assert_same(planned)
-    assert stages == [Stage.SERVING] * 12
-    assert_served(iterations=12 - 1)  # the first makes Adam's states
+    assert stages == [Stage.WAITING] + [Stage.SERVING] * 11, "as seen when each is over"
+    assert_served(iterations=12 - SERVE_FROM)
     phases = phases_of(str(folder / "mb3.rank0.trace.json"))
     assert {("forward", i, 0) for i in range(3)} <= phases
     assert {("backward", i, 0) for i in range(3)} <= phases
