@@ -5,9 +5,9 @@
 // iteration: a copy of the weights, made once between two iterations, would lose half of the hits
 // for the rest of the run. How long a block will live cannot be known, but two things tell:
 //
-//   where   What a forward, a backward or an evaluation makes is gone with it, as a rule. What is
-//           made elsewhere (between iterations, in an optimizer's step) may be a copy, a checkpoint
-//           or a state, and is no guest.
+//   where   What a forward, a backward, a step or an evaluation makes is gone with it, as a rule,
+//           unless it may be an optimizer's new state (Matcher::wary()). What is made between them
+//           may be a copy or a checkpoint, and is no guest.
 //   before  A guest that is still there when its iteration ends was none: its kind (who asked, and
 //           the size) is never one again. All that is small is of one kind.
 //
@@ -33,7 +33,7 @@ class Guests {
 
   explicit Guests(const Plan& plan) {
     for (const ProfiledPhase& p : plan.phases) {
-      passing_.push_back(p.key.kind == PhaseKind::kForward || p.key.kind == PhaseKind::kBackward);
+      passing_.push_back(p.key.kind != PhaseKind::kOther);
     }
   }
 

@@ -107,6 +107,8 @@ class Matcher {
   bool in_step() const {
     return phase_ != kNone && phases_[static_cast<std::size_t>(phase_)].trusted;
   }
+  // And whether it is one in which requests may outlive it, and has departed from the plan there.
+  bool wary() const { return wary_; }
 
  private:
   struct Shape {

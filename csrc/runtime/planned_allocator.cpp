@@ -57,8 +57,8 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
   if (decision == kNone) {
     // What is small shares a segment or two of the fallback; here it might be in a large one's way.
     // So would be what the opening makes for good.
-    const bool helps = size >= kSmallRequest && matcher.in_step() && !guide_->opening &&
-                       guide_->guests.admits(matcher.phase(), size);
+    const bool helps = size >= kSmallRequest && matcher.in_step() && !matcher.wary() &&
+                       !guide_->opening && guide_->guests.admits(matcher.phase(), size);
     return helps ? allocate_idle(size, stream, matcher.phase()) : nullptr;
   }
   const Offset offset = active_->space.place(decision);
