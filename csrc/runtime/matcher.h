@@ -26,9 +26,10 @@
 // turn.
 //
 // What a forward or a backward asks for is gone with it, as a rule. An optimizer may make states
-// later on, too, of parameters that are added to it: before it takes its step. And between
-// iterations weights are copied. So there, in a turn that departs and the first to do so, a request
-// counts only where several in a row fit the plan: four temporaries look unlike four states.
+// later on, too, of parameters that get their first gradient: as a rule before it takes its step.
+// And between iterations weights are copied. So there, in a turn that departs and the first to do
+// so, a request counts only where several in a row fit the plan: four temporaries look unlike four
+// states.
 //
 // Note [Dynamic requests]
 // A request is dynamic when its caller says so (it comes from a module tagged as dynamic), or when

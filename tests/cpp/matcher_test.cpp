@@ -210,7 +210,7 @@ class OptimizerStep {
   Matcher matcher_;
 };
 
-// It makes states, as large as temporaries, for parameters added to it.
+// It makes states, as large as temporaries, of parameters that get their first gradient.
 TEST(Matcher, WhatAnOptimizerMakesForTheFirstTimeIsNotTakenForATemporary) {
   OptimizerStep step("ABCDEFGHIJ");
   EXPECT_EQ(step("ABCDEFGHIJ"), upto(10));
