@@ -1,0 +1,98 @@
+// The invariants of the pool, for tests.
+#include <algorithm>
+#include <iterator>
+#include <string>
+
+#include "base/error.h"
+#include "runtime/static_pool.h"
+
+namespace stalloc {
+
+void StaticPool::check() const {
+  const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
+  std::vector<Range> taken = strays_.ranges();
+  for (std::size_t i = 0; i < planned_; ++i) {
+    const Placed& p = decisions_[i];
+    const bool live = p.state != State::kIdle;
+    if (live != (slots_[static_cast<std::size_t>(p.slot)].live == static_cast<std::int32_t>(i))) {
+      fail("decision " + std::to_string(i) + " and its slot disagree about being live");
+    }
+    if (p.state == State::kRegular) {
+      taken.push_back(range(p));
+      if (!is_current(p)) fail("regular decision " + std::to_string(i) + " is past its time");
+    }
+    if (p.state == State::kStray) {
+      if (!(strays_.find(p.offset) == range(p))) {
+        fail("stray decision " + std::to_string(i) + " is not among the strays");
+      }
+      if (is_current(p)) fail("stray decision " + std::to_string(i) + " is in its time");
+    }
+  }
+  std::vector<std::int32_t> blocks(groups_.size());
+  for (const auto& [offset, block] : foreign_) {
+    if (block.stray) {
+      if (strays_.find(offset).size() != block.size)
+        fail("a foreign block is not among the strays");
+      continue;
+    }
+    const auto g = static_cast<std::size_t>(block.group);
+    const Range whole = range(decisions_[planned_ + g]);
+    const Range own{offset, offset + block.size};
+    if (!groups_[g].open || own.begin < whole.begin || own.end > whole.end) {
+      fail("a dynamic block lies outside its region");
+    }
+    taken.push_back(own);
+    ++blocks[g];
+  }
+  if (taken.size() != live_) fail("the count of live blocks is off");
+  std::ranges::sort(taken, {}, &Range::begin);
+  Offset at = 0;
+  for (const Range& t : taken) {
+    if (t.begin < at) fail("two live blocks share the address " + std::to_string(t.begin));
+    at = t.end;
+  }
+  if (at > size_) fail("a live block ends at " + std::to_string(at) + ", past the pool");
+  check_regions(taken, blocks);
+  for (const Reuse& reuse : reuse_) {
+    if (reuse.group == kNone) continue;
+    RangeSet expected = groups_[static_cast<std::size_t>(reuse.group)].reusable;
+    for (const Range& stray : strays_.ranges()) expected.remove(stray);
+    if (!(expected.ranges() == reuse.space.ranges())) {
+      fail("a group's reusable space is not what the strays leave of it");
+    }
+  }
+  if (!idle_known_) return;
+  const std::vector<HoleSet> idle = find_idle();
+  for (std::size_t i = 0; i < idle.size(); ++i) {
+    if (!(idle[i].ranges() == idle_[i].ranges())) {
+      fail("the idle space is not what is left of the pool");
+    }
+  }
+}
+
+// `taken`: all live blocks, ascending. `blocks`: how many each group has in its region.
+void StaticPool::check_regions(const std::vector<Range>& taken,
+                               const std::vector<std::int32_t>& blocks) const {
+  const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
+  std::size_t open = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const Placed& p = decisions_[planned_ + g];
+    if (groups_[g].open != (p.state != State::kIdle)) fail("a region and its group disagree");
+    if (groups_[g].blocks != blocks[g]) fail("the count of a region's blocks is off");
+    if (!groups_[g].open) continue;
+    ++open;
+    if (!is_current(p)) fail("an open region is past its time");
+    for (const Range& idle : groups_[g].idle.ranges()) {
+      if (idle.begin < p.offset || idle.end > p.offset + p.size) {
+        fail("a region takes for idle what is not its own");
+      }
+      const auto next = std::ranges::lower_bound(taken, idle.end, {}, &Range::begin);
+      if (next != taken.begin() && std::prev(next)->end > idle.begin) {
+        fail("a region takes the place of a live block for idle");
+      }
+    }
+  }
+  if (open != open_.size()) fail("the count of open regions is off");
+}
+
+}  // namespace stalloc

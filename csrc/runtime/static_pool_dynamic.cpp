@@ -1,0 +1,128 @@
+// Dynamic requests in the pool: see Note [Dynamic requests in the pool].
+#include <algorithm>
+
+#include "runtime/static_pool.h"
+
+namespace stalloc {
+
+Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
+  const Bytes rounded = round_up(size);
+  const Group& group = groups_[static_cast<std::size_t>(g)];
+  const auto put = [&](Offset offset, Kind kind, std::int32_t owner) {
+    foreign_[offset] = {.size = rounded,
+                        .requested = size,
+                        .kind = kind,
+                        .stray = kind == Kind::kReused,
+                        .group = owner};
+    ++live_;
+    return offset;
+  };
+  if (enter_window(g)) {
+    std::int32_t host = find_host(g, size, remaining(g) + 1, /*any_size=*/false);
+    if (host == kNone) host = g;
+    Offset offset = place_in_region(host, rounded);
+    if (offset == kUnplaced) {
+      // What passes may do so anywhere; the rest needs room for about as long.
+      const std::int32_t least = group.passing ? 0 : remaining(g) / 8 * 7;
+      host = find_host(g, size, least, group.passing);
+      if (host != kNone) offset = place_in_region(host, rounded);
+    }
+    if (offset != kUnplaced) return put(offset, Kind::kRegion, host);
+    offset = place_reused(g, rounded);
+    if (offset != kUnplaced) return put(offset, Kind::kReused, g);
+  }
+  return kUnplaced;
+}
+
+// Moves the clock to where the group's region is one of P(clock); false when that is past.
+bool StaticPool::enter_window(std::int32_t g) {
+  const Placed& p = region(g);
+  if (p.allocated_at >= clock_) advance(p.allocated_at + 1);
+  return is_current(p);
+}
+
+// How many events there are to the end of the group's window, in which the clock is.
+std::int32_t StaticPool::remaining(std::int32_t g) const {
+  const std::int32_t left = region(g).freed_at - clock_;
+  return left >= 0 ? left : left + static_cast<std::int32_t>(events_.size());
+}
+
+// Of the groups that have asked for all they will, one with room in its region that stays open for
+// `least` more events. Unless `any_size`, one that mostly asks for this size: see Note [Dynamic
+// requests in the pool].
+std::int32_t StaticPool::find_host(std::int32_t g, Bytes size, std::int32_t least,
+                                   bool any_size) const {
+  const StreamId stream = groups_[static_cast<std::size_t>(g)].stream;
+  for (const std::int32_t other : open_) {
+    const Group& o = groups_[static_cast<std::size_t>(other)];
+    if (other == g || o.stream != stream || o.passed_at > clock_) continue;
+    if (o.idle.largest() < round_up(size) || remaining(other) < least) continue;
+    if (any_size || std::ranges::binary_search(o.recurring, size)) return other;
+  }
+  return kNone;
+}
+
+Offset StaticPool::place_in_region(std::int32_t g, Bytes size) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  if (!group.open) open_region(g);
+  const Offset offset = group.idle.best_fit(size);
+  if (offset == kUnplaced) return kUnplaced;
+  group.idle.subtract({offset, offset + size});
+  ++group.blocks;
+  return offset;
+}
+
+void StaticPool::open_region(std::int32_t g) {
+  Placed& p = region(g);
+  if (p.size == 0) return;
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  p.state = State::kRegular;
+  group.open = true;
+  open_.push_back(g);
+  group.idle.clear();
+  group.idle.insert(range(p));
+  strays_.intersect(range(p), [&](Range stray) { group.idle.remove(stray); });
+  take_idle(range(p));
+}
+
+void StaticPool::close_region(std::int32_t g) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  if (!group.open) return;
+  region(g).state = State::kIdle;
+  group.open = false;
+  group.idle.clear();
+  std::erase(open_, g);
+  idle_known_ = false;
+  if (group.blocks == 0) return;
+  for (auto& [offset, block] : foreign_) {
+    if (block.group != g || block.stray) continue;
+    block.stray = true;
+    add_stray({offset, offset + block.size});
+  }
+  group.blocks = 0;
+}
+
+HoleSet& StaticPool::reuse_of(std::int32_t g) {
+  const auto known = std::ranges::find(reuse_, g, &Reuse::group);
+  if (known != reuse_.end()) return known->space;
+  Reuse& reuse = reuse_[oldest_reuse_];
+  oldest_reuse_ = (oldest_reuse_ + 1) % reuse_.size();
+  reuse.group = g;
+  const RangeSet& reusable = groups_[static_cast<std::size_t>(g)].reusable;
+  reuse.space.assign(reusable);
+  reusable.intersect({0, size_}, [&](Range idle) {
+    strays_.intersect(idle, [&](Range stray) { reuse.space.remove(stray); });
+  });
+  return reuse.space;
+}
+
+Offset StaticPool::place_reused(std::int32_t g, Bytes size) {
+  if (groups_[static_cast<std::size_t>(g)].reusable.empty()) return kUnplaced;
+  const Offset offset = reuse_of(g).best_fit(size);
+  if (offset == kUnplaced) return kUnplaced;
+  add_stray({offset, offset + size});
+  take_idle({offset, offset + size});
+  return offset;
+}
+
+}  // namespace stalloc
