@@ -27,9 +27,11 @@ from paper.recording import Recorded
 from paper.rows import EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
 from stalloc.replaying import Replay, replay_stalloc, replay_torch
 
-PLAN_SECONDS = 0.8
-"""Time limit of the search for a better plan, on a core of its own. Two seconds have to do for
-comparing the iterations, the first plan and validating it, too."""
+PLAN_SECONDS = 1.6
+"""For comparing the iterations and the search for a plan, on a core of its own. Two seconds have to
+do for validating it, too."""
+SEARCH_SECONDS = 0.8
+"""Time limit of that search at least, however long comparing takes."""
 ROUNDS = 3
 """How often each allocator's time is taken, by default."""
 STEP = 64 << 20
@@ -219,15 +221,18 @@ def _plan(trace: stalloc.Trace, *, dynamic: bool = True) -> tuple[stalloc.Plan, 
     The time limit is one of a clock: where the core is shared, it is extended until planning has
     had as much of it as it would have alone.
     """
-    limit = PLAN_SECONDS
     with _one_core():
-        for _ in range(3):
+        cpu = time.process_time()
+        trace.profile()
+        search = max(PLAN_SECONDS - (time.process_time() - cpu), SEARCH_SECONDS)
+        limit = search
+        for _ in range(5):
             clock, cpu = time.perf_counter(), time.process_time()
             plan = trace.plan(time_limit=limit, dynamic=dynamic)
             clock, cpu = time.perf_counter() - clock, time.process_time() - cpu
             if plan.optimal or clock < limit or cpu > 0.9 * clock:
                 break
-            limit = PLAN_SECONDS * clock / cpu
+            limit = search * clock / cpu
         return plan, cpu
 
 
