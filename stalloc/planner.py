@@ -119,7 +119,8 @@ def plan(
         phase_end: The phase each is freed in.
         capacity: The height that must not be exceeded.
         algorithm: The only planner to run, of `algorithms()`; all of them where it is None.
-        time_limit: Seconds after which the best solution found so far is returned.
+        time_limit: Seconds after which the best solution found so far is returned; the first one is
+            finished however long it takes.
         threads: How many to use; as many as the machine has where it is None.
         warm_start: Offsets of an older solution to begin with, -1 where it has none. Where it is
             valid, the result is no higher.

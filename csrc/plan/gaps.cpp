@@ -58,8 +58,10 @@ class Gapped {
     return {timeline_.spans().data() + parts_.first[i], parts_.first[i + 1] - parts_.first[i]};
   }
 
+  bool has_best() const { return best_.layout.offsets.size() == problem_.buffers.size(); }
+
   bool is_done() const {
-    if (best_.layout.offsets.size() != problem_.buffers.size()) return false;
+    if (!has_best()) return false;
     return best_.layout.height <= std::max(best_.bound, budget_.target) || budget_.expired();
   }
 
@@ -77,10 +79,7 @@ class Gapped {
   void improve(std::vector<BufferIndex> order) {
     for (int round = 0; round <= kRepairs; ++round) {
       const Layout layout = place(order);
-      if (best_.layout.offsets.size() != layout.offsets.size() ||
-          layout.height < best_.layout.height) {
-        best_.layout = layout;
-      }
+      if (!has_best() || layout.height < best_.layout.height) best_.layout = layout;
       if (is_done()) return;
       std::ranges::stable_partition(
           order, [&](BufferIndex i) { return layout.offsets[i] + size(i) > best_.bound; });
@@ -113,7 +112,10 @@ class Gapped {
     for (std::size_t k = 0; k < order.size(); ++k) {
       const BufferIndex i = order[k];
       if (problem_.buffers[i].fixed != kUnplaced || !is_active(i)) continue;
-      if (k % kPollEvery == 0 && !expired) expired = budget_.expired();
+      // The first layout is finished however late it is: the rest would be stacked up.
+      if (k % kPollEvery == 0 && !expired) {
+        expired = has_best() ? budget_.expired() : budget_.cancelled();
+      }
       put(i, expired ? layout.height : placement.first_fit(spans(i), size(i)));
     }
     return layout;

@@ -24,10 +24,8 @@ struct Budget {
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(double fraction)> progress = {};  // may be empty; called from any thread
 
-  bool expired() const {
-    return (cancel && cancel->load(std::memory_order_relaxed)) ||
-           std::chrono::steady_clock::now() >= deadline;
-  }
+  bool cancelled() const { return cancel && cancel->load(std::memory_order_relaxed); }
+  bool expired() const { return cancelled() || std::chrono::steady_clock::now() >= deadline; }
 };
 
 class Planner {

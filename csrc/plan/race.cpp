@@ -64,7 +64,7 @@ class Race {
       constexpr int kReportEvery = 10;  // turns of the watch
       std::unique_lock lock(mutex_);
       for (int turn = 1; !idle.wait_for(lock, kWatch, [&] { return working == 0; }); ++turn) {
-        if (budget_.cancel && budget_.cancel->load(std::memory_order_relaxed)) {
+        if (budget_.cancelled()) {
           for (Lane& lane : lanes_) lane.stop = true;
         }
         if (budget_.progress && turn % kReportEvery == 0) {

@@ -146,7 +146,10 @@ class Solver {
     Budget enough = budget;
     enough.target = std::max(budget.target, capacity);
     Winner winner;
-    race(first, threads_, budget, winner);
+    // However late it is: what a deadline cuts short is as high as all the rest stacked up.
+    Budget unhurried = budget;
+    unhurried.deadline = std::chrono::steady_clock::time_point::max();
+    race(first, threads_, unhurried, winner);
     race_while_worthwhile(std::move(quick), buffers, budget, winner);
     Bytes bound = 0;
     const bool is_small = problem.buffers.size() <= kSearchable;

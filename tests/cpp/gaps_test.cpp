@@ -153,6 +153,16 @@ TEST(Gaps, HaveAPlanEvenWithoutTime) {
   }
 }
 
+TEST(Gaps, StackNothingUpForWantOfTime) {
+  const Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
+  Problem problem{.alignment = 1};
+  for (std::int32_t t = 0; t < 1000; ++t) {
+    problem.buffers.push_back({.size = 1, .lower = 3 * t, .upper = 3 * t + 6});
+    problem.gaps.push_back({t, 3 * t + 4, 3 * t + 5});
+  }
+  EXPECT_EQ(solve(problem, {}, none).layout.height, 2);
+}
+
 TEST(Gaps, AreRefusedWhereTheyMakeNoSense) {
   const auto complaint = [](std::vector<Gap> gaps, Streams streams = Streams::kSeparate) {
     const Problem problem{.buffers = {{.size = 8, .lower = 2, .upper = 9}, {.size = 8, .upper = 9}},

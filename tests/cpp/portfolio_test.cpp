@@ -109,6 +109,17 @@ TEST(Portfolio, HasAPlanEvenWithoutTime) {
   }
 }
 
+TEST(Portfolio, StacksNothingUpForWantOfTime) {
+  const Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
+  Problem problem{.alignment = 1};
+  for (Tick t = 0; t < 1000; ++t) {
+    problem.buffers.push_back({.size = 1, .lower = t, .upper = t + 2});
+  }
+  for (const int threads : {1, 3}) {
+    EXPECT_EQ(solve(problem, {.threads = threads}, none).layout.height, 2);
+  }
+}
+
 TEST(Portfolio, TakesSizesUpTo62Bits) {
   const Problem problem{.buffers = {{.size = Bytes{1} << 61, .lower = 0, .upper = 3},
                                     {.size = Bytes{1} << 61, .lower = 3, .upper = 5},
