@@ -76,6 +76,7 @@ __all__ = [
     "unplanned",
 ]
 
+Accepts = Callable[[nn.Module, int], bool]
 OnForward = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 _lock = threading.Lock()
@@ -93,7 +94,8 @@ class TrainingHooks:
         dynamic: Patterns for modules whose requests change in size from iteration to iteration:
             names of classes or of modules, or classes. Without `layers`, only the modules that
             match are reported.
-        accepts: Of a module that is called first, whether it may be the root; None takes any.
+        accepts: Called as `accepts(module, waited)` of a module that is called first: whether it
+            may be the root, for which others have trained `waited` iterations; None takes any.
         on_forward: Called as `on_forward(module, args, kwargs)` before each training forward of
             the root, when an iteration that is over has been ended and the forward phase not yet
             begun. What it raises reaches the caller of the model, and nothing has begun.
@@ -106,7 +108,7 @@ class TrainingHooks:
         *,
         layers: bool = False,
         dynamic: Iterable[Pattern] = (),
-        accepts: Callable[[nn.Module], bool] | None = None,
+        accepts: Accepts | None = None,
         on_forward: OnForward | None = None,
     ) -> None:
         self._sink = sink
@@ -129,6 +131,7 @@ class TrainingHooks:
         self._layers_at_backward = 0
         self._root_trains = False  # was called for training in this iteration
         self._others_train = False  # a backward pass came without
+        self._waited = 0  # iterations in a row that others trained
 
     @property
     def attached(self) -> bool:
@@ -253,9 +256,13 @@ class TrainingHooks:
             self._discover()
 
     def _iteration_over(self) -> None:
-        if self._others_train and not self._root_trains and self._finds_root:
-            self._end_discovery()
-            self._discover()
+        if self._root_trains:
+            self._waited = 0
+        elif self._others_train:
+            self._waited += 1
+            if self._finds_root:
+                self._end_discovery()
+                self._discover()
         self._root_trains = self._others_train = False
 
     def _module_called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -266,7 +273,7 @@ class TrainingHooks:
         if module is self.root:  # which has been idle for a while
             self._end_discovery()
             return
-        if self._accepts is not None and not self._accepts(module):
+        if self._accepts is not None and not self._accepts(module, self._waited):
             return
         self._end_discovery()
         self._unwatch()

@@ -12,8 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
 from stalloc import _adapters, _compat
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
@@ -58,8 +56,6 @@ class Session:
         )
         self._fits = False
         self._part = ""  # what was called for training, and may be a part of the model
-        self._step_hook: RemovableHandle | None = None  # while it is waited for the model
-        self._stepped: set[int] = set()  # ids of optimizers, meanwhile
 
     def __enter__(self) -> Session:
         return self
@@ -97,7 +93,6 @@ class Session:
                 self._adapter.uninstall()
             raise
         if previous is not None:
-            previous._wait_no_longer()
             previous._hooks.detach(silently=previous._adapter.runtime is self._adapter.runtime)
             if previous._adapter.name != self._adapter.name:
                 previous._adapter.runtime.disable()
@@ -119,17 +114,16 @@ class Session:
             take()
 
     def _stop(self) -> None:
-        self._wait_no_longer()
         self._hooks.detach()
         self._adapter.runtime.disable()
         self._adapter.refresh()
         self._adapter.uninstall()
 
-    def _accept(self, module: torch.nn.Module) -> bool:
+    def _accept(self, module: torch.nn.Module, waited: int) -> bool:
         """Whether a module that is called first is the model, or another that it refuses.
 
         What may be a part of the model, called by itself before the whole, is neither: the model is
-        waited for until an optimizer steps for the second time.
+        waited for until two iterations were trained without it.
         """
         if self._fits:
             return True
@@ -137,31 +131,19 @@ class Session:
         if running in self._other_models or not _may_be_part(running, self.plan):
             return True
         self._part = self._part or running
-        if self._step_hook is None:
-            self._step_hook = register_optimizer_step_post_hook(self._stepped_without_model)
-        return False
-
-    def _wait_no_longer(self) -> None:
-        if self._step_hook is not None:
-            self._step_hook.remove()
-            self._step_hook = None
-
-    def _stepped_without_model(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if id(optimizer) not in self._stepped:
-            self._stepped.add(id(optimizer))
-        elif _session is self:
+        if waited >= 2:
             self._give_up(
                 f"it was profiled with the model {self.plan.info['model']}, which was not called "
                 f"for training; {self._part} was. Profile again, or name the model: "
                 "enable(plan, model=...)"
             )
+        return False
 
     def _check_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Refuses, at the first forward of the run, a plan of another model or batch."""
         if self._fits or (self._other_models and model_signature(module) in self._other_models):
             return
         self._fits = True
-        self._wait_no_longer()
         problem = _model_mismatch(self.plan, module) or _input_mismatch(self._inputs, args, kwargs)
         if problem:
             self._give_up(problem)
@@ -199,7 +181,7 @@ def enable(
         strict: Whether a plan that does not fit this run (another model, other input shapes,
             another torch) raises PlanError; else it is refused with a warning and the run goes on
             unplanned. The model and the shapes are known at the first training forward at the
-            latest.
+            latest; where that may be a part of the model's, in the third iteration.
         reuse: Whether requests whose sizes are not known ahead are served inside the pool, from
             their regions and what static requests leave idle. Else all go to the fallback.
         startup: Whether the run begins here, before the model is built, as it did when it was

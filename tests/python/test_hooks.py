@@ -455,13 +455,24 @@ def test_a_root_that_trains_each_time_stays_one_among_others(sink: RecordingSink
 
 def test_only_a_module_that_is_accepted_becomes_the_root(sink: RecordingSink) -> None:
     model = Net()
-    with TrainingHooks(sink, accepts=lambda module: module is model) as training:
+    waits = []
+
+    def accepts(module: nn.Module, waited: int) -> bool:
+        waits.append(waited)
+        return module is model
+
+    with TrainingHooks(sink, accepts=accepts) as training:
         model.inner(X).sum().backward()
         assert training.root is None
         assert sink.take() == "other backward other"
+        training.end_iteration()
+        train_step(model.inner, torch.optim.SGD(model.parameters()))
+        assert waits == [0, 1]
+        sink.take()
         train_step(model, torch.optim.SGD(model.parameters()))
         assert training.root is model
         assert sink.take() == f"forward 0 backward 0 other {STEP}"
+        assert waits == [0, 1, 2]
 
 
 def test_calls_of_other_modules_belong_to_the_phase_that_is_on(sink: RecordingSink) -> None:

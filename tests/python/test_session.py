@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from isolation import isolated
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from trace_documents import TraceWriter, to_trace
 from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens, twins
 
@@ -71,16 +72,52 @@ def test_a_part_that_is_called_by_itself_is_not_taken_for_the_model() -> None:
 
 
 @isolated
-def test_a_part_that_is_trained_alone_is_another_model() -> None:
+@pytest.mark.parametrize("updates", ["optimizer", "own"])
+def test_a_part_that_is_trained_alone_is_another_model(updates: str) -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
     other = Trainer(Model(layers=2))
+
+    def step() -> None:
+        if updates == "optimizer":
+            other.step()
+        else:
+            other.backward(0)
+            stalloc.step()
+
     stalloc.enable(plan)
-    other.step()
+    # Hooks of others come after those that the plan's end removes.
+    steps: list[object] = []
+    register_optimizer_step_post_hook(lambda optimizer, *_: steps.append(optimizer))
+    step()
+    step()
     with pytest.raises(stalloc.PlanError, match=r"not called.*17 tensors.*enable\(plan, model="):
-        other.step()
+        step()
     assert not stalloc.memory_stats()["enabled"]
-    other.step()
+    step()
+    assert len(steps) == (3 if updates == "optimizer" else 0)
+
+
+@isolated
+def test_a_warm_up_does_not_end_the_wait_for_the_model() -> None:
+    def start() -> tuple[Trainer, Trainer]:
+        torch.manual_seed(0)
+        return Trainer(Model(layers=3)), Trainer(Model())
+
+    with stalloc.profile(device="cpu") as prof:
+        for trainer in start():
+            for _ in range(4):
+                trainer.step()
+    warm, trainer = start()
+    with stalloc.enable(prof.plan()) as session:
+        assert isinstance(warm.model, Model)
+        warm.model.blocks[0](torch.ones(2, 32, 64)).sum().backward()
+        for _ in range(4):
+            warm.step()
+        for _ in range(4):
+            trainer.step()
+        assert session.refusal is None
+        assert stalloc.memory_stats()["hits"] > 0
 
 
 @isolated
