@@ -84,7 +84,9 @@ void check_fixed(const Problem& problem) {
 void add_obstacles(Stream& stream, std::vector<std::pair<Offset, Offset>> taken) {
   std::sort(taken.begin(), taken.end());
   Tick end = stream.problem.period;
-  for (const Buffer& b : stream.problem.buffers) end = std::max(end, b.upper);
+  if (end == 0) {
+    for (const Buffer& b : stream.problem.buffers) end = std::max(end, b.upper);
+  }
   Offset reached = 0;
   for (const auto& [from, to] : taken) {
     const Offset begin = std::max(from, reached);
@@ -158,11 +160,13 @@ PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
       result.layout.offsets[stream.buffers[k]] = base + solution.layout.offsets[k];
     }
     result.layout.height = std::max(result.layout.height, base + solution.layout.height);
-    proven = fixed ? std::max(proven, solution.bound) : proven + solution.bound;
+    proven += solution.bound;
     if (!result.algorithm.empty()) result.algorithm += "+";
     result.algorithm += solution.algorithm;
   }
-  result.bound = std::max(result.bound, proven);
+  // Among fixed buffers a stream has to keep off where the ones before it happen to lie: what is
+  // proven of it then is no bound of the whole.
+  if (!fixed || streams.size() == 1) result.bound = std::max(result.bound, proven);
   result.optimal = result.layout.height <= result.bound;
   if (problem.capacity > 0 && result.layout.height > problem.capacity) {
     const std::string capacity = std::to_string(problem.capacity);

@@ -100,6 +100,21 @@ TEST(Portfolio, IsNoHigherThanWhatItStartsFrom) {
   }
 }
 
+TEST(Portfolio, ProvesNothingThatALayoutDisproves) {
+  RandomProblems random(16);
+  for (int k = 0; k < 200; ++k) {
+    Problem problem = random.next(12, k % 2 == 0);
+    for (Buffer& b : problem.buffers) b.stream = static_cast<StreamId>(random.number(0, 2));
+    const PortfolioResult free = solve(problem, {.threads = 1}, {});
+    EXPECT_LE(free.bound, free.layout.height);
+    for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+      if (random.number(0, 2) == 0) problem.buffers[i].fixed = free.layout.offsets[i];
+    }
+    const PortfolioResult fixed = solve(problem, {.threads = 1}, {});
+    EXPECT_LE(fixed.bound, std::min(free.layout.height, fixed.layout.height)) << "problem " << k;
+  }
+}
+
 TEST(Portfolio, HasAPlanEvenWithoutTime) {
   const Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
   RandomProblems random(14);
