@@ -31,7 +31,6 @@ class Profile:
     Made by `profile`; a context manager. Record two complete iterations at least, better three:
     the first warms up (it allocates the optimizer's states), and comparing the others tells what
     repeats from what does not.
-
     """
 
     def __init__(

@@ -164,9 +164,9 @@ class Solver {
       search("exact", minimise_height, problem, steps, enough, winner, bound);
     }
     if (problem.buffers.size() <= kWindowed) {
-      const double steps = kWindowPatience * patience(winner, enough);
-      search("windows", search_windows, problem,
-             static_cast<std::int64_t>(std::min<double>(steps, kMostWindows)), enough, winner,
+      const double most = kMostWindows / static_cast<double>(std::max<std::int64_t>(buffers, 1));
+      const double steps = std::min(kWindowPatience * patience(winner, enough), most);
+      search("windows", search_windows, problem, static_cast<std::int64_t>(steps), enough, winner,
              bound);
     }
     return {std::move(winner.layout), std::move(winner.name), bound};
@@ -229,7 +229,7 @@ class Solver {
   static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
   static constexpr std::size_t kWindowed = 5'000;             // buffers: windows cost more above
   static constexpr double kWindowPatience = 200;              // windows, at no gap
-  static constexpr double kMostWindows = 6'000;               // at any: a second or so
+  static constexpr double kMostWindows = 6'000'000;           // times buffers, at any: a second
   static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
   static constexpr std::size_t kSearchable = 2000;        // buffers: there is no hope above
