@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "base/align.h"
+#include "plan/bins.h"
+#include "plan/contacts.h"
 #include "plan/order.h"
 #include "plan/placement.h"
 #include "plan/repair.h"
@@ -25,12 +27,14 @@ struct Chunk {
   int slot = kNone;
 };
 
-struct Range {
-  Offset begin = 0;
-  Offset end = 0;
+using Range = Bin;
 
-  Bytes size() const { return end - begin; }
-  bool operator==(const Range&) const = default;
+// How a turn goes.
+struct Way {
+  Range hole = {};
+  Range freed = {};  // next to it
+  Range given = {};  // to the turn's slot: what was the hole
+  Range taken = {};  // from it, in exchange, for the next hole; none at the last turn
 };
 
 class Walk {
@@ -39,7 +43,7 @@ class Walk {
       : problem_(problem), timeline_(timeline), offsets_(problem.buffers.size(), kUnplaced) {}
 
   // False where there is no walk, or it does not work out.
-  bool run() {
+  bool find() {
     const std::vector<Bytes> load = timeline_.load(problem_);
     if (load.empty()) return false;
     height_ = *std::ranges::max_element(load);
@@ -50,15 +54,55 @@ class Walk {
     hole_ = found.besides;
     if (turns_.empty() || std::ssize(turns_) >= height_ / cell_) return false;
     find_chunks();
-    if (!assign_slots() || !lay_out_slots()) return false;
-    placement_.emplace(timeline_.moments());
-    if (!place_turns()) return false;
-    std::size_t turn = 0;
-    for (const Chunk& chunk : chunks_) {
-      for (; static_cast<int>(turn) <= chunk.begin; ++turn) exchange(turn);
-      if (!fill(chunk)) return false;
+    return assign_slots();
+  }
+
+  // Either of these, after find(): false where the cells do not suffice.
+  bool go_straight() {
+    ways_.clear();
+    std::vector<std::vector<Range>> slots(room_.size());
+    for (std::size_t t = 0; t < turns_.size(); ++t) {
+      const Offset begin = static_cast<Offset>(t) * cell_;
+      const Range cell{begin + hole_, begin + hole_ + cell_};
+      ways_.push_back({.hole = {begin, begin + hole_},
+                       .freed = cell,
+                       .given = {begin, begin + cell_},
+                       .taken = cell});
+      slots[slot_of_turn_[t]].push_back(cell);
     }
-    return true;
+    std::vector<Bytes> rest = room_;
+    for (const int slot : slot_of_turn_) rest[slot] -= cell_;
+    return place(std::move(slots), rest, ways_.back().freed.end);
+  }
+  bool go_back_and_forth() {
+    if (hole_ != cell_) return false;
+    const Contacts contacts = find_contacts(slot_of_turn_);
+    std::vector<Bytes> rest = room_;
+    for (const int slot : contacts.owners) {
+      if (slot >= 0 && (rest[slot] -= cell_) < 0) return false;
+    }
+    std::vector<std::vector<Range>> slots(room_.size());
+    std::vector<Range> cells;
+    Offset top = 0;
+    auto room = contacts.rooms.begin();
+    for (int k = 0; k <= std::ssize(contacts.owners); ++k) {
+      for (; room != contacts.rooms.end() && room->cell == k; ++room) {
+        if (rest[room->slot] > height_ - top) return false;
+        slots[room->slot].push_back({top, top + rest[room->slot]});
+        top += std::exchange(rest[room->slot], 0);
+      }
+      if (k == std::ssize(contacts.owners)) break;
+      if (cell_ > height_ - top) return false;
+      cells.push_back({top, top + cell_});
+      top += cell_;
+      if (contacts.owners[k] >= 0) slots[contacts.owners[k]].push_back(cells.back());
+    }
+    ways_.clear();
+    for (const Contacts::Step& step : contacts.steps) {
+      if (!ways_.empty()) ways_.back().taken = cells[step.hole];
+      ways_.push_back({cells[step.hole], cells[step.freed], cells[step.hole], {}});
+    }
+    return !ways_.empty() && place(std::move(slots), rest, top);
   }
 
   const std::vector<Offset>& offsets() const { return offsets_; }
@@ -78,21 +122,6 @@ class Walk {
     offsets_[i] = offset;
     placement_->place(span(i), offset, size(i));
     return true;
-  }
-
-  // The cell that turn t frees lies above its hole, and is the one that the next hole is part of.
-  Range cell(std::size_t t) const {
-    const Offset begin = static_cast<Offset>(t) * cell_ + hole_;
-    return {begin, begin + cell_};
-  }
-  Range hole(std::size_t t) const {
-    const Offset begin = static_cast<Offset>(t) * cell_;
-    return {begin, begin + hole_};
-  }
-  // What the slot of turn t has in place of its cell, from then on.
-  Range given(std::size_t t) const {
-    const Offset begin = static_cast<Offset>(t) * cell_;
-    return {begin, begin + cell_};
   }
 
   // The last turn that has begun by then; -1 before the first.
@@ -154,57 +183,70 @@ class Walk {
     return std::ranges::find(slot_of_turn_, kNone) == slot_of_turn_.end();
   }
 
-  // The walk at the bottom, and the slots' own regions above it.
-  bool lay_out_slots() {
-    slots_.resize(room_.size());
-    for (std::size_t t = 0; t < turns_.size(); ++t) {
-      slots_[slot_of_turn_[t]].push_back(cell(t));
-      room_[slot_of_turn_[t]] -= cell_;
+  // The walk at the bottom, and above it what else each slot has room for.
+  bool place(std::vector<std::vector<Range>> slots, const std::vector<Bytes>& rest, Offset top) {
+    for (std::size_t s = 0; s < slots.size(); ++s) {
+      if (rest[s] < 0 || rest[s] > height_ - top) return false;
+      slots[s].push_back({top, top + rest[s]});
+      top += rest[s];
     }
-    Offset top = cell(turns_.size() - 1).end;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      if (room_[s] < 0 || room_[s] > height_ - top) return false;
-      slots_[s].push_back({top, top + room_[s]});
-      top += room_[s];
+    slots_ = std::move(slots);
+    std::ranges::fill(offsets_, kUnplaced);
+    placement_.emplace(timeline_.moments());
+    if (!place_turns()) return false;
+    std::size_t turn = 0;
+    for (const Chunk& chunk : chunks_) {
+      for (; static_cast<int>(turn) <= chunk.begin; ++turn) exchange(turn);
+      if (!fill(chunk)) return false;
     }
     return true;
   }
 
   bool place_turns() {
     for (std::size_t t = 0; t < turns_.size(); ++t) {
-      Offset offset = cell(t).begin;
+      Offset offset = ways_[t].freed.begin;
       for (const BufferIndex i : turns_[t].freed) {
         if (!put(i, std::exchange(offset, offset + size(i)))) return false;
       }
-      if (!put(turns_[t].needed, hole(t).begin)) return false;
+      if (!put(turns_[t].needed, std::min(ways_[t].hole.begin, ways_[t].freed.begin))) return false;
     }
     return true;
   }
 
   void exchange(std::size_t t) {
     std::vector<Range>& slot = slots_[slot_of_turn_[t]];
-    std::ranges::replace(slot, cell(t), given(t));
+    std::erase(slot, ways_[t].taken);
+    slot.push_back(ways_[t].given);
   }
 
-  // Largest first, each in the smallest range of its slot that still holds it.
+  static std::vector<Range> merged(std::vector<Range> ranges) {
+    std::ranges::sort(ranges, {}, &Range::begin);
+    std::vector<Range> result;
+    for (const Range& range : ranges) {
+      if (!result.empty() && result.back().end == range.begin) {
+        result.back().end = range.end;
+      } else {
+        result.push_back(range);
+      }
+    }
+    return result;
+  }
+
   bool fill(const Chunk& chunk) {
     std::vector<Range> free = slots_[chunk.slot];
     std::vector<BufferIndex> buffers;
+    std::vector<Bytes> sizes;
     for (const BufferIndex i : chunk.buffers) {
-      if (offsets_[i] == kUnplaced) buffers.push_back(i);
+      if (offsets_[i] != kUnplaced) continue;
+      buffers.push_back(i);
+      sizes.push_back(size(i));
     }
     const bool has_turn = buffers.size() < chunk.buffers.size();
-    if (has_turn && std::erase(free, cell(static_cast<std::size_t>(chunk.end))) == 0) return false;
-    std::ranges::stable_sort(buffers, std::greater{}, [&](BufferIndex i) { return size(i); });
-    for (const BufferIndex i : buffers) {
-      Range* best = nullptr;
-      for (Range& range : free) {
-        if (range.size() >= size(i) && (!best || range.size() < best->size())) best = &range;
-      }
-      if (!best) return false;
-      const Offset offset = std::exchange(best->begin, best->begin + size(i));
-      put(i, offset);  // unless something of the chunk before it goes later than the rest
-    }
+    if (has_turn && std::erase(free, ways_[chunk.end].freed) == 0) return false;
+    const auto offsets = fill_bins(sizes, merged(std::move(free)));
+    if (!offsets) return false;
+    // Unless something of the chunk before it goes later than the rest.
+    for (std::size_t k = 0; k < buffers.size(); ++k) put(buffers[k], (*offsets)[k]);
     return true;
   }
 
@@ -220,6 +262,7 @@ class Walk {
   std::vector<Chunk> chunks_;      // by begin, then by end
   std::vector<Bytes> room_;        // of each slot
   std::vector<int> slot_of_turn_;  // where the chunk lies that it frees
+  std::vector<Way> ways_;          // of the turns
   std::vector<std::vector<Range>> slots_;
 };
 
@@ -230,7 +273,7 @@ std::optional<Layout> plan_walk(const Problem& problem, const Timeline& timeline
   const auto is_fixed = [](const Buffer& b) { return b.fixed != kUnplaced; };
   if (std::ranges::any_of(problem.buffers, is_fixed)) return std::nullopt;
   Walk walk(problem, timeline);
-  if (!walk.run()) return std::nullopt;
+  if (!walk.find() || !(walk.go_straight() || walk.go_back_and_forth())) return std::nullopt;
   Problem rest = problem;
   for (std::size_t i = 0; i < rest.buffers.size(); ++i) rest.buffers[i].fixed = walk.offsets()[i];
   std::optional<Layout> best;

@@ -13,10 +13,13 @@
 // it: some of the walk's cells, and a region of its own. A turn takes one cell from its slot, for
 // the next hole, and gives it the last hole in exchange: a slot always has as much room as before.
 // Where chunks are freed in the order in which they were saved, the chain (chain.h) does the same
-// for ever; a walk ends when the cells do. So there is none for very long traces: each slot is
-// visited only as often as it has buffers that lie in cells.
+// for ever. Elsewhere, a straight walk ends when the cells do: it visits a slot only as often as
+// that has buffers that lie in cells. If cells and hole are of one size, cells can be walked again
+// (contacts.h), which takes two thirds as many; what is saved after a turn is then fitted into what
+// its slot consists of at that time (bins.h). So there is none for very long traces.
 //
-// No search. Costs one pass over the buffers, and a first fit for what is in no chunk.
+// Costs one pass over the buffers, a bounded number of steps a turn, and a first fit for what is in
+// no chunk.
 #pragma once
 
 #include <atomic>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -97,6 +98,15 @@ TEST(Walk, MeetsTheBoundOfAVirtualPipelineWhereNothingElseDoes) {
   const PortfolioResult result = solve(problem, {.threads = 1}, {});
   EXPECT_EQ(result.algorithm, "walk");
   EXPECT_TRUE(result.optimal);
+}
+
+TEST(Walk, ComesBackWhenTheCellsAreFewerThanTheTurns) {
+  const Problem problem = Interleaved(7).problem(16);  // 98 turns, some seven a slot
+  const Bytes bound = load_bound(problem);
+  const std::optional<Layout> layout = plan_walk(problem, Timeline(problem), {.target = bound});
+  ASSERT_TRUE(layout);
+  EXPECT_NO_THROW(validate(problem, *layout));
+  EXPECT_EQ(layout->height, bound);
 }
 
 TEST(Walk, EndsWhenTheCellsDo) {
