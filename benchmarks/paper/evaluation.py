@@ -27,7 +27,7 @@ from paper.recording import Recorded
 from paper.rows import EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
 from stalloc.replaying import Replay, replay_stalloc, replay_torch
 
-PLAN_SECONDS = 1.4
+PLAN_SECONDS = 1.2
 """For comparing the iterations and the search for a plan, on a core of its own. Two seconds have to
 do for validating it, too."""
 SEARCH_SECONDS = 0.8

@@ -229,7 +229,7 @@ class Solver {
   static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
   static constexpr std::size_t kWindowed = 5'000;             // buffers: windows cost more above
   static constexpr double kWindowPatience = 200;              // windows, at no gap
-  static constexpr double kMostWindows = 6'000'000;           // times buffers, at any: a second
+  static constexpr double kMostWindows = 6'000'000;           // times buffers, at any: 1 to 3 s
   static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
   static constexpr std::size_t kSearchable = 2000;        // buffers: there is no hope above
