@@ -11,17 +11,10 @@
 #include <vector>
 
 #include "base/chunked_list.h"
+#include "base/range.h"
 #include "base/types.h"
 
 namespace stalloc {
-
-struct Range {
-  Offset begin = 0;
-  Offset end = 0;
-
-  Bytes size() const { return end - begin; }
-  bool operator==(const Range&) const = default;
-};
 
 // Ranges in order of their size, those of one size in order of their address.
 class SizeOrder {

@@ -9,21 +9,13 @@
 #include <optional>
 #include <vector>
 
-#include "base/types.h"
+#include "base/range.h"
 
 namespace stalloc {
-
-struct Bin {
-  Offset begin = 0;
-  Offset end = 0;
-
-  Bytes size() const { return end - begin; }
-  bool operator==(const Bin&) const = default;
-};
 
 // The offset of each size, all of them above 0, in one of the ranges, which do not overlap. Nothing
 // when they do not fit, or if that is not found out in time.
 std::optional<std::vector<Offset>> fill_bins(const std::vector<Bytes>& sizes,
-                                             std::vector<Bin> bins);
+                                             std::vector<Range> bins);
 
 }  // namespace stalloc

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/align.h"
+#include "base/range_set.h"
 #include "plan/bins.h"
 #include "plan/contacts.h"
 #include "plan/order.h"
@@ -26,8 +27,6 @@ struct Chunk {
   Bytes bytes = 0;
   int slot = kNone;
 };
-
-using Range = Bin;
 
 // How a turn goes.
 struct Way {
@@ -74,6 +73,7 @@ class Walk {
     for (const int slot : slot_of_turn_) rest[slot] -= cell_;
     return place(std::move(slots), rest, ways_.back().freed.end);
   }
+
   bool go_back_and_forth() {
     if (hole_ != cell_) return false;
     const Contacts contacts = find_contacts(slot_of_turn_);
@@ -219,19 +219,6 @@ class Walk {
     slot.push_back(ways_[t].given);
   }
 
-  static std::vector<Range> merged(std::vector<Range> ranges) {
-    std::ranges::sort(ranges, {}, &Range::begin);
-    std::vector<Range> result;
-    for (const Range& range : ranges) {
-      if (!result.empty() && result.back().end == range.begin) {
-        result.back().end = range.end;
-      } else {
-        result.push_back(range);
-      }
-    }
-    return result;
-  }
-
   bool fill(const Chunk& chunk) {
     std::vector<Range> free = slots_[chunk.slot];
     std::vector<BufferIndex> buffers;
@@ -243,7 +230,11 @@ class Walk {
     }
     const bool has_turn = buffers.size() < chunk.buffers.size();
     if (has_turn && std::erase(free, ways_[chunk.end].freed) == 0) return false;
-    const auto offsets = fill_bins(sizes, merged(std::move(free)));
+    RangeSet merged;
+    for (const Range& r : free) {
+      if (r.size() > 0) merged.insert_merged(r);
+    }
+    const auto offsets = fill_bins(sizes, merged.ranges());
     if (!offsets) return false;
     // Unless something of the chunk before it goes later than the rest.
     for (std::size_t k = 0; k < buffers.size(); ++k) put(buffers[k], (*offsets)[k]);

@@ -1,13 +1,15 @@
 // Many microbatches in flight, and a hole that walks along what they free.
 //
-//   offset ^                                In a pipeline's steady state each backward pass begins
-//          |            [  needed 2   ]     by freeing a buffer, and at once needs that and all
-//          that |            | f2          |     is idle in one piece: the freed one has to touch
-//          the |  [ needed 1 ]  f3 saved  |     hole. Which passes follow each other is known, so
-//          the |  | f1       | hole  2    |     buffers that they free first are laid out side by
-//          side |  | hole  1  | saved again      in just that order, whenever they are saved; and
-//          what
-//          +--------------------------> tick  one turn has freed is the next one's hole.
+//   offset ^
+//          | f2                          | needed 2
+//          | f1      | needed 1 | hole 2 | needed 2
+//          | hole 1  | needed 1 | saved again
+//          +------ turn 1 ----------- turn 2 ------> tick
+//
+// In a pipeline's steady state each backward pass begins by freeing a buffer (f1, f2), and at once
+// needs that and all that is idle in one piece: the freed one has to touch the hole. Which passes
+// follow each other is known, so the buffers that they free first are laid out side by side in just
+// that order, whenever they are saved; and what one turn has freed is the next one's hole.
 //
 // All that a pass saves is a chunk, and a chunk lies in the slot of the one whose end made room for
 // it: some of the walk's cells, and a region of its own. A turn takes one cell from its slot, for

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/align.h"
+#include "base/range.h"
 #include "plan/greedy.h"
 #include "plan/order.h"
 #include "plan/timeline.h"
@@ -27,11 +28,6 @@ struct Item {
   Bytes size = 0;
   BufferIndex buffer = kNone;
   bool is_fixed = false;
-};
-
-struct Range {
-  Offset begin = 0;
-  Offset end = 0;
 };
 
 using Window = std::vector<int>;  // indices of items

@@ -1,14 +1,20 @@
 // Large-neighbourhood search: what stands too high is made room for, in one small window after
 // another.
 //
-//   offset ^        +----+                  A window is a band of addresses through the lifetime of
-//   ceiling| - - - -| a  |- - - - -         a buffer that ends above the ceiling, all that lies in
-//          |  +---+ +----+  +----+          it, and some of what lies about those. It is emptied,
-//          |  | c | - - - - | d  |          and filled again several times by first or best fit, in
-//          |  |   +---------+    | window   orders that chance has a say in; all else stays where
-//          it |  +---|    b    |----+          is. The best of these stands where it does not make
-//          the |    - +---------+ - -           whole worse, or hardly. Once nothing is above the
-//          +-------------------------> tick ceiling, that comes down.
+//   offset ^       +---+
+//  ceiling | - - - | a | - - - -
+//          | +---+ +---+ +---+
+//          | | c |       | d |
+//          | | +-----------+ |
+//          | +-|     b     |-+
+//          |   +-----------+
+//          +----------------------> tick
+//
+// A window is a band of addresses through the lifetime of a buffer that ends above the ceiling (a),
+// all that lies in it, and some of what lies about those. It is emptied, and filled again several
+// times by first or best fit, in orders that chance has a say in; all else stays where it is. The
+// best of these stands where it does not make the whole worse, or hardly. Once nothing is above the
+// ceiling, that comes down.
 //
 // Chance comes from a seed, and the search ends by steps: the same on every machine. A step costs a
 // few passes over the buffers, and the window's size squared.

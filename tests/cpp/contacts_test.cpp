@@ -80,17 +80,17 @@ TEST(Bins, AreFilledToTheLastByte) {
   // Best fit puts both of 144 into what is 480 long, and has no place for the last of 112.
   std::vector<Bytes> sizes(12, 112);
   sizes.insert(sizes.end(), {144, 144, 16, 16, 592, 1184, 1184});
-  const std::vector<Bin> bins = {{0, 592}, {1000, 1592}, {2000, 2592}, {3000, 5848}};
+  const std::vector<Range> bins = {{0, 592}, {1000, 1592}, {2000, 2592}, {3000, 5848}};
   const auto offsets = fill_bins(sizes, bins);
   ASSERT_TRUE(offsets);
-  std::vector<Bin> placed;
+  std::vector<Range> placed;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     placed.push_back({(*offsets)[i], (*offsets)[i] + sizes[i]});
-    EXPECT_TRUE(std::ranges::any_of(bins, [&](const Bin& bin) {
+    EXPECT_TRUE(std::ranges::any_of(bins, [&](const Range& bin) {
       return bin.begin <= placed.back().begin && placed.back().end <= bin.end;
     })) << i;
   }
-  std::ranges::sort(placed, {}, &Bin::begin);
+  std::ranges::sort(placed, {}, &Range::begin);
   for (std::size_t i = 1; i < placed.size(); ++i) EXPECT_LE(placed[i - 1].end, placed[i].begin);
 }
 

@@ -1,0 +1,16 @@
+// A range of addresses.
+#pragma once
+
+#include "base/types.h"
+
+namespace stalloc {
+
+struct Range {
+  Offset begin = 0;
+  Offset end = 0;
+
+  Bytes size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+}  // namespace stalloc
