@@ -10,6 +10,7 @@ from functools import cached_property
 
 from stalloc import _core
 from stalloc.document import Document
+from stalloc.planner import Streams
 from stalloc.tables import Decisions, Groups, Opening, Phases, Reusable
 
 DEFAULT_ALIGNMENT = 512
@@ -75,6 +76,14 @@ class Plan(Document[_core.Plan]):
     def load_bytes(self) -> int:
         """The most bytes alive at once in the profiled iteration, all requests, as asked."""
         return self._core.load
+
+    @property
+    def streams(self) -> Streams:
+        """Whether addresses go from one stream's requests to another's.
+
+        Where they do, "ordered", the later stream waits on the device for the earlier one.
+        """
+        return "ordered" if self._core.ordered else "separate"
 
     @property
     def alignment(self) -> int:
@@ -163,6 +172,7 @@ class Plan(Document[_core.Plan]):
             "bound": self.bound,
             "gap": self.gap,
             "optimal": self.optimal,
+            "ordered": self.streams == "ordered",
             "load": self.load_bytes,
             "algorithm": self.algorithm,
             "alignment": self.alignment,

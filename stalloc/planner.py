@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,17 @@ Int64Array = npt.NDArray[np.int64]
 
 Streams = Literal["separate", "ordered"]
 """Whether buffers of different streams may use the same addresses one after another."""
+
+
+def is_ordered(streams: Streams) -> bool:
+    """Whether it is "ordered".
+
+    Raises:
+        PlanError: It is not "separate" either.
+    """
+    if streams not in get_args(Streams):
+        raise PlanError(f'streams are "separate" or "ordered", not {streams!r}')
+    return streams == "ordered"
 
 
 @dataclass(frozen=True)
@@ -264,9 +275,6 @@ def _problem(
     streams: Streams = "separate",
     gaps: npt.ArrayLike | None = None,
 ) -> _core.Problem:
-    if streams not in ("separate", "ordered"):
-        raise PlanError(f'streams are "separate" or "ordered", not {streams!r}')
-
     def optional(values: npt.ArrayLike | None, name: str) -> Int64Array | None:
         return None if values is None else _numbers(values, name)
 
@@ -282,7 +290,7 @@ def _problem(
             fixed=optional(fixed, "fixed"),
             phase_begin=optional(phase_begin, "phase_begin"),
             phase_end=optional(phase_end, "phase_end"),
-            ordered=streams == "ordered",
+            ordered=is_ordered(streams),
             gaps=None if gaps is None or np.size(gaps) == 0 else _numbers(gaps, "gaps"),
         )
     except TypeError:

@@ -20,6 +20,7 @@ from stalloc.trace import Trace
 
 if TYPE_CHECKING:
     from stalloc.planfile import Plan
+    from stalloc.planner import Streams
 
 # The profile that is being recorded, of which there is one at a time.
 _active: Profile | None = None
@@ -147,6 +148,7 @@ class Profile:
         time_limit: float = 10.0,
         regions: bool = True,
         dynamic: bool = True,
+        streams: Streams = "separate",
     ) -> Plan:
         """Plans the address of every request that repeats.
 
@@ -156,9 +158,12 @@ class Profile:
             time_limit: Seconds to look for a better plan than the first one.
             regions: Whether dynamic requests get regions of their own in the pool.
             dynamic: Whether dynamic requests are served in the pool at all.
+            streams: Whether streams may use the same addresses one after another, "ordered", or
+                are kept "separate"; see `Trace.plan`.
 
         Raises:
             TraceError: If no complete iteration was recorded.
+            PlanError: There is no such planner, or the options make no sense.
         """
         return self.trace.plan(
             algorithm=algorithm,
@@ -166,6 +171,7 @@ class Profile:
             time_limit=time_limit,
             regions=regions,
             dynamic=dynamic,
+            streams=streams,
         )
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:

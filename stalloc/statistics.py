@@ -29,6 +29,7 @@ class MemoryStats(TypedDict):
     dynamic_reused_requests: int  # served from what the static requests leave idle
     dynamic_fallback_requests: int  # served by the fallback
     idle_requests: int  # served from idle pool space outside planned phases
+    stream_waits: int  # of one stream for another, on the device, which an ordered plan asks for
     fallback_requests: int  # served by the fallback
     allocated: int  # live bytes now
     peak_allocated: int  # the load, M_a
@@ -162,6 +163,7 @@ def memory_summary(device: torch.device | str | None = None) -> str:
             share(s["dynamic_fallback_requests"], dynamic),
         ),
         row("others in idle pool space", f"{s['idle_requests']:,}"),
+        row("waits between streams", f"{s['stream_waits']:,}"),
         row("by the fallback, in all", f"{s['fallback_requests']:,}"),
         row("iterations", f"{s['iterations']:,}"),
         rule,

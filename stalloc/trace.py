@@ -10,6 +10,7 @@ import numpy as np
 from stalloc import _core
 from stalloc.document import Document
 from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT, Plan
+from stalloc.planner import Streams, is_ordered
 from stalloc.progress import Progress, shown
 from stalloc.tables import (
     LIFETIME_CLASSES,
@@ -168,6 +169,7 @@ class Trace(Document[_core.Trace]):
         *,
         regions: bool = True,
         dynamic: bool = True,
+        streams: Streams = "separate",
     ) -> Plan:
         """Gives every static request of an iteration an address, and dynamic ones their space.
 
@@ -183,14 +185,20 @@ class Trace(Document[_core.Trace]):
             regions: Whether to keep regions for the dynamic requests that are expected, besides
                 what the static ones leave idle.
             dynamic: Whether to plan for dynamic requests at all.
+            streams: "separate", or "ordered": addresses may go from one stream's requests to
+                another's. The pool is smaller then, and the later stream waits on the device for
+                what the earlier one was given before the free, whether it had waited anyway or not.
 
         Raises:
             TraceError: The trace is inconsistent, or holds no complete iteration.
             PlanError: There is no such planner, or the options make no sense.
         """
+        ordered = is_ordered(streams)
         with shown(progress) as report:
             return Plan(
-                self._core.plan(algorithm or "", alignment, time_limit, regions, dynamic, report)
+                self._core.plan(
+                    algorithm or "", alignment, time_limit, regions, dynamic, ordered, report
+                )
             )
 
     def __repr__(self) -> str:

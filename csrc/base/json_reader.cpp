@@ -65,7 +65,8 @@ void JsonReader::object(simdjson::ondemand::object object, const std::vector<Fie
     path_ = parent;
   }
   for (std::size_t i = 0; i < fields.size(); ++i) {
-    if (!seen[i]) fail("the key '" + std::string(fields[i].key) + "' is missing");
+    if (!seen[i] && !fields[i].optional)
+      fail("the key '" + std::string(fields[i].key) + "' is missing");
   }
 }
 

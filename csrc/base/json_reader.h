@@ -27,6 +27,7 @@ class JsonReader {
   struct Field {
     std::string_view key;
     std::function<void(Value)> read;
+    bool optional = false;
   };
 
   template <typename Row>
@@ -40,7 +41,7 @@ class JsonReader {
       : text_(text), source_(source), raise_(raise) {}
 
   // Reads the whole text, which says itself that it is of `format`, and of a version up to
-  // `version`. Its other keys are exactly `fields`, in any order.
+  // `version`. Its other keys are `fields`, in any order; those that are not optional all there.
   void document(std::string_view format, std::int64_t version, std::initializer_list<Field> fields);
 
   // Each converts one value, or fails.

@@ -98,6 +98,8 @@ void bind_plan(py::module_& m) {
       .def_readonly("alignment", &Plan::alignment)
       .def_readonly("period", &Plan::period)
       .def_property_readonly("gap", &Plan::gap)
+      .def_property_readonly("ordered",
+                             [](const Plan& plan) { return plan.streams == Streams::kOrdered; })
       .def("phases",
            [](const py::object& self) {
              return phase_columns(self, self.cast<const Plan&>().phases);

@@ -27,6 +27,7 @@ py::dict to_dict(const Statistics& s) {
   d["dynamic_reused_requests"] = s.dynamic_reused_requests;
   d["dynamic_fallback_requests"] = s.dynamic_fallback_requests;
   d["idle_requests"] = s.idle_requests;
+  d["stream_waits"] = s.stream_waits;
   d["fallback_requests"] = s.fallback_requests;
   d["allocated"] = s.allocated.current;
   d["peak_allocated"] = s.allocated.peak;

@@ -127,8 +127,9 @@ py::dict places_of(const IterationProfile& profile) {
 }
 
 Plan plan_of(const Trace& trace, const std::string& algorithm, Bytes alignment, double time_limit,
-             bool regions, bool dynamic, const py::object& progress) {
-  const PlanOptions options{algorithm, alignment, time_limit, regions, dynamic};
+             bool regions, bool dynamic, bool ordered, const py::object& progress) {
+  const PlanOptions options{algorithm, alignment, time_limit,
+                            regions,   dynamic,   ordered ? Streams::kOrdered : Streams::kSeparate};
   return run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& report) {
     Plan plan = make_plan(profile_iteration(trace), options, cancel, report);
     plan.info = trace.info;
@@ -188,7 +189,7 @@ void bind_trace(py::module_& m) {
           [](const Trace& t) { return std::make_shared<IterationProfile>(profile_iteration(t)); },
           ReleaseGil())
       .def("plan", &plan_of, py::arg("algorithm"), py::arg("alignment"), py::arg("time_limit"),
-           py::arg("regions"), py::arg("dynamic"), py::arg("progress"));
+           py::arg("regions"), py::arg("dynamic"), py::arg("ordered"), py::arg("progress"));
 }
 
 }  // namespace stalloc

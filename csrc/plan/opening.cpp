@@ -156,28 +156,37 @@ void add_buffers(Problem& problem, Layout& layout, const Plan& plan) {
   }
 }
 
-// That no address of the opening's is one of another stream's decisions or groups.
-void check_streams(const Plan& plan) {
+// That no address that the opening has of `stream` is ever one of another stream's.
+void check_stream(const Plan& plan, StreamId stream) {
   Problem problem;
   problem.alignment = plan.alignment;
   Layout layout;
   layout.height = plan.pool + plan.resident;
   add_buffers(problem, layout, plan);
-  for (const Decision& d : plan.decisions) {
-    problem.buffers.push_back({.size = d.size, .stream = d.stream});
+  const auto add = [&](const auto& d) {
+    const bool is_other = d.stream != stream;  // its own have been checked
+    problem.buffers.push_back({.size = is_other ? d.size : 0, .stream = d.stream});
     layout.offsets.push_back(d.offset);
-  }
-  for (const DynamicGroup& g : plan.groups) {
-    problem.buffers.push_back({.size = g.size, .stream = g.stream});
-    layout.offsets.push_back(g.offset);
-  }
-  // One after another: of the same stream, none meets any.
+  };
+  std::ranges::for_each(plan.decisions, add);
+  std::ranges::for_each(plan.groups, add);
+  // One after another, and the others as one: of the same stream, none meets any.
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    problem.buffers[i].lower = static_cast<Tick>(i);
-    problem.buffers[i].upper = static_cast<Tick>(i) + 1;
+    Buffer& b = problem.buffers[i];
+    b.stream = b.stream == stream ? 0 : 1;
+    b.lower = static_cast<Tick>(i);
+    b.upper = static_cast<Tick>(i) + 1;
   }
   problem.check();
   validate(problem, layout);
+}
+
+void check_streams(const Plan& plan) {
+  std::set<StreamId> streams;
+  for (const OpeningRequest& r : plan.opening) {
+    if (r.offset != kUnplaced) streams.insert(r.stream);
+  }
+  for (const StreamId stream : streams) check_stream(plan, stream);
 }
 
 }  // namespace

@@ -53,40 +53,6 @@ std::pair<std::vector<ProfiledPhase>, std::vector<PhaseIndex>> planned_phases(
   return {std::move(phases), std::move(index)};
 }
 
-// What the plan's decisions answer, and after them its groups' regions.
-Problem problem_of(const Plan& plan) {
-  Problem problem;
-  problem.period = plan.period;
-  problem.alignment = plan.alignment;
-  problem.buffers.reserve(plan.decisions.size() + plan.groups.size());
-  for (const Decision& d : plan.decisions) {
-    problem.buffers.push_back({.size = d.size,
-                               .lower = d.lower,
-                               .upper = d.upper,
-                               .stream = d.stream,
-                               .phase_begin = d.phase,
-                               .phase_end = d.phase_end});
-  }
-  for (const DynamicGroup& g : plan.groups) {
-    problem.buffers.push_back({.size = g.size,
-                               .lower = g.lower,
-                               .upper = g.upper,
-                               .stream = g.stream,
-                               .phase_begin = g.phase,
-                               .phase_end = g.phase_end});
-  }
-  return problem;
-}
-
-Layout layout_of(const Plan& plan) {
-  Layout layout;
-  layout.height = plan.pool;
-  layout.offsets.reserve(plan.decisions.size() + plan.groups.size());
-  for (const Decision& d : plan.decisions) layout.offsets.push_back(d.offset);
-  for (const DynamicGroup& g : plan.groups) layout.offsets.push_back(g.offset);
-  return layout;
-}
-
 void check_phases(const Plan& plan) {
   std::set<PhaseKey> seen;
   for (std::size_t i = 0; i < plan.phases.size(); ++i) {
@@ -319,6 +285,40 @@ void add_reusable(Plan& plan, const Problem& problem, const Layout& layout) {
 
 }  // namespace
 
+Problem problem_of(const Plan& plan) {
+  Problem problem;
+  problem.period = plan.period;
+  problem.alignment = plan.alignment;
+  problem.streams = plan.streams;
+  problem.buffers.reserve(plan.decisions.size() + plan.groups.size());
+  for (const Decision& d : plan.decisions) {
+    problem.buffers.push_back({.size = d.size,
+                               .lower = d.lower,
+                               .upper = d.upper,
+                               .stream = d.stream,
+                               .phase_begin = d.phase,
+                               .phase_end = d.phase_end});
+  }
+  for (const DynamicGroup& g : plan.groups) {
+    problem.buffers.push_back({.size = g.size,
+                               .lower = g.lower,
+                               .upper = g.upper,
+                               .stream = g.stream,
+                               .phase_begin = g.phase,
+                               .phase_end = g.phase_end});
+  }
+  return problem;
+}
+
+Layout layout_of(const Plan& plan) {
+  Layout layout;
+  layout.height = plan.pool;
+  layout.offsets.reserve(plan.decisions.size() + plan.groups.size());
+  for (const Decision& d : plan.decisions) layout.offsets.push_back(d.offset);
+  for (const DynamicGroup& g : plan.groups) layout.offsets.push_back(g.offset);
+  return layout;
+}
+
 void Plan::check() const {
   if (alignment <= 0) throw PlanError("alignment: " + std::to_string(alignment) + " bytes");
   if (period < 0) throw PlanError("period: " + std::to_string(period) + " ticks");
@@ -369,6 +369,7 @@ Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
   const Budget budget = budget_of(options, cancel, progress);
   Plan plan;
   plan.alignment = options.alignment;
+  plan.streams = options.streams;
   plan.load = profile.load;
   plan.period = profile.period;
   std::vector<PhaseIndex> phase_of;

@@ -105,6 +105,10 @@ struct Plan {
   Bytes load = 0;  // M_a of the profiled iteration, all requests, as asked
   Bytes alignment = kDefaultAlignment;
   Tick period = 0;
+  // kOrdered: addresses go from one stream's decisions and regions to another's, and the runtime
+  // lets the later stream wait; see waits.h. What is dynamic beyond its region, and the opening,
+  // keep to addresses that no other stream ever has.
+  Streams streams = Streams::kSeparate;
   std::vector<ProfiledPhase> phases;  // the planned ones, in order of their beginning
   std::vector<Decision> decisions;    // by phase, then by lower
   std::vector<DynamicGroup> groups;   // by phase, after and stream, what fits no context first
@@ -128,6 +132,11 @@ struct Plan {
   void check() const;
 };
 
+// What a plan answers: its decisions as buffers, and after them its groups' regions; and the
+// answer.
+Problem problem_of(const Plan& plan);
+Layout layout_of(const Plan& plan);
+
 // The contexts of all groups as one table, by group.
 struct ContextRow {
   std::int32_t group = kNone;  // index into Plan::groups
@@ -150,6 +159,7 @@ struct PlanOptions {
   double time_limit = 10.0;  // seconds
   bool regions = true;       // off: groups have only what the static requests leave idle
   bool dynamic = true;       // off: no groups
+  Streams streams = Streams::kSeparate;
 };
 
 // Plans one profiled iteration. The result has been validated; its `info` and `fingerprint` are the

@@ -12,6 +12,7 @@ using Value = JsonReader::Value;
 
 constexpr std::string_view kFormat = "stalloc-plan";
 constexpr std::int64_t kVersion = 1;
+constexpr std::string_view kOrdered = "ordered";
 
 void raise(const std::string& message) { throw PlanError(message); }
 
@@ -195,6 +196,8 @@ std::string to_json(const Plan& plan) {
   out.entry("load", plan.load);
   out.entry("alignment", plan.alignment);
   out.entry("period", plan.period);
+  // Left out where it would say nothing: older readers know no such key.
+  if (plan.streams == Streams::kOrdered) out.entry("streams", kOrdered);
   out.entry("headroom", plan.headroom);
   out.entry("headroom_cost", plan.headroom_cost);
   out.entry("headroom_saves", plan.headroom_saves);
@@ -253,6 +256,12 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"load", number(plan.load)},
           {"alignment", number(plan.alignment)},
           {"period", number(plan.period)},
+          {"streams",
+           [&](Value v) {
+             if (in.text(v) != kOrdered) in.fail("expected \"ordered\", or no such key");
+             plan.streams = Streams::kOrdered;
+           },
+           /*optional=*/true},
           {"headroom", [&](Value v) { plan.headroom = in.integer<std::int32_t>(v); }},
           {"headroom_cost", number(plan.headroom_cost)},
           {"headroom_saves", number(plan.headroom_saves)},

@@ -20,6 +20,20 @@ struct Lane {
   std::atomic<bool> stop = false;
 };
 
+// Those of an abandoned race end soon.
+class StopOnExit {
+ public:
+  explicit StopOnExit(std::vector<Lane>& lanes) : lanes_(lanes) {}
+  StopOnExit(const StopOnExit&) = delete;
+  StopOnExit& operator=(const StopOnExit&) = delete;
+  ~StopOnExit() {
+    for (Lane& lane : lanes_) lane.stop = true;
+  }
+
+ private:
+  std::vector<Lane>& lanes_;
+};
+
 class Race {
  public:
   Race(const std::vector<Attempt>& attempts, const Budget& budget, Winner& winner)
@@ -48,9 +62,10 @@ class Race {
   }
 
   void run_on(int threads) {
-    std::vector<std::thread> workers;
     int working = threads;
     std::condition_variable idle;
+    std::vector<std::jthread> workers;  // joined also when not all of them can be started
+    const StopOnExit stop(lanes_);
     for (int t = 0; t < threads; ++t) {
       workers.emplace_back([&] {
         work(/*alone=*/false);
@@ -74,7 +89,6 @@ class Race {
         }
       }
     }
-    for (std::thread& worker : workers) worker.join();
   }
 
   // By attempts or by time, whichever is further.

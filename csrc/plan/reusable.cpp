@@ -14,6 +14,7 @@
 #include <set>
 
 #include "base/align.h"
+#include "base/range_set.h"
 
 namespace stalloc {
 namespace {
@@ -126,13 +127,19 @@ std::vector<std::vector<AddressRange>> reusable_space(const Problem& problem, co
   for (const Window& w : windows) streams.insert(w.stream);
   for (const StreamId stream : streams) {
     LastEnds last_ends(edges);
+    RangeSet exclusive;  // addresses that no other stream ever has
+    exclusive.insert({0, layout.height});
+    for (const Occupation& o : all) {
+      if (o.stream == stream) continue;
+      last_ends.occupy(o.begin, o.end, kNever);
+      exclusive.remove({o.begin, o.end});
+    }
     std::vector<Occupation> own;
     for (const Occupation& o : all) {
-      if (o.stream != stream) {
-        last_ends.occupy(o.begin, o.end, kNever);
-      } else {
-        own.push_back(o);
-      }
+      if (o.stream != stream) continue;
+      exclusive.intersect({o.begin, o.end}, [&](Range r) {
+        own.push_back({r.begin, r.end, o.lower, o.upper, stream});
+      });
     }
     std::size_t next = 0;  // of the turns, unrolled
     const std::size_t turns = problem.period > 0 ? 3 : 1;

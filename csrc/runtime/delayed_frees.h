@@ -55,6 +55,7 @@ class DelayedFrees {
   bool finish();
 
   void begin_capture() { ++captures_; }
+  bool capturing() const { return captures_ > 0; }
   void end_capture();
 
   // After a fork the device is out of reach: forgets all events, and holds nothing any more.

@@ -41,9 +41,18 @@ void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
   return p ? count(size, p) : nullptr;
 }
 
+// The block at `offset` may be worked on by its stream from now on; else it is gone again.
+bool PlannedAllocator::hand_over(Pool& pool, Offset offset) {
+  if (!pool.order) return true;
+  const StaticPool::Block block = pool.space.at(offset);
+  if (pool.order->take(pool.ordered(offset, block), delayed_->capturing())) return true;
+  pool.space.release(offset);
+  return false;
+}
+
 void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream, PhaseIndex origin) {
   const Offset offset = active_->space.place_idle(size, stream, origin);
-  if (offset == kUnplaced) return nullptr;
+  if (offset == kUnplaced || !hand_over(*active_, offset)) return nullptr;
   ++stats_.idle_requests;
   return active_->base + offset;
 }
@@ -62,7 +71,7 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
     return helps ? allocate_idle(size, stream, matcher.phase()) : nullptr;
   }
   const Offset offset = active_->space.place(decision);
-  if (offset == kUnplaced) {
+  if (offset == kUnplaced || !hand_over(*active_, offset)) {
     ++stats_.conflicts;
     // What is gone by the end of the phase may lie anywhere idle; what is not would be in the way
     // of one decision after the other.
@@ -77,9 +86,10 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
 
 void* PlannedAllocator::allocate_opening(std::int32_t i) {
   const auto [in_region, offset] = guide_->opening->place(i, active_->space, resident_->space);
-  if (offset == kUnplaced) return nullptr;
+  Pool& pool = in_region ? *resident_ : *active_;
+  if (offset == kUnplaced || !hand_over(pool, offset)) return nullptr;
   ++stats_.opening_requests;
-  return (in_region ? resident_ : active_)->base + offset;
+  return pool.base + offset;
 }
 
 void* PlannedAllocator::allocate_dynamic(std::int32_t group, Bytes size, StreamId stream) {
@@ -87,7 +97,7 @@ void* PlannedAllocator::allocate_dynamic(std::int32_t group, Bytes size, StreamI
       reuse_ && group != kNone ? active_->space.place_dynamic(group, size) : kUnplaced;
   void* p = nullptr;
   ++stats_.dynamic_requests;
-  if (offset == kUnplaced) {
+  if (offset == kUnplaced || !hand_over(*active_, offset)) {
     ++stats_.dynamic_fallback_requests;
     if (callers_fallback_) return nullptr;
     p = allocate_fallback(size, stream, /*dynamic=*/true);
@@ -193,8 +203,17 @@ bool PlannedAllocator::deallocate(void* p) {
   return true;
 }
 
+StaticPool::Block PlannedAllocator::release_block(Pool& pool, void* p) {
+  const Offset offset = pool.offset_of(p);
+  const StaticPool::Block block = pool.space.release(offset);
+  if (pool.order && block.size != StaticPool::kNotLive) {
+    pool.order->release(pool.ordered(offset, block), delayed_->capturing());
+  }
+  return block;
+}
+
 bool PlannedAllocator::release_from(Pool& pool, void* p) {
-  const StaticPool::Block block = pool.space.release(pool.offset_of(p));
+  const StaticPool::Block block = release_block(pool, p);
   if (block.size == StaticPool::kNotLive) return false;
   count_free(pool, block);
   if (callers_fallback_) gauges_.release_block(pool.space.round_up(block.size));
@@ -202,12 +221,12 @@ bool PlannedAllocator::release_from(Pool& pool, void* p) {
 }
 
 void PlannedAllocator::count_free(const Pool& pool, StaticPool::Block block) {
-  const auto [size, kind] = block;
-  stats_.allocated.add(-size);
-  if (callers_fallback_) gauges_.free_block(size, pool.space.round_up(size));
-  if (kind == StaticPool::Kind::kRegion || kind == StaticPool::Kind::kReused) {
-    stats_.dynamic.add(-size);
-    (kind == StaticPool::Kind::kRegion ? stats_.dynamic_region : stats_.dynamic_reused).add(-size);
+  stats_.allocated.add(-block.size);
+  if (callers_fallback_) gauges_.free_block(block.size, pool.space.round_up(block.size));
+  const bool in_region = block.kind == StaticPool::Kind::kRegion;
+  if (in_region || block.kind == StaticPool::Kind::kReused) {
+    stats_.dynamic.add(-block.size);
+    (in_region ? stats_.dynamic_region : stats_.dynamic_reused).add(-block.size);
   }
 }
 
@@ -237,7 +256,7 @@ void PlannedAllocator::release_delayed(void* p) {
     if (!keeps_segments()) update_reserved();
     return;
   }
-  const StaticPool::Block block = pool->space.release(pool->offset_of(p));
+  const StaticPool::Block block = release_block(*pool, p);
   if (callers_fallback_) gauges_.release_block(pool->space.round_up(block.size));
 }
 
@@ -256,9 +275,9 @@ bool PlannedAllocator::record_stream(void* p, StreamId stream) {
   if (!delayed_ || delayed_->is_waiting(p)) return false;
   StreamId own = kNone;
   if (const Pool* pool = find_pool(p)) {
-    const Offset offset = pool->offset_of(p);
-    if (pool->space.at(offset).size == StaticPool::kNotLive) return false;
-    own = pool->space.stream_at(offset);
+    const StaticPool::Block block = pool->space.at(pool->offset_of(p));
+    if (block.size == StaticPool::kNotLive) return false;
+    own = block.stream;
   } else {
     if (fallback_.find(p).size == CachingPool::kNotOurs) return false;
     own = fallback_.stream_of(p);

@@ -9,9 +9,10 @@
 // Note [Streams]
 // A block is of the stream it was asked for. Its address goes only to requests of that stream: by
 // the plan, whose streams share no address, by the pool's division of idle space, and by the
-// caching pool's shelves. So a freed address needs no wait. Where record_stream() said that other
-// streams use a block too, it keeps its place after it was freed until their work is done, as a
-// stray if the plan has it gone: then its next user is a conflict, and served by the fallback.
+// caching pool's shelves. So a freed address needs no wait. A plan may let its streams share
+// addresses: then whoever gets one is made to wait (StreamOrder). Where record_stream() said that
+// other streams use a block too, it keeps its place after it was freed until their work is done, as
+// a stray if the plan has it gone: then its next user is a conflict, and served by the fallback.
 //
 // Thread-safe. One mutex, held for the few operations of a request; the device is asked for memory
 // under it, which only the fallback does and rarely, and for events, which only blocks need that
@@ -38,6 +39,7 @@
 #include "runtime/opening_guide.h"
 #include "runtime/static_pool.h"
 #include "runtime/statistics.h"
+#include "runtime/stream_order.h"
 #include "runtime/threads.h"
 
 namespace stalloc {
@@ -57,6 +59,8 @@ class PlannedAllocator {
         callers_fallback_(fallback == Fallback::kCallers),
         always_(fallback == Fallback::kAlways),
         fallback_(device),
+        streams_(&streams),
+        stream_table_(&table),
         delayed_(std::in_place, streams, table) {}
   PlannedAllocator(const PlannedAllocator&) = delete;
   PlannedAllocator& operator=(const PlannedAllocator&) = delete;
@@ -191,8 +195,14 @@ class PlannedAllocator {
     bool contains(const void* p) const { return base && p >= base && p < base + space.size(); }
     Offset offset_of(const void* p) const { return static_cast<const std::byte*>(p) - base; }
 
+    // What a block has to be told to the order of streams as.
+    StreamOrder::Block ordered(Offset offset, StaticPool::Block block) const {
+      return {{offset, offset + space.round_up(block.size)}, block.stream, block.decision};
+    }
+
     std::byte* base;  // null where there is no memory
     StaticPool space;
+    std::optional<StreamOrder> order;  // where the plan's streams share addresses
   };
   struct Guide {  // where in the plan the run is
     explicit Guide(const Plan& plan);
@@ -206,6 +216,7 @@ class PlannedAllocator {
   };
 
   void* allocate_planned(Bytes size, StreamId stream, bool dynamic);
+  bool hand_over(Pool& pool, Offset offset);
   void* allocate_idle(Bytes size, StreamId stream, PhaseIndex origin = kNone);
   void* allocate_opening(std::int32_t i);
   void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
@@ -222,6 +233,7 @@ class PlannedAllocator {
   const Pool* find_pool(const void* p) const {
     return const_cast<PlannedAllocator*>(this)->find_pool(p);
   }
+  StaticPool::Block release_block(Pool& pool, void* p);
   bool release_from(Pool& pool, void* p);
   void count_free(const Pool& pool, StaticPool::Block block);
   void count_fallback_free(Bytes size, bool dynamic);
@@ -253,9 +265,12 @@ class PlannedAllocator {
   std::unique_ptr<Pool> resident_;  // the resident region, during the opening; then it is retired
   std::vector<std::unique_ptr<Pool>> retired_;  // to be given back with their last block
   CachingPool fallback_;
-  std::optional<DelayedFrees> delayed_;  // of a device with streams
-  bool away_ = false;                    // the active pool is released
-  bool abandoned_ = false;               // this is a forked child
+  // Of a device with streams.
+  DeviceStreams* streams_ = nullptr;
+  const StreamTable* stream_table_ = nullptr;
+  std::optional<DelayedFrees> delayed_;
+  bool away_ = false;       // the active pool is released
+  bool abandoned_ = false;  // this is a forked child
   TrainingThread training_thread_;
   int unplanned_depth_ = 0;
   // Of the threads that are inside dynamic modules: mostly one, or none.

@@ -103,6 +103,7 @@ Statistics PlannedAllocator::statistics() const {
   if (active_) {
     result.live_blocks = static_cast<std::int64_t>(active_->space.live_blocks());
     result.strays = static_cast<std::int64_t>(active_->space.strays());
+    if (active_->order) result.stream_waits = active_->order->waits();
   }
   if (callers_fallback_) {
     const auto joint = [this](JointGauges::Quantity q) {
@@ -152,9 +153,9 @@ std::vector<PlannedAllocator::LivePool> PlannedAllocator::pools() const {
     if (!pool.base) return;
     LivePool live{{pool.base, pool.space.size()}, {}};
     for (const Offset offset : pool.space.live()) {
-      const Bytes size = pool.space.at(offset).size;
+      const StaticPool::Block block = pool.space.at(offset);
       std::byte* begin = pool.base + offset;
-      live.blocks.push_back({begin, size, pool.space.round_up(size), pool.space.stream_at(offset),
+      live.blocks.push_back({begin, block.size, pool.space.round_up(block.size), block.stream,
                              delayed_ && delayed_->is_waiting(begin)});
     }
     result.push_back(std::move(live));

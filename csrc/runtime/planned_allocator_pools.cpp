@@ -101,7 +101,11 @@ void PlannedAllocator::disable() {
 std::unique_ptr<PlannedAllocator::Pool> PlannedAllocator::make_pool(const Plan& plan) {
   std::byte* memory = reserve(plan.pool);
   try {
-    return std::make_unique<Pool>(plan, memory);
+    auto pool = std::make_unique<Pool>(plan, memory);
+    if (streams_ && plan.streams == Streams::kOrdered) {
+      pool->order.emplace(plan, *streams_, *stream_table_);
+    }
+    return pool;
   } catch (...) {
     if (memory) device_.release(memory, plan.pool);
     throw;
@@ -166,6 +170,7 @@ void PlannedAllocator::abandon() {
     collect_delayed();
   }
   if (!active_) return;
+  if (active_->order) active_->order->abandon();
   retire(std::move(active_));
   retire(std::move(resident_));
   guide_.reset();
@@ -182,7 +187,9 @@ void PlannedAllocator::end_opening() {
 }
 
 void PlannedAllocator::retire(std::unique_ptr<Pool> pool) {
-  if (pool) retired_.push_back(std::move(pool));
+  if (!pool) return;
+  pool->order.reset();  // its addresses go to nobody any more
+  retired_.push_back(std::move(pool));
 }
 
 void PlannedAllocator::drop_empty_pools() {

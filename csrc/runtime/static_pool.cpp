@@ -34,6 +34,7 @@ StaticPool::StaticPool(const Plan& plan)
     const Decision& d = plan.decisions[i];
     add(i, d.size, d.offset, d.lower, d.upper);
     decisions_[i].slot = claim_slot(d.offset);
+    decisions_[i].stream = static_cast<ShortStreamId>(d.stream);
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const DynamicGroup& group = plan.groups[g];
@@ -139,7 +140,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
     slots_[static_cast<std::size_t>(slot)].live = kNone;
     return_idle(range(p), stray);
     --live_;
-    return {p.requested, Kind::kPlanned};
+    return block_of(d);
   }
   const auto it = foreign_.find(offset);
   if (it == foreign_.end()) return {};
@@ -155,17 +156,15 @@ StaticPool::Block StaticPool::release(Offset offset) {
     group.idle.insert_merged(freed);
     --group.blocks;
   }
-  return {block.requested, block.kind};
+  return block_of(block);
 }
 
 StaticPool::Block StaticPool::at(Offset offset) const {
   const std::int32_t slot = find_slot(offset);
   const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
-  if (d != kNone) {
-    return {decisions_[static_cast<std::size_t>(d)].requested, Kind::kPlanned};
-  }
+  if (d != kNone) return block_of(d);
   const auto it = foreign_.find(offset);
-  return it == foreign_.end() ? Block{} : Block{it->second.requested, it->second.kind};
+  return it == foreign_.end() ? Block{} : block_of(it->second);
 }
 
 std::vector<Offset> StaticPool::live() const {

@@ -29,18 +29,22 @@
 // strays have to be avoided. Anywhere else it might be in the way of a decision that lives long.
 //
 // Note [Streams]
-// An address belongs to one stream for good: work of another stream on it would be ordered after
-// its own by nothing. The validator has shown that decisions and regions of different streams share
-// no address. What is left is divided here: addresses that only one stream's groups may reuse are
-// that stream's, those that several may go to the first, and the rest to the plan's first stream.
+// Idle addresses are divided among the streams for good: work of another stream would be ordered
+// after what was done there by nothing. Decisions and regions of different streams share none, as
+// the validator has shown; or the plan's streams are ordered, then those that several have are the
+// first's as far as idle space goes, and whoever places a block waits (StreamOrder). Of what is
+// left, addresses that only one stream's groups may reuse are that stream's, those that several may
+// go to the first, and the rest to the plan's first stream.
 //
 // The clock passes each event once an iteration, so all this costs O(1) amortised per request; a
 // stray costs O(log strays). Planned service allocates nothing after construction, but the strays'
 // array as it grows. Not thread-safe: PlannedAllocator locks.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <memory_resource>
 #include <unordered_map>
 #include <vector>
@@ -81,10 +85,15 @@ class StaticPool {
   // O(strays) more when the region is opened or the group's other space looked for first.
   Offset place_dynamic(std::int32_t g, Bytes size);
 
+  // There are at most StreamTable::kStreams: a plan may name more, and none of these ever comes.
+  using ShortStreamId = std::int16_t;
+
   // What a block was.
   enum class Kind : std::uint8_t { kPlanned, kIdle, kRegion, kReused };
-  struct Block {
-    Bytes size = kNotLive;  // as it was asked for
+  struct Block {                    // 16 bytes: returned in registers
+    Bytes size = kNotLive;          // as it was asked for
+    std::int32_t decision = kNone;  // if it is one
+    ShortStreamId stream = 0;
     Kind kind = Kind::kPlanned;
   };
   static constexpr Bytes kNotLive = -1;
@@ -105,9 +114,6 @@ class StaticPool {
     std::int32_t origin = kNone;
   };
   std::vector<Guest> guests() const;
-
-  // Whose the address is; see Note [Streams].
-  StreamId stream_at(Offset offset) const { return streams_[owner_of(offset)]; }
 
   // The clock turns over.
   void end_iteration();
@@ -132,6 +138,7 @@ class StaticPool {
     std::int32_t allocated_at = 0;  // positions in events_
     std::int32_t freed_at = 0;
     State state = State::kIdle;
+    ShortStreamId stream = 0;
   };
   struct Slot {  // an offset at which some decision begins
     Offset offset = kUnplaced;
@@ -149,6 +156,7 @@ class StaticPool {
     bool stray = false;          // else it is inside its group's open region
     std::int32_t group = kNone;  // whose addresses it has, if any's
     std::int32_t origin = kNone;
+    ShortStreamId stream = 0;
   };
   struct Group {
     RangeSet reusable;  // idle in the plan through the window
@@ -163,6 +171,11 @@ class StaticPool {
 
   Range range(const Placed& p) const { return {p.offset, p.offset + p.size}; }
   bool is_current(const Placed& p) const;  // in P(clock)
+  Block block_of(std::int32_t decision) const {
+    const Placed& p = decisions_[static_cast<std::size_t>(decision)];
+    return {p.requested, decision, p.stream, Kind::kPlanned};
+  }
+  static Block block_of(const Foreign& f) { return {f.requested, kNone, f.stream, f.kind}; }
   void advance(std::int32_t position);
   std::int32_t find_slot(Offset offset) const;
   std::int32_t claim_slot(Offset offset);
@@ -172,10 +185,21 @@ class StaticPool {
     std::size_t owner = 0;  // index into streams_
   };
   void divide(const Plan& plan);
-  std::size_t owner_of(Offset offset) const;
+  // Calls visit(owner, range) for each part of `r` that is one owner's.
+  void visit_homes(Range r, auto visit) const {
+    auto home = std::prev(std::ranges::upper_bound(homes_, r.begin, {}, &Home::begin));
+    while (r.begin < r.end) {
+      const auto next = std::next(home);
+      const Offset end = next == homes_.end() ? r.end : std::min(r.end, next->begin);
+      visit(home->owner, Range{r.begin, end});
+      r.begin = end;
+      home = next;
+    }
+  }
   std::vector<HoleSet> find_idle() const;
   void take_idle(Range r) {
-    if (idle_known_) idle_[owner_of(r.begin)].remove(r);
+    if (!idle_known_) return;
+    visit_homes(r, [this](std::size_t owner, Range part) { idle_[owner].remove(part); });
   }
   void return_idle(Range r, bool stray);
   Placed& region(std::int32_t g) { return decisions_[planned_ + static_cast<std::size_t>(g)]; }

@@ -13,7 +13,8 @@ Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
                         .requested = size,
                         .kind = kind,
                         .stray = kind == Kind::kReused,
-                        .group = owner};
+                        .group = owner,
+                        .stream = static_cast<ShortStreamId>(group.stream)};
     ++live_;
     return offset;
   };

@@ -40,8 +40,12 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream, std::int32_t origin) 
   const Bytes rounded = round_up(size);
   const Offset offset = place_anywhere(rounded, stream);
   if (offset == kUnplaced) return kUnplaced;
-  foreign_[offset] = {
-      .size = rounded, .requested = size, .kind = Kind::kIdle, .stray = true, .origin = origin};
+  foreign_[offset] = {.size = rounded,
+                      .requested = size,
+                      .kind = Kind::kIdle,
+                      .stray = true,
+                      .origin = origin,
+                      .stream = static_cast<ShortStreamId>(stream)};
   ++live_;
   return offset;
 }
@@ -52,7 +56,11 @@ bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
   if (!idle || !idle->holds(block)) return false;
   idle->subtract(block);
   add_stray(block);
-  foreign_[offset] = {.size = block.size(), .requested = size, .kind = Kind::kIdle, .stray = true};
+  foreign_[offset] = {.size = block.size(),
+                      .requested = size,
+                      .kind = Kind::kIdle,
+                      .stray = true,
+                      .stream = static_cast<ShortStreamId>(stream)};
   ++live_;
   return true;
 }
@@ -61,7 +69,7 @@ void StaticPool::return_idle(Range r, bool stray) {
   if (stray && !open_.empty()) {
     idle_known_ = false;  // it may lie in an open region
   } else if (idle_known_) {
-    idle_[owner_of(r.begin)].insert_merged(r);
+    visit_homes(r, [this](std::size_t owner, Range part) { idle_[owner].insert_merged(part); });
   }
 }
 
@@ -89,9 +97,9 @@ void StaticPool::divide(const Plan& plan) {
   std::vector<std::pair<Range, std::size_t>> owned;
   RangeSet nobodys;
   nobodys.insert({0, size_});
-  const auto claim = [&](Range r, StreamId stream) {
-    owned.emplace_back(r, index(stream));
-    nobodys.remove(r);
+  const auto claim = [&](Range wanted, StreamId stream) {
+    nobodys.intersect(wanted, [&](Range r) { owned.emplace_back(r, index(stream)); });
+    nobodys.remove(wanted);
   };
   for (const Decision& d : plan.decisions) {
     claim({d.offset, d.offset + align_up(d.size, alignment_)}, d.stream);
@@ -100,13 +108,7 @@ void StaticPool::divide(const Plan& plan) {
     if (g.size > 0) claim({g.offset, g.offset + align_up(g.size, alignment_)}, g.stream);
   }
   for (const DynamicGroup& g : plan.groups) {
-    for (const AddressRange& reusable : g.reusable) {
-      const Range wanted{reusable.begin, reusable.end};
-      for (const Range& gap : nobodys.ranges()) {
-        const Range both{std::max(gap.begin, wanted.begin), std::min(gap.end, wanted.end)};
-        if (both.begin < both.end) claim(both, g.stream);
-      }
-    }
+    for (const AddressRange& r : g.reusable) claim({r.begin, r.end}, g.stream);
   }
   for (const Range& gap : nobodys.ranges()) owned.emplace_back(gap, std::size_t{0});
 
@@ -124,12 +126,6 @@ void StaticPool::divide(const Plan& plan) {
   }
 }
 
-std::size_t StaticPool::owner_of(Offset offset) const {
-  if (homes_.size() == 1) return homes_.front().owner;
-  const auto next = std::ranges::upper_bound(homes_, offset, {}, &Home::begin);
-  return std::prev(next)->owner;
-}
-
 std::vector<HoleSet> StaticPool::find_idle() const {
   std::vector<Range> taken = strays_.ranges();
   for (const Slot& s : slots_) {
@@ -145,15 +141,8 @@ std::vector<HoleSet> StaticPool::find_idle() const {
   taken.push_back({size_, size_});
   std::vector<HoleSet> idle(streams_.size());
   Offset at = 0;
-  auto home = homes_.begin();  // the one that holds `at`
   for (const Range& t : taken) {
-    while (at < t.begin) {  // a gap, cut where the owner changes
-      while (std::next(home) != homes_.end() && std::next(home)->begin <= at) ++home;
-      const Offset end =
-          std::next(home) == homes_.end() ? t.begin : std::min(t.begin, std::next(home)->begin);
-      idle[home->owner].insert({at, end});
-      at = end;
-    }
+    visit_homes({at, t.begin}, [&](std::size_t owner, Range part) { idle[owner].insert(part); });
     at = std::max(at, t.end);  // strays may lie in an open region
   }
   return idle;

@@ -33,12 +33,13 @@ struct Statistics {
   std::int64_t dynamic_fallback_requests = 0;  // served by the fallback
   std::int64_t idle_requests = 0;              // served from idle pool space outside planned phases
   std::int64_t fallback_requests = 0;          // served by the fallback
-  Gauge allocated;                             // all live blocks: M_a
-  Gauge reserved;                              // pool and fallback segments: M_r
-  Gauge fallback;                              // live blocks of the fallback
-  Gauge dynamic;                               // live dynamic blocks, wherever they are
-  Gauge dynamic_region;                        // of these, in regions
-  Gauge dynamic_reused;                        // of these, in idle space of the static plan
+  std::int64_t stream_waits = 0;  // of one stream for another, which an ordered plan asks for
+  Gauge allocated;                // all live blocks: M_a
+  Gauge reserved;                 // pool and fallback segments: M_r
+  Gauge fallback;                 // live blocks of the fallback
+  Gauge dynamic;                  // live dynamic blocks, wherever they are
+  Gauge dynamic_region;           // of these, in regions
+  Gauge dynamic_reused;           // of these, in idle space of the static plan
   Bytes pool = 0;
   Bytes resident = 0;  // of the resident region, when it was reserved
   Bytes fallback_reserved = 0;

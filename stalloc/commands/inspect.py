@@ -81,7 +81,8 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
             "plan": str(args.file),
             **info,
             "decisions": f"{len(decisions):,}",
-            "streams": f"{_distinct(decisions.stream)}",
+            "streams": f"{_distinct(decisions.stream)}"
+            + (", which use the same addresses in turn" if plan.streams == "ordered" else ""),
             "pool": size(plan.pool),
             "bound": size(plan.bound),
             "gap": f"{plan.gap:.3%}" + (", proven optimal" if plan.optimal else ""),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from stalloc import planner
 from stalloc.commands.inputs import bytes_of, check_requests, naming, read_bytes, seconds_of
@@ -69,6 +69,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="use this planner alone, as in paper or first-fit-size (default: all)",
     )
     parser.add_argument(
+        "--streams",
+        choices=get_args(planner.Streams),
+        default="separate",
+        help="ordered lets the streams of a trace use the same addresses in turn: a smaller pool, "
+        "for which they wait for each other (default: %(default)s)",
+    )
+    parser.add_argument(
         "--capacity",
         metavar="BYTES",
         type=bytes_of,
@@ -117,6 +124,7 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> tuple[Report, Write
         alignment=DEFAULT_ALIGNMENT if args.alignment is None else args.alignment,
         time_limit=args.time_limit,
         progress=sys.stderr.isatty(),
+        streams=args.streams,
     )
     seconds = time.perf_counter() - began
     plan.check()
@@ -134,6 +142,8 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> tuple[Report, Write
 
 
 def _plan_csv(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]:
+    if args.streams != "separate":
+        raise PlanError(f"{args.input}: a CSV names no streams: leave out --streams")
     csv = planner.parse_csv(content, named(args.input))
     if not csv.ids:
         raise PlanError(f"{args.input}: the CSV holds no buffers: there is nothing to plan")

@@ -1,10 +1,13 @@
 // Streams that complete work only when told, and a memory of who used which addresses on them: an
-// address that another stream may still be working on must not be handed out.
+// address that another stream may still be working on must not be handed out, unless the stream it
+// goes to has been told to wait for that one.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -20,7 +23,7 @@ class FakeStreams final : public DeviceStreams {
     ++records;
     if (fail_records) return nullptr;
     if (capturing.contains(s)) ++misuses;
-    auto event = std::make_unique<Event>(s, submitted_[s]);
+    auto event = std::make_unique<Event>(s, submitted_[s], after_[s]);
     Event* const handle = event.get();
     events_.emplace(handle, std::move(event));
     return handle;
@@ -32,7 +35,19 @@ class FakeStreams final : public DeviceStreams {
     const auto* event = static_cast<Event*>(e);
     return completed_[event->stream] >= event->item ? Progress::kDone : Progress::kPending;
   }
-  bool wait(StreamHandle, EventHandle) noexcept override { return true; }
+  bool wait(StreamHandle s, EventHandle e) noexcept override {
+    ++waits;
+    if (fail_waits) return false;
+    if (!capturing.empty()) ++misuses;
+    const auto* event = static_cast<Event*>(e);
+    Clock& after = after_[s];
+    const auto order = [&after](StreamHandle other, std::int64_t item) {
+      after[other] = std::max(after[other], item);
+    };
+    order(event->stream, event->item);
+    for (const auto& [other, item] : event->after) order(other, item);
+    return true;
+  }
   void recycle(EventHandle e) noexcept override {
     if (events_.erase(static_cast<Event*>(e)) == 0) ++misuses;
   }
@@ -57,7 +72,7 @@ class FakeStreams final : public DeviceStreams {
   void hand_out(std::uintptr_t begin, std::uintptr_t end, StreamHandle s) {
     for (const Use& use : uses_) {
       if (use.begin < end && begin < use.end && use.stream != s &&
-          completed_[use.stream] < use.item) {
+          completed_[use.stream] < use.item && after_[s][use.stream] < use.item) {
         ++hazards;
       }
     }
@@ -70,20 +85,24 @@ class FakeStreams final : public DeviceStreams {
   std::size_t live_events() const { return events_.size(); }
 
   bool fail_records = false;
+  bool fail_waits = false;
   bool fail_queries = false;
   bool fail_synchronize = false;
   std::set<StreamHandle> capturing;
   int records = 0;
+  int waits = 0;
   int queries = 0;
   int synchronizations = 0;
   int misuses = 0;
   int hazards = 0;
 
  private:
+  using Clock = std::map<StreamHandle, std::int64_t>;  // of each stream, up to which item
   struct Event {
-    Event(StreamHandle s, std::int64_t i) : stream(s), item(i) {}
+    Event(StreamHandle s, std::int64_t i, Clock a) : stream(s), item(i), after(std::move(a)) {}
     StreamHandle stream;
     std::int64_t item;
+    Clock after;
   };
   struct Use {
     std::uintptr_t begin;
@@ -91,8 +110,9 @@ class FakeStreams final : public DeviceStreams {
     StreamHandle stream;
     std::int64_t item;
   };
-  std::map<StreamHandle, std::int64_t> submitted_;
-  std::map<StreamHandle, std::int64_t> completed_;
+  Clock submitted_;
+  Clock completed_;
+  std::map<StreamHandle, Clock> after_;  // what a stream has waited for
   std::map<Event*, std::unique_ptr<Event>> events_;
   std::vector<Use> uses_;
 };

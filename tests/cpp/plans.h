@@ -35,9 +35,9 @@ inline Plan plan_of(std::vector<Decision> decisions, Tick period, PhaseIndex pha
 }
 
 // A plan of `requests` random requests over `phases` phases, some of which wrap round, on as many
-// streams as said. Sizes repeat, as they do in training.
-inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases,
-                        StreamId streams = 1) {
+// streams as said, which may share addresses or not. Sizes repeat, as they do in training.
+inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases, StreamId streams = 1,
+                        Streams reuse = Streams::kSeparate) {
   const auto pick = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
@@ -66,6 +66,7 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases,
   }
   Problem problem;
   problem.period = period;
+  problem.streams = reuse;
   for (const Decision& d : decisions) {
     Buffer b;
     b.size = d.size;
@@ -83,6 +84,7 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases,
     decisions[i].phase_end = static_cast<PhaseIndex>((decisions[i].upper % period) / per_phase);
   }
   Plan plan = plan_of(std::move(decisions), period, phases);
+  plan.streams = reuse;
   for (PhaseIndex p = 0; p < phases; ++p) {
     plan.phases[static_cast<std::size_t>(p)].begin = p * per_phase;
     plan.phases[static_cast<std::size_t>(p)].end = std::min(period, (p + 1) * per_phase);
@@ -102,7 +104,8 @@ inline Plan with_groups(Plan plan, std::size_t nth) {
   std::vector<Window> windows;
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     const Decision& d = plan.decisions[i];
-    problem.buffers.push_back({.size = d.size, .lower = d.lower, .upper = d.upper});
+    problem.buffers.push_back(
+        {.size = d.size, .lower = d.lower, .upper = d.upper, .stream = d.stream});
     layout.offsets.push_back(d.offset);
     if (i % nth != 0) {
       decisions.push_back(d);
@@ -117,9 +120,10 @@ inline Plan with_groups(Plan plan, std::size_t nth) {
     group.offset = d.offset;
     group.lower = d.lower;
     group.upper = d.upper;
+    group.stream = d.stream;
     group.contexts = {{.size = 512 * static_cast<Bytes>(1 + i % 4), .before = 0}};
     plan.groups.push_back(group);
-    windows.push_back({d.lower, d.upper, 0});
+    windows.push_back({d.lower, d.upper, d.stream});
   }
   const auto reusable = reusable_space(problem, layout, windows);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) plan.groups[g].reusable = reusable[g];

@@ -63,9 +63,9 @@ TEST(StaticPoolStreams, IdleSpaceIsOfTheStreamThatPlansIt) {
   EXPECT_EQ(pool.place_idle(1, 3), kUnplaced) << "the plan has no such stream";
   EXPECT_EQ(pool.place_idle(kMiB, 0), 0);
   pool.check();
-  EXPECT_EQ(pool.stream_at(0), 0);
-  EXPECT_EQ(pool.stream_at(2 * kMiB), 1);
-  EXPECT_EQ(pool.stream_at(3 * kMiB), 2);
+  EXPECT_EQ(pool.at(0).stream, 0);
+  EXPECT_EQ(pool.at(kMiB).stream, 1);
+  EXPECT_EQ(pool.at(3 * kMiB).stream, 2);
   pool.release(kMiB);
   pool.release(0);
   pool.check();
@@ -89,7 +89,7 @@ TEST(StaticPoolStreams, WhatTwoStreamsMayReuseIsTheFirsts) {
   ASSERT_NE(pool.place(0), kUnplaced);
   EXPECT_EQ(pool.place_dynamic(1, kMiB / 4), kUnplaced) << "both may reuse it by the plan";
   EXPECT_EQ(pool.place_dynamic(0, kMiB / 4), kMiB);
-  EXPECT_EQ(pool.stream_at(kMiB), 0);
+  EXPECT_EQ(pool.at(kMiB).stream, 0);
 }
 
 class StreamsTest : public ::testing::Test {
@@ -332,9 +332,15 @@ class WaitingMemory final : public DeviceMemory {
   PretendMemory memory_{Bytes{1} << 32};
 };
 
-// Trains a random plan on three streams, with record_stream, late frees, foreign requests and
-// evaluations; streams fall behind and catch up at random.
-TEST(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
+class StreamsStress : public ::testing::TestWithParam<Streams> {};
+INSTANTIATE_TEST_SUITE_P(, StreamsStress, ::testing::Values(Streams::kSeparate, Streams::kOrdered),
+                         [](const auto& reuse) {
+                           return reuse.param == Streams::kOrdered ? "Ordered" : "Separate";
+                         });
+
+// Trains a random plan on three streams, with dynamic requests, record_stream, late frees, foreign
+// requests and evaluations; streams fall behind and catch up at random.
+TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
   for (unsigned seed = 0; seed < 12; ++seed) {
     std::mt19937 random(seed);
     const auto chance = [&](int one_in) { return random() % static_cast<unsigned>(one_in) == 0; };
@@ -345,7 +351,9 @@ TEST(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     for (int s = 1; s < 3; ++s) handles.push_back(FakeStreams::stream(s));
     for (const StreamHandle h : handles) table.id_of(h);
     PlannedAllocator allocator(device, streams, table, PlannedAllocator::Fallback::kOwn);
-    const Plan plan = testing::random_plan(random, 200, 4, /*streams=*/3);
+    Plan plan = testing::random_plan(random, 200, 4, /*streams=*/3, GetParam());
+    if (seed % 2 == 1) plan = testing::with_groups(std::move(plan), 5);
+    plan.check();
     allocator.enable(plan);
 
     struct Block {
@@ -391,6 +399,11 @@ TEST(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
           allocate(d.size, static_cast<StreamId>(random() % 3));
           allocator.leave_unplanned();
         }
+        if (!plan.groups.empty() && chance(4)) {
+          allocator.enter_dynamic();
+          allocate(512 * static_cast<Bytes>(1 + random() % 4), static_cast<StreamId>(random() % 3));
+          allocator.leave_dynamic();
+        }
         allocate(d.size, d.stream);
         while (live.size() > 12) free_one();
         if (chance(5)) streams.complete(handles[random() % 3]);
@@ -403,6 +416,7 @@ TEST(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     EXPECT_EQ(streams.hazards, 0) << "seed " << seed;
     EXPECT_EQ(streams.misuses, 0);
     EXPECT_GT(allocator.statistics().hits, 1000);
+    EXPECT_EQ(allocator.statistics().stream_waits > 100, GetParam() == Streams::kOrdered);
     while (!live.empty()) free_one();
     allocator.disable();
     EXPECT_EQ(device.used(), 0);

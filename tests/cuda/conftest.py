@@ -43,3 +43,4 @@ def _gpu() -> Iterator[None]:
     torch.cuda.empty_cache()
     standin.set_memory(0, 80 * GIB)
     assert (standin.hazards(), standin.misuses()) == before, standin.complaint()
+    assert standin.last_error() == 0, "an error is left behind, for the next kernel to be blamed"

@@ -73,6 +73,11 @@ def complaint() -> str:
     return bytes(_library.standin_last_complaint()).decode()
 
 
+def last_error() -> int:
+    """What the thread's next call of torch's would take for its own."""
+    return int(_library.cudaPeekAtLastError())
+
+
 def used(device: int = 0) -> int:
     """Bytes of a device that are taken."""
     return int(_library.standin_used(device))

@@ -310,52 +310,6 @@ def test_blocks_of_torch_are_recorded_too() -> None:
         del other
 
 
-def test_streams_have_addresses_of_their_own() -> None:
-    """What each stream's tensors are used for is told to the stand-in, which finds races."""
-    trainer = Trainer(rows=32)
-    sides = [torch.cuda.ExternalStream(_new_stream()) for _ in range(2)]
-    standin.set_manual(True)
-    owner = 0
-
-    def scratch(stream: torch.cuda.Stream, size: int, record: torch.cuda.Stream | None) -> None:
-        nonlocal owner
-        owner += 1
-        with torch.cuda.stream(stream):
-            t = torch.empty(size, dtype=torch.uint8, device="cuda")
-        standin.use(stream.cuda_stream, t.data_ptr(), size, owner)
-        if record is not None:
-            record.wait_stream(stream)
-            standin.use(record.cuda_stream, t.data_ptr(), size, owner)
-            t.record_stream(record)
-
-    def step(noise: int) -> None:
-        main = torch.cuda.current_stream()
-        for i in range(6):
-            scratch(main, 40000, sides[0] if i % 3 == 0 else None)
-            scratch(sides[i % 2], 70000 + 512 * (noise if i == 4 else 0), None)
-            scratch(sides[0], 40000, main)
-            standin.advance(sides[i % 2].cuda_stream, noise)
-            standin.advance(main.cuda_stream, 4 * noise)
-        trainer.step()
-        scratch(sides[1], 123456, main)
-
-    with stalloc.profile(trainer.model) as prof:
-        for _ in range(3):
-            step(0)
-    standin.drain_all()
-    plan = prof.plan()
-    assert len(set(plan.decisions.stream)) == 3
-    stalloc.enable(plan, model=trainer.model)
-    for i in range(12):
-        with stalloc.hooks.unplanned():
-            for _ in range(i % 4):
-                scratch(sides[i % 2], 40000, None)
-                scratch(torch.cuda.current_stream(), 40000, sides[1])
-        step(i % 3)
-    assert stalloc.memory_stats()["hits"] > 2 * stalloc.memory_stats()["planned"]
-    assert standin.hazards() == 0, standin.complaint()
-
-
 def test_captures_keep_away_from_planned_addresses() -> None:
     trainer = Trainer()
     static = torch.empty(trainer.rows, trainer.width, device="cuda")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from snapshot_documents import dump, trained
-from trace_documents import training_document
+from trace_documents import TraceWriter, to_trace, training_document
 
 from stalloc import cli, planner
 from stalloc.commands.inputs import bytes_of
@@ -70,6 +70,30 @@ def test_plan_turns_a_trace_into_a_plan(
     assert report["optimal"] is True
     assert report["validated"] is True
     assert report["algorithm"] == plan.algorithm
+
+
+def test_plan_lets_streams_take_turns(
+    csv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = TraceWriter()
+    for _ in range(3):
+        writer.phase("forward", 0)
+        for stream in (0, 1):
+            writer.free(writer.alloc(4096, stream))
+        writer.step()
+    trace, out = tmp_path / "streams.json", tmp_path / "plan.json"
+    to_trace(writer.document()).save(trace)
+    assert answer(capsys, "plan", str(trace))["pool"] == 8192
+    assert (
+        answer(capsys, "plan", str(trace), "--streams", "ordered", "-o", str(out))["pool"] == 4096
+    )
+    assert Plan.load(out).streams == "ordered"
+    assert cli.main(["inspect", str(out)]) == 0
+    assert "2, which use the same addresses in turn" in capsys.readouterr().out
+    assert answer(capsys, "inspect", str(out))["ordered"] is True
+    assert "names no streams: leave out --streams" in refusal(
+        capsys, 1, "plan", csv, "--streams", "ordered"
+    )
 
 
 def test_plan_turns_a_csv_into_one_with_offsets(

@@ -9,10 +9,11 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from trace_documents import Document, damaged, to_trace, training_document
+from trace_documents import Document, TraceWriter, damaged, to_trace, training_document
 
 from stalloc.errors import PlanError
 from stalloc.planfile import Plan
+from stalloc.trace import Trace
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 
@@ -78,6 +79,40 @@ def test_regions_and_groups_can_be_switched_off() -> None:
     assert reuse.groups.size.tolist() == [0]
     assert len(reuse.reusable) > 0
     assert len(trace.plan(dynamic=False).groups) == 0
+
+
+def _two_streams() -> Trace:
+    writer = TraceWriter()
+    for _ in range(3):
+        writer.phase("forward", 0)
+        for stream in (0, 1, 0, 1):
+            writer.free(writer.alloc(4096, stream))
+        writer.step()
+    return to_trace(writer.document())
+
+
+def test_streams_share_addresses_where_they_are_ordered(tmp_path: Path) -> None:
+    trace = _two_streams()
+    separate, ordered = trace.plan(), trace.plan(streams="ordered")
+    assert (separate.streams, ordered.streams) == ("separate", "ordered")
+    assert (separate.pool, ordered.pool) == (8192, 4096)
+    assert ordered.optimal
+    ordered.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again.streams == "ordered"
+    assert again.summary() == ordered.summary()
+    document: Document = json.loads((tmp_path / "plan.json").read_text())
+    schema = json.loads((SCHEMAS / "plan.schema.json").read_text())
+    jsonschema.validate(document, schema)
+    (tmp_path / "plan.json").write_text(json.dumps(damaged(document, "streams", value="both")))
+    with pytest.raises(PlanError, match='streams: expected "ordered", or no such key'):
+        Plan.load(tmp_path / "plan.json")
+    del document["streams"]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(PlanError, match="overlap"):
+        Plan.load(tmp_path / "plan.json")
+    with pytest.raises(PlanError, match='streams are "separate" or "ordered", not \'both\''):
+        trace.plan(streams="both")  # type: ignore[arg-type]
 
 
 def test_patterns_of_dynamic_modules_are_saved(plan: Plan, tmp_path: Path) -> None:

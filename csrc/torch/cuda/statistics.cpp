@@ -233,9 +233,11 @@ allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
   allocator_api::ShareableHandle handle = to().shareIpcHandle(probe);
   to().raw_delete(probe);
   cudaIpcMemHandle_t whole;
+  const bool is_shareable = handle.handle.size() >= sizeof(whole) &&
+                            cudaIpcGetMemHandle(&whole, piece.begin) == cudaSuccess;
+  if (!is_shareable) static_cast<void>(cudaGetLastError());  // or the next kernel would be blamed
   TORCH_CHECK(
-      handle.handle.size() >= sizeof(whole) &&
-          cudaIpcGetMemHandle(&whole, piece.begin) == cudaSuccess,
+      is_shareable,
       "a tensor in stalloc's pool cannot be shared with another process here: neither the "
       "pool nor torch's allocator may use virtual memory (expandable_segments) for that. "
       "Clone the tensor under stalloc.hooks.unplanned(), or disable stalloc, and share that");

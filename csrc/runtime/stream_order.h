@@ -1,0 +1,99 @@
+// Orders the streams of a plan that lets addresses go from one stream to another
+// (Streams::kOrdered).
+//
+// Freed only means that the host has let go of a block: its stream may still be at work on it. So
+// it is remembered who was freed last at every address that several streams have, and when a block
+// of another stream gets the address, that stream waits on the device; the host never does.
+//
+//   stream 0   [ a ] event                    what stream 0 does from here on is not waited for
+//   stream 1               wait for it [ b, where a lay ]
+//
+// Who was last is told by what has happened, not by the plan: requests that are late, missing or
+// unknown to the plan change nothing. The plan tells which frees will be waited for if all goes by
+// it: with these an event is recorded. Where another is waited for, its stream's event is recorded
+// when it is needed: after more work than need be, never after less.
+//
+// A stream that has waited for another waits for nothing that was freed there earlier. During a
+// capture no event is recorded or waited for.
+//
+// Cost: for a decision whose addresses are one stream's, a look at its entry; for others O(log n)
+// and a handful of calls of the device's library. Not thread-safe: PlannedAllocator locks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory_resource>
+#include <vector>
+
+#include "base/range_set.h"
+#include "base/types.h"
+#include "device/streams.h"
+#include "plan/plan.h"
+#include "runtime/stream_table.h"
+
+namespace stalloc {
+
+class StreamOrder {
+ public:
+  // `plan` has passed check(). The others outlive this. O(n log n) for n decisions.
+  StreamOrder(const Plan& plan, DeviceStreams& streams, const StreamTable& table);
+  StreamOrder(const StreamOrder&) = delete;
+  StreamOrder& operator=(const StreamOrder&) = delete;
+  ~StreamOrder();
+
+  struct Block {
+    Range range;
+    StreamId stream = 0;            // one of the plan's, with a number in the table
+    std::int32_t decision = kNone;  // if it is one
+  };
+
+  // Whether `block`, on its way to a request, may be used by what its stream is given from now on:
+  // false when the stream could not be made to wait for those before it.
+  bool take(const Block& block, bool capturing);
+
+  // `block` is free: what its stream has been given so far is the last there.
+  void release(const Block& block, bool capturing);
+
+  // How often a stream was made to wait for another.
+  std::int64_t waits() const { return waits_; }
+
+  // After a fork the device is out of reach: forgets all events.
+  void abandon() { awaited_.clear(); }
+
+ private:
+  struct Last {  // freed at [key, end)
+    Offset end = 0;
+    StreamId stream = 0;
+    std::int32_t decision = kNone;
+    std::int64_t number = 0;  // of the free
+  };
+  struct Awaited {  // a decision
+    EventHandle event = nullptr;
+    std::int64_t number = 0;  // of the free that it was recorded with
+  };
+
+  bool concerns(const Block& block) const;
+  void remember(Range r, const Last& last);
+  void cut(Offset at);
+  bool wait_for(StreamId stream, const Last& last, bool capturing);
+  std::size_t index(StreamId stream) const;
+  std::int64_t& seen(StreamId by, StreamId of) {
+    return seen_[index(by) * ids_.size() + index(of)];
+  }
+
+  DeviceStreams& streams_;
+  const StreamTable& table_;
+  std::vector<StreamId> ids_;     // the plan's streams, ascending
+  RangeSet shared_;               // addresses of several streams
+  std::vector<bool> has_shared_;  // by decision
+  std::map<std::int32_t, Awaited> awaited_;
+  std::pmr::unsynchronized_pool_resource nodes_;
+  std::pmr::map<Offset, Last> last_{&nodes_};  // disjoint
+  std::vector<Last> needed_;                   // of take(), one a stream
+  std::vector<std::int64_t>
+      seen_;  // by two streams: up to which free of the second the first waited
+  std::int64_t frees_ = 0;
+  std::int64_t waits_ = 0;
+};
+
+}  // namespace stalloc

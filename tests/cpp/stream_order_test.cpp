@@ -1,0 +1,243 @@
+// Plans whose streams share addresses: whoever gets one waits for those that had it.
+#include "runtime/stream_order.h"
+
+#include <gtest/gtest.h>
+
+#include "device/pretend.h"
+#include "fake_streams.h"
+#include "plans.h"
+#include "runtime/planned_allocator.h"
+
+namespace stalloc {
+namespace {
+
+using testing::FakeStreams;
+constexpr Bytes kMiB = Bytes{1} << 20;
+constexpr StreamId kMain = 0;
+constexpr StreamId kSide = 1;
+
+Decision decision(Offset offset, Tick lower, Tick upper, StreamId stream, Bytes size = kMiB) {
+  return {.size = size, .offset = offset, .lower = lower, .upper = upper, .stream = stream};
+}
+
+Plan ordered_plan(std::vector<Decision> decisions, Tick period) {
+  Plan plan = testing::plan_of(std::move(decisions), period);
+  plan.streams = Streams::kOrdered;
+  return plan;
+}
+
+class StreamOrderTest : public ::testing::Test {
+ protected:
+  void enable(const Plan& plan) {
+    allocator_.enable(plan);
+    allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+  }
+  std::byte* allocate(StreamId stream, Bytes size = kMiB) {
+    auto* p = static_cast<std::byte*>(allocator_.allocate(size, stream, true));
+    const auto begin = reinterpret_cast<std::uintptr_t>(p);
+    const auto end = begin + static_cast<std::uintptr_t>(size);
+    streams_.hand_out(begin, end, table_.handle_of(stream));
+    streams_.use(begin, end, table_.handle_of(stream));
+    return p;
+  }
+  void free(std::byte* p) { ASSERT_TRUE(allocator_.deallocate(p)); }
+  void next_iteration() {
+    allocator_.end_iteration();
+    allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+  }
+  // An iteration as planned, so that departures from it are taken for what they are.
+  void follow(const Plan& plan) {
+    for (const Decision& d : plan.decisions) free(allocate(d.stream, d.size));
+    next_iteration();
+    waits_before_ = statistics().stream_waits;
+    records_before_ = streams_.records;
+  }
+  std::int64_t waits() const { return statistics().stream_waits - waits_before_; }
+  int records() const { return streams_.records - records_before_; }
+  Statistics statistics() const { return allocator_.statistics(); }
+
+  PretendMemory device_{100 * kMiB};
+  FakeStreams streams_;
+  std::int64_t waits_before_ = 0;
+  int records_before_ = 0;
+  StreamTable table_;
+  const StreamHandle side_ = FakeStreams::stream(7);
+  const StreamId side_id_ = table_.id_of(side_);
+  PlannedAllocator allocator_{device_, streams_, table_, PlannedAllocator::Fallback::kOwn};
+};
+
+TEST_F(StreamOrderTest, TheLaterStreamWaitsForTheEarlierOnesWorkUpToItsFree) {
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
+  std::byte* a = allocate(kMain);
+  EXPECT_EQ(statistics().stream_waits, 0);
+  free(a);
+  EXPECT_EQ(streams_.records, 1);
+  std::byte* b = allocate(kSide);
+  EXPECT_EQ(b, a);
+  EXPECT_EQ(statistics().stream_waits, 1);
+  EXPECT_EQ(streams_.records, 1) << "the free's own event";
+  free(b);
+  next_iteration();
+  EXPECT_EQ(allocate(kMain), a) << "and the next iteration waits for this one";
+  EXPECT_EQ(statistics().stream_waits, 2);
+  EXPECT_EQ(statistics().misses + statistics().conflicts, 0);
+  EXPECT_EQ(streams_.hazards + streams_.misuses, 0);
+  EXPECT_EQ(streams_.queries + streams_.synchronizations, 0) << "the host waits for nothing";
+  allocator_.deallocate(a);
+  allocator_.disable();
+  EXPECT_EQ(streams_.live_events(), 0u);
+}
+
+TEST_F(StreamOrderTest, OneWaitIsEnoughForAllThatWasFreedBeforeIt) {
+  enable(ordered_plan({decision(0, 0, 4, kMain), decision(kMiB, 1, 3, kMain),
+                       decision(0, 5, 9, kSide), decision(kMiB, 6, 8, kSide)},
+                      10));
+  std::byte* a = allocate(kMain);
+  std::byte* b = allocate(kMain);
+  free(b);
+  free(a);
+  EXPECT_EQ(allocate(kSide), a);
+  EXPECT_EQ(allocate(kSide), b);
+  EXPECT_EQ(statistics().stream_waits, 1);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
+TEST_F(StreamOrderTest, AddressesOfOneStreamCostNothing) {
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kMain),
+                       decision(kMiB, 4, 5, kSide), decision(kMiB, 6, 7, kSide)},
+                      8));
+  for (const StreamId stream : {kMain, kMain, kSide, kSide}) free(allocate(stream));
+  EXPECT_EQ(statistics().hits, 4);
+  EXPECT_EQ(streams_.records + streams_.waits, 0);
+}
+
+// a (main) | b (side) | c (main) at one address, and b is asked for late, or not at all.
+TEST_F(StreamOrderTest, WhoeverHasReallyBeenThereIsWaitedFor) {
+  const Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide, 2 * kMiB),
+                                  decision(kMiB, 4, 5, kMain, kMiB / 2)},
+                                 6);
+  enable(plan);
+  follow(plan);
+  std::byte* a = allocate(kMain);  // where b was last, which main has waited for to get at c
+  EXPECT_EQ(waits(), 0);
+  free(a);
+  std::byte* c = allocate(kMain, kMiB / 2);  // b has not come
+  EXPECT_EQ(c, a + kMiB);
+  EXPECT_EQ(waits(), 0) << "nobody has been there since";
+  free(c);
+  next_iteration();
+  free(allocate(kMain));
+  std::byte* b = allocate(kSide, 2 * kMiB);
+  EXPECT_EQ(b, a);
+  EXPECT_EQ(waits(), 1) << "for c, and with it for a, which was freed before";
+  EXPECT_NE(allocate(kMain, kMiB / 2), c) << "b is still there";
+  EXPECT_EQ(statistics().conflicts, 1);
+  free(b);
+  next_iteration();
+  EXPECT_EQ(allocate(kMain), a) << "b, freed late, is waited for";
+  EXPECT_EQ(waits(), 2);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
+TEST_F(StreamOrderTest, ABlockThePlanDoesNotKnowIsWaitedFor) {
+  const Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4);
+  enable(plan);
+  follow(plan);
+  allocator_.enter_unplanned();
+  std::byte* guest = allocate(kMain, kMiB / 2);
+  allocator_.leave_unplanned();
+  EXPECT_EQ(statistics().idle_requests, 1);
+  EXPECT_EQ(waits(), 1) << "for the side stream's of the iteration before";
+  free(guest);
+  EXPECT_EQ(records(), 0) << "nobody was known to wait for it";
+  EXPECT_EQ(allocate(kSide), guest);
+  EXPECT_EQ(records(), 1) << "so its event is recorded when it is needed";
+  EXPECT_EQ(waits(), 2);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
+TEST_F(StreamOrderTest, AStreamThatCannotBeMadeToWaitDoesNotGetTheAddress) {
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
+  streams_.fail_records = true;
+  std::byte* a = allocate(kMain);
+  free(a);
+  std::byte* b = allocate(kSide);
+  EXPECT_NE(b, a);
+  EXPECT_EQ(statistics().conflicts, 1);
+  allocator_.check();
+  free(b);
+  streams_.fail_records = false;
+  streams_.fail_waits = true;
+  next_iteration();
+  free(allocate(kMain));
+  b = allocate(kSide);
+  EXPECT_NE(b, a);
+  free(b);
+  streams_.fail_waits = false;
+  next_iteration();
+  free(allocate(kMain));
+  EXPECT_EQ(allocate(kSide), a);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
+TEST_F(StreamOrderTest, DuringACaptureNothingIsRecordedOrWaitedFor) {
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
+  std::byte* a = allocate(kMain);
+  allocator_.begin_capture();
+  streams_.capturing.insert(FakeStreams::stream(9));
+  free(a);
+  std::byte* b = allocate(kSide);
+  EXPECT_NE(b, a);
+  EXPECT_EQ(streams_.records + streams_.waits, 0);
+  free(b);
+  streams_.capturing.clear();
+  allocator_.end_capture();
+  next_iteration();
+  free(allocate(kMain));
+  EXPECT_EQ(allocate(kSide), a);
+  EXPECT_EQ(streams_.hazards + streams_.misuses, 0);
+}
+
+TEST_F(StreamOrderTest, AFreeDuringACaptureIsWaitedForAfterIt) {
+  const Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4);
+  enable(plan);
+  follow(plan);  // its free has an event of this iteration
+  std::byte* a = allocate(kMain);
+  allocator_.begin_capture();
+  free(a);
+  allocator_.end_capture();
+  EXPECT_EQ(records(), 0);
+  EXPECT_EQ(allocate(kSide), a);
+  EXPECT_EQ(records(), 1);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
+TEST_F(StreamOrderTest, ARecordedBlockIsWaitedForOnceItsUsersAreDone) {
+  const StreamId third = table_.id_of(FakeStreams::stream(8));
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
+  std::byte* a = allocate(kMain);
+  const auto begin = reinterpret_cast<std::uintptr_t>(a);
+  ASSERT_TRUE(allocator_.record_stream(a, third));
+  streams_.use(begin, begin + kMiB, table_.handle_of(third));
+  free(a);
+  EXPECT_NE(allocate(kSide), a) << "the third stream is not done";
+  streams_.complete(table_.handle_of(third));
+  next_iteration();
+  free(allocate(kMain));
+  EXPECT_EQ(allocate(kSide), a);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
+TEST_F(StreamOrderTest, AForkedChildLeavesTheDeviceAlone) {
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
+  std::byte* a = allocate(kMain);
+  free(a);
+  a = allocate(kSide);
+  allocator_.abandon();
+  const int records = streams_.records;
+  EXPECT_TRUE(allocator_.deallocate(a));
+  EXPECT_EQ(streams_.records, records);
+}
+
+}  // namespace
+}  // namespace stalloc

@@ -1,0 +1,136 @@
+"""Training on several streams: each has its own addresses, or they take turns and wait.
+
+What each stream's tensors are used for is told to the stand-in, which finds races.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Literal
+
+import pytest
+import standin
+import torch
+from isolation import isolated
+from training_cuda import Trainer
+
+import stalloc
+
+
+@dataclasses.dataclass
+class Scratch:
+    """A trainer between whose steps three streams use memory of their own and of each other."""
+
+    trainer: Trainer = dataclasses.field(default_factory=lambda: Trainer(rows=32))
+    sides: list[torch.cuda.Stream] = dataclasses.field(
+        default_factory=lambda: [torch.cuda.ExternalStream(_new_stream()) for _ in range(2)]
+    )
+    owner: int = 0
+
+    def use(
+        self, stream: torch.cuda.Stream, size: int, record: torch.cuda.Stream | None = None
+    ) -> None:
+        self.owner += 1
+        with torch.cuda.stream(stream):
+            t = torch.empty(size, dtype=torch.uint8, device="cuda")
+        standin.use(stream.cuda_stream, t.data_ptr(), size, self.owner)
+        if record is not None:
+            record.wait_stream(stream)
+            standin.use(record.cuda_stream, t.data_ptr(), size, self.owner)
+            t.record_stream(record)
+
+    def step(self, noise: int) -> None:
+        main, sides = torch.cuda.current_stream(), self.sides
+        for i in range(6):
+            self.use(main, 40000, sides[0] if i % 3 == 0 else None)
+            self.use(sides[i % 2], 70000 + 512 * (noise if i == 4 else 0))
+            self.use(sides[0], 40000, main)
+            standin.advance(sides[i % 2].cuda_stream, noise)
+            standin.advance(main.cuda_stream, 4 * noise)
+        self.trainer.step()
+        self.use(sides[1], 123456, main)
+
+    def profile(self) -> stalloc.Profile:
+        standin.set_manual(True)
+        with stalloc.profile(self.trainer.model) as prof:
+            for _ in range(3):
+                self.step(0)
+        standin.drain_all()
+        return prof
+
+    def run(self, plan: stalloc.Plan) -> None:
+        stalloc.enable(plan, model=self.trainer.model)
+        for _ in range(6):
+            self.step(0)
+            standin.drain_all()
+        waits = standin.host_waits()
+        for i in range(12):
+            with stalloc.hooks.unplanned():
+                for _ in range(i % 4):
+                    self.use(self.sides[i % 2], 40000)
+                    self.use(torch.cuda.current_stream(), 40000, self.sides[1])
+            self.step(i % 3)
+        assert stalloc.memory_stats()["hits"] > 2 * stalloc.memory_stats()["planned"]
+        assert standin.host_waits() == waits, "the host waited for a stream"
+        assert standin.hazards() == 0, standin.complaint()
+
+
+@pytest.mark.parametrize("streams", ["separate", "ordered"])
+def test_no_address_is_used_without_order(streams: Literal["separate", "ordered"]) -> None:
+    scratch = Scratch()
+    prof = scratch.profile()
+    plan = prof.plan(streams=streams)
+    assert plan.streams == streams
+    assert len(set(plan.decisions.stream)) == 3
+    assert (plan.pool < prof.plan().pool) == (streams == "ordered")
+    scratch.run(plan)
+    assert (stalloc.memory_stats()["stream_waits"] > 10) == (streams == "ordered")
+
+
+def test_a_stream_that_cannot_be_made_to_wait_gets_another_address() -> None:
+    """The program orders nothing itself: whatever waits here, the plan has asked for."""
+    side = torch.cuda.ExternalStream(_new_stream())
+    places = []
+
+    def step() -> None:
+        for owner, stream in enumerate([torch.cuda.current_stream(), side]):
+            with torch.cuda.stream(stream):
+                t = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+            standin.use(stream.cuda_stream, t.data_ptr(), t.nbytes, owner)
+            places.append(t.data_ptr())
+            del t
+
+    standin.set_manual(True)
+    with stalloc.profile(device="cuda") as prof:
+        for _ in range(3):
+            step()
+            prof.step()
+    plan = prof.plan(streams="ordered")
+    assert plan.pool == 3 << 20
+    stalloc.enable(plan)
+    for iteration in range(4):
+        if iteration == 2:
+            standin.fail("cudaStreamWaitEvent", 1, 400, times=2)
+        places.clear()
+        step()
+        assert (places[0] == places[1]) == (iteration != 2)
+        stalloc.step()
+    assert stalloc.memory_stats()["conflicts"] == 1
+    assert standin.hazards() == 0, standin.complaint()
+
+
+@isolated
+def test_compat_mode_orders_streams_too() -> None:
+    stalloc.install_compat()
+    scratch = Scratch()
+    scratch.run(scratch.profile().plan(streams="ordered"))
+    assert stalloc.memory_stats()["stream_waits"] > 10
+
+
+def _new_stream() -> int:
+    handle = ctypes.c_void_p()
+    library = ctypes.CDLL("libcudart.so.13")
+    assert library.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
+    assert handle.value is not None
+    return handle.value
