@@ -24,6 +24,7 @@ from stalloc._frameworks.callback import version
 from stalloc._frameworks.colossalai import Integration, layout_of
 from stalloc.driver import ITERATIONS, SERVE_FROM, WARMUP, Driver
 from stalloc.planfile import DEFAULT_TIME_LIMIT
+from stalloc.planner import Streams
 
 __all__ = ["install", "uninstall"]
 
@@ -43,6 +44,7 @@ def install(
     dynamic: Iterable[str | type] | None = None,
     device: torch.device | str | None = None,
     time_limit: float = DEFAULT_TIME_LIMIT,
+    streams: Streams | None = None,
     strict: bool = False,
 ) -> Driver:
     """Puts stalloc into a boosted training; once, if called again with the same optimizer.
@@ -60,6 +62,8 @@ def install(
         dynamic: As for `stalloc.profile`; None takes Colossal-AI's own mixtures of experts.
         device: As for `stalloc.profile`.
         time_limit: Seconds to look for a better plan than the first one.
+        streams: Whether streams use the same addresses in turn, "ordered", or keep "separate";
+            None takes `STALLOC_STREAMS`. See `stalloc.Trace.plan`.
         strict: Whether what goes wrong is raised, instead of ending in a warning.
 
     Raises:
@@ -78,6 +82,7 @@ def install(
         device=device,
         dynamic=dynamic,
         time_limit=time_limit,
+        streams=streams,
         strict=strict,
         framework=f"colossalai {version('colossalai')}".strip(),
     )

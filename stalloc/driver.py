@@ -29,6 +29,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import cast, get_args
 
 import torch
 from torch import nn
@@ -37,6 +38,7 @@ from stalloc import hooks, session
 from stalloc.errors import PlanError, StallocError, StallocWarning
 from stalloc.hooks import PhaseKind
 from stalloc.planfile import DEFAULT_TIME_LIMIT, Plan
+from stalloc.planner import Streams
 from stalloc.profiling import Profile, profile
 from stalloc.ranks import Layout, RankFiles, describe_layout, rank, rank_info, rank_mismatch
 
@@ -106,6 +108,8 @@ class Driver:
         device: As for `stalloc.profile`.
         dynamic: As for `stalloc.profile`, or a function that says so when profiling begins.
         time_limit: Seconds to look for a better plan than the first one.
+        streams: "separate" or "ordered", as for `stalloc.Trace.plan`; None takes `STALLOC_STREAMS`,
+            or else "separate". A plan from a file is as it was made.
         strict: Whether what goes wrong is raised, instead of ending in a warning.
         framework: Its name and version, noted in the files.
 
@@ -126,6 +130,7 @@ class Driver:
         device: torch.device | str | None = None,
         dynamic: Dynamic | Callable[[], Dynamic] = None,
         time_limit: float = DEFAULT_TIME_LIMIT,
+        streams: Streams | None = None,
         strict: bool = False,
         framework: str = "",
     ) -> None:
@@ -133,6 +138,9 @@ class Driver:
         folder = folder or os.environ.get("STALLOC_DIR") or None
         if mode not in MODES:
             raise ValueError(f"there is no mode {mode!r}; choose one of {', '.join(MODES)}")
+        streams = streams or cast("Streams", os.environ.get("STALLOC_STREAMS")) or "separate"
+        if streams not in get_args(Streams):
+            raise ValueError(f'streams are "separate" or "ordered", not {streams!r}')
         if mode in ("profile", "plan") and folder is None:
             raise ValueError(f"mode {mode!r} needs a folder: give folder= or set STALLOC_DIR")
         if warmup < 0 or serve_from < 0 or iterations < 2:
@@ -149,6 +157,7 @@ class Driver:
         self._device = device
         self._dynamic = dynamic
         self._time_limit = time_limit
+        self._streams: Streams = streams
         self._strict = strict
         self._framework = framework
         # What is known when the first iteration begins, and may not be when the process ends.
@@ -349,7 +358,7 @@ class Driver:
         self._stop(recorded)
         trace = recorded.trace
         trace.info = {**trace.info, **self._rank_info, "framework": self._framework}
-        plan = trace.plan(time_limit=self._time_limit)
+        plan = trace.plan(time_limit=self._time_limit, streams=self._streams)
         _log.info("rank %d: %r", self._rank, plan)
         files = self._files
         if files is not None:

@@ -24,6 +24,7 @@ from stalloc._frameworks import installed
 from stalloc._frameworks.megatron import TARGET, Integration
 from stalloc.driver import ITERATIONS, SERVE_FROM, WARMUP, Driver
 from stalloc.planfile import DEFAULT_TIME_LIMIT
+from stalloc.planner import Streams
 
 __all__ = ["install", "uninstall"]
 
@@ -40,6 +41,7 @@ def install(
     dynamic: Iterable[str | type] | None = None,
     device: torch.device | str | None = None,
     time_limit: float = DEFAULT_TIME_LIMIT,
+    streams: Streams | None = None,
     strict: bool = False,
 ) -> Driver:
     """Puts stalloc into Megatron's training. If it is there already, that stays as it is.
@@ -60,6 +62,8 @@ def install(
             padding nothing.
         device: As for `stalloc.profile`.
         time_limit: Seconds to look for a better plan than the first one.
+        streams: Whether streams use the same addresses in turn, "ordered", or keep "separate";
+            None takes `STALLOC_STREAMS`. See `stalloc.Trace.plan`.
         strict: Whether what goes wrong is raised, instead of ending in a warning.
 
     Raises:
@@ -78,6 +82,7 @@ def install(
             dynamic=dynamic,
             device=device,
             time_limit=time_limit,
+            streams=streams,
             strict=strict,
         )
     )

@@ -29,6 +29,7 @@ from stalloc._frameworks.patches import Argument, Function
 from stalloc._frameworks.places import Places
 from stalloc.driver import Driver
 from stalloc.errors import StallocError
+from stalloc.planner import Streams
 
 TARGET = "megatron"
 """What it is installed into: the package, of which a process has one."""
@@ -60,6 +61,7 @@ class Integration(installed.Integration):
         serve_from: int,
         device: torch.device | str | None,
         time_limit: float,
+        streams: Streams | None,
         strict: bool,
     ) -> None:
         driver = Driver(
@@ -72,6 +74,7 @@ class Integration(installed.Integration):
             device=device,
             dynamic=self._dynamic_modules,
             time_limit=time_limit,
+            streams=streams,
             strict=strict,
             framework=f"megatron-core {megatron_config.version()}",
         )

@@ -7,6 +7,8 @@ from typing import TypedDict
 
 import torch
 
+from stalloc.planner import Streams
+
 
 class Options(TypedDict, total=False):
     """Arguments of `stalloc.driver.Driver`.
@@ -18,6 +20,7 @@ class Options(TypedDict, total=False):
         device: As for `stalloc.profile`.
         dynamic: As for `stalloc.profile`.
         time_limit: Seconds to look for a better plan than the first one.
+        streams: Whether streams use the same addresses in turn, "ordered", or keep "separate".
         strict: Whether what goes wrong is raised, instead of ending in a warning.
     """
 
@@ -27,4 +30,5 @@ class Options(TypedDict, total=False):
     device: torch.device | str | None
     dynamic: Iterable[str | type] | None
     time_limit: float
+    streams: Streams | None
     strict: bool

@@ -20,6 +20,7 @@ import stalloc
 from stalloc import _core
 from stalloc.driver import SERVE_FROM, Driver, Stage
 from stalloc.errors import PlanError, StallocWarning
+from stalloc.planfile import Plan
 from stalloc.ranks import RankFiles
 from stalloc.session import current_session
 
@@ -125,6 +126,19 @@ def test_a_mode_and_a_folder_come_from_the_environment(tmp_path: Path) -> None:
     train(Driver(warmup=0), trainer, 4)
     assert (tmp_path / "rank0.plan.json").exists()
     assert Driver("off").stage is Stage.OFF, "what is given wins"
+
+
+@isolated
+def test_streams_are_ordered_where_it_is_asked_for(tmp_path: Path) -> None:
+    trainer, _ = twins()
+    train(Driver("profile", tmp_path, warmup=0, streams="ordered"), trainer, 4)
+    assert Plan.load(tmp_path / "rank0.plan.json").streams == "ordered"
+    os.environ["STALLOC_STREAMS"] = "apart"
+    with pytest.raises(ValueError, match='streams are "separate" or "ordered", not \'apart\''):
+        Driver()
+    os.environ["STALLOC_STREAMS"] = "ordered"
+    train(Driver("profile", tmp_path / "again", warmup=0), trainer, 4)
+    assert Plan.load(tmp_path / "again" / "rank0.plan.json").streams == "ordered"
 
 
 def refused(driver: Driver, trainer: Trainer, message: str, length: int = 32) -> None:

@@ -1,0 +1,71 @@
+"""FSDP2, whose gathers and scatters have streams of their own, under plans of both kinds."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import standin
+import torch
+import torch.distributed as dist
+from isolation import isolated
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import stalloc
+
+WIDTH = 1024
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4 * WIDTH * WIDTH))
+        self.scale = nn.Parameter(torch.empty(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.gelu(x * self.scale + self.weight[:WIDTH]).tanh()
+
+
+@pytest.mark.parametrize("streams", ["separate", "ordered"])
+@isolated
+def test_every_stream_is_served_and_turns_make_the_pool_smaller(
+    streams: Literal["separate", "ordered"],
+) -> None:
+    # Collectives that do nothing: no result is ever looked at.
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    with torch.device("cuda"):
+        model = nn.Sequential(*(Block() for _ in range(8)))
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        x = torch.empty(4096, WIDTH, device="cuda")
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        stalloc.step()
+
+    with stalloc.profile(model) as prof:
+        for _ in range(4):
+            step()
+    plan = prof.plan(streams=streams)
+    assert len(set(plan.decisions.stream.tolist())) == 3
+    assert (plan.pool < prof.plan().pool) == (streams == "ordered")
+    stalloc.enable(plan, model=model)
+    for _ in range(6):
+        step()
+    settled, host_waits = stalloc.memory_stats(), standin.host_waits()
+    for _ in range(3):
+        step()
+    stats = stalloc.memory_stats()
+    assert stats["hits"] - settled["hits"] == 3 * stats["planned"]
+    assert stats["fallback_requests"] == settled["fallback_requests"]
+    assert (stats["stream_waits"] > settled["stream_waits"]) == (streams == "ordered")
+    assert standin.host_waits() == host_waits
+    assert standin.hazards() + standin.misuses() == 0, standin.complaint()
+    stalloc.disable()
+    dist.destroy_process_group()
