@@ -1,10 +1,10 @@
 """Measures what FSDP2 reserves under torch's allocators and stalloc, its streams apart or in turns.
 
-    scripts/test_cuda.sh python3 torch==2.14.1 .venv-cuda -- python benchmarks/cuda/fsdp.py
+    make bench-cuda
 
-On the pretended GPU (tests/standin), with collectives that do nothing: what is asked for, on which of
-FSDP2's three streams, is real. Each allocator has a process of its own, from its start on. Prints a
-table; with `--output NAME` writes NAME.json.
+On the pretended GPU (tests/standin), with collectives that do nothing: what is asked for, on which
+of FSDP2's three streams, is real. Each allocator has a process of its own, from its start on.
+Prints a table; with `--output NAME` writes NAME.json.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Block(nn.Module):
         self.scale = nn.Parameter(torch.empty(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Some activations of the size of `x`."""
         return x + nn.functional.gelu(x * self.scale + self.weight[:WIDTH]).tanh()
 
 
@@ -83,11 +84,11 @@ def measure(plan: Path | None) -> dict[str, object]:
     return row
 
 
-def in_a_process(*args: str, environment: dict[str, str] | None = None) -> dict[str, object]:
+def in_a_process(*args: str, **environment: str) -> dict[str, object]:
     """What this script prints as JSON when it is given these arguments."""
     done = subprocess.run(
         [sys.executable, __file__, *args],
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -102,8 +103,7 @@ def compare() -> list[dict[str, object]]:
         in_a_process("--profile", folder)
         rows = [
             {"allocator": "torch", **in_a_process("--measure")},
-            {"allocator": "expandable segments"}
-            | in_a_process("--measure", environment=EXPANDABLE),
+            {"allocator": "expandable segments", **in_a_process("--measure", **EXPANDABLE)},
         ]
         for streams in ("separate", "ordered"):
             plan = str(Path(folder) / f"{streams}.json")
