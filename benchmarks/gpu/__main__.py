@@ -2,15 +2,16 @@
 
     python benchmarks/gpu test
     python benchmarks/gpu bench --output benchmarks/results/gpu
-    python benchmarks/gpu run --model tiny --allocator stalloc --device cpu
+    python benchmarks/gpu test --device cpu
 
 `bench` looks for the largest batch that each model trains with, under torch's caching allocator,
 under expandable segments and under stalloc; then it measures all three with the largest batch that
-all of them train, and with the largest of any. Each run has a process of its own. What is done is
-written after each, so that `--minutes` may end it anywhere. `test` trains small models with
+all of them train, and with the largest of any. Each run has a process of its own; under stalloc it
+is served from its start, from the plan of another that was profiled. What is done is written after
+each, so that `--minutes` may end it anywhere. `test` trains small models with
 deterministic kernels and compares losses and weights to the bit; and, where compute-sanitizer is
-installed, runs one under it. `run` is one run, as a line of JSON: with `--device cpu` it needs no
-GPU.
+installed, runs one under it; `--device cpu` is for where there is no GPU. `run` is one run, as a
+line of JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     subparsers = parser.add_subparsers(dest="command", required=True)
-    subparsers.add_parser("test", help="compare results with and without stalloc, to the bit")
+    test = subparsers.add_parser("test", help="compare results with and without stalloc, bitwise")
+    test.add_argument("--device", default="cuda")
     bench = subparsers.add_parser("bench", help="measure memory and speed")
     bench.add_argument("--models", nargs="+", choices=MODELS, default=list(BENCHED))
     bench.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
@@ -70,11 +73,12 @@ def main() -> int:
         options = {k: v for k, v in vars(args).items() if k != "command"}
         print(json.dumps(Run(**options).train()))
         return 0
-    if not torch.cuda.is_available():
+    on_gpu = args.command == "bench" or args.device.startswith("cuda")
+    if on_gpu and not torch.cuda.is_available():
         print("this needs a GPU, and torch finds none", file=sys.stderr)
         return 2
     if args.command == "test":
-        return check()
+        return check(args.device)
     return Bench(args.allocators, args.limit, args.minutes, args.output).measure(args.models)
 
 
@@ -82,7 +86,7 @@ def start(run: Run, *prefix: str) -> dict[str, Any]:
     """One run in a process of its own; "failed" says why it came to nothing."""
     options = [sys.executable, str(Path(__file__).parent), "run"]
     for key, value in dataclasses.asdict(run).items():
-        if key == "losses" or value is False:
+        if key == "losses" or value is False or value == "":
             continue
         options += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -98,24 +102,36 @@ def start(run: Run, *prefix: str) -> dict[str, Any]:
     return result
 
 
-def check() -> int:
+def planned(run: Run, *prefix: str) -> dict[str, Any]:
+    """The same under stalloc, after a run that is profiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = str(Path(folder) / "plan.json")
+        profiled = start(dataclasses.replace(run, allocator="stalloc", profile=plan))
+        if "pool" not in profiled:
+            return profiled
+        return start(dataclasses.replace(run, allocator="stalloc", plan=plan), *prefix)
+
+
+def check(device: str) -> int:
     """Results with and without stalloc, to the bit; returns the exit code."""
     failures = 0
     for model, recompute in [("tiny", False), ("tiny", True), ("tiny-moe", False)]:
-        run = Run(model, "torch", recompute=recompute, deterministic=True)
-        plain, planned = start(run), start(dataclasses.replace(run, allocator="stalloc"))
+        run = Run(model, "torch", device=device, recompute=recompute, deterministic=True)
+        plain, served = start(run), planned(run)
         name = model + (" with recomputation" if recompute else "")
-        if "failed" in plain or "failed" in planned:
+        if "losses" not in plain or "losses" not in served:
             failures += 1
             print(f"{name}: FAILED")
             continue
-        same = all(plain[key] == planned[key] for key in ("losses", "weights"))
+        same = all(plain[key] == served[key] for key in ("losses", "weights"))
         failures += not same
-        print(f"{name}: {'identical' if same else 'DIFFERENT'}, hit rate {planned['hit_rate']:.4f}")
+        print(f"{name}: {'identical' if same else 'DIFFERENT'}, hit rate {served['hit_rate']:.4f}")
+    if not device.startswith("cuda"):
+        return 1 if failures else 0
     if sanitizer := shutil.which("compute-sanitizer"):
-        done = start(Run("tiny", "stalloc", steps=2, warmup=2), sanitizer, "--error-exitcode=1")
-        failures += "failed" in done
-        print(f"compute-sanitizer: {'FAILED' if 'failed' in done else 'no error'}")
+        done = planned(Run("tiny", "stalloc", steps=2, warmup=2), sanitizer, "--error-exitcode=1")
+        failures += "losses" not in done
+        print(f"compute-sanitizer: {'no error' if 'losses' in done else 'FAILED'}")
     else:
         print("compute-sanitizer is not installed: that test was not run")
     return 1 if failures else 0
@@ -153,7 +169,9 @@ class Bench:
 
     def run(self, run: Run) -> dict[str, Any]:
         """One run, while there is time."""
-        return start(run) if time.monotonic() < self.end else {"failed": "no time was left"}
+        if time.monotonic() >= self.end:
+            return {"failed": "no time was left"}
+        return planned(run) if run.allocator == "stalloc" else start(run)
 
     def largest_batch(self, model: str, allocator: str) -> int:
         """The largest batch that trains, to an eighth; 0 when none does."""

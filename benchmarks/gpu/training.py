@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import time
 from contextlib import nullcontext
@@ -19,10 +18,16 @@ PROFILED = 3
 
 @dataclass
 class Run:
-    """What to train, and how."""
+    """What to train, and how.
+
+    Under stalloc a run is served from a plan that another run has left, from the making of the
+    model on. A run that is profiled measures nothing.
+    """
 
     model: str
     allocator: str  # "torch", "expandable" (by the environment), "stalloc"
+    plan: str = ""  # a file: the plan that stalloc serves from
+    profile: str = ""  # a file: where to leave such a plan, instead of measuring
     device: str = "cuda"
     batch: int = 8
     microbatches: int = 4
@@ -37,36 +42,34 @@ class Run:
         torch.manual_seed(0)
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
-        config = MODELS[self.model]
         try:
-            model = Decoder(config, self.recompute).to(self.device)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-            self._settle(model, optimizer, config.sequence, config.vocabulary)
-            return self._measure(model, optimizer, config.sequence, config.vocabulary)
+            if self.profile:
+                return self._profile()
+            if self.allocator == "stalloc":
+                stalloc.enable(stalloc.Plan.load(self.plan), startup=True)
+            model, optimizer = self._make()
+            for step in range(self.warmup):
+                self._step(model, optimizer, step)
+            return self._measure(model, optimizer)
         except (torch.OutOfMemoryError, stalloc.OutOfMemory) as error:
             return {"out_of_memory": str(error).splitlines()[0]}
         finally:
             stalloc.disable()
 
-    def _settle(
-        self, model: Decoder, optimizer: torch.optim.Optimizer, length: int, vocabulary: int
-    ) -> None:
-        """Warms up; every allocator runs as many steps, so that their losses can be compared."""
-        first = 0
-        if self.allocator == "stalloc":
-            with stalloc.profile(model) as prof:
-                for first in range(1, PROFILED + 1):
-                    self._step(model, optimizer, length, vocabulary, first - 1)
-                    prof.step()
-            gc.collect()
-            stalloc.enable(prof.plan(), model=model)
-        for step in range(first, PROFILED + self.warmup):
-            self._step(model, optimizer, length, vocabulary, step)
-            stalloc.step()
+    def _make(self) -> tuple[Decoder, torch.optim.Optimizer]:
+        model = Decoder(MODELS[self.model], self.recompute).to(self.device)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def _measure(
-        self, model: Decoder, optimizer: torch.optim.Optimizer, length: int, vocabulary: int
-    ) -> dict[str, Any]:
+    def _profile(self) -> dict[str, Any]:
+        with stalloc.profile(device=self.device) as prof:
+            model, optimizer = self._make()
+            for step in range(PROFILED):
+                self._step(model, optimizer, step)
+        plan = prof.plan()
+        plan.save(self.profile, overwrite=True)
+        return {"pool": plan.pool, "resident": plan.resident, "gap": plan.gap}
+
+    def _measure(self, model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         gpu = self.device.startswith("cuda")
         if gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -74,15 +77,17 @@ class Run:
         times = []
         for step in range(self.steps):
             start = time.perf_counter()
-            self._step(model, optimizer, length, vocabulary, 1000 + step)
-            stalloc.step()
+            self._step(model, optimizer, 1000 + step)
             if gpu:
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
         step_time = sorted(times)[len(times) // 2]
         result: dict[str, Any] = {
             "step_seconds": step_time,
-            "tokens_per_second": self.batch * self.microbatches * length / step_time,
+            "tokens_per_second": self.batch
+            * self.microbatches
+            * MODELS[self.model].sequence
+            / step_time,
             "losses": self.losses,
             "weights": self._digest(model),
         }
@@ -95,27 +100,23 @@ class Run:
             result |= {"load": load, "peak_reserved": reserved, "efficiency": load / reserved}
         if self.allocator == "stalloc":
             ours = stalloc.memory_stats(self.device)
-            result |= {"hit_rate": ours["hit_rate"], "pool": ours["pool"]}
+            result |= {key: ours[key] for key in ("hit_rate", "pool", "resident")}
         return result
 
-    def _step(
-        self,
-        model: Decoder,
-        optimizer: torch.optim.Optimizer,
-        length: int,
-        vocabulary: int,
-        step: int,
-    ) -> None:
+    def _step(self, model: Decoder, optimizer: torch.optim.Optimizer, step: int) -> None:
+        config = MODELS[self.model]
         generator = torch.Generator().manual_seed(step)
         gpu = self.device.startswith("cuda")
         for _ in range(self.microbatches):
-            tokens = torch.randint(vocabulary, (self.batch, length + 1), generator=generator)
+            shape = (self.batch, config.sequence + 1)
+            tokens = torch.randint(config.vocabulary, shape, generator=generator)
             with torch.autocast("cuda", torch.bfloat16) if gpu else nullcontext():
                 loss = model(tokens.to(self.device))
             loss.backward()
         self.losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
+        stalloc.step()
 
     @staticmethod
     def _digest(model: Decoder) -> str:
