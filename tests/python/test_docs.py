@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import error_messages  # noqa: E402
-from error_messages import Message  # noqa: E402
+from error_messages import TOPICS, Message  # noqa: E402
 
 
 def found(root: Path) -> list[str]:
@@ -53,6 +53,47 @@ def model_mismatch(x):
     ]
 
 
+def test_words_that_stand_elsewhere_in_a_python_file_are_followed(tmp_path: Path) -> None:
+    source(
+        tmp_path,
+        "stalloc/a.py",
+        """
+REASON = "it is " "not to be"
+
+def f(x):
+    what = "no such file: make it"
+    self.driver.stand_aside(REASON)
+    driver.stand_aside(reason_of(x))
+    raise OSError(errno.ENOENT, what, x) from None
+
+def g(x):
+    raise _exists(x)
+
+def _exists(x):
+    return FileExistsError(errno.EEXIST, "is there already", x)
+
+def h(x):
+    raise DoesNotFit(f"{x}: {_why(x)}")
+
+def _why(x):
+    what = f"it takes {x}; "
+    if x:
+        return what + "none is smaller"
+    return what + f"{x} may do"
+
+def unplannable(x):
+    return REASON if x else None
+""",
+    )
+    assert found(tmp_path) == [
+        "is there already",
+        "it is not to be",
+        "no such file: make it",
+        "…: it takes …; none is smaller",
+        "…: it takes …; … may do",
+    ]
+
+
 def test_messages_are_found_in_cpp(tmp_path: Path) -> None:
     source(
         tmp_path,
@@ -66,15 +107,26 @@ void f() {
   throw std::bad_alloc();
 }
 std::string A::some_message(int x) const {
+  const auto y = Bytes{0};
   return "asked for " + g(x) + "; had none";
+}
+void g() {
+  TORCH_CHECK(f(a, "b") && c, "there is no device ", name, "; there are ", count());
+  TORCH_CHECK_WITH(OutOfMemoryError, p, "tried to allocate ", size);
+  run_out("for a graph");
+  throw stalloc::Error("no runtime is loaded");
 }
 """,
     )
     assert found(tmp_path) == [
         "asked for …; had none",
+        "for a graph",
         "is odd",
+        "no runtime is loaded",
         "row …",
         'the pool of … bytes "is" too large',
+        "there is no device …; there are …",
+        "tried to allocate …",
     ]
 
 
@@ -84,6 +136,28 @@ def test_every_message_has_its_place_in_the_page() -> None:
     assert len(messages) > 100
     for message in messages:
         assert f"- {error_messages.as_code(message.text)}\n" in page + "\n"
+
+
+def test_a_message_is_found_by_its_own_words() -> None:
+    page = error_messages.page()
+    for topic in page.split("### ")[1:]:
+        listed = re.findall(r"^- `+ ?(.*?) ?`+$", topic, re.MULTILINE)
+        assert listed
+        own = [re.sub("^[^a-zA-Z]+", "", text).lower() for text in listed]
+        assert own == sorted(own)
+
+
+def test_what_torch_raises_when_memory_runs_out_is_among_them() -> None:
+    texts = [m.text for m in error_messages.messages() if "tried to allocate" in m.text]
+    assert any("largest hole is" in text for text in texts)
+    assert any("while profiling" in text for text in texts)
+    assert any("for a CUDA graph" in text for text in texts)
+
+
+def test_no_topic_names_a_file_without_messages() -> None:
+    files = {m.file for m in error_messages.messages()}
+    for name in [name for topic in TOPICS for name in topic.files]:
+        assert any(file == name or file.startswith(f"{name.rstrip('/')}/") for file in files), name
 
 
 def test_a_file_without_a_topic_is_refused() -> None:
