@@ -22,20 +22,23 @@ BROKEN_PIPE = 141
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser of all sub-commands; each leaves its module's `main` in `args.main`."""
+    """The parser of all sub-commands; each leaves itself and its module's `main` in the args."""
     parser = argparse.ArgumentParser(
         prog="stalloc", description="Plans the address of every tensor of a training iteration."
     )
     parser.add_argument("--version", action="version", version=f"stalloc {stalloc.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        command.add_parser(subparsers).set_defaults(main=command.main)
+        subparser = command.add_parser(subparsers)
+        subparser.set_defaults(main=command.main, parser=subparser)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command and returns the exit code; a Ctrl-C is the caller's."""
-    args = make_parser().parse_args(argv)
+    args, unknown = make_parser().parse_known_args(argv)
+    if unknown:  # said with the sub-command's usage, not with that of all
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = args.main(args)
         sys.stdout.flush()

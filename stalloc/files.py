@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,23 @@ def check_output(path: Path, source: Path, *, overwrite: bool) -> None:
         check_new(path)
     elif path.exists() and source.exists() and path.samefile(source):
         raise FileExistsError(errno.EEXIST, "is the input itself: choose another name", str(path))
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder, unless it is there, and makes sure that files can be written into it.
+
+    Raises:
+        NotADirectoryError: It is a file.
+        OSError: It cannot be made, or takes no files; it has the folder's name.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "is a file: name a folder", str(path)) from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 def _check_folder(path: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import stalloc
-from stalloc.commands.inputs import positive
+from stalloc.commands.inputs import naming, positive, read_plan
 from stalloc.commands.output import print_json, printable
 from stalloc.errors import StallocError
-from stalloc.files import check_new
+from stalloc.files import check_new, make_folder
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -35,8 +35,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "first iterations are recorded and planned, with --plan it is served from that plan. An "
         "iteration ends with the optimizer's step, unless the script calls stalloc.step(). Under "
         "torchrun each rank has files of its own.",
-        epilog="Exit codes: the script's own; 1 also when there is nothing to plan or the plan "
-        "cannot be read; 2 wrong usage.",
+        epilog="Files are written when the script has ended, also by an error or Ctrl-C. Exit "
+        "codes: the script's own; 1 also when there is nothing to plan or the plan cannot be read; "
+        "2 wrong usage.",
     )
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument(
@@ -111,7 +112,7 @@ def _profile(args: argparse.Namespace) -> int:
 
     prof = stalloc.profile(device=args.device, iterations=args.iterations)
     folder: Path = args.profile
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files = RankFiles(folder)
     trace_file, plan_file = files.trace, files.plan
     if not args.force:
@@ -124,7 +125,8 @@ def _profile(args: argparse.Namespace) -> int:
         return code  # a child that the script forked: the files are its parent's
     trace = prof.trace
     trace.save(trace_file, overwrite=args.force)
-    plan = trace.plan(progress=sys.stderr.isatty())
+    with naming(trace_file):
+        plan = trace.plan(progress=sys.stderr.isatty())
     plan.save(plan_file, overwrite=args.force)
     complete = len(trace.iterations) - 1
     if args.json:
@@ -158,8 +160,13 @@ def _planned(args: argparse.Namespace) -> int:
 
     path: Path = args.plan
     plan_file = RankFiles(path).plan if path.is_dir() else path
+    if not plan_file.exists():
+        raise StallocError(
+            f"{plan_file}: there is no such plan; make it with stalloc run --profile DIR"
+        )
+    plan = read_plan(plan_file)
     process = os.getpid()
-    with stalloc.enable(plan_file, strict=args.strict, startup=True) as session:
+    with stalloc.enable(plan, strict=args.strict, startup=True) as session:
         code = _run(args)
         stats = stalloc.memory_stats()
     if os.getpid() != process:
@@ -195,6 +202,10 @@ def _run(args: argparse.Namespace) -> int:
         # The script's own failure: shown as Python shows it. What was recorded is kept.
         traceback.print_exc()
         return 1
+    except KeyboardInterrupt:
+        # Whoever has seen enough of a script that is profiled wants the profile.
+        print("stalloc run: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documented import documented_keys
 from snapshot_documents import dump, trained
 from trace_documents import TraceWriter, to_trace, training_document
 
@@ -21,6 +22,7 @@ from stalloc.planfile import Plan
 
 CSV = "id,lower,upper,size\na,0,4,100\nb,0,9,50\nc,4,9,80\n"
 KEYS = ["buffers", "bound", "pool", "gap", "optimal", "algorithm", "seconds", "validated"]
+DOCUMENTED = documented_keys()
 
 
 @pytest.fixture
@@ -200,6 +202,22 @@ def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command", ["run", "plan", "import", "inspect", "replay", "diff", "report"]
+)
+def test_an_unknown_option_is_told_with_the_usage_of_its_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = {"run": ["--plan", "p", "s"], "import": ["x", "-o", "y"], "diff": ["x", "y"]}
+    options = needed.get(command, ["x"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "--odd", *options])
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: stalloc {command} ")
+    assert said.endswith(f"stalloc {command}: error: unrecognized arguments: --odd\n")
+
+
 def test_inspect_shows_a_trace(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = answer(capsys, "inspect", trace)
     assert report["kind"] == "trace"
@@ -325,3 +343,42 @@ def test_bytes_on_the_command_line(text: str, count: int) -> None:
 def test_what_is_no_number_of_bytes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no number of bytes"):
         bytes_of(text)
+
+
+def test_json_has_the_documented_keys(
+    csv: str, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json")
+    snapshot = tmp_path / "snapshot.pickle"
+    snapshot.write_bytes(dump(trained().document()))
+
+    assert set(answer(capsys, "plan", csv)) == DOCUMENTED["plan"]
+    assert set(answer(capsys, "plan", trace, "-o", plan)) == DOCUMENTED["plan"]
+    imported = answer(capsys, "import", str(snapshot), "-o", str(tmp_path / "imported.json"))
+    assert set(imported) == DOCUMENTED["import"]
+
+    seen = answer(capsys, "inspect", trace)
+    assert set(seen) == DOCUMENTED["inspect, a trace"]
+    assert set(seen["profile"]) == DOCUMENTED["profile"]
+    assert set(seen["profile"]["per_phase"][0]) == DOCUMENTED["per_phase[]"]
+    assert set(seen["profile"]["tallies"]["static"]) == {"requests", "bytes"}
+    assert set(seen["live"]) == DOCUMENTED["live"]
+    assert set(seen["live"]["at"]) == DOCUMENTED["live.at"]
+    for holder in (seen["live"]["at"]["holders"][0], seen["live"]["sites"][0]):
+        assert set(holder) == DOCUMENTED["sites[], holders[]"]
+    seen = answer(capsys, "inspect", plan)
+    assert set(seen) == DOCUMENTED["inspect, a plan"]
+    assert set(seen["per_phase"][0]) == DOCUMENTED["per_phase[]"]
+
+    replayed = answer(capsys, "replay", trace)
+    assert set(replayed) == DOCUMENTED["replay"]
+    assert set(replayed["rows"][0]) == DOCUMENTED["rows[] of replay"]
+    assert set(replayed["plan"]) == DOCUMENTED["a plan"]
+    drawn = answer(capsys, "report", trace, "-o", str(tmp_path / "report.html"))
+    assert set(drawn) == DOCUMENTED["report"]
+    assert set(drawn["rows"][0]) == DOCUMENTED["rows[] of report"]
+
+    found = answer(capsys, "diff", str(snapshot), trace)
+    assert set(found) == DOCUMENTED["diff"]
+    assert set(found["a"]) == set(found["b"]) == DOCUMENTED["a and b"]
+    assert set(found["changes"][0]) == DOCUMENTED["changes[]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -9,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from documented import documented_keys
 
-from stalloc import Plan, cli
+from stalloc import MemoryStats, Plan, cli
 
 SCRIPT = """
 import os, sys, torch
@@ -79,14 +81,18 @@ def run(*arguments: str | Path, cwd: Path, code: int = 0) -> tuple[str, list[str
 
 
 def test_a_script_runs_under_the_plan_of_its_profile(script: Path, tmp_path: Path) -> None:
+    documented = documented_keys()
     out, _ = run("--profile", "plans", "--json", script, "4", cwd=tmp_path)
-    assert json.loads(out)["iterations"] == 5
+    profiled = json.loads(out)
+    assert profiled["iterations"] == 5
+    assert set(profiled) == documented["run --profile"]
     assert {p.name for p in (tmp_path / "plans").iterdir()} == {
         "rank0.trace.json",
         "rank0.plan.json",
     }
     out, _ = run("--plan", "plans", "--json", "-m", "train", "4", cwd=tmp_path)
     stats = json.loads(out)
+    assert set(stats) == documented["run --plan"] | set(MemoryStats.__annotations__)
     assert stats["enabled"]
     assert stats["refusal"] is None
     assert stats["hits"] > 0
@@ -190,10 +196,59 @@ def test_mistakes_are_one_line_and_leave_nothing(
 def test_a_script_fails_as_it_would_without(script: Path, tmp_path: Path) -> None:
     script.write_text("import nowhere\n")
     _, said = run("--plan", "plans", script, cwd=tmp_path, code=1)
-    assert said == ["stalloc run: plans: No such file or directory"]
+    assert said == [
+        "stalloc run: plans: there is no such plan; make it with stalloc run --profile DIR"
+    ]
     _, said = run("--profile", "plans", script, cwd=tmp_path, code=1)
     assert "ModuleNotFoundError: No module named 'nowhere'" in said
-    assert "no complete iteration" in said[-1]
+    assert said[-1].startswith("stalloc run: plans/rank0.trace.json: the trace holds no complete ")
+
+
+def test_what_was_recorded_outlives_a_ctrl_c(script: Path, tmp_path: Path) -> None:
+    script.write_text(SCRIPT.replace("zero_grad()", "zero_grad()\n    if _ == 3: raise INTERRUPT"))
+    script.write_text(script.read_text().replace("INTERRUPT", "KeyboardInterrupt"))
+    out, said = run("--profile", "plans", "--json", script, "4", cwd=tmp_path, code=130)
+    assert said == ["stalloc run: interrupted"]
+    assert json.loads(out)["iterations"] == 3
+    out, said = run("--plan", "plans", "--json", script, "4", cwd=tmp_path, code=130)
+    assert said == ["stalloc run: interrupted"]
+    assert json.loads(out)["hits"] > 0
+
+
+def test_a_plan_may_be_gzipped(script: Path, tmp_path: Path) -> None:
+    run("--profile", "plans", script, "4", cwd=tmp_path)
+    packed = tmp_path / "plan.json.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "plans" / "rank0.plan.json").read_bytes()))
+    out, _ = run("--plan", packed, "--json", script, "4", cwd=tmp_path)
+    assert json.loads(out)["hits"] > 0
+
+
+def test_files_that_cannot_be_are_told_before_the_script_runs(
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script.write_text("raise AssertionError\n")
+    empty, trace = tmp_path / "empty", tmp_path / "trace.json"
+    empty.touch()
+    trace.write_text('{"format": "stalloc-trace"}')
+    for options, message in (
+        (["--profile", str(empty)], f"{empty}: is a file: name a folder"),
+        (["--profile", "empty/below"], "empty/below: Not a directory"),
+        (["--profile", "/proc"], "/proc: "),
+        (["--plan", "nowhere"], "nowhere: there is no such plan; make it with stalloc run"),
+        (["--plan", str(tmp_path)], "rank0.plan.json: there is no such plan"),
+        (["--plan", "empty"], "empty: the file is empty"),
+        (["--plan", "trace.json"], "trace.json: a trace of stalloc's, where a plan is needed"),
+    ):
+        assert cli.main(["run", *options, str(script)]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        assert err.startswith("stalloc run: ")
+        assert message in err
 
 
 def test_under_torchrun_each_rank_has_files_of_its_own(script: Path, tmp_path: Path) -> None:
