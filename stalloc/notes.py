@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from stalloc import _core
 
 _SIZES = ("torch_reserved", "torch_max_split_size")
+_LISTS = ("dynamic", "inputs", "other_models")
 _LONGEST = 18  # digits of a size; more is none
+_SHOWN = 3  # of a list's entries
 
 
 def readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The notes with sizes as people read them, and apart from them what was assumed."""
+    """The notes with sizes and lists as people read them, and apart from them what was assumed."""
     facts = dict(info)
     assumptions = [text for text in facts.pop("assumptions", "").split("\n") if text]
     for name in _SIZES:
         text = facts.get(name, "")
         if text.isascii() and text.isdecimal() and len(text) <= _LONGEST:
             facts[name] = f"{_core.format_bytes(int(text))} ({int(text):,} B)"
+    for name in _LISTS:
+        entries = _entries(facts.get(name, ""))
+        if entries is not None:
+            facts[name] = listed(entries)
     return facts, assumptions
+
+
+def listed(entries: Sequence[str]) -> str:
+    """The first few, and how many more there are: some eighty classes are dynamic by default."""
+    if not entries:
+        return "none"
+    rest = len(entries) - _SHOWN
+    return ", ".join(entries[:_SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def _entries(text: str) -> list[str] | None:
+    """What a note of words in JSON holds; None where it is none, as it may be anybody's."""
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        return None
+    return entries

@@ -212,7 +212,8 @@ def profile(
 ) -> Profile:
     """Records a training run's allocations, to be planned.
 
-    Example:
+    Example::
+
         with stalloc.profile(model) as prof:
             for _ in range(3):
                 train_step(next(batches))

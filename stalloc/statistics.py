@@ -15,38 +15,38 @@ if TYPE_CHECKING:
 class MemoryStats(TypedDict):
     """Figures since the plan was enabled. Bytes are as asked for, but where "reserved" is said."""
 
-    enabled: bool  # whether a plan is in force on this device, and in this process
-    iterations: int  # completed
-    planned: int  # static requests of one iteration
-    hits: int  # static requests served at their planned address
-    misses: int  # static requests of completed iterations that were not
-    hit_rate: float  # hits / (hits + misses); 1.0 before the first
-    opening: int  # requests of start-up and the first iteration that the plan has a place for
-    opening_requests: int  # of these, served there
-    conflicts: int  # requests that fit a decision whose place was taken
-    dynamic_requests: int  # of modules or places whose sizes differ, wherever they were served
-    dynamic_region_requests: int  # of these, served from the region kept for their group
-    dynamic_reused_requests: int  # served from what the static requests leave idle
-    dynamic_fallback_requests: int  # served by the fallback
-    idle_requests: int  # served from idle pool space outside planned phases
-    stream_waits: int  # of one stream for another, on the device, which an ordered plan asks for
-    fallback_requests: int  # served by the fallback
-    allocated: int  # live bytes now
-    peak_allocated: int  # the load, M_a
-    reserved: int  # held of the device now: pool and fallback segments
-    peak_reserved: int  # M_r
-    fallback_allocated: int  # live bytes of the fallback now
-    peak_fallback_allocated: int
-    fallback_reserved: int  # held by the fallback now
-    dynamic_allocated: int  # live bytes of dynamic requests now
-    peak_dynamic_allocated: int
-    peak_dynamic_in_region: int
-    peak_dynamic_reused: int
-    pool: int  # the plan's pool
-    resident: int  # its resident region, where the run is served from its start
-    live_blocks: int  # in the pool
-    strays: int  # of these, outside their planned lifetime
-    efficiency: float  # E = peak_allocated / peak_reserved; 1.0 when nothing was reserved
+    enabled: bool  #: whether a plan is in force on this device, and in this process
+    iterations: int  #: completed
+    planned: int  #: static requests of one iteration
+    hits: int  #: static requests served at their planned address
+    misses: int  #: static requests of completed iterations that were not
+    hit_rate: float  #: hits / (hits + misses); 1.0 before the first
+    opening: int  #: requests of start-up and the first iteration that the plan has a place for
+    opening_requests: int  #: of these, served there
+    conflicts: int  #: requests that fit a decision whose place was taken
+    dynamic_requests: int  #: of modules or places whose sizes differ, wherever they were served
+    dynamic_region_requests: int  #: of these, served from the region kept for their group
+    dynamic_reused_requests: int  #: served from what the static requests leave idle
+    dynamic_fallback_requests: int  #: served by the fallback
+    idle_requests: int  #: served from idle pool space outside planned phases
+    stream_waits: int  #: of one stream for another, on the device, which an ordered plan asks for
+    fallback_requests: int  #: served by the fallback
+    allocated: int  #: live bytes now
+    peak_allocated: int  #: the most of it: the load, M_a
+    reserved: int  #: held of the device now: pool and fallback segments
+    peak_reserved: int  #: the most of it, M_r
+    fallback_allocated: int  #: live bytes of the fallback now
+    peak_fallback_allocated: int  #: the most of it
+    fallback_reserved: int  #: held by the fallback now
+    dynamic_allocated: int  #: live bytes of dynamic requests now
+    peak_dynamic_allocated: int  #: the most of it
+    peak_dynamic_in_region: int  #: the most of it in the regions kept for their groups
+    peak_dynamic_reused: int  #: the most of it in what the static requests leave idle
+    pool: int  #: the plan's pool
+    resident: int  #: its resident region, where the run is served from its start
+    live_blocks: int  #: in the pool
+    strays: int  #: of these, outside their planned lifetime
+    efficiency: float  #: E = peak_allocated / peak_reserved; 1.0 when nothing was reserved
 
 
 def memory_stats(device: torch.device | str | None = None) -> MemoryStats:

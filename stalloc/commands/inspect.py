@@ -14,7 +14,7 @@ from stalloc.commands import curve, import_
 from stalloc.commands.inputs import naming, positive, read
 from stalloc.commands.output import print_assumptions, print_facts, print_json, print_table, size
 from stalloc.errors import TraceError
-from stalloc.notes import readable
+from stalloc.notes import listed, readable
 from stalloc.planfile import Plan
 from stalloc.tables import LIFETIME_CLASSES, Int32s, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
@@ -123,7 +123,7 @@ def _dynamic_facts(plan: Plan) -> dict[str, str]:
         f"saves {size(plan.headroom_saves)}",
     }
     if plan.dynamic:
-        facts["dynamic modules"] = ", ".join(plan.dynamic)
+        facts["dynamic modules"] = listed(plan.dynamic)
     return facts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -100,7 +100,7 @@ def main(args: argparse.Namespace) -> int:
         raise PlanError(f"{source}: {kind.value}, where a trace is needed: {advice}")
     with naming(args.input):
         plan = _plan_trace if kind is Kind.TRACE else _plan_csv
-        report, write = plan(args, content)
+        report, write, more = plan(args, content)
     if args.capacity is not None and report.pool > args.capacity:
         raise DoesNotFit(f"{args.input}: {_too_large(report, args.capacity)}")
     if args.output is not None:
@@ -108,14 +108,15 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print_json(asdict(report))
     else:
-        _print(report, args.output)
+        _print(report, more, args.output)
     return 0
 
 
-Writer = Callable[[Path], None]
+Planned = tuple[Report, Callable[[Path], None], Mapping[str, str]]
+"""The figures, what writes the plan, and what people may want to know besides."""
 
 
-def _plan_trace(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]:
+def _plan_trace(args: argparse.Namespace, content: bytes) -> Planned:
     trace = Trace.from_json(content, named(args.input))
     check_requests(trace)
     began = time.perf_counter()
@@ -138,10 +139,15 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> tuple[Report, Write
         seconds=seconds,
         validated=True,
     )
-    return report, lambda path: plan.save(path, overwrite=args.force)
+    more = {}
+    if plan.resident > 0:
+        more["resident region"] = (
+            f"{size(plan.resident)} above the pool, where the run is served from its start"
+        )
+    return report, lambda path: plan.save(path, overwrite=args.force), more
 
 
-def _plan_csv(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]:
+def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
     if args.streams != "separate":
         raise PlanError(f"{args.input}: a CSV names no streams: leave out --streams")
     csv = planner.parse_csv(content, named(args.input))
@@ -190,7 +196,7 @@ def _plan_csv(args: argparse.Namespace, content: bytes) -> tuple[Report, Writer]
         text = planner.format_csv(csv, solution.offsets)
         write_file(path, text.encode(), overwrite=args.force)
 
-    return report, write
+    return report, write, {}
 
 
 def _too_large(report: Report, capacity: int) -> str:
@@ -200,12 +206,13 @@ def _too_large(report: Report, capacity: int) -> str:
     return what + f"a plan of {size(report.bound)} may exist: try a longer --time-limit"
 
 
-def _print(report: Report, output: Path | None) -> None:
+def _print(report: Report, more: Mapping[str, str], output: Path | None) -> None:
     facts = {
         "buffers": f"{report.buffers:,}",
         "pool": size(report.pool),
         "bound": size(report.bound),
         "gap": f"{report.gap:.3%}" + (", proven optimal" if report.optimal else ""),
+        **more,
         "algorithm": report.algorithm,
         "time": f"{report.seconds:.2f} s",
     }

@@ -283,6 +283,35 @@ def test_inspect_of_a_plan_shows_sizes_and_what_was_assumed(
         assert ("by phase" in facts.rpartition("Allocated in one iteration")[2]) == (path == plan)
 
 
+def test_inspect_keeps_lists_of_notes_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = {
+        "dynamic": json.dumps([f"Experts{i}" for i in range(80)]),
+        "inputs": '["(float32[4,8])"]',
+        "other_models": "[" * 10_000,
+    }
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(training_document() | {"info": notes}))
+    assert answer(capsys, "inspect", str(path))["info"] == notes
+    assert cli.main(["inspect", str(path)]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["dynamic", "Experts0, Experts1, Experts2 and 77 more"] in lines
+    assert ["inputs", "(float32[4,8])"] in lines
+    assert ["other_models", notes["other_models"]] in lines
+
+
+def test_plan_says_what_is_reserved_above_the_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(training_document()))
+    assert cli.main(["plan", str(path), "-o", str(tmp_path / "plan.json")]) == 0
+    resident = Plan.load(tmp_path / "plan.json").resident
+    assert resident > 0
+    assert f"({resident:,} B) above the pool" in capsys.readouterr().out
+
+
 def test_it_runs_as_a_module(csv: str) -> None:
     command = [sys.executable, "-m", "stalloc", "plan", csv, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+
+import stalloc
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -172,6 +175,16 @@ def test_messages_the_page_quotes_by_hand_are_still_there() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "stalloc").rglob("*.py"))
     for text in quoted:
         assert text in sources
+
+
+def test_every_public_name_is_on_the_page_on_python() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    documented = set(re.findall(r"^\.\. auto\w+:: stalloc\.([\w.]+)", page, re.MULTILINE))
+    assert "errors" in documented  # the module, with all that is in it
+    errors = {name for name in stalloc.__all__ if hasattr(stalloc.errors, name)}
+    assert {name.partition(".")[0] for name in documented} >= set(stalloc.__all__) - errors
+    for name in documented:
+        assert attrgetter(name)(stalloc) is not None
 
 
 def test_pictures_are_of_the_size_of_a_page() -> None:
