@@ -233,7 +233,7 @@ def profile(
             module and forward.
         iterations: How many to record; what runs in the block after them is left alone. None
             records to the end of the block.
-        exact: On a GPU in native mode, whether each request that is recorded gets a piece of
+        exact: On a GPU, whether each request that is recorded gets a piece of
             memory of its own, straight from the device: slower, but what fits without
             fragmentation can be profiled, even where torch's cache would run out. False records
             through the cache.

@@ -94,7 +94,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
             "trace": plan.fingerprint,
         }
     )
-    _print_phases("Decisions by phase", phases)
+    _print_phases("Decisions by phase", phases, args.top)
     curve.show(live, tick, args.top)
     print_assumptions(assumptions)
 
@@ -164,7 +164,7 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
         facts["load"] = size(profile.load_bytes)
     print_facts(facts)
     if profile is not None:
-        _print_profile(profile)
+        _print_profile(profile, args.top)
     curve.show(live, tick, args.top)
     print_assumptions(assumptions)
 
@@ -185,7 +185,7 @@ def _profile_summary(profile: IterationProfile) -> dict[str, object]:
     }
 
 
-def _print_profile(profile: IterationProfile) -> None:
+def _print_profile(profile: IterationProfile, top: int) -> None:
     tallies = profile.tallies()
     names = {"static": "static", **{name: f"  {name}" for name in LIFETIME_CLASSES}}
     names |= {"dynamic": "dynamic", "unplanned": "unplanned", "plannable": "plannable"}
@@ -199,7 +199,7 @@ def _print_profile(profile: IterationProfile) -> None:
     )
     requests = profile.requests
     phases = _by_phase(profile.phases, requests.phase_begin, requests.size)
-    _print_phases("Requests by phase", phases)
+    _print_phases("Requests by phase", phases, top)
     places = _dynamic_places(profile)
     if places:
         print_table(
@@ -241,22 +241,27 @@ def _dynamic_places(profile: IterationProfile) -> list[Mapping[str, int | str]]:
 def _by_phase(phases: Phases, phase: Int32s, sizes: Int64s) -> list[Mapping[str, int | str]]:
     """Number and bytes of the rows of each phase that has any."""
     counts = np.bincount(phase, minlength=len(phases))
-    result: list[Mapping[str, int | str]] = []
-    for row in np.flatnonzero(counts).tolist():
-        total = int(sizes[phase == row].sum())
-        result.append({"phase": phases.name(row), "requests": int(counts[row]), "bytes": total})
-    return result
+    totals = np.zeros(len(counts), np.int64)
+    np.add.at(totals, phase, sizes)  # bincount would add floating-point numbers
+    return [
+        {"phase": phases.name(row), "requests": int(counts[row]), "bytes": int(totals[row])}
+        for row in np.flatnonzero(counts).tolist()
+    ]
 
 
-def _print_phases(title: str, phases: list[Mapping[str, int | str]]) -> None:
+def _print_phases(title: str, phases: list[Mapping[str, int | str]], top: int) -> None:
     print_table(
         title,
         ("phase", "requests", "bytes"),
         (
             (str(p["phase"]), f"{p['requests']:,}", _core.format_bytes(int(p["bytes"])))
-            for p in phases
+            for p in phases[:top]
         ),
     )
+    rest = phases[top:]
+    if rest:
+        total = _core.format_bytes(sum(int(p["bytes"]) for p in rest))
+        print(f"and {len(rest):,} more, of {total} (--top)")
 
 
 def _distinct(numbers: Int32s) -> int:

@@ -16,7 +16,7 @@ from documented import documented_keys
 from snapshot_documents import dump, trained
 from trace_documents import TraceWriter, to_trace, training_document
 
-from stalloc import cli, planner
+from stalloc import _core, cli, planner
 from stalloc.commands.inputs import bytes_of
 from stalloc.planfile import Plan
 
@@ -235,6 +235,28 @@ def test_inspect_shows_a_trace(trace: str, capsys: pytest.CaptureFixture[str]) -
     assert ["backward", "0", "1", "2.9", "KiB"] in lines
     ends = [str(dynamic[0][end]).split() for end in ("phase", "phase_end")]
     assert [*ends[0], *ends[1], "1", "1", "702", "B"] in lines
+
+
+def test_inspect_shows_as_many_phases_as_asked_for(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pipelines have thousands."""
+    plan = str(tmp_path / "plan.json")
+    answer(capsys, "plan", trace, "-o", plan)
+    for path, title in ((trace, "Requests by phase"), (plan, "Decisions by phase")):
+        figures = answer(capsys, "inspect", path)
+        phases = figures.get("profile", figures)["per_phase"]
+        assert len(phases) > 2
+        rest = sum(phase["bytes"] for phase in phases[2:])
+        assert cli.main(["inspect", path, "--top", "2"]) == 0
+        table = capsys.readouterr().out.split(title)[1].split("\n\n")[0].splitlines()
+        assert [line.split()[0] for line in table[2:4]] == [
+            p["phase"].split()[0] for p in phases[:2]
+        ]
+        assert table[4] == f"and {len(phases) - 2} more, of {_core.format_bytes(rest)} (--top)"
+        assert len(table) == 5
+        assert cli.main(["inspect", path]) == 0
+        assert "(--top)" not in capsys.readouterr().out
 
 
 def test_inspect_shows_a_trace_without_iterations(
