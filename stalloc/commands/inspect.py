@@ -213,10 +213,11 @@ def _print_profile(profile: IterationProfile, top: int) -> None:
                     f"{p['requests']:,}",
                     _core.format_bytes(int(p["bytes"])),
                 )
-                for p in places
+                for p in places[:top]
             ),
             text={"freed in"},
         )
+        _print_rest(places[top:])
 
 
 def _dynamic_places(profile: IterationProfile) -> list[Mapping[str, int | str]]:
@@ -258,10 +259,13 @@ def _print_phases(title: str, phases: list[Mapping[str, int | str]], top: int) -
             for p in phases[:top]
         ),
     )
-    rest = phases[top:]
-    if rest:
-        total = _core.format_bytes(sum(int(p["bytes"]) for p in rest))
-        print(f"and {len(rest):,} more, of {total} (--top)")
+    _print_rest(phases[top:])
+
+
+def _print_rest(rows: list[Mapping[str, int | str]]) -> None:
+    if rows:
+        total = _core.format_bytes(sum(int(row["bytes"]) for row in rows))
+        print(f"and {len(rows):,} more, of {total} (--top)")
 
 
 def _distinct(numbers: Int32s) -> int:
