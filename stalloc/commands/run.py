@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import stalloc
 from stalloc.commands.inputs import naming, positive, read_plan
-from stalloc.commands.output import print_json, printable
+from stalloc.commands.output import print_json, printable, size
 from stalloc.errors import StallocError
 from stalloc.files import check_new, make_folder
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
     from stalloc.commands import Subparsers
+    from stalloc.planfile import Plan
 
 PROFILED_ITERATIONS = 5
 
@@ -141,10 +142,15 @@ def _profile(args: argparse.Namespace) -> int:
         )
     else:
         _say(f"{complete} iterations, {len(trace.requests):,} requests: {trace_file}")
-        _say(f"{plan!r}: {plan_file}")
+        _say(f"{_described(plan)}: {plan_file}")
         if files.rank == 0:
             _say(f"next: {_next_command(args)}")
     return code
+
+
+def _described(plan: Plan) -> str:
+    pool = f"pool {size(plan.pool)}, gap {plan.gap:.3%}" + ", proven optimal" * plan.optimal
+    return pool + (f", resident region {size(plan.resident)}" if plan.resident > 0 else "")
 
 
 def _next_command(args: argparse.Namespace) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from documented import documented_keys
 
-from stalloc import MemoryStats, Plan, cli
+from stalloc import MemoryStats, Plan, _core, cli
 
 SCRIPT = """
 import os, sys, torch
@@ -90,6 +91,14 @@ def test_a_script_runs_under_the_plan_of_its_profile(script: Path, tmp_path: Pat
         "rank0.trace.json",
         "rank0.plan.json",
     }
+    _, said = run("--profile", "plans", "--force", script, "4", cwd=tmp_path)
+    pool, resident = (_core.format_bytes(int(profiled[name])) for name in ("pool", "resident"))
+    assert re.fullmatch(
+        rf"stalloc run: pool {pool} \([\d,]+ B\), gap 0.000%, proven optimal, "
+        rf"resident region {resident}( .*)?: plans/rank0.plan.json",
+        said[-2],
+    )
+    assert said[-1] == f"stalloc run: next: stalloc run --plan plans {script} 4"
     out, _ = run("--plan", "plans", "--json", "-m", "train", "4", cwd=tmp_path)
     stats = json.loads(out)
     assert set(stats) == documented["run --plan"] | set(MemoryStats.__annotations__)
