@@ -216,6 +216,8 @@ def result_of(
 ) -> dict[str, Any]:
     """The figures of one plan."""
     stats = planned["stats"]
+    # The two need not be largest at one moment.
+    in_pool = stats["peak_dynamic_in_region"] + stats["peak_dynamic_reused"]
     return {
         "recompute": recompute,
         "reuse": reuse,
@@ -226,7 +228,7 @@ def result_of(
         "efficiency": stats["efficiency"],
         "static_hit_rate": stats["hit_rate"],
         "dynamic_bytes": stats["peak_dynamic_allocated"],
-        "dynamic_in_pool_bytes": stats["peak_dynamic_in_region"] + stats["peak_dynamic_reused"],
+        "dynamic_in_pool_bytes": min(in_pool, stats["peak_dynamic_allocated"]),
         "fallback_bytes": stats["peak_fallback_allocated"],
     }
 
