@@ -5,6 +5,7 @@
 // torch demands of an allocator with a raw_deleter() that each block's context is its address and
 // its deleter that very function. So blocks carry no mark of who gave them, and the deleter finds
 // out by asking: the planned allocator first, which tells by the address; what is left is torch's.
+// torch's allocator tells torch.profiler of its blocks, and so does this one of those it serves.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
@@ -27,6 +28,10 @@ constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::m
 void delete_block(void* p) {
   if (!p) return;
   DeviceRuntime& runtime = DeviceRuntime::cpu();
+  if (c10::memoryProfilingEnabled() && runtime.allocator().pool_of(p).begin) {
+    // Before it is free, and another thread is given it.
+    c10::profiledCPUMemoryReporter().Delete(p);
+  }
   if (runtime.allocator().deallocate(p)) return;
   if (runtime.recorder().active()) runtime.recorder().on_free(p, running_node());
   base->raw_deallocate(p);
@@ -38,7 +43,10 @@ class CpuAllocator final : public c10::Allocator {
     DeviceRuntime& runtime = DeviceRuntime::cpu();
     if (n == 0 || n > kLargest) return base->allocate(n);
     if (runtime.allocator().enabled()) {
-      if (void* p = allocate_planned(runtime, static_cast<Bytes>(n))) return wrap(p);
+      if (void* p = allocate_planned(runtime, static_cast<Bytes>(n))) {
+        if (c10::memoryProfilingEnabled()) c10::profiledCPUMemoryReporter().New(p, n);
+        return wrap(p);
+      }
     }
     if (!runtime.recorder().active()) return base->allocate(n);
     c10::DataPtr block = base->allocate(n);

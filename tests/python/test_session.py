@@ -447,6 +447,29 @@ def test_statistics_count_what_the_run_did() -> None:
 
 
 @isolated
+def test_torchs_profiler_sees_what_is_served() -> None:
+    def seen(trainer: Trainer) -> tuple[int, int]:
+        """Bytes that operators took and gave back."""
+        with torch.profiler.profile(profile_memory=True) as profiler:
+            trainer.step()
+        usage = [event.self_cpu_memory_usage for event in profiler.key_averages()]
+        return sum(n for n in usage if n > 0), sum(n for n in usage if n < 0)
+
+    plain, planned = twins()
+    plan = profiled_plan(planned)
+    for _ in range(planned.steps + 1):
+        plain.step()
+    expected = seen(plain)
+    stalloc.enable(plan)
+    planned.step()
+    hits = stalloc.memory_stats()["hits"]
+    assert seen(planned) == expected
+    assert expected[0] > plan.pool // 2
+    assert stalloc.memory_stats()["hits"] > hits
+    assert_same(plain, planned)
+
+
+@isolated
 def test_the_meta_device_records_what_the_cpu_does() -> None:
     def profile(device: str) -> stalloc.IterationProfile:
         with torch.device(device):
