@@ -25,7 +25,7 @@ CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cpp')
 
 .PHONY: help
 help:  ## Print this list
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
 
 .PHONY: setup
 setup:  ## Install what is missing: system packages, a virtual environment, torch, the tools
