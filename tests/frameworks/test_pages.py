@@ -2,6 +2,8 @@
 
 The commands are taken from the pages as they are, but for the number of ranks and the folders. The
 pages whose frameworks need a GPU to be launched at all are not among these.
+
+The run that profiles is served nothing: what is trained under the plan has to come out the same.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,9 +29,11 @@ HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "frameworks"
 RANKS = 2
 STEPS = 12
-# Of static requests. DeepSpeed's collectives keep a block now for less and now for more than the
-# plan has it: in some runs what comes next finds its place taken.
-LEAST_HITS = {"deepspeed": 0.95}
+LEAST_HITS = 0.99  # of static requests
+# It drops a buffer as soon as that is reduced: at times the thread of gloo that did the work holds
+# it last, and frees it when something else was to have its place. The page's runs wait for that
+# thread (see gloo.py); one more does not, and nothing else may be amiss in it.
+FREED_LATE = "deepspeed"
 
 # What each script does to begin with, and at its end.
 HEAD = """
@@ -35,13 +41,16 @@ import argparse, json, os, sys
 from pathlib import Path
 import torch
 import stalloc
-from trainers import loss_of, network, prepare, tokens
+from gloo import settled
+from trainers import Run, loss_of, network, prepare, tokens
 prepare()
+torch.manual_seed(0)
 parser = argparse.ArgumentParser()
 rank = int(os.environ["RANK"])
 """
 TAIL = """
-Path(f"rank{rank}.json").write_text(json.dumps(stalloc.memory_stats()))
+result = {"stats": stalloc.memory_stats(), "weights": Run().keep(model).weights}
+Path(f"rank{rank}.json").write_text(json.dumps(result))
 """
 
 # Lines that begin with `+` are those of the page.
@@ -79,7 +88,8 @@ class Module(pl.LightningModule):
 trainer = pl.Trainer(
     max_steps=STEPS, accelerator="cpu", callbacks=callbacks, logger=False,
     enable_checkpointing=False, enable_progress_bar=False, **arguments)
-trainer.fit(Module(), torch.utils.data.DataLoader(tokens(), 4))
+model = Module()
+trainer.fit(model, torch.utils.data.DataLoader(tokens(), 4))
 """,
     "accelerate": """
 from accelerate import Accelerator
@@ -107,10 +117,10 @@ Path("ds.json").write_text(json.dumps({
     "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1},
     "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}))
 deepspeed.init_distributed("gloo")
-net = network()
+model = network()
 +import stalloc.integrations.deepspeed
 engine, *_ = deepspeed.initialize(
-    args=arguments, model=net, optimizer=torch.optim.AdamW(net.parameters()))
+    args=arguments, model=model, optimizer=torch.optim.AdamW(model.parameters()))
 +stalloc.integrations.deepspeed.install(engine)
 for batch in tokens(STEPS * 4).split(4):
     engine.backward(loss_of(engine, batch))
@@ -122,9 +132,9 @@ from torch.nn.functional import cross_entropy
 parser.parse_args()
 torch.distributed.init_process_group("gloo")
 net = network(2)
-part = net[:2] if rank == 0 else net[2:]
-stage = PipelineStage(part, rank, 2, torch.device("cpu"))
-optimizer = torch.optim.AdamW(part.parameters())
+model = net[:2] if rank == 0 else net[2:]
+stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+optimizer = torch.optim.AdamW(model.parameters())
 +import stalloc.integrations.pipelining
 schedule = Schedule1F1B(stage, 4, lambda x, y: cross_entropy(x.flatten(0, 1), y.flatten()))
 +stalloc.integrations.pipelining.install(schedule)
@@ -139,15 +149,26 @@ for batch in tokens(STEPS * 8).split(8):
 }
 
 
-def write(page: str, folder: Path, changed: bool) -> None:
+@dataclass
+class Rank:
+    """What came of one."""
+
+    stats: stalloc.MemoryStats
+    weights: str
+
+
+def write(page: str, folder: Path, changed: bool, waits: bool) -> None:
     """The script, with the lines of the page or without."""
     lines = SCRIPTS[page].replace("STEPS", str(STEPS)).splitlines()
     lines = [line.removeprefix("+") for line in lines if changed or not line.startswith("+")]
-    (folder / "train.py").write_text(HEAD + "\n".join(lines) + TAIL)
+    body = "\n".join(lines)
+    if waits:
+        body = "with settled():\n" + textwrap.indent(body, "    ")
+    (folder / "train.py").write_text(HEAD + body + TAIL)
 
 
-def launch(command: str, folder: Path, plans: Path) -> list[stalloc.MemoryStats]:
-    """What the ranks served, of a job launched by a command of a page."""
+def launch(command: str, folder: Path, plans: Path) -> list[Rank]:
+    """What came of the ranks of a job launched by a command of a page."""
     words = shlex.split(re.sub(r"(nproc-per-node|devices) 8", rf"\1 {RANKS}", command))
     mode = words.pop(0).partition("=")
     assert mode[0] == "STALLOC_MODE"
@@ -173,7 +194,8 @@ def launch(command: str, folder: Path, plans: Path) -> list[stalloc.MemoryStats]
         check=False,
     )
     assert job.returncode == 0, job.stderr
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    texts = [(folder / f"rank{rank}.json").read_text() for rank in range(RANKS)]
+    return [Rank(**json.loads(text)) for text in texts]
 
 
 @pytest.mark.parametrize("page", SCRIPTS)
@@ -184,13 +206,24 @@ def test_the_commands_of_a_page_serve_a_script_with_its_lines(page: str, tmp_pat
     commands = re.findall(r"^STALLOC_MODE=.*", text, re.MULTILINE)
     modes = [command.split()[0].partition("=")[2] for command in commands]
     assert modes in (["profile", "plan", "plan"], ["profile", "plan"])
+    runs = [(command, page == FREED_LATE) for command in commands]
+    if page == FREED_LATE:
+        runs.append((commands[1], False))
     plans = tmp_path / "plans"
-    for number, command in enumerate(commands):
+    unplanned: list[str] = []
+    for number, (command, waits) in enumerate(runs):
         folder = tmp_path / str(number)
         folder.mkdir()
-        write(page, folder, changed="-m stalloc.integrations" not in command)
-        served = launch(command, folder, plans)
+        write(page, folder, "-m stalloc.integrations" not in command, waits)
+        ranks = launch(command, folder, plans)
         assert len(list(plans.glob("*.plan.json"))) == RANKS
-        for stats in served if number > 0 else []:
+        weights = [rank.weights for rank in ranks]
+        if number == 0:
+            unplanned = weights
+            continue
+        assert weights == unplanned
+        for rank in ranks:
+            stats = rank.stats
+            late = stats["conflicts"] if page == FREED_LATE and not waits else 0
             assert stats["iterations"] >= STEPS - SERVE_FROM - 1
-            assert stats["hit_rate"] >= LEAST_HITS.get(page, 0.99)
+            assert stats["hits"] + late >= LEAST_HITS * (stats["hits"] + stats["misses"]), stats
