@@ -63,6 +63,7 @@ DeviceRuntime& DeviceRuntime::make(DeviceMemory& memory) {
 
 std::array<std::atomic<DeviceRuntime*>, DeviceRuntime::kGpus> DeviceRuntime::gpus_;
 std::atomic<std::uint64_t (*)()> DeviceRuntime::autograd_thread_{nullptr};
+std::atomic<void (*)()> DeviceRuntime::phase_listener_{nullptr};
 
 DeviceRuntime& DeviceRuntime::gpu(int device, PlannedAllocator::Fallback fallback) {
   if (device < 0 || device >= kGpus) {
@@ -110,6 +111,7 @@ DeviceRuntime& DeviceRuntime::of(std::string_view device) {
 }
 
 void DeviceRuntime::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  if (const auto listener = phase_listener_.load(std::memory_order_relaxed)) listener();
   recorder_.enter_phase(kind, microbatch, chunk);
   allocator_.enter_phase(kind, microbatch, chunk);
 }
@@ -150,6 +152,10 @@ void DeviceRuntime::tag_sequence(LayerIndex layer, std::uint64_t first, std::uin
 
 void DeviceRuntime::set_autograd_thread(std::uint64_t (*number)()) {
   autograd_thread_.store(number, std::memory_order_relaxed);
+}
+
+void DeviceRuntime::set_phase_listener(void (*listener)()) {
+  phase_listener_.store(listener, std::memory_order_relaxed);
 }
 
 }  // namespace stalloc

@@ -58,6 +58,10 @@ class DeviceRuntime {
   // all threads have the same.
   static void set_autograd_thread(std::uint64_t (*number)());
 
+  // Called whenever a phase begins, on the thread that says so: for what is too dear to be asked at
+  // every request.
+  static void set_phase_listener(void (*listener)());
+
  private:
   explicit DeviceRuntime(DeviceMemory& memory) : memory_(memory), allocator_(memory) {}
   DeviceRuntime(DeviceMemory& memory, DeviceStreams& streams, PlannedAllocator::Fallback fallback)
@@ -66,6 +70,7 @@ class DeviceRuntime {
 
   static std::array<std::atomic<DeviceRuntime*>, kGpus> gpus_;
   static std::atomic<std::uint64_t (*)()> autograd_thread_;
+  static std::atomic<void (*)()> phase_listener_;
 
   DeviceMemory& memory_;
   StreamTable streams_;

@@ -126,6 +126,9 @@ class PlannedAllocator {
   };
   Piece pool_of(const void* p) const;
 
+  // What the live block `p` of a pool occupies; 0 when it is none.
+  Bytes block_size(const void* p) const;
+
   // The pools, and the segments of the own fallback, with their live blocks, ascending, for
   // snapshots.
   struct LiveBlock {

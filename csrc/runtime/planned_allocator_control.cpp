@@ -146,6 +146,14 @@ PlannedAllocator::Piece PlannedAllocator::pool_of(const void* p) const {
   return {begin, size};
 }
 
+Bytes PlannedAllocator::block_size(const void* p) const {
+  const std::lock_guard lock(mutex_);
+  const Pool* pool = find_pool(p);
+  if (!pool) return 0;
+  const Bytes size = pool->space.at(pool->offset_of(p)).size;
+  return size == StaticPool::kNotLive ? 0 : pool->space.round_up(size);
+}
+
 std::vector<PlannedAllocator::LivePool> PlannedAllocator::pools() const {
   const std::lock_guard lock(mutex_);
   std::vector<LivePool> result;

@@ -253,6 +253,31 @@ def planned_pair(trainer: Trainer) -> tuple[stalloc.Plan, tuple[int, int]]:
     return plan, pool_segment(plan)
 
 
+def test_torchs_profiler_sees_what_is_served() -> None:
+    """Bytes that operators took and gave back, with and without a plan."""
+    trainer = Trainer()
+
+    def seen() -> tuple[int, int]:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profiler:
+            trainer.step()
+        usage = [event.self_device_memory_usage for event in profiler.key_averages()]
+        return sum(n for n in usage if n > 0), sum(n for n in usage if n < 0)
+
+    plan = trainer.plan()
+    expected = seen()
+    stalloc.enable(plan, model=trainer.model)
+    for _ in range(4):
+        trainer.step()
+    hits = stalloc.memory_stats()["hits"]
+    taken, given_back = seen()
+    before_a_phase = trainer.rows * trainer.width * 4  # the step's first tensor
+    assert (taken + before_a_phase, given_back) == expected
+    assert stalloc.memory_stats()["hits"] - hits == len(plan.decisions)
+    assert expected[0] > plan.pool // 2
+
+
 def test_recorded_tensors_keep_their_place_until_streams_are_done() -> None:
     side = torch.cuda.ExternalStream(_new_stream())
     trainer = Trainer()

@@ -19,6 +19,29 @@ constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::m
 
 c10::Device device_of(c10::DeviceIndex index) { return {c10::DeviceType::CUDA, index}; }
 
+// Whether a profiler may be at work, which is looked at when a phase begins: asking torch at every
+// request would cost a sixth of it.
+std::atomic<bool> profiling{false};
+
+// For torch.profiler, as torch's allocator does. A live block; before it is free, and another
+// thread is given its address.
+void report(DeviceRuntime& runtime, void* p, bool allocated) {
+  if (!profiling.load(std::memory_order_relaxed)) [[likely]] {
+    return;
+  }
+  if (!c10::memoryProfilingEnabled()) return;
+  c10::DeviceIndex device = 0;
+  while (DeviceRuntime::find_gpu(device) != &runtime) ++device;
+  const Bytes size = runtime.allocator().block_size(p);
+  if (size == 0) return;
+  const JointGauges gauges = runtime.allocator().joint_gauges();
+  const auto total = [&](JointGauges::Quantity q) {
+    return static_cast<size_t>(gauges.ours()[q] + gauges.other()[q]);
+  };
+  c10::reportMemoryUsageToProfiler(p, allocated ? size : -size, total(JointGauges::kRounded),
+                                   total(JointGauges::kReserved), device_of(device));
+}
+
 // For torch.cuda's race detector, as torch's allocator does.
 void trace(void* p, bool allocated) {
   const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace();
@@ -43,15 +66,22 @@ DeviceRuntime* owner_of(const void* p) {
 
 }  // namespace
 
+void CudaAllocator::look_for_profiler() {
+  profiling.store(c10::memoryProfilingEnabled(), std::memory_order_relaxed);
+}
+
 void CudaAllocator::delete_block(void* p) {
   if (p) installed().free_block(p, nullptr);
 }
 
 // `native_free` is null for a block that came with a deleter of ours.
 void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
-  if (DeviceRuntime* runtime = owner_of(p); runtime && runtime->allocator().deallocate(p)) {
-    trace(p, /*allocated=*/false);
-    return;
+  if (DeviceRuntime* runtime = owner_of(p)) {
+    report(*runtime, p, /*allocated=*/false);
+    if (runtime->allocator().deallocate(p)) {
+      trace(p, /*allocated=*/false);
+      return;
+    }
   }
   for (DeviceRuntime* runtime : gpu_runtimes()) {
     if (runtime->recorder().active()) runtime->recorder().on_free(p, running_node());
@@ -103,6 +133,7 @@ void* CudaAllocator::serve(DeviceRuntime& runtime, const Request& request) {
                                allocator.follows_nodes() ? running_node() : std::nullopt);
   if (p) {
     trace(p, /*allocated=*/true);
+    report(runtime, p, /*allocated=*/true);
     if (allocator.figures_are_behind()) note(request.device);
   }
   return p;
@@ -128,6 +159,7 @@ void* CudaAllocator::provide(const Request& request, Native native) {
       const StreamId stream = runtime->streams().id_of(request.stream);
       if (void* rescued = stream == kNone ? nullptr : allocator.rescue(request.size, stream)) {
         trace(rescued, /*allocated=*/true);
+        report(*runtime, rescued, /*allocated=*/true);
         return rescued;
       }
       throw_out_of_memory(*runtime, request, e.what_without_backtrace());

@@ -40,6 +40,8 @@ class CudaAllocator final : public Delegate {
 
   // Requests that are recorded bypass torch's cache: each has a piece of its own from the device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
+  // Finds out whether torch.profiler follows memory on this thread. To be called when phases begin.
+  static void look_for_profiler();
   // Tells a device's runtime what torch's allocator holds.
   void note(c10::DeviceIndex device);
   // Whether a block is left that only this can free.
