@@ -122,6 +122,19 @@ def rank_mismatch(plan: Plan, info: Mapping[str, str]) -> str | None:
     return None
 
 
+def own_device(name: str | None) -> str:
+    """The device of this rank: the one named, or else the GPU where there is one, or the CPU.
+
+    Which GPU is a rank's own the launcher says (`LOCAL_RANK`), and the script, later. It becomes
+    the current one here, since "cuda" means that.
+    """
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    local = _from_environment("LOCAL_RANK", 0)
+    if name == "cuda" and torch.cuda.is_available() and 0 < local < torch.cuda.device_count():
+        torch.cuda.set_device(local)
+    return name
+
+
 def _from_environment(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else default

@@ -52,7 +52,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         default=PROFILED_ITERATIONS,
         help="how many iterations to record; the script goes on after them (default: %(default)s)",
     )
-    parser.add_argument("--device", default="cpu", help="what to record (default: %(default)s)")
+    parser.add_argument(
+        "--device", help="what to record (default: the GPU where torch finds one, else the CPU)"
+    )
     parser.add_argument(
         "--strict",
         action="store_true",
@@ -109,9 +111,10 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from stalloc.ranks import RankFiles  # which imports torch
+    from stalloc.ranks import RankFiles, own_device  # which imports torch
 
-    prof = stalloc.profile(device=args.device, iterations=args.iterations)
+    device = own_device(args.device)
+    prof = stalloc.profile(device=device, iterations=args.iterations)
     folder: Path = args.profile
     make_folder(folder)
     files = RankFiles(folder)
@@ -125,6 +128,11 @@ def _profile(args: argparse.Namespace) -> int:
     if os.getpid() != process:
         return code  # a child that the script forked: the files are its parent's
     trace = prof.trace
+    if code == 0 and len(trace.requests) == 0:
+        raise StallocError(
+            f"the script asked for no memory on {device}: name the device it trains on with "
+            "--device; nothing was written"
+        )
     trace.save(trace_file, overwrite=args.force)
     with naming(trace_file):
         plan = trace.plan(progress=sys.stderr.isatty())
@@ -162,7 +170,7 @@ def _next_command(args: argparse.Namespace) -> str:
 
 
 def _planned(args: argparse.Namespace) -> int:
-    from stalloc.ranks import RankFiles  # which imports torch
+    from stalloc.ranks import RankFiles, own_device  # which imports torch
 
     path: Path = args.plan
     plan_file = RankFiles(path).plan if path.is_dir() else path
@@ -171,6 +179,7 @@ def _planned(args: argparse.Namespace) -> int:
             f"{plan_file}: there is no such plan; make it with stalloc run --profile DIR"
         )
     plan = read_plan(plan_file)
+    own_device(plan.info.get("device", "cpu"))
     process = os.getpid()
     with stalloc.enable(plan, strict=args.strict, startup=True) as session:
         code = _run(args)

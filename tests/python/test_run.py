@@ -169,6 +169,12 @@ def test_a_forked_child_leaves_files_and_words_to_its_parent(
     assert "hit rate" in said[-1]
 
 
+def test_a_device_that_was_not_used_is_told(script: Path, tmp_path: Path) -> None:
+    _, said = run("--profile", "plans", "--device", "meta", script, "4", cwd=tmp_path, code=1)
+    assert "asked for no memory on meta: name the device it trains on with --device" in said[-1]
+    assert list((tmp_path / "plans").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,0 +1,50 @@
+"""`stalloc run` on a machine with GPUs: each rank records and serves its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os, torch
+from training_cuda import Trainer
+
+rank = int(os.environ.get("LOCAL_RANK", "0"))
+torch.cuda.set_device(rank)
+trainer = Trainer(f"cuda:{rank}", rows=32)
+for _ in range(6):
+    trainer.step()
+"""
+
+
+def run(folder: Path, rank: int | None, *options: str) -> dict[str, float]:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    if rank is not None:
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "stalloc", "run", "--json", *options, "train.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_a_ranks_own_gpu_is_recorded_and_served(rank: int | None, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    profiled = run(tmp_path, rank, "--profile", "plans")
+    assert profiled["decisions"] > 100
+    assert profiled["resident"] > 0
+    served = run(tmp_path, rank, "--plan", "plans")
+    assert served["hit_rate"] == 1.0
+    assert served["opening_requests"] == served["opening"]
