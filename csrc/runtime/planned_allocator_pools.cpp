@@ -165,12 +165,12 @@ void PlannedAllocator::abandon() {
   const std::lock_guard lock(mutex_);
   abandoned_ = true;
   enabled_.store(false, std::memory_order_release);
+  if (active_ && active_->order) active_->order->abandon();
   if (delayed_) {
     delayed_->abandon();
     collect_delayed();
   }
   if (!active_) return;
-  if (active_->order) active_->order->abandon();
   retire(std::move(active_));
   retire(std::move(resident_));
   guide_.reset();

@@ -229,14 +229,23 @@ TEST_F(StreamOrderTest, ARecordedBlockIsWaitedForOnceItsUsersAreDone) {
 }
 
 TEST_F(StreamOrderTest, AForkedChildLeavesTheDeviceAlone) {
-  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide),
+                       decision(kMiB, 4, 7, kMain), decision(kMiB, 8, 9, kSide)},
+                      10));
   std::byte* a = allocate(kMain);
   free(a);
   a = allocate(kSide);
-  allocator_.abandon();
+  std::byte* waiting = allocate(kMain);
+  ASSERT_TRUE(allocator_.record_stream(waiting, kSide));
+  streams_.submit(side_);
+  free(waiting);
   const int records = streams_.records;
+  const std::size_t events = streams_.live_events();
+  allocator_.abandon();
   EXPECT_TRUE(allocator_.deallocate(a));
   EXPECT_EQ(streams_.records, records);
+  EXPECT_EQ(streams_.live_events(), events);
+  EXPECT_EQ(streams_.queries + streams_.synchronizations, 0);
 }
 
 }  // namespace
