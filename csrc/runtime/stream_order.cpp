@@ -26,7 +26,9 @@ StreamOrder::StreamOrder(const Plan& plan, DeviceStreams& streams, const StreamT
     if (static_cast<std::size_t>(after) < has_shared_.size()) awaited_.try_emplace(after);
   }
   for (std::size_t i = 0; i < has_shared_.size(); ++i) has_shared_[i] = shared_.overlaps(range(i));
-  for (const Buffer& b : problem.buffers) ids_.push_back(b.stream);
+  for (const Buffer& b : problem.buffers) {
+    if (b.stream < StreamTable::kStreams) ids_.push_back(b.stream);  // no other ever comes
+  }
   std::ranges::sort(ids_);
   ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
   needed_.resize(ids_.size());

@@ -248,5 +248,19 @@ TEST_F(StreamOrderTest, AForkedChildLeavesTheDeviceAlone) {
   EXPECT_EQ(streams_.queries + streams_.synchronizations, 0);
 }
 
+// By two streams there would be a table of 80 GB.
+TEST_F(StreamOrderTest, StreamsThatCanNeverComeCostNothing) {
+  std::vector<Decision> decisions = {decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)};
+  for (StreamId i = 0; i < 100'000; ++i) {
+    decisions.push_back(decision(0, 4 + i, 5 + i, StreamTable::kStreams + i, 512));
+  }
+  enable(ordered_plan(std::move(decisions), 200'000));
+  std::byte* a = allocate(kMain);
+  free(a);
+  EXPECT_EQ(allocate(kSide), a);
+  EXPECT_EQ(statistics().stream_waits, 1);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
 }  // namespace
 }  // namespace stalloc
