@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "device/pretend.h"
 #include "fake_streams.h"
 #include "plans.h"
@@ -246,6 +248,33 @@ TEST_F(StreamOrderTest, AForkedChildLeavesTheDeviceAlone) {
   EXPECT_EQ(streams_.records, records);
   EXPECT_EQ(streams_.live_events(), events);
   EXPECT_EQ(streams_.queries + streams_.synchronizations, 0);
+}
+
+// The streams and what is known of them are touched by one thread at a time.
+TEST_F(StreamOrderTest, ThreadsTakeTurns) {
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide),
+                       decision(kMiB, 4, 5, kMain), decision(kMiB, 6, 7, kSide)},
+                      8));
+  const auto work = [&](StreamId stream) {
+    for (int i = 0; i < 500; ++i) {
+      void* p = allocator_.allocate(kMiB, stream, true);
+      if (i % 7 == 0) allocator_.record_stream(p, 1 - stream);
+      if (i % 11 == 0) allocator_.begin_capture();
+      EXPECT_TRUE(allocator_.deallocate(p));
+      if (i % 11 == 0) allocator_.end_capture();
+      if (i % 4 == 0) allocator_.end_iteration();
+      if (i % 4 == 0) allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+    }
+  };
+  {
+    const std::jthread other(work, kSide);
+    work(kMain);
+  }
+  EXPECT_GT(statistics().hits, 0);
+  EXPECT_EQ(streams_.misuses, 0);
+  allocator_.check();
+  allocator_.disable();
+  EXPECT_EQ(streams_.live_events(), 0u);
 }
 
 // By two streams there would be a table of 80 GB.
