@@ -339,7 +339,7 @@ INSTANTIATE_TEST_SUITE_P(, StreamsStress, ::testing::Values(Streams::kSeparate, 
                          });
 
 // Trains a random plan on three streams, with dynamic requests, record_stream, late frees, foreign
-// requests and evaluations; streams fall behind and catch up at random.
+// requests and evaluations; streams fall behind, catch up, and refuse events and waits at random.
 TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
   for (unsigned seed = 0; seed < 12; ++seed) {
     std::mt19937 random(seed);
@@ -408,6 +408,8 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
         while (live.size() > 12) free_one();
         if (chance(5)) streams.complete(handles[random() % 3]);
         streams.complete_some(handles[random() % 3]);
+        if (chance(20)) streams.fail_records = chance(4);
+        if (chance(20)) streams.fail_waits = chance(4);
       }
       while (!live.empty() && !chance(20)) free_one();
       allocator.end_iteration();
@@ -417,6 +419,7 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     EXPECT_EQ(streams.misuses, 0);
     EXPECT_GT(allocator.statistics().hits, 1000);
     EXPECT_EQ(allocator.statistics().stream_waits > 100, GetParam() == Streams::kOrdered);
+    streams.fail_records = streams.fail_waits = false;
     while (!live.empty()) free_one();
     allocator.disable();
     EXPECT_EQ(device.used(), 0);
