@@ -140,7 +140,9 @@ class Driver:
             raise ValueError(f"there is no mode {mode!r}; choose one of {', '.join(MODES)}")
         streams = streams or cast("Streams", os.environ.get("STALLOC_STREAMS")) or "separate"
         if streams not in get_args(Streams):
-            raise ValueError(f'streams are "separate" or "ordered", not {streams!r}')
+            raise ValueError(
+                f'streams (or STALLOC_STREAMS) are "separate" or "ordered", not {streams!r}'
+            )
         if mode in ("profile", "plan") and folder is None:
             raise ValueError(f"mode {mode!r} needs a folder: give folder= or set STALLOC_DIR")
         if warmup < 0 or serve_from < 0 or iterations < 2:

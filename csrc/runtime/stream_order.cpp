@@ -31,14 +31,11 @@ StreamOrder::StreamOrder(const Plan& plan, DeviceStreams& streams, const StreamT
   }
   std::ranges::sort(ids_);
   ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
-  needed_.resize(ids_.size());
-  seen_.resize(ids_.size() * ids_.size());
+  seen_.resize(ids_.size());
 }
 
 StreamOrder::~StreamOrder() {
-  for (const auto& [decision, awaited] : awaited_) {
-    if (awaited.event) streams_.recycle(awaited.event);
-  }
+  for (auto& [decision, awaited] : awaited_) recycle(awaited.events);
 }
 
 bool StreamOrder::concerns(const Block& block) const {
@@ -46,41 +43,56 @@ bool StreamOrder::concerns(const Block& block) const {
                                  : shared_.overlaps(block.range);
 }
 
-std::size_t StreamOrder::index(StreamId stream) const {
-  return static_cast<std::size_t>(std::ranges::lower_bound(ids_, stream) - ids_.begin());
+std::int64_t& StreamOrder::seen(StreamId stream) {
+  return seen_[static_cast<std::size_t>(std::ranges::lower_bound(ids_, stream) - ids_.begin())];
 }
 
 bool StreamOrder::take(const Block& block, bool capturing) {
   if (!concerns(block)) return true;
-  std::ranges::fill(needed_, Last{});
+  Last needed;
   auto it = last_.upper_bound(block.range.begin);
   if (it != last_.begin() && std::prev(it)->second.end > block.range.begin) --it;
   for (; it != last_.end() && it->first < block.range.end; ++it) {
     const Last& last = it->second;
-    Last& needed = needed_[index(last.stream)];
     if (last.stream != block.stream && last.number > needed.number) needed = last;
   }
-  for (const Last& last : needed_) {
-    if (last.number > 0 && !wait_for(block.stream, last, capturing)) return false;
+  std::int64_t& seen = this->seen(block.stream);
+  if (seen >= needed.number) return true;
+  if (capturing) return false;
+  const auto awaited = awaited_.find(needed.decision);
+  if (awaited != awaited_.end() && awaited->second.number == needed.number) {
+    if (!wait_for_all(block.stream, awaited->second.events)) return false;
+    seen = needed.number;
+    return true;
   }
-  return true;
+  Events events = record_all();
+  const bool waits = wait_for_all(block.stream, events);
+  recycle(events);
+  if (waits) seen = frees_;
+  return waits;
 }
 
-bool StreamOrder::wait_for(StreamId stream, const Last& last, bool capturing) {
-  std::int64_t& seen = this->seen(stream, last.stream);
-  if (seen >= last.number) return true;
-  if (capturing) return false;
-  const auto awaited = awaited_.find(last.decision);
-  const bool recorded =
-      awaited != awaited_.end() && awaited->second.event && awaited->second.number == last.number;
-  const EventHandle event =
-      recorded ? awaited->second.event : streams_.record(table_.handle_of(last.stream));
-  if (!event) return false;
-  const bool waits = streams_.wait(table_.handle_of(stream), event);
-  if (!recorded) streams_.recycle(event);
-  if (!waits) return false;
-  ++waits_;
-  seen = recorded ? last.number : frees_;
+StreamOrder::Events StreamOrder::record_all() {
+  Events events(static_cast<std::size_t>(table_.count()));
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    events[i] = streams_.record(table_.handle_of(static_cast<StreamId>(i)));
+  }
+  return events;
+}
+
+void StreamOrder::recycle(Events& events) {
+  for (const EventHandle event : events) {
+    if (event) streams_.recycle(event);
+  }
+  events.clear();
+}
+
+bool StreamOrder::wait_for_all(StreamId stream, const Events& events) {
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    if (static_cast<StreamId>(i) == stream) continue;
+    if (!events[i] || !streams_.wait(table_.handle_of(stream), events[i])) return false;
+    ++waits_;
+  }
   return true;
 }
 
@@ -90,9 +102,9 @@ void StreamOrder::release(const Block& block, bool capturing) {
   remember(block.range, {block.range.end, block.stream, block.decision, frees_});
   const auto awaited = awaited_.find(block.decision);
   if (awaited == awaited_.end() || capturing) return;
-  // Whoever waits for the event of an earlier turn has been told to.
-  if (awaited->second.event) streams_.recycle(awaited->second.event);
-  awaited->second = {streams_.record(table_.handle_of(block.stream)), frees_};
+  // Whoever waits for the events of an earlier turn has been told to.
+  recycle(awaited->second.events);
+  awaited->second = {record_all(), frees_};
 }
 
 void StreamOrder::remember(Range r, const Last& last) {

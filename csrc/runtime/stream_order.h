@@ -1,23 +1,27 @@
 // Orders the streams of a plan that lets addresses go from one stream to another
 // (Streams::kOrdered).
 //
-// Freed only means that the host has let go of a block: its stream may still be at work on it. So
-// it is remembered who was freed last at every address that several streams have, and when a block
-// of another stream gets the address, that stream waits on the device; the host never does.
+// Freed only means that the host has let go of a block: its stream may still be at work on it, and
+// so may others, for which it was to wait later. So it is remembered who was freed last at every
+// address that several streams have, and when a block of another stream gets the address, that
+// stream waits on the device for all that any stream had been given by the free. The host never
+// waits.
 //
-//   stream 0   [ a ] event                    what stream 0 does from here on is not waited for
-//   stream 1               wait for it [ b, where a lay ]
+//   stream 0   [ a ] event                    what is given to them from here on is not waited for
+//   stream 1         event
+//   stream 2                 wait for both [ b, where a lay ]
 //
 // Who was last is told by what has happened, not by the plan: requests that are late, missing or
 // unknown to the plan change nothing. The plan tells which frees will be waited for if all goes by
-// it: with these an event is recorded. Where another is waited for, its stream's event is recorded
-// when it is needed: after more work than need be, never after less.
+// it: with these, events are recorded. Where another is waited for, events are recorded when they
+// are needed: after more work than need be, never after less.
 //
-// A stream that has waited for another waits for nothing that was freed there earlier. During a
-// capture no event is recorded or waited for.
+// A stream that has waited waits for nothing that was freed earlier. During a capture no event is
+// recorded or waited for.
 //
 // Cost: for a decision whose addresses are one stream's, a look at its entry; for others O(log n)
-// and a handful of calls of the device's library. Not thread-safe: PlannedAllocator locks.
+// and a handful of calls of the device's library for each stream that the process has used. Not
+// thread-safe: PlannedAllocator locks.
 #pragma once
 
 #include <cstdint>
@@ -67,19 +71,19 @@ class StreamOrder {
     std::int32_t decision = kNone;
     std::int64_t number = 0;  // of the free
   };
-  struct Awaited {  // a decision
-    EventHandle event = nullptr;
-    std::int64_t number = 0;  // of the free that it was recorded with
+  using Events = std::vector<EventHandle>;  // by stream; null where none could be recorded
+  struct Awaited {                          // a decision
+    Events events;
+    std::int64_t number = 0;  // of the free that they were recorded with
   };
 
   bool concerns(const Block& block) const;
   void remember(Range r, const Last& last);
   void cut(Offset at);
-  bool wait_for(StreamId stream, const Last& last, bool capturing);
-  std::size_t index(StreamId stream) const;
-  std::int64_t& seen(StreamId by, StreamId of) {
-    return seen_[index(by) * ids_.size() + index(of)];
-  }
+  Events record_all();
+  void recycle(Events& events);
+  bool wait_for_all(StreamId stream, const Events& events);
+  std::int64_t& seen(StreamId stream);
 
   DeviceStreams& streams_;
   const StreamTable& table_;
@@ -89,9 +93,7 @@ class StreamOrder {
   std::map<std::int32_t, Awaited> awaited_;
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::map<Offset, Last> last_{&nodes_};  // disjoint
-  std::vector<Last> needed_;                   // of take(), one a stream
-  std::vector<std::int64_t>
-      seen_;  // by two streams: up to which free of the second the first waited
+  std::vector<std::int64_t> seen_;             // by stream: up to which free it has waited
   std::int64_t frees_ = 0;
   std::int64_t waits_ = 0;
 };

@@ -26,6 +26,9 @@ class StreamTable {
     return known != kNone ? known : add(stream);
   }
 
+  // How many have a number.
+  StreamId count() const { return count_.load(std::memory_order_acquire); }
+
   // `id` came from id_of().
   StreamHandle handle_of(StreamId id) const { return handles_[static_cast<std::size_t>(id)]; }
 

@@ -73,11 +73,11 @@ TEST_F(StreamOrderTest, TheLaterStreamWaitsForTheEarlierOnesWorkUpToItsFree) {
   std::byte* a = allocate(kMain);
   EXPECT_EQ(statistics().stream_waits, 0);
   free(a);
-  EXPECT_EQ(streams_.records, 1);
+  EXPECT_EQ(streams_.records, 2) << "one on each stream";
   std::byte* b = allocate(kSide);
   EXPECT_EQ(b, a);
   EXPECT_EQ(statistics().stream_waits, 1);
-  EXPECT_EQ(streams_.records, 1) << "the free's own event";
+  EXPECT_EQ(streams_.records, 2) << "the free's own events";
   free(b);
   next_iteration();
   EXPECT_EQ(allocate(kMain), a) << "and the next iteration waits for this one";
@@ -153,8 +153,23 @@ TEST_F(StreamOrderTest, ABlockThePlanDoesNotKnowIsWaitedFor) {
   free(guest);
   EXPECT_EQ(records(), 0) << "nobody was known to wait for it";
   EXPECT_EQ(allocate(kSide), guest);
-  EXPECT_EQ(records(), 1) << "so its event is recorded when it is needed";
+  EXPECT_EQ(records(), 2) << "so events are recorded when they are needed";
   EXPECT_EQ(waits(), 2);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
+// As where a program lets the block's own stream wait for its user after the free: enough where
+// memory goes back to that stream.
+TEST_F(StreamOrderTest, WhatOthersDidWithTheBlockIsWaitedForToo) {
+  const StreamHandle third = FakeStreams::stream(8);
+  table_.id_of(third);
+  enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
+  std::byte* a = allocate(kMain);
+  const auto begin = reinterpret_cast<std::uintptr_t>(a);
+  streams_.use(begin, begin + kMiB, third);
+  free(a);
+  EXPECT_EQ(allocate(kSide), a);
+  EXPECT_EQ(statistics().stream_waits, 2);
   EXPECT_EQ(streams_.hazards, 0);
 }
 
@@ -210,7 +225,7 @@ TEST_F(StreamOrderTest, AFreeDuringACaptureIsWaitedForAfterIt) {
   allocator_.end_capture();
   EXPECT_EQ(records(), 0);
   EXPECT_EQ(allocate(kSide), a);
-  EXPECT_EQ(records(), 1);
+  EXPECT_EQ(records(), 2);
   EXPECT_EQ(streams_.hazards, 0);
 }
 

@@ -134,7 +134,7 @@ def test_streams_are_ordered_where_it_is_asked_for(tmp_path: Path) -> None:
     train(Driver("profile", tmp_path, warmup=0, streams="ordered"), trainer, 4)
     assert Plan.load(tmp_path / "rank0.plan.json").streams == "ordered"
     os.environ["STALLOC_STREAMS"] = "apart"
-    with pytest.raises(ValueError, match='streams are "separate" or "ordered", not \'apart\''):
+    with pytest.raises(ValueError, match=r"STALLOC_STREAMS.*not 'apart'"):
         Driver()
     os.environ["STALLOC_STREAMS"] = "ordered"
     train(Driver("profile", tmp_path / "again", warmup=0), trainer, 4)
