@@ -3,54 +3,11 @@
 #include "plan/waits.h"
 
 #include <algorithm>
-#include <iterator>
-#include <map>
 
 #include "base/align.h"
+#include "base/range_map.h"
 
 namespace stalloc {
-namespace {
-
-class Owners {
- public:
-  Owners(const Problem& problem, std::vector<Wait>& waits) : problem_(problem), waits_(waits) {}
-
-  void take(std::int32_t buffer, Offset begin, Offset end, bool note) {
-    cut(begin);
-    cut(end);
-    const auto first = owner_.lower_bound(begin);
-    const auto last = owner_.lower_bound(end);
-    const StreamId stream = problem_.buffers[buffer].stream;
-    for (auto it = first; it != last && note; ++it) {
-      const std::int32_t before = it->second.buffer;
-      if (problem_.buffers[before].stream != stream) waits_.push_back({buffer, before});
-    }
-    owner_.erase(first, last);
-    owner_[begin] = {end, buffer};
-  }
-
- private:
-  struct Owner {
-    Offset end = 0;
-    std::int32_t buffer = kNone;
-  };
-
-  // No interval reaches across `at` any more.
-  void cut(Offset at) {
-    const auto above = owner_.lower_bound(at);
-    if (above == owner_.begin()) return;
-    Owner& below = std::prev(above)->second;
-    if (below.end <= at) return;
-    owner_.emplace_hint(above, at, below);
-    below.end = at;
-  }
-
-  const Problem& problem_;
-  std::vector<Wait>& waits_;
-  std::map<Offset, Owner> owner_;  // by the beginning of the interval
-};
-
-}  // namespace
 
 std::vector<Wait> find_waits(const Problem& problem, const Layout& layout) {
   std::vector<std::int32_t> order;
@@ -60,13 +17,19 @@ std::vector<Wait> find_waits(const Problem& problem, const Layout& layout) {
   }
   std::ranges::stable_sort(order, {}, [&](std::int32_t i) { return problem.buffers[i].lower; });
   std::vector<Wait> waits;
-  Owners owners(problem, waits);
+  RangeMap<std::int32_t> owners;
   // On a circle, the first turn only tells who was the last at each address.
   const int turns = problem.period > 0 ? 2 : 1;
   for (int turn = 1; turn <= turns; ++turn) {
     for (const std::int32_t i : order) {
-      const Bytes size = align_up(problem.buffers[i].size, problem.alignment);
-      owners.take(i, layout.offsets[i], layout.offsets[i] + size, turn == turns);
+      const Buffer& b = problem.buffers[i];
+      const Range place{layout.offsets[i], layout.offsets[i] + align_up(b.size, problem.alignment)};
+      owners.visit(place, [&](std::int32_t before) {
+        if (turn == turns && problem.buffers[before].stream != b.stream) {
+          waits.push_back({i, before});
+        }
+      });
+      owners.assign(place, i);
     }
   }
   std::ranges::sort(waits);

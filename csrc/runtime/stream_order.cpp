@@ -1,7 +1,6 @@
 #include "runtime/stream_order.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "base/align.h"
 #include "plan/waits.h"
@@ -49,13 +48,10 @@ std::int64_t& StreamOrder::seen(StreamId stream) {
 
 bool StreamOrder::take(const Block& block, bool capturing) {
   if (!concerns(block)) return true;
-  Last needed;
-  auto it = last_.upper_bound(block.range.begin);
-  if (it != last_.begin() && std::prev(it)->second.end > block.range.begin) --it;
-  for (; it != last_.end() && it->first < block.range.end; ++it) {
-    const Last& last = it->second;
+  Freed needed;
+  last_.visit(block.range, [&](const Freed& last) {
     if (last.stream != block.stream && last.number > needed.number) needed = last;
-  }
+  });
   std::int64_t& seen = this->seen(block.stream);
   if (seen >= needed.number) return true;
   if (capturing) return false;
@@ -65,19 +61,17 @@ bool StreamOrder::take(const Block& block, bool capturing) {
     seen = needed.number;
     return true;
   }
-  Events events = record_all();
-  const bool waits = wait_for_all(block.stream, events);
-  recycle(events);
+  record_all(late_);
+  const bool waits = wait_for_all(block.stream, late_);
+  recycle(late_);
   if (waits) seen = frees_;
   return waits;
 }
 
-StreamOrder::Events StreamOrder::record_all() {
-  Events events(static_cast<std::size_t>(table_.count()));
-  for (std::size_t i = 0; i < events.size(); ++i) {
-    events[i] = streams_.record(table_.handle_of(static_cast<StreamId>(i)));
+void StreamOrder::record_all(Events& events) {
+  for (StreamId i = 0; i < table_.count(); ++i) {
+    events.push_back(streams_.record(table_.handle_of(i)));
   }
-  return events;
 }
 
 void StreamOrder::recycle(Events& events) {
@@ -99,29 +93,13 @@ bool StreamOrder::wait_for_all(StreamId stream, const Events& events) {
 void StreamOrder::release(const Block& block, bool capturing) {
   if (!concerns(block)) return;
   ++frees_;
-  remember(block.range, {block.range.end, block.stream, block.decision, frees_});
+  last_.assign(block.range, {block.stream, block.decision, frees_});
   const auto awaited = awaited_.find(block.decision);
   if (awaited == awaited_.end() || capturing) return;
   // Whoever waits for the events of an earlier turn has been told to.
   recycle(awaited->second.events);
-  awaited->second = {record_all(), frees_};
-}
-
-void StreamOrder::remember(Range r, const Last& last) {
-  cut(r.begin);
-  cut(r.end);
-  last_.erase(last_.lower_bound(r.begin), last_.lower_bound(r.end));
-  last_[r.begin] = last;
-}
-
-// Nothing reaches across `at` any more.
-void StreamOrder::cut(Offset at) {
-  const auto above = last_.lower_bound(at);
-  if (above == last_.begin()) return;
-  Last& below = std::prev(above)->second;
-  if (below.end <= at) return;
-  last_.emplace_hint(above, at, below);
-  below.end = at;
+  record_all(awaited->second.events);
+  awaited->second.number = frees_;
 }
 
 }  // namespace stalloc

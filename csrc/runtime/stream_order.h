@@ -29,6 +29,7 @@
 #include <memory_resource>
 #include <vector>
 
+#include "base/range_map.h"
 #include "base/range_set.h"
 #include "base/types.h"
 #include "device/streams.h"
@@ -65,8 +66,7 @@ class StreamOrder {
   void abandon() { awaited_.clear(); }
 
  private:
-  struct Last {  // freed at [key, end)
-    Offset end = 0;
+  struct Freed {
     StreamId stream = 0;
     std::int32_t decision = kNone;
     std::int64_t number = 0;  // of the free
@@ -78,9 +78,7 @@ class StreamOrder {
   };
 
   bool concerns(const Block& block) const;
-  void remember(Range r, const Last& last);
-  void cut(Offset at);
-  Events record_all();
+  void record_all(Events& events);  // which are none
   void recycle(Events& events);
   bool wait_for_all(StreamId stream, const Events& events);
   std::int64_t& seen(StreamId stream);
@@ -92,8 +90,9 @@ class StreamOrder {
   std::vector<bool> has_shared_;  // by decision
   std::map<std::int32_t, Awaited> awaited_;
   std::pmr::unsynchronized_pool_resource nodes_;
-  std::pmr::map<Offset, Last> last_{&nodes_};  // disjoint
-  std::vector<std::int64_t> seen_;             // by stream: up to which free it has waited
+  RangeMap<Freed> last_{&nodes_};   // at each address
+  Events late_;                     // of take()
+  std::vector<std::int64_t> seen_;  // by stream: up to which free it has waited
   std::int64_t frees_ = 0;
   std::int64_t waits_ = 0;
 };
