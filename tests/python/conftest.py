@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 from phase_sinks import RecordingSink
+
+
+def pytest_configure() -> None:
+    # What a shell runs in the background ignores Ctrl-C, and so would commands that are sent it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
