@@ -81,7 +81,7 @@ class Plan(Document[_core.Plan]):
     def streams(self) -> Streams:
         """Whether addresses go from one stream's requests to another's.
 
-        Where they do, "ordered", the later stream waits on the device for the earlier one.
+        Where they do, "ordered", the later stream waits on the device for the others.
         """
         return "ordered" if self._core.ordered else "separate"
 

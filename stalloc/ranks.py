@@ -122,11 +122,11 @@ def rank_mismatch(plan: Plan, info: Mapping[str, str]) -> str | None:
     return None
 
 
-def own_device(name: str | None) -> str:
-    """The device of this rank: the one named, or else the GPU where there is one, or the CPU.
+def use_own_device(name: str | None) -> str:
+    """Makes this rank's own GPU the current one, if a GPU is meant, and says what is.
 
-    Which GPU is a rank's own the launcher says (`LOCAL_RANK`), and the script, later. It becomes
-    the current one here, since "cuda" means that.
+    That is the device named, or else the GPU where there is one, or the CPU. Which GPU is a rank's
+    own the launcher says (`LOCAL_RANK`), and the script, later; "cuda" means the current one.
     """
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     local = _from_environment("LOCAL_RANK", 0)

@@ -187,7 +187,7 @@ class Trace(Document[_core.Trace]):
             dynamic: Whether to plan for dynamic requests at all.
             streams: "separate", or "ordered": addresses may go from one stream's requests to
                 another's. The pool is smaller then, and the later stream waits on the device for
-                what the earlier one was given before the free, whether it had waited anyway or not.
+                what all streams had been given by the free, whether it had waited anyway or not.
 
         Raises:
             TraceError: The trace is inconsistent, or holds no complete iteration.

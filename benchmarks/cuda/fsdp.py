@@ -33,24 +33,31 @@ EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 class Block(nn.Module):
     """As many parameters and activations as a small MLP, without its products."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(4 * WIDTH * WIDTH))
-        self.scale = nn.Parameter(torch.empty(WIDTH))
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(4 * width * width))
+        self.scale = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Some activations of the size of `x`."""
-        return x + nn.functional.gelu(x * self.scale + self.weight[:WIDTH]).tanh()
+        return x + nn.functional.gelu(x * self.scale + self.weight[: self.width]).tanh()
+
+
+def sharded(blocks: int, width: int) -> nn.Module:
+    """A rank's model, and the process group: its collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    with torch.device("cuda"):
+        model = nn.Sequential(*(Block(width) for _ in range(blocks)))
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    return model
 
 
 def train(steps: int) -> None:
     """Trains a rank from the making of its model on."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    with torch.device("cuda"):
-        model = nn.Sequential(*(Block() for _ in range(BLOCKS)))
-    for block in model:
-        fully_shard(block)
-    fully_shard(model)
+    model = sharded(BLOCKS, WIDTH)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
         x = torch.empty(TOKENS, WIDTH, device="cuda")

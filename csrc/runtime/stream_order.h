@@ -56,7 +56,7 @@ class StreamOrder {
   // false when the stream could not be made to wait for those before it.
   bool take(const Block& block, bool capturing);
 
-  // `block` is free: what its stream has been given so far is the last there.
+  // `block` is free: a stream that is given its addresses next waits for what all have been given.
   void release(const Block& block, bool capturing);
 
   // How often a stream was made to wait for another.

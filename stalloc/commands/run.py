@@ -111,9 +111,9 @@ def _find_module(name: str) -> ModuleSpec | None:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from stalloc.ranks import RankFiles, own_device  # which imports torch
+    from stalloc.ranks import RankFiles, use_own_device  # which imports torch
 
-    device = own_device(args.device)
+    device = use_own_device(args.device)
     prof = stalloc.profile(device=device, iterations=args.iterations)
     folder: Path = args.profile
     make_folder(folder)
@@ -170,7 +170,7 @@ def _next_command(args: argparse.Namespace) -> str:
 
 
 def _planned(args: argparse.Namespace) -> int:
-    from stalloc.ranks import RankFiles, own_device  # which imports torch
+    from stalloc.ranks import RankFiles, use_own_device  # which imports torch
 
     path: Path = args.plan
     plan_file = RankFiles(path).plan if path.is_dir() else path
@@ -179,7 +179,7 @@ def _planned(args: argparse.Namespace) -> int:
             f"{plan_file}: there is no such plan; make it with stalloc run --profile DIR"
         )
     plan = read_plan(plan_file)
-    own_device(plan.info.get("device", "cpu"))
+    use_own_device(plan.info.get("device", "cpu"))
     process = os.getpid()
     with stalloc.enable(plan, strict=args.strict, startup=True) as session:
         code = _run(args)

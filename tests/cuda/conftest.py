@@ -14,8 +14,9 @@ import torch
 import stalloc
 from stalloc import _core, _torch_cuda
 
-# What these tests share with the others.
+# What these tests share with the others, and with the benchmarks.
 sys.path.append(str(Path(__file__).parent.parent / "python"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "cuda"))
 
 GIB = 1 << 30
 

@@ -21,6 +21,14 @@ def use(stream: int, tensor_address: int, size: int, owner: int) -> None:
     assert error == 0, f"error {error}: {complaint()}"
 
 
+def new_stream() -> int:
+    """A stream's handle: one that no other part of the process uses."""
+    handle = ctypes.c_void_p()
+    assert _library.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
+    assert handle.value is not None
+    return handle.value
+
+
 def set_manual(manual: bool) -> None:
     """Whether the work of streams made from now on waits to be told."""
     _library.standin_set_manual(int(manual))

@@ -8,24 +8,12 @@ import pytest
 import standin
 import torch
 import torch.distributed as dist
+from fsdp import sharded
 from isolation import isolated
-from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import stalloc
 
 WIDTH = 1024
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(4 * WIDTH * WIDTH))
-        self.scale = nn.Parameter(torch.empty(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + nn.functional.gelu(x * self.scale + self.weight[:WIDTH]).tanh()
 
 
 @pytest.mark.parametrize("streams", ["separate", "ordered"])
@@ -33,13 +21,7 @@ class Block(nn.Module):
 def test_every_stream_is_served_and_turns_make_the_pool_smaller(
     streams: Literal["separate", "ordered"],
 ) -> None:
-    # Collectives that do nothing: no result is ever looked at.
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    with torch.device("cuda"):
-        model = nn.Sequential(*(Block() for _ in range(8)))
-    for block in model:
-        fully_shard(block)
-    fully_shard(model)
+    model = sharded(8, WIDTH)  # whose collectives do nothing: no result is ever looked at
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:

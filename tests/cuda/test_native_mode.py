@@ -279,7 +279,7 @@ def test_torchs_profiler_sees_what_is_served() -> None:
 
 
 def test_recorded_tensors_keep_their_place_until_streams_are_done() -> None:
-    side = torch.cuda.ExternalStream(_new_stream())
+    side = torch.cuda.ExternalStream(standin.new_stream())
     trainer = Trainer()
     _, segment = planned_pair(trainer)
     standin.set_manual(True)
@@ -318,7 +318,7 @@ def test_recorded_tensors_keep_their_place_until_streams_are_done() -> None:
 
 
 def test_blocks_of_torch_are_recorded_too() -> None:
-    side = torch.cuda.ExternalStream(_new_stream())
+    side = torch.cuda.ExternalStream(standin.new_stream())
     trainer = Trainer()
     _, segment = planned_pair(trainer)
     standin.set_manual(True)
@@ -552,13 +552,3 @@ assert standin.misuses() == 0, standin.complaint()
 """
     )
     assert result.returncode == 0, result.stderr
-
-
-def _new_stream() -> int:
-    import ctypes
-
-    handle = ctypes.c_void_p()
-    library = ctypes.CDLL("libcudart.so.13")
-    assert library.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
-    assert handle.value is not None
-    return handle.value

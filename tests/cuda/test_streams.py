@@ -5,7 +5,6 @@ What each stream's tensors are used for is told to the stand-in, which finds rac
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from typing import Literal
 
@@ -24,7 +23,7 @@ class Scratch:
 
     trainer: Trainer = dataclasses.field(default_factory=lambda: Trainer(rows=32))
     sides: list[torch.cuda.Stream] = dataclasses.field(
-        default_factory=lambda: [torch.cuda.ExternalStream(_new_stream()) for _ in range(2)]
+        default_factory=lambda: [torch.cuda.ExternalStream(standin.new_stream()) for _ in range(2)]
     )
     owner: int = 0
 
@@ -90,7 +89,7 @@ def test_no_address_is_used_without_order(streams: Literal["separate", "ordered"
 
 def test_a_stream_that_cannot_be_made_to_wait_gets_another_address() -> None:
     """The program orders nothing itself: whatever waits here, the plan has asked for."""
-    side = torch.cuda.ExternalStream(_new_stream())
+    side = torch.cuda.ExternalStream(standin.new_stream())
     places = []
 
     def step() -> None:
@@ -126,11 +125,3 @@ def test_compat_mode_orders_streams_too() -> None:
     scratch = Scratch()
     scratch.run(scratch.profile().plan(streams="ordered"))
     assert stalloc.memory_stats()["stream_waits"] > 10
-
-
-def _new_stream() -> int:
-    handle = ctypes.c_void_p()
-    library = ctypes.CDLL("libcudart.so.13")
-    assert library.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
-    assert handle.value is not None
-    return handle.value
