@@ -5,12 +5,33 @@ Elementwise operators alone, so that nothing of cuBLAS need be pretended.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.variable import Variable
 
 import stalloc
+
+
+def _let_autograd_finish() -> None:
+    """Makes autograd's worker drop what it holds of the last backward pass.
+
+    Since pytorch#173568 that can be a Python object. Where Python ends before the worker, on a busy
+    machine, has dropped it, torch aborts ("terminate called without an active exception"), with any
+    allocator. The worker takes this next pass, which holds nothing of Python's, after the last one.
+    """
+    if not torch.cuda.is_initialized():
+        return
+    with contextlib.suppress(RuntimeError):  # the device may be lost
+        y = torch.ones((), device="cuda", requires_grad=True) * 1
+        run_backward = Variable._execution_engine.run_backward  # as Tensor.backward() calls it
+        run_backward((y,), (torch.ones_like(y),), False, False, (), True, accumulate_grad=True)
+
+
+atexit.register(_let_autograd_finish)
 
 
 class Block(nn.Module):

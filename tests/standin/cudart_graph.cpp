@@ -193,6 +193,13 @@ int cudaGraphLaunch(void* exec, void* stream) {
   });
 }
 
+int cudaGraphDebugDotPrint(void* graph, const char* /*path*/, unsigned /*flags*/) {
+  static Call call("cudaGraphDebugDotPrint");
+  return call([&](World& w) {
+    return int{w.graphs.contains(value(graph)) ? standin::kSuccess : standin::kInvalidValue};
+  });
+}
+
 int cudaGraphGetNodes(void* graph, void** /*nodes*/, std::size_t* count) {
   static Call call("cudaGraphGetNodes");
   return call([&](World& w) {
