@@ -59,7 +59,9 @@ def test_training_with_graphs_under_a_plan(compiled: Maker, warm: bool) -> None:
         trainer.step()
     stats = stalloc.memory_stats()
     assert standin.calls("cudaGraphLaunch") - replays == 6, "a forward and a backward a step"
-    assert stats["hits"] - settled["hits"] == 3 * stats["planned"] > 0
+    # Before 2.12 this backend keeps the input of the call that it compiles, for good, in its place.
+    kept = compiled is graphs_alone and not warm and torch.__version__ < "2.12"
+    assert stats["hits"] - settled["hits"] == 3 * (stats["planned"] - kept) > 0
     pool = [s for s in torch.cuda.memory_snapshot() if s["total_size"] == plan.pool]
     begin, end = pool[0]["address"], pool[0]["address"] + plan.pool
     assert private_segments()

@@ -259,7 +259,7 @@ def test_torchs_profiler_sees_what_is_served() -> None:
 
     def seen() -> tuple[int, int]:
         with torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
         ) as profiler:
             trainer.step()
         usage = [event.self_device_memory_usage for event in profiler.key_averages()]

@@ -1,5 +1,5 @@
-// The few functions of NVML (libnvidia-ml.so.1) that torch's allocator asks before it maps
-// expandable segments: there is a device, and it is on no NVLink fabric.
+// The few functions of NVML (libnvidia-ml.so.1) that torch's allocator asks, before it maps expandable
+// segments and when memory has run out: there is a device, on no NVLink fabric, and nobody uses it.
 namespace {
 
 constexpr int kSuccess = 0;
@@ -19,7 +19,10 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** device) {
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return kNotSupported; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return kNotSupported; }
-int nvmlDeviceGetComputeRunningProcesses(void*, unsigned*, void*) { return kNotSupported; }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
+  *count = 0;
+  return kSuccess;
+}
 int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return kNotSupported; }
 int nvmlSystemGetCudaDriverVersion_v2(int*) { return kNotSupported; }
 
