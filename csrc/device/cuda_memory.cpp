@@ -250,21 +250,24 @@ bool CudaMemory::keep_addresses(bool keep) {
   return true;
 }
 
-Bytes CudaMemory::info(bool total) const {
+CudaMemory::Info CudaMemory::info() const {
   const DeviceGuard device(runtime_, device_);
   std::size_t free_bytes = 0, all_bytes = 0;
   auto error = device.error();
   if (!error) error = runtime_.mem_get_info(&free_bytes, &all_bytes);
   if (error) fail("asking how much memory there is", error);
-  return static_cast<Bytes>(total ? all_bytes : free_bytes);
+  return {static_cast<Bytes>(free_bytes), static_cast<Bytes>(all_bytes)};
 }
 
 Bytes CudaMemory::available() const {
-  const Bytes device = info(/*total=*/false);
+  const Bytes device = info().free;
   const std::lock_guard lock(mutex_);
   return limit_ > 0 ? std::clamp<Bytes>(limit_ - held_.all.bytes.current, 0, device) : device;
 }
 
-Bytes CudaMemory::total() const { return info(/*total=*/true); }
+Bytes CudaMemory::total() const {
+  if (total_.load(std::memory_order_relaxed) == 0) total_.store(info().total);
+  return total_.load(std::memory_order_relaxed);
+}
 
 }  // namespace stalloc

@@ -35,6 +35,7 @@ class CudaMemory final : public DeviceMemory {
   bool suspend(void* piece, Bytes size) override;
   bool resume(void* piece, Bytes size) override;
   Bytes available() const override;
+  // Asked of the device once: it stays the same, also where the device is lost later.
   Bytes total() const;
 
   // At most `limit` bytes are held at a time from now on, what is held already included; 0 leaves
@@ -68,7 +69,11 @@ class CudaMemory final : public DeviceMemory {
   void give_back(Bytes size) noexcept;
   void* allocate_plain(Bytes size);
   void* allocate_virtual(Bytes size);
-  Bytes info(bool total) const;
+  struct Info {
+    Bytes free = 0;
+    Bytes total = 0;
+  };
+  Info info() const;
   CudaRuntime::AllocationProperties properties() const;
   std::vector<CudaRuntime::Access> accesses() const;
   bool map(std::uintptr_t begin, std::size_t size);
@@ -79,7 +84,8 @@ class CudaMemory final : public DeviceMemory {
   const int device_;
   const std::string name_;
   std::atomic<bool> virtual_pools_{false};
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::atomic<Bytes> total_{0};  // 0: not asked for yet
+  mutable std::mutex mutex_;             // of what follows
   std::map<std::uintptr_t, Range> ranges_;
   Bytes limit_ = 0;
   HeldBySize held_;

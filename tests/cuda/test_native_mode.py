@@ -493,7 +493,9 @@ def test_other_threads_free_what_they_hold_last() -> None:
         stalloc.step()
 
 
-def test_a_lost_device_is_an_error_and_no_crash() -> None:
+@pytest.mark.parametrize("fraction", [1.0, 0.9])
+def test_a_lost_device_is_an_error_and_no_crash(fraction: float) -> None:
+    torch.cuda.set_per_process_memory_fraction(fraction)
     trainer = Trainer()
     planned_pair(trainer)
     y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda"))
@@ -504,6 +506,7 @@ def test_a_lost_device_is_an_error_and_no_crash() -> None:
         torch.cuda.synchronize()
     stalloc.disable()
     standin.lose_device(0)
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def _run(body: str) -> subprocess.CompletedProcess[str]:
