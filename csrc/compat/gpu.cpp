@@ -6,6 +6,7 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "device/cuda_streams.h"
 
 namespace stalloc {
 namespace {
@@ -72,7 +73,9 @@ void* CompatGpu::allocate(Bytes size, StreamHandle stream) {
     planned = !served.taken;
   }
   Recorder& recorder = runtime_.recorder();
-  if (planned && recorder.active() && exact_.load(std::memory_order_relaxed)) {
+  // A stream without a number shares no addresses with any other, nor keeps any.
+  const bool exactly = recorder.active() && exact_.load(std::memory_order_relaxed);
+  if (planned && (exactly || id == kNone)) {
     p = allocate_directly(size);
     planned = false;
   }
@@ -149,7 +152,11 @@ bool CompatGpu::record_stream(void* p, StreamHandle stream) {
     const std::lock_guard lock(mutex_);
     if (direct_.contains(p)) return true;  // freeing it waits anyway
   }
-  return runtime_.allocator().record_stream(p, runtime_.streams().id_of(stream));
+  // Only the owner numbers the stream.
+  if (!runtime_.allocator().pool_of(p).begin) return false;
+  const int device = device_of_stream(stream);
+  const bool is_own = device < 0 || memory_.device() == device;
+  return runtime_.allocator().record_stream(p, is_own ? runtime_.streams().id_of(stream) : kNone);
 }
 
 PlannedAllocator::Piece CompatGpu::piece_of(const void* p) const {

@@ -93,6 +93,8 @@ void* CudaMemory::allocate_pool(Bytes size) {
 void* CudaMemory::allocate_virtual(Bytes size) {
   const DeviceGuard device(runtime_, device_);
   if (device.error()) fail("allocating " + format_bytes(size), device.error());
+  // The driver's calls make no context, and memory needs one: the runtime does, on any call.
+  if (const auto error = runtime_.free(nullptr)) fail("using the device", error);
   std::size_t granularity = 0;
   const auto wanted = properties();
   if (const auto error = runtime_.memory_granularity(&granularity, &wanted, /*minimum=*/0)) {

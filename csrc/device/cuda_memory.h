@@ -26,6 +26,7 @@ class CudaMemory final : public DeviceMemory {
 
   // "cuda:0", with HIP too, as torch calls it.
   std::string_view name() const override { return name_; }
+  int device() const { return device_; }
 
   // All these throw Error when the device fails in another way than by having no memory left.
   void* allocate(Bytes size) override;

@@ -54,7 +54,8 @@ class Loader {
 // CUDA's virtual memory calls are the driver's: the runtime knows where they are.
 class DriverLoader {
  public:
-  explicit DriverLoader(void* library) {
+  // `runtime` has its own functions already.
+  DriverLoader(void* library, const CudaRuntime& runtime) : runtime_(runtime) {
     Loader(library, "cuda").find_optional(by_version_, "GetDriverEntryPointByVersion");
     Loader(library, "cuda").find_optional(plain_, "GetDriverEntryPoint");
   }
@@ -64,16 +65,22 @@ class DriverLoader {
     void* found = nullptr;
     int status = 0;
     const std::string symbol = std::string("cu") + name;
+    CudaRuntime::Error error = CudaRuntime::kSuccess;
     if (by_version_) {
       constexpr unsigned kVersion = 12000;  // of the interface that is expected
-      if (by_version_(symbol.c_str(), &found, kVersion, 0, &status) != 0) found = nullptr;
+      error = by_version_(symbol.c_str(), &found, kVersion, 0, &status);
     } else if (plain_) {
-      if (plain_(symbol.c_str(), &found, 0, &status) != 0) found = nullptr;
+      error = plain_(symbol.c_str(), &found, 0, &status);
+    }
+    if (error != CudaRuntime::kSuccess) {
+      found = nullptr;
+      runtime_.get_last_error();
     }
     function = reinterpret_cast<Function*>(found);
   }
 
  private:
+  const CudaRuntime& runtime_;
   int (*by_version_)(const char*, void**, unsigned, unsigned long long, int*) = nullptr;
   int (*plain_)(const char*, void**, unsigned long long, int*) = nullptr;
 };
@@ -91,6 +98,14 @@ void load_virtual_memory(Finder&& finder, CudaRuntime& r) {
   const bool complete = r.address_reserve && r.address_free && r.memory_create &&
                         r.memory_release && r.memory_map && r.memory_unmap && r.memory_set_access;
   if (!complete) r.memory_granularity = nullptr;
+}
+
+void load_contexts(DriverLoader& driver, CudaRuntime& r) {
+  driver.find(r.primary_context_retain, "DevicePrimaryCtxRetain");
+  driver.find(r.primary_context_state, "DevicePrimaryCtxGetState");
+  driver.find(r.context_push, "CtxPushCurrent");
+  driver.find(r.context_pop, "CtxPopCurrent");
+  if (!r.context_push || !r.context_pop) r.primary_context_retain = nullptr;
 }
 
 std::unique_ptr<CudaRuntime> load() {
@@ -119,8 +134,11 @@ std::unique_ptr<CudaRuntime> load() {
   loader.find(r->exchange_capture_mode, "ThreadExchangeStreamCaptureMode");
   if (!loader.complete()) return nullptr;
   loader.find_optional(r->can_access_peer, "DeviceCanAccessPeer");
+  loader.find_optional(r->stream_get_device, "StreamGetDevice");
   if (is_cuda) {
-    load_virtual_memory(DriverLoader(library), *r);
+    DriverLoader driver(library, *r);
+    load_virtual_memory(driver, *r);
+    load_contexts(driver, *r);
   } else {
     load_virtual_memory(Loader(library, "hip"), *r);
   }
@@ -158,23 +176,53 @@ std::string CudaRuntime::explain(Error error) const {
   return std::string(text ? text : "unknown error") + " (error " + std::to_string(error) + ")";
 }
 
+void* CudaRuntime::context_of(int device) const noexcept {
+  if (!primary_context_retain || device < 0 || device >= kDevices) return nullptr;
+  auto& known = contexts_[static_cast<std::size_t>(device)];
+  void* context = known.load(std::memory_order_acquire);
+  if (context) return context;
+  // Never released: the runtime keeps it to the end of the process, too. Two threads that come here
+  // at a time are given the same.
+  if (primary_context_retain(&context, device) != kSuccess) return nullptr;
+  known.store(context, std::memory_order_release);
+  return context;
+}
+
+bool CudaRuntime::is_in_use(int device) const noexcept {
+  unsigned flags = 0;
+  int active = 0;
+  if (!primary_context_state) return true;
+  return primary_context_state(device, &flags, &active) != kSuccess || active != 0;
+}
+
 DeviceGuard::DeviceGuard(const CudaRuntime& runtime, int device) noexcept : runtime_(runtime) {
   error_ = runtime_.get_device(&before_);
   if (error_ == CudaRuntime::kSuccess && before_ != device) {
-    error_ = runtime_.set_device(device);
-    changed_ = error_ == CudaRuntime::kSuccess;
+    if (void* context = runtime_.context_of(device)) {
+      error_ = runtime_.context_push(context);
+      pushed_ = error_ == CudaRuntime::kSuccess;
+    } else {
+      error_ = runtime_.set_device(device);
+      changed_ = error_ == CudaRuntime::kSuccess;
+    }
   }
   if (error_ != CudaRuntime::kSuccess) runtime_.get_last_error();
 }
 
 DeviceGuard::~DeviceGuard() {
-  if (changed_) runtime_.set_device(before_);
+  void* popped = nullptr;
+  if (pushed_) runtime_.context_pop(&popped);
+  if (changed_ && runtime_.set_device(before_) != CudaRuntime::kSuccess) runtime_.get_last_error();
 }
 
 RelaxedCapture::RelaxedCapture(const CudaRuntime& runtime) noexcept : runtime_(runtime) {
-  runtime_.exchange_capture_mode(&mode_);
+  exchanged_ = runtime_.exchange_capture_mode(&mode_) == CudaRuntime::kSuccess;
+  if (!exchanged_) runtime_.get_last_error();
 }
 
-RelaxedCapture::~RelaxedCapture() { runtime_.exchange_capture_mode(&mode_); }
+RelaxedCapture::~RelaxedCapture() {
+  if (!exchanged_) return;
+  if (runtime_.exchange_capture_mode(&mode_) != CudaRuntime::kSuccess) runtime_.get_last_error();
+}
 
 }  // namespace stalloc

@@ -8,6 +8,8 @@
 // without them leaves them null (see has_virtual_memory). Thread-safe.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -44,6 +46,7 @@ struct CudaRuntime {
   Error (*event_query)(void* event) = nullptr;
   Error (*stream_wait_event)(void* stream, void* event, unsigned flags) = nullptr;
   Error (*stream_is_capturing)(void* stream, int* status) = nullptr;
+  Error (*stream_get_device)(void* stream, int* device) = nullptr;  // may be missing
   Error (*exchange_capture_mode)(int* mode) = nullptr;
 
   // A type as the library's virtual memory calls have it: memory of one device, pinned there.
@@ -81,13 +84,34 @@ struct CudaRuntime {
 
   bool has_virtual_memory() const { return memory_granularity != nullptr; }
 
+  // The driver's contexts; may be missing, with HIP always.
+  Error (*primary_context_retain)(void** context, int device) = nullptr;
+  Error (*primary_context_state)(int device, unsigned* flags, int* active) = nullptr;
+  Error (*context_push)(void* context) = nullptr;
+  Error (*context_pop)(void** context) = nullptr;
+
+  // The context that a device's users share, made where there is none; null where contexts cannot
+  // be had.
+  void* context_of(int device) const noexcept;
+  // Whether the process may have work on a device: not while it has no context there.
+  bool is_in_use(int device) const noexcept;
+
   // "out of memory (error 2)", and forgets that the call failed: otherwise the next to ask for the
   // last error, torch after each kernel, takes it for its own.
   std::string explain(Error error) const;
+
+  static constexpr int kDevices = 64;
+
+ private:
+  mutable std::array<std::atomic<void*>, kDevices> contexts_{};  // those that were retained
 };
 
 // Makes `device` the calling thread's current one for a while. Where error() says that it could
 // not, the thread is still on another one, and what belongs to `device` must not be done.
+//
+// By the driver's stack of contexts where there is one: cudaSetDevice(), on the way back, would
+// make a context on a device that the process does not use, hundreds of megabytes of it. A thread
+// that has chosen none is on device 0, and each rank of a node would have one there.
 class DeviceGuard {
  public:
   DeviceGuard(const CudaRuntime& runtime, int device) noexcept;
@@ -99,6 +123,7 @@ class DeviceGuard {
  private:
   const CudaRuntime& runtime_;
   int before_ = 0;
+  bool pushed_ = false;
   bool changed_ = false;
   CudaRuntime::Error error_ = CudaRuntime::kSuccess;
 };
@@ -116,6 +141,7 @@ class RelaxedCapture {
  private:
   const CudaRuntime& runtime_;
   int mode_ = 2;  // relaxed; then what it was before
+  bool exchanged_ = false;
 };
 
 }  // namespace stalloc

@@ -7,7 +7,17 @@ constexpr unsigned kNoTiming = 2;  // what cudaEventDisableTiming is: such event
 
 }  // namespace
 
+int device_of_stream(StreamHandle stream) noexcept {
+  const CudaRuntime* runtime = CudaRuntime::find();
+  if (!stream || !runtime || !runtime->stream_get_device) return -1;
+  int device = -1;
+  if (runtime->stream_get_device(stream, &device) == CudaRuntime::kSuccess) return device;
+  runtime->get_last_error();
+  return -1;
+}
+
 CudaStreams::~CudaStreams() {
+  const DeviceGuard device(runtime_, device_);
   for (const EventHandle event : idle_) succeeded(runtime_.event_destroy(event));
 }
 
@@ -41,7 +51,9 @@ EventHandle CudaStreams::record(StreamHandle stream) noexcept {
 }
 
 DeviceStreams::Progress CudaStreams::query(EventHandle event) noexcept {
+  const DeviceGuard device(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);
+  if (device.error()) return Progress::kFailed;
   const auto error = runtime_.event_query(event);
   if (succeeded(error)) return Progress::kDone;
   return error == CudaRuntime::kNotReady ? Progress::kPending : Progress::kFailed;
@@ -57,6 +69,7 @@ void CudaStreams::recycle(EventHandle event) noexcept {
     const std::lock_guard lock(mutex_);
     idle_.push_back(event);
   } catch (...) {
+    const DeviceGuard device(runtime_, device_);
     succeeded(runtime_.event_destroy(event));
   }
 }
@@ -67,9 +80,18 @@ bool CudaStreams::is_capturing(StreamHandle stream) noexcept {
   return !device.error() && succeeded(runtime_.stream_is_capturing(stream, &status)) && status != 0;
 }
 
-bool CudaStreams::synchronize() noexcept {
-  const DeviceGuard device(runtime_, device_);
-  return !device.error() && succeeded(runtime_.device_synchronize());
+bool CudaStreams::synchronize(bool everywhere) noexcept {
+  const auto wait_for = [&](int number) {
+    const DeviceGuard device(runtime_, number);
+    return !device.error() && succeeded(runtime_.device_synchronize());
+  };
+  if (!wait_for(device_)) return false;
+  int count = 0;
+  if (everywhere && !succeeded(runtime_.get_device_count(&count))) return false;
+  for (int number = 0; number < count; ++number) {
+    if (number != device_ && runtime_.is_in_use(number) && !wait_for(number)) return false;
+  }
+  return true;
 }
 
 }  // namespace stalloc

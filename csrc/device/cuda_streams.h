@@ -10,6 +10,10 @@
 
 namespace stalloc {
 
+// The number of the device that `stream` belongs to; -1 where that cannot be told: the default
+// stream has no device of its own, and older libraries do not say.
+int device_of_stream(StreamHandle stream) noexcept;
+
 class CudaStreams final : public DeviceStreams {
  public:
   // Throws Error when no runtime is loaded.
@@ -21,7 +25,7 @@ class CudaStreams final : public DeviceStreams {
   bool wait(StreamHandle stream, EventHandle event) noexcept override;
   void recycle(EventHandle event) noexcept override;
   bool is_capturing(StreamHandle stream) noexcept override;
-  bool synchronize() noexcept override;
+  bool synchronize(bool everywhere) noexcept override;
 
  private:
   EventHandle take_event() noexcept;

@@ -34,9 +34,10 @@ class DeviceStreams {
   // Whether `stream` is recording a graph.
   virtual bool is_capturing(StreamHandle stream) noexcept = 0;
 
-  // Waits until the device has done everything that any stream was given; false when it cannot
-  // say. For when memory has run out or an event has failed, never for a request.
-  virtual bool synchronize() noexcept = 0;
+  // Waits until the device has done everything that any stream was given; `everywhere`: and so have
+  // the other devices of the process, whose streams may be at work on this one's memory. False when
+  // that cannot be said. For when memory has run out or an event has failed, never for a request.
+  virtual bool synchronize(bool everywhere) noexcept = 0;
 };
 
 }  // namespace stalloc

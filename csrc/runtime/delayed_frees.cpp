@@ -80,7 +80,8 @@ void* DelayedFrees::next_done() {
 }
 
 bool DelayedFrees::finish() {
-  if (captures_ > 0 || !streams_.synchronize()) return false;
+  // A lost block may be in use on another device, whose streams have no number here.
+  if (captures_ > 0 || !streams_.synchronize(/*everywhere=*/lost_ > 0)) return false;
   for (auto& [stream, queue] : queues_) {
     for (const Marker& marker : queue) streams_.recycle(marker.event);
     queue.clear();

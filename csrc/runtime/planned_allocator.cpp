@@ -293,7 +293,9 @@ void PlannedAllocator::begin_capture() {
 
 void PlannedAllocator::end_capture() {
   const std::lock_guard lock(mutex_);
-  if (delayed_) delayed_->end_capture();
+  if (!delayed_) return;
+  delayed_->end_capture();
+  drop_empty_pools();
 }
 
 }  // namespace stalloc

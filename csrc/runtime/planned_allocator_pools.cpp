@@ -131,6 +131,9 @@ void PlannedAllocator::release_pool() {
   const std::lock_guard lock(mutex_);
   if (!active_) throw Error("no plan is enabled, so there is no pool to release");
   if (away_) return;
+  if (delayed_ && delayed_->capturing()) {
+    throw Error("the pool cannot be released while a CUDA graph is captured");
+  }
   if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
   if (active_->space.live_blocks() > 0) {
     throw Error("the pool cannot be released: " + std::to_string(active_->space.live_blocks()) +
@@ -192,7 +195,10 @@ void PlannedAllocator::retire(std::unique_ptr<Pool> pool) {
   retired_.push_back(std::move(pool));
 }
 
+// Not during a capture: memory goes only when the device is idle, and waiting for that would spoil
+// the capture.
 void PlannedAllocator::drop_empty_pools() {
+  if (delayed_ && delayed_->capturing()) return;
   const auto is_empty = [](const auto& pool) { return pool->space.live_blocks() == 0; };
   if (std::ranges::none_of(retired_, is_empty)) return;
   std::erase_if(retired_, [&](const auto& pool) {

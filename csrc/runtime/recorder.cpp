@@ -50,7 +50,7 @@ void Recorder::abandon() {
 void Recorder::on_allocate(const void* block, Bytes size, StreamId stream, bool for_training,
                            NodeSequence node) {
   const std::lock_guard lock(mutex_);
-  if (!active()) return;
+  if (!active() || stream == kNone) return;
   Request r;
   r.size = size;
   r.lower = clock_++;

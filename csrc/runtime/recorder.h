@@ -43,7 +43,7 @@ class Recorder {
   void abandon();
 
   // `block` tells live blocks apart; an address will do. `size` > 0 bytes. `for_training`: see
-  // PlannedAllocator::allocate.
+  // PlannedAllocator::allocate. What is for a stream without a number (kNone) is no plan's.
   void on_allocate(const void* block, Bytes size, StreamId stream, bool for_training,
                    NodeSequence node);
   // To be called before the memory can be handed out again. Unknown blocks are none of its

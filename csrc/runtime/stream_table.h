@@ -3,11 +3,13 @@
 //
 // Lookups take no lock and scan from the front: programs have a handful of streams, and those they
 // use most they use first. Thread-safe. Streams are never forgotten; past kStreams different ones,
-// further ones have no number, and their requests no plan.
+// further ones have no number, and their requests no plan. Nor has cudaStreamPerThread: that handle
+// is another stream on each thread.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <mutex>
 
 #include "base/types.h"
@@ -19,9 +21,11 @@ class StreamTable {
  public:
   static constexpr StreamId kStreams = 256;
 
-  // kNone when the table is full.
+  // kNone when the table is full, or the handle is not of one stream.
   StreamId id_of(StreamHandle stream) {
-    if (!stream) return 0;
+    if (reinterpret_cast<std::uintptr_t>(stream) <= kPerThread) {
+      return reinterpret_cast<std::uintptr_t>(stream) == kPerThread ? kNone : 0;
+    }
     const StreamId known = find(stream, count_.load(std::memory_order_acquire));
     return known != kNone ? known : add(stream);
   }
@@ -33,6 +37,9 @@ class StreamTable {
   StreamHandle handle_of(StreamId id) const { return handles_[static_cast<std::size_t>(id)]; }
 
  private:
+  // cudaStreamPerThread; 1, cudaStreamLegacy, is the default stream by another name.
+  static constexpr std::uintptr_t kPerThread = 2;
+
   StreamId find(StreamHandle stream, StreamId count) const {
     for (StreamId i = 1; i < count; ++i) {
       if (handles_[static_cast<std::size_t>(i)] == stream) return i;

@@ -547,13 +547,13 @@ TEST_F(Compat, ThreadsShareAGpu) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([t] {
       std::mt19937 random(static_cast<unsigned>(t));
+      cudaSetDevice(t % 2);
       void* mine = stream();
       void* side = stream();
       for (std::uint64_t i = 1; i <= 300; ++i) {
         const Bytes size = std::uniform_int_distribution<int>(1, 3'000'000)(random);
         const std::uint64_t owner = static_cast<std::uint64_t>(t + 1) * 1'000'000 + i;
         void* p = stalloc_malloc(size, t % 2, mine);
-        cudaSetDevice(t % 2);
         standin_use(mine, p, static_cast<std::uint64_t>(size), owner);
         if (i % 3 == 0) {
           order(mine, side);
@@ -567,6 +567,83 @@ TEST_F(Compat, ThreadsShareAGpu) {
   }
   for (std::thread& t : threads) t.join();
   for (int device = 0; device < 2; ++device) allocator(device).check();
+}
+
+TEST_F(Compat, AStreamWithoutANumberSharesNoAddresses) {
+  const auto per_thread = reinterpret_cast<void*>(std::uintptr_t{2});
+  void* p = stalloc_malloc(kMiB, 0, per_thread);
+  use(per_thread, p, kMiB, 1);
+  stalloc_free(p, kMiB, 0, per_thread);
+  std::thread([&] {
+    void* q = stalloc_malloc(kMiB, 0, per_thread);
+    use(per_thread, q, kMiB, 2);
+    stalloc_free(q, kMiB, 0, per_thread);
+  }).join();
+  const auto legacy = reinterpret_cast<void*>(std::uintptr_t{1});
+  p = stalloc_malloc(kMiB, 0, legacy);
+  stalloc_free(p, kMiB, 0, legacy);
+  void* q = stalloc_malloc(kMiB, 0, nullptr);
+  EXPECT_EQ(p, q) << "the default stream by another name";
+  stalloc_free(q, kMiB, 0, nullptr);
+}
+
+TEST_F(Compat, OnlyItsOwnerLearnsOfAStream) {
+  StreamTable& first = DeviceRuntime::gpu(0, PlannedAllocator::Fallback::kAlways).streams();
+  StreamTable& second = DeviceRuntime::gpu(1, PlannedAllocator::Fallback::kAlways).streams();
+  CompatGpu::of(0);
+  const StreamId before = first.count(), owners = second.count();
+  void* p = stalloc_malloc(kMiB, 1, nullptr);
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  stalloc_record_stream(p, stream());
+  EXPECT_EQ(first.count(), before);
+  EXPECT_EQ(second.count(), owners + 1);
+  stalloc_free(p, kMiB, 1, nullptr);
+}
+
+TEST_F(Compat, ABlockThatAnotherDeviceUsesKeepsItsPlaceUntilThatIsDone) {
+  allocator().enable(one_block(kMiB));
+  standin_set_manual(1);
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  void* there = stream();
+  ASSERT_EQ(cudaSetDevice(0), kCudaSuccess);
+  enter_phase();
+  void* p = stalloc_malloc(kMiB, 0, nullptr);
+  use(there, p, kMiB, 1);
+  stalloc_record_stream(p, there);
+  stalloc_free(p, kMiB, 0, nullptr);
+  allocator().enter_phase(PhaseKind::kForward, 0, 0);
+  void* q = stalloc_malloc(kMiB, 0, nullptr);
+  EXPECT_NE(q, p);
+  stalloc_free(q, kMiB, 0, nullptr);
+  allocator().end_iteration();
+  EXPECT_EQ(standin_pending(there), 0) << "no event tells: the other device is waited for";
+  enter_phase();
+  q = stalloc_malloc(kMiB, 0, nullptr);
+  EXPECT_EQ(q, p);
+  use(nullptr, q, kMiB, 2);
+  stalloc_free(q, kMiB, 0, nullptr);
+}
+
+// Until it goes it has to be known that nothing uses it: to wait for the device is forbidden now.
+TEST_F(Compat, APoolWhoseLastBlockGoesDuringACaptureGoesAfterIt) {
+  DeviceMemory& memory = DeviceRuntime::gpu(0, PlannedAllocator::Fallback::kAlways).memory();
+  ASSERT_TRUE(memory.keep_addresses(true));
+  allocator().enable(one_block(kMiB));
+  enter_phase();
+  void* p = stalloc_malloc(kMiB, 0, nullptr);
+  void* s = stream();
+  stalloc_begin_allocate_to_pool(0, kGraph, [s](void* other) { return other == s; });
+  ASSERT_EQ(cudaStreamBeginCapture(s, 0), kCudaSuccess);
+  EXPECT_THROW(allocator().release_pool(), Error);
+  allocator().disable();
+  stalloc_free(p, kMiB, 0, nullptr);
+  EXPECT_GT(standin_used(0), 0u);
+  void* graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(s, &graph), kCudaSuccess) << "the capture was spoilt";
+  stalloc_end_allocate_to_pool(0, kGraph);
+  EXPECT_EQ(standin_used(0), 0u);
+  stalloc_release_pool(0, kGraph);
+  memory.keep_addresses(false);
 }
 
 }  // namespace

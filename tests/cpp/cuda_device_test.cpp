@@ -82,12 +82,66 @@ TEST_F(CudaDevice, WhatBelongsToOneDeviceIsNeverDoneOnAnother) {
   EXPECT_THROW(CudaMemory(2), Error);
   CudaMemory memory(1);
   CudaStreams streams(1);
-  standin_fail("cudaSetDevice", 1, kCudaIllegalAddress, 4);
+  standin_fail("cuCtxPushCurrent", 1, kCudaIllegalAddress, 4);
   EXPECT_THROW(memory.allocate(kGiB), Error);
   EXPECT_THROW(memory.available(), Error);
   EXPECT_EQ(streams.record(nullptr), nullptr);
-  EXPECT_FALSE(streams.synchronize());
+  EXPECT_FALSE(streams.synchronize(/*everywhere=*/false));
   EXPECT_EQ(standin_used(0), 0u);
+}
+
+// A context takes hundreds of megabytes, and a thread that frees a tensor may have chosen no
+// device.
+TEST_F(CudaDevice, NothingIsDoneToDevicesThatAreNotInUse) {
+  standin_set_devices(3);
+  std::thread([] {
+    CudaMemory memory(1);
+    memory.keep_addresses(true);
+    void* pool = memory.allocate_pool(kGiB);
+    EXPECT_TRUE(memory.suspend(pool, kGiB));
+    EXPECT_TRUE(memory.resume(pool, kGiB));
+    void* piece = memory.allocate(kGiB);
+    EXPECT_EQ(memory.available(), 78 * kGiB);
+    {
+      CudaStreams streams(1);
+      const EventHandle event = streams.record(nullptr);
+      EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kDone);
+      EXPECT_TRUE(streams.wait(nullptr, event));
+      streams.recycle(event);
+      EXPECT_TRUE(streams.synchronize(/*everywhere=*/true));
+    }
+    memory.release(piece, kGiB);
+    memory.release(pool, kGiB);
+    EXPECT_EQ(standin_events(), 0);
+    int device = -1;
+    cudaGetDevice(&device);
+    EXPECT_EQ(device, 0);
+  }).join();
+  EXPECT_TRUE(standin_has_context(1));
+  EXPECT_EQ(standin_contexts(), 1);
+}
+
+TEST_F(CudaDevice, OtherDevicesAreWaitedForWhenAsked) {
+  standin_set_devices(2);
+  standin_set_manual(1);
+  CudaStreams streams(0);
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  standin_submit(nullptr);
+  EXPECT_TRUE(streams.synchronize(/*everywhere=*/false));
+  EXPECT_EQ(standin_pending(nullptr), 1);
+  EXPECT_TRUE(streams.synchronize(/*everywhere=*/true));
+  EXPECT_EQ(standin_pending(nullptr), 0);
+}
+
+TEST_F(CudaDevice, StreamsTellWhatDeviceTheyAreOf) {
+  standin_set_devices(2);
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  void* s = stream();
+  ASSERT_EQ(cudaSetDevice(0), kCudaSuccess);
+  EXPECT_EQ(device_of_stream(s), 1);
+  EXPECT_EQ(device_of_stream(nullptr), -1);
+  standin_fail("cudaStreamGetDevice", 1, kCudaInvalidHandle, 1);
+  EXPECT_EQ(device_of_stream(s), -1);
 }
 
 TEST_F(CudaDevice, AllocatesWhileAGraphIsCaptured) {
@@ -271,7 +325,7 @@ TEST_F(CudaDevice, FailuresOfEventsAreToldApart) {
   standin_fail("cudaStreamWaitEvent", 1, kCudaInvalidHandle, 1);
   EXPECT_FALSE(streams.wait(s, event));
   standin_fail("cudaDeviceSynchronize", 1, kCudaIllegalAddress, 1);
-  EXPECT_FALSE(streams.synchronize());
+  EXPECT_FALSE(streams.synchronize(/*everywhere=*/false));
   standin_fail("cudaStreamIsCapturing", 1, kCudaIllegalAddress, 1);
   EXPECT_FALSE(streams.is_capturing(s));
   streams.recycle(event);

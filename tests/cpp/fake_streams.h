@@ -17,7 +17,10 @@ namespace stalloc::testing {
 
 class FakeStreams final : public DeviceStreams {
  public:
-  static StreamHandle stream(int n) { return reinterpret_cast<StreamHandle>(std::intptr_t{n}); }
+  // The lowest handles have a meaning of their own (see StreamTable).
+  static StreamHandle stream(int n) {
+    return reinterpret_cast<StreamHandle>(std::intptr_t{n} * 16);
+  }
 
   EventHandle record(StreamHandle s) noexcept override {
     ++records;
@@ -52,7 +55,7 @@ class FakeStreams final : public DeviceStreams {
     if (events_.erase(static_cast<Event*>(e)) == 0) ++misuses;
   }
   bool is_capturing(StreamHandle s) noexcept override { return capturing.contains(s); }
-  bool synchronize() noexcept override {
+  bool synchronize(bool /*everywhere*/) noexcept override {
     ++synchronizations;
     if (!capturing.empty()) ++misuses;
     if (fail_synchronize) return false;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <thread>
 
 #include "cudart.h"
 
@@ -288,16 +289,13 @@ TEST_F(Standin, CaptureForbidsWhatItForbids) {
 
 TEST_F(Standin, MapsAndUnmapsAtTheSameAddresses) {
   using Address = std::uintptr_t;
-  struct Properties {
-    int type, handle_types, location_type, device;
-    void* win32;
-    unsigned char flags[8];
-  } properties{1, 0, 1, 0, nullptr, {}};
+  constexpr int properties[8] = {1, 0, 1, 0};
+  constexpr int forbidden[3] = {1, 0, 1}, allowed[3] = {1, 0, 3};
   auto* reserve = driver<int(Address*, std::size_t, std::size_t, Address, unsigned long long)>(
       "cuMemAddressReserve");
   auto* unreserve = driver<int(Address, std::size_t)>("cuMemAddressFree");
-  auto* create = driver<int(std::uint64_t*, std::size_t, const Properties*, unsigned long long)>(
-      "cuMemCreate");
+  auto* create =
+      driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
   auto* release = driver<int(std::uint64_t)>("cuMemRelease");
   auto* map =
       driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>("cuMemMap");
@@ -311,12 +309,13 @@ TEST_F(Standin, MapsAndUnmapsAtTheSameAddresses) {
   void* s = stream();
   for (int turn = 0; turn < 2; ++turn) {
     std::uint64_t handle = 0;
-    ASSERT_EQ(create(&handle, size, &properties, 0), kCudaSuccess);
+    ASSERT_EQ(create(&handle, size, properties, 0), kCudaSuccess);
     EXPECT_EQ(standin_used(0), size);
     ASSERT_EQ(map(at, size, 0, handle, 0), kCudaSuccess);
     EXPECT_EQ(standin_use(s, reinterpret_cast<void*>(at), size, 1), kCudaIllegalAddress)
         << "no access yet";
-    ASSERT_EQ(access(at, size, nullptr, 1), kCudaSuccess);
+    EXPECT_EQ(access(at, size, forbidden, 1), kCudaInvalidValue) << "to read alone";
+    ASSERT_EQ(access(at, size, allowed, 1), kCudaSuccess);
     EXPECT_EQ(standin_use(s, reinterpret_cast<void*>(at), size, 1), kCudaSuccess);
     ASSERT_EQ(release(handle), kCudaSuccess);
     EXPECT_EQ(standin_used(0), size) << "the mapping holds the memory";
@@ -332,6 +331,7 @@ TEST_F(Standin, MapsAndUnmapsAtTheSameAddresses) {
 TEST_F(Standin, KeepsTheDriversErrorsApartFromTheRuntimes) {
   standin_set_memory(0, kMiB);
   int properties[8] = {1, 0, 1, 0};
+  cudaFree(nullptr);
   auto* create =
       driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
   std::uint64_t handle = 0;
@@ -351,16 +351,108 @@ TEST_F(Standin, NoticesWhatIsUnmappedWhileInUse) {
       driver<int(Address, std::size_t, std::size_t, std::uint64_t, unsigned long long)>("cuMemMap");
   auto* unmap = driver<int(Address, std::size_t)>("cuMemUnmap");
   auto* access = driver<int(Address, std::size_t, const void*, std::size_t)>("cuMemSetAccess");
+  cudaFree(nullptr);
   Address at = 0;
   std::uint64_t handle = 0;
+  constexpr int allowed[3] = {1, 0, 3};
   reserve(&at, 2 * kMiB, 0, 0, 0);
   create(&handle, 2 * kMiB, properties, 0);
   map(at, 2 * kMiB, 0, handle, 0);
-  access(at, 2 * kMiB, nullptr, 1);
+  access(at, 2 * kMiB, allowed, 1);
   standin_use(stream(), reinterpret_cast<void*>(at), 1, 1);
   EXPECT_EQ(standin_misuses(), 0);
   unmap(at, 2 * kMiB);
   EXPECT_EQ(standin_misuses(), 1);
+}
+
+TEST_F(Standin, ContextsAreMadeWhereWorkIsDone) {
+  standin_set_devices(4);
+  int number = -1;
+  cudaGetDeviceCount(&number);
+  cudaGetDevice(&number);
+  EXPECT_EQ(standin_contexts(), 0);
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  EXPECT_TRUE(standin_has_context(1)) << "although it was not used";
+  std::thread([] {
+    int properties[8] = {1, 0, 1, 2};
+    auto* create =
+        driver<int(std::uint64_t*, std::size_t, const void*, unsigned long long)>("cuMemCreate");
+    std::uint64_t handle = 0;
+    EXPECT_EQ(create(&handle, 2 * kMiB, properties, 0), kCudaNoContext);
+    EXPECT_EQ(standin_contexts(), 1) << "nor does a look at the driver's calls make any";
+    cudaFree(nullptr);
+    EXPECT_TRUE(standin_has_context(0)) << "what a thread is on that has chosen nothing";
+  }).join();
+
+  void* context = nullptr;
+  ASSERT_EQ(driver<int(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 3), kCudaSuccess);
+  EXPECT_TRUE(standin_has_context(3));
+  ASSERT_EQ(driver<int(void*)>("cuCtxPushCurrent")(context), kCudaSuccess);
+  memory(kMiB);
+  EXPECT_EQ(standin_used(3), kMiB);
+  ASSERT_EQ(driver<int(void**)>("cuCtxPopCurrent")(&context), kCudaSuccess);
+  cudaGetDevice(&number);
+  EXPECT_EQ(number, 1);
+  EXPECT_FALSE(standin_has_context(2));
+  EXPECT_EQ(standin_misuses(), 1);
+}
+
+TEST_F(Standin, NamesThatTheDriverHasNotAreNoErrors) {
+  void* function = &function;
+  int status = -1;
+  EXPECT_EQ(cudaGetDriverEntryPointByVersion("nvNothing", &function, 12000, 0, &status),
+            kCudaSuccess);
+  EXPECT_EQ(function, nullptr);
+  EXPECT_NE(status, 0);
+}
+
+TEST_F(Standin, AnEventAndItsStreamAreOfOneDevice) {
+  standin_set_devices(2);
+  void* here = event();
+  ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
+  void* there = stream();
+  EXPECT_EQ(cudaEventRecord(here, there), kCudaInvalidHandle);
+  EXPECT_EQ(cudaEventRecord(here, nullptr), kCudaInvalidHandle) << "the current one's default";
+  EXPECT_EQ(standin_misuses(), 2);
+  void* e = event();
+  EXPECT_EQ(cudaEventRecord(e, there), kCudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), kCudaSuccess);
+  EXPECT_EQ(cudaStreamWaitEvent(stream(), e, 0), kCudaSuccess) << "to wait is another matter";
+  EXPECT_EQ(cudaEventQuery(e), kCudaSuccess);
+  cudaGetLastError();
+}
+
+TEST_F(Standin, NoModeLetsTheHostWaitForWhatIsCaptured) {
+  void* s = stream();
+  void* e = event();
+  int relaxed = 2;
+  cudaThreadExchangeStreamCaptureMode(&relaxed);
+  const auto spoils = [&](int error, auto call) {
+    ASSERT_EQ(cudaStreamBeginCapture(s, 2), kCudaSuccess);
+    cudaEventRecord(e, s);
+    EXPECT_EQ(call(), error);
+    void* graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(s, &graph), kCudaCaptureInvalidated);
+  };
+  spoils(kCudaCaptureUnsupported, [&] { return cudaDeviceSynchronize(); });
+  spoils(kCudaCaptureUnsupported, [&] { return cudaStreamSynchronize(s); });
+  spoils(kCudaCaptureUnsupported, [&] { return cudaStreamQuery(s); });
+  spoils(kCudaCapturedEvent, [&] { return cudaEventQuery(e); });
+  spoils(kCudaCapturedEvent, [&] { return cudaEventSynchronize(e); });
+  EXPECT_EQ(standin_misuses(), 5);
+  cudaThreadExchangeStreamCaptureMode(&relaxed);
+}
+
+TEST_F(Standin, EachThreadHasADefaultStreamOfItsOwn) {
+  const auto per_thread = reinterpret_cast<void*>(std::uintptr_t{2});
+  void* p = memory(4096);
+  standin_use(per_thread, p, 4096, 1);
+  standin_use(per_thread, p, 4096, 2);
+  EXPECT_EQ(standin_hazards(), 0) << standin_last_complaint();
+  std::thread([&] { standin_use(per_thread, p, 4096, 3); }).join();
+  EXPECT_EQ(standin_hazards(), 1);
+  standin_use(nullptr, p, 4096, 4);
+  EXPECT_EQ(standin_hazards(), 1) << "both are ordered with the legacy one";
 }
 
 TEST_F(Standin, IsOutOfReachAfterAFork) {

@@ -321,7 +321,7 @@ class WaitingMemory final : public DeviceMemory {
   std::string_view name() const override { return "waiting"; }
   void* allocate(Bytes size) override { return memory_.allocate(size); }
   void release(void* piece, Bytes size) noexcept override {
-    streams_.synchronize();
+    streams_.synchronize(/*everywhere=*/false);
     memory_.release(piece, size);
   }
   Bytes available() const override { return memory_.available(); }

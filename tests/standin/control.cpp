@@ -158,6 +158,12 @@ int64_t standin_accesses(const void* p) {
         std::popcount(w.memory.accesses(reinterpret_cast<standin::Address>(p))));
   });
 }
+int64_t standin_contexts() {
+  return locked([](World& w) { return static_cast<int64_t>(std::popcount(w.contexts)); });
+}
+int standin_has_context(int device) {
+  return locked([&](World& w) { return w.contexts & standin::bit(device) ? 1 : 0; });
+}
 int64_t standin_streams() {
   return locked([](World& w) { return static_cast<int64_t>(w.streams.live()); });
 }

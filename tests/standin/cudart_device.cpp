@@ -85,6 +85,7 @@ int cudaSetDevice(int device) {
   return call([&](World& w) {
     if (device < 0 || device >= w.devices()) return int{standin::kInvalidDevice};
     standin::current_device = device;
+    w.contexts |= standin::bit(device);
     return int{standin::kSuccess};
   });
 }

@@ -1,5 +1,6 @@
 // Kernels: known, launched, and of no effect but for a place in their stream's order.
 #include <cstring>
+#include <string>
 
 #include "world.h"
 
@@ -26,6 +27,10 @@ int launch(void* stream, std::string_view name, Call& call) {
   return call([&](World& w) {
     Stream* s = w.stream(stream, name);
     if (!s) return int{standin::kInvalidHandle};
+    if (s->device != standin::current_device) {
+      return w.misuse(std::string(name) + " on a stream of another device than the current one",
+                      standin::kInvalidHandle);
+    }
     if (s->capture) return w.capture_use(*s, nullptr);
     w.streams.submit(*s);
     return int{standin::kSuccess};

@@ -104,7 +104,7 @@ int cudaStreamQuery(void* stream) {
   return call([&](World& w) {
     Stream* s = w.stream(stream, call.name());
     if (!s) return int{standin::kInvalidHandle};
-    if (s->capture) return int{standin::kCaptureUnsupported};
+    if (s->capture) return w.forbid_captured(s->capture, call.name());
     if (const int error = w.forbid_in_capture(call.name())) return error;
     if (!s->pending.empty()) return int{standin::kNotReady};
     w.streams.host_saw(*s);
@@ -117,6 +117,7 @@ int cudaStreamSynchronize(void* stream) {
   return call([&](World& w) {
     Stream* s = w.stream(stream, call.name());
     if (!s) return int{standin::kInvalidHandle};
+    if (s->capture) return w.forbid_captured(s->capture, call.name());
     if (const int error = w.forbid_in_capture(call.name())) return error;
     wait_for(w, *s);
     return int{standin::kSuccess};
@@ -126,6 +127,8 @@ int cudaStreamSynchronize(void* stream) {
 int cudaDeviceSynchronize() {
   static Call call("cudaDeviceSynchronize");
   return call([&](World& w) {
+    const int device = standin::current_device;
+    if (const int error = w.forbid_on_capturing_device(device, call.name())) return error;
     if (const int error = w.forbid_in_capture(call.name())) return error;
     if (w.streams.busy(standin::current_device)) ++w.host_waits;
     w.streams.drain_device(standin::current_device);
@@ -157,7 +160,8 @@ int cudaStreamWaitEvent(void* stream, void* handle, unsigned) {
 int cudaEventCreateWithFlags(void** out, unsigned flags) {
   static Call call("cudaEventCreate");
   return call([&](World& w) {
-    *out = reinterpret_cast<void*>(w.streams.create_event((flags & kDisableTiming) == 0));
+    *out = reinterpret_cast<void*>(
+        w.streams.create_event(standin::current_device, (flags & kDisableTiming) == 0));
     return int{standin::kSuccess};
   });
 }
@@ -179,6 +183,10 @@ int cudaEventRecord(void* handle, void* stream) {
     Stream* s = w.stream(stream, call.name());
     Event* e = event(w, handle, call.name());
     if (!s || !e) return int{standin::kInvalidHandle};
+    if (s->device != e->device) {
+      return w.misuse("cudaEventRecord of an event of another device than the stream's",
+                      standin::kInvalidHandle);
+    }
     if (s->capture) {
       e->capture = s->capture;
       e->recorded = false;
@@ -199,7 +207,10 @@ int cudaEventQuery(void* handle) {
     Event* e = event(w, handle, call.name());
     if (!e) return int{standin::kInvalidHandle};
     if (const int error = w.forbid_in_capture(call.name())) return error;
-    if (e->capture) return int{standin::kCapturedEvent};
+    if (e->capture) {
+      w.forbid_captured(e->capture, call.name());
+      return int{standin::kCapturedEvent};
+    }
     if (!e->recorded) return int{standin::kSuccess};
     if (!w.streams.complete(e->point)) return int{standin::kNotReady};
     w.streams.host_saw(e->clock);
@@ -213,7 +224,10 @@ int cudaEventSynchronize(void* handle) {
     Event* e = event(w, handle, call.name());
     if (!e) return int{standin::kInvalidHandle};
     if (const int error = w.forbid_in_capture(call.name())) return error;
-    if (e->capture) return int{standin::kCapturedEvent};
+    if (e->capture) {
+      w.forbid_captured(e->capture, call.name());
+      return int{standin::kCapturedEvent};
+    }
     if (!e->recorded) return int{standin::kSuccess};
     if (!w.streams.complete(e->point)) ++w.host_waits;
     w.streams.finish(e->point);

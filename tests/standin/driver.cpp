@@ -1,6 +1,7 @@
 // The driver's virtual memory calls, and how the runtime hands them out by name.
 #include <cstring>
 #include <string_view>
+#include <vector>
 
 #include "world.h"
 
@@ -24,6 +25,8 @@ struct AllocationProperties {  // the first members of CUmemAllocationProp
   unsigned char flags[8];
 };
 
+constexpr int kPinned = 1;
+constexpr int kOnDevice = 1;
 constexpr int kFabric = 8;  // handles for another machine of an NVLink fabric
 
 int with_complaint(World& w, int error, const std::string& complaint) {
@@ -50,8 +53,14 @@ int mem_create(std::uint64_t* handle, std::size_t size, const AllocationProperti
   static Call call("cuMemCreate");
   return call([&](World& w) {
     if (properties->handle_types & kFabric) return int{standin::kNotSupported};
+    if (properties->type != kPinned || properties->location.type != kOnDevice) {
+      return int{standin::kInvalidValue};
+    }
     const int device = properties->location.id;
     if (device < 0 || device >= w.devices()) return int{standin::kInvalidDevice};
+    if ((w.contexts & standin::bit(device)) == 0) {
+      return w.misuse("cuMemCreate on a device without a context", standin::kNoContext);
+    }
     return w.memory.create(device, size, handle);
   });
 }
@@ -85,6 +94,8 @@ int mem_unmap(Address p, std::size_t size) {
   });
 }
 
+constexpr int kReadAndWrite = 3;
+
 struct Access {
   int location_type;
   int device;
@@ -94,9 +105,14 @@ struct Access {
 int mem_set_access(Address p, std::size_t size, const Access* access, std::size_t count) {
   static Call call("cuMemSetAccess");
   return call([&](World& w) {
-    std::uint64_t devices = access ? 0 : 1;
-    for (std::size_t i = 0; access && i < count; ++i)
-      devices |= std::uint64_t{1} << access[i].device;
+    std::uint64_t devices = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (access[i].location_type != kOnDevice || access[i].flags != kReadAndWrite) {
+        return int{standin::kInvalidValue};
+      }
+      if (access[i].device >= w.devices()) return int{standin::kInvalidDevice};
+      devices |= standin::bit(access[i].device);
+    }
     return w.memory.set_access(p, size, devices);
   });
 }
@@ -162,9 +178,63 @@ int device_get_attribute(int* value, int attribute, int) {
   return standin::kSuccess;
 }
 
+// A context is its device's number, above all addresses. The devices that were current before those
+// that the thread has pushed:
+constexpr std::uintptr_t kContextBase = std::uintptr_t{7} << 60;
+thread_local std::vector<int> pushed;
+
+void* context_of(int device) {
+  return reinterpret_cast<void*>(kContextBase + static_cast<std::uintptr_t>(device));
+}
+
 int context_get_current(void** context) {
-  *context = reinterpret_cast<void*>(std::uintptr_t{7} << 60);
-  return standin::kSuccess;
+  static Call call("cuCtxGetCurrent");
+  return call([&](World& w) {
+    const int device = standin::current_device;
+    *context = w.contexts & standin::bit(device) ? context_of(device) : nullptr;
+    return int{standin::kSuccess};
+  });
+}
+
+int primary_context_retain(void** context, int device) {
+  static Call call("cuDevicePrimaryCtxRetain");
+  return call([&](World& w) {
+    if (device < 0 || device >= w.devices()) return int{standin::kInvalidDevice};
+    w.contexts |= standin::bit(device);
+    *context = context_of(device);
+    return int{standin::kSuccess};
+  });
+}
+
+int primary_context_state(int device, unsigned* flags, int* active) {
+  static Call call("cuDevicePrimaryCtxGetState");
+  return call([&](World& w) {
+    *flags = 0;
+    *active = w.contexts & standin::bit(device) ? 1 : 0;
+    return int{standin::kSuccess};
+  });
+}
+
+int context_push(void* context) {
+  static Call call("cuCtxPushCurrent");
+  return call([&](World& w) {
+    const auto device = reinterpret_cast<std::uintptr_t>(context) - kContextBase;
+    if (device >= static_cast<std::uintptr_t>(w.devices())) return int{standin::kNoContext};
+    pushed.push_back(standin::current_device);
+    standin::current_device = static_cast<int>(device);
+    return int{standin::kSuccess};
+  });
+}
+
+int context_pop(void** context) {
+  static Call call("cuCtxPopCurrent");
+  return call([&](World&) {
+    if (pushed.empty()) return int{standin::kNoContext};
+    *context = context_of(standin::current_device);
+    standin::current_device = pushed.back();
+    pushed.pop_back();
+    return int{standin::kSuccess};
+  });
 }
 
 int get_error_string(int error, const char** text) {
@@ -208,6 +278,10 @@ void* find(std::string_view name) {
       {"cuDeviceGet", address(device_get)},
       {"cuDeviceGetAttribute", address(device_get_attribute)},
       {"cuCtxGetCurrent", address(context_get_current)},
+      {"cuDevicePrimaryCtxRetain", address(primary_context_retain)},
+      {"cuDevicePrimaryCtxGetState", address(primary_context_state)},
+      {"cuCtxPushCurrent", address(context_push)},
+      {"cuCtxPopCurrent", address(context_pop)},
       {"cuGetErrorString", address(get_error_string)},
       {"cuGetErrorName", address(get_error_name)},
   };
@@ -226,8 +300,8 @@ int cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned
   static Call call("cudaGetDriverEntryPoint");
   return call([&](World&) {
     *function = find(name);
-    if (status) *status = *function ? 0 : 1;
-    return *function ? int{standin::kSuccess} : int{standin::kSymbolNotFound};
+    if (status) *status = *function ? 0 : 1;  // an unknown name is no error of the call
+    return int{standin::kSuccess};
   });
 }
 

@@ -19,6 +19,7 @@ constexpr Entry kEntries[] = {
     {kOutOfMemory, "cudaErrorMemoryAllocation", "out of memory"},
     {kInitializationError, "cudaErrorInitializationError", "initialization error"},
     {kUnloading, "cudaErrorCudartUnloading", "driver shutting down"},
+    {kNoContext, "cudaErrorDeviceUninitialized", "invalid device context"},
     {kInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {kInvalidHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {kSymbolNotFound, "cudaErrorSymbolNotFound", "named symbol not found"},

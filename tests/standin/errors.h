@@ -10,6 +10,7 @@ enum Error : int {
   kInitializationError = 3,
   kUnloading = 4,
   kInvalidDevice = 101,
+  kNoContext = 201,
   kInvalidHandle = 400,
   kSymbolNotFound = 500,
   kNotReady = 600,

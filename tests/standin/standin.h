@@ -79,6 +79,9 @@ int64_t standin_reservations(void);  // live: of cuMemAddressReserve
 int64_t standin_mappings(void);
 // How many devices may use the mapping at `p`.
 int64_t standin_accesses(const void* p);
+// How many devices have a context; whether this one has.
+int64_t standin_contexts(void);
+int standin_has_context(int device);
 int64_t standin_streams(void);  // live, without default ones
 int64_t standin_events(void);
 

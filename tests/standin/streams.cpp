@@ -10,7 +10,7 @@ constexpr HandleValue kStreamBase = HandleValue{3} << 60;
 constexpr HandleValue kEventBase = HandleValue{5} << 60;
 constexpr HandleValue kStep = 64;
 constexpr HandleValue kLegacy = 1;     // cudaStreamLegacy
-constexpr HandleValue kPerThread = 2;  // cudaStreamPerThread, taken for the default one
+constexpr HandleValue kPerThread = 2;  // cudaStreamPerThread: another one on each thread
 
 }  // namespace
 
@@ -65,8 +65,11 @@ bool Streams::destroy(HandleValue handle) {
 }
 
 Stream* Streams::find_even_destroyed(HandleValue handle, int device) {
-  if (handle == 0 || handle == kLegacy || handle == kPerThread) {
-    return streams_[static_cast<std::size_t>(device)].get();
+  if (handle == 0 || handle == kLegacy) return streams_[static_cast<std::size_t>(device)].get();
+  if (handle == kPerThread) {
+    const auto [known, is_new] = per_thread_.try_emplace({this_thread(), device}, streams_.size());
+    if (is_new) make(device, /*blocking=*/true);
+    return streams_[known->second].get();
   }
   const auto it = handles_.find(handle);
   return it == handles_.end() ? nullptr : streams_[it->second].get();
@@ -176,8 +179,9 @@ bool Streams::busy(int device) const {
   });
 }
 
-HandleValue Streams::create_event(bool timed) {
+HandleValue Streams::create_event(int device, bool timed) {
   const HandleValue handle = next_event_ += kStep;
+  events_[handle].device = device;
   events_[handle].timed = timed;
   return handle;
 }

@@ -10,8 +10,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "order.h"
@@ -21,6 +23,9 @@ namespace standin {
 using HandleValue = std::uintptr_t;
 
 struct Capture;
+
+// The calling thread's number.
+std::uint64_t this_thread();
 
 struct Stream {
   std::size_t serial = 0;
@@ -42,6 +47,7 @@ struct Stream {
 };
 
 struct Event {
+  int device = 0;
   bool recorded = false;
   bool timed = false;
   Point point;
@@ -85,7 +91,7 @@ class Streams {
   // Whether the stream, or the device, has work that is not complete.
   bool busy(int device) const;
 
-  HandleValue create_event(bool timed);
+  HandleValue create_event(int device, bool timed);
   bool destroy_event(HandleValue handle) { return events_.erase(handle) > 0; }
   Event* find_event(HandleValue handle);
   // Events recorded into the capture stand for nothing any more.
@@ -102,6 +108,7 @@ class Streams {
   bool recycle_ = false;
   std::vector<std::unique_ptr<Stream>> streams_;  // by serial, the devices' default ones first
   std::unordered_map<HandleValue, std::size_t> handles_;
+  std::map<std::pair<std::uint64_t, int>, std::size_t> per_thread_;  // by thread and device
   std::vector<HandleValue> free_handles_;
   std::size_t destroyed_ = 0;  // of handles_
   HandleValue next_handle_ = 0;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
 namespace standin {
 namespace {
@@ -40,6 +41,18 @@ int process_error() {
   return kSuccess;
 }
 
+bool makes_context(std::string_view name) {
+  static constexpr std::string_view kOthers[] = {
+      "cudaGetDeviceCount",      "cudaGetDeviceProperties",
+      "cudaDeviceGetAttribute",  "cudaDeviceGetPCIBusId",
+      "cudaDeviceCanAccessPeer", "cudaDriverGetVersion",
+      "cudaGetDriverEntryPoint", "cudaThreadExchangeStreamCaptureMode",
+      "cudaSetDevice",  // one on the device that it names
+  };
+  return name.starts_with("cuda") &&
+         std::find(std::begin(kOthers), std::end(kOthers), name) == std::end(kOthers);
+}
+
 World& World::get() {
   static World& world = *new World();
   return world;
@@ -63,6 +76,7 @@ void World::reset() {
   captures_underway = 0;
   lost_error = 0;
   peers = false;
+  contexts = 0;
   hazards = misuses = host_waits = 0;
   complaint.clear();
   const std::lock_guard lock(calls_mutex_);
@@ -135,6 +149,21 @@ int World::forbid_in_capture(std::string_view call) {
       capture->invalid = true;
       return misuse(std::string(call) + " while a stream is captured, which the capture forbids",
                     kCaptureUnsupported);
+    }
+  }
+  return kSuccess;
+}
+
+int World::forbid_captured(Capture* capture, std::string_view call) {
+  capture->invalid = true;
+  return misuse(std::string(call) + " of what is captured, which spoils the capture",
+                kCaptureUnsupported);
+}
+
+int World::forbid_on_capturing_device(int device, std::string_view call) {
+  for (auto& [id, capture] : captures) {
+    for (const std::size_t serial : capture->streams) {
+      if (streams.at(serial).device == device) return forbid_captured(capture.get(), call);
     }
   }
   return kSuccess;

@@ -61,7 +61,8 @@ class World {
   std::map<std::uint64_t, std::unique_ptr<Capture>> captures;  // under way
   std::atomic<int> captures_underway{0};
   std::atomic<int> lost_error{0};
-  bool peers = false;  // devices reach each other's memory
+  bool peers = false;          // devices reach each other's memory
+  std::uint64_t contexts = 0;  // the devices that have one, a bit each
   std::int64_t hazards = 0;
   std::int64_t misuses = 0;
   std::int64_t host_waits = 0;
@@ -81,6 +82,9 @@ class World {
   Stream* stream(void* handle, std::string_view call);
   // An error when a capture under way forbids the calling thread such calls.
   int forbid_in_capture(std::string_view call);
+  // The same of a call that waits for, or asks about, what is captured itself: no mode allows that.
+  int forbid_captured(Capture* capture, std::string_view call);
+  int forbid_on_capturing_device(int device, std::string_view call);
   // Adds work to the graph that the stream is captured into.
   int capture_use(Stream& stream, const Use* use);
 
@@ -99,7 +103,12 @@ class World {
 extern thread_local int current_device;
 extern thread_local int last_error;
 extern thread_local CaptureMode capture_mode;
-std::uint64_t this_thread();
+
+inline std::uint64_t bit(int device) { return std::uint64_t{1} << device; }
+
+// Whether a function of that name works on the calling thread's device, which makes a context there
+// where there is none. The driver's never do.
+bool makes_context(std::string_view name);
 
 // Why no call can work in this process any more: a fork, its end; else kSuccess.
 int process_error();
@@ -107,7 +116,8 @@ int process_error();
 // One exported function. Made once, as a static variable of it.
 class Call {
  public:
-  explicit Call(const char* name) : name_(name), state_(World::get().call(name)) {}
+  explicit Call(const char* name)
+      : name_(name), makes_context_(makes_context(name)), state_(World::get().call(name)) {}
 
   // Runs `body` under the lock, unless the call is to fail, and notes the error: of the runtime's
   // calls, as the driver's leave cudaGetLastError() alone.
@@ -118,6 +128,7 @@ class Call {
       World& world = World::get();
       const std::lock_guard lock(world.mutex);
       error = planned_failure(world);
+      if (error == kSuccess && makes_context_) world.contexts |= bit(current_device);
       if (error == kSuccess) error = body(world);
     }
     if (error != kSuccess && name().starts_with("cuda")) last_error = error;
@@ -139,6 +150,7 @@ class Call {
   int planned_failure(World& world);
 
   const char* name_;
+  const bool makes_context_;
   CallState& state_;
 };
 

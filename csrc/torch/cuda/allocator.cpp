@@ -265,7 +265,10 @@ void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStrea
     return;
   }
   if (DeviceRuntime* runtime = owner_of(p)) {
-    if (runtime->allocator().record_stream(p, runtime->streams().id_of(stream.stream()))) return;
+    // One of another device has no number here: the default stream of each has the same handle.
+    const bool is_own = stream.device_index() == block.device().index();
+    const StreamId id = is_own ? runtime->streams().id_of(stream.stream()) : kNone;
+    if (runtime->allocator().record_stream(p, id)) return;
   }
   if (directs_.load(std::memory_order_relaxed) > 0) {
     const std::lock_guard lock(mutex_);

@@ -41,9 +41,10 @@ int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
   return kSuccess;
 }
-int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
+int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  const auto has = runtime<int(int)>("standin_has_context");
   *flags = 0;
-  *active = 1;
+  *active = has ? has(device) : 0;
   return kSuccess;
 }
 int cuGetErrorString(int, const char** text) {
