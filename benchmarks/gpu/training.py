@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from extras import EXTRAS, release_pool_for_a_while
 from models import MODELS, Decoder
 
 import stalloc
 
 PROFILED = 3
+GIB = 1 << 30
 
 
 @dataclass
@@ -33,8 +35,14 @@ class Run:
     microbatches: int = 4
     steps: int = 20
     warmup: int = 6
+    memory: float = 0  # of the GPU, in GiB, as if it had no more; 0: all
+    streams: str = "separate"  # of the plan, or "ordered"
+    extras: str = ""  # names of EXTRAS, with commas
     recompute: bool = False
     deterministic: bool = False
+    compat: bool = False  # stalloc's other mode
+    compiled: bool = False  # by torch.compile
+    release: bool = False  # the pool, between steps
     losses: list[float] = field(default_factory=list)
 
     def train(self) -> dict[str, Any]:
@@ -42,11 +50,17 @@ class Run:
         torch.manual_seed(0)
         if self.deterministic:
             torch.use_deterministic_algorithms(True)
+        if self.compat and self.allocator == "stalloc":
+            stalloc.install_compat()
+        if self.memory:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(self.memory * GIB / total, 1.0))
         try:
             if self.profile:
                 return self._profile()
             if self.allocator == "stalloc":
-                stalloc.enable(stalloc.Plan.load(self.plan), startup=True)
+                plan = stalloc.Plan.load(self.plan)
+                stalloc.enable(plan, startup=True, keep_addresses=self.release)
             model, optimizer = self._make()
             for step in range(self.warmup):
                 self._step(model, optimizer, step)
@@ -56,22 +70,36 @@ class Run:
         finally:
             stalloc.disable()
 
-    def _make(self) -> tuple[Decoder, torch.optim.Optimizer]:
-        model = Decoder(MODELS[self.model], self.recompute).to(self.device)
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+    def _make(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        with torch.device(self.device):
+            model: torch.nn.Module = Decoder(MODELS[self.model], self.recompute)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        if self.compiled:
+            model = torch.compile(model)  # type: ignore[assignment]
+        return model, optimizer
 
     def _profile(self) -> dict[str, Any]:
+        start = time.perf_counter()
         with stalloc.profile(device=self.device) as prof:
             model, optimizer = self._make()
             for step in range(PROFILED):
                 self._step(model, optimizer, step)
-        plan = prof.plan()
+        profiled = time.perf_counter()
+        plan = prof.plan(streams=self.streams)
         plan.save(self.profile, overwrite=True)
-        return {"pool": plan.pool, "resident": plan.resident, "gap": plan.gap}
+        return {
+            "pool": plan.pool,
+            "resident": plan.resident,
+            "gap": plan.gap,
+            "profile_seconds": profiled - start,
+            "plan_seconds": time.perf_counter() - profiled,
+        }
 
-    def _measure(self, model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def _measure(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         gpu = self.device.startswith("cuda")
+        at_start = 0
         if gpu:
+            at_start = torch.cuda.max_memory_reserved()
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.synchronize()
         times = []
@@ -89,21 +117,39 @@ class Run:
             * MODELS[self.model].sequence
             / step_time,
             "losses": self.losses,
-            "weights": self._digest(model),
         }
+        if self.deterministic:
+            result["weights"] = self._digest(model)
         if gpu:
             stats = torch.cuda.memory_stats()
             load, reserved = (
                 stats["requested_bytes.all.peak"],
                 stats["reserved_bytes.all.peak"],
             )
-            result |= {"load": load, "peak_reserved": reserved, "efficiency": load / reserved}
+            free, total = torch.cuda.mem_get_info()
+            result |= {
+                "load": load,
+                "peak_reserved": reserved,
+                "efficiency": load / reserved,
+                "needed": max(at_start, reserved),
+                "outside": total - free - stats["reserved_bytes.all.current"],
+                "retries": stats.get("num_alloc_retries", 0),
+            }
         if self.allocator == "stalloc":
             ours = stalloc.memory_stats(self.device)
-            result |= {key: ours[key] for key in ("hit_rate", "pool", "resident")}
+            result |= {key: ours[key] for key in ("hit_rate", "conflicts", "pool", "resident")}
         return result
 
-    def _step(self, model: Decoder, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def _step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        self._train(model, optimizer, step)
+        for name in filter(None, self.extras.split(",")):
+            for extra in EXTRAS[name]:
+                self.losses += extra(step)
+        stalloc.step()
+        if self.release and step > 0:
+            release_pool_for_a_while()
+
+    def _train(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
         config = MODELS[self.model]
         generator = torch.Generator().manual_seed(step)
         gpu = self.device.startswith("cuda")
@@ -116,10 +162,9 @@ class Run:
         self.losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
-        stalloc.step()
 
     @staticmethod
-    def _digest(model: Decoder) -> str:
+    def _digest(model: torch.nn.Module) -> str:
         digest = hashlib.sha256()
         for p in model.parameters():
             digest.update(p.detach().cpu().view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,94 @@
+"""Are results the same, to the bit, with and without stalloc?"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from report import Report
+from runs import Result, planned, start
+from training import Run
+
+SECONDS = 240.0  # that one process may take
+# Of compute-sanitizer: what it says when it cannot work on a machine.
+REFUSALS = ("Device not supported", "not supported", "Unable to find injection")
+
+
+def checks(device: str) -> dict[str, Run]:
+    """What is compared, by name; those after the first three need a GPU."""
+
+    def small(model: str = "tiny", **options: object) -> Run:
+        run = Run(model, "torch", device=device, steps=6, deterministic=True)
+        return dataclasses.replace(run, **options)  # type: ignore[arg-type]
+
+    result = {
+        "training": small(),
+        "recomputation": small(recompute=True),
+        "experts": small("tiny-moe"),
+        "streams": small(extras="streams"),
+        "ordered-streams": small(extras="streams", streams="ordered"),
+        "graph": small(extras="graph"),
+        "out-of-memory": small(extras="memory"),
+        "shared-tensors": small(extras="shared"),
+        "released-pool": small(release=True),
+        "compat": small(compat=True, extras="streams,graph,memory"),
+        "compiled": small(compiled=True),
+    }
+    return result if device.startswith("cuda") else dict(list(result.items())[:3])
+
+
+def compare(run: Run) -> Result:
+    """What is to be reported of one: "passed" and why."""
+    plain, served = start(run, SECONDS), planned(run, SECONDS)
+    for r in (plain, served):
+        if "losses" not in r:
+            return {"passed": False, "said": r.get("failed") or r.get("out_of_memory")}
+    differs = [key for key in ("losses", "weights") if plain[key] != served[key]]
+    if differs:
+        again = start(run, SECONDS)
+        if any(plain[key] != again.get(key) for key in differs):
+            return {"passed": False, "said": "differs from run to run without stalloc, too"}
+        return {"passed": False, "said": f"{' and '.join(differs)} differ", "served": served}
+    figures = {key: served[key] for key in ("hit_rate", "conflicts")}
+    return {"passed": True, "said": f"identical, hit rate {served['hit_rate']:.4f}", **figures}
+
+
+def sanitize(_: Run) -> Result:
+    """One served run under compute-sanitizer, which finds accesses to what is not allocated."""
+    sanitizer = shutil.which("compute-sanitizer")
+    if not sanitizer:
+        return {"passed": True, "said": "not run: it is not installed"}
+    # Errors of calls are not meant: torch asks for what may not be there.
+    options = ("--error-exitcode=1", "--report-api-errors=no")
+    run = Run("tiny", "stalloc", steps=2, warmup=2)
+    done = planned(run, SECONDS, sanitizer, *options)
+    if "losses" in done:
+        return {"passed": True, "said": "no error"}
+    said = str(done.get("failed") or done.get("out_of_memory"))
+    refused = any(text in said for text in REFUSALS)
+    return {"passed": refused, "said": f"not run: {said}" if refused else said}
+
+
+def check(device: str, names: list[str], jobs: int, report: Report) -> int:
+    """Runs the named checks, all where none is named; returns the exit code."""
+    everything = checks(device)
+    tasks: dict[str, tuple[Callable[[Run], Result], Run]] = {
+        name: (compare, run) for name, run in everything.items()
+    }
+    if device.startswith("cuda"):
+        tasks["sanitizer"] = (sanitize, everything["training"])
+    wanted = names or list(tasks)
+    if unknown := [name for name in wanted if name not in tasks]:
+        raise SystemExit(f"there is no check {unknown[0]}; there are {', '.join(tasks)}")
+    passed = True
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(function, run): n for n in wanted for function, run in [tasks[n]]}
+        for future in as_completed(running):
+            result = {"check": running[future], **future.result()}
+            passed = passed and bool(result["passed"])
+            word = "ok" if result["passed"] else "FAILED"
+            print(f"{result['check']:<16} {word:<7} {result['said']}", flush=True)
+            report.put("check", result)
+    return 0 if passed else 1

@@ -1,0 +1,66 @@
+"""Training runs in processes of their own: what they came to, within what time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from training import Run
+
+Result = dict[str, Any]
+
+
+def start(run: Run, seconds: float, *prefix: str) -> Result:
+    """One run in a process of its own; "failed" says why it came to nothing."""
+    options = [*prefix, sys.executable, str(Path(__file__).parent), "run"]
+    for key, value in dataclasses.asdict(run).items():
+        if key == "losses" or value is False or value == "":
+            continue
+        options += [f"--{key}"] if value is True else [f"--{key}", str(value)]
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_ALLOC_CONF")}
+    environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if run.allocator == "expandable":
+        environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    # With a group of its own, so that what the prefix has started ends with it.
+    process = subprocess.Popen(
+        options,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=max(seconds, 0.1))
+    except subprocess.TimeoutExpired:
+        return {"failed": f"it was not done after {seconds:.0f} s"}
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode == 0:
+        # Not the last line of all: a tool may have something to say after it.
+        for line in reversed(output.splitlines()):
+            if line.startswith("{"):
+                return dict(json.loads(line))
+    print(f"{' '.join(options)} failed:\n{errors}{output}", file=sys.stderr, flush=True)
+    said = [line for line in (errors or output).splitlines() if line.strip()]
+    return {"failed": said[-1] if said else f"exit code {process.returncode}"}
+
+
+def planned(run: Run, seconds: float, *prefix: str) -> Result:
+    """The same under stalloc, after a run that is profiled: each has so many seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = str(Path(folder) / "plan.json")
+        profiled = start(dataclasses.replace(run, allocator="stalloc", profile=plan), seconds)
+        if "pool" not in profiled:
+            return profiled
+        served = start(dataclasses.replace(run, allocator="stalloc", plan=plan), seconds, *prefix)
+    return {**{k: v for k, v in profiled.items() if k.endswith("_seconds")}, **served}
