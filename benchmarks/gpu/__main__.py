@@ -56,7 +56,7 @@ def main() -> int:
     report = Report(args.output, args.anew)
     if args.command == "test":
         return check(args.device, args.only, args.jobs, report)
-    bench = Bench(report, args.allocators, args.minutes, args.patience, args.memory)
+    bench = Bench(report, args.allocators, args.minutes, args.patience, args.memory, args.cached)
     done = [
         bench.search(model, args.limit) if args.largest else bench.compare(model, args.batch)
         for model in args.models
@@ -85,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--limit", type=int, default=1024, help="the largest batch to try")
     bench.add_argument("--minutes", type=float, default=600, help="be done after so many")
     bench.add_argument("--patience", type=float, default=5, help="minutes one process may take")
+    bench.add_argument("--cached", action="store_true", help="profile through torch's cache")
     bench.add_argument("--output", type=Path, default=results / "gpu")
     for command in (test, bench):
         command.add_argument("--anew", action="store_true", help="forget what was measured before")

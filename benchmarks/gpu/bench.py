@@ -30,13 +30,20 @@ class Bench:
     """Measures models one by one; what is in the report already is not measured again."""
 
     def __init__(
-        self, report: Report, allocators: list[str], minutes: float, patience: float, memory: float
+        self,
+        report: Report,
+        allocators: list[str],
+        minutes: float,
+        patience: float,
+        memory: float,
+        cached: bool,
     ) -> None:
         self.report = report
         self.allocators = allocators
         self.end = time.monotonic() + 60 * minutes
         self.patience = 60 * patience
         self.memory = memory
+        self.cached = cached
 
     def result_of(self, model: str) -> dict[str, Any]:
         """What is known of a model so far."""
@@ -45,7 +52,7 @@ class Bench:
 
     def run(self, run: Run) -> Result:
         """One run, while there is time."""
-        run = dataclasses.replace(run, memory=run.memory or self.memory)
+        run = dataclasses.replace(run, memory=run.memory or self.memory, cached=self.cached)
         left = self.end - time.monotonic()
         seconds = min(self.patience, left / 2 if run.allocator == "stalloc" else left)
         if seconds < 10:

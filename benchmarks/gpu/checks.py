@@ -13,7 +13,7 @@ from training import Run
 
 SECONDS = 240.0  # that one process may take
 # Of compute-sanitizer: what it says when it cannot work on a machine.
-REFUSALS = ("Device not supported", "not supported", "Unable to find injection")
+REFUSALS = ("Device not supported", "Unable to find injection")
 
 
 def checks(device: str) -> dict[str, Run]:
@@ -67,7 +67,7 @@ def sanitize(_: Run) -> Result:
     if "losses" in done:
         return {"passed": True, "said": "no error"}
     said = str(done.get("failed") or done.get("out_of_memory"))
-    refused = any(text in said for text in REFUSALS)
+    refused = any(text in done.get("log", "") for text in REFUSALS)
     return {"passed": refused, "said": f"not run: {said}" if refused else said}
 
 

@@ -52,7 +52,8 @@ def start(run: Run, seconds: float, *prefix: str) -> Result:
                 return dict(json.loads(line))
     print(f"{' '.join(options)} failed:\n{errors}{output}", file=sys.stderr, flush=True)
     said = [line for line in (errors or output).splitlines() if line.strip()]
-    return {"failed": said[-1] if said else f"exit code {process.returncode}"}
+    failed = said[-1] if said else f"exit code {process.returncode}"
+    return {"failed": failed, "log": f"{errors}{output}"[-4000:]}
 
 
 def planned(run: Run, seconds: float, *prefix: str) -> Result:

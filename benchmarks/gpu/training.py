@@ -15,6 +15,8 @@ from models import MODELS, Decoder
 import stalloc
 
 PROFILED = 3
+# What CUDA's libraries say, which need memory of their own, besides torch and stalloc.
+OUT_OF_MEMORY = ("out of memory", "cannot be reserved", "tried to allocate", "alloc_failed")
 GIB = 1 << 30
 
 
@@ -43,6 +45,7 @@ class Run:
     compat: bool = False  # stalloc's other mode
     compiled: bool = False  # by torch.compile
     release: bool = False  # the pool, between steps
+    cached: bool = False  # profile through torch's cache, where cudaMalloc takes too long
     losses: list[float] = field(default_factory=list)
 
     def train(self) -> dict[str, Any]:
@@ -65,8 +68,11 @@ class Run:
             for step in range(self.warmup):
                 self._step(model, optimizer, step)
             return self._measure(model, optimizer)
-        except (torch.OutOfMemoryError, stalloc.OutOfMemory) as error:
-            return {"out_of_memory": str(error).splitlines()[0]}
+        except (RuntimeError, stalloc.OutOfMemory) as error:
+            said = str(error).splitlines()[0]
+            if not any(text in said.lower() for text in OUT_OF_MEMORY):
+                raise
+            return {"out_of_memory": said}
         finally:
             stalloc.disable()
 
@@ -80,7 +86,7 @@ class Run:
 
     def _profile(self) -> dict[str, Any]:
         start = time.perf_counter()
-        with stalloc.profile(device=self.device) as prof:
+        with stalloc.profile(device=self.device, exact=not self.cached) as prof:
             model, optimizer = self._make()
             for step in range(PROFILED):
                 self._step(model, optimizer, step)

@@ -109,3 +109,8 @@ def set_peers(reach: bool) -> None:
 def reservations() -> int:
     """Live ranges of virtual addresses."""
     return int(_library.standin_reservations())
+
+
+def has_context(device: int) -> bool:
+    """Whether the process has taken a device into use, which costs it memory there."""
+    return bool(_library.standin_has_context(device))
