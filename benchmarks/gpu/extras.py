@@ -122,9 +122,6 @@ def release_pool_for_a_while() -> None:
     if current_session() is None:
         return
     stalloc.release_pool()
-    x = torch.full((64 * FLOATS,), 1.0, device="cuda")
-    total = x.mean().item()
-    del x
+    torch.full((64 * FLOATS,), 1.0, device="cuda")
     torch.cuda.empty_cache()
     stalloc.acquire_pool()
-    assert total == 1
