@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from extras import EXTRAS, release_pool_for_a_while
 from models import MODELS, Decoder
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import stalloc
 
 PROFILED = 3
+# torch's own: when cuDNN's is taken, and what memory it wants, differs from version to version.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # What CUDA's libraries say, which need memory of their own, besides torch and stalloc.
 OUT_OF_MEMORY = ("out of memory", "cannot be reserved", "tried to allocate", "alloc_failed")
 GIB = 1 << 30
@@ -37,7 +40,7 @@ class Run:
     microbatches: int = 4
     steps: int = 20
     warmup: int = 6
-    memory: float = 0  # of the GPU, in GiB, as if it had no more; 0: all
+    memory: float = 0.0  # of the GPU, in GiB, as if it had no more; 0: all
     streams: str = "separate"  # of the plan, or "ordered"
     extras: str = ""  # names of EXTRAS, with commas
     recompute: bool = False
@@ -162,7 +165,10 @@ class Run:
         for _ in range(self.microbatches):
             shape = (self.batch, config.sequence + 1)
             tokens = torch.randint(config.vocabulary, shape, generator=generator)
-            with torch.autocast("cuda", torch.bfloat16) if gpu else nullcontext():
+            with ExitStack() as ways:
+                if gpu:
+                    ways.enter_context(torch.autocast("cuda", torch.bfloat16))
+                    ways.enter_context(sdpa_kernel(ATTENTION))
                 loss = model(tokens.to(self.device))
             loss.backward()
         self.losses.append(loss.item())
