@@ -103,9 +103,11 @@ def shared(step: int) -> list[float]:
     child = context.Process(target=_read, args=(tensors, results))
     child.start()
     tensors.put(x)
-    total = results.get()
-    child.join()
-    return [float(total)]
+    child.join(timeout=100)
+    if child.exitcode != 0 or results.empty():
+        child.kill()
+        raise RuntimeError(f"the other process could not read it: exit code {child.exitcode}")
+    return [float(results.get())]
 
 
 # By the names that `--extras` takes.

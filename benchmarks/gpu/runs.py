@@ -28,14 +28,16 @@ def start(run: Run, seconds: float, *prefix: str) -> Result:
     environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if run.allocator == "expandable":
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    # With a group of its own, so that what the prefix has started ends with it.
+    # In a group of its own (older Pythons know none), so that what the prefix has started ends with
+    # it; but in our session, so that it ends with us.
+    group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
     process = subprocess.Popen(
         options,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        **group,
     )
     try:
         output, errors = process.communicate(timeout=max(seconds, 0.1))
@@ -43,7 +45,9 @@ def start(run: Run, seconds: float, *prefix: str) -> Result:
         return {"failed": f"it was not done after {seconds:.0f} s"}
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            if group:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
     if process.returncode == 0:
         # Not the last line of all: a tool may have something to say after it.
