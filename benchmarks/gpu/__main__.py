@@ -39,6 +39,7 @@ from models import MODELS
 from report import ROOT, Report
 from training import Run
 
+RESULTS = ROOT / "benchmarks" / "results"
 ALLOCATORS = ("torch", "expandable", "stalloc")
 
 
@@ -53,7 +54,7 @@ def main() -> int:
     if on_gpu and not torch.cuda.is_available():
         print("this needs a GPU, and torch finds none", file=sys.stderr)
         return 2
-    report = Report(args.output, args.anew)
+    report = Report(args.output or (RESULTS / "gpu-test" if on_gpu else None), args.anew)
     if args.command == "test":
         return check(args.device, args.only, args.jobs, report)
     bench = Bench(report, args.allocators, args.minutes, args.patience, args.memory, args.cached)
@@ -70,7 +71,6 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = result.add_subparsers(dest="command", required=True)
-    results = ROOT / "benchmarks" / "results"
     test = commands.add_parser("test", help="compare results with and without stalloc, bitwise")
     test.add_argument("--device", default="cuda")
     test.add_argument("--only", nargs="+", default=[], metavar="CHECK", help="run these alone")
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--minutes", type=float, default=600, help="be done after so many")
     bench.add_argument("--patience", type=float, default=5, help="minutes one process may take")
     bench.add_argument("--cached", action="store_true", help="profile through torch's cache")
-    bench.add_argument("--output", type=Path, default=results / "gpu")
+    bench.add_argument("--output", type=Path, default=RESULTS / "gpu")
     for command in (test, bench):
         command.add_argument("--anew", action="store_true", help="forget what was measured before")
     run = commands.add_parser("run", help="one training run; prints a line of JSON")
