@@ -56,10 +56,13 @@ def compare(run: Run) -> Result:
 
 
 def sanitize(_: Run) -> Result:
-    """One served run under compute-sanitizer, which finds accesses to what is not allocated."""
+    """One served run under compute-sanitizer, which finds accesses to what is not allocated.
+
+    Where that tool cannot work, nothing has passed and nothing failed: "passed" is None.
+    """
     sanitizer = shutil.which("compute-sanitizer")
     if not sanitizer:
-        return {"passed": True, "said": "not run: it is not installed"}
+        return {"passed": None, "said": "it is not installed"}
     # Errors of calls are not meant: torch asks for what may not be there.
     options = ("--error-exitcode=1", "--report-api-errors=no")
     run = Run("tiny", "stalloc", steps=2, warmup=2)
@@ -68,7 +71,7 @@ def sanitize(_: Run) -> Result:
         return {"passed": True, "said": "no error"}
     said = str(done.get("failed") or done.get("out_of_memory"))
     refused = any(text in done.get("log", "") for text in REFUSALS)
-    return {"passed": refused, "said": f"not run: {said}" if refused else said}
+    return {"passed": None if refused else False, "said": said}
 
 
 def check(device: str, names: list[str], jobs: int, report: Report) -> int:
@@ -87,8 +90,8 @@ def check(device: str, names: list[str], jobs: int, report: Report) -> int:
         running = {pool.submit(function, run): n for n in wanted for function, run in [tasks[n]]}
         for future in as_completed(running):
             result = {"check": running[future], **future.result()}
-            passed = passed and bool(result["passed"])
-            word = "ok" if result["passed"] else "FAILED"
+            passed = passed and result["passed"] is not False
+            word = {True: "ok", False: "FAILED", None: "not run"}[result["passed"]]
             print(f"{result['check']:<16} {word:<7} {result['said']}", flush=True)
             report.put("check", result)
     return 0 if passed else 1

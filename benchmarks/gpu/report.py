@@ -1,13 +1,14 @@
 """What was measured, in a JSON file that is written anew after each result.
 
-A file that is there is gone on with, if it is of the same GPU and torch: pieces of the work may be
-done at different times.
+A file that is there is gone on with, if it is of the same GPU, torch and commit: pieces of the work
+may be done at different times.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,15 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def _commit() -> str:
+    if shutil.which("git") is None:
+        return "unknown"
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return head.stdout.strip() or "unknown"
 
 
 class Report:
@@ -28,16 +38,13 @@ class Report:
             "memory": torch.cuda.get_device_properties(0).total_memory if gpu else 0,
             "machine": platform.machine(),
             "torch": torch.__version__,
+            "commit": _commit(),
             "results": [],
         }
         if self.path and self.path.exists() and not anew:
             before = json.loads(self.path.read_text())
-            if all(before.get(key) == self.document[key] for key in ("device", "torch")):
+            if all(before.get(key) == self.document[key] for key in ("device", "torch", "commit")):
                 self.document["results"] = before["results"]
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        self.document["commit"] = commit.stdout.strip() or "unknown"
 
     def find(self, key: str, value: str) -> dict[str, Any] | None:
         """The result with this value, if there is one."""

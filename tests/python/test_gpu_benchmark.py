@@ -96,3 +96,33 @@ def test_a_search_ends_near_the_largest_batch_after_a_few_tries(tmp_path: Path) 
             for allocator, end in ENDS.items():
                 assert end - 3 < found["largest_batch"][allocator] <= end, found
     """)
+
+
+def test_results_of_another_commit_are_not_gone_on_with(tmp_path: Path) -> None:
+    call(f"""
+        import json
+        from pathlib import Path
+        from report import Report
+
+        path = Path({str(tmp_path)!r}) / "gpu"
+        Report(path).put("check", {{"check": "graph", "passed": True}})
+        assert Report(path).find("check", "graph")
+        assert not Report(path, anew=True).find("check", "graph")
+        file = path.with_suffix(".json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {{"commit": "another"}}))
+        assert not Report(path).find("check", "graph")
+    """)
+
+
+def test_a_check_whose_tool_is_missing_has_not_passed(tmp_path: Path) -> None:
+    call(f"""
+        import os
+        from pathlib import Path
+        from checks import check
+        from report import Report
+
+        os.environ["PATH"] = {str(tmp_path)!r}
+        report = Report(None)
+        assert check("cuda", ["sanitizer"], 1, report) == 0
+        assert report.find("check", "sanitizer")["passed"] is None
+    """)
