@@ -274,6 +274,27 @@ void add_groups(Plan& plan, const IterationProfile& profile,
   plan.headroom_saves = sized.saves;
 }
 
+// The groups of what is kept: of its place the last.
+void add_kept(Plan& plan, const IterationProfile& profile, const std::vector<PhaseIndex>& phase_of,
+              const std::vector<std::int32_t>& row_of) {
+  if (plan.period == 0) return;
+  for (const KeptPlace& place : profile.kept) {
+    DynamicGroup group;
+    group.phase = group.phase_end = phase_of[place.phase];
+    group.after = place.after == kNone ? kNone : row_of[place.after];
+    group.lower = group.after == kNone
+                      ? std::min(profile.phases[place.phase].begin, plan.period - 1)
+                      : plan.decisions[group.after].lower;
+    group.upper = group.lower + plan.period;
+    group.stream = place.stream;
+    group.contexts = place.contexts;
+    plan.groups.push_back(std::move(group));
+  }
+  std::ranges::stable_sort(plan.groups, {}, [](const DynamicGroup& g) {
+    return std::tuple{g.phase, g.after, g.stream};
+  });
+}
+
 void add_reusable(Plan& plan, const Problem& problem, const Layout& layout) {
   std::vector<Window> windows;
   for (const DynamicGroup& g : plan.groups) windows.push_back({g.lower, g.upper, g.stream});
@@ -387,6 +408,7 @@ Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
     plan.groups[i].offset = result.layout.offsets[plan.decisions.size() + i];
   }
   add_reusable(plan, problem, result.layout);
+  if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
   plan.algorithm = result.algorithm;
   plan.optimal = result.optimal;
   plan.pool = result.layout.height;

@@ -43,7 +43,9 @@ struct AddressRange {
 //   window                   [---------------------------------)    until the last of them is freed
 //
 // A group has a region of its own in the pool, sized by what the profiled iterations needed, and
-// may use addresses that the rest of the plan leaves idle through its whole window.
+// may use addresses that the rest of the plan leaves idle through its whole window. Requests that
+// are kept for longer than a turn are of a group that has neither (Plan::is_kept): they would be in
+// the plan's way for good.
 struct DynamicGroup {
   PhaseIndex phase = kNone;    // index into Plan::phases
   std::int32_t after = kNone;  // index into Plan::decisions; kNone at the beginning of the phase
@@ -122,6 +124,10 @@ struct Plan {
   std::int32_t headroom = 0;
   Bytes headroom_cost = 0;
   Bytes headroom_saves = 0;
+
+  bool is_kept(const DynamicGroup& g) const {
+    return g.size == 0 && g.reusable.empty() && g.upper - g.lower == period;
+  }
 
   double gap() const { return bound > 0 ? static_cast<double>(pool) / bound - 1.0 : 0.0; }
 

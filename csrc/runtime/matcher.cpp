@@ -139,7 +139,7 @@ void Matcher::leave_phase() {
 Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   if (phase_ == kNone) return {};
   const std::int32_t place = place_here(stream);
-  if (dynamic) return {.group = group_of(place, size)};
+  if (dynamic) return dynamic_match(place, size);
   const Shape shape{size, stream};
   while (!departed_ && head_ < end_ && !is_free(head_)) ++head_;
   if (!departed_ && head_ < end_ && shapes_[static_cast<std::size_t>(head_)] == shape) {
@@ -150,7 +150,7 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   // size would be taken for it.
   if (place != kNone) {
     const std::int32_t far = match_far(shape, kSure);
-    return far == kNone ? Match{.group = group_of(place, size)} : match_of(far);
+    return far == kNone ? dynamic_match(place, size) : match_of(far);
   }
   ++asked_;
   Phase& phase = phases_[static_cast<std::size_t>(phase_)];
@@ -163,7 +163,14 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   return match_of(near == kNone ? match_far(shape, 1) : near);
 }
 
+Matcher::Match Matcher::dynamic_match(std::int32_t place, Bytes size) {
+  const std::int32_t group = group_of(place, size);
+  if (group != kNone && kept_[static_cast<std::size_t>(group)]) return {.persistent = true};
+  return {.group = group};
+}
+
 void Matcher::add_places(const Plan& plan) {
+  for (const DynamicGroup& g : plan.groups) kept_.push_back(plan.is_kept(g));
   place_at_.assign(shapes_.size() + plan.phases.size(), kNone);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const DynamicGroup& group = plan.groups[g];
@@ -177,6 +184,8 @@ void Matcher::add_places(const Plan& plan) {
                          .stream = group.stream,
                          .first_group = static_cast<std::int32_t>(g),
                          .small_group = kNone,
+                         .kept_group = kNone,
+                         .kept = {},
                          .recurring = {},
                          .contexts = {}});
     }
@@ -185,6 +194,13 @@ void Matcher::add_places(const Plan& plan) {
     for (const DynamicContext& context : group.contexts) {
       if (context.size == DynamicContext::kSmall) place.small_group = index;
       add_recurring(place.recurring, context);
+    }
+    if (kept_[g]) {
+      place.kept_group = index;
+      for (const DynamicContext& context : group.contexts) {
+        const bool is_size = context.size > 0 && context.before == DynamicContext::kIgnored;
+        if (is_size) place.kept.push_back(context.size);
+      }
     }
     if (place.small_group == index) continue;  // told by their size alone
     for (const DynamicContext& context : group.contexts) {
@@ -202,6 +218,7 @@ void Matcher::add_places(const Plan& plan) {
   }
   for (DynamicPlace& place : places_) {
     std::ranges::sort(place.contexts);
+    std::ranges::sort(place.kept);
     sort_recurring(place.recurring);
   }
 }
@@ -225,7 +242,11 @@ std::int32_t Matcher::group_of(std::int32_t place, Bytes size) {
   if (place != place_) window_.restart();
   place_ = place;
   const DynamicContext context = window_.next(here.recurring, size);
-  if (size < kSmallRequest && here.small_group != kNone) return here.small_group;
+  const bool small_apart = here.small_group != kNone;
+  if (size_alone_tells(size, context, small_apart) && std::ranges::binary_search(here.kept, size)) {
+    return here.kept_group;
+  }
+  if (size < kSmallRequest && small_apart) return here.small_group;
   for (int depth = 3; depth >= 1; --depth) {
     const std::pair known{shortened(context, depth), std::int32_t{0}};
     const auto it = std::ranges::lower_bound(here.contexts, known);

@@ -36,7 +36,8 @@
 // it is not the next decision and the plan has a group of dynamic requests at this place. Dynamic
 // requests do not move the head: however many there are, the next static one is found. Where the
 // place has several groups, the request's context tells which (trace/roles.h): the longest context
-// known, and the first group if none is.
+// known, and the first group if none is. A dynamic request of a group for what is kept is treated
+// as a persistent one.
 //
 // Note [Persistent requests]
 // What comes back in every iteration and outlives the next has no decision, and a place in the
@@ -152,15 +153,19 @@ class Matcher {
   std::vector<std::uint32_t> taken_;    // by item: the turn in which it was last taken
   std::vector<std::int32_t> by_shape_;  // items of each phase, ordered by (shape, index)
   std::vector<Phase> phases_;
+  Match dynamic_match(std::int32_t place, Bytes size);
   struct DynamicPlace {  // of one stream
     std::size_t at = 0;  // phase + head: a phase of n items has n + 1 places
     StreamId stream = 0;
     std::int32_t first_group = kNone;
     std::int32_t small_group = kNone;  // kNone: small requests are like all others
+    std::int32_t kept_group = kNone;
+    std::vector<Bytes> kept;  // sizes that alone tell whose a request is: the kept group's
     Recurring recurring;
     std::vector<std::pair<DynamicContext, std::int32_t>> contexts;  // and their groups, ascending
   };
 
+  std::vector<bool> kept_;  // by group, whether it is of what is kept
   std::vector<DynamicPlace> places_;
   std::vector<std::int32_t> place_at_;  // the first one's index, by phase + head
   std::int32_t place_ = kNone;          // where the last dynamic request was asked for

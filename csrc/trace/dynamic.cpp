@@ -28,7 +28,7 @@ constexpr std::int32_t kBornMeanwhile = 2;
 
 using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
 
-struct Found {
+struct Asked {
   std::int32_t turn = 0;
   std::int32_t request = 0;  // within its turn
 };
@@ -44,14 +44,19 @@ class Places {
   Places(const Counterparts& all, const IterationProfile& profile)
       : all_(all), profile_(profile), first_(all.first_compared()), last_(all.reference()) {}
 
-  std::vector<DynamicPlace> run() {
+  struct Found {
+    std::vector<DynamicPlace> places;
+    std::vector<KeptPlace> kept;
+  };
+
+  Found run() {
     for (std::int32_t t = first_; t <= last_; ++t) {
       collect(t);
       frees_.push_back(frees_in(t));
     }
-    std::vector<DynamicPlace> places;
-    for (const auto& [key, found] : found_) add_places(key, found, places);
-    return places;
+    Found found;
+    for (const auto& [key, requests] : found_) add_places(key, requests, found);
+    return found;
   }
 
  private:
@@ -115,10 +120,9 @@ class Places {
   }
 
   // One place for each role that its requests have, the longest first.
-  void add_places(const Key& key, const std::vector<Found>& found,
-                  std::vector<DynamicPlace>& places) const {
+  void add_places(const Key& key, const std::vector<Asked>& asked, Found& found) const {
     std::vector<std::vector<RoleSample>> visits(static_cast<std::size_t>(last_ - first_ + 1));
-    for (const auto& [t, index] : found) {
+    for (const auto& [t, index] : asked) {
       const Request& r = all_.request(t, index);
       visits[t - first_].push_back({r.size, longevity(t, index)});
     }
@@ -126,20 +130,29 @@ class Places {
     const ProfiledPhase& within = profile_.phases[phase];
     const Tick begin = after == kNone ? within.begin : profile_.requests[after].lower;
     const Roles roles = tell_roles(visits, within.end - begin);
-    std::vector<std::vector<Found>> by_role(roles.contexts.size());
+    std::vector<std::vector<Asked>> by_role(roles.contexts.size());
     std::vector<std::size_t> next(visits.size());
-    for (const Found& f : found) {
-      const auto visit = static_cast<std::size_t>(f.turn - first_);
+    for (const Asked& a : asked) {
+      const auto visit = static_cast<std::size_t>(a.turn - first_);
       const std::size_t i = next[visit]++;
       const std::int32_t role = roles.of[visit][i];
       // The exceptions of a role outlive it, and have no place.
-      if (visits[visit][i].longevity <= roles.longevity[role]) by_role[role].push_back(f);
+      if (visits[visit][i].longevity <= roles.longevity[role]) by_role[role].push_back(a);
     }
+    const std::size_t others = found.places.size();
     for (std::size_t role = 0; role < by_role.size(); ++role) {
+      if (roles.longevity[role] == kKept) continue;
       DynamicPlace place = make_place(key, by_role[role]);
       if (place.upper == kNone) continue;
       place.contexts = roles.contexts[role];
-      places.push_back(std::move(place));
+      found.places.push_back(std::move(place));
+    }
+    // What a warm-up alone has made is not made again.
+    const auto is_later = [](const Asked& a) { return a.turn > 0; };
+    if (found.places.size() == others && std::ranges::none_of(asked, is_later)) return;
+    for (std::size_t role = 0; role < by_role.size(); ++role) {
+      if (roles.longevity[role] != kKept) continue;
+      found.kept.push_back({phase, after, stream, roles.contexts[role]});
     }
   }
 
@@ -147,8 +160,9 @@ class Places {
   Longevity longevity(std::int32_t t, std::int32_t index) const {
     const Request& r = all_.request(t, index);
     const End end = end_of(t, r);
-    if (end.upper == kNone) return kUnknownLongevity;
+    if (end.upper == kNone) return end.kept ? kKept : kUnknownLongevity;
     const Tick ticks = end.upper - all_.latest(all_.newest_before(t, r.lower), r.phase_begin);
+    if (ticks >= profile_.period) return kKept;
     if (ticks >= kMoment) return ticks;
     const std::int32_t next = index + kBornMeanwhile + 1;
     const bool brief = next >= all_.turn(t).count || all_.request(t, next).lower > r.upper;
@@ -158,18 +172,20 @@ class Places {
   struct End {
     Tick upper = kNone;  // since the turn of the birth began; kNone: longer than can be told
     PhaseIndex phase_end = kNone;  // the profile's
+    bool kept = false;             // it outlives the next iteration
   };
 
   End end_of(std::int32_t t, const Request& r) const {
     const std::int32_t turns = r.upper < all_.turn(t).end ? 0 : 1;
     const std::int32_t freed_in = t + turns;
-    if (freed_in > last_ || r.upper >= all_.turn(freed_in).end) return {};
+    if (freed_in > last_) return {};
+    if (r.upper >= all_.turn(freed_in).end) return {.kept = true};
     const Tick tick = all_.latest(all_.newest_before(freed_in, r.upper), r.phase_end);
     return {tick + turns * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
   }
 
   // Without `upper` when none of its requests can be served.
-  DynamicPlace make_place(const Key& key, const std::vector<Found>& found) const {
+  DynamicPlace make_place(const Key& key, const std::vector<Asked>& found) const {
     DynamicPlace place;
     std::tie(place.phase, place.after, place.stream) = key;
     place.lower = profile_.period;
@@ -207,7 +223,7 @@ class Places {
   const IterationProfile& profile_;
   std::int32_t first_;
   std::int32_t last_;
-  std::map<Key, std::vector<Found>> found_;
+  std::map<Key, std::vector<Asked>> found_;
   std::vector<std::vector<Free>> frees_;  // by turn
 };
 
@@ -252,8 +268,10 @@ std::set<std::pair<PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all)
   return stays;
 }
 
-std::vector<DynamicPlace> dynamic_places(const Counterparts& all, const IterationProfile& profile) {
-  return Places(all, profile).run();
+void find_places(const Counterparts& all, IterationProfile& profile) {
+  auto [places, kept] = Places(all, profile).run();
+  profile.places = std::move(places);
+  profile.kept = std::move(kept);
 }
 
 }  // namespace stalloc

@@ -23,15 +23,16 @@ namespace stalloc {
 // O(n log n) for each iteration.
 std::set<std::pair<PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all);
 
-// The places of every compared iteration's dynamic requests that are asked for by the training
-// thread in a planned phase that the reference has. Requests that live longer than a turn, or
-// perhaps so, belong to none. `profile` is what `all` makes of its requests.
+// Fills `profile.places` and `profile.kept`: the places of every compared iteration's dynamic
+// requests that are asked for by the training thread in a planned phase that the reference has.
+// Requests that live longer than a turn are kept, and those that perhaps do belong to no place.
+// `profile` is complete but for that, and the opening.
 //
 // Windows are safe to plan with: where a dynamic request and a plannable one, or two dynamic
 // requests of different places, were alive together in any compared iteration, window and lifetime
 // overlap, on the circle.
 //
 // O(n log n) for each iteration.
-std::vector<DynamicPlace> dynamic_places(const Counterparts& all, const IterationProfile& profile);
+void find_places(const Counterparts& all, IterationProfile& profile);
 
 }  // namespace stalloc

@@ -222,7 +222,7 @@ IterationProfile profile_iteration(const Trace& trace) {
   trace.check();
   const Counterparts all(trace);
   IterationProfile profile = Profiler(all).run();
-  profile.places = dynamic_places(all, profile);
+  find_places(all, profile);
   add_opening(all, profile);
   return profile;
 }

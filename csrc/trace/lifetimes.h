@@ -94,6 +94,15 @@ struct DynamicPlace {
   std::vector<std::vector<DynamicSighting>> sightings;
 };
 
+// Where dynamic requests are asked for that are kept: they outlive the next iteration, and no plan
+// has room for them. As DynamicPlace's.
+struct KeptPlace {
+  PhaseIndex phase = kNone;
+  std::int32_t after = kNone;
+  StreamId stream = 0;
+  std::vector<DynamicContext> contexts;
+};
+
 // A request of the opening (start-up and the first iteration) that no later iteration makes, or
 // that outlives them all. Ticks of the trace.
 struct OpeningSighting {
@@ -129,6 +138,7 @@ struct IterationProfile {
   std::vector<ProfiledPhase> phases;      // those of the opening alone come last, and are empty
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
   std::vector<DynamicPlace> places;       // by phase, `after` and stream, the longest first
+  std::vector<KeptPlace> kept;            // by phase, `after` and stream
   Opening opening;                        // empty unless there are three iterations or more
 
   // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase, and

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <ranges>
@@ -167,18 +168,20 @@ Longevity verdict(const Histogram& histogram) {
   return kUnknownLongevity;
 }
 
-// What is seen before a size that never recurs, but for its ratio.
-std::vector<Bytes> varies_after(const std::vector<std::vector<RoleSample>>& visits,
-                                const Recurring& recurring) {
+// What is seen before a size that never recurs, but for its ratio; and before what is then seen as
+// such a size, too.
+void add_varies_after(const std::vector<std::vector<RoleSample>>& visits, Recurring& recurring) {
   std::set<Bytes> before;
-  for (const auto& visit : visits) {
-    ContextWindow window;
-    for (const RoleSample& s : visit) {
-      const DynamicContext context = window.next(recurring, s.size);
-      if (context.size == DynamicContext::kVaries) before.insert(context.before);
+  do {
+    recurring.varies_after.assign(before.begin(), before.end());
+    for (const auto& visit : visits) {
+      ContextWindow window;
+      for (const RoleSample& s : visit) {
+        const DynamicContext context = window.next(recurring, s.size);
+        if (context.size == DynamicContext::kVaries) before.insert(context.before);
+      }
     }
-  }
-  return {before.begin(), before.end()};
+  } while (before.size() > recurring.varies_after.size());
 }
 
 }  // namespace
@@ -267,15 +270,27 @@ bool says_what_recurs(const DynamicContext& context) {
 
 bool is_small(const RoleSample& s) { return s.size < kSmallRequest; }
 
+// Of all small requests together: as long as the longest that is not kept.
+Longevity longest_of(const Histograms& histograms) {
+  std::set<Longevity> verdicts;
+  for (const auto& [context, histogram] : histograms) {
+    if (depth_of(context) == kDepth) verdicts.insert(verdict(histogram));
+  }
+  verdicts.insert(kUnknownLongevity);
+  if (verdicts.size() > 2) verdicts.erase(kKept);
+  return *verdicts.rbegin();
+}
+
 // The roles of what is not small.
 class LargeRoles {
  public:
-  explicit LargeRoles(const Histograms& histograms) : histograms_(histograms) {
+  LargeRoles(const Histograms& histograms, bool small_apart) : histograms_(histograms) {
     std::set<Longevity> kinds;
     for (const auto& [context, histogram] : histograms_) {
       if (depth_of(context) == kDepth) kinds.insert(verdict(histogram));
     }
     kinds.erase(kUnknownLongevity);
+    kinds.erase(kKept);
     for (const Longevity longevity : kinds | std::views::reverse) {
       if (longest_first_.empty() || 4 * longevity <= 3 * longest_first_.back()) {
         longest_first_.push_back(longevity);
@@ -286,9 +301,15 @@ class LargeRoles {
     for (const auto& [context, histogram] : histograms_) {
       if (depth_of(context) == kDepth) roles.insert(role(context));
     }
+    any_kept_ = roles.erase(kKeptRole) > 0;
     roles_.assign(roles.begin(), roles.end());
     if (roles_.empty()) roles_.push_back({0, false});
+    kept_ = static_cast<std::int32_t>(roles_.size()) + (small_apart ? 1 : 0);
   }
+
+  // The role of what is kept, after all others, and whether any context has it.
+  std::int32_t kept() const { return kept_; }
+  bool any_kept() const { return any_kept_; }
 
   std::vector<Longevity> longevity() const {
     std::vector<Longevity> result;
@@ -298,27 +319,39 @@ class LargeRoles {
 
   // What is unknown has the first.
   std::int32_t of(const DynamicContext& context) const {
-    const auto it = std::ranges::find(roles_, role(context));
+    const Role known = role(context);
+    if (known == kKeptRole) return kept_;
+    const auto it = std::ranges::find(roles_, known);
     return it == roles_.end() ? 0 : static_cast<std::int32_t>(it - roles_.begin());
   }
 
-  // What tells them: a context that says no more than a shorter one, or than nothing, is left out.
-  void tell(std::vector<std::vector<DynamicContext>>& contexts) const {
+  // What tells them, and what recurs: a context that says no more than a shorter one, or than
+  // nothing, is left out.
+  void tell(const Recurring& recurring, std::vector<std::vector<DynamicContext>>& contexts) const {
+    const DynamicContext varies{.size = DynamicContext::kVaries};
+    const std::int32_t like = histograms_.contains(varies) ? of(varies) : 0;
+    for (const Bytes before : recurring.varies_after) {
+      const DynamicContext after{.size = DynamicContext::kVaries, .before = before};
+      if (!histograms_.contains(after)) contexts[like].push_back(after);
+    }
     for (const auto& [context, histogram] : histograms_) {
       const int depth = depth_of(context);
       const std::int32_t role = of(context);
       const std::int32_t known = depth == 1 ? 0 : of(shortened(context, depth - 1));
       if (role != known || says_what_recurs(context)) contexts[role].push_back(context);
     }
+    for (auto& told : contexts) std::ranges::sort(told);
   }
 
  private:
   using Role = std::pair<std::size_t, bool>;  // index into longest_first_, whether its sizes recur
+  static constexpr Role kKeptRole{std::numeric_limits<std::size_t>::max(), false};
 
   // The shortest that is as long.
   Role role(const DynamicContext& context) const {
     const Longevity longevity = verdict(histograms_.at(context));
     if (longevity == kUnknownLongevity) return {0, false};
+    if (longevity == kKept) return kKeptRole;
     const auto shorter = std::ranges::upper_bound(longest_first_, longevity, std::greater{});
     const auto kind = std::max<std::ptrdiff_t>(shorter - longest_first_.begin(), 1) - 1;
     const auto index = static_cast<std::size_t>(kind);
@@ -328,7 +361,42 @@ class LargeRoles {
   const Histograms& histograms_;
   std::vector<Longevity> longest_first_;
   std::vector<Role> roles_;
+  std::int32_t kept_ = 0;
+  bool any_kept_ = false;
 };
+
+// Sizes of which one in so many was kept, though their contexts do not say so.
+std::vector<DynamicContext> kept_sizes(const std::vector<std::vector<RoleSample>>& visits,
+                                       const std::vector<std::vector<DynamicContext>>& seen,
+                                       const LargeRoles& roles, bool small_apart) {
+  std::map<Bytes, std::pair<std::int64_t, std::int64_t>> times;  // kept, in all
+  for (std::size_t v = 0; v < visits.size(); ++v) {
+    for (std::size_t i = 0; i < visits[v].size(); ++i) {
+      const RoleSample& s = visits[v][i];
+      if (s.longevity == kUnknownLongevity || !size_alone_tells(s.size, seen[v][i], small_apart)) {
+        continue;
+      }
+      const bool told = !(small_apart && is_small(s)) && roles.of(seen[v][i]) == roles.kept();
+      auto& [kept, all] = times[s.size];
+      ++all;
+      kept += s.longevity == kKept && !told;
+    }
+  }
+  std::vector<DynamicContext> sizes;
+  for (const auto& [size, of] : times) {
+    if (of.first > 0 && kExceptions * of.first >= of.second) sizes.push_back({.size = size});
+  }
+  return sizes;
+}
+
+// What tells those that are small.
+void tell_small(const Histograms& small, std::vector<DynamicContext>& contexts) {
+  contexts.push_back({.size = DynamicContext::kSmall});
+  for (const auto& [context, histogram] : small) {
+    if (says_what_recurs(context)) contexts.push_back(context);
+  }
+  std::ranges::sort(contexts);
+}
 
 }  // namespace
 
@@ -336,7 +404,7 @@ Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity p
   Recurring recurring = recurring_sizes(visits);
   recurring.ratios = recurring_ratios(visits, recurring);
   sort_recurring(recurring);
-  recurring.varies_after = varies_after(visits, recurring);
+  add_varies_after(visits, recurring);
   std::vector<std::vector<DynamicContext>> seen(visits.size());
   Histograms large;
   Histograms small;
@@ -352,33 +420,43 @@ Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity p
   }
   if (large.empty()) std::swap(large, small);  // then size tells nothing
 
-  const LargeRoles roles_of_large(large);
+  const bool apart = !small.empty();
+  const LargeRoles roles_of_large(large, apart);
   Roles roles;
   roles.longevity = roles_of_large.longevity();
-  const auto last = static_cast<std::int32_t>(roles.longevity.size());
-  if (!small.empty()) {
-    Longevity longest = kUnknownLongevity;
-    for (const auto& [context, histogram] : small) {
-      if (depth_of(context) == kDepth) longest = std::max(longest, verdict(histogram));
+  const auto small_role = static_cast<std::int32_t>(roles.longevity.size());
+  if (apart) roles.longevity.push_back(longest_of(small));
+  const auto kept_role = static_cast<std::size_t>(roles_of_large.kept());
+  const auto kept = kept_sizes(visits, seen, roles_of_large, apart);
+  if (roles_of_large.any_kept() || !kept.empty()) roles.longevity.push_back(kKept);
+
+  roles.contexts.resize(roles.longevity.size());
+  if (roles.contexts.size() > 1) {
+    roles_of_large.tell(recurring, roles.contexts);
+    if (apart) tell_small(small, roles.contexts[static_cast<std::size_t>(small_role)]);
+  }
+  std::set<Bytes> sizes;  // that alone tell what is kept
+  if (kept_role < roles.contexts.size()) {
+    auto& contexts = roles.contexts[kept_role];
+    contexts.insert(contexts.end(), kept.begin(), kept.end());
+    std::ranges::sort(contexts);
+    const auto repeated = std::ranges::unique(contexts);
+    contexts.erase(repeated.begin(), repeated.end());
+    for (const DynamicContext& c : contexts) {
+      if (depth_of(c) == 1 && c.size > 0) sizes.insert(c.size);
     }
-    roles.longevity.push_back(longest);
   }
   for (std::size_t v = 0; v < visits.size(); ++v) {
     auto& of = roles.of.emplace_back();
     for (std::size_t i = 0; i < visits[v].size(); ++i) {
-      const bool apart = !small.empty() && is_small(visits[v][i]);
-      of.push_back(apart ? last : roles_of_large.of(seen[v][i]));
+      const RoleSample& s = visits[v][i];
+      if (size_alone_tells(s.size, seen[v][i], apart) && sizes.contains(s.size)) {
+        of.push_back(roles_of_large.kept());
+      } else {
+        of.push_back(apart && is_small(s) ? small_role : roles_of_large.of(seen[v][i]));
+      }
     }
   }
-  roles.contexts.resize(roles.longevity.size());
-  if (roles.contexts.size() == 1) return roles;
-  roles_of_large.tell(roles.contexts);
-  if (small.empty()) return roles;
-  roles.contexts[last].push_back({.size = DynamicContext::kSmall});
-  for (const auto& [context, histogram] : small) {
-    if (says_what_recurs(context)) roles.contexts[last].push_back(context);
-  }
-  std::ranges::sort(roles.contexts[last]);
   return roles;
 }
 

@@ -23,9 +23,14 @@
 // last one or two say the same, the rest is ignored. A size recurs if it comes in every iteration
 // after the same one: as many tokens as make an activation as large as a gradient are not taken for
 // one, where sizes that vary have come before. A ratio recurs if every iteration has it.
+//
+// What is kept for good (a mask for each length that has come, a memory that grows) has a role of
+// its own, and no room: it would be in the way of the plan for the rest of the run. Where it is too
+// rare to make its context's role, as what is made once and never again, its size tells.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -38,6 +43,8 @@ using Longevity = std::int64_t;
 inline constexpr Longevity kBrief = 0;      // a moment in which next to nothing else is asked for
 inline constexpr Longevity kMomentary = 1;  // a moment: not past its place, or hardly
 inline constexpr Longevity kUnknownLongevity = -1;
+// A turn or more: it is still there when its place comes again. No plan has room for it.
+inline constexpr Longevity kKept = std::numeric_limits<Longevity>::max();
 
 struct RoleSample {
   Bytes size = 0;
@@ -45,8 +52,8 @@ struct RoleSample {
 };
 
 struct Roles {
-  // By visit and request; roles are numbered from 0, the longest. Small requests have the last one,
-  // where there are others: it lives as long as any of them.
+  // By visit and request; roles are numbered from 0, the longest. Small requests have the next,
+  // where there are others: it lives as long as any of them. What is kept has the last.
   std::vector<std::vector<std::int32_t>> of;
   // By role, each at most three quarters of the one before: what lives about as long is one.
   // kUnknownLongevity when nothing is known.
@@ -76,6 +83,12 @@ struct Ratio {
   static bool is_code(Bytes size);
   static Ratio from_code(Bytes code);
 };
+
+// Whether a size that the role of what is kept names alone tells it: where the size is not seen as
+// itself, or is small and small requests are apart.
+inline bool size_alone_tells(Bytes size, const DynamicContext& seen, bool small_apart) {
+  return seen.size != size || (small_apart && size < kSmallRequest);
+}
 
 // What recurs at a place.
 struct Recurring {

@@ -242,6 +242,7 @@ TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
     }
     const IterationProfile profile = profile_iteration(t.finish());
     ASSERT_EQ(profile.places.size(), too_long ? 0u : 1u);
+    ASSERT_EQ(profile.kept.size(), too_long ? 1u : 0u);
     if (too_long) continue;
     const DynamicPlace& place = profile.places[0];
     EXPECT_GT(place.upper, profile.period);
@@ -250,6 +251,52 @@ TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
     EXPECT_EQ(sizes_of(place.sightings.back()), (std::vector<Bytes>{103}));
     EXPECT_EQ(place.sightings.back()[0].upper, kNever);
   }
+}
+
+// A mask for each length, kept for when it comes again, and what is made of it.
+Trace with_masks(const std::vector<Bytes>& lengths, bool others) {
+  TraceBuilder t;
+  for (const Bytes length : lengths) {
+    t.phase(PhaseKind::kForward, 0);
+    const auto a = t.alloc(10);
+    t.alloc(100'000 * length);
+    if (others) t.free(t.alloc(70'000 * length));
+    const auto b = t.alloc(11);
+    t.free(a);
+    t.free(b);
+    t.step();
+  }
+  return t.finish();
+}
+
+TEST(DynamicPlaces, WhatOutlivesTheNextIterationIsKeptAndHasNoRoom) {
+  for (const bool others : {false, true}) {
+    const IterationProfile profile = profile_iteration(with_masks({3, 5, 7, 11, 13}, others));
+    ASSERT_EQ(profile.kept.size(), 1u);
+    const KeptPlace& kept = profile.kept[0];
+    EXPECT_EQ(profile.phases[kept.phase].key.kind, PhaseKind::kForward);
+    EXPECT_EQ(profile.requests[kept.after].size, 10);
+    ASSERT_EQ(profile.places.size(), others ? 1u : 0u);
+    if (!others) continue;
+    for (const auto& sightings : profile.places[0].sightings) {
+      ASSERT_EQ(sightings.size(), 1u);
+      EXPECT_EQ(sightings[0].size % 70'000, 0);
+    }
+  }
+}
+
+TEST(DynamicPlaces, WhatAWarmUpAloneMadeIsNotMadeAgain) {
+  TraceBuilder t;
+  for (int i = 0; i < 2; ++i) {
+    t.phase(PhaseKind::kOptimizer);
+    const auto a = t.alloc(10);
+    if (i == 0) t.alloc(500'000);
+    if (i == 0) t.alloc(4);
+    t.free(a);
+    t.step();
+  }
+  EXPECT_TRUE(profile_iteration(t.finish()).kept.empty());
+  EXPECT_EQ(profile_iteration(with_masks({3, 5}, true)).kept.size(), 1u) << "where there is room";
 }
 
 TEST(DynamicPlaces, AFirstMomentBeforeTheIterationIsTheLastOfTheOneBefore) {

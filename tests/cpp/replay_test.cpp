@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "base/error.h"
 #include "trace/lifetimes.h"
 #include "trace_builder.h"
@@ -65,6 +67,39 @@ TEST(Replay, OfThePlanHitsEveryDecision) {
   EXPECT_EQ(result.reserved, plan.pool + 30 * kMiB);
   EXPECT_EQ(result.mallocs, 2);
   EXPECT_EQ(result.frees, 0);
+}
+
+// A layer's sizes differ from iteration to iteration. Every third one adds to a memory that grows,
+// and all keep a mask of their own. What comes after the layer needs its room.
+Trace with_memory(int iterations, bool kept) {
+  TraceBuilder t;
+  for (int i = 0; i < iterations; ++i) {
+    const Bytes tokens = 50'000 + 7919 * i % 3001;
+    t.phase(PhaseKind::kForward, 0);
+    const auto x = t.alloc(kMiB);
+    std::vector<std::int32_t> layer;
+    for (const Bytes width : {16, 64, 16}) layer.push_back(t.alloc(width * tokens));
+    if (kept) t.alloc(8 * tokens);
+    if (kept && i % 3 == 1) t.alloc(3 * kMiB);
+    for (const auto r : layer) t.free(r);
+    std::vector<std::int32_t> blocks;
+    for (int n = 0; n < 12; ++n) blocks.push_back(t.alloc(kMiB));
+    t.phase(PhaseKind::kBackward, 0);
+    for (const auto r : blocks) t.free(r);
+    t.free(t.alloc(2 * kMiB));
+    t.free(x);
+    t.step();
+  }
+  return t.finish();
+}
+
+TEST(Replay, WhatIsKeptForGoodIsNotInThePlansWay) {
+  const Plan plan = make_plan(profile_iteration(with_memory(5, true)), {});
+  const Plan without = make_plan(profile_iteration(with_memory(5, false)), {});
+  EXPECT_EQ(plan.pool, without.pool);
+  const ReplayResult result = replay_planned(with_memory(20, true), plan);
+  EXPECT_EQ(result.hits, 20 * static_cast<std::int64_t>(plan.decisions.size()));
+  EXPECT_EQ(result.misses, 0);
 }
 
 TEST(Replay, OfThePlanFailsWhereThePoolDoesNotFit) {

@@ -40,13 +40,13 @@ Plan plan_of(const Roles& roles) {
   Plan plan;
   plan.period = 10;
   plan.phases.push_back({{PhaseKind::kBackward, 0, 0, 0}, 0, 10});
-  for (const auto& contexts : roles.contexts) {
+  for (std::size_t role = 0; role < roles.contexts.size(); ++role) {
     DynamicGroup group;
     group.phase = 0;
     group.lower = 1;
-    group.upper = 5;
+    group.upper = roles.longevity[role] == kKept ? 11 : 5;
     group.phase_end = 0;
-    group.contexts = contexts;
+    group.contexts = roles.contexts[role];
     plan.groups.push_back(group);
   }
   return plan;
@@ -58,7 +58,11 @@ std::vector<std::int32_t> served(const Roles& roles, const Visit& visit) {
   Matcher matcher(plan);
   matcher.enter_phase(PhaseKind::kBackward, 0, 0);
   std::vector<std::int32_t> groups;
-  for (const RoleSample& s : visit) groups.push_back(matcher.match(s.size, 0, true).group);
+  for (const RoleSample& s : visit) {
+    const Matcher::Match match = matcher.match(s.size, 0, true);
+    EXPECT_EQ(match.persistent, match.group == kNone);
+    groups.push_back(match.group);
+  }
   return groups;
 }
 
@@ -223,10 +227,50 @@ TEST(Roles, OfWhatIsNotKnownToEndAreTheLongest) {
   EXPECT_EQ(tell_roles({}).longevity, (std::vector<Longevity>{kUnknownLongevity}));
 }
 
+// A mask for each length that has not come before.
+TEST(Roles, WhatIsKeptForGoodIsApart) {
+  const auto visit = [](Bytes length, Longevity mask) {
+    Visit result = {{40'000, kBrief}};
+    if (mask != kUnknownLongevity) result.push_back({400 * length, mask});
+    for (const Bytes width : {3, 7}) result.push_back({1024 * width * length, kBrief});
+    return result;
+  };
+  const auto known = [&](Bytes length) { return visit(length, kUnknownLongevity); };
+  const Roles roles = tell_roles({visit(101, kKept), known(103), visit(107, kKept), known(109)});
+  EXPECT_EQ(roles.longevity, (std::vector<Longevity>{kBrief, kKept}));
+  EXPECT_EQ(roles.of[0], (std::vector<std::int32_t>{0, 1, 0, 0}));
+  EXPECT_EQ(served(roles, visit(113, kKept)), (std::vector<std::int32_t>{0, kNone, 0, 0}));
+}
+
+TEST(Roles, WhatIsKeptAndRareIsToldByItsSize) {
+  const auto visit = [](Bytes seed) {
+    Visit result;
+    for (Bytes i = 0; i < 12; ++i) result.push_back({50'000 + 101 * seed + 7 * i, kBrief});
+    return result;
+  };
+  std::vector<Visit> visits = {visit(1), visit(2), visit(3)};
+  visits[1].insert(visits[1].begin() + 5, {777'216, kKept});
+  visits[1].insert(visits[1].begin() + 9, {4'096, kKept});
+  const Roles roles = tell_roles(visits);
+  EXPECT_EQ(roles.longevity.back(), kKept);
+  Visit later = visit(5);
+  later.insert(later.begin() + 2, {777'216, kKept});
+  later.push_back({4'096, kKept});
+  std::vector<std::int32_t> expected(14, 0);
+  expected[2] = expected[13] = kNone;
+  EXPECT_EQ(served(roles, later), expected);
+}
+
+TEST(Roles, WhereAllIsKeptNothingIsServed) {
+  const Roles roles = tell_roles({{{50'000, kKept}, {60'000, kKept}}, {{70'000, kKept}}});
+  EXPECT_EQ(served(roles, {{80'000}, {90'000}, {4}}), (std::vector<std::int32_t>(3, kNone)));
+}
+
 // Whatever was profiled: what the plan says of its contexts is what the profile made of them.
 TEST(RolesProperty, TheRuntimeComesToTheProfilesVerdicts) {
   std::size_t several = 0;
-  for (unsigned seed = 0; seed < 500; ++seed) {
+  std::size_t kept = 0;
+  for (unsigned seed = 0; seed < 2000; ++seed) {
     std::mt19937 random(seed);
     const auto pick = [&](int low, int high) {
       return std::uniform_int_distribution<int>(low, high)(random);
@@ -238,17 +282,25 @@ TEST(RolesProperty, TheRuntimeComesToTheProfilesVerdicts) {
       for (int i = pick(0, 30); i > 0; --i) {
         const int kind = pick(0, kinds);
         const Bytes size = kind == 0 ? ++unique : (kind % 2 ? 100'000 : 100) * Bytes{kind};
-        visit.push_back({size, pick(0, 3) == 0 ? pick(-1, 3) : kind % 3});
+        Longevity longevity = pick(0, 3) == 0 ? pick(-1, 3) : kind % 3;
+        if (seed % 2 == 1 && pick(0, 7) == 0) longevity = kKept;
+        visit.push_back({size, longevity});
       }
     }
     const Roles roles = tell_roles(visits);
     ASSERT_EQ(roles.contexts.size(), roles.longevity.size());
     several += roles.contexts.size() > 1;
     for (std::size_t v = 0; v < visits.size(); ++v) {
-      ASSERT_EQ(served(roles, visits[v]), roles.of[v]) << "seed " << seed << ", visit " << v;
+      std::vector<std::int32_t> expected = roles.of[v];
+      for (std::int32_t& role : expected) {
+        kept += roles.longevity[role] == kKept;
+        if (roles.longevity[role] == kKept) role = kNone;
+      }
+      ASSERT_EQ(served(roles, visits[v]), expected) << "seed " << seed << ", visit " << v;
     }
   }
-  EXPECT_GT(several, 300u);
+  EXPECT_GT(several, 1200u);
+  EXPECT_GT(kept, 1200u);
 }
 
 }  // namespace
