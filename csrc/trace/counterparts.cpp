@@ -9,6 +9,15 @@
 namespace stalloc {
 namespace {
 
+// Iterations before the reference from which on two may be of one program and two of another.
+constexpr std::int32_t kFewest = 3;
+
+// Iterations at the beginning are of another program than the rest when each of them is more than
+// twice as unlike the reference as any of the rest, and by this share of its requests more. As
+// chance may do that to a few of a program whose sizes always differ, those of the rest are three
+// at least, or those at the beginning like each other.
+constexpr double kOtherProgram = 0.1;
+
 std::int32_t first_request_at(const Trace& trace, Tick tick) {
   const auto it = std::ranges::lower_bound(trace.requests, tick, {}, &Request::lower);
   return static_cast<std::int32_t>(it - trace.requests.begin());
@@ -69,6 +78,20 @@ std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::
   return result;
 }
 
+// Of the requests that have these counterparts in another iteration, what share has none there.
+double share_without(const std::map<Place, Sequence>& places,
+                     const std::vector<std::int32_t>& matches) {
+  std::int64_t all = 0;
+  std::int64_t without = 0;
+  for (const auto& [place, sequence] : places) {
+    for (const std::int32_t i : sequence.requests) {
+      ++all;
+      without += matches[i] == kNone;
+    }
+  }
+  return all > 0 ? static_cast<double>(without) / static_cast<double>(all) : 0.0;
+}
+
 std::int32_t last(const std::vector<Turn>& turns) {
   if (turns.empty()) {
     throw TraceError(
@@ -112,23 +135,38 @@ Counterparts::Counterparts(const Trace& trace)
     : trace_(trace),
       turns_(complete_turns(trace)),
       reference_(last(turns_)),
-      first_compared_(turns_.size() >= 3 ? 1 : 0),
       phases_(trace, turns_[reference_]) {
-  align();
+  first_compared_ = find_first_compared();
   number_statics();
 }
 
-void Counterparts::align() {
-  const auto count = turns_[reference_].count;
-  const auto ours = by_place(trace_, turns_[reference_]);
+// Aligns the reference with the iterations before it, and tells where those begin that are alike.
+std::int32_t Counterparts::find_first_compared() {
+  const std::int32_t usual = reference_ >= 2 ? 1 : 0;
+  std::vector<std::map<Place, Sequence>> places;
+  for (const Turn& turn : turns_) places.push_back(by_place(trace_, turn));
+  const auto align = [&](std::int32_t a, std::int32_t b) {
+    return counterparts(places[a], turns_[a].count, places[b]);
+  };
   matches_.resize(turns_.size());
-  for (std::int32_t t = first_compared_; t < reference_; ++t) {
-    matches_[t] = counterparts(ours, count, by_place(trace_, turns_[t]));
+  const std::int32_t first = reference_ >= kFewest ? 0 : usual;
+  for (std::int32_t t = first; t <= reference_; ++t) matches_[t] = align(reference_, t);
+  if (first == usual) return usual;
+  std::vector<double> unlike;  // the reference
+  for (const auto& matches : matches_) unlike.push_back(share_without(places[reference_], matches));
+  for (std::int32_t begin = 2; begin < reference_; ++begin) {
+    const auto rest = unlike.begin() + begin;
+    const double most_alike = *std::min_element(unlike.begin(), rest);
+    const double least_alike = *std::max_element(rest, unlike.end());
+    if (most_alike < 2 * least_alike + kOtherProgram) continue;
+    if (reference_ - begin >= 2) return begin + 1;
+    bool alike = true;  // those at the beginning
+    for (std::int32_t t = 1; t < begin && alike; ++t) {
+      alike = share_without(places[t], align(t, t - 1)) <= least_alike + kOtherProgram;
+    }
+    if (alike) return begin;
   }
-  matches_[reference_] = std::vector<std::int32_t>(count, kNone);
-  for (const auto& [place, sequence] : ours) {
-    for (const std::int32_t i : sequence.requests) matches_[reference_][i] = i;
-  }
+  return usual;
 }
 
 bool Counterparts::is_everywhere(std::int32_t i) const {

@@ -1,12 +1,14 @@
 // The iterations of a trace side by side: which request of one is which of another.
 //
 // The last complete iteration is the reference. Its requests are aligned, phase by phase and thread
-// by thread, with those of the iterations before it (the first, a warm-up, is left out when there
-// are three or more). Those of the training thread that have a counterpart in all of them are
-// numbered 0, 1, 2, ... in order of allocation; the numbers are a clock that all iterations share:
-// a moment of any of them is told by the newest number allocated before it.
+// by thread, with those of the iterations before it. The first, a warm-up, is left out when there
+// are three or more; and so are two or more at the beginning that are of another program (another
+// model, or batch), of which the first of those that are not is a warm-up again. Those of the
+// training thread that have a counterpart in all of them are numbered 0, 1, 2, ... in order of
+// allocation; the numbers are a clock that all iterations share: a moment of any of them is told by
+// the newest number allocated before it.
 //
-// Cost: O(n log n) for each compared iteration, and alignment.h's.
+// Cost: O(n log n) for each iteration, and alignment.h's.
 #pragma once
 
 #include <map>
@@ -92,13 +94,13 @@ class Counterparts {
   Tick latest(std::int32_t newest, PhaseIndex phase) const;
 
  private:
-  void align();
+  std::int32_t find_first_compared();
   void number_statics();
 
   const Trace& trace_;
   std::vector<Turn> turns_;
   std::int32_t reference_;
-  std::int32_t first_compared_;
+  std::int32_t first_compared_ = 0;
   Phases phases_;
   std::vector<std::vector<std::int32_t>> matches_;  // by turn: of each of the reference's requests
   std::vector<std::vector<std::int32_t>> numbers_;  // by turn: of each of its requests, or kNone

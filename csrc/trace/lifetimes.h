@@ -2,12 +2,12 @@
 // with which lifetime, and which do not.
 //
 // The last complete iteration is the reference. Its requests are aligned, phase by phase and thread
-// by thread, with those of the iterations before it (the first, a warm-up, is left out when there
-// are three or more). A request that has its counterpart of the same size and stream in all of them
-// is static. Its lifetime is the longest any iteration saw, told by the place among the aligned
-// requests where it was freed, so that neither the order of frees nor a late garbage collection
-// makes a plan wrong. (Dynamic requests and those of other threads are never planned: theirs is
-// what the reference saw.)
+// by thread, with those of the iterations before it (a warm-up is left out; see counterparts.h). A
+// request that has its counterpart of the same size and stream in all of them is static. Its
+// lifetime is the longest any iteration saw, told by the place among the aligned requests where it
+// was freed, so that neither the order of frees nor a late garbage collection makes a plan wrong.
+// (Dynamic requests and those of other threads are never planned: theirs is what the reference
+// saw.)
 #pragma once
 
 #include <vector>

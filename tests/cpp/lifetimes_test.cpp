@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <string_view>
 
 #include "base/error.h"
 #include "trace_builder.h"
@@ -128,6 +129,47 @@ TEST(Lifetimes, AWarmUpThatDiffersIsLeftOut) {
   const IterationProfile profile = profile_iteration(t.finish());
   EXPECT_EQ(profile.compared, 1);
   EXPECT_FALSE(of_size(profile, 10).dynamic);
+}
+
+// One iteration for each letter: a program of that name, whose requests mostly are its own. A lower
+// case letter is for a program whose sizes never come again.
+IterationProfile profile_of(std::string_view programs) {
+  TraceBuilder t;
+  Bytes never_again = 1'000'000;
+  for (const char program : programs) {
+    t.phase(PhaseKind::kForward, 0);
+    for (Bytes i = 1; i <= 10; ++i) {
+      const bool shared = i <= 3;
+      const Bytes own = program >= 'a' ? ++never_again : 100 * program + i;
+      t.free(t.alloc(shared ? i : own));
+    }
+    t.step();
+  }
+  return profile_iteration(t.finish());
+}
+
+TEST(Lifetimes, AnotherProgramThatRanFirstIsLeftOut) {
+  const auto compared = [](std::string_view programs) { return profile_of(programs).compared; };
+  EXPECT_EQ(compared("AABBBB"), 2) << "the first of those that are alike is a warm-up";
+  EXPECT_EQ(compared("AABBB"), 1);
+  EXPECT_EQ(compared("AABB"), 1);
+  EXPECT_EQ(compared("AAABB"), 1);
+  EXPECT_EQ(compared("ABCDDDD"), 2);
+  EXPECT_EQ(compared("AACCBBB"), 1);
+  EXPECT_EQ(compared("xxBBB"), 1);
+  EXPECT_EQ(profile_of("AABBB").requests.size(), 10u);
+  for (const ProfiledRequest& r : profile_of("AABBB").requests) EXPECT_FALSE(r.dynamic);
+}
+
+TEST(Lifetimes, WhatVariesIsNotTakenForAnotherProgram) {
+  const auto compared = [](std::string_view programs) { return profile_of(programs).compared; };
+  EXPECT_EQ(compared("AAAA"), 2);
+  EXPECT_EQ(compared("ABABA"), 3);
+  EXPECT_EQ(compared("ABBABB"), 4) << "the first is like the last";
+  EXPECT_EQ(compared("xxxxx"), 3);
+  EXPECT_EQ(compared("xyBB"), 2) << "by chance, perhaps";
+  EXPECT_EQ(compared("AAAAB"), 3) << "a last one that nothing is like";
+  EXPECT_EQ(compared("ABB"), 1);
 }
 
 TEST(Lifetimes, SizesAndPresenceThatDifferAreDynamic) {
