@@ -28,7 +28,7 @@ The rules, which make the same loop yield the same phases every time:
 - **The iteration ends** when `end_iteration` is called. Until that is first done, it ends at the
   first training forward after the closing optimizer's step (`stalloc._hooks.iterations` tells which
   that is). A step that a gradient scaler skips ends nothing: call `stalloc.step()` where steps may
-  be skipped.
+  be skipped. Where `early_ends` says so, that many steps before the first call end none.
 - **Explicit** phases replace all of this while open. One that another interrupted, or that an
   iteration ended in, is entered again as a new occurrence: an occurrence is one uninterrupted run
   of requests. Only unplanned stretches are stepped out of and back.
@@ -99,6 +99,8 @@ class TrainingHooks:
         on_forward: Called as `on_forward(module, args, kwargs)` before each training forward of
             the root, when an iteration that is over has been ended and the forward phase not yet
             begun. What it raises reaches the caller of the model, and nothing has begun.
+        early_ends: How often an optimizer's step seems to end an iteration and does not, before
+            `end_iteration` is called for the first time.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class TrainingHooks:
         dynamic: Iterable[Pattern] = (),
         accepts: Accepts | None = None,
         on_forward: OnForward | None = None,
+        early_ends: int = 0,
     ) -> None:
         self._sink = sink
+        self._early_ends = early_ends
         self._root = weakref.ref(model) if model is not None else None
         self._finds_root = model is None
         self._all_layers = layers
@@ -126,7 +130,7 @@ class TrainingHooks:
 
     def _reset(self) -> None:
         self._thread = threading.get_ident()
-        self._tracker = PhaseTracker(self._sink)
+        self._tracker = PhaseTracker(self._sink, self._early_ends)
         self._layers = LayerHooks(self._sink, self._thread, self._all_layers, self._dynamic)
         self._layers_at_backward = 0
         self._root_trains = False  # was called for training in this iteration

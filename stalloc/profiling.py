@@ -59,6 +59,8 @@ class Profile:
             on_forward=self._on_forward,
         )
         self._iterations = iterations
+        self._ends_are_explicit = False
+        self._early_ends = 0  # iterations that seemed to end before that was said
         self._inputs: set[str] = set()
         self._trace: Trace | None = None
 
@@ -109,8 +111,13 @@ class Profile:
         """Marks the end of an iteration.
 
         When it is never called, an iteration ends with the first forward after the optimizer's
-        step.
+        step. What ended like that before the first call belongs to the iteration that ends then:
+        with several optimizers in turn it was a part of one.
         """
+        if _active is self and not self._ends_are_explicit:
+            self._early_ends = self._adapter.runtime.recorded_iterations
+            self._adapter.runtime.join_iterations()
+            self._ends_are_explicit = True
         self._hooks.end_iteration()
 
     def stop(self) -> None:
@@ -198,6 +205,8 @@ class Profile:
         }
         if self._other_models:
             info["other_models"] = json.dumps(self._other_models)
+        if self._early_ends:
+            info["early_ends"] = str(self._early_ends)
         return info
 
 

@@ -53,6 +53,7 @@ class Session:
             dynamic=_names(plan, "dynamic"),
             accepts=self._accept,
             on_forward=self._check_forward,
+            early_ends=_count(plan, "early_ends"),
         )
         self._fits = False
         self._part = ""  # what was called for training, and may be a part of the model
@@ -369,6 +370,14 @@ def _input_mismatch(profiled: list[str], args: Any, kwargs: Any) -> str | None:
             f"{running}; profile again with this batch size and length"
         )
     return None
+
+
+def _count(plan: Plan, key: str) -> int:
+    """The number that a plan's info holds; 0 when it has none."""
+    text = plan.info.get(key, "0")
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise PlanError(f"the plan's info, key {key}: {text!r} is no count; plan again")
+    return int(text)
 
 
 def _names(plan: Plan, key: str) -> list[str]:

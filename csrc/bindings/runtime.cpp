@@ -75,6 +75,7 @@ void bind_runtime(py::module_& m) {
       .def("tag_sequence", &DeviceRuntime::tag_sequence, py::arg("layer"), py::arg("first"),
            py::arg("last"))
 
+      .def("join_iterations", [](DeviceRuntime& r) { r.recorder().join_iterations(); })
       .def("start_recording", [](DeviceRuntime& r) { r.recorder().start(); })
       .def(
           "finish_recording",

@@ -1,5 +1,6 @@
 #include "runtime/recorder.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace stalloc {
@@ -106,6 +107,43 @@ void Recorder::end_iteration() {
   seen_.clear();
   trace_.iterations.push_back(clock_);
   ++iteration_;
+}
+
+void Recorder::join_iterations() {
+  const std::lock_guard lock(mutex_);
+  if (!active() || iteration_ == 0) return;
+  // Microbatches and occurrences are counted on from one part to the next; a phase that one ended
+  // in goes on.
+  std::map<PhaseKey, std::int32_t> before;
+  std::map<PhaseKey, std::int32_t> seen;
+  std::int32_t microbatches_before = 0;
+  std::int32_t microbatches = 0;
+  const auto count_on = [&](PhaseKey& key) {
+    if (key.kind == PhaseKind::kUnplanned) return;
+    if (key.microbatch != kNone) key.microbatch += microbatches_before;
+    microbatches = std::max(microbatches, key.microbatch + 1);
+    PhaseKey first = key;
+    first.occurrence = 0;
+    key.occurrence += before[first];
+    seen[first] = std::max(seen[first], key.occurrence + 1);
+  };
+  PhaseKey last;
+  std::int32_t part = 0;
+  for (PhaseSpan& span : trace_.phases) {
+    if (span.iteration != part) {
+      before = seen;
+      microbatches_before = microbatches;
+      last.occurrence = 0;
+      if (last == span.key) --before[last];
+    }
+    part = std::exchange(span.iteration, 0);
+    count_on(span.key);
+    last = span.key;
+  }
+  for (PhaseKey& key : interrupted_) count_on(key);
+  seen_ = std::move(seen);
+  trace_.iterations.resize(1);
+  iteration_ = 0;
 }
 
 void Recorder::open_span(const PhaseKey& key) {

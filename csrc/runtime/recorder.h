@@ -54,6 +54,8 @@ class Recorder {
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
+  // What has ended iterations so far was a guess: they are parts of the one that goes on.
+  void join_iterations();
 
   // A number for a layer; its name is kept only while recording.
   LayerIndex define_layer(const std::string& name, bool dynamic);

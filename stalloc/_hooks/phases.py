@@ -33,8 +33,9 @@ class Scope:
 class PhaseTracker:
     """The state between two events of one attached `TrainingHooks`."""
 
-    def __init__(self, sink: PhaseSink) -> None:
+    def __init__(self, sink: PhaseSink, early_ends: int = 0) -> None:
         self._sink = sink
+        self._early_ends = early_ends
         self._phase = OTHER  # what is in force when no scope is open
         self._scopes: list[Scope] = []
         self._unplanned = 0  # open scopes that are unplanned, and an evaluation
@@ -196,7 +197,12 @@ class PhaseTracker:
         self._end_iteration()
 
     def _end_iteration_if_over(self) -> None:
-        if self._iteration_is_over and not self._ends_are_explicit and not self._steps:
+        if not self._iteration_is_over or self._ends_are_explicit or self._steps:
+            return
+        if self._early_ends > 0:
+            self._early_ends -= 1
+            self._iteration_is_over = False
+        else:
             self._end_iteration()
 
     def _end_iteration(self) -> None:

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace stalloc {
 namespace {
@@ -69,6 +71,49 @@ TEST_F(RecorderTest, CountsOccurrencesAndIterations) {
   EXPECT_EQ(t.phases[3].key.occurrence, 0);
   EXPECT_EQ(t.phases[3].iteration, 1);
   EXPECT_EQ(t.iterations, (std::vector<Tick>{0, 1, 2}));
+}
+
+// A loop that says where an iteration ends, but not before its first one is over.
+TEST_F(RecorderTest, WhatEndedByAGuessIsAPartOfTheFirstIteration) {
+  recorder_.start();
+  const auto part = [this](int i, std::int32_t microbatch) {
+    recorder_.enter_phase(PhaseKind::kOther, kNone, 0);
+    recorder_.enter_phase(PhaseKind::kForward, microbatch, 0);
+    allocate(i, 1);
+    recorder_.enter_unplanned();
+    recorder_.leave_unplanned();
+    free(i);
+    recorder_.enter_phase(PhaseKind::kOther, kNone, 0);
+  };
+  part(1, 0);
+  recorder_.end_iteration();
+  part(2, 0);
+  part(3, 1);
+  recorder_.end_iteration();
+  part(4, 0);
+  part(5, 1);
+  recorder_.join_iterations();
+  recorder_.end_iteration();
+  EXPECT_EQ(recorder_.iterations(), 1);
+  part(6, 0);
+  recorder_.end_iteration();
+  const Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  EXPECT_EQ(t.iterations, (std::vector<Tick>{0, 10, 12}));
+  std::string story;
+  for (const PhaseSpan& span : t.phases) {
+    if (span.key.kind == PhaseKind::kForward) {
+      story += "f" + std::to_string(span.key.microbatch);
+    } else {
+      story += span.key.kind == PhaseKind::kOther ? "o" : "u";
+    }
+    story += "." + std::to_string(span.key.occurrence) + (span.iteration > 0 ? "' " : " ");
+  }
+  EXPECT_EQ(story,
+            "o.0 f0.0 u.0 f0.0 o.1 "
+            "o.1 f1.0 u.0 f1.0 o.2 o.3 f2.0 u.0 f2.0 o.4 "
+            "o.4 f3.0 u.0 f3.0 o.5 o.6 f4.0 u.0 f4.0 o.7 "
+            "o.0' f0.0' u.0' f0.0' o.1' ");
 }
 
 TEST_F(RecorderTest, AnInterruptedPhaseResumes) {

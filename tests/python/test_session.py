@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from isolation import isolated
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from trace_documents import TraceWriter, to_trace
 from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens, twins
@@ -120,13 +121,17 @@ def test_a_warm_up_does_not_end_the_wait_for_the_model() -> None:
         assert stalloc.memory_stats()["hits"] > 0
 
 
+@pytest.mark.parametrize("warm_steps", [1, 2])
 @isolated
-def test_a_model_that_is_thrown_away_first_is_another_in_profile_and_plan() -> None:
+def test_a_model_that_is_thrown_away_first_is_another_in_profile_and_plan(
+    warm_steps: int,
+) -> None:
     def start() -> Trainer:
         torch.manual_seed(0)
         warm = Trainer(Model(layers=3))
-        warm.backward(0)
-        warm.optimizer.step()
+        for _ in range(warm_steps):
+            warm.backward(0)
+            warm.optimizer.step()
         return Trainer(Model())
 
     with stalloc.profile(device="cpu") as prof:
@@ -150,6 +155,101 @@ def test_a_model_that_is_thrown_away_first_is_another_in_profile_and_plan() -> N
     assert stats["hits"] > 4 * len(plan.decisions.size)
     assert stats["opening_requests"] > 0.9 * stats["opening"] > 0
     assert_same(plain, planned)
+
+
+@pytest.mark.parametrize("warm_up", ["model", "batch"])
+@isolated
+def test_what_is_trained_first_in_a_profile_and_not_again_leaves_no_mark_on_the_plan(
+    warm_up: str,
+) -> None:
+    _, trainer = twins()
+    decisions = len(profiled_plan(trainer).decisions)
+    with stalloc.profile(device="cpu") as prof:
+        other = Trainer(Model(layers=3)) if warm_up == "model" else trainer
+        for _ in range(2):
+            other.step(length=16)
+        for _ in range(4):
+            trainer.step()
+    plan = prof.plan()
+    assert len(plan.decisions) == decisions
+    with stalloc.enable(plan, model=trainer.model):
+        trainer.step()
+        assert stalloc.memory_stats()["misses"] == 0
+
+
+class Adversaries:
+    """Generator and discriminator, which step in turn; the discriminator is called first."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.generator = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 96))
+        self.discriminator = nn.Sequential(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.optimizers = [
+            torch.optim.Adam(m.parameters()) for m in (self.discriminator, self.generator)
+        ]
+        self.losses: list[float] = []
+
+    def cycle(self) -> None:
+        real, noise = torch.randn(32, 96), torch.randn(32, 16)
+        self.optimizers[0].zero_grad()
+        self._judge(real, 1.0)
+        fake = self.generator(noise)
+        self._judge(fake.detach(), 0.0)
+        self.optimizers[0].step()
+        self.optimizers[1].zero_grad()
+        self._judge(fake, 1.0)
+        self.optimizers[1].step()
+
+    def _judge(self, batch: Tensor, target: float) -> None:
+        logits = self.discriminator(batch)
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            logits, torch.full_like(logits, target)
+        )
+        loss.backward()
+        self.losses.append(loss.item())
+
+
+@pytest.mark.parametrize("startup", [False, True])
+@isolated
+def test_networks_that_step_in_turn_are_one_iteration_where_the_loop_says_so(startup: bool) -> None:
+    with stalloc.profile(device="cpu") as prof:
+        pair = Adversaries()
+        for _ in range(3):
+            pair.cycle()
+            stalloc.step()
+    assert len(prof.trace.iterations) == 3 + 1
+    plan = prof.plan()
+    assert len(plan.groups) == 0
+    plain = Adversaries()
+    for _ in range(4):
+        plain.cycle()
+    with stalloc.enable(plan, startup=startup):
+        pair = Adversaries()
+        misses = []
+        for _ in range(4):
+            pair.cycle()
+            stalloc.step()
+            misses.append(stalloc.memory_stats()["misses"])
+        stats = stalloc.memory_stats()
+    assert stats["iterations"] == 4
+    assert misses[1:] == misses[:1] * 3, "after the first iteration there are none"
+    if startup:
+        assert misses == [0] * 4
+        assert stats["opening_requests"] == stats["opening"] > 0
+    assert pair.losses == plain.losses
+
+
+@isolated
+def test_steps_that_were_to_come_early_and_do_not_cost_one_iteration() -> None:
+    with stalloc.profile(device="cpu") as prof:
+        pair = Adversaries()
+        for _ in range(3):
+            pair.cycle()
+            stalloc.step()
+    with stalloc.enable(prof.plan()):
+        for _ in range(4):
+            pair.cycle()
+        assert stalloc.memory_stats()["iterations"] == 3, "nobody says where they end"
 
 
 @isolated
@@ -247,7 +347,10 @@ def test_damaged_info_is_a_plan_error() -> None:
         plan.info = {**plan.info, "dynamic": "[]", "inputs": damaged}
         with pytest.raises(stalloc.PlanError, match="key inputs"):
             stalloc.enable(plan)
-        plan.info = {**plan.info, "inputs": "[]"}
+        plan.info = {**plan.info, "inputs": "[]", "early_ends": damaged}
+        with pytest.raises(stalloc.PlanError, match="key early_ends"):
+            stalloc.enable(plan)
+        plan.info = {**plan.info, "early_ends": "1"}
     plan.info = {**plan.info, "device": "nowhere"}
     with pytest.raises(stalloc.StallocError, match="nowhere"):
         stalloc.enable(plan)
