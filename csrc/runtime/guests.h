@@ -8,16 +8,18 @@
 //   where   What a forward, a backward, a step or an evaluation makes is gone with it, as a rule,
 //           unless it may be an optimizer's new state (Matcher::wary()). What is made between them
 //           may be a copy or a checkpoint, and is no guest.
-//   before  A guest that is still there when its iteration ends was none: its kind (who asked, and
-//           the size) is never one again. All that is small is of one kind.
+//   before  A guest that is still there when its phase ends was none, nor one of an evaluation
+//           that is when its iteration does: its kind (who asked, and the size) is never one
+//           again. A weight's gradient is made by backward, and stays until the optimizer has run.
+//           All that is small is of one kind.
 //
 // Cost: O(log kinds) a request, next to nothing while no guest has stayed. Remembers so many kinds
-// at most; then nothing is a guest any more. Not thread-safe.
+// of whoever asks; then there is none that may be a guest any more. Not thread-safe.
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -45,26 +47,24 @@ class Guests {
 
   // Whether one of its kind was a guest and stayed.
   bool has_stayed(PhaseIndex origin, Bytes size) const {
-    return !stayed_.empty() &&
-           (stayed_.size() == kMaxKinds || stayed_.contains(kind_of(origin, size)));
+    const auto kinds = stayed_.find(origin);
+    return kinds != stayed_.end() &&
+           (kinds->second.size() == kMaxKinds || kinds->second.contains(kind_of(size)));
   }
 
-  // A guest has outlived its iteration.
+  // A guest has outlived its phase, or its iteration where it came in none.
   void note_stayed(PhaseIndex origin, Bytes size) {
-    if (stayed_.size() < kMaxKinds) stayed_.insert(kind_of(origin, size));
+    std::set<Bytes>& kinds = stayed_[origin];
+    if (kinds.size() < kMaxKinds) kinds.insert(kind_of(size));
   }
 
  private:
-  using Kind = std::pair<PhaseIndex, Bytes>;
+  static constexpr std::size_t kMaxKinds = 256;
 
-  static constexpr std::size_t kMaxKinds = 1024;
+  static Bytes kind_of(Bytes size) { return size < kSmallRequest ? 0 : size; }
 
-  static Kind kind_of(PhaseIndex origin, Bytes size) {
-    return {origin, size < kSmallRequest ? 0 : size};
-  }
-
-  std::vector<bool> passing_;  // by phase
-  std::set<Kind> stayed_;
+  std::vector<bool> passing_;                     // by phase
+  std::map<PhaseIndex, std::set<Bytes>> stayed_;  // by who asked
 };
 
 }  // namespace stalloc

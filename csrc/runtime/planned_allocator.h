@@ -246,7 +246,7 @@ class PlannedAllocator {
   void collect_all_delayed();
   std::byte* reserve(Bytes size);
   std::unique_ptr<Pool> make_pool(const Plan& plan);
-  void learn_from_guests();
+  void learn_from_guests(PhaseIndex origin);
   void end_opening();
   void retire(std::unique_ptr<Pool> pool);
   [[noreturn]] void throw_no_room(Bytes pool) const;

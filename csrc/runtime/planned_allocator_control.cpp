@@ -17,6 +17,7 @@ void PlannedAllocator::enter_phase(PhaseKind kind, std::int32_t microbatch, std:
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   training_thread_.set_to_this_thread();
+  learn_from_guests(guide_->now().phase());
   guide_->now().enter_phase(kind, microbatch, chunk);
 }
 
@@ -36,9 +37,10 @@ void PlannedAllocator::end_iteration() {
   if (!active_) return;
   const std::int64_t absent = guide_->opening ? guide_->opening->absent() : 0;
   const std::int64_t expected = stats_.planned - absent;
+  learn_from_guests(guide_->now().phase());
   guide_->now().end_iteration();
   active_->space.end_iteration();
-  learn_from_guests();
+  learn_from_guests(Guests::kUnplanned);
   if (guide_->opening) end_opening();
   ++stats_.iterations;
   stats_.hits += hits_this_iteration_;
@@ -53,10 +55,11 @@ void PlannedAllocator::end_iteration() {
   if (released > 0) update_reserved();
 }
 
-// What is only waiting for streams has gone.
-void PlannedAllocator::learn_from_guests() {
+// Of what came in that phase and was to go with it. What is only waiting for streams has gone.
+void PlannedAllocator::learn_from_guests(PhaseIndex origin) {
   for (const StaticPool::Guest& g : active_->space.guests()) {
-    if (delayed_ && delayed_->is_waiting(active_->base + g.offset)) continue;
+    const bool waits = delayed_ && delayed_->is_waiting(active_->base + g.offset);
+    if (g.origin != origin || waits) continue;
     guide_->guests.note_stayed(g.origin, g.size);
   }
 }

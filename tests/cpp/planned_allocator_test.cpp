@@ -5,6 +5,7 @@
 #include <cstring>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/align.h"
@@ -224,6 +225,32 @@ TEST_F(PlannedAllocatorTest, AGuestThatOutlivesItsIterationIsTheLastOfItsKind) {
   EXPECT_TRUE(allocator_.deallocate(kept));
   EXPECT_TRUE(allocator_.deallocate(loss));
   EXPECT_EQ(hits_of_iteration(), 2) << "they come back when the guests have gone";
+}
+
+// A gradient that the plan does not know, of a backward that is run for several microbatches.
+TEST_F(PlannedAllocatorTest, AGuestThatOutlivesItsPhaseIsTheLastOfItsKind) {
+  allocator_.enable(testing::plan_of({decision(kMiB, 0, 0, 1, 0), decision(kMiB, 0, 2, 3, 1)}, 4,
+                                     /*phases=*/2));
+  const auto iteration = [this] {
+    const Statistics before = allocator_.statistics();
+    std::vector<void*> gradients;
+    for (const std::int32_t microbatch : {0, 1}) {
+      enter(microbatch);
+      void* planned = allocate(kMiB);
+      EXPECT_TRUE(allocator_.deallocate(planned));
+      if (microbatch == 0) gradients.push_back(allocate(kMiB / 2));
+    }
+    for (void* p : gradients) EXPECT_TRUE(allocator_.deallocate(p));
+    allocator_.end_iteration();
+    const Statistics after = allocator_.statistics();
+    return std::pair{after.hits - before.hits, after.idle_requests - before.idle_requests};
+  };
+  while (iteration().second == 0) {  // until the phase is trusted, though it departs
+    ASSERT_LT(allocator_.statistics().iterations, 10);
+  }
+  EXPECT_EQ(allocator_.statistics().conflicts, 1) << "the gradient lay where the next phase's was";
+  EXPECT_EQ(iteration(), (std::pair<std::int64_t, std::int64_t>{2, 0}));
+  EXPECT_EQ(allocator_.statistics().conflicts, 1);
 }
 
 TEST_F(PlannedAllocatorTest, OtherThreadsAreNotMatched) {
