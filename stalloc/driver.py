@@ -9,6 +9,10 @@ there and serves from it.
             -> SERVING                   plan, or auto with a plan that is there already
             -> PROFILING -> OFF          profile
 
+Where the run is recorded or served from its start already, as by `stalloc run`, a driver begins
+nothing of its own: from its first iteration on it joins what is on, tells it phases, layers and
+iterations, and leaves its end to whoever began it.
+
 Whatever goes wrong is said once and ends with the driver OFF: training goes on unplanned.
 A rank never waits for another. Costs about a microsecond an event when OFF. In a forked child, as
 workers that load data are, a driver is OFF if it was at work: profile and files are its parent's.
@@ -39,7 +43,7 @@ from stalloc.errors import PlanError, StallocError, StallocWarning
 from stalloc.hooks import PhaseKind
 from stalloc.planfile import DEFAULT_TIME_LIMIT, Plan
 from stalloc.planner import Streams
-from stalloc.profiling import Profile, profile
+from stalloc.profiling import Profile, active_profile, profile
 from stalloc.ranks import Layout, RankFiles, describe_layout, rank, rank_info, rank_mismatch
 
 MODES = ("auto", "profile", "plan", "off")
@@ -90,6 +94,9 @@ class Driver:
                     optimizer.step()
 
     A loop that is as plain as that one needs only `iteration`: the hooks find the phases.
+
+    Under `stalloc run`, or `enable(plan, startup=True)`, all but mode "off", `layout` and `dynamic`
+    is as it was said there.
 
     Args:
         mode: One of MODES; None takes `STALLOC_MODE`, or else "auto". "auto" serves from the plan
@@ -172,6 +179,7 @@ class Driver:
         self._root: nn.Module | None = None
         self._profile: Profile | None = None
         self._session: session.Session | None = None
+        self._joined = False  # the profile, or the session, is another's
         self._collects_garbage = False
         self._recorded = 0
         self._inside = False
@@ -224,7 +232,9 @@ class Driver:
         session.step()
         if self._stage is Stage.PROFILING:
             self._recorded += 1
-            if self._recorded == self._iterations:
+            if self._joined:
+                self._leave_if_complete()
+            elif self._recorded == self._iterations:
                 with self._guarded():
                     self._finish_profile(serve=self._mode == "auto")
         elif self._session is None or not self._session.enabled:
@@ -266,20 +276,36 @@ class Driver:
     # Ends
 
     def stand_aside(self, reason: str) -> None:
-        """Ends with a warning that gives the reason: something runs that can't be planned."""
-        if self._stage is not Stage.OFF:
-            with self._guarded():
-                raise StallocError(reason)
+        """Ends with a warning that gives the reason: something runs that can't be planned.
+
+        So ends what was begun before it.
+        """
+        if self._stage is Stage.OFF:
+            return
+        begun = None
+        if self._joined:
+            begun = self._session or self._profile
+        elif self._stage is Stage.WAITING:
+            begun = _begun()
+        if isinstance(begun, session.Session):
+            self._switch_off()
+            begun.give_up(reason)
+            return
+        if begun is not None:
+            begun.stop()
+        with self._guarded():
+            raise StallocError(reason)
 
     def finish(self) -> None:
         """Ends whatever is going on; of a profile that is cut short, what is complete is planned.
 
-        May be repeated. Also called when the process ends while a profile is being recorded.
+        May be repeated. Also called when the process ends while a profile is being recorded. What
+        it has joined goes on.
         """
-        if self._stage is Stage.PROFILING and self._recorded >= 2:
+        if self._stage is Stage.PROFILING and not self._joined and self._recorded >= 2:
             with self._guarded():
                 self._finish_profile(serve=False)
-        elif self._stage is Stage.PROFILING:
+        elif self._stage is Stage.PROFILING and not self._joined:
             with self._guarded():
                 raise StallocError(
                     f"training ended after {self._recorded} of {self._iterations} profiled "
@@ -291,6 +317,10 @@ class Driver:
 
     def _start(self, model: Model | None) -> None:
         self._root = _root_of(model)
+        if self._completed == 0 and (begun := _begun()) is not None:
+            self._identify()
+            self._join(begun)
+            return
         if not self._looked_for_plan:
             self._looked_for_plan = True
             self._identify()
@@ -302,6 +332,27 @@ class Driver:
         if waits and self._completed >= self._warmup:
             self._identify()
             self._begin_profile()
+
+    def _join(self, begun: Profile | session.Session) -> None:
+        self._joined = True
+        if isinstance(begun, Profile):
+            begun.follow(self._root, self._patterns(), self._notes())
+            self._profile = begun
+            self._stage = Stage.PROFILING
+            self._hold_garbage()
+        elif not _tagged_alike(begun.plan, self._framework):
+            _log.info("rank %d: the plan was profiled without this driver", self._rank)
+            self._stage = Stage.OFF
+        else:
+            self._session = begun
+            self._stage = Stage.SERVING
+            begun.follow(self._root, rank_mismatch(begun.plan, self._rank_info))
+
+    def _leave_if_complete(self) -> None:
+        assert self._profile is not None
+        if self._profile.complete:
+            self._profile.stop()
+            self._switch_off()
 
     def _identify(self) -> None:
         layout = (self._layout() if callable(self._layout) else self._layout) or {}
@@ -338,15 +389,20 @@ class Driver:
         """The first forward showed another batch, which was said; or someone called disable()."""
         self._session = None
         # A plan of its own making that does not fit would be made, and refused, again.
-        may_profile = self._mode == "auto" and self._profile is None
+        may_profile = self._mode == "auto" and self._profile is None and not self._joined
         self._stage = Stage.WAITING if may_profile else Stage.OFF
 
     def _begin_profile(self) -> None:
-        dynamic = self._dynamic() if callable(self._dynamic) else self._dynamic
-        self._profile = profile(self._root, device=self._device, dynamic=dynamic)
+        self._profile = profile(self._root, device=self._device, dynamic=self._patterns())
         self._profile.__enter__()
         self._stage = Stage.PROFILING
         atexit.register(self.finish)
+        self._hold_garbage()
+
+    def _patterns(self) -> Dynamic:
+        return self._dynamic() if callable(self._dynamic) else self._dynamic
+
+    def _hold_garbage(self) -> None:
         # What only the collector frees, at a time of its own, is not to be planned: meanwhile it
         # outlives its iteration, and so is told from the rest.
         self._collects_garbage = gc.isenabled()
@@ -357,9 +413,10 @@ class Driver:
         recorded = self._profile
         assert recorded is not None
         self._stage = Stage.OFF
-        self._stop(recorded)
+        recorded.stop()
+        self._let_garbage_go()
         trace = recorded.trace
-        trace.info = {**trace.info, **self._rank_info, "framework": self._framework}
+        trace.info = {**trace.info, **self._notes()}
         plan = trace.plan(time_limit=self._time_limit, streams=self._streams)
         _log.info("rank %d: %r", self._rank, plan)
         files = self._files
@@ -371,8 +428,10 @@ class Driver:
         if serve:
             self._serve(plan)
 
-    def _stop(self, recorded: Profile) -> None:
-        recorded.stop()
+    def _notes(self) -> dict[str, str]:
+        return {**self._rank_info, "framework": self._framework}
+
+    def _let_garbage_go(self) -> None:
         if self._collects_garbage:
             self._collects_garbage = False
             gc.enable()
@@ -380,9 +439,10 @@ class Driver:
     def _switch_off(self) -> None:
         atexit.unregister(self.finish)
         self._stage = Stage.OFF
-        if self._profile is not None:
-            self._stop(self._profile)
-        if self._session is not None and self._session.enabled:
+        self._let_garbage_go()
+        if self._profile is not None and not self._joined:
+            self._profile.stop()
+        if self._session is not None and self._session.enabled and not self._joined:
             session.disable()
         self._session = None
         self._root = None
@@ -393,16 +453,16 @@ class Driver:
             atexit.unregister(self.finish)
             self._stage = Stage.OFF
             self._profile = self._session = self._root = None
-            if self._collects_garbage:
-                gc.enable()
+            self._let_garbage_go()
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
         try:
             yield
         except (StallocError, OSError) as e:
+            refused = self._joined and self._session is not None
             self._switch_off()
-            if self._strict:
+            if self._strict or refused:
                 raise
             warnings.warn(
                 f"stalloc, rank {self._rank}: training goes on unplanned: {e}",
@@ -420,6 +480,22 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _begun() -> Profile | session.Session | None:
+    """What records or serves this run from its start, and no driver began or has joined."""
+    taken = [x for driver in _drivers if driver.active for x in (driver._profile, driver._session)]
+    recording, serving = active_profile(), session.current_session()
+    if recording is not None and recording not in taken:
+        return recording
+    if serving is not None and serving.startup and serving not in taken:
+        return serving
+    return None
+
+
+def _tagged_alike(plan: Plan, framework: str) -> bool:
+    """Whether the plan's phases are those that such a driver tells, of whatever version."""
+    return plan.info.get("framework", "").partition(" ")[0] == framework.partition(" ")[0]
 
 
 def _root_of(model: Model | None) -> nn.Module | None:

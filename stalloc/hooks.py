@@ -147,6 +147,24 @@ class TrainingHooks:
         """The module whose calls are forwards; None until it is found, or once it is gone."""
         return self._root() if self._root is not None else None
 
+    def follow(self, model: nn.Module | None, dynamic: Iterable[Pattern] | None = None) -> None:
+        """Takes `model` for the root, in place of the one given or found; between two iterations.
+
+        None leaves the root as it is. So does None for `dynamic` the patterns, which else are those
+        of the root's layers from now on.
+        """
+        if model is None and dynamic is None:
+            return
+        if dynamic is not None:
+            self._dynamic = self._layers.patterns = tuple(dynamic)
+        if model is not None:
+            self._finds_root = False
+            self._root = weakref.ref(model)
+        if self._is_attached and (root := self.root) is not None:
+            self._end_discovery()
+            self._unwatch()
+            self._watch(root)
+
     def attach(self) -> TrainingHooks:
         """Begins to watch, in phase OTHER of a new iteration; nothing if attached already."""
         global _attached

@@ -6,7 +6,7 @@ import gc
 import json
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,36 @@ class Profile:
         self._ends_are_explicit = False
         self._early_ends = 0  # iterations that seemed to end before that was said
         self._inputs: set[str] = set()
+        self._notes: dict[str, str] = {}
         self._trace: Trace | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many iterations are recorded as were asked for, or recording has ended."""
+        recorded = self._adapter.runtime.recorded_iterations
+        return _active is not self or (
+            self._iterations is not None and recorded >= self._iterations
+        )
+
+    def follow(
+        self,
+        model: torch.nn.Module | None,
+        dynamic: Iterable[str | type] | None,
+        notes: Mapping[str, str],
+    ) -> None:
+        """A driver goes on from here, which knows the model and where its iterations end.
+
+        Args:
+            model: The one whose calls are forwards; None for the one that is found.
+            dynamic: As for `profile`; None leaves it as it is.
+            notes: What the trace is to note of its origin, too.
+        """
+        if dynamic is not None:
+            self._dynamic = dynamic_patterns(dynamic)
+        self._hooks.follow(model, None if dynamic is None else self._dynamic)
+        if model is not None and self.model is not model and self._model is None:
+            self._meet(model)
+        self._notes.update(notes)
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -187,11 +216,14 @@ class Profile:
             self.stop()
             return
         if self._model is None and self.model is not module:
-            if self._found_signature:
-                self._other_models.append(self._found_signature)
-            self._found = weakref.ref(module)
-            self._found_signature = model_signature(module)
+            self._meet(module)
         self._inputs.add(input_signature(args, kwargs))
+
+    def _meet(self, module: torch.nn.Module) -> None:
+        if self._found_signature:
+            self._other_models.append(self._found_signature)
+        self._found = weakref.ref(module)
+        self._found_signature = model_signature(module)
 
     def _describe(self) -> dict[str, str]:
         model = self.model
@@ -207,7 +239,7 @@ class Profile:
             info["other_models"] = json.dumps(self._other_models)
         if self._early_ends:
             info["early_ends"] = str(self._early_ends)
-        return info
+        return info | self._notes
 
 
 def profile(

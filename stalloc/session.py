@@ -26,6 +26,7 @@ class Session:
     Attributes:
         plan: The plan.
         refusal: Why the plan was found not to fit this run; None while it fits.
+        followed: Whether a framework's driver has told it phases, as `follow` says.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Session:
         self._keep_addresses = keep_addresses
         self._strict = strict
         self.refusal: str | None = None
+        self.followed = False
         self._inputs = _names(plan, "inputs")
         models = set(_names(plan, "other_models"))
         self._other_models = models - {plan.info.get("model")}
@@ -74,6 +76,37 @@ class Session:
     def enabled(self) -> bool:
         """Whether the plan is in force: not refused, disabled, replaced, or left to a parent."""
         return _session is self and self._adapter.runtime.enabled
+
+    @property
+    def startup(self) -> bool:
+        """Whether it serves the run from its start, before there is a model."""
+        return self._startup
+
+    def follow(self, model: torch.nn.Module | None, problem: str | None) -> None:
+        """A driver goes on from here: its model is the one whose calls are forwards, if it has one.
+
+        Gives up if the plan is another model's, or there is a problem.
+
+        Raises:
+            PlanError: The plan does not fit, and it was enabled to be strict.
+        """
+        self.followed = True
+        if problem is None and model is not None:
+            problem = _model_mismatch(self.plan, model)
+        if problem is not None:
+            self.give_up(problem)
+        elif model is not None:
+            self._hooks.follow(model)
+
+    def give_up(self, problem: str) -> None:
+        """Takes the plan out of force, as it does not fit.
+
+        Raises:
+            PlanError: It was enabled to be strict; else this is a warning.
+        """
+        self.refusal = problem
+        disable()
+        _refuse(problem, self._strict)
 
     def _start(self, previous: Session | None) -> None:
         """Puts the plan in force in place of `previous`, which stays so if that fails."""
@@ -133,7 +166,7 @@ class Session:
             return True
         self._part = self._part or running
         if waited >= 2:
-            self._give_up(
+            self.give_up(
                 f"it was profiled with the model {self.plan.info['model']}, which was not called "
                 f"for training; {self._part} was. Profile again, or name the model: "
                 "enable(plan, model=...)"
@@ -147,12 +180,7 @@ class Session:
         self._fits = True
         problem = _model_mismatch(self.plan, module) or _input_mismatch(self._inputs, args, kwargs)
         if problem:
-            self._give_up(problem)
-
-    def _give_up(self, problem: str) -> None:
-        self.refusal = problem
-        disable()
-        _refuse(problem, self._strict)
+            self.give_up(problem)
 
 
 # The plan in force, of which there is one at a time.
@@ -301,6 +329,7 @@ class _Refused(Session):
     def __init__(self, plan: Plan, problem: str) -> None:
         self.plan = plan
         self.refusal = problem
+        self.followed = False
 
 
 def _refuse(problem: str, strict: bool) -> None:

@@ -5,6 +5,7 @@ forward_backward_*    begins an iteration; evaluation when forward_only
 forward_step          FORWARD of a microbatch and chunk
 backward_step*        BACKWARD of what its output tensor is tagged with
 *Optimizer.step       OPTIMIZER
+clip_grad_by_*        OTHER inside of it: what it asks for depends on the norm
 evaluate, save_*      unplanned
 token dispatchers     a dynamic span from dispatch to combine
 """
@@ -29,6 +30,7 @@ from stalloc._frameworks.patches import Argument, Function
 from stalloc._frameworks.places import Places
 from stalloc.driver import Driver
 from stalloc.errors import StallocError
+from stalloc.hooks import PhaseKind
 from stalloc.planner import Streams
 
 TARGET = "megatron"
@@ -112,6 +114,8 @@ class Integration(installed.Integration):
         if (optimizers := _import("megatron.core.optimizer")) is not None:
             base = optimizers.MegatronOptimizer
             self.patches.wrap_in_subclasses(base, "step", self._optimizer_step)
+            if (module := _import("megatron.core.optimizer.optimizer")) is not None:
+                self.patches.wrap(module, "clip_grad_by_total_norm_fp32", self._clip)
         dispatchers = _import("megatron.core.transformer.moe.token_dispatcher")
         if dispatchers is not None:
             base = dispatchers.MoETokenDispatcher
@@ -235,6 +239,13 @@ class Integration(installed.Integration):
                 self._stepped = True  # or skipped, which ends the iteration all the same
 
         return step
+
+    def _clip(self, original: Function) -> Function:
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            with self.driver.phase(PhaseKind.OTHER):
+                return original(*args, **kwargs)
+
+        return clip
 
     def _optimizer_stepped(self, *_: object) -> None:
         self._stepped = True

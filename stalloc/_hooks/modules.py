@@ -82,7 +82,7 @@ class LayerHooks:
         self._sink = sink
         self._thread = thread
         self._everything = everything
-        self._patterns = tuple(dynamic)
+        self.patterns = tuple(dynamic)
         self._open = _OpenLayers()
         self.root_layer: int | None = None
         self._spans: dict[str, int] = {}
@@ -95,7 +95,7 @@ class LayerHooks:
 
     def watch(self, model: nn.Module, handles: list[RemovableHandle]) -> None:
         """Hooks the modules of `model`; shared ones once, under their first name."""
-        if not self._everything and not self._patterns:
+        if not self._everything and not self.patterns:
             return
         dynamic_names = set()
         for name, module in model.named_modules():
@@ -121,7 +121,7 @@ class LayerHooks:
 
     def _matches(self, name: str, module: nn.Module) -> bool:
         names = [name, *(base.__name__ for base in type(module).__mro__)]
-        for pattern in self._patterns:
+        for pattern in self.patterns:
             if isinstance(pattern, str):
                 if any(fnmatch.fnmatchcase(n, pattern) for n in names):
                     return True

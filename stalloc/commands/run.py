@@ -196,6 +196,11 @@ def _planned(args: argparse.Namespace) -> int:
             f"{stats['opening_requests']} of {stats['opening']} requests of start-up, "
             f"efficiency {stats['efficiency']:.4f}"
         )
+    if stats["enabled"] and plan.info.get("framework") and not session.followed:
+        _say(
+            f"it was profiled with {plan.info['framework']} telling its phases, and nobody told "
+            "them here: serve it with the same, or profile again"
+        )
     return code
 
 

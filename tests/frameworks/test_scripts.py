@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from colossalai_package import load
@@ -16,7 +18,10 @@ from packages import folders
 from trainers import prepare
 
 import stalloc
+from stalloc import cli
 from stalloc.integrations.__main__ import main
+
+HEAD = "import sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
 
 SCRIPTS = {
     "transformers": """
@@ -76,8 +81,7 @@ def run(framework: str, script: Path, folder: Path, plans: Path, mode: str) -> N
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_a_script_is_profiled_and_then_served_as_it_is(framework: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    head = "import sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
-    script.write_text(head + SCRIPTS[framework])
+    script.write_text(HEAD + SCRIPTS[framework])
     plans = tmp_path / "plans"
     for mode in ("profile", "plan"):
         folder = tmp_path / mode
@@ -85,6 +89,38 @@ def test_a_script_is_profiled_and_then_served_as_it_is(framework: str, tmp_path:
         run_isolated(run, framework, script, folder, plans, mode)
         files = sorted(path.name.partition("rank0")[2] for path in plans.iterdir())
         assert files == [".plan.json", ".trace.json"]
+
+
+def run_whole(framework: str, script: Path, folder: Path, *options: str) -> dict[str, Any]:
+    """Under `stalloc run`; what it prints as JSON."""
+    prepare()
+    sys.path[:0] = folders("stable")
+    if framework == "colossalai":
+        load("booster")
+    command = ["run", *options, "--json", "-m", "stalloc.integrations"]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        assert cli.main([*command, framework, str(script), str(folder)]) == 0
+    figures: dict[str, Any] = json.loads(output.getvalue().splitlines()[-1])
+    return figures
+
+
+@pytest.mark.parametrize("framework", SCRIPTS)
+def test_a_script_is_served_from_its_start(framework: str, tmp_path: Path) -> None:
+    """`stalloc run` begins before there is a model; the framework's driver joins it."""
+    script, plans = tmp_path / "train.py", str(tmp_path / "plans")
+    script.write_text(HEAD + SCRIPTS[framework])
+    for mode in ("--profile", "--plan"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        figures = run_isolated(run_whole, framework, script, folder, mode, plans)
+    plan = stalloc.Plan.load(tmp_path / "plans" / "rank0.plan.json")
+    assert plan.info["framework"].partition(" ")[0].partition("-")[0] == framework
+    assert plan.resident > 0
+    assert figures["enabled"]
+    assert figures["iterations"] > 5
+    assert figures["hit_rate"] > (0.9 if framework == "megatron" else 0.98)
+    assert figures["opening_requests"] > 0.9 * figures["opening"]
 
 
 def test_what_cannot_be_run_is_said() -> None:

@@ -1,0 +1,169 @@
+"""Keeps what was recorded where a run is ended from outside, as job schedulers and launchers do.
+
+SIGTERM and SIGHUP end a process in which nobody has said otherwise, and that stays so: the script
+sees no exception, and the process ends by the same signal. But what was recorded is saved before,
+within a time well below the 30 seconds after which schedulers and torchrun send SIGKILL.
+
+A thread of its own saves it, because the one that trains may wait in a collective for a rank that
+has ended already, and Python's handlers are run only when that call returns. What comes at once is
+a byte at the wakeup descriptor, which the thread waits for. Where the one that trains runs Python,
+it comes to the handler, and stays there.
+
+- A signal that is ignored, as under nohup, or handled already is left alone; so is one that the
+  script gets a handler for. Where that calls the one there was before, this is what it calls.
+- A forked child, as those that load data are, is ended by these signals as any is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+GRACE = 20.0
+"""Seconds that saving may take."""
+
+
+@contextlib.contextmanager
+def saved_when_terminated(save: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Calls `save` when one of the signals ends the process inside of the block.
+
+    It is called on another thread, and the block's stands still wherever it was, which may be with
+    a lock in its hands: of a stream such as stderr, or of a module that is being imported. In any
+    other thread than the main one, which alone gets signals, nothing is done.
+    """
+    global _watch
+    signals = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    if not signals or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _watch = _Watch(save, signals)
+    try:
+        yield
+    finally:
+        watch, _watch = _watch, None
+        if watch is not None:  # else this is a child
+            watch.end()
+
+
+class _Watch:
+    """The handler, and the thread that saves."""
+
+    def __init__(
+        self, save: Callable[[signal.Signals], None], signals: list[signal.Signals]
+    ) -> None:
+        self._save = save
+        self._signals = signals
+        self._saving = threading.Lock()  # whoever saves keeps it to the end
+        self._handled: set[int] = set()
+        self._masks = threading.local()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in signals:
+            signal.signal(number, self._handle)
+        threading.Thread(target=self._wait, name="stalloc-termination", daemon=True).start()
+
+    def end(self) -> None:
+        """Leaves the signals as they were; does not return where one has come."""
+        if not self._saving.acquire(blocking=False):
+            _stand_still()
+        self._leave()
+        os.close(self._writer)  # which ends the thread
+
+    def _leave(self) -> None:
+        for number in self._signals:
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, signal.SIG_DFL)
+        current = signal.set_wakeup_fd(self._wakeup)
+        if current != self._writer:  # another's by now
+            signal.set_wakeup_fd(current)
+
+    def _handle(self, number: int, _: object) -> NoReturn:
+        self._handled.add(number)
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writer, bytes([number]))
+        _stand_still()
+
+    def _wait(self) -> None:
+        while numbers := os.read(self._reader, 64):
+            for number in numbers:
+                if number in self._signals and (
+                    number in self._handled or signal.getsignal(number) == self._handle
+                ):
+                    self._end_by(signal.Signals(number))
+        os.close(self._reader)
+
+    def _end_by(self, number: signal.Signals) -> None:
+        if not self._saving.acquire(blocking=False):
+            return  # the block is over
+        last = threading.Timer(GRACE, _end_process, [number])
+        last.daemon = True
+        last.start()
+        try:
+            self._save(number)
+        finally:
+            _end_process(number)
+
+    # Nothing may come while a child has our handler and our end of the pipe.
+
+    def before_fork(self) -> None:
+        """In the thread that forks."""
+        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+
+    def after_fork(self) -> None:
+        """There again, in the parent."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
+
+    def after_fork_in_child(self) -> None:
+        """In the child."""
+        self._leave()
+        os.close(self._reader)
+        os.close(self._writer)
+        self.after_fork()
+
+
+_watch: _Watch | None = None
+
+
+def _stand_still() -> NoReturn:
+    """The process is about to end, whatever else comes."""
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(GRACE)
+
+
+def _end_process(number: signal.Signals) -> NoReturn:
+    # Python lets only the main thread say so, which may be stuck.
+    ctypes.CDLL(None).signal(int(number), None)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # where everybody blocks it
+
+
+def _before_fork() -> None:
+    if _watch is not None:
+        _watch.before_fork()
+
+
+def _after_fork() -> None:
+    if _watch is not None:
+        _watch.after_fork()
+
+
+def _after_fork_in_child() -> None:
+    global _watch
+    if _watch is not None:
+        watch, _watch = _watch, None
+        watch.after_fork_in_child()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)
