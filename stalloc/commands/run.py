@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import runpy
 import shlex
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -15,16 +17,23 @@ from typing import TYPE_CHECKING
 import stalloc
 from stalloc.commands.inputs import naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
+from stalloc.commands.termination import saved_when_terminated
 from stalloc.errors import StallocError
 from stalloc.files import check_new, make_folder
+from stalloc.planfile import DEFAULT_TIME_LIMIT
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
     from stalloc.commands import Subparsers
     from stalloc.planfile import Plan
+    from stalloc.ranks import RankFiles
+    from stalloc.trace import Trace
 
 PROFILED_ITERATIONS = 5
+
+TERMINATED_TIME_LIMIT = 2.0
+"""Seconds to look for a better plan where the run is being ended."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -36,7 +45,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "first iterations are recorded and planned, with --plan it is served from that plan. An "
         "iteration ends with the optimizer's step, unless the script calls stalloc.step(). Under "
         "torchrun each rank has files of its own.",
-        epilog="Files are written when the script has ended, also by an error or Ctrl-C. Exit "
+        epilog="Files are written when the script has ended, also by an error, Ctrl-C, SIGTERM or "
+        "SIGHUP. Exit "
         "codes: the script's own; 1 also when there is nothing to plan or the plan cannot be read; "
         "2 wrong usage.",
     )
@@ -118,12 +128,21 @@ def _profile(args: argparse.Namespace) -> int:
     folder: Path = args.profile
     make_folder(folder)
     files = RankFiles(folder)
-    trace_file, plan_file = files.trace, files.plan
     if not args.force:
-        check_new(trace_file)
-        check_new(plan_file)
+        check_new(files.trace)
+        check_new(files.plan)
     process = os.getpid()
-    with prof:
+
+    def save(number: signal.Signals) -> None:
+        prof.stop()
+        _say_at_once(f"{number.name}: what was recorded is saved")
+        try:
+            for line in _save(prof.trace, files, args.force, time_limit=TERMINATED_TIME_LIMIT)[1]:
+                _say_at_once(line)
+        except (StallocError, OSError) as error:
+            _say_at_once(" ".join(str(error).split()))
+
+    with prof, saved_when_terminated(save):
         code = _run(args)
     if os.getpid() != process:
         return code  # a child that the script forked: the files are its parent's
@@ -133,27 +152,43 @@ def _profile(args: argparse.Namespace) -> int:
             f"the script asked for no memory on {device}: name the device it trains on with "
             "--device; nothing was written"
         )
-    trace.save(trace_file, overwrite=args.force)
-    with naming(trace_file):
-        plan = trace.plan(progress=sys.stderr.isatty())
-    plan.save(plan_file, overwrite=args.force)
-    complete = len(trace.iterations) - 1
+    plan, said = _save(trace, files, args.force, progress=sys.stderr.isatty())
     if args.json:
         print_json(
             {
                 "mode": "profile",
-                "trace": str(trace_file),
-                "plan": str(plan_file),
-                "iterations": complete,
+                "trace": str(files.trace),
+                "plan": str(files.plan),
+                "iterations": len(trace.iterations) - 1,
                 **plan.summary(),
             }
         )
     else:
-        _say(f"{complete} iterations, {len(trace.requests):,} requests: {trace_file}")
-        _say(f"{_described(plan)}: {plan_file}")
+        for line in said:
+            _say(line)
         if files.rank == 0:
             _say(f"next: {_next_command(args)}")
     return code
+
+
+def _save(
+    trace: Trace,
+    files: RankFiles,
+    force: bool,
+    *,
+    time_limit: float = DEFAULT_TIME_LIMIT,
+    progress: bool = False,
+) -> tuple[Plan, list[str]]:
+    """Writes the trace, plans, and writes the plan; what to say of them."""
+    trace.save(files.trace, overwrite=force)
+    with naming(files.trace):
+        plan = trace.plan(time_limit=time_limit, progress=progress)
+    plan.save(files.plan, overwrite=force)
+    complete = len(trace.iterations) - 1
+    return plan, [
+        f"{complete} iterations, {len(trace.requests):,} requests: {files.trace}",
+        f"{_described(plan)}: {files.plan}",
+    ]
 
 
 def _described(plan: Plan) -> str:
@@ -227,6 +262,12 @@ def _run(args: argparse.Namespace) -> int:
         print("stalloc run: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _say_at_once(message: str) -> None:
+    """Past the stream, which the thread that stands still may be writing to."""
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        os.write(2, f"stalloc run: {printable(message)}\n".encode())
 
 
 def _say(message: str) -> None:

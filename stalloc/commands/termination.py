@@ -63,7 +63,6 @@ class _Watch:
         self._signals = signals
         self._saving = threading.Lock()  # whoever saves keeps it to the end
         self._handled: set[int] = set()
-        self._masks = threading.local()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -112,25 +111,15 @@ class _Watch:
         finally:
             _end_process(number)
 
-    # Nothing may come while a child has our handler and our end of the pipe.
-
-    def before_fork(self) -> None:
-        """In the thread that forks."""
-        self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
-
-    def after_fork(self) -> None:
-        """There again, in the parent."""
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
-
-    def after_fork_in_child(self) -> None:
-        """In the child."""
+    def leave_to_parent(self) -> None:
+        """In a forked child."""
         self._leave()
         os.close(self._reader)
         os.close(self._writer)
-        self.after_fork()
 
 
 _watch: _Watch | None = None
+_before = threading.local()  # the mask of the thread that forks
 
 
 def _stand_still() -> NoReturn:
@@ -147,21 +136,23 @@ def _end_process(number: signal.Signals) -> NoReturn:
     os._exit(128 + number)  # where everybody blocks it
 
 
+# Nothing may come while a child has our handler and our end of the pipe.
+
+
 def _before_fork() -> None:
-    if _watch is not None:
-        _watch.before_fork()
+    _before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS if _watch is not None else ())
 
 
 def _after_fork() -> None:
-    if _watch is not None:
-        _watch.after_fork()
+    signal.pthread_sigmask(signal.SIG_SETMASK, _before.mask)
 
 
 def _after_fork_in_child() -> None:
     global _watch
-    if _watch is not None:
-        watch, _watch = _watch, None
-        watch.after_fork_in_child()
+    watch, _watch = _watch, None
+    if watch is not None:
+        watch.leave_to_parent()
+    _after_fork()
 
 
 os.register_at_fork(

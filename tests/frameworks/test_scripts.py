@@ -119,7 +119,7 @@ def test_a_script_is_served_from_its_start(framework: str, tmp_path: Path) -> No
     assert plan.resident > 0
     assert figures["enabled"]
     assert figures["iterations"] > 5
-    assert figures["hit_rate"] > (0.9 if framework == "megatron" else 0.98)
+    assert figures["hit_rate"] > 0.99
     assert figures["opening_requests"] > 0.9 * figures["opening"]
 
 

@@ -1,0 +1,228 @@
+"""Runs that are ended from outside by SIGTERM or SIGHUP while they are profiled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from stalloc import Plan, Trace
+from stalloc.commands.termination import SIGNALS, saved_when_terminated
+
+# Four iterations, of which the last one ends with the forward after it.
+TRAINS = """
+import ctypes, multiprocessing, os, signal, sys, torch
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+train(4)
+model(torch.ones(4, 8))
+"""
+READY = "print('ready', flush=True)\n"
+FOREVER = {
+    "in Python": "while True: model(torch.ones(4, 8)).detach()\n",
+    "in a forward": "model.register_forward_pre_hook(lambda *_: sys.stdin.read())\ntrain(1)\n",
+    # As in a collective: no signal's handler is run before the call returns.
+    "in a call": "lock = ctypes.CDLL(None).pthread_mutex_lock\n"
+    "mutex = ctypes.create_string_buffer(64)\nlock(mutex)\nlock(mutex)\n",
+}
+HANGS = 120  # seconds
+FILES = ["rank0.plan.json", "rank0.trace.json"]
+
+
+@contextmanager
+def running(
+    script: str, folder: Path, *arguments: str, launcher: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen[str]]:
+    """`stalloc run --profile plans` of a script that has said it is ready."""
+    (folder / "train.py").write_text(script)
+    # Whoever runs the tests may ignore these signals, as a shell's background does.
+    default = ["env", *(f"--default-signal={number.name[3:]}" for number in SIGNALS)]
+    command = launcher or (sys.executable, "-m", "stalloc")
+    with subprocess.Popen(
+        [*default, *command, *(arguments or ("run", "--profile", "plans")), "train.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert pipe(process.stdout).readline() == "ready\n", process.communicate()
+        try:
+            yield process
+        finally:
+            process.kill()  # of a test that has failed
+
+
+def pipe(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def ended(process: subprocess.Popen[str], status: int) -> list[str]:
+    """What it said when it ended."""
+    _, said = process.communicate(timeout=HANGS)
+    assert process.returncode == status, said
+    return [line for line in said.splitlines() if line.startswith("stalloc")]
+
+
+def assert_kept(folder: Path) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    assert len(Trace.load(folder / FILES[1]).iterations) == 1 + 4
+    Plan.load(folder / FILES[0]).check()
+
+
+@pytest.mark.parametrize("where", FOREVER)
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_was_recorded_is_kept(number: signal.Signals, where: str, tmp_path: Path) -> None:
+    with running(TRAINS + READY + FOREVER[where], tmp_path) as process:
+        process.send_signal(number)
+        first, *said = ended(process, -number)
+    assert first == f"stalloc run: {number.name}: what was recorded is saved"
+    assert [line.rpartition(": ")[2] for line in said] == [f"plans/{FILES[1]}", f"plans/{FILES[0]}"]
+    assert_kept(tmp_path / "plans")
+
+
+def test_what_is_too_little_to_plan_is_said(tmp_path: Path) -> None:
+    with running(READY + "import sys; sys.stdin.read()", tmp_path) as process:
+        process.send_signal(signal.SIGTERM)
+        said = ended(process, -signal.SIGTERM)
+    assert said[1].startswith("stalloc run: plans/rank0.trace.json: the trace holds no complete")
+
+
+def test_a_plan_that_is_served_ends_as_it_did(tmp_path: Path) -> None:
+    with running(TRAINS + READY, tmp_path) as process:
+        ended(process, 0)
+    script = TRAINS + READY + FOREVER["in Python"]
+    with running(script, tmp_path, "run", "--plan", "plans") as process:
+        process.send_signal(signal.SIGTERM)
+        assert ended(process, -signal.SIGTERM) == []
+
+
+OWN_HANDLER = """
+before = signal.getsignal(signal.SIGTERM)
+def handler(number, frame):
+    print("mine", flush=True)
+    {then}
+signal.signal(signal.SIGTERM, handler)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "status"), [("sys.exit(7)", 7), ("before(number, frame)", -signal.SIGTERM)]
+)
+def test_a_handler_of_the_scripts_own_is_called(then: str, status: int, tmp_path: Path) -> None:
+    script = TRAINS + OWN_HANDLER.format(then=then) + READY + FOREVER["in Python"]
+    with running(script, tmp_path) as process:
+        process.send_signal(signal.SIGTERM)
+        assert pipe(process.stdout).readline() == "mine\n"
+        ended(process, status)
+    assert_kept(tmp_path / "plans")
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    script = TRAINS + READY + "sys.stdin.readline()\ntrain(1)\n"
+    nohup = ("nohup", sys.executable, "-m", "stalloc")
+    with running(script, tmp_path, launcher=nohup) as process:
+        process.send_signal(signal.SIGHUP)
+        print(file=process.stdin, flush=True)
+        ended(process, 0)
+    assert_kept(tmp_path / "plans")
+
+
+# Some are ended while they come to be, and some while they wait.
+CHILDREN = """
+fork = multiprocessing.get_context("fork")
+children = [fork.Process(target=signal.pause) for _ in range(20)]
+for child in children:
+    child.start()
+    child.terminate()
+for child in children:
+    child.join()
+    assert child.exitcode == -signal.SIGTERM, child.exitcode
+assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+train(1)
+"""
+
+
+def test_a_forked_child_is_ended_as_any_is(tmp_path: Path) -> None:
+    with running(TRAINS + READY + CHILDREN, tmp_path) as process:
+        said = ended(process, 0)
+    assert not any("SIGTERM" in line for line in said)
+    assert_kept(tmp_path / "plans")
+
+
+# Stops where all has been written and nothing has its name, until a line comes.
+SLOW = """
+import os, sys, stalloc.cli
+from stalloc.commands import termination
+termination.GRACE = {grace}
+os.fsync = lambda _: (os.write(1, b"saving\\n"), sys.stdin.readline())
+stalloc.cli.main(sys.argv[1:])
+"""
+
+
+def test_further_signals_while_it_saves_change_nothing(tmp_path: Path) -> None:
+    launcher = (sys.executable, "-c", SLOW.format(grace=1e6))
+    script = TRAINS + READY + FOREVER["in Python"]
+    with running(script, tmp_path, launcher=launcher) as process:
+        process.send_signal(signal.SIGTERM)
+        assert pipe(process.stdout).readline() == "saving\n"
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            process.send_signal(number)
+        ended(process, -signal.SIGTERM)
+    assert_kept(tmp_path / "plans")
+
+
+def test_saving_takes_no_longer_than_it_may(tmp_path: Path) -> None:
+    launcher = (sys.executable, "-c", SLOW.format(grace=0.1))
+    script = TRAINS + READY + FOREVER["in Python"]
+    with running(script, tmp_path, launcher=launcher) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANGS) == -signal.SIGTERM
+    assert list((tmp_path / "plans").iterdir()) == []
+
+
+def test_torchrun_that_is_ended_leaves_every_ranks_files(tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    script = TRAINS + READY + FOREVER["in a call"]
+    with running(script, tmp_path, launcher=(*torchrun, "-m", "stalloc")) as process:
+        assert pipe(process.stdout).readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=HANGS)
+    for rank in "01":
+        files = [tmp_path / "plans" / name.replace("0", rank) for name in FILES]
+        assert len(Trace.load(files[1]).iterations) == 1 + 4
+        Plan.load(files[0]).check()
+
+
+def test_signals_are_left_as_they_were() -> None:
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    threads = threading.active_count()
+    try:
+        with saved_when_terminated(lambda _: None):
+            assert threading.active_count() == threads + 1
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
