@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from stalloc import planner
 from stalloc.commands.inputs import bytes_of, check_requests, naming, read_bytes, seconds_of
 from stalloc.commands.output import DoesNotFit, print_facts, print_json, size
+from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.errors import PlanError
 from stalloc.files import check_output, named, write_file
 from stalloc.importers.kinds import Kind, kind_of, unpacked
@@ -44,7 +46,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="give every static request of a trace an address",
         description="Plans a stalloc trace, or a MiniMalloc CSV (id,lower,upper,size[,offset]). "
         "The output is of the same kind: a plan, or the CSV with offsets.",
-        epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage, 3 no plan fits the capacity.",
+        epilog="Ctrl-C ends the search with the best plan so far, and a second one without. Exit "
+        "codes: 0 done, 1 bad input, 2 wrong usage, 3 no plan fits the capacity, 130 interrupted.",
     )
     parser.add_argument("input", metavar="IN", type=Path, help="a trace or a MiniMalloc CSV")
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="where to write the plan")
@@ -100,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
         raise PlanError(f"{source}: {kind.value}, where a trace is needed: {advice}")
     with naming(args.input):
         plan = _plan_trace if kind is Kind.TRACE else _plan_csv
-        report, write, more = plan(args, content)
+        report, write, more, interrupted = plan(args, content)
     if args.capacity is not None and report.pool > args.capacity:
         raise DoesNotFit(f"{args.input}: {_too_large(report, args.capacity)}")
     if args.output is not None:
@@ -109,24 +112,35 @@ def main(args: argparse.Namespace) -> int:
         print_json(asdict(report))
     else:
         _print(report, more, args.output)
+    if interrupted:
+        said = f"interrupted: this is the best plan so far, gap {_gap(report)}"
+        print(f"stalloc plan: {said}", file=sys.stderr)
+        return INTERRUPTED
     return 0
 
 
-Planned = tuple[Report, Callable[[Path], None], Mapping[str, str]]
-"""The figures, what writes the plan, and what people may want to know besides."""
+class Planned(NamedTuple):
+    """The figures, what writes the plan, and what people may want to know besides."""
+
+    report: Report
+    write: Callable[[Path], None]
+    more: Mapping[str, str]
+    interrupted: bool
 
 
 def _plan_trace(args: argparse.Namespace, content: bytes) -> Planned:
     trace = Trace.from_json(content, named(args.input))
     check_requests(trace)
     began = time.perf_counter()
-    plan = trace.plan(
-        algorithm=args.algorithm,
-        alignment=DEFAULT_ALIGNMENT if args.alignment is None else args.alignment,
-        time_limit=args.time_limit,
-        progress=sys.stderr.isatty(),
-        streams=args.streams,
-    )
+    with searching(sys.stderr.isatty()) as search:
+        plan = trace.plan(
+            algorithm=args.algorithm,
+            alignment=DEFAULT_ALIGNMENT if args.alignment is None else args.alignment,
+            time_limit=args.time_limit,
+            progress=search.progress,
+            streams=args.streams,
+        )
+    search.check(plan.gap)
     seconds = time.perf_counter() - began
     plan.check()
     report = Report(
@@ -144,7 +158,8 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> Planned:
         more["resident region"] = (
             f"{size(plan.resident)} above the pool, where the run is served from its start"
         )
-    return report, lambda path: plan.save(path, overwrite=args.force), more
+    write = partial(plan.save, overwrite=args.force)
+    return Planned(report, write, more, search.interrupted)
 
 
 def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
@@ -156,22 +171,24 @@ def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
     alignment = 1 if args.alignment is None else args.alignment
     bound = planner.load_bound(csv.lower, csv.upper, csv.size, alignment=alignment, gaps=csv.gaps)
     try:
-        solution = planner.plan(
-            csv.lower,
-            csv.upper,
-            csv.size,
-            alignment=alignment,
-            gaps=csv.gaps,
-            capacity=args.capacity,
-            algorithm=args.algorithm,
-            time_limit=args.time_limit,
-            progress=sys.stderr.isatty(),
-        )
+        with searching(sys.stderr.isatty()) as search:
+            solution = planner.plan(
+                csv.lower,
+                csv.upper,
+                csv.size,
+                alignment=alignment,
+                gaps=csv.gaps,
+                capacity=args.capacity,
+                algorithm=args.algorithm,
+                time_limit=args.time_limit,
+                progress=search.progress,
+            )
     except PlanError as error:
         # The problem itself is sound: its bound could be told.
         if args.capacity is None:
             raise
         raise DoesNotFit(f"{args.input}: {error} (bound: {bound} B)") from error
+    search.check(solution.gap)
     planner.validate(
         solution.offsets,
         csv.lower,
@@ -196,7 +213,7 @@ def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
         text = planner.format_csv(csv, solution.offsets)
         write_file(path, text.encode(), overwrite=args.force)
 
-    return report, write, {}
+    return Planned(report, write, {}, search.interrupted)
 
 
 def _too_large(report: Report, capacity: int) -> str:
@@ -206,12 +223,16 @@ def _too_large(report: Report, capacity: int) -> str:
     return what + f"a plan of {size(report.bound)} may exist: try a longer --time-limit"
 
 
+def _gap(report: Report) -> str:
+    return f"{report.gap:.3%}" + (", proven optimal" if report.optimal else "")
+
+
 def _print(report: Report, more: Mapping[str, str], output: Path | None) -> None:
     facts = {
         "buffers": f"{report.buffers:,}",
         "pool": size(report.pool),
         "bound": size(report.bound),
-        "gap": f"{report.gap:.3%}" + (", proven optimal" if report.optimal else ""),
+        "gap": _gap(report),
         **more,
         "algorithm": report.algorithm,
         "time": f"{report.seconds:.2f} s",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import stalloc
 from stalloc.commands.inputs import naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
+from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.commands.termination import saved_when_terminated
 from stalloc.errors import StallocError
 from stalloc.files import check_new, make_folder
@@ -137,7 +138,8 @@ def _profile(args: argparse.Namespace) -> int:
         prof.stop()
         _say_at_once(f"{number.name}: what was recorded is saved")
         try:
-            for line in _save(prof.trace, files, args.force, time_limit=TERMINATED_TIME_LIMIT)[1]:
+            _, said, _ = _save(prof.trace, files, args.force, time_limit=TERMINATED_TIME_LIMIT)
+            for line in said:
                 _say_at_once(line)
         except (StallocError, OSError) as error:
             _say_at_once(" ".join(str(error).split()))
@@ -152,7 +154,7 @@ def _profile(args: argparse.Namespace) -> int:
             f"the script asked for no memory on {device}: name the device it trains on with "
             "--device; nothing was written"
         )
-    plan, said = _save(trace, files, args.force, progress=sys.stderr.isatty())
+    plan, said, interrupted = _save(trace, files, args.force, show=sys.stderr.isatty())
     if args.json:
         print_json(
             {
@@ -168,7 +170,7 @@ def _profile(args: argparse.Namespace) -> int:
             _say(line)
         if files.rank == 0:
             _say(f"next: {_next_command(args)}")
-    return code
+    return INTERRUPTED if interrupted else code
 
 
 def _save(
@@ -177,18 +179,23 @@ def _save(
     force: bool,
     *,
     time_limit: float = DEFAULT_TIME_LIMIT,
-    progress: bool = False,
-) -> tuple[Plan, list[str]]:
-    """Writes the trace, plans, and writes the plan; what to say of them."""
+    show: bool = False,
+) -> tuple[Plan, list[str], bool]:
+    """Writes the trace, plans, and writes the plan.
+
+    Returns the plan, what to say of both, and whether Ctrl-C has cut the search short.
+    """
     trace.save(files.trace, overwrite=force)
-    with naming(files.trace):
-        plan = trace.plan(time_limit=time_limit, progress=progress)
+    with naming(files.trace), searching(show) as search:
+        plan = trace.plan(time_limit=time_limit, progress=search.progress)
+    search.check(plan.gap)
     plan.save(files.plan, overwrite=force)
     complete = len(trace.iterations) - 1
-    return plan, [
+    said = [
         f"{complete} iterations, {len(trace.requests):,} requests: {files.trace}",
         f"{_described(plan)}: {files.plan}",
     ]
+    return plan, said, search.interrupted
 
 
 def _described(plan: Plan) -> str:
@@ -260,7 +267,7 @@ def _run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         # Whoever has seen enough of a script that is profiled wants the profile.
         print("stalloc run: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     return 0
 
 
