@@ -133,28 +133,31 @@ def _profile(args: argparse.Namespace) -> int:
         check_new(files.trace)
         check_new(files.plan)
     process = os.getpid()
+    replace = args.force
 
     def save(number: signal.Signals) -> None:
         prof.stop()
         _say_at_once(f"{number.name}: what was recorded is saved")
         try:
-            _, said, _ = _save(prof.trace, files, args.force, time_limit=TERMINATED_TIME_LIMIT)
+            _, said, _ = _save(prof.trace, files, replace, time_limit=TERMINATED_TIME_LIMIT)
             for line in said:
                 _say_at_once(line)
         except (StallocError, OSError) as error:
             _say_at_once(" ".join(str(error).split()))
 
-    with prof, saved_when_terminated(save):
-        code = _run(args)
-    if os.getpid() != process:
-        return code  # a child that the script forked: the files are its parent's
-    trace = prof.trace
-    if code == 0 and len(trace.requests) == 0:
-        raise StallocError(
-            f"the script asked for no memory on {device}: name the device it trains on with "
-            "--device; nothing was written"
-        )
-    plan, said, interrupted = _save(trace, files, args.force, show=sys.stderr.isatty())
+    with saved_when_terminated(save):
+        with prof:
+            code = _run(args)
+        if os.getpid() != process:
+            return code  # a child that the script forked: the files are its parent's
+        trace = prof.trace
+        if code == 0 and len(trace.requests) == 0:
+            raise StallocError(
+                f"the script asked for no memory on {device}: name the device it trains on with "
+                "--device; nothing was written"
+            )
+        replace = True  # what is written from here on
+        plan, said, interrupted = _save(trace, files, args.force, show=sys.stderr.isatty())
     if args.json:
         print_json(
             {

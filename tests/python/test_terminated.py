@@ -35,11 +35,12 @@ model(torch.ones(4, 8))
 """
 READY = "print('ready', flush=True)\n"
 FOREVER = {
-    "in Python": "while True: model(torch.ones(4, 8)).detach()\n",
-    "in a forward": "model.register_forward_pre_hook(lambda *_: sys.stdin.read())\ntrain(1)\n",
+    "in Python": READY + "while True: model(torch.ones(4, 8)).detach()\n",
+    "in a forward": "def wait(*_):\n    "
+    + READY
+    + "    sys.stdin.read()\nmodel.register_forward_pre_hook(wait)\ntrain(1)\n",
     # As in a collective: no signal's handler is run before the call returns.
-    "in a call": "lock = ctypes.CDLL(None).pthread_mutex_lock\n"
-    "mutex = ctypes.create_string_buffer(64)\nlock(mutex)\nlock(mutex)\n",
+    "in a call": "ctypes.CDLL(None).system(b'echo ready; exec cat')\n",
 }
 HANGS = 120  # seconds
 FILES = ["rank0.plan.json", "rank0.trace.json"]
@@ -76,7 +77,8 @@ def pipe(stream: IO[str] | None) -> IO[str]:
 
 
 def ended(process: subprocess.Popen[str], status: int) -> list[str]:
-    """What it said when it ended."""
+    """What it said when it ended. Until then its stdin is open."""
+    process.wait(HANGS)
     _, said = process.communicate(timeout=HANGS)
     assert process.returncode == status, said
     return [line for line in said.splitlines() if line.startswith("stalloc")]
@@ -91,7 +93,7 @@ def assert_kept(folder: Path) -> None:
 @pytest.mark.parametrize("where", FOREVER)
 @pytest.mark.parametrize("number", SIGNALS)
 def test_what_was_recorded_is_kept(number: signal.Signals, where: str, tmp_path: Path) -> None:
-    with running(TRAINS + READY + FOREVER[where], tmp_path) as process:
+    with running(TRAINS + FOREVER[where], tmp_path) as process:
         process.send_signal(number)
         first, *said = ended(process, -number)
     assert first == f"stalloc run: {number.name}: what was recorded is saved"
@@ -109,7 +111,7 @@ def test_what_is_too_little_to_plan_is_said(tmp_path: Path) -> None:
 def test_a_plan_that_is_served_ends_as_it_did(tmp_path: Path) -> None:
     with running(TRAINS + READY, tmp_path) as process:
         ended(process, 0)
-    script = TRAINS + READY + FOREVER["in Python"]
+    script = TRAINS + FOREVER["in Python"]
     with running(script, tmp_path, "run", "--plan", "plans") as process:
         process.send_signal(signal.SIGTERM)
         assert ended(process, -signal.SIGTERM) == []
@@ -128,7 +130,7 @@ signal.signal(signal.SIGTERM, handler)
     ("then", "status"), [("sys.exit(7)", 7), ("before(number, frame)", -signal.SIGTERM)]
 )
 def test_a_handler_of_the_scripts_own_is_called(then: str, status: int, tmp_path: Path) -> None:
-    script = TRAINS + OWN_HANDLER.format(then=then) + READY + FOREVER["in Python"]
+    script = TRAINS + OWN_HANDLER.format(then=then) + FOREVER["in Python"]
     with running(script, tmp_path) as process:
         process.send_signal(signal.SIGTERM)
         assert pipe(process.stdout).readline() == "mine\n"
@@ -180,32 +182,45 @@ stalloc.cli.main(sys.argv[1:])
 
 def test_further_signals_while_it_saves_change_nothing(tmp_path: Path) -> None:
     launcher = (sys.executable, "-c", SLOW.format(grace=1e6))
-    script = TRAINS + READY + FOREVER["in Python"]
+    script = TRAINS + FOREVER["in Python"]
     with running(script, tmp_path, launcher=launcher) as process:
         process.send_signal(signal.SIGTERM)
         assert pipe(process.stdout).readline() == "saving\n"
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             process.send_signal(number)
+        print(*"go on" * 5, sep="\n", file=process.stdin, flush=True)
         ended(process, -signal.SIGTERM)
     assert_kept(tmp_path / "plans")
 
 
 def test_saving_takes_no_longer_than_it_may(tmp_path: Path) -> None:
     launcher = (sys.executable, "-c", SLOW.format(grace=0.1))
-    script = TRAINS + READY + FOREVER["in Python"]
+    script = TRAINS + FOREVER["in Python"]
     with running(script, tmp_path, launcher=launcher) as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(HANGS) == -signal.SIGTERM
     assert list((tmp_path / "plans").iterdir()) == []
 
 
+def test_a_signal_while_all_is_saved_anyway_loses_nothing(tmp_path: Path) -> None:
+    launcher = (sys.executable, "-c", SLOW.format(grace=1e6))
+    with running(TRAINS + READY, tmp_path, launcher=launcher) as process:
+        for _ in range(3):  # the trace, the folder, and then the plan
+            assert pipe(process.stdout).readline() == "saving\n"
+            print(file=process.stdin, flush=True)
+        process.send_signal(signal.SIGTERM)
+        print(*"go on" * 5, sep="\n", file=process.stdin, flush=True)
+        ended(process, -signal.SIGTERM)
+    assert_kept(tmp_path / "plans")
+
+
 def test_torchrun_that_is_ended_leaves_every_ranks_files(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    script = TRAINS + READY + FOREVER["in a call"]
+    script = TRAINS + FOREVER["in a call"]
     with running(script, tmp_path, launcher=(*torchrun, "-m", "stalloc")) as process:
         assert pipe(process.stdout).readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=HANGS)
+        process.wait(HANGS)
     for rank in "01":
         files = [tmp_path / "plans" / name.replace("0", rank) for name in FILES]
         assert len(Trace.load(files[1]).iterations) == 1 + 4
