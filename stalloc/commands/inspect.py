@@ -115,6 +115,8 @@ def _dynamic_facts(plan: Plan) -> dict[str, str]:
     idle = np.bincount(
         reusable.group, weights=reusable.end - reusable.begin, minlength=len(groups)
     ).astype(np.int64)
+    served = (groups.size > 0) | (idle > 0)  # the others are of what is kept, and have no place
+    idle = idle[served] if served.any() else idle
     facts = {
         "dynamic groups": f"{len(groups):,}",
         "regions": f"{size(int(groups.size.sum()))}, the largest {size(int(groups.size.max()))}",
