@@ -1,5 +1,6 @@
-// The few functions of NVML (libnvidia-ml.so.1) that torch's allocator asks, before it maps expandable
-// segments and when memory has run out: there is a device, on no NVLink fabric, and nobody uses it.
+// The few functions of NVML (libnvidia-ml.so.1) that torch's allocator asks, before it maps
+// expandable segments and when memory has run out: there is a device, on no NVLink fabric, and
+// nobody uses it.
 namespace {
 
 constexpr int kSuccess = 0;
