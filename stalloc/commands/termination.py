@@ -10,7 +10,9 @@ a byte at the wakeup descriptor, which the thread waits for. Where the one that 
 it comes to the handler, and stays there.
 
 - A signal that is ignored, as under nohup, or handled already is left alone; so is one that the
-  script gets a handler for. Where that calls the one there was before, this is what it calls.
+  script gets a handler for. Where that calls the one there was before, as Lightning's does, nothing
+  happens: without this there would be none to call, and what the script does then, such as saving a
+  checkpoint, must not be cut off.
 - A forked child, as those that load data are, is ended by these signals as any is.
 """
 
@@ -81,11 +83,14 @@ class _Watch:
         for number in self._signals:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL)
-        current = signal.set_wakeup_fd(self._wakeup)
-        if current != self._writer:  # another's by now
-            signal.set_wakeup_fd(current)
+        current = signal.set_wakeup_fd(-1)
+        # What was closed since, or is another's by now, may wake nobody.
+        with contextlib.suppress(OSError, ValueError):
+            signal.set_wakeup_fd(self._wakeup if current == self._writer else current)
 
-    def _handle(self, number: int, _: object) -> NoReturn:
+    def _handle(self, number: int, _: object) -> None:
+        if signal.getsignal(number) != self._handle:
+            return  # the script's handler has called it
         self._handled.add(number)
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, bytes([number]))
@@ -150,9 +155,11 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     global _watch
     watch, _watch = _watch, None
-    if watch is not None:
-        watch.leave_to_parent()
-    _after_fork()
+    try:
+        if watch is not None:
+            watch.leave_to_parent()
+    finally:
+        _after_fork()
 
 
 os.register_at_fork(
