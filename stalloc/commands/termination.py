@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import threading
@@ -64,6 +65,7 @@ class _Watch:
         self._save = save
         self._signals = signals
         self._saving = threading.Lock()  # whoever saves keeps it to the end
+        self._over = False
         self._handled: set[int] = set()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -76,8 +78,9 @@ class _Watch:
         """Leaves the signals as they were; does not return where one has come."""
         if not self._saving.acquire(blocking=False):
             _stand_still()
+        self._over = True
         self._leave()
-        os.close(self._writer)  # which ends the thread
+        _close(self._writer)  # which ends the thread
 
     def _leave(self) -> None:
         for number in self._signals:
@@ -91,10 +94,13 @@ class _Watch:
     def _handle(self, number: int, _: object) -> None:
         if signal.getsignal(number) != self._handle:
             return  # the script's handler has called it
+        if self._over:  # all is saved, and the thread leaves it alone
+            _end_process(number)
         self._handled.add(number)
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full, or closed by the script as all others
             os.write(self._writer, bytes([number]))
-        _stand_still()
+        _stand_still(GRACE)
+        _end_process(number)
 
     def _wait(self) -> None:
         while numbers := os.read(self._reader, 64):
@@ -103,7 +109,7 @@ class _Watch:
                     number in self._handled or signal.getsignal(number) == self._handle
                 ):
                     self._end_by(signal.Signals(number))
-        os.close(self._reader)
+        _close(self._reader)
 
     def _end_by(self, number: signal.Signals) -> None:
         if not self._saving.acquire(blocking=False):
@@ -119,24 +125,30 @@ class _Watch:
     def leave_to_parent(self) -> None:
         """In a forked child."""
         self._leave()
-        os.close(self._reader)
-        os.close(self._writer)
+        _close(self._reader)
+        _close(self._writer)
 
 
 _watch: _Watch | None = None
 _before = threading.local()  # the mask of the thread that forks
 
 
-def _stand_still() -> NoReturn:
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # it is
+        os.close(descriptor)
+
+
+def _stand_still(seconds: float = math.inf) -> None:
     """The process is about to end, whatever else comes."""
-    while True:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
         with contextlib.suppress(BaseException):
-            time.sleep(GRACE)
+            time.sleep(min(left, GRACE))
 
 
-def _end_process(number: signal.Signals) -> NoReturn:
+def _end_process(number: int) -> NoReturn:
     # Python lets only the main thread say so, which may be stuck.
-    ctypes.CDLL(None).signal(int(number), None)
+    ctypes.CDLL(None).signal(number, None)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # where everybody blocks it
 

@@ -190,6 +190,39 @@ def test_a_wakeup_descriptor_of_the_scripts_that_is_closed_is_its_own(tmp_path: 
     assert_kept(tmp_path / "plans")
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_script_may_close_every_descriptor_there_is(ends: bool, tmp_path: Path) -> None:
+    launcher = (sys.executable, "-c", SLOW.format(grace=0.1)) if ends else ()
+    script = TRAINS + READY + "os.closerange(3, 200)\n"
+    with running(script + FOREVER["in Python"] * ends, tmp_path, launcher=launcher) as process:
+        if ends:
+            assert pipe(process.stdout).readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+        assert ended(process, -signal.SIGTERM if ends else 0) or ends
+    if not ends:
+        assert_kept(tmp_path / "plans")
+
+
+LATE = """
+import signal
+from stalloc.commands import termination
+
+leave = termination._Watch._leave
+def late(watch):
+    signal.raise_signal(signal.SIGTERM)
+    leave(watch)
+termination._Watch._leave = late
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+with termination.saved_when_terminated(print):
+    pass
+"""
+
+
+def test_a_signal_when_all_is_over_ends_the_process_at_once() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE], timeout=HANGS, check=False)
+    assert done.returncode == -signal.SIGTERM
+
+
 # Stops where all has been written and nothing has its name, until a line comes.
 SLOW = """
 import os, sys, stalloc.cli
