@@ -140,13 +140,15 @@ class Profile:
         """Marks the end of an iteration.
 
         When it is never called, an iteration ends with the first forward after the optimizer's
-        step. What ended like that before the first call belongs to the iteration that ends then:
-        with several optimizers in turn it was a part of one.
+        step. What ended like that once before the first call belongs to the iteration that ends
+        then: with several optimizers in turn it was a part of one. What did so more often was
+        whole iterations: the call came late.
         """
         if _active is self and not self._ends_are_explicit:
-            self._early_ends = self._adapter.runtime.recorded_iterations
-            self._adapter.runtime.join_iterations()
             self._ends_are_explicit = True
+            if self._adapter.runtime.recorded_iterations == 1:
+                self._early_ends = 1
+                self._adapter.runtime.join_iterations()
         self._hooks.end_iteration()
 
     def stop(self) -> None:

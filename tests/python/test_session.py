@@ -337,6 +337,26 @@ def test_a_request_beyond_all_sizes_is_torchs_to_refuse() -> None:
 
 
 @isolated
+def test_an_end_that_is_told_late_joins_no_iterations() -> None:
+    _, trainer = twins()
+
+    def profiled(says: bool) -> stalloc.Profile:
+        with stalloc.profile(trainer.model) as prof:
+            for _ in range(4):
+                trainer.backward(0)
+                trainer.optimizer.step()
+                trainer.optimizer.zero_grad()
+            if says:
+                prof.step()
+        return prof
+
+    plain, late = profiled(False), profiled(True)
+    assert len(late.trace.iterations) == len(plain.trace.iterations) + 1
+    # The last one is planned for only where it has ended: the losses that are kept differ.
+    assert abs(len(late.plan().decisions) - len(plain.plan().decisions)) <= 2
+
+
+@isolated
 def test_damaged_info_is_a_plan_error() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
