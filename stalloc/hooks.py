@@ -143,6 +143,11 @@ class TrainingHooks:
         return self._is_attached
 
     @property
+    def in_first_cycle(self) -> bool:
+        """Whether the optimizer that stepped last had not stepped before."""
+        return self._tracker.in_first_cycle
+
+    @property
     def root(self) -> nn.Module | None:
         """The module whose calls are forwards; None until it is found, or once it is gone."""
         return self._root() if self._root is not None else None

@@ -140,14 +140,14 @@ class Profile:
         """Marks the end of an iteration.
 
         When it is never called, an iteration ends with the first forward after the optimizer's
-        step. What ended like that once before the first call belongs to the iteration that ends
-        then: with several optimizers in turn it was a part of one. What did so more often was
-        whole iterations: the call came late.
+        step. What ended like that before the first call belongs to the iteration that ends then,
+        unless the optimizer that stepped last had stepped before: in the first cycle of several
+        optimizers it was a part of one, later on it was whole iterations.
         """
         if _active is self and not self._ends_are_explicit:
             self._ends_are_explicit = True
-            if self._adapter.runtime.recorded_iterations == 1:
-                self._early_ends = 1
+            if self._hooks.in_first_cycle:
+                self._early_ends = self._adapter.runtime.recorded_iterations
                 self._adapter.runtime.join_iterations()
         self._hooks.end_iteration()
 

@@ -14,14 +14,22 @@ from typing import Any
 
 
 class IterationCounter:
-    """Follows the optimizers' steps. Holds no optimizer alive."""
+    """Follows the optimizers' steps. Holds no optimizer alive.
+
+    Attributes:
+        in_first_cycle: Whether the optimizer that stepped last had not stepped before.
+    """
 
     def __init__(self) -> None:
+        self.in_first_cycle = True
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing: weakref.ref[Any] | None = None
         self._others: set[int] = set()  # ids, since `_closing` last stepped
 
     def ends_with(self, optimizer: object) -> bool:
         """Notes a completed step; returns whether it is the iteration's last."""
+        self.in_first_cycle = optimizer not in self._stepped
+        self._stepped.add(optimizer)
         closing = self._closing() if self._closing is not None else None
         if closing is not None and closing is not optimizer and id(optimizer) not in self._others:
             self._others.add(id(optimizer))

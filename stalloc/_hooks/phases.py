@@ -156,6 +156,11 @@ class PhaseTracker:
         self._iteration_is_over = self._iteration_is_over or over
         return over
 
+    @property
+    def in_first_cycle(self) -> bool:
+        """Whether the optimizer that stepped last had not stepped before."""
+        return self._iterations.in_first_cycle
+
     # Scopes
 
     def open(self, scope: Scope) -> None:

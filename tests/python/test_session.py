@@ -178,10 +178,14 @@ def test_what_is_trained_first_in_a_profile_and_not_again_leaves_no_mark_on_the_
 
 
 class Adversaries:
-    """Generator and discriminator, which step in turn; the discriminator is called first."""
+    """Generator and discriminator, which step in turn; the discriminator is called first.
 
-    def __init__(self) -> None:
+    It steps `rounds` times for each step of the generator.
+    """
+
+    def __init__(self, rounds: int = 1) -> None:
         torch.manual_seed(0)
+        self.rounds = rounds
         self.generator = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 96))
         self.discriminator = nn.Sequential(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 1))
         self.optimizers = [
@@ -190,12 +194,13 @@ class Adversaries:
         self.losses: list[float] = []
 
     def cycle(self) -> None:
-        real, noise = torch.randn(32, 96), torch.randn(32, 16)
-        self.optimizers[0].zero_grad()
-        self._judge(real, 1.0)
-        fake = self.generator(noise)
-        self._judge(fake.detach(), 0.0)
-        self.optimizers[0].step()
+        for _ in range(self.rounds):
+            real, noise = torch.randn(32, 96), torch.randn(32, 16)
+            self.optimizers[0].zero_grad()
+            self._judge(real, 1.0)
+            fake = self.generator(noise)
+            self._judge(fake.detach(), 0.0)
+            self.optimizers[0].step()
         self.optimizers[1].zero_grad()
         self._judge(fake, 1.0)
         self.optimizers[1].step()
@@ -209,22 +214,25 @@ class Adversaries:
         self.losses.append(loss.item())
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("startup", [False, True])
 @isolated
-def test_networks_that_step_in_turn_are_one_iteration_where_the_loop_says_so(startup: bool) -> None:
+def test_networks_that_step_in_turn_are_one_iteration_where_the_loop_says_so(
+    startup: bool, rounds: int
+) -> None:
     with stalloc.profile(device="cpu") as prof:
-        pair = Adversaries()
+        pair = Adversaries(rounds)
         for _ in range(3):
             pair.cycle()
             stalloc.step()
     assert len(prof.trace.iterations) == 3 + 1
     plan = prof.plan()
     assert len(plan.groups) == 0
-    plain = Adversaries()
+    plain = Adversaries(rounds)
     for _ in range(4):
         plain.cycle()
     with stalloc.enable(plan, startup=startup):
-        pair = Adversaries()
+        pair = Adversaries(rounds)
         misses = []
         for _ in range(4):
             pair.cycle()
