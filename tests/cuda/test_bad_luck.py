@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from alone import run_alone
 
 MODES = ["native", "compat"]
 
@@ -38,14 +37,7 @@ def hold(stream):
 
 
 def _run(mode: str, body: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PLANNED + body, mode],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_alone(PLANNED + body, mode)
 
 
 def _assert_clean(result: subprocess.CompletedProcess[str]) -> None:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import standin
 import torch
+from alone import run_alone
 from training_cuda import Trainer
 
 import stalloc
 
 
 def _run(body: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", body],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    result = run_alone(body)
     assert result.returncode == 0, result.stderr
 
 

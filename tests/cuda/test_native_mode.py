@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import standin
 import torch
+from alone import run_alone
 from training_cuda import Trainer
 
 import stalloc
@@ -509,17 +507,6 @@ def test_a_lost_device_is_an_error_and_no_crash(fraction: float) -> None:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _run(body: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", body],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
 PLANNED = """
 import gc, os, torch, stalloc, standin
 from stalloc import _core
@@ -533,13 +520,13 @@ held.record_stream(torch.cuda.Stream())
 
 
 def test_tensors_alive_at_shutdown_do_no_harm() -> None:
-    result = _run(PLANNED + "import builtins; builtins.held = held\n")
+    result = run_alone(PLANNED + "import builtins; builtins.held = held\n")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
 
 
 def test_a_forked_child_frees_what_it_inherited() -> None:
-    result = _run(
+    result = run_alone(
         PLANNED
         + """
 child = os.fork()

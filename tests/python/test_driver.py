@@ -39,6 +39,16 @@ def train(driver: Driver, trainer: Trainer, iterations: int, length: int = 32) -
         trainer.steps += 1
 
 
+def microbatch_in_chunks(driver: Driver, first: torch.nn.Module, second: torch.nn.Module) -> None:
+    """A pipeline's, whose root is never called."""
+    with driver.forward(0, 0):
+        x = first(torch.ones(4, 8))
+    with driver.forward(0, 1):
+        loss = second(x).sum()
+    with driver.backward(0, 1):
+        loss.backward()
+
+
 def loop_body(driver: Driver, trainer: Trainer, i: int, length: int) -> None:
     with driver.forward(i):
         loss = loss_of(trainer.model, tokens(trainer.steps, i, length))
@@ -372,12 +382,7 @@ def test_evaluation_and_layers_of_all_chunks(tmp_path: Path) -> None:
     driver = Driver("profile", tmp_path, warmup=0, iterations=2)
     for _ in range(2):
         with driver.iteration([first, second]):
-            with driver.forward(0, 0):
-                x = first(torch.ones(4, 8))
-            with driver.forward(0, 1):
-                loss = second(x).sum()
-            with driver.backward(0, 1):
-                loss.backward()
+            microbatch_in_chunks(driver, first, second)
             with driver.evaluation(), torch.no_grad():
                 first(torch.ones(3, 8))
     trace = stalloc.Trace.load(tmp_path / "rank0.trace.json")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from isolation import isolated
-from test_driver import LAYOUT, train
+from test_driver import LAYOUT, microbatch_in_chunks, train
 from training import Model, Trainer, assert_same, twins
 
 import stalloc
@@ -253,12 +253,7 @@ def test_layers_of_all_chunks_are_known_and_dynamic_ones_are_told() -> None:
         driver = Driver("auto", dynamic=lambda: ["1.0"])
         for _ in range(3):
             with driver.iteration([first, second]):
-                with driver.forward(0, 0):
-                    x = first(torch.ones(4, 8))
-                with driver.forward(0, 1):
-                    loss = second(x).sum()
-                with driver.backward(0, 1):
-                    loss.backward()
+                microbatch_in_chunks(driver, first, second)
     trace = prof.trace
     assert len(trace.iterations) == 1 + 2
     assert {"0", "1", "1.0"} <= set(trace.layers)

@@ -1,0 +1,19 @@
+"""Scripts that need a process of their own, because they end it, or must be the first in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_alone(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script to which the modules of this folder are known."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
