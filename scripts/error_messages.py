@@ -83,7 +83,7 @@ TOPICS = (
             "csrc/plan/plan.cpp",
             "csrc/plan/plan_json.cpp",
             "csrc/plan/opening.cpp",
-            "csrc/plan/idle_validator.cpp",
+            "csrc/verify/idle_validator.cpp",
         ),
     ),
     Topic(
@@ -92,6 +92,7 @@ TOPICS = (
         "`stalloc.profile` or `stalloc run --profile`, over at least two iterations.",
         (
             "csrc/trace/",
+            "csrc/profile/",
             "csrc/bindings/make_trace.cpp",
             "stalloc/profiling.py",
         ),
@@ -109,6 +110,8 @@ TOPICS = (
         "names the buffer, the line of the CSV or the option to mend.",
         (
             "csrc/plan/",
+            "csrc/solve/",
+            "csrc/verify/",
             "csrc/bindings/",
             "csrc/base/align.h",
             "stalloc/planner.py",

@@ -11,10 +11,10 @@ using namespace stalloc;
 
 // `live` blocks that stay for the whole iteration, and `pairs` short-lived ones that follow each
 // other in the same place, as the temporaries of a forward pass do.
-Plan nested_plan(std::int64_t live, std::int64_t pairs) {
-  Plan plan;
+plan::Plan nested_plan(std::int64_t live, std::int64_t pairs) {
+  plan::Plan plan;
   plan.period = 2 * (live + pairs);
-  plan.phases.push_back({{PhaseKind::kForward, 0, 0, 0}, 0, plan.period});
+  plan.phases.push_back({{trace::PhaseKind::kForward, 0, 0, 0}, 0, plan.period});
   const Bytes size = 4096;
   for (std::int64_t i = 0; i < live; ++i) {
     plan.decisions.push_back({.size = size,
@@ -43,8 +43,8 @@ void planned_pair(benchmark::State& state) {
   const std::int64_t live = state.range(0);
   constexpr std::int64_t kPairs = 20000;
   const Bytes size = 4096;
-  PretendMemory device(Bytes{1} << 40);
-  PlannedAllocator allocator(device);
+  device::PretendMemory device(Bytes{1} << 40);
+  runtime::PlannedAllocator allocator(device);
   allocator.enable(nested_plan(live, kPairs));
   std::vector<void*> blocks(static_cast<std::size_t>(live));
   std::int64_t left = 0;
@@ -55,7 +55,7 @@ void planned_pair(benchmark::State& state) {
         if (b) allocator.deallocate(b);
       }
       allocator.end_iteration();
-      allocator.enter_phase(PhaseKind::kForward, 0, 0);
+      allocator.enter_phase(trace::PhaseKind::kForward, 0, 0);
       for (void*& b : blocks) b = allocator.allocate(size, 0, false);
       left = kPairs;
       state.ResumeTiming();
@@ -65,15 +65,15 @@ void planned_pair(benchmark::State& state) {
     allocator.deallocate(p);
     --left;
   }
-  const Statistics s = allocator.statistics();
+  const runtime::Statistics s = allocator.statistics();
   if (s.fallback_requests > 0) state.SkipWithError("the plan was not followed");
   for (void* b : blocks) allocator.deallocate(b);
 }
 BENCHMARK(planned_pair)->Arg(1000)->Arg(10000);
 
 // Where the dynamic requests of nested_plan(1, 1) come, `live` of them with room between any two.
-void fill_with_dynamic(PlannedAllocator& allocator, std::int64_t live, Bytes size) {
-  allocator.enter_phase(PhaseKind::kForward, 0, 0);
+void fill_with_dynamic(runtime::PlannedAllocator& allocator, std::int64_t live, Bytes size) {
+  allocator.enter_phase(trace::PhaseKind::kForward, 0, 0);
   allocator.allocate(4096, 0, false);
   allocator.enter_dynamic();
   std::vector<void*> blocks;
@@ -86,19 +86,19 @@ void fill_with_dynamic(PlannedAllocator& allocator, std::int64_t live, Bytes siz
 void dynamic_pair(benchmark::State& state) {
   const std::int64_t live = state.range(0);
   const Bytes size = Bytes{64} << 10;
-  Plan plan = nested_plan(1, 1);
-  DynamicGroup group;
+  plan::Plan plan = nested_plan(1, 1);
+  plan::DynamicGroup group;
   group.phase = group.phase_end = 0;
   group.after = 0;
   group.size = 2 * live * size + size;
   group.offset = plan.pool;
   group.lower = 1;
   group.upper = 3;
-  group.contexts = {{.size = size + 512, .before = DynamicContext::kVaries}};
+  group.contexts = {{.size = size + 512, .before = profile::DynamicContext::kVaries}};
   plan.groups.push_back(group);
   plan.pool = plan.bound = plan.pool + group.size;
-  PretendMemory device(Bytes{1} << 40);
-  PlannedAllocator allocator(device);
+  device::PretendMemory device(Bytes{1} << 40);
+  runtime::PlannedAllocator allocator(device);
   allocator.enable(plan);
   fill_with_dynamic(allocator, live, size);
   const Bytes larger = size + 512;  // than all rooms but the last
@@ -116,11 +116,11 @@ BENCHMARK(dynamic_pair)->Arg(1000)->Arg(10000);
 void reused_pair(benchmark::State& state) {
   const std::int64_t live = state.range(0);
   const Bytes size = Bytes{64} << 10;
-  Plan plan = nested_plan(1, 1);
+  plan::Plan plan = nested_plan(1, 1);
   const Offset begin = plan.pool;
   plan.pool = plan.bound = begin + 2 * live * size + 2 * size;
   for (int i = 0; i < 2; ++i) {
-    DynamicGroup group;
+    plan::DynamicGroup group;
     group.phase = group.phase_end = 0;
     group.after = 0;
     group.lower = 1;
@@ -128,9 +128,9 @@ void reused_pair(benchmark::State& state) {
     group.reusable = {{begin, plan.pool}};
     plan.groups.push_back(group);
   }
-  plan.groups[1].contexts = {{.size = size + 512, .before = DynamicContext::kVaries}};
-  PretendMemory device(Bytes{1} << 40);
-  PlannedAllocator allocator(device);
+  plan.groups[1].contexts = {{.size = size + 512, .before = profile::DynamicContext::kVaries}};
+  device::PretendMemory device(Bytes{1} << 40);
+  runtime::PlannedAllocator allocator(device);
   allocator.enable(plan);
   fill_with_dynamic(allocator, live, size);
   Bytes wanted = size + 512;
@@ -145,8 +145,8 @@ void reused_pair(benchmark::State& state) {
 BENCHMARK(reused_pair)->Arg(1000)->Arg(10000);
 
 void fallback_pair(benchmark::State& state) {
-  PretendMemory device(Bytes{1} << 40);
-  PlannedAllocator allocator(device);
+  device::PretendMemory device(Bytes{1} << 40);
+  runtime::PlannedAllocator allocator(device);
   allocator.enable(nested_plan(1, 1));
   std::vector<void*> blocks;
   for (std::int64_t i = 0; i < state.range(0); ++i) {

@@ -11,11 +11,11 @@ using namespace stalloc;
 
 // Iterations of 20,000 requests in microbatches; in each, half the requests live from its forward
 // to its backward phase, and half but shortly, as activations and temporaries do.
-Trace recorded_trace(std::int64_t requests) {
+trace::Trace recorded_trace(std::int64_t requests) {
   constexpr std::int64_t kIteration = 20000;
   constexpr std::int64_t kMicrobatch = 2000;
   constexpr std::int64_t kLayer = 20;
-  Recorder recorder;
+  runtime::Recorder recorder;
   recorder.start();
   std::vector<LayerIndex> layers;
   for (std::int64_t i = 0; i < kMicrobatch / kLayer; ++i) {
@@ -24,7 +24,7 @@ Trace recorded_trace(std::int64_t requests) {
   const auto block = [](std::int64_t i) { return reinterpret_cast<const void*>(i + 1); };
   for (std::int64_t done = 0; done < requests; done += kMicrobatch) {
     const auto microbatch = static_cast<std::int32_t>(done % kIteration / kMicrobatch);
-    recorder.enter_phase(PhaseKind::kForward, microbatch, 0);
+    recorder.enter_phase(trace::PhaseKind::kForward, microbatch, 0);
     for (std::int64_t i = 0; i < kMicrobatch; ++i) {
       if (i % kLayer == 0)
         recorder.enter_layer(layers[static_cast<std::size_t>(i / kLayer)], false);
@@ -32,7 +32,7 @@ Trace recorded_trace(std::int64_t requests) {
       if (i % 2 == 0) recorder.on_free(block(i), {});
       if (i % kLayer == kLayer - 1) recorder.leave_layer();
     }
-    recorder.enter_phase(PhaseKind::kBackward, microbatch, 0);
+    recorder.enter_phase(trace::PhaseKind::kBackward, microbatch, 0);
     for (std::int64_t i = kMicrobatch - 1; i > 0; i -= 2) recorder.on_free(block(i), {});
     if ((done + kMicrobatch) % kIteration == 0) recorder.end_iteration();
   }
@@ -41,13 +41,13 @@ Trace recorded_trace(std::int64_t requests) {
 
 void read_trace(benchmark::State& state) {
   const std::string text = to_json(recorded_trace(state.range(0)));
-  for (auto _ : state) benchmark::DoNotOptimize(trace_from_json(text, "benchmark"));
+  for (auto _ : state) benchmark::DoNotOptimize(trace::trace_from_json(text, "benchmark"));
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(text.size()));
 }
 BENCHMARK(read_trace)->Arg(300000)->Unit(benchmark::kMillisecond);
 
 void write_trace(benchmark::State& state) {
-  const Trace trace = recorded_trace(state.range(0));
+  const trace::Trace trace = recorded_trace(state.range(0));
   for (auto _ : state) benchmark::DoNotOptimize(to_json(trace));
 }
 BENCHMARK(write_trace)->Arg(300000)->Unit(benchmark::kMillisecond);

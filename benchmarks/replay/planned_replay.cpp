@@ -30,28 +30,28 @@ using namespace stalloc;
 
 constexpr std::int64_t kKinds = 256;
 
-Plan read_plan(const char* path) {
+plan::Plan read_plan(const char* path) {
   std::ifstream in(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  return plan_from_json(text, path);
+  return plan::plan_from_json(text, path);
 }
 
-std::vector<StreamHandle> make_streams(std::size_t count) {
-  using Create = int (*)(StreamHandle*);
+std::vector<device::StreamHandle> make_streams(std::size_t count) {
+  using Create = int (*)(device::StreamHandle*);
   const auto create = reinterpret_cast<Create>(dlsym(RTLD_DEFAULT, "cudaStreamCreate"));
-  std::vector<StreamHandle> streams(count, nullptr);
+  std::vector<device::StreamHandle> streams(count, nullptr);
   for (std::size_t i = 1; i < count && create; ++i) create(&streams[i]);
   return streams;
 }
 
-void tell(const replay::Event& event, PlannedAllocator& allocator, replay::Laps& laps) {
+void tell(const replay::Event& event, runtime::PlannedAllocator& allocator, replay::Laps& laps) {
   switch (event.request) {
     case replay::kIterationEnds:
       laps.end_iteration();
       allocator.end_iteration();
       break;
     case replay::kPhaseBegins:
-      allocator.enter_phase(static_cast<PhaseKind>(event.size % kKinds),
+      allocator.enter_phase(static_cast<trace::PhaseKind>(event.size % kKinds),
                             static_cast<std::int32_t>(event.stream),
                             static_cast<std::int32_t>(event.size / kKinds));
       break;
@@ -66,14 +66,15 @@ void tell(const replay::Event& event, PlannedAllocator& allocator, replay::Laps&
 int run(const char* events_path, const char* plan_path) {
   const std::vector<replay::Event> events = replay::read_events(events_path);
   if (events.empty()) throw Error(std::string("no events in ") + events_path);
-  const Plan plan = read_plan(plan_path);
-  CudaMemory memory(0);
-  CudaStreams device_streams(0);
-  StreamTable table;
-  PlannedAllocator allocator(memory, device_streams, table, PlannedAllocator::Fallback::kOwn);
+  const plan::Plan plan = read_plan(plan_path);
+  device::CudaMemory memory(0);
+  device::CudaStreams device_streams(0);
+  runtime::StreamTable table;
+  runtime::PlannedAllocator allocator(memory, device_streams, table,
+                                      runtime::PlannedAllocator::Fallback::kOwn);
   allocator.enable(plan, {.reuse = true, .opening = true});  // events begin with start-up
-  const std::vector<StreamHandle> streams = make_streams(replay::count_streams(events));
-  for (StreamHandle stream : streams) table.id_of(stream);  // numbered as in the plan
+  const std::vector<device::StreamHandle> streams = make_streams(replay::count_streams(events));
+  for (device::StreamHandle stream : streams) table.id_of(stream);  // numbered as in the plan
   std::vector<void*> blocks(replay::count_requests(events), nullptr);
 
   replay::Laps laps;
@@ -87,11 +88,11 @@ int run(const char* events_path, const char* plan_path) {
       allocator.deallocate(block);
     } else {
       laps.count();
-      const StreamHandle stream = streams[static_cast<std::size_t>(event.stream)];
+      const device::StreamHandle stream = streams[static_cast<std::size_t>(event.stream)];
       block = allocator.allocate(event.size, table.id_of(stream), true);
     }
   }
-  const Statistics stats = allocator.statistics();
+  const runtime::Statistics stats = allocator.statistics();
   std::printf("{");
   laps.print();
   std::printf(", \"reserved\": %lld, \"load\": %lld, \"hits\": %lld, \"misses\": %lld}\n",

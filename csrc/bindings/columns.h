@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace stalloc {
+namespace stalloc::bindings {
 
 // `field` maps a row to a reference to one of its numbers. Enumerations come as their numbers.
 template <typename Row, typename Field>
@@ -24,4 +24,4 @@ pybind11::array column(const pybind11::object& owner, const std::vector<Row>& ro
   return result;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

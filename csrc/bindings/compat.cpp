@@ -7,10 +7,10 @@
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
-py::dict to_dict(const Tally& t) {
+py::dict to_dict(const device::Tally& t) {
   py::dict d;
   d["current"] = t.current;
   d["peak"] = t.peak;
@@ -30,16 +30,16 @@ py::dict by_size(const Parts& parts, Read read) {
 }
 
 // What is held and not live. torch counts only what splitting left over; here it is all of it.
-Tally idle(const CudaMemory::Held& held, const CompatGpu::Counts& counts) {
-  Tally t;
+device::Tally idle(const device::CudaMemory::Held& held, const compat::CompatGpu::Counts& counts) {
+  device::Tally t;
   t.current = t.peak = held.bytes.current - counts.rounded.current;
   return t;
 }
 
 py::dict statistics(int device) {
-  const CompatGpu::Figures f = CompatGpu::of(device).figures();
-  using Counts = CompatGpu::Counts;
-  using Held = CudaMemory::Held;
+  const compat::CompatGpu::Figures f = compat::CompatGpu::of(device).figures();
+  using Counts = compat::CompatGpu::Counts;
+  using Held = device::CudaMemory::Held;
   py::dict d;
   for (const char* name : {"allocation", "active"}) {
     d[name] = by_size(f, [](const Counts& c) { return c.blocks; });
@@ -55,7 +55,7 @@ py::dict statistics(int device) {
   inactive["small_pool"] = to_dict(idle(f.held.small, f.small));
   inactive["large_pool"] = to_dict(idle(f.held.large, f.large));
   d["inactive_split_bytes"] = inactive;
-  d["inactive_split"] = by_size(f, [](const Counts&) { return Tally{}; });
+  d["inactive_split"] = by_size(f, [](const Counts&) { return device::Tally{}; });
   for (const char* name : {"oversize_allocations", "oversize_segments"}) d[name] = to_dict({});
   d["num_ooms"] = f.out_of_memory;
   d["num_device_alloc"] = f.held.all.pieces.added;
@@ -65,7 +65,7 @@ py::dict statistics(int device) {
   return d;
 }
 
-py::dict to_dict(const PlannedAllocator::LiveBlock& block) {
+py::dict to_dict(const runtime::PlannedAllocator::LiveBlock& block) {
   py::dict d;
   d["address"] = reinterpret_cast<std::uintptr_t>(block.begin);
   d["size"] = block.rounded;
@@ -85,7 +85,7 @@ py::dict hole(std::uintptr_t begin, std::uintptr_t end) {
   return d;
 }
 
-py::dict to_dict(int device, const CompatGpu::Segment& segment) {
+py::dict to_dict(int device, const compat::CompatGpu::Segment& segment) {
   const auto begin = reinterpret_cast<std::uintptr_t>(segment.content.piece.begin);
   const std::uintptr_t end = begin + static_cast<std::uintptr_t>(segment.content.piece.size);
   py::list blocks;
@@ -110,7 +110,8 @@ py::dict to_dict(int device, const CompatGpu::Segment& segment) {
   d["active_size"] = active;
   d["requested_size"] = requested;
   d["stream"] = 0;
-  d["segment_type"] = segment.content.piece.size <= 2 * CompatGpu::kSmall ? "small" : "large";
+  d["segment_type"] =
+      segment.content.piece.size <= 2 * compat::CompatGpu::kSmall ? "small" : "large";
   d["segment_pool_id"] = segment.graph;
   d["is_expandable"] = false;
   d["frames"] = py::list();
@@ -120,8 +121,8 @@ py::dict to_dict(int device, const CompatGpu::Segment& segment) {
 
 py::list segments() {
   py::list result;
-  for (int device = 0; device < DeviceRuntime::kGpus; ++device) {
-    const CompatGpu* gpu = CompatGpu::known(device);
+  for (int device = 0; device < runtime::DeviceRuntime::kGpus; ++device) {
+    const compat::CompatGpu* gpu = compat::CompatGpu::known(device);
     if (!gpu) continue;
     for (const auto& segment : gpu->segments()) result.append(to_dict(device, segment));
   }
@@ -132,24 +133,24 @@ py::list segments() {
 
 void bind_compat(py::module_& m) {
   m.def(
-      "compat_runtime", [](int device) { return &CompatGpu::of(device).runtime(); },
+      "compat_runtime", [](int device) { return &compat::CompatGpu::of(device).runtime(); },
       py::arg("device"), py::return_value_policy::reference,
       "The runtime of a GPU whose requests torch's pluggable interface brings.");
   m.def(
       "compat_record_exactly",
-      [](int device, bool exact) { CompatGpu::of(device).record_exactly(exact); },
+      [](int device, bool exact) { compat::CompatGpu::of(device).record_exactly(exact); },
       py::arg("device"), py::arg("exact"));
   m.def(
-      "compat_fraction", [](int device) { return CompatGpu::of(device).fraction(); },
+      "compat_fraction", [](int device) { return compat::CompatGpu::of(device).fraction(); },
       py::arg("device"));
   m.def("compat_statistics", &statistics, py::arg("device"));
   m.def("compat_segments", &segments);
   m.def(
-      "compat_reset_peaks", [](int device) { CompatGpu::of(device).reset_peaks(); },
+      "compat_reset_peaks", [](int device) { compat::CompatGpu::of(device).reset_peaks(); },
       py::arg("device"));
   m.def(
-      "compat_reset_totals", [](int device) { CompatGpu::of(device).reset_totals(); },
+      "compat_reset_totals", [](int device) { compat::CompatGpu::of(device).reset_totals(); },
       py::arg("device"));
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

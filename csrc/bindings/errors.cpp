@@ -7,7 +7,7 @@
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
 struct ErrorClasses {
@@ -48,4 +48,4 @@ void bind_errors() {
   });
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

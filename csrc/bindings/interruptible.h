@@ -11,7 +11,7 @@
 #include <future>
 #include <mutex>
 
-namespace stalloc {
+namespace stalloc::bindings {
 
 // Returns work(cancel, progress), run on a thread of its own while this one looks out for signals.
 // `progress` may be None. When it throws, or a signal's handler does, the work is cancelled and
@@ -56,4 +56,4 @@ auto run_interruptibly(const pybind11::object& progress, Work work) {
   return result.get();
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

@@ -18,7 +18,7 @@
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
 using Column = py::array_t<std::int64_t, py::array::c_style>;
@@ -69,10 +69,10 @@ class Table {
   py::ssize_t rows_ = 0;
 };
 
-std::vector<PhaseSpan> make_phases(const Columns& columns) {
+std::vector<trace::PhaseSpan> make_phases(const Columns& columns) {
   const Table table(columns, "phases", 7);
-  std::vector<PhaseSpan> rows(table.rows());
-  const auto key = [&](const std::string& name, std::int32_t PhaseKey::* member) {
+  std::vector<trace::PhaseSpan> rows(table.rows());
+  const auto key = [&](const std::string& name, std::int32_t trace::PhaseKey::* member) {
     const std::int64_t* values = table.values_of(name);
     for (std::size_t i = 0; i < rows.size(); ++i) {
       rows[i].key.*member = table.narrow<std::int32_t>(values[i], name);
@@ -80,33 +80,33 @@ std::vector<PhaseSpan> make_phases(const Columns& columns) {
   };
   const std::int64_t* kinds = table.values_of("kind");
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (kinds[i] < 0 || kinds[i] > static_cast<int>(PhaseKind::kUnplanned)) {
+    if (kinds[i] < 0 || kinds[i] > static_cast<int>(trace::PhaseKind::kUnplanned)) {
       throw TraceError("phases, row " + std::to_string(i) + ": there is no phase kind " +
                        std::to_string(kinds[i]));
     }
-    rows[i].key.kind = static_cast<PhaseKind>(kinds[i]);
+    rows[i].key.kind = static_cast<trace::PhaseKind>(kinds[i]);
   }
-  key("microbatch", &PhaseKey::microbatch);
-  key("chunk", &PhaseKey::chunk);
-  key("occurrence", &PhaseKey::occurrence);
-  table.fill(rows, "begin", &PhaseSpan::begin);
-  table.fill(rows, "end", &PhaseSpan::end);
-  table.fill(rows, "iteration", &PhaseSpan::iteration);
+  key("microbatch", &trace::PhaseKey::microbatch);
+  key("chunk", &trace::PhaseKey::chunk);
+  key("occurrence", &trace::PhaseKey::occurrence);
+  table.fill(rows, "begin", &trace::PhaseSpan::begin);
+  table.fill(rows, "end", &trace::PhaseSpan::end);
+  table.fill(rows, "iteration", &trace::PhaseSpan::iteration);
   return rows;
 }
 
-std::vector<Request> make_requests(const Columns& columns) {
+std::vector<trace::Request> make_requests(const Columns& columns) {
   const Table table(columns, "requests", 10);
-  std::vector<Request> rows(table.rows());
-  table.fill(rows, "size", &Request::size);
-  table.fill(rows, "lower", &Request::lower);
-  table.fill(rows, "upper", &Request::upper);
-  table.fill(rows, "phase_begin", &Request::phase_begin);
-  table.fill(rows, "phase_end", &Request::phase_end);
-  table.fill(rows, "layer_begin", &Request::layer_begin);
-  table.fill(rows, "layer_end", &Request::layer_end);
-  table.fill(rows, "stream", &Request::stream);
-  table.fill(rows, "thread", &Request::thread);
+  std::vector<trace::Request> rows(table.rows());
+  table.fill(rows, "size", &trace::Request::size);
+  table.fill(rows, "lower", &trace::Request::lower);
+  table.fill(rows, "upper", &trace::Request::upper);
+  table.fill(rows, "phase_begin", &trace::Request::phase_begin);
+  table.fill(rows, "phase_end", &trace::Request::phase_end);
+  table.fill(rows, "layer_begin", &trace::Request::layer_begin);
+  table.fill(rows, "layer_end", &trace::Request::layer_end);
+  table.fill(rows, "stream", &trace::Request::stream);
+  table.fill(rows, "thread", &trace::Request::thread);
   const std::int64_t* dynamic = table.values_of("dynamic");
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].dynamic = dynamic[i] != 0;
   return rows;
@@ -127,7 +127,7 @@ void bind_make_trace(py::module_& m) {
       "make_trace",
       [](std::map<std::string, std::string> info, Tick end, std::vector<Tick> iterations,
          std::vector<std::string> layers, const Columns& phases, const Columns& requests) {
-        auto trace = std::make_shared<Trace>();
+        auto trace = std::make_shared<trace::Trace>();
         trace->info = std::move(info);
         trace->end = end;
         trace->iterations = std::move(iterations);
@@ -141,4 +141,4 @@ void bind_make_trace(py::module_& m) {
       py::arg("requests"));
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

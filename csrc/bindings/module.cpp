@@ -6,14 +6,14 @@
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The core of stalloc: traces, plans and the runtime. Use the modules above it.";
-  stalloc::bind_errors();
-  stalloc::bind_trace(m);
-  stalloc::bind_plan(m);
-  stalloc::bind_planner(m);
-  stalloc::bind_runtime(m);
-  stalloc::bind_make_trace(m);
-  stalloc::bind_replay(m);
-  stalloc::bind_placements(m);
-  stalloc::bind_compat(m);
+  stalloc::bindings::bind_errors();
+  stalloc::bindings::bind_trace(m);
+  stalloc::bindings::bind_plan(m);
+  stalloc::bindings::bind_planner(m);
+  stalloc::bindings::bind_runtime(m);
+  stalloc::bindings::bind_make_trace(m);
+  stalloc::bindings::bind_replay(m);
+  stalloc::bindings::bind_placements(m);
+  stalloc::bindings::bind_compat(m);
   m.def("format_bytes", &stalloc::format_bytes, pybind11::arg("size"));
 }

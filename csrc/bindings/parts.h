@@ -4,7 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
-namespace stalloc {
+namespace stalloc::bindings {
 
 void bind_errors();
 void bind_trace(pybind11::module_& m);
@@ -16,4 +16,4 @@ void bind_replay(pybind11::module_& m);
 void bind_placements(pybind11::module_& m);
 void bind_compat(pybind11::module_& m);
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

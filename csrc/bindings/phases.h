@@ -4,7 +4,7 @@
 #include "bindings/columns.h"
 #include "trace/trace.h"
 
-namespace stalloc {
+namespace stalloc::bindings {
 
 // `Row` has a PhaseKey `key`, a `begin` and an `end`.
 template <typename Row>
@@ -19,4 +19,4 @@ pybind11::dict phase_columns(const pybind11::object& owner, const std::vector<Ro
   return d;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

@@ -13,11 +13,11 @@
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
 template <typename Field>
-py::array_t<std::int64_t> copied(const std::vector<HeldPiece>& rows, Field field) {
+py::array_t<std::int64_t> copied(const std::vector<replay::HeldPiece>& rows, Field field) {
   py::array_t<std::int64_t> result(static_cast<py::ssize_t>(rows.size()));
   for (std::size_t i = 0; i < rows.size(); ++i) {
     result.mutable_at(static_cast<py::ssize_t>(i)) = rows[i].*field;
@@ -26,18 +26,18 @@ py::array_t<std::int64_t> copied(const std::vector<HeldPiece>& rows, Field field
 }
 
 template <typename Replay>
-py::dict placements_of(const Trace& trace, Replay replay) {
-  Placements placements(trace.requests.size());
+py::dict placements_of(const trace::Trace& trace, Replay replay) {
+  replay::Placements placements(trace.requests.size());
   run_interruptibly(py::none(), [&](const auto*, const auto&) { return replay(&placements); });
-  const std::vector<HeldPiece> pieces = placements.pieces();
+  const std::vector<replay::HeldPiece> pieces = placements.pieces();
   const auto& addresses = placements.addresses();
   py::dict d;
   d["address"] =
       py::array_t<std::int64_t>(static_cast<py::ssize_t>(addresses.size()), addresses.data());
-  d["piece_address"] = copied(pieces, &HeldPiece::address);
-  d["piece_size"] = copied(pieces, &HeldPiece::size);
-  d["piece_lower"] = copied(pieces, &HeldPiece::lower);
-  d["piece_upper"] = copied(pieces, &HeldPiece::upper);
+  d["piece_address"] = copied(pieces, &replay::HeldPiece::address);
+  d["piece_size"] = copied(pieces, &replay::HeldPiece::size);
+  d["piece_lower"] = copied(pieces, &replay::HeldPiece::lower);
+  d["piece_upper"] = copied(pieces, &replay::HeldPiece::upper);
   return d;
 }
 
@@ -46,20 +46,21 @@ py::dict placements_of(const Trace& trace, Replay replay) {
 void bind_placements(py::module_& m) {
   m.def(
       "placements_caching",
-      [](const Trace& trace, const CachingSettings& settings) {
-        return placements_of(trace,
-                             [&](Placements* to) { return replay_caching(trace, settings, to); });
+      [](const trace::Trace& trace, const replay::CachingSettings& settings) {
+        return placements_of(trace, [&](replay::Placements* to) {
+          return replay::replay_caching(trace, settings, to);
+        });
       },
       py::arg("trace"), py::arg("settings"));
   m.def(
       "placements_planned",
-      [](const Trace& trace, const Plan& plan, Bytes capacity) {
-        const Bytes limit = capacity > 0 ? capacity : CachingSettings::kUnlimited;
-        return placements_of(trace, [&](Placements* to) {
-          return replay_planned(trace, plan, {.capacity = limit}, to);
+      [](const trace::Trace& trace, const plan::Plan& plan, Bytes capacity) {
+        const Bytes limit = capacity > 0 ? capacity : replay::CachingSettings::kUnlimited;
+        return placements_of(trace, [&](replay::Placements* to) {
+          return replay::replay_planned(trace, plan, {.capacity = limit}, to);
         });
       },
       py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0);
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

@@ -12,12 +12,12 @@
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-py::bytes json_bytes(const Plan& plan) {
+py::bytes json_bytes(const plan::Plan& plan) {
   std::string text;
   {
     const py::gil_scoped_release no_gil;
@@ -27,7 +27,7 @@ py::bytes json_bytes(const Plan& plan) {
 }
 
 py::dict decisions_of(const py::object& self) {
-  const auto& rows = self.cast<const Plan&>().decisions;
+  const auto& rows = self.cast<const plan::Plan&>().decisions;
   py::dict d;
   d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
   d["offset"] = column(self, rows, [](auto& r) -> auto& { return r.offset; });
@@ -40,7 +40,7 @@ py::dict decisions_of(const py::object& self) {
 }
 
 py::dict opening_of(const py::object& self) {
-  const auto& rows = self.cast<const Plan&>().opening;
+  const auto& rows = self.cast<const plan::Plan&>().opening;
   py::dict d;
   d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
   d["after"] = column(self, rows, [](auto& r) -> auto& { return r.after; });
@@ -53,7 +53,7 @@ py::dict opening_of(const py::object& self) {
 }
 
 py::dict groups_of(const py::object& self) {
-  const auto& rows = self.cast<const Plan&>().groups;
+  const auto& rows = self.cast<const plan::Plan&>().groups;
   py::dict d;
   d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
   d["after"] = column(self, rows, [](auto& r) -> auto& { return r.after; });
@@ -66,10 +66,11 @@ py::dict groups_of(const py::object& self) {
   return d;
 }
 
-py::dict reusable_of(const Plan& plan) {
-  const auto rows = std::make_shared<const std::vector<ReusableRow>>(reusable_rows(plan));
+py::dict reusable_of(const plan::Plan& plan) {
+  const auto rows =
+      std::make_shared<const std::vector<plan::ReusableRow>>(plan::reusable_rows(plan));
   const py::capsule owner(new auto(rows), [](void* p) {
-    delete static_cast<std::shared_ptr<const std::vector<ReusableRow>>*>(p);
+    delete static_cast<std::shared_ptr<const std::vector<plan::ReusableRow>>*>(p);
   });
   py::dict d;
   d["group"] = column(owner, *rows, [](auto& r) -> auto& { return r.group; });
@@ -81,43 +82,44 @@ py::dict reusable_of(const Plan& plan) {
 }  // namespace
 
 void bind_plan(py::module_& m) {
-  py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan")
-      .def_readwrite("info", &Plan::info)
-      .def_readwrite("dynamic", &Plan::dynamic)
-      .def_readonly("headroom", &Plan::headroom)
-      .def_readonly("headroom_cost", &Plan::headroom_cost)
-      .def_readonly("headroom_saves", &Plan::headroom_saves)
-      .def_readonly("fingerprint", &Plan::fingerprint)
-      .def_readonly("algorithm", &Plan::algorithm)
-      .def_readonly("optimal", &Plan::optimal)
-      .def_readonly("pool", &Plan::pool)
-      .def_readonly("resident", &Plan::resident)
-      .def_readonly("absent", &Plan::absent)
-      .def_readonly("bound", &Plan::bound)
-      .def_readonly("load", &Plan::load)
-      .def_readonly("alignment", &Plan::alignment)
-      .def_readonly("period", &Plan::period)
-      .def_property_readonly("gap", &Plan::gap)
-      .def_property_readonly("ordered",
-                             [](const Plan& plan) { return plan.streams == Streams::kOrdered; })
+  py::class_<plan::Plan, std::shared_ptr<plan::Plan>>(m, "Plan")
+      .def_readwrite("info", &plan::Plan::info)
+      .def_readwrite("dynamic", &plan::Plan::dynamic)
+      .def_readonly("headroom", &plan::Plan::headroom)
+      .def_readonly("headroom_cost", &plan::Plan::headroom_cost)
+      .def_readonly("headroom_saves", &plan::Plan::headroom_saves)
+      .def_readonly("fingerprint", &plan::Plan::fingerprint)
+      .def_readonly("algorithm", &plan::Plan::algorithm)
+      .def_readonly("optimal", &plan::Plan::optimal)
+      .def_readonly("pool", &plan::Plan::pool)
+      .def_readonly("resident", &plan::Plan::resident)
+      .def_readonly("absent", &plan::Plan::absent)
+      .def_readonly("bound", &plan::Plan::bound)
+      .def_readonly("load", &plan::Plan::load)
+      .def_readonly("alignment", &plan::Plan::alignment)
+      .def_readonly("period", &plan::Plan::period)
+      .def_property_readonly("gap", &plan::Plan::gap)
+      .def_property_readonly(
+          "ordered",
+          [](const plan::Plan& plan) { return plan.streams == solve::Streams::kOrdered; })
       .def("phases",
            [](const py::object& self) {
-             return phase_columns(self, self.cast<const Plan&>().phases);
+             return phase_columns(self, self.cast<const plan::Plan&>().phases);
            })
       .def("decisions", &decisions_of)
       .def("groups", &groups_of)
       .def("opening", &opening_of)
       .def("reusable", &reusable_of)
-      .def("check", &Plan::check, ReleaseGil())
+      .def("check", &plan::Plan::check, ReleaseGil())
       .def("to_json", &json_bytes)
       .def_static(
           "from_json",
           [](const py::bytes& text, const std::string& source) {
             const std::string_view view = text;
             const py::gil_scoped_release no_gil;
-            return std::make_shared<Plan>(plan_from_json(view, source));
+            return std::make_shared<plan::Plan>(plan::plan_from_json(view, source));
           },
           py::arg("text"), py::arg("source"));
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

@@ -1,5 +1,5 @@
 // The planner for anyone who has arrays: no torch, no trace.
-#include "plan/planner.h"
+#include "solve/core/planner.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
@@ -14,22 +14,23 @@
 
 #include "base/error.h"
 #include "bindings/interruptible.h"
-#include "plan/bound.h"
-#include "plan/csv.h"
-#include "plan/portfolio.h"
-#include "plan/validator.h"
-#include "plan/waits.h"
+#include "solve/core/bound.h"
+#include "solve/csv.h"
+#include "solve/portfolio.h"
+#include "solve/waits.h"
+#include "verify/validator.h"
+#include "verify/waits_validator.h"
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
 // forcecast is off: what is no array of 64-bit integers is converted in Python, with care.
 using Numbers = py::array_t<std::int64_t, py::array::c_style>;
 
-void fill(Problem& problem, const char* name, const std::optional<Numbers>& column,
-          void (*set)(Buffer&, std::int64_t)) {
+void fill(solve::Problem& problem, const char* name, const std::optional<Numbers>& column,
+          void (*set)(solve::Buffer&, std::int64_t)) {
   if (!column) return;
   if (column->ndim() != 1 || column->shape(0) != static_cast<py::ssize_t>(problem.buffers.size())) {
     throw PlanError(std::string(name) + " must be a one-dimensional array of " +
@@ -49,19 +50,20 @@ std::int32_t narrow(std::int64_t value) {
 }
 
 // In any order.
-std::vector<Gap> to_gaps(const Numbers& rows) {
+std::vector<solve::Gap> to_gaps(const Numbers& rows) {
   if (rows.ndim() != 2 || rows.shape(1) != 3) {
     throw PlanError("gaps must be an array of three columns: a buffer, and from when to when");
   }
-  std::vector<Gap> gaps;
+  std::vector<solve::Gap> gaps;
   for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
     gaps.push_back({narrow(rows.at(i, 0)), rows.at(i, 1), rows.at(i, 2)});
   }
-  std::ranges::sort(gaps, {}, [](const Gap& gap) { return std::pair{gap.buffer, gap.lower}; });
+  std::ranges::sort(gaps, {},
+                    [](const solve::Gap& gap) { return std::pair{gap.buffer, gap.lower}; });
   return gaps;
 }
 
-Numbers to_array(const std::vector<Gap>& gaps) {
+Numbers to_array(const std::vector<solve::Gap>& gaps) {
   Numbers rows({static_cast<py::ssize_t>(gaps.size()), py::ssize_t{3}});
   std::int64_t* next = rows.mutable_data();
   for (const auto& [buffer, lower, upper] : gaps) {
@@ -72,31 +74,33 @@ Numbers to_array(const std::vector<Gap>& gaps) {
   return rows;
 }
 
-Problem make_problem(const Numbers& lower, const Numbers& upper, const Numbers& size,
-                     Bytes alignment, Tick period, Bytes capacity,
-                     const std::optional<Numbers>& stream, const std::optional<Numbers>& fixed,
-                     const std::optional<Numbers>& phase_begin,
-                     const std::optional<Numbers>& phase_end, bool ordered,
-                     const std::optional<Numbers>& gaps) {
-  Problem problem;
-  if (ordered) problem.streams = Streams::kOrdered;
+solve::Problem make_problem(const Numbers& lower, const Numbers& upper, const Numbers& size,
+                            Bytes alignment, Tick period, Bytes capacity,
+                            const std::optional<Numbers>& stream,
+                            const std::optional<Numbers>& fixed,
+                            const std::optional<Numbers>& phase_begin,
+                            const std::optional<Numbers>& phase_end, bool ordered,
+                            const std::optional<Numbers>& gaps) {
+  solve::Problem problem;
+  if (ordered) problem.streams = solve::Streams::kOrdered;
   problem.alignment = alignment;
   problem.period = period;
   problem.capacity = capacity;
   problem.buffers.resize(static_cast<std::size_t>(lower.size()));
-  fill(problem, "lower", lower, [](Buffer& b, std::int64_t v) { b.lower = v; });
-  fill(problem, "upper", upper, [](Buffer& b, std::int64_t v) { b.upper = v; });
-  fill(problem, "size", size, [](Buffer& b, std::int64_t v) { b.size = v; });
-  fill(problem, "stream", stream, [](Buffer& b, std::int64_t v) { b.stream = narrow(v); });
-  fill(problem, "fixed", fixed, [](Buffer& b, std::int64_t v) { b.fixed = v; });
+  fill(problem, "lower", lower, [](solve::Buffer& b, std::int64_t v) { b.lower = v; });
+  fill(problem, "upper", upper, [](solve::Buffer& b, std::int64_t v) { b.upper = v; });
+  fill(problem, "size", size, [](solve::Buffer& b, std::int64_t v) { b.size = v; });
+  fill(problem, "stream", stream, [](solve::Buffer& b, std::int64_t v) { b.stream = narrow(v); });
+  fill(problem, "fixed", fixed, [](solve::Buffer& b, std::int64_t v) { b.fixed = v; });
   fill(problem, "phase_begin", phase_begin,
-       [](Buffer& b, std::int64_t v) { b.phase_begin = narrow(v); });
-  fill(problem, "phase_end", phase_end, [](Buffer& b, std::int64_t v) { b.phase_end = narrow(v); });
+       [](solve::Buffer& b, std::int64_t v) { b.phase_begin = narrow(v); });
+  fill(problem, "phase_end", phase_end,
+       [](solve::Buffer& b, std::int64_t v) { b.phase_end = narrow(v); });
   if (gaps) problem.gaps = to_gaps(*gaps);
   return problem;
 }
 
-Layout make_layout(const Numbers& offsets, const Problem& problem) {
+solve::Layout make_layout(const Numbers& offsets, const solve::Problem& problem) {
   if (offsets.ndim() != 1 || offsets.shape(0) != static_cast<py::ssize_t>(problem.buffers.size())) {
     throw PlanError("offsets must be a one-dimensional array of " +
                     std::to_string(problem.buffers.size()) + " numbers, like lower");
@@ -109,7 +113,7 @@ Numbers to_array(const std::vector<Offset>& offsets) {
 }
 
 // One row a wait: buffer, after.
-Numbers to_array(const std::vector<Wait>& waits) {
+Numbers to_array(const std::vector<solve::Wait>& waits) {
   Numbers rows({static_cast<py::ssize_t>(waits.size()), py::ssize_t{2}});
   std::int64_t* next = rows.mutable_data();
   for (const auto& [buffer, after] : waits) {
@@ -119,29 +123,29 @@ Numbers to_array(const std::vector<Wait>& waits) {
   return rows;
 }
 
-std::vector<Wait> to_waits(const Numbers& rows) {
+std::vector<solve::Wait> to_waits(const Numbers& rows) {
   if (rows.ndim() != 2 || rows.shape(1) != 2) {
     throw PlanError("waits must be an array of two columns: a buffer, and the one it waits for");
   }
-  std::vector<Wait> waits;
+  std::vector<solve::Wait> waits;
   for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
     waits.push_back({narrow(rows.at(i, 0)), narrow(rows.at(i, 1))});
   }
   return waits;
 }
 
-py::dict solve_problem(const Problem& problem, const std::string& algorithm, double time_limit,
-                       int threads, const std::optional<Numbers>& warm_start,
+py::dict solve_problem(const solve::Problem& problem, const std::string& algorithm,
+                       double time_limit, int threads, const std::optional<Numbers>& warm_start,
                        const py::object& progress) {
-  Layout warm;
-  PortfolioOptions options{.algorithm = algorithm, .threads = threads};
+  solve::Layout warm;
+  solve::PortfolioOptions options{.algorithm = algorithm, .threads = threads};
   if (warm_start) {
     warm = make_layout(*warm_start, problem);
     options.warm_start = &warm;
   }
-  const PortfolioResult result =
+  const solve::PortfolioResult result =
       run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& tell) {
-        Budget budget;
+        solve::Budget budget;
         // Beyond a year, the clock's own range would be at risk.
         constexpr double kLongest = 365.0 * 24 * 3600;
         budget.deadline = std::chrono::steady_clock::now() +
@@ -149,7 +153,7 @@ py::dict solve_problem(const Problem& problem, const std::string& algorithm, dou
                               std::chrono::duration<double>(std::min(time_limit, kLongest)));
         budget.cancel = cancel;
         budget.progress = tell;
-        return solve(problem, options, budget);
+        return solve::solve(problem, options, budget);
       });
   py::dict d;
   d["offsets"] = to_array(result.layout.offsets);
@@ -158,8 +162,9 @@ py::dict solve_problem(const Problem& problem, const std::string& algorithm, dou
   d["optimal"] = result.optimal;
   d["algorithm"] = result.algorithm;
   d["seconds"] = result.seconds;
-  std::vector<Wait> waits;
-  if (problem.streams == Streams::kOrdered) waits = find_waits(problem, result.layout);
+  std::vector<solve::Wait> waits;
+  if (problem.streams == solve::Streams::kOrdered)
+    waits = solve::find_waits(problem, result.layout);
   d["waits"] = to_array(waits);
   return d;
 }
@@ -167,36 +172,36 @@ py::dict solve_problem(const Problem& problem, const std::string& algorithm, dou
 }  // namespace
 
 void bind_planner(py::module_& m) {
-  py::class_<Problem>(m, "Problem")
+  py::class_<solve::Problem>(m, "Problem")
       .def(py::init(&make_problem), py::arg("lower").noconvert(), py::arg("upper").noconvert(),
            py::arg("size").noconvert(), py::arg("alignment"), py::arg("period"),
            py::arg("capacity"), py::arg("stream").noconvert(), py::arg("fixed").noconvert(),
            py::arg("phase_begin").noconvert(), py::arg("phase_end").noconvert(),
            py::arg("ordered") = false, py::arg("gaps").noconvert() = py::none())
-      .def("check", &Problem::check)
+      .def("check", &solve::Problem::check)
       .def("bound",
-           [](const Problem& problem) {
+           [](const solve::Problem& problem) {
              const py::gil_scoped_release no_gil;
              problem.check();
-             return load_bound(problem);
+             return solve::load_bound(problem);
            })
       .def(
           "validate",
-          [](const Problem& problem, const Numbers& offsets, Bytes height) {
-            Layout layout = make_layout(offsets, problem);
+          [](const solve::Problem& problem, const Numbers& offsets, Bytes height) {
+            solve::Layout layout = make_layout(offsets, problem);
             layout.height = height;
             const py::gil_scoped_release no_gil;
             problem.check();
-            validate(problem, layout);
+            verify::validate(problem, layout);
           },
           py::arg("offsets").noconvert(), py::arg("height"))
       .def(
           "validate_waits",
-          [](const Problem& problem, const Numbers& offsets, const Numbers& rows) {
-            const Layout layout = make_layout(offsets, problem);
-            const std::vector<Wait> waits = to_waits(rows);
+          [](const solve::Problem& problem, const Numbers& offsets, const Numbers& rows) {
+            const solve::Layout layout = make_layout(offsets, problem);
+            const std::vector<solve::Wait> waits = to_waits(rows);
             const py::gil_scoped_release no_gil;
-            validate_waits(problem, layout, waits);
+            verify::validate_waits(problem, layout, waits);
           },
           py::arg("offsets").noconvert(), py::arg("waits").noconvert())
       .def("solve", &solve_problem, py::arg("algorithm"), py::arg("time_limit"), py::arg("threads"),
@@ -204,22 +209,22 @@ void bind_planner(py::module_& m) {
 
   m.def("algorithms", [] {
     std::vector<std::string> names;
-    for (const Planner* p : planners()) names.emplace_back(p->name());
+    for (const solve::Planner* p : solve::planners()) names.emplace_back(p->name());
     return names;
   });
 
   m.def(
       "read_csv",
       [](const std::string& text) {
-        CsvProblem csv;
+        solve::CsvProblem csv;
         {
           const py::gil_scoped_release no_gil;
-          csv = read_csv(text);
+          csv = solve::read_csv(text);
         }
         std::vector<std::int64_t> lower;
         std::vector<std::int64_t> upper;
         std::vector<std::int64_t> size;
-        for (const Buffer& b : csv.problem.buffers) {
+        for (const solve::Buffer& b : csv.problem.buffers) {
           lower.push_back(b.lower);
           upper.push_back(b.upper);
           size.push_back(b.size);
@@ -238,14 +243,15 @@ void bind_planner(py::module_& m) {
 
   m.def(
       "write_csv",
-      [](const std::vector<std::string>& ids, const Problem& problem, const Numbers& offsets) {
+      [](const std::vector<std::string>& ids, const solve::Problem& problem,
+         const Numbers& offsets) {
         if (ids.size() != problem.buffers.size()) {
           throw PlanError(std::to_string(ids.size()) + " ids for " +
                           std::to_string(problem.buffers.size()) + " buffers");
         }
-        return write_csv(ids, problem, make_layout(offsets, problem));
+        return solve::write_csv(ids, problem, make_layout(offsets, problem));
       },
       py::arg("ids"), py::arg("problem"), py::arg("offsets").noconvert());
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

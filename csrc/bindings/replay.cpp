@@ -14,10 +14,10 @@
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
-py::dict to_dict(const ReplayResult& r, const Trace& trace) {
+py::dict to_dict(const replay::ReplayResult& r, const trace::Trace& trace) {
   py::dict d;
   d["load"] = r.load;
   d["reserved"] = r.reserved;
@@ -38,19 +38,19 @@ py::dict to_dict(const ReplayResult& r, const Trace& trace) {
 }
 
 // Zero or less stands for no limit.
-Bytes or_unlimited(Bytes limit) { return limit > 0 ? limit : CachingSettings::kUnlimited; }
+Bytes or_unlimited(Bytes limit) { return limit > 0 ? limit : replay::CachingSettings::kUnlimited; }
 
-CachingSettings make_settings(bool expandable_segments, Bytes max_split_size,
-                              double garbage_collection_threshold,
-                              const std::vector<std::int64_t>& roundup_power2_divisions,
-                              Bytes capacity) {
-  CachingSettings settings;
+replay::CachingSettings make_settings(bool expandable_segments, Bytes max_split_size,
+                                      double garbage_collection_threshold,
+                                      const std::vector<std::int64_t>& roundup_power2_divisions,
+                                      Bytes capacity) {
+  replay::CachingSettings settings;
   settings.expandable_segments = expandable_segments;
   settings.max_split_size = or_unlimited(max_split_size);
   settings.garbage_collection_threshold = garbage_collection_threshold;
   settings.capacity = or_unlimited(capacity);
-  if (roundup_power2_divisions.size() > CachingSettings::kRoundupIntervals) {
-    throw Error("there are " + std::to_string(CachingSettings::kRoundupIntervals) +
+  if (roundup_power2_divisions.size() > replay::CachingSettings::kRoundupIntervals) {
+    throw Error("there are " + std::to_string(replay::CachingSettings::kRoundupIntervals) +
                 " intervals for roundup_power2_divisions, not " +
                 std::to_string(roundup_power2_divisions.size()));
   }
@@ -59,7 +59,7 @@ CachingSettings make_settings(bool expandable_segments, Bytes max_split_size,
   return settings;
 }
 
-py::dict to_dict(const CachingStats& s) {
+py::dict to_dict(const replay::CachingStats& s) {
   py::dict d;
   d["requested"] = s.requested.current;
   d["peak_requested"] = s.requested.peak;
@@ -79,53 +79,55 @@ py::dict to_dict(const CachingStats& s) {
 }  // namespace
 
 void bind_replay(py::module_& m) {
-  py::class_<CachingSettings>(m, "CachingSettings")
+  py::class_<replay::CachingSettings>(m, "CachingSettings")
       .def(py::init(&make_settings), py::kw_only(), py::arg("expandable_segments") = false,
            py::arg("max_split_size") = 0, py::arg("garbage_collection_threshold") = 0.0,
            py::arg("roundup_power2_divisions") = std::vector<std::int64_t>(),
            py::arg("capacity") = 0);
 
-  py::class_<CachingModel>(m, "CachingModel")
-      .def(py::init<const CachingSettings&>(), py::arg("settings") = CachingSettings{})
+  py::class_<replay::CachingModel>(m, "CachingModel")
+      .def(py::init<const replay::CachingSettings&>(),
+           py::arg("settings") = replay::CachingSettings{})
       .def(
           "malloc",
-          [](CachingModel& model, Bytes size, StreamId stream) -> py::object {
-            const CachingModel::Id id = model.malloc(size, stream);
-            if (id == CachingModel::kOutOfMemory) return py::none();
+          [](replay::CachingModel& model, Bytes size, StreamId stream) -> py::object {
+            const replay::CachingModel::Id id = model.malloc(size, stream);
+            if (id == replay::CachingModel::kOutOfMemory) return py::none();
             return py::int_(id);
           },
           py::arg("size"), py::arg("stream") = 0)
-      .def("free", &CachingModel::free, py::arg("id"))
-      .def("empty_cache", &CachingModel::empty_cache)
-      .def("reset_peaks", &CachingModel::reset_peaks)
-      .def("stats", [](const CachingModel& model) { return to_dict(model.stats()); })
-      .def("check", &CachingModel::check);
+      .def("free", &replay::CachingModel::free, py::arg("id"))
+      .def("empty_cache", &replay::CachingModel::empty_cache)
+      .def("reset_peaks", &replay::CachingModel::reset_peaks)
+      .def("stats", [](const replay::CachingModel& model) { return to_dict(model.stats()); })
+      .def("check", &replay::CachingModel::check);
 
   m.def(
       "replay_caching",
-      [](const Trace& trace, const CachingSettings& settings) {
-        const ReplayResult result = run_interruptibly(
-            py::none(), [&](const auto*, const auto&) { return replay_caching(trace, settings); });
+      [](const trace::Trace& trace, const replay::CachingSettings& settings) {
+        const replay::ReplayResult result = run_interruptibly(
+            py::none(),
+            [&](const auto*, const auto&) { return replay::replay_caching(trace, settings); });
         return to_dict(result, trace);
       },
       py::arg("trace"), py::arg("settings"));
   m.def(
       "replay_planned",
-      [](const Trace& trace, const Plan& plan, Bytes capacity, bool reuse) {
-        const PlannedReplay options{or_unlimited(capacity), reuse};
-        const ReplayResult result = run_interruptibly(py::none(), [&](const auto*, const auto&) {
-          return replay_planned(trace, plan, options);
-        });
+      [](const trace::Trace& trace, const plan::Plan& plan, Bytes capacity, bool reuse) {
+        const replay::PlannedReplay options{or_unlimited(capacity), reuse};
+        const replay::ReplayResult result = run_interruptibly(
+            py::none(),
+            [&](const auto*, const auto&) { return replay::replay_planned(trace, plan, options); });
         return to_dict(result, trace);
       },
       py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0, py::arg("reuse") = true);
   m.def(
       "unroll",
-      [](const Plan& plan, std::int32_t turns, bool startup) {
-        return std::make_shared<Trace>(unroll(plan, turns, startup));
+      [](const plan::Plan& plan, std::int32_t turns, bool startup) {
+        return std::make_shared<trace::Trace>(replay::unroll(plan, turns, startup));
       },
       py::arg("plan"), py::arg("turns"), py::arg("startup"),
       py::call_guard<py::gil_scoped_release>());
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

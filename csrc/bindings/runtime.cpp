@@ -8,12 +8,12 @@
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-py::dict to_dict(const Statistics& s) {
+py::dict to_dict(const runtime::Statistics& s) {
   py::dict d;
   d["iterations"] = s.iterations;
   d["planned"] = s.planned;
@@ -50,80 +50,90 @@ py::dict to_dict(const Statistics& s) {
 }  // namespace
 
 void bind_runtime(py::module_& m) {
-  py::class_<DeviceRuntime, std::unique_ptr<DeviceRuntime, py::nodelete>>(m, "Runtime")
+  py::class_<runtime::DeviceRuntime, std::unique_ptr<runtime::DeviceRuntime, py::nodelete>>(
+      m, "Runtime")
       // The hooks' sink. Short calls under an uncontended mutex: the GIL stays.
       .def(
           "enter_phase",
-          [](DeviceRuntime& r, int kind, std::int32_t microbatch, std::int32_t chunk) {
-            if (kind < 0 || kind > static_cast<int>(PhaseKind::kUnplanned)) {
+          [](runtime::DeviceRuntime& r, int kind, std::int32_t microbatch, std::int32_t chunk) {
+            if (kind < 0 || kind > static_cast<int>(trace::PhaseKind::kUnplanned)) {
               throw py::value_error("there is no phase kind " + std::to_string(kind));
             }
-            r.enter_phase(static_cast<PhaseKind>(kind), microbatch, chunk);
+            r.enter_phase(static_cast<trace::PhaseKind>(kind), microbatch, chunk);
           },
           py::arg("kind"), py::arg("microbatch"), py::arg("chunk"))
-      .def("enter_unplanned", &DeviceRuntime::enter_unplanned)
-      .def("leave_unplanned", &DeviceRuntime::leave_unplanned)
-      .def("end_iteration", &DeviceRuntime::end_iteration)
+      .def("enter_unplanned", &runtime::DeviceRuntime::enter_unplanned)
+      .def("leave_unplanned", &runtime::DeviceRuntime::leave_unplanned)
+      .def("end_iteration", &runtime::DeviceRuntime::end_iteration)
       .def(
           "define_layer",
-          [](DeviceRuntime& r, const std::string& name, bool dynamic) {
+          [](runtime::DeviceRuntime& r, const std::string& name, bool dynamic) {
             return r.recorder().define_layer(name, dynamic);
           },
           py::arg("name"), py::arg("dynamic") = false)
-      .def("enter_layer", &DeviceRuntime::enter_layer, py::arg("layer"), py::arg("recompute"))
-      .def("leave_layer", &DeviceRuntime::leave_layer)
-      .def("tag_sequence", &DeviceRuntime::tag_sequence, py::arg("layer"), py::arg("first"),
-           py::arg("last"))
+      .def("enter_layer", &runtime::DeviceRuntime::enter_layer, py::arg("layer"),
+           py::arg("recompute"))
+      .def("leave_layer", &runtime::DeviceRuntime::leave_layer)
+      .def("tag_sequence", &runtime::DeviceRuntime::tag_sequence, py::arg("layer"),
+           py::arg("first"), py::arg("last"))
 
-      .def("join_iterations", [](DeviceRuntime& r) { r.recorder().join_iterations(); })
-      .def("start_recording", [](DeviceRuntime& r) { r.recorder().start(); })
+      .def("join_iterations", [](runtime::DeviceRuntime& r) { r.recorder().join_iterations(); })
+      .def("start_recording", [](runtime::DeviceRuntime& r) { r.recorder().start(); })
       .def(
           "finish_recording",
-          [](DeviceRuntime& r) { return std::make_shared<Trace>(r.recorder().finish()); },
+          [](runtime::DeviceRuntime& r) {
+            return std::make_shared<trace::Trace>(r.recorder().finish());
+          },
           ReleaseGil())
-      .def_property_readonly("recording", [](DeviceRuntime& r) { return r.recorder().active(); })
+      .def_property_readonly("recording",
+                             [](runtime::DeviceRuntime& r) { return r.recorder().active(); })
       .def_property_readonly("recorded_requests",
-                             [](DeviceRuntime& r) { return r.recorder().requests(); })
+                             [](runtime::DeviceRuntime& r) { return r.recorder().requests(); })
       .def_property_readonly("recorded_iterations",
-                             [](DeviceRuntime& r) { return r.recorder().iterations(); })
+                             [](runtime::DeviceRuntime& r) { return r.recorder().iterations(); })
       .def_property_readonly("recorder_bytes",
-                             [](DeviceRuntime& r) { return r.recorder().memory_bytes(); })
+                             [](runtime::DeviceRuntime& r) { return r.recorder().memory_bytes(); })
 
       .def(
           "enable",
-          [](DeviceRuntime& r, const Plan& plan, bool reuse, bool startup) {
+          [](runtime::DeviceRuntime& r, const plan::Plan& plan, bool reuse, bool startup) {
             r.allocator().enable(plan, {.reuse = reuse, .opening = startup});
           },
           py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false, ReleaseGil())
       .def(
-          "disable", [](DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
-      .def_property_readonly("enabled", [](DeviceRuntime& r) { return r.allocator().enabled(); })
-      .def("statistics", [](DeviceRuntime& r) { return to_dict(r.allocator().statistics()); })
-      .def("reset_peaks", [](DeviceRuntime& r) { r.allocator().reset_peaks(); })
+          "disable", [](runtime::DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
+      .def_property_readonly("enabled",
+                             [](runtime::DeviceRuntime& r) { return r.allocator().enabled(); })
+      .def("statistics",
+           [](runtime::DeviceRuntime& r) { return to_dict(r.allocator().statistics()); })
+      .def("reset_peaks", [](runtime::DeviceRuntime& r) { r.allocator().reset_peaks(); })
       .def(
-          "release_cached", [](DeviceRuntime& r) { return r.allocator().release_cached(); },
-          ReleaseGil())
+          "release_cached",
+          [](runtime::DeviceRuntime& r) { return r.allocator().release_cached(); }, ReleaseGil())
       .def(
           "keep_addresses",
-          [](DeviceRuntime& r, bool keep) { return r.memory().keep_addresses(keep); },
+          [](runtime::DeviceRuntime& r, bool keep) { return r.memory().keep_addresses(keep); },
           py::arg("keep"), "Whether pools reserved from now on keep their addresses when released.")
       .def(
-          "release_pool", [](DeviceRuntime& r) { r.allocator().release_pool(); }, ReleaseGil())
+          "release_pool", [](runtime::DeviceRuntime& r) { r.allocator().release_pool(); },
+          ReleaseGil())
       .def(
-          "acquire_pool", [](DeviceRuntime& r) { r.allocator().acquire_pool(); }, ReleaseGil())
+          "acquire_pool", [](runtime::DeviceRuntime& r) { r.allocator().acquire_pool(); },
+          ReleaseGil())
       .def(
-          "check", [](DeviceRuntime& r) { r.allocator().check(); }, ReleaseGil(),
+          "check", [](runtime::DeviceRuntime& r) { r.allocator().check(); }, ReleaseGil(),
           "Throws unless the pools' invariants hold; for tests.");
 
   m.def("format_bytes", &format_bytes, py::arg("size"));
-  m.def("runtime", &DeviceRuntime::of, py::arg("device"), py::return_value_policy::reference,
+  m.def("runtime", &runtime::DeviceRuntime::of, py::arg("device"),
+        py::return_value_policy::reference,
         "The process's runtime for 'cpu', 'meta', or a GPU that has been made one for.");
   m.def(
       "runtimes",
       [] {
         std::vector<std::string> names = {"cpu", "meta"};
-        for (int i = 0; i < DeviceRuntime::kGpus; ++i) {
-          if (DeviceRuntime* r = DeviceRuntime::find_gpu(i)) {
+        for (int i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
+          if (runtime::DeviceRuntime* r = runtime::DeviceRuntime::find_gpu(i)) {
             names.emplace_back(r->memory().name());
           }
         }
@@ -132,4 +142,4 @@ void bind_runtime(py::module_& m) {
       "The names that runtime() knows.");
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

@@ -11,18 +11,18 @@
 #include "bindings/parts.h"
 #include "bindings/phases.h"
 #include "plan/plan.h"
+#include "profile/lifetimes.h"
 #include "trace/fingerprint.h"
-#include "trace/lifetimes.h"
 #include "trace/trace_json.h"
 
 namespace py = pybind11;
 
-namespace stalloc {
+namespace stalloc::bindings {
 namespace {
 
 using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
-py::bytes json_bytes(const Trace& trace) {
+py::bytes json_bytes(const trace::Trace& trace) {
   std::string text;
   {
     const py::gil_scoped_release no_gil;
@@ -32,7 +32,7 @@ py::bytes json_bytes(const Trace& trace) {
 }
 
 py::dict requests_of(const py::object& self) {
-  const auto& rows = self.cast<const Trace&>().requests;
+  const auto& rows = self.cast<const trace::Trace&>().requests;
   py::dict d;
   d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
   d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
@@ -48,14 +48,14 @@ py::dict requests_of(const py::object& self) {
 }
 
 py::dict phases_of(const py::object& self) {
-  const auto& rows = self.cast<const Trace&>().phases;
+  const auto& rows = self.cast<const trace::Trace&>().phases;
   py::dict d = phase_columns(self, rows);
   d["iteration"] = column(self, rows, [](auto& r) -> auto& { return r.iteration; });
   return d;
 }
 
 py::dict layer_spans_of(const py::object& self) {
-  const auto& rows = self.cast<const Trace&>().layer_spans;
+  const auto& rows = self.cast<const trace::Trace&>().layer_spans;
   py::dict d;
   d["layer"] = column(self, rows, [](auto& r) -> auto& { return r.layer; });
   d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
@@ -66,7 +66,7 @@ py::dict layer_spans_of(const py::object& self) {
 }
 
 py::dict profiled_requests_of(const py::object& self) {
-  const auto& profile = self.cast<const IterationProfile&>();
+  const auto& profile = self.cast<const profile::IterationProfile&>();
   const auto& rows = profile.requests;
   py::array_t<bool> plannable(static_cast<py::ssize_t>(rows.size()));
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -100,13 +100,13 @@ struct PlaceRow {
   Bytes bytes = 0;
 };
 
-py::dict places_of(const IterationProfile& profile) {
+py::dict places_of(const profile::IterationProfile& profile) {
   auto rows = std::make_shared<std::vector<PlaceRow>>();
-  for (const DynamicPlace& place : profile.places) {
+  for (const profile::DynamicPlace& place : profile.places) {
     PlaceRow row{place.phase, place.phase_end, place.stream, place.lower, place.upper};
     for (const auto& sightings : place.sightings) {
       Bytes bytes = 0;
-      for (const DynamicSighting& s : sightings) bytes += s.size;
+      for (const profile::DynamicSighting& s : sightings) bytes += s.size;
       row.requests = std::max(row.requests, static_cast<std::int64_t>(sightings.size()));
       row.bytes = std::max(row.bytes, bytes);
     }
@@ -126,14 +126,16 @@ py::dict places_of(const IterationProfile& profile) {
   return d;
 }
 
-Plan plan_of(const Trace& trace, const std::string& algorithm, Bytes alignment, double time_limit,
-             bool regions, bool dynamic, bool ordered, const py::object& progress) {
-  const PlanOptions options{algorithm, alignment, time_limit,
-                            regions,   dynamic,   ordered ? Streams::kOrdered : Streams::kSeparate};
+plan::Plan plan_of(const trace::Trace& trace, const std::string& algorithm, Bytes alignment,
+                   double time_limit, bool regions, bool dynamic, bool ordered,
+                   const py::object& progress) {
+  const plan::PlanOptions options{
+      algorithm, alignment, time_limit,
+      regions,   dynamic,   ordered ? solve::Streams::kOrdered : solve::Streams::kSeparate};
   return run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& report) {
-    Plan plan = make_plan(profile_iteration(trace), options, cancel, report);
+    plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), options, cancel, report);
     plan.info = trace.info;
-    plan.fingerprint = fingerprint(trace);
+    plan.fingerprint = trace::fingerprint(trace);
     return plan;
   });
 }
@@ -143,53 +145,56 @@ Plan plan_of(const Trace& trace, const std::string& algorithm, Bytes alignment, 
 void bind_trace(py::module_& m) {
   m.attr("NEVER") = kNever;
   py::list kinds;
-  for (int i = 0; i <= static_cast<int>(PhaseKind::kUnplanned); ++i) {
-    kinds.append(to_string(static_cast<PhaseKind>(i)));
+  for (int i = 0; i <= static_cast<int>(trace::PhaseKind::kUnplanned); ++i) {
+    kinds.append(to_string(static_cast<trace::PhaseKind>(i)));
   }
   m.attr("PHASE_KINDS") = py::tuple(kinds);
   py::list lifetimes;
-  for (int i = 0; i <= static_cast<int>(LifetimeClass::kPersistent); ++i) {
-    lifetimes.append(to_string(static_cast<LifetimeClass>(i)));
+  for (int i = 0; i <= static_cast<int>(profile::LifetimeClass::kPersistent); ++i) {
+    lifetimes.append(to_string(static_cast<profile::LifetimeClass>(i)));
   }
   m.attr("LIFETIME_CLASSES") = py::tuple(lifetimes);
 
-  py::class_<IterationProfile, std::shared_ptr<IterationProfile>>(m, "IterationProfile")
-      .def_readonly("iteration", &IterationProfile::iteration)
-      .def_readonly("compared", &IterationProfile::compared)
-      .def_readonly("period", &IterationProfile::period)
-      .def_readonly("load", &IterationProfile::load)
+  py::class_<profile::IterationProfile, std::shared_ptr<profile::IterationProfile>>(
+      m, "IterationProfile")
+      .def_readonly("iteration", &profile::IterationProfile::iteration)
+      .def_readonly("compared", &profile::IterationProfile::compared)
+      .def_readonly("period", &profile::IterationProfile::period)
+      .def_readonly("load", &profile::IterationProfile::load)
       .def("phases",
            [](const py::object& self) {
-             return phase_columns(self, self.cast<const IterationProfile&>().phases);
+             return phase_columns(self, self.cast<const profile::IterationProfile&>().phases);
            })
       .def("requests", &profiled_requests_of)
       .def("places", &places_of);
 
-  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
-      .def_readwrite("info", &Trace::info)
-      .def_readonly("end", &Trace::end)
-      .def_readonly("layers", &Trace::layers)
-      .def_readonly("iterations", &Trace::iterations)
+  py::class_<trace::Trace, std::shared_ptr<trace::Trace>>(m, "Trace")
+      .def_readwrite("info", &trace::Trace::info)
+      .def_readonly("end", &trace::Trace::end)
+      .def_readonly("layers", &trace::Trace::layers)
+      .def_readonly("iterations", &trace::Trace::iterations)
       .def("requests", &requests_of)
       .def("phases", &phases_of)
       .def("layer_spans", &layer_spans_of)
-      .def("check", &Trace::check, ReleaseGil())
+      .def("check", &trace::Trace::check, ReleaseGil())
       .def("to_json", &json_bytes)
       .def_static(
           "from_json",
           [](const py::bytes& text, const std::string& source) {
             const std::string_view view = text;
             const py::gil_scoped_release no_gil;
-            return std::make_shared<Trace>(trace_from_json(view, source));
+            return std::make_shared<trace::Trace>(trace::trace_from_json(view, source));
           },
           py::arg("text"), py::arg("source"))
-      .def("fingerprint", &fingerprint, ReleaseGil())
+      .def("fingerprint", &trace::fingerprint, ReleaseGil())
       .def(
           "profile",
-          [](const Trace& t) { return std::make_shared<IterationProfile>(profile_iteration(t)); },
+          [](const trace::Trace& t) {
+            return std::make_shared<profile::IterationProfile>(profile::profile_iteration(t));
+          },
           ReleaseGil())
       .def("plan", &plan_of, py::arg("algorithm"), py::arg("alignment"), py::arg("time_limit"),
            py::arg("regions"), py::arg("dynamic"), py::arg("ordered"), py::arg("progress"));
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::bindings

@@ -8,27 +8,27 @@
 #include "base/format.h"
 #include "device/cuda_streams.h"
 
-namespace stalloc {
+namespace stalloc::compat {
 namespace {
 
-std::array<std::atomic<CompatGpu*>, DeviceRuntime::kGpus>& gpus() {
-  static auto& all = *new std::array<std::atomic<CompatGpu*>, DeviceRuntime::kGpus>{};
+std::array<std::atomic<CompatGpu*>, runtime::DeviceRuntime::kGpus>& gpus() {
+  static auto& all = *new std::array<std::atomic<CompatGpu*>, runtime::DeviceRuntime::kGpus>{};
   return all;
 }
 
-DeviceRuntime& runtime_of(int device) {
-  return DeviceRuntime::gpu(device, PlannedAllocator::Fallback::kAlways);
+runtime::DeviceRuntime& runtime_of(int device) {
+  return runtime::DeviceRuntime::gpu(device, runtime::PlannedAllocator::Fallback::kAlways);
 }
 
 }  // namespace
 
 CompatGpu::CompatGpu(int device)
     : runtime_(runtime_of(device)),
-      memory_(dynamic_cast<CudaMemory&>(runtime_.memory())),
+      memory_(dynamic_cast<device::CudaMemory&>(runtime_.memory())),
       graphs_(memory_) {}
 
 CompatGpu* CompatGpu::known(int device) noexcept {
-  if (device < 0 || device >= DeviceRuntime::kGpus) return nullptr;
+  if (device < 0 || device >= runtime::DeviceRuntime::kGpus) return nullptr;
   return gpus()[static_cast<std::size_t>(device)].load(std::memory_order_acquire);
 }
 
@@ -47,14 +47,14 @@ CompatGpu& CompatGpu::of(int device) {
 // Where torch cannot be asked, every thread that asks for memory of a GPU is taken to train.
 bool CompatGpu::for_training() const { return !torch_.in_backward || torch_.in_backward(); }
 
-NodeSequence CompatGpu::node() const {
+runtime::NodeSequence CompatGpu::node() const {
   std::uint64_t sequence = 0;
   if (!torch_.running_node || !torch_.running_node(&sequence)) return std::nullopt;
   return sequence;
 }
 
-void* CompatGpu::allocate(Bytes size, StreamHandle stream) {
-  PlannedAllocator& allocator = runtime_.allocator();
+void* CompatGpu::allocate(Bytes size, device::StreamHandle stream) {
+  runtime::PlannedAllocator& allocator = runtime_.allocator();
   const StreamId id = runtime_.streams().id_of(stream);
   void* p = nullptr;
   bool planned = true;
@@ -72,7 +72,7 @@ void* CompatGpu::allocate(Bytes size, StreamHandle stream) {
     p = served.block;
     planned = !served.taken;
   }
-  Recorder& recorder = runtime_.recorder();
+  runtime::Recorder& recorder = runtime_.recorder();
   // A stream without a number shares no addresses with any other, nor keeps any.
   const bool exactly = recorder.active() && exact_.load(std::memory_order_relaxed);
   if (planned && (exactly || id == kNone)) {
@@ -137,7 +137,7 @@ void CompatGpu::run_out(const std::string& message) {
 }
 
 void CompatGpu::deallocate(void* p, Bytes size) noexcept {
-  Recorder& recorder = runtime_.recorder();
+  runtime::Recorder& recorder = runtime_.recorder();
   if (recorder.active()) recorder.on_free(p, node());
   const bool freed = (graphs_.any() && graphs_.deallocate(p)) ||
                      (directs_.load(std::memory_order_relaxed) > 0 && free_directly(p)) ||
@@ -146,7 +146,7 @@ void CompatGpu::deallocate(void* p, Bytes size) noexcept {
   count(size, /*is_new=*/false);
 }
 
-bool CompatGpu::record_stream(void* p, StreamHandle stream) {
+bool CompatGpu::record_stream(void* p, device::StreamHandle stream) {
   if (graphs_.any() && graphs_.record_stream(p)) return true;
   if (directs_.load(std::memory_order_relaxed) > 0) {
     const std::lock_guard lock(mutex_);
@@ -154,12 +154,12 @@ bool CompatGpu::record_stream(void* p, StreamHandle stream) {
   }
   // Only the owner numbers the stream.
   if (!runtime_.allocator().pool_of(p).begin) return false;
-  const int device = device_of_stream(stream);
+  const int device = device::device_of_stream(stream);
   const bool is_own = device < 0 || memory_.device() == device;
   return runtime_.allocator().record_stream(p, is_own ? runtime_.streams().id_of(stream) : kNone);
 }
 
-PlannedAllocator::Piece CompatGpu::piece_of(const void* p) const {
+runtime::PlannedAllocator::Piece CompatGpu::piece_of(const void* p) const {
   if (graphs_.any()) {
     const auto [begin, size] = graphs_.segment_of(p);
     if (begin) return {begin, size};
@@ -194,7 +194,7 @@ void CompatGpu::set_fraction(double fraction) {
 
 void CompatGpu::count(Bytes size, bool is_new) {
   const auto note = [&](Counts& counts) {
-    const auto change = is_new ? &Tally::add : &Tally::remove;
+    const auto change = is_new ? &device::Tally::add : &device::Tally::remove;
     (counts.blocks.*change)(1);
     (counts.requested.*change)(size);
     (counts.rounded.*change)(align_up(size, kDefaultAlignment));
@@ -205,7 +205,7 @@ void CompatGpu::count(Bytes size, bool is_new) {
 }
 
 CompatGpu::Figures CompatGpu::figures() const {
-  const CudaMemory::HeldBySize held = memory_.held();
+  const device::CudaMemory::HeldBySize held = memory_.held();
   const std::lock_guard lock(mutex_);
   Figures result = figures_;
   result.held = held;
@@ -217,7 +217,8 @@ void CompatGpu::reset_peaks() {
   runtime_.allocator().reset_peaks();
   const std::lock_guard lock(mutex_);
   for (Counts* counts : {&figures_.all, &figures_.small, &figures_.large}) {
-    for (Tally* t : {&counts->blocks, &counts->requested, &counts->rounded}) t->reset_peak();
+    for (device::Tally* t : {&counts->blocks, &counts->requested, &counts->rounded})
+      t->reset_peak();
   }
 }
 
@@ -226,7 +227,8 @@ void CompatGpu::reset_totals() {
   const std::lock_guard lock(mutex_);
   figures_.out_of_memory = 0;
   for (Counts* counts : {&figures_.all, &figures_.small, &figures_.large}) {
-    for (Tally* t : {&counts->blocks, &counts->requested, &counts->rounded}) t->reset_totals();
+    for (device::Tally* t : {&counts->blocks, &counts->requested, &counts->rounded})
+      t->reset_totals();
   }
 }
 
@@ -253,4 +255,4 @@ std::vector<CompatGpu::Segment> CompatGpu::segments() const {
   return result;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::compat

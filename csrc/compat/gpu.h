@@ -17,7 +17,7 @@
 #include "device/tally.h"
 #include "runtime/device_runtime.h"
 
-namespace stalloc {
+namespace stalloc::compat {
 
 // What only torch can tell, or do; any of them may be null.
 struct CompatTorch {
@@ -39,17 +39,17 @@ class CompatGpu {
   static void set_torch(const CompatTorch& torch) { torch_ = torch; }
   static const CompatTorch& torch() { return torch_; }
 
-  DeviceRuntime& runtime() { return runtime_; }
+  runtime::DeviceRuntime& runtime() { return runtime_; }
 
   // `size` > 0 bytes. Throws OutOfMemory, and Error when the device fails.
-  void* allocate(Bytes size, StreamHandle stream);
+  void* allocate(Bytes size, device::StreamHandle stream);
   void deallocate(void* p, Bytes size) noexcept;
 
   // False when `p` is no live block of this GPU.
-  bool record_stream(void* p, StreamHandle stream);
+  bool record_stream(void* p, device::StreamHandle stream);
 
   // The pool or segment that holds `p`; null beginning when none does.
-  PlannedAllocator::Piece piece_of(const void* p) const;
+  runtime::PlannedAllocator::Piece piece_of(const void* p) const;
 
   void begin_graph_pool(GraphPools::Id id, GraphPools::Filter filter);
   void end_graph_pool(GraphPools::Id id);
@@ -67,15 +67,15 @@ class CompatGpu {
   // larger ones.
   static constexpr Bytes kSmall = Bytes{1} << 20;
   struct Counts {
-    Tally blocks;
-    Tally requested;  // bytes
-    Tally rounded;    // bytes, of what a block takes
+    device::Tally blocks;
+    device::Tally requested;  // bytes
+    device::Tally rounded;    // bytes, of what a block takes
   };
   struct Figures {
     Counts all;
     Counts small;
     Counts large;
-    CudaMemory::HeldBySize held;
+    device::CudaMemory::HeldBySize held;
     std::int64_t out_of_memory = 0;  // requests that could not be served
   };
   Figures figures() const;
@@ -84,7 +84,7 @@ class CompatGpu {
 
   // Everything held, for snapshots; the blocks are the live ones, ascending.
   struct Segment {
-    PlannedAllocator::LivePool content;
+    runtime::PlannedAllocator::LivePool content;
     GraphPools::Id graph{0, 0};
   };
   std::vector<Segment> segments() const;
@@ -93,7 +93,7 @@ class CompatGpu {
   explicit CompatGpu(int device);
 
   bool for_training() const;
-  NodeSequence node() const;
+  runtime::NodeSequence node() const;
   void* allocate_directly(Bytes size);
   bool free_directly(void* p) noexcept;
   void count(Bytes size, bool is_new);
@@ -101,8 +101,8 @@ class CompatGpu {
 
   static inline CompatTorch torch_;
 
-  DeviceRuntime& runtime_;
-  CudaMemory& memory_;
+  runtime::DeviceRuntime& runtime_;
+  device::CudaMemory& memory_;
   GraphPools graphs_;
   std::atomic<double> fraction_{1.0};
   std::atomic<bool> exact_{false};
@@ -112,4 +112,4 @@ class CompatGpu {
   std::map<void*, Bytes> direct_;  // blocks straight from the device, as asked for
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::compat

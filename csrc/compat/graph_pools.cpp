@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace stalloc {
+namespace stalloc::compat {
 
 void GraphPools::open(Id id, Filter filter) {
   const std::lock_guard lock(mutex_);
@@ -37,7 +37,7 @@ void GraphPools::drop_if_done(Pools::iterator pool) {
   any_.store(!pools_.empty(), std::memory_order_release);
 }
 
-GraphPools::Served GraphPools::allocate(Bytes size, StreamHandle stream, StreamId id) {
+GraphPools::Served GraphPools::allocate(Bytes size, device::StreamHandle stream, StreamId id) {
   const std::lock_guard lock(mutex_);
   for (const auto& [pool_id, pool] : pools_) {
     const bool taken =
@@ -73,7 +73,7 @@ bool GraphPools::record_stream(void* p) {
   return true;
 }
 
-CachingPool::Segment GraphPools::segment_of(const void* p) const {
+runtime::CachingPool::Segment GraphPools::segment_of(const void* p) const {
   const std::lock_guard lock(mutex_);
   for (const auto& [id, pool] : pools_) {
     if (const auto segment = pool->memory.segment_of(p); segment.begin) return segment;
@@ -81,13 +81,13 @@ CachingPool::Segment GraphPools::segment_of(const void* p) const {
   return {};
 }
 
-std::vector<std::pair<GraphPools::Id, CachingPool::BlockInfo>> GraphPools::blocks() const {
+std::vector<std::pair<GraphPools::Id, runtime::CachingPool::BlockInfo>> GraphPools::blocks() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::pair<Id, CachingPool::BlockInfo>> result;
+  std::vector<std::pair<Id, runtime::CachingPool::BlockInfo>> result;
   for (const auto& [id, pool] : pools_) {
     for (const auto& block : pool->memory.blocks()) result.emplace_back(id, block);
   }
   return result;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::compat

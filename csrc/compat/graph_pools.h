@@ -26,14 +26,14 @@
 #include "device/streams.h"
 #include "runtime/caching_pool.h"
 
-namespace stalloc {
+namespace stalloc::compat {
 
 class GraphPools {
  public:
   using Id = std::pair<std::uint64_t, std::uint64_t>;
-  using Filter = std::function<bool(StreamHandle)>;
+  using Filter = std::function<bool(device::StreamHandle)>;
 
-  explicit GraphPools(DeviceMemory& device) : device_(device) {}
+  explicit GraphPools(device::DeviceMemory& device) : device_(device) {}
 
   void open(Id id, Filter filter);
   void close(Id id);
@@ -49,21 +49,21 @@ class GraphPools {
     bool taken = false;
     void* block = nullptr;
   };
-  Served allocate(Bytes size, StreamHandle stream, StreamId id);
+  Served allocate(Bytes size, device::StreamHandle stream, StreamId id);
 
   // False when the block is none of theirs.
   bool deallocate(void* p);
   bool record_stream(void* p);
-  CachingPool::Segment segment_of(const void* p) const;
+  runtime::CachingPool::Segment segment_of(const void* p) const;
 
   // All blocks of all pools, with their pool's id, for snapshots.
-  std::vector<std::pair<Id, CachingPool::BlockInfo>> blocks() const;
+  std::vector<std::pair<Id, runtime::CachingPool::BlockInfo>> blocks() const;
 
  private:
   struct Pool {
-    explicit Pool(DeviceMemory& device) : memory(device) {}
+    explicit Pool(device::DeviceMemory& device) : memory(device) {}
 
-    CachingPool memory;
+    runtime::CachingPool memory;
     std::vector<Filter> filters;  // while open, innermost last
     int needed = 0;
     std::unordered_set<void*> recorded;  // live, and named by record_stream()
@@ -73,7 +73,7 @@ class GraphPools {
 
   void drop_if_done(Pools::iterator pool);
 
-  DeviceMemory& device_;
+  device::DeviceMemory& device_;
   mutable std::mutex mutex_;
   std::atomic<int> open_{0};
   std::atomic<bool> any_{false};
@@ -81,4 +81,4 @@ class GraphPools {
   std::unordered_map<void*, Id> live_;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::compat

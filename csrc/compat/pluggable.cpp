@@ -4,11 +4,11 @@
 
 namespace {
 
-using stalloc::CompatGpu;
+using stalloc::compat::CompatGpu;
 
 template <typename Function>
 void for_each_gpu(Function&& function) {
-  for (int device = 0; device < stalloc::DeviceRuntime::kGpus; ++device) {
+  for (int device = 0; device < stalloc::runtime::DeviceRuntime::kGpus; ++device) {
     if (CompatGpu* gpu = CompatGpu::known(device)) {
       if (function(*gpu)) return;
     }
@@ -75,6 +75,8 @@ void stalloc_release_pool(int device, std::pair<std::uint64_t, std::uint64_t> id
   if (CompatGpu* gpu = CompatGpu::known(device)) gpu->release_graph_pool(id);
 }
 
-void stalloc_set_torch(const stalloc::CompatTorch* torch) noexcept { CompatGpu::set_torch(*torch); }
+void stalloc_set_torch(const stalloc::compat::CompatTorch* torch) noexcept {
+  CompatGpu::set_torch(*torch);
+}
 
 }  // extern "C"

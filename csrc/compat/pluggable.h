@@ -39,5 +39,5 @@ void stalloc_end_allocate_to_pool(int device, std::pair<std::uint64_t, std::uint
 void stalloc_release_pool(int device, std::pair<std::uint64_t, std::uint64_t> id) noexcept;
 
 // What torch's adapter provides; to be called before the first request.
-void stalloc_set_torch(const stalloc::CompatTorch* torch) noexcept;
+void stalloc_set_torch(const stalloc::compat::CompatTorch* torch) noexcept;
 }

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/format.h"
 
-namespace stalloc {
+namespace stalloc::device {
 
 CudaMemory::CudaMemory(int device)
     : runtime_(CudaRuntime::get()), device_(device), name_("cuda:" + std::to_string(device)) {
@@ -272,4 +272,4 @@ Bytes CudaMemory::total() const {
   return total_.load(std::memory_order_relaxed);
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::device

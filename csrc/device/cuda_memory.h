@@ -17,7 +17,7 @@
 #include "device/memory.h"
 #include "device/tally.h"
 
-namespace stalloc {
+namespace stalloc::device {
 
 class CudaMemory final : public DeviceMemory {
  public:
@@ -92,4 +92,4 @@ class CudaMemory final : public DeviceMemory {
   HeldBySize held_;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::device

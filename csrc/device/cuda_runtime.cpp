@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace stalloc {
+namespace stalloc::device {
 namespace {
 
 // Libraries whose symbols need not be global.
@@ -225,4 +225,4 @@ RelaxedCapture::~RelaxedCapture() {
   if (runtime_.exchange_capture_mode(&mode_) != CudaRuntime::kSuccess) runtime_.get_last_error();
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::device

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <string>
 
-namespace stalloc {
+namespace stalloc::device {
 
 struct CudaRuntime {
   using Error = int;  // cudaError_t, hipError_t, CUresult: the same numbers, those that matter
@@ -144,4 +144,4 @@ class RelaxedCapture {
   bool exchanged_ = false;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::device

@@ -1,6 +1,6 @@
 #include "device/cuda_streams.h"
 
-namespace stalloc {
+namespace stalloc::device {
 namespace {
 
 constexpr unsigned kNoTiming = 2;  // what cudaEventDisableTiming is: such events are cheaper
@@ -94,4 +94,4 @@ bool CudaStreams::synchronize(bool everywhere) noexcept {
   return true;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::device

@@ -8,7 +8,7 @@
 #include "device/cuda_runtime.h"
 #include "device/streams.h"
 
-namespace stalloc {
+namespace stalloc::device {
 
 // The number of the device that `stream` belongs to; -1 where that cannot be told: the default
 // stream has no device of its own, and older libraries do not say.
@@ -38,4 +38,4 @@ class CudaStreams final : public DeviceStreams {
   std::vector<EventHandle> idle_;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::device

@@ -11,7 +11,7 @@
 #include <limits>
 #include <string>
 
-namespace stalloc {
+namespace stalloc::device {
 namespace {
 
 // MemAvailable of /proc/meminfo; "everything" where there is no such file.
@@ -89,4 +89,4 @@ Bytes HostMemory::available() const {
   return std::clamp<Bytes>(limit_ - used_.load(std::memory_order_relaxed), 0, machine);
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::device

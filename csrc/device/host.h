@@ -7,7 +7,7 @@
 
 #include "device/memory.h"
 
-namespace stalloc {
+namespace stalloc::device {
 
 class HostMemory final : public DeviceMemory {
  public:
@@ -34,4 +34,4 @@ class HostMemory final : public DeviceMemory {
   std::unordered_set<void*> suspended_;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::device

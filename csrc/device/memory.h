@@ -6,7 +6,7 @@
 
 #include "base/types.h"
 
-namespace stalloc {
+namespace stalloc::device {
 
 // A source of large, rarely requested pieces. Thread-safe.
 class DeviceMemory {
@@ -47,4 +47,4 @@ class DeviceMemory {
   virtual Bytes available() const = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::device

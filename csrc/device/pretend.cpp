@@ -4,7 +4,7 @@
 
 #include "base/align.h"
 
-namespace stalloc {
+namespace stalloc::device {
 namespace {
 
 constexpr std::uintptr_t kBase = std::uintptr_t{1} << 60;
@@ -65,4 +65,4 @@ void PretendMemory::fail_at(int n) {
   fail_in_ = n;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::device

@@ -7,7 +7,7 @@
 
 #include "device/memory.h"
 
-namespace stalloc {
+namespace stalloc::device {
 
 class PretendMemory final : public DeviceMemory {
  public:
@@ -35,4 +35,4 @@ class PretendMemory final : public DeviceMemory {
   int wrong_releases_ = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::device

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace stalloc {
+namespace stalloc::device {
 
 using StreamHandle = void*;  // cudaStream_t or hipStream_t; null is the default stream
 using EventHandle = void*;   // cudaEvent_t or hipEvent_t
@@ -40,4 +40,4 @@ class DeviceStreams {
   virtual bool synchronize(bool everywhere) noexcept = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::device

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace stalloc {
+namespace stalloc::device {
 
 struct Tally {
   std::int64_t current = 0;
@@ -25,4 +25,4 @@ struct Tally {
   void reset_totals() { added = removed = 0; }
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::device

@@ -8,16 +8,16 @@
 
 #include "base/align.h"
 #include "base/error.h"
-#include "plan/greedy.h"
-#include "plan/validator.h"
+#include "solve/greedy/greedy.h"
+#include "verify/validator.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 namespace {
 
 // Places what goes again.
 class Temporaries {
  public:
-  Temporaries(Plan& plan, const Opening& opening, std::span<const std::int32_t> row_of)
+  Temporaries(Plan& plan, const profile::Opening& opening, std::span<const std::int32_t> row_of)
       : plan_(plan), opening_(opening) {
     for (std::size_t i = 0; i < plan.opening.size(); ++i) {
       const OpeningRequest& r = plan.opening[i];
@@ -26,7 +26,7 @@ class Temporaries {
       streams_.insert(r.stream);
       last_ = std::max(last_, r.upper);
     }
-    for (const OpeningStay& stay : opening.stays) {
+    for (const profile::OpeningStay& stay : opening.stays) {
       if (stay.lower < last_) stays_.push_back({row_of[stay.request], stay.lower, stay.upper});
     }
   }
@@ -47,7 +47,7 @@ class Temporaries {
 
   // Gives those of the stream that have no address yet one in [begin, end), where there is room.
   void fit(StreamId stream, Offset begin, Offset end) {
-    Problem problem;
+    solve::Problem problem;
     problem.alignment = plan_.alignment;
     std::vector<std::size_t> rows;
     for (const std::size_t row : rows_) {
@@ -58,9 +58,10 @@ class Temporaries {
     }
     if (rows.empty() || begin == end) return;
     add_obstacles(problem, stream, begin);
-    const Timeline timeline(problem);
-    const auto layout = place_in_order(problem, timeline, ordered(problem, timeline, Order::kSize),
-                                       Fit::kFirst, Budget{});
+    const solve::Timeline timeline(problem);
+    const auto layout = solve::place_in_order(
+        problem, timeline, solve::ordered(problem, timeline, solve::Order::kSize),
+        solve::Fit::kFirst, solve::Budget{});
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const Offset offset = layout->offsets[i];
       if (offset + align_up(problem.buffers[i].size, plan_.alignment) <= end) {
@@ -69,7 +70,7 @@ class Temporaries {
     }
   }
 
-  void add_obstacles(Problem& problem, StreamId stream, Offset begin) const {
+  void add_obstacles(solve::Problem& problem, StreamId stream, Offset begin) const {
     const auto add = [&](Bytes size, Offset offset, Tick lower, Tick upper, StreamId of) {
       const bool ours = of == stream;
       problem.buffers.push_back({.size = size,
@@ -94,7 +95,7 @@ class Temporaries {
   }
 
   Plan& plan_;
-  const Opening& opening_;
+  const profile::Opening& opening_;
   std::vector<std::size_t> rows_;  // of the opening: those that are gone when it ends
   std::set<StreamId> streams_;     // theirs
   Tick last_ = 0;                  // when all of them are
@@ -136,16 +137,17 @@ void check_row(const Plan& plan, std::size_t row) {
 }
 
 // That all of them, rounded up, fit above the pool.
-void check_sizes(const Plan& plan, const Opening& opening) {
-  Problem problem;
+void check_sizes(const Plan& plan, const profile::Opening& opening) {
+  solve::Problem problem;
   problem.alignment = plan.alignment;
   problem.buffers.push_back({.size = plan.pool});
-  for (const OpeningSighting& s : opening.requests) problem.buffers.push_back({.size = s.size});
+  for (const profile::OpeningSighting& s : opening.requests)
+    problem.buffers.push_back({.size = s.size});
   problem.check();
 }
 
 // Unplaced ones keep their row, as buffers that conflict with nothing.
-void add_buffers(Problem& problem, Layout& layout, const Plan& plan) {
+void add_buffers(solve::Problem& problem, solve::Layout& layout, const Plan& plan) {
   for (const OpeningRequest& r : plan.opening) {
     const bool placed = r.offset != kUnplaced;
     problem.buffers.push_back({.size = placed ? r.size : 0,
@@ -158,9 +160,9 @@ void add_buffers(Problem& problem, Layout& layout, const Plan& plan) {
 
 // That no address that the opening has of `stream` is ever one of another stream's.
 void check_stream(const Plan& plan, StreamId stream) {
-  Problem problem;
+  solve::Problem problem;
   problem.alignment = plan.alignment;
-  Layout layout;
+  solve::Layout layout;
   layout.height = plan.pool + plan.resident;
   add_buffers(problem, layout, plan);
   const auto add = [&](const auto& d) {
@@ -172,13 +174,13 @@ void check_stream(const Plan& plan, StreamId stream) {
   std::ranges::for_each(plan.groups, add);
   // One after another, and the others as one: of the same stream, none meets any.
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    Buffer& b = problem.buffers[i];
+    solve::Buffer& b = problem.buffers[i];
     b.stream = b.stream == stream ? 0 : 1;
     b.lower = static_cast<Tick>(i);
     b.upper = static_cast<Tick>(i) + 1;
   }
   problem.check();
-  validate(problem, layout);
+  verify::validate(problem, layout);
 }
 
 void check_streams(const Plan& plan) {
@@ -191,10 +193,10 @@ void check_streams(const Plan& plan) {
 
 }  // namespace
 
-void add_opening(Plan& plan, const Opening& opening, std::span<const PhaseIndex> phase_of,
+void add_opening(Plan& plan, const profile::Opening& opening, std::span<const PhaseIndex> phase_of,
                  std::span<const std::int32_t> row_of) {
   check_sizes(plan, opening);
-  for (const OpeningSighting& s : opening.requests) {
+  for (const profile::OpeningSighting& s : opening.requests) {
     OpeningRequest r{.phase = phase_of[s.phase],
                      .after = s.after == kNone ? kNone : row_of[s.after],
                      .size = s.size,
@@ -213,7 +215,7 @@ void add_opening(Plan& plan, const Opening& opening, std::span<const PhaseIndex>
                     [](const auto& r) { return std::tuple{r.phase, r.after, r.lower}; });
   if (opening.stays.empty()) return;
   std::vector<bool> made(plan.decisions.size(), false);
-  for (const OpeningStay& stay : opening.stays) made[row_of[stay.request]] = true;
+  for (const profile::OpeningStay& stay : opening.stays) made[row_of[stay.request]] = true;
   for (std::size_t d = 0; d < made.size(); ++d) {
     if (!made[d]) plan.absent.push_back(static_cast<std::int32_t>(d));
   }
@@ -247,14 +249,14 @@ void check_opening(const Plan& plan) {
                       " is out of order, or there is none");
     }
   }
-  Problem problem;
+  solve::Problem problem;
   problem.alignment = plan.alignment;
-  Layout layout;
+  solve::Layout layout;
   layout.height = top;
   add_buffers(problem, layout, plan);
   try {
     problem.check();
-    validate(problem, layout);
+    verify::validate(problem, layout);
   } catch (const PlanError& error) {
     throw PlanError("opening (as buffers, by row): " + std::string(error.what()));
   }
@@ -266,4 +268,4 @@ void check_opening(const Plan& plan) {
   }
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -12,14 +12,14 @@
 #include <span>
 
 #include "plan/plan.h"
-#include "trace/lifetimes.h"
+#include "profile/lifetimes.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 
 // Fills `opening`, `absent` and `resident` of a plan that is complete otherwise. `phase_of` and
 // `row_of` lead from the profile's phases and requests to the plan's. Throws OverflowError where
 // sizes do not fit in Bytes.
-void add_opening(Plan& plan, const Opening& opening, std::span<const PhaseIndex> phase_of,
+void add_opening(Plan& plan, const profile::Opening& opening, std::span<const PhaseIndex> phase_of,
                  std::span<const std::int32_t> row_of);
 
 // Throws PlanError that names the row unless `opening` is as plan.h says: in order, inside the pool
@@ -27,4 +27,4 @@ void add_opening(Plan& plan, const Opening& opening, std::span<const PhaseIndex>
 // ever does, decisions and groups included.
 void check_opening(const Plan& plan);
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

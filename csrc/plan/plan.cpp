@@ -7,29 +7,29 @@
 #include <utility>
 
 #include "base/error.h"
-#include "plan/idle_validator.h"
 #include "plan/opening.h"
-#include "plan/portfolio.h"
 #include "plan/regions.h"
 #include "plan/reusable.h"
-#include "plan/validator.h"
-#include "trace/roles.h"
+#include "profile/roles.h"
+#include "solve/portfolio.h"
+#include "verify/idle_validator.h"
+#include "verify/validator.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 namespace {
 
 std::string named(std::string_view table, std::size_t row) {
   return std::string(table) + ", row " + std::to_string(row) + ": ";
 }
 
-Budget budget_of(const PlanOptions& options, const std::atomic<bool>* cancel,
-                 const std::function<void(double)>& progress) {
+solve::Budget budget_of(const PlanOptions& options, const std::atomic<bool>* cancel,
+                        const std::function<void(double)>& progress) {
   if (!(options.time_limit >= 0)) {
     throw PlanError("the time limit must be a number of seconds from 0 up, and is " +
                     std::to_string(options.time_limit));
   }
   constexpr double kForever = 1e9;
-  Budget budget;
+  solve::Budget budget;
   budget.cancel = cancel;
   budget.progress = progress;
   if (options.time_limit < kForever) {
@@ -41,12 +41,12 @@ Budget budget_of(const PlanOptions& options, const std::atomic<bool>* cancel,
 }
 
 // The profile's phases but the unplanned ones, and where each of the profile's went.
-std::pair<std::vector<ProfiledPhase>, std::vector<PhaseIndex>> planned_phases(
-    const IterationProfile& profile) {
-  std::vector<ProfiledPhase> phases;
+std::pair<std::vector<profile::ProfiledPhase>, std::vector<PhaseIndex>> planned_phases(
+    const profile::IterationProfile& profile) {
+  std::vector<profile::ProfiledPhase> phases;
   std::vector<PhaseIndex> index;
-  for (const ProfiledPhase& phase : profile.phases) {
-    const bool planned = phase.key.kind != PhaseKind::kUnplanned;
+  for (const profile::ProfiledPhase& phase : profile.phases) {
+    const bool planned = phase.key.kind != trace::PhaseKind::kUnplanned;
     index.push_back(planned ? static_cast<PhaseIndex>(phases.size()) : kNone);
     if (planned) phases.push_back(phase);
   }
@@ -54,10 +54,10 @@ std::pair<std::vector<ProfiledPhase>, std::vector<PhaseIndex>> planned_phases(
 }
 
 void check_phases(const Plan& plan) {
-  std::set<PhaseKey> seen;
+  std::set<trace::PhaseKey> seen;
   for (std::size_t i = 0; i < plan.phases.size(); ++i) {
     const auto& [key, begin, end] = plan.phases[i];
-    if (key.kind == PhaseKind::kUnplanned) {
+    if (key.kind == trace::PhaseKind::kUnplanned) {
       throw PlanError(named("phases", i) + "an unplanned phase in a plan");
     }
     if (key.microbatch < kNone || key.chunk < 0 || key.occurrence < 0) {
@@ -122,10 +122,12 @@ void check_contexts(const Plan& plan, std::size_t row) {
   for (std::size_t i = 0; i < contexts.size(); ++i) {
     const auto& [size, before, earlier] = contexts[i];
     const auto is_one_before = [](Bytes of) {
-      return of >= DynamicContext::kIgnored || of == DynamicContext::kUnsure || Ratio::is_code(of);
+      return of >= profile::DynamicContext::kIgnored || of == profile::DynamicContext::kUnsure ||
+             profile::Ratio::is_code(of);
     };
-    const bool is_size = size >= DynamicContext::kVaries || size == DynamicContext::kSmall ||
-                         size == DynamicContext::kUnsure || Ratio::is_code(size);
+    const bool is_size = size >= profile::DynamicContext::kVaries ||
+                         size == profile::DynamicContext::kSmall ||
+                         size == profile::DynamicContext::kUnsure || profile::Ratio::is_code(size);
     if (!is_size || !is_one_before(before) || !is_one_before(earlier)) {
       throw PlanError(named("groups", row) + "a context's sizes are " + std::to_string(size) +
                       ", " + std::to_string(before) + " and " + std::to_string(earlier));
@@ -188,15 +190,15 @@ void check_persistent(const Plan& plan) {
 }
 
 // That nothing lies in the reusable space.
-void check_idle(const Plan& plan, const Problem& problem, const Layout& layout) {
-  std::vector<IdleClaim> claims;
+void check_idle(const Plan& plan, const solve::Problem& problem, const solve::Layout& layout) {
+  std::vector<verify::IdleClaim> claims;
   for (const DynamicGroup& g : plan.groups) {
     for (const auto& [begin, end] : g.reusable) {
       claims.push_back({begin, end, g.lower, g.upper, g.stream});
     }
   }
   try {
-    validate_idle(problem, layout, claims);
+    verify::validate_idle(problem, layout, claims);
   } catch (const PlanError& error) {
     throw PlanError("groups, reusable ranges (as claims on buffers: decisions, then groups): " +
                     std::string(error.what()));
@@ -204,7 +206,7 @@ void check_idle(const Plan& plan, const Problem& problem, const Layout& layout) 
 }
 
 // The decisions, without offsets, and for each of the profile's requests its row or kNone.
-std::vector<std::int32_t> add_decisions(Plan& plan, const IterationProfile& profile,
+std::vector<std::int32_t> add_decisions(Plan& plan, const profile::IterationProfile& profile,
                                         const std::vector<PhaseIndex>& phase_of) {
   std::vector<std::int32_t> requests;
   for (std::size_t i = 0; i < profile.requests.size(); ++i) {
@@ -213,12 +215,12 @@ std::vector<std::int32_t> add_decisions(Plan& plan, const IterationProfile& prof
     }
   }
   std::ranges::sort(requests, {}, [&](std::int32_t i) {
-    const ProfiledRequest& r = profile.requests[i];
+    const profile::ProfiledRequest& r = profile.requests[i];
     return std::pair{r.phase_begin, r.lower};
   });
   std::vector<std::int32_t> row_of(profile.requests.size(), kNone);
   for (const std::int32_t i : requests) {
-    const ProfiledRequest& r = profile.requests[i];
+    const profile::ProfiledRequest& r = profile.requests[i];
     row_of[i] = static_cast<std::int32_t>(plan.decisions.size());
     plan.decisions.push_back({.size = r.size,
                               .lower = r.lower,
@@ -230,17 +232,17 @@ std::vector<std::int32_t> add_decisions(Plan& plan, const IterationProfile& prof
   return row_of;
 }
 
-void add_persistent(Plan& plan, const IterationProfile& profile,
+void add_persistent(Plan& plan, const profile::IterationProfile& profile,
                     const std::vector<PhaseIndex>& phase_of) {
-  std::vector<const ProfiledRequest*> requests;
-  for (const ProfiledRequest& r : profile.requests) {
+  std::vector<const profile::ProfiledRequest*> requests;
+  for (const profile::ProfiledRequest& r : profile.requests) {
     if (profile.is_recognisable(r)) requests.push_back(&r);
   }
   std::ranges::stable_sort(requests, {},
                            [](const auto* r) { return std::pair{r->phase_begin, r->lower}; });
   std::int32_t next = 0;  // the first decision that comes later
   const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
-  for (const ProfiledRequest* r : requests) {
+  for (const profile::ProfiledRequest* r : requests) {
     const PhaseIndex phase = phase_of[r->phase_begin];
     while (next < decisions && std::pair{plan.decisions[next].phase, plan.decisions[next].lower} <
                                    std::pair{phase, r->lower}) {
@@ -252,10 +254,10 @@ void add_persistent(Plan& plan, const IterationProfile& profile,
 }
 
 // The groups, without offsets and reusable space.
-void add_groups(Plan& plan, const IterationProfile& profile,
+void add_groups(Plan& plan, const profile::IterationProfile& profile,
                 const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of,
                 bool regions) {
-  for (const DynamicPlace& place : profile.places) {
+  for (const profile::DynamicPlace& place : profile.places) {
     DynamicGroup group;
     group.phase = phase_of[place.phase];
     group.after = place.after == kNone ? kNone : row_of[place.after];
@@ -275,10 +277,10 @@ void add_groups(Plan& plan, const IterationProfile& profile,
 }
 
 // The groups of what is kept: of its place the last.
-void add_kept(Plan& plan, const IterationProfile& profile, const std::vector<PhaseIndex>& phase_of,
-              const std::vector<std::int32_t>& row_of) {
+void add_kept(Plan& plan, const profile::IterationProfile& profile,
+              const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of) {
   if (plan.period == 0) return;
-  for (const KeptPlace& place : profile.kept) {
+  for (const profile::KeptPlace& place : profile.kept) {
     DynamicGroup group;
     group.phase = group.phase_end = phase_of[place.phase];
     group.after = place.after == kNone ? kNone : row_of[place.after];
@@ -295,7 +297,7 @@ void add_kept(Plan& plan, const IterationProfile& profile, const std::vector<Pha
   });
 }
 
-void add_reusable(Plan& plan, const Problem& problem, const Layout& layout) {
+void add_reusable(Plan& plan, const solve::Problem& problem, const solve::Layout& layout) {
   std::vector<Window> windows;
   for (const DynamicGroup& g : plan.groups) windows.push_back({g.lower, g.upper, g.stream});
   auto ranges = reusable_space(problem, layout, windows);
@@ -306,8 +308,8 @@ void add_reusable(Plan& plan, const Problem& problem, const Layout& layout) {
 
 }  // namespace
 
-Problem problem_of(const Plan& plan) {
-  Problem problem;
+solve::Problem problem_of(const Plan& plan) {
+  solve::Problem problem;
   problem.period = plan.period;
   problem.alignment = plan.alignment;
   problem.streams = plan.streams;
@@ -331,8 +333,8 @@ Problem problem_of(const Plan& plan) {
   return problem;
 }
 
-Layout layout_of(const Plan& plan) {
-  Layout layout;
+solve::Layout layout_of(const Plan& plan) {
+  solve::Layout layout;
   layout.height = plan.pool;
   layout.offsets.reserve(plan.decisions.size() + plan.groups.size());
   for (const Decision& d : plan.decisions) layout.offsets.push_back(d.offset);
@@ -353,11 +355,11 @@ void Plan::check() const {
   check_groups(*this);
   check_persistent(*this);
   if (headroom < 0) throw PlanError("headroom: " + std::to_string(headroom) + " per cent");
-  const Problem problem = problem_of(*this);
+  const solve::Problem problem = problem_of(*this);
   problem.check();
-  const Layout layout = layout_of(*this);
+  const solve::Layout layout = layout_of(*this);
   try {
-    validate(problem, layout);
+    verify::validate(problem, layout);
   } catch (const PlanError& error) {
     throw PlanError("decisions, then groups (as buffers, by row): " + std::string(error.what()));
   }
@@ -368,7 +370,7 @@ void Plan::check() const {
 std::vector<ContextRow> context_rows(const Plan& plan) {
   std::vector<ContextRow> rows;
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
-    for (const DynamicContext& context : plan.groups[i].contexts) {
+    for (const profile::DynamicContext& context : plan.groups[i].contexts) {
       rows.push_back({static_cast<std::int32_t>(i), context});
     }
   }
@@ -385,9 +387,9 @@ std::vector<ReusableRow> reusable_rows(const Plan& plan) {
   return rows;
 }
 
-Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
+Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
                const std::atomic<bool>* cancel, const std::function<void(double)>& progress) {
-  const Budget budget = budget_of(options, cancel, progress);
+  const solve::Budget budget = budget_of(options, cancel, progress);
   Plan plan;
   plan.alignment = options.alignment;
   plan.streams = options.streams;
@@ -399,8 +401,9 @@ Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
   add_persistent(plan, profile, phase_of);
   if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);
 
-  const Problem problem = problem_of(plan);
-  const PortfolioResult result = solve(problem, {.algorithm = options.algorithm}, budget);
+  const solve::Problem problem = problem_of(plan);
+  const solve::PortfolioResult result =
+      solve::solve(problem, {.algorithm = options.algorithm}, budget);
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     plan.decisions[i].offset = result.layout.offsets[i];
   }
@@ -418,4 +421,4 @@ Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
   return plan;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "base/types.h"
-#include "plan/planner.h"
-#include "plan/problem.h"
-#include "trace/lifetimes.h"
+#include "profile/lifetimes.h"
+#include "solve/core/planner.h"
+#include "solve/core/problem.h"
 #include "trace/trace.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 
 // d = m + (a) in the paper (section 5.1).
 struct Decision {
@@ -55,7 +55,7 @@ struct DynamicGroup {
   Tick upper = 0;
   PhaseIndex phase_end = kNone;
   StreamId stream = 0;
-  std::vector<DynamicContext> contexts;  // ascending
+  std::vector<profile::DynamicContext> contexts;  // ascending
   // Idle through the window, the region itself left out, and never another stream's: ascending,
   // disjoint, not adjacent.
   std::vector<AddressRange> reusable;
@@ -110,10 +110,10 @@ struct Plan {
   // kOrdered: addresses go from one stream's decisions and regions to another's, and the runtime
   // lets the later stream wait; see waits.h. What is dynamic beyond its region, and the opening,
   // keep to addresses that no other stream ever has.
-  Streams streams = Streams::kSeparate;
-  std::vector<ProfiledPhase> phases;  // the planned ones, in order of their beginning
-  std::vector<Decision> decisions;    // by phase, then by lower
-  std::vector<DynamicGroup> groups;   // by phase, after and stream, what fits no context first
+  solve::Streams streams = solve::Streams::kSeparate;
+  std::vector<profile::ProfiledPhase> phases;  // the planned ones, in order of their beginning
+  std::vector<Decision> decisions;             // by phase, then by lower
+  std::vector<DynamicGroup> groups;  // by phase, after and stream, what fits no context first
   std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
   std::vector<OpeningRequest> opening;        // by phase, then by `after`, then by `lower`
   std::vector<std::int32_t> absent;  // decisions that the first iteration does not make, ascending
@@ -140,13 +140,13 @@ struct Plan {
 
 // What a plan answers: its decisions as buffers, and after them its groups' regions; and the
 // answer.
-Problem problem_of(const Plan& plan);
-Layout layout_of(const Plan& plan);
+solve::Problem problem_of(const Plan& plan);
+solve::Layout layout_of(const Plan& plan);
 
 // The contexts of all groups as one table, by group.
 struct ContextRow {
   std::int32_t group = kNone;  // index into Plan::groups
-  DynamicContext context;
+  profile::DynamicContext context;
 };
 
 std::vector<ContextRow> context_rows(const Plan& plan);
@@ -165,13 +165,13 @@ struct PlanOptions {
   double time_limit = 10.0;  // seconds
   bool regions = true;       // off: groups have only what the static requests leave idle
   bool dynamic = true;       // off: no groups
-  Streams streams = Streams::kSeparate;
+  solve::Streams streams = solve::Streams::kSeparate;
 };
 
 // Plans one profiled iteration. The result has been validated; its `info` and `fingerprint` are the
 // caller's to fill. Throws PlanError for options that make no sense.
-Plan make_plan(const IterationProfile& profile, const PlanOptions& options,
+Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
                const std::atomic<bool>* cancel = nullptr,
                const std::function<void(double)>& progress = {});
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

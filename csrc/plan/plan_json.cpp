@@ -5,7 +5,7 @@
 #include "base/json_writer.h"
 #include "trace/phase_json.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 namespace {
 
 using Value = JsonReader::Value;
@@ -147,14 +147,14 @@ void write_reusable(JsonWriter& out, const std::vector<ReusableRow>& rows) {
 }
 
 std::vector<JsonReader::Column<ContextRow>> context_columns(JsonReader& in) {
-  const auto number = [&in](Bytes DynamicContext::* member) {
+  const auto number = [&in](Bytes profile::DynamicContext::* member) {
     return [&in, member](ContextRow& r, Value v) { r.context.*member = in.integer<Bytes>(v); };
   };
   return {
       {"group", [&in](ContextRow& r, Value v) { r.group = in.integer<std::int32_t>(v); }},
-      {"size", number(&DynamicContext::size)},
-      {"before", number(&DynamicContext::before)},
-      {"earlier", number(&DynamicContext::earlier)},
+      {"size", number(&profile::DynamicContext::size)},
+      {"before", number(&profile::DynamicContext::before)},
+      {"earlier", number(&profile::DynamicContext::earlier)},
   };
 }
 
@@ -197,14 +197,14 @@ std::string to_json(const Plan& plan) {
   out.entry("alignment", plan.alignment);
   out.entry("period", plan.period);
   // Left out where it would say nothing: older readers know no such key.
-  if (plan.streams == Streams::kOrdered) out.entry("streams", kOrdered);
+  if (plan.streams == solve::Streams::kOrdered) out.entry("streams", kOrdered);
   out.entry("headroom", plan.headroom);
   out.entry("headroom_cost", plan.headroom_cost);
   out.entry("headroom_saves", plan.headroom_saves);
   out.column("dynamic", plan.dynamic, [&](const std::string& pattern) { out.value(pattern); });
   out.key("phases");
   out.begin_object();
-  write_phase_columns(out, plan.phases);
+  trace::write_phase_columns(out, plan.phases);
   out.end_object();
   out.key("decisions");
   out.begin_object();
@@ -259,7 +259,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"streams",
            [&](Value v) {
              if (in.text(v) != kOrdered) in.fail("expected \"ordered\", or no such key");
-             plan.streams = Streams::kOrdered;
+             plan.streams = solve::Streams::kOrdered;
            },
            /*optional=*/true},
           {"headroom", [&](Value v) { plan.headroom = in.integer<std::int32_t>(v); }},
@@ -271,7 +271,8 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
            }},
           {"phases",
            [&](Value v) {
-             plan.phases = in.table<ProfiledPhase>(v, phase_columns<ProfiledPhase>(in));
+             plan.phases = in.table<profile::ProfiledPhase>(
+                 v, trace::phase_columns<profile::ProfiledPhase>(in));
            }},
           {"decisions",
            [&](Value v) { plan.decisions = in.table<Decision>(v, decision_columns(in)); }},
@@ -301,4 +302,4 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
   return plan;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -7,7 +7,7 @@
 
 #include "plan/plan.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 
 std::string to_json(const Plan& plan);
 
@@ -16,4 +16,4 @@ std::string to_json(const Plan& plan);
 // have written.
 Plan plan_from_json(std::string_view text, std::string_view source);
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -9,7 +9,7 @@
 #include "base/align.h"
 #include "base/range_set.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 namespace {
 
 struct Event {
@@ -33,8 +33,8 @@ Offset take_best_fit(HoleSet& holes, Bytes size) {
 
 class Trial {
  public:
-  Trial(std::span<const DynamicPlace> places, std::size_t iteration, std::span<const Bytes> sizes,
-        std::span<const Bytes> idle, Bytes alignment, Tick period)
+  Trial(std::span<const profile::DynamicPlace> places, std::size_t iteration,
+        std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment, Tick period)
       : places_(places), idle_(idle), alignment_(alignment) {
     for (std::size_t p = 0; p < places.size(); ++p) {
       const auto& requests = places[p].sightings[iteration];
@@ -73,7 +73,7 @@ class Trial {
   };
   struct Visit {
     HoleSet holes;  // of the region
-    const std::vector<DynamicSighting>* requests = nullptr;
+    const std::vector<profile::DynamicSighting>* requests = nullptr;
     std::vector<Block> blocks;
     Tick last_birth = 0;
     Tick closes = 0;
@@ -123,7 +123,7 @@ class Trial {
     }
   }
 
-  std::span<const DynamicPlace> places_;
+  std::span<const profile::DynamicPlace> places_;
   std::span<const Bytes> idle_;
   Bytes alignment_;
   std::vector<Visit> visits_;
@@ -137,7 +137,7 @@ class Trial {
 
 }  // namespace
 
-Bytes region_need(std::span<const DynamicSighting> requests, Bytes alignment) {
+Bytes region_need(std::span<const profile::DynamicSighting> requests, Bytes alignment) {
   std::vector<std::tuple<Tick, bool, std::size_t>> events;  // tick, is an allocation, request
   for (std::size_t i = 0; i < requests.size(); ++i) {
     events.emplace_back(requests[i].lower, true, i);
@@ -161,10 +161,10 @@ Bytes region_need(std::span<const DynamicSighting> requests, Bytes alignment) {
   return need;
 }
 
-Bytes region_overflow(std::span<const DynamicPlace> places, std::size_t iteration,
+Bytes region_overflow(std::span<const profile::DynamicPlace> places, std::size_t iteration,
                       std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
                       Tick period) {
   return Trial(places, iteration, sizes, idle, alignment, period).run();
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -11,19 +11,19 @@
 #include <span>
 #include <vector>
 
-#include "plan/problem.h"
-#include "trace/lifetimes.h"
+#include "profile/lifetimes.h"
+#include "solve/core/problem.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 
 // `requests` in order of `lower`, served from a region that has as much room as they take: where
 // the highest of them ends. -1 when that is no 63-bit number.
-Bytes region_need(std::span<const DynamicSighting> requests, Bytes alignment);
+Bytes region_need(std::span<const profile::DynamicSighting> requests, Bytes alignment);
 
 // The most bytes that overflow at once in iteration `iteration` of those that were compared.
 // `sizes` and `idle`, by place: of the regions, and what is idle beside them through the window.
-Bytes region_overflow(std::span<const DynamicPlace> places, std::size_t iteration,
+Bytes region_overflow(std::span<const profile::DynamicPlace> places, std::size_t iteration,
                       std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
                       Tick period);
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -13,7 +13,7 @@
 #include "plan/region_trial.h"
 #include "plan/window_loads.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 namespace {
 
 constexpr std::array<std::int32_t, 8> kCandidates = {0, 50, 100, 150, 200, 300, 400, 600};
@@ -35,11 +35,11 @@ using Needs = std::vector<std::vector<Bytes>>;  // by place, by iteration
 using Levels = std::vector<std::int32_t>;       // of head room, by family
 
 // Places that correspond to each other, each family's in order.
-std::vector<std::vector<std::size_t>> find_families(std::span<const DynamicPlace> places,
-                                                    std::span<const ProfiledPhase> phases,
+std::vector<std::vector<std::size_t>> find_families(std::span<const profile::DynamicPlace> places,
+                                                    std::span<const profile::ProfiledPhase> phases,
                                                     const Needs& needs) {
   // kind, chunk, occurrence; places of the phase; which of them; groups there; which of them
-  using Kind = std::tuple<PhaseKind, std::int32_t, std::int32_t>;
+  using Kind = std::tuple<trace::PhaseKind, std::int32_t, std::int32_t>;
   using Key = std::tuple<Kind, StreamId, std::size_t, std::size_t, std::size_t, std::size_t>;
   std::map<Key, std::vector<std::size_t>> alike;
   for (std::size_t begin = 0; begin < places.size();) {
@@ -50,7 +50,7 @@ std::vector<std::vector<std::size_t>> find_families(std::span<const DynamicPlace
                         places[end].stream == places[end - 1].stream;
       if (!same) starts.push_back(end);
     }
-    const PhaseKey& phase = phases[static_cast<std::size_t>(places[begin].phase)].key;
+    const trace::PhaseKey& phase = phases[static_cast<std::size_t>(places[begin].phase)].key;
     for (std::size_t at = 0; at < starts.size(); ++at) {
       const std::size_t next = at + 1 < starts.size() ? starts[at + 1] : end;
       for (std::size_t i = starts[at]; i < next; ++i) {
@@ -81,10 +81,10 @@ std::vector<std::vector<std::size_t>> find_families(std::span<const DynamicPlace
 
 class Chooser {
  public:
-  Chooser(std::span<const DynamicPlace> places, std::span<const ProfiledPhase> phases,
-          Problem problem)
+  Chooser(std::span<const profile::DynamicPlace> places,
+          std::span<const profile::ProfiledPhase> phases, solve::Problem problem)
       : places_(places), problem_(std::move(problem)), loads_(places, problem_) {
-    for (const DynamicPlace& place : places_) {
+    for (const profile::DynamicPlace& place : places_) {
       auto& needs = needs_.emplace_back();
       for (const auto& requests : place.sightings) {
         needs.push_back(region_need(requests, problem_.alignment));
@@ -136,7 +136,7 @@ class Chooser {
     Levels levels(families_.size(), headroom);
     set_sizes(sizes_of(levels, kNobody));
     std::map<StreamId, Bytes> peaks;
-    for (const DynamicPlace& p : places_) peaks[p.stream] = loads_.peak(p.stream);
+    for (const profile::DynamicPlace& p : places_) peaks[p.stream] = loads_.peak(p.stream);
     for (const std::int32_t more : kCandidates) {
       if (more <= headroom) continue;
       if (more > kDefaultHeadroom) break;
@@ -232,8 +232,8 @@ class Chooser {
     return worst;
   }
 
-  std::span<const DynamicPlace> places_;
-  Problem problem_;
+  std::span<const profile::DynamicPlace> places_;
+  solve::Problem problem_;
   WindowLoads loads_;
   std::vector<Bytes> sizes_;  // of the regions in `loads_`, by place
   Needs needs_;
@@ -243,11 +243,11 @@ class Chooser {
 
 }  // namespace
 
-Regions size_regions(std::span<const DynamicPlace> places, std::span<const ProfiledPhase> phases,
-                     Problem problem) {
+Regions size_regions(std::span<const profile::DynamicPlace> places,
+                     std::span<const profile::ProfiledPhase> phases, solve::Problem problem) {
   problem.check();
   if (places.empty()) return {};
   return Chooser(places, phases, std::move(problem)).run();
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -19,10 +19,10 @@
 #include <span>
 #include <vector>
 
-#include "plan/problem.h"
-#include "trace/lifetimes.h"
+#include "profile/lifetimes.h"
+#include "solve/core/problem.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 
 // Per cent, where there is only one iteration and nothing to compare.
 inline constexpr std::int32_t kDefaultHeadroom = 200;
@@ -36,7 +36,7 @@ struct Regions {
 
 // `problem` ends with one buffer a place, whose sizes do not matter, and passes check(); `phases`
 // are the profile's. Throws OverflowError when the regions' sizes do not fit in Bytes.
-Regions size_regions(std::span<const DynamicPlace> places, std::span<const ProfiledPhase> phases,
-                     Problem problem);
+Regions size_regions(std::span<const profile::DynamicPlace> places,
+                     std::span<const profile::ProfiledPhase> phases, solve::Problem problem);
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

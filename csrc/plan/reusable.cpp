@@ -16,7 +16,7 @@
 #include "base/align.h"
 #include "base/range_set.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 namespace {
 
 class LastEnds {
@@ -95,10 +95,10 @@ struct Occupation {
   StreamId stream = 0;
 };
 
-std::vector<Occupation> occupations(const Problem& problem, const Layout& layout) {
+std::vector<Occupation> occupations(const solve::Problem& problem, const solve::Layout& layout) {
   std::vector<Occupation> result;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    const Buffer& b = problem.buffers[i];
+    const solve::Buffer& b = problem.buffers[i];
     if (b.size == 0 || b.upper <= b.lower) continue;
     const Offset begin = layout.offsets[i];
     result.push_back(
@@ -110,7 +110,8 @@ std::vector<Occupation> occupations(const Problem& problem, const Layout& layout
 
 }  // namespace
 
-std::vector<std::vector<AddressRange>> reusable_space(const Problem& problem, const Layout& layout,
+std::vector<std::vector<AddressRange>> reusable_space(const solve::Problem& problem,
+                                                      const solve::Layout& layout,
                                                       std::span<const Window> windows) {
   std::vector<std::vector<AddressRange>> result(windows.size());
   if (layout.height == 0) return result;
@@ -158,4 +159,4 @@ std::vector<std::vector<AddressRange>> reusable_space(const Problem& problem, co
   return result;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "plan/plan.h"
-#include "plan/problem.h"
+#include "solve/core/problem.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 
 struct Window {
   Tick lower = 0;  // as a buffer's lifetime, circular too; not empty
@@ -20,7 +20,8 @@ struct Window {
 // valid.
 //
 // N buffers, k windows, r ranges: O((N + k + r) log(N + k)) for each stream that has windows.
-std::vector<std::vector<AddressRange>> reusable_space(const Problem& problem, const Layout& layout,
+std::vector<std::vector<AddressRange>> reusable_space(const solve::Problem& problem,
+                                                      const solve::Layout& layout,
                                                       std::span<const Window> windows);
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

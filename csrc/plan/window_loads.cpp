@@ -5,7 +5,7 @@
 
 #include "base/align.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 namespace {
 
 // Bytes live at every tick of a turn.
@@ -36,10 +36,11 @@ class Load {
 
 }  // namespace
 
-WindowLoads::WindowLoads(std::span<const DynamicPlace> places, const Problem& problem) {
+WindowLoads::WindowLoads(std::span<const profile::DynamicPlace> places,
+                         const solve::Problem& problem) {
   const Tick period = problem.period;
   std::vector<Tick> edges = {0, period};
-  for (const DynamicPlace& p : places) {
+  for (const profile::DynamicPlace& p : places) {
     edges.push_back(p.lower);
     edges.push_back(p.upper > period ? p.upper - period : p.upper);
   }
@@ -48,7 +49,7 @@ WindowLoads::WindowLoads(std::span<const DynamicPlace> places, const Problem& pr
   const auto index_of = [&](Tick tick) {
     return static_cast<std::size_t>(std::ranges::lower_bound(edges, tick) - edges.begin());
   };
-  for (const DynamicPlace& p : places) {
+  for (const profile::DynamicPlace& p : places) {
     const std::size_t begin = index_of(p.lower);
     const bool wraps = p.upper > period;
     const std::size_t turn = edges.size() - 1;
@@ -57,7 +58,7 @@ WindowLoads::WindowLoads(std::span<const DynamicPlace> places, const Problem& pr
   }
   std::map<StreamId, Load> loads;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    const Buffer& b = problem.buffers[i];
+    const solve::Buffer& b = problem.buffers[i];
     const auto load = loads.try_emplace(b.stream, period).first;
     const bool planned = i + places.size() < problem.buffers.size() && b.upper > b.lower;
     if (planned) load->second.add(b.lower, b.upper, align_up(b.size, problem.alignment));
@@ -94,4 +95,4 @@ Bytes WindowLoads::bound() const {
   return sum;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

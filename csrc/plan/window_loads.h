@@ -9,16 +9,16 @@
 #include <span>
 #include <vector>
 
-#include "plan/problem.h"
-#include "trace/lifetimes.h"
+#include "profile/lifetimes.h"
+#include "solve/core/problem.h"
 
-namespace stalloc {
+namespace stalloc::plan {
 
 class WindowLoads {
  public:
   // `problem` passes check(), has a period and ends with one buffer a place, whose sizes count for
   // nothing: regions begin empty. O(n log n).
-  WindowLoads(std::span<const DynamicPlace> places, const Problem& problem);
+  WindowLoads(std::span<const profile::DynamicPlace> places, const solve::Problem& problem);
 
   // Makes the region of a place larger, or smaller. All below are O(edges in the window).
   void grow(std::size_t place, Bytes by);
@@ -45,4 +45,4 @@ class WindowLoads {
   std::map<StreamId, std::vector<Bytes>> live_;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::plan

@@ -7,7 +7,7 @@
 #include "base/align.h"
 #include "base/error.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 namespace {
 
 constexpr Bytes kMinBlock = 512;
@@ -135,7 +135,7 @@ void CachingModel::empty_cache() {
 }
 
 void CachingModel::reset_peaks() {
-  for (Gauge* gauge : {&stats_.requested, &stats_.allocated, &stats_.reserved}) {
+  for (runtime::Gauge* gauge : {&stats_.requested, &stats_.allocated, &stats_.reserved}) {
     gauge->reset_peak();
   }
 }
@@ -334,4 +334,4 @@ void CachingModel::collect_garbage() {
   }
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

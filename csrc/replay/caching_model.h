@@ -37,7 +37,7 @@
 #include "replay/placements.h"
 #include "runtime/statistics.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 
 // What PYTORCH_CUDA_ALLOC_CONF can say, with torch's defaults.
 struct CachingSettings {
@@ -53,9 +53,9 @@ struct CachingSettings {
 };
 
 struct CachingStats {
-  Gauge requested;           // as asked
-  Gauge allocated;           // rounded
-  Gauge reserved;            // of the device
+  runtime::Gauge requested;  // as asked
+  runtime::Gauge allocated;  // rounded
+  runtime::Gauge reserved;   // of the device
   std::int64_t mallocs = 0;  // cudaMalloc that succeeded
   std::int64_t frees = 0;    // cudaFree
   std::int64_t maps = 0;     // chunks created and mapped
@@ -174,4 +174,4 @@ class CachingModel {
   Placements* placements_ = nullptr;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

@@ -6,13 +6,13 @@
 
 #include "trace/trace.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 
 // Calls allocate(index) and free(index), of Trace::requests, in order of their ticks; before each
 // of them now(tick). A free at the tick of an allocation comes first: lifetimes are half-open. Ends
 // when allocate() returns false.
 template <typename Now, typename Allocate, typename Free>
-void for_each_event(const Trace& trace, Now now, Allocate allocate, Free free) {
+void for_each_event(const trace::Trace& trace, Now now, Allocate allocate, Free free) {
   std::vector<std::int32_t> frees;  // by upper
   for (std::size_t i = 0; i < trace.requests.size(); ++i) {
     if (trace.requests[i].upper != kNever) frees.push_back(static_cast<std::int32_t>(i));
@@ -40,7 +40,7 @@ void for_each_event(const Trace& trace, Now now, Allocate allocate, Free free) {
 // Tells, once, that a tick lies in the last complete iteration or after it.
 class LastIteration {
  public:
-  explicit LastIteration(const Trace& trace)
+  explicit LastIteration(const trace::Trace& trace)
       : begin_(trace.iterations.size() < 2 ? kNever : *(trace.iterations.end() - 2)) {}
 
   bool begins(Tick tick) {
@@ -53,4 +53,4 @@ class LastIteration {
   bool begun_ = false;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "replay/caching_model.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 namespace {
 
 constexpr Bytes kSmallChunk = Bytes{2} << 20;
@@ -163,4 +163,4 @@ void CachingModel::check() const {
   if (reserved > settings_.capacity) fail("more is reserved than the device has");
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

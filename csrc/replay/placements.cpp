@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
-namespace stalloc {
+namespace stalloc::replay {
 
 void Placements::place(std::int32_t request, Offset address) {
   addresses_[static_cast<std::size_t>(request)] = address;
@@ -45,4 +45,4 @@ std::vector<HeldPiece> Placements::pieces() const {
   return result;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

@@ -8,7 +8,7 @@
 
 #include "base/types.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 
 struct HeldPiece {
   Offset address = 0;
@@ -48,4 +48,4 @@ class Placements {
   std::vector<HeldPiece> gone_;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

@@ -13,7 +13,7 @@
 #include "replay/placements.h"
 #include "trace/trace.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 
 struct ReplayResult {
   // Over the last complete iteration, or over all when there is none: what training goes on with.
@@ -38,7 +38,7 @@ struct ReplayResult {
 
 // Under torch's policy. Where everything lay is noted in `placements`, unless that is null. Throws
 // TraceError when the trace fails check().
-ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
+ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& settings,
                             Placements* placements = nullptr);
 
 struct PlannedReplay {
@@ -48,12 +48,12 @@ struct PlannedReplay {
 
 // Under stalloc's own runtime with this plan; from the run's very beginning, if that is where the
 // trace begins. Throws TraceError as above, and PlanError when the plan is not sound.
-ReplayResult replay_planned(const Trace& trace, const Plan& plan, const PlannedReplay& options = {},
-                            Placements* placements = nullptr);
+ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
+                            const PlannedReplay& options = {}, Placements* placements = nullptr);
 
 // The iteration that a plan lays out, `turns` times in a row: its static requests and, with
 // `opening`, in the first one what the opening makes for good. For replaying a plan whose trace is
 // not at hand.
-Trace unroll(const Plan& plan, std::int32_t turns, bool opening = true);
+trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool opening = true);
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

@@ -4,9 +4,9 @@
 #include "replay/events.h"
 #include "replay/replay.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 
-ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
+ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& settings,
                             Placements* placements) {
   trace.check();
   CachingModel model(settings);
@@ -24,7 +24,7 @@ ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
         model.reset_peaks();
       },
       [&](std::int32_t i) {
-        const Request& r = trace.requests[static_cast<std::size_t>(i)];
+        const trace::Request& r = trace.requests[static_cast<std::size_t>(i)];
         const CachingModel::Id id = model.malloc(r.size, r.stream);
         if (id == CachingModel::kOutOfMemory) result.failed = i;
         blocks[static_cast<std::size_t>(i)] = id;
@@ -45,4 +45,4 @@ ReplayResult replay_caching(const Trace& trace, const CachingSettings& settings,
   return result;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

@@ -11,13 +11,13 @@
 #include "replay/replay.h"
 #include "runtime/planned_allocator.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 namespace {
 
 Offset address_of(const void* p) { return static_cast<Offset>(std::bit_cast<std::uintptr_t>(p)); }
 
 // Counts what the runtime asks of the device, and notes it where that is wanted.
-class CountingMemory final : public DeviceMemory {
+class CountingMemory final : public device::DeviceMemory {
  public:
   CountingMemory(Bytes capacity, Placements* placements)
       : memory_(capacity), placements_(placements) {}
@@ -41,7 +41,7 @@ class CountingMemory final : public DeviceMemory {
   std::int64_t frees() const { return frees_; }
 
  private:
-  PretendMemory memory_;
+  device::PretendMemory memory_;
   Placements* const placements_;
   std::int64_t mallocs_ = 0;
   std::int64_t frees_ = 0;
@@ -50,7 +50,8 @@ class CountingMemory final : public DeviceMemory {
 // Reports to the allocator what the training loop did up to a tick.
 class Loop {
  public:
-  Loop(const Trace& trace, PlannedAllocator& allocator) : trace_(trace), allocator_(allocator) {}
+  Loop(const trace::Trace& trace, runtime::PlannedAllocator& allocator)
+      : trace_(trace), allocator_(allocator) {}
 
   void advance(Tick tick) {
     const auto& ends = trace_.iterations;
@@ -75,12 +76,12 @@ class Loop {
   }
 
  private:
-  bool is_of_before(const PhaseSpan& span) const {
+  bool is_of_before(const trace::PhaseSpan& span) const {
     return span.iteration != kNone && span.iteration < static_cast<std::int32_t>(iteration_);
   }
 
-  void enter(const PhaseSpan& span) {
-    const bool unplanned = span.key.kind == PhaseKind::kUnplanned;
+  void enter(const trace::PhaseSpan& span) {
+    const bool unplanned = span.key.kind == trace::PhaseKind::kUnplanned;
     // What was live before the first iteration was there before any phase.
     if (unplanned && iteration_ == 0) return;
     if (unplanned == unplanned_) {
@@ -96,25 +97,26 @@ class Loop {
     if (last_ != span.key) enter_planned(span);  // else it goes on after an interruption
   }
 
-  void enter_planned(const PhaseSpan& span) {
+  void enter_planned(const trace::PhaseSpan& span) {
     allocator_.enter_phase(span.key.kind, span.key.microbatch, span.key.chunk);
     last_ = span.key;
   }
 
-  const Trace& trace_;
-  PlannedAllocator& allocator_;
+  const trace::Trace& trace_;
+  runtime::PlannedAllocator& allocator_;
   std::size_t iteration_ = 0;  // boundaries passed
   std::size_t span_ = 0;       // spans entered
   bool unplanned_ = false;
-  std::optional<PhaseKey> last_;  // the planned phase that was entered last in this iteration
+  std::optional<trace::PhaseKey>
+      last_;  // the planned phase that was entered last in this iteration
 };
 
 // Whether the trace's first iteration makes for good most of what the plan's opening does: then it
 // begins where its run did. One that begins later has nothing to put into the resident region.
-bool begins_with_run(const Trace& trace, const Plan& plan) {
+bool begins_with_run(const trace::Trace& trace, const plan::Plan& plan) {
   if (trace.iterations.size() < 2) return false;
   Bytes kept = 0;
-  for (const Request& r : trace.requests) {
+  for (const trace::Request& r : trace.requests) {
     if (r.lower >= trace.iterations[1]) break;
     if (r.upper >= trace.iterations.back()) kept += r.size;
   }
@@ -123,13 +125,13 @@ bool begins_with_run(const Trace& trace, const Plan& plan) {
 
 }  // namespace
 
-ReplayResult replay_planned(const Trace& trace, const Plan& plan, const PlannedReplay& options,
-                            Placements* placements) {
+ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
+                            const PlannedReplay& options, Placements* placements) {
   trace.check();
   CountingMemory memory(options.capacity, placements);
   ReplayResult result;
   std::vector<void*> blocks(trace.requests.size(), nullptr);
-  PlannedAllocator allocator(memory);
+  runtime::PlannedAllocator allocator(memory);
   try {
     allocator.enable(plan, {.reuse = options.reuse, .opening = begins_with_run(trace, plan)});
   } catch (const OutOfMemory&) {
@@ -144,13 +146,13 @@ ReplayResult replay_planned(const Trace& trace, const Plan& plan, const PlannedR
         if (placements) placements->advance(tick);
         loop.advance(tick);
         if (!last.begins(tick)) return;
-        const Statistics before = allocator.statistics();
+        const runtime::Statistics before = allocator.statistics();
         result.peak_load = before.allocated.peak;
         result.peak_reserved = before.reserved.peak;
         allocator.reset_peaks();
       },
       [&](std::int32_t i) {
-        const Request& r = trace.requests[static_cast<std::size_t>(i)];
+        const trace::Request& r = trace.requests[static_cast<std::size_t>(i)];
         if (r.dynamic) allocator.enter_dynamic();
         void*& block = blocks[static_cast<std::size_t>(i)];
         try {
@@ -166,7 +168,7 @@ ReplayResult replay_planned(const Trace& trace, const Plan& plan, const PlannedR
       [&](std::int32_t i) { allocator.deallocate(blocks[static_cast<std::size_t>(i)]); });
   if (placements) placements->advance(trace.end);
   if (result.failed == kNone) loop.advance(trace.end);
-  const Statistics stats = allocator.statistics();
+  const runtime::Statistics stats = allocator.statistics();
   result.load = stats.allocated.peak;
   result.reserved = stats.reserved.peak;
   result.peak_load = std::max(result.peak_load, result.load);
@@ -178,4 +180,4 @@ ReplayResult replay_planned(const Trace& trace, const Plan& plan, const PlannedR
   return result;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "replay/replay.h"
 
-namespace stalloc {
+namespace stalloc::replay {
 namespace {
 
 // When, in the plan's ticks, what stays of the opening comes: before the events of that tick, and
@@ -18,10 +18,10 @@ struct Insertion {
   std::size_t row = 0;  // of Plan::opening
 };
 
-std::vector<Insertion> insertions(const Plan& plan) {
+std::vector<Insertion> insertions(const plan::Plan& plan) {
   std::vector<Insertion> result;
   for (std::size_t i = 0; i < plan.opening.size(); ++i) {
-    const OpeningRequest& r = plan.opening[i];
+    const plan::OpeningRequest& r = plan.opening[i];
     if (!r.stays() || r.offset == kUnplaced) continue;
     const Tick tick = r.after == kNone
                           ? plan.phases[static_cast<std::size_t>(r.phase)].begin
@@ -35,9 +35,9 @@ std::vector<Insertion> insertions(const Plan& plan) {
 
 }  // namespace
 
-Trace unroll(const Plan& plan, std::int32_t turns, bool opening) {
+trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool opening) {
   plan.check();
-  Trace trace;
+  trace::Trace trace;
   trace.info = plan.info;
   const std::vector<Insertion> inserted = opening ? insertions(plan) : std::vector<Insertion>();
   const auto extra = static_cast<Tick>(inserted.size());
@@ -72,13 +72,13 @@ Trace unroll(const Plan& plan, std::int32_t turns, bool opening) {
     trace.phases[i - 1].end = trace.phases[i].begin;
   }
   const auto span_at = [&](Tick tick) {
-    const auto after = std::ranges::upper_bound(trace.phases, tick, {}, &PhaseSpan::begin);
+    const auto after = std::ranges::upper_bound(trace.phases, tick, {}, &trace::PhaseSpan::begin);
     return static_cast<PhaseIndex>(std::max<std::ptrdiff_t>(after - trace.phases.begin() - 1, 0));
   };
   for (std::int32_t t = 0; t < turns; ++t) {
-    for (const Decision& d : plan.decisions) {
+    for (const plan::Decision& d : plan.decisions) {
       const Tick turn = t * plan.period;
-      Request r;
+      trace::Request r;
       r.size = d.size;
       r.lower = moved(turn + d.lower);
       r.phase_begin = d.phase + t * static_cast<PhaseIndex>(plan.phases.size());
@@ -91,16 +91,16 @@ Trace unroll(const Plan& plan, std::int32_t turns, bool opening) {
     }
   }
   for (std::size_t i = 0; turns > 0 && i < inserted.size(); ++i) {
-    const OpeningRequest& o = plan.opening[inserted[i].row];
-    Request r;
+    const plan::OpeningRequest& o = plan.opening[inserted[i].row];
+    trace::Request r;
     r.size = o.size;
     r.lower = inserted[i].tick + static_cast<Tick>(i);
     r.phase_begin = o.phase;
     r.stream = o.stream;
     trace.requests.push_back(r);
   }
-  std::ranges::stable_sort(trace.requests, {}, &Request::lower);
+  std::ranges::stable_sort(trace.requests, {}, &trace::Request::lower);
   return trace;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::replay

@@ -6,7 +6,7 @@
 #include "base/align.h"
 #include "base/error.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 CachingPool::~CachingPool() {
   for (const auto& [address, held] : segments_) {
     device_.release(reinterpret_cast<void*>(address), held.size);
@@ -209,4 +209,4 @@ void CachingPool::check() const {
   if (reserved != reserved_) fail("the count of reserved bytes is off");
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -19,11 +19,11 @@
 #include "base/types.h"
 #include "device/memory.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class CachingPool {
  public:
-  explicit CachingPool(DeviceMemory& device) : device_(device), unit_(device.unit()) {}
+  explicit CachingPool(device::DeviceMemory& device) : device_(device), unit_(device.unit()) {}
   CachingPool(const CachingPool&) = delete;
   CachingPool& operator=(const CachingPool&) = delete;
   ~CachingPool();
@@ -105,7 +105,7 @@ class CachingPool {
   bool is_whole_segment(Blocks::const_iterator block) const;
   void release_segment(Blocks::iterator block);
 
-  DeviceMemory& device_;
+  device::DeviceMemory& device_;
   const Bytes unit_;
   Blocks blocks_;           // all blocks, live and free, of all segments
   std::set<FreeKey> free_;  // the free ones
@@ -118,4 +118,4 @@ class CachingPool {
   std::size_t live_ = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 void DelayedFrees::use(void* p, StreamId stream) {
   std::vector<StreamId>& streams = blocks_[p].streams;
@@ -27,7 +27,8 @@ void DelayedFrees::wait(void* p) {
 void DelayedFrees::record(void* p) {
   Block& block = blocks_.at(p);
   for (const StreamId stream : block.streams) {
-    const EventHandle event = stream == kNone ? nullptr : streams_.record(table_.handle_of(stream));
+    const device::EventHandle event =
+        stream == kNone ? nullptr : streams_.record(table_.handle_of(stream));
     if (!event) {
       if (!block.lost) ++lost_;
       block.lost = true;
@@ -66,11 +67,11 @@ void* DelayedFrees::next_done() {
     Queue& queue = queues_.at(order_[turn_]);
     if (queue.empty()) continue;
     const auto [event, p] = queue.front();
-    const DeviceStreams::Progress progress = streams_.query(event);
-    if (progress == DeviceStreams::Progress::kPending) return nullptr;
+    const device::DeviceStreams::Progress progress = streams_.query(event);
+    if (progress == device::DeviceStreams::Progress::kPending) return nullptr;
     queue.pop_front();
     streams_.recycle(event);
-    if (settle(p, progress == DeviceStreams::Progress::kFailed)) {
+    if (settle(p, progress == device::DeviceStreams::Progress::kFailed)) {
       done_.push_back(p);
       return take_done();
     }
@@ -113,4 +114,4 @@ void DelayedFrees::abandon() {
   std::erase_if(blocks_, [](const auto& entry) { return !entry.second.waiting; });
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

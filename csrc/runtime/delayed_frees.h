@@ -23,11 +23,11 @@
 #include "device/streams.h"
 #include "runtime/stream_table.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class DelayedFrees {
  public:
-  DelayedFrees(DeviceStreams& streams, const StreamTable& table)
+  DelayedFrees(device::DeviceStreams& streams, const StreamTable& table)
       : streams_(streams), table_(table) {}
 
   // Work on `stream`, which is not the block's own, uses the live block `p`. A stream without a
@@ -69,7 +69,7 @@ class DelayedFrees {
     bool lost = false;
   };
   struct Marker {
-    EventHandle event = nullptr;
+    device::EventHandle event = nullptr;
     void* block = nullptr;
   };
   using Queue = std::deque<Marker>;
@@ -79,7 +79,7 @@ class DelayedFrees {
   bool settle(void* p, bool failed);
   void* take_done();
 
-  DeviceStreams& streams_;
+  device::DeviceStreams& streams_;
   const StreamTable& table_;
   std::unordered_map<void*, Block> blocks_;
   std::unordered_map<StreamId, Queue> queues_;
@@ -92,4 +92,4 @@ class DelayedFrees {
   std::size_t lost_ = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

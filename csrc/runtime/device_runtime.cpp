@@ -10,11 +10,11 @@
 #include "device/cuda_streams.h"
 #include "device/host.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 namespace {
 
-DeviceMemory& host_memory() {
-  static auto* memory = new HostMemory();
+device::DeviceMemory& host_memory() {
+  static auto* memory = new device::HostMemory();
   return *memory;
 }
 
@@ -56,7 +56,7 @@ void register_fork_handlers() {
 
 }  // namespace
 
-DeviceRuntime& DeviceRuntime::make(DeviceMemory& memory) {
+DeviceRuntime& DeviceRuntime::make(device::DeviceMemory& memory) {
   register_fork_handlers();
   return *new DeviceRuntime(memory);
 }
@@ -74,8 +74,8 @@ DeviceRuntime& DeviceRuntime::gpu(int device, PlannedAllocator::Fallback fallbac
   const std::lock_guard lock(mutex);
   if (DeviceRuntime* made = find_gpu(device)) return *made;
   register_fork_handlers();
-  auto* memory = new CudaMemory(device);
-  auto* streams = new CudaStreams(device);
+  auto* memory = new device::CudaMemory(device);
+  auto* streams = new device::CudaStreams(device);
   auto* runtime = new DeviceRuntime(*memory, *streams, fallback);
   gpus_[static_cast<std::size_t>(device)].store(runtime, std::memory_order_release);
   return *runtime;
@@ -110,7 +110,8 @@ DeviceRuntime& DeviceRuntime::of(std::string_view device) {
               "them");
 }
 
-void DeviceRuntime::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+void DeviceRuntime::enter_phase(trace::PhaseKind kind, std::int32_t microbatch,
+                                std::int32_t chunk) {
   if (const auto listener = phase_listener_.load(std::memory_order_relaxed)) listener();
   recorder_.enter_phase(kind, microbatch, chunk);
   allocator_.enter_phase(kind, microbatch, chunk);
@@ -158,4 +159,4 @@ void DeviceRuntime::set_phase_listener(void (*listener)()) {
   phase_listener_.store(listener, std::memory_order_relaxed);
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -15,7 +15,7 @@
 #include "runtime/recorder.h"
 #include "runtime/stream_table.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class DeviceRuntime {
  public:
@@ -41,10 +41,10 @@ class DeviceRuntime {
   PlannedAllocator& allocator() { return allocator_; }
   Recorder& recorder() { return recorder_; }
   StreamTable& streams() { return streams_; }
-  DeviceMemory& memory() { return memory_; }
+  device::DeviceMemory& memory() { return memory_; }
 
   // The training loop's events, for whichever of the two is at work.
-  void enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
@@ -63,19 +63,20 @@ class DeviceRuntime {
   static void set_phase_listener(void (*listener)());
 
  private:
-  explicit DeviceRuntime(DeviceMemory& memory) : memory_(memory), allocator_(memory) {}
-  DeviceRuntime(DeviceMemory& memory, DeviceStreams& streams, PlannedAllocator::Fallback fallback)
+  explicit DeviceRuntime(device::DeviceMemory& memory) : memory_(memory), allocator_(memory) {}
+  DeviceRuntime(device::DeviceMemory& memory, device::DeviceStreams& streams,
+                PlannedAllocator::Fallback fallback)
       : memory_(memory), allocator_(memory, streams, streams_, fallback) {}
-  static DeviceRuntime& make(DeviceMemory& memory);
+  static DeviceRuntime& make(device::DeviceMemory& memory);
 
   static std::array<std::atomic<DeviceRuntime*>, kGpus> gpus_;
   static std::atomic<std::uint64_t (*)()> autograd_thread_;
   static std::atomic<void (*)()> phase_listener_;
 
-  DeviceMemory& memory_;
+  device::DeviceMemory& memory_;
   StreamTable streams_;
   PlannedAllocator allocator_;
   Recorder recorder_;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

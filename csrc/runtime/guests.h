@@ -24,18 +24,18 @@
 
 #include "base/types.h"
 #include "plan/plan.h"
-#include "trace/lifetimes.h"
+#include "profile/lifetimes.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class Guests {
  public:
   // Who asks: a phase of the plan, or what is in none, as an evaluation.
   static constexpr PhaseIndex kUnplanned = -2;
 
-  explicit Guests(const Plan& plan) {
-    for (const ProfiledPhase& p : plan.phases) {
-      passing_.push_back(p.key.kind != PhaseKind::kOther);
+  explicit Guests(const plan::Plan& plan) {
+    for (const profile::ProfiledPhase& p : plan.phases) {
+      passing_.push_back(p.key.kind != trace::PhaseKind::kOther);
     }
   }
 
@@ -61,10 +61,10 @@ class Guests {
  private:
   static constexpr std::size_t kMaxKinds = 256;
 
-  static Bytes kind_of(Bytes size) { return size < kSmallRequest ? 0 : size; }
+  static Bytes kind_of(Bytes size) { return size < profile::kSmallRequest ? 0 : size; }
 
   std::vector<bool> passing_;                     // by phase
   std::map<PhaseIndex, std::set<Bytes>> stayed_;  // by who asked
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -15,7 +15,7 @@
 
 #include "base/types.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class JointGauges {
  public:
@@ -103,4 +103,4 @@ class JointGauges {
   bool behind_ = false;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

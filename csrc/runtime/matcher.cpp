@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-namespace stalloc {
+namespace stalloc::runtime {
 namespace {
 
 // How far from the head a request that changed places is looked for, in decisions. Less than the
@@ -21,11 +21,11 @@ constexpr std::int32_t kPatience = 3;
 
 }  // namespace
 
-Matcher::Matcher(const Plan& plan, Part part) : phases_(plan.phases.size()) {
+Matcher::Matcher(const plan::Plan& plan, Part part) : phases_(plan.phases.size()) {
   add_items(plan, part);
   for (std::size_t p = 0; part == Part::kOpening && p < phases_.size(); ++p) {
-    const PhaseKey& key = plan.phases[p].key;
-    phases_[p].trusted = key.kind == PhaseKind::kOther && key.occurrence == 0;
+    const trace::PhaseKey& key = plan.phases[p].key;
+    phases_[p].trusted = key.kind == trace::PhaseKind::kOther && key.occurrence == 0;
     phases_[p].departed = phases_[p].trusted;
   }
   add_places(plan);
@@ -42,7 +42,7 @@ Matcher::Matcher(const Plan& plan, Part part) : phases_(plan.phases.size()) {
   }
 }
 
-void Matcher::add_items(const Plan& plan, Part part) {
+void Matcher::add_items(const plan::Plan& plan, Part part) {
   const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
   const bool opens = part == Part::kOpening;
   const std::size_t items =
@@ -62,7 +62,7 @@ void Matcher::add_items(const Plan& plan, Part part) {
       return next < rows.size() && rows[next].phase == phase && rows[next].after == after;
     };
     for (; opens && come_here(plan.opening); ++next) {
-      const OpeningRequest& r = plan.opening[next];
+      const plan::OpeningRequest& r = plan.opening[next];
       add(r.size, r.stream, kNone, static_cast<std::int32_t>(next));
     }
     for (; !opens && come_here(plan.persistent); ++next) {
@@ -76,7 +76,7 @@ void Matcher::add_items(const Plan& plan, Part part) {
     phase.begin = static_cast<std::int32_t>(shapes_.size());
     add_others_after(p, kNone);
     for (; d < decisions && plan.decisions[static_cast<std::size_t>(d)].phase == p; ++d) {
-      const Decision& decision = plan.decisions[static_cast<std::size_t>(d)];
+      const plan::Decision& decision = plan.decisions[static_cast<std::size_t>(d)];
       const bool is_absent = opens && absent != plan.absent.end() && *absent == d;
       if (is_absent) {
         ++absent;
@@ -87,9 +87,9 @@ void Matcher::add_items(const Plan& plan, Part part) {
       add_others_after(p, d);
     }
     phase.end = static_cast<std::int32_t>(shapes_.size());
-    const PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
-    if (key.kind == PhaseKind::kOther) phase.wary_end = phase.end + 1;
-    if (key.kind == PhaseKind::kOptimizer) phase.wary_end = phase.begin + kWindow;
+    const trace::PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
+    if (key.kind == trace::PhaseKind::kOther) phase.wary_end = phase.end + 1;
+    if (key.kind == trace::PhaseKind::kOptimizer) phase.wary_end = phase.begin + kWindow;
     index_.emplace(key, p);
   }
 }
@@ -102,9 +102,9 @@ Matcher::Match Matcher::match_of(std::int32_t item) const {
   return {decision, kNone, persistent, opening};
 }
 
-void Matcher::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   leave_phase();
-  PhaseKey key{kind, microbatch, chunk, 0};
+  trace::PhaseKey key{kind, microbatch, chunk, 0};
   key.occurrence = seen_[key]++;
   const auto it = index_.find(key);
   phase_ = it == index_.end() ? kNone : it->second;
@@ -169,11 +169,11 @@ Matcher::Match Matcher::dynamic_match(std::int32_t place, Bytes size) {
   return {.group = group};
 }
 
-void Matcher::add_places(const Plan& plan) {
-  for (const DynamicGroup& g : plan.groups) kept_.push_back(plan.is_kept(g));
+void Matcher::add_places(const plan::Plan& plan) {
+  for (const plan::DynamicGroup& g : plan.groups) kept_.push_back(plan.is_kept(g));
   place_at_.assign(shapes_.size() + plan.phases.size(), kNone);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    const DynamicGroup& group = plan.groups[g];
+    const plan::DynamicGroup& group = plan.groups[g];
     const std::int32_t head = group.after == kNone
                                   ? phases_[static_cast<std::size_t>(group.phase)].begin
                                   : item_[static_cast<std::size_t>(group.after)] + 1;
@@ -191,19 +191,20 @@ void Matcher::add_places(const Plan& plan) {
     }
     DynamicPlace& place = places_.back();
     const auto index = static_cast<std::int32_t>(g);
-    for (const DynamicContext& context : group.contexts) {
-      if (context.size == DynamicContext::kSmall) place.small_group = index;
-      add_recurring(place.recurring, context);
+    for (const profile::DynamicContext& context : group.contexts) {
+      if (context.size == profile::DynamicContext::kSmall) place.small_group = index;
+      profile::add_recurring(place.recurring, context);
     }
     if (kept_[g]) {
       place.kept_group = index;
-      for (const DynamicContext& context : group.contexts) {
-        const bool is_size = context.size > 0 && context.before == DynamicContext::kIgnored;
+      for (const profile::DynamicContext& context : group.contexts) {
+        const bool is_size =
+            context.size > 0 && context.before == profile::DynamicContext::kIgnored;
         if (is_size) place.kept.push_back(context.size);
       }
     }
     if (place.small_group == index) continue;  // told by their size alone
-    for (const DynamicContext& context : group.contexts) {
+    for (const profile::DynamicContext& context : group.contexts) {
       place.contexts.emplace_back(context, index);
     }
   }
@@ -219,7 +220,7 @@ void Matcher::add_places(const Plan& plan) {
   for (DynamicPlace& place : places_) {
     std::ranges::sort(place.contexts);
     std::ranges::sort(place.kept);
-    sort_recurring(place.recurring);
+    profile::sort_recurring(place.recurring);
   }
 }
 
@@ -241,14 +242,15 @@ std::int32_t Matcher::group_of(std::int32_t place, Bytes size) {
   const DynamicPlace& here = places_[static_cast<std::size_t>(place)];
   if (place != place_) window_.restart();
   place_ = place;
-  const DynamicContext context = window_.next(here.recurring, size);
+  const profile::DynamicContext context = window_.next(here.recurring, size);
   const bool small_apart = here.small_group != kNone;
-  if (size_alone_tells(size, context, small_apart) && std::ranges::binary_search(here.kept, size)) {
+  if (profile::size_alone_tells(size, context, small_apart) &&
+      std::ranges::binary_search(here.kept, size)) {
     return here.kept_group;
   }
-  if (size < kSmallRequest && small_apart) return here.small_group;
+  if (size < profile::kSmallRequest && small_apart) return here.small_group;
   for (int depth = 3; depth >= 1; --depth) {
-    const std::pair known{shortened(context, depth), std::int32_t{0}};
+    const std::pair known{profile::shortened(context, depth), std::int32_t{0}};
     const auto it = std::ranges::lower_bound(here.contexts, known);
     if (it != here.contexts.end() && it->first == known.first) return it->second;
   }
@@ -297,4 +299,4 @@ std::int32_t Matcher::find_from(std::int32_t from, const Shape& shape) const {
   return *it;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -65,9 +65,9 @@
 
 #include "base/types.h"
 #include "plan/plan.h"
-#include "trace/roles.h"
+#include "profile/roles.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class Matcher {
  public:
@@ -82,7 +82,7 @@ class Matcher {
 
   enum class Part : std::uint8_t { kIterations, kOpening };
 
-  explicit Matcher(const Plan& plan, Part part = Part::kIterations);
+  explicit Matcher(const plan::Plan& plan, Part part = Part::kIterations);
 
   // Trusts the phases that another matcher of the plan does.
   void trust_like(const Matcher& other) {
@@ -91,7 +91,7 @@ class Matcher {
 
   // Begins a phase, its occurrence counted here. A phase that the plan does not have matches
   // nothing until the next one begins.
-  void enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
 
   // Begins the next iteration; no phase is current until one is entered.
   void end_iteration();
@@ -134,8 +134,8 @@ class Matcher {
   bool fits(std::int32_t i, const Shape& s) const {
     return shapes_[static_cast<std::size_t>(i)] == s && is_free(i);
   }
-  void add_items(const Plan& plan, Part part);
-  void add_places(const Plan& plan);
+  void add_items(const plan::Plan& plan, Part part);
+  void add_places(const plan::Plan& plan);
   Match match_of(std::int32_t item) const;
   void leave_phase();
   std::int32_t take(std::int32_t i);
@@ -161,17 +161,19 @@ class Matcher {
     std::int32_t small_group = kNone;  // kNone: small requests are like all others
     std::int32_t kept_group = kNone;
     std::vector<Bytes> kept;  // sizes that alone tell whose a request is: the kept group's
-    Recurring recurring;
-    std::vector<std::pair<DynamicContext, std::int32_t>> contexts;  // and their groups, ascending
+    profile::Recurring recurring;
+    std::vector<std::pair<profile::DynamicContext, std::int32_t>>
+        contexts;  // and their groups, ascending
   };
 
   std::vector<bool> kept_;  // by group, whether it is of what is kept
   std::vector<DynamicPlace> places_;
   std::vector<std::int32_t> place_at_;  // the first one's index, by phase + head
   std::int32_t place_ = kNone;          // where the last dynamic request was asked for
-  ContextWindow window_;                // and what was asked for there
-  std::map<PhaseKey, PhaseIndex> index_;
-  std::map<PhaseKey, std::int32_t> seen_;  // occurrences in this iteration, keyed by occurrence 0
+  profile::ContextWindow window_;       // and what was asked for there
+  std::map<trace::PhaseKey, PhaseIndex> index_;
+  std::map<trace::PhaseKey, std::int32_t>
+      seen_;  // occurrences in this iteration, keyed by occurrence 0
   std::uint32_t turn_ = 1;
   PhaseIndex phase_ = kNone;
   std::int32_t asked_ = 0;  // requests in this phase
@@ -183,4 +185,4 @@ class Matcher {
   int in_a_row_ = 0;             // requests that have fit there
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

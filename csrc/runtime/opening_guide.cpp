@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-namespace stalloc {
+namespace stalloc::runtime {
 
-Plan resident_region(const Plan& plan) {
-  Plan region;
+plan::Plan resident_region(const plan::Plan& plan) {
+  plan::Plan region;
   region.alignment = plan.alignment;
   region.pool = plan.resident;
-  for (const OpeningRequest& r : plan.opening) {
+  for (const plan::OpeningRequest& r : plan.opening) {
     if (r.offset == kUnplaced || !r.stays()) continue;
     region.decisions.push_back({.size = r.size,
                                 .offset = r.offset - plan.pool,
@@ -19,11 +19,11 @@ Plan resident_region(const Plan& plan) {
                                 .stream = r.stream});
   }
   region.period = static_cast<Tick>(region.decisions.size());
-  for (Decision& d : region.decisions) d.upper = d.lower + region.period;
+  for (plan::Decision& d : region.decisions) d.upper = d.lower + region.period;
   return region;
 }
 
-OpeningGuide::OpeningGuide(const Plan& plan)
+OpeningGuide::OpeningGuide(const plan::Plan& plan)
     : matcher_(plan, Matcher::Part::kOpening),
       requests_(plan.opening),
       resident_(plan.opening.size(), kNone),
@@ -51,7 +51,7 @@ OpeningGuide::Place OpeningGuide::place_of(std::int32_t i, const StaticPool& poo
 }
 
 OpeningGuide::Place OpeningGuide::place(std::int32_t i, StaticPool& pool, StaticPool& region) {
-  const OpeningRequest& r = requests_[static_cast<std::size_t>(i)];
+  const plan::OpeningRequest& r = requests_[static_cast<std::size_t>(i)];
   if (r.offset == kUnplaced) return {};
   Place place = place_of(i, pool);
   if (r.stays()) {
@@ -81,4 +81,4 @@ bool OpeningGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool
   return !late_.empty();
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

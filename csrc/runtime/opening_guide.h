@@ -21,15 +21,15 @@
 #include "runtime/matcher.h"
 #include "runtime/static_pool.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 // The resident region as a plan: what stays is a decision of it, in the order of Plan::opening.
-Plan resident_region(const Plan& plan);
+plan::Plan resident_region(const plan::Plan& plan);
 
 class OpeningGuide {
  public:
   // `plan` has passed check().
-  explicit OpeningGuide(const Plan& plan);
+  explicit OpeningGuide(const plan::Plan& plan);
 
   Matcher& matcher() { return matcher_; }
 
@@ -51,7 +51,7 @@ class OpeningGuide {
   Place place_of(std::int32_t i, const StaticPool& pool) const;
 
   Matcher matcher_;
-  std::vector<OpeningRequest> requests_;
+  std::vector<plan::OpeningRequest> requests_;
   std::vector<std::int32_t> resident_;  // by request: decision of the region
   std::vector<std::int32_t> by_end_;    // those that go again
   std::size_t ended_ = 0;               // of these, whose time is over
@@ -61,4 +61,4 @@ class OpeningGuide {
   std::int64_t absent_ = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/format.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
                                  NodeSequence node) {
   for_training = for_training || training_thread_.is_this_thread();
@@ -66,7 +66,7 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
   if (decision == kNone) {
     // What is small shares a segment or two of the fallback; here it might be in a large one's way.
     // So would be what the opening makes for good.
-    const bool helps = size >= kSmallRequest && matcher.in_step() && !matcher.wary() &&
+    const bool helps = size >= profile::kSmallRequest && matcher.in_step() && !matcher.wary() &&
                        !guide_->opening && guide_->guests.admits(matcher.phase(), size);
     return helps ? allocate_idle(size, stream, matcher.phase()) : nullptr;
   }
@@ -75,7 +75,7 @@ void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynam
     ++stats_.conflicts;
     // What is gone by the end of the phase may lie anywhere idle; what is not would be in the way
     // of one decision after the other.
-    const bool helps = size >= kSmallRequest &&
+    const bool helps = size >= profile::kSmallRequest &&
                        guide_->transient[static_cast<std::size_t>(decision)] &&
                        !guide_->guests.has_stayed(matcher.phase(), size);
     return helps ? allocate_idle(size, stream, matcher.phase()) : nullptr;
@@ -298,4 +298,4 @@ void PlannedAllocator::end_capture() {
   drop_empty_pools();
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -42,7 +42,7 @@
 #include "runtime/stream_order.h"
 #include "runtime/threads.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class PlannedAllocator {
  public:
@@ -50,11 +50,11 @@ class PlannedAllocator {
   // the caller, told by null.
   enum class Fallback : std::uint8_t { kOwn, kAlways, kCallers };
 
-  explicit PlannedAllocator(DeviceMemory& device) : device_(device), fallback_(device) {}
+  explicit PlannedAllocator(device::DeviceMemory& device) : device_(device), fallback_(device) {}
 
   // On a device with streams. Both outlive this.
-  PlannedAllocator(DeviceMemory& device, DeviceStreams& streams, const StreamTable& table,
-                   Fallback fallback)
+  PlannedAllocator(device::DeviceMemory& device, device::DeviceStreams& streams,
+                   const StreamTable& table, Fallback fallback)
       : device_(device),
         callers_fallback_(fallback == Fallback::kCallers),
         always_(fallback == Fallback::kAlways),
@@ -76,8 +76,8 @@ class PlannedAllocator {
   // Reserves the pool of `plan` and serves from it from now on; a plan that was enabled before is
   // retired. Statistics start anew. Throws PlanError when the plan is not sound and OutOfMemory
   // when the pool cannot be reserved; then nothing has changed.
-  void enable(const Plan& plan, Scope scope);
-  void enable(const Plan& plan) { enable(plan, Scope{}); }
+  void enable(const plan::Plan& plan, Scope scope);
+  void enable(const plan::Plan& plan) { enable(plan, Scope{}); }
 
   // Serves nothing more. Blocks that are still live stay valid; the pool goes back to the device
   // with the last of them. No-op when nothing is enabled.
@@ -146,7 +146,7 @@ class PlannedAllocator {
 
   // What the training loop is doing; see Matcher and hooks.py. The calling thread becomes the
   // training thread. No-ops when nothing is enabled.
-  void enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
@@ -193,7 +193,7 @@ class PlannedAllocator {
 
  private:
   struct Pool {  // a reserved piece, laid out by a plan
-    Pool(const Plan& plan, std::byte* memory) : base(memory), space(plan) {}
+    Pool(const plan::Plan& plan, std::byte* memory) : base(memory), space(plan) {}
 
     bool contains(const void* p) const { return base && p >= base && p < base + space.size(); }
     Offset offset_of(const void* p) const { return static_cast<const std::byte*>(p) - base; }
@@ -208,7 +208,7 @@ class PlannedAllocator {
     std::optional<StreamOrder> order;  // where the plan's streams share addresses
   };
   struct Guide {  // where in the plan the run is
-    explicit Guide(const Plan& plan);
+    explicit Guide(const plan::Plan& plan);
 
     Matcher& now() { return opening ? opening->matcher() : matcher; }
 
@@ -245,7 +245,7 @@ class PlannedAllocator {
   void collect_delayed();
   void collect_all_delayed();
   std::byte* reserve(Bytes size);
-  std::unique_ptr<Pool> make_pool(const Plan& plan);
+  std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
   void learn_from_guests(PhaseIndex origin);
   void end_opening();
   void retire(std::unique_ptr<Pool> pool);
@@ -255,7 +255,7 @@ class PlannedAllocator {
   void update_reserved();
   std::string name() const { return std::string(device_.name()); }
 
-  DeviceMemory& device_;
+  device::DeviceMemory& device_;
   const bool callers_fallback_ = false;
   const bool always_ = false;  // the fallback serves without a plan too
   mutable std::mutex mutex_;
@@ -269,7 +269,7 @@ class PlannedAllocator {
   std::vector<std::unique_ptr<Pool>> retired_;  // to be given back with their last block
   CachingPool fallback_;
   // Of a device with streams.
-  DeviceStreams* streams_ = nullptr;
+  device::DeviceStreams* streams_ = nullptr;
   const StreamTable* stream_table_ = nullptr;
   std::optional<DelayedFrees> delayed_;
   bool away_ = false;       // the active pool is released
@@ -296,4 +296,4 @@ class PlannedAllocator {
   std::atomic<bool> behind_{false};
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -4,7 +4,7 @@
 
 #include "runtime/planned_allocator.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 namespace {
 
 // Iterations in which phases come to be trusted (see Matcher). What the fallback cached in them is
@@ -13,7 +13,8 @@ constexpr std::int64_t kSettling = 4;
 
 }  // namespace
 
-void PlannedAllocator::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+void PlannedAllocator::enter_phase(trace::PhaseKind kind, std::int32_t microbatch,
+                                   std::int32_t chunk) {
   const std::lock_guard lock(mutex_);
   if (!active_) return;
   training_thread_.set_to_this_thread();
@@ -203,4 +204,4 @@ void PlannedAllocator::check() const {
   fallback_.check();
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -6,7 +6,7 @@
 #include "base/format.h"
 #include "runtime/planned_allocator.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 namespace {
 
 // What torch promises of every tensor in the host's memory, and its kernels rely on. On other
@@ -21,12 +21,12 @@ PlannedAllocator::~PlannedAllocator() {
   for (const auto& pool : retired_) free_pool(*pool);
 }
 
-PlannedAllocator::Guide::Guide(const Plan& plan) : matcher(plan), guests(plan) {
+PlannedAllocator::Guide::Guide(const plan::Plan& plan) : matcher(plan), guests(plan) {
   transient.reserve(plan.decisions.size());
-  for (const Decision& d : plan.decisions) transient.push_back(d.phase == d.phase_end);
+  for (const plan::Decision& d : plan.decisions) transient.push_back(d.phase == d.phase_end);
 }
 
-void PlannedAllocator::enable(const Plan& plan, Scope scope) {
+void PlannedAllocator::enable(const plan::Plan& plan, Scope scope) {
   plan.check();
   const Bytes needed = delayed_ ? kDefaultAlignment : kHostAlignment;
   if (plan.alignment % needed != 0) {
@@ -98,11 +98,11 @@ void PlannedAllocator::disable() {
   update_reserved();
 }
 
-std::unique_ptr<PlannedAllocator::Pool> PlannedAllocator::make_pool(const Plan& plan) {
+std::unique_ptr<PlannedAllocator::Pool> PlannedAllocator::make_pool(const plan::Plan& plan) {
   std::byte* memory = reserve(plan.pool);
   try {
     auto pool = std::make_unique<Pool>(plan, memory);
-    if (streams_ && plan.streams == Streams::kOrdered) {
+    if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *stream_table_);
     }
     return pool;
@@ -238,4 +238,4 @@ void PlannedAllocator::update_reserved() {
   if (gauges_.behind()) behind_.store(true, std::memory_order_relaxed);
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

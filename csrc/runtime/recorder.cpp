@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 void Recorder::start() {
   const std::lock_guard lock(mutex_);
-  trace_ = Trace{};
+  trace_ = trace::Trace{};
   trace_.iterations.push_back(0);
   records_.clear();
   live_.clear();
@@ -24,7 +24,7 @@ void Recorder::start() {
   active_.store(true, std::memory_order_release);
 }
 
-Trace Recorder::finish() {
+trace::Trace Recorder::finish() {
   const std::lock_guard lock(mutex_);
   if (!active()) return {};
   active_.store(false, std::memory_order_release);
@@ -40,7 +40,7 @@ Trace Recorder::finish() {
   trace_.requests.reserve(records_.size());
   // One by one, so that the records' chunks go as the trace comes.
   for (; !records_.empty(); records_.pop_front()) trace_.requests.push_back(records_.front());
-  return std::exchange(trace_, Trace{});
+  return std::exchange(trace_, trace::Trace{});
 }
 
 void Recorder::abandon() {
@@ -52,7 +52,7 @@ void Recorder::on_allocate(const void* block, Bytes size, StreamId stream, bool 
                            NodeSequence node) {
   const std::lock_guard lock(mutex_);
   if (!active() || stream == kNone) return;
-  Request r;
+  trace::Request r;
   r.size = size;
   r.lower = clock_++;
   r.phase_begin = current_span();
@@ -69,18 +69,18 @@ void Recorder::on_free(const void* block, NodeSequence node) {
   if (!active()) return;
   const auto it = live_.find(block);
   if (it == live_.end()) return;
-  Request& r = records_[it->second];
+  trace::Request& r = records_[it->second];
   live_.erase(it);
   r.upper = clock_++;
   r.phase_end = current_span();
   r.layer_end = current_layer(node);
 }
 
-void Recorder::enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+void Recorder::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   const std::lock_guard lock(mutex_);
   if (!active()) return;
   training_thread_.set_to_this_thread();
-  PhaseKey key{kind, microbatch, chunk, 0};
+  trace::PhaseKey key{kind, microbatch, chunk, 0};
   key.occurrence = seen_[key]++;
   open_span(key);
 }
@@ -89,7 +89,7 @@ void Recorder::enter_unplanned() {
   const std::lock_guard lock(mutex_);
   if (!active()) return;
   interrupted_.push_back(trace_.phases[static_cast<std::size_t>(current_span())].key);
-  open_span({PhaseKind::kUnplanned, kNone, 0, 0});
+  open_span({trace::PhaseKind::kUnplanned, kNone, 0, 0});
 }
 
 void Recorder::leave_unplanned() {
@@ -114,22 +114,22 @@ void Recorder::join_iterations() {
   if (!active() || iteration_ == 0) return;
   // Microbatches and occurrences are counted on from one part to the next; a phase that one ended
   // in goes on.
-  std::map<PhaseKey, std::int32_t> before;
-  std::map<PhaseKey, std::int32_t> seen;
+  std::map<trace::PhaseKey, std::int32_t> before;
+  std::map<trace::PhaseKey, std::int32_t> seen;
   std::int32_t microbatches_before = 0;
   std::int32_t microbatches = 0;
-  const auto count_on = [&](PhaseKey& key) {
-    if (key.kind == PhaseKind::kUnplanned) return;
+  const auto count_on = [&](trace::PhaseKey& key) {
+    if (key.kind == trace::PhaseKind::kUnplanned) return;
     if (key.microbatch != kNone) key.microbatch += microbatches_before;
     microbatches = std::max(microbatches, key.microbatch + 1);
-    PhaseKey first = key;
+    trace::PhaseKey first = key;
     first.occurrence = 0;
     key.occurrence += before[first];
     seen[first] = std::max(seen[first], key.occurrence + 1);
   };
-  PhaseKey last;
+  trace::PhaseKey last;
   std::int32_t part = 0;
-  for (PhaseSpan& span : trace_.phases) {
+  for (trace::PhaseSpan& span : trace_.phases) {
     if (span.iteration != part) {
       before = seen;
       microbatches_before = microbatches;
@@ -140,13 +140,13 @@ void Recorder::join_iterations() {
     count_on(span.key);
     last = span.key;
   }
-  for (PhaseKey& key : interrupted_) count_on(key);
+  for (trace::PhaseKey& key : interrupted_) count_on(key);
   seen_ = std::move(seen);
   trace_.iterations.resize(1);
   iteration_ = 0;
 }
 
-void Recorder::open_span(const PhaseKey& key) {
+void Recorder::open_span(const trace::PhaseKey& key) {
   if (span_open_) trace_.phases.back().end = clock_;
   trace_.phases.push_back({key, iteration_, clock_, clock_});
   span_open_ = true;
@@ -154,7 +154,7 @@ void Recorder::open_span(const PhaseKey& key) {
 
 PhaseIndex Recorder::current_span() {
   // Between an iteration's end and the first phase of the next, only foreign threads allocate.
-  if (!span_open_) open_span({PhaseKind::kUnplanned, kNone, 0, 0});
+  if (!span_open_) open_span({trace::PhaseKind::kUnplanned, kNone, 0, 0});
   return static_cast<PhaseIndex>(trace_.phases.size() - 1);
 }
 
@@ -226,10 +226,10 @@ std::size_t Recorder::memory_bytes() const {
   constexpr std::size_t kHashNode = 4 * sizeof(void*);
   std::size_t tags = 0;
   for (const auto& [thread, nodes] : tagged_) tags += nodes.layers.capacity();
-  return records_.size() * sizeof(Request) + live_.size() * kHashNode +
+  return records_.size() * sizeof(trace::Request) + live_.size() * kHashNode +
          live_.bucket_count() * sizeof(void*) + tags * sizeof(LayerIndex) +
-         trace_.phases.capacity() * sizeof(PhaseSpan) +
-         trace_.layer_spans.capacity() * sizeof(LayerSpan);
+         trace_.phases.capacity() * sizeof(trace::PhaseSpan) +
+         trace_.layer_spans.capacity() * sizeof(trace::LayerSpan);
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

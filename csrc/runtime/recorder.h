@@ -25,7 +25,7 @@
 #include "runtime/threads.h"
 #include "trace/trace.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class Recorder {
  public:
@@ -36,7 +36,7 @@ class Recorder {
 
   // Ends recording and hands over what there is; empty when nothing was started. Frees that come
   // later are not seen: such requests have no end.
-  Trace finish();
+  trace::Trace finish();
 
   // Ends recording and drops what there is, which stays in memory until the next start(). For the
   // child of a fork: it shares those pages with its parent, and must not copy them.
@@ -50,7 +50,7 @@ class Recorder {
   // business.
   void on_free(const void* block, NodeSequence node);
 
-  void enter_phase(PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
@@ -75,15 +75,15 @@ class Recorder {
   void unlock_after_fork() { mutex_.unlock(); }
 
  private:
-  void open_span(const PhaseKey& key);
+  void open_span(const trace::PhaseKey& key);
   PhaseIndex current_span();
   LayerIndex current_layer(NodeSequence node) const;
 
   mutable std::mutex mutex_;
   std::atomic<bool> active_{false};
   TrainingThread training_thread_;
-  Trace trace_;  // all but the requests
-  std::deque<Request> records_;
+  trace::Trace trace_;  // all but the requests
+  std::deque<trace::Request> records_;
   std::unordered_map<const void*, std::uint32_t> live_;
   std::vector<bool> dynamic_layers_;
   LayerIndex defined_layers_ = 0;
@@ -94,11 +94,12 @@ class Recorder {
     std::vector<LayerIndex> layers;
   };
   std::unordered_map<std::uint64_t, TaggedNodes> tagged_;  // by thread_of_node()
-  std::map<PhaseKey, std::int32_t> seen_;                  // occurrences in this iteration
-  std::vector<PhaseKey> interrupted_;  // phases that unplanned stretches suspend, outermost first
+  std::map<trace::PhaseKey, std::int32_t> seen_;           // occurrences in this iteration
+  std::vector<trace::PhaseKey>
+      interrupted_;  // phases that unplanned stretches suspend, outermost first
   bool span_open_ = false;
   std::int32_t iteration_ = 0;
   Tick clock_ = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

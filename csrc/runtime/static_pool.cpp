@@ -6,9 +6,9 @@
 
 #include "base/align.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
-StaticPool::StaticPool(const Plan& plan)
+StaticPool::StaticPool(const plan::Plan& plan)
     : size_(plan.pool),
       alignment_(plan.alignment),
       planned_(plan.decisions.size()),
@@ -31,18 +31,18 @@ StaticPool::StaticPool(const Plan& plan)
     decisions_[i].requested = size;
   };
   for (std::size_t i = 0; i < planned_; ++i) {
-    const Decision& d = plan.decisions[i];
+    const plan::Decision& d = plan.decisions[i];
     add(i, d.size, d.offset, d.lower, d.upper);
     decisions_[i].slot = claim_slot(d.offset);
     decisions_[i].stream = static_cast<ShortStreamId>(d.stream);
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const DynamicGroup& group = plan.groups[g];
+    const plan::DynamicGroup& group = plan.groups[g];
     add(planned_ + g, group.size, group.offset, group.lower, group.upper);
     groups_[g].stream = group.stream;
     groups_[g].passing = group.phase_end == group.phase && group.upper <= plan.period;
-    for (const AddressRange& r : group.reusable) groups_[g].reusable.insert({r.begin, r.end});
-    for (const DynamicContext& context : group.contexts) {
+    for (const plan::AddressRange& r : group.reusable) groups_[g].reusable.insert({r.begin, r.end});
+    for (const profile::DynamicContext& context : group.contexts) {
       if (context.size > 0) groups_[g].recurring.push_back(context.size);
     }
     std::ranges::sort(groups_[g].recurring);
@@ -56,9 +56,9 @@ StaticPool::StaticPool(const Plan& plan)
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const auto [after, phase] = std::pair{plan.groups[g].after, plan.groups[g].phase};
-    const auto next = after != kNone
-                          ? plan.decisions.begin() + after + 1
-                          : std::ranges::lower_bound(plan.decisions, phase, {}, &Decision::phase);
+    const auto next = after != kNone ? plan.decisions.begin() + after + 1
+                                     : std::ranges::lower_bound(plan.decisions, phase, {},
+                                                                &plan::Decision::phase);
     const bool follows = next != plan.decisions.end() && next->phase == phase;
     const Tick tick = follows ? next->lower : plan.phases[static_cast<std::size_t>(phase)].end;
     const auto passed = std::ranges::lower_bound(ordered, std::tuple{tick, true, std::int32_t{0}});
@@ -198,4 +198,4 @@ std::int32_t StaticPool::claim_slot(Offset offset) {
   }
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

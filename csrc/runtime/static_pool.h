@@ -54,12 +54,12 @@
 #include "base/types.h"
 #include "plan/plan.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class StaticPool {
  public:
   // `plan` has passed check().
-  explicit StaticPool(const Plan& plan);
+  explicit StaticPool(const plan::Plan& plan);
 
   Bytes size() const { return size_; }
   // What a block of `size` bytes occupies.
@@ -184,7 +184,7 @@ class StaticPool {
     Offset begin = 0;
     std::size_t owner = 0;  // index into streams_
   };
-  void divide(const Plan& plan);
+  void divide(const plan::Plan& plan);
   // Calls visit(owner, range) for each part of `r` that is one owner's.
   void visit_homes(Range r, auto visit) const {
     auto home = std::prev(std::ranges::upper_bound(homes_, r.begin, {}, &Home::begin));
@@ -249,4 +249,4 @@ class StaticPool {
   std::size_t live_ = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

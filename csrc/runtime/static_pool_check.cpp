@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "runtime/static_pool.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 void StaticPool::check() const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
@@ -95,4 +95,4 @@ void StaticPool::check_regions(const std::vector<Range>& taken,
   if (open != open_.size()) fail("the count of open regions is off");
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -3,7 +3,7 @@
 
 #include "runtime/static_pool.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
   const Bytes rounded = round_up(size);
@@ -126,4 +126,4 @@ Offset StaticPool::place_reused(std::int32_t g, Bytes size) {
   return offset;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

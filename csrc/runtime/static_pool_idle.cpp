@@ -5,7 +5,7 @@
 #include "base/align.h"
 #include "runtime/static_pool.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 namespace {
 
 // How many slots an iteration may pass when it looks for all that is idle: some 20 ms.
@@ -82,9 +82,9 @@ std::vector<StaticPool::Guest> StaticPool::guests() const {
 }
 
 // See Note [Streams].
-void StaticPool::divide(const Plan& plan) {
-  for (const Decision& d : plan.decisions) streams_.push_back(d.stream);
-  for (const DynamicGroup& g : plan.groups) streams_.push_back(g.stream);
+void StaticPool::divide(const plan::Plan& plan) {
+  for (const plan::Decision& d : plan.decisions) streams_.push_back(d.stream);
+  for (const plan::DynamicGroup& g : plan.groups) streams_.push_back(g.stream);
   std::ranges::sort(streams_);
   streams_.erase(std::unique(streams_.begin(), streams_.end()), streams_.end());
   if (streams_.empty()) streams_.push_back(0);
@@ -101,14 +101,14 @@ void StaticPool::divide(const Plan& plan) {
     nobodys.intersect(wanted, [&](Range r) { owned.emplace_back(r, index(stream)); });
     nobodys.remove(wanted);
   };
-  for (const Decision& d : plan.decisions) {
+  for (const plan::Decision& d : plan.decisions) {
     claim({d.offset, d.offset + align_up(d.size, alignment_)}, d.stream);
   }
-  for (const DynamicGroup& g : plan.groups) {
+  for (const plan::DynamicGroup& g : plan.groups) {
     if (g.size > 0) claim({g.offset, g.offset + align_up(g.size, alignment_)}, g.stream);
   }
-  for (const DynamicGroup& g : plan.groups) {
-    for (const AddressRange& r : g.reusable) claim({r.begin, r.end}, g.stream);
+  for (const plan::DynamicGroup& g : plan.groups) {
+    for (const plan::AddressRange& r : g.reusable) claim({r.begin, r.end}, g.stream);
   }
   for (const Range& gap : nobodys.ranges()) owned.emplace_back(gap, std::size_t{0});
 
@@ -154,4 +154,4 @@ Bytes StaticPool::largest_hole() const {
   return result;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -3,7 +3,7 @@
 
 #include "base/types.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 // A quantity that rises and falls, and the highest it has been.
 struct Gauge {
@@ -47,4 +47,4 @@ struct Statistics {
   std::int64_t strays = 0;       // of these, outside their planned lifetime
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -3,20 +3,21 @@
 #include <algorithm>
 
 #include "base/align.h"
-#include "plan/waits.h"
+#include "solve/waits.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
-StreamOrder::StreamOrder(const Plan& plan, DeviceStreams& streams, const StreamTable& table)
+StreamOrder::StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams,
+                         const StreamTable& table)
     : streams_(streams), table_(table), has_shared_(plan.decisions.size(), false) {
-  const Problem problem = problem_of(plan);
-  const Layout layout = layout_of(plan);
+  const solve::Problem problem = plan::problem_of(plan);
+  const solve::Layout layout = plan::layout_of(plan);
   const auto range = [&](std::size_t i) {
     return Range{layout.offsets[i],
                  layout.offsets[i] + align_up(problem.buffers[i].size, problem.alignment)};
   };
   // Time is a circle: where two streams have an address, each of them waits for the other there.
-  for (const auto& [buffer, after] : find_waits(problem, layout)) {
+  for (const auto& [buffer, after] : solve::find_waits(problem, layout)) {
     const Range mine = range(static_cast<std::size_t>(buffer));
     const Range before = range(static_cast<std::size_t>(after));
     const Range both{std::max(mine.begin, before.begin), std::min(mine.end, before.end)};
@@ -25,7 +26,7 @@ StreamOrder::StreamOrder(const Plan& plan, DeviceStreams& streams, const StreamT
     if (static_cast<std::size_t>(after) < has_shared_.size()) awaited_.try_emplace(after);
   }
   for (std::size_t i = 0; i < has_shared_.size(); ++i) has_shared_[i] = shared_.overlaps(range(i));
-  for (const Buffer& b : problem.buffers) {
+  for (const solve::Buffer& b : problem.buffers) {
     if (b.stream < StreamTable::kStreams) ids_.push_back(b.stream);  // no other ever comes
   }
   std::ranges::sort(ids_);
@@ -75,7 +76,7 @@ void StreamOrder::record_all(Events& events) {
 }
 
 void StreamOrder::recycle(Events& events) {
-  for (const EventHandle event : events) {
+  for (const device::EventHandle event : events) {
     if (event) streams_.recycle(event);
   }
   events.clear();
@@ -102,4 +103,4 @@ void StreamOrder::release(const Block& block, bool capturing) {
   awaited->second.number = frees_;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

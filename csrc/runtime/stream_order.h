@@ -36,12 +36,12 @@
 #include "plan/plan.h"
 #include "runtime/stream_table.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class StreamOrder {
  public:
   // `plan` has passed check(). The others outlive this. O(n log n) for n decisions.
-  StreamOrder(const Plan& plan, DeviceStreams& streams, const StreamTable& table);
+  StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams, const StreamTable& table);
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
   ~StreamOrder();
@@ -71,8 +71,8 @@ class StreamOrder {
     std::int32_t decision = kNone;
     std::int64_t number = 0;  // of the free
   };
-  using Events = std::vector<EventHandle>;  // by stream; null where none could be recorded
-  struct Awaited {                          // a decision
+  using Events = std::vector<device::EventHandle>;  // by stream; null where none could be recorded
+  struct Awaited {                                  // a decision
     Events events;
     std::int64_t number = 0;  // of the free that they were recorded with
   };
@@ -83,7 +83,7 @@ class StreamOrder {
   bool wait_for_all(StreamId stream, const Events& events);
   std::int64_t& seen(StreamId stream);
 
-  DeviceStreams& streams_;
+  device::DeviceStreams& streams_;
   const StreamTable& table_;
   std::vector<StreamId> ids_;     // the plan's streams, ascending
   RangeSet shared_;               // addresses of several streams
@@ -97,4 +97,4 @@ class StreamOrder {
   std::int64_t waits_ = 0;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

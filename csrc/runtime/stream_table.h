@@ -15,14 +15,14 @@
 #include "base/types.h"
 #include "device/streams.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 class StreamTable {
  public:
   static constexpr StreamId kStreams = 256;
 
   // kNone when the table is full, or the handle is not of one stream.
-  StreamId id_of(StreamHandle stream) {
+  StreamId id_of(device::StreamHandle stream) {
     if (reinterpret_cast<std::uintptr_t>(stream) <= kPerThread) {
       return reinterpret_cast<std::uintptr_t>(stream) == kPerThread ? kNone : 0;
     }
@@ -34,20 +34,22 @@ class StreamTable {
   StreamId count() const { return count_.load(std::memory_order_acquire); }
 
   // `id` came from id_of().
-  StreamHandle handle_of(StreamId id) const { return handles_[static_cast<std::size_t>(id)]; }
+  device::StreamHandle handle_of(StreamId id) const {
+    return handles_[static_cast<std::size_t>(id)];
+  }
 
  private:
   // cudaStreamPerThread; 1, cudaStreamLegacy, is the default stream by another name.
   static constexpr std::uintptr_t kPerThread = 2;
 
-  StreamId find(StreamHandle stream, StreamId count) const {
+  StreamId find(device::StreamHandle stream, StreamId count) const {
     for (StreamId i = 1; i < count; ++i) {
       if (handles_[static_cast<std::size_t>(i)] == stream) return i;
     }
     return kNone;
   }
 
-  StreamId add(StreamHandle stream) {
+  StreamId add(device::StreamHandle stream) {
     const std::lock_guard lock(mutex_);
     const StreamId count = count_.load(std::memory_order_relaxed);
     if (const StreamId known = find(stream, count); known != kNone) return known;
@@ -59,7 +61,7 @@ class StreamTable {
 
   std::mutex mutex_;  // of writers
   std::atomic<StreamId> count_{1};
-  std::array<StreamHandle, kStreams> handles_{};  // those below count_ never change
+  std::array<device::StreamHandle, kStreams> handles_{};  // those below count_ never change
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

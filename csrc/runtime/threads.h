@@ -7,7 +7,7 @@
 
 #include "base/types.h"
 
-namespace stalloc {
+namespace stalloc::runtime {
 
 // The calling thread's number, the same for its whole life and never used again. From 1.
 inline ThreadOrdinal this_thread_ordinal() {
@@ -39,4 +39,4 @@ class TrainingThread {
   std::atomic<ThreadOrdinal> ordinal_{0};
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::runtime

@@ -15,10 +15,12 @@ inline bool in_backward() { return torch::autograd::get_current_graph_task_id() 
 // What nodes that the calling thread makes have for their thread_id().
 inline std::uint64_t autograd_thread() { return at::RecordFunction::currentThreadId(); }
 
-inline NodeSequence running_node() {
+inline runtime::NodeSequence running_node() {
   if (!in_backward()) return std::nullopt;
   const auto node = torch::autograd::get_current_node();
-  return node ? NodeSequence(node_of_thread(node->thread_id(), node->sequence_nr())) : std::nullopt;
+  return node ? runtime::NodeSequence(
+                    runtime::node_of_thread(node->thread_id(), node->sequence_nr()))
+              : std::nullopt;
 }
 
 }  // namespace stalloc::torch_adapters

@@ -9,13 +9,13 @@
 namespace stalloc::torch_adapters {
 
 void connect_compat() {
-  CompatTorch torch;
+  compat::CompatTorch torch;
   torch.throw_out_of_memory = [](const char* message) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   };
   torch.in_backward = [] { return in_backward(); };
   torch.running_node = [](std::uint64_t* sequence) {
-    const NodeSequence node = running_node();
+    const runtime::NodeSequence node = running_node();
     if (node) *sequence = *node;
     return node.has_value();
   };

@@ -27,7 +27,7 @@ constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::m
 
 void delete_block(void* p) {
   if (!p) return;
-  DeviceRuntime& runtime = DeviceRuntime::cpu();
+  runtime::DeviceRuntime& runtime = runtime::DeviceRuntime::cpu();
   if (c10::memoryProfilingEnabled() && runtime.allocator().pool_of(p).begin) {
     // Before it is free, and another thread is given it.
     c10::profiledCPUMemoryReporter().Delete(p);
@@ -40,7 +40,7 @@ void delete_block(void* p) {
 class CpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
-    DeviceRuntime& runtime = DeviceRuntime::cpu();
+    runtime::DeviceRuntime& runtime = runtime::DeviceRuntime::cpu();
     if (n == 0 || n > kLargest) return base->allocate(n);
     if (runtime.allocator().enabled()) {
       if (void* p = allocate_planned(runtime, static_cast<Bytes>(n))) {
@@ -64,9 +64,9 @@ class CpuAllocator final : public c10::Allocator {
  private:
   static c10::DataPtr wrap(void* p) { return {p, p, &delete_block, c10::DeviceType::CPU}; }
 
-  static void* allocate_planned(DeviceRuntime& runtime, Bytes size) {
+  static void* allocate_planned(runtime::DeviceRuntime& runtime, Bytes size) {
     try {
-      PlannedAllocator& allocator = runtime.allocator();
+      runtime::PlannedAllocator& allocator = runtime.allocator();
       return allocator.allocate(size, /*stream=*/0, in_backward(),
                                 allocator.follows_nodes() ? running_node() : std::nullopt);
     } catch (const OutOfMemory& e) {

@@ -15,14 +15,14 @@ c10::Allocator* base = nullptr;
 
 void delete_block(void* context) {
   if (!context) return;
-  Recorder& recorder = DeviceRuntime::meta().recorder();
+  runtime::Recorder& recorder = runtime::DeviceRuntime::meta().recorder();
   if (recorder.active()) recorder.on_free(context, running_node());
 }
 
 class MetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
-    Recorder& recorder = DeviceRuntime::meta().recorder();
+    runtime::Recorder& recorder = runtime::DeviceRuntime::meta().recorder();
     if (n == 0 || !recorder.active()) return base->allocate(n);
     static std::atomic<std::uintptr_t> next{1};
     auto* context = reinterpret_cast<void*>(next.fetch_add(1, std::memory_order_relaxed));

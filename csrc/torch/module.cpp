@@ -9,7 +9,7 @@ namespace py = pybind11;
 
 PYBIND11_MODULE(_torch, m) {
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
-  stalloc::DeviceRuntime::set_autograd_thread(&stalloc::torch_adapters::autograd_thread);
+  stalloc::runtime::DeviceRuntime::set_autograd_thread(&stalloc::torch_adapters::autograd_thread);
   m.def("install_cpu", &stalloc::torch_adapters::install_cpu);
   m.def("uninstall_cpu", &stalloc::torch_adapters::uninstall_cpu);
   m.def("install_meta", &stalloc::torch_adapters::install_meta);

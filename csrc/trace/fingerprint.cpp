@@ -1,6 +1,6 @@
 #include "trace/fingerprint.h"
 
-namespace stalloc {
+namespace stalloc::trace {
 namespace {
 
 class Fnv1a128 {
@@ -53,4 +53,4 @@ std::string fingerprint(const Trace& trace) {
   return hash.hex();
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::trace

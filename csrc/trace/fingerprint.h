@@ -10,9 +10,9 @@
 
 #include "trace/trace.h"
 
-namespace stalloc {
+namespace stalloc::trace {
 
 // 32 hexadecimal digits. O(n).
 std::string fingerprint(const Trace& trace);
 
-}  // namespace stalloc
+}  // namespace stalloc::trace

@@ -6,7 +6,7 @@
 #include "base/json_writer.h"
 #include "trace/trace.h"
 
-namespace stalloc {
+namespace stalloc::trace {
 
 // `Row` has a PhaseKey `key`, a `begin` and an `end`.
 template <typename Row>
@@ -40,4 +40,4 @@ void write_phase_columns(JsonWriter& out, const std::vector<Row>& rows) {
   out.column("end", rows, [&](const Row& r) { out.value(r.end); });
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::trace

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace stalloc {
+namespace stalloc::trace {
 namespace {
 
 constexpr std::array<std::string_view, 5> kPhaseKinds = {"other", "forward", "backward",
@@ -159,4 +159,4 @@ void Trace::check() const {
   check_requests(*this);
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::trace

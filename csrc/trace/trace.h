@@ -20,7 +20,7 @@
 
 #include "base/types.h"
 
-namespace stalloc {
+namespace stalloc::trace {
 
 // What the training loop is doing. kUnplanned is evaluation and whatever else does not repeat with
 // the iteration: it is recorded, and never planned.
@@ -90,4 +90,4 @@ struct Trace {
   void check() const;
 };
 
-}  // namespace stalloc
+}  // namespace stalloc::trace

@@ -5,7 +5,7 @@
 #include "base/json_writer.h"
 #include "trace/phase_json.h"
 
-namespace stalloc {
+namespace stalloc::trace {
 namespace {
 
 using Value = JsonReader::Value;
@@ -143,4 +143,4 @@ Trace trace_from_json(std::string_view text, std::string_view source) {
   return trace;
 }
 
-}  // namespace stalloc
+}  // namespace stalloc::trace

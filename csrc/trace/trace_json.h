@@ -7,7 +7,7 @@
 
 #include "trace/trace.h"
 
-namespace stalloc {
+namespace stalloc::trace {
 
 std::string to_json(const Trace& trace);
 
@@ -15,4 +15,4 @@ std::string to_json(const Trace& trace);
 // Throws TraceError that says where (key and row) for anything that to_json() cannot have written.
 Trace trace_from_json(std::string_view text, std::string_view source);
 
-}  // namespace stalloc
+}  // namespace stalloc::trace

@@ -1,6 +1,6 @@
 // Sequence alignment: always a common subsequence, the longest one where few edits are needed, and
 // still cheap where nothing is alike.
-#include "trace/alignment.h"
+#include "profile/alignment.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace stalloc {
 namespace {
 
-using Tokens = std::vector<Token>;
+using Tokens = std::vector<profile::Token>;
 
 Tokens tokens(std::initializer_list<Bytes> sizes) {
   Tokens result;
@@ -38,7 +38,7 @@ void expect_common_subsequence(const Tokens& a, const Tokens& b,
 // The textbook's quadratic table.
 std::int32_t longest_common_subsequence(const Tokens& a, const Tokens& b) {
   std::vector<std::int32_t> row(b.size() + 1, 0);
-  for (const Token& token : a) {
+  for (const profile::Token& token : a) {
     std::int32_t diagonal = 0;
     for (std::size_t j = 0; j < b.size(); ++j) {
       const std::int32_t above = row[j + 1];
@@ -60,25 +60,26 @@ Tokens random_tokens(std::mt19937& random, int length, int alphabet) {
 
 TEST(Alignment, EqualSequencesMatchByPosition) {
   const Tokens a = tokens({1, 2, 2, 3});
-  EXPECT_EQ(align_sequences(a, a), (std::vector<std::int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(profile::align_sequences(a, a), (std::vector<std::int32_t>{0, 1, 2, 3}));
 }
 
 TEST(Alignment, EmptySequencesMatchNothing) {
-  EXPECT_TRUE(align_sequences({}, tokens({1})).empty());
-  EXPECT_EQ(align_sequences(tokens({1, 2}), {}), (std::vector<std::int32_t>{kNone, kNone}));
+  EXPECT_TRUE(profile::align_sequences({}, tokens({1})).empty());
+  EXPECT_EQ(profile::align_sequences(tokens({1, 2}), {}),
+            (std::vector<std::int32_t>{kNone, kNone}));
 }
 
 TEST(Alignment, MissingExtraAndResizedRequestsStayUnmatched) {
-  EXPECT_EQ(align_sequences(tokens({1, 2, 3, 4}), tokens({1, 3, 9, 4})),
+  EXPECT_EQ(profile::align_sequences(tokens({1, 2, 3, 4}), tokens({1, 3, 9, 4})),
             (std::vector<std::int32_t>{0, kNone, 1, 3}));
-  EXPECT_EQ(align_sequences(tokens({1, 70, 3}), tokens({1, 71, 3})),
+  EXPECT_EQ(profile::align_sequences(tokens({1, 70, 3}), tokens({1, 71, 3})),
             (std::vector<std::int32_t>{0, kNone, 2}));
 }
 
 TEST(Alignment, AnotherStreamIsAnotherRequest) {
   const Tokens a = {{8, 0}, {8, 1}};
   const Tokens b = {{8, 1}};
-  EXPECT_EQ(align_sequences(a, b), (std::vector<std::int32_t>{kNone, 0}));
+  EXPECT_EQ(profile::align_sequences(a, b), (std::vector<std::int32_t>{kNone, 0}));
 }
 
 TEST(Alignment, IsTheLongestCommonSubsequenceOfRandomSequences) {
@@ -86,7 +87,7 @@ TEST(Alignment, IsTheLongestCommonSubsequenceOfRandomSequences) {
   for (int round = 0; round < 300; ++round) {
     const Tokens a = random_tokens(random, static_cast<int>(random() % 60), 1 + round % 8);
     const Tokens b = random_tokens(random, static_cast<int>(random() % 60), 1 + round % 8);
-    const auto alignment = align_sequences(a, b);
+    const auto alignment = profile::align_sequences(a, b);
     expect_common_subsequence(a, b, alignment);
     EXPECT_EQ(matched(alignment), longest_common_subsequence(a, b));
   }
@@ -102,7 +103,7 @@ TEST(Alignment, PastTheCapOnEditsItStillMatchesWhatIsAlike) {
   a.insert(a.end(), tail.begin(), tail.end());
   Tokens b = foreign;
   b.insert(b.end(), tail.begin(), tail.end());
-  const auto alignment = align_sequences(a, b);
+  const auto alignment = profile::align_sequences(a, b);
   expect_common_subsequence(a, b, alignment);
   EXPECT_GE(matched(alignment), 5000);
 }
@@ -114,7 +115,7 @@ TEST(Alignment, SequencesWithNothingInCommonEndQuickly) {
     a.push_back({1 + i, 0});
     b.push_back({100001 + i, 0});
   }
-  EXPECT_EQ(matched(align_sequences(a, b)), 0);
+  EXPECT_EQ(matched(profile::align_sequences(a, b)), 0);
 }
 
 }  // namespace

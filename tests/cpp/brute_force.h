@@ -9,11 +9,12 @@
 #include <vector>
 
 #include "base/align.h"
-#include "plan/problem.h"
+#include "solve/core/problem.h"
 
 namespace stalloc::testing {
 
-inline bool live_together(const Problem& problem, const Buffer& a, const Buffer& b) {
+inline bool live_together(const solve::Problem& problem, const solve::Buffer& a,
+                          const solve::Buffer& b) {
   if (a.upper <= a.lower || b.upper <= b.lower) return false;
   const auto meet = [&](Tick shift) {
     return a.lower + shift < b.upper && b.lower < a.upper + shift;
@@ -24,11 +25,12 @@ inline bool live_together(const Problem& problem, const Buffer& a, const Buffer&
 // The height of the lowest layout; -1 where the fixed offsets leave none. In some order, that of
 // the offsets, each buffer of an optimal layout lies on the highest it conflicts with before it:
 // all orders are tried. `conflict` says whether two buffers, by index, may not overlap.
-inline Bytes optimal_height(const Problem& problem,
+inline Bytes optimal_height(const solve::Problem& problem,
                             const std::function<bool(std::size_t, std::size_t)>& conflict) {
   const std::size_t n = problem.buffers.size();
   std::vector<Bytes> size;
-  for (const Buffer& b : problem.buffers) size.push_back(align_up(b.size, problem.alignment));
+  for (const solve::Buffer& b : problem.buffers)
+    size.push_back(align_up(b.size, problem.alignment));
   std::vector<Offset> top(n, -1);
   Bytes best = std::numeric_limits<Bytes>::max();
   const auto search = [&](const auto& self, std::size_t placed, Bytes height) -> void {
@@ -51,7 +53,7 @@ inline Bytes optimal_height(const Problem& problem,
   return best == std::numeric_limits<Bytes>::max() ? -1 : best;
 }
 
-inline Bytes optimal_height(const Problem& problem) {
+inline Bytes optimal_height(const solve::Problem& problem) {
   return optimal_height(problem, [&](std::size_t i, std::size_t j) {
     return live_together(problem, problem.buffers[i], problem.buffers[j]);
   });
@@ -59,13 +61,13 @@ inline Bytes optimal_height(const Problem& problem) {
 
 // A layout there always is, unless the fixed offsets clash: the free buffers one on top of the
 // other, above those that are fixed.
-inline Layout stacked(const Problem& problem) {
-  Layout layout;
-  for (const Buffer& b : problem.buffers) {
+inline solve::Layout stacked(const solve::Problem& problem) {
+  solve::Layout layout;
+  for (const solve::Buffer& b : problem.buffers) {
     if (b.fixed == kUnplaced) continue;
     layout.height = std::max(layout.height, b.fixed + align_up(b.size, problem.alignment));
   }
-  for (const Buffer& b : problem.buffers) {
+  for (const solve::Buffer& b : problem.buffers) {
     layout.offsets.push_back(b.fixed == kUnplaced ? layout.height : b.fixed);
     if (b.fixed == kUnplaced) layout.height += align_up(b.size, problem.alignment);
   }
@@ -81,16 +83,16 @@ struct Shape {
   bool nested = false;  // lifetimes contain one another
 };
 
-inline Problem random_problem(const Shape& shape, std::uint32_t seed) {
+inline solve::Problem random_problem(const Shape& shape, std::uint32_t seed) {
   std::mt19937 random(seed);
   const auto draw = [&](std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
   };
-  Problem problem;
+  solve::Problem problem;
   problem.alignment = shape.alignment;
   if (shape.circular) problem.period = shape.ticks;
   for (int i = 0; i < shape.buffers; ++i) {
-    Buffer b;
+    solve::Buffer b;
     b.size = draw(0, 12) == 0 ? 0 : draw(1, shape.largest) * shape.alignment;
     if (shape.nested) {
       b.lower = draw(0, shape.ticks / 2 - 1);

@@ -14,21 +14,21 @@ namespace {
 constexpr Bytes kKiB = 1024;
 constexpr Bytes kMiB = 1024 * kKiB;
 
-CachingSettings expandable(Bytes capacity = CachingSettings::kUnlimited) {
-  CachingSettings settings;
+replay::CachingSettings expandable(Bytes capacity = replay::CachingSettings::kUnlimited) {
+  replay::CachingSettings settings;
   settings.expandable_segments = true;
   settings.capacity = capacity;
   return settings;
 }
 
-CachingSettings limited(Bytes capacity) {
-  CachingSettings settings;
+replay::CachingSettings limited(Bytes capacity) {
+  replay::CachingSettings settings;
   settings.capacity = capacity;
   return settings;
 }
 
 TEST(CachingModel, SmallRequestsShareSegmentsOfTwoMiB) {
-  CachingModel model;
+  replay::CachingModel model;
   model.malloc(1, 0);
   EXPECT_EQ(model.stats().requested.current, 1);
   EXPECT_EQ(model.stats().allocated.current, 512);
@@ -42,7 +42,7 @@ TEST(CachingModel, SmallRequestsShareSegmentsOfTwoMiB) {
 }
 
 TEST(CachingModel, RequestsUnderTenMiBShareSegmentsOfTwenty) {
-  CachingModel model;
+  replay::CachingModel model;
   model.malloc(kMiB + 1, 0);
   EXPECT_EQ(model.stats().reserved.current, 20 * kMiB);
   EXPECT_EQ(model.stats().allocated.current, kMiB + 512);
@@ -53,7 +53,7 @@ TEST(CachingModel, RequestsUnderTenMiBShareSegmentsOfTwenty) {
 }
 
 TEST(CachingModel, LargeRequestsGetTheirOwnSegmentsRoundedToTwoMiB) {
-  CachingModel model;
+  replay::CachingModel model;
   model.malloc(33 * kMiB, 0);
   EXPECT_EQ(model.stats().reserved.current, 34 * kMiB);
   EXPECT_EQ(model.stats().allocated.current, 34 * kMiB) << "a rest of 1 MiB is not split off";
@@ -63,7 +63,7 @@ TEST(CachingModel, LargeRequestsGetTheirOwnSegmentsRoundedToTwoMiB) {
 }
 
 TEST(CachingModel, StreamsAndPoolsDoNotShare) {
-  CachingModel model;
+  replay::CachingModel model;
   model.free(model.malloc(20 * kMiB, 0));
   model.malloc(20 * kMiB, 1);
   EXPECT_EQ(model.stats().reserved.current, 40 * kMiB);
@@ -74,7 +74,7 @@ TEST(CachingModel, StreamsAndPoolsDoNotShare) {
 }
 
 TEST(CachingModel, TakesTheSmallestBlockThatFits) {
-  CachingModel model;
+  replay::CachingModel model;
   const auto large = model.malloc(40 * kMiB, 0);
   const auto small = model.malloc(12 * kMiB, 0);
   model.free(large);
@@ -86,8 +86,8 @@ TEST(CachingModel, TakesTheSmallestBlockThatFits) {
 }
 
 TEST(CachingModel, MergesFreedNeighbours) {
-  CachingModel model;
-  std::vector<CachingModel::Id> blocks;
+  replay::CachingModel model;
+  std::vector<replay::CachingModel::Id> blocks;
   for (int i = 0; i < 4; ++i) blocks.push_back(model.malloc(5 * kMiB, 0));
   EXPECT_EQ(model.stats().reserved.current, 20 * kMiB);
   for (const int i : {1, 3, 2, 0}) {
@@ -99,12 +99,12 @@ TEST(CachingModel, MergesFreedNeighbours) {
 }
 
 TEST(CachingModel, GivesBackWhatIsCachedBeforeItFails) {
-  CachingModel model(limited(64 * kMiB));
+  replay::CachingModel model(limited(64 * kMiB));
   const auto first = model.malloc(40 * kMiB, 0);
-  EXPECT_EQ(model.malloc(40 * kMiB, 0), CachingModel::kOutOfMemory);
+  EXPECT_EQ(model.malloc(40 * kMiB, 0), replay::CachingModel::kOutOfMemory);
   EXPECT_EQ(model.stats().ooms, 1);
   model.free(first);
-  EXPECT_NE(model.malloc(44 * kMiB, 0), CachingModel::kOutOfMemory);
+  EXPECT_NE(model.malloc(44 * kMiB, 0), replay::CachingModel::kOutOfMemory);
   EXPECT_EQ(model.stats().frees, 1);
   EXPECT_EQ(model.stats().reserved.current, 44 * kMiB);
   EXPECT_EQ(model.stats().reserved.peak, 44 * kMiB);
@@ -112,15 +112,15 @@ TEST(CachingModel, GivesBackWhatIsCachedBeforeItFails) {
 }
 
 TEST(CachingModel, SplitSegmentsCannotBeGivenBack) {
-  CachingModel model(limited(40 * kMiB));
+  replay::CachingModel model(limited(40 * kMiB));
   model.malloc(2 * kMiB, 0);  // and 18 MiB of its segment are free
-  EXPECT_EQ(model.malloc(21 * kMiB, 0), CachingModel::kOutOfMemory);
-  EXPECT_NE(model.malloc(18 * kMiB, 0), CachingModel::kOutOfMemory);
+  EXPECT_EQ(model.malloc(21 * kMiB, 0), replay::CachingModel::kOutOfMemory);
+  EXPECT_NE(model.malloc(18 * kMiB, 0), replay::CachingModel::kOutOfMemory);
   model.check();
 }
 
 TEST(CachingModel, ExpandableSegmentsGrowByWhatIsMissing) {
-  CachingModel model(expandable());
+  replay::CachingModel model(expandable());
   const auto first = model.malloc(5 * kMiB, 0);
   EXPECT_EQ(model.stats().reserved.current, 20 * kMiB);
   model.malloc(30 * kMiB, 0);  // 15 are there
@@ -140,35 +140,35 @@ TEST(CachingModel, ExpandableSegmentsGrowByWhatIsMissing) {
 }
 
 TEST(CachingModel, ExpandableSegmentsSplitToTheLastPage) {
-  CachingModel model(expandable());
+  replay::CachingModel model(expandable());
   model.malloc(20 * kMiB - 512, 0);
   EXPECT_EQ(model.stats().allocated.current, 20 * kMiB - 512);
-  CachingModel other;
+  replay::CachingModel other;
   other.malloc(20 * kMiB - 512, 0);
   EXPECT_EQ(other.stats().allocated.current, 20 * kMiB);
 }
 
 TEST(CachingModel, ExpandableSegmentsUnmapWholeChunksAndFillTheGapsAgain) {
-  CachingModel model(expandable(120 * kMiB));
-  std::vector<CachingModel::Id> blocks;
+  replay::CachingModel model(expandable(120 * kMiB));
+  std::vector<replay::CachingModel::Id> blocks;
   for (int i = 0; i < 6; ++i) blocks.push_back(model.malloc(20 * kMiB, 0));
-  EXPECT_EQ(model.malloc(20 * kMiB, 0), CachingModel::kOutOfMemory);
+  EXPECT_EQ(model.malloc(20 * kMiB, 0), replay::CachingModel::kOutOfMemory);
   model.free(blocks[1]);
   model.free(blocks[4]);
   model.check();
   // No 40 MiB lie together, so both chunks move to the end.
-  EXPECT_NE(model.malloc(40 * kMiB, 0), CachingModel::kOutOfMemory);
+  EXPECT_NE(model.malloc(40 * kMiB, 0), replay::CachingModel::kOutOfMemory);
   EXPECT_EQ(model.stats().unmaps, 2);
   EXPECT_EQ(model.stats().reserved.current, 120 * kMiB);
   model.check();
   model.free(blocks[0]);
-  EXPECT_NE(model.malloc(20 * kMiB, 0), CachingModel::kOutOfMemory);
+  EXPECT_NE(model.malloc(20 * kMiB, 0), replay::CachingModel::kOutOfMemory);
   model.check();
 }
 
 TEST(CachingModel, EmptyCacheReleasesAllThatIsWhole) {
   for (const bool expand : {false, true}) {
-    CachingModel model(expand ? expandable() : CachingSettings{});
+    replay::CachingModel model(expand ? expandable() : replay::CachingSettings{});
     model.free(model.malloc(100 * kMiB, 0));
     model.free(model.malloc(512, 3));
     EXPECT_GT(model.stats().reserved.current, 0);
@@ -179,9 +179,9 @@ TEST(CachingModel, EmptyCacheReleasesAllThatIsWhole) {
 }
 
 TEST(CachingModel, RoundsToDivisionsOfPowersOfTwo) {
-  CachingSettings settings;
+  replay::CachingSettings settings;
   settings.roundup_power2_divisions.fill(4);
-  CachingModel model(settings);
+  replay::CachingModel model(settings);
   model.malloc(1200 * kKiB, 0);  // between 1024 and 2048: 1280
   EXPECT_EQ(model.stats().allocated.current, 1280 * kKiB);
   model.malloc(1024 * kKiB, 0);
@@ -191,10 +191,10 @@ TEST(CachingModel, RoundsToDivisionsOfPowersOfTwo) {
 }
 
 TEST(CachingModel, BlocksAboveTheLargestSizeToSplitStayWhole) {
-  CachingSettings settings;
+  replay::CachingSettings settings;
   settings.max_split_size = 64 * kMiB;
   settings.capacity = 200 * kMiB;
-  CachingModel model(settings);
+  replay::CachingModel model(settings);
   model.free(model.malloc(100 * kMiB, 0));
   model.malloc(30 * kMiB, 0);
   EXPECT_EQ(model.stats().reserved.current, 130 * kMiB) << "not cut from the 100 MiB";
@@ -208,10 +208,10 @@ TEST(CachingModel, BlocksAboveTheLargestSizeToSplitStayWhole) {
 }
 
 TEST(CachingModel, CollectsWhatWasNotUsedForLong) {
-  CachingSettings settings;
+  replay::CachingSettings settings;
   settings.garbage_collection_threshold = 0.5;
   settings.capacity = 200 * kMiB;
-  CachingModel model(settings);
+  replay::CachingModel model(settings);
   const auto used = model.malloc(40 * kMiB, 1);
   model.free(model.malloc(40 * kMiB, 0));
   for (int i = 0; i < 10; ++i) model.free(model.malloc(12 * kMiB, 2));
@@ -225,7 +225,7 @@ TEST(CachingModel, CollectsWhatWasNotUsedForLong) {
 }
 
 TEST(CachingModel, RefusesWhatIsNotLive) {
-  CachingModel model;
+  replay::CachingModel model;
   const auto block = model.malloc(1, 0);
   model.free(block);
   EXPECT_THROW(model.free(block), Error);
@@ -237,36 +237,36 @@ TEST(CachingModel, RefusesWhatIsNotLive) {
 TEST(CachingModel, SizesNearTheLimitOfTheNumbers) {
   constexpr Bytes kHuge = std::numeric_limits<Bytes>::max();
   for (const bool expand : {false, true}) {
-    CachingModel model(expand ? expandable() : CachingSettings{});
+    replay::CachingModel model(expand ? expandable() : replay::CachingSettings{});
     EXPECT_THROW(model.malloc(kHuge, 0), OverflowError);
-    CachingModel small(expand ? expandable(kMiB) : limited(kMiB));
-    EXPECT_EQ(small.malloc(Bytes{1} << 40, 0), CachingModel::kOutOfMemory);
+    replay::CachingModel small(expand ? expandable(kMiB) : limited(kMiB));
+    EXPECT_EQ(small.malloc(Bytes{1} << 40, 0), replay::CachingModel::kOutOfMemory);
   }
-  CachingModel model;
-  EXPECT_NE(model.malloc(Bytes{1} << 61, 0), CachingModel::kOutOfMemory);
-  EXPECT_NE(model.malloc(Bytes{1} << 61, 0), CachingModel::kOutOfMemory);
-  EXPECT_NE(model.malloc(Bytes{1} << 61, 0), CachingModel::kOutOfMemory);
-  EXPECT_EQ(model.malloc(Bytes{1} << 61, 0), CachingModel::kOutOfMemory);
+  replay::CachingModel model;
+  EXPECT_NE(model.malloc(Bytes{1} << 61, 0), replay::CachingModel::kOutOfMemory);
+  EXPECT_NE(model.malloc(Bytes{1} << 61, 0), replay::CachingModel::kOutOfMemory);
+  EXPECT_NE(model.malloc(Bytes{1} << 61, 0), replay::CachingModel::kOutOfMemory);
+  EXPECT_EQ(model.malloc(Bytes{1} << 61, 0), replay::CachingModel::kOutOfMemory);
 }
 
 class RandomCachingModel : public testing::TestWithParam<int> {};
 
 TEST_P(RandomCachingModel, KeepsItsInvariants) {
   std::mt19937_64 random(static_cast<std::uint64_t>(GetParam()));
-  CachingSettings settings;
+  replay::CachingSettings settings;
   settings.expandable_segments = GetParam() % 2 == 1;
   if (GetParam() % 4 >= 2) settings.capacity = 300 * kMiB;
   if (GetParam() % 8 >= 4) {
     settings.max_split_size = 30 * kMiB;
     settings.garbage_collection_threshold = 0.6;
   }
-  CachingModel model(settings);
-  std::vector<CachingModel::Id> live;
+  replay::CachingModel model(settings);
+  std::vector<replay::CachingModel::Id> live;
   for (int step = 0; step < 1500; ++step) {
     if (live.empty() || random() % 5 < 3) {
       const Bytes size = 1 + static_cast<Bytes>(random() % (Bytes{1} << (random() % 26)));
       const auto id = model.malloc(size, static_cast<StreamId>(random() % 3));
-      if (id != CachingModel::kOutOfMemory) live.push_back(id);
+      if (id != replay::CachingModel::kOutOfMemory) live.push_back(id);
     } else {
       std::swap(live[random() % live.size()], live.back());
       model.free(live.back());

@@ -14,8 +14,8 @@ constexpr Bytes kMiB = Bytes{1} << 20;
 constexpr Bytes kGiB = Bytes{1} << 30;
 
 TEST(CachingPool, CutsSmallRequestsFromOneSegment) {
-  PretendMemory device(kGiB);
-  CachingPool pool(device);
+  device::PretendMemory device(kGiB);
+  runtime::CachingPool pool(device);
   void* a = pool.allocate(1, 0);
   void* b = pool.allocate(513, 0);
   EXPECT_EQ(static_cast<std::byte*>(b) - static_cast<std::byte*>(a), 512);
@@ -28,8 +28,8 @@ TEST(CachingPool, CutsSmallRequestsFromOneSegment) {
 }
 
 TEST(CachingPool, SegmentsNotKeptGoBackWithTheirLastBlock) {
-  PretendMemory device(kGiB);
-  CachingPool pool(device);
+  device::PretendMemory device(kGiB);
+  runtime::CachingPool pool(device);
   void* a = pool.allocate(1, 0);
   void* b = pool.allocate(1, 0);
   void* big = pool.allocate(30 * kMiB, 0);
@@ -46,8 +46,8 @@ TEST(CachingPool, SegmentsNotKeptGoBackWithTheirLastBlock) {
 }
 
 TEST(CachingPool, WhatASurpriseLeavesGoesBackWhenItIsOver) {
-  PretendMemory device(kGiB);
-  CachingPool pool(device);
+  device::PretendMemory device(kGiB);
+  runtime::CachingPool pool(device);
   void* usual = pool.allocate(1, 0);
   pool.deallocate(pool.allocate(30 * kMiB, 0));
   EXPECT_EQ(pool.release_unused(), 0) << "it was used just now";
@@ -64,8 +64,8 @@ TEST(CachingPool, WhatASurpriseLeavesGoesBackWhenItIsOver) {
 }
 
 TEST(CachingPool, SegmentSizesAreTorchs) {
-  PretendMemory device(kGiB);
-  CachingPool pool(device);
+  device::PretendMemory device(kGiB);
+  runtime::CachingPool pool(device);
   pool.allocate(kMiB, 0);
   EXPECT_EQ(pool.reserved(), 2 * kMiB);
   pool.allocate(kMiB + 1, 0);
@@ -75,8 +75,8 @@ TEST(CachingPool, SegmentSizesAreTorchs) {
 }
 
 TEST(CachingPool, StreamsDoNotShareBlocks) {
-  PretendMemory device(kGiB);
-  CachingPool pool(device);
+  device::PretendMemory device(kGiB);
+  runtime::CachingPool pool(device);
   void* a = pool.allocate(4096, 0);
   pool.deallocate(a);
   EXPECT_NE(pool.allocate(4096, 1), a);
@@ -84,8 +84,8 @@ TEST(CachingPool, StreamsDoNotShareBlocks) {
 }
 
 TEST(CachingPool, GivesBackWhatIsCachedBeforeItFails) {
-  PretendMemory device(40 * kMiB);
-  CachingPool pool(device);
+  device::PretendMemory device(40 * kMiB);
+  runtime::CachingPool pool(device);
   void* a = pool.allocate(20 * kMiB, 0);
   ASSERT_NE(a, nullptr);
   pool.deallocate(a);
@@ -98,14 +98,15 @@ TEST(CachingPool, GivesBackWhatIsCachedBeforeItFails) {
 }
 
 TEST(CachingPool, KnowsItsOwn) {
-  PretendMemory device(kGiB);
-  CachingPool pool(device);
+  device::PretendMemory device(kGiB);
+  runtime::CachingPool pool(device);
   auto* a = static_cast<std::byte*>(pool.allocate(4096, 0));
   int other = 0;
-  EXPECT_EQ(pool.deallocate(&other).size, CachingPool::kNotOurs);
-  EXPECT_EQ(pool.deallocate(a + 512).size, CachingPool::kNotOurs) << "the middle of a block";
+  EXPECT_EQ(pool.deallocate(&other).size, runtime::CachingPool::kNotOurs);
+  EXPECT_EQ(pool.deallocate(a + 512).size, runtime::CachingPool::kNotOurs)
+      << "the middle of a block";
   EXPECT_EQ(pool.deallocate(a).size, 4096);
-  EXPECT_EQ(pool.deallocate(a).size, CachingPool::kNotOurs) << "freed twice";
+  EXPECT_EQ(pool.deallocate(a).size, runtime::CachingPool::kNotOurs) << "freed twice";
 }
 
 TEST(CachingPool, StressWithFailuresKeepsItsInvariants) {
@@ -114,9 +115,9 @@ TEST(CachingPool, StressWithFailuresKeepsItsInvariants) {
     const auto pick = [&](int low, int high) {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
-    PretendMemory device(70 * kMiB);
+    device::PretendMemory device(70 * kMiB);
     {
-      CachingPool pool(device);
+      runtime::CachingPool pool(device);
       std::map<std::uintptr_t, Bytes> live;
       int failures = 0;
       for (int step = 0; step < 1500; ++step) {

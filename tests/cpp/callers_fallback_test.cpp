@@ -11,23 +11,23 @@ namespace {
 
 constexpr Bytes kMiB = Bytes{1} << 20;
 
-JointGauges::Values other(Bytes bytes) {
-  JointGauges::Values values{};
-  values[JointGauges::kBlocks] = bytes > 0 ? 1 : 0;
-  values[JointGauges::kRequested] = bytes;
-  values[JointGauges::kReserved] = bytes;
+runtime::JointGauges::Values other(Bytes bytes) {
+  runtime::JointGauges::Values values{};
+  values[runtime::JointGauges::kBlocks] = bytes > 0 ? 1 : 0;
+  values[runtime::JointGauges::kRequested] = bytes;
+  values[runtime::JointGauges::kReserved] = bytes;
   return values;
 }
 
 TEST(JointGauges, ASumPassesItsPeakOnlyWhenNoted) {
-  JointGauges gauges;
+  runtime::JointGauges gauges;
   gauges.note(other(100));
   gauges.add_block(10, 512);
   EXPECT_TRUE(gauges.behind());
   gauges.note(other(60));  // freed meanwhile
   EXPECT_FALSE(gauges.behind());
-  EXPECT_EQ(gauges.peaks()[JointGauges::kRequested], 100);
-  EXPECT_EQ(gauges.peaks()[JointGauges::kRounded], 512);
+  EXPECT_EQ(gauges.peaks()[runtime::JointGauges::kRequested], 100);
+  EXPECT_EQ(gauges.peaks()[runtime::JointGauges::kRounded], 512);
   gauges.free_block(10, 512);
   gauges.add_block(10, 512);
   EXPECT_TRUE(gauges.behind()) << "the freed block is still active";
@@ -37,40 +37,41 @@ TEST(JointGauges, ASumPassesItsPeakOnlyWhenNoted) {
   gauges.release_block(512);
   gauges.add_block(10, 512);
   EXPECT_FALSE(gauges.behind()) << "no peak is near";
-  EXPECT_EQ(gauges.totals()[JointGauges::kBlocks], 3);
+  EXPECT_EQ(gauges.totals()[runtime::JointGauges::kBlocks], 3);
 }
 
 TEST(JointGauges, PeaksBeginAnewAndAreRemembered) {
-  JointGauges gauges;
+  runtime::JointGauges gauges;
   gauges.add_block(100, 512);
   gauges.note(other(50));
   gauges.free_block(100, 512);
   gauges.release_block(512);
   gauges.begin();
   gauges.note(other(20));
-  EXPECT_EQ(gauges.peaks()[JointGauges::kRequested], 20);
-  EXPECT_EQ(gauges.all_time_peaks()[JointGauges::kRequested], 150);
+  EXPECT_EQ(gauges.peaks()[runtime::JointGauges::kRequested], 20);
+  EXPECT_EQ(gauges.all_time_peaks()[runtime::JointGauges::kRequested], 150);
   gauges.reset_peaks();
-  EXPECT_EQ(gauges.all_time_peaks()[JointGauges::kRequested], 20);
+  EXPECT_EQ(gauges.all_time_peaks()[runtime::JointGauges::kRequested], 20);
 }
 
 class CallersFallbackTest : public ::testing::Test {
  protected:
   CallersFallbackTest() {
-    Decision a;
+    plan::Decision a;
     a.size = kMiB;
     a.upper = 1;
     allocator_.enable(testing::plan_of({a}, 2));
-    allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   void* allocate(Bytes size, StreamId stream = 0) {
     return allocator_.allocate(size, stream, true);
   }
 
-  PretendMemory device_{100 * kMiB};
+  device::PretendMemory device_{100 * kMiB};
   testing::FakeStreams streams_;
-  StreamTable table_;
-  PlannedAllocator allocator_{device_, streams_, table_, PlannedAllocator::Fallback::kCallers};
+  runtime::StreamTable table_;
+  runtime::PlannedAllocator allocator_{device_, streams_, table_,
+                                       runtime::PlannedAllocator::Fallback::kCallers};
 };
 
 TEST_F(CallersFallbackTest, WhatThePoolDoesNotServeIsTheCallers) {
@@ -97,7 +98,7 @@ TEST_F(CallersFallbackTest, FiguresAreThoseOfBoth) {
   void* a = allocate(kMiB);
   EXPECT_TRUE(allocator_.figures_are_behind());
   allocator_.note_fallback(other(5 * kMiB));
-  Statistics s = allocator_.statistics();
+  runtime::Statistics s = allocator_.statistics();
   EXPECT_EQ(s.allocated.current, 6 * kMiB);
   EXPECT_EQ(s.allocated.peak, 7 * kMiB);
   EXPECT_EQ(s.reserved.current, 6 * kMiB);
@@ -111,8 +112,8 @@ TEST_F(CallersFallbackTest, FiguresAreThoseOfBoth) {
   allocator_.record_stream(a, 1);
   allocator_.deallocate(a);
   EXPECT_TRUE(allocator_.pools()[0].blocks[0].waiting);
-  EXPECT_EQ(allocator_.joint_gauges().ours()[JointGauges::kBlocks], 0);
-  EXPECT_EQ(allocator_.joint_gauges().ours()[JointGauges::kActiveBlocks], 1);
+  EXPECT_EQ(allocator_.joint_gauges().ours()[runtime::JointGauges::kBlocks], 0);
+  EXPECT_EQ(allocator_.joint_gauges().ours()[runtime::JointGauges::kActiveBlocks], 1);
 }
 
 TEST_F(CallersFallbackTest, WhenTheCallerRunsOutIdleSpaceServes) {

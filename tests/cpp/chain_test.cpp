@@ -1,4 +1,4 @@
-#include "plan/chain.h"
+#include "solve/pipeline/chain.h"
 
 #include <gtest/gtest.h>
 
@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "plan/bound.h"
-#include "plan/greedy.h"
-#include "plan/portfolio.h"
-#include "plan/validator.h"
 #include "random_problems.h"
+#include "solve/core/bound.h"
+#include "solve/greedy/greedy.h"
+#include "solve/portfolio.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 // what flows back is once as large as what has just been freed and something more.
 class Pipeline {
  public:
-  Problem problem(int turns) {
+  solve::Problem problem(int turns) {
     std::deque<std::vector<std::size_t>> in_flight;
     for (int turn = 0; turn < turns + 4; ++turn) {
       if (turn < turns) in_flight.push_back(forward());
@@ -62,57 +62,59 @@ class Pipeline {
     free(received);
   }
 
-  Problem problem_;
+  solve::Problem problem_;
   Tick tick_ = 0;
 };
 
-Bytes lowest_greedy(const Problem& problem) {
+Bytes lowest_greedy(const solve::Problem& problem) {
   Bytes lowest = std::numeric_limits<Bytes>::max();
-  for (const GreedyPlanner& greedy : greedy_planners()) {
-    lowest = std::min(lowest, greedy.plan(problem, {.target = load_bound(problem)}).height);
+  for (const solve::GreedyPlanner& greedy : solve::greedy_planners()) {
+    lowest = std::min(lowest, greedy.plan(problem, {.target = solve::load_bound(problem)}).height);
   }
   return lowest;
 }
 
 TEST(Chain, MeetsTheBoundOfASteadyPipelineWhereNoOrderDoes) {
-  const Problem problem = Pipeline().problem(30);
-  const Bytes bound = load_bound(problem);
+  const solve::Problem problem = Pipeline().problem(30);
+  const Bytes bound = solve::load_bound(problem);
   EXPECT_GT(lowest_greedy(problem), bound);
-  const Layout layout = ChainPlanner().plan(problem, {});
-  EXPECT_NO_THROW(validate(problem, layout));
+  const solve::Layout layout = solve::ChainPlanner().plan(problem, {});
+  EXPECT_NO_THROW(verify::validate(problem, layout));
   EXPECT_EQ(layout.height, bound);
-  EXPECT_EQ(solve(problem, {.threads = 1}, {}).algorithm, "chain");
+  EXPECT_EQ(solve::solve(problem, {.threads = 1}, {}).algorithm, "chain");
 }
 
 TEST(Chain, IsValidOnEveryShape) {
   RandomProblems random(21);
   int chains = 0;
   for (int k = 0; k < 1000; ++k) {
-    const Problem problem = random.next(30, k % 4 == 0);
-    const Layout layout = ChainPlanner().plan(problem, {});
-    EXPECT_NO_THROW(validate(problem, layout)) << "problem " << k;
-    chains += plan_chain(problem, Timeline(problem), {}).has_value();
+    const solve::Problem problem = random.next(30, k % 4 == 0);
+    const solve::Layout layout = solve::ChainPlanner().plan(problem, {});
+    EXPECT_NO_THROW(verify::validate(problem, layout)) << "problem " << k;
+    chains += solve::plan_chain(problem, solve::Timeline(problem), {}).has_value();
   }
   EXPECT_GT(chains, 200);
 }
 
 TEST(Chain, LeavesFixedBuffersAndCirclesToOthers) {
-  Problem problem;
+  solve::Problem problem;
   problem.alignment = 1;
   problem.buffers = {{.size = 4, .lower = 0, .upper = 2}, {.size = 2, .lower = 1, .upper = 3}};
-  EXPECT_TRUE(plan_chain(problem, Timeline(problem), {}));
-  Problem fixed = problem;
+  EXPECT_TRUE(solve::plan_chain(problem, solve::Timeline(problem), {}));
+  solve::Problem fixed = problem;
   fixed.buffers[1].fixed = 0;
-  EXPECT_FALSE(plan_chain(fixed, Timeline(fixed), {}));
-  Problem circular = problem;
+  EXPECT_FALSE(solve::plan_chain(fixed, solve::Timeline(fixed), {}));
+  solve::Problem circular = problem;
   circular.period = 3;
   circular.buffers = {{.size = 1, .lower = 0, .upper = 1},
                       {.size = 1, .lower = 1, .upper = 2},
                       {.size = 1, .lower = 2, .upper = 4}};
-  EXPECT_FALSE(plan_chain(circular, Timeline(circular), {}));
+  EXPECT_FALSE(solve::plan_chain(circular, solve::Timeline(circular), {}));
 }
 
-TEST(Chain, PlansNothingAtHeightZero) { EXPECT_EQ(ChainPlanner().plan(Problem{}, {}).height, 0); }
+TEST(Chain, PlansNothingAtHeightZero) {
+  EXPECT_EQ(solve::ChainPlanner().plan(solve::Problem{}, {}).height, 0);
+}
 
 }  // namespace
 }  // namespace stalloc

@@ -20,13 +20,13 @@ namespace {
 
 constexpr Bytes kMiB = Bytes{1} << 20;
 constexpr Bytes kGiB = Bytes{1} << 30;
-constexpr GraphPools::Id kGraph{0, 7};
+constexpr compat::GraphPools::Id kGraph{0, 7};
 
 // What is taken in one test goes back in it: the allocators live as long as the process.
 class Compat : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (DeviceRuntime::find_gpu(0)) return;
+    if (runtime::DeviceRuntime::find_gpu(0)) return;
     standin_reset();
     standin_set_devices(2);
   }
@@ -34,25 +34,26 @@ class Compat : public ::testing::Test {
     for (const char* call : {"cudaMalloc", "cudaEventRecord", "cudaEventQuery"}) {
       standin_fail(call, 0, 0, 0);
     }
-    CompatGpu::set_torch({});
+    compat::CompatGpu::set_torch({});
     cudaSetDevice(0);
     standin_set_manual(0);
     standin_set_memory(0, 80 * kGiB);
     for (int device = 0; device < 2; ++device) {
-      CompatGpu::of(device).set_fraction(1);
+      compat::CompatGpu::of(device).set_fraction(1);
       allocator(device).disable();
       allocator(device).release_cached();
       EXPECT_EQ(standin_used(device), 0u) << "device " << device;
-      EXPECT_EQ(CompatGpu::of(device).figures().held.all.bytes.current, 0);
-      EXPECT_EQ(CompatGpu::of(device).figures().all.blocks.current, 0);
+      EXPECT_EQ(compat::CompatGpu::of(device).figures().held.all.bytes.current, 0);
+      EXPECT_EQ(compat::CompatGpu::of(device).figures().all.blocks.current, 0);
     }
     EXPECT_EQ(standin_hazards(), hazards_) << standin_last_complaint();
     EXPECT_EQ(standin_misuses(), misuses_) << standin_last_complaint();
     EXPECT_EQ(cudaGetLastError(), kCudaSuccess) << "an error was left for torch to find";
   }
 
-  static PlannedAllocator& allocator(int device = 0) {
-    return DeviceRuntime::gpu(device, PlannedAllocator::Fallback::kAlways).allocator();
+  static runtime::PlannedAllocator& allocator(int device = 0) {
+    return runtime::DeviceRuntime::gpu(device, runtime::PlannedAllocator::Fallback::kAlways)
+        .allocator();
   }
   static void* stream() {
     void* s = nullptr;
@@ -71,14 +72,14 @@ class Compat : public ::testing::Test {
     cudaStreamWaitEvent(b, event, 0);
     cudaEventDestroy(event);
   }
-  static Plan one_block(Bytes size) {
-    Decision d;
+  static plan::Plan one_block(Bytes size) {
+    plan::Decision d;
     d.size = size;
     d.lower = 0;
     d.upper = 1;
     return testing::plan_of({d}, 2);
   }
-  static void enter_phase() { allocator().enter_phase(PhaseKind::kForward, 0, 0); }
+  static void enter_phase() { allocator().enter_phase(trace::PhaseKind::kForward, 0, 0); }
 
   std::int64_t hazards_ = standin_hazards();
   std::int64_t misuses_ = standin_misuses();
@@ -94,7 +95,7 @@ TEST_F(Compat, ServesWithoutAPlan) {
   void* b = stalloc_malloc(1000, 0, nullptr);
   use(nullptr, a, 1000, 1);
   use(nullptr, b, 1000, 2);
-  EXPECT_EQ(CompatGpu::of(0).figures().held.all.bytes.current, 2 * kMiB);
+  EXPECT_EQ(compat::CompatGpu::of(0).figures().held.all.bytes.current, 2 * kMiB);
   stalloc_free(a, 1000, 0, nullptr);
   void* c = stalloc_malloc(900, 0, nullptr);
   EXPECT_EQ(c, a) << "segments are kept";
@@ -116,7 +117,7 @@ TEST_F(Compat, ServesTrainingWithoutAPlan) {
     blocks[p] = size;
   }
   EXPECT_EQ(blocks.size(), 5u);
-  EXPECT_EQ(CompatGpu::of(0).figures().all.blocks.current, 5);
+  EXPECT_EQ(compat::CompatGpu::of(0).figures().all.blocks.current, 5);
   for (const auto& [p, size] : blocks) stalloc_free(p, size, 0, nullptr);
 }
 
@@ -125,10 +126,10 @@ TEST_F(Compat, ServesThePlanAndFallsBack) {
   enter_phase();
   void* planned = stalloc_malloc(kGiB, 0, nullptr);
   void* other = stalloc_malloc(3 * kGiB, 0, nullptr);
-  const auto pool = CompatGpu::of(0).piece_of(planned);
+  const auto pool = compat::CompatGpu::of(0).piece_of(planned);
   EXPECT_EQ(pool.begin, planned);
   EXPECT_EQ(pool.size, kGiB);
-  EXPECT_NE(CompatGpu::of(0).piece_of(other).begin, pool.begin);
+  EXPECT_NE(compat::CompatGpu::of(0).piece_of(other).begin, pool.begin);
   EXPECT_EQ(allocator().statistics().hits, 1);
   EXPECT_EQ(allocator().statistics().fallback_requests, 1);
   use(nullptr, planned, kGiB, 1);
@@ -143,7 +144,7 @@ TEST_F(Compat, DevicesAreApart) {
   void* b = stalloc_malloc(2 * kGiB, 1, nullptr);
   EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kGiB));
   EXPECT_EQ(standin_used(1), static_cast<std::uint64_t>(2 * kGiB));
-  EXPECT_EQ(CompatGpu::of(1).figures().all.requested.current, 2 * kGiB);
+  EXPECT_EQ(compat::CompatGpu::of(1).figures().all.requested.current, 2 * kGiB);
   EXPECT_THROW(stalloc_malloc(1, 2, nullptr), Error);
   stalloc_free(a, kGiB, 0, nullptr);
   stalloc_free(b, 2 * kGiB, 1, nullptr);
@@ -151,7 +152,7 @@ TEST_F(Compat, DevicesAreApart) {
 
 TEST_F(Compat, RunsOutWithFigures) {
   standin_set_memory(0, kGiB);
-  CompatGpu::of(0).reset_totals();
+  compat::CompatGpu::of(0).reset_totals();
   try {
     stalloc_malloc(2 * kGiB, 0, nullptr);
     FAIL() << "it has to throw";
@@ -160,7 +161,7 @@ TEST_F(Compat, RunsOutWithFigures) {
     EXPECT_NE(text.find("2.0 GiB on cuda:0"), std::string::npos) << text;
     EXPECT_NE(text.find("1.0 GiB free"), std::string::npos) << text;
   }
-  EXPECT_EQ(CompatGpu::of(0).figures().out_of_memory, 1);
+  EXPECT_EQ(compat::CompatGpu::of(0).figures().out_of_memory, 1);
 }
 
 struct TorchsError {
@@ -168,7 +169,7 @@ struct TorchsError {
 };
 
 TEST_F(Compat, TorchThrowsItsOwnErrorWhereItCan) {
-  CompatTorch torch;
+  compat::CompatTorch torch;
   torch.throw_out_of_memory = [](const char* message) { throw TorchsError{message}; };
   stalloc_set_torch(&torch);
   EXPECT_THROW(stalloc_malloc(81 * kGiB, 0, nullptr), TorchsError);
@@ -232,7 +233,7 @@ TEST_F(Compat, KnowsThePieceThatABlockLiesIn) {
 }
 
 TEST_F(Compat, CountsAsTorchDoes) {
-  CompatGpu& gpu = CompatGpu::of(0);
+  compat::CompatGpu& gpu = compat::CompatGpu::of(0);
   gpu.reset_peaks();
   gpu.reset_totals();
   void* a = stalloc_malloc(1000, 0, nullptr);
@@ -364,7 +365,7 @@ TEST_F(Compat, GraphsHaveTheirMemoryToThemselves) {
   stalloc_begin_allocate_to_pool(0, kGraph, filter);
   ASSERT_EQ(cudaStreamBeginCapture(captured, 0), kCudaSuccess);
   void* temporary = stalloc_malloc(5000, 0, captured);
-  EXPECT_NE(CompatGpu::of(0).piece_of(temporary).size, allocator().statistics().pool)
+  EXPECT_NE(compat::CompatGpu::of(0).piece_of(temporary).size, allocator().statistics().pool)
       << "captured requests keep away from planned addresses";
   use(captured, temporary, 5000, 1);
   stalloc_free(temporary, 5000, 0, captured);
@@ -468,8 +469,8 @@ struct Block {
   std::uint64_t owner = 0;
 };
 
-Plan scaled(Plan plan, Bytes by) {
-  for (Decision& d : plan.decisions) {
+plan::Plan scaled(plan::Plan plan, Bytes by) {
+  for (plan::Decision& d : plan.decisions) {
     d.size *= by;
     d.offset *= by;
   }
@@ -486,12 +487,12 @@ TEST_F(Compat, NoAddressIsReusedBeforeItsStreamsAreDone) {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
     standin_set_manual(1);
-    const Plan plan = scaled(testing::random_plan(random, 60, 2, 3), 1 << 16);
+    const plan::Plan plan = scaled(testing::random_plan(random, 60, 2, 3), 1 << 16);
     // The plan's streams are numbered by first use: the default one and two more.
     const std::vector<void*> streams = {nullptr, stream(), stream()};
     allocator().enable(plan);
     std::vector<StreamId> ids;
-    for (void* s : streams) ids.push_back(DeviceRuntime::find_gpu(0)->streams().id_of(s));
+    for (void* s : streams) ids.push_back(runtime::DeviceRuntime::find_gpu(0)->streams().id_of(s));
     const auto waits = standin_host_waits();
     const auto frees = standin_calls("cudaFree");
 
@@ -502,9 +503,9 @@ TEST_F(Compat, NoAddressIsReusedBeforeItsStreamsAreDone) {
     };
     for (int iteration = 0; iteration < 4; ++iteration) {
       for (std::size_t d = 0; d < plan.decisions.size(); ++d) {
-        const Decision& decision = plan.decisions[d];
+        const plan::Decision& decision = plan.decisions[d];
         if (d == 0 || plan.decisions[d - 1].phase != decision.phase) {
-          allocator().enter_phase(PhaseKind::kForward, decision.phase, 0);
+          allocator().enter_phase(trace::PhaseKind::kForward, decision.phase, 0);
         }
         const bool foreign = pick(0, 9) == 0;
         Block b;
@@ -588,9 +589,11 @@ TEST_F(Compat, AStreamWithoutANumberSharesNoAddresses) {
 }
 
 TEST_F(Compat, OnlyItsOwnerLearnsOfAStream) {
-  StreamTable& first = DeviceRuntime::gpu(0, PlannedAllocator::Fallback::kAlways).streams();
-  StreamTable& second = DeviceRuntime::gpu(1, PlannedAllocator::Fallback::kAlways).streams();
-  CompatGpu::of(0);
+  runtime::StreamTable& first =
+      runtime::DeviceRuntime::gpu(0, runtime::PlannedAllocator::Fallback::kAlways).streams();
+  runtime::StreamTable& second =
+      runtime::DeviceRuntime::gpu(1, runtime::PlannedAllocator::Fallback::kAlways).streams();
+  compat::CompatGpu::of(0);
   const StreamId before = first.count(), owners = second.count();
   void* p = stalloc_malloc(kMiB, 1, nullptr);
   ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
@@ -611,7 +614,7 @@ TEST_F(Compat, ABlockThatAnotherDeviceUsesKeepsItsPlaceUntilThatIsDone) {
   use(there, p, kMiB, 1);
   stalloc_record_stream(p, there);
   stalloc_free(p, kMiB, 0, nullptr);
-  allocator().enter_phase(PhaseKind::kForward, 0, 0);
+  allocator().enter_phase(trace::PhaseKind::kForward, 0, 0);
   void* q = stalloc_malloc(kMiB, 0, nullptr);
   EXPECT_NE(q, p);
   stalloc_free(q, kMiB, 0, nullptr);
@@ -626,7 +629,8 @@ TEST_F(Compat, ABlockThatAnotherDeviceUsesKeepsItsPlaceUntilThatIsDone) {
 
 // Until it goes it has to be known that nothing uses it: to wait for the device is forbidden now.
 TEST_F(Compat, APoolWhoseLastBlockGoesDuringACaptureGoesAfterIt) {
-  DeviceMemory& memory = DeviceRuntime::gpu(0, PlannedAllocator::Fallback::kAlways).memory();
+  device::DeviceMemory& memory =
+      runtime::DeviceRuntime::gpu(0, runtime::PlannedAllocator::Fallback::kAlways).memory();
   ASSERT_TRUE(memory.keep_addresses(true));
   allocator().enable(one_block(kMiB));
   enter_phase();

@@ -1,4 +1,4 @@
-#include "plan/contacts.h"
+#include "solve/pipeline/contacts.h"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "plan/bins.h"
 #include "random_problems.h"
+#include "solve/pipeline/bins.h"
 
 namespace stalloc {
 namespace {
@@ -29,7 +29,7 @@ std::vector<int> interleaved(int chunks, int groups) {
 }
 
 // Whether each turn finds the hole where the turn before it had a cell, and its own next to it.
-void check(const std::vector<int>& slots, const Contacts& contacts) {
+void check(const std::vector<int>& slots, const solve::Contacts& contacts) {
   ASSERT_EQ(contacts.steps.size(), slots.size());
   std::vector<int> owners = contacts.owners;
   int last = -1;
@@ -38,23 +38,23 @@ void check(const std::vector<int>& slots, const Contacts& contacts) {
     ASSERT_EQ(std::abs(hole - freed), 1) << "turn " << t;
     ASSERT_EQ(owners.at(hole), last) << "turn " << t;
     ASSERT_EQ(owners.at(freed), slots[t]) << "turn " << t;
-    for (const Contacts::Room& room : contacts.rooms) {
+    for (const solve::Contacts::Room& room : contacts.rooms) {
       ASSERT_NE(room.cell, std::max(hole, freed)) << "turn " << t << ": a room comes between";
     }
     owners[hole] = last = slots[t];
   }
-  EXPECT_TRUE(std::ranges::is_sorted(contacts.rooms, {}, &Contacts::Room::cell));
+  EXPECT_TRUE(std::ranges::is_sorted(contacts.rooms, {}, &solve::Contacts::Room::cell));
 }
 
 TEST(Contacts, AreCrossedAgain) {
   const std::vector<int> slots = interleaved(7, 8);
   ASSERT_EQ(slots.size(), 98U);
-  const Contacts contacts = find_contacts(slots);
+  const solve::Contacts contacts = solve::find_contacts(slots);
   check(slots, contacts);
   for (int slot = 0; slot < 15; ++slot) {
     EXPECT_GE(std::ranges::count(slots, slot), 6);
     EXPECT_LE(std::ranges::count(contacts.owners, slot), 5) << slot;
-    EXPECT_EQ(std::ranges::count(contacts.rooms, slot, &Contacts::Room::slot), 1) << slot;
+    EXPECT_EQ(std::ranges::count(contacts.rooms, slot, &solve::Contacts::Room::slot), 1) << slot;
   }
 }
 
@@ -67,13 +67,13 @@ TEST(Contacts, HoldWhateverTheTurns) {
       const int slot = static_cast<int>(random.number(0, last));
       if (slots.empty() || slots.back() != slot) slots.push_back(slot);
     }
-    check(slots, find_contacts(slots));
+    check(slots, solve::find_contacts(slots));
   }
 }
 
 TEST(Contacts, AreNoneWhereASlotMeetsItself) {
-  EXPECT_TRUE(find_contacts({}).steps.empty());
-  EXPECT_TRUE(find_contacts({0, 1, 1, 0}).steps.empty());
+  EXPECT_TRUE(solve::find_contacts({}).steps.empty());
+  EXPECT_TRUE(solve::find_contacts({0, 1, 1, 0}).steps.empty());
 }
 
 TEST(Bins, AreFilledToTheLastByte) {
@@ -81,7 +81,7 @@ TEST(Bins, AreFilledToTheLastByte) {
   std::vector<Bytes> sizes(12, 112);
   sizes.insert(sizes.end(), {144, 144, 16, 16, 592, 1184, 1184});
   const std::vector<Range> bins = {{0, 592}, {1000, 1592}, {2000, 2592}, {3000, 5848}};
-  const auto offsets = fill_bins(sizes, bins);
+  const auto offsets = solve::fill_bins(sizes, bins);
   ASSERT_TRUE(offsets);
   std::vector<Range> placed;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -95,14 +95,14 @@ TEST(Bins, AreFilledToTheLastByte) {
 }
 
 TEST(Bins, DoNotTakeWhatDoesNotFit) {
-  EXPECT_FALSE(fill_bins({3}, {{0, 2}, {4, 6}}));
-  EXPECT_FALSE(fill_bins({3}, {}));
-  EXPECT_FALSE(fill_bins({2, 2}, {{0, 3}}));
-  EXPECT_TRUE(fill_bins({}, {{0, 2}}));
+  EXPECT_FALSE(solve::fill_bins({3}, {{0, 2}, {4, 6}}));
+  EXPECT_FALSE(solve::fill_bins({3}, {}));
+  EXPECT_FALSE(solve::fill_bins({2, 2}, {{0, 3}}));
+  EXPECT_TRUE(solve::fill_bins({}, {{0, 2}}));
   // No end of ways, none of which fills both.
   std::vector<Bytes> sizes;
   for (Bytes size = 1000; size < 1060; size += 2) sizes.push_back(size);
-  EXPECT_FALSE(fill_bins(sizes, {{0, 15435}, {20000, 35435}}));
+  EXPECT_FALSE(solve::fill_bins(sizes, {{0, 15435}, {20000, 35435}}));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "plan/csv.h"
+#include "solve/csv.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 std::string complaint(std::string_view text) {
   try {
-    read_csv(text);
+    solve::read_csv(text);
   } catch (const PlanError& error) {
     return error.what();
   }
@@ -19,7 +19,8 @@ std::string complaint(std::string_view text) {
 }
 
 TEST(Csv, ReadsColumnsInAnyOrderAndWhatOthersWrite) {
-  const CsvProblem csv = read_csv("size, id,upper,lower,comment\r\n8, a ,5,1,x\r\n\n9,b,7,0,y");
+  const solve::CsvProblem csv =
+      solve::read_csv("size, id,upper,lower,comment\r\n8, a ,5,1,x\r\n\n9,b,7,0,y");
   ASSERT_EQ(csv.ids, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(csv.problem.buffers[0].size, 8);
   EXPECT_EQ(csv.problem.buffers[0].lower, 1);
@@ -30,10 +31,10 @@ TEST(Csv, ReadsColumnsInAnyOrderAndWhatOthersWrite) {
 }
 
 TEST(Csv, ReadsWhatItWrote) {
-  const CsvProblem csv = read_csv("id,lower,upper,size\nx,0,5,8\ny,3,9,4\n");
-  const std::string text = write_csv(csv.ids, csv.problem, {{16, 0}, 24});
+  const solve::CsvProblem csv = solve::read_csv("id,lower,upper,size\nx,0,5,8\ny,3,9,4\n");
+  const std::string text = solve::write_csv(csv.ids, csv.problem, {{16, 0}, 24});
   EXPECT_EQ(text, "id,lower,upper,size,offset\nx,0,5,8,16\ny,3,9,4,0\n");
-  const CsvProblem again = read_csv(text);
+  const solve::CsvProblem again = solve::read_csv(text);
   EXPECT_TRUE(again.has_offsets);
   EXPECT_EQ(again.offsets, (std::vector<Offset>{16, 0}));
 }
@@ -70,15 +71,15 @@ TEST(Csv, RefusesWhatItWouldGetWrong) {
 }
 
 TEST(Csv, ReadsAndWritesGaps) {
-  const CsvProblem csv =
-      read_csv("id,gaps,lower,upper,size\na,2-3 5-9,0,9,8\nb,,0,9,4\nc,4-5,4,5,4\n");
+  const solve::CsvProblem csv =
+      solve::read_csv("id,gaps,lower,upper,size\na,2-3 5-9,0,9,8\nb,,0,9,4\nc,4-5,4,5,4\n");
   ASSERT_EQ(csv.problem.gaps.size(), 3u);
   EXPECT_EQ(csv.problem.gaps[1].buffer, 0);
   EXPECT_EQ(csv.problem.gaps[1].lower, 5);
   EXPECT_EQ(csv.problem.gaps[1].upper, 9);
   EXPECT_EQ(csv.problem.gaps[2].buffer, 2);
   csv.problem.check();
-  EXPECT_EQ(write_csv(csv.ids, csv.problem, {{4, 0, 0}, 12}),
+  EXPECT_EQ(solve::write_csv(csv.ids, csv.problem, {{4, 0, 0}, 12}),
             "id,lower,upper,size,gaps,offset\na,0,9,8,2-3 5-9,4\nb,0,9,4,,0\nc,4,5,4,4-5,0\n");
   for (const std::string gaps : {"2", "2-", "-3", "x-3", "3-2", "3-3", "0-3", "4-9", "2-4 3-5",
                                  "4-5 2-3", "2-3@0:4", "2-3,4-5"}) {

@@ -34,12 +34,12 @@ class CudaDevice : public testing::Test {
 };
 
 TEST_F(CudaDevice, FindsTheRuntimeThatIsLoaded) {
-  EXPECT_STREQ(CudaRuntime::get().name, "CUDA");
-  EXPECT_TRUE(CudaRuntime::get().has_virtual_memory());
+  EXPECT_STREQ(device::CudaRuntime::get().name, "CUDA");
+  EXPECT_TRUE(device::CudaRuntime::get().has_virtual_memory());
 }
 
 TEST_F(CudaDevice, AllocatesUntilTheMemoryIsGone) {
-  CudaMemory memory(0);
+  device::CudaMemory memory(0);
   EXPECT_EQ(memory.name(), "cuda:0");
   EXPECT_EQ(memory.total(), 80 * kGiB);
   void* a = memory.allocate(60 * kGiB);
@@ -52,7 +52,7 @@ TEST_F(CudaDevice, AllocatesUntilTheMemoryIsGone) {
 }
 
 TEST_F(CudaDevice, SaysWhyADeviceFails) {
-  CudaMemory memory(0);
+  device::CudaMemory memory(0);
   standin_fail("cudaMalloc", 1, kCudaIllegalAddress, 1);
   try {
     memory.allocate(kGiB);
@@ -67,7 +67,7 @@ TEST_F(CudaDevice, SaysWhyADeviceFails) {
 
 TEST_F(CudaDevice, EachDeviceHasItsOwnAndTheThreadsDeviceStays) {
   standin_set_devices(2);
-  CudaMemory memory(1);
+  device::CudaMemory memory(1);
   void* a = memory.allocate(kGiB);
   EXPECT_EQ(standin_used(0), 0u);
   EXPECT_EQ(standin_used(1), static_cast<std::uint64_t>(kGiB));
@@ -79,9 +79,9 @@ TEST_F(CudaDevice, EachDeviceHasItsOwnAndTheThreadsDeviceStays) {
 
 TEST_F(CudaDevice, WhatBelongsToOneDeviceIsNeverDoneOnAnother) {
   standin_set_devices(2);
-  EXPECT_THROW(CudaMemory(2), Error);
-  CudaMemory memory(1);
-  CudaStreams streams(1);
+  EXPECT_THROW(device::CudaMemory(2), Error);
+  device::CudaMemory memory(1);
+  device::CudaStreams streams(1);
   standin_fail("cuCtxPushCurrent", 1, kCudaIllegalAddress, 4);
   EXPECT_THROW(memory.allocate(kGiB), Error);
   EXPECT_THROW(memory.available(), Error);
@@ -95,7 +95,7 @@ TEST_F(CudaDevice, WhatBelongsToOneDeviceIsNeverDoneOnAnother) {
 TEST_F(CudaDevice, NothingIsDoneToDevicesThatAreNotInUse) {
   standin_set_devices(3);
   std::thread([] {
-    CudaMemory memory(1);
+    device::CudaMemory memory(1);
     memory.keep_addresses(true);
     void* pool = memory.allocate_pool(kGiB);
     EXPECT_TRUE(memory.suspend(pool, kGiB));
@@ -103,9 +103,9 @@ TEST_F(CudaDevice, NothingIsDoneToDevicesThatAreNotInUse) {
     void* piece = memory.allocate(kGiB);
     EXPECT_EQ(memory.available(), 78 * kGiB);
     {
-      CudaStreams streams(1);
-      const EventHandle event = streams.record(nullptr);
-      EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kDone);
+      device::CudaStreams streams(1);
+      const device::EventHandle event = streams.record(nullptr);
+      EXPECT_EQ(streams.query(event), device::DeviceStreams::Progress::kDone);
       EXPECT_TRUE(streams.wait(nullptr, event));
       streams.recycle(event);
       EXPECT_TRUE(streams.synchronize(/*everywhere=*/true));
@@ -124,7 +124,7 @@ TEST_F(CudaDevice, NothingIsDoneToDevicesThatAreNotInUse) {
 TEST_F(CudaDevice, OtherDevicesAreWaitedForWhenAsked) {
   standin_set_devices(2);
   standin_set_manual(1);
-  CudaStreams streams(0);
+  device::CudaStreams streams(0);
   ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
   standin_submit(nullptr);
   EXPECT_TRUE(streams.synchronize(/*everywhere=*/false));
@@ -138,26 +138,26 @@ TEST_F(CudaDevice, StreamsTellWhatDeviceTheyAreOf) {
   ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
   void* s = stream();
   ASSERT_EQ(cudaSetDevice(0), kCudaSuccess);
-  EXPECT_EQ(device_of_stream(s), 1);
-  EXPECT_EQ(device_of_stream(nullptr), -1);
+  EXPECT_EQ(device::device_of_stream(s), 1);
+  EXPECT_EQ(device::device_of_stream(nullptr), -1);
   standin_fail("cudaStreamGetDevice", 1, kCudaInvalidHandle, 1);
-  EXPECT_EQ(device_of_stream(s), -1);
+  EXPECT_EQ(device::device_of_stream(s), -1);
 }
 
 TEST_F(CudaDevice, AllocatesWhileAGraphIsCaptured) {
-  CudaMemory memory(0);
-  CudaStreams streams(0);
+  device::CudaMemory memory(0);
+  device::CudaStreams streams(0);
   void* captured = stream();
   void* other = stream();
-  const EventHandle before = streams.record(other);
+  const device::EventHandle before = streams.record(other);
   ASSERT_EQ(cudaStreamBeginCapture(captured, 0), kCudaSuccess);
   EXPECT_TRUE(streams.is_capturing(captured));
   EXPECT_FALSE(streams.is_capturing(other));
   void* a = memory.allocate(kMiB);
   EXPECT_NE(a, nullptr);
-  EXPECT_EQ(streams.query(before), DeviceStreams::Progress::kDone);
-  const EventHandle during = streams.record(other);
-  EXPECT_EQ(streams.query(during), DeviceStreams::Progress::kDone);
+  EXPECT_EQ(streams.query(before), device::DeviceStreams::Progress::kDone);
+  const device::EventHandle during = streams.record(other);
+  EXPECT_EQ(streams.query(during), device::DeviceStreams::Progress::kDone);
   void* graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(captured, &graph), kCudaSuccess) << "the capture was spoilt";
   memory.release(a, kMiB);
@@ -166,7 +166,7 @@ TEST_F(CudaDevice, AllocatesWhileAGraphIsCaptured) {
 }
 
 TEST_F(CudaDevice, PoolsGoAndComeBackAtTheirAddresses) {
-  CudaMemory memory(0);
+  device::CudaMemory memory(0);
   ASSERT_TRUE(memory.keep_addresses(true));
   const Bytes size = 70 * kGiB + 512;
   void* pool = memory.allocate_pool(size);
@@ -192,7 +192,7 @@ TEST_F(CudaDevice, PoolsGoAndComeBackAtTheirAddresses) {
 
 TEST_F(CudaDevice, PoolsThatKeepTheirAddressesAreOpenToTheDevicesThatReachThem) {
   standin_set_devices(3);
-  CudaMemory memory(1);
+  device::CudaMemory memory(1);
   memory.keep_addresses(true);
   void* alone = memory.allocate_pool(kGiB);
   EXPECT_EQ(standin_accesses(alone), 1);
@@ -208,7 +208,7 @@ TEST_F(CudaDevice, PoolsThatKeepTheirAddressesAreOpenToTheDevicesThatReachThem) 
 
 TEST_F(CudaDevice, SuspendsNoPoolWhileItIsInUse) {
   standin_set_manual(1);
-  CudaMemory memory(0);
+  device::CudaMemory memory(0);
   memory.keep_addresses(true);
   void* pool = memory.allocate_pool(kGiB);
   standin_use(stream(), pool, 1, 1);
@@ -221,7 +221,7 @@ TEST_F(CudaDevice, SuspendsNoPoolWhileItIsInUse) {
 }
 
 TEST_F(CudaDevice, PlainPiecesAreNotSuspended) {
-  CudaMemory memory(0);
+  device::CudaMemory memory(0);
   void* pool = memory.allocate_pool(kGiB);
   EXPECT_FALSE(memory.suspend(pool, kGiB));
   EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kGiB));
@@ -230,7 +230,7 @@ TEST_F(CudaDevice, PlainPiecesAreNotSuspended) {
 
 // Whichever of the calls fails, and however, nothing stays behind.
 TEST_F(CudaDevice, FailuresOnTheWayToAPoolLeaveNothingBehind) {
-  CudaMemory memory(0);
+  device::CudaMemory memory(0);
   memory.keep_addresses(true);
   for (const char* call : {"cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemCreate",
                            "cuMemMap", "cuMemSetAccess"}) {
@@ -250,24 +250,24 @@ TEST_F(CudaDevice, FailuresOnTheWayToAPoolLeaveNothingBehind) {
 
 TEST_F(CudaDevice, EventsCompleteWithTheWorkBeforeThem) {
   standin_set_manual(1);
-  CudaStreams streams(0);
+  device::CudaStreams streams(0);
   void* s = stream();
   standin_submit(s);
-  const EventHandle event = streams.record(s);
-  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kPending);
+  const device::EventHandle event = streams.record(s);
+  EXPECT_EQ(streams.query(event), device::DeviceStreams::Progress::kPending);
   EXPECT_EQ(cudaGetLastError(), kCudaSuccess) << "not ready is no error";
   standin_advance(s, 2);
-  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kDone);
+  EXPECT_EQ(streams.query(event), device::DeviceStreams::Progress::kDone);
   streams.recycle(event);
   EXPECT_EQ(standin_host_waits(), 0);
 }
 
 TEST_F(CudaDevice, EventsAreMadeOnceAndUsedAgain) {
-  CudaStreams streams(0);
+  device::CudaStreams streams(0);
   void* s = stream();
   for (int i = 0; i < 100; ++i) {
-    const EventHandle a = streams.record(s);
-    const EventHandle b = streams.record(s);
+    const device::EventHandle a = streams.record(s);
+    const device::EventHandle b = streams.record(s);
     EXPECT_NE(a, b);
     streams.recycle(a);
     streams.recycle(b);
@@ -277,7 +277,7 @@ TEST_F(CudaDevice, EventsAreMadeOnceAndUsedAgain) {
 
 TEST_F(CudaDevice, EventsGoWithTheirOwner) {
   {
-    CudaStreams streams(0);
+    device::CudaStreams streams(0);
     streams.recycle(streams.record(nullptr));
     EXPECT_EQ(standin_events(), 1);
   }
@@ -285,13 +285,13 @@ TEST_F(CudaDevice, EventsGoWithTheirOwner) {
 }
 
 TEST_F(CudaDevice, AWaitOrdersStreams) {
-  CudaMemory memory(0);
-  CudaStreams streams(0);
+  device::CudaMemory memory(0);
+  device::CudaStreams streams(0);
   void* a = stream();
   void* b = stream();
   void* p = memory.allocate(kMiB);
   standin_use(a, p, kMiB, 1);
-  const EventHandle event = streams.record(a);
+  const device::EventHandle event = streams.record(a);
   EXPECT_TRUE(streams.wait(b, event));
   streams.recycle(event);
   standin_use(b, p, kMiB, 2);
@@ -301,27 +301,27 @@ TEST_F(CudaDevice, AWaitOrdersStreams) {
 TEST_F(CudaDevice, TheDefaultStreamIsTheDevicesOwn) {
   standin_set_devices(2);
   standin_set_manual(1);
-  CudaStreams streams(1);
+  device::CudaStreams streams(1);
   standin_submit(nullptr);  // of device 0
-  const EventHandle event = streams.record(nullptr);
+  const device::EventHandle event = streams.record(nullptr);
   EXPECT_EQ(standin_pending(nullptr), 1) << "nothing was recorded on device 0";
   ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
   EXPECT_EQ(standin_pending(nullptr), 1);
   standin_drain(nullptr);
-  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kDone);
+  EXPECT_EQ(streams.query(event), device::DeviceStreams::Progress::kDone);
   streams.recycle(event);
 }
 
 TEST_F(CudaDevice, FailuresOfEventsAreToldApart) {
-  CudaStreams streams(0);
+  device::CudaStreams streams(0);
   void* s = stream();
   standin_fail("cudaEventCreate", 1, kCudaOutOfMemory, 1);
   EXPECT_EQ(streams.record(s), nullptr);
   standin_fail("cudaEventRecord", 1, kCudaInvalidHandle, 1);
   EXPECT_EQ(streams.record(s), nullptr);
-  const EventHandle event = streams.record(s);
+  const device::EventHandle event = streams.record(s);
   standin_fail("cudaEventQuery", 1, kCudaIllegalAddress, 1);
-  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kFailed);
+  EXPECT_EQ(streams.query(event), device::DeviceStreams::Progress::kFailed);
   standin_fail("cudaStreamWaitEvent", 1, kCudaInvalidHandle, 1);
   EXPECT_FALSE(streams.wait(s, event));
   standin_fail("cudaDeviceSynchronize", 1, kCudaIllegalAddress, 1);
@@ -332,14 +332,14 @@ TEST_F(CudaDevice, FailuresOfEventsAreToldApart) {
 }
 
 TEST_F(CudaDevice, ManyThreadsShareTheEvents) {
-  CudaStreams streams(0);
+  device::CudaStreams streams(0);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       void* s = stream();
       for (int i = 0; i < 500; ++i) {
-        const EventHandle event = streams.record(s);
-        while (streams.query(event) == DeviceStreams::Progress::kPending) {
+        const device::EventHandle event = streams.record(s);
+        while (streams.query(event) == device::DeviceStreams::Progress::kPending) {
         }
         streams.recycle(event);
       }

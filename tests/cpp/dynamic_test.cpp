@@ -1,5 +1,5 @@
 // Where dynamic requests belong, and that no window is shorter than any iteration saw.
-#include "trace/dynamic.h"
+#include "profile/dynamic.h"
 
 #include <gtest/gtest.h>
 
@@ -15,14 +15,14 @@ namespace {
 
 using testing::TraceBuilder;
 
-std::vector<Bytes> sizes_of(const std::vector<DynamicSighting>& sightings) {
+std::vector<Bytes> sizes_of(const std::vector<profile::DynamicSighting>& sightings) {
   std::vector<Bytes> sizes;
-  for (const DynamicSighting& s : sightings) sizes.push_back(s.size);
+  for (const profile::DynamicSighting& s : sightings) sizes.push_back(s.size);
   return sizes;
 }
 
 // The request of the profile that a place comes after, by size; 0 for none.
-Bytes size_before(const IterationProfile& profile, const DynamicPlace& place) {
+Bytes size_before(const profile::IterationProfile& profile, const profile::DynamicPlace& place) {
   return place.after == kNone ? 0 : profile.requests[place.after].size;
 }
 
@@ -41,15 +41,15 @@ TEST(DynamicPlaces, AreToldByTheStaticRequestBefore) {
   TraceBuilder t;
   const std::vector<std::vector<Bytes>> steps = {{9, 9, 9, 9}, {3, 1}, {2}, {}};
   for (const auto& tokens : steps) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     moe_layer(t, tokens);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 1u);
-  const DynamicPlace& place = profile.places[0];
+  const profile::DynamicPlace& place = profile.places[0];
   EXPECT_EQ(size_before(profile, place), 10);
-  EXPECT_EQ(profile.phases[place.phase].key.kind, PhaseKind::kForward);
+  EXPECT_EQ(profile.phases[place.phase].key.kind, trace::PhaseKind::kForward);
   EXPECT_EQ(place.phase_end, place.phase);
   // The reference, which has none, is [10 at 0, 11 at 1, 12 at 2].
   EXPECT_EQ(place.lower, 0);
@@ -63,7 +63,7 @@ TEST(DynamicPlaces, AreToldByTheStaticRequestBefore) {
 TEST(DynamicPlaces, BeginWhereTheReferenceFirstAsksAndNothingElseWasAlive) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto input = t.alloc(9);
     const auto router = t.alloc(10);
     t.free(input);  // tick 2: before the first expert in every iteration
@@ -73,7 +73,7 @@ TEST(DynamicPlaces, BeginWhereTheReferenceFirstAsksAndNothingElseWasAlive) {
     t.free(t.alloc(11));
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 1u);
   EXPECT_EQ(profile.places[0].lower, 3);
   EXPECT_EQ(profile.places[0].upper, 6);
@@ -83,7 +83,7 @@ TEST(DynamicPlaces, BeginWhereTheReferenceFirstAsksAndNothingElseWasAlive) {
 TEST(DynamicPlaces, BeginBeforeTheEndOfWhatAnyIterationStillHad) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto input = t.alloc(9);
     const auto router = t.alloc(10);
     if (i != 1) t.free(input);
@@ -94,7 +94,7 @@ TEST(DynamicPlaces, BeginBeforeTheEndOfWhatAnyIterationStillHad) {
     t.free(t.alloc(11));
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 1u);
   EXPECT_LT(profile.places[0].lower, profile.requests[0].upper);
 }
@@ -102,32 +102,32 @@ TEST(DynamicPlaces, BeginBeforeTheEndOfWhatAnyIterationStillHad) {
 TEST(DynamicPlaces, OfAPhaseComeBeforeItsFirstRequestAndAreNotAnothers) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     t.free(t.alloc(100 + i));
     const auto a = t.alloc(10);
-    t.phase(PhaseKind::kBackward, 0);
+    t.phase(trace::PhaseKind::kBackward, 0);
     const auto dynamic = t.alloc(200 + i);
     t.free(a);
-    t.phase(PhaseKind::kOptimizer);
+    t.phase(trace::PhaseKind::kOptimizer);
     t.free(dynamic);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 2u);
   EXPECT_EQ(profile.places[0].after, kNone);
-  EXPECT_EQ(profile.phases[profile.places[0].phase].key.kind, PhaseKind::kForward);
+  EXPECT_EQ(profile.phases[profile.places[0].phase].key.kind, trace::PhaseKind::kForward);
   EXPECT_EQ(profile.places[0].lower, 0);
   EXPECT_EQ(profile.places[0].upper, 2);
   EXPECT_EQ(profile.places[1].after, kNone);
-  EXPECT_EQ(profile.phases[profile.places[1].phase].key.kind, PhaseKind::kBackward);
-  EXPECT_EQ(profile.phases[profile.places[1].phase_end].key.kind, PhaseKind::kOptimizer);
+  EXPECT_EQ(profile.phases[profile.places[1].phase].key.kind, trace::PhaseKind::kBackward);
+  EXPECT_EQ(profile.phases[profile.places[1].phase_end].key.kind, trace::PhaseKind::kOptimizer);
 }
 
 TEST(DynamicPlaces, ATagMakesDynamicWhateverTheSizesSay) {
   for (const int tagged : {0, 1, 2, 3}) {  // 3: nowhere; 0, the warm-up, does not count
     TraceBuilder t;
     for (int i = 0; i < 3; ++i) {
-      t.phase(PhaseKind::kForward, 0);
+      t.phase(trace::PhaseKind::kForward, 0);
       const auto a = t.alloc(10);
       const auto b = t.alloc(100);
       if (i == tagged) t.tag_dynamic(b);
@@ -135,7 +135,7 @@ TEST(DynamicPlaces, ATagMakesDynamicWhateverTheSizesSay) {
       t.free(a);
       t.step();
     }
-    const IterationProfile profile = profile_iteration(t.finish());
+    const profile::IterationProfile profile = profile::profile_iteration(t.finish());
     const bool counts = tagged == 1 || tagged == 2;
     ASSERT_EQ(profile.places.size(), counts ? 1u : 0u);
     EXPECT_EQ(profile.requests[1].dynamic, counts);
@@ -148,17 +148,17 @@ TEST(DynamicPlaces, ATagMakesDynamicWhateverTheSizesSay) {
 TEST(DynamicPlaces, SeparateStreamsAndLeaveOutOtherThreadsAndEvaluations) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(10);
     t.free(t.alloc(100 + i));
     t.free(t.alloc(200 + i, 1));
     t.free(t.alloc(300 + i, 0, 1));
-    t.phase(PhaseKind::kUnplanned);
+    t.phase(trace::PhaseKind::kUnplanned);
     t.free(t.alloc(400 + i));
     t.free(a);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 2u);
   EXPECT_EQ(profile.places[0].stream, 0);
   EXPECT_EQ(sizes_of(profile.places[0].sightings[1]), (std::vector<Bytes>{102}));
@@ -172,7 +172,7 @@ TEST(DynamicPlaces, OfLongAndOfShortLivesAreApart) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     std::vector<std::int32_t> gradients;
-    t.phase(PhaseKind::kBackward, 0);
+    t.phase(trace::PhaseKind::kBackward, 0);
     const auto before = t.alloc(10);
     for (int e = 0; e < 2; ++e) {
       const auto temporary = t.alloc(100'000 + 1000 * e + i);
@@ -182,19 +182,19 @@ TEST(DynamicPlaces, OfLongAndOfShortLivesAreApart) {
     }
     t.free(before);
     t.free(t.alloc(11));
-    t.phase(PhaseKind::kOptimizer);
+    t.phase(trace::PhaseKind::kOptimizer);
     t.free(t.alloc(12));
     for (const auto g : gradients) t.free(g);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 2u);
-  const DynamicPlace& stay = profile.places[0];
-  const DynamicPlace& pass = profile.places[1];
+  const profile::DynamicPlace& stay = profile.places[0];
+  const profile::DynamicPlace& pass = profile.places[1];
   EXPECT_EQ(stay.after, pass.after);
   EXPECT_EQ(sizes_of(stay.sightings[1]), (std::vector<Bytes>{kGradient, kGradient}));
   EXPECT_EQ(sizes_of(pass.sightings[1]), (std::vector<Bytes>{100'002, 101'002}));
-  EXPECT_EQ(profile.phases[stay.phase_end].key.kind, PhaseKind::kOptimizer);
+  EXPECT_EQ(profile.phases[stay.phase_end].key.kind, trace::PhaseKind::kOptimizer);
   EXPECT_EQ(pass.phase_end, pass.phase);
   EXPECT_LT(pass.upper, profile.phases[pass.phase].end);
   EXPECT_FALSE(stay.contexts.empty());
@@ -206,7 +206,7 @@ TEST(DynamicPlaces, OfBriefLivesAreApartFromTheOthersOfAMoment) {
   TraceBuilder t;
   for (Bytes i = 0; i < 3; ++i) {
     const Bytes tokens = 100'000 + 1000 * i;
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto before = t.alloc(10);
     std::vector<std::int32_t> kept = {t.alloc(tokens)};
     t.free(t.alloc(tokens));  // a copy
@@ -216,7 +216,7 @@ TEST(DynamicPlaces, OfBriefLivesAreApartFromTheOthersOfAMoment) {
     t.free(before);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 2u);
   EXPECT_EQ(sizes_of(profile.places[0].sightings[1]), (std::vector<Bytes>{102'000, 2 * 102'000}));
   EXPECT_EQ(sizes_of(profile.places[1].sightings[1]),
@@ -229,7 +229,7 @@ TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
     TraceBuilder t;
     std::int32_t kept = kNone;
     for (int i = 0; i < 4; ++i) {
-      t.phase(PhaseKind::kForward, 0);
+      t.phase(trace::PhaseKind::kForward, 0);
       const auto a = t.alloc(10);
       if (kept != kNone && !too_long) t.free(kept);
       const auto b = t.alloc(11);
@@ -240,11 +240,11 @@ TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
       t.free(b);
       t.step();
     }
-    const IterationProfile profile = profile_iteration(t.finish());
+    const profile::IterationProfile profile = profile::profile_iteration(t.finish());
     ASSERT_EQ(profile.places.size(), too_long ? 0u : 1u);
     ASSERT_EQ(profile.kept.size(), too_long ? 1u : 0u);
     if (too_long) continue;
-    const DynamicPlace& place = profile.places[0];
+    const profile::DynamicPlace& place = profile.places[0];
     EXPECT_GT(place.upper, profile.period);
     EXPECT_LE(place.upper - place.lower, profile.period);
     // The reference's own is not known to end, but the others' are.
@@ -254,10 +254,10 @@ TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
 }
 
 // A mask for each length, kept for when it comes again, and what is made of it.
-Trace with_masks(const std::vector<Bytes>& lengths, bool others) {
+trace::Trace with_masks(const std::vector<Bytes>& lengths, bool others) {
   TraceBuilder t;
   for (const Bytes length : lengths) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(10);
     t.alloc(100'000 * length);
     if (others) t.free(t.alloc(70'000 * length));
@@ -271,10 +271,11 @@ Trace with_masks(const std::vector<Bytes>& lengths, bool others) {
 
 TEST(DynamicPlaces, WhatOutlivesTheNextIterationIsKeptAndHasNoRoom) {
   for (const bool others : {false, true}) {
-    const IterationProfile profile = profile_iteration(with_masks({3, 5, 7, 11, 13}, others));
+    const profile::IterationProfile profile =
+        profile::profile_iteration(with_masks({3, 5, 7, 11, 13}, others));
     ASSERT_EQ(profile.kept.size(), 1u);
-    const KeptPlace& kept = profile.kept[0];
-    EXPECT_EQ(profile.phases[kept.phase].key.kind, PhaseKind::kForward);
+    const profile::KeptPlace& kept = profile.kept[0];
+    EXPECT_EQ(profile.phases[kept.phase].key.kind, trace::PhaseKind::kForward);
     EXPECT_EQ(profile.requests[kept.after].size, 10);
     ASSERT_EQ(profile.places.size(), others ? 1u : 0u);
     if (!others) continue;
@@ -288,15 +289,16 @@ TEST(DynamicPlaces, WhatOutlivesTheNextIterationIsKeptAndHasNoRoom) {
 TEST(DynamicPlaces, WhatAWarmUpAloneMadeIsNotMadeAgain) {
   TraceBuilder t;
   for (int i = 0; i < 2; ++i) {
-    t.phase(PhaseKind::kOptimizer);
+    t.phase(trace::PhaseKind::kOptimizer);
     const auto a = t.alloc(10);
     if (i == 0) t.alloc(500'000);
     if (i == 0) t.alloc(4);
     t.free(a);
     t.step();
   }
-  EXPECT_TRUE(profile_iteration(t.finish()).kept.empty());
-  EXPECT_EQ(profile_iteration(with_masks({3, 5}, true)).kept.size(), 1u) << "where there is room";
+  EXPECT_TRUE(profile::profile_iteration(t.finish()).kept.empty());
+  EXPECT_EQ(profile::profile_iteration(with_masks({3, 5}, true)).kept.size(), 1u)
+      << "where there is room";
 }
 
 TEST(DynamicPlaces, AFirstMomentBeforeTheIterationIsTheLastOfTheOneBefore) {
@@ -306,7 +308,7 @@ TEST(DynamicPlaces, AFirstMomentBeforeTheIterationIsTheLastOfTheOneBefore) {
     t.free(t.alloc(10));
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 1u);
   EXPECT_EQ(profile.places[0].lower, profile.period - 1);
   EXPECT_EQ(profile.places[0].upper, profile.period);
@@ -325,11 +327,11 @@ class RandomProgram {
     }
   }
 
-  Trace run() {
+  trace::Trace run() {
     const int iterations = number(2, 5);
     for (int i = 0; i < iterations; ++i) {
       for (std::size_t p = 0; p < phases_.size(); ++p) {
-        builder_.phase(PhaseKind::kForward, static_cast<std::int32_t>(p));
+        builder_.phase(trace::PhaseKind::kForward, static_cast<std::int32_t>(p));
         maybe_dynamic();
         for (const Template& r : phases_[p]) {
           const auto id = builder_.alloc(r.size);
@@ -402,22 +404,22 @@ TEST(DynamicPlacesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
   std::size_t served = 0;
   std::size_t dynamic = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
-    const Trace trace = RandomProgram(seed).run();
+    const trace::Trace trace = RandomProgram(seed).run();
     trace.check();
-    const IterationProfile profile = profile_iteration(trace);
+    const profile::IterationProfile profile = profile::profile_iteration(trace);
     std::map<Bytes, Planned> planned;  // by size, which tells what a request is
-    for (const ProfiledRequest& r : profile.requests) {
+    for (const profile::ProfiledRequest& r : profile.requests) {
       if (profile.is_plannable(r)) planned[r.size] = {r.lower, r.upper, std::nullopt};
     }
     for (std::size_t p = 0; p < profile.places.size(); ++p) {
-      const DynamicPlace& place = profile.places[p];
+      const profile::DynamicPlace& place = profile.places[p];
       ASSERT_TRUE(0 <= place.lower && place.lower < profile.period) << seed;
       ASSERT_TRUE(place.lower < place.upper) << seed;
       ASSERT_LE(place.upper - place.lower, profile.period) << seed;
       ASSERT_EQ(place.sightings.size(), static_cast<std::size_t>(profile.compared) + 1) << seed;
       bool any = false;
       for (const auto& sightings : place.sightings) {
-        for (const DynamicSighting& s : sightings) {
+        for (const profile::DynamicSighting& s : sightings) {
           ASSERT_TRUE(planned.emplace(s.size, Planned{place.lower, place.upper, p}).second);
           ++served;
           any = true;
@@ -431,8 +433,8 @@ TEST(DynamicPlacesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
     }
     const Tick begin = trace.iterations[profile.iteration - profile.compared];
     const Tick end = trace.iterations[profile.iteration + 1];
-    std::vector<std::pair<const Request*, const Planned*>> seen;
-    for (const Request& r : trace.requests) {
+    std::vector<std::pair<const trace::Request*, const Planned*>> seen;
+    for (const trace::Request& r : trace.requests) {
       if (r.lower < begin || r.lower >= end) continue;
       if (r.size >= 1000) ++dynamic;
       if (const auto it = planned.find(r.size); it != planned.end()) {

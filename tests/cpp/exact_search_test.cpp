@@ -1,4 +1,4 @@
-#include "plan/exact_search.h"
+#include "solve/exact/exact_search.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "brute_force.h"
-#include "plan/bound.h"
-#include "plan/exact_planner.h"
-#include "plan/validator.h"
+#include "solve/core/bound.h"
+#include "solve/exact/exact_planner.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
@@ -21,24 +21,24 @@ using testing::stacked;
 
 constexpr std::int64_t kUnlimited = std::int64_t{1} << 40;
 
-void expect_optimal(const Problem& problem, const std::string& what) {
+void expect_optimal(const solve::Problem& problem, const std::string& what) {
   problem.check();
   const Bytes optimum = optimal_height(problem);
-  const Minimum minimum = minimise_height(problem, stacked(problem), kUnlimited, {});
+  const solve::Minimum minimum = solve::minimise_height(problem, stacked(problem), kUnlimited, {});
   ASSERT_EQ(minimum.layout.height, optimum) << what;
   EXPECT_EQ(minimum.bound, optimum) << what;
-  EXPECT_NO_THROW(validate(problem, minimum.layout)) << what;
+  EXPECT_NO_THROW(verify::validate(problem, minimum.layout)) << what;
 
   // The search proves that there is nothing lower, whichever height it is asked for first.
-  const ExactModel model(problem);
+  const solve::ExactModel model(problem);
   ASSERT_TRUE(model.fits());
-  ExactSearch search(model);
+  solve::ExactSearch search(model);
   if (model.buffers() == 0) return;
   if (model.lower_bound() > model.load * model.unit) return;  // a buffer that is never live
-  const Units lowest = optimum / model.unit;
-  for (Units height = std::max<Units>(0, lowest - 3); height <= lowest; ++height) {
+  const solve::Units lowest = optimum / model.unit;
+  for (solve::Units height = std::max<solve::Units>(0, lowest - 3); height <= lowest; ++height) {
     EXPECT_EQ(search.run(height - model.base, kUnlimited, {}),
-              height < lowest ? Verdict::kInfeasible : Verdict::kFound)
+              height < lowest ? solve::Verdict::kInfeasible : solve::Verdict::kFound)
         << what;
   }
 }
@@ -66,50 +66,52 @@ TEST(ExactSearch, FindsAndProvesTheOptimumOfEveryShape) {
 TEST(ExactSearch, KeepsFixedBuffersWhereTheyAre) {
   int solvable = 0;
   for (std::uint32_t seed = 0; seed < 600; ++seed) {
-    Problem problem =
+    solve::Problem problem =
         random_problem({.buffers = 7, .ticks = 10, .largest = 6, .circular = seed % 2 == 1}, seed);
     problem.buffers[0].fixed = seed % 5;
     problem.buffers[1].fixed = 6 + seed % 3;
     problem.buffers[2].fixed = seed % 11;
     const Bytes optimum = optimal_height(problem);
-    const ExactModel model(problem);
-    ExactSearch search(model);
+    const solve::ExactModel model(problem);
+    solve::ExactSearch search(model);
     if (optimum < 0) {
-      EXPECT_EQ(search.run(100, kUnlimited, {}), Verdict::kInfeasible) << seed;
+      EXPECT_EQ(search.run(100, kUnlimited, {}), solve::Verdict::kInfeasible) << seed;
       continue;
     }
     ++solvable;
-    const Minimum minimum = minimise_height(problem, stacked(problem), kUnlimited, {});
+    const solve::Minimum minimum =
+        solve::minimise_height(problem, stacked(problem), kUnlimited, {});
     ASSERT_EQ(minimum.layout.height, optimum) << seed;
     EXPECT_EQ(minimum.bound, optimum) << seed;
-    EXPECT_NO_THROW(validate(problem, minimum.layout)) << seed;
+    EXPECT_NO_THROW(verify::validate(problem, minimum.layout)) << seed;
   }
   EXPECT_GT(solvable, 100);
 }
 
 TEST(ExactSearch, AddsUpHugeSizesWithoutOverflow) {
   constexpr Bytes kHuge = Bytes{1} << 62;
-  const Problem pair = {.buffers = {{.size = kHuge - 1, .lower = 0, .upper = 2},
-                                    {.size = kHuge - 2, .lower = 1, .upper = 3},
-                                    {.size = 1, .lower = 2, .upper = 4}},
-                        .alignment = 1};
+  const solve::Problem pair = {.buffers = {{.size = kHuge - 1, .lower = 0, .upper = 2},
+                                           {.size = kHuge - 2, .lower = 1, .upper = 3},
+                                           {.size = 1, .lower = 2, .upper = 4}},
+                               .alignment = 1};
   expect_optimal(pair, "two halves of everything");
-  const Problem one = {.buffers = {{.size = kHuge, .lower = 0, .upper = 2}}, .alignment = kHuge};
+  const solve::Problem one = {.buffers = {{.size = kHuge, .lower = 0, .upper = 2}},
+                              .alignment = kHuge};
   expect_optimal(one, "one");
 }
 
 // A block of `height` over `ticks`, cut into rectangles by lines through its parts, in turn along
 // the two axes: they fit without a gap, whoever shuffles them.
-Problem cut_block(Tick ticks, Bytes height, int cuts, std::uint32_t seed) {
-  Problem problem;
+solve::Problem cut_block(Tick ticks, Bytes height, int cuts, std::uint32_t seed) {
+  solve::Problem problem;
   problem.alignment = 1;
   std::mt19937 random(seed);
   const auto inside = [&](std::int64_t n) {  // 1 to n - 1
     return 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n - 1));
   };
-  const auto cut = [&](const auto& self, const Buffer& b, int left) -> void {
-    Buffer one = b;
-    Buffer other = b;
+  const auto cut = [&](const auto& self, const solve::Buffer& b, int left) -> void {
+    solve::Buffer one = b;
+    solve::Buffer other = b;
     if (left % 2 == 0 && b.size >= 2) {
       one.size = inside(b.size);
       other.size -= one.size;
@@ -131,65 +133,65 @@ Problem cut_block(Tick ticks, Bytes height, int cuts, std::uint32_t seed) {
 }
 
 TEST(ExactSearch, SolvesWhatOnlyASearchCan) {
-  const Problem problem = cut_block(200, 1000, 5, 7);
-  ASSERT_EQ(load_bound(problem), 1000);
-  const Minimum minimum = minimise_height(problem, stacked(problem), 1'000'000, {});
+  const solve::Problem problem = cut_block(200, 1000, 5, 7);
+  ASSERT_EQ(solve::load_bound(problem), 1000);
+  const solve::Minimum minimum = solve::minimise_height(problem, stacked(problem), 1'000'000, {});
   EXPECT_EQ(minimum.layout.height, 1000);
-  EXPECT_NO_THROW(validate(problem, minimum.layout));
+  EXPECT_NO_THROW(verify::validate(problem, minimum.layout));
 }
 
 // What has a layout, by construction, is found or not; that there is none is never claimed.
 TEST(ExactSearch, NeverDisprovesWhatThereIs) {
   int found = 0;
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
-    const Problem problem = cut_block(20, 1000, 6, seed);
-    const ExactModel model(problem);
-    ExactSearch search(model);
-    const Units height = 1000 / model.unit - model.base;
-    const Verdict verdict = search.run(height, 20'000, {});
-    ASSERT_NE(verdict, Verdict::kInfeasible) << seed;
-    found += verdict == Verdict::kFound;
+    const solve::Problem problem = cut_block(20, 1000, 6, seed);
+    const solve::ExactModel model(problem);
+    solve::ExactSearch search(model);
+    const solve::Units height = 1000 / model.unit - model.base;
+    const solve::Verdict verdict = search.run(height, 20'000, {});
+    ASSERT_NE(verdict, solve::Verdict::kInfeasible) << seed;
+    found += verdict == solve::Verdict::kFound;
   }
   EXPECT_GT(found, 100);
   EXPECT_LT(found, 200);  // else they are too easy to tell anything
 }
 
 TEST(ExactSearch, GivesTheSameLayoutEveryTime) {
-  const Problem problem = random_problem({.buffers = 40, .ticks = 60, .largest = 50}, 3);
-  const Minimum first = minimise_height(problem, stacked(problem), 20'000, {});
-  const Minimum second = minimise_height(problem, stacked(problem), 20'000, {});
+  const solve::Problem problem = random_problem({.buffers = 40, .ticks = 60, .largest = 50}, 3);
+  const solve::Minimum first = solve::minimise_height(problem, stacked(problem), 20'000, {});
+  const solve::Minimum second = solve::minimise_height(problem, stacked(problem), 20'000, {});
   EXPECT_EQ(first.layout.offsets, second.layout.offsets);
   EXPECT_EQ(first.bound, second.bound);
 }
 
 TEST(ExactSearch, KeepsTheStartWhenItMayNotSearch) {
-  const Problem problem = random_problem({.buffers = 40, .ticks = 60, .largest = 50}, 4);
+  const solve::Problem problem = random_problem({.buffers = 40, .ticks = 60, .largest = 50}, 4);
   const std::atomic<bool> cancelled = true;
-  Budget none;
+  solve::Budget none;
   none.cancel = &cancelled;
-  const Minimum idle = minimise_height(problem, stacked(problem), kUnlimited, none);
+  const solve::Minimum idle = solve::minimise_height(problem, stacked(problem), kUnlimited, none);
   EXPECT_EQ(idle.layout.offsets, stacked(problem).offsets);
-  EXPECT_EQ(idle.bound, load_bound(problem));
-  const Minimum few = minimise_height(problem, stacked(problem), 3, {});
-  EXPECT_NO_THROW(validate(problem, few.layout));
+  EXPECT_EQ(idle.bound, solve::load_bound(problem));
+  const solve::Minimum few = solve::minimise_height(problem, stacked(problem), 3, {});
+  EXPECT_NO_THROW(verify::validate(problem, few.layout));
   EXPECT_FALSE(few.is_optimal());
 }
 
 TEST(ExactPlanner, StopsAtTheCapacityAndProvesWhenThereIsNone) {
-  Problem problem = random_problem({.buffers = 8, .ticks = 6, .largest = 9}, 11);
-  const ExactPlanner planner;
+  solve::Problem problem = random_problem({.buffers = 8, .ticks = 6, .largest = 9}, 11);
+  const solve::ExactPlanner planner;
   const Bytes optimum = optimal_height(problem);
   EXPECT_EQ(planner.plan(problem, {}).height, optimum);
   problem.capacity = optimum;
-  EXPECT_NO_THROW(validate(problem, planner.plan(problem, {})));
+  EXPECT_NO_THROW(verify::validate(problem, planner.plan(problem, {})));
   problem.capacity = optimum - 1;
   EXPECT_THROW(planner.plan(problem, {}), PlanError);
 }
 
 TEST(ExactPlanner, PlansNothingAtHeightZero) {
-  const ExactPlanner planner;
+  const solve::ExactPlanner planner;
   EXPECT_EQ(planner.plan({}, {}).height, 0);
-  const Problem unborn = {.buffers = {{.size = 600, .lower = 3, .upper = 3}}};
+  const solve::Problem unborn = {.buffers = {{.size = 600, .lower = 3, .upper = 3}}};
   EXPECT_EQ(planner.plan(unborn, {}).height, 1024);
 }
 

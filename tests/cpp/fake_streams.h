@@ -15,14 +15,14 @@
 
 namespace stalloc::testing {
 
-class FakeStreams final : public DeviceStreams {
+class FakeStreams final : public device::DeviceStreams {
  public:
   // The lowest handles have a meaning of their own (see StreamTable).
-  static StreamHandle stream(int n) {
-    return reinterpret_cast<StreamHandle>(std::intptr_t{n} * 16);
+  static device::StreamHandle stream(int n) {
+    return reinterpret_cast<device::StreamHandle>(std::intptr_t{n} * 16);
   }
 
-  EventHandle record(StreamHandle s) noexcept override {
+  device::EventHandle record(device::StreamHandle s) noexcept override {
     ++records;
     if (fail_records) return nullptr;
     if (capturing.contains(s)) ++misuses;
@@ -31,30 +31,30 @@ class FakeStreams final : public DeviceStreams {
     events_.emplace(handle, std::move(event));
     return handle;
   }
-  Progress query(EventHandle e) noexcept override {
+  Progress query(device::EventHandle e) noexcept override {
     ++queries;
     if (!capturing.empty()) ++misuses;
     if (fail_queries) return Progress::kFailed;
     const auto* event = static_cast<Event*>(e);
     return completed_[event->stream] >= event->item ? Progress::kDone : Progress::kPending;
   }
-  bool wait(StreamHandle s, EventHandle e) noexcept override {
+  bool wait(device::StreamHandle s, device::EventHandle e) noexcept override {
     ++waits;
     if (fail_waits) return false;
     if (!capturing.empty()) ++misuses;
     const auto* event = static_cast<Event*>(e);
     Clock& after = after_[s];
-    const auto order = [&after](StreamHandle other, std::int64_t item) {
+    const auto order = [&after](device::StreamHandle other, std::int64_t item) {
       after[other] = std::max(after[other], item);
     };
     order(event->stream, event->item);
     for (const auto& [other, item] : event->after) order(other, item);
     return true;
   }
-  void recycle(EventHandle e) noexcept override {
+  void recycle(device::EventHandle e) noexcept override {
     if (events_.erase(static_cast<Event*>(e)) == 0) ++misuses;
   }
-  bool is_capturing(StreamHandle s) noexcept override { return capturing.contains(s); }
+  bool is_capturing(device::StreamHandle s) noexcept override { return capturing.contains(s); }
   bool synchronize(bool /*everywhere*/) noexcept override {
     ++synchronizations;
     if (!capturing.empty()) ++misuses;
@@ -64,15 +64,15 @@ class FakeStreams final : public DeviceStreams {
   }
 
   // Work on `s`, which comes after all that `s` was given before.
-  std::int64_t submit(StreamHandle s) { return ++submitted_[s]; }
-  void complete(StreamHandle s) { completed_[s] = submitted_[s]; }
-  void complete_some(StreamHandle s) {
+  std::int64_t submit(device::StreamHandle s) { return ++submitted_[s]; }
+  void complete(device::StreamHandle s) { completed_[s] = submitted_[s]; }
+  void complete_some(device::StreamHandle s) {
     if (completed_[s] < submitted_[s]) ++completed_[s];
   }
 
   // A block at [begin, end) belongs to requests of `s` now: nothing else may still be at work
   // there.
-  void hand_out(std::uintptr_t begin, std::uintptr_t end, StreamHandle s) {
+  void hand_out(std::uintptr_t begin, std::uintptr_t end, device::StreamHandle s) {
     for (const Use& use : uses_) {
       if (use.begin < end && begin < use.end && use.stream != s &&
           completed_[use.stream] < use.item && after_[s][use.stream] < use.item) {
@@ -81,7 +81,7 @@ class FakeStreams final : public DeviceStreams {
     }
     std::erase_if(uses_, [&](const Use& use) { return completed_[use.stream] >= use.item; });
   }
-  void use(std::uintptr_t begin, std::uintptr_t end, StreamHandle s) {
+  void use(std::uintptr_t begin, std::uintptr_t end, device::StreamHandle s) {
     uses_.push_back({begin, end, s, submit(s)});
   }
 
@@ -91,7 +91,7 @@ class FakeStreams final : public DeviceStreams {
   bool fail_waits = false;
   bool fail_queries = false;
   bool fail_synchronize = false;
-  std::set<StreamHandle> capturing;
+  std::set<device::StreamHandle> capturing;
   int records = 0;
   int waits = 0;
   int queries = 0;
@@ -100,22 +100,23 @@ class FakeStreams final : public DeviceStreams {
   int hazards = 0;
 
  private:
-  using Clock = std::map<StreamHandle, std::int64_t>;  // of each stream, up to which item
+  using Clock = std::map<device::StreamHandle, std::int64_t>;  // of each stream, up to which item
   struct Event {
-    Event(StreamHandle s, std::int64_t i, Clock a) : stream(s), item(i), after(std::move(a)) {}
-    StreamHandle stream;
+    Event(device::StreamHandle s, std::int64_t i, Clock a)
+        : stream(s), item(i), after(std::move(a)) {}
+    device::StreamHandle stream;
     std::int64_t item;
     Clock after;
   };
   struct Use {
     std::uintptr_t begin;
     std::uintptr_t end;
-    StreamHandle stream;
+    device::StreamHandle stream;
     std::int64_t item;
   };
   Clock submitted_;
   Clock completed_;
-  std::map<StreamHandle, Clock> after_;  // what a stream has waited for
+  std::map<device::StreamHandle, Clock> after_;  // what a stream has waited for
   std::map<Event*, std::unique_ptr<Event>> events_;
   std::vector<Use> uses_;
 };

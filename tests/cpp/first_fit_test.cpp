@@ -1,13 +1,13 @@
 // The placement engine and the greedy planners over it.
 #include <gtest/gtest.h>
 
-#include "plan/bound.h"
-#include "plan/greedy.h"
-#include "plan/interval_set.h"
-#include "plan/placement.h"
-#include "plan/repair.h"
-#include "plan/validator.h"
 #include "random_problems.h"
+#include "solve/core/bound.h"
+#include "solve/core/interval_set.h"
+#include "solve/core/placement.h"
+#include "solve/greedy/greedy.h"
+#include "solve/greedy/repair.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
@@ -15,30 +15,30 @@ namespace {
 // The same questions answered by looking at every rectangle.
 struct SlowPlacement {
   struct Rectangle {
-    Span span;
+    solve::Span span;
     Offset begin;
     Offset end;
   };
   std::vector<Rectangle> rectangles;
-  Moment moments;
+  solve::Moment moments;
 
-  bool free(const Span& span, Offset begin, Offset end) const {
+  bool free(const solve::Span& span, Offset begin, Offset end) const {
     for (const Rectangle& r : rectangles) {
       if (r.begin >= end || r.end <= begin) continue;
-      for (Moment m = 0; m < moments; ++m) {
+      for (solve::Moment m = 0; m < moments; ++m) {
         if (r.span.contains(m) && span.contains(m)) return false;
       }
     }
     return true;
   }
 
-  Offset first_fit(const Span& span, Bytes size, Offset from) const {
+  Offset first_fit(const solve::Span& span, Bytes size, Offset from) const {
     for (Offset at = from;; ++at) {
       if (free(span, at, at + size)) return at;
     }
   }
 
-  Offset best_fit(const Span& span, Bytes size, Offset top) const {
+  Offset best_fit(const solve::Span& span, Bytes size, Offset top) const {
     Offset best = kUnplaced;
     Bytes best_hole = 0;
     for (Offset at = 0; at < top; ++at) {
@@ -57,17 +57,17 @@ struct SlowPlacement {
 TEST(Placement, FindsTheSamePlacesAsASearchThroughEverything) {
   RandomProblems random(2);
   for (int k = 0; k < 60; ++k) {
-    const auto moments = static_cast<Moment>(random.number(1, 17));
-    Placement placement(moments);
+    const auto moments = static_cast<solve::Moment>(random.number(1, 17));
+    solve::Placement placement(moments);
     SlowPlacement slow{{}, moments};
     Offset top = 0;
     for (int i = 0; i < 30; ++i) {
-      Span span;
-      span.begin = static_cast<Moment>(random.number(0, moments - 1));
-      span.end = static_cast<Moment>(random.number(span.begin + 1, moments));
+      solve::Span span;
+      span.begin = static_cast<solve::Moment>(random.number(0, moments - 1));
+      span.end = static_cast<solve::Moment>(random.number(span.begin + 1, moments));
       if (random.number(0, 3) == 0) {
         span.end = moments;
-        span.wrap = static_cast<Moment>(random.number(0, span.begin));
+        span.wrap = static_cast<solve::Moment>(random.number(0, span.begin));
       }
       const Bytes size = random.number(1, 9);
       const Offset from = random.number(0, top);
@@ -85,8 +85,8 @@ TEST(Placement, FindsTheSamePlacesAsASearchThroughEverything) {
 TEST(IntervalSet, MergesWhatMeetsAndKeepsTheRestApart) {
   RandomProblems random(3);
   for (int k = 0; k < 50; ++k) {
-    IntervalArena arena;
-    IntervalSet set;
+    solve::IntervalArena arena;
+    solve::IntervalSet set;
     std::vector<bool> taken(201, false);
     for (int i = 0; i < 60; ++i) {
       const Offset begin = random.number(0, 199);
@@ -104,7 +104,7 @@ TEST(IntervalSet, MergesWhatMeetsAndKeepsTheRestApart) {
         expected.back().second = a + 1;
       }
       std::vector<std::pair<Offset, Offset>> actual;
-      for (const Interval& interval : set) actual.emplace_back(interval.begin, interval.end);
+      for (const solve::Interval& interval : set) actual.emplace_back(interval.begin, interval.end);
       ASSERT_EQ(actual, expected);
     }
   }
@@ -113,22 +113,22 @@ TEST(IntervalSet, MergesWhatMeetsAndKeepsTheRestApart) {
 TEST(Timeline, KeepsEveryConflictAndAddsNone) {
   RandomProblems random(4);
   for (int k = 0; k < 300; ++k) {
-    Problem problem = random.next(10, k % 2 == 0);
+    solve::Problem problem = random.next(10, k % 2 == 0);
     // Every other one with ticks too far apart for a table.
     const Tick scale = k % 4 < 2 ? 1 : 1'000'000;
-    const Problem unscaled = problem;
+    const solve::Problem unscaled = problem;
     problem.period *= scale;
-    for (Buffer& b : problem.buffers) {
+    for (solve::Buffer& b : problem.buffers) {
       b.lower *= scale;
       b.upper *= scale;
     }
-    const Timeline timeline(problem);
+    const solve::Timeline timeline(problem);
     for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-      const Buffer& a = problem.buffers[i];
+      const solve::Buffer& a = problem.buffers[i];
       EXPECT_EQ(timeline.span(i).empty(), a.upper <= a.lower);
       for (std::size_t j = 0; j < i; ++j) {
         bool together = false;
-        for (Moment m = 0; m < timeline.moments(); ++m) {
+        for (solve::Moment m = 0; m < timeline.moments(); ++m) {
           together |= timeline.span(i).contains(m) && timeline.span(j).contains(m);
         }
         EXPECT_EQ(together, conflict(unscaled, unscaled.buffers[i], unscaled.buffers[j]));
@@ -140,65 +140,66 @@ TEST(Timeline, KeepsEveryConflictAndAddsNone) {
 TEST(Greedy, PlansEveryShapeInEveryOrder) {
   RandomProblems random(5);
   for (int k = 0; k < 150; ++k) {
-    const Problem problem = random.next(30, k % 2 == 0);
-    for (const GreedyPlanner& greedy : greedy_planners()) {
-      const Layout layout = greedy.plan(problem, {});
-      EXPECT_NO_THROW(validate(problem, layout)) << greedy.name() << " on problem " << k;
-      EXPECT_GE(layout.height, load_bound(problem));
+    const solve::Problem problem = random.next(30, k % 2 == 0);
+    for (const solve::GreedyPlanner& greedy : solve::greedy_planners()) {
+      const solve::Layout layout = greedy.plan(problem, {});
+      EXPECT_NO_THROW(verify::validate(problem, layout)) << greedy.name() << " on problem " << k;
+      EXPECT_GE(layout.height, solve::load_bound(problem));
     }
   }
 }
 
 TEST(Greedy, FillsTheLowestHoleAndTheTightestOne) {
   // Two holes at tick 5: 8 bytes at 0, 4 bytes at 12.
-  const Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 5},
-                                    {.size = 4, .lower = 0, .upper = 9},
-                                    {.size = 4, .lower = 0, .upper = 5},
-                                    {.size = 4, .lower = 0, .upper = 9},
-                                    {.size = 4, .lower = 5, .upper = 9}},
-                        .alignment = 4};
-  const Timeline timeline(problem);
-  const std::vector<BufferIndex> order{0, 1, 2, 3, 4};
-  EXPECT_EQ(place_in_order(problem, timeline, order, Fit::kFirst, {})->offsets[4], 0);
-  EXPECT_EQ(place_in_order(problem, timeline, order, Fit::kBest, {})->offsets[4], 12);
+  const solve::Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 5},
+                                           {.size = 4, .lower = 0, .upper = 9},
+                                           {.size = 4, .lower = 0, .upper = 5},
+                                           {.size = 4, .lower = 0, .upper = 9},
+                                           {.size = 4, .lower = 5, .upper = 9}},
+                               .alignment = 4};
+  const solve::Timeline timeline(problem);
+  const std::vector<solve::BufferIndex> order{0, 1, 2, 3, 4};
+  EXPECT_EQ(solve::place_in_order(problem, timeline, order, solve::Fit::kFirst, {})->offsets[4], 0);
+  EXPECT_EQ(solve::place_in_order(problem, timeline, order, solve::Fit::kBest, {})->offsets[4], 12);
 }
 
 TEST(Order, PutsWhatIsLargeFirst) {
   // The peak of 4 MiB is at tick 6. The small one lives longest, and is at the peak, too.
   constexpr Bytes kMiB = Bytes{1} << 20;
-  const Problem problem{.buffers = {{.size = 512, .lower = 0, .upper = 9},
-                                    {.size = kMiB, .lower = 0, .upper = 4},
-                                    {.size = kMiB, .lower = 5, .upper = 8},
-                                    {.size = 3 * kMiB, .lower = 6, .upper = 7},
-                                    {.size = 2400, .lower = 6, .upper = 7},
-                                    {.size = 2000, .lower = 6, .upper = 7}}};
-  const Timeline timeline(problem);
-  EXPECT_EQ(ordered(problem, timeline, Order::kPeakRankEnd),
-            (std::vector<BufferIndex>{0, 2, 3, 4, 5, 1}));
-  EXPECT_EQ(ordered(problem, timeline, Order::kLargePeakRankEnd),
-            (std::vector<BufferIndex>{2, 3, 4, 1, 0, 5}));
+  const solve::Problem problem{.buffers = {{.size = 512, .lower = 0, .upper = 9},
+                                           {.size = kMiB, .lower = 0, .upper = 4},
+                                           {.size = kMiB, .lower = 5, .upper = 8},
+                                           {.size = 3 * kMiB, .lower = 6, .upper = 7},
+                                           {.size = 2400, .lower = 6, .upper = 7},
+                                           {.size = 2000, .lower = 6, .upper = 7}}};
+  const solve::Timeline timeline(problem);
+  EXPECT_EQ(solve::ordered(problem, timeline, solve::Order::kPeakRankEnd),
+            (std::vector<solve::BufferIndex>{0, 2, 3, 4, 5, 1}));
+  EXPECT_EQ(solve::ordered(problem, timeline, solve::Order::kLargePeakRankEnd),
+            (std::vector<solve::BufferIndex>{2, 3, 4, 1, 0, 5}));
 }
 
 TEST(Greedy, KeepsWhatIsFixedAndGivesUpAtTheLimit) {
-  const Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 5},
-                                    {.size = 8, .lower = 4, .upper = 9, .fixed = 4}},
-                        .alignment = 4};
-  const Timeline timeline(problem);
+  const solve::Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 5},
+                                           {.size = 8, .lower = 4, .upper = 9, .fixed = 4}},
+                               .alignment = 4};
+  const solve::Timeline timeline(problem);
   std::atomic<Bytes> limit = 21;
-  const auto layout = place_in_order(problem, timeline, {0, 1}, Fit::kFirst, {}, &limit);
+  const auto layout =
+      solve::place_in_order(problem, timeline, {0, 1}, solve::Fit::kFirst, {}, &limit);
   ASSERT_TRUE(layout);
   EXPECT_EQ(layout->offsets, (std::vector<Offset>{12, 4}));
   limit = 20;
-  EXPECT_FALSE(place_in_order(problem, timeline, {0, 1}, Fit::kFirst, {}, &limit));
+  EXPECT_FALSE(solve::place_in_order(problem, timeline, {0, 1}, solve::Fit::kFirst, {}, &limit));
 }
 
 TEST(Greedy, StacksWhatIsLeftWhenCancelled) {
   const std::atomic<bool> cancel = true;
   RandomProblems random(6);
   for (int k = 0; k < 50; ++k) {
-    const Problem problem = random.next(30, k % 2 == 0);
-    for (const GreedyPlanner& greedy : greedy_planners()) {
-      EXPECT_NO_THROW(validate(problem, greedy.plan(problem, {.cancel = &cancel})));
+    const solve::Problem problem = random.next(30, k % 2 == 0);
+    for (const solve::GreedyPlanner& greedy : solve::greedy_planners()) {
+      EXPECT_NO_THROW(verify::validate(problem, greedy.plan(problem, {.cancel = &cancel})));
     }
   }
 }
@@ -207,13 +208,15 @@ TEST(Repair, IsNeverWorseThanTheOrderItRepairs) {
   RandomProblems random(7);
   int better = 0;
   for (int k = 0; k < 200; ++k) {
-    const Problem problem = random.next(30, k % 2 == 0);
-    const Timeline timeline(problem);
-    const auto order = ordered(problem, timeline, Order::kStart);
-    const Layout plain = *place_in_order(problem, timeline, order, Fit::kFirst, {});
-    const Budget budget{.target = load_bound(problem)};
-    const Layout repaired_layout = repaired(problem, timeline, order, Fit::kFirst, 5, budget);
-    EXPECT_NO_THROW(validate(problem, repaired_layout));
+    const solve::Problem problem = random.next(30, k % 2 == 0);
+    const solve::Timeline timeline(problem);
+    const auto order = solve::ordered(problem, timeline, solve::Order::kStart);
+    const solve::Layout plain =
+        *solve::place_in_order(problem, timeline, order, solve::Fit::kFirst, {});
+    const solve::Budget budget{.target = solve::load_bound(problem)};
+    const solve::Layout repaired_layout =
+        solve::repaired(problem, timeline, order, solve::Fit::kFirst, 5, budget);
+    EXPECT_NO_THROW(verify::validate(problem, repaired_layout));
     EXPECT_LE(repaired_layout.height, plain.height);
     better += repaired_layout.height < plain.height;
   }

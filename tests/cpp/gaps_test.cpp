@@ -1,4 +1,4 @@
-#include "plan/gaps.h"
+#include "solve/search/gaps.h"
 
 #include <gtest/gtest.h>
 
@@ -9,19 +9,19 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "brute_force.h"
-#include "plan/bound.h"
-#include "plan/portfolio.h"
-#include "plan/validator.h"
 #include "random_problems.h"
+#include "solve/core/bound.h"
+#include "solve/portfolio.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
 
 // With gaps in most lifetimes, now and then up to their ends or throughout.
-Problem with_gaps(RandomProblems& random, int most, bool circular) {
-  Problem problem = random.next(most, circular);
+solve::Problem with_gaps(RandomProblems& random, int most, bool circular) {
+  solve::Problem problem = random.next(most, circular);
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    const Buffer& b = problem.buffers[i];
+    const solve::Buffer& b = problem.buffers[i];
     Tick reached = b.lower;
     while (reached < b.upper && random.number(0, 2) > 0) {
       const Tick lower = random.number(reached, b.upper - 1);
@@ -34,18 +34,18 @@ Problem with_gaps(RandomProblems& random, int most, bool circular) {
 }
 
 // The definition, tick by tick.
-bool is_active(const Problem& problem, std::size_t i, Tick t) {
+bool is_active(const solve::Problem& problem, std::size_t i, Tick t) {
   const auto at = [&](Tick tick) {
-    const Buffer& b = problem.buffers[i];
+    const solve::Buffer& b = problem.buffers[i];
     if (tick < b.lower || tick >= b.upper) return false;
-    return std::ranges::none_of(problem.gaps, [&](const Gap& gap) {
+    return std::ranges::none_of(problem.gaps, [&](const solve::Gap& gap) {
       return static_cast<std::size_t>(gap.buffer) == i && tick >= gap.lower && tick < gap.upper;
     });
   };
   return at(t) || (problem.period > 0 && at(t + problem.period));
 }
 
-bool meet(const Problem& problem, std::size_t i, std::size_t j) {
+bool meet(const solve::Problem& problem, std::size_t i, std::size_t j) {
   constexpr Tick kEnd = 64;
   const Tick end = problem.period > 0 ? problem.period : kEnd;
   for (Tick t = 0; t < end; ++t) {
@@ -58,17 +58,17 @@ TEST(Gaps, PlansAreOptimalForSmallProblems) {
   RandomProblems random(31);
   int lower = 0;
   for (int k = 0; k < 300; ++k) {
-    Problem problem = with_gaps(random, 7, k % 2 == 0);
-    const PortfolioResult result = solve(problem, {.threads = 1}, {});
-    EXPECT_NO_THROW(validate(problem, result.layout)) << "problem " << k;
+    solve::Problem problem = with_gaps(random, 7, k % 2 == 0);
+    const solve::PortfolioResult result = solve::solve(problem, {.threads = 1}, {});
+    EXPECT_NO_THROW(verify::validate(problem, result.layout)) << "problem " << k;
     EXPECT_EQ(result.layout.height,
               testing::optimal_height(
                   problem, [&](std::size_t i, std::size_t j) { return meet(problem, i, j); }))
         << "problem " << k;
     EXPECT_TRUE(result.optimal) << "problem " << k;
-    EXPECT_GE(result.bound, load_bound(problem));
+    EXPECT_GE(result.bound, solve::load_bound(problem));
     problem.gaps.clear();
-    lower += result.layout.height < solve(problem, {.threads = 1}, {}).layout.height;
+    lower += result.layout.height < solve::solve(problem, {.threads = 1}, {}).layout.height;
   }
   EXPECT_GT(lower, 100);  // gaps are worth something
 }
@@ -76,9 +76,9 @@ TEST(Gaps, PlansAreOptimalForSmallProblems) {
 TEST(Gaps, TheLoadIsOfWhatIsActive) {
   RandomProblems random(32);
   for (int k = 0; k < 200; ++k) {
-    const Problem problem = with_gaps(random, 12, k % 2 == 0);
+    const solve::Problem problem = with_gaps(random, 12, k % 2 == 0);
     Bytes highest = 0;
-    for (const Buffer& b : problem.buffers) {
+    for (const solve::Buffer& b : problem.buffers) {
       highest = std::max(highest, align_up(b.size, problem.alignment));
     }
     for (Tick t = 0; t < 64 && (problem.period == 0 || t < problem.period); ++t) {
@@ -88,7 +88,7 @@ TEST(Gaps, TheLoadIsOfWhatIsActive) {
       }
       highest = std::max(highest, live);
     }
-    EXPECT_EQ(load_bound(problem), highest) << "problem " << k;
+    EXPECT_EQ(solve::load_bound(problem), highest) << "problem " << k;
   }
 }
 
@@ -96,9 +96,9 @@ TEST(Gaps, TheValidatorSeesEveryOverlapAndNoOther) {
   RandomProblems random(33);
   int good = 0;
   for (int k = 0; k < 2000; ++k) {
-    const Problem problem = with_gaps(random, 3, k % 2 == 0);
-    Layout layout;
-    for (const Buffer& b : problem.buffers) {
+    const solve::Problem problem = with_gaps(random, 3, k % 2 == 0);
+    solve::Layout layout;
+    for (const solve::Buffer& b : problem.buffers) {
       layout.offsets.push_back(random.number(0, 3) * 1024);
       layout.height =
           std::max(layout.height, layout.offsets.back() + align_up(b.size, problem.alignment));
@@ -116,9 +116,9 @@ TEST(Gaps, TheValidatorSeesEveryOverlapAndNoOther) {
     }
     good += !overlap;
     if (overlap) {
-      EXPECT_THROW(validate(problem, layout), PlanError) << "problem " << k;
+      EXPECT_THROW(verify::validate(problem, layout), PlanError) << "problem " << k;
     } else {
-      EXPECT_NO_THROW(validate(problem, layout)) << "problem " << k;
+      EXPECT_NO_THROW(verify::validate(problem, layout)) << "problem " << k;
     }
   }
   EXPECT_GT(good, 200);
@@ -127,48 +127,52 @@ TEST(Gaps, TheValidatorSeesEveryOverlapAndNoOther) {
 TEST(Gaps, LargeProblemsStreamsFixedOffsetsAndWarmStarts) {
   RandomProblems random(34);
   for (int k = 0; k < 60; ++k) {
-    Problem problem = with_gaps(random, 60, k % 2 == 0);
-    for (Buffer& b : problem.buffers) b.stream = static_cast<StreamId>(random.number(0, 1));
-    const PortfolioResult result = solve(problem, {.threads = 1}, {});
-    EXPECT_NO_THROW(validate(problem, result.layout)) << "problem " << k;
+    solve::Problem problem = with_gaps(random, 60, k % 2 == 0);
+    for (solve::Buffer& b : problem.buffers) b.stream = static_cast<StreamId>(random.number(0, 1));
+    const solve::PortfolioResult result = solve::solve(problem, {.threads = 1}, {});
+    EXPECT_NO_THROW(verify::validate(problem, result.layout)) << "problem " << k;
     EXPECT_GE(result.layout.height, result.bound);
-    const PortfolioOptions warm{.threads = 1, .warm_start = &result.layout};
-    EXPECT_LE(solve(problem, warm, {}).layout.height, result.layout.height) << "problem " << k;
+    const solve::PortfolioOptions warm{.threads = 1, .warm_start = &result.layout};
+    EXPECT_LE(solve::solve(problem, warm, {}).layout.height, result.layout.height)
+        << "problem " << k;
     for (std::size_t i = 0; i < problem.buffers.size(); i += 3) {
       problem.buffers[i].fixed = result.layout.offsets[i];
     }
-    EXPECT_NO_THROW(validate(problem, solve(problem, {.threads = 1}, {}).layout));
+    EXPECT_NO_THROW(verify::validate(problem, solve::solve(problem, {.threads = 1}, {}).layout));
     // A planner that knows no gaps plans as if there were none.
-    const PortfolioOptions alone{.algorithm = "first-fit-size", .threads = 1};
-    EXPECT_NO_THROW(solve(problem, alone, {})) << "problem " << k;
+    const solve::PortfolioOptions alone{.algorithm = "first-fit-size", .threads = 1};
+    EXPECT_NO_THROW(solve::solve(problem, alone, {})) << "problem " << k;
   }
 }
 
 TEST(Gaps, HaveAPlanEvenWithoutTime) {
   RandomProblems random(35);
   for (int k = 0; k < 50; ++k) {
-    const Problem problem = with_gaps(random, 300, k % 2 == 0);
+    const solve::Problem problem = with_gaps(random, 300, k % 2 == 0);
     const std::atomic<bool> cancel = true;
-    EXPECT_NO_THROW(validate(problem, solve(problem, {}, {.cancel = &cancel}).layout));
+    EXPECT_NO_THROW(
+        verify::validate(problem, solve::solve(problem, {}, {.cancel = &cancel}).layout));
   }
 }
 
 TEST(Gaps, StackNothingUpForWantOfTime) {
-  const Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
-  Problem problem{.alignment = 1};
+  const solve::Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
+  solve::Problem problem{.alignment = 1};
   for (std::int32_t t = 0; t < 1000; ++t) {
     problem.buffers.push_back({.size = 1, .lower = 3 * t, .upper = 3 * t + 6});
     problem.gaps.push_back({t, 3 * t + 4, 3 * t + 5});
   }
-  EXPECT_EQ(solve(problem, {}, none).layout.height, 2);
+  EXPECT_EQ(solve::solve(problem, {}, none).layout.height, 2);
 }
 
 TEST(Gaps, AreRefusedWhereTheyMakeNoSense) {
-  const auto complaint = [](std::vector<Gap> gaps, Streams streams = Streams::kSeparate) {
-    const Problem problem{.buffers = {{.size = 8, .lower = 2, .upper = 9}, {.size = 8, .upper = 9}},
-                          .alignment = 1,
-                          .streams = streams,
-                          .gaps = std::move(gaps)};
+  const auto complaint = [](std::vector<solve::Gap> gaps,
+                            solve::Streams streams = solve::Streams::kSeparate) {
+    const solve::Problem problem{
+        .buffers = {{.size = 8, .lower = 2, .upper = 9}, {.size = 8, .upper = 9}},
+        .alignment = 1,
+        .streams = streams,
+        .gaps = std::move(gaps)};
     try {
       problem.check();
     } catch (const PlanError& error) {
@@ -184,7 +188,7 @@ TEST(Gaps, AreRefusedWhereTheyMakeNoSense) {
   EXPECT_NE(complaint({{0, 3, 6}, {0, 5, 7}}).find("overlaps"), std::string::npos);
   EXPECT_NE(complaint({{1, 3, 6}, {0, 5, 7}}).find("out of order"), std::string::npos);
   EXPECT_NE(complaint({{2, 3, 6}}).find("buffer 2"), std::string::npos);
-  EXPECT_NE(complaint({{0, 3, 6}}, Streams::kOrdered).find("streams"), std::string::npos);
+  EXPECT_NE(complaint({{0, 3, 6}}, solve::Streams::kOrdered).find("streams"), std::string::npos);
 }
 
 }  // namespace

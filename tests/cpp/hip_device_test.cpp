@@ -13,13 +13,13 @@ namespace {
 constexpr Bytes kGiB = Bytes{1} << 30;
 
 TEST(HipDevice, IsFoundOnceItIsLoaded) {
-  EXPECT_EQ(CudaRuntime::find(), nullptr);
-  EXPECT_THROW(CudaMemory(0), Error);
+  EXPECT_EQ(device::CudaRuntime::find(), nullptr);
+  EXPECT_THROW(device::CudaMemory(0), Error);
   ASSERT_NE(dlopen(STANDIN_HIP, RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();
-  ASSERT_NE(CudaRuntime::find(), nullptr);
-  EXPECT_STREQ(CudaRuntime::get().name, "HIP");
+  ASSERT_NE(device::CudaRuntime::find(), nullptr);
+  EXPECT_STREQ(device::CudaRuntime::get().name, "HIP");
 
-  CudaMemory memory(0);
+  device::CudaMemory memory(0);
   void* piece = memory.allocate(kGiB);
   EXPECT_EQ(memory.available(), 79 * kGiB);
   memory.release(piece, kGiB);
@@ -31,9 +31,9 @@ TEST(HipDevice, IsFoundOnceItIsLoaded) {
   EXPECT_EQ(memory.available(), 10 * kGiB);
   memory.release(pool, 70 * kGiB);
 
-  CudaStreams streams(0);
-  const EventHandle event = streams.record(nullptr);
-  EXPECT_EQ(streams.query(event), DeviceStreams::Progress::kDone);
+  device::CudaStreams streams(0);
+  const device::EventHandle event = streams.record(nullptr);
+  EXPECT_EQ(streams.query(event), device::DeviceStreams::Progress::kDone);
   streams.recycle(event);
 }
 

@@ -1,6 +1,6 @@
 // From several iterations to one: what counts as static, and that no planned lifetime is shorter
 // than any iteration saw.
-#include "trace/lifetimes.h"
+#include "profile/lifetimes.h"
 
 #include <gtest/gtest.h>
 
@@ -20,8 +20,8 @@ namespace {
 using ::testing::IsSubstring;
 using testing::TraceBuilder;
 
-const ProfiledRequest& of_size(const IterationProfile& profile, Bytes size) {
-  for (const ProfiledRequest& r : profile.requests) {
+const profile::ProfiledRequest& of_size(const profile::IterationProfile& profile, Bytes size) {
+  for (const profile::ProfiledRequest& r : profile.requests) {
     if (r.size == size) return r;
   }
   throw std::out_of_range("no request of that size");
@@ -30,17 +30,17 @@ const ProfiledRequest& of_size(const IterationProfile& profile, Bytes size) {
 // One iteration of a small training loop, told by sizes: activations 10 and 11, a temporary 12 in
 // the backward pass, the gradient 13 kept into the next iteration. Returns the gradient.
 std::int32_t train_step(TraceBuilder& t, std::int32_t old_gradient) {
-  t.phase(PhaseKind::kForward, 0);
+  t.phase(trace::PhaseKind::kForward, 0);
   const auto a = t.alloc(10);
   const auto b = t.alloc(11);
   if (old_gradient != kNone) t.free(old_gradient);
-  t.phase(PhaseKind::kBackward, 0);
+  t.phase(trace::PhaseKind::kBackward, 0);
   const auto temporary = t.alloc(12);
   t.free(temporary);
   t.free(b);
   const auto gradient = t.alloc(13);
   t.free(a);
-  t.phase(PhaseKind::kOptimizer);
+  t.phase(trace::PhaseKind::kOptimizer);
   const auto update = t.alloc(14);
   t.free(update);
   return gradient;
@@ -50,7 +50,7 @@ TEST(Lifetimes, NeedACompleteIteration) {
   TraceBuilder t;
   t.alloc(8);
   try {
-    profile_iteration(t.finish());
+    profile::profile_iteration(t.finish());
     FAIL() << "a trace without a complete iteration was profiled";
   } catch (const TraceError& error) {
     EXPECT_PRED_FORMAT2(IsSubstring, "no complete iteration", error.what());
@@ -66,41 +66,41 @@ TEST(Lifetimes, OfASteadyLoopAreThoseOfItsLastIteration) {
     if (i == 0) t.alloc(77);  // the optimizer's state, made by the first step
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_EQ(profile.iteration, 3);
   EXPECT_EQ(profile.compared, 2);
   EXPECT_EQ(profile.period, 10);
   EXPECT_EQ(profile.load, 1000 + 77 + 10 + 11 + 13);
   ASSERT_EQ(profile.requests.size(), 5u);
-  for (const ProfiledRequest& r : profile.requests) {
+  for (const profile::ProfiledRequest& r : profile.requests) {
     EXPECT_TRUE(profile.is_plannable(r)) << r.size;
   }
-  EXPECT_EQ(of_size(profile, 12).lifetime, LifetimeClass::kTransient);
+  EXPECT_EQ(of_size(profile, 12).lifetime, profile::LifetimeClass::kTransient);
   EXPECT_EQ(of_size(profile, 12).lower, 3);
   EXPECT_EQ(of_size(profile, 12).upper, 4);
-  const ProfiledRequest& activation = of_size(profile, 10);
-  EXPECT_EQ(activation.lifetime, LifetimeClass::kScoped);
+  const profile::ProfiledRequest& activation = of_size(profile, 10);
+  EXPECT_EQ(activation.lifetime, profile::LifetimeClass::kScoped);
   EXPECT_EQ(activation.lower, 0);
   EXPECT_EQ(activation.upper, 7);
-  EXPECT_EQ(profile.phases[activation.phase_begin].key.kind, PhaseKind::kForward);
-  EXPECT_EQ(profile.phases[activation.phase_end].key.kind, PhaseKind::kBackward);
-  const ProfiledRequest& kept = of_size(profile, 13);
-  EXPECT_EQ(kept.lifetime, LifetimeClass::kWrapAround);
+  EXPECT_EQ(profile.phases[activation.phase_begin].key.kind, trace::PhaseKind::kForward);
+  EXPECT_EQ(profile.phases[activation.phase_end].key.kind, trace::PhaseKind::kBackward);
+  const profile::ProfiledRequest& kept = of_size(profile, 13);
+  EXPECT_EQ(kept.lifetime, profile::LifetimeClass::kWrapAround);
   EXPECT_EQ(kept.lower, 6);
   EXPECT_EQ(kept.upper, 10 + 2);
-  EXPECT_EQ(profile.phases[kept.phase_begin].key.kind, PhaseKind::kBackward);
-  EXPECT_EQ(profile.phases[kept.phase_end].key.kind, PhaseKind::kForward);
+  EXPECT_EQ(profile.phases[kept.phase_begin].key.kind, trace::PhaseKind::kBackward);
+  EXPECT_EQ(profile.phases[kept.phase_end].key.kind, trace::PhaseKind::kForward);
 }
 
 TEST(Lifetimes, OneIterationAloneIsTakenAtItsWord) {
   TraceBuilder t;
   train_step(t, kNone);
   t.step();
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_EQ(profile.compared, 0);
   EXPECT_FALSE(of_size(profile, 12).dynamic);
-  EXPECT_EQ(of_size(profile, 12).lifetime, LifetimeClass::kTransient);
-  EXPECT_EQ(of_size(profile, 13).lifetime, LifetimeClass::kPersistent);
+  EXPECT_EQ(of_size(profile, 12).lifetime, profile::LifetimeClass::kTransient);
+  EXPECT_EQ(of_size(profile, 13).lifetime, profile::LifetimeClass::kPersistent);
   EXPECT_FALSE(profile.is_plannable(of_size(profile, 13)));
 }
 
@@ -111,9 +111,9 @@ TEST(Lifetimes, WithTwoIterationsTheFirstIsCompared) {
   t.step();
   train_step(t, gradient);
   t.step();
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_EQ(profile.compared, 1);
-  EXPECT_EQ(of_size(profile, 13).lifetime, LifetimeClass::kWrapAround);
+  EXPECT_EQ(of_size(profile, 13).lifetime, profile::LifetimeClass::kWrapAround);
   EXPECT_EQ(of_size(profile, 13).upper, profile.period + 2);
   EXPECT_FALSE(of_size(profile, 14).dynamic);
 }
@@ -121,23 +121,23 @@ TEST(Lifetimes, WithTwoIterationsTheFirstIsCompared) {
 TEST(Lifetimes, AWarmUpThatDiffersIsLeftOut) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(i == 0 ? 999 : 10);
     t.free(a);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_EQ(profile.compared, 1);
   EXPECT_FALSE(of_size(profile, 10).dynamic);
 }
 
 // One iteration for each letter: a program of that name, whose requests mostly are its own. A lower
 // case letter is for a program whose sizes never come again.
-IterationProfile profile_of(std::string_view programs) {
+profile::IterationProfile profile_of(std::string_view programs) {
   TraceBuilder t;
   Bytes never_again = 1'000'000;
   for (const char program : programs) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     for (Bytes i = 1; i <= 10; ++i) {
       const bool shared = i <= 3;
       const Bytes own = program >= 'a' ? ++never_again : 100 * program + i;
@@ -145,7 +145,7 @@ IterationProfile profile_of(std::string_view programs) {
     }
     t.step();
   }
-  return profile_iteration(t.finish());
+  return profile::profile_iteration(t.finish());
 }
 
 TEST(Lifetimes, AnotherProgramThatRanFirstIsLeftOut) {
@@ -158,7 +158,7 @@ TEST(Lifetimes, AnotherProgramThatRanFirstIsLeftOut) {
   EXPECT_EQ(compared("AACCBBB"), 1);
   EXPECT_EQ(compared("xxBBB"), 1);
   EXPECT_EQ(profile_of("AABBB").requests.size(), 10u);
-  for (const ProfiledRequest& r : profile_of("AABBB").requests) EXPECT_FALSE(r.dynamic);
+  for (const profile::ProfiledRequest& r : profile_of("AABBB").requests) EXPECT_FALSE(r.dynamic);
 }
 
 TEST(Lifetimes, WhatVariesIsNotTakenForAnotherProgram) {
@@ -175,7 +175,7 @@ TEST(Lifetimes, WhatVariesIsNotTakenForAnotherProgram) {
 TEST(Lifetimes, SizesAndPresenceThatDifferAreDynamic) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(10);
     const auto b = t.alloc(100 + i);
     const auto c = t.alloc(12);
@@ -185,7 +185,7 @@ TEST(Lifetimes, SizesAndPresenceThatDifferAreDynamic) {
     for (const auto r : {a, b, c, tagged}) t.free(r);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_FALSE(of_size(profile, 10).dynamic);
   EXPECT_TRUE(of_size(profile, 102).dynamic);
   EXPECT_FALSE(of_size(profile, 12).dynamic);
@@ -200,14 +200,14 @@ TEST(Lifetimes, TheSameSizeOnAnotherStreamIsAnotherRequest) {
     t.free(t.alloc(10, i));
     t.step();
   }
-  EXPECT_TRUE(of_size(profile_iteration(t.finish()), 10).dynamic);
+  EXPECT_TRUE(of_size(profile::profile_iteration(t.finish()), 10).dynamic);
 }
 
 TEST(Lifetimes, ALateFreeInAnyIterationCounts) {
   for (const int late : {1, 2}) {  // 2 is the reference
     TraceBuilder t;
     for (int i = 0; i < 3; ++i) {
-      t.phase(PhaseKind::kForward, 0);
+      t.phase(trace::PhaseKind::kForward, 0);
       const auto a = t.alloc(10);
       const auto b = t.alloc(11);
       if (i != late) t.free(a);
@@ -217,7 +217,7 @@ TEST(Lifetimes, ALateFreeInAnyIterationCounts) {
       for (const auto r : {b, c, d}) t.free(r);
       t.step();
     }
-    const IterationProfile profile = profile_iteration(t.finish());
+    const profile::IterationProfile profile = profile::profile_iteration(t.finish());
     EXPECT_TRUE(profile.is_plannable(of_size(profile, 10)));
     EXPECT_GT(of_size(profile, 10).upper, of_size(profile, 12).lower) << late;
     EXPECT_LE(of_size(profile, 10).upper, of_size(profile, 13).lower) << late;
@@ -227,19 +227,19 @@ TEST(Lifetimes, ALateFreeInAnyIterationCounts) {
 TEST(Lifetimes, AFreeWithNoAllocationAfterItStaysInItsPhase) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(10);
     const auto b = t.alloc(11);
     if (i == 2) t.free(a);
     const auto c = t.alloc(12);
     if (i != 2) t.free(a);
     t.free(b);
-    t.phase(PhaseKind::kBackward, 0);
+    t.phase(trace::PhaseKind::kBackward, 0);
     t.free(c);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
-  EXPECT_EQ(of_size(profile, 10).lifetime, LifetimeClass::kTransient);
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
+  EXPECT_EQ(of_size(profile, 10).lifetime, profile::LifetimeClass::kTransient);
   EXPECT_EQ(of_size(profile, 10).upper, profile.phases[of_size(profile, 10).phase_begin].end);
 }
 
@@ -248,7 +248,7 @@ TEST(Lifetimes, FreedInTheNextIterationOnceAndTheOneAfterAnotherTimeIsPersistent
   std::int32_t from_one = kNone;
   std::int32_t previous = kNone;
   for (int i = 0; i < 5; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     if (previous != kNone) t.free(previous);
     previous = kNone;
     if (i == 3) t.free(from_one);
@@ -257,8 +257,8 @@ TEST(Lifetimes, FreedInTheNextIterationOnceAndTheOneAfterAnotherTimeIsPersistent
     (i == 1 ? from_one : previous) = kept;
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
-  EXPECT_EQ(of_size(profile, 11).lifetime, LifetimeClass::kPersistent);
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
+  EXPECT_EQ(of_size(profile, 11).lifetime, profile::LifetimeClass::kPersistent);
   EXPECT_FALSE(profile.is_plannable(of_size(profile, 11)));
 }
 
@@ -266,15 +266,15 @@ TEST(Lifetimes, FreedOnlyAfterItsSuccessorIsBornIsPersistent) {
   TraceBuilder t;
   std::int32_t previous = kNone;
   for (int i = 0; i < 4; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto loss = t.alloc(4);
     if (previous != kNone) t.free(previous);
     previous = loss;
     t.free(t.alloc(10));
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
-  EXPECT_EQ(of_size(profile, 4).lifetime, LifetimeClass::kPersistent);
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
+  EXPECT_EQ(of_size(profile, 4).lifetime, profile::LifetimeClass::kPersistent);
 }
 
 TEST(Lifetimes, AliveAtTheReferencesEndOnlyIsPersistent) {
@@ -285,24 +285,24 @@ TEST(Lifetimes, AliveAtTheReferencesEndOnlyIsPersistent) {
     if (i < 2) t.free(a);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
-  EXPECT_EQ(of_size(profile, 10).lifetime, LifetimeClass::kPersistent);
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
+  EXPECT_EQ(of_size(profile, 10).lifetime, profile::LifetimeClass::kPersistent);
 }
 
 TEST(Lifetimes, AnEvaluationIsNeverPlannedAndDisturbsNothing) {
   for (const int evaluated : {1, 2}) {  // 2 is the reference
     TraceBuilder t;
     for (int i = 0; i < 3; ++i) {
-      t.phase(PhaseKind::kForward, 0);
+      t.phase(trace::PhaseKind::kForward, 0);
       const auto a = t.alloc(10);
       const auto b = t.alloc(11);
       if (i == evaluated) {
-        t.phase(PhaseKind::kUnplanned);
+        t.phase(trace::PhaseKind::kUnplanned);
         const auto output = t.alloc(11);
         t.free(t.alloc(500));
         t.free(a);
         t.free(output);
-        t.phase(PhaseKind::kForward, 0);  // resumed: the same key
+        t.phase(trace::PhaseKind::kForward, 0);  // resumed: the same key
       } else {
         t.free(a);
       }
@@ -310,15 +310,17 @@ TEST(Lifetimes, AnEvaluationIsNeverPlannedAndDisturbsNothing) {
       t.free(t.alloc(12));
       t.step();
     }
-    const IterationProfile profile = profile_iteration(t.finish());
+    const profile::IterationProfile profile = profile::profile_iteration(t.finish());
     EXPECT_EQ(profile.requests.size(), evaluated == 2 ? 5u : 3u);
-    for (const ProfiledRequest& r : profile.requests) {
-      const bool in_evaluation = profile.phases[r.phase_begin].key.kind == PhaseKind::kUnplanned;
+    for (const profile::ProfiledRequest& r : profile.requests) {
+      const bool in_evaluation =
+          profile.phases[r.phase_begin].key.kind == trace::PhaseKind::kUnplanned;
       EXPECT_FALSE(r.dynamic) << r.size;
       EXPECT_EQ(profile.is_plannable(r), !in_evaluation) << r.size;
     }
     EXPECT_LE(of_size(profile, 10).upper, of_size(profile, 12).lower);
-    EXPECT_EQ(profile.phases[of_size(profile, 10).phase_begin].key.kind, PhaseKind::kForward);
+    EXPECT_EQ(profile.phases[of_size(profile, 10).phase_begin].key.kind,
+              trace::PhaseKind::kForward);
     EXPECT_EQ(of_size(profile, 12).phase_begin, of_size(profile, 10).phase_begin);
   }
 }
@@ -327,16 +329,16 @@ TEST(Lifetimes, PhasesAreComparedByKeyNotByOrder) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     if (i == 1) {  // an extra forward that the others have not
-      t.phase(PhaseKind::kForward, 7);
+      t.phase(trace::PhaseKind::kForward, 7);
       t.free(t.alloc(10));
     }
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     t.free(t.alloc(10));
-    t.phase(PhaseKind::kForward, 0, 1);
+    t.phase(trace::PhaseKind::kForward, 0, 1);
     t.free(t.alloc(11));
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_FALSE(of_size(profile, 10).dynamic);
   EXPECT_FALSE(of_size(profile, 11).dynamic);
 }
@@ -346,21 +348,21 @@ TEST(Lifetimes, PhasesInAnotherOrderStayStaticAndLiveAsLongAsTheyMet) {
   for (int i = 0; i < 3; ++i) {
     std::int32_t first = kNone;
     if (i != 1) {
-      t.phase(PhaseKind::kForward, 0);
+      t.phase(trace::PhaseKind::kForward, 0);
       first = t.alloc(10);
       t.free(first);
     }
-    t.phase(PhaseKind::kForward, 1);
+    t.phase(trace::PhaseKind::kForward, 1);
     const auto second = t.alloc(11);
     if (i == 1) {
-      t.phase(PhaseKind::kForward, 0);
+      t.phase(trace::PhaseKind::kForward, 0);
       first = t.alloc(10);
     }
     t.free(second);
     if (i == 1) t.free(first);
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_TRUE(profile.is_plannable(of_size(profile, 10)));
   EXPECT_TRUE(profile.is_plannable(of_size(profile, 11)));
   EXPECT_GT(of_size(profile, 10).upper, of_size(profile, 11).lower);
@@ -369,14 +371,14 @@ TEST(Lifetimes, PhasesInAnotherOrderStayStaticAndLiveAsLongAsTheyMet) {
 TEST(Lifetimes, OtherThreadsAreNotPlannedAndDoNotProlongWhatIs) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kBackward, 0);
+    t.phase(trace::PhaseKind::kBackward, 0);
     if (i == 1) t.free(t.alloc(20, 0, 1));
     t.free(t.alloc(10));
     t.free(t.alloc(11));
     if (i != 1) t.free(t.alloc(20, 0, 1));
     t.step();
   }
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_FALSE(profile.is_plannable(of_size(profile, 20)));
   EXPECT_FALSE(of_size(profile, 20).dynamic);
   EXPECT_TRUE(profile.is_plannable(of_size(profile, 10)));
@@ -386,7 +388,7 @@ TEST(Lifetimes, OtherThreadsAreNotPlannedAndDoNotProlongWhatIs) {
 TEST(Lifetimes, AnEmptyIterationHasNothingToPlan) {
   TraceBuilder t;
   t.step();
-  const IterationProfile profile = profile_iteration(t.finish());
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_EQ(profile.period, 0);
   EXPECT_TRUE(profile.requests.empty());
   EXPECT_EQ(profile.load, 0);
@@ -417,13 +419,13 @@ class RandomProgram {
     }
   }
 
-  Trace run() {
+  trace::Trace run() {
     for (int i = 0; i < iterations_; ++i) {
       std::vector<std::int32_t> order(phases_.size());
       std::iota(order.begin(), order.end(), 0);
       if (chance(20)) std::shuffle(order.begin(), order.end(), random_);
       for (const std::int32_t phase : order) {
-        builder_.phase(PhaseKind::kForward, phase);
+        builder_.phase(trace::PhaseKind::kForward, phase);
         run_phase(phase);
       }
       if (chance(20)) evaluate();
@@ -461,13 +463,13 @@ class RandomProgram {
       if (chance(3)) builder_.free(builder_.alloc(100000 + slot_));
       if (chance(2)) {
         evaluate();
-        builder_.phase(PhaseKind::kForward, phase);
+        builder_.phase(trace::PhaseKind::kForward, phase);
       }
     }
   }
 
   void evaluate() {
-    builder_.phase(PhaseKind::kUnplanned);
+    builder_.phase(trace::PhaseKind::kUnplanned);
     const auto id = builder_.alloc(1 + random_() % slots_);
     release_due();
     if (chance(50)) builder_.free(id);
@@ -490,10 +492,13 @@ class RandomProgram {
   TraceBuilder builder_;
 };
 
-bool meet(const Request& a, const Request& b) { return a.lower < b.upper && b.lower < a.upper; }
+bool meet(const trace::Request& a, const trace::Request& b) {
+  return a.lower < b.upper && b.lower < a.upper;
+}
 
-bool meet_on_the_circle(const ProfiledRequest& a, const ProfiledRequest& b, Tick period) {
-  const auto reaches = [&](const ProfiledRequest& x, const ProfiledRequest& y) {
+bool meet_on_the_circle(const profile::ProfiledRequest& a, const profile::ProfiledRequest& b,
+                        Tick period) {
+  const auto reaches = [&](const profile::ProfiledRequest& x, const profile::ProfiledRequest& y) {
     return ((y.lower - x.lower) % period + period) % period < x.upper - x.lower;
   };
   return reaches(a, b) || reaches(b, a);
@@ -503,12 +508,12 @@ TEST(LifetimesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
   std::size_t plannable_in_all = 0;
   std::size_t requests_in_all = 0;
   for (unsigned seed = 0; seed < 600; ++seed) {
-    const Trace trace = RandomProgram(seed).run();
+    const trace::Trace trace = RandomProgram(seed).run();
     trace.check();
-    const IterationProfile profile = profile_iteration(trace);
-    std::vector<const ProfiledRequest*> plannable;
+    const profile::IterationProfile profile = profile::profile_iteration(trace);
+    std::vector<const profile::ProfiledRequest*> plannable;
     Tick last = kNone;
-    for (const ProfiledRequest& r : profile.requests) {
+    for (const profile::ProfiledRequest& r : profile.requests) {
       ASSERT_GT(r.lower, last);
       last = r.lower;
       ASSERT_LT(r.lower, r.upper);
@@ -521,22 +526,23 @@ TEST(LifetimesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
     requests_in_all += profile.requests.size();
 
     // Planned counterparts by size, in every iteration from the first compared one on.
-    std::vector<std::map<Bytes, const Request*>> seen;
+    std::vector<std::map<Bytes, const trace::Request*>> seen;
     for (int i = profile.iteration - profile.compared; i <= profile.iteration; ++i) {
       auto& by_size = seen.emplace_back();
-      for (const Request& r : trace.requests) {
+      for (const trace::Request& r : trace.requests) {
         if (r.lower < trace.iterations[i] || r.lower >= trace.iterations[i + 1]) continue;
-        if (trace.phases[r.phase_begin].key.kind != PhaseKind::kUnplanned) by_size[r.size] = &r;
+        if (trace.phases[r.phase_begin].key.kind != trace::PhaseKind::kUnplanned)
+          by_size[r.size] = &r;
       }
     }
-    for (const ProfiledRequest* a : plannable) {
+    for (const profile::ProfiledRequest* a : plannable) {
       for (std::size_t i = 0; i < seen.size(); ++i) {
         ASSERT_TRUE(seen[i].contains(a->size));
-        const Request& first = *seen[i].at(a->size);
+        const trace::Request& first = *seen[i].at(a->size);
         if (i + 1 < seen.size()) {
           ASSERT_FALSE(meet(first, *seen[i + 1].at(a->size))) << "seed " << seed;
         }
-        for (const ProfiledRequest* b : plannable) {
+        for (const profile::ProfiledRequest* b : plannable) {
           if (a == b) continue;
           bool met = meet(first, *seen[i].at(b->size));
           if (i + 1 < seen.size()) met = met || meet(first, *seen[i + 1].at(b->size));

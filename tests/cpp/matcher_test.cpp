@@ -11,12 +11,12 @@ namespace stalloc {
 namespace {
 
 // A plan whose decisions are letters: 'A' asks for 1 byte, 'B' for 2, ... one string a phase.
-Plan letters(const std::vector<std::string>& phases) {
-  std::vector<Decision> decisions;
+plan::Plan letters(const std::vector<std::string>& phases) {
+  std::vector<plan::Decision> decisions;
   Tick tick = 0;
   for (std::size_t p = 0; p < phases.size(); ++p) {
     for (const char c : phases[p]) {
-      Decision d;
+      plan::Decision d;
       d.size = c - 'A' + 1;
       d.offset = kDefaultAlignment * tick;
       d.lower = tick;
@@ -29,16 +29,17 @@ Plan letters(const std::vector<std::string>& phases) {
 }
 
 // What each request of `run` matched, as indices into the plan; '.' for none, "0123..." for others.
-std::vector<int> run(Matcher& m, const std::string& requests, std::int32_t microbatch = 0) {
-  m.enter_phase(PhaseKind::kForward, microbatch, 0);
+std::vector<int> run(runtime::Matcher& m, const std::string& requests,
+                     std::int32_t microbatch = 0) {
+  m.enter_phase(trace::PhaseKind::kForward, microbatch, 0);
   std::vector<int> result;
   for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0).decision);
   return result;
 }
 
 // A matcher that has seen one iteration run as planned, and so trusts all phases.
-Matcher trusting(const std::vector<std::string>& phases) {
-  Matcher m(letters(phases));
+runtime::Matcher trusting(const std::vector<std::string>& phases) {
+  runtime::Matcher m(letters(phases));
   for (std::size_t p = 0; p < phases.size(); ++p) run(m, phases[p], static_cast<int>(p));
   m.end_iteration();
   return m;
@@ -51,9 +52,9 @@ std::vector<int> upto(int n) {
 }
 
 // The same with persistent requests: lower-case letters.
-Plan letters_with_persistent(const std::vector<std::string>& phases) {
+plan::Plan letters_with_persistent(const std::vector<std::string>& phases) {
   std::vector<std::string> planned;
-  std::vector<PersistentRequest> persistent;
+  std::vector<plan::PersistentRequest> persistent;
   std::int32_t decisions = 0;
   for (const std::string& phase : phases) {
     const auto p = static_cast<PhaseIndex>(planned.size());
@@ -68,7 +69,7 @@ Plan letters_with_persistent(const std::vector<std::string>& phases) {
       }
     }
   }
-  Plan plan = letters(planned);
+  plan::Plan plan = letters(planned);
   plan.persistent = persistent;
   plan.check();
   return plan;
@@ -76,14 +77,14 @@ Plan letters_with_persistent(const std::vector<std::string>& phases) {
 
 TEST(Matcher, APersistentRequestIsNotTakenForADecisionOfItsSize) {
   // A loss that is kept (a) comes before temporaries of its size; so in each phase.
-  Matcher m(letters_with_persistent({"BaAAC", "aAa", "b"}));
+  runtime::Matcher m(letters_with_persistent({"BaAAC", "aAa", "b"}));
   for (int turn = 0; turn < 3; ++turn) {
     EXPECT_EQ(run(m, "BAAAC"), (std::vector<int>{0, kNone, 1, 2, 3}));
     EXPECT_EQ(run(m, "AAA", 1), (std::vector<int>{kNone, 4, kNone}));
     EXPECT_EQ(run(m, "B", 2), (std::vector<int>{kNone}));
     m.end_iteration();
   }
-  m.enter_phase(PhaseKind::kForward, 0, 0);
+  m.enter_phase(trace::PhaseKind::kForward, 0, 0);
   EXPECT_FALSE(m.match(2, 0).persistent);
   EXPECT_TRUE(m.match(1, 0).persistent);
   EXPECT_FALSE(m.match(1, 0).persistent);
@@ -91,7 +92,7 @@ TEST(Matcher, APersistentRequestIsNotTakenForADecisionOfItsSize) {
 }
 
 TEST(Matcher, FindsItsWayRoundAMissingPersistentRequest) {
-  Matcher m(letters_with_persistent({"BcDEF"}));
+  runtime::Matcher m(letters_with_persistent({"BcDEF"}));
   run(m, "BCDEF");
   m.end_iteration();
   EXPECT_EQ(run(m, "BDEF"), upto(4));
@@ -100,12 +101,12 @@ TEST(Matcher, FindsItsWayRoundAMissingPersistentRequest) {
 }
 
 TEST(Matcher, DynamicRequestsComeBeforeAndAfterAPersistentOne) {
-  Plan plan = letters_with_persistent({"AbC"});
+  plan::Plan plan = letters_with_persistent({"AbC"});
   plan.groups.push_back(
       {.phase = 0, .after = 0, .upper = 1, .phase_end = 0, .contexts = {}, .reusable = {}});
-  Matcher m(plan);
+  runtime::Matcher m(plan);
   for (int turn = 0; turn < 3; ++turn) {
-    m.enter_phase(PhaseKind::kForward, 0, 0);
+    m.enter_phase(trace::PhaseKind::kForward, 0, 0);
     EXPECT_EQ(m.match(1, 0).decision, 0);
     EXPECT_EQ(m.match(50, 0).group, 0);
     EXPECT_TRUE(m.match(2, 0).persistent);
@@ -116,7 +117,7 @@ TEST(Matcher, DynamicRequestsComeBeforeAndAfterAPersistentOne) {
 }
 
 TEST(Matcher, FollowsThePlanTurnAfterTurn) {
-  Matcher m(letters({"ABAC", "BB"}));
+  runtime::Matcher m(letters({"ABAC", "BB"}));
   for (int turn = 0; turn < 3; ++turn) {
     EXPECT_EQ(run(m, "ABAC"), upto(4));
     EXPECT_EQ(run(m, "BB", 1), (std::vector<int>{4, 5}));
@@ -125,29 +126,29 @@ TEST(Matcher, FollowsThePlanTurnAfterTurn) {
 }
 
 TEST(Matcher, TwoChangedPlaces) {
-  Matcher m(trusting({"ABCDEF"}));
+  runtime::Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABDCEF"), (std::vector<int>{0, 1, 3, 2, 4, 5}));
 }
 
 TEST(Matcher, OneMissing) {
-  Matcher m(trusting({"ABCDEF"}));
+  runtime::Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABDEF"), (std::vector<int>{0, 1, 3, 4, 5}));
 }
 
 TEST(Matcher, OneNew) {
-  Matcher m(trusting({"ABCDEF"}));
+  runtime::Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABXCDEF"), (std::vector<int>{0, 1, kNone, 2, 3, 4, 5}));
 }
 
 TEST(Matcher, ALayerSkippedCostsOneRequest) {
   const std::string layer = "CDEFGHIJKLMNOPQRST";  // longer than the window
-  Matcher m(trusting({"AB" + layer + "XYZ"}));
+  runtime::Matcher m(trusting({"AB" + layer + "XYZ"}));
   EXPECT_EQ(run(m, "ABXYZ"), (std::vector<int>{0, 1, kNone, 21, 22}));
 }
 
 TEST(Matcher, AForeignRequestOfACommonSizeDoesNotThrowItOff) {
   const std::string layer = "ABCDEFGHIJKLMNOP";
-  Matcher m(trusting({layer + layer + layer}));
+  runtime::Matcher m(trusting({layer + layer + layer}));
   // A stray 'P' right at the start is the like of one far ahead; it goes unmatched, and all else
   // fits.
   std::vector<int> expected = upto(48);
@@ -156,7 +157,7 @@ TEST(Matcher, AForeignRequestOfACommonSizeDoesNotThrowItOff) {
 }
 
 TEST(Matcher, NoDecisionIsTakenTwiceInATurn) {
-  Matcher m(trusting({"AAA"}));
+  runtime::Matcher m(trusting({"AAA"}));
   EXPECT_EQ(run(m, "AAAA"), (std::vector<int>{0, 1, 2, kNone}));
   EXPECT_EQ(run(m, "A"), (std::vector<int>{kNone})) << "second occurrence of the phase";
   m.end_iteration();
@@ -164,13 +165,13 @@ TEST(Matcher, NoDecisionIsTakenTwiceInATurn) {
 }
 
 TEST(Matcher, BackInStepAtTheNextPhase) {
-  Matcher m(letters({"ABCD", "ABCD"}));
+  runtime::Matcher m(letters({"ABCD", "ABCD"}));
   run(m, "XXYYZZ");
   EXPECT_EQ(run(m, "ABCD", 1), (std::vector<int>{4, 5, 6, 7}));
 }
 
 TEST(Matcher, AnUntrustedPhaseIsServedUpToItsFirstDeparture) {
-  Matcher m(letters({"ABCD", "ABCD"}));
+  runtime::Matcher m(letters({"ABCD", "ABCD"}));
   EXPECT_EQ(run(m, "ABXCD"), (std::vector<int>{0, 1, kNone, kNone, kNone}));
   EXPECT_EQ(run(m, "ABCD", 1), (std::vector<int>{4, 5, 6, 7}));
   m.end_iteration();
@@ -180,7 +181,7 @@ TEST(Matcher, AnUntrustedPhaseIsServedUpToItsFirstDeparture) {
 }
 
 TEST(Matcher, APhaseThatRepeatsItsDepartureIsTrusted) {
-  Matcher m(letters({"ABCD"}));
+  runtime::Matcher m(letters({"ABCD"}));
   for (int turn = 0; turn < 2; ++turn) {
     EXPECT_EQ(run(m, "AXBCD"), (std::vector<int>{0, kNone, kNone, kNone, kNone})) << turn;
     m.end_iteration();
@@ -193,7 +194,7 @@ class OptimizerStep {
   explicit OptimizerStep(const std::string& planned) : matcher_(plan_of(planned)) {}
 
   std::vector<int> operator()(const std::string& requests) {
-    matcher_.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+    matcher_.enter_phase(trace::PhaseKind::kOptimizer, kNone, 0);
     std::vector<int> result;
     for (const char c : requests) result.push_back(matcher_.match(c - 'A' + 1, 0).decision);
     matcher_.end_iteration();
@@ -201,13 +202,13 @@ class OptimizerStep {
   }
 
  private:
-  static Plan plan_of(const std::string& planned) {
-    Plan plan = letters({planned});
-    plan.phases[0].key = {PhaseKind::kOptimizer, kNone, 0, 0};
+  static plan::Plan plan_of(const std::string& planned) {
+    plan::Plan plan = letters({planned});
+    plan.phases[0].key = {trace::PhaseKind::kOptimizer, kNone, 0, 0};
     return plan;
   }
 
-  Matcher matcher_;
+  runtime::Matcher matcher_;
 };
 
 // It makes states, as large as temporaries, of parameters that get their first gradient.
@@ -233,7 +234,7 @@ TEST(Matcher, AParameterThatTheOptimizerPassesOverCostsNothingElse) {
 }
 
 TEST(Matcher, PatienceWithAPhaseThatNeverRepeats) {
-  Matcher m(letters({"ABCD"}));
+  runtime::Matcher m(letters({"ABCD"}));
   std::string requests = "AX";
   for (int turn = 0; turn < 4; ++turn, requests += "X") {
     EXPECT_EQ(run(m, requests + "BCD").back(), kNone);
@@ -243,38 +244,38 @@ TEST(Matcher, PatienceWithAPhaseThatNeverRepeats) {
 }
 
 TEST(Matcher, UnknownPhasesMatchNothing) {
-  Matcher m(letters({"AB"}));
+  runtime::Matcher m(letters({"AB"}));
   EXPECT_FALSE(m.in_planned_phase());
   EXPECT_EQ(m.match(1, 0).decision, kNone) << "no phase yet";
   EXPECT_EQ(run(m, "AB", 7), (std::vector<int>{kNone, kNone}));
-  m.enter_phase(PhaseKind::kBackward, 0, 0);
+  m.enter_phase(trace::PhaseKind::kBackward, 0, 0);
   EXPECT_FALSE(m.in_planned_phase());
   EXPECT_EQ(m.match(1, 0).decision, kNone);
   EXPECT_EQ(run(m, "AB"), upto(2));
 }
 
 TEST(Matcher, StreamsAreToldApart) {
-  Plan plan = letters({"AA"});
+  plan::Plan plan = letters({"AA"});
   plan.decisions[1].stream = 3;
-  Matcher m(plan);
-  m.enter_phase(PhaseKind::kForward, 0, 0);
+  runtime::Matcher m(plan);
+  m.enter_phase(trace::PhaseKind::kForward, 0, 0);
   EXPECT_EQ(m.match(1, 0).decision, 0);
   EXPECT_EQ(m.match(1, 3).decision, 1);
   m.end_iteration();
-  m.enter_phase(PhaseKind::kForward, 0, 0);
+  m.enter_phase(trace::PhaseKind::kForward, 0, 0);
   EXPECT_EQ(m.match(1, 3).decision, 1);
   EXPECT_EQ(m.match(1, 3).decision, kNone);
   EXPECT_EQ(m.match(1, 0).decision, 0);
 }
 
 TEST(Matcher, DynamicRequestsFindTheirGroupAndDoNotMoveTheHead) {
-  Plan plan = letters({"ABCD"});
-  DynamicGroup group;
+  plan::Plan plan = letters({"ABCD"});
+  plan::DynamicGroup group;
   group.phase = 0;
   group.after = 1;
   plan.groups.push_back(group);
-  Matcher m(plan);
-  m.enter_phase(PhaseKind::kForward, 0, 0);
+  runtime::Matcher m(plan);
+  m.enter_phase(trace::PhaseKind::kForward, 0, 0);
   EXPECT_EQ(m.match(1, 0).decision, 0);
   EXPECT_EQ(m.match(9, 0, /*dynamic=*/true).group, kNone) << "there is no group at this place";
   EXPECT_EQ(m.match(2, 0).decision, 1);

@@ -12,10 +12,10 @@
 #include "damage.h"
 #include "device/pretend.h"
 #include "plan/plan_json.h"
+#include "profile/lifetimes.h"
 #include "replay/replay.h"
 #include "runtime/opening_guide.h"
 #include "runtime/planned_allocator.h"
-#include "trace/lifetimes.h"
 #include "trace_builder.h"
 
 namespace stalloc {
@@ -28,7 +28,7 @@ constexpr Bytes kMiB = Bytes{1} << 20;
 
 // Two weights, made from a temporary each; activations; a gradient that stays from the first
 // backward on, as large as its temporaries; a state that the first optimizer step makes.
-Trace training(int iterations) {
+trace::Trace training(int iterations) {
   TraceBuilder t;
   for (int i = 0; i < 2; ++i) {
     const auto raw = t.alloc(8 * kMiB);
@@ -36,16 +36,16 @@ Trace training(int iterations) {
     t.free(raw);
   }
   for (int i = 0; i < iterations; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(6 * kMiB);
     const auto b = t.alloc(5 * kMiB);
-    t.phase(PhaseKind::kBackward, 0);
+    t.phase(trace::PhaseKind::kBackward, 0);
     t.free(t.alloc(3 * kMiB));
     if (i == 0) t.alloc(3 * kMiB);
     t.free(t.alloc(3 * kMiB));
     t.free(b);
     t.free(a);
-    t.phase(PhaseKind::kOptimizer);
+    t.phase(trace::PhaseKind::kOptimizer);
     if (i == 0) t.alloc(8 * kMiB);
     t.free(t.alloc(8 * kMiB));
     t.step();
@@ -53,9 +53,11 @@ Trace training(int iterations) {
   return t.finish();
 }
 
-Plan plan_of(const Trace& trace) { return make_plan(profile_iteration(trace), {}); }
+plan::Plan plan_of(const trace::Trace& trace) {
+  return plan::make_plan(profile::profile_iteration(trace), {});
+}
 
-std::string complaint(const Plan& plan) {
+std::string complaint(const plan::Plan& plan) {
   try {
     plan.check();
   } catch (const PlanError& error) {
@@ -65,11 +67,11 @@ std::string complaint(const Plan& plan) {
 }
 
 TEST(Opening, IsWhatOnlyTheFirstIterationAsksFor) {
-  const Trace trace = training(4);
-  const IterationProfile profile = profile_iteration(trace);
+  const trace::Trace trace = training(4);
+  const profile::IterationProfile profile = profile::profile_iteration(trace);
   std::vector<Bytes> sizes;
   std::vector<bool> stays;
-  for (const OpeningSighting& s : profile.opening.requests) {
+  for (const profile::OpeningSighting& s : profile.opening.requests) {
     sizes.push_back(s.size);
     stays.push_back(s.upper == kNever);
   }
@@ -77,24 +79,24 @@ TEST(Opening, IsWhatOnlyTheFirstIterationAsksFor) {
                                        8 * kMiB}));
   EXPECT_EQ(stays, (std::vector<bool>{false, true, false, true, true, true}));
   // The gradient comes between the two temporaries of its size, not for one of them.
-  const OpeningSighting& gradient = profile.opening.requests[4];
-  EXPECT_EQ(profile.phases[gradient.phase].key.kind, PhaseKind::kBackward);
+  const profile::OpeningSighting& gradient = profile.opening.requests[4];
+  EXPECT_EQ(profile.phases[gradient.phase].key.kind, trace::PhaseKind::kBackward);
   EXPECT_EQ(profile.requests[gradient.after].size, 3 * kMiB);
   EXPECT_EQ(profile.opening.stays.size(), 5u);
 }
 
 TEST(Opening, NeedsAFirstIterationThatIsNotCompared) {
-  EXPECT_TRUE(profile_iteration(training(2)).opening.requests.empty());
-  EXPECT_FALSE(profile_iteration(training(3)).opening.requests.empty());
+  EXPECT_TRUE(profile::profile_iteration(training(2)).opening.requests.empty());
+  EXPECT_FALSE(profile::profile_iteration(training(3)).opening.requests.empty());
 }
 
 TEST(Opening, LiesWithoutHolesAndItsTemporariesInThePool) {
-  const Plan plan = plan_of(training(4));
+  const plan::Plan plan = plan_of(training(4));
   const Bytes weight = align_up(4 * kMiB + 100, plan.alignment);
   EXPECT_EQ(plan.resident, 2 * weight + 3 * kMiB + 8 * kMiB);
   ASSERT_EQ(plan.opening.size(), 6u);
   Bytes resident = 0;
-  for (const OpeningRequest& r : plan.opening) {
+  for (const plan::OpeningRequest& r : plan.opening) {
     if (r.stays()) {
       resident += align_up(r.size, plan.alignment);
     } else {
@@ -111,27 +113,27 @@ TEST(Opening, TemporariesTooLargeForThePoolLieWhereStatesWillBe) {
   t.alloc(10 * kMiB);
   t.free(loaded);
   for (int i = 0; i < 4; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     t.free(t.alloc(kMiB));
-    t.phase(PhaseKind::kOptimizer);
+    t.phase(trace::PhaseKind::kOptimizer);
     if (i == 0) t.alloc(30 * kMiB);
     t.free(t.alloc(2 * kMiB));
     t.step();
   }
-  const Trace trace = t.finish();
-  const Plan plan = plan_of(trace);
+  const trace::Trace trace = t.finish();
+  const plan::Plan plan = plan_of(trace);
   EXPECT_EQ(plan.pool, 2 * kMiB);
   EXPECT_EQ(plan.resident, 40 * kMiB);
   EXPECT_GE(plan.opening[0].offset, plan.pool + 10 * kMiB);
-  const ReplayResult result = replay_planned(trace, plan);
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.peak_reserved, 42 * kMiB);
   EXPECT_EQ(result.misses, 0);
 }
 
 TEST(Opening, ReplaysWithoutAByteBesideThePlan) {
-  const Trace trace = training(5);
-  const Plan plan = plan_of(trace);
-  const ReplayResult result = replay_planned(trace, plan);
+  const trace::Trace trace = training(5);
+  const plan::Plan plan = plan_of(trace);
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
   EXPECT_EQ(result.misses, 0);
   EXPECT_EQ(result.mallocs, 2);
@@ -145,17 +147,17 @@ TEST(Opening, ReplaysWithoutAByteBesideThePlan) {
 TEST(Opening, WhatTheFirstIterationDoesNotMakeIsNotMissed) {
   TraceBuilder t;
   for (int i = 0; i < 5; ++i) {
-    t.phase(PhaseKind::kBackward, 0);
+    t.phase(trace::PhaseKind::kBackward, 0);
     t.free(t.alloc(2 * kMiB));
     if (i == 0) t.alloc(3 * kMiB);
     if (i > 0) t.free(t.alloc(3 * kMiB));
     t.free(t.alloc(4 * kMiB));
     t.step();
   }
-  const Trace trace = t.finish();
-  const Plan plan = plan_of(trace);
+  const trace::Trace trace = t.finish();
+  const plan::Plan plan = plan_of(trace);
   EXPECT_EQ(plan.absent, std::vector<std::int32_t>{1});
-  const ReplayResult result = replay_planned(trace, plan);
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.hits, 5 * 3 - 1);
   EXPECT_EQ(result.misses, 0);
   EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
@@ -167,7 +169,7 @@ TEST(Opening, WhatTheNextIterationReplacesIsNoTemporary) {
   TraceBuilder t;
   std::int32_t output = kNone;
   for (int i = 0; i < 5; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     t.free(t.alloc(kMiB));
     const auto next = t.alloc(2 * kMiB);
     if (i > 0) t.free(output);
@@ -176,11 +178,11 @@ TEST(Opening, WhatTheNextIterationReplacesIsNoTemporary) {
     t.free(t.alloc(3 * kMiB));
     t.step();
   }
-  const Trace trace = t.finish();
-  const Plan plan = plan_of(trace);
+  const trace::Trace trace = t.finish();
+  const plan::Plan plan = plan_of(trace);
   EXPECT_EQ(plan.persistent.size(), 1u);
   EXPECT_EQ(plan.absent, std::vector<std::int32_t>{});
-  const ReplayResult result = replay_planned(trace, plan);
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.hits, 5 * 3);
   EXPECT_EQ(result.misses, 0);
 }
@@ -191,50 +193,50 @@ TEST(Opening, AFirstIterationThatDepartsIsNotTrusted) {
   TraceBuilder t;
   for (int i = 0; i < 4; ++i) {
     if (i == 0) t.alloc(kMiB);
-    t.phase(PhaseKind::kOptimizer);
+    t.phase(trace::PhaseKind::kOptimizer);
     for (int k = 1; k < 6; ++k) t.free(t.alloc(k * kMiB));
     t.step();
   }
-  const Plan plan = plan_of(t.finish());
-  Matcher matcher(plan, Matcher::Part::kOpening);
-  matcher.enter_phase(PhaseKind::kOther, kNone, 0);
+  const plan::Plan plan = plan_of(t.finish());
+  runtime::Matcher matcher(plan, runtime::Matcher::Part::kOpening);
+  matcher.enter_phase(trace::PhaseKind::kOther, kNone, 0);
   EXPECT_EQ(matcher.match(9 * kMiB, 0).opening, kNone);
   EXPECT_EQ(matcher.match(kMiB, 0).opening, 0) << "start-up is, whatever comes before";
-  matcher.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+  matcher.enter_phase(trace::PhaseKind::kOptimizer, kNone, 0);
   EXPECT_EQ(matcher.match(kMiB, 0).decision, 0);
   EXPECT_EQ(matcher.match(3 * kMiB, 0).decision, kNone);
   EXPECT_EQ(matcher.match(4 * kMiB, 0).decision, kNone);
   matcher.end_iteration();
-  Matcher next(plan);
+  runtime::Matcher next(plan);
   next.trust_like(matcher);
-  next.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+  next.enter_phase(trace::PhaseKind::kOptimizer, kNone, 0);
   EXPECT_FALSE(next.in_step());
 }
 
 TEST(Opening, ATraceThatBeginsLaterReservesNoRegion) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     t.free(t.alloc(6 * kMiB));
     t.step();
   }
-  const Plan plan = plan_of(training(4));
-  EXPECT_EQ(replay_planned(t.finish(), plan).peak_reserved, plan.pool);
+  const plan::Plan plan = plan_of(training(4));
+  EXPECT_EQ(replay::replay_planned(t.finish(), plan).peak_reserved, plan.pool);
 }
 
 TEST(Opening, IsUnrolledWithThePlan) {
-  const Plan plan = plan_of(training(4));
-  const Trace trace = unroll(plan, 3);
+  const plan::Plan plan = plan_of(training(4));
+  const trace::Trace trace = replay::unroll(plan, 3);
   trace.check();
   EXPECT_EQ(trace.requests.size(), 3 * plan.decisions.size() + 4);
-  const ReplayResult result = replay_planned(trace, plan);
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
   EXPECT_EQ(result.misses, 0);
   EXPECT_EQ(result.mallocs, 2);
 }
 
 TEST(Opening, OverlapsAreRefused) {
-  const Plan good = plan_of(training(4));
+  const plan::Plan good = plan_of(training(4));
   ASSERT_EQ(complaint(good), "");
   std::vector<std::size_t> stay;
   std::size_t goes = 0;
@@ -245,7 +247,7 @@ TEST(Opening, OverlapsAreRefused) {
       goes = i;
     }
   }
-  Plan plan = good;
+  plan::Plan plan = good;
   plan.opening[stay[1]].offset = plan.opening[stay[0]].offset;
   EXPECT_PRED_FORMAT2(IsSubstring, "opening (as buffers, by row): buffer", complaint(plan));
   EXPECT_PRED_FORMAT2(IsSubstring, "overlap", complaint(plan));
@@ -260,7 +262,7 @@ TEST(Opening, OverlapsAreRefused) {
   plan.opening[goes].offset = plan.pool - plan.alignment;
   EXPECT_PRED_FORMAT2(IsSubstring, "nor inside the pool below it", complaint(plan));
   plan = good;
-  for (OpeningRequest& r : plan.opening) {
+  for (plan::OpeningRequest& r : plan.opening) {
     if (!r.stays()) r.offset = kUnplaced;
   }
   EXPECT_EQ(complaint(plan), "");
@@ -279,7 +281,7 @@ TEST(Opening, OverlapsAreRefused) {
   plan = good;
   plan.pool += 64;  // each address is aligned, and none in its pool
   plan.resident += plan.alignment;
-  for (OpeningRequest& r : plan.opening) {
+  for (plan::OpeningRequest& r : plan.opening) {
     if (r.offset >= good.pool) r.offset += plan.alignment;
   }
   EXPECT_PRED_FORMAT2(IsSubstring, "pool: ", complaint(plan));
@@ -290,12 +292,12 @@ TEST(Opening, OverlapsAreRefused) {
 
 TEST(Opening, IsWrittenAndReadAgain) {
   const std::string text = to_json(plan_of(training(4)));
-  const Plan again = plan_from_json(text, "");
+  const plan::Plan again = plan::plan_from_json(text, "");
   EXPECT_EQ(to_json(again), text);
   EXPECT_EQ(again.opening.size(), 6u);
   const auto refuses = [&](const char* column, const char* value, const char* what) {
     try {
-      plan_from_json(testing::with_column(text, "opening", column, value), "plan.json");
+      plan::plan_from_json(testing::with_column(text, "opening", column, value), "plan.json");
       ADD_FAILURE() << column;
     } catch (const PlanError& error) {
       EXPECT_PRED_FORMAT2(IsSubstring, what, error.what());
@@ -313,20 +315,20 @@ class OpeningRun : public ::testing::Test {
   void* allocate(Bytes size, StreamId stream = 0) {
     return allocator_.allocate(size, stream, /*for_training=*/true);
   }
-  void enter(PhaseKind kind, std::int32_t microbatch = kNone) {
+  void enter(trace::PhaseKind kind, std::int32_t microbatch = kNone) {
     allocator_.enter_phase(kind, microbatch, 0);
   }
 
-  const Plan plan_ = plan_of(training(4));
-  PretendMemory device_{200 * kMiB};
-  PlannedAllocator allocator_{device_};
+  const plan::Plan plan_ = plan_of(training(4));
+  device::PretendMemory device_{200 * kMiB};
+  runtime::PlannedAllocator allocator_{device_};
 };
 
 TEST_F(OpeningRun, NothingIsReservedOrServedMidWay) {
   allocator_.enable(plan_);
   EXPECT_EQ(device_.used(), plan_.pool);
-  enter(PhaseKind::kOther);
-  for (const OpeningRequest& r : plan_.opening) {
+  enter(trace::PhaseKind::kOther);
+  for (const plan::OpeningRequest& r : plan_.opening) {
     if (r.phase == 0) allocator_.deallocate(allocate(r.size));
   }
   EXPECT_EQ(allocator_.statistics().opening_requests, 0);
@@ -336,7 +338,7 @@ TEST_F(OpeningRun, NothingIsReservedOrServedMidWay) {
 TEST_F(OpeningRun, TheRegionOutlivesThePlanWithItsBlocks) {
   allocator_.enable(plan_, {.opening = true});
   EXPECT_EQ(device_.used(), plan_.pool + plan_.resident);
-  enter(PhaseKind::kOther);
+  enter(trace::PhaseKind::kOther);
   void* raw = allocate(8 * kMiB);
   void* weight = allocate(4 * kMiB + 100);
   allocator_.deallocate(raw);
@@ -352,11 +354,11 @@ TEST_F(OpeningRun, TheRegionOutlivesThePlanWithItsBlocks) {
 
 TEST_F(OpeningRun, WhatThePoolHoldsIsToldWithoutTheRegion) {
   allocator_.enable(plan_, {.opening = true});
-  enter(PhaseKind::kOther);
+  enter(trace::PhaseKind::kOther);
   void* raw = allocate(8 * kMiB);
   allocate(4 * kMiB + 100);
   allocator_.deallocate(raw);
-  enter(PhaseKind::kForward, 0);
+  enter(trace::PhaseKind::kForward, 0);
   void* activation = allocate(6 * kMiB);
   EXPECT_PRED_FORMAT2(IsSubstring, "pool holds 6.0 MiB of its 14.0 MiB",
                       allocator_.out_of_memory_message(kMiB));
@@ -373,14 +375,14 @@ TEST_F(OpeningRun, WhatThePoolHoldsIsToldWithoutTheRegion) {
 
 TEST_F(OpeningRun, ARegionThatNothingCameForGoesBackAfterTheFirstIteration) {
   allocator_.enable(plan_, {.opening = true});
-  enter(PhaseKind::kForward, 0);
+  enter(trace::PhaseKind::kForward, 0);
   allocator_.end_iteration();
   EXPECT_EQ(device_.used(), plan_.pool);
 }
 
 TEST_F(OpeningRun, WithoutRoomForTheRegionNothingChanges) {
-  PretendMemory small(plan_.pool + plan_.resident - 1);
-  PlannedAllocator allocator(small);
+  device::PretendMemory small(plan_.pool + plan_.resident - 1);
+  runtime::PlannedAllocator allocator(small);
   EXPECT_THROW(allocator.enable(plan_, {.opening = true}), OutOfMemory);
   EXPECT_EQ(small.used(), 0);
   EXPECT_FALSE(allocator.enabled());
@@ -395,14 +397,14 @@ TEST_F(OpeningRun, ATemporaryThatStaysIsTheOnlyOne) {
     t.alloc(kMiB);
   }
   for (int i = 0; i < 3; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     t.free(t.alloc(9 * kMiB));
     t.step();
   }
-  const Plan plan = plan_of(t.finish());
+  const plan::Plan plan = plan_of(t.finish());
   ASSERT_EQ(plan.opening.size(), 16u);
   allocator_.enable(plan, {.opening = true});
-  enter(PhaseKind::kOther);
+  enter(trace::PhaseKind::kOther);
   allocator_.deallocate(allocate(kMiB));
   allocator_.deallocate(allocate(kMiB));  // too many: it has the first weight's place
   for (int i = 0; i < 7; ++i) {
@@ -411,24 +413,24 @@ TEST_F(OpeningRun, ATemporaryThatStaysIsTheOnlyOne) {
   }
   allocator_.check();
   EXPECT_EQ(allocator_.statistics().live_blocks, 1) << "in the pool";
-  enter(PhaseKind::kForward, 0);
+  enter(trace::PhaseKind::kForward, 0);
 }
 
 TEST_F(OpeningRun, TheFirstIterationIsServedAndTheNextAreTrusted) {
   allocator_.enable(plan_, {.opening = true});
   for (int i = 0; i < 2; ++i) {
-    enter(PhaseKind::kOther);
-    enter(PhaseKind::kForward, 0);
+    enter(trace::PhaseKind::kOther);
+    enter(trace::PhaseKind::kForward, 0);
     void* a = allocate(6 * kMiB);
     void* b = allocate(5 * kMiB);
-    enter(PhaseKind::kBackward, 0);
+    enter(trace::PhaseKind::kBackward, 0);
     allocator_.deallocate(allocate(3 * kMiB));
     if (i == 0) allocate(3 * kMiB);
     if (i == 1) allocate(7 * kMiB);  // new, and no reason to mistrust what follows
     allocator_.deallocate(allocate(3 * kMiB));
     allocator_.deallocate(b);
     allocator_.deallocate(a);
-    enter(PhaseKind::kOptimizer);
+    enter(trace::PhaseKind::kOptimizer);
     if (i == 0) allocate(8 * kMiB);
     allocator_.deallocate(allocate(8 * kMiB));
     allocator_.end_iteration();
@@ -469,7 +471,7 @@ struct Action {
   Bytes size = 0;
   StreamId stream = 0;
   int handle = 0;  // of the request
-  PhaseKind kind = PhaseKind::kOther;
+  trace::PhaseKind kind = trace::PhaseKind::kOther;
   std::int32_t microbatch = kNone;
 };
 
@@ -503,7 +505,8 @@ std::vector<Action> random_program(std::mt19937& random, StreamId streams, bool 
     };
     std::vector<int> live;
     for (int m = 0; m < 3; ++m) {
-      program.push_back({.what = Action::kPhase, .kind = PhaseKind::kForward, .microbatch = m});
+      program.push_back(
+          {.what = Action::kPhase, .kind = trace::PhaseKind::kForward, .microbatch = m});
       for (int i = again(1, 8); i > 0; --i) {
         const int size = again(1, 6);
         live.push_back(alloc(size, again(0, streams - 1)));
@@ -521,7 +524,7 @@ std::vector<Action> random_program(std::mt19937& random, StreamId streams, bool 
   return program;
 }
 
-Plan plan_of(const std::vector<Action>& program) {
+plan::Plan plan_of(const std::vector<Action>& program) {
   TraceBuilder t;
   std::map<int, std::int32_t> requests;
   for (const Action& a : program) {
@@ -530,14 +533,14 @@ Plan plan_of(const std::vector<Action>& program) {
     if (a.what == Action::kPhase) t.phase(a.kind, a.microbatch);
     if (a.what == Action::kStep) t.step();
   }
-  return make_plan(profile_iteration(t.finish()), {.time_limit = 0});
+  return plan::make_plan(profile::profile_iteration(t.finish()), {.time_limit = 0});
 }
 
 // Does what the program does, with a departure in about one of `every` actions; 0: none.
-void run(const std::vector<Action>& program, const Plan& plan, std::mt19937& random, int every,
-         Statistics& statistics) {
-  PretendMemory device(Bytes{1} << 30);
-  PlannedAllocator allocator(device);
+void run(const std::vector<Action>& program, const plan::Plan& plan, std::mt19937& random,
+         int every, runtime::Statistics& statistics) {
+  device::PretendMemory device(Bytes{1} << 30);
+  runtime::PlannedAllocator allocator(device);
   Overlaps overlaps;
   std::map<int, void*> live;
   std::vector<int> late;
@@ -557,7 +560,7 @@ void run(const std::vector<Action>& program, const Plan& plan, std::mt19937& ran
     live.erase(it);
   };
   allocator.enable(plan, {.opening = true});
-  allocator.enter_phase(PhaseKind::kOther, kNone, 0);
+  allocator.enter_phase(trace::PhaseKind::kOther, kNone, 0);
   for (const Action& a : program) {
     if (departs()) allocate(foreign--, static_cast<Bytes>(random() % 6 + 1) * 700, a.stream);
     if (departs() && foreign < -1) release(foreign + 1 + static_cast<int>(random() % 3));
@@ -581,7 +584,7 @@ void run(const std::vector<Action>& program, const Plan& plan, std::mt19937& ran
         break;
       case Action::kStep:
         allocator.end_iteration();
-        allocator.enter_phase(PhaseKind::kOther, kNone, 0);
+        allocator.enter_phase(trace::PhaseKind::kOther, kNone, 0);
         break;
     }
     if (::testing::Test::HasFatalFailure()) return;
@@ -599,13 +602,13 @@ class RandomOpening : public ::testing::TestWithParam<unsigned> {};
 TEST_P(RandomOpening, AsProfiledIsServedThroughout) {
   std::mt19937 random(GetParam());
   const std::vector<Action> program = random_program(random, /*streams=*/1, /*sizes=*/true);
-  const Plan plan = plan_of(program);
-  Statistics statistics;
+  const plan::Plan plan = plan_of(program);
+  runtime::Statistics statistics;
   run(program, plan, random, /*every=*/0, statistics);
   EXPECT_EQ(statistics.misses, 0);
   EXPECT_EQ(statistics.conflicts, 0);
   EXPECT_EQ(statistics.opening_requests, statistics.opening);
-  for (const OpeningRequest& r : plan.opening) {
+  for (const plan::OpeningRequest& r : plan.opening) {
     EXPECT_TRUE(!r.stays() || r.offset != kUnplaced);
   }
 }
@@ -614,9 +617,9 @@ TEST_P(RandomOpening, WhateverDepartsNoTwoBlocksOverlap) {
   std::mt19937 random(GetParam());
   const std::vector<Action> program =
       random_program(random, static_cast<StreamId>(1 + GetParam() % 3), /*sizes=*/false);
-  const Plan plan = plan_of(program);
+  const plan::Plan plan = plan_of(program);
   for (const int every : {3, 10, 40}) {
-    Statistics statistics;
+    runtime::Statistics statistics;
     run(program, plan, random, every, statistics);
   }
 }

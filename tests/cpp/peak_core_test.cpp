@@ -1,4 +1,4 @@
-#include "plan/peak_core.h"
+#include "solve/exact/peak_core.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <string>
 
 #include "brute_force.h"
-#include "plan/bound.h"
-#include "plan/greedy.h"
-#include "plan/validator.h"
+#include "solve/core/bound.h"
+#include "solve/greedy/greedy.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
@@ -24,15 +24,16 @@ constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 TEST(PeakCore, IsNeverBelowTheOptimumAndProvesNothingFalse) {
   int optimal = 0;
   for (std::uint32_t seed = 0; seed < 800; ++seed) {
-    const Problem problem = random_problem({.buffers = 8,
-                                            .ticks = 5 + seed % 13,
-                                            .largest = 12,
-                                            .circular = seed % 3 == 0,
-                                            .nested = seed % 7 == 1},
-                                           seed);
+    const solve::Problem problem = random_problem({.buffers = 8,
+                                                   .ticks = 5 + seed % 13,
+                                                   .largest = 12,
+                                                   .circular = seed % 3 == 0,
+                                                   .nested = seed % 7 == 1},
+                                                  seed);
     const Bytes optimum = optimal_height(problem);
-    const Minimum minimum = solve_peak_core(problem, stacked(problem), kUnlimited, {});
-    EXPECT_NO_THROW(validate(problem, minimum.layout)) << seed;
+    const solve::Minimum minimum =
+        solve::solve_peak_core(problem, stacked(problem), kUnlimited, {});
+    EXPECT_NO_THROW(verify::validate(problem, minimum.layout)) << seed;
     ASSERT_GE(minimum.layout.height, optimum) << seed;
     ASSERT_LE(minimum.bound, optimum) << seed;
     optimal += minimum.is_optimal();
@@ -42,11 +43,11 @@ TEST(PeakCore, IsNeverBelowTheOptimumAndProvesNothingFalse) {
 
 TEST(PeakCore, KeepsFixedBuffersWhereTheyAre) {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
-    Problem problem = random_problem({.buffers = 8, .circular = seed % 2 == 1}, seed);
+    solve::Problem problem = random_problem({.buffers = 8, .circular = seed % 2 == 1}, seed);
     problem.buffers[seed % 8].fixed = seed % 5;
-    const Layout start = stacked(problem);
-    const Minimum minimum = solve_peak_core(problem, start, kUnlimited, {});
-    EXPECT_NO_THROW(validate(problem, minimum.layout)) << seed;
+    const solve::Layout start = stacked(problem);
+    const solve::Minimum minimum = solve::solve_peak_core(problem, start, kUnlimited, {});
+    EXPECT_NO_THROW(verify::validate(problem, minimum.layout)) << seed;
     EXPECT_GE(minimum.layout.height, optimal_height(problem)) << seed;
     EXPECT_LE(minimum.bound, optimal_height(problem)) << seed;
   }
@@ -54,8 +55,8 @@ TEST(PeakCore, KeepsFixedBuffersWhereTheyAre) {
 
 // Two peaks, and a thousand small buffers around them: what decides the height is how few of the
 // large ones lie.
-Problem two_peaks() {
-  Problem problem;
+solve::Problem two_peaks() {
+  solve::Problem problem;
   problem.alignment = 1;
   std::mt19937 random(1);
   const auto draw = [&](std::uint32_t n) { return static_cast<std::int64_t>(random() % n); };
@@ -78,33 +79,33 @@ Problem two_peaks() {
 }
 
 TEST(PeakCore, MeetsTheBoundWhereGreedyOrdersDoNot) {
-  const Problem problem = two_peaks();
+  const solve::Problem problem = two_peaks();
   Bytes greedy = std::numeric_limits<Bytes>::max();
-  for (const GreedyPlanner& planner : greedy_planners()) {
+  for (const solve::GreedyPlanner& planner : solve::greedy_planners()) {
     greedy = std::min(greedy, planner.plan(problem, {}).height);
   }
-  EXPECT_GT(greedy, load_bound(problem));
-  const Minimum minimum = solve_peak_core(problem, stacked(problem), 1'000'000, {});
-  EXPECT_EQ(minimum.layout.height, load_bound(problem));
-  EXPECT_NO_THROW(validate(problem, minimum.layout));
-  const Minimum again = solve_peak_core(problem, stacked(problem), 1'000'000, {});
+  EXPECT_GT(greedy, solve::load_bound(problem));
+  const solve::Minimum minimum = solve::solve_peak_core(problem, stacked(problem), 1'000'000, {});
+  EXPECT_EQ(minimum.layout.height, solve::load_bound(problem));
+  EXPECT_NO_THROW(verify::validate(problem, minimum.layout));
+  const solve::Minimum again = solve::solve_peak_core(problem, stacked(problem), 1'000'000, {});
   EXPECT_EQ(minimum.layout.offsets, again.layout.offsets);
 }
 
 TEST(PeakCore, KeepsTheStartWhenItMayNotSearch) {
-  const Problem problem = two_peaks();
+  const solve::Problem problem = two_peaks();
   const std::atomic<bool> cancelled = true;
-  Budget none;
+  solve::Budget none;
   none.cancel = &cancelled;
-  const Minimum idle = solve_peak_core(problem, stacked(problem), kUnlimited, none);
+  const solve::Minimum idle = solve::solve_peak_core(problem, stacked(problem), kUnlimited, none);
   EXPECT_EQ(idle.layout.offsets, stacked(problem).offsets);
-  EXPECT_EQ(idle.bound, load_bound(problem));
+  EXPECT_EQ(idle.bound, solve::load_bound(problem));
 }
 
 TEST(PeakCore, PlansNothingAtHeightZero) {
-  EXPECT_EQ(PeakCorePlanner().plan({}, {}).height, 0);
-  const Problem unborn = {.buffers = {{.size = 600, .lower = 3, .upper = 3}}};
-  EXPECT_EQ(PeakCorePlanner().plan(unborn, {}).height, 1024);
+  EXPECT_EQ(solve::PeakCorePlanner().plan({}, {}).height, 0);
+  const solve::Problem unborn = {.buffers = {{.size = 600, .lower = 3, .upper = 3}}};
+  EXPECT_EQ(solve::PeakCorePlanner().plan(unborn, {}).height, 1024);
 }
 
 }  // namespace

@@ -10,16 +10,16 @@ namespace {
 
 using Piece = std::tuple<Offset, Bytes, Tick, Tick>;
 
-std::vector<Piece> pieces_of(const Placements& placements) {
+std::vector<Piece> pieces_of(const replay::Placements& placements) {
   std::vector<Piece> result;
-  for (const HeldPiece& p : placements.pieces()) {
+  for (const replay::HeldPiece& p : placements.pieces()) {
     result.emplace_back(p.address, p.size, p.lower, p.upper);
   }
   return result;
 }
 
 TEST(Placements, KeepWhatWasHeldAndWhen) {
-  Placements placements(2);
+  replay::Placements placements(2);
   placements.advance(3);
   placements.take(100, 50);
   placements.place(1, 120);
@@ -27,11 +27,11 @@ TEST(Placements, KeepWhatWasHeldAndWhen) {
   placements.take(200, 10);
   placements.give_back(100, 50);
   EXPECT_EQ(pieces_of(placements), (std::vector<Piece>{{100, 50, 3, 7}, {200, 10, 7, kNever}}));
-  EXPECT_EQ(placements.addresses(), (std::vector<Offset>{Placements::kNowhere, 120}));
+  EXPECT_EQ(placements.addresses(), (std::vector<Offset>{replay::Placements::kNowhere, 120}));
 }
 
 TEST(Placements, TakeBackPartsOfPieces) {
-  Placements placements(0);
+  replay::Placements placements(0);
   placements.take(0, 20);
   placements.take(20, 20);
   placements.advance(5);
@@ -42,7 +42,7 @@ TEST(Placements, TakeBackPartsOfPieces) {
 }
 
 TEST(Placements, TakeBackTheMiddleOfAPiece) {
-  Placements placements(0);
+  replay::Placements placements(0);
   placements.take(0, 30);
   placements.advance(5);
   placements.give_back(10, 10);

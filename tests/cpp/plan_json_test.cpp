@@ -15,28 +15,28 @@ using testing::replaced;
 using testing::TraceBuilder;
 using testing::with_column;
 
-Plan small_plan() {
+plan::Plan small_plan() {
   TraceBuilder t;
   for (int i = 0; i < 2; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(600);
     const auto b = t.alloc(400);
-    t.phase(PhaseKind::kBackward, 0);
+    t.phase(trace::PhaseKind::kBackward, 0);
     t.free(a);
     t.free(b);
     t.step();
   }
-  Plan plan = make_plan(profile_iteration(t.finish()), {});
+  plan::Plan plan = plan::make_plan(profile::profile_iteration(t.finish()), {});
   plan.info = {{"device", "cpu"}};
   plan.fingerprint = "0123456789abcdef0123456789abcdef";
   return plan;
 }
 
 // The same, and between its two requests a dynamic one.
-Plan plan_with_group() {
+plan::Plan plan_with_group() {
   TraceBuilder t;
   for (int i = 0; i < 2; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(600);
     t.free(t.alloc(100 + i));
     const auto b = t.alloc(1400);
@@ -44,7 +44,7 @@ Plan plan_with_group() {
     t.free(b);
     t.step();
   }
-  Plan plan = make_plan(profile_iteration(t.finish()), {});
+  plan::Plan plan = plan::make_plan(profile::profile_iteration(t.finish()), {});
   plan.dynamic = {"Experts", "*.mlp.\"x\""};
   plan.groups.at(0).contexts = {{700, 0, -2}, {700, 512, -1}};
   plan.headroom = 5;
@@ -55,7 +55,7 @@ Plan plan_with_group() {
 
 std::string complaint(std::string_view text) {
   try {
-    plan_from_json(text, "plan.json");
+    plan::plan_from_json(text, "plan.json");
   } catch (const PlanError& error) {
     return error.what();
   }
@@ -63,9 +63,9 @@ std::string complaint(std::string_view text) {
 }
 
 TEST(PlanJson, ReadsBackWhatItWrote) {
-  const Plan plan = small_plan();
+  const plan::Plan plan = small_plan();
   const std::string text = to_json(plan);
-  const Plan again = plan_from_json(text, "");
+  const plan::Plan again = plan::plan_from_json(text, "");
   EXPECT_EQ(to_json(again), text);
   EXPECT_EQ(again.info, plan.info);
   EXPECT_EQ(again.fingerprint, plan.fingerprint);
@@ -84,16 +84,16 @@ TEST(PlanJson, ReadsBackWhatItWrote) {
 }
 
 TEST(PlanJson, ReadsBackGroups) {
-  const Plan plan = plan_with_group();
+  const plan::Plan plan = plan_with_group();
   const std::string text = to_json(plan);
-  const Plan again = plan_from_json(text, "");
+  const plan::Plan again = plan::plan_from_json(text, "");
   EXPECT_EQ(to_json(again), text);
   EXPECT_EQ(again.dynamic, plan.dynamic);
   EXPECT_EQ(again.headroom, 5);
   EXPECT_EQ(again.headroom_cost, 100);
   EXPECT_EQ(again.headroom_saves, 200);
   ASSERT_EQ(again.groups.size(), 1u);
-  const DynamicGroup& group = again.groups[0];
+  const plan::DynamicGroup& group = again.groups[0];
   EXPECT_EQ(group.phase, 1);
   EXPECT_EQ(group.after, 0);
   EXPECT_EQ(group.size, 512);
@@ -102,7 +102,7 @@ TEST(PlanJson, ReadsBackGroups) {
   EXPECT_EQ(group.upper, plan.groups[0].upper);
   EXPECT_EQ(group.phase_end, plan.groups[0].phase_end);
   EXPECT_EQ(group.stream, 0);
-  EXPECT_EQ(group.contexts, (std::vector<DynamicContext>{{700, 0, -2}, {700, 512, -1}}));
+  EXPECT_EQ(group.contexts, (std::vector<profile::DynamicContext>{{700, 0, -2}, {700, 512, -1}}));
   ASSERT_FALSE(group.reusable.empty());
   ASSERT_EQ(group.reusable.size(), plan.groups[0].reusable.size());
   EXPECT_EQ(group.reusable[0].begin, plan.groups[0].reusable[0].begin);
@@ -113,7 +113,7 @@ TEST(PlanJson, ReadsBackPersistentRequests) {
   TraceBuilder t;
   std::vector<int> kept;
   for (int i = 0; i < 4; ++i) {
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto a = t.alloc(600);
     const auto loss = t.alloc(4);
     t.free(t.alloc(4));
@@ -122,10 +122,10 @@ TEST(PlanJson, ReadsBackPersistentRequests) {
     kept.push_back(loss);
     t.step();
   }
-  const Plan plan = make_plan(profile_iteration(t.finish()), {});
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(t.finish()), {});
   ASSERT_EQ(plan.persistent.size(), 1u);
   const std::string text = to_json(plan);
-  const Plan again = plan_from_json(text, "");
+  const plan::Plan again = plan::plan_from_json(text, "");
   EXPECT_EQ(to_json(again), text);
   ASSERT_EQ(again.persistent.size(), 1u);
   EXPECT_EQ(again.persistent[0].phase, plan.persistent[0].phase);

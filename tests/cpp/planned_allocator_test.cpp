@@ -19,8 +19,8 @@ namespace {
 
 constexpr Bytes kMiB = Bytes{1} << 20;
 
-Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, PhaseIndex phase = 0) {
-  Decision d;
+plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, PhaseIndex phase = 0) {
+  plan::Decision d;
   d.size = size;
   d.offset = offset;
   d.lower = lower;
@@ -29,7 +29,7 @@ Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, PhaseIndex 
   return d;
 }
 
-Plan two_blocks() {
+plan::Plan two_blocks() {
   return testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4);
 }
 
@@ -37,11 +37,11 @@ class PlannedAllocatorTest : public ::testing::Test {
  protected:
   void* allocate(Bytes size) { return allocator_.allocate(size, 0, /*for_training=*/false); }
   void enter(std::int32_t microbatch = 0) {
-    allocator_.enter_phase(PhaseKind::kForward, microbatch, 0);
+    allocator_.enter_phase(trace::PhaseKind::kForward, microbatch, 0);
   }
 
-  PretendMemory device_{100 * kMiB};
-  PlannedAllocator allocator_{device_};
+  device::PretendMemory device_{100 * kMiB};
+  runtime::PlannedAllocator allocator_{device_};
 };
 
 TEST_F(PlannedAllocatorTest, ServesNothingUntilEnabled) {
@@ -67,7 +67,7 @@ TEST_F(PlannedAllocatorTest, ServesThePlanAndCountsIt) {
     EXPECT_FALSE(allocator_.deallocate(a)) << "freed twice";
     allocator_.end_iteration();
   }
-  const Statistics s = allocator_.statistics();
+  const runtime::Statistics s = allocator_.statistics();
   EXPECT_EQ(s.iterations, 3);
   EXPECT_EQ(s.hits, 6);
   EXPECT_EQ(s.misses, 0);
@@ -83,7 +83,7 @@ TEST_F(PlannedAllocatorTest, MissesAreDecisionsNotServed) {
   void* a = allocate(kMiB);
   void* other = allocate(3 * kMiB);
   allocator_.end_iteration();
-  Statistics s = allocator_.statistics();
+  runtime::Statistics s = allocator_.statistics();
   EXPECT_EQ(s.hits, 1);
   EXPECT_EQ(s.misses, 1);
   EXPECT_EQ(s.fallback_requests, 1);
@@ -127,24 +127,27 @@ TEST_F(PlannedAllocatorTest, DynamicModulesAreOfTheThreadThatEntersThem) {
 TEST_F(PlannedAllocatorTest, NodesAreToldApartByTheThreadThatMadeThem) {
   allocator_.enable(two_blocks());
   enter();
-  const auto dynamic_after = [&](NodeSequence node) {
+  const auto dynamic_after = [&](runtime::NodeSequence node) {
     const auto before = allocator_.statistics().dynamic_requests;
     EXPECT_TRUE(allocator_.deallocate(allocator_.allocate(kMiB, 0, /*for_training=*/true, node)));
     return allocator_.statistics().dynamic_requests > before;
   };
-  allocator_.tag_dynamic_nodes(node_of_thread(2, 5), node_of_thread(2, 8));
-  allocator_.tag_dynamic_nodes(node_of_thread(1, 20), node_of_thread(1, 24));  // its own numbers
-  allocator_.tag_dynamic_nodes(node_of_thread(2, 3), node_of_thread(2, 10));   // an outer module
-  EXPECT_TRUE(dynamic_after(node_of_thread(2, 3)));
-  EXPECT_TRUE(dynamic_after(node_of_thread(2, 9)));
-  EXPECT_FALSE(dynamic_after(node_of_thread(2, 10)));
-  EXPECT_FALSE(dynamic_after(node_of_thread(1, 6)));
-  EXPECT_TRUE(dynamic_after(node_of_thread(1, 23)));
-  EXPECT_FALSE(dynamic_after(node_of_thread(3, 6)));
-  EXPECT_FALSE(dynamic_after(node_of_thread(2, ~std::uint64_t{0})));
+  allocator_.tag_dynamic_nodes(runtime::node_of_thread(2, 5), runtime::node_of_thread(2, 8));
+  allocator_.tag_dynamic_nodes(runtime::node_of_thread(1, 20),
+                               runtime::node_of_thread(1, 24));  // its own numbers
+  allocator_.tag_dynamic_nodes(runtime::node_of_thread(2, 3),
+                               runtime::node_of_thread(2, 10));  // an outer module
+  EXPECT_TRUE(dynamic_after(runtime::node_of_thread(2, 3)));
+  EXPECT_TRUE(dynamic_after(runtime::node_of_thread(2, 9)));
+  EXPECT_FALSE(dynamic_after(runtime::node_of_thread(2, 10)));
+  EXPECT_FALSE(dynamic_after(runtime::node_of_thread(1, 6)));
+  EXPECT_TRUE(dynamic_after(runtime::node_of_thread(1, 23)));
+  EXPECT_FALSE(dynamic_after(runtime::node_of_thread(3, 6)));
+  EXPECT_FALSE(dynamic_after(runtime::node_of_thread(2, ~std::uint64_t{0})));
   for (int i = 0; i < 3; ++i) allocator_.end_iteration();
   enter();
-  EXPECT_FALSE(dynamic_after(node_of_thread(1, 23))) << "two iterations later they are forgotten";
+  EXPECT_FALSE(dynamic_after(runtime::node_of_thread(1, 23)))
+      << "two iterations later they are forgotten";
 }
 
 TEST_F(PlannedAllocatorTest, EvaluationUsesIdlePoolSpace) {
@@ -167,9 +170,9 @@ TEST_F(PlannedAllocatorTest, EvaluationUsesIdlePoolSpace) {
 }
 
 // A forward of two blocks, and what comes between iterations.
-Plan two_blocks_and_rest() {
-  Plan plan = testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4, 2);
-  plan.phases[1].key = {PhaseKind::kOther, kNone, 0, 0};
+plan::Plan two_blocks_and_rest() {
+  plan::Plan plan = testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4, 2);
+  plan.phases[1].key = {trace::PhaseKind::kOther, kNone, 0, 0};
   return plan;
 }
 
@@ -182,7 +185,7 @@ TEST_F(PlannedAllocatorTest, WhatIsMadeBetweenIterationsTakesNoPlannedAddress) {
     void* b = allocate(kMiB);
     EXPECT_TRUE(allocator_.deallocate(b));
     EXPECT_TRUE(allocator_.deallocate(a));
-    allocator_.enter_phase(PhaseKind::kOther, kNone, 0);
+    allocator_.enter_phase(trace::PhaseKind::kOther, kNone, 0);
     if (i == 2) {
       for (int c = 0; c < 2; ++c) copies.push_back(allocate(kMiB));
     }
@@ -232,7 +235,7 @@ TEST_F(PlannedAllocatorTest, AGuestThatOutlivesItsPhaseIsTheLastOfItsKind) {
   allocator_.enable(testing::plan_of({decision(kMiB, 0, 0, 1, 0), decision(kMiB, 0, 2, 3, 1)}, 4,
                                      /*phases=*/2));
   const auto iteration = [this] {
-    const Statistics before = allocator_.statistics();
+    const runtime::Statistics before = allocator_.statistics();
     std::vector<void*> gradients;
     for (const std::int32_t microbatch : {0, 1}) {
       enter(microbatch);
@@ -242,7 +245,7 @@ TEST_F(PlannedAllocatorTest, AGuestThatOutlivesItsPhaseIsTheLastOfItsKind) {
     }
     for (void* p : gradients) EXPECT_TRUE(allocator_.deallocate(p));
     allocator_.end_iteration();
-    const Statistics after = allocator_.statistics();
+    const runtime::Statistics after = allocator_.statistics();
     return std::pair{after.hits - before.hits, after.idle_requests - before.idle_requests};
   };
   while (iteration().second == 0) {  // until the phase is trusted, though it departs
@@ -297,7 +300,7 @@ TEST_F(PlannedAllocatorTest, DisabledFallbackSegmentsGoBackOneByOne) {
 }
 
 TEST_F(PlannedAllocatorTest, AnAlignmentTheDeviceCannotGiveIsRefused) {
-  Plan plan = two_blocks();
+  plan::Plan plan = two_blocks();
   plan.alignment = device_.alignment();
   plan.decisions[1].offset = plan.alignment;
   plan.bound = plan.pool = 2 * plan.alignment;
@@ -386,10 +389,10 @@ TEST_F(PlannedAllocatorTest, PeaksAreReset) {
 // Threads that train, evaluate and free each other's blocks at the same time, on real memory: every
 // block is filled by its owner and must still hold that when it is freed.
 TEST(PlannedAllocatorStress, ThreadsNeverShareAnAddress) {
-  HostMemory device;
-  PlannedAllocator allocator(device);
+  device::HostMemory device;
+  runtime::PlannedAllocator allocator(device);
   std::mt19937 seed(7);
-  const Plan plan = testing::random_plan(seed, 300, 4);
+  const plan::Plan plan = testing::random_plan(seed, 300, 4);
   allocator.enable(plan);
 
   const auto fill = [](void* p, Bytes size, int mark) {
@@ -440,10 +443,10 @@ TEST(PlannedAllocatorStress, ThreadsNeverShareAnAddress) {
   };
   for (int iteration = 0; iteration < 60; ++iteration) {
     PhaseIndex phase = kNone;
-    for (const Decision& d : plan.decisions) {
+    for (const plan::Decision& d : plan.decisions) {
       if (d.phase != phase) {
         phase = d.phase;
-        allocator.enter_phase(PhaseKind::kForward, phase, 0);
+        allocator.enter_phase(trace::PhaseKind::kForward, phase, 0);
       }
       if (random() % 50 == 0) continue;
       if (random() % 100 == 0) allocator.enter_unplanned();

@@ -7,37 +7,40 @@
 
 #include "base/align.h"
 #include "plan/plan.h"
-#include "plan/planner.h"
-#include "plan/portfolio.h"
 #include "plan/reusable.h"
+#include "solve/core/planner.h"
+#include "solve/portfolio.h"
 
 namespace stalloc::testing {
 
 // A plan with one phase (forward, microbatch 0) unless the decisions name others; pool and bound
 // are taken from the decisions.
-inline Plan plan_of(std::vector<Decision> decisions, Tick period, PhaseIndex phases = 1) {
-  Plan plan;
+inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
+                          PhaseIndex phases = 1) {
+  plan::Plan plan;
   plan.period = period;
   for (PhaseIndex p = 0; p < phases; ++p) {
-    plan.phases.push_back({{PhaseKind::kForward, p, 0, 0}, 0, period});
+    plan.phases.push_back({{trace::PhaseKind::kForward, p, 0, 0}, 0, period});
   }
-  for (Decision& d : decisions) {
+  for (plan::Decision& d : decisions) {
     if (d.phase == kNone) d.phase = 0;
     if (d.phase_end == kNone) d.phase_end = d.phase;
     plan.pool = std::max(plan.pool, d.offset + align_up(d.size, plan.alignment));
   }
   plan.bound = plan.pool;
-  std::stable_sort(decisions.begin(), decisions.end(), [](const Decision& a, const Decision& b) {
-    return std::pair(a.phase, a.lower) < std::pair(b.phase, b.lower);
-  });
+  std::stable_sort(decisions.begin(), decisions.end(),
+                   [](const plan::Decision& a, const plan::Decision& b) {
+                     return std::pair(a.phase, a.lower) < std::pair(b.phase, b.lower);
+                   });
   plan.decisions = std::move(decisions);
   return plan;
 }
 
 // A plan of `requests` random requests over `phases` phases, some of which wrap round, on as many
 // streams as said, which may share addresses or not. Sizes repeat, as they do in training.
-inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases, StreamId streams = 1,
-                        Streams reuse = Streams::kSeparate) {
+inline plan::Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases,
+                              StreamId streams = 1,
+                              solve::Streams reuse = solve::Streams::kSeparate) {
   const auto pick = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
@@ -48,10 +51,10 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases, S
   const Tick period = 2 * requests;
   std::vector<Tick> ticks(static_cast<std::size_t>(period));
   for (Tick t = 0; t < period; ++t) ticks[static_cast<std::size_t>(t)] = t;
-  std::vector<Decision> decisions;
+  std::vector<plan::Decision> decisions;
   std::shuffle(ticks.begin(), ticks.end(), random);
   for (int i = 0; i < requests; ++i) {
-    Decision d;
+    plan::Decision d;
     d.size = sizes[static_cast<std::size_t>(pick(0, static_cast<int>(sizes.size()) - 1))];
     const Tick a = ticks[static_cast<std::size_t>(2 * i)];
     const Tick b = ticks[static_cast<std::size_t>(2 * i + 1)];
@@ -64,26 +67,27 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases, S
     if (streams > 1) d.stream = pick(0, streams - 1);
     decisions.push_back(d);
   }
-  Problem problem;
+  solve::Problem problem;
   problem.period = period;
   problem.streams = reuse;
-  for (const Decision& d : decisions) {
-    Buffer b;
+  for (const plan::Decision& d : decisions) {
+    solve::Buffer b;
     b.size = d.size;
     b.lower = d.lower;
     b.upper = d.upper;
     b.stream = d.stream;
     problem.buffers.push_back(b);
   }
-  const Layout layout = streams > 1 ? solve(problem, {.search_steps = 0}, Budget{}).layout
-                                    : planners().front()->plan(problem, Budget{});
+  const solve::Layout layout =
+      streams > 1 ? solve::solve(problem, {.search_steps = 0}, solve::Budget{}).layout
+                  : solve::planners().front()->plan(problem, solve::Budget{});
   const Tick per_phase = (period + phases - 1) / phases;
   for (std::size_t i = 0; i < decisions.size(); ++i) {
     decisions[i].offset = layout.offsets[i];
     decisions[i].phase = static_cast<PhaseIndex>(decisions[i].lower / per_phase);
     decisions[i].phase_end = static_cast<PhaseIndex>((decisions[i].upper % period) / per_phase);
   }
-  Plan plan = plan_of(std::move(decisions), period, phases);
+  plan::Plan plan = plan_of(std::move(decisions), period, phases);
   plan.streams = reuse;
   for (PhaseIndex p = 0; p < phases; ++p) {
     plan.phases[static_cast<std::size_t>(p)].begin = p * per_phase;
@@ -95,15 +99,15 @@ inline Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases, S
 // Turns every `nth` decision of a plan into a group of dynamic requests with that region, one of
 // whose sizes recurs (512 to 2048 bytes), and gives each group all the addresses that are idle
 // through its window.
-inline Plan with_groups(Plan plan, std::size_t nth) {
-  Problem problem;
+inline plan::Plan with_groups(plan::Plan plan, std::size_t nth) {
+  solve::Problem problem;
   problem.period = plan.period;
-  Layout layout;
+  solve::Layout layout;
   layout.height = plan.pool;
-  std::vector<Decision> decisions;
-  std::vector<Window> windows;
+  std::vector<plan::Decision> decisions;
+  std::vector<plan::Window> windows;
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
-    const Decision& d = plan.decisions[i];
+    const plan::Decision& d = plan.decisions[i];
     problem.buffers.push_back(
         {.size = d.size, .lower = d.lower, .upper = d.upper, .stream = d.stream});
     layout.offsets.push_back(d.offset);
@@ -111,7 +115,7 @@ inline Plan with_groups(Plan plan, std::size_t nth) {
       decisions.push_back(d);
       continue;
     }
-    DynamicGroup group;
+    plan::DynamicGroup group;
     group.phase = group.phase_end = d.phase;
     group.after = decisions.empty() || decisions.back().phase != d.phase
                       ? kNone
@@ -125,7 +129,7 @@ inline Plan with_groups(Plan plan, std::size_t nth) {
     plan.groups.push_back(group);
     windows.push_back({d.lower, d.upper, d.stream});
   }
-  const auto reusable = reusable_space(problem, layout, windows);
+  const auto reusable = plan::reusable_space(problem, layout, windows);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) plan.groups[g].reusable = reusable[g];
   plan.decisions = std::move(decisions);
   return plan;

@@ -1,4 +1,4 @@
-#include "plan/portfolio.h"
+#include "solve/portfolio.h"
 
 #include <gtest/gtest.h>
 
@@ -9,18 +9,18 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "brute_force.h"
-#include "plan/bound.h"
-#include "plan/decompose.h"
-#include "plan/race.h"
-#include "plan/validator.h"
 #include "random_problems.h"
+#include "solve/core/bound.h"
+#include "solve/decompose.h"
+#include "solve/race.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
 
-std::string complaint(const Problem& problem, const PortfolioOptions& options = {}) {
+std::string complaint(const solve::Problem& problem, const solve::PortfolioOptions& options = {}) {
   try {
-    solve(problem, options, {});
+    solve::solve(problem, options, {});
   } catch (const PlanError& error) {
     return error.what();
   }
@@ -30,10 +30,10 @@ std::string complaint(const Problem& problem, const PortfolioOptions& options = 
 TEST(Portfolio, FindsAndProvesTheOptimumOfSmallProblems) {
   RandomProblems random(10);
   for (int k = 0; k < 150; ++k) {
-    const Problem problem = random.next(7, k % 2 == 0);
-    const PortfolioResult result = solve(problem, {.threads = 1}, {});
-    EXPECT_NO_THROW(validate(problem, result.layout));
-    EXPECT_GE(result.bound, load_bound(problem));
+    const solve::Problem problem = random.next(7, k % 2 == 0);
+    const solve::PortfolioResult result = solve::solve(problem, {.threads = 1}, {});
+    EXPECT_NO_THROW(verify::validate(problem, result.layout));
+    EXPECT_GE(result.bound, solve::load_bound(problem));
     EXPECT_EQ(result.layout.height, testing::optimal_height(problem)) << "problem " << k;
     EXPECT_TRUE(result.optimal) << "problem " << k;
   }
@@ -42,9 +42,11 @@ TEST(Portfolio, FindsAndProvesTheOptimumOfSmallProblems) {
 TEST(Portfolio, IsTheSameWithAnyNumberOfThreads) {
   RandomProblems random(11);
   for (int k = 0; k < 40; ++k) {
-    const Problem problem = random.next(60, k % 2 == 0);
-    const PortfolioResult one = solve(problem, {.threads = 1, .search_steps = 2000}, {});
-    const PortfolioResult four = solve(problem, {.threads = 4, .search_steps = 2000}, {});
+    const solve::Problem problem = random.next(60, k % 2 == 0);
+    const solve::PortfolioResult one =
+        solve::solve(problem, {.threads = 1, .search_steps = 2000}, {});
+    const solve::PortfolioResult four =
+        solve::solve(problem, {.threads = 4, .search_steps = 2000}, {});
     EXPECT_EQ(one.layout.offsets, four.layout.offsets) << "problem " << k;
     EXPECT_EQ(one.algorithm, four.algorithm);
   }
@@ -53,18 +55,19 @@ TEST(Portfolio, IsTheSameWithAnyNumberOfThreads) {
 TEST(Portfolio, StacksStreamsAndKeepsOffWhatOthersHaveFixed) {
   RandomProblems random(12);
   for (int k = 0; k < 100; ++k) {
-    Problem problem = random.next(20, k % 2 == 0);
-    for (Buffer& b : problem.buffers) b.stream = static_cast<StreamId>(random.number(0, 2));
-    const PortfolioOptions options{.threads = 1, .search_steps = 2000};
-    EXPECT_NO_THROW(solve(problem, options, {})) << "problem " << k;
+    solve::Problem problem = random.next(20, k % 2 == 0);
+    for (solve::Buffer& b : problem.buffers) b.stream = static_cast<StreamId>(random.number(0, 2));
+    const solve::PortfolioOptions options{.threads = 1, .search_steps = 2000};
+    EXPECT_NO_THROW(solve::solve(problem, options, {})) << "problem " << k;
     if (problem.buffers.empty()) continue;
     problem.buffers.front().fixed = 2048;
-    EXPECT_EQ(solve(problem, options, {}).layout.offsets.front(), 2048);
+    EXPECT_EQ(solve::solve(problem, options, {}).layout.offsets.front(), 2048);
   }
 }
 
 TEST(Portfolio, RefusesWhatCannotBe) {
-  Problem problem{.buffers = {{.size = 8, .upper = 5}, {.size = 8, .upper = 5}}, .alignment = 4};
+  solve::Problem problem{.buffers = {{.size = 8, .upper = 5}, {.size = 8, .upper = 5}},
+                         .alignment = 4};
   problem.capacity = 12;
   EXPECT_NE(complaint(problem).find("at least 16"), std::string::npos);
   problem.capacity = 16;
@@ -76,7 +79,7 @@ TEST(Portfolio, RefusesWhatCannotBe) {
   problem.buffers[1].fixed = kUnplaced;
   EXPECT_EQ(complaint(problem), "");
   EXPECT_NE(complaint(problem, {.algorithm = "magic"}).find("first-fit-size"), std::string::npos);
-  const Layout short_one{{0}, 8};
+  const solve::Layout short_one{{0}, 8};
   EXPECT_NE(complaint(problem, {.warm_start = &short_one}).find("1 offsets for 2"),
             std::string::npos);
 }
@@ -84,76 +87,77 @@ TEST(Portfolio, RefusesWhatCannotBe) {
 TEST(Portfolio, IsNoHigherThanWhatItStartsFrom) {
   RandomProblems random(13);
   for (int k = 0; k < 60; ++k) {
-    Problem problem = random.next(8, k % 2 == 0);
-    const PortfolioResult cold = solve(problem, {.threads = 1}, {});
-    PortfolioOptions options{.threads = 1, .warm_start = &cold.layout};
+    solve::Problem problem = random.next(8, k % 2 == 0);
+    const solve::PortfolioResult cold = solve::solve(problem, {.threads = 1}, {});
+    solve::PortfolioOptions options{.threads = 1, .warm_start = &cold.layout};
     const std::atomic<bool> cancel = true;  // nothing but the start has a chance
-    EXPECT_LE(solve(problem, options, {}).layout.height, cold.layout.height);
-    EXPECT_NO_THROW(solve(problem, options, {.cancel = &cancel}));
+    EXPECT_LE(solve::solve(problem, options, {}).layout.height, cold.layout.height);
+    EXPECT_NO_THROW(solve::solve(problem, options, {.cancel = &cancel}));
     // A plan of what has changed since: some buffers are new.
-    Layout stale = cold.layout;
+    solve::Layout stale = cold.layout;
     for (Offset& offset : stale.offsets) {
       if (random.number(0, 2) == 0) offset = kUnplaced;
     }
     options.warm_start = &stale;
-    EXPECT_LE(solve(problem, options, {}).layout.height, cold.layout.height);
+    EXPECT_LE(solve::solve(problem, options, {}).layout.height, cold.layout.height);
   }
 }
 
 TEST(Portfolio, ProvesNothingThatALayoutDisproves) {
   RandomProblems random(16);
   for (int k = 0; k < 200; ++k) {
-    Problem problem = random.next(12, k % 2 == 0);
-    for (Buffer& b : problem.buffers) b.stream = static_cast<StreamId>(random.number(0, 2));
-    const PortfolioResult free = solve(problem, {.threads = 1}, {});
+    solve::Problem problem = random.next(12, k % 2 == 0);
+    for (solve::Buffer& b : problem.buffers) b.stream = static_cast<StreamId>(random.number(0, 2));
+    const solve::PortfolioResult free = solve::solve(problem, {.threads = 1}, {});
     EXPECT_LE(free.bound, free.layout.height);
     for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
       if (random.number(0, 2) == 0) problem.buffers[i].fixed = free.layout.offsets[i];
     }
-    const PortfolioResult fixed = solve(problem, {.threads = 1}, {});
+    const solve::PortfolioResult fixed = solve::solve(problem, {.threads = 1}, {});
     EXPECT_LE(fixed.bound, std::min(free.layout.height, fixed.layout.height)) << "problem " << k;
   }
 }
 
 TEST(Portfolio, HasAPlanEvenWithoutTime) {
-  const Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
+  const solve::Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
   RandomProblems random(14);
   for (int k = 0; k < 60; ++k) {
-    const Problem problem = random.next(30, k % 2 == 0);
-    EXPECT_NO_THROW(validate(problem, solve(problem, {.threads = 1 + k % 3}, none).layout));
+    const solve::Problem problem = random.next(30, k % 2 == 0);
+    EXPECT_NO_THROW(
+        verify::validate(problem, solve::solve(problem, {.threads = 1 + k % 3}, none).layout));
   }
 }
 
 TEST(Portfolio, StacksNothingUpForWantOfTime) {
-  const Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
-  Problem problem{.alignment = 1};
+  const solve::Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
+  solve::Problem problem{.alignment = 1};
   for (Tick t = 0; t < 1000; ++t) {
     problem.buffers.push_back({.size = 1, .lower = t, .upper = t + 2});
   }
   for (const int threads : {1, 3}) {
-    EXPECT_EQ(solve(problem, {.threads = threads}, none).layout.height, 2);
+    EXPECT_EQ(solve::solve(problem, {.threads = threads}, none).layout.height, 2);
   }
 }
 
 TEST(Portfolio, TakesSizesUpTo62Bits) {
-  const Problem problem{.buffers = {{.size = Bytes{1} << 61, .lower = 0, .upper = 3},
-                                    {.size = Bytes{1} << 61, .lower = 3, .upper = 5},
-                                    {.size = Bytes{1} << 61, .lower = 2, .upper = 4}},
-                        .alignment = 1};
-  for (const Planner* p : planners()) {
+  const solve::Problem problem{.buffers = {{.size = Bytes{1} << 61, .lower = 0, .upper = 3},
+                                           {.size = Bytes{1} << 61, .lower = 3, .upper = 5},
+                                           {.size = Bytes{1} << 61, .lower = 2, .upper = 4}},
+                               .alignment = 1};
+  for (const solve::Planner* p : solve::planners()) {
     EXPECT_EQ(p->plan(problem, {}).height, Bytes{1} << 62) << p->name();
   }
-  EXPECT_TRUE(solve(problem, {}, {}).optimal);
+  EXPECT_TRUE(solve::solve(problem, {}, {}).optimal);
 }
 
 TEST(Decompose, LosesNothingAndCutsWhereNothingLives) {
   RandomProblems random(15);
   for (int k = 0; k < 200; ++k) {
-    const Problem problem = random.next(7, k % 2 == 0);
+    const solve::Problem problem = random.next(7, k % 2 == 0);
     std::vector<Offset> offsets(problem.buffers.size(), kUnplaced);
     Bytes height = 0;
-    for (const Part& part : decompose(problem, offsets)) {
-      EXPECT_EQ(part.load, load_bound(part.problem));
+    for (const solve::Part& part : solve::decompose(problem, offsets)) {
+      EXPECT_EQ(part.load, solve::load_bound(part.problem));
       height = std::max(height, part.base + testing::optimal_height(part.problem));
       for (const std::int32_t i : part.buffers) offsets[i] = 0;
     }
@@ -166,34 +170,35 @@ TEST(Decompose, LosesNothingAndCutsWhereNothingLives) {
   }
 }
 
-Attempt attempt_of(std::string name, Bytes height) {
-  return {std::move(name), [height](const Budget&, const std::atomic<Bytes>& limit) {
-            return height < limit ? std::optional<Layout>({{}, height}) : std::nullopt;
+solve::Attempt attempt_of(std::string name, Bytes height) {
+  return {std::move(name), [height](const solve::Budget&, const std::atomic<Bytes>& limit) {
+            return height < limit ? std::optional<solve::Layout>({{}, height}) : std::nullopt;
           }};
 }
 
 TEST(Race, IsWonByTheLowestAndOfEqualsByTheFirst) {
   for (int threads = 1; threads <= 4; ++threads) {
     for (int k = 0; k < 50; ++k) {
-      Winner winner;
-      race({attempt_of("a", 7), attempt_of("b", 5), attempt_of("c", 5), attempt_of("d", 6)},
-           threads, {}, winner);
+      solve::Winner winner;
+      solve::race({attempt_of("a", 7), attempt_of("b", 5), attempt_of("c", 5), attempt_of("d", 6)},
+                  threads, {}, winner);
       EXPECT_EQ(winner.name, "b");
-      race({attempt_of("e", 5), attempt_of("f", 4)}, threads, {.target = 5}, winner);
+      solve::race({attempt_of("e", 5), attempt_of("f", 4)}, threads, {.target = 5}, winner);
       EXPECT_EQ(winner.name, "b");
     }
   }
 }
 
 TEST(Race, PassesOnAnErrorOnlyWhenNoneHasALayout) {
-  const Attempt broken{"broken",
-                       [](const Budget&, const std::atomic<Bytes>&) -> std::optional<Layout> {
-                         throw PlanError("broken");
-                       }};
+  const solve::Attempt broken{
+      "broken",
+      [](const solve::Budget&, const std::atomic<Bytes>&) -> std::optional<solve::Layout> {
+        throw PlanError("broken");
+      }};
   for (int threads = 1; threads <= 2; ++threads) {
-    Winner winner;
-    EXPECT_THROW(race({broken}, threads, {}, winner), PlanError);
-    EXPECT_NO_THROW(race({broken, attempt_of("a", 1)}, threads, {}, winner));
+    solve::Winner winner;
+    EXPECT_THROW(solve::race({broken}, threads, {}, winner), PlanError);
+    EXPECT_NO_THROW(solve::race({broken, attempt_of("a", 1)}, threads, {}, winner));
     EXPECT_EQ(winner.name, "a");
   }
 }
@@ -201,17 +206,17 @@ TEST(Race, PassesOnAnErrorOnlyWhenNoneHasALayout) {
 TEST(Race, ReportsProgressUpToTheEnd) {
   std::atomic<int> reports = 0;
   std::atomic<bool> in_range = true;
-  Budget budget;
+  solve::Budget budget;
   budget.progress = [&](double fraction) {
     ++reports;
     if (fraction < 0 || fraction > 1) in_range = false;
   };
-  Winner winner;
-  const Attempt waits{"waits", [&](const Budget&, const std::atomic<Bytes>&) {
-                        while (reports == 0) std::this_thread::yield();
-                        return std::optional<Layout>({{}, 1});
-                      }};
-  race({waits}, 1, budget, winner);
+  solve::Winner winner;
+  const solve::Attempt waits{"waits", [&](const solve::Budget&, const std::atomic<Bytes>&) {
+                               while (reports == 0) std::this_thread::yield();
+                               return std::optional<solve::Layout>({{}, 1});
+                             }};
+  solve::race({waits}, 1, budget, winner);
   EXPECT_EQ(winner.name, "waits");
   EXPECT_TRUE(in_range);
 }

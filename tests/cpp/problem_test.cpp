@@ -1,4 +1,4 @@
-#include "plan/problem.h"
+#include "solve/core/problem.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace stalloc {
 namespace {
 
-std::string complaint(const Problem& problem) {
+std::string complaint(const solve::Problem& problem) {
   try {
     problem.check();
   } catch (const PlanError& error) {
@@ -19,7 +19,7 @@ std::string complaint(const Problem& problem) {
   return "";
 }
 
-Problem of(Buffer buffer) { return {.buffers = {{.size = 1, .upper = 1}, buffer}}; }
+solve::Problem of(solve::Buffer buffer) { return {.buffers = {{.size = 1, .upper = 1}, buffer}}; }
 
 TEST(Problem, AcceptsWhatItCanPlan) {
   EXPECT_EQ(complaint({}), "");
@@ -43,7 +43,7 @@ TEST(Problem, RefusesSettingsWithoutSense) {
 }
 
 TEST(Problem, KeepsLifetimesWithinOneTurn) {
-  Problem problem{.buffers = {{.size = 1, .lower = 5, .upper = 6}}, .period = 5};
+  solve::Problem problem{.buffers = {{.size = 1, .lower = 5, .upper = 6}}, .period = 5};
   EXPECT_NE(complaint(problem).find("outside the period"), std::string::npos);
   problem.buffers[0] = {.size = 1, .lower = 0, .upper = 6};
   EXPECT_NE(complaint(problem).find("more than the period"), std::string::npos);
@@ -51,11 +51,11 @@ TEST(Problem, KeepsLifetimesWithinOneTurn) {
 
 TEST(Problem, CatchesOverflowOfTheSumOfRoundingAndOfFixedEnds) {
   constexpr Bytes kMost = std::numeric_limits<Bytes>::max();
-  Problem problem{.buffers = {{.size = Bytes{1} << 62}}, .alignment = 1};
+  solve::Problem problem{.buffers = {{.size = Bytes{1} << 62}}, .alignment = 1};
   EXPECT_EQ(complaint(problem), "");
   problem.buffers.push_back({.size = Bytes{1} << 62});
   EXPECT_THROW(problem.check(), OverflowError);
-  EXPECT_THROW(Problem{.buffers = {{.size = kMost}}}.check(), OverflowError);
+  EXPECT_THROW(solve::Problem{.buffers = {{.size = kMost}}}.check(), OverflowError);
   problem.buffers = {{.size = 1024, .fixed = kMost - 511}};
   problem.alignment = 512;
   EXPECT_THROW(problem.check(), OverflowError);

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "plan/problem.h"
+#include "solve/core/problem.h"
 
 namespace stalloc {
 
@@ -20,15 +20,15 @@ class RandomProblems {
   }
 
   // Up to `most` buffers: tall, wide, nested, without size, without lifetime, twice the same.
-  Problem next(int most, bool circular) {
-    Problem problem;
+  solve::Problem next(int most, bool circular) {
+    solve::Problem problem;
     problem.alignment = std::vector<Bytes>{1, 4, 512}[number(0, 2)];
     const Tick end = number(1, 20);
     if (circular) problem.period = end;
     const auto count = static_cast<std::size_t>(number(0, most));
     const std::int64_t shape = number(0, 3);
     while (problem.buffers.size() < count) {
-      Buffer b;
+      solve::Buffer b;
       b.size = shape == 0 ? number(0, 3) : number(0, 4000);
       b.lower = shape == 1 ? number(0, 0) : number(0, end - 1);
       if (shape == 2) {
@@ -49,8 +49,9 @@ class RandomProblems {
 };
 
 // Whether two buffers of one stream are ever live together: the definition, tick by tick.
-inline bool conflict(const Problem& problem, const Buffer& a, const Buffer& b) {
-  const auto live = [&](const Buffer& x, Tick t) {
+inline bool conflict(const solve::Problem& problem, const solve::Buffer& a,
+                     const solve::Buffer& b) {
+  const auto live = [&](const solve::Buffer& x, Tick t) {
     if (t >= x.lower && t < x.upper) return true;
     return problem.period > 0 && t + problem.period >= x.lower && t + problem.period < x.upper;
   };

@@ -12,24 +12,24 @@ namespace {
 class RecorderTest : public ::testing::Test {
  protected:
   const void* block(int i) { return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(i)); }
-  void allocate(int i, Bytes size, NodeSequence node = std::nullopt) {
+  void allocate(int i, Bytes size, runtime::NodeSequence node = std::nullopt) {
     recorder_.on_allocate(block(i), size, 0, false, node);
   }
-  void free(int i, NodeSequence node = std::nullopt) { recorder_.on_free(block(i), node); }
+  void free(int i, runtime::NodeSequence node = std::nullopt) { recorder_.on_free(block(i), node); }
 
-  Recorder recorder_;
+  runtime::Recorder recorder_;
 };
 
 TEST_F(RecorderTest, RecordsLifetimesInTicks) {
   recorder_.start();
-  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   allocate(1, 100);
   allocate(2, 200);
   free(1);
-  recorder_.enter_phase(PhaseKind::kBackward, 0, 0);
+  recorder_.enter_phase(trace::PhaseKind::kBackward, 0, 0);
   allocate(1, 300);  // the address is used again
   free(2);
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_NO_THROW(t.check());
   ASSERT_EQ(t.requests.size(), 3u);
   EXPECT_EQ(t.requests[0].upper, 2);
@@ -50,7 +50,7 @@ TEST_F(RecorderTest, IgnoresWhatItHasNotSeen) {
   recorder_.start();
   free(1);
   free(9);
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_TRUE(t.requests.empty());
   EXPECT_EQ(t.end, 0);
 }
@@ -58,13 +58,13 @@ TEST_F(RecorderTest, IgnoresWhatItHasNotSeen) {
 TEST_F(RecorderTest, CountsOccurrencesAndIterations) {
   recorder_.start();
   for (int i = 0; i < 2; ++i) {
-    recorder_.enter_phase(PhaseKind::kOther, kNone, 0);
+    recorder_.enter_phase(trace::PhaseKind::kOther, kNone, 0);
     allocate(i, 1);
-    recorder_.enter_phase(PhaseKind::kForward, 0, 0);
-    recorder_.enter_phase(PhaseKind::kOther, kNone, 0);
+    recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+    recorder_.enter_phase(trace::PhaseKind::kOther, kNone, 0);
     recorder_.end_iteration();
   }
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_NO_THROW(t.check());
   ASSERT_EQ(t.phases.size(), 6u);
   EXPECT_EQ(t.phases[2].key.occurrence, 1);
@@ -77,13 +77,13 @@ TEST_F(RecorderTest, CountsOccurrencesAndIterations) {
 TEST_F(RecorderTest, WhatEndedByAGuessIsAPartOfTheFirstIteration) {
   recorder_.start();
   const auto part = [this](int i, std::int32_t microbatch) {
-    recorder_.enter_phase(PhaseKind::kOther, kNone, 0);
-    recorder_.enter_phase(PhaseKind::kForward, microbatch, 0);
+    recorder_.enter_phase(trace::PhaseKind::kOther, kNone, 0);
+    recorder_.enter_phase(trace::PhaseKind::kForward, microbatch, 0);
     allocate(i, 1);
     recorder_.enter_unplanned();
     recorder_.leave_unplanned();
     free(i);
-    recorder_.enter_phase(PhaseKind::kOther, kNone, 0);
+    recorder_.enter_phase(trace::PhaseKind::kOther, kNone, 0);
   };
   part(1, 0);
   recorder_.end_iteration();
@@ -97,15 +97,15 @@ TEST_F(RecorderTest, WhatEndedByAGuessIsAPartOfTheFirstIteration) {
   EXPECT_EQ(recorder_.iterations(), 1);
   part(6, 0);
   recorder_.end_iteration();
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_NO_THROW(t.check());
   EXPECT_EQ(t.iterations, (std::vector<Tick>{0, 10, 12}));
   std::string story;
-  for (const PhaseSpan& span : t.phases) {
-    if (span.key.kind == PhaseKind::kForward) {
+  for (const trace::PhaseSpan& span : t.phases) {
+    if (span.key.kind == trace::PhaseKind::kForward) {
       story += "f" + std::to_string(span.key.microbatch);
     } else {
-      story += span.key.kind == PhaseKind::kOther ? "o" : "u";
+      story += span.key.kind == trace::PhaseKind::kOther ? "o" : "u";
     }
     story += "." + std::to_string(span.key.occurrence) + (span.iteration > 0 ? "' " : " ");
   }
@@ -118,15 +118,15 @@ TEST_F(RecorderTest, WhatEndedByAGuessIsAPartOfTheFirstIteration) {
 
 TEST_F(RecorderTest, AnInterruptedPhaseResumes) {
   recorder_.start();
-  recorder_.enter_phase(PhaseKind::kForward, 3, 0);
+  recorder_.enter_phase(trace::PhaseKind::kForward, 3, 0);
   recorder_.enter_unplanned();
   allocate(1, 1);
   recorder_.leave_unplanned();
   allocate(2, 1);
   recorder_.leave_unplanned();  // one too many does no harm
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_EQ(t.phases[static_cast<std::size_t>(t.requests[0].phase_begin)].key.kind,
-            PhaseKind::kUnplanned);
+            trace::PhaseKind::kUnplanned);
   EXPECT_EQ(t.phases[static_cast<std::size_t>(t.requests[1].phase_begin)].key, t.phases[0].key);
 }
 
@@ -134,7 +134,7 @@ TEST_F(RecorderTest, BackwardRequestsBelongToTheModuleOfTheirNode) {
   recorder_.start();
   const LayerIndex block = recorder_.define_layer("block", false);
   const LayerIndex mlp = recorder_.define_layer("block.mlp", true);
-  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   recorder_.enter_layer(block, false);
   recorder_.enter_layer(mlp, false);
   allocate(1, 1);
@@ -143,13 +143,13 @@ TEST_F(RecorderTest, BackwardRequestsBelongToTheModuleOfTheirNode) {
   allocate(2, 1);
   recorder_.leave_layer();
   recorder_.tag_sequence(block, 10, 20);
-  recorder_.enter_phase(PhaseKind::kBackward, 0, 0);
+  recorder_.enter_phase(trace::PhaseKind::kBackward, 0, 0);
   allocate(3, 1, 13);
   allocate(4, 1, 15);
   allocate(5, 1, 25);
   allocate(6, 1, 3);
   free(1, 12);
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_EQ(t.requests[0].layer_begin, mlp);
   EXPECT_TRUE(t.requests[0].dynamic);
   EXPECT_EQ(t.requests[0].layer_end, mlp);
@@ -168,14 +168,14 @@ TEST_F(RecorderTest, NodesAreToldApartByTheThreadThatMadeThem) {
   recorder_.start();
   const LayerIndex here = recorder_.define_layer("here", false);
   const LayerIndex there = recorder_.define_layer("there", false);
-  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
-  recorder_.tag_sequence(here, node_of_thread(1, 10), node_of_thread(1, 20));
-  recorder_.tag_sequence(there, node_of_thread(2, 5), node_of_thread(2, 15));
-  allocate(1, 1, node_of_thread(1, 12));
-  allocate(2, 1, node_of_thread(2, 12));
-  allocate(3, 1, node_of_thread(3, 12));
+  recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+  recorder_.tag_sequence(here, runtime::node_of_thread(1, 10), runtime::node_of_thread(1, 20));
+  recorder_.tag_sequence(there, runtime::node_of_thread(2, 5), runtime::node_of_thread(2, 15));
+  allocate(1, 1, runtime::node_of_thread(1, 12));
+  allocate(2, 1, runtime::node_of_thread(2, 12));
+  allocate(3, 1, runtime::node_of_thread(3, 12));
   EXPECT_LT(recorder_.memory_bytes(), std::size_t{10000});
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_EQ(t.requests[0].layer_begin, here);
   EXPECT_EQ(t.requests[1].layer_begin, there);
   EXPECT_EQ(t.requests[2].layer_begin, kNone);
@@ -186,7 +186,7 @@ TEST_F(RecorderTest, OtherThreadsAreToldApart) {
   allocate(1, 1);
   std::thread([this] { allocate(2, 1); }).join();
   std::thread([this] { recorder_.on_allocate(block(3), 1, 0, /*for_training=*/true, {}); }).join();
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_EQ(t.requests[0].thread, 0);
   EXPECT_NE(t.requests[1].thread, 0);
   EXPECT_EQ(t.requests[2].thread, 0);
@@ -196,14 +196,14 @@ TEST_F(RecorderTest, LayersAreOfTheThreadThatEntersThem) {
   recorder_.start();
   const LayerIndex outer = recorder_.define_layer("outer", true);
   const LayerIndex inner = recorder_.define_layer("inner", false);
-  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   recorder_.enter_layer(inner, false);
   recorder_.leave_layer();
   recorder_.tag_sequence(inner, 10, 20);
   recorder_.enter_layer(outer, false);
   // An accelerator's backward pass, called from inside the outer module.
   std::thread([&] {
-    const auto backward = [&](int i, NodeSequence node) {
+    const auto backward = [&](int i, runtime::NodeSequence node) {
       recorder_.on_allocate(block(i), 1, 0, /*for_training=*/true, node);
     };
     backward(1, 12);
@@ -218,13 +218,13 @@ TEST_F(RecorderTest, LayersAreOfTheThreadThatEntersThem) {
   allocate(5, 1);
   recorder_.leave_layer();
   allocate(6, 1);
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_NO_THROW(t.check());
   std::vector<LayerIndex> layers;
-  for (const Request& r : t.requests) layers.push_back(r.layer_begin);
+  for (const trace::Request& r : t.requests) layers.push_back(r.layer_begin);
   EXPECT_EQ(layers, (std::vector<LayerIndex>{inner, kNone, inner, kNone, outer, kNone}));
   std::vector<Tick> ends;
-  for (const LayerSpan& span : t.layer_spans) ends.push_back(span.end);
+  for (const trace::LayerSpan& span : t.layer_spans) ends.push_back(span.end);
   EXPECT_EQ(ends, (std::vector<Tick>{0, 5, 3, 6})) << "the last was never left";
 }
 
@@ -256,7 +256,7 @@ TEST_F(RecorderTest, WhatIsAbandonedStaysUntouched) {
 
 TEST_F(RecorderTest, TakesAtMostAHundredBytesARequest) {
   recorder_.start();
-  recorder_.enter_phase(PhaseKind::kForward, 0, 0);
+  recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   constexpr int kRequests = 200000;
   for (int i = 0; i < kRequests; ++i) {
     allocate(i, 1);
@@ -279,7 +279,7 @@ TEST_F(RecorderTest, ThreadsRecordWithoutLoss) {
     });
   }
   for (std::thread& t : threads) t.join();
-  const Trace t = recorder_.finish();
+  const trace::Trace t = recorder_.finish();
   EXPECT_NO_THROW(t.check());
   EXPECT_EQ(t.requests.size(), std::size_t{4 * kEach});
   EXPECT_EQ(t.end, 4 * kEach * 3 / 2);

@@ -6,16 +6,16 @@
 #include <random>
 
 #include "base/error.h"
-#include "plan/bound.h"
 #include "plan/region_trial.h"
 #include "plan/window_loads.h"
+#include "solve/core/bound.h"
 
 namespace stalloc {
 namespace {
 
 // A place where each iteration holds so many bytes at once, in one piece.
-DynamicPlace place_of(const std::vector<Bytes>& sizes) {
-  DynamicPlace place;
+profile::DynamicPlace place_of(const std::vector<Bytes>& sizes) {
+  profile::DynamicPlace place;
   place.phase = place.phase_end = 0;
   place.upper = 10;
   for (const Bytes size : sizes) place.sightings.push_back({{size, 0, 5}});
@@ -24,44 +24,45 @@ DynamicPlace place_of(const std::vector<Bytes>& sizes) {
 
 // In phases of their own, the backwards of a microbatch each. The problem has a static request of
 // `static_size` bytes at another time, too.
-Regions regions_of(std::vector<DynamicPlace> places, Bytes static_size = 0, Bytes alignment = 1) {
-  Problem problem{.period = 20, .alignment = alignment};
+plan::Regions regions_of(std::vector<profile::DynamicPlace> places, Bytes static_size = 0,
+                         Bytes alignment = 1) {
+  solve::Problem problem{.period = 20, .alignment = alignment};
   problem.buffers.push_back({.size = static_size, .lower = 12, .upper = 15});
-  std::vector<ProfiledPhase> phases;
-  for (DynamicPlace& p : places) {
+  std::vector<profile::ProfiledPhase> phases;
+  for (profile::DynamicPlace& p : places) {
     p.phase = p.phase_end = static_cast<PhaseIndex>(phases.size());
-    phases.push_back({{PhaseKind::kBackward, p.phase, 0, 0}, 0, 20});
+    phases.push_back({{trace::PhaseKind::kBackward, p.phase, 0, 0}, 0, 20});
     problem.buffers.push_back({.lower = p.lower, .upper = p.upper});
   }
-  return size_regions(places, phases, problem);
+  return plan::size_regions(places, phases, problem);
 }
 
 TEST(Regions, OfNoPlacesAreNone) {
-  const Regions regions = regions_of({});
+  const plan::Regions regions = regions_of({});
   EXPECT_TRUE(regions.sizes.empty());
   EXPECT_EQ(regions.headroom, 0);
 }
 
 TEST(Regions, NeedNoHeadroomWhereIterationsAreAlike) {
-  const Regions regions = regions_of({place_of({1000, 1000, 1000})});
+  const plan::Regions regions = regions_of({place_of({1000, 1000, 1000})});
   EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1000}));
   EXPECT_EQ(regions.cost, 0);
   EXPECT_EQ(regions.saves, 0);
 }
 
 TEST(Regions, WithOneIterationTakeTheDefault) {
-  const Regions regions = regions_of({place_of({1000})});
-  EXPECT_EQ(regions.headroom, kDefaultHeadroom);
+  const plan::Regions regions = regions_of({place_of({1000})});
+  EXPECT_EQ(regions.headroom, plan::kDefaultHeadroom);
   EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1100}));
   EXPECT_EQ(regions.cost, 100);
   EXPECT_EQ(regions.saves, 0);
 }
 
 TEST(Regions, OfAFamilyAreOfOneSizeThatAllItsPlacesTell) {
-  const Regions regions = regions_of(
+  const plan::Regions regions = regions_of(
       {place_of({1000, 1010, 1020}), place_of({1030, 1000, 1010}), place_of({90, 80})}, 10000);
   EXPECT_EQ(regions.sizes[0], regions.sizes[1]);
-  EXPECT_EQ(regions.headroom, kDefaultHeadroom) << "it costs nothing under the static peak";
+  EXPECT_EQ(regions.headroom, plan::kDefaultHeadroom) << "it costs nothing under the static peak";
   EXPECT_EQ(regions.sizes[0], 1010 + 2 * 20);
   EXPECT_EQ(regions.sizes[2], 90 + 2 * 4)
       << "far from alike: two needs, a twentieth above the median";
@@ -70,8 +71,8 @@ TEST(Regions, OfAFamilyAreOfOneSizeThatAllItsPlacesTell) {
 TEST(Regions, TakeHeadroomWhereItSavesMoreThanItCosts) {
   // Left out, the iteration with 1040 overflows a region after the others' by all of it, unless
   // there is a twentieth of head room, few as they are.
-  const std::vector<DynamicPlace> places = {place_of({1000, 1040, 1008, 1000})};
-  const Regions regions = regions_of(places);
+  const std::vector<profile::DynamicPlace> places = {place_of({1000, 1040, 1008, 1000})};
+  const plan::Regions regions = regions_of(places);
   EXPECT_EQ(regions.headroom, 100);
   EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1040}));
   EXPECT_EQ(regions.cost, 32);
@@ -82,11 +83,11 @@ TEST(Regions, TakeHeadroomWhereItSavesMoreThanItCosts) {
 
 TEST(Regions, AwayFromThePeakHaveMoreHeadroom) {
   // The second place is at the peak, where an outlier that no candidate reaches is worth nothing.
-  std::vector<DynamicPlace> places = {place_of({1000, 1010, 1020, 1000}),
-                                      place_of({2000, 19000, 2000, 2000})};
+  std::vector<profile::DynamicPlace> places = {place_of({1000, 1010, 1020, 1000}),
+                                               place_of({2000, 19000, 2000, 2000})};
   places[0].upper = places[1].lower = 10;
   places[1].upper = 12;
-  const Regions regions = regions_of(places);
+  const plan::Regions regions = regions_of(places);
   EXPECT_EQ(regions.headroom, 0);
   EXPECT_EQ(regions.cost, 0);
   EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1010 + 2 * 10, 2000}));
@@ -95,7 +96,7 @@ TEST(Regions, AwayFromThePeakHaveMoreHeadroom) {
 }
 
 TEST(Regions, HoldWhatIsAliveAtOncePackedByBestFit) {
-  DynamicPlace place;
+  profile::DynamicPlace place;
   place.upper = 10;
   // Holes of 30 and 20 between neighbours; 20 takes the smaller one, then 30 the other.
   place.sightings = {
@@ -107,13 +108,13 @@ TEST(Regions, HoldWhatIsAliveAtOncePackedByBestFit) {
 }
 
 TEST(Regions, AreRoundedToTheAlignment) {
-  const Regions regions = regions_of({place_of({1000}), place_of({0 + 1})}, 0, 512);
+  const plan::Regions regions = regions_of({place_of({1000}), place_of({0 + 1})}, 0, 512);
   EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1536, 1024}));
 }
 
 TEST(Regions, ThatDoNotFitIn63BitsAreRefused) {
   EXPECT_THROW(regions_of({place_of({Bytes{1} << 62})}), OverflowError);
-  DynamicPlace place = place_of({1});
+  profile::DynamicPlace place = place_of({1});
   for (int i = 0; i < 3; ++i) place.sightings[0].push_back({1, 1, 5});
   EXPECT_THROW(regions_of({place}, 0, Bytes{1} << 61), OverflowError);
 }
@@ -121,13 +122,13 @@ TEST(Regions, ThatDoNotFitIn63BitsAreRefused) {
 TEST(RegionTrial, CountsWhatFitsNowhere) {
   // Two places whose windows overlap; the second's requests come when the first has made all of
   // its own, and stay as long.
-  std::vector<DynamicPlace> places(2);
+  std::vector<profile::DynamicPlace> places(2);
   places[0].phase = places[1].phase = 0;
   places[0].phase_end = places[1].phase_end = 1;
   places[0].sightings = {{{100, 0, 50}}};
   places[1].sightings = {{{100, 10, 50}, {60, 11, 50}, {60, 12, 50}}};
   const auto overflow = [&](std::vector<Bytes> sizes, Bytes idle = 0) {
-    return region_overflow(places, 0, sizes, std::vector<Bytes>{idle, idle}, 1, 100);
+    return plan::region_overflow(places, 0, sizes, std::vector<Bytes>{idle, idle}, 1, 100);
   };
   EXPECT_EQ(overflow({100, 220}), 0);
   EXPECT_EQ(overflow({160, 160}), 0) << "60 go into the first's";
@@ -142,18 +143,18 @@ TEST(RegionTrial, CountsWhatFitsNowhere) {
 }
 
 TEST(WindowLoads, AreWhatIsLiveInAWindowAtMost) {
-  DynamicPlace place = place_of({1});
+  profile::DynamicPlace place = place_of({1});
   place.lower = 8;
   place.upper = 12;
-  const Problem problem{.buffers = {{.size = 100, .lower = 0, .upper = 5},
-                                    {.size = 70, .lower = 4, .upper = 9},
-                                    {.size = 40, .lower = 6, .upper = 7},
-                                    {.size = 30, .lower = 9, .upper = 11},
-                                    {.lower = 8, .upper = 12}},
-                        .period = 10,
-                        .alignment = 1};
+  const solve::Problem problem{.buffers = {{.size = 100, .lower = 0, .upper = 5},
+                                           {.size = 70, .lower = 4, .upper = 9},
+                                           {.size = 40, .lower = 6, .upper = 7},
+                                           {.size = 30, .lower = 9, .upper = 11},
+                                           {.lower = 8, .upper = 12}},
+                               .period = 10,
+                               .alignment = 1};
   // At its peak, tick 4, 170 are live; in [8, 10) and [0, 2) no more than 100 + 30.
-  WindowLoads loads(std::vector{place}, problem);
+  plan::WindowLoads loads(std::vector{place}, problem);
   EXPECT_EQ(loads.peak(0), 170);
   EXPECT_EQ(loads.most(0), 130);
   EXPECT_EQ(loads.bound(), 170);
@@ -170,7 +171,7 @@ TEST(WindowLoadsProperty, TheirBoundIsTheProblems) {
     const auto pick = [&](Tick low, Tick high) {
       return std::uniform_int_distribution<Tick>(low, high)(random);
     };
-    Problem problem{.period = pick(1, 30), .alignment = 4};
+    solve::Problem problem{.period = pick(1, 30), .alignment = 4};
     const auto add = [&](Bytes size) {
       const Tick lower = pick(0, problem.period - 1);
       problem.buffers.push_back({.size = size,
@@ -180,21 +181,21 @@ TEST(WindowLoadsProperty, TheirBoundIsTheProblems) {
     };
     for (Tick i = pick(0, 12); i > 0; --i) add(pick(1, 40));
     const std::size_t first = problem.buffers.size();
-    std::vector<DynamicPlace> places(static_cast<std::size_t>(pick(1, 8)));
-    for (DynamicPlace& place : places) {
+    std::vector<profile::DynamicPlace> places(static_cast<std::size_t>(pick(1, 8)));
+    for (profile::DynamicPlace& place : places) {
       add(0);
       place.lower = problem.buffers.back().lower;
       place.upper = problem.buffers.back().upper;
       place.stream = problem.buffers.back().stream;
     }
-    WindowLoads loads(places, problem);
+    plan::WindowLoads loads(places, problem);
     for (int step = 0; step < 10; ++step) {
       const auto p = static_cast<std::size_t>(pick(0, std::ssize(places) - 1));
-      Buffer& region = problem.buffers[first + p];
+      solve::Buffer& region = problem.buffers[first + p];
       const Bytes size = 4 * pick(0, 10);
       loads.grow(p, size - region.size);
       region.size = size;
-      EXPECT_EQ(loads.bound(), load_bound(problem)) << "seed " << seed;
+      EXPECT_EQ(loads.bound(), solve::load_bound(problem)) << "seed " << seed;
     }
   }
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "trace/lifetimes.h"
+#include "profile/lifetimes.h"
 #include "trace_builder.h"
 
 namespace stalloc {
@@ -17,20 +17,20 @@ using testing::TraceBuilder;
 constexpr Bytes kMiB = Bytes{1} << 20;
 
 // Weights, activations freed in reverse by backward, a gradient that lives on into the next.
-Trace training(int iterations) {
+trace::Trace training(int iterations) {
   TraceBuilder builder;
   builder.alloc(30 * kMiB);
   std::int32_t gradient = kNone;
   for (int i = 0; i < iterations; ++i) {
-    builder.phase(PhaseKind::kForward, 0);
+    builder.phase(trace::PhaseKind::kForward, 0);
     const auto a = builder.alloc(11 * kMiB);
     if (gradient != kNone) builder.free(gradient);
     const auto b = builder.alloc(15 * kMiB);
-    builder.phase(PhaseKind::kBackward, 0);
+    builder.phase(trace::PhaseKind::kBackward, 0);
     gradient = builder.alloc(13 * kMiB);
     builder.free(b);
     builder.free(a);
-    builder.phase(PhaseKind::kOptimizer);
+    builder.phase(trace::PhaseKind::kOptimizer);
     builder.free(builder.alloc(25 * kMiB));
     builder.step();
   }
@@ -38,7 +38,7 @@ Trace training(int iterations) {
 }
 
 TEST(Replay, OfTorchCountsWhatIsLiveAndHeld) {
-  const ReplayResult result = replay_caching(training(3), {});
+  const replay::ReplayResult result = replay::replay_caching(training(3), {});
   // Weights 30, two activations 11 and 15, the gradient 13.
   EXPECT_EQ(result.load, (30 + 11 + 15 + 13) * kMiB);
   // The activations' segments are 12 and 16, the gradient's 14, and the optimizer's 26.
@@ -50,17 +50,17 @@ TEST(Replay, OfTorchCountsWhatIsLiveAndHeld) {
 }
 
 TEST(Replay, OfTorchStopsAtTheFirstRequestThatDoesNotFit) {
-  CachingSettings settings;
+  replay::CachingSettings settings;
   settings.capacity = 60 * kMiB;
-  const ReplayResult result = replay_caching(training(3), settings);
+  const replay::ReplayResult result = replay::replay_caching(training(3), settings);
   EXPECT_EQ(result.failed, 3) << "the gradient of the first iteration";
   EXPECT_LE(result.peak_reserved, settings.capacity);
 }
 
 TEST(Replay, OfThePlanHitsEveryDecision) {
-  const Trace trace = training(5);
-  const Plan plan = make_plan(profile_iteration(trace), {});
-  const ReplayResult result = replay_planned(trace, plan);
+  const trace::Trace trace = training(5);
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.load, 69 * kMiB);
   EXPECT_EQ(result.misses, 0);
   EXPECT_EQ(result.hits, 5 * static_cast<std::int64_t>(plan.decisions.size()));
@@ -71,11 +71,11 @@ TEST(Replay, OfThePlanHitsEveryDecision) {
 
 // A layer's sizes differ from iteration to iteration. Every third one adds to a memory that grows,
 // and all keep a mask of their own. What comes after the layer needs its room.
-Trace with_memory(int iterations, bool kept) {
+trace::Trace with_memory(int iterations, bool kept) {
   TraceBuilder t;
   for (int i = 0; i < iterations; ++i) {
     const Bytes tokens = 50'000 + 7919 * i % 3001;
-    t.phase(PhaseKind::kForward, 0);
+    t.phase(trace::PhaseKind::kForward, 0);
     const auto x = t.alloc(kMiB);
     std::vector<std::int32_t> layer;
     for (const Bytes width : {16, 64, 16}) layer.push_back(t.alloc(width * tokens));
@@ -84,7 +84,7 @@ Trace with_memory(int iterations, bool kept) {
     for (const auto r : layer) t.free(r);
     std::vector<std::int32_t> blocks;
     for (int n = 0; n < 12; ++n) blocks.push_back(t.alloc(kMiB));
-    t.phase(PhaseKind::kBackward, 0);
+    t.phase(trace::PhaseKind::kBackward, 0);
     for (const auto r : blocks) t.free(r);
     t.free(t.alloc(2 * kMiB));
     t.free(x);
@@ -94,35 +94,35 @@ Trace with_memory(int iterations, bool kept) {
 }
 
 TEST(Replay, WhatIsKeptForGoodIsNotInThePlansWay) {
-  const Plan plan = make_plan(profile_iteration(with_memory(5, true)), {});
-  const Plan without = make_plan(profile_iteration(with_memory(5, false)), {});
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(with_memory(5, true)), {});
+  const plan::Plan without = plan::make_plan(profile::profile_iteration(with_memory(5, false)), {});
   EXPECT_EQ(plan.pool, without.pool);
-  const ReplayResult result = replay_planned(with_memory(20, true), plan);
+  const replay::ReplayResult result = replay::replay_planned(with_memory(20, true), plan);
   EXPECT_EQ(result.hits, 20 * static_cast<std::int64_t>(plan.decisions.size()));
   EXPECT_EQ(result.misses, 0);
 }
 
 TEST(Replay, OfThePlanFailsWhereThePoolDoesNotFit) {
-  const Trace trace = training(3);
-  const Plan plan = make_plan(profile_iteration(trace), {});
-  EXPECT_EQ(replay_planned(trace, plan, {.capacity = plan.pool - 1}).failed, 0);
-  EXPECT_NE(replay_planned(trace, plan, {.capacity = plan.pool + 29 * kMiB}).failed, kNone)
+  const trace::Trace trace = training(3);
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
+  EXPECT_EQ(replay::replay_planned(trace, plan, {.capacity = plan.pool - 1}).failed, 0);
+  EXPECT_NE(replay::replay_planned(trace, plan, {.capacity = plan.pool + 29 * kMiB}).failed, kNone)
       << "the weights";
-  EXPECT_EQ(replay_planned(trace, plan, {.capacity = plan.pool + 30 * kMiB}).failed, kNone);
+  EXPECT_EQ(replay::replay_planned(trace, plan, {.capacity = plan.pool + 30 * kMiB}).failed, kNone);
 }
 
 TEST(Replay, OfAPlanThatDoesNotFitTheTraceCostsMemoryOnly) {
-  const Plan plan = make_plan(profile_iteration(training(3)), {});
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(training(3)), {});
   TraceBuilder other;
   for (int i = 0; i < 4; ++i) {
-    other.phase(PhaseKind::kForward, 0);
+    other.phase(trace::PhaseKind::kForward, 0);
     const auto a = other.alloc(17 * kMiB);
     const auto b = other.alloc(11 * kMiB, 1);
     other.free(a);
     other.free(b);
     other.step();
   }
-  const ReplayResult result = replay_planned(other.finish(), plan);
+  const replay::ReplayResult result = replay::replay_planned(other.finish(), plan);
   EXPECT_EQ(result.load, 28 * kMiB);
   EXPECT_EQ(result.hits, 0);
   EXPECT_EQ(result.failed, kNone);
@@ -130,16 +130,17 @@ TEST(Replay, OfAPlanThatDoesNotFitTheTraceCostsMemoryOnly) {
 
 TEST(Replay, TheWarmUpCountsForThePeakAlone) {
   TraceBuilder builder;
-  builder.phase(PhaseKind::kForward, 0);
+  builder.phase(trace::PhaseKind::kForward, 0);
   builder.free(builder.alloc(40 * kMiB));
   for (int i = 0; i < 6; ++i) {
     builder.step();
-    builder.phase(PhaseKind::kForward, 0);
+    builder.phase(trace::PhaseKind::kForward, 0);
     builder.free(builder.alloc(20 * kMiB));
   }
   builder.step();
-  const Trace trace = builder.finish();
-  const ReplayResult result = replay_planned(trace, make_plan(profile_iteration(trace), {}));
+  const trace::Trace trace = builder.finish();
+  const replay::ReplayResult result =
+      replay::replay_planned(trace, plan::make_plan(profile::profile_iteration(trace), {}));
   EXPECT_EQ(result.load, 20 * kMiB);
   EXPECT_EQ(result.reserved, 20 * kMiB);
   EXPECT_EQ(result.peak_reserved, 60 * kMiB);
@@ -148,18 +149,18 @@ TEST(Replay, TheWarmUpCountsForThePeakAlone) {
 TEST(Replay, AnUnplannedInterruptionIsServedFromIdleSpace) {
   TraceBuilder builder;
   for (int i = 0; i < 5; ++i) {
-    builder.phase(PhaseKind::kForward, 0);
+    builder.phase(trace::PhaseKind::kForward, 0);
     const auto a = builder.alloc(20 * kMiB);
     builder.free(a);
-    builder.phase(PhaseKind::kUnplanned);
+    builder.phase(trace::PhaseKind::kUnplanned);
     builder.free(builder.alloc(12 * kMiB));
-    builder.phase(PhaseKind::kForward, 0);  // goes on
+    builder.phase(trace::PhaseKind::kForward, 0);  // goes on
     builder.free(builder.alloc(10 * kMiB));
     builder.step();
   }
-  const Trace trace = builder.finish();
-  const Plan plan = make_plan(profile_iteration(trace), {});
-  const ReplayResult result = replay_planned(trace, plan);
+  const trace::Trace trace = builder.finish();
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.misses, 0);
   EXPECT_EQ(result.reserved, plan.pool);
 }
@@ -167,7 +168,7 @@ TEST(Replay, AnUnplannedInterruptionIsServedFromIdleSpace) {
 TEST(Replay, DynamicRequestsAreAnnounced) {
   TraceBuilder builder;
   for (int i = 0; i < 5; ++i) {
-    builder.phase(PhaseKind::kForward, 0);
+    builder.phase(trace::PhaseKind::kForward, 0);
     const auto a = builder.alloc(20 * kMiB);
     const auto dynamic = builder.alloc((4 + i) * kMiB);
     builder.tag_dynamic(dynamic);
@@ -175,39 +176,39 @@ TEST(Replay, DynamicRequestsAreAnnounced) {
     for (const auto r : {b, dynamic, a}) builder.free(r);
     builder.step();
   }
-  const Trace trace = builder.finish();
-  const Plan plan = make_plan(profile_iteration(trace), {});
-  const ReplayResult with = replay_planned(trace, plan);
+  const trace::Trace trace = builder.finish();
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
+  const replay::ReplayResult with = replay::replay_planned(trace, plan);
   EXPECT_EQ(with.reserved, plan.pool);
-  const ReplayResult without = replay_planned(trace, plan, {.reuse = false});
+  const replay::ReplayResult without = replay::replay_planned(trace, plan, {.reuse = false});
   EXPECT_EQ(without.reserved, plan.pool + 20 * kMiB);
 }
 
 TEST(Unroll, RepeatsTheStaticRequests) {
-  const Plan plan = make_plan(profile_iteration(training(4)), {});
-  const Trace trace = unroll(plan, 5);
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(training(4)), {});
+  const trace::Trace trace = replay::unroll(plan, 5);
   trace.check();
   EXPECT_EQ(trace.requests.size(), 5 * plan.decisions.size() + 1) << "and the weights, once";
-  const ReplayResult result = replay_planned(trace, plan);
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.misses, 0);
   EXPECT_EQ(result.reserved, plan.pool + 30 * kMiB);
   EXPECT_EQ(result.load, (30 + 11 + 15 + 13) * kMiB);
 }
 
 TEST(Unroll, OfAnEmptyPlanIsEmpty) {
-  const Trace trace = unroll(Plan{}, 3);
+  const trace::Trace trace = replay::unroll(plan::Plan{}, 3);
   trace.check();
   EXPECT_TRUE(trace.requests.empty());
 }
 
 TEST(Replay, OfAnEmptyTraceIsNothing) {
-  const ReplayResult result = replay_caching({}, {});
+  const replay::ReplayResult result = replay::replay_caching({}, {});
   EXPECT_EQ(result.reserved, 0);
   EXPECT_DOUBLE_EQ(result.efficiency(), 1.0);
-  Trace wrong;
+  trace::Trace wrong;
   wrong.requests.push_back({});
-  EXPECT_THROW(replay_caching(wrong, {}), TraceError);
-  EXPECT_THROW(replay_planned(wrong, {}), TraceError);
+  EXPECT_THROW(replay::replay_caching(wrong, {}), TraceError);
+  EXPECT_THROW(replay::replay_planned(wrong, {}), TraceError);
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 namespace stalloc {
 namespace {
 
-Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
-  Decision d;
+plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
+  plan::Decision d;
   d.size = size;
   d.offset = offset;
   d.lower = lower;
@@ -21,7 +21,7 @@ Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
 }
 
 TEST(StaticPool, ServesThePlanAndNothingIsStray) {
-  StaticPool pool(testing::plan_of(
+  runtime::StaticPool pool(testing::plan_of(
       {decision(512, 0, 0, 2), decision(512, 512, 1, 3), decision(512, 0, 4, 5)}, 6));
   for (int turn = 0; turn < 3; ++turn) {
     EXPECT_EQ(pool.place(0), 0);
@@ -38,7 +38,7 @@ TEST(StaticPool, ServesThePlanAndNothingIsStray) {
 }
 
 TEST(StaticPool, RefusesAnAddressThatALateBlockHolds) {
-  StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(100, 0, 2, 3)}, 4));
+  runtime::StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(100, 0, 2, 3)}, 4));
   ASSERT_EQ(pool.place(0), 0);
   EXPECT_EQ(pool.place(1), kUnplaced);
   EXPECT_EQ(pool.strays(), 1u);
@@ -49,7 +49,7 @@ TEST(StaticPool, RefusesAnAddressThatALateBlockHolds) {
 }
 
 TEST(StaticPool, ALateBlockIsRegularAgainInItsNextTurn) {
-  StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 2, 3)}, 4));
+  runtime::StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 2, 3)}, 4));
   ASSERT_EQ(pool.place(0), 0);
   pool.end_iteration();
   EXPECT_EQ(pool.strays(), 1u);
@@ -62,7 +62,7 @@ TEST(StaticPool, ALateBlockIsRegularAgainInItsNextTurn) {
 }
 
 TEST(StaticPool, WrapAroundLivesIntoTheNextTurn) {
-  StaticPool pool(testing::plan_of({decision(512, 0, 6, 10), decision(512, 0, 4, 5)}, 8));
+  runtime::StaticPool pool(testing::plan_of({decision(512, 0, 6, 10), decision(512, 0, 4, 5)}, 8));
   ASSERT_EQ(pool.place(1), 0);  // decisions are ordered by their start: 1 is the later one
   pool.end_iteration();
   EXPECT_EQ(pool.strays(), 0u);
@@ -73,7 +73,7 @@ TEST(StaticPool, WrapAroundLivesIntoTheNextTurn) {
 }
 
 TEST(StaticPool, RefusesADecisionWhoseTimeIsOver) {
-  StaticPool pool(testing::plan_of(
+  runtime::StaticPool pool(testing::plan_of(
       {decision(512, 0, 0, 2), decision(512, 512, 1, 8), decision(512, 0, 3, 4)}, 9));
   ASSERT_EQ(pool.place(2), 0);  // clock at 3: decision 0 is over, decision 1 is not
   EXPECT_EQ(pool.place(0), kUnplaced);
@@ -82,19 +82,19 @@ TEST(StaticPool, RefusesADecisionWhoseTimeIsOver) {
 }
 
 TEST(StaticPool, ReleasesOnlyBlocks) {
-  StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 0, 1)}, 2));
-  EXPECT_EQ(pool.release(0).size, StaticPool::kNotLive);
+  runtime::StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 0, 1)}, 2));
+  EXPECT_EQ(pool.release(0).size, runtime::StaticPool::kNotLive);
   ASSERT_EQ(pool.place(0), 0);
-  EXPECT_EQ(pool.release(512).size, StaticPool::kNotLive);
-  EXPECT_EQ(pool.release(256).size, StaticPool::kNotLive);
+  EXPECT_EQ(pool.release(512).size, runtime::StaticPool::kNotLive);
+  EXPECT_EQ(pool.release(256).size, runtime::StaticPool::kNotLive);
   EXPECT_EQ(pool.release(0).size, 512);
-  EXPECT_EQ(pool.release(0).size, StaticPool::kNotLive) << "freed twice";
+  EXPECT_EQ(pool.release(0).size, runtime::StaticPool::kNotLive) << "freed twice";
 }
 
 TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
-  StaticPool pool(testing::plan_of({decision(512, 0, 0, 9), decision(1024, 512, 1, 2),
-                                    decision(512, 1536, 1, 9), decision(4096, 2048, 3, 4)},
-                                   10));
+  runtime::StaticPool pool(testing::plan_of({decision(512, 0, 0, 9), decision(1024, 512, 1, 2),
+                                             decision(512, 1536, 1, 9), decision(4096, 2048, 3, 4)},
+                                            10));
   ASSERT_EQ(pool.place(0), 0);
   ASSERT_EQ(pool.place(2), 1536);
   EXPECT_EQ(pool.largest_hole(), 4096);
@@ -111,8 +111,8 @@ TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
   pool.check();
 }
 
-DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick lower, Tick upper) {
-  DynamicGroup g;
+plan::DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick lower, Tick upper) {
+  plan::DynamicGroup g;
   g.phase = g.phase_end = 0;
   g.after = after;
   g.size = size;
@@ -125,12 +125,12 @@ DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick lower, Ti
 constexpr Bytes kUnit = Bytes{64} << 10;  // of what is not small
 
 TEST(StaticPool, WhatOutlivesItsRegionIsInTheWayAlone) {
-  Plan plan = testing::plan_of(
+  plan::Plan plan = testing::plan_of(
       {decision(512, 0, 0, 20), decision(kUnit, 512, 10, 11), decision(kUnit, 512 + kUnit, 12, 13)},
       20);
   plan.groups = {group(0, 2 * kUnit, 512, 1, 5)};
   plan.check();
-  StaticPool pool(plan);
+  runtime::StaticPool pool(plan);
   ASSERT_EQ(pool.place(0), 0);
   ASSERT_EQ(pool.place_dynamic(0, 600), 512);
   ASSERT_EQ(pool.place_dynamic(0, 700), 512 + 1024);
@@ -154,19 +154,19 @@ TEST(StaticPool, WhatOutlivesItsRegionIsInTheWayAlone) {
 
 // A gradient that is not made in the first microbatch is made in a later one, and stays as long.
 TEST(StaticPool, ASizeThatALongerRegionDidNotGetGoesThereLater) {
-  Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
-  DynamicGroup gradients = group(0, 2 * kUnit, 1024, 1, 19);
-  gradients.contexts = {{.size = kUnit, .before = DynamicContext::kVaries}};
+  plan::Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
+  plan::DynamicGroup gradients = group(0, 2 * kUnit, 1024, 1, 19);
+  gradients.contexts = {{.size = kUnit, .before = profile::DynamicContext::kVaries}};
   plan.groups = {gradients, group(1, 3 * kUnit, 1024 + 2 * kUnit, 7, 9)};
   plan.pool = plan.bound = 1024 + 5 * kUnit;
   plan.check();
-  StaticPool pool(plan);
+  runtime::StaticPool pool(plan);
   ASSERT_EQ(pool.place(0), 0);
   ASSERT_EQ(pool.place_dynamic(0, kUnit), 1024);
   ASSERT_EQ(pool.place(1), 512);
   EXPECT_EQ(pool.place_dynamic(1, kUnit / 2), 1024 + 2 * kUnit) << "a size that does not recur";
   EXPECT_EQ(pool.place_dynamic(1, kUnit), 1024 + kUnit);
-  EXPECT_EQ(pool.at(1024 + kUnit).kind, StaticPool::Kind::kRegion);
+  EXPECT_EQ(pool.at(1024 + kUnit).kind, runtime::StaticPool::Kind::kRegion);
   EXPECT_EQ(pool.place_dynamic(1, kUnit), 1024 + 2 * kUnit + kUnit / 2) << "all there";
   pool.check();
   EXPECT_EQ(pool.release(1024 + kUnit).size, kUnit);
@@ -176,11 +176,11 @@ TEST(StaticPool, ASizeThatALongerRegionDidNotGetGoesThereLater) {
 }
 
 TEST(StaticPool, WhatPassesMayUseRoomThatOthersAreDoneWith) {
-  Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
+  plan::Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
   plan.groups = {group(0, 2 * kUnit, 1024, 1, 19), group(1, kUnit, 1024 + 2 * kUnit, 7, 9)};
   plan.pool = plan.bound = 1024 + 3 * kUnit;
   plan.check();
-  StaticPool pool(plan);
+  runtime::StaticPool pool(plan);
   ASSERT_EQ(pool.place(0), 0);
   ASSERT_EQ(pool.place_dynamic(0, kUnit / 2), 1024);
   ASSERT_EQ(pool.place(1), 512);
@@ -191,17 +191,18 @@ TEST(StaticPool, WhatPassesMayUseRoomThatOthersAreDoneWith) {
 }
 
 TEST(StaticPool, WhatOverflowsGoesOnlyWhereNothingWillLieInItsWindow) {
-  Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(4 * kUnit, 512, 8, 20)}, 20);
+  plan::Plan plan =
+      testing::plan_of({decision(512, 0, 0, 20), decision(4 * kUnit, 512, 8, 20)}, 20);
   plan.groups = {group(0, kUnit, 512 + 4 * kUnit, 1, 9), group(0, 0, 0, 1, 8)};
   plan.groups[1].reusable = {{512, 512 + 4 * kUnit}};
   plan.pool = plan.bound = 512 + 5 * kUnit;
   plan.check();
-  StaticPool pool(plan);
+  runtime::StaticPool pool(plan);
   ASSERT_EQ(pool.place(0), 0);
   ASSERT_EQ(pool.place_dynamic(0, kUnit), 512 + 4 * kUnit);
   EXPECT_EQ(pool.place_dynamic(0, kUnit), kUnplaced) << "it would be in the way of decision 1";
   EXPECT_EQ(pool.place_dynamic(1, 3 * kUnit), 512);
-  EXPECT_EQ(pool.at(512).kind, StaticPool::Kind::kReused);
+  EXPECT_EQ(pool.at(512).kind, runtime::StaticPool::Kind::kReused);
   EXPECT_EQ(pool.place_dynamic(1, 2 * kUnit), kUnplaced);
   EXPECT_EQ(pool.place_dynamic(1, kUnit), 512 + 3 * kUnit);
   pool.check();
@@ -237,12 +238,12 @@ class Shadow {
 TEST(StaticPool, StressInStepServesEverything) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     std::mt19937 random(seed);
-    const Plan plan = testing::random_plan(random, 120, 3);
-    StaticPool pool(plan);
+    const plan::Plan plan = testing::random_plan(random, 120, 3);
+    runtime::StaticPool pool(plan);
     Shadow shadow;
     std::vector<std::tuple<Tick, bool, std::int32_t>> program;  // frees before allocations
     for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
-      const Decision& d = plan.decisions[i];
+      const plan::Decision& d = plan.decisions[i];
       program.emplace_back(d.lower, true, static_cast<int>(i));
       program.emplace_back(d.upper > plan.period ? d.upper - plan.period : d.upper, false,
                            static_cast<int>(i));
@@ -252,7 +253,7 @@ TEST(StaticPool, StressInStepServesEverything) {
     for (int turn = 0; turn < 3; ++turn) {
       for (const auto& [tick, is_allocation, i] : program) {
         const auto index = static_cast<std::size_t>(i);
-        const Decision& d = plan.decisions[index];
+        const plan::Decision& d = plan.decisions[index];
         if (is_allocation) {
           ASSERT_EQ(pool.place(i), d.offset) << "seed " << seed << " turn " << turn << " d" << i;
           shadow.add(d.offset, d.size, plan.pool);
@@ -279,8 +280,8 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
     const auto pick = [&](int low, int high) {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
-    const Plan plan = testing::random_plan(random, 60, 2);
-    StaticPool pool(plan);
+    const plan::Plan plan = testing::random_plan(random, 60, 2);
+    runtime::StaticPool pool(plan);
     Shadow shadow;
     std::vector<Offset> live;
     std::vector<std::int32_t> order(plan.decisions.size());
@@ -339,8 +340,8 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
     const auto pick = [&](int low, int high) {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
-    const Plan plan = testing::with_groups(testing::random_plan(random, 60, 2), 4);
-    StaticPool pool(plan);
+    const plan::Plan plan = testing::with_groups(testing::random_plan(random, 60, 2), 4);
+    runtime::StaticPool pool(plan);
     Shadow shadow;
     std::vector<Offset> live;
     struct Step {
@@ -379,7 +380,7 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
               ++refused;
               continue;
             }
-            (pool.at(o).kind == StaticPool::Kind::kRegion ? in_region : reused) += 1;
+            (pool.at(o).kind == runtime::StaticPool::Kind::kRegion ? in_region : reused) += 1;
             add(o, size);
             ASSERT_NO_THROW(pool.check()) << "seed " << seed;
           }

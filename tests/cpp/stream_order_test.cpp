@@ -18,21 +18,21 @@ constexpr Bytes kMiB = Bytes{1} << 20;
 constexpr StreamId kMain = 0;
 constexpr StreamId kSide = 1;
 
-Decision decision(Offset offset, Tick lower, Tick upper, StreamId stream, Bytes size = kMiB) {
+plan::Decision decision(Offset offset, Tick lower, Tick upper, StreamId stream, Bytes size = kMiB) {
   return {.size = size, .offset = offset, .lower = lower, .upper = upper, .stream = stream};
 }
 
-Plan ordered_plan(std::vector<Decision> decisions, Tick period) {
-  Plan plan = testing::plan_of(std::move(decisions), period);
-  plan.streams = Streams::kOrdered;
+plan::Plan ordered_plan(std::vector<plan::Decision> decisions, Tick period) {
+  plan::Plan plan = testing::plan_of(std::move(decisions), period);
+  plan.streams = solve::Streams::kOrdered;
   return plan;
 }
 
 class StreamOrderTest : public ::testing::Test {
  protected:
-  void enable(const Plan& plan) {
+  void enable(const plan::Plan& plan) {
     allocator_.enable(plan);
-    allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   std::byte* allocate(StreamId stream, Bytes size = kMiB) {
     auto* p = static_cast<std::byte*>(allocator_.allocate(size, stream, true));
@@ -45,27 +45,28 @@ class StreamOrderTest : public ::testing::Test {
   void free(std::byte* p) { ASSERT_TRUE(allocator_.deallocate(p)); }
   void next_iteration() {
     allocator_.end_iteration();
-    allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   // An iteration as planned, so that departures from it are taken for what they are.
-  void follow(const Plan& plan) {
-    for (const Decision& d : plan.decisions) free(allocate(d.stream, d.size));
+  void follow(const plan::Plan& plan) {
+    for (const plan::Decision& d : plan.decisions) free(allocate(d.stream, d.size));
     next_iteration();
     waits_before_ = statistics().stream_waits;
     records_before_ = streams_.records;
   }
   std::int64_t waits() const { return statistics().stream_waits - waits_before_; }
   int records() const { return streams_.records - records_before_; }
-  Statistics statistics() const { return allocator_.statistics(); }
+  runtime::Statistics statistics() const { return allocator_.statistics(); }
 
-  PretendMemory device_{100 * kMiB};
+  device::PretendMemory device_{100 * kMiB};
   FakeStreams streams_;
   std::int64_t waits_before_ = 0;
   int records_before_ = 0;
-  StreamTable table_;
-  const StreamHandle side_ = FakeStreams::stream(7);
+  runtime::StreamTable table_;
+  const device::StreamHandle side_ = FakeStreams::stream(7);
   const StreamId side_id_ = table_.id_of(side_);
-  PlannedAllocator allocator_{device_, streams_, table_, PlannedAllocator::Fallback::kOwn};
+  runtime::PlannedAllocator allocator_{device_, streams_, table_,
+                                       runtime::PlannedAllocator::Fallback::kOwn};
 };
 
 TEST_F(StreamOrderTest, TheLaterStreamWaitsForTheEarlierOnesWorkUpToItsFree) {
@@ -115,9 +116,10 @@ TEST_F(StreamOrderTest, AddressesOfOneStreamCostNothing) {
 
 // a (main) | b (side) | c (main) at one address, and b is asked for late, or not at all.
 TEST_F(StreamOrderTest, WhoeverHasReallyBeenThereIsWaitedFor) {
-  const Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide, 2 * kMiB),
-                                  decision(kMiB, 4, 5, kMain, kMiB / 2)},
-                                 6);
+  const plan::Plan plan =
+      ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide, 2 * kMiB),
+                    decision(kMiB, 4, 5, kMain, kMiB / 2)},
+                   6);
   enable(plan);
   follow(plan);
   std::byte* a = allocate(kMain);  // where b was last, which main has waited for to get at c
@@ -142,7 +144,7 @@ TEST_F(StreamOrderTest, WhoeverHasReallyBeenThereIsWaitedFor) {
 }
 
 TEST_F(StreamOrderTest, ABlockThePlanDoesNotKnowIsWaitedFor) {
-  const Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4);
+  const plan::Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4);
   enable(plan);
   follow(plan);
   allocator_.enter_unplanned();
@@ -161,7 +163,7 @@ TEST_F(StreamOrderTest, ABlockThePlanDoesNotKnowIsWaitedFor) {
 // As where a program lets the block's own stream wait for its user after the free: enough where
 // memory goes back to that stream.
 TEST_F(StreamOrderTest, WhatOthersDidWithTheBlockIsWaitedForToo) {
-  const StreamHandle third = FakeStreams::stream(8);
+  const device::StreamHandle third = FakeStreams::stream(8);
   table_.id_of(third);
   enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
   std::byte* a = allocate(kMain);
@@ -216,7 +218,7 @@ TEST_F(StreamOrderTest, DuringACaptureNothingIsRecordedOrWaitedFor) {
 }
 
 TEST_F(StreamOrderTest, AFreeDuringACaptureIsWaitedForAfterIt) {
-  const Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4);
+  const plan::Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4);
   enable(plan);
   follow(plan);  // its free has an event of this iteration
   std::byte* a = allocate(kMain);
@@ -278,7 +280,7 @@ TEST_F(StreamOrderTest, ThreadsTakeTurns) {
       EXPECT_TRUE(allocator_.deallocate(p));
       if (i % 11 == 0) allocator_.end_capture();
       if (i % 4 == 0) allocator_.end_iteration();
-      if (i % 4 == 0) allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+      if (i % 4 == 0) allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
     }
   };
   {
@@ -294,9 +296,9 @@ TEST_F(StreamOrderTest, ThreadsTakeTurns) {
 
 // By two streams there would be a table of 80 GB.
 TEST_F(StreamOrderTest, StreamsThatCanNeverComeCostNothing) {
-  std::vector<Decision> decisions = {decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)};
+  std::vector<plan::Decision> decisions = {decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)};
   for (StreamId i = 0; i < 100'000; ++i) {
-    decisions.push_back(decision(0, 4 + i, 5 + i, StreamTable::kStreams + i, 512));
+    decisions.push_back(decision(0, 4 + i, 5 + i, runtime::StreamTable::kStreams + i, 512));
   }
   enable(ordered_plan(std::move(decisions), 200'000));
   std::byte* a = allocate(kMain);

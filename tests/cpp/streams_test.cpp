@@ -17,8 +17,8 @@ using testing::FakeStreams;
 constexpr Bytes kMiB = Bytes{1} << 20;
 constexpr StreamId kSide = 1;
 
-Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, StreamId stream = 0) {
-  Decision d;
+plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, StreamId stream = 0) {
+  plan::Decision d;
   d.size = size;
   d.offset = offset;
   d.lower = lower;
@@ -28,13 +28,13 @@ Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, StreamId st
 }
 
 TEST(StreamTable, NumbersStreamsByFirstUse) {
-  StreamTable table;
+  runtime::StreamTable table;
   EXPECT_EQ(table.id_of(nullptr), 0);
   EXPECT_EQ(table.id_of(FakeStreams::stream(70)), 1);
   EXPECT_EQ(table.id_of(FakeStreams::stream(30)), 2);
   EXPECT_EQ(table.id_of(FakeStreams::stream(70)), 1);
   EXPECT_EQ(table.handle_of(2), FakeStreams::stream(30));
-  for (int i = 3; i < StreamTable::kStreams; ++i) {
+  for (int i = 3; i < runtime::StreamTable::kStreams; ++i) {
     EXPECT_EQ(table.id_of(FakeStreams::stream(1000 + i)), i);
   }
   EXPECT_EQ(table.id_of(FakeStreams::stream(5000)), kNone);
@@ -43,10 +43,10 @@ TEST(StreamTable, NumbersStreamsByFirstUse) {
 
 TEST(StaticPoolStreams, IdleSpaceIsOfTheStreamThatPlansIt) {
   // stream 0 at [0, 1 MiB), stream 1 at [1, 3), nobody at [3, 4) but the stream 2's groups.
-  Plan plan = testing::plan_of({decision(kMiB, 0, 0, 1), decision(2 * kMiB, kMiB, 1, 2, 1),
-                                decision(kMiB, 4 * kMiB, 2, 3, 2)},
-                               4);
-  DynamicGroup group;
+  plan::Plan plan = testing::plan_of({decision(kMiB, 0, 0, 1), decision(2 * kMiB, kMiB, 1, 2, 1),
+                                      decision(kMiB, 4 * kMiB, 2, 3, 2)},
+                                     4);
+  plan::DynamicGroup group;
   group.phase = group.phase_end = 0;
   group.after = 2;
   group.lower = 3;
@@ -55,7 +55,7 @@ TEST(StaticPoolStreams, IdleSpaceIsOfTheStreamThatPlansIt) {
   group.reusable = {{3 * kMiB, 5 * kMiB}};
   plan.groups.push_back(group);
   plan.check();
-  StaticPool pool(plan);
+  runtime::StaticPool pool(plan);
   EXPECT_EQ(pool.place_idle(2 * kMiB, 0), kUnplaced);
   EXPECT_EQ(pool.place_idle(2 * kMiB, 1), kMiB);
   EXPECT_EQ(pool.place_idle(1, 1), kUnplaced);
@@ -73,9 +73,10 @@ TEST(StaticPoolStreams, IdleSpaceIsOfTheStreamThatPlansIt) {
 }
 
 TEST(StaticPoolStreams, WhatTwoStreamsMayReuseIsTheFirsts) {
-  Plan plan = testing::plan_of({decision(kMiB, 0, 0, 1), decision(kMiB, 2 * kMiB, 1, 2, 1)}, 8);
+  plan::Plan plan =
+      testing::plan_of({decision(kMiB, 0, 0, 1), decision(kMiB, 2 * kMiB, 1, 2, 1)}, 8);
   for (const StreamId stream : {0, 1}) {
-    DynamicGroup group;
+    plan::DynamicGroup group;
     group.phase = group.phase_end = 0;
     group.after = 1;
     group.lower = 4;
@@ -85,7 +86,7 @@ TEST(StaticPoolStreams, WhatTwoStreamsMayReuseIsTheFirsts) {
     plan.groups.push_back(group);
   }
   plan.check();
-  StaticPool pool(plan);
+  runtime::StaticPool pool(plan);
   ASSERT_NE(pool.place(0), kUnplaced);
   EXPECT_EQ(pool.place_dynamic(1, kMiB / 4), kUnplaced) << "both may reuse it by the plan";
   EXPECT_EQ(pool.place_dynamic(0, kMiB / 4), kMiB);
@@ -94,27 +95,28 @@ TEST(StaticPoolStreams, WhatTwoStreamsMayReuseIsTheFirsts) {
 
 class StreamsTest : public ::testing::Test {
  protected:
-  void enable(Plan plan) {
+  void enable(plan::Plan plan) {
     allocator_.enable(plan);
-    allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   void* allocate(Bytes size, StreamId stream = 0) {
     return allocator_.allocate(size, stream, true);
   }
   void next_iteration() {
     allocator_.end_iteration();
-    allocator_.enter_phase(PhaseKind::kForward, 0, 0);
+    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
-  static Plan two_blocks() {
+  static plan::Plan two_blocks() {
     return testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4);
   }
 
-  PretendMemory device_{100 * kMiB};
+  device::PretendMemory device_{100 * kMiB};
   FakeStreams streams_;
-  StreamTable table_;
-  const StreamHandle side_ = FakeStreams::stream(7);
+  runtime::StreamTable table_;
+  const device::StreamHandle side_ = FakeStreams::stream(7);
   const StreamId side_id_ = table_.id_of(side_);
-  PlannedAllocator allocator_{device_, streams_, table_, PlannedAllocator::Fallback::kOwn};
+  runtime::PlannedAllocator allocator_{device_, streams_, table_,
+                                       runtime::PlannedAllocator::Fallback::kOwn};
 };
 
 TEST_F(StreamsTest, ARecordedBlockKeepsItsPlaceUntilItsUsersAreDone) {
@@ -315,7 +317,7 @@ TEST_F(StreamsTest, AForkedChildLeavesTheDeviceAlone) {
 }
 
 // As cudaFree does, giving memory back waits for whatever may still use it.
-class WaitingMemory final : public DeviceMemory {
+class WaitingMemory final : public device::DeviceMemory {
  public:
   explicit WaitingMemory(FakeStreams& streams) : streams_(streams) {}
   std::string_view name() const override { return "waiting"; }
@@ -329,13 +331,14 @@ class WaitingMemory final : public DeviceMemory {
 
  private:
   FakeStreams& streams_;
-  PretendMemory memory_{Bytes{1} << 32};
+  device::PretendMemory memory_{Bytes{1} << 32};
 };
 
-class StreamsStress : public ::testing::TestWithParam<Streams> {};
-INSTANTIATE_TEST_SUITE_P(, StreamsStress, ::testing::Values(Streams::kSeparate, Streams::kOrdered),
+class StreamsStress : public ::testing::TestWithParam<solve::Streams> {};
+INSTANTIATE_TEST_SUITE_P(, StreamsStress,
+                         ::testing::Values(solve::Streams::kSeparate, solve::Streams::kOrdered),
                          [](const auto& reuse) {
-                           return reuse.param == Streams::kOrdered ? "Ordered" : "Separate";
+                           return reuse.param == solve::Streams::kOrdered ? "Ordered" : "Separate";
                          });
 
 // Trains a random plan on three streams, with dynamic requests, record_stream, late frees, foreign
@@ -346,12 +349,13 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     const auto chance = [&](int one_in) { return random() % static_cast<unsigned>(one_in) == 0; };
     FakeStreams streams;
     WaitingMemory device(streams);
-    StreamTable table;
-    std::vector<StreamHandle> handles = {nullptr};
+    runtime::StreamTable table;
+    std::vector<device::StreamHandle> handles = {nullptr};
     for (int s = 1; s < 3; ++s) handles.push_back(FakeStreams::stream(s));
-    for (const StreamHandle h : handles) table.id_of(h);
-    PlannedAllocator allocator(device, streams, table, PlannedAllocator::Fallback::kOwn);
-    Plan plan = testing::random_plan(random, 200, 4, /*streams=*/3, GetParam());
+    for (const device::StreamHandle h : handles) table.id_of(h);
+    runtime::PlannedAllocator allocator(device, streams, table,
+                                        runtime::PlannedAllocator::Fallback::kOwn);
+    plan::Plan plan = testing::random_plan(random, 200, 4, /*streams=*/3, GetParam());
     if (seed % 2 == 1) plan = testing::with_groups(std::move(plan), 5);
     plan.check();
     allocator.enable(plan);
@@ -388,10 +392,10 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     };
     for (int iteration = 0; iteration < 25; ++iteration) {
       PhaseIndex phase = kNone;
-      for (const Decision& d : plan.decisions) {
+      for (const plan::Decision& d : plan.decisions) {
         if (d.phase != phase) {
           phase = d.phase;
-          allocator.enter_phase(PhaseKind::kForward, phase, 0);
+          allocator.enter_phase(trace::PhaseKind::kForward, phase, 0);
         }
         if (chance(40)) continue;
         if (chance(40)) {
@@ -418,7 +422,7 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     EXPECT_EQ(streams.hazards, 0) << "seed " << seed;
     EXPECT_EQ(streams.misuses, 0);
     EXPECT_GT(allocator.statistics().hits, 1000);
-    EXPECT_EQ(allocator.statistics().stream_waits > 100, GetParam() == Streams::kOrdered);
+    EXPECT_EQ(allocator.statistics().stream_waits > 100, GetParam() == solve::Streams::kOrdered);
     streams.fail_records = streams.fail_waits = false;
     while (!live.empty()) free_one();
     allocator.disable();

@@ -12,7 +12,7 @@ class TraceBuilder {
   TraceBuilder() { trace_.iterations.push_back(0); }
 
   // Begins a phase; `occurrence` is for those that come twice in an iteration.
-  void phase(PhaseKind kind, std::int32_t microbatch = kNone, std::int32_t occurrence = 0) {
+  void phase(trace::PhaseKind kind, std::int32_t microbatch = kNone, std::int32_t occurrence = 0) {
     close_phase();
     const auto iteration = static_cast<std::int32_t>(trace_.iterations.size()) - 1;
     trace_.phases.push_back({{kind, microbatch, 0, occurrence}, iteration, now_, now_});
@@ -20,8 +20,8 @@ class TraceBuilder {
 
   // Returns a handle for free().
   std::int32_t alloc(Bytes size, StreamId stream = 0, ThreadOrdinal thread = 0) {
-    if (trace_.phases.empty()) phase(PhaseKind::kOther);
-    Request r;
+    if (trace_.phases.empty()) phase(trace::PhaseKind::kOther);
+    trace::Request r;
     r.size = size;
     r.lower = now_++;
     r.phase_begin = static_cast<PhaseIndex>(trace_.phases.size()) - 1;
@@ -42,12 +42,12 @@ class TraceBuilder {
   void step() {
     close_phase();
     trace_.iterations.push_back(now_);
-    phase(PhaseKind::kOther);
+    phase(trace::PhaseKind::kOther);
   }
 
   Tick now() const { return now_; }
 
-  Trace finish() {
+  trace::Trace finish() {
     close_phase();
     trace_.end = now_;
     return trace_;
@@ -58,7 +58,7 @@ class TraceBuilder {
     if (!trace_.phases.empty()) trace_.phases.back().end = now_;
   }
 
-  Trace trace_;
+  trace::Trace trace_;
   Tick now_ = 0;
 };
 

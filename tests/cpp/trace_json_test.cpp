@@ -16,17 +16,17 @@ using testing::replaced;
 using testing::TraceBuilder;
 using testing::with_column;
 
-Trace small_trace() {
+trace::Trace small_trace() {
   TraceBuilder t;
-  t.phase(PhaseKind::kForward, 0);
+  t.phase(trace::PhaseKind::kForward, 0);
   const auto a = t.alloc(100, 0, 0);
   const auto b = t.alloc(200, 3, 1);
-  t.phase(PhaseKind::kUnplanned);
+  t.phase(trace::PhaseKind::kUnplanned);
   t.free(b);
   t.step();
   t.free(a);
   t.tag_dynamic(t.alloc(300));
-  Trace trace = t.finish();
+  trace::Trace trace = t.finish();
   trace.info = {{"device", "cpu"}, {"odd \"key\"\n", "\x01\\ \xc3\xa9"}};
   trace.layers = {"blocks.0.mlp", "embed"};
   trace.layer_spans = {{1, 0, 0, 1, false}, {0, 1, 1, 2, true}};
@@ -37,7 +37,7 @@ Trace small_trace() {
 
 std::string complaint(std::string_view text) {
   try {
-    trace_from_json(text, "run.json");
+    trace::trace_from_json(text, "run.json");
   } catch (const TraceError& error) {
     return error.what();
   }
@@ -49,9 +49,9 @@ std::string with_request_column(std::string_view key, std::string_view array) {
 }
 
 TEST(TraceJson, ReadsBackWhatItWrote) {
-  const Trace trace = small_trace();
+  const trace::Trace trace = small_trace();
   const std::string text = to_json(trace);
-  const Trace again = trace_from_json(text, "");
+  const trace::Trace again = trace::trace_from_json(text, "");
   EXPECT_EQ(to_json(again), text);
   EXPECT_EQ(again.info, trace.info);
   EXPECT_EQ(again.layers, trace.layers);
@@ -72,8 +72,8 @@ TEST(TraceJson, ReadsBackWhatItWrote) {
 }
 
 TEST(TraceJson, AnEmptyTraceReadsBack) {
-  const std::string text = to_json(Trace{});
-  EXPECT_EQ(to_json(trace_from_json(text, "")), text);
+  const std::string text = to_json(trace::Trace{});
+  EXPECT_EQ(to_json(trace::trace_from_json(text, "")), text);
 }
 
 TEST(TraceJson, TakesItsKeysInAnyOrder) {
@@ -81,7 +81,7 @@ TEST(TraceJson, TakesItsKeysInAnyOrder) {
   text = replaced(text, "\"format\": \"stalloc-trace\",\n  \"version\": 1,\n  ", "");
   const auto end = text.rfind('}');
   text.replace(end, 1, ", \"version\": 1, \"format\": \"stalloc-trace\"}");
-  EXPECT_EQ(to_json(trace_from_json(text, "")), to_json(small_trace()));
+  EXPECT_EQ(to_json(trace::trace_from_json(text, "")), to_json(small_trace()));
 }
 
 TEST(TraceJson, RefusesEveryTruncation) {
@@ -171,27 +171,27 @@ TEST(TraceJson, ChecksTheTraceAndNamesTheFile) {
 }
 
 TEST(Fingerprint, TellsTracesApartByWhatMatters) {
-  const Trace trace = small_trace();
-  const std::string name = fingerprint(trace);
+  const trace::Trace trace = small_trace();
+  const std::string name = trace::fingerprint(trace);
   EXPECT_EQ(name.size(), 32u);
-  EXPECT_EQ(fingerprint(trace_from_json(to_json(trace), "")), name);
-  Trace other = trace;
+  EXPECT_EQ(trace::fingerprint(trace::trace_from_json(to_json(trace), "")), name);
+  trace::Trace other = trace;
   other.info["device"] = "cuda";
   other.layers[0] = "renamed";
-  EXPECT_EQ(fingerprint(other), name);
+  EXPECT_EQ(trace::fingerprint(other), name);
   other.requests[1].size += 1;
-  EXPECT_NE(fingerprint(other), name);
+  EXPECT_NE(trace::fingerprint(other), name);
   other = trace;
   other.phases[0].key.microbatch = 1;
-  EXPECT_NE(fingerprint(other), name);
+  EXPECT_NE(trace::fingerprint(other), name);
   other = trace;
   other.iterations[1] -= 1;
-  EXPECT_NE(fingerprint(other), name);
+  EXPECT_NE(trace::fingerprint(other), name);
 }
 
 TEST(Fingerprint, OfTheEmptyTraceIsTheDocumentedHash) {
   // FNV-1a with 128 bits of four numbers of eight bytes each, all zero.
-  EXPECT_EQ(fingerprint(Trace{}), "28ee198ca550ba36979ea053be3dc70d");
+  EXPECT_EQ(trace::fingerprint(trace::Trace{}), "28ee198ca550ba36979ea053be3dc70d");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "plan/two_stacks.h"
+#include "solve/pipeline/two_stacks.h"
 
 #include <gtest/gtest.h>
 
@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "plan/bound.h"
-#include "plan/greedy.h"
-#include "plan/portfolio.h"
-#include "plan/validator.h"
 #include "random_problems.h"
+#include "solve/core/bound.h"
+#include "solve/greedy/greedy.h"
+#include "solve/portfolio.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
@@ -20,7 +20,7 @@ namespace {
 // what comes after the logits have been freed and half of that gradient.
 class TwoInFlight {
  public:
-  Problem problem(int microbatches) {
+  solve::Problem problem(int microbatches) {
     std::vector<std::vector<std::size_t>> saved;
     saved.push_back(forward());
     for (int microbatch = 0; microbatch < microbatches; ++microbatch) {
@@ -71,21 +71,21 @@ class TwoInFlight {
     ++phase_;
   }
 
-  Problem problem_;
+  solve::Problem problem_;
   Tick tick_ = 0;
   PhaseIndex phase_ = 0;
 };
 
 TEST(TwoStacks, MeetTheBoundWhereNoOrderDoes) {
-  const Problem problem = TwoInFlight().problem(8);
-  const Bytes bound = load_bound(problem);
-  for (const GreedyPlanner& greedy : greedy_planners()) {
+  const solve::Problem problem = TwoInFlight().problem(8);
+  const Bytes bound = solve::load_bound(problem);
+  for (const solve::GreedyPlanner& greedy : solve::greedy_planners()) {
     EXPECT_GT(greedy.plan(problem, {.target = bound}).height, bound) << greedy.name();
   }
-  const Layout layout = TwoStacksPlanner().plan(problem, {});
-  EXPECT_NO_THROW(validate(problem, layout));
+  const solve::Layout layout = solve::TwoStacksPlanner().plan(problem, {});
+  EXPECT_NO_THROW(verify::validate(problem, layout));
   EXPECT_EQ(layout.height, bound);
-  const PortfolioResult result = solve(problem, {.threads = 1}, {});
+  const solve::PortfolioResult result = solve::solve(problem, {.threads = 1}, {});
   EXPECT_EQ(result.algorithm, "two-stacks");
   EXPECT_TRUE(result.optimal);
 }
@@ -94,41 +94,42 @@ TEST(TwoStacks, AreValidOnEveryShape) {
   RandomProblems random(31);
   int stacks = 0;
   for (int k = 0; k < 500; ++k) {
-    Problem problem = random.next(30, k % 4 == 0);
-    for (Buffer& b : problem.buffers) {
+    solve::Problem problem = random.next(30, k % 4 == 0);
+    for (solve::Buffer& b : problem.buffers) {
       b.phase_begin = static_cast<PhaseIndex>(b.lower / 4);
       b.phase_end = static_cast<PhaseIndex>(b.upper / 4);
     }
-    EXPECT_NO_THROW(validate(problem, TwoStacksPlanner().plan(problem, {}))) << "problem " << k;
-    stacks += plan_two_stacks(problem, Timeline(problem), {}).has_value();
+    EXPECT_NO_THROW(verify::validate(problem, solve::TwoStacksPlanner().plan(problem, {})))
+        << "problem " << k;
+    stacks += solve::plan_two_stacks(problem, solve::Timeline(problem), {}).has_value();
   }
   EXPECT_GT(stacks, 100);
 }
 
 TEST(TwoStacks, NeedPhasesAndNothingFixed) {
-  Problem problem = TwoInFlight().problem(4);
-  const Timeline timeline(problem);
-  EXPECT_TRUE(plan_two_stacks(problem, timeline, {}));
-  std::atomic<Bytes> limit = load_bound(problem);
-  EXPECT_FALSE(plan_two_stacks(problem, timeline, {}, &limit));
-  Problem fixed = problem;
+  solve::Problem problem = TwoInFlight().problem(4);
+  const solve::Timeline timeline(problem);
+  EXPECT_TRUE(solve::plan_two_stacks(problem, timeline, {}));
+  std::atomic<Bytes> limit = solve::load_bound(problem);
+  EXPECT_FALSE(solve::plan_two_stacks(problem, timeline, {}, &limit));
+  solve::Problem fixed = problem;
   fixed.buffers[0].fixed = 0;
-  EXPECT_FALSE(plan_two_stacks(fixed, timeline, {}));
-  for (Buffer& b : problem.buffers) b.phase_begin = b.phase_end = kNone;
-  EXPECT_FALSE(plan_two_stacks(problem, timeline, {}));
+  EXPECT_FALSE(solve::plan_two_stacks(fixed, timeline, {}));
+  for (solve::Buffer& b : problem.buffers) b.phase_begin = b.phase_end = kNone;
+  EXPECT_FALSE(solve::plan_two_stacks(problem, timeline, {}));
 }
 
 TEST(Carried, ComesBeforeWhatLivesInOnePhase) {
-  const Problem problem{
+  const solve::Problem problem{
       .buffers = {{.size = 1, .lower = 0, .upper = 2, .phase_begin = 0, .phase_end = 0},
                   {.size = 1, .lower = 1, .upper = 9, .phase_begin = 0, .phase_end = 1},
                   {.size = 9, .lower = 3, .upper = 5, .phase_begin = 0, .phase_end = 0},
                   {.size = 1, .lower = 4, .upper = 8, .phase_begin = 0, .phase_end = 1}}};
-  const Timeline timeline(problem);
-  EXPECT_EQ(ordered(problem, timeline, Order::kCarriedStart),
-            (std::vector<BufferIndex>{1, 3, 0, 2}));
-  EXPECT_EQ(ordered(problem, timeline, Order::kCarriedCentreOutEnd),
-            (std::vector<BufferIndex>{1, 3, 2, 0}));
+  const solve::Timeline timeline(problem);
+  EXPECT_EQ(solve::ordered(problem, timeline, solve::Order::kCarriedStart),
+            (std::vector<solve::BufferIndex>{1, 3, 0, 2}));
+  EXPECT_EQ(solve::ordered(problem, timeline, solve::Order::kCarriedCentreOutEnd),
+            (std::vector<solve::BufferIndex>{1, 3, 2, 0}));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "plan/validator.h"
+#include "verify/validator.h"
 
 #include <gtest/gtest.h>
 
@@ -9,11 +9,11 @@
 namespace stalloc {
 namespace {
 
-Problem two(Buffer a, Buffer b) { return {.buffers = {a, b}, .alignment = 4}; }
+solve::Problem two(solve::Buffer a, solve::Buffer b) { return {.buffers = {a, b}, .alignment = 4}; }
 
-std::string complaint(const Problem& problem, const Layout& layout) {
+std::string complaint(const solve::Problem& problem, const solve::Layout& layout) {
   try {
-    validate(problem, layout);
+    verify::validate(problem, layout);
   } catch (const PlanError& error) {
     return error.what();
   }
@@ -21,34 +21,35 @@ std::string complaint(const Problem& problem, const Layout& layout) {
 }
 
 TEST(Validator, AcceptsNeighboursInTimeAndInAddress) {
-  const Problem problem =
+  const solve::Problem problem =
       two({.size = 8, .lower = 0, .upper = 5}, {.size = 8, .lower = 5, .upper = 9});
   EXPECT_EQ(complaint(problem, {{0, 0}, 8}), "");
-  const Problem together =
+  const solve::Problem together =
       two({.size = 8, .lower = 0, .upper = 5}, {.size = 8, .lower = 4, .upper = 9});
   EXPECT_EQ(complaint(together, {{0, 8}, 16}), "");
 }
 
 TEST(Validator, FindsOverlapOfEveryShape) {
-  const Problem problem =
+  const solve::Problem problem =
       two({.size = 8, .lower = 0, .upper = 5}, {.size = 8, .lower = 4, .upper = 9});
   for (const Offset other : {0, 4, 8}) {
     EXPECT_NE(complaint(problem, {{4, other}, 16}).find("overlap"), std::string::npos) << other;
   }
-  const Problem inside =
+  const solve::Problem inside =
       two({.size = 32, .lower = 0, .upper = 9}, {.size = 4, .lower = 2, .upper = 3});
   EXPECT_NE(complaint(inside, {{0, 16}, 32}), "");
 }
 
 TEST(Validator, RoundsSizesUp) {
-  const Problem problem =
+  const solve::Problem problem =
       two({.size = 5, .lower = 0, .upper = 5}, {.size = 4, .lower = 0, .upper = 5});
   EXPECT_NE(complaint(problem, {{0, 4}, 8}), "");
   EXPECT_EQ(complaint(problem, {{0, 8}, 12}), "");
 }
 
 TEST(Validator, FollowsTimeRoundTheCircle) {
-  Problem problem = two({.size = 8, .lower = 8, .upper = 12}, {.size = 8, .lower = 1, .upper = 3});
+  solve::Problem problem =
+      two({.size = 8, .lower = 8, .upper = 12}, {.size = 8, .lower = 1, .upper = 3});
   problem.period = 10;
   EXPECT_NE(complaint(problem, {{0, 0}, 8}), "");
   EXPECT_EQ(complaint(problem, {{0, 8}, 16}), "");
@@ -57,14 +58,14 @@ TEST(Validator, FollowsTimeRoundTheCircle) {
 }
 
 TEST(Validator, KeepsStreamsApartWheneverTheyLive) {
-  const Problem problem =
+  const solve::Problem problem =
       two({.size = 8, .lower = 0, .upper = 5}, {.size = 8, .lower = 6, .upper = 9, .stream = 1});
   EXPECT_NE(complaint(problem, {{0, 4}, 12}), "");
   EXPECT_EQ(complaint(problem, {{0, 8}, 16}), "");
 }
 
 TEST(Validator, FindsAForeignBlockBelowATallerOneOfItsOwnStream) {
-  Problem problem;
+  solve::Problem problem;
   problem.alignment = 1;
   problem.buffers = {{.size = 10, .lower = 0, .upper = 1, .stream = 1},
                      {.size = 90, .lower = 0, .upper = 1, .stream = 0},
@@ -74,7 +75,7 @@ TEST(Validator, FindsAForeignBlockBelowATallerOneOfItsOwnStream) {
 }
 
 TEST(Validator, ChecksPlacesHeightsAndCapacity) {
-  Problem problem = two({.size = 8, .lower = 0, .upper = 5, .fixed = 8}, {.size = 4});
+  solve::Problem problem = two({.size = 8, .lower = 0, .upper = 5, .fixed = 8}, {.size = 4});
   EXPECT_EQ(complaint(problem, {{8, 0}, 16}), "");
   EXPECT_NE(complaint(problem, {{0, 0}, 16}).find("fixed"), std::string::npos);
   EXPECT_NE(complaint(problem, {{8, 0}, 12}).find("above the height"), std::string::npos);
@@ -86,10 +87,10 @@ TEST(Validator, ChecksPlacesHeightsAndCapacity) {
 }
 
 TEST(Validator, LetsWhatHasNoSizeOrLifetimeLieAnywhere) {
-  const Problem problem = {.buffers = {{.size = 8, .lower = 0, .upper = 5},
-                                       {.size = 0, .lower = 0, .upper = 5},
-                                       {.size = 8, .lower = 2, .upper = 2}},
-                           .alignment = 4};
+  const solve::Problem problem = {.buffers = {{.size = 8, .lower = 0, .upper = 5},
+                                              {.size = 0, .lower = 0, .upper = 5},
+                                              {.size = 8, .lower = 2, .upper = 2}},
+                                  .alignment = 4};
   EXPECT_EQ(complaint(problem, {{0, 4, 0}, 8}), "");
 }
 

@@ -1,4 +1,4 @@
-#include "plan/waits.h"
+#include "solve/waits.h"
 
 #include <gtest/gtest.h>
 
@@ -7,21 +7,23 @@
 #include <vector>
 
 #include "base/error.h"
-#include "plan/bound.h"
-#include "plan/portfolio.h"
-#include "plan/validator.h"
 #include "random_problems.h"
+#include "solve/core/bound.h"
+#include "solve/portfolio.h"
+#include "verify/validator.h"
+#include "verify/waits_validator.h"
 
 namespace stalloc {
 namespace {
 
 // Of the same address at every tick, the waits by definition: who is the next there.
-std::vector<Wait> waits_by_definition(const Problem& problem, const Layout& layout) {
-  std::vector<Wait> waits;
+std::vector<solve::Wait> waits_by_definition(const solve::Problem& problem,
+                                             const solve::Layout& layout) {
+  std::vector<solve::Wait> waits;
   for (Offset at = 0; at < layout.height; at += problem.alignment) {
     std::vector<std::int32_t> here;
     for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-      const Buffer& b = problem.buffers[i];
+      const solve::Buffer& b = problem.buffers[i];
       if (b.size > 0 && b.upper > b.lower && layout.offsets[i] <= at &&
           at < layout.offsets[i] + b.size) {
         here.push_back(static_cast<std::int32_t>(i));
@@ -40,10 +42,10 @@ std::vector<Wait> waits_by_definition(const Problem& problem, const Layout& layo
   return waits;
 }
 
-std::string complaint(const Problem& problem, const Layout& layout,
-                      const std::vector<Wait>& waits) {
+std::string complaint(const solve::Problem& problem, const solve::Layout& layout,
+                      const std::vector<solve::Wait>& waits) {
   try {
-    validate_waits(problem, layout, waits);
+    verify::validate_waits(problem, layout, waits);
   } catch (const PlanError& error) {
     return error.what();
   }
@@ -54,19 +56,20 @@ TEST(Waits, AreThoseOfTheDefinitionAndEachIsMissed) {
   RandomProblems random(31);
   std::size_t found = 0;
   for (int k = 0; k < 300; ++k) {
-    Problem problem = random.next(14, k % 2 == 0);
-    problem.streams = Streams::kOrdered;
-    for (Buffer& b : problem.buffers) {
+    solve::Problem problem = random.next(14, k % 2 == 0);
+    problem.streams = solve::Streams::kOrdered;
+    for (solve::Buffer& b : problem.buffers) {
       b.stream = static_cast<StreamId>(random.number(0, 2));
       b.size = b.size % 40 * problem.alignment;
     }
-    const Layout layout = solve(problem, {.threads = 1, .search_steps = 500}, {}).layout;
-    const std::vector<Wait> waits = find_waits(problem, layout);
+    const solve::Layout layout =
+        solve::solve(problem, {.threads = 1, .search_steps = 500}, {}).layout;
+    const std::vector<solve::Wait> waits = solve::find_waits(problem, layout);
     EXPECT_EQ(waits, waits_by_definition(problem, layout)) << "problem " << k;
     EXPECT_EQ(complaint(problem, layout, waits), "") << "problem " << k;
     found += waits.size();
     for (std::size_t w = 0; w < waits.size(); ++w) {
-      std::vector<Wait> fewer = waits;
+      std::vector<solve::Wait> fewer = waits;
       fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(w));
       EXPECT_NE(complaint(problem, layout, fewer), "") << "problem " << k;
     }
@@ -75,30 +78,30 @@ TEST(Waits, AreThoseOfTheDefinitionAndEachIsMissed) {
 }
 
 TEST(Waits, OrderedStreamsShareAddresses) {
-  Problem problem;
+  solve::Problem problem;
   problem.alignment = 1;
   problem.buffers = {{.size = 8, .lower = 0, .upper = 4, .stream = 0},
                      {.size = 8, .lower = 4, .upper = 9, .stream = 1}};
-  EXPECT_EQ(solve(problem, {}, {}).layout.height, 16);
-  problem.streams = Streams::kOrdered;
-  EXPECT_EQ(load_bound(problem), 8);
-  const PortfolioResult result = solve(problem, {}, {});
+  EXPECT_EQ(solve::solve(problem, {}, {}).layout.height, 16);
+  problem.streams = solve::Streams::kOrdered;
+  EXPECT_EQ(solve::load_bound(problem), 8);
+  const solve::PortfolioResult result = solve::solve(problem, {}, {});
   EXPECT_EQ(result.layout.height, 8);
   EXPECT_TRUE(result.optimal);
-  EXPECT_EQ(find_waits(problem, result.layout), (std::vector<Wait>{{1, 0}}));
+  EXPECT_EQ(solve::find_waits(problem, result.layout), (std::vector<solve::Wait>{{1, 0}}));
   problem.period = 9;
-  EXPECT_EQ(find_waits(problem, result.layout), (std::vector<Wait>{{0, 1}, {1, 0}}));
-  problem.streams = Streams::kSeparate;
-  EXPECT_THROW(validate(problem, result.layout), PlanError);
+  EXPECT_EQ(solve::find_waits(problem, result.layout), (std::vector<solve::Wait>{{0, 1}, {1, 0}}));
+  problem.streams = solve::Streams::kSeparate;
+  EXPECT_THROW(verify::validate(problem, result.layout), PlanError);
 }
 
 TEST(Waits, WrongOnesAreNamed) {
-  Problem problem;
+  solve::Problem problem;
   problem.alignment = 1;
-  problem.streams = Streams::kOrdered;
+  problem.streams = solve::Streams::kOrdered;
   problem.buffers = {{.size = 8, .lower = 0, .upper = 4, .stream = 0},
                      {.size = 8, .lower = 4, .upper = 9, .stream = 1}};
-  const Layout layout{{0, 0}, 8};
+  const solve::Layout layout{{0, 0}, 8};
   EXPECT_NE(complaint(problem, layout, {}).find("not recorded that buffer 1"), std::string::npos);
   EXPECT_NE(complaint(problem, layout, {{0, 1}, {1, 0}}).find("in vain"), std::string::npos);
   EXPECT_NE(complaint(problem, layout, {{1, 0}, {0, 1}}).find("out of order"), std::string::npos);

@@ -1,4 +1,4 @@
-#include "plan/walk.h"
+#include "solve/pipeline/walk.h"
 
 #include <gtest/gtest.h>
 
@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "plan/bound.h"
-#include "plan/chain.h"
-#include "plan/greedy.h"
-#include "plan/portfolio.h"
-#include "plan/two_stacks.h"
-#include "plan/validator.h"
 #include "random_problems.h"
+#include "solve/core/bound.h"
+#include "solve/greedy/greedy.h"
+#include "solve/pipeline/chain.h"
+#include "solve/pipeline/two_stacks.h"
+#include "solve/portfolio.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
@@ -27,7 +27,7 @@ class Interleaved {
  public:
   explicit Interleaved(int chunks) : chunks_(chunks) {}
 
-  Problem problem(int microbatches) {
+  solve::Problem problem(int microbatches) {
     const int passes = chunks_ * microbatches;
     const int in_flight = 2 * chunks_ + 1;
     saved_.resize(passes);
@@ -79,51 +79,52 @@ class Interleaved {
 
   int chunks_;
   std::vector<std::vector<std::size_t>> saved_;
-  Problem problem_;
+  solve::Problem problem_;
   Tick tick_ = 0;
 };
 
 TEST(Walk, MeetsTheBoundOfAVirtualPipelineWhereNothingElseDoes) {
-  const Problem problem = Interleaved(3).problem(8);
-  const Timeline timeline(problem);
-  const Bytes bound = load_bound(problem);
-  for (const GreedyPlanner& greedy : greedy_planners()) {
+  const solve::Problem problem = Interleaved(3).problem(8);
+  const solve::Timeline timeline(problem);
+  const Bytes bound = solve::load_bound(problem);
+  for (const solve::GreedyPlanner& greedy : solve::greedy_planners()) {
     EXPECT_GT(greedy.plan(problem, {.target = bound}).height, bound) << greedy.name();
   }
-  EXPECT_GT(ChainPlanner().plan(problem, {}).height, bound);
-  EXPECT_GT(TwoStacksPlanner().plan(problem, {}).height, bound);
-  const Layout layout = WalkPlanner().plan(problem, {.target = bound});
-  EXPECT_NO_THROW(validate(problem, layout));
+  EXPECT_GT(solve::ChainPlanner().plan(problem, {}).height, bound);
+  EXPECT_GT(solve::TwoStacksPlanner().plan(problem, {}).height, bound);
+  const solve::Layout layout = solve::WalkPlanner().plan(problem, {.target = bound});
+  EXPECT_NO_THROW(verify::validate(problem, layout));
   EXPECT_EQ(layout.height, bound);
-  const PortfolioResult result = solve(problem, {.threads = 1}, {});
+  const solve::PortfolioResult result = solve::solve(problem, {.threads = 1}, {});
   EXPECT_EQ(result.algorithm, "walk");
   EXPECT_TRUE(result.optimal);
 }
 
 TEST(Walk, ComesBackWhenTheCellsAreFewerThanTheTurns) {
-  const Problem problem = Interleaved(7).problem(16);  // 98 turns, some seven a slot
-  const Bytes bound = load_bound(problem);
-  const std::optional<Layout> layout = plan_walk(problem, Timeline(problem), {.target = bound});
+  const solve::Problem problem = Interleaved(7).problem(16);  // 98 turns, some seven a slot
+  const Bytes bound = solve::load_bound(problem);
+  const std::optional<solve::Layout> layout =
+      solve::plan_walk(problem, solve::Timeline(problem), {.target = bound});
   ASSERT_TRUE(layout);
-  EXPECT_NO_THROW(validate(problem, *layout));
+  EXPECT_NO_THROW(verify::validate(problem, *layout));
   EXPECT_EQ(layout->height, bound);
 }
 
 TEST(Walk, EndsWhenTheCellsDo) {
-  const Problem problem = Interleaved(3).problem(200);
-  EXPECT_FALSE(plan_walk(problem, Timeline(problem), {}));
-  EXPECT_NO_THROW(validate(problem, WalkPlanner().plan(problem, {})));
+  const solve::Problem problem = Interleaved(3).problem(200);
+  EXPECT_FALSE(solve::plan_walk(problem, solve::Timeline(problem), {}));
+  EXPECT_NO_THROW(verify::validate(problem, solve::WalkPlanner().plan(problem, {})));
 }
 
 TEST(Walk, LeavesWhatIsFixedAloneAndKeepsToItsLimit) {
-  const Problem problem = Interleaved(3).problem(8);
-  const Timeline timeline(problem);
-  std::atomic<Bytes> limit = load_bound(problem);
-  EXPECT_TRUE(plan_walk(problem, timeline, {}));
-  EXPECT_FALSE(plan_walk(problem, timeline, {}, &limit));
-  Problem fixed = problem;
+  const solve::Problem problem = Interleaved(3).problem(8);
+  const solve::Timeline timeline(problem);
+  std::atomic<Bytes> limit = solve::load_bound(problem);
+  EXPECT_TRUE(solve::plan_walk(problem, timeline, {}));
+  EXPECT_FALSE(solve::plan_walk(problem, timeline, {}, &limit));
+  solve::Problem fixed = problem;
   fixed.buffers[0].fixed = 0;
-  EXPECT_FALSE(plan_walk(fixed, timeline, {}));
+  EXPECT_FALSE(solve::plan_walk(fixed, timeline, {}));
 }
 
 // Pipelines with buffers of other sizes and lifetimes, as a real one has among the regular ones.
@@ -131,9 +132,9 @@ TEST(Walk, IsValidWhateverElseThereIs) {
   RandomProblems random(53);
   int walks = 0;
   for (int k = 0; k < 300; ++k) {
-    Problem problem = Interleaved(static_cast<int>(random.number(1, 4))).problem(6);
+    solve::Problem problem = Interleaved(static_cast<int>(random.number(1, 4))).problem(6);
     Tick end = 0;
-    for (const Buffer& b : problem.buffers) end = std::max(end, b.upper);
+    for (const solve::Buffer& b : problem.buffers) end = std::max(end, b.upper);
     for (std::int64_t more = random.number(0, 12); more > 0; --more) {
       const Tick lower = random.number(0, end - 1);
       problem.buffers.push_back({.size = random.number(0, 1500),
@@ -141,7 +142,7 @@ TEST(Walk, IsValidWhateverElseThereIs) {
                                  .upper = random.number(lower, std::min(lower + 300, end))});
     }
     for (std::int64_t changes = random.number(0, 6); changes > 0; --changes) {
-      Buffer& b = problem.buffers[random.number(0, std::ssize(problem.buffers) - 1)];
+      solve::Buffer& b = problem.buffers[random.number(0, std::ssize(problem.buffers) - 1)];
       b.size = random.number(0, 5000);
       b.upper = random.number(b.lower, end);
     }
@@ -149,22 +150,24 @@ TEST(Walk, IsValidWhateverElseThereIs) {
       problem.period = end + 1;
       problem.buffers.push_back({.size = 700, .lower = end - 20, .upper = end + 30});
     }
-    const Timeline timeline(problem);
-    walks += plan_walk(problem, timeline, {}).has_value();
-    EXPECT_NO_THROW(validate(problem, WalkPlanner().plan(problem, {}))) << "problem " << k;
+    const solve::Timeline timeline(problem);
+    walks += solve::plan_walk(problem, timeline, {}).has_value();
+    EXPECT_NO_THROW(verify::validate(problem, solve::WalkPlanner().plan(problem, {})))
+        << "problem " << k;
   }
   EXPECT_GT(walks, 20);
   for (int k = 0; k < 1000; ++k) {
-    const Problem problem = random.next(40, k % 4 == 0);
-    EXPECT_NO_THROW(validate(problem, WalkPlanner().plan(problem, {}))) << "problem " << k;
+    const solve::Problem problem = random.next(40, k % 4 == 0);
+    EXPECT_NO_THROW(verify::validate(problem, solve::WalkPlanner().plan(problem, {})))
+        << "problem " << k;
   }
 }
 
 TEST(Walk, TakesTheLargestSizes) {
-  Problem problem = Interleaved(3).problem(8);
-  for (Buffer& b : problem.buffers) b.size <<= 40;
-  const Layout layout = WalkPlanner().plan(problem, {});
-  EXPECT_NO_THROW(validate(problem, layout));
+  solve::Problem problem = Interleaved(3).problem(8);
+  for (solve::Buffer& b : problem.buffers) b.size <<= 40;
+  const solve::Layout layout = solve::WalkPlanner().plan(problem, {});
+  EXPECT_NO_THROW(verify::validate(problem, layout));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "plan/windows.h"
+#include "solve/search/windows.h"
 
 #include <gtest/gtest.h>
 
@@ -8,20 +8,20 @@
 #include <string>
 
 #include "brute_force.h"
-#include "plan/bound.h"
-#include "plan/greedy.h"
-#include "plan/order.h"
-#include "plan/portfolio.h"
-#include "plan/timeline.h"
-#include "plan/validator.h"
 #include "random_problems.h"
+#include "solve/core/bound.h"
+#include "solve/core/order.h"
+#include "solve/core/timeline.h"
+#include "solve/greedy/greedy.h"
+#include "solve/portfolio.h"
+#include "verify/validator.h"
 
 namespace stalloc {
 namespace {
 
 // Buffers of any size that come and go, too many to be searched exactly.
-Problem busy(RandomProblems& random, int buffers) {
-  Problem problem{.alignment = 1};
+solve::Problem busy(RandomProblems& random, int buffers) {
+  solve::Problem problem{.alignment = 1};
   for (int k = 0; k < buffers; ++k) {
     const Tick lower = random.number(0, buffers);
     problem.buffers.push_back({.size = random.number(1, 1000),
@@ -31,18 +31,20 @@ Problem busy(RandomProblems& random, int buffers) {
   return problem;
 }
 
-Layout first_fit(const Problem& problem, Order order) {
-  const Timeline timeline(problem);
-  return *place_in_order(problem, timeline, ordered(problem, timeline, order), Fit::kFirst, {});
+solve::Layout first_fit(const solve::Problem& problem, solve::Order order) {
+  const solve::Timeline timeline(problem);
+  return *solve::place_in_order(problem, timeline, solve::ordered(problem, timeline, order),
+                                solve::Fit::kFirst, {});
 }
 
 TEST(Windows, LowerWhatAnOrderLeaves) {
   RandomProblems random(61);
   for (int k = 0; k < 6; ++k) {
-    const Problem problem = busy(random, 150);
-    const Layout start = first_fit(problem, Order::kPeakRankSize);
-    const Minimum minimum = search_windows(problem, start, 1000, {.target = load_bound(problem)});
-    EXPECT_NO_THROW(validate(problem, minimum.layout)) << "problem " << k;
+    const solve::Problem problem = busy(random, 150);
+    const solve::Layout start = first_fit(problem, solve::Order::kPeakRankSize);
+    const solve::Minimum minimum =
+        solve::search_windows(problem, start, 1000, {.target = solve::load_bound(problem)});
+    EXPECT_NO_THROW(verify::validate(problem, minimum.layout)) << "problem " << k;
     EXPECT_LT(minimum.layout.height, start.height) << "problem " << k;
   }
 }
@@ -53,11 +55,12 @@ TEST(Windows, MostlyFindTheOptimumOfAFewBuffers) {
   int greedy = 0;
   constexpr int kProblems = 200;
   for (int k = 0; k < kProblems; ++k) {
-    const Problem problem = k % 2 == 0 ? busy(random, 8) : random.next(8, k % 3 == 0);
+    const solve::Problem problem = k % 2 == 0 ? busy(random, 8) : random.next(8, k % 3 == 0);
     const Bytes optimum = testing::optimal_height(problem);
-    const Layout start = first_fit(problem, Order::kStart);
-    const Layout layout = search_windows(problem, start, 1000, {.target = optimum}).layout;
-    EXPECT_NO_THROW(validate(problem, layout)) << "problem " << k;
+    const solve::Layout start = first_fit(problem, solve::Order::kStart);
+    const solve::Layout layout =
+        solve::search_windows(problem, start, 1000, {.target = optimum}).layout;
+    EXPECT_NO_THROW(verify::validate(problem, layout)) << "problem " << k;
     EXPECT_GE(layout.height, optimum) << "problem " << k;
     greedy += start.height == optimum;
     optimal += layout.height == optimum;
@@ -68,43 +71,46 @@ TEST(Windows, MostlyFindTheOptimumOfAFewBuffers) {
 
 TEST(Windows, AreTheSameEachTimeAndEndWhenTold) {
   RandomProblems random(71);
-  const Problem problem = busy(random, 150);
-  const Layout start = first_fit(problem, Order::kPeakRankSize);
-  const Layout once = search_windows(problem, start, 1500, {}).layout;
-  EXPECT_EQ(once.offsets, search_windows(problem, start, 1500, {}).layout.offsets);
-  EXPECT_EQ(start.offsets, search_windows(problem, start, 0, {}).layout.offsets);
+  const solve::Problem problem = busy(random, 150);
+  const solve::Layout start = first_fit(problem, solve::Order::kPeakRankSize);
+  const solve::Layout once = solve::search_windows(problem, start, 1500, {}).layout;
+  EXPECT_EQ(once.offsets, solve::search_windows(problem, start, 1500, {}).layout.offsets);
+  EXPECT_EQ(start.offsets, solve::search_windows(problem, start, 0, {}).layout.offsets);
   const std::atomic<bool> cancel = true;
   constexpr std::int64_t kForEver = INT64_MAX;
   EXPECT_EQ(start.offsets,
-            search_windows(problem, start, kForEver, {.cancel = &cancel}).layout.offsets);
+            solve::search_windows(problem, start, kForEver, {.cancel = &cancel}).layout.offsets);
 }
 
 TEST(Windows, LeaveWhatIsFixedWhereItIs) {
   RandomProblems random(73);
   for (int k = 0; k < 20; ++k) {
-    Problem problem = busy(random, 60);
-    const Layout start = first_fit(problem, Order::kStart);
+    solve::Problem problem = busy(random, 60);
+    const solve::Layout start = first_fit(problem, solve::Order::kStart);
     for (std::size_t i = 0; i < problem.buffers.size(); i += 3) {
       problem.buffers[i].fixed = start.offsets[i];
     }
-    EXPECT_NO_THROW(validate(problem, search_windows(problem, start, 500, {}).layout));
+    EXPECT_NO_THROW(
+        verify::validate(problem, solve::search_windows(problem, start, 500, {}).layout));
   }
 }
 
 TEST(Windows, TakeTheLargestSizes) {
   RandomProblems random(79);
-  const Problem small = busy(random, 60);
+  const solve::Problem small = busy(random, 60);
   for (const int shift : {40, 47}) {
-    Problem problem = small;
-    for (Buffer& b : problem.buffers) b.size <<= shift;
-    const Layout start = first_fit(problem, Order::kPeakRankSize);
-    EXPECT_NO_THROW(validate(problem, search_windows(problem, start, 500, {}).layout));
+    solve::Problem problem = small;
+    for (solve::Buffer& b : problem.buffers) b.size <<= shift;
+    const solve::Layout start = first_fit(problem, solve::Order::kPeakRankSize);
+    EXPECT_NO_THROW(
+        verify::validate(problem, solve::search_windows(problem, start, 500, {}).layout));
   }
 }
 
 TEST(Windows, AreTheLastResortOfThePortfolio) {
   RandomProblems random(83);
-  const PortfolioResult result = solve(busy(random, 600), {.threads = 1, .search_steps = 1000}, {});
+  const solve::PortfolioResult result =
+      solve::solve(busy(random, 600), {.threads = 1, .search_steps = 1000}, {});
   EXPECT_EQ(result.algorithm, "windows");
 }
 

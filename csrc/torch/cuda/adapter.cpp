@@ -19,14 +19,14 @@ constexpr std::uint8_t kHighest = 255;
 CudaAllocator* ours = nullptr;
 c10::Allocator* registered = nullptr;  // for the device type, before ours was
 // Those below the count never change.
-std::array<DeviceRuntime*, DeviceRuntime::kGpus> runtimes;
+std::array<runtime::DeviceRuntime*, runtime::DeviceRuntime::kGpus> runtimes;
 std::atomic<std::size_t> count{0};
 
 }  // namespace
 
 CudaAllocator& installed() { return *ours; }
 
-std::span<DeviceRuntime* const> gpu_runtimes() {
+std::span<runtime::DeviceRuntime* const> gpu_runtimes() {
   return {runtimes.data(), count.load(std::memory_order_acquire)};
 }
 
@@ -43,7 +43,8 @@ void install_cuda(int device) {
   TORCH_CHECK(device >= 0 && device < c10::cuda::device_count(), "there is no device cuda:", device,
               "; there are ", static_cast<int>(c10::cuda::device_count()));
   const auto made = gpu_runtimes();
-  DeviceRuntime* runtime = &DeviceRuntime::gpu(device, PlannedAllocator::Fallback::kCallers);
+  runtime::DeviceRuntime* runtime =
+      &runtime::DeviceRuntime::gpu(device, runtime::PlannedAllocator::Fallback::kCallers);
   if (std::ranges::find(made, runtime) == made.end()) {
     runtimes[made.size()] = runtime;
     count.store(made.size() + 1, std::memory_order_release);

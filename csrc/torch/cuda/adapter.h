@@ -19,6 +19,6 @@ bool uninstall_cuda();
 // The one that is in place, or was.
 CudaAllocator& installed();
 // The runtimes that were made here. Takes no lock.
-std::span<DeviceRuntime* const> gpu_runtimes();
+std::span<runtime::DeviceRuntime* const> gpu_runtimes();
 
 }  // namespace stalloc::torch_adapters

@@ -25,21 +25,22 @@ std::atomic<bool> profiling{false};
 
 // For torch.profiler, as torch's allocator does. A live block; before it is free, and another
 // thread is given its address.
-void report(DeviceRuntime& runtime, void* p, bool allocated) {
+void report(runtime::DeviceRuntime& runtime, void* p, bool allocated) {
   if (!profiling.load(std::memory_order_relaxed)) [[likely]] {
     return;
   }
   if (!c10::memoryProfilingEnabled()) return;
   c10::DeviceIndex device = 0;
-  while (DeviceRuntime::find_gpu(device) != &runtime) ++device;
+  while (runtime::DeviceRuntime::find_gpu(device) != &runtime) ++device;
   const Bytes size = runtime.allocator().block_size(p);
   if (size == 0) return;
-  const JointGauges gauges = runtime.allocator().joint_gauges();
-  const auto total = [&](JointGauges::Quantity q) {
+  const runtime::JointGauges gauges = runtime.allocator().joint_gauges();
+  const auto total = [&](runtime::JointGauges::Quantity q) {
     return static_cast<size_t>(gauges.ours()[q] + gauges.other()[q]);
   };
-  c10::reportMemoryUsageToProfiler(p, allocated ? size : -size, total(JointGauges::kRounded),
-                                   total(JointGauges::kReserved), device_of(device));
+  c10::reportMemoryUsageToProfiler(p, allocated ? size : -size,
+                                   total(runtime::JointGauges::kRounded),
+                                   total(runtime::JointGauges::kReserved), device_of(device));
 }
 
 // For torch.cuda's race detector, as torch's allocator does.
@@ -57,8 +58,8 @@ void trace(void* p, bool allocated) {
 }
 
 // The runtime whose pool may hold `p`.
-DeviceRuntime* owner_of(const void* p) {
-  for (DeviceRuntime* runtime : gpu_runtimes()) {
+runtime::DeviceRuntime* owner_of(const void* p) {
+  for (runtime::DeviceRuntime* runtime : gpu_runtimes()) {
     if (runtime->allocator().may_own(p)) return runtime;
   }
   return nullptr;
@@ -76,14 +77,14 @@ void CudaAllocator::delete_block(void* p) {
 
 // `native_free` is null for a block that came with a deleter of ours.
 void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
-  if (DeviceRuntime* runtime = owner_of(p)) {
+  if (runtime::DeviceRuntime* runtime = owner_of(p)) {
     report(*runtime, p, /*allocated=*/false);
     if (runtime->allocator().deallocate(p)) {
       trace(p, /*allocated=*/false);
       return;
     }
   }
-  for (DeviceRuntime* runtime : gpu_runtimes()) {
+  for (runtime::DeviceRuntime* runtime : gpu_runtimes()) {
     if (runtime->recorder().active()) runtime->recorder().on_free(p, running_node());
   }
   if (directs_.load(std::memory_order_relaxed) > 0 && free_directly(p)) return;
@@ -104,8 +105,8 @@ void CudaAllocator::adopt(c10::DataPtr& block) {
 
 bool CudaAllocator::has_blocks() const {
   if (adopted_.load() > 0 || directs_.load() > 0 || private_pools_.load() > 0) return true;
-  return std::ranges::any_of(gpu_runtimes(), [](DeviceRuntime* runtime) {
-    return runtime->allocator().joint_gauges().ours()[JointGauges::kActiveBlocks] > 0;
+  return std::ranges::any_of(gpu_runtimes(), [](runtime::DeviceRuntime* runtime) {
+    return runtime->allocator().joint_gauges().ours()[runtime::JointGauges::kActiveBlocks] > 0;
   });
 }
 
@@ -125,8 +126,8 @@ bool CudaAllocator::goes_to_private_pool(const Request& request) {
   return false;
 }
 
-void* CudaAllocator::serve(DeviceRuntime& runtime, const Request& request) {
-  PlannedAllocator& allocator = runtime.allocator();
+void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& request) {
+  runtime::PlannedAllocator& allocator = runtime.allocator();
   const StreamId stream = runtime.streams().id_of(request.stream);
   if (stream == kNone) return nullptr;
   void* p = allocator.allocate(request.size, stream, in_backward(),
@@ -141,9 +142,9 @@ void* CudaAllocator::serve(DeviceRuntime& runtime, const Request& request) {
 
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
-  DeviceRuntime* runtime = DeviceRuntime::find_gpu(request.device);
+  runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
   if (!runtime) return native(Record::kLeft);
-  PlannedAllocator& allocator = runtime->allocator();
+  runtime::PlannedAllocator& allocator = runtime->allocator();
   if (goes_to_private_pool(request)) {
     void* p = native(Record::kLeft);
     if (allocator.enabled()) note(request.device);
@@ -167,7 +168,7 @@ void* CudaAllocator::provide(const Request& request, Native native) {
     note(request.device);
     return p;
   }
-  Recorder& recorder = runtime->recorder();
+  runtime::Recorder& recorder = runtime->recorder();
   if (!recorder.active()) return native(Record::kLeft);
   void* p = exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request.size)
                                                    : native(Record::kNoticed);
@@ -210,7 +211,7 @@ void CudaAllocator::raw_delete(void* p) {
   if (p) free_block(p, [](void* native) { installed().to().raw_delete(native); });
 }
 
-void* CudaAllocator::allocate_directly(DeviceRuntime& runtime, Bytes size) {
+void* CudaAllocator::allocate_directly(runtime::DeviceRuntime& runtime, Bytes size) {
   void* p = runtime.memory().allocate(size);
   if (!p) {
     to().emptyCache();
@@ -242,14 +243,14 @@ bool CudaAllocator::free_directly(void* p) {
   return true;
 }
 
-void CudaAllocator::throw_out_of_memory(DeviceRuntime& runtime, const Request& request,
+void CudaAllocator::throw_out_of_memory(runtime::DeviceRuntime& runtime, const Request& request,
                                         const std::string& why) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, why, "\n",
                    runtime.allocator().out_of_memory_message(request.size));
 }
 
 void* CudaAllocator::getBaseAllocation(void* p, size_t* size) {
-  if (DeviceRuntime* runtime = owner_of(p)) {
+  if (runtime::DeviceRuntime* runtime = owner_of(p)) {
     if (const auto pool = runtime->allocator().pool_of(p); pool.begin) {
       if (size) *size = static_cast<size_t>(pool.size);
       return pool.begin;
@@ -264,7 +265,7 @@ void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStrea
     to().recordStream(block, stream);
     return;
   }
-  if (DeviceRuntime* runtime = owner_of(p)) {
+  if (runtime::DeviceRuntime* runtime = owner_of(p)) {
     // One of another device has no number here: the default stream of each has the same handle.
     const bool is_own = stream.device_index() == block.device().index();
     const StreamId id = is_own ? runtime->streams().id_of(stream.stream()) : kNone;
@@ -281,7 +282,7 @@ void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStrea
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                                         std::function<bool(cudaStream_t)> filter) {
-  if (DeviceRuntime* runtime = DeviceRuntime::find_gpu(device)) {
+  if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().begin_capture();
   }
   {
@@ -303,7 +304,7 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
     open_pools_.erase(it);
   }
   private_pools_.fetch_sub(1, std::memory_order_release);
-  if (DeviceRuntime* runtime = DeviceRuntime::find_gpu(device)) {
+  if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().end_capture();
   }
 }

@@ -82,7 +82,7 @@ class CudaAllocator final : public Delegate {
   };
   struct Direct {  // a block straight from the device
     Bytes size = 0;
-    DeviceRuntime* runtime = nullptr;
+    runtime::DeviceRuntime* runtime = nullptr;
   };
   enum class Record : std::uint8_t { kLeft, kNoticed };
   struct PrivatePool {
@@ -97,15 +97,15 @@ class CudaAllocator final : public Delegate {
   void adopt(c10::DataPtr& block);
   bool goes_to_private_pool(const Request& request);
   // A block from a plan's pool, or null.
-  void* serve(DeviceRuntime& runtime, const Request& request);
+  void* serve(runtime::DeviceRuntime& runtime, const Request& request);
   // A block of `request` by whatever way; `native` asks torch's allocator, and is told whether the
   // block is recorded.
   template <typename Native>
   void* provide(const Request& request, Native native);
-  JointGauges::Values held_directly(c10::DeviceIndex device) const;
-  void* allocate_directly(DeviceRuntime& runtime, Bytes size);
+  runtime::JointGauges::Values held_directly(c10::DeviceIndex device) const;
+  void* allocate_directly(runtime::DeviceRuntime& runtime, Bytes size);
   bool free_directly(void* p);
-  [[noreturn]] void throw_out_of_memory(DeviceRuntime& runtime, const Request& request,
+  [[noreturn]] void throw_out_of_memory(runtime::DeviceRuntime& runtime, const Request& request,
                                         const std::string& why);
 
   const c10::DeleterFnPtr native_deleter_;
@@ -116,8 +116,8 @@ class CudaAllocator final : public Delegate {
   std::vector<PrivatePool> open_pools_;
   std::unordered_map<void*, Direct> direct_;
   std::atomic<std::size_t> directs_{0};
-  std::unordered_map<int, JointGauges::Values> reset_totals_;  // by device
-  std::unordered_map<int, double> fractions_;                  // asked for, by device
+  std::unordered_map<int, runtime::JointGauges::Values> reset_totals_;  // by device
+  std::unordered_map<int, double> fractions_;                           // asked for, by device
 };
 
 }  // namespace stalloc::torch_adapters

@@ -11,8 +11,8 @@ namespace py = pybind11;
 PYBIND11_MODULE(_torch_cuda, m) {
   namespace adapters = stalloc::torch_adapters;
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
-  stalloc::DeviceRuntime::set_autograd_thread(&adapters::autograd_thread);
-  stalloc::DeviceRuntime::set_phase_listener(&adapters::CudaAllocator::look_for_profiler);
+  stalloc::runtime::DeviceRuntime::set_autograd_thread(&adapters::autograd_thread);
+  stalloc::runtime::DeviceRuntime::set_phase_listener(&adapters::CudaAllocator::look_for_profiler);
   m.def("install", &adapters::install_cuda, py::arg("device"));
   m.def("uninstall", &adapters::uninstall_cuda);
   m.def(

@@ -24,57 +24,59 @@ using c10::CachingDeviceAllocator::DeviceStats;
 Stat& aggregate(StatArray& stats) { return stats[static_cast<std::size_t>(StatType::AGGREGATE)]; }
 Stat& large(StatArray& stats) { return stats[static_cast<std::size_t>(StatType::LARGE_POOL)]; }
 
-JointGauges::Values held_by(DeviceStats& stats) {
-  JointGauges::Values values{};
-  values[JointGauges::kBlocks] = aggregate(stats.allocation).current;
-  values[JointGauges::kRequested] = aggregate(stats.requested_bytes).current;
-  values[JointGauges::kRounded] = aggregate(stats.allocated_bytes).current;
-  values[JointGauges::kActiveBlocks] = aggregate(stats.active).current;
-  values[JointGauges::kActiveBytes] = aggregate(stats.active_bytes).current;
-  values[JointGauges::kReserved] = aggregate(stats.reserved_bytes).current;
-  values[JointGauges::kSegments] = aggregate(stats.segment).current;
+runtime::JointGauges::Values held_by(DeviceStats& stats) {
+  runtime::JointGauges::Values values{};
+  values[runtime::JointGauges::kBlocks] = aggregate(stats.allocation).current;
+  values[runtime::JointGauges::kRequested] = aggregate(stats.requested_bytes).current;
+  values[runtime::JointGauges::kRounded] = aggregate(stats.allocated_bytes).current;
+  values[runtime::JointGauges::kActiveBlocks] = aggregate(stats.active).current;
+  values[runtime::JointGauges::kActiveBytes] = aggregate(stats.active_bytes).current;
+  values[runtime::JointGauges::kReserved] = aggregate(stats.reserved_bytes).current;
+  values[runtime::JointGauges::kSegments] = aggregate(stats.segment).current;
   return values;
 }
 
-JointGauges::Values sum(const JointGauges::Values& a, const JointGauges::Values& b) {
-  JointGauges::Values result{};
+runtime::JointGauges::Values sum(const runtime::JointGauges::Values& a,
+                                 const runtime::JointGauges::Values& b) {
+  runtime::JointGauges::Values result{};
   for (std::size_t q = 0; q < result.size(); ++q) result[q] = a[q] + b[q];
   return result;
 }
 
 // The parts of DeviceStats that a pool has a share in.
-constexpr std::array<std::pair<StatArray DeviceStats::*, JointGauges::Quantity>, 7> kShared = {{
-    {&DeviceStats::allocation, JointGauges::kBlocks},
-    {&DeviceStats::requested_bytes, JointGauges::kRequested},
-    {&DeviceStats::allocated_bytes, JointGauges::kRounded},
-    {&DeviceStats::active, JointGauges::kActiveBlocks},
-    {&DeviceStats::active_bytes, JointGauges::kActiveBytes},
-    {&DeviceStats::reserved_bytes, JointGauges::kReserved},
-    {&DeviceStats::segment, JointGauges::kSegments},
-}};
+constexpr std::array<std::pair<StatArray DeviceStats::*, runtime::JointGauges::Quantity>, 7>
+    kShared = {{
+        {&DeviceStats::allocation, runtime::JointGauges::kBlocks},
+        {&DeviceStats::requested_bytes, runtime::JointGauges::kRequested},
+        {&DeviceStats::allocated_bytes, runtime::JointGauges::kRounded},
+        {&DeviceStats::active, runtime::JointGauges::kActiveBlocks},
+        {&DeviceStats::active_bytes, runtime::JointGauges::kActiveBytes},
+        {&DeviceStats::reserved_bytes, runtime::JointGauges::kReserved},
+        {&DeviceStats::segment, runtime::JointGauges::kSegments},
+    }};
 
 }  // namespace
 
 void CudaAllocator::note(c10::DeviceIndex device) {
-  DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime || !to().initialized()) return;
   DeviceStats stats = to().getDeviceStats(device);
   runtime->allocator().note_fallback(sum(held_by(stats), held_directly(device)));
 }
 
-JointGauges::Values CudaAllocator::held_directly(c10::DeviceIndex device) const {
-  JointGauges::Values values{};
+runtime::JointGauges::Values CudaAllocator::held_directly(c10::DeviceIndex device) const {
+  runtime::JointGauges::Values values{};
   if (directs_.load(std::memory_order_relaxed) == 0) return values;
-  const DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  const runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   const std::lock_guard lock(mutex_);
   for (const auto& [p, block] : direct_) {
     if (block.runtime != runtime) continue;
-    for (const auto q :
-         {JointGauges::kBlocks, JointGauges::kActiveBlocks, JointGauges::kSegments}) {
+    for (const auto q : {runtime::JointGauges::kBlocks, runtime::JointGauges::kActiveBlocks,
+                         runtime::JointGauges::kSegments}) {
       values[q] += 1;
     }
-    for (const auto q : {JointGauges::kRequested, JointGauges::kRounded, JointGauges::kActiveBytes,
-                         JointGauges::kReserved}) {
+    for (const auto q : {runtime::JointGauges::kRequested, runtime::JointGauges::kRounded,
+                         runtime::JointGauges::kActiveBytes, runtime::JointGauges::kReserved}) {
       values[q] += block.size;
     }
   }
@@ -83,13 +85,13 @@ JointGauges::Values CudaAllocator::held_directly(c10::DeviceIndex device) const 
 
 DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
   DeviceStats stats = to().getDeviceStats(device);
-  DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime) return stats;
-  const JointGauges::Values direct = held_directly(device);
+  const runtime::JointGauges::Values direct = held_directly(device);
   runtime->allocator().note_fallback(sum(held_by(stats), direct));
-  const JointGauges gauges = runtime->allocator().joint_gauges();
-  const JointGauges::Values peaks = gauges.all_time_peaks();
-  JointGauges::Values before{};
+  const runtime::JointGauges gauges = runtime->allocator().joint_gauges();
+  const runtime::JointGauges::Values peaks = gauges.all_time_peaks();
+  runtime::JointGauges::Values before{};
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = reset_totals_.find(device); it != reset_totals_.end()) before = it->second;
@@ -106,8 +108,8 @@ DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
     Stat& all = aggregate(stats.*member);
     all.peak = std::max(all.peak, peaks[quantity]);
   }
-  const Bytes idle =
-      gauges.ours()[JointGauges::kReserved] - gauges.ours()[JointGauges::kActiveBytes];
+  const Bytes idle = gauges.ours()[runtime::JointGauges::kReserved] -
+                     gauges.ours()[runtime::JointGauges::kActiveBytes];
   for (Stat* stat : {&aggregate(stats.inactive_split_bytes), &large(stats.inactive_split_bytes)}) {
     stat->current += idle;
     stat->peak = std::max(stat->peak, stat->current);
@@ -133,10 +135,10 @@ double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
 }
 
 void CudaAllocator::share_out(c10::DeviceIndex device) {
-  DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   const double fraction = getMemoryFraction(device);
   if (!runtime) return;
-  auto& memory = dynamic_cast<CudaMemory&>(runtime->memory());
+  auto& memory = dynamic_cast<device::CudaMemory&>(runtime->memory());
   if (fraction >= 1) {
     memory.set_limit(0);
     return;
@@ -157,17 +159,17 @@ void CudaAllocator::take_back_shares() {
   const std::lock_guard lock(mutex_);
   for (const auto& [device, fraction] : fractions_) {
     to().setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
-    DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
-    if (runtime) dynamic_cast<CudaMemory&>(runtime->memory()).set_limit(0);
+    runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
+    if (runtime) dynamic_cast<device::CudaMemory&>(runtime->memory()).set_limit(0);
   }
   fractions_.clear();
 }
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   to().resetAccumulatedStats(device);
-  DeviceRuntime* runtime = DeviceRuntime::find_gpu(device);
+  runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime) return;
-  const JointGauges::Values totals = runtime->allocator().joint_gauges().totals();
+  const runtime::JointGauges::Values totals = runtime->allocator().joint_gauges().totals();
   const std::lock_guard lock(mutex_);
   reset_totals_[device] = totals;
 }
@@ -175,7 +177,7 @@ void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
 void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
   to().resetPeakStats(device);
   note(device);
-  if (DeviceRuntime* runtime = DeviceRuntime::find_gpu(device)) {
+  if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().reset_peaks();
   }
 }
@@ -183,8 +185,8 @@ void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
 allocator_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool include_traces) {
   allocator_api::SnapshotInfo info = to().snapshot(pool, include_traces);
   if (pool != c10::MempoolId_t{0, 0}) return info;
-  for (int i = 0; i < DeviceRuntime::kGpus; ++i) {
-    DeviceRuntime* runtime = DeviceRuntime::find_gpu(i);
+  for (int i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
+    runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(i);
     if (!runtime) continue;
     for (const auto& live : runtime->allocator().pools()) {
       allocator_api::SegmentInfo segment;
@@ -223,8 +225,8 @@ allocator_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool 
 // A handle of torch's is a few bytes that say what it is, which depend on the version of torch, and
 // then CUDA's handle of the whole segment. Those bytes are taken from one of torch's own.
 allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
-  PlannedAllocator::Piece piece;
-  for (DeviceRuntime* runtime : gpu_runtimes()) {
+  runtime::PlannedAllocator::Piece piece;
+  for (runtime::DeviceRuntime* runtime : gpu_runtimes()) {
     if (runtime->allocator().may_own(p)) piece = runtime->allocator().pool_of(p);
     if (piece.begin) break;
   }

@@ -1,0 +1,113 @@
+#include "profile/alignment.h"
+
+#include <algorithm>
+
+namespace stalloc::profile {
+namespace {
+
+constexpr std::int32_t kMaxEdits = 256;
+constexpr std::int32_t kUnreachable = -1;
+
+// One search from (0, 0) of the edit graph, whose x runs along `a` and y along `b`. Diagonal k
+// holds the points with x - y == k; after d edits those of d's parity between -d and d can be
+// reached, and `furthest(d, k)` is the largest x there.
+class Search {
+ public:
+  Search(std::span<const Token> a, std::span<const Token> b)
+      : a_(a),
+        b_(b),
+        n_(static_cast<std::int32_t>(a.size())),
+        m_(static_cast<std::int32_t>(b.size())) {}
+
+  // Where the path that was found ends: (n, m), or the furthest point within kMaxEdits.
+  struct End {
+    std::int32_t edits = 0;
+    std::int32_t x = 0;
+    std::int32_t y = 0;
+  };
+
+  End run() {
+    for (std::int32_t d = 0;; ++d) {
+      End best{d, 0, 0};
+      for (std::int32_t k = -d; k <= d; k += 2) {
+        const std::int32_t x = d == 0 ? slide(0, 0) : step(d, k);
+        furthest_.push_back(x);
+        if (x == kUnreachable) continue;
+        if (2 * x - k > best.x + best.y) best = {d, x, x - k};
+      }
+      if ((best.x == n_ && best.y == m_) || d == kMaxEdits) return best;
+    }
+  }
+
+  // Calls match(x, y) for each pair on the path to `end`, last first.
+  template <typename Match>
+  void trace_back(End end, Match match) const {
+    std::int32_t x = end.x;
+    std::int32_t k = end.x - end.y;
+    for (std::int32_t d = end.edits;; --d) {
+      const bool down = d > 0 && goes_down(d, k);
+      const std::int32_t start =
+          d == 0 ? 0 : (down ? furthest(d - 1, k + 1) : furthest(d - 1, k - 1) + 1);
+      while (x > start) {
+        --x;
+        match(x, x - k);
+      }
+      if (d == 0) return;
+      k += down ? 1 : -1;
+      x = furthest(d - 1, k);
+    }
+  }
+
+ private:
+  std::int32_t furthest(std::int32_t d, std::int32_t k) const {
+    if (k < -d || k > d) return kUnreachable;
+    return furthest_[static_cast<std::size_t>(d) * (d + 1) / 2 + (k + d) / 2];
+  }
+
+  // x after an edit down (y + 1, from diagonal k + 1) or to the right (from k - 1).
+  std::int32_t down_to(std::int32_t d, std::int32_t k) const {
+    const std::int32_t x = furthest(d - 1, k + 1);
+    return x == kUnreachable || x - k > m_ ? kUnreachable : x;
+  }
+  std::int32_t right_to(std::int32_t d, std::int32_t k) const {
+    const std::int32_t x = furthest(d - 1, k - 1);
+    return x == kUnreachable || x + 1 > n_ ? kUnreachable : x + 1;
+  }
+  bool goes_down(std::int32_t d, std::int32_t k) const { return down_to(d, k) >= right_to(d, k); }
+
+  std::int32_t step(std::int32_t d, std::int32_t k) const {
+    const std::int32_t x = std::max(down_to(d, k), right_to(d, k));
+    return x == kUnreachable ? kUnreachable : slide(x, x - k);
+  }
+
+  std::int32_t slide(std::int32_t x, std::int32_t y) const {
+    while (x < n_ && y < m_ && a_[x] == b_[y]) ++x, ++y;
+    return x;
+  }
+
+  std::span<const Token> a_;
+  std::span<const Token> b_;
+  std::int32_t n_;
+  std::int32_t m_;
+  std::vector<std::int32_t> furthest_;  // row d has d + 1 entries
+};
+
+}  // namespace
+
+std::vector<std::int32_t> align_sequences(std::span<const Token> a, std::span<const Token> b) {
+  std::vector<std::int32_t> result(a.size(), kNone);
+  std::size_t x = 0;
+  std::size_t y = 0;
+  while (x < a.size() && y < b.size()) {
+    Search search(a.subspan(x), b.subspan(y));
+    const Search::End end = search.run();
+    search.trace_back(end, [&](std::int32_t i, std::int32_t j) {
+      result[x + i] = static_cast<std::int32_t>(y) + j;
+    });
+    x += end.x;
+    y += end.y;
+  }
+  return result;
+}
+
+}  // namespace stalloc::profile

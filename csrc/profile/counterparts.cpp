@@ -1,0 +1,212 @@
+#include "profile/counterparts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "profile/alignment.h"
+
+namespace stalloc::profile {
+namespace {
+
+// Iterations before the reference from which on two may be of one program and two of another.
+constexpr std::int32_t kFewest = 3;
+
+// Iterations at the beginning are of another program than the rest when each of them is more than
+// twice as unlike the reference as any of the rest, and by this share of its requests more. As
+// chance may do that to a few of a program whose sizes always differ, those of the rest are three
+// at least, or those at the beginning like each other.
+constexpr double kOtherProgram = 0.1;
+
+std::int32_t first_request_at(const trace::Trace& trace, Tick tick) {
+  const auto it = std::ranges::lower_bound(trace.requests, tick, {}, &trace::Request::lower);
+  return static_cast<std::int32_t>(it - trace.requests.begin());
+}
+
+std::vector<Turn> complete_turns(const trace::Trace& trace) {
+  std::vector<Turn> turns;
+  for (std::size_t i = 1; i < trace.iterations.size(); ++i) {
+    Turn turn{trace.iterations[i - 1], trace.iterations[i]};
+    turn.first = first_request_at(trace, turn.begin);
+    turn.count = first_request_at(trace, turn.end) - turn.first;
+    turns.push_back(turn);
+  }
+  return turns;
+}
+
+// The planned requests of one iteration by where they are asked for, each list in order.
+using Place = std::pair<trace::PhaseKey, ThreadOrdinal>;
+struct Sequence {
+  std::vector<Token> tokens;
+  std::vector<std::int32_t> requests;  // relative to Turn::first
+};
+
+std::map<Place, Sequence> by_place(const trace::Trace& trace, const Turn& turn) {
+  std::map<Place, Sequence> places;
+  Sequence* current = nullptr;
+  PhaseIndex phase = kNone;
+  ThreadOrdinal thread = kNone;
+  for (std::int32_t i = 0; i < turn.count; ++i) {
+    const trace::Request& r = trace.requests[turn.first + i];
+    const trace::PhaseKey& key = trace.phases[r.phase_begin].key;
+    // A tagged request must not be taken for the counterpart of a static one of the same size.
+    if (key.kind == trace::PhaseKind::kUnplanned || r.dynamic) continue;
+    if (!current || r.phase_begin != phase || r.thread != thread) {
+      phase = r.phase_begin;
+      thread = r.thread;
+      current = &places[{key, thread}];
+    }
+    current->tokens.push_back({r.size, r.stream});
+    current->requests.push_back(i);
+  }
+  return places;
+}
+
+// For each request of the iteration with places `a`, which has `count`, its counterpart in that
+// with places `b`, or kNone. All relative to Turn::first.
+std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::int32_t count,
+                                       const std::map<Place, Sequence>& b) {
+  std::vector<std::int32_t> result(count, kNone);
+  for (const auto& [place, ours] : a) {
+    const auto theirs = b.find(place);
+    if (theirs == b.end()) continue;
+    const auto matches = align_sequences(ours.tokens, theirs->second.tokens);
+    for (std::size_t i = 0; i < matches.size(); ++i) {
+      if (matches[i] != kNone) result[ours.requests[i]] = theirs->second.requests[matches[i]];
+    }
+  }
+  return result;
+}
+
+// Of the requests that have these counterparts in another iteration, what share has none there.
+double share_without(const std::map<Place, Sequence>& places,
+                     const std::vector<std::int32_t>& matches) {
+  std::int64_t all = 0;
+  std::int64_t without = 0;
+  for (const auto& [place, sequence] : places) {
+    for (const std::int32_t i : sequence.requests) {
+      ++all;
+      without += matches[i] == kNone;
+    }
+  }
+  return all > 0 ? static_cast<double>(without) / static_cast<double>(all) : 0.0;
+}
+
+std::int32_t last(const std::vector<Turn>& turns) {
+  if (turns.empty()) {
+    throw TraceError(
+        "the trace holds no complete iteration: profile at least one, better three, and mark the "
+        "end of each with step()");
+  }
+  return static_cast<std::int32_t>(turns.size()) - 1;
+}
+
+}  // namespace
+
+Phases::Phases(const trace::Trace& trace, const Turn& turn) {
+  for (const trace::PhaseSpan& span : trace.phases) {
+    const bool empty_within =
+        span.begin == span.end && turn.begin <= span.begin && span.begin < turn.end;
+    if (!empty_within && (span.begin >= turn.end || span.end <= turn.begin)) continue;
+    add(span.key, std::max(span.begin, turn.begin) - turn.begin,
+        std::min(span.end, turn.end) - turn.begin);
+  }
+  if (list_.empty()) add({}, 0, turn.end - turn.begin);
+}
+
+PhaseIndex Phases::at(Tick tick) const {
+  const auto after = std::ranges::upper_bound(spans_, tick, {}, &Span::begin);
+  return after == spans_.begin() ? spans_.front().phase : std::prev(after)->phase;
+}
+
+PhaseIndex Phases::find(const trace::PhaseKey& key) const {
+  const auto it = index_.find(key);
+  return it == index_.end() ? kNone : it->second;
+}
+
+void Phases::add(const trace::PhaseKey& key, Tick begin, Tick end) {
+  const auto [it, is_new] = index_.try_emplace(key, static_cast<PhaseIndex>(list_.size()));
+  if (is_new) list_.push_back({key, begin, end});
+  list_[it->second].end = end;
+  spans_.push_back({begin, it->second});
+}
+
+Counterparts::Counterparts(const trace::Trace& trace)
+    : trace_(trace),
+      turns_(complete_turns(trace)),
+      reference_(last(turns_)),
+      phases_(trace, turns_[reference_]) {
+  first_compared_ = find_first_compared();
+  number_statics();
+}
+
+// Aligns the reference with the iterations before it, and tells where those begin that are alike.
+std::int32_t Counterparts::find_first_compared() {
+  const std::int32_t usual = reference_ >= 2 ? 1 : 0;
+  std::vector<std::map<Place, Sequence>> places;
+  for (const Turn& turn : turns_) places.push_back(by_place(trace_, turn));
+  const auto align = [&](std::int32_t a, std::int32_t b) {
+    return counterparts(places[a], turns_[a].count, places[b]);
+  };
+  matches_.resize(turns_.size());
+  const std::int32_t first = reference_ >= kFewest ? 0 : usual;
+  for (std::int32_t t = first; t <= reference_; ++t) matches_[t] = align(reference_, t);
+  if (first == usual) return usual;
+  std::vector<double> unlike;  // the reference
+  for (const auto& matches : matches_) unlike.push_back(share_without(places[reference_], matches));
+  for (std::int32_t begin = 2; begin < reference_; ++begin) {
+    const auto rest = unlike.begin() + begin;
+    const double most_alike = *std::min_element(unlike.begin(), rest);
+    const double least_alike = *std::max_element(rest, unlike.end());
+    if (most_alike < 2 * least_alike + kOtherProgram) continue;
+    if (reference_ - begin >= 2) return begin + 1;
+    bool alike = true;  // those at the beginning
+    for (std::int32_t t = 1; t < begin && alike; ++t) {
+      alike = share_without(places[t], align(t, t - 1)) <= least_alike + kOtherProgram;
+    }
+    if (alike) return begin;
+  }
+  return usual;
+}
+
+bool Counterparts::is_everywhere(std::int32_t i) const {
+  for (std::int32_t t = first_compared_; t <= reference_; ++t) {
+    if (matches_[t][i] == kNone) return false;
+  }
+  return true;
+}
+
+void Counterparts::number_statics() {
+  for (std::int32_t i = 0; i < turns_[reference_].count; ++i) {
+    if (request(reference_, i).thread == 0 && is_everywhere(i)) statics_.push_back(i);
+  }
+  numbers_.resize(turns_.size());
+  newest_.resize(turns_.size());
+  for (std::int32_t t = first_compared_; t <= reference_; ++t) {
+    auto& numbers = numbers_[t];
+    numbers.assign(turns_[t].count, kNone);
+    for (std::size_t n = 0; n < statics_.size(); ++n) {
+      numbers[matches_[t][statics_[n]]] = static_cast<std::int32_t>(n);
+    }
+    auto& newest = newest_[t];
+    newest.reserve(numbers.size() + 1);
+    newest.push_back(kNone);
+    for (const std::int32_t n : numbers) newest.push_back(std::max(newest.back(), n));
+  }
+}
+
+std::int32_t Counterparts::newest_before(std::int32_t t, Tick tick) const {
+  const std::int32_t allocated = first_request_at(trace_, tick) - turns_[t].first;
+  return newest_[t][std::clamp(allocated, 0, turns_[t].count)];
+}
+
+Tick Counterparts::latest(std::int32_t newest, PhaseIndex phase) const {
+  const auto next = static_cast<std::size_t>(newest + 1);
+  const Tick latest = next < statics_.size() ? birth(statics_[next]) : period();
+  const Tick earliest = newest == kNone ? 0 : birth(statics_[newest]) + 1;
+  const PhaseIndex known = phases_.find(trace_.phases[phase].key);
+  const Tick phase_end = known == kNone ? latest : phases_.list()[known].end;
+  return phase_end >= earliest ? std::min(latest, phase_end) : latest;
+}
+
+}  // namespace stalloc::profile

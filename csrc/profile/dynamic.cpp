@@ -1,0 +1,278 @@
+// Where a window begins and ends, and why that is safe. Let `m` be the newest number at a birth
+// and `n` the newest at a free, m <= n when both are in one turn. The window ends with the birth of
+// number n + 1, or with the phase if that comes first, and so meets everything that was born before
+// the free.
+//
+// It begins before the birth of number m + 1, and so meets everything freed under a number above m.
+// What was freed under m itself, before or after this birth, lies between two numbers, where the
+// reference's clock cannot tell them apart: its own births and frees say where the window may begin
+// at the latest, and each plannable request that some iteration frees after the birth pulls it to
+// before its own end.
+#include "profile/dynamic.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "profile/roles.h"
+
+namespace stalloc::profile {
+namespace {
+
+// A request that outlives the next static one's birth by less than this lives for the moment.
+constexpr Tick kMoment = 4;
+// One that does not, and has no more than this many requests born in its life, is brief.
+constexpr std::int32_t kBornMeanwhile = 2;
+
+using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
+
+struct Asked {
+  std::int32_t turn = 0;
+  std::int32_t request = 0;  // within its turn
+};
+
+// Frees of plannable requests in one turn, in order.
+struct Free {
+  Tick tick = 0;
+  Tick upper = 0;  // of its planned lifetime, since that turn began
+};
+
+class Places {
+ public:
+  Places(const Counterparts& all, const IterationProfile& profile)
+      : all_(all), profile_(profile), first_(all.first_compared()), last_(all.reference()) {}
+
+  struct Found {
+    std::vector<DynamicPlace> places;
+    std::vector<KeptPlace> kept;
+  };
+
+  Found run() {
+    for (std::int32_t t = first_; t <= last_; ++t) {
+      collect(t);
+      frees_.push_back(frees_in(t));
+    }
+    Found found;
+    for (const auto& [key, requests] : found_) add_places(key, requests, found);
+    return found;
+  }
+
+ private:
+  bool is_dynamic(std::int32_t t, std::int32_t index) const {
+    const std::int32_t number = all_.number_in(t, index);
+    return number == kNone || profile_.requests[all_.request_of(number)].dynamic;
+  }
+
+  // Where each dynamic request of iteration `t` belongs.
+  void collect(std::int32_t t) {
+    std::map<PhaseIndex, std::int32_t> newest;  // plannable request by the profile's phase
+    PhaseIndex span = kNone;
+    PhaseIndex phase = kNone;
+    for (std::int32_t index = 0; index < all_.turn(t).count; ++index) {
+      const trace::Request& r = all_.request(t, index);
+      if (r.thread != 0) continue;
+      if (r.phase_begin != span) {
+        span = r.phase_begin;
+        const trace::PhaseKey& key = all_.trace().phases[span].key;
+        phase = key.kind == trace::PhaseKind::kUnplanned ? kNone : all_.phases().find(key);
+      }
+      if (phase == kNone) continue;
+      if (is_dynamic(t, index)) {
+        const auto it = newest.find(phase);
+        found_[{phase, it == newest.end() ? kNone : it->second, r.stream}].push_back({t, index});
+      } else {
+        const std::int32_t i = all_.request_of(all_.number_in(t, index));
+        if (profile_.is_plannable(profile_.requests[i])) newest[phase] = i;
+      }
+    }
+  }
+
+  std::vector<Free> frees_in(std::int32_t t) const {
+    std::vector<Free> frees;
+    for (std::int32_t born = std::max(t - 1, first_); born <= t; ++born) {
+      const Tick turns = t - born;
+      for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
+        const ProfiledRequest& planned = profile_.requests[i];
+        if (!profile_.is_plannable(planned)) continue;
+        const trace::Request& r =
+            all_.request(born, all_.match(born, static_cast<std::int32_t>(i)));
+        if (r.upper < all_.turn(t).begin || r.upper >= all_.turn(t).end) continue;
+        frees.push_back({r.upper, planned.upper - turns * profile_.period});
+      }
+    }
+    std::ranges::sort(frees, {}, &Free::tick);
+    return frees;
+  }
+
+  // The last tick of the reference at which the window may begin, for a first birth in `t`.
+  Tick beginning(std::int32_t t, std::int32_t index) const {
+    const trace::Request& r = all_.request(t, index);
+    const std::int32_t newest = all_.newest_before(t, r.lower);
+    Tick result = all_.latest(newest, r.phase_begin) - 1;
+    if (t == last_) result = std::min(result, all_.birth(index));
+    const std::vector<Free>& frees = frees_[t - first_];
+    for (auto it = std::ranges::upper_bound(frees, r.lower, {}, &Free::tick);
+         it != frees.end() && all_.newest_before(t, it->tick) == newest; ++it) {
+      result = std::min(result, it->upper - 1);
+    }
+    return result;
+  }
+
+  // One place for each role that its requests have, the longest first.
+  void add_places(const Key& key, const std::vector<Asked>& asked, Found& found) const {
+    std::vector<std::vector<RoleSample>> visits(static_cast<std::size_t>(last_ - first_ + 1));
+    for (const auto& [t, index] : asked) {
+      const trace::Request& r = all_.request(t, index);
+      visits[t - first_].push_back({r.size, longevity(t, index)});
+    }
+    const auto& [phase, after, stream] = key;
+    const ProfiledPhase& within = profile_.phases[phase];
+    const Tick begin = after == kNone ? within.begin : profile_.requests[after].lower;
+    const Roles roles = tell_roles(visits, within.end - begin);
+    std::vector<std::vector<Asked>> by_role(roles.contexts.size());
+    std::vector<std::size_t> next(visits.size());
+    for (const Asked& a : asked) {
+      const auto visit = static_cast<std::size_t>(a.turn - first_);
+      const std::size_t i = next[visit]++;
+      const std::int32_t role = roles.of[visit][i];
+      // The exceptions of a role outlive it, and have no place.
+      if (visits[visit][i].longevity <= roles.longevity[role]) by_role[role].push_back(a);
+    }
+    const std::size_t others = found.places.size();
+    for (std::size_t role = 0; role < by_role.size(); ++role) {
+      if (roles.longevity[role] == kKept) continue;
+      DynamicPlace place = make_place(key, by_role[role]);
+      if (place.upper == kNone) continue;
+      place.contexts = roles.contexts[role];
+      found.places.push_back(std::move(place));
+    }
+    // What a warm-up alone has made is not made again.
+    const auto is_later = [](const Asked& a) { return a.turn > 0; };
+    if (found.places.size() == others && std::ranges::none_of(asked, is_later)) return;
+    for (std::size_t role = 0; role < by_role.size(); ++role) {
+      if (roles.longevity[role] != kKept) continue;
+      found.kept.push_back({phase, after, stream, roles.contexts[role]});
+    }
+  }
+
+  // In ticks of the reference, from the next static request's birth, or the end of the phase.
+  Longevity longevity(std::int32_t t, std::int32_t index) const {
+    const trace::Request& r = all_.request(t, index);
+    const End end = end_of(t, r);
+    if (end.upper == kNone) return end.kept ? kKept : kUnknownLongevity;
+    const Tick ticks = end.upper - all_.latest(all_.newest_before(t, r.lower), r.phase_begin);
+    if (ticks >= profile_.period) return kKept;
+    if (ticks >= kMoment) return ticks;
+    const std::int32_t next = index + kBornMeanwhile + 1;
+    const bool brief = next >= all_.turn(t).count || all_.request(t, next).lower > r.upper;
+    return brief ? kBrief : kMomentary;
+  }
+
+  struct End {
+    Tick upper = kNone;  // since the turn of the birth began; kNone: longer than can be told
+    PhaseIndex phase_end = kNone;  // the profile's
+    bool kept = false;             // it outlives the next iteration
+  };
+
+  End end_of(std::int32_t t, const trace::Request& r) const {
+    const std::int32_t turns = r.upper < all_.turn(t).end ? 0 : 1;
+    const std::int32_t freed_in = t + turns;
+    if (freed_in > last_) return {};
+    if (r.upper >= all_.turn(freed_in).end) return {.kept = true};
+    const Tick tick = all_.latest(all_.newest_before(freed_in, r.upper), r.phase_end);
+    return {tick + turns * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
+  }
+
+  // Without `upper` when none of its requests can be served.
+  DynamicPlace make_place(const Key& key, const std::vector<Asked>& found) const {
+    DynamicPlace place;
+    std::tie(place.phase, place.after, place.stream) = key;
+    place.lower = profile_.period;
+    place.upper = kNone;
+    place.sightings.resize(static_cast<std::size_t>(last_ - first_ + 1));
+    std::int32_t turn = kNone;
+    for (const auto& [t, index] : found) {
+      if (t != turn) place.lower = std::min(place.lower, beginning(t, index));
+      turn = t;
+    }
+    for (const auto& [t, index] : found) {
+      const End end = end_of(t, all_.request(t, index));
+      if (end.upper - place.lower > profile_.period || end.upper <= place.upper) continue;
+      place.upper = end.upper;
+      place.phase_end = end.phase_end;
+    }
+    if (place.upper == kNone) return place;
+    for (const auto& [t, index] : found) {
+      const trace::Request& r = all_.request(t, index);
+      const End end = end_of(t, r);
+      const bool passes_last = t == last_ && r.upper >= all_.turn(t).end;
+      // The reference's own may be taken to end where the others' did.
+      const bool wraps = passes_last && place.upper > profile_.period;
+      if (!wraps && (end.upper == kNone || end.upper > place.upper)) continue;
+      place.sightings[t - first_].push_back({r.size, r.lower, wraps ? kNever : r.upper});
+    }
+    if (place.lower < 0) {
+      place.lower += profile_.period;
+      place.upper += profile_.period;
+    }
+    return place;
+  }
+
+  const Counterparts& all_;
+  const IterationProfile& profile_;
+  std::int32_t first_;
+  std::int32_t last_;
+  std::map<Key, std::vector<Asked>> found_;
+  std::vector<std::vector<Free>> frees_;  // by turn
+};
+
+constexpr std::int64_t kMostlyStatic = 8;  // of so many requests, less than one varies,
+constexpr std::int64_t kFewVary = 4;       // or fewer than this in an iteration
+
+}  // namespace
+
+std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all) {
+  struct Count {
+    std::int64_t requests = 0;
+    std::int64_t varying = 0;
+  };
+  std::map<std::pair<trace::PhaseKey, LayerIndex>, Count> counts;
+  for (std::int32_t t = all.first_compared(); t <= all.reference(); ++t) {
+    for (std::int32_t index = 0; index < all.turn(t).count; ++index) {
+      const trace::Request& r = all.request(t, index);
+      const trace::PhaseKey& phase = all.trace().phases[r.phase_begin].key;
+      const bool planned = phase.kind != trace::PhaseKind::kUnplanned && r.thread == 0;
+      if (!planned || r.layer_begin == kNone) continue;
+      Count& count = counts[{phase, r.layer_begin}];
+      ++count.requests;
+      count.varying += all.number_in(t, index) == kNone;
+    }
+  }
+  std::set<std::pair<trace::PhaseKey, LayerIndex>> stays;
+  for (const auto& [stay, count] : counts) {
+    const bool often = count.varying >= kFewVary * (all.reference() - all.first_compared() + 1);
+    if (often && kMostlyStatic * count.varying >= count.requests) stays.insert(stay);
+  }
+  // And in the modules inside them, which are told by their names.
+  const std::vector<std::string>& names = all.trace().layers;
+  std::set<std::pair<trace::PhaseKey, std::string>> outer;
+  for (const auto& [phase, layer] : stays) outer.insert({phase, names[layer]});
+  for (const auto& [stay, count] : counts) {
+    std::string name = names[stay.second];
+    for (auto dot = name.rfind('.'); dot != std::string::npos; dot = name.rfind('.')) {
+      name.resize(dot);
+      if (outer.contains({stay.first, name})) stays.insert(stay);
+    }
+  }
+  return stays;
+}
+
+void find_places(const Counterparts& all, IterationProfile& profile) {
+  auto [places, kept] = Places(all, profile).run();
+  profile.places = std::move(places);
+  profile.kept = std::move(kept);
+}
+
+}  // namespace stalloc::profile

@@ -1,0 +1,146 @@
+#include "profile/opening.h"
+
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "profile/alignment.h"
+
+namespace stalloc::profile {
+namespace {
+
+constexpr std::int32_t kFirst = 0;  // the iteration that start-up belongs to
+
+class Finder {
+ public:
+  Finder(const Counterparts& all, IterationProfile& profile) : all_(all), profile_(profile) {
+    for (const DynamicPlace& p : profile.places) places_.insert({p.phase, p.after, p.stream});
+  }
+
+  void run() {
+    align();
+    profile_.opening.end = all_.turn(kFirst).end;
+    std::map<PhaseIndex, std::int32_t> newest;  // plannable request, by phase
+    for (const trace::PhaseSpan& span : all_.trace().phases) {
+      if (span.key.kind == trace::PhaseKind::kOther ||
+          span.key.kind == trace::PhaseKind::kUnplanned)
+        continue;
+      profile_.opening.work = span.begin;
+      break;
+    }
+    for (std::int32_t index = 0; index < all_.turn(kFirst).count; ++index) {
+      if (!is_followed(index)) continue;
+      const trace::Request& r = all_.request(kFirst, index);
+      const std::int32_t match = matches_[index];
+      const bool recurs = match != kNone;
+      if (recurs && profile_.is_plannable(profile_.requests[match])) {
+        newest[profile_.requests[match].phase_begin] = match;
+        profile_.opening.stays.push_back({match, r.lower, r.upper});
+        continue;
+      }
+      OpeningSighting sighting{.size = r.size, .lower = r.lower, .upper = r.upper};
+      sighting.phase = phase_of(index);
+      const auto it = newest.find(sighting.phase);
+      sighting.after = it == newest.end() ? kNone : it->second;
+      sighting.stream = r.stream;
+      sighting.recurs = recurs;
+      if (r.upper >= all_.turn(all_.reference()).end) sighting.upper = kNever;
+      // Where dynamic requests are expected, what goes again is one of them.
+      const bool dynamic = places_.contains({sighting.phase, sighting.after, sighting.stream});
+      if (sighting.upper != kNever && dynamic) continue;
+      profile_.opening.requests.push_back(sighting);
+    }
+  }
+
+ private:
+  struct Sequence {
+    std::vector<Token> tokens;
+    std::vector<std::int32_t> requests;
+  };
+
+  const trace::PhaseKey& key_of(std::int32_t index) const {
+    return all_.trace().phases[all_.request(kFirst, index).phase_begin].key;
+  }
+
+  // Whether the runtime can follow it.
+  bool is_followed(std::int32_t index) const {
+    const trace::Request& r = all_.request(kFirst, index);
+    return r.thread == 0 && !r.dynamic && key_of(index).kind != trace::PhaseKind::kUnplanned;
+  }
+
+  enum class Until : std::uint8_t { kOwnEnd, kNextEnd, kLater };  // of its iteration, or the next
+
+  Until until(std::int32_t t, const trace::Request& r) const {
+    if (r.upper < all_.turn(t).end) return Until::kOwnEnd;
+    return r.upper < all_.turn(t + 1).end ? Until::kNextEnd : Until::kLater;
+  }
+
+  // Of the reference's request `i`. How long a persistent one lives, the first that was compared
+  // tells: what it replaced by its like in the next iteration, or kept.
+  Until until(std::int32_t i) const {
+    const ProfiledRequest& r = profile_.requests[i];
+    if (r.lifetime == LifetimeClass::kWrapAround) return Until::kNextEnd;
+    if (r.lifetime != LifetimeClass::kPersistent) return Until::kOwnEnd;
+    const std::int32_t t = all_.first_compared();
+    const std::int32_t index = all_.match(t, i);
+    return index == kNone ? Until::kLater : until(t, all_.request(t, index));
+  }
+
+  // What lives to another iteration's end is another request, whatever its size.
+  static Token token(Bytes size, StreamId stream, Until until) {
+    return {until == Until::kLater ? -size : size, until == Until::kNextEnd ? ~stream : stream};
+  }
+
+  void align() {
+    std::map<trace::PhaseKey, Sequence> first;
+    for (std::int32_t index = 0; index < all_.turn(kFirst).count; ++index) {
+      if (!is_followed(index)) continue;
+      const trace::Request& r = all_.request(kFirst, index);
+      Sequence& s = first[key_of(index)];
+      s.tokens.push_back(token(r.size, r.stream, until(kFirst, r)));
+      s.requests.push_back(index);
+    }
+    std::map<trace::PhaseKey, Sequence> reference;
+    for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
+      const ProfiledRequest& r = profile_.requests[i];
+      if (!profile_.is_recognisable(r) && !profile_.is_plannable(r)) continue;
+      Sequence& s = reference[profile_.phases[r.phase_begin].key];
+      s.tokens.push_back(token(r.size, r.stream, until(static_cast<std::int32_t>(i))));
+      s.requests.push_back(static_cast<std::int32_t>(i));
+    }
+    matches_.assign(all_.turn(kFirst).count, kNone);
+    for (const auto& [key, ours] : first) {
+      const auto theirs = reference.find(key);
+      if (theirs == reference.end()) continue;
+      const auto matched = align_sequences(ours.tokens, theirs->second.tokens);
+      for (std::size_t i = 0; i < matched.size(); ++i) {
+        if (matched[i] != kNone) matches_[ours.requests[i]] = theirs->second.requests[matched[i]];
+      }
+    }
+  }
+
+  // The profile's phase of a request; one that the reference does not have is appended.
+  PhaseIndex phase_of(std::int32_t index) {
+    const trace::PhaseKey& key = key_of(index);
+    if (const PhaseIndex known = all_.phases().find(key); known != kNone) return known;
+    const auto [it, is_new] =
+        added_.try_emplace(key, static_cast<PhaseIndex>(profile_.phases.size()));
+    if (is_new) profile_.phases.push_back({key, profile_.period, profile_.period});
+    return it->second;
+  }
+
+  const Counterparts& all_;
+  IterationProfile& profile_;
+  std::set<std::tuple<PhaseIndex, std::int32_t, StreamId>> places_;
+  std::vector<std::int32_t> matches_;  // by request of the first iteration, the profile's
+  std::map<trace::PhaseKey, PhaseIndex> added_;
+};
+
+}  // namespace
+
+void add_opening(const Counterparts& all, IterationProfile& profile) {
+  if (all.first_compared() > kFirst) Finder(all, profile).run();
+}
+
+}  // namespace stalloc::profile

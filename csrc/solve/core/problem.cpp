@@ -1,0 +1,102 @@
+#include "solve/core/problem.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/align.h"
+#include "base/error.h"
+
+namespace stalloc::solve {
+namespace {
+
+[[noreturn]] void fail(std::size_t index, const std::string& what) {
+  throw PlanError("buffer " + std::to_string(index) + " " + what);
+}
+
+void check_lifetime(const Problem& problem, std::size_t index) {
+  const Buffer& b = problem.buffers[index];
+  if (b.lower < 0) fail(index, "begins at tick " + std::to_string(b.lower) + ", before time 0");
+  if (b.upper < b.lower) {
+    fail(index, "ends at tick " + std::to_string(b.upper) + ", before it begins at tick " +
+                    std::to_string(b.lower));
+  }
+  if (problem.period == 0) return;
+  if (b.lower >= problem.period) {
+    fail(index, "begins at tick " + std::to_string(b.lower) + ", outside the period of " +
+                    std::to_string(problem.period) + " ticks");
+  }
+  if (b.upper - b.lower > problem.period) {
+    fail(index, "lives for " + std::to_string(b.upper - b.lower) +
+                    " ticks, more than the period of " + std::to_string(problem.period));
+  }
+}
+
+void check_fixed(const Problem& problem, std::size_t index) {
+  const Offset fixed = problem.buffers[index].fixed;
+  if (fixed == kUnplaced) return;
+  if (fixed < 0) fail(index, "is fixed at the negative offset " + std::to_string(fixed));
+  if (fixed % problem.alignment != 0) {
+    fail(index, "is fixed at offset " + std::to_string(fixed) + ", which is no multiple of " +
+                    std::to_string(problem.alignment));
+  }
+}
+
+void check_gaps(const Problem& problem) {
+  if (!problem.gaps.empty() && problem.streams == Streams::kOrdered) {
+    throw PlanError("gaps and reuse across streams do not go together");
+  }
+  for (std::size_t k = 0; k < problem.gaps.size(); ++k) {
+    const Gap& gap = problem.gaps[k];
+    if (gap.buffer < 0 || static_cast<std::size_t>(gap.buffer) >= problem.buffers.size()) {
+      throw PlanError("gap " + std::to_string(k) + " is of buffer " + std::to_string(gap.buffer) +
+                      ", and there are " + std::to_string(problem.buffers.size()));
+    }
+    const auto index = static_cast<std::size_t>(gap.buffer);
+    const std::string named = "has a gap from tick " + std::to_string(gap.lower) + " to " +
+                              std::to_string(gap.upper) + ", ";
+    const Buffer& b = problem.buffers[index];
+    if (gap.upper <= gap.lower) fail(index, named + "which is empty or reversed");
+    if (gap.lower < b.lower || gap.upper > b.upper) {
+      fail(index, named + "outside its lifetime from " + std::to_string(b.lower) + " to " +
+                      std::to_string(b.upper));
+    }
+    if (k == 0) continue;
+    const Gap& before = problem.gaps[k - 1];
+    if (before.buffer > gap.buffer || (before.buffer == gap.buffer && before.upper > gap.lower)) {
+      fail(index, named + "which overlaps the one before it, or is out of order");
+    }
+  }
+}
+
+}  // namespace
+
+void Problem::check() const {
+  if (alignment <= 0) {
+    throw PlanError("the alignment must be positive, and is " + std::to_string(alignment));
+  }
+  if (period < 0) throw PlanError("the period must not be negative: " + std::to_string(period));
+  if (capacity < 0)
+    throw PlanError("the capacity must not be negative: " + std::to_string(capacity));
+  // Whatever a planner does, it ends no higher than the highest fixed end plus all that is placed
+  // on top of it: when that fits, no sum of a planner's can overflow.
+  Bytes sum = 0;
+  Offset highest_fixed = 0;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer& b = buffers[i];
+    if (b.size < 0) fail(i, "has the negative size " + std::to_string(b.size));
+    check_lifetime(*this, i);
+    check_fixed(*this, i);
+    highest_fixed = std::max(highest_fixed, b.fixed);
+    if (__builtin_add_overflow(sum, align_up(b.size, alignment), &sum)) {
+      throw OverflowError("the sizes up to buffer " + std::to_string(i) +
+                          " add up to more than fits in 63 bits; scale them down");
+    }
+  }
+  check_gaps(*this);
+  if (Bytes top = 0; __builtin_add_overflow(sum, highest_fixed, &top)) {
+    throw OverflowError("the fixed offset " + std::to_string(highest_fixed) +
+                        " and the sum of all sizes do not fit in 63 bits; scale them down");
+  }
+}
+
+}  // namespace stalloc::solve

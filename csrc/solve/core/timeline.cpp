@@ -1,0 +1,105 @@
+#include "solve/core/timeline.h"
+
+#include <algorithm>
+
+#include "base/align.h"
+
+namespace stalloc::solve {
+namespace {
+
+// Numbers the ticks at which something happens, in order: by a table where the ticks are dense, by
+// search where they are not.
+class TickIndex {
+ public:
+  explicit TickIndex(const Problem& problem) {
+    Tick last = 0;
+    for (const Buffer& b : problem.buffers) last = std::max(last, b.upper);
+    last = std::max(last, problem.period);
+    dense_ = last / 8 <= static_cast<Tick>(problem.buffers.size()) + 1024;
+    if (dense_) {
+      size_ = static_cast<std::size_t>(last) + 1;
+      return;
+    }
+    ticks_.reserve(2 * problem.buffers.size() + 2);
+    for (const Buffer& b : problem.buffers) {
+      ticks_.push_back(b.lower);
+      const bool wraps = problem.period > 0 && b.upper > problem.period;
+      ticks_.push_back(wraps ? b.upper - problem.period : b.upper);
+    }
+    ticks_.push_back(0);
+    ticks_.push_back(problem.period);
+    std::sort(ticks_.begin(), ticks_.end());
+    ticks_.erase(std::unique(ticks_.begin(), ticks_.end()), ticks_.end());
+    size_ = ticks_.size();
+  }
+
+  std::size_t size() const { return size_; }
+  std::size_t operator()(Tick tick) const {
+    if (dense_) return static_cast<std::size_t>(tick);
+    return std::lower_bound(ticks_.begin(), ticks_.end(), tick) - ticks_.begin();
+  }
+
+ private:
+  bool dense_ = false;
+  std::size_t size_ = 0;
+  std::vector<Tick> ticks_;
+};
+
+}  // namespace
+
+Timeline::Timeline(const Problem& problem) : spans_(problem.buffers.size()) {
+  enum : std::uint8_t { kAllocates = 1, kFrees = 2 };
+  const TickIndex index(problem);
+  std::vector<std::uint8_t> happens(index.size(), 0);
+  // The spans hold tick indices first, moments afterwards.
+  for (std::size_t i = 0; i < spans_.size(); ++i) {
+    const Buffer& b = problem.buffers[i];
+    if (b.upper <= b.lower) continue;
+    const bool wraps = problem.period > 0 && b.upper > problem.period;
+    Span& span = spans_[i];
+    span.begin = static_cast<Moment>(index(b.lower));
+    span.end = static_cast<Moment>(index(wraps ? problem.period : b.upper));
+    span.wrap = wraps ? static_cast<Moment>(index(b.upper - problem.period)) : 0;
+    happens[span.begin] |= kAllocates;
+    happens[span.end] |= kFrees;
+    if (wraps) {
+      happens[0] |= kAllocates;
+      happens[span.wrap] |= kFrees;
+    }
+  }
+  std::vector<Moment> moment_of(index.size());  // how many moments lie before the tick
+  bool grown = false;
+  for (std::size_t t = 0; t < happens.size(); ++t) {
+    if ((happens[t] & kFrees) && grown) {
+      ++moments_;
+      grown = false;
+    }
+    moment_of[t] = moments_;
+    if (happens[t] & kAllocates) grown = true;
+  }
+  for (Span& span : spans_) {
+    if (span.empty()) continue;
+    span = {moment_of[span.begin], moment_of[span.end], span.wrap ? moment_of[span.wrap] : 0};
+    if (span.wrap >= span.begin) span = {0, span.end, 0};  // once round the circle
+  }
+}
+
+std::vector<Bytes> Timeline::load(const Problem& problem) const {
+  std::vector<Bytes> load(static_cast<std::size_t>(moments_) + 1, 0);
+  for (std::size_t i = 0; i < spans_.size(); ++i) {
+    const Span& span = spans_[i];
+    if (span.empty()) continue;
+    const Bytes size = align_up(problem.buffers[i].size, problem.alignment);
+    load[span.begin] += size;
+    load[span.end] -= size;
+    if (span.wrap > 0) {
+      load[0] += size;
+      load[span.wrap] -= size;
+    }
+  }
+  for (Moment m = 1; m < moments_; ++m) load[m] += load[m - 1];
+  load.pop_back();
+  return load;
+}
+
+}  // namespace stalloc::solve

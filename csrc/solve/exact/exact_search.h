@@ -1,0 +1,92 @@
+// Exact search: is there a layout of at most this height? Branch and bound with a proof either way.
+//
+// Where it comes from: MiniMalloc (ASPLOS '23) places buffers bottom-up in canonical order, checks
+// the floor of each section plus what is still to come there against the capacity, and solves what
+// falls apart in time separately. What is different here, and why it needs far fewer nodes:
+//
+// * Canonical layouts are stricter. Take, of all feasible layouts, one with the least sum of
+//   size * weight * offset, where the weight falls with the rank among twins. In it each free
+//   buffer rests on the ground or on a neighbour, each lower place it could rest at is blocked by a
+//   neighbour, and of two twins that touch, the one of lower rank is below (swapping them would
+//   lessen the sum). So the branches are "the buffer lies at its floor" and "it is blocked there",
+//   and all conclusions are drawn from either (exact_state.h).
+// * Any section may be filled next, not only the lowest place. The one with the fewest buffers that
+//   can come next is, weighed by how often it was the one that failed.
+// * Parts that failed are remembered by a 128-bit hash of their floors, across restarts.
+//
+// Restarts run through several strategies with limits that double: deterministic, no clock.
+// A result of "infeasible" is a proof, up to a collision of hashes (2^-64 for 2^32 parts).
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "solve/core/planner.h"
+#include "solve/exact/exact_model.h"
+#include "solve/exact/exact_state.h"
+
+namespace stalloc::solve {
+
+enum class Verdict : std::uint8_t {
+  kFound,
+  kInfeasible,  // there is no such layout
+  kUnknown,     // a limit was reached
+};
+
+class ExactSearch {
+ public:
+  // `model` fits() and outlives the search.
+  explicit ExactSearch(const ExactModel& model);
+
+  // Looks for a layout of at most `capacity`, visiting at most about `nodes` nodes. After kFound,
+  // offsets() holds it. May be called again, with any capacity.
+  Verdict run(Units capacity, std::int64_t nodes, const Budget& budget);
+
+  const std::vector<Units>& offsets() const { return offsets_; }
+  std::int64_t nodes() const { return nodes_; }  // visited by all calls so far
+
+ private:
+  enum class Branching : std::uint8_t { kFewest, kFewestTightest, kLowest };
+  struct Strategy {
+    Branching branching;
+    std::string_view keys;  // of the order that breaks ties: W width, T busiest section, A area
+  };
+  struct HashOfHash {
+    std::size_t operator()(const ExactState::Hash& hash) const { return hash.low; }
+  };
+  // Buffers that are connected in time, and the sections they are connected through.
+  struct Part {
+    int first = 0;
+    int count = 0;
+    bool closed = false;  // goes all round the circle
+    std::vector<int> buffers;
+  };
+
+  void rank(std::string_view keys);
+  double measure(char key, int buffer) const;
+  Verdict restart();
+  Verdict solve(const Part& part);
+  Verdict solve_parts(const std::vector<Part>& parts);
+  bool falls_apart(int buffer) const;
+  std::vector<Part> split(const Part& part) const;
+  int choose(const Part& part);
+  int choose_section(const Part& part);
+
+  const ExactModel& model_;
+  ExactState state_;
+  std::vector<int> rank_;
+  std::unordered_set<ExactState::Hash, HashOfHash> failed_;
+
+  Units capacity_ = 0;
+  Units remembered_capacity_ = -1;  // what `failed_` is about
+  std::int64_t nodes_ = 0;
+  std::int64_t limit_ = 0;
+  bool expired_ = false;
+  Branching branching_ = Branching::kFewest;
+  const Budget* budget_ = nullptr;
+  std::vector<Units> offsets_;
+};
+
+}  // namespace stalloc::solve

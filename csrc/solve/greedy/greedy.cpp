@@ -1,0 +1,129 @@
+#include "solve/greedy/greedy.h"
+
+#include <algorithm>
+
+#include "base/align.h"
+#include "solve/core/placement.h"
+#include "solve/greedy/repair.h"
+
+namespace stalloc::solve {
+namespace {
+
+// Placements that repair may spend: a second or so.
+constexpr std::int64_t kRepairedBuffers = 1'200'000;
+
+int repairs(std::int64_t buffers) {
+  return static_cast<int>(std::clamp<std::int64_t>(kRepairedBuffers / (buffers + 1), 3, 30));
+}
+
+}  // namespace
+
+std::optional<Layout> place_in_order(const Problem& problem, const Timeline& timeline,
+                                     const std::vector<BufferIndex>& order, Fit fit,
+                                     const Budget& budget, const std::atomic<Bytes>* limit) {
+  constexpr std::size_t kPollEvery = 256;  // buffers between two looks at the clock
+  Placement placement(timeline.moments());
+  Layout layout;
+  layout.offsets.assign(problem.buffers.size(), 0);
+  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+    const Buffer& b = problem.buffers[i];
+    const Bytes size = align_up(b.size, problem.alignment);
+    if (b.fixed != kUnplaced) {
+      layout.offsets[i] = b.fixed;
+      layout.height = std::max(layout.height, b.fixed + size);
+      if (size > 0 && !timeline.span(i).empty()) placement.place(timeline.span(i), b.fixed, size);
+    } else {
+      layout.height = std::max(layout.height, size);
+    }
+  }
+  bool expired = false;
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    const BufferIndex i = order[k];
+    const Buffer& b = problem.buffers[i];
+    if (b.fixed != kUnplaced) continue;
+    const Bytes size = align_up(b.size, problem.alignment);
+    const Span& span = timeline.span(i);
+    if (k % kPollEvery == 0 && !expired) expired = budget.expired();
+    if (expired) {
+      layout.offsets[i] = layout.height;
+    } else {
+      layout.offsets[i] = fit == Fit::kFirst ? placement.first_fit(span, size)
+                                             : placement.best_fit(span, size, layout.height);
+      placement.place(span, layout.offsets[i], size);
+    }
+    layout.height = std::max(layout.height, layout.offsets[i] + size);
+    if (limit && layout.height >= limit->load(std::memory_order_relaxed)) return std::nullopt;
+  }
+  return layout;
+}
+
+GreedyPlanner::GreedyPlanner(Order order, Fit fit, bool repairs)
+    : order_(order), fit_(fit), repairs_(repairs) {
+  if (repairs) name_ += "repaired-";
+  name_ += fit == Fit::kFirst ? "first-fit-" : "best-fit-";
+  name_ += to_string(order);
+}
+
+Layout GreedyPlanner::plan(const Problem& problem, const Budget& budget) const {
+  return *attempt(problem, Timeline(problem), budget, nullptr);
+}
+
+std::optional<Layout> GreedyPlanner::attempt(const Problem& problem, const Timeline& timeline,
+                                             const Budget& budget,
+                                             const std::atomic<Bytes>* limit) const {
+  std::vector<BufferIndex> order = ordered(problem, timeline, order_);
+  if (!repairs_) return place_in_order(problem, timeline, order, fit_, budget, limit);
+  const int rounds = repairs(std::ssize(order));
+  return repaired(problem, timeline, std::move(order), fit_, rounds, budget);
+}
+
+bool GreedyPlanner::suits(const Problem& problem) const {
+  if (order_ != Order::kCarriedStart && order_ != Order::kCarriedCentreOutEnd) return true;
+  return std::ranges::any_of(problem.buffers, is_carried);
+}
+
+std::int64_t GreedyPlanner::placements(std::int64_t buffers) const {
+  const std::int64_t each = fit_ == Fit::kFirst ? 1 : 2;  // the best takes more of a search
+  if (!repairs_) return each * buffers;
+  return each * buffers * (1 + repairs(buffers));
+}
+
+const std::vector<GreedyPlanner>& greedy_planners() {
+  static const std::vector<GreedyPlanner> all = {
+      // No order is safe alone. These meet the bound on most of what training loops allocate;
+      {Order::kPeakRankStart, Fit::kFirst, false},
+      {Order::kPeakRankStart, Fit::kBest, false},
+      {Order::kPeakRankSize, Fit::kFirst, false},
+      {Order::kPeakRankEnd, Fit::kFirst, false},
+      {Order::kLargePeakRankEnd, Fit::kFirst, false},
+      {Order::kCentreOutEnd, Fit::kFirst, false},
+      {Order::kCentreOutSize, Fit::kFirst, false},
+      {Order::kPeakRankEnd, Fit::kBest, false},
+      {Order::kCarriedCentreOutEnd, Fit::kFirst, false},
+      {Order::kCarriedStart, Fit::kFirst, false},
+      // repair brings them close to it where they miss it;
+      {Order::kCarriedCentreOutEnd, Fit::kFirst, true},
+      {Order::kPeakRankSize, Fit::kFirst, true},
+      {Order::kPeakRankEnd, Fit::kFirst, true},
+      {Order::kPeakRankStart, Fit::kFirst, true},
+      {Order::kCentreOutEnd, Fit::kFirst, true},
+      {Order::kCentreOutSize, Fit::kFirst, true},
+      // and these win now and then.
+      {Order::kCentreOutEnd, Fit::kBest, false},
+      {Order::kPeakRankSize, Fit::kBest, false},
+      {Order::kCentreOutSize, Fit::kBest, false},
+      {Order::kSize, Fit::kFirst, false},
+      {Order::kArea, Fit::kFirst, false},
+      {Order::kStart, Fit::kFirst, false},
+      {Order::kLifetime, Fit::kFirst, false},
+      {Order::kSize, Fit::kBest, false},
+      {Order::kPeakRankStart, Fit::kBest, true},
+      {Order::kPeakRankEnd, Fit::kBest, true},
+      {Order::kCentreOutEnd, Fit::kBest, true},
+      {Order::kArea, Fit::kFirst, true},
+      {Order::kSize, Fit::kFirst, true},
+  };
+  return all;
+}
+
+}  // namespace stalloc::solve

@@ -1,0 +1,156 @@
+#include "solve/pipeline/contacts.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+namespace stalloc::solve {
+namespace {
+
+constexpr int kNobody = -1;  // has the first hole
+constexpr int kNoEnd = -1;
+
+struct Border {
+  int from = kNobody;
+  int to = kNobody;
+  std::vector<int> turns = {};  // of `to`
+};
+
+// Two ends a border: 2b is that of the slot which gives, 2b + 1 that of the one which gains.
+class Borders {
+ public:
+  explicit Borders(const std::vector<int>& slots) {
+    std::map<std::pair<int, int>, int> known;
+    int from = kNobody;
+    for (std::size_t t = 0; t < slots.size(); ++t) {
+      const auto [at, is_new] = known.try_emplace({from, slots[t]}, static_cast<int>(size()));
+      if (is_new) borders_.push_back({from, slots[t]});
+      borders_[at->second].turns.push_back(static_cast<int>(t));
+      border_of_.push_back(at->second);
+      from = slots[t];
+    }
+    beside_.assign(2 * size(), kNoEnd);
+    row_.resize(size());
+    std::iota(row_.begin(), row_.end(), 0);
+    join();
+  }
+
+  Contacts lay_out() {
+    Contacts result;
+    std::vector<int> at(size(), kNoEnd);  // the first cell right of the border
+    choose_rooms();
+    const auto add_room = [&](int end) {
+      const auto chosen = room_at_.find(owner(end));
+      if (chosen == room_at_.end() || chosen->second != end) return;
+      result.rooms.push_back({owner(end), static_cast<int>(result.owners.size())});
+    };
+    for (int end = 0; end < std::ssize(beside_); ++end) {
+      if (beside_[end] != kNoEnd || at[end / 2] != kNoEnd) continue;
+      add_room(end);
+      result.owners.insert(result.owners.end(), cells(end), owner(end));
+      for (int left = end; left != kNoEnd; left = beside_[left ^ 1]) {
+        const int right = left ^ 1;
+        at[left / 2] = static_cast<int>(result.owners.size());
+        const int count = beside_[right] == kNoEnd ? cells(right) : cells(right, beside_[right]);
+        result.owners.insert(result.owners.end(), count, owner(right));
+        gives_left_.resize(size());
+        gives_left_[left / 2] = left % 2 == 0;
+        if (beside_[right] == kNoEnd) add_room(right);
+      }
+    }
+    for (const int owner : result.owners) {
+      if (owner == kNobody || room_at_.contains(owner)) continue;
+      room_at_[owner] = kNoEnd;
+      result.rooms.push_back({owner, static_cast<int>(result.owners.size())});
+    }
+    for (const int b : border_of_) {
+      if (gives_left_[b]) {
+        result.steps.push_back({at[b] - 1, at[b]});
+        --at[b];
+      } else {
+        result.steps.push_back({at[b], at[b] - 1});
+        ++at[b];
+      }
+    }
+    return result;
+  }
+
+ private:
+  std::size_t size() const { return borders_.size(); }
+  int owner(int end) const { return end % 2 == 0 ? borders_[end / 2].from : borders_[end / 2].to; }
+  const std::vector<int>& turns(int end) const { return borders_[end / 2].turns; }
+
+  // That the slot has there at first, so that there is one whenever the hole crosses.
+  int cells(int end) const { return end % 2 == 0 ? static_cast<int>(turns(end).size()) : 1; }
+  int cells(int a, int b) const {
+    int fewest = 1;
+    int gained = 0;
+    auto i = turns(a).begin();
+    auto j = turns(b).begin();
+    while (i != turns(a).end() || j != turns(b).end()) {
+      const bool is_a = j == turns(b).end() || (i != turns(a).end() && *i < *j);
+      ++(is_a ? i : j);
+      fewest = std::max(fewest, 1 - gained);
+      gained += (is_a ? a : b) % 2 == 0 ? -1 : 1;
+    }
+    return fewest;
+  }
+
+  // At the end of a row, the later the slot needs that the better.
+  void choose_rooms() {
+    for (int end = 0; end < std::ssize(beside_); ++end) {
+      if (beside_[end] != kNoEnd || owner(end) == kNobody) continue;
+      const auto [at, is_new] = room_at_.try_emplace(owner(end), end);
+      if (turns(end).front() > turns(at->second).front()) at->second = end;
+    }
+  }
+
+  int row(int b) {
+    while (row_[b] != b) b = row_[b] = row_[row_[b]];
+    return b;
+  }
+
+  // Which of a slot's ends lie on either side of the same cells: first where that saves most, then
+  // where one border is done with just before the other.
+  void join() {
+    std::map<int, std::vector<int>> ends_of;
+    for (int end = 0; end < std::ssize(beside_); ++end) ends_of[owner(end)].push_back(end);
+    for (const auto& [slot, ends] : ends_of) {
+      std::vector<std::tuple<int, int, int, int>> pairs;
+      for (std::size_t i = 0; i < ends.size(); ++i) {
+        for (std::size_t j = i + 1; j < ends.size(); ++j) {
+          const int a = ends[i];
+          const int b = ends[j];
+          const int saved = cells(a) + cells(b) - cells(a, b);
+          const int apart = std::abs(turns(a).front() - turns(b).front());
+          if (saved > 0) pairs.emplace_back(-saved, apart, a, b);
+        }
+      }
+      std::ranges::sort(pairs);
+      for (const auto& [saved, apart, a, b] : pairs) {
+        if (beside_[a] != kNoEnd || beside_[b] != kNoEnd || row(a / 2) == row(b / 2)) continue;
+        beside_[a] = b;
+        beside_[b] = a;
+        row_[row(a / 2)] = row(b / 2);
+      }
+    }
+  }
+
+  std::vector<Border> borders_;
+  std::vector<int> border_of_;    // that the hole crosses at a turn
+  std::vector<int> beside_;       // the end on the other side of the same cells
+  std::vector<int> row_;          // of borders, which has two free ends; a forest
+  std::map<int, int> room_at_;    // the end of a row where the rest of a slot lies
+  std::vector<char> gives_left_;  // whether the hole crosses the border from the left
+};
+
+}  // namespace
+
+Contacts find_contacts(const std::vector<int>& slots) {
+  if (slots.empty() || std::ranges::adjacent_find(slots) != slots.end()) return {};
+  return Borders(slots).lay_out();
+}
+
+}  // namespace stalloc::solve

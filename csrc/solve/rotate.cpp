@@ -1,0 +1,62 @@
+#include "solve/rotate.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/align.h"
+
+namespace stalloc::solve {
+
+Tick lightest_cut(const Problem& problem) {
+  // Frees before allocations: what counts at a tick is what was live before and still is.
+  std::vector<std::pair<Tick, Bytes>> changes;
+  Bytes crossing = 0;
+  for (const Buffer& b : problem.buffers) {
+    if (b.upper <= b.lower || b.upper - b.lower == problem.period) continue;
+    const Bytes size = align_up(b.size, problem.alignment);
+    changes.emplace_back(b.lower, size);
+    if (b.upper >= problem.period) {
+      changes.emplace_back(b.upper - problem.period, -size);
+      if (b.upper > problem.period) crossing += size;
+    } else {
+      changes.emplace_back(b.upper, -size);
+    }
+  }
+  std::sort(changes.begin(), changes.end());
+  // A free at tick 0 ends what lived up to the end of the period, and is over before it begins.
+  Tick best = 0;
+  Bytes least = crossing;
+  std::size_t k = 0;
+  for (; k < changes.size() && changes[k].first == 0; ++k) {
+    if (changes[k].second > 0) crossing += changes[k].second;
+  }
+  while (k < changes.size()) {
+    const Tick tick = changes[k].first;
+    for (; k < changes.size() && changes[k].first == tick && changes[k].second < 0; ++k) {
+      crossing += changes[k].second;
+    }
+    if (crossing < least) {
+      least = crossing;
+      best = tick;
+    }
+    for (; k < changes.size() && changes[k].first == tick; ++k) crossing += changes[k].second;
+  }
+  return best;
+}
+
+Problem rotated(const Problem& problem, Tick cut) {
+  Problem result = problem;
+  bool is_line = true;
+  for (Buffer& b : result.buffers) {
+    const Tick lifetime = b.upper - b.lower;
+    b.lower = b.lower >= cut ? b.lower - cut : b.lower - cut + problem.period;
+    if (lifetime == problem.period) b.lower = 0;
+    b.upper = b.lower + lifetime;
+    if (b.size > 0 && b.upper > problem.period) is_line = false;
+  }
+  if (is_line) result.period = 0;
+  return result;
+}
+
+}  // namespace stalloc::solve

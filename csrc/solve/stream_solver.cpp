@@ -1,0 +1,255 @@
+#include "solve/stream_solver.h"
+
+#include <algorithm>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "base/align.h"
+#include "solve/core/bound.h"
+#include "solve/core/timeline.h"
+#include "solve/decompose.h"
+#include "solve/exact/exact_planner.h"
+#include "solve/exact/peak_core.h"
+#include "solve/greedy/greedy.h"
+#include "solve/pipeline/chain.h"
+#include "solve/pipeline/two_stacks.h"
+#include "solve/pipeline/walk.h"
+#include "solve/race.h"
+#include "solve/search/gaps.h"
+#include "solve/search/windows.h"
+
+namespace stalloc::solve {
+namespace {
+
+// Buffers in the order of an older layout's addresses, lowest first: first fit then puts none
+// higher than it was. Those the layout knows nothing of come last, in the order of `fallback`.
+std::vector<BufferIndex> order_of(const std::vector<Offset>& offsets,
+                                  std::vector<BufferIndex> fallback) {
+  const auto key = [&](BufferIndex i) {
+    return offsets[i] < 0 ? std::numeric_limits<Offset>::max() : offsets[i];
+  };
+  std::stable_sort(fallback.begin(), fallback.end(),
+                   [&](BufferIndex a, BufferIndex b) { return key(a) < key(b); });
+  return fallback;
+}
+
+struct CostedAttempt {
+  Attempt attempt;
+  std::int64_t placements = 0;  // of a buffer, that it takes
+};
+
+class Solver {
+ public:
+  Solver(const PortfolioOptions& options, const Budget& budget)
+      : options_(options),
+        budget_(budget),
+        threads_(options.threads > 0
+                     ? options.threads
+                     : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {}
+
+  Solution solve(const Problem& problem, const std::vector<Offset>& warm) const {
+    Budget budget = budget_;
+    budget.target = std::max(budget_.target, load_bound(problem));
+    if (!options_.algorithm.empty()) {
+      const Planner& only = planner(options_.algorithm);
+      return {only.plan(problem, budget), std::string(only.name()), load_bound(problem)};
+    }
+    if (!problem.gaps.empty()) {
+      budget.target = std::max(budget.target, problem.capacity);
+      Minimum minimum = plan_gaps(problem, warm, budget);
+      return {std::move(minimum.layout), "gaps", minimum.bound};
+    }
+    if (has_fixed(problem)) return run_all(problem, warm, problem.capacity, budget);
+
+    Solution whole;
+    whole.bound = load_bound(problem);
+    whole.layout.offsets.assign(problem.buffers.size(), 0);
+    for (const Buffer& b : problem.buffers) {
+      whole.layout.height = std::max(whole.layout.height, align_up(b.size, problem.alignment));
+    }
+    std::vector<Part> parts = decompose(problem, whole.layout.offsets);
+    for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+      const Bytes size = align_up(problem.buffers[i].size, problem.alignment);
+      whole.layout.height = std::max(whole.layout.height, whole.layout.offsets[i] + size);
+    }
+    for (const Part& part : parts) {
+      // Highest first: no part need be lower than what another one needs anyway.
+      Budget part_budget = budget;
+      part_budget.target = std::max(budget.target, whole.layout.height) - part.base;
+      std::vector<Offset> part_warm;
+      if (!warm.empty()) {
+        for (const std::int32_t i : part.buffers) part_warm.push_back(warm[i]);
+      }
+      const Bytes capacity = std::max<Bytes>(problem.capacity - part.base, 0);
+      Solution solution = run_all(part.problem, part_warm, capacity, part_budget);
+      for (std::size_t k = 0; k < part.buffers.size(); ++k) {
+        whole.layout.offsets[part.buffers[k]] = part.base + solution.layout.offsets[k];
+      }
+      const Bytes height = part.base + solution.layout.height;
+      if (height > whole.layout.height || whole.algorithm.empty()) {
+        whole.algorithm = solution.algorithm;
+      }
+      whole.layout.height = std::max(whole.layout.height, height);
+      whole.bound = std::max(whole.bound, part.base + solution.bound);
+    }
+    if (whole.algorithm.empty()) whole.algorithm = "stacked";  // everything lives throughout
+    return whole;
+  }
+
+ private:
+  // The cheap planners first. Only where they leave the target unmet the search that can take
+  // forever; it is content with any layout within the capacity (0: none).
+  Solution run_all(const Problem& problem, const std::vector<Offset>& warm, Bytes capacity,
+                   const Budget& budget) const {
+    const Timeline timeline(problem);
+    const auto buffers = static_cast<std::int64_t>(problem.buffers.size());
+    std::vector<Attempt> first;
+    if (!warm.empty()) {
+      first.push_back({"warm-start", [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                         return place_in_order(
+                             problem, timeline,
+                             order_of(warm, ordered(problem, timeline, Order::kPeakRankSize)),
+                             Fit::kFirst, b, &limit);
+                       }});
+    }
+    const auto attempt = [&](const GreedyPlanner& greedy) -> Attempt {
+      return {std::string(greedy.name()), [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                return greedy.attempt(problem, timeline, b, &limit);
+              }};
+    };
+    first.push_back(attempt(greedy_planners().front()));
+    std::vector<CostedAttempt> quick;
+    std::vector<CostedAttempt> more;
+    quick.push_back({{"chain",
+                      [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                        return plan_chain(problem, timeline, b, &limit);
+                      }},
+                     buffers});
+    for (std::size_t k = 1; k < greedy_planners().size(); ++k) {
+      if (k == kGreedyBeforeWalk) {
+        quick.push_back({{"walk",
+                          [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                            return plan_walk(problem, timeline, b, &limit);
+                          }},
+                         buffers});
+      }
+      const GreedyPlanner& greedy = greedy_planners()[k];
+      if (!greedy.suits(problem)) continue;
+      (k < kQuickGreedy ? quick : more).push_back({attempt(greedy), greedy.placements(buffers)});
+    }
+    quick.push_back({{"two-stacks",
+                      [&](const Budget& b, const std::atomic<Bytes>& limit) {
+                        return plan_two_stacks(problem, timeline, b, &limit);
+                      }},
+                     2 * buffers});
+    Budget enough = budget;
+    enough.target = std::max(budget.target, capacity);
+    Winner winner;
+    // However late it is: what a deadline cuts short is as high as all the rest stacked up.
+    Budget unhurried = budget;
+    unhurried.deadline = std::chrono::steady_clock::time_point::max();
+    race(first, threads_, unhurried, winner);
+    race_while_worthwhile(std::move(quick), buffers, budget, winner);
+    Bytes bound = 0;
+    const bool is_small = problem.buffers.size() <= kSearchable;
+    if (is_small) search("exact", minimise_height, problem, kFirstSteps, enough, winner, bound);
+    if (is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
+      search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
+    }
+    enough.target = std::max(enough.target, bound);
+    race_while_worthwhile(std::move(more), buffers, enough, winner);
+    if (is_small) {
+      const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
+      search("exact", minimise_height, problem, steps, enough, winner, bound);
+    }
+    if (problem.buffers.size() <= kWindowed) {
+      const double most = kMostWindows / static_cast<double>(std::max<std::int64_t>(buffers, 1));
+      const double steps = std::min(kWindowPatience * patience(winner, enough), most);
+      search("windows", search_windows, problem, static_cast<std::int64_t>(steps), enough, winner,
+             bound);
+    }
+    return {std::move(winner.layout), std::move(winner.name), bound};
+  }
+
+  // How much more than nothing the hope of something better is worth: the further the best layout
+  // is above the target, the more.
+  static double patience(const Winner& winner, const Budget& budget) {
+    const auto target = static_cast<double>(std::max<Bytes>(budget.target, 1));
+    return 1.0 + (static_cast<double>(winner.layout.height) / target - 1.0) / kSmallGap;
+  }
+
+  static bool is_worthwhile(std::int64_t placements, const Winner& winner, const Budget& budget) {
+    return static_cast<double>(placements) <= kPatience * patience(winner, budget);
+  }
+
+  // As many attempts at a time as are worthwhile together, until they bring nothing. What is tried
+  // depends on the problem only, and not on the machine or the number of threads.
+  void race_while_worthwhile(std::vector<CostedAttempt> attempts, std::int64_t buffers,
+                             const Budget& budget, Winner& winner) const {
+    std::int64_t left = std::max(kMostPlacements, kMostRounds * buffers);
+    for (std::size_t begin = 0; begin < attempts.size();) {
+      if (winner.layout.height <= budget.target) return;
+      const Bytes height = winner.layout.height;
+      std::vector<Attempt> batch;
+      std::int64_t cost = 0;
+      for (; begin < attempts.size(); ++begin) {
+        cost += attempts[begin].placements;
+        if (cost > left || !is_worthwhile(cost, winner, budget)) break;
+        batch.push_back(std::move(attempts[begin].attempt));
+      }
+      race(batch, threads_, budget, winner);
+      left -= cost;
+      if (batch.empty() || winner.layout.height == height) return;
+    }
+  }
+
+  // Looks for what greed cannot find, and for the proof that there is nothing more to find: raises
+  // `bound` where it can.
+  template <typename Minimise>
+  void search(std::string name, Minimise minimise, const Problem& problem, std::int64_t steps,
+              Budget budget, Winner& winner, Bytes& bound) const {
+    budget.target = std::max(budget.target, bound);
+    const Layout start = winner.layout;
+    race({{std::move(name),
+           [&](const Budget& b, const std::atomic<Bytes>& limit) -> std::optional<Layout> {
+             Minimum minimum = minimise(problem, start, std::min(steps, options_.search_steps), b);
+             bound = std::max(bound, minimum.bound);
+             if (minimum.layout.height >= limit) return std::nullopt;
+             return std::move(minimum.layout);
+           }}},
+         1, budget, winner);
+  }
+
+  static constexpr std::size_t kQuickGreedy = 10;  // planners of which one mostly meets the bound
+  static constexpr std::size_t kGreedyBeforeWalk = 3;  // that are tried before it
+  static constexpr double kPatience = 400'000;  // placements without anything better, at no gap
+  static constexpr std::int64_t kMostPlacements = 2'500'000;  // at any gap: one to two seconds
+  static constexpr std::int64_t kMostRounds = 4;              // or of each buffer, if that is more
+  static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
+  static constexpr std::size_t kWindowed = 5'000;             // buffers: windows cost more above
+  static constexpr double kWindowPatience = 200;              // windows, at no gap
+  static constexpr double kMostWindows = 6'000'000;           // times buffers, at any: 1 to 3 s
+  static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
+  static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
+  static constexpr std::size_t kSearchable = 2000;        // buffers: there is no hope above
+  static constexpr std::int64_t kFirstSteps = 2'000;
+
+  const PortfolioOptions& options_;
+  const Budget& budget_;
+  int threads_;
+};
+
+}  // namespace
+
+bool has_fixed(const Problem& problem) {
+  return std::any_of(problem.buffers.begin(), problem.buffers.end(),
+                     [](const Buffer& b) { return b.fixed != kUnplaced; });
+}
+
+Solution solve_stream(const Problem& problem, const std::vector<Offset>& warm,
+                      const PortfolioOptions& options, const Budget& budget) {
+  return Solver(options, budget).solve(problem, warm);
+}
+
+}  // namespace stalloc::solve
