@@ -74,14 +74,22 @@ struct Request {
   bool dynamic = false;  // dyn: asked for inside a module tagged as dynamic
 };
 
+// The sizes of the dimensions of one microbatch's inputs.
+struct MicrobatchExtents {
+  PhaseIndex phase = kNone;          // index into Trace::phases: the forward that got the inputs
+  std::vector<std::int64_t> values;  // by Trace::extent_names; kNone where the inputs have none
+};
+
 struct Trace {
   std::map<std::string, std::string> info;  // "device", "torch", "model", ...: free text
   std::vector<Tick> iterations;             // n + 1 boundaries of n complete iterations
   std::vector<std::string> layers;
   std::vector<PhaseSpan> phases;
   std::vector<LayerSpan> layer_spans;
-  std::vector<Request> requests;  // in order of `lower`
-  Tick end = 0;                   // one past the last event
+  std::vector<std::string> extent_names;   // "ids.0", "ids.1", ...: input and dimension
+  std::vector<MicrobatchExtents> extents;  // ascending by phase
+  std::vector<Request> requests;           // in order of `lower`
+  Tick end = 0;                            // one past the last event
 
   // Throws TraceError, naming the first offending entry, unless: requests are sorted by `lower`,
   // sizes are positive and their sum fits in Bytes, lifetimes are not reversed and lie before

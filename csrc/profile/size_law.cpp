@@ -1,0 +1,45 @@
+#include "profile/size_law.h"
+
+#include <algorithm>
+
+namespace stalloc::profile {
+
+Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents) {
+  // A request is below 2^48 bytes, so a product that overflows belongs to no request.
+  std::int64_t sum = law.constant;
+  for (const LawTerm& term : law.terms) {
+    std::int64_t product = term.coefficient;
+    for (const ExtentIndex factor : term.factors) {
+      if (factor == kNone) break;
+      if (static_cast<std::size_t>(factor) >= extents.size()) return kNone;
+      const Extent extent = extents[static_cast<std::size_t>(factor)];
+      if (extent < 0 || __builtin_mul_overflow(product, extent, &product)) return kNone;
+    }
+    if (__builtin_add_overflow(sum, product, &sum)) return kNone;
+  }
+  if (sum < 0) return 0;
+  if (law.divisor > 1) {
+    if (sum % law.divisor != 0) return kNone;
+    sum /= law.divisor;
+  }
+  if (law.step > 1) {
+    if (__builtin_add_overflow(sum, law.step - 1, &sum)) return kNone;
+    sum -= sum % law.step;
+  }
+  return sum;
+}
+
+std::string_view kind_of(const SizeLaw& law) {
+  if (law.proof == LawProof::kUnexplained) return "unexplained";
+  if (law.terms.empty()) return "constant";
+  if (law.step > 1) return "stepped";
+  std::ptrdiff_t degree = 0;
+  for (const LawTerm& term : law.terms) {
+    const std::ptrdiff_t factors =
+        std::ranges::count_if(term.factors, [](ExtentIndex factor) { return factor != kNone; });
+    degree = std::max(degree, factors);
+  }
+  return degree <= 1 ? "affine" : degree == 2 ? "quadratic" : "cubic";
+}
+
+}  // namespace stalloc::profile

@@ -1,0 +1,73 @@
+// The size of a request as a function of the extents of its microbatch.
+//
+// The extents of a microbatch are the sizes of the dimensions of the model's inputs: rows, tokens,
+// height, width, nodes, edges. A request keeps its place in the program when a batch changes; its
+// size follows from the extents:
+//
+//   size = align_up((constant + sum of coefficient * product of extents) / divisor, step)
+//
+// An affine law has one term of one factor (a + b * tokens), a quadratic one a term of two factors.
+// Sizes grow with the extents, so a layout for the largest extents serves all smaller ones.
+//
+// Plain data. Thread-safe for concurrent reads.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/types.h"
+
+namespace stalloc::profile {
+
+using Extent = std::int64_t;
+
+// Index into a trace's or a plan's table of extent names.
+using ExtentIndex = std::int32_t;
+
+// Index into a plan's table of laws.
+using LawIndex = std::int32_t;
+
+// coefficient * extents[factors[0]] * extents[factors[1]] * extents[factors[2]]; factors are
+// ascending, kNone comes last and stands for 1.
+struct LawTerm {
+  std::int64_t coefficient = 0;
+  std::array<ExtentIndex, 3> factors = {kNone, kNone, kNone};
+
+  auto operator<=>(const LawTerm&) const = default;
+};
+
+// How well the observations support a law.
+enum class LawProof : std::uint8_t {
+  kProven,    // three or more distinct observations, or a constant that varied extents left alone
+  kUnproven,  // two distinct observations, or one
+  kUnexplained,  // no law: `constant` is the largest size seen, and requests may be smaller
+};
+
+// Whose extents a request follows.
+enum class LawSource : std::uint8_t {
+  kOwn,       // its own microbatch's, or the one that began last
+  kUpcoming,  // the next microbatch's: its data are made before its forward begins
+};
+
+struct SizeLaw {
+  Bytes constant = 0;
+  std::vector<LawTerm> terms;  // ascending; empty for a constant size
+  std::int64_t divisor = 1;    // > 0
+  Bytes step = 1;              // > 0; the size is rounded up to a multiple of it
+  LawProof proof = LawProof::kUnproven;
+  LawSource source = LawSource::kOwn;
+
+  auto operator<=>(const SizeLaw&) const = default;
+};
+
+// The size in bytes, at least 0; kNone (-1) where an extent is unknown (negative), the division
+// leaves a remainder, or the result does not fit in Bytes. O(terms), allocates nothing.
+Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents);
+
+// "constant", "affine", "quadratic", "cubic", "stepped" or "unexplained".
+std::string_view kind_of(const SizeLaw& law);
+
+}  // namespace stalloc::profile
