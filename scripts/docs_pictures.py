@@ -78,7 +78,7 @@ def open_report(scene: Scene, folder: Path) -> webdriver.Chrome:
 
 def largest_in_view(scene: Scene, view: dict[str, float]) -> tuple[int, float, float]:
     """A request worth pointing at: its row, and the middle of what is seen of it."""
-    rows = scene.layouts[-1].rectangles
+    rows = scene.drawings[-1].rectangles
     left, right = np.maximum(rows.start, view["t0"]), np.minimum(rows.end, view["t1"])
     low = np.maximum(rows.address, view["a0"])
     high = np.minimum(rows.address + scene.requests.size[rows.request], view["a1"])

@@ -62,15 +62,17 @@ TOPICS = (
         ("csrc/device/",),
     ),
     Topic(
-        "A plan is not for this run, or asked for out of turn",
-        "The plan itself is sound. Where the message says what differs (model, inputs, torch, "
-        "layout, device), profile and plan anew with what runs now. Training goes on without a "
-        "plan, unless `strict` was given.",
+        "A plan is not for this run, or a call comes at the wrong time",
+        "The plan itself is valid. If the message names a difference (model, inputs, torch, "
+        "parallelism, device), profile and plan again. Training goes on unplanned, unless `strict` "
+        "was given.",
         (
             "csrc/runtime/",
             "stalloc/session.py",
+            "stalloc/_fit.py",
             "stalloc/ranks.py",
             "stalloc/driver.py",
+            "stalloc/options.py",
             "stalloc/_frameworks/megatron_config.py",
         ),
     ),
@@ -140,7 +142,7 @@ TOPICS = (
         ),
     ),
     Topic(
-        "stalloc does not support it, or is used out of turn",
+        "stalloc does not support it, or a call comes at the wrong time",
         "The message says what to do instead.",
         ("stalloc/", "csrc/torch/", "csrc/compat/"),
     ),

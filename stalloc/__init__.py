@@ -14,112 +14,34 @@ Example:
 
 from __future__ import annotations
 
+import ast
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from stalloc import hooks
-    from stalloc._compat import install_compat
-    from stalloc.errors import (
-        NotSupportedError,
-        OutOfMemory,
-        PlanError,
-        StallocError,
-        StallocWarning,
-        TraceError,
-    )
-    from stalloc.monitor import StatsLogger, log_stats
-    from stalloc.planfile import Plan
-    from stalloc.planner import Solution, plan
-    from stalloc.profiling import Profile, profile
-    from stalloc.session import Session, acquire_pool, disable, enable, release_pool, step
-    from stalloc.statistics import (
-        MemoryStats,
-        empty_cache,
-        memory_stats,
-        memory_summary,
-        reset_peak_memory_stats,
-    )
-    from stalloc.trace import IterationProfile, Trace
+from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "IterationProfile",
-    "MemoryStats",
-    "NotSupportedError",
-    "OutOfMemory",
-    "Plan",
-    "PlanError",
-    "Profile",
-    "Session",
-    "Solution",
-    "StallocError",
-    "StallocWarning",
-    "StatsLogger",
-    "Trace",
-    "TraceError",
-    "acquire_pool",
-    "disable",
-    "empty_cache",
-    "enable",
-    "hooks",
-    "install_compat",
-    "log_stats",
-    "memory_stats",
-    "memory_summary",
-    "plan",
-    "profile",
-    "release_pool",
-    "reset_peak_memory_stats",
-    "step",
-]
-
-# Everything is imported on first use. Importing torch takes longer than planning does, and while
-# NumPy and the core are imported a Ctrl-C would end in a traceback: `__main__` is there by then.
+# Public names are imported on first use. Importing torch takes longer than planning does, and a
+# Ctrl-C during the import of NumPy and the core would end in a traceback: `__main__` is there by
+# then.
 _MODULE_OF = {
-    "NotSupportedError": "errors",
-    "OutOfMemory": "errors",
-    "PlanError": "errors",
-    "StallocError": "errors",
-    "StallocWarning": "errors",
-    "TraceError": "errors",
-    "StatsLogger": "monitor",
-    "log_stats": "monitor",
-    "Plan": "planfile",
-    "Solution": "planner",
-    "plan": "planner",
-    "Profile": "profiling",
-    "profile": "profiling",
-    "Session": "session",
-    "acquire_pool": "session",
-    "disable": "session",
-    "enable": "session",
-    "release_pool": "session",
-    "step": "session",
-    "MemoryStats": "statistics",
-    "empty_cache": "statistics",
-    "memory_stats": "statistics",
-    "memory_summary": "statistics",
-    "reset_peak_memory_stats": "statistics",
-    "IterationProfile": "trace",
-    "Trace": "trace",
-    "install_compat": "_compat",
+    alias.name: statement.module or __name__
+    for statement in ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8")).body
+    if isinstance(statement, ast.ImportFrom)
+    for alias in statement.names
 }
 
-_MODULES = {"errors", "hooks", "planfile", "planner", "statistics", "tables", "trace"}
+__all__ = [name for name, module in _MODULE_OF.items() if module != __name__ or name == "hooks"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "_core":
         return _compiled_part()
-    if name in _MODULES:
-        return importlib.import_module(f"stalloc.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"stalloc.{_MODULE_OF[name]}")
-    value = globals()[name] = getattr(module, name)
+    if _MODULE_OF[name] == __name__:
+        return importlib.import_module(f"{__name__}.{name}")
+    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
     return value
 
 

@@ -1,39 +1,19 @@
-"""The devices that stalloc serves, and the compiled module that puts it behind torch."""
+"""The devices that stalloc serves, and how each is put behind torch."""
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING
 
 import torch
 
 from stalloc import _compat, _core
+from stalloc._torch_modules import cuda_module, torch_module
 from stalloc.errors import StallocError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class _TorchModule(Protocol):
-    TORCH_VERSION: str
-
-    def install_cpu(self) -> None: ...
-    def uninstall_cpu(self) -> None: ...
-    def install_meta(self) -> None: ...
-    def uninstall_meta(self) -> None: ...
-    def connect_compat(self) -> None: ...
-
-
-class _CudaModule(Protocol):
-    TORCH_VERSION: str
-
-    def install(self, device: int) -> None: ...
-    def uninstall(self) -> bool: ...
-    def record_exactly(self, exact: bool) -> None: ...
-    def empty_cache(self, device: int) -> None: ...
-    def note(self, device: int) -> None: ...
 
 
 def _nothing() -> None:
@@ -60,32 +40,6 @@ class Adapter:
     give_back: Callable[[], object] = _nothing
     refresh: Callable[[], None] = _nothing
     record_exactly: Callable[[bool], None] = lambda exact: None
-
-
-def _load(name: str) -> Any:
-    running = torch.__version__.split("+")[0]
-    remedy = "install stalloc again in this environment: pip install --no-build-isolation ..."
-    try:
-        module = importlib.import_module(f"stalloc.{name}")
-    except ImportError as e:
-        raise StallocError(
-            f"stalloc's torch module {name} does not load with torch {running} ({e}); {remedy}"
-        ) from e
-    if running != module.TORCH_VERSION:
-        raise StallocError(
-            f"stalloc was built against torch {module.TORCH_VERSION} and torch {running} is "
-            f"running; {remedy}"
-        )
-    return module
-
-
-def torch_module() -> _TorchModule:
-    """The compiled module for torch.
-
-    Raises:
-        StallocError: If it does not fit the torch that is running.
-    """
-    return cast("_TorchModule", _load("_torch"))
 
 
 def adapter(device: torch.device | str) -> Adapter:
@@ -131,7 +85,7 @@ def _cuda(device: torch.device) -> Adapter:
         raise StallocError(f"torch finds no GPU, so there is no device '{device}' to serve")
     current = torch.cuda.current_device()  # initialises CUDA, too
     index = current if device.index is None else device.index
-    module = cast("_CudaModule", _load("_torch_cuda"))
+    module = cuda_module()
     # The runtime comes to be with the first installation.
     module.install(index)
     return Adapter(

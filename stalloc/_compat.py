@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from stalloc import _core
+from stalloc._torch_modules import torch_module
 from stalloc.errors import StallocError
 
 # Beside the other compiled parts: an editable package has them in another place than this file.
@@ -71,7 +72,7 @@ def install_compat() -> None:
         str(_LIBRARY), "stalloc_malloc", "stalloc_free"
     )
     _set_hooks(allocator.allocator())  # type: ignore[no-untyped-call]
-    _connect_torch()
+    torch_module().connect_compat()
     try:
         torch.cuda.memory.change_current_allocator(allocator)
     except RuntimeError as e:
@@ -102,12 +103,6 @@ def _set_hooks(allocator: Any) -> None:
                 "which memory would be corrupted silently; use native mode"
             )
         set_hook(ctypes.cast(getattr(library, function), ctypes.c_void_p).value)
-
-
-def _connect_torch() -> None:
-    from stalloc._adapters import torch_module
-
-    torch_module().connect_compat()
 
 
 def _replace_statistics() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.tables import Flags, Int64s
 from stalloc.trace import Trace
 

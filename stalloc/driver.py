@@ -2,7 +2,7 @@
 
 An integration knows a framework: where its iterations begin and end, and which microbatch it is at.
 It tells a `Driver`, and the driver does the rest, on each rank by itself: lets the first iterations
-pass, records some, plans, writes trace and plan to files of this rank and layout, or finds a plan
+pass, records some, plans, writes trace and plan to files of this rank, or finds a plan
 there and serves from it.
 
     WAITING -> PROFILING -> SERVING      auto: what is recorded is served from at once
@@ -30,39 +30,22 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import cast, get_args
 
-import torch
 from torch import nn
 
 from stalloc import hooks, session
 from stalloc.errors import PlanError, StallocError, StallocWarning
 from stalloc.hooks import PhaseKind
-from stalloc.planfile import DEFAULT_TIME_LIMIT, Plan
+from stalloc.options import Dynamic, Options
 from stalloc.planner import Streams
+from stalloc.plans import Plan
 from stalloc.profiling import Profile, active_profile, profile
-from stalloc.ranks import Layout, RankFiles, describe_layout, rank, rank_info, rank_mismatch
-
-MODES = ("auto", "profile", "plan", "off")
-"""What `STALLOC_MODE` may be; auto when it is not set."""
-
-WARMUP = 3
-"""Iterations that pass before profiling begins: they allocate what later ones have."""
-
-ITERATIONS = 4
-"""Iterations that are profiled. The first is left out as a warm-up; three see what passes from one
-to the next twice, so that an evaluation in between, which may end lifetimes early, is not all that
-is known of it."""
-
-SERVE_FROM = 2
-"""The first iteration, counted from 0, that is served from a plan that was there before. The first
-makes the optimizer's states; in the second DistributedDataParallel makes its buckets anew."""
+from stalloc.ranks import Parallelism, RankFiles, described, rank, rank_info, rank_mismatch
 
 Model = nn.Module | Sequence[nn.Module]
-Dynamic = Iterable[str | type] | None
 
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
@@ -82,7 +65,7 @@ class Driver:
     """Profiles, plans and serves the training of this rank.
 
     Example:
-        driver = Driver(layout={"pp": 2})
+        driver = Driver(parallelism={"pp": 2})
         for batches in data:
             with driver.iteration(model):
                 for i, batch in enumerate(batches):
@@ -95,86 +78,32 @@ class Driver:
 
     A loop that is as plain as that one needs only `iteration`: the hooks find the phases.
 
-    Under `stalloc run`, or `enable(plan, startup=True)`, all but mode "off", `layout` and `dynamic`
-    is as it was said there.
+    Under `stalloc run` or `enable(plan, startup=True)`, the run's own settings replace all options
+    but mode "off" and `dynamic`.
 
     Args:
-        mode: One of MODES; None takes `STALLOC_MODE`, or else "auto". "auto" serves from the plan
-            in the folder, if there is one that fits; else it profiles, plans, writes to the folder
-            if there is one, and goes on under the plan. "profile" ends with what is written, and
-            "plan" serves from that.
-        folder: Where traces and plans are; None takes `STALLOC_DIR`. Files that are there already
-            are replaced. Only "auto" can do without.
-        layout: What decides the sizes of this rank's tensors, or a function that says so when the
-            first iteration begins: see `stalloc.ranks`.
-        warmup: Iterations to let pass before profiling.
-        iterations: Iterations to profile; two at least, as they are compared.
-        serve_from: The iteration, counted from 0, that a plan from a file is first used in. What
-            the first ones make to keep, such as the optimizer's states, has no place in the plan,
-            and would take another's for good.
-        device: As for `stalloc.profile`.
-        dynamic: As for `stalloc.profile`, or a function that says so when profiling begins.
-        time_limit: Seconds to look for a better plan than the first one.
-        streams: "separate" or "ordered", as for `stalloc.Trace.plan`; None takes `STALLOC_STREAMS`,
-            or else "separate". A plan from a file is as it was made.
-        strict: Whether what goes wrong is raised, instead of ending in a warning.
-        framework: Its name and version, noted in the files.
-
-    Raises:
-        ValueError: There is no such mode, it needs a folder and has none, or the numbers make no
-            sense.
+        options: Mode, folder, iterations and the rest; None takes the defaults.
+        parallelism: The sizes that decide the sizes of this rank's tensors, or a function that
+            returns them when the first iteration begins: see `stalloc.ranks`.
+        framework: Its name and version, recorded in the files.
     """
 
     def __init__(
         self,
-        mode: str | None = None,
-        folder: str | os.PathLike[str] | None = None,
+        options: Options | None = None,
         *,
-        layout: Layout | Callable[[], Layout] | None = None,
-        warmup: int = WARMUP,
-        iterations: int = ITERATIONS,
-        serve_from: int = SERVE_FROM,
-        device: torch.device | str | None = None,
-        dynamic: Dynamic | Callable[[], Dynamic] = None,
-        time_limit: float = DEFAULT_TIME_LIMIT,
-        streams: Streams | None = None,
-        strict: bool = False,
+        parallelism: Parallelism | Callable[[], Parallelism] | None = None,
         framework: str = "",
     ) -> None:
-        mode = mode or os.environ.get("STALLOC_MODE") or "auto"
-        folder = folder or os.environ.get("STALLOC_DIR") or None
-        if mode not in MODES:
-            raise ValueError(f"there is no mode {mode!r}; choose one of {', '.join(MODES)}")
-        streams = streams or cast("Streams", os.environ.get("STALLOC_STREAMS")) or "separate"
-        if streams not in get_args(Streams):
-            raise ValueError(
-                f'streams (or STALLOC_STREAMS) are "separate" or "ordered", not {streams!r}'
-            )
-        if mode in ("profile", "plan") and folder is None:
-            raise ValueError(f"mode {mode!r} needs a folder: give folder= or set STALLOC_DIR")
-        if warmup < 0 or serve_from < 0 or iterations < 2:
-            raise ValueError(
-                f"warmup={warmup}, serve_from={serve_from}, iterations={iterations}: profiling "
-                "takes two iterations at least, as they are compared, and no number is negative"
-            )
-        self._mode = mode
-        self._folder = Path(folder) if folder is not None else None
-        self._layout = layout
-        self._warmup = warmup
-        self._iterations = iterations
-        self._serve_from = serve_from
-        self._device = device
-        self._dynamic = dynamic
-        self._time_limit = time_limit
-        self._streams: Streams = streams
-        self._strict = strict
+        self._options = options or Options()
+        self._parallelism = parallelism
         self._framework = framework
         # What is known when the first iteration begins, and may not be when the process ends.
         self._rank = rank()
         self._rank_info: dict[str, str] = {}
         self._files: RankFiles | None = None
-        self._stage = Stage.OFF if mode == "off" else Stage.WAITING
-        self._looked_for_plan = mode == "profile"
+        self._stage = Stage.OFF if self._options.mode == "off" else Stage.WAITING
+        self._looked_for_plan = self._options.mode == "profile"
         self._plan: Plan | None = None  # found, and not in force yet
         self._root: nn.Module | None = None
         self._profile: Profile | None = None
@@ -234,9 +163,9 @@ class Driver:
             self._recorded += 1
             if self._joined:
                 self._leave_if_complete()
-            elif self._recorded == self._iterations:
+            elif self._recorded == self._options.iterations:
                 with self._guarded():
-                    self._finish_profile(serve=self._mode == "auto")
+                    self._finish_profile(serve=self._options.mode == "auto")
         elif self._session is None or not self._session.enabled:
             self._plan_was_refused()
 
@@ -308,8 +237,8 @@ class Driver:
         elif self._stage is Stage.PROFILING and not self._joined:
             with self._guarded():
                 raise StallocError(
-                    f"training ended after {self._recorded} of {self._iterations} profiled "
-                    f"iterations ({self._warmup} before them are left out): too few to plan"
+                    f"training ended after {self._recorded} of {self._options.iterations} profiled "
+                    f"iterations ({self._options.warmup} before them are left out): too few to plan"
                 )
         self._switch_off()
 
@@ -325,11 +254,11 @@ class Driver:
             self._looked_for_plan = True
             self._identify()
             self._plan = self._find_plan()
-        if self._plan is not None and self._completed >= self._serve_from:
+        if self._plan is not None and self._completed >= self._options.serve_from:
             plan, self._plan = self._plan, None
             self._serve(plan)
         waits = self._stage is Stage.WAITING and self._plan is None
-        if waits and self._completed >= self._warmup:
+        if waits and self._completed >= self._options.warmup:
             self._identify()
             self._begin_profile()
 
@@ -355,14 +284,15 @@ class Driver:
             self._switch_off()
 
     def _identify(self) -> None:
-        layout = (self._layout() if callable(self._layout) else self._layout) or {}
-        self._rank, self._rank_info = rank(), rank_info(layout)
-        if self._folder is not None:
-            self._files = RankFiles(self._folder, self._rank, layout)
+        given = self._parallelism
+        parallelism = (given() if callable(given) else given) or {}
+        self._rank, self._rank_info = rank(), rank_info(parallelism)
+        if self._options.folder is not None:
+            self._files = RankFiles(Path(self._options.folder), self._rank, parallelism)
 
     def _find_plan(self) -> Plan | None:
         files = self._files
-        if files is None or (self._mode == "auto" and not files.plan.exists()):
+        if files is None or (self._options.mode == "auto" and not files.plan.exists()):
             return None
         if not files.plan.exists():
             raise PlanError(_no_plan(files))
@@ -371,36 +301,37 @@ class Driver:
             if problem := rank_mismatch(plan, self._rank_info):
                 raise PlanError(f"{files.plan} does not fit this run: {problem}")
         except PlanError as e:
-            if self._mode == "plan":
+            if self._options.mode == "plan":
                 raise
             _log.warning("rank %d: profiling again: %s", self._rank, e)
             return None
         return plan
 
     def _serve(self, plan: Plan) -> None:
-        self._session = session.enable(plan, model=self._root, strict=self._strict)
+        self._session = session.enable(plan, model=self._root, strict=self._options.strict)
         if self._session.enabled:
             self._stage = Stage.SERVING
             _log.info("rank %d: %r is in force", self._rank, plan)
-        elif self._mode != "auto":
+        elif self._options.mode != "auto":
             self._switch_off()
 
     def _plan_was_refused(self) -> None:
         """The first forward showed another batch, which was said; or someone called disable()."""
         self._session = None
         # A plan of its own making that does not fit would be made, and refused, again.
-        may_profile = self._mode == "auto" and self._profile is None and not self._joined
+        may_profile = self._options.mode == "auto" and self._profile is None and not self._joined
         self._stage = Stage.WAITING if may_profile else Stage.OFF
 
     def _begin_profile(self) -> None:
-        self._profile = profile(self._root, device=self._device, dynamic=self._patterns())
+        self._profile = profile(self._root, device=self._options.device, dynamic=self._patterns())
         self._profile.__enter__()
         self._stage = Stage.PROFILING
         atexit.register(self.finish)
         self._hold_garbage()
 
     def _patterns(self) -> Dynamic:
-        return self._dynamic() if callable(self._dynamic) else self._dynamic
+        dynamic = self._options.dynamic
+        return dynamic() if callable(dynamic) else dynamic
 
     def _hold_garbage(self) -> None:
         # What only the collector frees, at a time of its own, is not to be planned: meanwhile it
@@ -417,7 +348,9 @@ class Driver:
         self._let_garbage_go()
         trace = recorded.trace
         trace.info = {**trace.info, **self._notes()}
-        plan = trace.plan(time_limit=self._time_limit, streams=self._streams)
+        plan = trace.plan(
+            time_limit=self._options.time_limit, streams=self._options.streams or Streams.SEPARATE
+        )
         _log.info("rank %d: %r", self._rank, plan)
         files = self._files
         if files is not None:
@@ -462,7 +395,7 @@ class Driver:
         except (StallocError, OSError) as e:
             refused = self._joined and self._session is not None
             self._switch_off()
-            if self._strict or refused:
+            if self._options.strict or refused:
                 raise
             warnings.warn(
                 f"stalloc, rank {self._rank}: training goes on unplanned: {e}",
@@ -507,8 +440,8 @@ def _root_of(model: Model | None) -> nn.Module | None:
 
 def _no_plan(files: RankFiles) -> str:
     others = [path.name for path in files.others()]
-    known = f"; there are {', '.join(others)}, for other layouts" if others else ""
+    known = f"; there are {', '.join(others)}, for another parallelism" if others else ""
     return (
-        f"there is no {files.plan}{known}. Run in mode profile with the layout of this run first: "
-        f"{describe_layout(files.layout) or 'all sizes 1'}"
+        f"there is no {files.plan}{known}. Run in mode profile with the parallelism of this run "
+        f"first: {described(files.parallelism) or 'all sizes 1'}"
     )

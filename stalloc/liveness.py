@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.tables import NEVER, Int32s, Int64s
 from stalloc.trace import Trace
 

@@ -12,8 +12,8 @@ the highest end is lowest, and says how close to optimal that is proven to be.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,19 +24,24 @@ from stalloc.progress import Progress, shown
 
 Int64Array = npt.NDArray[np.int64]
 
-Streams = Literal["separate", "ordered"]
-"""Whether buffers of different streams may use the same addresses one after another."""
 
+class Streams(str, Enum):
+    """Whether buffers of different streams may use the same addresses one after another.
 
-def is_ordered(streams: Streams) -> bool:
-    """Whether it is "ordered".
-
-    Raises:
-        PlanError: It is not "separate" either.
+    Functions take the value as a string, too.
     """
-    if streams not in get_args(Streams):
-        raise PlanError(f'streams are "separate" or "ordered", not {streams!r}')
-    return streams == "ordered"
+
+    SEPARATE = "separate"
+    """Each stream has addresses of its own."""
+    ORDERED = "ordered"
+    """Streams share addresses. The later stream waits on the device for the earlier ones."""
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def _missing_(cls, value: object) -> Streams:
+        raise PlanError(f'streams are "separate" or "ordered", not {value!r}')
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def plan(
     alignment: int = 1,
     period: int = 0,
     stream: npt.ArrayLike | None = None,
-    streams: Streams = "separate",
+    streams: Streams | str = Streams.SEPARATE,
     fixed: npt.ArrayLike | None = None,
     gaps: npt.ArrayLike | None = None,
     phase_begin: npt.ArrayLike | None = None,
@@ -179,7 +184,7 @@ def load_bound(
     alignment: int = 1,
     period: int = 0,
     stream: npt.ArrayLike | None = None,
-    streams: Streams = "separate",
+    streams: Streams | str = Streams.SEPARATE,
     gaps: npt.ArrayLike | None = None,
 ) -> int:
     """The most bytes that are live at once: no solution is lower. Arguments as for `plan`."""
@@ -198,7 +203,7 @@ def validate(
     alignment: int = 1,
     period: int = 0,
     stream: npt.ArrayLike | None = None,
-    streams: Streams = "separate",
+    streams: Streams | str = Streams.SEPARATE,
     fixed: npt.ArrayLike | None = None,
     gaps: npt.ArrayLike | None = None,
     waits: npt.ArrayLike | None = None,
@@ -219,7 +224,7 @@ def validate(
     unlimited = int(np.iinfo(np.int64).max)
     places = _numbers(offsets, "offsets")
     problem.validate(places, unlimited if height is None else height)
-    if streams == "ordered":
+    if Streams(streams) is Streams.ORDERED:
         rows = np.zeros((0, 2), np.int64) if waits is None else _numbers(waits, "waits")
         problem.validate_waits(places, rows if rows.size > 0 else np.zeros((0, 2), np.int64))
 
@@ -272,7 +277,7 @@ def _problem(
     fixed: npt.ArrayLike | None = None,
     phase_begin: npt.ArrayLike | None = None,
     phase_end: npt.ArrayLike | None = None,
-    streams: Streams = "separate",
+    streams: Streams | str = Streams.SEPARATE,
     gaps: npt.ArrayLike | None = None,
 ) -> _core.Problem:
     def optional(values: npt.ArrayLike | None, name: str) -> Int64Array | None:
@@ -290,7 +295,7 @@ def _problem(
             fixed=optional(fixed, "fixed"),
             phase_begin=optional(phase_begin, "phase_begin"),
             phase_end=optional(phase_end, "phase_end"),
-            ordered=is_ordered(streams),
+            ordered=Streams(streams) is Streams.ORDERED,
             gaps=None if gaps is None or np.size(gaps) == 0 else _numbers(gaps, "gaps"),
         )
     except TypeError:

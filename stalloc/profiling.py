@@ -19,8 +19,8 @@ from stalloc.hooks import TrainingHooks, input_signature, model_signature
 from stalloc.trace import Trace
 
 if TYPE_CHECKING:
-    from stalloc.planfile import Plan
     from stalloc.planner import Streams
+    from stalloc.plans import Plan
 
 # The profile that is being recorded, of which there is one at a time.
 _active: Profile | None = None
@@ -186,7 +186,7 @@ class Profile:
         time_limit: float = 10.0,
         regions: bool = True,
         dynamic: bool = True,
-        streams: Streams = "separate",
+        streams: Streams | str = "separate",
     ) -> Plan:
         """Plans the address of every request that repeats.
 

@@ -1,10 +1,9 @@
 """Which rank this process is, and the files that are its own.
 
-Every rank of a job plans for itself, in files of its own, and never waits for another: ranks may
-differ in what they ask for, and one that dies leaves nobody hanging. A file is named by the rank
-and by the layout, which is whatever decides the sizes of a rank's tensors: how many ways each kind
-of parallelism splits the model, the length of a sequence. So plans for several layouts share a
-folder, and one is never taken for another's.
+Every rank of a job plans for itself, in its own files, and never waits for another rank: ranks may
+have different requests, and a rank that dies blocks no other. The file name contains the rank and
+the parallelism: all numbers that decide the sizes of a rank's tensors, such as the degree of tensor
+parallelism or the sequence length. So plans for several settings share a folder.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 
-Layout = Mapping[str, int]
-"""Sizes by name, such as `{"tp": 2, "pp": 4, "seq": 4096}`; the names are lower-case letters."""
+Parallelism = Mapping[str, int]
+"""Sizes by name, such as `{"tp": 2, "pp": 4, "seq": 4096}`. Names are lower-case letters."""
 
 _NAME = re.compile(r"[a-z]+")
 
@@ -42,41 +41,41 @@ def world_size() -> int:
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The trace and the plan of one rank of one layout.
+    """The trace and the plan of one rank.
 
     Attributes:
-        folder: Where they are; it need not exist yet.
-        rank: Whose they are.
-        layout: What decides the sizes of its tensors; sizes of 1 are not part of the name.
+        folder: The folder of both files; it need not exist yet.
+        rank: The rank.
+        parallelism: The sizes in the file names; sizes of 1 are left out.
 
     Raises:
-        ValueError: A name in the layout is not made of lower-case letters, or a size is negative.
+        ValueError: A name is not made of lower-case letters, or a size is negative.
     """
 
     folder: Path
     rank: int = field(default_factory=rank)
-    layout: Layout = field(default_factory=dict)
+    parallelism: Parallelism = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, size in self.layout.items():
+        for name, size in self.parallelism.items():
             if not _NAME.fullmatch(name) or size < 0:
                 raise ValueError(
-                    f"layout {name}={size}: a name is made of lower-case letters, and a size is "
-                    "not negative"
+                    f"parallelism {name}={size}: a name is made of lower-case letters, and a size "
+                    "is not negative"
                 )
 
     @property
     def trace(self) -> Path:
-        """What was recorded."""
+        """Path of the trace."""
         return self.folder / f"{self._stem}.trace.json"
 
     @property
     def plan(self) -> Path:
-        """What was planned."""
+        """Path of the plan."""
         return self.folder / f"{self._stem}.plan.json"
 
     def others(self) -> list[Path]:
-        """The plans in the folder that are for this rank and other layouts."""
+        """Plans of this rank in the folder with another parallelism."""
         endings = (f"rank{self.rank}.plan.json", f".rank{self.rank}.plan.json")
         try:
             found = sorted(self.folder.iterdir())
@@ -92,21 +91,21 @@ class RankFiles:
 
     @property
     def _stem(self) -> str:
-        prefix = describe_layout(self.layout)
+        prefix = described(self.parallelism)
         return f"{prefix}.rank{self.rank}" if prefix else f"rank{self.rank}"
 
 
-def describe_layout(layout: Layout) -> str:
-    """The layout as file names have it: `tp2-pp4-seq4096`; empty when all sizes are 1."""
-    return "-".join(f"{name}{size}" for name, size in layout.items() if size != 1)
+def described(parallelism: Parallelism) -> str:
+    """The text in file names: `tp2-pp4-seq4096`; empty when all sizes are 1."""
+    return "-".join(f"{name}{size}" for name, size in parallelism.items() if size != 1)
 
 
-def rank_info(layout: Layout) -> dict[str, str]:
-    """What a trace and its plan note of the rank they come from."""
+def rank_info(parallelism: Parallelism) -> dict[str, str]:
+    """The entries that a trace and its plan record about their rank."""
     return {
         "rank": str(rank()),
         "world_size": str(world_size()),
-        "layout": json.dumps(dict(layout)),
+        "layout": json.dumps(dict(parallelism)),
     }
 
 

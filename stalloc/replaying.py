@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stalloc import _core
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.trace import Trace
 
 TORCH = "torch"
@@ -187,19 +187,19 @@ def replay_all(trace: Trace, plan: Plan, *, capacity: int | None = None) -> list
     ]
 
 
-def unroll(plan: Plan, turns: int = UNROLLED, *, startup: bool = True) -> Trace:
-    """The static requests of a plan's iteration, `turns` times in a row, as a trace.
+def unroll(plan: Plan, iterations: int = UNROLLED, *, startup: bool = True) -> Trace:
+    """The static requests of a plan's iteration, `iterations` times in a row, as a trace.
 
     Args:
         plan: What is repeated.
-        turns: How often.
+        iterations: How often.
         startup: Whether the first one also makes what stays: weights, gradients, the optimizer's
             states.
 
     Raises:
         PlanError: The plan is not sound.
     """
-    return Trace(_core.unroll(plan._core, turns, startup))
+    return Trace(_core.unroll(plan._core, iterations, startup))
 
 
 def _to_replay(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,51 +12,36 @@ from typing import Any
 import torch
 
 from stalloc import _adapters, _compat
+from stalloc._fit import (
+    count,
+    device_to_serve,
+    environment_mismatch,
+    input_mismatch,
+    may_be_part,
+    model_mismatch,
+    names,
+)
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
-from stalloc.hooks import TrainingHooks, input_signature, model_signature
-from stalloc.planfile import Plan
+from stalloc.hooks import TrainingHooks, model_signature
+from stalloc.plans import Plan
 from stalloc.profiling import active_profile
 
 
 class Session:
-    """A plan in force. Made by `enable`; as a context manager it calls `disable` at the end.
+    """The result of `enable`, and a context manager that disables the plan at its end.
+
+    This class itself is a plan that was refused: never in force, and nothing changes that.
 
     Attributes:
         plan: The plan.
-        refusal: Why the plan was found not to fit this run; None while it fits.
-        followed: Whether a framework's driver has told it phases, as `follow` says.
+        refusal: Why the plan does not fit this run; None while it fits.
+        followed: True once a framework's driver reports phases, see `follow`.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        model: torch.nn.Module | None,
-        strict: bool,
-        reuse: bool,
-        startup: bool = False,
-        keep_addresses: bool = False,
-    ) -> None:
+    def __init__(self, plan: Plan, refusal: str | None = None) -> None:
         self.plan = plan
-        self._reuse = reuse
-        self._startup = startup
-        self._keep_addresses = keep_addresses
-        self._strict = strict
-        self.refusal: str | None = None
+        self.refusal = refusal
         self.followed = False
-        self._inputs = _names(plan, "inputs")
-        models = set(_names(plan, "other_models"))
-        self._other_models = models - {plan.info.get("model")}
-        self._adapter = _adapters.adapter(_device(plan, model))
-        self._hooks = TrainingHooks(
-            self._adapter.runtime,
-            model,
-            dynamic=_names(plan, "dynamic"),
-            accepts=self._accept,
-            on_forward=self._check_forward,
-            early_ends=_count(plan, "early_ends"),
-        )
-        self._fits = False
-        self._part = ""  # what was called for training, and may be a part of the model
 
     def __enter__(self) -> Session:
         return self
@@ -74,41 +57,87 @@ class Session:
 
     @property
     def enabled(self) -> bool:
-        """Whether the plan is in force: not refused, disabled, replaced, or left to a parent."""
+        """True while the plan is in force: not refused, disabled, replaced, or left to a parent."""
+        return False
+
+    @property
+    def startup(self) -> bool:
+        """True if the plan serves the run from its start, before there is a model."""
+        return False
+
+    def follow(self, model: torch.nn.Module | None, problem: str | None) -> None:
+        """A driver takes over: calls of its model, if it has one, are the forwards from now on.
+
+        Gives up if the plan is for another model, or there is a problem.
+
+        Raises:
+            PlanError: The plan does not fit, and it was enabled with `strict`.
+        """
+        self.followed = True
+
+    def give_up(self, problem: str) -> None:
+        """Takes the plan out of force because it does not fit. A refused plan stays refused.
+
+        Raises:
+            PlanError: It was enabled with `strict`. Otherwise this is a warning.
+        """
+
+
+class _Active(Session):
+    """A plan that was put in force."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: torch.nn.Module | None,
+        strict: bool,
+        reuse: bool,
+        startup: bool,
+        keep_addresses: bool,
+    ) -> None:
+        super().__init__(plan)
+        self._reuse = reuse
+        self._startup = startup
+        self._keep_addresses = keep_addresses
+        self._strict = strict
+        self._other_models = set(names(plan, "other_models")) - {plan.info.get("model")}
+        self._inputs = names(plan, "inputs")
+        self._adapter = _adapters.adapter(device_to_serve(plan, model))
+        self._hooks = TrainingHooks(
+            self._adapter.runtime,
+            model,
+            dynamic=names(plan, "dynamic"),
+            accepts=self._accept,
+            on_forward=self._check_forward,
+            early_ends=count(plan, "early_ends"),
+        )
+        self._fits = False
+        self._part = ""  # signature of a trained module that may be a part of the model
+
+    @property
+    def enabled(self) -> bool:
         return _session is self and self._adapter.runtime.enabled
 
     @property
     def startup(self) -> bool:
-        """Whether it serves the run from its start, before there is a model."""
         return self._startup
 
     def follow(self, model: torch.nn.Module | None, problem: str | None) -> None:
-        """A driver goes on from here: its model is the one whose calls are forwards, if it has one.
-
-        Gives up if the plan is another model's, or there is a problem.
-
-        Raises:
-            PlanError: The plan does not fit, and it was enabled to be strict.
-        """
-        self.followed = True
+        super().follow(model, problem)
         if problem is None and model is not None:
-            problem = _model_mismatch(self.plan, model)
+            problem = model_mismatch(self.plan, model)
         if problem is not None:
             self.give_up(problem)
         elif model is not None:
             self._hooks.follow(model)
 
     def give_up(self, problem: str) -> None:
-        """Takes the plan out of force, as it does not fit.
-
-        Raises:
-            PlanError: It was enabled to be strict; else this is a warning.
-        """
         self.refusal = problem
-        disable()
+        if _session is self:
+            disable()
         _refuse(problem, self._strict)
 
-    def _start(self, previous: Session | None) -> None:
+    def _start(self, previous: _Active | None) -> None:
         """Puts the plan in force in place of `previous`, which stays so if that fails."""
         try:
             self._adapter.install()
@@ -162,7 +191,7 @@ class Session:
         if self._fits:
             return True
         running = model_signature(module)
-        if running in self._other_models or not _may_be_part(running, self.plan):
+        if running in self._other_models or not may_be_part(running, self.plan):
             return True
         self._part = self._part or running
         if waited >= 2:
@@ -178,13 +207,13 @@ class Session:
         if self._fits or (self._other_models and model_signature(module) in self._other_models):
             return
         self._fits = True
-        problem = _model_mismatch(self.plan, module) or _input_mismatch(self._inputs, args, kwargs)
+        problem = model_mismatch(self.plan, module) or input_mismatch(self._inputs, args, kwargs)
         if problem:
             self.give_up(problem)
 
 
 # The plan in force, of which there is one at a time.
-_session: Session | None = None
+_session: _Active | None = None
 
 
 def enable(
@@ -247,16 +276,16 @@ def enable(
     if not isinstance(plan, Plan):
         raise TypeError(f"enable() takes a Plan or the path of one, not {type(plan).__name__}")
     _adapters.check_model(model)
-    problem = _environment_mismatch(plan) or (
-        _model_mismatch(plan, model) if model is not None else None
+    problem = environment_mismatch(plan) or (
+        model_mismatch(plan, model) if model is not None else None
     )
     if problem:
         _refuse(problem, strict)
         disable()
-        return _Refused(plan, problem)
+        return Session(plan, problem)
     if mode == "compat":
         _compat.install_compat()
-    session = Session(plan, model, strict, reuse, startup, keep_addresses)
+    session = _Active(plan, model, strict, reuse, startup, keep_addresses)
     session._start(_session)
     _session = session
     return session
@@ -300,7 +329,7 @@ def acquire_pool() -> None:
     session._adapter.refresh()
 
 
-def _in_force() -> Session:
+def _in_force() -> _Active:
     session = current_session()
     if session is None:
         raise StallocError("no plan is in force, so there is no pool; call stalloc.enable() first")
@@ -318,18 +347,9 @@ def step() -> None:
         profile.step()
 
 
-def current_session() -> Session | None:
+def current_session() -> _Active | None:
     """The plan in force."""
     return _session if _session is not None and _session.enabled else None
-
-
-class _Refused(Session):
-    """What enable() returns for a plan that does not fit: never in force."""
-
-    def __init__(self, plan: Plan, problem: str) -> None:
-        self.plan = plan
-        self.refusal = problem
-        self.followed = False
 
 
 def _refuse(problem: str, strict: bool) -> None:
@@ -341,83 +361,3 @@ def _refuse(problem: str, strict: bool) -> None:
         StallocWarning,
         stacklevel=3,
     )
-
-
-def _plan_device(plan: Plan) -> torch.device:
-    name = plan.info.get("device", "cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError as e:
-        raise StallocError(f"the plan is for device '{name}', which torch does not know") from e
-
-
-def _device(plan: Plan, model: torch.nn.Module | None) -> torch.device:
-    """The device to serve: of the kind that was profiled, and where the model is."""
-    profiled = _plan_device(plan)
-    if model is None or profiled.index is not None:
-        return profiled
-    devices = {p.device for p in model.parameters() if p.device.type == profiled.type}
-    return devices.pop() if len(devices) == 1 else profiled
-
-
-def _environment_mismatch(plan: Plan) -> str | None:
-    device = plan.info.get("device", "cpu")
-    if device == "meta":
-        return (
-            "it was profiled on the meta device, which has no memory to serve; profile on the "
-            "device that trains"
-        )
-    profiled = plan.info.get("torch", "")
-    if profiled and profiled != torch.__version__:
-        return (
-            f"it was profiled under torch {profiled} and this is {torch.__version__}, whose "
-            "requests may differ; profile again"
-        )
-    return None
-
-
-def _model_mismatch(plan: Plan, model: torch.nn.Module) -> str | None:
-    profiled, running = plan.info.get("model", ""), model_signature(model)
-    if profiled and profiled != running:
-        return f"it was profiled with the model {profiled} and this is {running}; profile again"
-    return None
-
-
-def _may_be_part(running: str, plan: Plan) -> bool:
-    """Whether a module, told by its signature, is smaller than the plan's model."""
-    profiled = plan.info.get("model", "")
-    tensors = [re.search(r" in (\d+) tensors", signature) for signature in (running, profiled)]
-    part, whole = (int(match[1]) if match else 0 for match in tensors)
-    return part < whole
-
-
-def _input_mismatch(profiled: list[str], args: Any, kwargs: Any) -> str | None:
-    running = input_signature(args, kwargs)
-    if profiled and running not in profiled:
-        return (
-            f"it was profiled with inputs {' or '.join(profiled)} and the first forward got "
-            f"{running}; profile again with this batch size and length"
-        )
-    return None
-
-
-def _count(plan: Plan, key: str) -> int:
-    """The number that a plan's info holds; 0 when it has none."""
-    text = plan.info.get(key, "0")
-    if not (text.isascii() and text.isdigit()) or len(text) > 9:
-        raise PlanError(f"the plan's info, key {key}: {text!r} is no count; plan again")
-    return int(text)
-
-
-def _names(plan: Plan, key: str) -> list[str]:
-    """The strings that a plan's info holds as a JSON array; empty when it has none."""
-    text = plan.info.get(key, "[]")
-    try:
-        names = json.loads(text)
-    except ValueError:
-        names = None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise PlanError(
-            f"the plan's info, key {key}: {text!r} is no JSON array of strings; plan again"
-        )
-    return names

@@ -187,8 +187,8 @@ class Decisions(_Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Places(_Table):
-    """Where dynamic requests are asked for that live as long, in order.
+class Sites(_Table):
+    """Sites of dynamic requests that live equally long, in order.
 
     Attributes:
         phase: Row of the profile's phases.
@@ -237,8 +237,8 @@ class Groups(_Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Opening(_Table):
-    """What only start-up and the first iteration ask for: by phase, `after` and `lower`.
+class Startup(_Table):
+    """Requests that only start-up makes: by phase, `after` and `lower`.
 
     Attributes:
         phase: Row of the plan's phases; start-up is the first of the iteration.

@@ -9,8 +9,8 @@ import numpy as np
 
 from stalloc import _core
 from stalloc.document import Document
-from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT, Plan
-from stalloc.planner import Streams, is_ordered
+from stalloc.planner import Streams
+from stalloc.plans import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT, Plan
 from stalloc.progress import Progress, shown
 from stalloc.tables import (
     LIFETIME_CLASSES,
@@ -19,9 +19,9 @@ from stalloc.tables import (
     LayerSpans,
     Phases,
     PhaseSpans,
-    Places,
     ProfiledRequests,
     Requests,
+    Sites,
 )
 
 
@@ -75,9 +75,9 @@ class IterationProfile:
         return ProfiledRequests(**self._core.requests())
 
     @cached_property
-    def places(self) -> Places:
-        """Where its dynamic requests are asked for, and how long they live."""
-        return Places(**self._core.places())
+    def sites(self) -> Sites:
+        """The sites of its dynamic requests."""
+        return Sites(**self._core.places())
 
     def tallies(self) -> dict[str, Tally]:
         """Requests by kind.
@@ -169,7 +169,7 @@ class Trace(Document[_core.Trace]):
         *,
         regions: bool = True,
         dynamic: bool = True,
-        streams: Streams = "separate",
+        streams: Streams | str = Streams.SEPARATE,
     ) -> Plan:
         """Gives every static request of an iteration an address, and dynamic ones their space.
 
@@ -193,7 +193,7 @@ class Trace(Document[_core.Trace]):
             TraceError: The trace is inconsistent, or holds no complete iteration.
             PlanError: There is no such planner, or the options make no sense.
         """
-        ordered = is_ordered(streams)
+        ordered = Streams(streams) is Streams.ORDERED
         with shown(progress) as report:
             return Plan(
                 self._core.plan(

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from stalloc import hooks
-from stalloc._frameworks.places import Places
+from stalloc._frameworks.positions import Positions
 from stalloc.dynamic import DEFAULT_DYNAMIC
 from stalloc.hooks import PhaseKind, TrainingHooks
 
@@ -60,22 +60,22 @@ class Model(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, places: Places | None) -> float:
-    """One iteration, with what a schedule's integration does where `places` are given."""
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, positions: Positions | None) -> float:
+    """One iteration, with what a schedule's integration does where `positions` are given."""
     begin = time.process_time()
-    if places is not None:
-        places.restart()
+    if positions is not None:
+        positions.restart()
     for i in range(MICROBATCHES):
         tokens = torch.randint(VOCABULARY, (1, LENGTH))
-        if places is None:
+        if positions is None:
             loss = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             loss.backward()
             continue
-        place = places.forward(0, i)
-        with hooks.phase(PhaseKind.FORWARD, *place):
+        position = positions.forward(0, i)
+        with hooks.phase(PhaseKind.FORWARD, *position):
             loss = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        places.forwarded(place, [loss])
-        with hooks.phase(PhaseKind.BACKWARD, *places.backward([loss])):
+        positions.forwarded(position, [loss])
+        with hooks.phase(PhaseKind.BACKWARD, *positions.backward([loss])):
             loss.backward()
     with hooks.phase(PhaseKind.OPTIMIZER):
         optimizer.step()
@@ -107,7 +107,7 @@ def main() -> None:
     for _ in range(args.steps):
         without.append(step(model, optimizer, None))
         with attached:
-            hooked.append(step(model, optimizer, Places()))
+            hooked.append(step(model, optimizer, Positions()))
             attached.end_iteration()
     with attached:
         event = event_seconds()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import json
 import os
 import platform
 import resource
@@ -28,6 +27,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "workloads"))
 sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "replay"))
 
 import real
+from compact_json import one_row_a_line
 from configs import Config
 
 from paper import published, report
@@ -112,7 +112,7 @@ def _write(finished: list[Done], folder: Path, programs: Programs, seconds: floa
         described.append({**asdict(row), "published": known.text if known else None})
     folder.mkdir(parents=True, exist_ok=True)
     document = {**machine, "rows": described}
-    (folder / "paper.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "paper.json").write_text(one_row_a_line(document))
     (folder / "paper.md").write_text(report.render(rows, machine))
     from paper import plots
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import multiprocessing
 import os
 import platform
@@ -30,8 +29,10 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1]))
 
 import generate
+from compact_json import one_row_a_line
 from generate import Instance
 
 PORTFOLIO = "portfolio"
@@ -375,7 +376,7 @@ def main() -> None:
             "results": [dataclasses.asdict(r) for r in results],
             "fits": [dataclasses.asdict(f) for f in fits],
         }
-        args.output.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        args.output.with_suffix(".json").write_text(one_row_a_line(document))
         args.output.with_suffix(".md").write_text(
             markdown(results, fits, facts, args.time_limit, args.threads)
         )

@@ -5,7 +5,7 @@
 The trace is that of a pipeline rank with virtual stages, recomputation and varying lengths
 (benchmarks/plan/generate.py), two iterations of the given size. It is written by the command line
 and opened in a headless Chromium of 1366 x 768 without a GPU; a frame is one drawing of both
-layouts after a step of zooming or moving. Needs chromium and chromedriver.
+drawings after a step of zooming or moving. Needs chromium and chromedriver.
 """
 
 from __future__ import annotations

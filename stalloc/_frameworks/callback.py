@@ -11,14 +11,11 @@ import functools
 import os
 import weakref
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stalloc._frameworks.options import Options
 from stalloc.driver import Driver, Model
-from stalloc.ranks import Layout
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from stalloc.options import Options
+from stalloc.ranks import Parallelism
 
 # The callback whose driver is at work, and the run that it is at work in: one a process.
 _leader: tuple[weakref.ref[object], Callback] | None = None
@@ -28,13 +25,12 @@ class Callback:
     """Profiles, plans and serves whatever run it is a callback of.
 
     Args:
-        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
-            `stalloc.driver.Driver`.
-        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
-        **options: See `stalloc.driver.Driver`.
+        mode: As for `stalloc.options.Options`.
+        folder: As for `stalloc.options.Options`.
+        **options: The other fields of `stalloc.options.Options`.
 
     Raises:
-        ValueError: As for `stalloc.driver.Driver`.
+        ValueError: As for `stalloc.options.Options`.
     """
 
     _package = ""
@@ -43,11 +39,9 @@ class Callback:
         self,
         mode: str | None = None,
         folder: str | os.PathLike[str] | None = None,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
-        self._mode = mode
-        self._folder = folder
-        self._options = options
+        self._options = Options(mode, folder, **options)
         self._scopes = contextlib.ExitStack()
         self._driver = self._make({})
 
@@ -64,17 +58,17 @@ class Callback:
         self._scopes.close()
         self._driver.finish()
 
-    def _start(self, run: object, layout: Layout, model: Model | None) -> bool:
+    def _start(self, run: object, parallelism: Parallelism, model: Model | None) -> bool:
         """A run begins; False for a second callback of it, which is to do nothing."""
         global _leader
         if _leader is not None:
             at_work, leader = _leader
             if at_work() is run and leader is not self:
-                self._driver = Driver("off")
+                self._driver = Driver(Options("off"))
                 return False
             leader.finish()  # what an exception has left behind
         _leader = (weakref.ref(run), self)
-        self._driver = self._make(layout)
+        self._driver = self._make(parallelism)
         self._driver.begin_iteration(model)
         return True
 
@@ -88,13 +82,11 @@ class Callback:
         self._scopes.close()
         self._scopes.enter_context(self._driver.evaluation())
 
-    def _make(self, layout: Layout) -> Driver:
+    def _make(self, parallelism: Parallelism) -> Driver:
         return Driver(
-            self._mode,
-            self._folder,
-            layout=layout,
+            self._options,
+            parallelism=parallelism,
             framework=f"{self._package} {version(self._package)}".strip(),
-            **self._options,
         )
 
 

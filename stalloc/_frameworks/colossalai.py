@@ -20,7 +20,7 @@ from torch import nn
 
 from stalloc._frameworks import installed
 from stalloc._frameworks.patches import Argument, Function
-from stalloc._frameworks.places import Places
+from stalloc._frameworks.positions import Positions
 from stalloc.driver import Driver
 
 # Short names, by the attribute of the plugin, the stage manager or the schedule that has the size.
@@ -40,8 +40,8 @@ class Integration(installed.Integration):
         self._scheduler = _scheduler(booster)
         self._model = model
         self._optimizer = optimizer
-        self._places = Places()
-        self._weights = Places()  # whose weights' gradients have been computed
+        self._positions = Positions()
+        self._weights = Positions()  # whose weights' gradients have been computed
 
     def follow(self) -> None:
         if not self.patches.wrap(self._optimizer, "step", self._step):
@@ -65,7 +65,7 @@ class Integration(installed.Integration):
         def step(*args: Any, **kwargs: Any) -> Any:
             with self.driver.optimizer():
                 result = original(*args, **kwargs)
-            self._places.restart()
+            self._positions.restart()
             self._weights.restart()
             self.next_iteration(self._model)
             return result
@@ -91,10 +91,10 @@ class Integration(installed.Integration):
                 self.driver.begin_iteration(self._model)
             if not self.driver.active:
                 return original(*args, **kwargs)
-            place = self._places.forward(chunk.of(args, kwargs) or 0, None)
-            with self.driver.forward(*place):
+            position = self._positions.forward(chunk.of(args, kwargs) or 0, None)
+            with self.driver.forward(*position):
                 output = original(*args, **kwargs)
-            self._places.forwarded(place, output)
+            self._positions.forwarded(position, output)
             return output
 
         return forward_step
@@ -105,7 +105,7 @@ class Integration(installed.Integration):
         def backward_step(*args: Any, **kwargs: Any) -> Any:
             if not self.driver.active:
                 return original(*args, **kwargs)
-            with self.driver.backward(*self._places.backward(output.of(args, kwargs))):
+            with self.driver.backward(*self._positions.backward(output.of(args, kwargs))):
                 return original(*args, **kwargs)
 
         return backward_step
@@ -116,14 +116,14 @@ class Integration(installed.Integration):
         def schedule_w(*args: Any, **kwargs: Any) -> Any:
             if not self.driver.active:
                 return original(*args, **kwargs)
-            place = self._weights.forward(chunk.of(args, kwargs) or 0, None)
-            with self.driver.backward(*place):
+            position = self._weights.forward(chunk.of(args, kwargs) or 0, None)
+            with self.driver.backward(*position):
                 return original(*args, **kwargs)
 
         return schedule_w
 
 
-def layout_of(booster: Any) -> dict[str, int]:
+def parallelism_of(booster: Any) -> dict[str, int]:
     """Parallel sizes and the pipeline's batch."""
     plugin, scheduler = getattr(booster, "plugin", None), _scheduler(booster)
     stages = getattr(scheduler, "stage_manager", None)

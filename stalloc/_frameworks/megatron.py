@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
@@ -27,11 +26,11 @@ from torch.utils.hooks import RemovableHandle
 from stalloc import hooks
 from stalloc._frameworks import installed, megatron_config
 from stalloc._frameworks.patches import Argument, Function
-from stalloc._frameworks.places import Places
+from stalloc._frameworks.positions import Positions
 from stalloc.driver import Driver
 from stalloc.errors import StallocError
 from stalloc.hooks import PhaseKind
-from stalloc.planner import Streams
+from stalloc.options import Dynamic, Options
 
 TARGET = "megatron"
 """What it is installed into: the package, of which a process has one."""
@@ -52,38 +51,16 @@ _SPAN = "megatron.moe"
 class Integration(installed.Integration):
     """One installation."""
 
-    def __init__(
-        self,
-        mode: str | None,
-        folder: str | os.PathLike[str] | None,
-        *,
-        dynamic: Iterable[str | type] | None,
-        warmup: int,
-        iterations: int,
-        serve_from: int,
-        device: torch.device | str | None,
-        time_limit: float,
-        streams: Streams | None,
-        strict: bool,
-    ) -> None:
+    def __init__(self, options: Options) -> None:
         driver = Driver(
-            mode,
-            folder,
-            layout=self._layout,
-            warmup=warmup,
-            iterations=iterations,
-            serve_from=serve_from,
-            device=device,
-            dynamic=self._dynamic_modules,
-            time_limit=time_limit,
-            streams=streams,
-            strict=strict,
+            replace(options, dynamic=self._dynamic_modules),
+            parallelism=self._parallelism,
             framework=f"megatron-core {megatron_config.version()}",
         )
         super().__init__(TARGET, driver)
-        self._dynamic = dynamic
+        self._dynamic = options.dynamic
         self._handle: RemovableHandle | None = None
-        self._places = Places()
+        self._positions = Positions()
         self._chunks: list[nn.Module] = []
         self._batch: Mapping[str, Any] = {}  # arguments of the schedule
         self._in_train_step = False
@@ -160,7 +137,7 @@ class Integration(installed.Integration):
                 self._chunks = _as_list(kwargs.get("model"))
                 self._batch = kwargs
                 self._begin()
-                self._places.restart()
+                self._positions.restart()
             return original(*args, **kwargs)
 
         return forward_backward
@@ -178,11 +155,13 @@ class Integration(installed.Integration):
             self._padded = bool(getattr(config, "moe_pad_expert_input_to_capacity", False))
             self.driver.begin_iteration(self._chunks or None)
 
-    def _layout(self) -> Mapping[str, int]:
-        return megatron_config.layout(len(self._chunks), self._batch)
+    def _parallelism(self) -> Mapping[str, int]:
+        return megatron_config.parallelism(len(self._chunks), self._batch)
 
-    def _dynamic_modules(self) -> Iterable[str | type] | None:
-        return () if self._dynamic is None and self._padded else self._dynamic
+    def _dynamic_modules(self) -> Dynamic:
+        if self._dynamic is None and self._padded:
+            return ()
+        return self._dynamic() if callable(self._dynamic) else self._dynamic
 
     # Phases
 
@@ -198,13 +177,13 @@ class Integration(installed.Integration):
                 self._begin()  # a schedule that was looked up before install()
             if not self.driver.active:
                 return original(*args, **kwargs)
-            place = self._places.forward(
+            position = self._positions.forward(
                 self._chunk_of(model.of(args, kwargs), chunk.of(args, kwargs)),
                 microbatch.of(args, kwargs),
             )
-            with self.driver.forward(*place):
+            with self.driver.forward(*position):
                 output = original(*args, **kwargs)
-            self._places.forwarded(place, output)
+            self._positions.forwarded(position, output)
             return output
 
         return forward_step
@@ -215,7 +194,7 @@ class Integration(installed.Integration):
         def backward_step(*args: Any, **kwargs: Any) -> Any:
             if not self.driver.active:
                 return original(*args, **kwargs)
-            with self.driver.backward(*self._places.backward(output.of(args, kwargs))):
+            with self.driver.backward(*self._positions.backward(output.of(args, kwargs))):
                 return original(*args, **kwargs)
 
         return backward_step

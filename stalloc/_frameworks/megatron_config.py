@@ -40,7 +40,7 @@ def version() -> str:
         return ""
 
 
-def layout(chunks: int, batch: Mapping[str, Any]) -> dict[str, int]:
+def parallelism(chunks: int, batch: Mapping[str, Any]) -> dict[str, int]:
     """Parallel sizes, chunks of the model on this rank, and the schedule's batch."""
     sizes = {}
     state = sys.modules.get("megatron.core.parallel_state")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stalloc import importers
-from stalloc.commands.inputs import ordinal, read_bytes, read_foreign, turns
+from stalloc.commands.inputs import ordinal, read_bytes, read_foreign, repetitions
 from stalloc.commands.output import print_assumptions, print_facts, print_json, size
 from stalloc.files import check_output
 from stalloc.importers import Imported
@@ -49,8 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeat",
         metavar="N",
-        type=turns,
-        default=importers.TURNS,
+        type=repetitions,
+        default=importers.REPETITIONS,
         help="when only one iteration was recorded, repeat it so often (default: %(default)s)",
     )
 

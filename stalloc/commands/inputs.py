@@ -19,11 +19,11 @@ from stalloc.errors import PlanError, TraceError
 from stalloc.files import named
 from stalloc.importers import Imported
 from stalloc.importers.kinds import Kind, kind_of, unpacked
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.progress import shown
 from stalloc.trace import Trace
 
-_MOST_TURNS = 1000
+_MOST_REPETITIONS = 1000
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -42,7 +42,7 @@ class Input:
     imported: Imported | None = None
 
 
-def read(path: Path, device: int | None = None, turns: int = importers.TURNS) -> Input:
+def read(path: Path, device: int | None = None, repetitions: int = importers.REPETITIONS) -> Input:
     """Reads a trace, a plan, a memory snapshot or a Kineto trace, gzipped or not.
 
     Raises:
@@ -59,7 +59,7 @@ def read(path: Path, device: int | None = None, turns: int = importers.TURNS) ->
         return Input(trace=Trace.from_json(content, source))
     if kind is Kind.CSV:
         raise TraceError(f"{source}: a MiniMalloc CSV, which `stalloc plan` alone can read")
-    imported = read_foreign(content, path, device, turns)
+    imported = read_foreign(content, path, device, repetitions)
     return Input(trace=imported.trace, imported=imported)
 
 
@@ -95,10 +95,10 @@ def read_bytes(path: Path) -> bytes:
         raise OSError(errno.EINVAL, str(error), str(path)) from None
 
 
-def read_foreign(content: bytes, path: Path, device: int | None, turns: int) -> Imported:
+def read_foreign(content: bytes, path: Path, device: int | None, repetitions: int) -> Imported:
     """Imports a file's content, with a bar when it takes long."""
     with shown(sys.stderr.isatty(), "importing") as progress:
-        return importers.from_bytes(content, named(path), device, turns, progress)
+        return importers.from_bytes(content, named(path), device, repetitions, progress)
 
 
 def check_requests(trace: Trace) -> None:
@@ -149,11 +149,11 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def turns(text: str) -> int:
+def repetitions(text: str) -> int:
     """How often to repeat an iteration, on the command line; each takes memory."""
     count = positive(text)
-    if count > _MOST_TURNS:
-        raise argparse.ArgumentTypeError(f"{count} is more than {_MOST_TURNS}")
+    if count > _MOST_REPETITIONS:
+        raise argparse.ArgumentTypeError(f"{count} is more than {_MOST_REPETITIONS}")
     return count
 
 

@@ -15,7 +15,8 @@ from stalloc.commands.inputs import naming, positive, read
 from stalloc.commands.output import print_assumptions, print_facts, print_json, print_table, size
 from stalloc.errors import TraceError
 from stalloc.notes import listed, readable
-from stalloc.planfile import Plan
+from stalloc.planner import Streams
+from stalloc.plans import Plan
 from stalloc.tables import LIFETIME_CLASSES, Int32s, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
 
@@ -82,7 +83,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
             **info,
             "decisions": f"{len(decisions):,}",
             "streams": f"{_distinct(decisions.stream)}"
-            + (", which use the same addresses in turn" if plan.streams == "ordered" else ""),
+            + (", which share addresses" if plan.streams is Streams.ORDERED else ""),
             "pool": size(plan.pool),
             "bound": size(plan.bound),
             "gap": f"{plan.gap:.3%}" + (", proven optimal" if plan.optimal else ""),
@@ -100,7 +101,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def _resident_facts(plan: Plan) -> dict[str, str]:
-    if len(plan.opening) == 0:
+    if len(plan.startup) == 0:
         return {}
     return {
         "resident region": f"{size(plan.resident)} above the pool, for what start-up and the first "
@@ -183,7 +184,7 @@ def _profile_summary(profile: IterationProfile) -> dict[str, object]:
             for name, tally in profile.tallies().items()
         },
         "per_phase": _by_phase(profile.phases, requests.phase_begin, requests.size),
-        "dynamic": _dynamic_places(profile),
+        "dynamic": _dynamic_sites(profile),
     }
 
 
@@ -202,8 +203,8 @@ def _print_profile(profile: IterationProfile, top: int) -> None:
     requests = profile.requests
     phases = _by_phase(profile.phases, requests.phase_begin, requests.size)
     _print_phases("Requests by phase", phases, top)
-    places = _dynamic_places(profile)
-    if places:
+    sites = _dynamic_sites(profile)
+    if sites:
         print_table(
             "Dynamic requests, the most of an iteration",
             ("asked for in", "freed in", "groups", "requests", "bytes"),
@@ -215,27 +216,27 @@ def _print_profile(profile: IterationProfile, top: int) -> None:
                     f"{p['requests']:,}",
                     _core.format_bytes(int(p["bytes"])),
                 )
-                for p in places[:top]
+                for p in sites[:top]
             ),
             text={"freed in"},
         )
-        _print_rest(places[top:])
+        _print_rest(sites[top:])
 
 
-def _dynamic_places(profile: IterationProfile) -> list[Mapping[str, int | str]]:
+def _dynamic_sites(profile: IterationProfile) -> list[Mapping[str, int | str]]:
     """Groups of dynamic requests, their number and bytes, by where they are born and freed."""
-    places = profile.places
+    sites = profile.sites
     result: list[Mapping[str, int | str]] = []
-    ends = zip(places.phase.tolist(), places.phase_end.tolist(), strict=True)
+    ends = zip(sites.phase.tolist(), sites.phase_end.tolist(), strict=True)
     for phase, phase_end in sorted(set(ends)):
-        rows = (places.phase == phase) & (places.phase_end == phase_end)
+        rows = (sites.phase == phase) & (sites.phase_end == phase_end)
         result.append(
             {
                 "phase": profile.phases.name(phase),
                 "phase_end": profile.phases.name(phase_end),
                 "groups": int(np.count_nonzero(rows)),
-                "requests": int(places.requests[rows].sum()),
-                "bytes": int(places.bytes[rows].sum()),
+                "requests": int(sites.requests[rows].sum()),
+                "bytes": int(sites.bytes[rows].sum()),
             }
         )
     return result

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple
 
 from stalloc import planner
 from stalloc.commands.inputs import bytes_of, check_requests, naming, read_bytes, seconds_of
@@ -18,7 +18,7 @@ from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.errors import PlanError
 from stalloc.files import check_output, named, write_file
 from stalloc.importers.kinds import Kind, kind_of, unpacked
-from stalloc.planfile import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT
+from stalloc.plans import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT
 from stalloc.trace import Trace
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--streams",
-        choices=get_args(planner.Streams),
-        default="separate",
-        help="ordered lets the streams of a trace use the same addresses in turn: a smaller pool, "
-        "for which they wait for each other (default: %(default)s)",
+        choices=[streams.value for streams in planner.Streams],
+        default=planner.Streams.SEPARATE.value,
+        help="ordered lets the streams of a trace share addresses: a smaller pool, "
+        "for which they wait for each other on the device (default: %(default)s)",
     )
     parser.add_argument(
         "--capacity",
@@ -163,7 +163,7 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> Planned:
 
 
 def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
-    if args.streams != "separate":
+    if args.streams != planner.Streams.SEPARATE:
         raise PlanError(f"{args.input}: a CSV names no streams: leave out --streams")
     csv = planner.parse_csv(content, named(args.input))
     if not csv.ids:

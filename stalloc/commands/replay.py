@@ -21,7 +21,7 @@ from stalloc.commands.output import (
     print_text,
     size,
 )
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.replaying import (
     STALLOC,
     UNROLLED,
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
             assert given.plan is not None
             trace = unroll(given.plan)
             assumptions.append(
-                f"a plan has no dynamic requests; the others are replayed, for {UNROLLED} turns"
+                f"a plan has no dynamic requests; the others are replayed for {UNROLLED} iterations"
             )
         check_requests(trace)
         settings = other_settings(trace)

@@ -12,7 +12,7 @@ from stalloc.commands.inputs import Input, check_requests, naming, read, read_pl
 from stalloc.commands.output import print_assumptions, print_facts, print_json, printable, size
 from stalloc.errors import PlanError
 from stalloc.files import check_output, write_file
-from stalloc.planfile import DEFAULT_TIME_LIMIT, Plan
+from stalloc.plans import DEFAULT_TIME_LIMIT, Plan
 from stalloc.report import Scene, render, scene_of_plan, scene_of_trace
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         rows = [
             {
-                "allocator": layout.allocator,
+                "allocator": drawing.allocator,
                 "load": scene.load,
-                "reserved": layout.reserved,
-                "efficiency": scene.load / layout.reserved if layout.reserved > 0 else 1.0,
+                "reserved": drawing.reserved,
+                "efficiency": scene.load / drawing.reserved if drawing.reserved > 0 else 1.0,
             }
-            for layout in scene.layouts
+            for drawing in scene.drawings
         ]
         print_json(
             {
@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
         )
         return 0
     facts = {"requests": f"{len(scene.requests):,}", "load": size(scene.load)}
-    facts |= {layout.title: size(layout.reserved) for layout in scene.layouts}
+    facts |= {drawing.title: size(drawing.reserved) for drawing in scene.drawings}
     print_facts(facts | {"written to": f"{args.output}, {size(len(page))}"})
     print_assumptions(assumptions)
     return 0

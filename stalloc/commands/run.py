@@ -21,13 +21,13 @@ from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.commands.termination import saved_when_terminated
 from stalloc.errors import StallocError
 from stalloc.files import check_new, make_folder
-from stalloc.planfile import DEFAULT_TIME_LIMIT
+from stalloc.plans import DEFAULT_TIME_LIMIT
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
     from stalloc.commands import Subparsers
-    from stalloc.planfile import Plan
+    from stalloc.plans import Plan
     from stalloc.ranks import RankFiles
     from stalloc.trace import Trace
 

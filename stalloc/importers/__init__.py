@@ -28,7 +28,7 @@ from stalloc.importers.snapshot import Snapshot
 from stalloc.progress import Progress, part
 from stalloc.trace import Trace
 
-TURNS = 5
+REPETITIONS = 5
 """Iterations that are made of a single one: by then the runtime trusts its plan."""
 
 
@@ -56,7 +56,7 @@ class Imported:
 def read(
     path: str | PathLike[str],
     device: int | None = None,
-    turns: int = TURNS,
+    repetitions: int = REPETITIONS,
     progress: Progress | None = None,
 ) -> Imported:
     """Reads a memory snapshot (pickle) or a Kineto trace (JSON); either may be gzipped.
@@ -64,8 +64,8 @@ def read(
     Args:
         path: The file.
         device: Number of the device. By default the one with the most allocations.
-        turns: How often to repeat the iteration, if there is only one: what lives on from one to
-            the next can be planned only then.
+        repetitions: How often to repeat the iteration if there is only one. Requests that live on
+            into the next iteration can be planned only then.
         progress: Told the fraction that is done.
 
     Raises:
@@ -73,14 +73,14 @@ def read(
             allocations; the message says where and what to do.
         OSError: It cannot be read.
     """
-    return from_bytes(Path(path).read_bytes(), named(path), device, turns, progress)
+    return from_bytes(Path(path).read_bytes(), named(path), device, repetitions, progress)
 
 
 def from_bytes(
     content: bytes,
     source: str,
     device: int | None = None,
-    turns: int = TURNS,
+    repetitions: int = REPETITIONS,
     progress: Progress | None = None,
 ) -> Imported:
     """The same of what a file holds; `source` is what messages call it."""
@@ -92,7 +92,7 @@ def from_bytes(
         counts = {kineto.name(d): n for d, n in kineto.devices.items()}
         chosen = _choose(counts, device, source)
         history, marks = kineto.history(names[chosen])
-        return _build(history, marks, "kineto trace", chosen, counts, source, turns)
+        return _build(history, marks, "kineto trace", chosen, counts, source, repetitions)
     if kind is not Kind.SNAPSHOT:
         raise TraceError(
             f"{source}: {kind.value}: nothing to import; a memory snapshot or a Kineto trace is "
@@ -103,7 +103,7 @@ def from_bytes(
     counts = {f"cuda:{d}": n for d, n in snapshot.devices.items()}
     chosen = _choose(counts, device, source)
     history, marks = snapshot.history(int(chosen.partition(":")[2]), part(progress, 0.7, 1.0))
-    return _build(history, marks, "pytorch snapshot", chosen, counts, source, turns)
+    return _build(history, marks, "pytorch snapshot", chosen, counts, source, repetitions)
 
 
 def _build(
@@ -113,7 +113,7 @@ def _build(
     device: str,
     counts: dict[str, int],
     source: str,
-    turns: int,
+    repetitions: int,
 ) -> Imported:
     others = {name: count for name, count in counts.items() if name != device}
     if others:
@@ -125,8 +125,8 @@ def _build(
     said = history.assumptions
     runs = find_runs(history.hints, history.allocates, said)
     boundaries = find_iterations(runs, marks, history.allocates, history.sizes, said)
-    if len(boundaries) == 2 and turns > 1:
-        boundaries = repeat(history, lifetimes, boundaries[0], boundaries[1], turns)
+    if len(boundaries) == 2 and repetitions > 1:
+        boundaries = repeat(history, lifetimes, boundaries[0], boundaries[1], repetitions)
         history.assumptions = []  # the same once more
         lifetimes = pair(history)
         runs = find_runs(history.hints, history.allocates, history.assumptions)

@@ -177,14 +177,16 @@ def pair(history: History) -> Lifetimes:
     )
 
 
-def repeat(history: History, lifetimes: Lifetimes, begin: int, end: int, turns: int) -> list[int]:
-    """Makes `turns` iterations of the only one, `[begin, end)`, and drops what comes after it.
+def repeat(
+    history: History, lifetimes: Lifetimes, begin: int, end: int, repetitions: int
+) -> list[int]:
+    """Repeats the only iteration, `[begin, end)`, and drops what comes after it.
 
     Where something lives on past the birth of its successor, two of the recorded make one.
 
     What lives on at its end must go in the next, or memory would grow. Where the iteration frees
     something of that size and stream that it did not allocate, that is its predecessor, which the
-    first turn does not have. The rest is freed as the next turn begins, as `zero_grad` does it.
+    first repetition does not have. The rest is freed as the next one starts, as by `zero_grad`.
 
     Returns:
         The boundaries of the iterations.
@@ -196,7 +198,7 @@ def repeat(history: History, lifetimes: Lifetimes, begin: int, end: int, turns: 
     waiting: dict[tuple[int, int], deque[int]] = defaultdict(deque)
     for row in survivors.tolist():
         waiting[int(lifetimes.size[row]), int(lifetimes.stream[row])].append(row)
-    # By the event that frees something older: the survivor that is freed there in the next turn.
+    # The event that frees something older -> the survivor that it frees in the next repetition.
     successor: dict[int, int] = {}
     once: set[int] = set()
     for row in foreign.tolist():
@@ -211,24 +213,24 @@ def repeat(history: History, lifetimes: Lifetimes, begin: int, end: int, turns: 
     rest = sorted(row for rows in waiting.values() for row in rows)
     longer = [row for event, row in successor.items() if born[row] < event]
     steps = 2 if longer else 1
-    result = _Turns(history)
+    result = _Repetition(history)
     result.copy(range(begin), 0)
     boundaries = [begin]
-    for turn in range(turns * steps):
-        if turn > 0:
+    for repetition in range(repetitions * steps):
+        if repetition > 0:
             for row in rest:
-                result.free(int(born[row]), turn - 1, Hint.OTHER)
+                result.free(int(born[row]), repetition - 1, Hint.OTHER)
         for event in range(begin, end):
             if event in successor:
-                if turn > 0:
-                    result.free(int(born[successor[event]]), turn - 1, Hint.NONE)
-            elif turn == 0 or (lifetimes.kept[event] and event not in once):
-                result.copy((event,), turn)
-        if (turn + 1) % steps == 0:
+                if repetition > 0:
+                    result.free(int(born[successor[event]]), repetition - 1, Hint.NONE)
+            elif repetition == 0 or (lifetimes.kept[event] and event not in once):
+                result.copy((event,), repetition)
+        if (repetition + 1) % steps == 0:
             boundaries.append(len(result.new))
     for name in ("allocates", "addresses", "sizes", "streams", "hints", "sites"):
         setattr(history, name, getattr(result.new, name))
-    history.state(_repetition(lifetimes, turns * steps, list(successor.values()), rest))
+    history.state(_described(lifetimes, repetitions * steps, list(successor.values()), rest))
     if longer:
         _state_longer(history, len(longer), int(lifetimes.size[longer].sum()))
     return boundaries
@@ -250,11 +252,11 @@ def join_iterations(history: History, lifetimes: Lifetimes, boundaries: list[int
     inside = (first >= 0) & (last < len(bounds) - 1)
     rows = np.flatnonzero(inside & (last == first + 1) & late)
     kept = np.where(history.allocates, history.sizes, 0).astype(np.float64)
-    a_turn = float(lifetimes.size[rows].sum()) / (len(boundaries) - 2)
-    if a_turn <= _MUCH * kept.sum() / (len(boundaries) - 1):
+    an_iteration = float(lifetimes.size[rows].sum()) / (len(boundaries) - 2)
+    if an_iteration <= _MUCH * kept.sum() / (len(boundaries) - 1):
         return boundaries
     count = round(len(rows) / (len(boundaries) - 2))
-    _state_longer(history, count, int(a_turn))
+    _state_longer(history, count, int(an_iteration))
     return boundaries[(len(boundaries) - 1) % 2 :: 2]
 
 
@@ -266,34 +268,34 @@ def _state_longer(history: History, count: int, total: int) -> None:
     )
 
 
-class _Turns:
-    """Events of a history, in a new order, with addresses of their own in each turn."""
+class _Repetition:
+    """Events of a history, in a new order, with addresses of their own in each repetition."""
 
     def __init__(self, history: History) -> None:
         self._old = history
         self.new = History(history.device)
 
-    def copy(self, events: Iterable[int], turn: int) -> None:
+    def copy(self, events: Iterable[int], repetition: int) -> None:
         old = self._old
         for event in events:
             self.new.add(
                 old.allocates[event],
-                old.addresses[event] + (turn << 64),
+                old.addresses[event] + (repetition << 64),
                 old.sizes[event],
                 old.streams[event],
                 old.hints[event],
                 old.sites[event],
             )
 
-    def free(self, allocation: int, turn: int, hint: Hint) -> None:
-        """Frees what that event allocated in that turn."""
+    def free(self, allocation: int, repetition: int, hint: Hint) -> None:
+        """Frees what that event allocated in that repetition."""
         old = self._old
-        address, size = old.addresses[allocation] + (turn << 64), old.sizes[allocation]
+        address, size = old.addresses[allocation] + (repetition << 64), old.sizes[allocation]
         self.new.add(False, address, size, old.streams[allocation], hint, -1)
 
 
-def _repetition(lifetimes: Lifetimes, turns: int, matched: list[int], rest: list[int]) -> str:
-    text = f"the iteration is repeated {turns} times"
+def _described(lifetimes: Lifetimes, repetitions: int, matched: list[int], rest: list[int]) -> str:
+    text = f"the iteration is repeated {repetitions} times"
     if matched:
         total = _core.format_bytes(int(lifetimes.size[matched].sum()))
         text += (

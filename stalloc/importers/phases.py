@@ -18,7 +18,7 @@ from stalloc.tables import Flags, Int64s
 
 _ALIKE = 0.9  # share of equal requests from which two iterations count as the same
 _REPEATS = 0.95  # share of equal requests at a distance from which it counts as a period
-_WINDOW = 32  # requests at the end that are looked for further ahead
+_TAIL = 32  # requests at the end that are looked for further ahead
 _CANDIDATES = 256
 _MOST_STEPS = 8  # optimizer steps that may make up one iteration
 
@@ -186,7 +186,7 @@ def _alike(a: Counter[int], b: Counter[int]) -> float:
 
 
 def _steps_an_iteration(parts: list[Counter[int]]) -> int:
-    """Two optimizers that take turns make one iteration of two steps."""
+    """Two optimizers that alternate make one iteration of two steps."""
     for steps in range(1, min(_MOST_STEPS, len(parts) // 2) + 1):
         pairs = list(zip(parts, parts[steps:], strict=False))
         if sum(_alike(a, b) for a, b in pairs) >= _ALIKE * len(pairs):
@@ -197,13 +197,13 @@ def _steps_an_iteration(parts: list[Counter[int]]) -> int:
 def _repeated(sequence: Int64s) -> int:
     """The shortest distance at which nearly all requests repeat, or 0."""
     count = len(sequence)
-    window = min(_WINDOW, count // 4)
-    if window < 4:
+    tail = min(_TAIL, count // 4)
+    if tail < 4:
         return 0
-    last = sequence[-window:]
-    # Where the window's last request is found, and then the rest before it.
-    candidates = np.flatnonzero(sequence[window - 1 : count - 1] == last[-1]) + window - 1
-    for back in range(1, window):
+    last = sequence[-tail:]
+    # Candidates end with the tail's last request, and then the rest before it.
+    candidates = np.flatnonzero(sequence[tail - 1 : count - 1] == last[-1]) + tail - 1
+    for back in range(1, tail):
         candidates = candidates[sequence[candidates - back] == last[-1 - back]]
     for place in candidates[::-1][:_CANDIDATES].tolist():
         period = count - 1 - int(place)

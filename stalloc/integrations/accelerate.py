@@ -15,7 +15,7 @@ what runs with gradients off. Saved and loaded states are unplanned.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stalloc._frameworks import installed
 from stalloc._frameworks.callback import version
@@ -24,11 +24,7 @@ from stalloc._frameworks.patches import Function
 from stalloc._hooks.iterations import IterationCounter
 from stalloc.driver import Driver, Model
 from stalloc.errors import StallocError
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from stalloc._frameworks.options import Options
+from stalloc.options import Options
 
 __all__ = ["install", "uninstall"]
 
@@ -43,21 +39,20 @@ def install(
     folder: str | os.PathLike[str] | None = None,
     *,
     model: Model | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Driver:
     """Follows the optimizers that the accelerator has prepared; once, if called again.
 
     Args:
         accelerator: Its `prepare` has been called.
-        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
-            `stalloc.driver.Driver`.
-        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
+        mode: As for `stalloc.options.Options`.
+        folder: As for `stalloc.options.Options`.
         model: What is trained; None takes the model that was prepared, if it is the only one.
-        **options: See `stalloc.driver.Driver`.
+        **options: The other fields of `stalloc.options.Options`.
 
     Raises:
         StallocError: No optimizer has been prepared.
-        ValueError: As for `stalloc.driver.Driver`.
+        ValueError: As for `stalloc.options.Options`.
     """
     if (driver := installed.installed(_Loop, accelerator)) is not None:
         return driver
@@ -67,9 +62,11 @@ def install(
             "accelerator.prepare(model, optimizer, ...)"
         )
     models = accelerator._models
-    layout = {"dp": accelerator.num_processes, "mb": accelerator.gradient_accumulation_steps}
+    parallelism = {"dp": accelerator.num_processes, "mb": accelerator.gradient_accumulation_steps}
     driver = Driver(
-        mode, folder, layout=layout, framework=f"accelerate {version('accelerate')}", **options
+        Options(mode, folder, **options),
+        parallelism=parallelism,
+        framework=f"accelerate {version('accelerate')}",
     )
     model = model or (models[0] if len(models) == 1 else None)
     return installed.install(_Loop(accelerator, driver, model))

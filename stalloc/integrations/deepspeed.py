@@ -15,18 +15,14 @@ Evaluation and checkpoints are unplanned.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stalloc._frameworks import installed
 from stalloc._frameworks.callback import version
 from stalloc._frameworks.installed import Integration
 from stalloc._frameworks.patches import Function
 from stalloc.driver import Driver
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from stalloc._frameworks.options import Options
+from stalloc.options import Options
 
 __all__ = ["install", "uninstall"]
 
@@ -39,28 +35,25 @@ def install(
     engine: Any,
     mode: str | None = None,
     folder: str | os.PathLike[str] | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Driver:
     """Follows an engine; once, if called again.
 
     Args:
         engine: What `deepspeed.initialize` returned.
-        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
-            `stalloc.driver.Driver`.
-        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
-        **options: See `stalloc.driver.Driver`.
+        mode: As for `stalloc.options.Options`.
+        folder: As for `stalloc.options.Options`.
+        **options: The other fields of `stalloc.options.Options`.
 
     Raises:
-        ValueError: As for `stalloc.driver.Driver`.
+        ValueError: As for `stalloc.options.Options`.
     """
     if (driver := installed.installed(_Engine, engine)) is not None:
         return driver
     driver = Driver(
-        mode,
-        folder,
-        layout=_layout(engine),
+        Options(mode, folder, **options),
+        parallelism=_parallelism(engine),
         framework=f"deepspeed {version('deepspeed')}",
-        **options,
     )
     return installed.install(_Engine(engine, driver))
 
@@ -127,7 +120,7 @@ class _Engine(Integration):
         return wrappers.get(instruction.__name__, original)
 
 
-def _layout(engine: Any) -> dict[str, int]:
+def _parallelism(engine: Any) -> dict[str, int]:
     return {
         "pp": int(getattr(engine, "num_stages", 1)),
         "dp": int(engine.dp_world_size),

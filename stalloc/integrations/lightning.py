@@ -37,7 +37,7 @@ class _Events(Callback):
         """Training begins."""
         self._microbatch = 0
         self._steps = trainer.global_step
-        if self._start(trainer, _layout(trainer), pl_module):
+        if self._start(trainer, _parallelism(trainer), pl_module):
             self._patches.wrap(trainer, "save_checkpoint", self._unplanned)
 
     def on_train_batch_start(
@@ -96,10 +96,10 @@ class _Events(Callback):
         return save_checkpoint
 
 
-def _layout(trainer: Any) -> dict[str, int]:
-    layout = {"dp": trainer.world_size, "mb": trainer.accumulate_grad_batches}
+def _parallelism(trainer: Any) -> dict[str, int]:
+    parallelism = {"dp": trainer.world_size, "mb": trainer.accumulate_grad_batches}
     size = getattr(trainer.train_dataloader, "batch_size", None)
-    return {**layout, "mbs": size} if isinstance(size, int) else layout
+    return {**parallelism, "mbs": size} if isinstance(size, int) else parallelism
 
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ after the optimizer has stepped; further ones before the next step accumulate gr
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
@@ -24,12 +24,8 @@ from stalloc._frameworks.installed import Integration
 from stalloc._frameworks.patches import Function
 from stalloc._frameworks.stages import Stages, chunks_of
 from stalloc.driver import Driver
+from stalloc.options import Options
 from stalloc.ranks import world_size
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from stalloc._frameworks.options import Options
 
 __all__ = ["install", "uninstall"]
 
@@ -40,25 +36,28 @@ def install(
     schedule: Any,
     mode: str | None = None,
     folder: str | os.PathLike[str] | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Driver:
     """Follows a schedule; once, if called again.
 
     Args:
         schedule: Of torch.distributed.pipelining.
-        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
-            `stalloc.driver.Driver`.
-        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
-        **options: See `stalloc.driver.Driver`.
+        mode: As for `stalloc.options.Options`.
+        folder: As for `stalloc.options.Options`.
+        **options: The other fields of `stalloc.options.Options`.
 
     Raises:
-        ValueError: As for `stalloc.driver.Driver`.
+        ValueError: As for `stalloc.options.Options`.
     """
     if (driver := installed.installed(_Pipeline, schedule)) is not None:
         return driver
     chunks = len(chunks_of(schedule))
-    layout = {"world": world_size(), "vp": chunks, "mb": int(schedule._n_microbatches)}
-    driver = Driver(mode, folder, layout=layout, framework=f"torch {version('torch')}", **options)
+    parallelism = {"world": world_size(), "vp": chunks, "mb": int(schedule._n_microbatches)}
+    driver = Driver(
+        Options(mode, folder, **options),
+        parallelism=parallelism,
+        framework=f"torch {version('torch')}",
+    )
     return installed.install(_Pipeline(schedule, driver))
 
 

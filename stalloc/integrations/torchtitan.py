@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stalloc._frameworks import installed
 from stalloc._frameworks.callback import version
@@ -25,11 +25,7 @@ from stalloc._frameworks.patches import Function
 from stalloc._frameworks.stages import Stages
 from stalloc.driver import Driver
 from stalloc.errors import StallocError
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from stalloc._frameworks.options import Options
+from stalloc.options import Options
 
 __all__ = ["install", "uninstall"]
 
@@ -52,32 +48,29 @@ uninstall = installed.uninstall
 def install(
     mode: str | None = None,
     folder: str | os.PathLike[str] | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Driver:
     """Follows torchtitan's Trainer; once, if called again.
 
     Args:
-        mode: "auto", "profile", "plan" or "off"; None takes `STALLOC_MODE`, or else "auto". See
-            `stalloc.driver.Driver`.
-        folder: Where each rank's trace and plan are; None takes `STALLOC_DIR`.
-        **options: See `stalloc.driver.Driver`.
+        mode: As for `stalloc.options.Options`.
+        folder: As for `stalloc.options.Options`.
+        **options: The other fields of `stalloc.options.Options`.
 
     Raises:
         StallocError: torchtitan can't be imported, or has no Trainer.
-        ValueError: As for `stalloc.driver.Driver`.
+        ValueError: As for `stalloc.options.Options`.
     """
     trainer = _find_trainer()
     if (driver := installed.installed(_Titan, trainer)) is not None:
         return driver
-    layout: dict[str, int] = {}  # filled in when there is a trainer
+    parallelism: dict[str, int] = {}  # filled in when there is a trainer
     driver = Driver(
-        mode,
-        folder,
-        layout=lambda: layout,
+        Options(mode, folder, **options),
+        parallelism=lambda: parallelism,
         framework=f"torchtitan {version('torchtitan')}",
-        **options,
     )
-    return installed.install(_Titan(trainer, driver, layout))
+    return installed.install(_Titan(trainer, driver, parallelism))
 
 
 def _find_trainer() -> Any:
@@ -96,10 +89,10 @@ def _find_trainer() -> Any:
 class _Titan(Integration):
     """The Trainer's class, and the one trainer of it."""
 
-    def __init__(self, trainer: Any, driver: Driver, layout: dict[str, int]) -> None:
+    def __init__(self, trainer: Any, driver: Driver, parallelism: dict[str, int]) -> None:
         super().__init__(trainer, driver)
         self._trainer = trainer
-        self._layout = layout
+        self._parallelism = parallelism
         self._stages = Stages(driver, self.patches)
         self._schedule: Any = None
         self._runs = 0
@@ -115,7 +108,7 @@ class _Titan(Integration):
 
     def _wrap_train_step(self, original: Function) -> Function:
         def train_step(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._layout:
+            if not self._parallelism:
                 self._meet(trainer)
             self._runs = 0
             with self.driver.iteration(trainer.model_parts):
@@ -126,7 +119,7 @@ class _Titan(Integration):
     def _meet(self, trainer: Any) -> None:
         """The first step of the trainer, whose sizes are known by now."""
         sizes = {name.replace("_", ""): getattr(trainer.parallel_dims, name, 1) for name in _SIZES}
-        self._layout.update(sizes, mb=trainer.gradient_accumulation_steps)
+        self._parallelism.update(sizes, mb=trainer.gradient_accumulation_steps)
         training = trainer.config.training
         if not getattr(training, "disable_cuda_graphs", True):
             self.driver.stand_aside(_GRAPHS)

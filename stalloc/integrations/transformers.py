@@ -27,7 +27,7 @@ class _Events(Callback):
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: object
     ) -> None:
         """Training begins."""
-        self._start(state, _layout(args), model)
+        self._start(state, _parallelism(args), model)
         if getattr(args, "eval_on_start", False):
             self._pause()
 
@@ -64,7 +64,7 @@ class _Events(Callback):
             self._pause()
 
 
-def _layout(args: Any) -> dict[str, int]:
+def _parallelism(args: Any) -> dict[str, int]:
     return {
         "dp": args.world_size,
         "mbs": args.per_device_train_batch_size,

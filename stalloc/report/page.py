@@ -15,7 +15,7 @@ from importlib.resources import files
 import numpy as np
 
 import stalloc
-from stalloc.report.layout import Layout
+from stalloc.report.drawing import Drawing
 from stalloc.report.pack import Packed, pack
 from stalloc.report.scene import CLASSES, Requests, Scene
 from stalloc.tables import PHASE_KINDS
@@ -60,12 +60,12 @@ def _columns(scene: Scene) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64
         "live.start": scene.live.start,
         "live.end": scene.live.end,
     }
-    for number, layout in enumerate(scene.layouts):
+    for number, drawing in enumerate(scene.drawings):
         for table in ("rectangles", "segments", "rooms"):
-            rows = getattr(layout, table)
+            rows = getattr(drawing, table)
             for name in rows.__slots__:
                 columns[f"layouts.{number}.{table}.{name}"] = getattr(rows, name)
-        ticks, held = layout.held()
+        ticks, held = drawing.held()
         columns |= {f"layouts.{number}.held.tick": ticks, f"layouts.{number}.held.bytes": held}
     return columns
 
@@ -90,7 +90,7 @@ def _description(scene: Scene, packed: Packed) -> str:
             }
             for row in range(len(phases))
         ],
-        "layouts": [_layout_description(layout) for layout in scene.layouts],
+        "layouts": [_layout_description(drawing) for drawing in scene.drawings],
         "columns": packed.manifest,
     }
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -98,5 +98,5 @@ def _description(scene: Scene, packed: Packed) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _layout_description(layout: Layout) -> dict[str, object]:
-    return {"allocator": layout.allocator, "title": layout.title, "reserved": layout.reserved}
+def _layout_description(drawing: Drawing) -> dict[str, object]:
+    return {"allocator": drawing.allocator, "title": drawing.title, "reserved": drawing.reserved}

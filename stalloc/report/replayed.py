@@ -1,6 +1,6 @@
 """Layouts as allocators really make them: from a replay that noted where it put everything.
 
-The window is one iteration. Where the allocator took memory in several pieces, they are stacked by
+The extract is one iteration. Where the allocator took memory in several pieces, they are stacked by
 address, so that nothing is drawn of the address space between them.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stalloc import _core
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.replaying import TORCH_EXPANDABLE, recorded_expandable, recorded_settings
-from stalloc.report.layout import Layout, Rectangles, Segments
+from stalloc.report.drawing import Drawing, Rectangles, Segments
 from stalloc.tables import Int64s
 from stalloc.trace import Trace
 
@@ -22,7 +22,7 @@ STALLOC = "stalloc"
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Extract:
     """The part of a trace that is drawn.
 
     Attributes:
@@ -39,13 +39,13 @@ class Window:
 
 
 def live_rows(trace: Trace, begin: int, period: int) -> Int64s:
-    """Rows of the requests that are live at some moment of the window."""
+    """Rows of the requests that are live at some moment of the extract."""
     requests = trace.requests
     return np.flatnonzero((requests.lower < begin + period) & (requests.upper > begin))
 
 
-def torch_layout(trace: Trace, window: Window) -> Layout:
-    """What torch's caching allocator makes of the window, with the whole trace run up to it.
+def torch_drawing(trace: Trace, extract: Extract) -> Drawing:
+    """What torch's caching allocator makes of the extract, with the whole trace run up to it.
 
     Its settings are those that were recorded.
     """
@@ -53,13 +53,13 @@ def torch_layout(trace: Trace, window: Window) -> Layout:
     name, title = "torch", TORCH
     if recorded_expandable(trace):
         name, title = TORCH_EXPANDABLE, f"{TORCH}, expandable segments"
-    return _layout(name, title, trace, window, placements, Segments.none())
+    return _drawing(name, title, trace, extract, placements, Segments.none())
 
 
-def stalloc_layout(trace: Trace, plan: Plan, window: Window) -> Layout:
+def stalloc_drawing(trace: Trace, plan: Plan, extract: Extract) -> Drawing:
     """What stalloc's runtime makes of it with the plan: the pool, and beside it the fallback."""
     placements = _core.placements_planned(trace._core, plan._core)
-    return _layout("stalloc", STALLOC, trace, window, placements, rooms(plan))
+    return _drawing("stalloc", STALLOC, trace, extract, placements, rooms(plan))
 
 
 def rooms(plan: Plan) -> Segments:
@@ -77,15 +77,15 @@ def rooms(plan: Plan) -> Segments:
     )
 
 
-def _layout(
+def _drawing(
     allocator: str,
     title: str,
     trace: Trace,
-    window: Window,
+    extract: Extract,
     placements: _core._Columns,
     kept: Segments,
-) -> Layout:
-    begin, end = window.begin, window.begin + window.period
+) -> Drawing:
+    begin, end = extract.begin, extract.begin + extract.period
     lower, upper = placements["piece_lower"], placements["piece_upper"]
     held = np.flatnonzero((lower < end) & (upper > begin))
     address, size = placements["piece_address"][held], placements["piece_size"][held]
@@ -96,16 +96,16 @@ def _layout(
         start=np.maximum(lower[held], begin) - begin,
         end=np.minimum(upper[held], end) - begin,
     )
-    where = placements["address"][window.rows]
+    where = placements["address"][extract.rows]
     placed = where >= 0
-    rows = window.rows[placed]
+    rows = extract.rows[placed]
     rectangles = Rectangles(
-        request=window.owner[placed],
+        request=extract.owner[placed],
         address=stack.place(where[placed]),
         start=np.maximum(trace.requests.lower[rows], begin) - begin,
         end=np.minimum(trace.requests.upper[rows], end) - begin,
     )
-    return Layout(allocator, title, rectangles, segments, kept)
+    return Drawing(allocator, title, rectangles, segments, kept)
 
 
 class _Stack:

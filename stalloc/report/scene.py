@@ -12,10 +12,10 @@ import numpy as np
 
 from stalloc.errors import PlanError
 from stalloc.notes import readable
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.replaying import UNROLLED, unroll
-from stalloc.report.layout import Layout, Rectangles, Segments, around_the_end, running_sum
-from stalloc.report.replayed import Window, live_rows, rooms, stalloc_layout, torch_layout
+from stalloc.report.drawing import Drawing, Rectangles, Segments, around_the_end, running_sum
+from stalloc.report.replayed import Extract, live_rows, rooms, stalloc_drawing, torch_drawing
 from stalloc.tables import LIFETIME_CLASSES, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
 
@@ -70,7 +70,7 @@ class Scene:
         layers: Names of modules.
         requests: What is known of each request.
         live: What the live curve adds up: `request`, `start` and `end` count.
-        layouts: What the allocators make of them.
+        drawings: What the allocators make of them.
         assumptions: What was taken for granted when the trace was imported.
     """
 
@@ -82,7 +82,7 @@ class Scene:
     layers: list[str]
     requests: Requests
     live: Rectangles
-    layouts: list[Layout]
+    drawings: list[Drawing]
     assumptions: list[str]
 
 
@@ -104,9 +104,9 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
     rows = np.arange(len(decisions), dtype=np.int64)
     planned = around_the_end(rows, decisions.offset, decisions.lower, decisions.upper, period)
     pool = Segments(*(np.array([number], np.int64) for number in (0, plan.pool, 0, period)))
-    layouts = [Layout("stalloc", "stalloc's plan", planned, pool, rooms(plan))]
+    drawings = [Drawing("stalloc", "stalloc's plan", planned, pool, rooms(plan))]
     if len(decisions) > 0:
-        layouts.insert(0, _torch_layout_of_plan(plan))
+        drawings.insert(0, _torch_drawing_of_plan(plan))
     facts, assumptions = readable(plan.info)
     return Scene(
         title=title,
@@ -117,12 +117,12 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
         layers=[],
         requests=requests,
         live=planned,
-        layouts=layouts,
+        drawings=drawings,
         assumptions=assumptions,
     )
 
 
-def _torch_layout_of_plan(plan: Plan) -> Layout:
+def _torch_drawing_of_plan(plan: Plan) -> Drawing:
     """From a run of some iterations, whose last is drawn."""
     trace = unroll(plan, UNROLLED, startup=False)
     begin = (UNROLLED - 1) * plan.period
@@ -131,7 +131,7 @@ def _torch_layout_of_plan(plan: Plan) -> Layout:
     by_lower = np.argsort(plan.decisions.lower, kind="stable")
     lower = trace.requests.lower[rows] % plan.period
     owner = by_lower[np.searchsorted(plan.decisions.lower, lower, sorter=by_lower)]
-    return torch_layout(trace, Window(begin, plan.period, rows, owner))
+    return torch_drawing(trace, Extract(begin, plan.period, rows, owner))
 
 
 def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
@@ -151,8 +151,8 @@ def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
     rows = live_rows(trace, begin, period)
     requests = _requests_of_iteration(trace, profile, rows)
     own = np.arange(len(rows), dtype=np.int64)
-    window = Window(begin, period, rows, own)
-    layouts = [torch_layout(trace, window), stalloc_layout(trace, plan, window)]
+    extract = Extract(begin, period, rows, own)
+    drawings = [torch_drawing(trace, extract), stalloc_drawing(trace, plan, extract)]
     facts, assumptions = readable(trace.info)
     return Scene(
         title=title,
@@ -173,7 +173,7 @@ def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
             start=np.maximum(requests.start, 0),
             end=np.minimum(requests.end, period),
         ),
-        layouts=layouts,
+        drawings=drawings,
         assumptions=assumptions,
     )
 

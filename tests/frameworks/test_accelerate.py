@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader
 from trainers import Run, assert_served, loss_of, network, phases_of, prepare, tokens
 
 import stalloc
-from stalloc.driver import SERVE_FROM, Stage
+from stalloc.driver import Stage
 from stalloc.errors import StallocError
+from stalloc.options import Options
 from stalloc.session import current_session
 
 
@@ -89,7 +90,7 @@ def test_what_one_run_profiles_the_next_is_served_from(tmp_path: Path) -> None:
     planned, stages = train(tmp_path, "plan", folder)
     plain.assert_same(planned)
     assert stages == [Stage.WAITING] + [Stage.SERVING] * 11, "as seen when each is over"
-    assert_served(iterations=12 - SERVE_FROM)
+    assert_served(iterations=12 - Options.serve_from)
     phases = phases_of(str(folder / "mb3.rank0.trace.json"))
     assert {("forward", i, 0) for i in range(3)} <= phases
     assert {("backward", i, 0) for i in range(3)} <= phases

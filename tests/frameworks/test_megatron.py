@@ -105,7 +105,7 @@ def test_another_batch_has_no_plan(tmp_path: Path) -> None:
     planned = run(replace(settings, mode="plan"))
     run(settings).assert_same(planned)
     assert len(planned.warnings) == 1
-    assert "mb4.rank0.plan.json, for other layouts" in planned.warnings[0]
+    assert "mb4.rank0.plan.json, for another parallelism" in planned.warnings[0]
 
 
 @pytest.mark.parametrize("packages", PACKAGES)

@@ -23,7 +23,7 @@ from launcher import SECONDS
 from packages import folders
 
 import stalloc
-from stalloc.driver import SERVE_FROM
+from stalloc.options import Options
 
 HERE = Path(__file__).parent
 PAGES = HERE.parents[1] / "docs" / "frameworks"
@@ -225,5 +225,5 @@ def test_the_commands_of_a_page_serve_a_script_with_its_lines(page: str, tmp_pat
         for rank in ranks:
             stats = rank.stats
             late = stats["conflicts"] if page == FREED_LATE and not waits else 0
-            assert stats["iterations"] >= STEPS - SERVE_FROM - 1
+            assert stats["iterations"] >= STEPS - Options.serve_from - 1
             assert stats["hits"] + late >= LEAST_HITS * (stats["hits"] + stats["misses"]), stats

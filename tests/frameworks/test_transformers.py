@@ -11,7 +11,8 @@ from isolation import isolated
 from trainers import LENGTH, VOCABULARY, Run, assert_served, phases_of, prepare, tokens
 
 import stalloc
-from stalloc.driver import SERVE_FROM, Stage
+from stalloc.driver import Stage
+from stalloc.options import Options
 from stalloc.session import current_session
 
 
@@ -76,7 +77,7 @@ def test_what_one_run_profiles_the_next_is_served_from(tmp_path: Path) -> None:
     plain = train(tmp_path, [])
     planned = train(tmp_path, [StallocCallback("plan", folder)])
     plain.assert_same(planned)
-    assert_served(iterations=12 - SERVE_FROM)
+    assert_served(iterations=12 - Options.serve_from)
     phases = phases_of(str(folder / "mbs4-mb2.rank0.trace.json"))
     assert {("forward", i, 0) for i in range(2)} <= phases
     assert {("backward", i, 0) for i in range(2)} <= phases

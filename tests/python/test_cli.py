@@ -18,7 +18,7 @@ from trace_documents import TraceWriter, to_trace, training_document
 
 from stalloc import _core, cli, planner
 from stalloc.commands.inputs import bytes_of
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 
 CSV = "id,lower,upper,size\na,0,4,100\nb,0,9,50\nc,4,9,80\n"
 KEYS = ["buffers", "bound", "pool", "gap", "optimal", "algorithm", "seconds", "validated"]
@@ -91,7 +91,7 @@ def test_plan_lets_streams_take_turns(
     )
     assert Plan.load(out).streams == "ordered"
     assert cli.main(["inspect", str(out)]) == 0
-    assert "2, which use the same addresses in turn" in capsys.readouterr().out
+    assert "2, which share addresses" in capsys.readouterr().out
     assert answer(capsys, "inspect", str(out))["ordered"] is True
     assert "names no streams: leave out --streams" in refusal(
         capsys, 1, "plan", csv, "--streams", "ordered"

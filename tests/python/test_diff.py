@@ -15,7 +15,7 @@ from trace_documents import TraceWriter, random_document, to_trace, training_doc
 
 from stalloc import cli
 from stalloc.comparison import Change, compare, run_of
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 
 MIB = 1 << 20
 

@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 import torch
 from isolation import isolated
-from training import Model, Trainer, assert_same, loss_of, tokens, twins
+from training import Model, Trainer, assert_same, loss_of, make_driver, tokens, twins
 
 import stalloc
 from stalloc import _core
-from stalloc.driver import SERVE_FROM, Driver, Stage
+from stalloc.driver import Driver, Stage
 from stalloc.errors import PlanError, StallocWarning
-from stalloc.planfile import Plan
+from stalloc.options import Options
+from stalloc.plans import Plan
 from stalloc.ranks import RankFiles
 from stalloc.session import current_session
 
-LAYOUT = {"tp": 2, "pp": 1, "seq": 32}
+PARALLELISM = {"tp": 2, "pp": 1, "seq": 32}
 
 
 def train(driver: Driver, trainer: Trainer, iterations: int, length: int = 32) -> None:
@@ -60,7 +61,7 @@ def loop_body(driver: Driver, trainer: Trainer, i: int, length: int) -> None:
 def leave_plan(folder: Path, **options: Any) -> Trainer:
     """Writes a plan to the folder; returns a trainer of an equal model that has not trained."""
     profiled, other = twins()
-    train(Driver("profile", folder, layout=LAYOUT, warmup=1, **options), profiled, 5)
+    train(make_driver("profile", folder, parallelism=PARALLELISM, warmup=1, **options), profiled, 5)
     return other
 
 
@@ -68,8 +69,8 @@ def leave_plan(folder: Path, **options: Any) -> Trainer:
 @isolated
 def test_auto_profiles_plans_and_serves_in_one_run(tmp_path: Path, with_folder: bool) -> None:
     plain, planned = twins()
-    train(Driver("off"), plain, 10)
-    driver = Driver("auto", tmp_path if with_folder else None, warmup=2, iterations=3)
+    train(make_driver("off"), plain, 10)
+    driver = make_driver("auto", tmp_path if with_folder else None, warmup=2, iterations=3)
     stages = []
     for _ in range(10):
         train(driver, planned, 1)
@@ -90,32 +91,32 @@ def test_auto_profiles_plans_and_serves_in_one_run(tmp_path: Path, with_folder: 
 @isolated
 def test_what_profile_writes_plan_finds_by_rank_and_layout(tmp_path: Path) -> None:
     plain, profiled = twins()
-    train(Driver("off"), plain, 7)
-    driver = Driver("profile", tmp_path, layout=lambda: LAYOUT, framework="test 1.0")
+    train(make_driver("off"), plain, 7)
+    driver = make_driver("profile", tmp_path, parallelism=lambda: PARALLELISM, framework="test 1.0")
     train(driver, profiled, 7)
     assert driver.stage is Stage.OFF
     assert_same(plain, profiled)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"tp2-seq32.rank0.trace.json", "tp2-seq32.rank0.plan.json"}
     info = stalloc.Plan.load(tmp_path / "tp2-seq32.rank0.plan.json").info
-    assert json.loads(info["layout"]) == LAYOUT
+    assert json.loads(info["layout"]) == PARALLELISM
     assert info["world_size"] == "1"
     assert info["framework"] == "test 1.0"
 
     plain, planned = twins()
-    train(Driver("off"), plain, 5)
-    train(Driver("plan", tmp_path, layout=LAYOUT), planned, 5)
+    train(make_driver("off"), plain, 5)
+    train(make_driver("plan", tmp_path, parallelism=PARALLELISM), planned, 5)
     assert_same(plain, planned)
     stats = stalloc.memory_stats()
-    assert stats["iterations"] == 5 - SERVE_FROM
+    assert stats["iterations"] == 5 - Options.serve_from
     assert stats["hit_rate"] == 1.0
 
 
 @isolated
 def test_auto_serves_from_a_plan_that_is_there(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    driver = Driver("auto", tmp_path, layout=LAYOUT)
-    train(driver, trainer, SERVE_FROM)
+    driver = make_driver("auto", tmp_path, parallelism=PARALLELISM)
+    train(driver, trainer, Options.serve_from)
     assert driver.stage is Stage.WAITING
     train(driver, trainer, 1)
     assert driver.stage is Stage.SERVING
@@ -124,7 +125,7 @@ def test_auto_serves_from_a_plan_that_is_there(tmp_path: Path) -> None:
 @isolated
 def test_a_plan_may_serve_from_the_very_first_iteration(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    driver = Driver("plan", tmp_path, layout=LAYOUT, serve_from=0)
+    driver = make_driver("plan", tmp_path, parallelism=PARALLELISM, serve_from=0)
     driver.begin_iteration(trainer.model)
     assert driver.stage is Stage.SERVING
 
@@ -133,28 +134,28 @@ def test_a_plan_may_serve_from_the_very_first_iteration(tmp_path: Path) -> None:
 def test_a_mode_and_a_folder_come_from_the_environment(tmp_path: Path) -> None:
     os.environ.update(STALLOC_MODE="profile", STALLOC_DIR=str(tmp_path))
     trainer, _ = twins()
-    train(Driver(warmup=0), trainer, 4)
+    train(make_driver(warmup=0), trainer, 4)
     assert (tmp_path / "rank0.plan.json").exists()
-    assert Driver("off").stage is Stage.OFF, "what is given wins"
+    assert make_driver("off").stage is Stage.OFF, "what is given wins"
 
 
 @isolated
 def test_streams_are_ordered_where_it_is_asked_for(tmp_path: Path) -> None:
     trainer, _ = twins()
-    train(Driver("profile", tmp_path, warmup=0, streams="ordered"), trainer, 4)
+    train(make_driver("profile", tmp_path, warmup=0, streams="ordered"), trainer, 4)
     assert Plan.load(tmp_path / "rank0.plan.json").streams == "ordered"
     os.environ["STALLOC_STREAMS"] = "apart"
     with pytest.raises(ValueError, match=r"STALLOC_STREAMS.*not 'apart'"):
-        Driver()
+        make_driver()
     os.environ["STALLOC_STREAMS"] = "ordered"
-    train(Driver("profile", tmp_path / "again", warmup=0), trainer, 4)
+    train(make_driver("profile", tmp_path / "again", warmup=0), trainer, 4)
     assert Plan.load(tmp_path / "again" / "rank0.plan.json").streams == "ordered"
 
 
 def refused(driver: Driver, trainer: Trainer, message: str, length: int = 32) -> None:
     """The driver says why, once, and the trainer trains as if it were not there."""
     plain, _ = twins()
-    train(Driver("off"), plain, 3, length)
+    train(make_driver("off"), plain, 3, length)
     with pytest.warns(StallocWarning, match=message) as said:
         train(driver, trainer, 3, length)
     assert len(said) == 1
@@ -166,7 +167,7 @@ def refused(driver: Driver, trainer: Trainer, message: str, length: int = 32) ->
 @isolated
 def test_no_plan_of_the_layout_names_those_that_are_there(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    driver = Driver("plan", tmp_path, layout={"tp": 4})
+    driver = make_driver("plan", tmp_path, parallelism={"tp": 4})
     refused(driver, trainer, r"no .*tp4\.rank0.*there are tp2-seq32\.rank0\.plan\.json")
 
 
@@ -174,21 +175,25 @@ def test_no_plan_of_the_layout_names_those_that_are_there(tmp_path: Path) -> Non
 @isolated
 def test_a_plan_of_another_rank_or_job_is_refused(tmp_path: Path, key: str) -> None:
     trainer = leave_plan(tmp_path)
-    path = RankFiles(tmp_path, 0, LAYOUT).plan
+    path = RankFiles(tmp_path, 0, PARALLELISM).plan
     plan = stalloc.Plan.load(path)
     plan.info = {**plan.info, key: "7"}
     plan.save(path, overwrite=True)
-    refused(Driver("plan", tmp_path, layout=LAYOUT), trainer, f"profiled with {key} 7 and this")
+    refused(
+        make_driver("plan", tmp_path, parallelism=PARALLELISM),
+        trainer,
+        f"profiled with {key} 7 and this",
+    )
 
 
 @isolated
 def test_a_plan_of_another_torch_is_refused(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    path = RankFiles(tmp_path, 0, LAYOUT).plan
+    path = RankFiles(tmp_path, 0, PARALLELISM).plan
     plan = stalloc.Plan.load(path)
     plan.info = {**plan.info, "torch": "1.0"}
     plan.save(path, overwrite=True)
-    refused(Driver("plan", tmp_path, layout=LAYOUT), trainer, "under torch 1.0")
+    refused(make_driver("plan", tmp_path, parallelism=PARALLELISM), trainer, "under torch 1.0")
 
 
 @isolated
@@ -196,23 +201,23 @@ def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
     leave_plan(tmp_path)
     other = Trainer(Model(width=32))
     with pytest.warns(StallocWarning, match="profiled with the model"):
-        train(Driver("plan", tmp_path, layout=LAYOUT), other, 3)
+        train(make_driver("plan", tmp_path, parallelism=PARALLELISM), other, 3)
     assert current_session() is None
 
 
 @isolated
 def test_a_plan_of_another_batch_is_refused_at_the_first_forward(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    driver = Driver("plan", tmp_path, layout=LAYOUT)
+    driver = make_driver("plan", tmp_path, parallelism=PARALLELISM)
     refused(driver, trainer, "profiled with inputs", length=16)
 
 
 @isolated
 def test_auto_profiles_when_the_plan_does_not_fit(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    driver = Driver("auto", tmp_path, layout=LAYOUT, warmup=0)
+    driver = make_driver("auto", tmp_path, parallelism=PARALLELISM, warmup=0)
     with pytest.warns(StallocWarning, match="profiled with inputs"):
-        train(driver, trainer, SERVE_FROM + 1, length=16)
+        train(driver, trainer, Options.serve_from + 1, length=16)
     train(driver, trainer, 5, length=16)
     assert driver.stage is Stage.SERVING
     assert stalloc.memory_stats()["hit_rate"] == 1.0
@@ -221,17 +226,17 @@ def test_auto_profiles_when_the_plan_does_not_fit(tmp_path: Path) -> None:
 @isolated
 def test_auto_profiles_when_the_plan_is_damaged(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    RankFiles(tmp_path, 0, LAYOUT).plan.write_text("{}")
-    driver = Driver("auto", tmp_path, layout=LAYOUT, warmup=0, iterations=3)
+    RankFiles(tmp_path, 0, PARALLELISM).plan.write_text("{}")
+    driver = make_driver("auto", tmp_path, parallelism=PARALLELISM, warmup=0, iterations=3)
     train(driver, trainer, 3)
     assert driver.stage is Stage.SERVING
-    stalloc.Plan.load(RankFiles(tmp_path, 0, LAYOUT).plan)
+    stalloc.Plan.load(RankFiles(tmp_path, 0, PARALLELISM).plan)
 
 
 @isolated
 def test_a_strict_driver_raises(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
-    driver = Driver("plan", tmp_path, layout={"tp": 4}, strict=True)
+    driver = make_driver("plan", tmp_path, parallelism={"tp": 4}, strict=True)
     with pytest.raises(PlanError, match="tp4"):
         driver.begin_iteration(trainer.model)
     assert driver.stage is Stage.OFF
@@ -242,7 +247,7 @@ def test_a_folder_that_cannot_be_written_costs_the_plan_only(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     trainer, _ = twins()
     refused(
-        Driver("profile", tmp_path / "file", warmup=0, iterations=3),
+        make_driver("profile", tmp_path / "file", warmup=0, iterations=3),
         trainer,
         "Not a directory|exists",
     )
@@ -251,7 +256,7 @@ def test_a_folder_that_cannot_be_written_costs_the_plan_only(tmp_path: Path) -> 
 @isolated
 def test_an_iteration_that_raised_is_over_when_the_next_begins(tmp_path: Path) -> None:
     trainer, _ = twins()
-    driver = Driver("auto", warmup=0, iterations=4)
+    driver = make_driver("auto", warmup=0, iterations=4)
     train(driver, trainer, 1)
     with pytest.raises(KeyError), driver.iteration(trainer.model), driver.forward(0):
         raise KeyError
@@ -264,7 +269,7 @@ def test_an_iteration_that_raised_is_over_when_the_next_begins(tmp_path: Path) -
 @isolated
 def test_what_a_short_run_recorded_is_planned_when_it_ends(tmp_path: Path) -> None:
     trainer, _ = twins()
-    driver = Driver("profile", tmp_path, warmup=0, iterations=10)
+    driver = make_driver("profile", tmp_path, warmup=0, iterations=10)
     train(driver, trainer, 2)
     driver.finish()
     assert len(stalloc.Plan.load(tmp_path / "rank0.plan.json").decisions) > 0
@@ -275,7 +280,7 @@ def test_a_forked_child_leaves_profile_and_files_to_its_parent(tmp_path: Path) -
     """Here it ends as a process does, so that what was registered for its end is called."""
     torch.set_num_threads(1)  # OpenMP's do not survive a fork
     trainer, _ = twins()
-    driver = Driver("auto", tmp_path, warmup=0, iterations=3)
+    driver = make_driver("auto", tmp_path, warmup=0, iterations=3)
     train(driver, trainer, 2)
     with driver.iteration(trainer.model):
         assert _in_child(lambda: driver.stage is Stage.OFF)
@@ -313,7 +318,7 @@ def _in_child(check: Callable[[], bool]) -> bool:
 def test_what_only_the_garbage_collector_frees_is_not_planned() -> None:
     """It does so at a time of its own: here in each iteration of the profile, and not after."""
     gc.set_threshold(1, 1, 1)
-    driver = Driver("auto", warmup=0, iterations=3)
+    driver = make_driver("auto", warmup=0, iterations=3)
     model = torch.nn.Linear(8, 8)
     for i in range(9):
         assert gc.isenabled() != (driver.stage is Stage.PROFILING)
@@ -337,11 +342,11 @@ def test_what_only_the_garbage_collector_frees_is_not_planned() -> None:
 def test_the_garbage_collector_is_left_as_it_was() -> None:
     trainer, _ = twins()
     gc.disable()
-    train(Driver("auto", warmup=0), trainer, 5)
+    train(make_driver("auto", warmup=0), trainer, 5)
     assert not gc.isenabled()
     gc.enable()
     stalloc.disable()
-    driver = Driver("auto", warmup=0)
+    driver = make_driver("auto", warmup=0)
     driver.begin_iteration(trainer.model)
     assert not gc.isenabled()
     with pytest.warns(StallocWarning, match="graphs"):
@@ -352,7 +357,7 @@ def test_the_garbage_collector_is_left_as_it_was() -> None:
 @isolated
 def test_a_run_that_is_too_short_says_so(tmp_path: Path) -> None:
     trainer, _ = twins()
-    driver = Driver("profile", tmp_path, warmup=0)
+    driver = make_driver("profile", tmp_path, warmup=0)
     train(driver, trainer, 1)
     with pytest.warns(StallocWarning, match="after 1 of 4 profiled iterations"):
         driver.finish()
@@ -363,7 +368,7 @@ def test_a_run_that_is_too_short_says_so(tmp_path: Path) -> None:
 @isolated
 def test_standing_aside_is_said_once_and_undoes_everything(iterations: int) -> None:
     trainer, _ = twins()
-    driver = Driver("auto", warmup=0)
+    driver = make_driver("auto", warmup=0)
     train(driver, trainer, iterations)
     assert driver.active
     with pytest.warns(StallocWarning, match="graphs") as said:
@@ -379,7 +384,7 @@ def test_standing_aside_is_said_once_and_undoes_everything(iterations: int) -> N
 def test_evaluation_and_layers_of_all_chunks(tmp_path: Path) -> None:
     """A model in chunks is one root whose layers are all known."""
     first, second = torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8))
-    driver = Driver("profile", tmp_path, warmup=0, iterations=2)
+    driver = make_driver("profile", tmp_path, warmup=0, iterations=2)
     for _ in range(2):
         with driver.iteration([first, second]):
             microbatch_in_chunks(driver, first, second)
@@ -408,12 +413,12 @@ def test_evaluation_and_layers_of_all_chunks(tmp_path: Path) -> None:
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"mode|iterations"):
-        Driver(**options)
+        make_driver(**options)
 
 
-@pytest.mark.parametrize("layout", [{"TP": 2}, {"tp": -1}, {"../up": 2}])
-def test_a_layout_that_cannot_name_a_file_is_refused(
-    layout: dict[str, int], tmp_path: Path
+@pytest.mark.parametrize("parallelism", [{"TP": 2}, {"tp": -1}, {"../up": 2}])
+def test_refuses_parallelism_that_cannot_name_a_file(
+    parallelism: dict[str, int], tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="layout"):
-        RankFiles(tmp_path, 0, layout)
+    with pytest.raises(ValueError, match="parallelism"):
+        RankFiles(tmp_path, 0, parallelism)

@@ -15,22 +15,23 @@ from typing import Any
 import pytest
 import torch
 from isolation import isolated
-from test_driver import LAYOUT, microbatch_in_chunks, train
-from training import Model, Trainer, assert_same, twins
+from test_driver import PARALLELISM, microbatch_in_chunks, train
+from training import Model, Trainer, assert_same, make_driver, twins
 
 import stalloc
-from stalloc.driver import Driver, Stage
+from stalloc.driver import Stage
 from stalloc.errors import PlanError, StallocWarning
 from stalloc.session import current_session
 
 SCRIPT = """
 import sys, torch
 from stalloc.driver import Driver
+from stalloc.options import Options
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
 optimizer = torch.optim.AdamW(model.parameters())
-driver = Driver(*sys.argv[1:], layout={"mb": 2}, framework="test 1.0")
+driver = Driver(Options(*sys.argv[1:]), parallelism={"mb": 2}, framework="test 1.0")
 for _ in range(7):
     with driver.iteration(model):
         for i in range(2):
@@ -87,7 +88,7 @@ def test_stalloc_run_of_a_script_with_a_driver(mode: str, script: Path, tmp_path
     plan = stalloc.Plan.load(tmp_path / "plans" / "rank0.plan.json")
     assert plan.info["framework"] == "test 1.0"
     assert json.loads(plan.info["layout"]) == {"mb": 2}
-    assert len(plan.opening) > 0
+    assert len(plan.startup) > 0
     assert set(plan.phases.microbatch.tolist()) == {-1, 0, 1}
 
     out, _ = run("run", "--plan", "plans", "--json", *driver, cwd=tmp_path)
@@ -95,7 +96,7 @@ def test_stalloc_run_of_a_script_with_a_driver(mode: str, script: Path, tmp_path
     assert said_by("\n".join(said)) == (losses, ["serving"] * 7)
     stats = json.loads(figures)
     assert (stats["iterations"], stats["hit_rate"]) == (7, 1.0)
-    assert stats["opening_requests"] == stats["opening"] == len(plan.opening)
+    assert stats["opening_requests"] == stats["opening"] == len(plan.startup)
     assert not (tmp_path / "folder").exists()
 
 
@@ -124,7 +125,11 @@ def whole_plan(iterations: int = 3, **options: Any) -> Iterator[stalloc.Plan]:
     """A plan of a run from its start, which such a driver has joined; the process is as before."""
     with stalloc.profile(iterations=iterations) as prof:
         trainer, _ = twins()
-        train(Driver("auto", layout=LAYOUT, framework="test 1", **options), trainer, iterations)
+        train(
+            make_driver("auto", parallelism=PARALLELISM, framework="test 1", **options),
+            trainer,
+            iterations,
+        )
     yield prof.plan()
     stalloc.disable()
 
@@ -132,9 +137,9 @@ def whole_plan(iterations: int = 3, **options: Any) -> Iterator[stalloc.Plan]:
 @isolated
 def test_a_profile_is_complete_where_its_iterations_are() -> None:
     plain, joined = twins()
-    train(Driver("off"), plain, 6)
+    train(make_driver("off"), plain, 6)
     with stalloc.profile(iterations=3) as prof:
-        driver = Driver("auto", warmup=0)
+        driver = make_driver("auto", warmup=0)
         held = []
         for _ in range(6):
             train(driver, joined, 1)
@@ -149,12 +154,12 @@ def test_a_profile_is_complete_where_its_iterations_are() -> None:
 def test_whoever_began_ends_it() -> None:
     trainer, _ = twins()
     with stalloc.profile() as prof:
-        driver = Driver("auto")
+        driver = make_driver("auto")
         train(driver, trainer, 3)
         driver.finish()
         assert (driver.stage, gc.isenabled()) == (Stage.OFF, True)
         trainer.step()
-        again = Driver("auto")
+        again = make_driver("auto")
         train(again, trainer, 2)
         assert again.active
     train(again, trainer, 1)
@@ -164,7 +169,7 @@ def test_whoever_began_ends_it() -> None:
     with whole_plan() as plan:
         session = stalloc.enable(plan, startup=True)
         trainer, _ = twins()
-        driver = Driver("auto", layout=LAYOUT, framework="test 2")
+        driver = make_driver("auto", parallelism=PARALLELISM, framework="test 2")
         train(driver, trainer, 3)
         assert driver.stage is Stage.SERVING
         driver.finish()
@@ -176,28 +181,30 @@ def test_whoever_began_ends_it() -> None:
 def test_only_what_began_with_the_run_is_joined(tmp_path: Path) -> None:
     """Not a plan that is enabled later, and not what another driver began, or has joined."""
     trainer, other = twins()
-    first, second = Driver("auto", warmup=0), Driver("auto", warmup=0)
+    first, second = make_driver("auto", warmup=0), make_driver("auto", warmup=0)
     train(first, trainer, 1)
     with pytest.warns(StallocWarning, match="being recorded already"):
         train(second, other, 1)
     first.finish()
 
     with stalloc.profile(trainer.model):
-        first, second = Driver("auto"), Driver("auto", warmup=0)
+        first, second = make_driver("auto"), make_driver("auto", warmup=0)
         train(first, trainer, 1)
         with pytest.warns(StallocWarning, match="being recorded already"):
             train(second, other, 1)
     with whole_plan() as plan:
         stalloc.enable(plan)
         with pytest.warns(StallocWarning, match="a plan is enabled"):
-            train(Driver("auto", warmup=0, layout=LAYOUT, framework="test"), other, 1)
+            train(
+                make_driver("auto", warmup=0, parallelism=PARALLELISM, framework="test"), other, 1
+            )
 
 
 @isolated
 def test_a_driver_that_is_off_joins_nothing() -> None:
     trainer, _ = twins()
     with stalloc.profile() as prof:
-        train(Driver("off", layout=LAYOUT), trainer, 2)
+        train(make_driver("off", parallelism=PARALLELISM), trainer, 2)
     assert "layout" not in prof.trace.info
 
 
@@ -208,7 +215,9 @@ def test_what_the_plan_was_not_made_for_is_refused(what: str, strict: bool) -> N
     with whole_plan() as plan:
         session = stalloc.enable(plan, startup=True, strict=strict)
         trainer = Trainer(Model(width=32 if what == "model" else 64))
-        driver = Driver("auto", layout={"tp": 3} if what == "layout" else LAYOUT, framework="test")
+        driver = make_driver(
+            "auto", parallelism={"tp": 3} if what == "layout" else PARALLELISM, framework="test"
+        )
         match = rf"profiled with (the )?{what}"
         if strict:
             with pytest.raises(PlanError, match=match):
@@ -227,7 +236,7 @@ def test_what_the_plan_was_not_made_for_is_refused(what: str, strict: bool) -> N
 def test_what_cannot_be_planned_ends_what_is_on(begun: bool) -> None:
     trainer, _ = twins()
     with stalloc.profile() as prof:
-        driver = Driver("auto")
+        driver = make_driver("auto")
         train(driver, trainer, int(begun))
         with pytest.warns(StallocWarning, match="graphs"):
             driver.stand_aside("graphs")
@@ -236,7 +245,7 @@ def test_what_cannot_be_planned_ends_what_is_on(begun: bool) -> None:
     assert len(prof.trace.iterations) == 1 + begun
     with whole_plan() as plan:
         session = stalloc.enable(plan, startup=True, strict=False)
-        driver = Driver("auto", layout=LAYOUT, framework="test")
+        driver = make_driver("auto", parallelism=PARALLELISM, framework="test")
         train(driver, twins()[0], int(begun))
         with pytest.warns(StallocWarning, match="graphs") as said:
             driver.stand_aside("graphs")
@@ -250,7 +259,7 @@ def test_layers_of_all_chunks_are_known_and_dynamic_ones_are_told() -> None:
     """Whose root is never called."""
     first, second = torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8))
     with stalloc.profile(iterations=2) as prof:
-        driver = Driver("auto", dynamic=lambda: ["1.0"])
+        driver = make_driver("auto", dynamic=lambda: ["1.0"])
         for _ in range(3):
             with driver.iteration([first, second]):
                 microbatch_in_chunks(driver, first, second)

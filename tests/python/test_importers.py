@@ -60,7 +60,7 @@ def test_sizes_streams_and_lifetimes_are_as_recorded() -> None:
     writer.free(a)
     c = writer.alloc(3000, stream=7)
     writer.free(b)
-    requests = load(writer.document(), turns=1).trace.requests
+    requests = load(writer.document(), repetitions=1).trace.requests
     assert requests.size.tolist() == [1000, 2000, 3000]
     assert requests.stream.tolist() == [0, 1, 2]
     assert requests.lower.tolist() == [0, 1, 3]
@@ -75,7 +75,7 @@ def test_a_free_that_waits_for_another_stream_ends_when_it_is_completed() -> Non
     writer.alloc(512)
     writer.complete(a)
     writer.free(b, completed=False)
-    imported = load(writer.document(), turns=1)
+    imported = load(writer.document(), repetitions=1)
     assert imported.trace.requests.upper.tolist() == [3, NEVER, NEVER]
     assert any("1 requests wait" in text for text in imported.assumptions)
 
@@ -83,8 +83,8 @@ def test_a_free_that_waits_for_another_stream_ends_when_it_is_completed() -> Non
 @pytest.mark.parametrize("cut", [1, 6, 20, 37])
 def test_a_cut_head_is_rebuilt_from_what_is_live_at_the_end(cut: int) -> None:
     writer = trained(5)
-    whole = load(writer.document(), turns=1).trace.requests
-    imported = load(writer.document(cut), turns=1)
+    whole = load(writer.document(), repetitions=1).trace.requests
+    imported = load(writer.document(cut), repetitions=1)
     requests = imported.trace.requests
     live = requests.upper == NEVER
     assert (
@@ -111,7 +111,7 @@ def test_what_the_history_never_mentions_is_live_throughout() -> None:
     writer.alloc(7777)
     cut = len(writer.events)
     writer.free(writer.alloc(512))
-    requests = load(writer.document(cut), turns=1).trace.requests
+    requests = load(writer.document(cut), repetitions=1).trace.requests
     assert requests.size.tolist() == [7777, 512]
     assert requests.upper.tolist() == [NEVER, 2]
 
@@ -128,7 +128,7 @@ def test_a_block_without_an_address_lies_behind_the_one_before_it() -> None:
     for block in blocks:  # as 2.1 wrote them
         del block["address"]
         block["history"] = [{"addr": 0, "real_size": block.pop("requested_size") - 12}]
-    requests = load(document, turns=1).trace.requests
+    requests = load(document, repetitions=1).trace.requests
     assert requests.size.tolist() == [500, 1012, 2048]
 
 
@@ -142,7 +142,7 @@ def test_of_several_devices_the_busiest_is_imported() -> None:
     assert imported.device == "cuda:0"
     assert imported.others == {"cuda:1": 1}
     assert "cuda:1 (1)" in imported.assumptions[0]
-    other = load(document, device=1, turns=1)
+    other = load(document, device=1, repetitions=1)
     assert other.trace.requests.size.tolist() == [512]
     with pytest.raises(TraceError, match="no allocations of device 7"):
         load(document, device=7)
@@ -159,10 +159,10 @@ def test_segments_tell_what_torch_held_at_most() -> None:
     held = document["segments"][0]["total_size"]
     document["segments"][0]["total_size"] += 2 << 20
     assert a in writer.live
-    imported = load(document, turns=1)
+    imported = load(document, repetitions=1)
     assert imported.torch_reserved == held + (120 << 20)
     writer.events.insert(0, writer.events[0] | {"size": 1 << 40})
-    imported = load(writer.document(), turns=1)
+    imported = load(writer.document(), repetitions=1)
     assert any("do not agree" in text for text in imported.assumptions)
     assert imported.torch_reserved == held
 
@@ -171,7 +171,7 @@ def test_metadata_names_the_site_and_may_tell_the_phase() -> None:
     writer = SnapshotWriter()
     for phase in ("forward", "backward"):
         writer.alloc(1 << 20, user_metadata=f"block 3 {phase}")
-    trace = load(writer.document(), turns=1).trace
+    trace = load(writer.document(), repetitions=1).trace
     assert trace.layers == ["block 3 forward", "block 3 backward"]
     assert [PHASE_KINDS[k] for k in trace.phases.kind] == ["forward", "backward"]
 
@@ -180,7 +180,7 @@ def test_call_sites_are_the_users_own() -> None:
     writer = SnapshotWriter()
     writer.alloc(512, FORWARD)
     writer.alloc(512, BACKWARD)
-    trace = load(writer.document(), turns=1).trace
+    trace = load(writer.document(), repetitions=1).trace
     assert trace.layers == ["model.py:10 forward", "MulBackward0"]
     assert trace.requests.layer_begin.tolist() == [0, 1]
 
@@ -191,7 +191,7 @@ def test_without_compiled_frames_an_empty_stack_is_the_engines() -> None:
     for _ in range(3):
         for frames in (python, [], []):
             writer.free(writer.alloc(1 << 20, frames))
-    imported = load(writer.document(), turns=1)
+    imported = load(writer.document(), repetitions=1)
     assert [PHASE_KINDS[k] for k in imported.trace.phases.kind[:2]] == ["forward", "backward"]
     assert any("6 allocations without a stack" in text for text in imported.assumptions)
 
@@ -200,7 +200,7 @@ def test_the_function_backward_is_backward() -> None:
     writer = SnapshotWriter()
     writer.alloc(512, [frame("backward", "/x/torch/_tensor.py"), frame("<module>")])
     writer.alloc(512, [frame("forward"), frame("<module>")])
-    kinds = load(writer.document(), turns=1).trace.phases.kind
+    kinds = load(writer.document(), repetitions=1).trace.phases.kind
     assert [PHASE_KINDS[k] for k in kinds] == ["backward", "forward"]
 
 
@@ -237,7 +237,7 @@ def test_annotations_may_begin_before_and_end_after_the_recording() -> None:
     writer.alloc(512)
     writer.annotate("START", "backward")
     writer.alloc(512)
-    kinds = load(writer.document(), turns=1).trace.phases.kind
+    kinds = load(writer.document(), repetitions=1).trace.phases.kind
     assert [PHASE_KINDS[k] for k in kinds] == ["unplanned", "other", "backward"]
 
 
@@ -265,10 +265,10 @@ def test_two_optimizers_that_take_turns_make_one_iteration() -> None:
 
 def test_one_iteration_is_repeated() -> None:
     document = last_step()
-    once = load(document, turns=1).trace
+    once = load(document, repetitions=1).trace
     assert len(once.iterations) == 2
     assert once.profile().tallies()["persistent"].requests == 6, "the gradients"
-    imported = load(document, turns=4)
+    imported = load(document, repetitions=4)
     trace = imported.trace
     assert len(trace.iterations) == 5
     assert any("repeated 4 times" in text for text in imported.assumptions)
@@ -296,7 +296,7 @@ def state_replaced(steps: int) -> SnapshotWriter:
 
 
 def test_what_lives_longer_than_an_iteration_makes_two_one() -> None:
-    single = load(state_replaced(1).document(1), turns=3)
+    single = load(state_replaced(1).document(1), repetitions=3)
     assert any("two iterations are taken for one" in text for text in single.assumptions)
     assert len(single.trace.iterations) == 4
     many = load(state_replaced(8).document(1))
@@ -313,7 +313,7 @@ def test_an_address_that_is_freed_twice_is_ignored_and_stated() -> None:
     a = writer.alloc(512)
     writer.free(a)
     writer.events.append(writer.events[-1])
-    imported = load(writer.document(), turns=1)
+    imported = load(writer.document(), repetitions=1)
     assert len(imported.trace.requests) == 1
     assert any("1 free of an address that is free already" in t for t in imported.assumptions)
 
@@ -322,7 +322,7 @@ def test_an_address_that_is_allocated_twice_was_freed_between() -> None:
     writer = SnapshotWriter()
     writer.alloc(512)
     writer.events.append(writer.events[-1] | {"size": 1024})
-    imported = load(writer.document(), turns=1)
+    imported = load(writer.document(), repetitions=1)
     requests = imported.trace.requests
     assert requests.size.tolist() == [512, 1024]
     assert requests.upper[0] == requests.lower[1]
@@ -402,10 +402,10 @@ def test_a_damaged_event_is_named(key: str, value: Any, message: str) -> None:
 def test_sizes_that_no_device_has_are_refused() -> None:
     writer = SnapshotWriter()
     writer.alloc(1 << 48)
-    assert load(writer.document(), turns=1).trace.requests.size[0] == 1 << 48
+    assert load(writer.document(), repetitions=1).trace.requests.size[0] == 1 << 48
     writer.alloc((1 << 48) + 1)
     with pytest.raises(TraceError, match=r"^snapshot\.pickle: .*row 1: .* larger than any device"):
-        load(writer.document(), turns=1)
+        load(writer.document(), repetitions=1)
 
 
 def memory_event(ts: float, address: int, count: int, tid: int = 1, **more: Any) -> Document:

@@ -130,7 +130,7 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.lists(st.integers(0, 6), unique=True), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_any_history(events: list[Any], live: list[int], turns: int) -> None:
+def test_any_history(events: list[Any], live: list[int], repetitions: int) -> None:
     """Frees without allocations, addresses allocated and freed twice, segments that disagree."""
     trace = [
         {"action": action, "addr": address, "size": size, "stream": stream, "time_us": row}
@@ -144,7 +144,7 @@ def test_any_history(events: list[Any], live: list[int], turns: int) -> None:
         for address in live
     ]
     content = dump({"segments": segments, "device_traces": [trace]})
-    imported, refusal = attempt(content, turns=turns)
+    imported, refusal = attempt(content, repetitions=repetitions)
     if imported is None:
         assert "no history" in refusal or "no allocation among them" in refusal
         return

@@ -12,7 +12,7 @@ from trace_documents import to_trace, training_document
 
 from stalloc import _core, cli, replaying
 from stalloc.errors import PlanError, StallocError
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.trace import Trace
 
 ROW = [

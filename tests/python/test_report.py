@@ -18,7 +18,7 @@ from trace_documents import TraceWriter, random_document, to_trace, training_doc
 
 from stalloc import Plan, PlanError, Trace
 from stalloc.report import Scene, render, scene_of_plan, scene_of_trace
-from stalloc.report.layout import Layout, around_the_end, running_sum
+from stalloc.report.drawing import Drawing, around_the_end, running_sum
 from stalloc.report.pack import Packed, pack
 from stalloc.report.scene import CLASSES
 
@@ -37,9 +37,9 @@ def unpack(packed: Packed) -> dict[str, list[float]]:
     return columns
 
 
-def overlapping(scene: Scene, layout: int = -1) -> list[tuple[int, int]]:
+def overlapping(scene: Scene, drawing: int = -1) -> list[tuple[int, int]]:
     """Pairs of rectangles that share a byte at some tick; the long way."""
-    rows = scene.layouts[layout].rectangles
+    rows = scene.drawings[drawing].rectangles
     size = scene.requests.size[rows.request]
     found = []
     for i in range(len(rows)):
@@ -99,9 +99,9 @@ def test_nothing_that_is_drawn_overlaps(seed: int) -> None:
     trace = to_trace(random_document(seed))
     plan = trace.plan(time_limit=0.2)
     for scene in (scene_of_trace(trace, plan, "trace"), scene_of_plan(plan, "plan")):
-        for layout in range(len(scene.layouts)):
-            assert overlapping(scene, layout) == []
-            rows = scene.layouts[layout].rectangles
+        for drawing in range(len(scene.drawings)):
+            assert overlapping(scene, drawing) == []
+            rows = scene.drawings[drawing].rectangles
             assert np.all((rows.start >= 0) & (rows.start < rows.end) & (rows.end <= scene.period))
 
 
@@ -110,15 +110,15 @@ def test_both_layouts_hold_every_request_within_what_they_reserve(seed: int) -> 
     trace = to_trace(random_document(seed))
     plan = trace.plan(time_limit=0.2)
     for scene in (scene_of_trace(trace, plan, "trace"), scene_of_plan(plan, "plan")):
-        assert [layout.allocator for layout in scene.layouts] == ["torch", "stalloc"]
-        for layout in scene.layouts:
-            assert set(layout.rectangles.request) == set(scene.live.request)
-            assert outside(scene, layout) == []
+        assert [drawing.allocator for drawing in scene.drawings] == ["torch", "stalloc"]
+        for drawing in scene.drawings:
+            assert set(drawing.rectangles.request) == set(scene.live.request)
+            assert outside(scene, drawing) == []
 
 
-def outside(scene: Scene, layout: Layout) -> list[int]:
+def outside(scene: Scene, drawing: Drawing) -> list[int]:
     """Rectangles of which some part lies in no segment that is held all the while."""
-    rows, held = layout.rectangles, layout.segments
+    rows, held = drawing.rectangles, drawing.segments
     found = []
     for i in range(len(rows)):
         first, last = rows.address[i], rows.address[i] + scene.requests.size[rows.request[i]]
@@ -143,7 +143,7 @@ def test_torch_is_replayed_by_its_policy() -> None:
         writer.step()
     trace = to_trace(writer.document())
     scene = scene_of_trace(trace, trace.plan(), "small.json")
-    torch, planned = scene.layouts
+    torch, planned = scene.drawings
     assert torch.segments.size.tolist() == [2 << 20, 2 << 20, 30 << 20]
     assert torch.rectangles.address.tolist() == [0, 1 << 20, 2 << 20, 4 << 20]
     assert (torch.reserved, planned.reserved) == (34 << 20, 33 << 20)
@@ -152,7 +152,7 @@ def test_torch_is_replayed_by_its_policy() -> None:
 def test_room_for_dynamic_requests_is_drawn(trace: Trace) -> None:
     plan = trace.plan()
     for scene in (scene_of_trace(trace, plan, "trace"), scene_of_plan(plan, "plan")):
-        torch, planned = scene.layouts
+        torch, planned = scene.drawings
         assert len(torch.rooms) == 0
         assert planned.rooms.size.tolist() == plan.groups.size[plan.groups.size > 0].tolist() != []
 

@@ -165,7 +165,7 @@ def test_a_report_opens_offline(show: Open) -> None:
     scene = training_scene()
     page = show(scene)
     assert page.driver.title == "training.json · stalloc report"
-    assert [seen for seen, _ in page.counts()] == [len(each.rectangles) for each in scene.layouts]
+    assert [seen for seen, _ in page.counts()] == [len(each.rectangles) for each in scene.drawings]
     assert "file training.json" in " ".join(page.text("facts").split())
     assert page.driver.find_element(By.ID, "problem").is_displayed() is False
 
@@ -173,7 +173,7 @@ def test_a_report_opens_offline(show: Open) -> None:
 def test_requests_have_the_colour_of_their_class_and_holes_are_blank(show: Open) -> None:
     scene = training_scene()
     page = show(scene)
-    rows = scene.layouts[-1].rectangles
+    rows = scene.drawings[-1].rectangles
     for i in range(len(rows)):
         request = rows.request[i]
         if scene.requests.size[request] < 1_000_000:
@@ -181,17 +181,17 @@ def test_requests_have_the_colour_of_their_class_and_holes_are_blank(show: Open)
         middle = (rows.start[i] + rows.end[i]) / 2
         address = rows.address[i] + scene.requests.size[request] / 2
         name = page.ask("app.scene.classes[arguments[0]]", int(scene.requests.lifetime[request]))
-        assert page.colour(-1 % len(scene.layouts), middle, address) == page.named(name)
+        assert page.colour(-1 % len(scene.drawings), middle, address) == page.named(name)
     tick, address = hole(scene)
-    assert page.colour(len(scene.layouts) - 1, tick, address) == page.named("held")
+    assert page.colour(len(scene.drawings) - 1, tick, address) == page.named("held")
 
 
 def hole(scene: Scene) -> tuple[float, float]:
     """The middle of the largest stretch of the first segment that no request has at some tick."""
-    layout = scene.layouts[-1]
-    rows = layout.rectangles
+    drawing = scene.drawings[-1]
+    rows = drawing.rectangles
     size = scene.requests.size[rows.request]
-    top = int(layout.segments.size[0])
+    top = int(drawing.segments.size[0])
     found = []
     for tick in range(scene.period):
         live = (rows.start <= tick) & (tick < rows.end) & (rows.address < top)
@@ -208,8 +208,8 @@ def hole(scene: Scene) -> tuple[float, float]:
 def test_the_pointer_is_told_size_lifetime_phase_and_layer(show: Open) -> None:
     scene = training_scene()
     page = show(scene)
-    panel = len(scene.layouts) - 1
-    rows = scene.layouts[-1].rectangles
+    panel = len(scene.drawings) - 1
+    rows = scene.drawings[-1].rectangles
     i = int((scene.requests.size[rows.request] == 4_000_000).argmax())
     page.point(panel, (rows.start[i] + rows.end[i]) / 2, rows.address[i] + 2_000_000)
     said = page.tooltip()
@@ -255,8 +255,8 @@ def test_what_is_under_a_pixel_is_counted_until_it_is_zoomed_into(show: Open) ->
 def test_classes_can_be_faded_and_layers_found(show: Open) -> None:
     scene = training_scene()
     page = show(scene)
-    panel = len(scene.layouts) - 1
-    rows = scene.layouts[-1].rectangles
+    panel = len(scene.drawings) - 1
+    rows = scene.drawings[-1].rectangles
     i = int((scene.requests.size[rows.request] == 4_000_000).argmax())
     place = (rows.start[i] + rows.end[i]) / 2, rows.address[i] + 2e6
     assert page.colour(panel, *place) == page.named("scoped")

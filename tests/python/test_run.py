@@ -122,7 +122,7 @@ def test_what_start_up_makes_for_good_lies_in_the_pool(tmp_path: Path) -> None:
     *said, lie, figures = out.splitlines()
     assert said == losses
     stats = json.loads(figures)
-    assert stats["opening_requests"] == stats["opening"] == (plan.opening.offset >= 0).sum() > 16
+    assert stats["opening_requests"] == stats["opening"] == (plan.startup.offset >= 0).sum() > 16
     # From the second iteration on the four gradients are made only to be added to those there are.
     assert len(plan.absent) == 4
     assert (stats["misses"], stats["conflicts"]) == (0, 0)

@@ -1,4 +1,4 @@
-"""What integrations are made of: patches, places in a schedule, dynamic spans."""
+"""What integrations are made of: patches, positions in a schedule, dynamic spans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from stalloc import hooks
 from stalloc._frameworks.patches import Argument, Patches
-from stalloc._frameworks.places import Place, Places
+from stalloc._frameworks.positions import Position, Positions
 from stalloc.hooks import TrainingHooks
 
 
@@ -113,33 +113,33 @@ def test_an_argument_is_found_however_it_was_passed() -> None:
 
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: [t], lambda t: ({"x": [None, t]}, 3)])
 def test_backward_knows_its_place_by_the_output(wrap: Any) -> None:
-    places = Places()
+    positions = Positions()
     outputs = []
     for chunk, microbatch in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         output = wrap(torch.ones(1))
-        places.forwarded(places.forward(chunk, microbatch), output)
+        positions.forwarded(positions.forward(chunk, microbatch), output)
         outputs.append(output)
-    back = [places.backward(outputs[i]) for i in (3, 0, 2, 1)]
-    assert back == [Place(1, 1), Place(0, 0), Place(0, 1), Place(1, 0)]
+    back = [positions.backward(outputs[i]) for i in (3, 0, 2, 1)]
+    assert back == [Position(1, 1), Position(0, 0), Position(0, 1), Position(1, 0)]
 
 
 def test_the_tag_outlives_the_data() -> None:
-    places = Places()
+    positions = Positions()
     output = torch.ones(1000)
-    places.forwarded(places.forward(2, 5), output)
+    positions.forwarded(positions.forward(2, 5), output)
     output.data = torch.empty(1)
-    assert places.backward([output]) == Place(5, 2)
+    assert positions.backward([output]) == Position(5, 2)
 
 
 def test_without_numbers_and_tags_they_count() -> None:
-    places = Places()
+    positions = Positions()
     for turn in range(2):
-        places.restart()
-        seen = [places.forward(chunk, None) for chunk in (0, 0, 1)]
-        assert seen == [Place(0, 0), Place(1, 0), Place(0, 1)], turn
-        for place in seen:
-            places.forwarded(place, None)
-        assert [places.backward(None) for _ in range(4)] == [*seen, Place(0)]
+        positions.restart()
+        seen = [positions.forward(chunk, None) for chunk in (0, 0, 1)]
+        assert seen == [Position(0, 0), Position(1, 0), Position(0, 1)], turn
+        for position in seen:
+            positions.forwarded(position, None)
+        assert [positions.backward(None) for _ in range(4)] == [*seen, Position(0)]
 
 
 def test_a_dynamic_span_holds_for_what_is_done_in_it_and_its_backward(sink: RecordingSink) -> None:

@@ -297,8 +297,13 @@ def test_a_plan_of_another_torch_is_refused() -> None:
     with pytest.warns(stalloc.StallocWarning, match=r"torch 1\.0\.0"):
         session = stalloc.enable(plan, strict=False)
     assert not session.enabled
+    assert not session.startup
     with session:
         trainer.step()
+        session.follow(trainer.model, "another problem")
+        session.give_up("another problem")
+    assert session.followed
+    assert "torch 1.0.0" in str(session.refusal)
 
 
 @isolated

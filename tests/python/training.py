@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +14,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import stalloc
+from stalloc.driver import Driver
+from stalloc.options import Options
+from stalloc.ranks import Parallelism
 
 
 class Block(nn.Module):
@@ -47,6 +53,17 @@ class Model(nn.Module):
             how = self.recompute[i % len(self.recompute)]
             x = checkpoint(block, x, use_reentrant=how == "reentrant") if how else block(x)
         return self.head(x)
+
+
+def make_driver(
+    mode: str | None = None,
+    folder: Path | None = None,
+    *,
+    parallelism: Parallelism | Callable[[], Parallelism] | None = None,
+    framework: str = "",
+    **options: Any,
+) -> Driver:
+    return Driver(Options(mode, folder, **options), parallelism=parallelism, framework=framework)
 
 
 def tokens(step: int, microbatch: int, length: int = 32, rows: int = 2) -> Tensor:

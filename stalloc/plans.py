@@ -1,6 +1,6 @@
 """Plans: an address for every static request of an iteration.
 
-The module is not called `plan`, as that is the name of the function that makes one.
+`stalloc.plan` is a function, so the module has another name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 from stalloc import _core
 from stalloc.document import Document
 from stalloc.planner import Streams
-from stalloc.tables import Decisions, Groups, Opening, Phases, Reusable
+from stalloc.tables import Decisions, Groups, Phases, Reusable, Startup
 
 DEFAULT_ALIGNMENT = 512
 """Bytes; what CUDA's allocators give."""
@@ -79,11 +79,8 @@ class Plan(Document[_core.Plan]):
 
     @property
     def streams(self) -> Streams:
-        """Whether addresses go from one stream's requests to another's.
-
-        Where they do, "ordered", the later stream waits on the device for the others.
-        """
-        return "ordered" if self._core.ordered else "separate"
+        """Whether requests of different streams share addresses."""
+        return Streams.ORDERED if self._core.ordered else Streams.SEPARATE
 
     @property
     def alignment(self) -> int:
@@ -111,9 +108,9 @@ class Plan(Document[_core.Plan]):
         return Groups(**self._core.groups())
 
     @cached_property
-    def opening(self) -> Opening:
-        """What only start-up and the first iteration ask for."""
-        return Opening(**self._core.opening())
+    def startup(self) -> Startup:
+        """The requests that only start-up makes."""
+        return Startup(**self._core.opening())
 
     @property
     def absent(self) -> list[int]:
@@ -172,7 +169,7 @@ class Plan(Document[_core.Plan]):
             "bound": self.bound,
             "gap": self.gap,
             "optimal": self.optimal,
-            "ordered": self.streams == "ordered",
+            "ordered": self.streams is Streams.ORDERED,
             "load": self.load_bytes,
             "algorithm": self.algorithm,
             "alignment": self.alignment,

@@ -12,7 +12,7 @@ import pytest
 from trace_documents import Document, TraceWriter, damaged, to_trace, training_document
 
 from stalloc.errors import PlanError
-from stalloc.planfile import Plan
+from stalloc.plans import Plan
 from stalloc.trace import Trace
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"

@@ -1,4 +1,4 @@
-"""A layout: where in an allocator's memory each request lies, and when.
+"""A drawing: where in an allocator's memory each request lies, and when.
 
 Addresses count from 0. Where an allocator holds several stretches of device memory, they are
 stacked in the order in which they were taken, so that the height of the drawing is the memory that
@@ -62,7 +62,7 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Drawing:
     """What one allocator makes of the requests.
 
     Attributes:

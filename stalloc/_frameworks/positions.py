@@ -13,51 +13,51 @@ from typing import Any, NamedTuple
 
 import torch
 
-_TAG = "_stalloc_place"
+_TAG = "_stalloc_position"
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A microbatch, and the chunk of the model that it is at; both count from 0."""
 
     microbatch: int
     chunk: int = 0
 
 
-class Places:
+class Positions:
     """The microbatches of one iteration that have been forward and not yet backward."""
 
     def __init__(self) -> None:
         self._forwarded: dict[int, int] = {}  # by chunk
-        self._waiting: deque[Place] = deque()
+        self._waiting: deque[Position] = deque()
 
     def restart(self) -> None:
         """Begins an iteration."""
         self._forwarded.clear()
         self._waiting.clear()
 
-    def forward(self, chunk: int, microbatch: int | None) -> Place:
-        """The place of a forward; without a number it is the chunk's next microbatch."""
+    def forward(self, chunk: int, microbatch: int | None) -> Position:
+        """The position of a forward; without a number it is the chunk's next microbatch."""
         if microbatch is None:
             microbatch = self._forwarded.get(chunk, 0)
         self._forwarded[chunk] = microbatch + 1
-        return Place(microbatch, chunk)
+        return Position(microbatch, chunk)
 
-    def forwarded(self, place: Place, output: Any) -> None:
+    def forwarded(self, position: Position, output: Any) -> None:
         """Tags what a forward returned."""
-        self._waiting.append(place)
+        self._waiting.append(position)
         for tensor in _tensors(output):
-            setattr(tensor, _TAG, place)
+            setattr(tensor, _TAG, position)
             return
 
-    def backward(self, output: Any) -> Place:
-        """The place of the backward of what a forward returned."""
+    def backward(self, output: Any) -> Position:
+        """The position of the backward of what a forward returned."""
         for tensor in _tensors(output):
-            place = getattr(tensor, _TAG, None)
-            if isinstance(place, Place):
-                if place in self._waiting:
-                    self._waiting.remove(place)
-                return place
-        return self._waiting.popleft() if self._waiting else Place(0)
+            position = getattr(tensor, _TAG, None)
+            if isinstance(position, Position):
+                if position in self._waiting:
+                    self._waiting.remove(position)
+                return position
+        return self._waiting.popleft() if self._waiting else Position(0)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -1,0 +1,107 @@
+"""Does a plan fit this run? Each check returns the reason why not, or None.
+
+A plan's `info` holds the device, torch, model and inputs that were profiled. A plan without such an
+entry fits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import torch
+
+from stalloc.errors import PlanError, StallocError
+from stalloc.hooks import input_signature, model_signature
+from stalloc.plans import Plan
+
+
+def environment_mismatch(plan: Plan) -> str | None:
+    """Compares the device and the version of torch."""
+    if plan.info.get("device", "cpu") == "meta":
+        return (
+            "it was profiled on the meta device, which has no memory to serve; profile on the "
+            "device that trains"
+        )
+    profiled = plan.info.get("torch", "")
+    if profiled and profiled != torch.__version__:
+        return (
+            f"it was profiled under torch {profiled} and this is {torch.__version__}, whose "
+            "requests may differ; profile again"
+        )
+    return None
+
+
+def model_mismatch(plan: Plan, model: torch.nn.Module) -> str | None:
+    """Compares the signatures of the models."""
+    profiled, running = plan.info.get("model", ""), model_signature(model)
+    if profiled and profiled != running:
+        return f"it was profiled with the model {profiled} and this is {running}; profile again"
+    return None
+
+
+def input_mismatch(profiled: list[str], args: Any, kwargs: Any) -> str | None:
+    """Compares the shapes of a forward's inputs."""
+    running = input_signature(args, kwargs)
+    if profiled and running not in profiled:
+        return (
+            f"it was profiled with inputs {' or '.join(profiled)} and the first forward got "
+            f"{running}; profile again with this batch size and length"
+        )
+    return None
+
+
+def may_be_part(signature: str, plan: Plan) -> bool:
+    """True if a module of this signature has fewer tensors than the plan's model."""
+    profiled = plan.info.get("model", "")
+    tensors = [re.search(r" in (\d+) tensors", text) for text in (signature, profiled)]
+    part, whole = (int(match[1]) if match else 0 for match in tensors)
+    return part < whole
+
+
+def device_to_serve(plan: Plan, model: torch.nn.Module | None) -> torch.device:
+    """The profiled device; its index is that of the model's parameters if they agree.
+
+    Raises:
+        StallocError: torch does not know the device.
+    """
+    name = plan.info.get("device", "cpu")
+    try:
+        profiled = torch.device(name)
+    except RuntimeError as e:
+        raise StallocError(f"the plan is for device '{name}', which torch does not know") from e
+    if model is None or profiled.index is not None:
+        return profiled
+    devices = {p.device for p in model.parameters() if p.device.type == profiled.type}
+    return devices.pop() if len(devices) == 1 else profiled
+
+
+def count(plan: Plan, key: str) -> int:
+    """A number in the plan's info; 0 if it is missing.
+
+    Raises:
+        PlanError: The entry is not a number.
+    """
+    text = plan.info.get(key, "0")
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise PlanError(f"the plan's info, key {key}: {text!r} is no count; plan again")
+    return int(text)
+
+
+def names(plan: Plan, key: str) -> list[str]:
+    """A JSON array of strings in the plan's info; empty if it is missing.
+
+    Raises:
+        PlanError: The entry is something else.
+    """
+    text = plan.info.get(key, "[]")
+    try:
+        result = json.loads(text)
+    except ValueError:
+        result = None
+    if not isinstance(result, list) or not all(isinstance(name, str) for name in result):
+        raise PlanError(
+            f"the plan's info, key {key}: {text!r} is no JSON array of strings; plan again"
+        )
+    return result

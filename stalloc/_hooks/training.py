@@ -1,0 +1,378 @@
+"""Where a training loop is: iteration, microbatch, phase and layer, found without its help.
+
+`TrainingHooks` watches a loop and reports to a `PhaseSink`. The hooks only look: they make no
+tensor, keep none alive, and change no result; a call of the model, a backward pass and a step cost
+about 10 us each.
+
+The rules, which make the same loop yield the same phases every time:
+
+- **Root**: the model given, or else the first module that is called for training (in training
+  mode, with gradients, having parameters that want some). Only its calls count. Others (a
+  discriminator, a loss with parameters) belong to the phase that is on. When the root found is
+  gone, or an iteration was trained without it (as after a warm-up of a model that is thrown away),
+  the next module that is called takes its part.
+- **Forward** of the next microbatch begins when the root is called for training and lasts until
+  the next phase: the loss is part of it. A call that raises gives its number back. Microbatches
+  count from 0 in each iteration.
+- **Evaluation**: a call of the root with gradients off, in inference mode, or after
+  `model.eval()`, gradients or not, is unplanned. To *train* in eval mode, open phases explicitly.
+  A call with gradients off inside a custom autograd function (a checkpoint over the whole model)
+  is training.
+- **Recomputation** inside a backward pass begins no phase.
+- **Backward** begins when the autograd engine is called, for the newest forward that none came
+  for yet; then OTHER begins. When all have had theirs, it counts for the last one again; before
+  the first forward, as microbatch -1. A gradient taken inside the root's forward is part of that.
+- **Optimizer**: while a `torch.optim.Optimizer` steps; then OTHER. What a closure runs gets phases
+  as anywhere, with OPTIMIZER resumed after each backward. A step inside a backward pass (fused
+  into it) begins no phase.
+- **The iteration ends** when `end_iteration` is called. Until that is first done, it ends at the
+  first training forward after the closing optimizer's step (`stalloc._hooks.iterations` tells which
+  that is). A step that a gradient scaler skips ends nothing: call `stalloc.step()` where steps may
+  be skipped. Where `early_ends` says so, that many steps before the first call end none.
+- **Explicit** phases replace all of this while open. One that another interrupted, or that an
+  iteration ended in, is entered again as a new occurrence: an occurrence is one uninterrupted run
+  of requests. Only unplanned stretches are stepped out of and back.
+- **Threads**: the thread that attached is the one that trains. What other threads run is not seen,
+  except for layers that are recomputed, and steps taken, inside a backward pass.
+
+What an exception tears is mended by the next event at the latest.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from stalloc._hooks import frames
+from stalloc._hooks.engine import add_listener, remove_listener
+from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
+from stalloc._hooks.phases import PhaseTracker, Scope
+from stalloc._hooks.sink import PhaseSink
+
+Accepts = Callable[[nn.Module, int], bool]
+OnForward = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+_lock = threading.Lock()
+_attached: tuple[TrainingHooks, ...] = ()
+
+
+def attached() -> tuple[TrainingHooks, ...]:
+    """All hooks that are attached, on any thread."""
+    return _attached
+
+
+class TrainingHooks:
+    """Tells `sink` where the training loop of the thread that attaches is.
+
+    Args:
+        sink: Hears of it.
+        model: The root; None to find it. Wrapped by DistributedDataParallel or torch.compile, it
+            may be either, the wrapper or what is inside.
+        layers: Report every submodule's calls, too: for profiling. Costs about 8 us a call.
+        dynamic: Patterns for modules whose requests change in size from iteration to iteration:
+            names of classes or of modules, or classes. Without `layers`, only the modules that
+            match are reported.
+        accepts: Called as `accepts(module, waited)` of a module that is called first: whether it
+            may be the root, for which others have trained `waited` iterations; None takes any.
+        on_forward: Called as `on_forward(module, args, kwargs)` before each training forward of
+            the root, when an iteration that is over has been ended and the forward phase not yet
+            begun. What it raises reaches the caller of the model, and nothing has begun.
+        early_ends: How often an optimizer's step seems to end an iteration and does not, before
+            `end_iteration` is called for the first time.
+    """
+
+    def __init__(
+        self,
+        sink: PhaseSink,
+        model: nn.Module | None = None,
+        *,
+        layers: bool = False,
+        dynamic: Iterable[Pattern] = (),
+        accepts: Accepts | None = None,
+        on_forward: OnForward | None = None,
+        early_ends: int = 0,
+    ) -> None:
+        self._sink = sink
+        self._early_ends = early_ends
+        self._root = weakref.ref(model) if model is not None else None
+        self._finds_root = model is None
+        self._all_layers = layers
+        self._dynamic = tuple(dynamic)
+        self._accepts = accepts
+        self._on_forward = on_forward
+        self._handles: list[RemovableHandle] = []
+        self._root_handles: list[RemovableHandle] = []
+        self._discovery: RemovableHandle | None = None
+        self._is_attached = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._thread = threading.get_ident()
+        self._tracker = PhaseTracker(self._sink, self._early_ends)
+        self._layers = LayerHooks(self._sink, self._thread, self._all_layers, self._dynamic)
+        self._layers_at_backward = 0
+        self._root_trains = False  # was called for training in this iteration
+        self._others_train = False  # a backward pass came without
+        self._waited = 0  # iterations in a row that others trained
+
+    @property
+    def attached(self) -> bool:
+        """Whether the sink is being told."""
+        return self._is_attached
+
+    @property
+    def in_first_cycle(self) -> bool:
+        """Whether the optimizer that stepped last had not stepped before."""
+        return self._tracker.in_first_cycle
+
+    @property
+    def root(self) -> nn.Module | None:
+        """The module whose calls are forwards; None until it is found, or once it is gone."""
+        return self._root() if self._root is not None else None
+
+    def follow(self, model: nn.Module | None, dynamic: Iterable[Pattern] | None = None) -> None:
+        """Takes `model` for the root, in place of the one given or found; between two iterations.
+
+        None leaves the root as it is. So does None for `dynamic` the patterns, which else are those
+        of the root's layers from now on.
+        """
+        if model is None and dynamic is None:
+            return
+        if dynamic is not None:
+            self._dynamic = self._layers.patterns = tuple(dynamic)
+        if model is not None:
+            self._finds_root = False
+            self._root = weakref.ref(model)
+        if self._is_attached and (root := self.root) is not None:
+            self._end_discovery()
+            self._unwatch()
+            self._watch(root)
+
+    def attach(self) -> TrainingHooks:
+        """Begins to watch, in phase OTHER of a new iteration; nothing if attached already."""
+        global _attached
+        with _lock:
+            if self._is_attached:
+                return self
+            self._reset()
+            self._tracker.start()
+            self._is_attached = True
+            _attached = (*_attached, self)
+        try:
+            self._handles.append(register_optimizer_step_pre_hook(self._step_begins))
+            self._handles.append(register_optimizer_step_post_hook(self._step_ends))
+            add_listener(self)
+            if self.root is not None:
+                self._watch(self.root)
+            elif self._finds_root:
+                self._discover()
+        except BaseException:
+            self.detach()
+            raise
+        return self
+
+    def detach(self, *, silently: bool = False) -> None:
+        """Removes every hook and patch, and leaves the sink in phase OTHER; may be repeated.
+
+        `silently`, the sink is told nothing: it follows another run already.
+        """
+        global _attached
+        with _lock:
+            if not self._is_attached:
+                return
+            self._is_attached = False
+            _attached = tuple(hooks for hooks in _attached if hooks is not self)
+        remove_listener(self)
+        self._end_discovery()
+        self._unwatch()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._finds_root:
+            self._root = None
+        if not silently:
+            self._layers.close(0)
+            self._tracker.stop()
+
+    def __enter__(self) -> TrainingHooks:
+        return self.attach()
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def end_iteration(self) -> None:
+        """Ends the iteration; from now on optimizer steps no longer do. Nothing if not attached."""
+        if not self._is_attached:
+            return
+        self._close_layers_left_open(module_calls=0)
+        self._tracker.end_iteration()
+        self._iteration_over()
+
+    # The root
+
+    def _watch(self, root: nn.Module) -> None:
+        # Prepended in this order, the phase begins before the root's own layer does.
+        self._layers.watch(root, self._root_handles)
+        self._root_handles.append(
+            root.register_forward_pre_hook(
+                root_hook(self._root_called), prepend=True, with_kwargs=True
+            )
+        )
+        self._root_handles.append(
+            root.register_forward_hook(root_hook(self._root_returned), always_call=True)
+        )
+
+    def _unwatch(self) -> None:
+        for handle in self._root_handles:
+            handle.remove()
+        self._root_handles = []
+
+    def _root_called(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        # Replicas of DataParallel share their original's hooks.
+        if not self._drives() or module is not self.root:
+            return
+        self._close_layers_left_open(module_calls=1)
+        training = _is_training_forward(module)
+        self._root_trains = self._root_trains or training
+        if self._tracker.expect_forward(training) and self._on_forward is not None:
+            self._on_forward(module, args, kwargs)
+        self._tracker.begin_forward(training)
+
+    def _root_returned(self, module: nn.Module, _: tuple[Any, ...], result: object) -> None:
+        if not self._drives() or module is not self.root:
+            return
+        # An always-called hook is told of an exception by no result, while it is being handled.
+        raised = result is None and sys.exc_info()[0] is not None
+        self._tracker.end_forward(raised)
+
+    def _discover(self) -> None:
+        self._discovery = register_module_forward_pre_hook(root_hook(self._module_called))
+
+    def _end_discovery(self) -> None:
+        if self._discovery is not None:
+            self._discovery.remove()
+            self._discovery = None
+
+    def _discover_again_if_gone(self) -> None:
+        if self._root is not None and self.root is None and self._finds_root:
+            self._root = None
+            self._discover()
+
+    def _iteration_over(self) -> None:
+        if self._root_trains:
+            self._waited = 0
+        elif self._others_train:
+            self._waited += 1
+            if self._finds_root:
+                self._end_discovery()
+                self._discover()
+        self._root_trains = self._others_train = False
+
+    def _module_called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not self._drives() or not _is_training_forward(module):
+            return
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return
+        if module is self.root:  # which has been idle for a while
+            self._end_discovery()
+            return
+        if self._accepts is not None and not self._accepts(module, self._waited):
+            return
+        self._end_discovery()
+        self._unwatch()
+        self._root = weakref.ref(module)
+        self._watch(module)
+        # The hooks just made miss this call's beginning.
+        self._root_called(module, args, frames.kwargs_of_module_call())
+        if self._layers.root_layer is not None:
+            self._layers.enter(self._layers.root_layer)
+
+    # The engine
+
+    def backward_begins(self) -> bool:
+        """Called by the engine; not for users."""
+        if not self._drives():
+            return False
+        self._layers_at_backward = self._layers.depth()
+        self._others_train = self._others_train or not self._root_trains
+        return self._tracker.begin_backward()
+
+    def backward_ends(self) -> None:
+        """Called by the engine; not for users."""
+        if self._is_attached:
+            self._layers.close(self._layers_at_backward)
+            self._tracker.end_backward()
+            self._discover_again_if_gone()
+
+    # Optimizers
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._drives():
+            self._tracker.begin_step(optimizer)
+
+    def _step_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        over = False
+        if self._drives():
+            over = self._tracker.end_step(optimizer)
+        elif torch._C._current_graph_task_id() != -1:
+            over = self._tracker.count_step(optimizer)
+        if over:
+            self._iteration_over()
+
+    # Scopes
+
+    def open(self, scope: Scope) -> bool:
+        """Opens an explicit phase; False on a thread other than the one that trains."""
+        if threading.get_ident() != self._thread:
+            return False
+        self._tracker.open(scope)
+        return True
+
+    def close(self, scope: Scope) -> None:
+        """Closes what `open` opened."""
+        if self._is_attached:
+            self._tracker.close(scope)
+
+    # Spans
+
+    def enter_span(self, name: str) -> None:
+        """Begins a dynamic span."""
+        if self._is_attached:
+            self._layers.enter(self._layers.span(name))
+
+    def leave_span(self, name: str) -> None:
+        """Ends a dynamic span."""
+        if self._is_attached:
+            self._layers.leave(self._layers.span(name))
+
+    # Parts
+
+    def _drives(self) -> bool:
+        """Whether the calling thread is the one that trains, and outside of any backward pass."""
+        return (
+            threading.get_ident() == self._thread
+            and self._is_attached
+            and torch._C._current_graph_task_id() == -1
+        )
+
+    def _close_layers_left_open(self, module_calls: int) -> None:
+        if self._layers.depth() and frames.module_calls() <= module_calls:
+            self._layers.close(0)
+
+
+def _is_training_forward(module: nn.Module) -> bool:
+    return module.training and (torch.is_grad_enabled() or frames.in_autograd_function())
