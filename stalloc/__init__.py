@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _compiled_part() -> Any:
-    """What `from stalloc import _core` comes for, in whichever module is first."""
+    """The result of `from stalloc import _core`, wherever that comes first."""
     name = f"{__name__}._core"
     try:
         return importlib.import_module(name)

@@ -25,12 +25,12 @@ class Adapter:
     """One device: its runtime, and how it gets in front of torch's allocator.
 
     Attributes:
-        name: Of the device, as torch has it: "cpu", "cuda:1".
+        name: The device in torch's notation: "cpu", "cuda:1".
         install: Puts stalloc in front.
         uninstall: Takes it out again, as soon as no block needs it.
         give_back: Lets torch's allocator give back what it has cached.
         refresh: Tells the runtime what torch's allocator holds, where that is the fallback.
-        record_exactly: Whether requests that are recorded bypass torch's cache.
+        record_exactly: Lets recorded requests bypass torch's cache, or not.
     """
 
     name: str

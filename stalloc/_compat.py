@@ -39,7 +39,7 @@ _allocator: torch.cuda.memory.CUDAPluggableAllocator | None = None
 
 
 def installed() -> bool:
-    """Whether torch's requests for GPU memory come to stalloc in this process."""
+    """True if stalloc serves torch's requests for GPU memory in this process."""
     return _allocator is not None
 
 

@@ -1,8 +1,8 @@
 """The command line. Each sub-command is a module in `stalloc.commands`.
 
 Exit codes: 0 done, 1 bad input, 2 wrong usage, 3 does not fit the capacity, 130 interrupted, 141
-nobody reads the output any more. What the user can mend is one line on stderr; a traceback is a
-bug.
+nobody reads the output any more. An error that the user can correct is one line on stderr; a
+traceback is a bug.
 """
 
 from __future__ import annotations

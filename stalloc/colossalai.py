@@ -3,11 +3,10 @@
     model, optimizer, *_ = booster.boost(model, optimizer, ...)
     stalloc.colossalai.install(booster, model, optimizer)
 
-Importing this module is harmless; it never imports Colossal-AI, and goes by what the objects have.
+Importing this module does not import Colossal-AI; stalloc looks at the attributes of the objects.
 
-With a pipeline, the schedule's own methods are followed, on the one object that the booster uses.
-Without, the hooks find forward and backward by themselves. An iteration ends with the optimizer's
-step.
+With a pipeline, stalloc wraps the methods of the booster's schedule. Without one, the hooks find
+forward and backward. An iteration ends with the optimizer's step.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ def install(
 
     Args:
         booster: A Booster with any plugin.
-        model: What `boost` returned.
-        optimizer: What `boost` returned.
+        model: The model from `boost`.
+        optimizer: The optimizer from `boost`.
         mode: As for `stalloc.options.Options`.
         folder: As for `stalloc.options.Options`.
         **options: The other fields of `stalloc.options.Options`. A `dynamic` of None means

@@ -1,4 +1,4 @@
-"""What changed between two runs, phase by phase: why a plan of one no longer fits the other.
+"""Compares two runs, phase by phase: why a plan of one does not fit the other.
 
 Of a trace the requests that a plan would have an address for are compared, of a plan those that it
 has. A request is told by its size and stream, as the runtime tells it; what it may overlap is told
@@ -29,15 +29,15 @@ class Run:
 
     Attributes:
         kind: `trace` or `plan`.
-        info: What was profiled.
-        fingerprint: Of the trace.
+        info: Facts about the profiled run.
+        fingerprint: The fingerprint of the trace.
         load: The most bytes live at once in the iteration.
-        pool: Of a plan, its bytes; else None.
+        pool: Bytes of a plan's pool; None for a trace.
         planned: Shapes of the planned requests by phase, in order.
         frees: The same requests: how many of all are allocated before each is freed, this
             iteration and, where it lives so long, the next.
         dynamic: Number and bytes of the dynamic requests by phase; of a trace only.
-        sites: Where the requests of a phase and shape come from, where that is known.
+        sites: The call sites of the requests of a phase and shape, if known.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Change:
         size_a: Bytes of each before; 0 for none.
         size_b: Bytes of each after; 0 for none.
         bytes: By how much their sum changes.
-        site: Where they come from; empty where it is not known.
+        site: Their call site; empty if unknown.
     """
 
     phase: str
@@ -78,14 +78,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed.
+    """The differences of two runs.
 
     Attributes:
-        same: Whether nothing did.
+        same: True if there is no difference.
         fits: Share of the second run's requests that come at their place in the first one's phases,
             or would if others were not in between.
         changes: The largest first.
-        info: What was noted differently: before and after, empty for nothing.
+        info: Different facts: before and after, empty if missing.
     """
 
     same: bool
@@ -104,7 +104,7 @@ def run_of(content: Trace | Plan) -> Run:
 
 
 def compare(a: Run, b: Run) -> Comparison:
-    """What changed from one run to another."""
+    """Compares two runs."""
     changes: list[Change] = []
     kept = total = 0
     for phase in dict.fromkeys((*a.planned, *b.planned)):
@@ -172,7 +172,7 @@ def _changes(
 
 
 def _lifetime_changes(a: Run, b: Run) -> list[Change]:
-    """What lives longer or shorter, where the two ask for the same in the same order."""
+    """Different lifetimes, if both runs make the same requests in the same order."""
     if list(a.planned.items()) != list(b.planned.items()):
         return []
     counts: Counter[tuple[str, str, Shape]] = Counter()

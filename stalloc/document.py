@@ -1,4 +1,4 @@
-"""What traces and plans have in common: an object of the core that is kept in a JSON file."""
+"""The common base of traces and plans: an object of the core with a JSON file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DocumentT = TypeVar("DocumentT", bound="Document[Any]")
 
 
 class Document(ABC, Generic[CoreT]):
-    """An object of the core, its file, and notes on where it came from."""
+    """An object of the core, its file, and facts about its origin."""
 
     def __init__(self, core: CoreT) -> None:
         self._core = core
@@ -40,25 +40,25 @@ class Document(ABC, Generic[CoreT]):
     @classmethod
     @abstractmethod
     def from_json(cls: type[DocumentT], text: bytes, source: str) -> DocumentT:
-        """Reads what a file that `save` wrote holds.
+        """Reads the content of a file that `save` wrote.
 
         Args:
             text: UTF-8.
-            source: What messages call it.
+            source: Its name in messages.
         """
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
-        """Writes it as JSON: as a whole or, when anything goes wrong, not at all.
+        """Writes it as JSON, completely or not at all.
 
         Raises:
-            FileExistsError: There is such a file, and `overwrite` is not set.
+            FileExistsError: The file exists, and `overwrite` is not set.
             OSError: It cannot be written.
         """
         write_file(Path(path), self._core.to_json(), overwrite=overwrite)
 
     @property
     def info(self) -> dict[str, str]:
-        """What was profiled: `device`, `torch`, `model` and whatever else was noted."""
+        """Facts about the profiled run: `device`, `torch`, `model` and others."""
         return self._core.info
 
     @info.setter

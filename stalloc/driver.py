@@ -1,21 +1,19 @@
-"""Takes a training loop through profiling and planning to serving; what every integration is on.
+"""Takes a training loop from profiling over planning to serving. Every integration uses a driver.
 
-An integration knows a framework: where its iterations begin and end, and which microbatch it is at.
-It tells a `Driver`, and the driver does the rest, on each rank by itself: lets the first iterations
-pass, records some, plans, writes trace and plan to files of this rank, or finds a plan
-there and serves from it.
+An integration knows a framework: the begin and end of an iteration, and the current microbatch. It
+reports them to a `Driver`, which does the rest for its rank: it skips the first iterations, records
+some, plans, and writes trace and plan; or it finds a plan in the folder and serves from it.
 
     WAITING -> PROFILING -> SERVING      auto: what is recorded is served from at once
             -> SERVING                   plan, or auto with a plan that is there already
             -> PROFILING -> OFF          profile
 
-Where the run is recorded or served from its start already, as by `stalloc run`, a driver begins
-nothing of its own: from its first iteration on it joins what is on, tells it phases, layers and
-iterations, and leaves its end to whoever began it.
+If the whole run is recorded or served already, as by `stalloc run`, a driver joins that profile or
+session: it reports phases, layers and iterations, and does not end it.
 
-Whatever goes wrong is said once and ends with the driver OFF: training goes on unplanned.
-A rank never waits for another. Costs about a microsecond an event when OFF. In a forked child, as
-workers that load data are, a driver is OFF if it was at work: profile and files are its parent's.
+An error is reported once and turns the driver OFF: training goes on unplanned. A rank never waits
+for another. An event costs about a microsecond when OFF. In a forked child, such as a data loader's
+worker, an active driver turns OFF: profile and files belong to the parent.
 
 Not thread-safe: the thread that trains calls it.
 """
@@ -53,7 +51,7 @@ _log = logging.getLogger("stalloc")
 
 
 class Stage(enum.Enum):
-    """What a driver is doing."""
+    """The stage of a driver."""
 
     WAITING = "waiting"
     PROFILING = "profiling"
@@ -76,7 +74,7 @@ class Driver:
                 with driver.optimizer():
                     optimizer.step()
 
-    A loop that is as plain as that one needs only `iteration`: the hooks find the phases.
+    A loop as simple as this one needs only `iteration`: the hooks find the phases.
 
     Under `stalloc run` or `enable(plan, startup=True)`, the run's own settings replace all options
     but mode "off" and `dynamic`.
@@ -98,17 +96,17 @@ class Driver:
         self._options = options or Options()
         self._parallelism = parallelism
         self._framework = framework
-        # What is known when the first iteration begins, and may not be when the process ends.
+        # Known when the first iteration begins, but perhaps not when the process ends.
         self._rank = rank()
         self._rank_info: dict[str, str] = {}
         self._files: RankFiles | None = None
         self._stage = Stage.OFF if self._options.mode == "off" else Stage.WAITING
         self._looked_for_plan = self._options.mode == "profile"
-        self._plan: Plan | None = None  # found, and not in force yet
+        self._plan: Plan | None = None  # found, not in force yet
         self._root: nn.Module | None = None
         self._profile: Profile | None = None
         self._session: session.Session | None = None
-        self._joined = False  # the profile, or the session, is another's
+        self._joined = False  # profile or session belong to the whole run
         self._collects_garbage = False
         self._recorded = 0
         self._inside = False
@@ -117,17 +115,17 @@ class Driver:
 
     @property
     def stage(self) -> Stage:
-        """What it is doing."""
+        """The current stage."""
         return self._stage
 
     @property
     def active(self) -> bool:
-        """Whether phases matter now: a profile is being recorded, or a plan is in force."""
+        """True while phases matter: a profile is being recorded, or a plan is in force."""
         return self._stage is Stage.PROFILING or self._stage is Stage.SERVING
 
     @property
     def in_iteration(self) -> bool:
-        """Whether an iteration has begun and not ended."""
+        """True between the begin and the end of an iteration."""
         return self._inside
 
     @property
@@ -138,11 +136,11 @@ class Driver:
     # Iterations
 
     def begin_iteration(self, model: Model | None = None) -> None:
-        """An iteration begins. One that was never ended, because it raised, ends first.
+        """Begins an iteration. One that raised, and so never ended, ends first.
 
         Args:
-            model: What is trained, or the chunks of it that this rank has; at the first iteration
-                at the latest. Without it the hooks take the first module that is called.
+            model: The model, or its chunks on this rank, from the first iteration on. Without it
+                the hooks take the first module that is called.
         """
         self.end_iteration()
         self._inside = True
@@ -151,7 +149,7 @@ class Driver:
                 self._start(model)
 
     def end_iteration(self) -> None:
-        """The iteration ends; nothing if none has begun."""
+        """Ends the iteration, if one has begun."""
         if not self._inside:
             return
         self._inside = False
@@ -195,19 +193,19 @@ class Driver:
     def phase(
         self, kind: PhaseKind, microbatch: int | None = None, chunk: int = 0
     ) -> AbstractContextManager[None]:
-        """Any other phase; `stalloc.hooks.phase` where it matters, and nothing where not."""
+        """Any other phase: `stalloc.hooks.phase` while active, else nothing."""
         return hooks.phase(kind, microbatch, chunk) if self.active else _NOTHING
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """What does not repeat: evaluation, checkpointing."""
+        """Work that does not repeat: evaluation, checkpointing."""
         return hooks.unplanned() if self.active else _NOTHING
 
     # Ends
 
     def stand_aside(self, reason: str) -> None:
-        """Ends with a warning that gives the reason: something runs that can't be planned.
+        """Turns the driver OFF with a warning, because something runs that cannot be planned.
 
-        So ends what was begun before it.
+        A profile or session of the whole run ends, too.
         """
         if self._stage is Stage.OFF:
             return
@@ -226,10 +224,10 @@ class Driver:
             raise StallocError(reason)
 
     def finish(self) -> None:
-        """Ends whatever is going on; of a profile that is cut short, what is complete is planned.
+        """Turns the driver OFF. The complete iterations of a profile that is cut short are planned.
 
-        May be repeated. Also called when the process ends while a profile is being recorded. What
-        it has joined goes on.
+        May be repeated. Runs also when the process ends during a profile. A profile or session
+        that the driver has joined goes on.
         """
         if self._stage is Stage.PROFILING and not self._joined and self._recorded >= 2:
             with self._guarded():
@@ -265,7 +263,7 @@ class Driver:
     def _join(self, begun: Profile | session.Session) -> None:
         self._joined = True
         if isinstance(begun, Profile):
-            begun.follow(self._root, self._patterns(), self._notes())
+            begun.follow(self._root, self._patterns(), self._info())
             self._profile = begun
             self._stage = Stage.PROFILING
             self._hold_garbage()
@@ -316,9 +314,9 @@ class Driver:
             self._switch_off()
 
     def _plan_was_refused(self) -> None:
-        """The first forward showed another batch, which was said; or someone called disable()."""
+        """The first forward had another batch, or someone called disable()."""
         self._session = None
-        # A plan of its own making that does not fit would be made, and refused, again.
+        # If the driver made the plan itself, it would make, and refuse, the same plan again.
         may_profile = self._options.mode == "auto" and self._profile is None and not self._joined
         self._stage = Stage.WAITING if may_profile else Stage.OFF
 
@@ -334,8 +332,8 @@ class Driver:
         return dynamic() if callable(dynamic) else dynamic
 
     def _hold_garbage(self) -> None:
-        # What only the collector frees, at a time of its own, is not to be planned: meanwhile it
-        # outlives its iteration, and so is told from the rest.
+        # Objects that only the garbage collector frees have no fixed lifetime. With the collector
+        # off they outlive their iteration, so they are not planned.
         self._collects_garbage = gc.isenabled()
         gc.disable()
 
@@ -347,7 +345,7 @@ class Driver:
         recorded.stop()
         self._let_garbage_go()
         trace = recorded.trace
-        trace.info = {**trace.info, **self._notes()}
+        trace.info = {**trace.info, **self._info()}
         plan = trace.plan(
             time_limit=self._options.time_limit, streams=self._options.streams or Streams.SEPARATE
         )
@@ -361,7 +359,7 @@ class Driver:
         if serve:
             self._serve(plan)
 
-    def _notes(self) -> dict[str, str]:
+    def _info(self) -> dict[str, str]:
         return {**self._rank_info, "framework": self._framework}
 
     def _let_garbage_go(self) -> None:
@@ -381,7 +379,7 @@ class Driver:
         self._root = None
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: forgets, and touches nothing of, what is the parent's."""
+        """In a forked child: forgets everything that belongs to the parent, without touching it."""
         if self.active:
             atexit.unregister(self.finish)
             self._stage = Stage.OFF
@@ -416,7 +414,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _begun() -> Profile | session.Session | None:
-    """What records or serves this run from its start, and no driver began or has joined."""
+    """The profile or session of the whole run that no driver has begun or joined."""
     taken = [x for driver in _drivers if driver.active for x in (driver._profile, driver._session)]
     recording, serving = active_profile(), session.current_session()
     if recording is not None and recording not in taken:
@@ -427,14 +425,14 @@ def _begun() -> Profile | session.Session | None:
 
 
 def _tagged_alike(plan: Plan, framework: str) -> bool:
-    """Whether the plan's phases are those that such a driver tells, of whatever version."""
+    """True if a driver of the same framework, in any version, reported the plan's phases."""
     return plan.info.get("framework", "").partition(" ")[0] == framework.partition(" ")[0]
 
 
 def _root_of(model: Model | None) -> nn.Module | None:
     if model is None or isinstance(model, nn.Module):
         return model
-    # Several chunks: a root that is never called, with the layers of all.
+    # The root of several chunks is never called; it holds the layers of all.
     return model[0] if len(model) == 1 else nn.ModuleList(model)
 
 

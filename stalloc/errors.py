@@ -1,4 +1,4 @@
-"""What stalloc raises. Every message says what was asked, what there is and what to do next."""
+"""Exceptions and warnings. Every message states the request, the state, and the next step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class StallocError(Exception):
 
 
 class NotSupportedError(StallocError):
-    """Something was asked for that this version of stalloc cannot do."""
+    """This version of stalloc does not support the request."""
 
 
 class TraceError(StallocError, ValueError):
@@ -20,8 +20,8 @@ class PlanError(StallocError, ValueError):
 
 
 class OutOfMemory(StallocError, MemoryError):
-    """The device has not the memory that was asked for, after giving back all that was cached."""
+    """The device lacks the requested memory, even after the caches were given back."""
 
 
 class StallocWarning(UserWarning):
-    """Something did not go as planned, and training goes on without."""
+    """Something failed, and training goes on without it."""

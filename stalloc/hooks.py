@@ -28,11 +28,11 @@ __all__ = [
 def phase(
     kind: PhaseKind | int | str, microbatch: int | None = None, chunk: int = 0
 ) -> Iterator[None]:
-    """Says what the loop is doing inside, for schedules of one's own.
+    """States the phase of the code inside, for custom schedules.
 
-    While open, nothing else changes the phase; another one nests. Without attached hooks, and on
-    threads other than theirs, it does nothing. `microbatch` is 0 if not given, and none at all for
-    kinds that have none. Kind UNPLANNED is the same as `unplanned()`.
+    Nothing else changes the phase while it is open; phases nest. It does nothing without attached
+    hooks and on other threads than theirs. `microbatch` defaults to 0, and is ignored for kinds
+    without microbatches. Kind UNPLANNED is the same as `unplanned()`.
 
     Raises:
         ValueError: There is no such kind, or the numbers are negative.
@@ -43,29 +43,29 @@ def phase(
 
 @contextlib.contextmanager
 def unplanned() -> Iterator[None]:
-    """Says that what runs inside does not repeat; then the interrupted phase goes on.
+    """States that the code inside does not repeat. Afterwards the interrupted phase goes on.
 
-    No phase changes inside, and no optimizer step there ends an iteration.
+    Inside, the phase does not change, and an optimizer's step does not end the iteration.
     """
     with _scope(None):
         yield
 
 
 def enter_dynamic(name: str) -> None:
-    """Says that the sizes of what is requested from here on depend on the data.
+    """States that the sizes of requests from here on depend on the data.
 
-    For stretches that are no module, such as from the dispatch of tokens to experts to their
-    combination; `dynamic=` names modules. Also holds for the backward of what is done inside.
+    This is for code that is no module, such as the span from the dispatch of tokens to experts to
+    their combination; `dynamic=` names modules. The backward of that code is dynamic, too.
 
     Args:
-        name: What traces call the stretch.
+        name: The name of the span in traces.
     """
     for hooks in attached():
         hooks.enter_span(name)
 
 
 def leave_dynamic(name: str) -> None:
-    """Ends what `enter_dynamic` began; nothing if that is over, as it is when an iteration ends."""
+    """Ends the span of `enter_dynamic`. The end of an iteration ends it, too."""
     for hooks in attached():
         hooks.leave_span(name)
 

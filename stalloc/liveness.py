@@ -1,6 +1,6 @@
-"""What is live when: the curve, its peak, and who holds what.
+"""Live bytes over time: the curve, its peak, and the requests at a tick.
 
-Of a trace the last complete iteration is looked at, of a plan its only one. Ticks count from its
+For a trace this is the last complete iteration, for a plan its only one. Ticks count from its
 beginning.
 """
 
@@ -21,7 +21,7 @@ class Holder:
 
     Attributes:
         site: Its name; empty where it is not known.
-        phase: Where they are allocated; `before` for what was live already.
+        phase: Phase of the allocation; `before` for requests that were live already.
         requests: Their number.
         bytes: The sum of their sizes.
         largest: The largest of these.
@@ -65,14 +65,14 @@ class Liveness:
         self._phase, self._site = phase, site
         self._phases, self._sites = phases, sites
         self.named = bool(sites)
-        """Whether any call site is known."""
+        """True if any call site is known."""
         ticks = np.concatenate((lower, upper))
         changes = np.concatenate((size, -size))
         order = np.lexsort((changes, ticks))  # at one tick, frees come first
         ticks, live = ticks[order], np.cumsum(changes[order])
         last = np.append(ticks[1:] != ticks[:-1], True) if len(ticks) else np.zeros(0, bool)
         self.ticks: Int64s = ticks[last]
-        """Where the curve changes."""
+        """The ticks at which the curve changes."""
         self.live: Int64s = live[last]
         """Bytes live from there on."""
 
@@ -96,11 +96,11 @@ class Liveness:
         return name
 
     def holders_at(self, tick: int) -> list[Holder]:
-        """Who holds what is live at a tick, the most first."""
+        """The live bytes at a tick by origin, the most first."""
         return self._holders((self._lower <= tick) & (tick < self._upper))
 
     def holders(self) -> list[Holder]:
-        """Who allocates most in the iteration."""
+        """The bytes allocated in the iteration by origin, the most first."""
         return self._holders(self._phase >= 0)
 
     def _holders(self, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[Holder]:

@@ -4,13 +4,12 @@
 
     stalloc.megatron.install()
 
-before `pretrain(...)`, or before the training loop of whatever else is built on megatron-core.
-Importing this module is harmless; it never imports Megatron.
+before `pretrain(...)`, or before the training loop of any other program on megatron-core. Importing
+this module does not import Megatron.
 
-All of Megatron's schedules call `forward_step` and `backward_step` by their names in the module
-`schedules`, and so are followed by replacing those two. What is there is found by its features, not
-by a version number. An iteration ends with `train_step`; in loops of one's own, with the first
-schedule that trains after the optimizer's step.
+All of Megatron's schedules look up `forward_step` and `backward_step` in the module `schedules`, so
+stalloc replaces those two. It tests for features, not for version numbers. An iteration ends with
+`train_step`; in other loops, with the first schedule that trains after the optimizer's step.
 """
 
 from __future__ import annotations

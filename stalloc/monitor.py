@@ -16,7 +16,7 @@ from stalloc.statistics import MemoryStats, memory_stats
 
 
 class ScalarWriter(Protocol):
-    """What is needed of TensorBoard's `SummaryWriter`."""
+    """The part of TensorBoard's `SummaryWriter` that is used."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
         """Adds a value."""
@@ -104,8 +104,8 @@ def log_stats(
 
     Args:
         every: Iterations.
-        device: Whose figures; by default that of the plan in force.
-        logger: Where to; by default the one called `stalloc`.
+        device: The device; by default that of the plan in force.
+        logger: The logger; by default `stalloc`.
         tensorboard: A `torch.utils.tensorboard.SummaryWriter`, or what has its `add_scalar`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a trace or a plan has noted of its run, for people to read."""
+"""The info of a trace or a plan, for people to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 3  # of a list's entries
 
 
 def readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The notes with sizes and lists as people read them, and apart from them what was assumed."""
+    """The info with readable sizes and lists, and the importer's assumptions."""
     facts = dict(info)
     assumptions = [text for text in facts.pop("assumptions", "").split("\n") if text]
     for name in _SIZES:
@@ -29,7 +29,7 @@ def readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def listed(entries: Sequence[str]) -> str:
-    """The first few, and how many more there are: some eighty classes are dynamic by default."""
+    """The first entries and the number of the rest: eighty classes are dynamic by default."""
     if not entries:
         return "none"
     rest = len(entries) - _SHOWN
@@ -37,7 +37,7 @@ def listed(entries: Sequence[str]) -> str:
 
 
 def _entries(text: str) -> list[str] | None:
-    """What a note of words in JSON holds; None where it is none, as it may be anybody's."""
+    """The strings of a JSON array; None if the text is anything else."""
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):

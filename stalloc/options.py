@@ -19,7 +19,7 @@ Dynamic = Iterable[str | type] | None
 
 @dataclass(frozen=True)
 class Options:
-    """What a driver does and when.
+    """The behaviour of a driver.
 
     Raises:
         ValueError: A value is not one of those below, or the mode needs a folder and has none.
@@ -56,7 +56,7 @@ class Options:
     time_limit: float = DEFAULT_TIME_LIMIT
     """Seconds to search for a better plan than the first one."""
     streams: Streams | str | None = None
-    """Whether streams share addresses, as for `stalloc.Trace.plan`. None reads `STALLOC_STREAMS`,
+    """The addresses of several streams, as for `stalloc.Trace.plan`. None reads `STALLOC_STREAMS`,
     or else means "separate". A plan in the folder stays as it is."""
     strict: bool = False
     """Raise errors. Otherwise an error ends in a warning and training goes on unplanned."""

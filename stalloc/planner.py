@@ -1,8 +1,8 @@
-"""Offsets for buffers of known lifetimes: the planner on its own, on NumPy arrays.
+"""The planner on its own, on NumPy arrays: offsets for buffers of known lifetimes.
 
-Nothing here knows of torch or of training. A buffer has a size and a lifetime, `[lower, upper)` in
-any ticks; `plan` finds an offset for each so that buffers that are live together never overlap and
-the highest end is lowest, and says how close to optimal that is proven to be.
+This module knows neither torch nor training. A buffer has a size and a lifetime, `[lower, upper)`,
+in any unit of time. `plan` finds an offset for each buffer, so that no two live buffers overlap and
+the highest end is as low as possible, and proves how close to optimal the result is.
 
     >>> solution = plan(lower=[0, 0, 4], upper=[4, 9, 9], size=[100, 50, 80])
     >>> solution.height, solution.optimal
@@ -26,7 +26,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Streams(str, Enum):
-    """Whether buffers of different streams may use the same addresses one after another.
+    """The addresses of buffers of different streams.
 
     Functions take the value as a string, too.
     """
@@ -46,7 +46,7 @@ class Streams(str, Enum):
 
 @dataclass(frozen=True)
 class Solution:
-    """Where every buffer goes, and what is known about how good that is."""
+    """An offset for every buffer, and how good the layout is."""
 
     offsets: Int64Array
     """One offset in bytes a buffer, in the order of the input."""
@@ -55,16 +55,16 @@ class Solution:
     bound: int
     """No solution is lower than this."""
     optimal: bool
-    """Whether none is lower than this one: proven, by the bound or by a complete search."""
+    """True if no layout is lower: proven by the bound or by a complete search."""
     algorithm: str
     """Which planner it came from; several streams are joined with "+"."""
     seconds: float
     """How long planning took."""
     waits: Int64Array
-    """What reuse across streams takes, where `streams` is "ordered": a row for each wait, of a
-    buffer and the one of another stream whose addresses it uses. Before the stream of the first may
-    use it, it has to wait until the stream of the second has done what was asked of it until it was
-    freed. With a period, the second may be one of the turn before."""
+    """The waits between streams, if `streams` is "ordered". A row names a buffer and an earlier
+    buffer of another stream at the same addresses. The first buffer's stream waits for all work
+    that the second one's stream had been given when the second buffer was freed. With a period, the
+    second buffer may belong to the period before."""
 
     @property
     def pool(self) -> int:
@@ -88,7 +88,7 @@ class Csv:
     offsets: Int64Array | None = None
     """The solution, where the file has one."""
     gaps: Int64Array | None = None
-    """What `plan` takes as gaps, where the file has any."""
+    """The argument `gaps` of `plan`, if the file has the column."""
 
 
 def plan(
@@ -117,29 +117,27 @@ def plan(
 
     Args:
         lower: The tick at which each buffer begins to live; not negative.
-        upper: The tick at which it has ceased to; a buffer with `upper == lower` conflicts with
-            nothing.
+        upper: One past the last tick; a buffer with `upper == lower` conflicts with nothing.
         size: Bytes of each; rounded up to the alignment.
-        alignment: What every offset is a multiple of.
+        alignment: Bytes; every offset is a multiple of it.
         period: Ticks after which everything repeats, or 0. With a period, a buffer with
-            `upper > period` lives on at the start of the next turn.
-        stream: A number for each buffer; those of different streams never share an address, unless
-            their reuse is ordered.
-        streams: "separate", or "ordered": a buffer may lie where one of another stream lay before,
-            and the solution's `waits` say what has to wait for what.
-        fixed: Where each buffer must lie, -1 where it may lie anywhere.
-        gaps: Stretches of a buffer's lifetime in which others may lie in its place, to which it
-            comes back: a row for each, of the buffer, the tick it begins at and the tick it has
-            ended by. Not where streams are ordered; a single `algorithm` makes no use of them.
-        phase_begin: The phase each is born in, for the paper's planner, -1 where there is none.
-        phase_end: The phase each is freed in.
+            `upper > period` lives on at the start of the next period.
+        stream: The number of each buffer's stream.
+        streams: "separate": buffers of different streams never share an address. "ordered": they
+            may, and the solution's `waits` say which stream waits for which buffer.
+        fixed: The required offset of each buffer, -1 for none.
+        gaps: Idle intervals of buffers, in which others may use their addresses (MiniMalloc's
+            gaps). A row has the buffer, the first tick, and one past the last tick. Not with
+            ordered streams; a single `algorithm` ignores them.
+        phase_begin: The phase of each allocation, for the paper's planner, -1 for none.
+        phase_end: The phase of each free.
         capacity: The height that must not be exceeded.
-        algorithm: The only planner to run, of `algorithms()`; all of them where it is None.
-        time_limit: Seconds after which the best solution found so far is returned; the first one is
-            finished however long it takes.
-        threads: How many to use; as many as the machine has where it is None.
-        warm_start: Offsets of an older solution to begin with, -1 where it has none. Where it is
-            valid, the result is no higher.
+        algorithm: The only planner to run, see `algorithms()`; None runs all.
+        time_limit: Seconds until the best solution so far is returned. The first solution always
+            completes.
+        threads: Number of threads; None means all cores.
+        warm_start: Offsets of an older solution to begin with, -1 for none. If it
+            is valid, the result is no higher.
         progress: True shows a bar on stderr once planning takes longer than a second. A function
             is called with the fraction done, several times a second; when it returns False, the
             best solution found so far is returned.
@@ -306,7 +304,7 @@ def _problem(
 
 
 def _numbers(values: npt.ArrayLike, name: str) -> Int64Array:
-    """As 64-bit integers, refusing what would lose something on the way."""
+    """Converts to 64-bit integers. Refuses values that would change."""
     try:
         array = np.asarray(values)
     except (OverflowError, ValueError) as error:

@@ -21,26 +21,26 @@ DEFAULT_TIME_LIMIT = 10.0
 
 
 class Plan(Document[_core.Plan]):
-    """Where in the pool each static request goes. `Trace.plan` makes one."""
+    """The addresses of all static requests in the pool. `Trace.plan` makes a plan."""
 
     @classmethod
     def from_json(cls, text: bytes, source: str) -> Plan:
-        """Reads what a file that `save` wrote holds, and validates it.
+        """Reads the content of a file that `save` wrote, and validates it.
 
         Raises:
-            PlanError: It is damaged, of another format or a newer version, or no plan that can be
-                followed; the message says where.
+            PlanError: It is damaged, invalid, or of another format or a newer version; the message
+                says where.
         """
         return cls(_core.Plan.from_json(text, source))
 
     @property
     def fingerprint(self) -> str:
-        """That of the trace it was made from."""
+        """The fingerprint of its trace."""
         return self._core.fingerprint
 
     @property
     def algorithm(self) -> str:
-        """The planner it came from; with several streams one for each, joined by `+`."""
+        """The planner that found it; one for each stream, joined by `+`."""
         return self._core.algorithm
 
     @property
@@ -50,16 +50,15 @@ class Plan(Document[_core.Plan]):
 
     @property
     def resident(self) -> int:
-        """Bytes to reserve above the pool for what the run's beginning makes for good.
+        """Bytes of the resident region: weights, gradients, optimizer states.
 
-        Weights, gradients, optimizer states. Only a run that is served from its start needs them:
-        see `enable(plan, startup=True)`.
+        Only a run that is served from its start needs them: `enable(plan, startup=True)`.
         """
         return self._core.resident
 
     @property
     def bound(self) -> int:
-        """Bytes below which no plan can go."""
+        """Bytes; no plan has a smaller pool."""
         return self._core.bound
 
     @property
@@ -69,7 +68,7 @@ class Plan(Document[_core.Plan]):
 
     @property
     def optimal(self) -> bool:
-        """Whether it is proven that no plan has a smaller pool."""
+        """True if no plan can have a smaller pool: proven."""
         return self._core.optimal
 
     @property
@@ -79,7 +78,7 @@ class Plan(Document[_core.Plan]):
 
     @property
     def streams(self) -> Streams:
-        """Whether requests of different streams share addresses."""
+        """ORDERED if requests of different streams share addresses."""
         return Streams.ORDERED if self._core.ordered else Streams.SEPARATE
 
     @property
@@ -99,12 +98,12 @@ class Plan(Document[_core.Plan]):
 
     @cached_property
     def decisions(self) -> Decisions:
-        """Every address, by phase, then in order."""
+        """All decisions, by phase, then in order."""
         return Decisions(**self._core.decisions())
 
     @cached_property
     def groups(self) -> Groups:
-        """Dynamic requests by their place among the decisions, and the regions kept for them."""
+        """The groups of dynamic requests and their regions."""
         return Groups(**self._core.groups())
 
     @cached_property
@@ -114,12 +113,12 @@ class Plan(Document[_core.Plan]):
 
     @property
     def absent(self) -> list[int]:
-        """Rows of the decisions that the first iteration does not make."""
+        """Rows of the decisions that do not come in the first iteration."""
         return self._core.absent
 
     @cached_property
     def reusable(self) -> Reusable:
-        """What the plan leaves idle through the window of each group."""
+        """The addresses that are idle through the window of each group."""
         return Reusable(**self._core.reusable())
 
     @property
@@ -133,7 +132,7 @@ class Plan(Document[_core.Plan]):
 
     @property
     def headroom(self) -> int:
-        """What the regions have above the median need: per cent of what the largest had."""
+        """Head room of the regions: per cent of the distance from median to largest need."""
         return self._core.headroom
 
     @property
@@ -143,11 +142,11 @@ class Plan(Document[_core.Plan]):
 
     @property
     def headroom_saves(self) -> int:
-        """Bytes fewer that fell back at the peak, when iterations were replayed on each other."""
+        """Bytes that the head room keeps from the fallback at the peak of replayed iterations."""
         return self._core.headroom_saves
 
     def check(self) -> None:
-        """Validates the plan by itself; what is made or loaded has been.
+        """Validates the plan. A plan that was made or loaded here is valid already.
 
         Raises:
             PlanError: Two decisions overlap, or one cannot be followed; the message names it.
@@ -155,7 +154,7 @@ class Plan(Document[_core.Plan]):
         self._core.check()
 
     def summary(self) -> dict[str, str | int | float | bool]:
-        """Its figures in one place."""
+        """All figures by name."""
         return {
             "decisions": len(self.decisions),
             "phases": len(self.phases),

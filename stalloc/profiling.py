@@ -29,9 +29,8 @@ _active: Profile | None = None
 class Profile:
     """Records every allocation and free of a device, with phase, microbatch and layer.
 
-    Made by `profile`; a context manager. Record two complete iterations at least, better three:
-    the first warms up (it allocates the optimizer's states), and comparing the others tells what
-    repeats from what does not.
+    Made by `profile`; a context manager. Record at least two complete iterations, better three: the
+    first one warms up (it allocates the optimizer's states), and stalloc compares the others.
     """
 
     def __init__(
@@ -62,12 +61,12 @@ class Profile:
         self._ends_are_explicit = False
         self._early_ends = 0  # iterations that seemed to end before that was said
         self._inputs: set[str] = set()
-        self._notes: dict[str, str] = {}
+        self._info: dict[str, str] = {}
         self._trace: Trace | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether as many iterations are recorded as were asked for, or recording has ended."""
+        """True if all requested iterations are recorded, or recording has ended."""
         recorded = self._adapter.runtime.recorded_iterations
         return _active is not self or (
             self._iterations is not None and recorded >= self._iterations
@@ -77,28 +76,28 @@ class Profile:
         self,
         model: torch.nn.Module | None,
         dynamic: Iterable[str | type] | None,
-        notes: Mapping[str, str],
+        info: Mapping[str, str],
     ) -> None:
-        """A driver goes on from here, which knows the model and where its iterations end.
+        """A driver takes over, which knows the model and the ends of iterations.
 
         Args:
-            model: The one whose calls are forwards; None for the one that is found.
+            model: The module whose calls are forwards; None to find it.
             dynamic: As for `profile`; None leaves it as it is.
-            notes: What the trace is to note of its origin, too.
+            info: More entries for the info of the trace.
         """
         if dynamic is not None:
             self._dynamic = dynamic_patterns(dynamic)
         self._hooks.follow(model, None if dynamic is None else self._dynamic)
         if model is not None and self.model is not model and self._model is None:
             self._meet(model)
-        self._notes.update(notes)
+        self._info.update(info)
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """The model whose calls are tagged.
+        """The model whose calls begin microbatches.
 
-        Of a profile that was started without one, the one that was found last: None until its first
-        training forward, and when it is gone.
+        Without a model in `profile`, this is the one that was found last: None until its first
+        training forward, and after it is gone.
         """
         if self._model is None and self._found is not None:
             return self._found()
@@ -139,10 +138,10 @@ class Profile:
     def step(self) -> None:
         """Marks the end of an iteration.
 
-        When it is never called, an iteration ends with the first forward after the optimizer's
-        step. What ended like that before the first call belongs to the iteration that ends then,
-        unless the optimizer that stepped last had stepped before: in the first cycle of several
-        optimizers it was a part of one, later on it was whole iterations.
+        Without any call, an iteration ends with the first forward after the optimizer's step. The
+        first call joins the iterations that ended like that before it, unless the optimizer that
+        stepped last had stepped before: in the first cycle of several optimizers they were parts of
+        one iteration, later they were whole iterations.
         """
         if _active is self and not self._ends_are_explicit:
             self._ends_are_explicit = True
@@ -167,7 +166,7 @@ class Profile:
 
     @property
     def trace(self) -> Trace:
-        """What was recorded.
+        """The recorded trace.
 
         Raises:
             StallocError: While recording goes on.
@@ -188,16 +187,15 @@ class Profile:
         dynamic: bool = True,
         streams: Streams | str = "separate",
     ) -> Plan:
-        """Plans the address of every request that repeats.
+        """Plans the address of every static request.
 
         Args:
             algorithm: A planner's name; None runs several and keeps the best plan.
-            alignment: Of every address, in bytes.
+            alignment: Bytes; every address is a multiple of it.
             time_limit: Seconds to look for a better plan than the first one.
-            regions: Whether dynamic requests get regions of their own in the pool.
-            dynamic: Whether dynamic requests are served in the pool at all.
-            streams: Whether streams may use the same addresses one after another, "ordered", or
-                are kept "separate"; see `Trace.plan`.
+            regions: Reserve regions in the pool for dynamic requests.
+            dynamic: Serve dynamic requests in the pool at all.
+            streams: "ordered" if streams may share addresses, else "separate"; see `Trace.plan`.
 
         Raises:
             TraceError: If no complete iteration was recorded.
@@ -241,7 +239,7 @@ class Profile:
             info["other_models"] = json.dumps(self._other_models)
         if self._early_ends:
             info["early_ends"] = str(self._early_ends)
-        return info | self._notes
+        return info | self._info
 
 
 def profile(
@@ -266,20 +264,18 @@ def profile(
     Args:
         model: The module whose training forward begins a microbatch. None takes the outermost
             module that is called first.
-        device: What to record; the model's device when None. On "meta" nothing is computed and no
+        device: The device; None means the model's. On "meta" nothing is computed and no
             memory is needed, so that a model of any size can be profiled.
         dynamic: Classes, or patterns of module names or class names, of modules whose requests have
             sizes that are not known ahead. None means `stalloc.dynamic.DEFAULT_DYNAMIC`, and `()`
-            none. Classes go by name. What no pattern names is dynamic, too, when its size or
+            none. Classes go by name. Other requests are dynamic if their size or
             presence differs between the profiled iterations.
-        layers: Whether requests are tagged with the module they belong to. Costs two Python calls a
-            module and forward.
-        iterations: How many to record; what runs in the block after them is left alone. None
-            records to the end of the block.
-        exact: On a GPU, whether each request that is recorded gets a piece of
-            memory of its own, straight from the device: slower, but what fits without
-            fragmentation can be profiled, even where torch's cache would run out. False records
-            through the cache.
+        layers: Record the module of each request. Costs two Python calls a module and forward.
+        iterations: How many to record; the rest of the block runs unrecorded. None records to the
+            end of the block.
+        exact: On a GPU, allocate each recorded request directly from the device. This is slower,
+            but a model that fits without fragmentation can be profiled even if torch's cache would
+            run out of memory. False records through the cache.
 
     Raises:
         TypeError: If `dynamic` holds anything else, or the model is no module.

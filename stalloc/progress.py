@@ -16,7 +16,7 @@ _PATIENCE = 1.0  # seconds without a bar
 
 @contextlib.contextmanager
 def shown(progress: bool | Progress, what: str = "planning") -> Iterator[Progress | None]:
-    """What to report progress to: a function as it is, for True a bar on stderr, for False None.
+    """The receiver of progress: the given function, a bar on stderr for True, None for False.
 
     `what` names the work. The bar appears only when there is something to wait for: after a second.
     """
@@ -30,7 +30,7 @@ def shown(progress: bool | Progress, what: str = "planning") -> Iterator[Progres
 
 
 def part(progress: Progress | None, begin: float, end: float) -> Progress | None:
-    """What a part of the work reports to, that takes it from one fraction to another."""
+    """The receiver for a part of the work, which goes from one fraction to another."""
     if progress is None:
         return None
     return lambda fraction: progress(begin + fraction * (end - begin))

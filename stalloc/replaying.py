@@ -1,4 +1,4 @@
-"""What allocators would reserve for a trace: torch's by a model of its policy, stalloc's by itself.
+"""Replays a trace: torch's allocator as a model of its policy, stalloc's as it is.
 
 Nothing here needs a GPU: sizes, lifetimes and streams are enough for the decisions that allocators
 make.
@@ -18,7 +18,7 @@ TORCH = "torch"
 TORCH_EXPANDABLE = "torch, expandable segments"
 STALLOC = "stalloc"
 
-# What a trace's info calls the settings of torch's allocator when it was recorded.
+# Keys of a trace's info for the settings of torch's allocator during the recording.
 EXPANDABLE_SEGMENTS = "torch_expandable_segments"
 MAX_SPLIT_SIZE = "torch_max_split_size"
 GARBAGE_COLLECTION = "torch_garbage_collection_threshold"
@@ -33,7 +33,7 @@ UNROLLED = 5
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What one allocator did with a trace.
+    """The result of one allocator for a trace.
 
     Attributes:
         allocator: Its name.
@@ -43,14 +43,14 @@ class Replay:
         peak_reserved: The most bytes held of the device over the whole trace.
         efficiency: `load / reserved`; None when it ran out of memory.
         native_calls: Calls to the device: cudaMalloc, cudaFree, chunks mapped and unmapped.
-        mallocs: Of these, cudaMalloc.
+        mallocs: The number of cudaMalloc among them.
         frees: cudaFree.
         maps: Chunks mapped.
         unmaps: Chunks unmapped.
-        fits: Whether it never ran out of memory, at the capacity that was given; None without.
+        fits: True if it never ran out of the given capacity; None without a capacity.
         failed_request: Row of the request that did not fit, or -1.
         failed_size: Its bytes.
-        hit_rate: Of a plan, the share of static requests served at their planned address.
+        hit_rate: The share of static requests that a plan served at their address.
         measured: For torch, the most bytes it held when the trace was recorded, where known.
     """
 
@@ -79,7 +79,7 @@ def recorded_settings(
 
     Args:
         trace: Its `info` has them.
-        expandable_segments: What to take instead; None for what was recorded.
+        expandable_segments: Overrides the recorded setting unless None.
         capacity: Bytes of the device; None for no limit.
     """
     info = trace.info
@@ -96,12 +96,12 @@ def recorded_settings(
 
 
 def recorded_expandable(trace: Trace) -> bool:
-    """Whether torch had expandable segments when the trace was recorded."""
+    """True if torch used expandable segments during the recording."""
     return trace.info.get(EXPANDABLE_SEGMENTS) == "True"
 
 
 def other_settings(trace: Trace) -> str:
-    """Of the settings that torch had then, in words, those that are not its defaults; or nothing.
+    """The recorded settings of torch that are not its defaults, in words; or nothing.
 
     Expandable segments are not among them: torch is replayed with and without.
     """
@@ -136,7 +136,7 @@ def replay_torch(
     Its settings are those that a snapshot recorded, else the defaults.
 
     Args:
-        trace: What to allocate.
+        trace: The requests.
         expandable_segments: As in `PYTORCH_CUDA_ALLOC_CONF`.
         capacity: Bytes of the device; None for no limit.
 
@@ -146,7 +146,7 @@ def replay_torch(
     settings = recorded_settings(trace, expandable_segments=expandable_segments, capacity=capacity)
     result = _core.replay_caching(trace._core, settings)
     measured = None
-    # What was recorded is the truth for the settings that it was recorded with.
+    # The recording itself is the truth for its own settings.
     if recorded_expandable(trace) == expandable_segments:
         text = trace.info.get("torch_reserved", "")
         # Less than what was live is no measurement: the recording does not tell of all segments.
@@ -163,10 +163,10 @@ def replay_stalloc(
     A trace that begins with start-up is served from there, else from its first iteration on.
 
     Args:
-        trace: What to allocate.
+        trace: The requests.
         plan: The addresses; of this trace, or of another.
         capacity: Bytes of the device; None for no limit.
-        reuse: Whether dynamic requests are served inside the pool.
+        reuse: Serve dynamic requests inside the pool.
 
     Raises:
         TraceError: The trace is inconsistent.
@@ -191,10 +191,10 @@ def unroll(plan: Plan, iterations: int = UNROLLED, *, startup: bool = True) -> T
     """The static requests of a plan's iteration, `iterations` times in a row, as a trace.
 
     Args:
-        plan: What is repeated.
-        iterations: How often.
-        startup: Whether the first one also makes what stays: weights, gradients, the optimizer's
-            states.
+        plan: The plan.
+        iterations: How many iterations.
+        startup: The first iteration also makes the permanent requests of start-up: weights,
+            gradients, the optimizer's states.
 
     Raises:
         PlanError: The plan is not sound.

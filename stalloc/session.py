@@ -169,7 +169,7 @@ class _Active(Session):
             raise
 
     def _with_room(self, take: Callable[[], None]) -> None:
-        """Calls what takes a pool, once more when torch's allocator had memory to give back."""
+        """Calls `take`, and once more after torch's allocator has given back its cache."""
         try:
             take()
         except OutOfMemory:
@@ -183,10 +183,10 @@ class _Active(Session):
         self._adapter.uninstall()
 
     def _accept(self, module: torch.nn.Module, waited: int) -> bool:
-        """Whether a module that is called first is the model, or another that it refuses.
+        """True if a module that is called first is the root: the model, or another one to refuse.
 
-        What may be a part of the model, called by itself before the whole, is neither: the model is
-        waited for until two iterations were trained without it.
+        A module that may be a part of the model, called before the whole, is not the root: the
+        session waits for the model until two iterations were trained without it.
         """
         if self._fits:
             return True
@@ -212,7 +212,7 @@ class _Active(Session):
             self.give_up(problem)
 
 
-# The plan in force, of which there is one at a time.
+# The plan in force: at most one.
 _session: _Active | None = None
 
 
@@ -228,43 +228,42 @@ def enable(
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
 
-    Best called between two iterations. Tensors that are live keep their memory. A plan that is in
-    force already is replaced. What the run does differently from the profile costs memory or speed,
-    never a value.
+    Best called between two iterations. Live tensors keep their memory. A plan that is in force is
+    replaced. A difference between run and profile costs memory or speed, never a value.
 
     Args:
         plan: A plan, or the path of its file.
         model: The module whose training forward begins a microbatch. None takes the
             outermost module that is called first.
-        strict: Whether a plan that does not fit this run (another model, other input shapes,
-            another torch) raises PlanError; else it is refused with a warning and the run goes on
-            unplanned. The model and the shapes are known at the first training forward at the
-            latest; where that may be a part of the model's, in the third iteration.
-        reuse: Whether requests whose sizes are not known ahead are served inside the pool, from
-            their regions and what static requests leave idle. Else all go to the fallback.
-        startup: Whether the run begins here, before the model is built, as it did when it was
-            profiled. Then weights, gradients and the optimizer's states lie in the plan's resident
-            region, which is reserved too, and the first iteration is served like any other. What
-            the run's beginning makes that the plan does not know goes to the fallback.
-        keep_addresses: Whether the pool, when it is released and acquired again, comes back to the
-            same addresses; on the CPU it does anyway. On a GPU such a pool is made with the
-            driver's virtual memory calls, and tensors in it cannot be shared with other processes.
-        mode: How stalloc gets in front of torch's allocator for GPUs. "compat": by torch's
-            pluggable allocator interface, for the rest of the process; only before the GPU is
-            first used. None: in compat mode if that has been chosen, else natively.
+        strict: Raise PlanError for a plan that does not fit this run (another model, other input
+            shapes, another torch). Otherwise a warning says so and the run goes on unplanned. The
+            model and the shapes are known at the first training forward, or in the third iteration
+            if that forward may belong to a part of the model.
+        reuse: Serve dynamic requests inside the pool, from regions and reusable space. Otherwise
+            the fallback serves all of them.
+        startup: The run begins here, before the model is built, as in the profile. Weights,
+            gradients and the optimizer's states then lie in the plan's resident region, which is
+            reserved too, and the plan serves the first iteration like any other. The fallback
+            serves start-up requests that the plan does not know.
+        keep_addresses: A pool that is released and acquired again keeps its addresses, as it always
+            does on the CPU. On a GPU, such a pool needs the driver's virtual memory calls, and
+            tensors in it cannot be shared with other processes.
+        mode: How stalloc intercepts torch's allocator for GPUs. "compat" uses torch's pluggable
+            allocator interface for the rest of the process, and must come before the first use of
+            the GPU. None keeps compat mode if it is on, and is native mode otherwise.
 
     Returns:
-        A context manager that disables the plan at its end. It need not be used as one.
+        A session, which may be used as a context manager: it disables the plan at its end.
 
     Raises:
         TypeError: If the plan or the model is something else.
-        ValueError: If there is no such mode.
+        ValueError: If the mode is unknown.
         PlanError: If the plan is damaged, or (when strict) does not fit.
         OutOfMemory: If the pool cannot be reserved.
-        StallocError: While a profile is being recorded, or if the mode cannot be had any more.
+        StallocError: While a profile is being recorded, or if it is too late for the mode.
 
-    Whatever it raises, nothing has changed: a plan that was in force still is. Compat mode alone
-    stays when what comes after it fails.
+    If it raises, nothing has changed: a plan that was in force still is. Only compat mode stays on
+    if a later step fails.
     """
     global _session
     if active_profile() is not None:
@@ -292,10 +291,10 @@ def enable(
 
 
 def disable() -> None:
-    """Serves nothing more from the plan. No-op when none is enabled.
+    """Ends the plan. No-op when none is enabled.
 
-    May be called at any time; blocks that are live stay valid, and the pool goes back to the device
-    with the last of them.
+    May be called at any time. Live blocks stay valid; the pool goes back to the device with the
+    last of them.
     """
     global _session
     session, _session = _session, None
@@ -304,10 +303,9 @@ def disable() -> None:
 
 
 def release_pool() -> None:
-    """Gives the plan's pool back to the device for a while, as for inference between iterations.
+    """Gives the plan's pool back to the device, such as for inference between iterations.
 
-    No tensor may lie in it. Until `acquire_pool` everything is served by the fallback. The pool
-    keeps its addresses where `enable` was told so.
+    No tensor may lie in the pool. The fallback serves everything until `acquire_pool`.
 
     Raises:
         StallocError: If no plan is in force, or tensors lie in the pool.
@@ -318,11 +316,11 @@ def release_pool() -> None:
 
 
 def acquire_pool() -> None:
-    """Takes the pool again, and serves from it. No-op when it is there.
+    """Reserves the pool again and serves from it. No-op if it is reserved.
 
     Raises:
         StallocError: If no plan is in force.
-        OutOfMemory: If the memory cannot be had; then nothing has changed.
+        OutOfMemory: If the device lacks the memory; then nothing has changed.
     """
     session = _in_force()
     session._with_room(session._adapter.runtime.acquire_pool)
@@ -337,9 +335,9 @@ def _in_force() -> _Active:
 
 
 def step() -> None:
-    """Marks the end of an iteration, of a planned or a profiled run; a no-op in any other.
+    """Marks the end of an iteration of a planned or profiled run; otherwise a no-op.
 
-    When it is never called, an iteration ends with the first forward after the optimizer's step.
+    Without any call, an iteration ends with the first forward after the optimizer's step.
     """
     if _session is not None:
         _session._hooks.end_iteration()

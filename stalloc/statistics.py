@@ -1,4 +1,4 @@
-"""What the runtime counts, as numbers and as a table."""
+"""The runtime's statistics, as numbers and as a table."""
 
 from __future__ import annotations
 

@@ -45,13 +45,13 @@ class Requests(_Table):
         size: Bytes, as asked.
         lower: Tick of the allocation.
         upper: Tick of the free, or `NEVER`.
-        phase_begin: Where it was allocated: row of the trace's phases.
-        phase_end: Where it was freed.
+        phase_begin: Phase of the allocation: row of the trace's phases.
+        phase_end: Phase of the free.
         layer_begin: Index into the trace's layers.
         layer_end: Index into the trace's layers.
         stream: Ordinal of the stream.
         thread: Ordinal of the thread; 0 is the one that trains.
-        dynamic: Whether it was made in a module tagged as dynamic.
+        dynamic: True if a module that is tagged as dynamic made it.
     """
 
     size: Int64s
@@ -100,7 +100,7 @@ class Phases(_Table):
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpans(Phases):
-    """Stretches of the phases of a trace; a phase that is interrupted has several.
+    """Spans of the phases of a trace; a phase that is interrupted has several.
 
     Attributes:
         iteration: The one it belongs to.
@@ -111,14 +111,14 @@ class PhaseSpans(Phases):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpans(_Table):
-    """Stays in modules, in order of `begin`; they nest.
+    """Calls of modules, in order of `begin`; they nest.
 
     Attributes:
         layer: Index into the trace's layers.
         phase: Row of the trace's phases.
         begin: Tick.
         end: Tick.
-        recompute: Whether it is a forward that runs inside a backward pass.
+        recompute: True for a forward inside a backward pass.
     """
 
     layer: Int32s
@@ -130,7 +130,7 @@ class LayerSpans(_Table):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRequests(_Table):
-    """The requests of the iteration that stands for all, in order of `lower`.
+    """The requests of the reference iteration, in order of `lower`.
 
     Attributes:
         request: Row of the trace's requests.
@@ -144,8 +144,8 @@ class ProfiledRequests(_Table):
         stream: Ordinal of the stream.
         thread: Ordinal of the thread; 0 is the one that trains.
         lifetime: Index into `LIFETIME_CLASSES`.
-        dynamic: Whether its size or presence differs between iterations, or it is tagged so.
-        plannable: Whether it gets a place in a plan.
+        dynamic: True if its size or presence differs between iterations, or it is tagged.
+        plannable: True if it gets an address in a plan.
     """
 
     request: Int32s
@@ -172,8 +172,8 @@ class Decisions(_Table):
         offset: Bytes from the start of the pool.
         lower: Tick of the allocation, since the iteration began.
         upper: Tick of the free; past the period it lies in the next iteration.
-        phase: Where it is allocated: row of the plan's phases.
-        phase_end: Where it is freed; -1 in an unplanned phase.
+        phase: Phase of the allocation: row of the plan's phases.
+        phase_end: Phase of the free; -1 in an unplanned phase.
         stream: Ordinal of the stream.
     """
 
@@ -192,12 +192,12 @@ class Sites(_Table):
 
     Attributes:
         phase: Row of the profile's phases.
-        phase_end: Where the last is freed, the same.
+        phase_end: Phase of the last free: the same.
         stream: Ordinal of the stream.
-        lower: First tick of the window in which they live.
+        lower: First tick of the window.
         upper: Its end; past the period it lies in the next iteration.
-        requests: The most that an iteration asked for.
-        bytes: The most bytes, not all of them at once.
+        requests: The most requests of an iteration.
+        bytes: The most bytes of an iteration, not all live at once.
     """
 
     phase: Int32s
@@ -213,16 +213,16 @@ class Sites(_Table):
 class Groups(_Table):
     """A plan's groups of dynamic requests: by phase, `after` and `stream`.
 
-    Where a place has several, the first is that of requests that fit no context.
+    The first group of a site takes the requests that fit no context.
 
     Attributes:
-        phase: Where they are allocated: row of the plan's phases.
-        after: Row of the plan's decisions that they come after; -1 at the phase's beginning.
-        size: Bytes of the region that is kept for them; 0 for none.
-        offset: Of the region, in bytes from the start of the pool.
-        lower: First tick of the window in which they live.
+        phase: Phase of the allocations: row of the plan's phases.
+        after: Row of the decision before the site; -1 at the phase's beginning.
+        size: Bytes of the region; 0 for none.
+        offset: Bytes from the start of the pool to the region.
+        lower: First tick of the window.
         upper: Its end; past the period it lies in the next iteration.
-        phase_end: Where the last is freed; -1 in an unplanned phase.
+        phase_end: Phase of the last free; -1 in an unplanned phase.
         stream: Ordinal of the stream.
     """
 
@@ -242,12 +242,12 @@ class Startup(_Table):
 
     Attributes:
         phase: Row of the plan's phases; start-up is the first of the iteration.
-        after: Row of the plan's decisions that it comes after; -1 at the phase's beginning.
+        after: Row of the decision before it; -1 at the phase's beginning.
         size: Bytes, as asked.
-        offset: Bytes from the start of the pool, past its end in the resident region; -1 for what
-            has no address.
+        offset: Bytes from the start of the pool, past its end in the resident region; -1 for
+            no address.
         lower: Tick of the allocation, since the run began.
-        upper: Tick of the free; `NEVER` for what stays.
+        upper: Tick of the free; `NEVER` for permanent requests.
         stream: Ordinal of the stream.
     """
 

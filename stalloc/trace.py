@@ -1,4 +1,4 @@
-"""Traces: every allocation of a profiled run, and what repeats in it."""
+"""Traces: every allocation of a profiled run, and the profile of its iterations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stalloc.tables import (
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many requests of a kind there are.
+    """Requests of one kind.
 
     Attributes:
         requests: Their number.
@@ -39,7 +39,7 @@ class Tally:
 
 
 class IterationProfile:
-    """One iteration that stands for all: what repeats, for how long it lives, what does not."""
+    """The reference iteration: its requests with their classes and longest lifetimes."""
 
     def __init__(self, core: _core.IterationProfile) -> None:
         self._core = core
@@ -110,7 +110,7 @@ class Trace(Document[_core.Trace]):
 
     @classmethod
     def from_json(cls, text: bytes, source: str) -> Trace:
-        """Reads what a file that `save` wrote holds.
+        """Reads the content of a file that `save` wrote.
 
         Raises:
             TraceError: It is damaged, of another format or a newer version; the message says where.
@@ -171,9 +171,9 @@ class Trace(Document[_core.Trace]):
         dynamic: bool = True,
         streams: Streams | str = Streams.SEPARATE,
     ) -> Plan:
-        """Gives every static request of an iteration an address, and dynamic ones their space.
+        """Finds an address for every static request and regions for the dynamic ones.
 
-        Other threads run meanwhile. Ctrl-C ends it.
+        Releases the GIL. Ctrl-C ends it.
 
         Args:
             algorithm: The planner to use. By default several are run and the best plan wins.
@@ -182,12 +182,12 @@ class Trace(Document[_core.Trace]):
             progress: True shows a bar on stderr once planning takes longer than a second. A
                 function is called with the fraction done, from any thread; when it returns False,
                 the best plan so far is taken.
-            regions: Whether to keep regions for the dynamic requests that are expected, besides
-                what the static ones leave idle.
-            dynamic: Whether to plan for dynamic requests at all.
-            streams: "separate", or "ordered": addresses may go from one stream's requests to
-                another's. The pool is smaller then, and the later stream waits on the device for
-                what all streams had been given by the free, whether it had waited anyway or not.
+            regions: Reserve regions for dynamic requests. Otherwise they only get addresses that
+                the static requests leave idle.
+            dynamic: Plan for dynamic requests at all.
+            streams: "separate", or "ordered": requests of different streams may share addresses.
+                The pool is smaller then. A stream that gets an address waits on the device for all
+                work that any stream had been given when the address was freed.
 
         Raises:
             TraceError: The trace is inconsistent, or holds no complete iteration.

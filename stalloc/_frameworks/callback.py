@@ -1,4 +1,4 @@
-"""What callbacks have in common: a driver for each run, and classes made when they are needed.
+"""The base of callbacks: a driver for each run, and classes that are made on demand.
 
 A callback has to be of a class of its framework, which its module must not import: the class is
 made, once, when somebody asks the module for it.
@@ -47,7 +47,7 @@ class Callback:
 
     @property
     def driver(self) -> Driver:
-        """Of the run that is going on, or was the last."""
+        """The driver of the current or last run."""
         return self._driver
 
     def finish(self) -> None:

@@ -1,6 +1,6 @@
-"""What the integrations that are installed into an object have in common.
+"""The base of integrations that are installed into an object.
 
-One is at work in a process at a time, as there is one plan in force at a time.
+A process has one at a time, because it has one plan in force at a time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from stalloc.driver import Driver, Model, Stage
 
 
 class Integration(abc.ABC):
-    """A driver, and what was patched to tell it.
+    """A driver and the patches that report to it.
 
     Args:
-        target: What it is installed into.
-        driver: What it tells.
+        target: The object that it is installed into.
+        driver: The receiver of its reports.
     """
 
     def __init__(self, target: object, driver: Driver) -> None:
@@ -39,7 +39,7 @@ class Integration(abc.ABC):
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """What does not repeat."""
+        """Work that does not repeat."""
         self.evaluations += 1
         try:
             with self.driver.evaluation():

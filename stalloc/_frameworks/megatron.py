@@ -1,4 +1,4 @@
-"""Where Megatron is patched, and what each patch tells the driver.
+"""The patches of Megatron, and what each one reports to the driver.
 
 train_step            the iteration, from its first schedule to its return
 forward_backward_*    begins an iteration; evaluation when forward_only
@@ -33,7 +33,7 @@ from stalloc.hooks import PhaseKind
 from stalloc.options import Dynamic, Options
 
 TARGET = "megatron"
-"""What it is installed into: the package, of which a process has one."""
+"""The target of the installation: the package, which a process has once."""
 
 _SCHEDULES = (
     "forward_backward_no_pipelining",

@@ -1,4 +1,4 @@
-"""What Megatron says of itself: its version, its parallel layout, what of it can't be planned."""
+"""Megatron's configuration: version, parallelism, and features that cannot be planned."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def unplannable(config: Any) -> str | None:
 
 
 def ramping_up() -> bool:
-    """Whether the batch is still growing to its size."""
+    """True while the batch size ramps up."""
     module = sys.modules.get("megatron.core.num_microbatches_calculator")
     calculator = getattr(module, "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", None)
     current = getattr(calculator, "current_global_batch_size", None)

@@ -18,7 +18,7 @@ _INHERITED = object()
 
 
 class Patches:
-    """What was replaced, to be undone."""
+    """Replaced attributes, which can be restored."""
 
     def __init__(self) -> None:
         self._done: list[tuple[object, str, object, object]] = []

@@ -2,7 +2,7 @@
 
 Pipelines' backward functions get the output tensor of the forward and no number. So the forward's
 output is tagged, as an attribute of the Python object, which lives as long as the schedule keeps
-it, even where it drops the data. What comes back without its tag counts in the order of forwards.
+it, even where it drops the data. An output that has lost its tag counts in the order of forwards.
 """
 
 from __future__ import annotations

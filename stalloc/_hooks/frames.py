@@ -31,7 +31,7 @@ def optimizer_steps() -> int:
 
 
 def in_autograd_function() -> bool:
-    """Whether the forward of a custom `torch.autograd.Function` is running.
+    """True while the forward of a custom `torch.autograd.Function` runs.
 
     Such a forward runs with gradients off though it is part of training; reentrant checkpointing
     is one.
@@ -59,7 +59,7 @@ def kwargs_of_module_call() -> dict[str, Any]:
 
 
 def _forwards(function: type) -> set[tuple[str, str]]:
-    """Where the forwards of all custom functions are: file and name."""
+    """File and name of the function that runs the forwards of all custom functions."""
     result = set()
     subclasses: list[type] = function.__subclasses__()
     for subclass in subclasses:

@@ -17,7 +17,7 @@ class IterationCounter:
     """Follows the optimizers' steps. Holds no optimizer alive.
 
     Attributes:
-        in_first_cycle: Whether the optimizer that stepped last had not stepped before.
+        in_first_cycle: True if the optimizer that stepped last had not stepped before.
     """
 
     def __init__(self) -> None:

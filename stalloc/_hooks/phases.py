@@ -1,4 +1,4 @@
-"""Turns what happens (forwards, backwards, steps, explicit scopes) into the phases of an iteration.
+"""Translates events (forwards, backwards, steps, explicit scopes) into the phases of an iteration.
 
     root called            FORWARD i, until the next phase begins: the loss belongs to it
     engine called          BACKWARD of the newest forward not yet gone back through
@@ -158,7 +158,7 @@ class PhaseTracker:
 
     @property
     def in_first_cycle(self) -> bool:
-        """Whether the optimizer that stepped last had not stepped before."""
+        """True if the optimizer that stepped last had not stepped before."""
         return self._iterations.in_first_cycle
 
     # Scopes

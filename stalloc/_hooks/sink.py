@@ -1,4 +1,4 @@
-"""What the hooks report to: the recorder while profiling, the matcher while serving a plan."""
+"""The receiver of the hooks: the recorder while profiling, the matcher while serving."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class PhaseKind(IntEnum):
-    """What the training loop is doing; the values are those of `csrc/trace/trace.h`."""
+    """The kind of a phase; the values are those of `csrc/trace/trace.h`."""
 
     OTHER = 0
     FORWARD = 1

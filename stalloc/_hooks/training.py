@@ -1,8 +1,7 @@
-"""Where a training loop is: iteration, microbatch, phase and layer, found without its help.
+"""Finds iteration, microbatch, phase and layer of a training loop without its help.
 
-`TrainingHooks` watches a loop and reports to a `PhaseSink`. The hooks only look: they make no
-tensor, keep none alive, and change no result; a call of the model, a backward pass and a step cost
-about 10 us each.
+`TrainingHooks` watches a loop and reports to a `PhaseSink`. The hooks make no tensor, keep none
+alive, and change no result. A call of the model, a backward pass and a step cost about 10 us each.
 
 The rules, which make the same loop yield the same phases every time:
 
@@ -22,20 +21,20 @@ The rules, which make the same loop yield the same phases every time:
 - **Backward** begins when the autograd engine is called, for the newest forward that none came
   for yet; then OTHER begins. When all have had theirs, it counts for the last one again; before
   the first forward, as microbatch -1. A gradient taken inside the root's forward is part of that.
-- **Optimizer**: while a `torch.optim.Optimizer` steps; then OTHER. What a closure runs gets phases
-  as anywhere, with OPTIMIZER resumed after each backward. A step inside a backward pass (fused
-  into it) begins no phase.
+- **Optimizer**: while a `torch.optim.Optimizer` steps; then OTHER. Code in a closure gets phases as
+  anywhere, and OPTIMIZER resumes after each backward. A step inside a backward pass (fused into it)
+  begins no phase.
 - **The iteration ends** when `end_iteration` is called. Until that is first done, it ends at the
   first training forward after the closing optimizer's step (`stalloc._hooks.iterations` tells which
   that is). A step that a gradient scaler skips ends nothing: call `stalloc.step()` where steps may
-  be skipped. Where `early_ends` says so, that many steps before the first call end none.
+  be skipped. `early_ends` is the number of steps before the first call that end none.
 - **Explicit** phases replace all of this while open. One that another interrupted, or that an
   iteration ended in, is entered again as a new occurrence: an occurrence is one uninterrupted run
   of requests. Only unplanned stretches are stepped out of and back.
-- **Threads**: the thread that attached is the one that trains. What other threads run is not seen,
-  except for layers that are recomputed, and steps taken, inside a backward pass.
+- **Threads**: the thread that attached is the one that trains. Other threads are not
+  seen, except for recomputed layers and optimizer steps inside a backward pass.
 
-What an exception tears is mended by the next event at the latest.
+After an exception, the next event repairs the state.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class TrainingHooks:
             may be the root, for which others have trained `waited` iterations; None takes any.
         on_forward: Called as `on_forward(module, args, kwargs)` before each training forward of
             the root, when an iteration that is over has been ended and the forward phase not yet
-            begun. What it raises reaches the caller of the model, and nothing has begun.
+            begun. An exception reaches the caller of the model before anything begins.
         early_ends: How often an optimizer's step seems to end an iteration and does not, before
             `end_iteration` is called for the first time.
     """
@@ -129,12 +128,12 @@ class TrainingHooks:
 
     @property
     def attached(self) -> bool:
-        """Whether the sink is being told."""
+        """True while the sink gets reports."""
         return self._is_attached
 
     @property
     def in_first_cycle(self) -> bool:
-        """Whether the optimizer that stepped last had not stepped before."""
+        """True if the optimizer that stepped last had not stepped before."""
         return self._tracker.in_first_cycle
 
     @property
@@ -362,7 +361,7 @@ class TrainingHooks:
     # Parts
 
     def _drives(self) -> bool:
-        """Whether the calling thread is the one that trains, and outside of any backward pass."""
+        """True on the thread that trains, outside any backward pass."""
         return (
             threading.get_ident() == self._thread
             and self._is_attached

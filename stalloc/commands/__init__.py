@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """What each of the modules has."""
+    """The interface of each module."""
 
     def add_parser(self, subparsers: Subparsers) -> argparse.ArgumentParser:
         """Adds the sub-command's parser."""

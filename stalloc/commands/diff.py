@@ -113,7 +113,7 @@ def _print(args: argparse.Namespace, a: Run, b: Run, found: Comparison) -> None:
     named = any(change.site for change in found.changes)
     columns = ("phase", "change", "requests", "each", "bytes", *(("site",) if named else ()))
     print_table(
-        "What changed",
+        "Changes",
         columns,
         (_cells(change, named) for change in found.changes[: args.top]),
         text={"change", "each", "site"},

@@ -23,9 +23,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="make a trace of a PyTorch memory snapshot or a Kineto trace",
         description="Makes a stalloc trace of a PyTorch memory snapshot (the pickle that "
         "torch.cuda.memory._dump_snapshot writes) or of a Kineto trace with [memory] events "
-        "(torch.profiler with profile_memory=True), gzipped or not. What the file does not tell "
-        "and is assumed is printed, and kept in the trace. Pickles are read without executing "
-        "anything in them.",
+        "(torch.profiler with profile_memory=True), gzipped or not. The assumptions about facts "
+        "that the file lacks are printed and kept in the trace. Reading a pickle never executes "
+        "its code.",
         epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage.",
     )
     parser.add_argument("input", metavar="IN", type=Path, help="a snapshot or a Kineto trace")

@@ -1,4 +1,4 @@
-"""What sub-commands take: traces and plans of stalloc, and what others recorded."""
+"""The inputs of sub-commands: traces, plans, and recordings of other programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Input:
     Attributes:
         trace: The trace, or None.
         plan: The plan, or None.
-        imported: Where the trace comes from another program's file.
+        imported: Set if the trace comes from another program's file.
     """
 
     trace: Trace | None = None
@@ -79,7 +79,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file holds.
+    """Reads the content of a file.
 
     Raises:
         OSError: It cannot be read, or is a device; it has the file's name.
@@ -150,7 +150,7 @@ def positive(text: str) -> int:
 
 
 def repetitions(text: str) -> int:
-    """How often to repeat an iteration, on the command line; each takes memory."""
+    """The number of repetitions on the command line; each takes memory."""
     count = positive(text)
     if count > _MOST_REPETITIONS:
         raise argparse.ArgumentTypeError(f"{count} is more than {_MOST_REPETITIONS}")

@@ -94,7 +94,7 @@ def print_text(text: str, first: str = "", others: str = "") -> None:
 
 
 def print_assumptions(assumptions: Iterable[str]) -> None:
-    """What was taken for granted, each a paragraph."""
+    """Prints the importer's assumptions, a paragraph each."""
     for number, assumption in enumerate(assumptions):
         if number == 0:
             print("\nassumed:")

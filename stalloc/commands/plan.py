@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `--json` prints: its keys are documented and stay."""
+    """The output of `--json`: its keys are documented and stay."""
 
     buffers: int
     bound: int

@@ -171,7 +171,7 @@ def _cells(row: Replay, measured: bool) -> list[str]:
 
 
 def _held(torch: Replay) -> int:
-    """What torch held: measured, or else by the model."""
+    """Bytes that torch held: measured if possible, else modelled."""
     return torch.reserved if torch.measured is None else torch.measured
 
 

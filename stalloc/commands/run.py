@@ -207,7 +207,7 @@ def _described(plan: Plan) -> str:
 
 
 def _next_command(args: argparse.Namespace) -> str:
-    """What runs the script under its plan, launched as it is now."""
+    """The command that runs the script under its plan, launched as it is now."""
     launcher = "torchrun ... -m " if "TORCHELASTIC_RUN_ID" in os.environ else ""
     module = "-m " if args.module else ""
     rest = shlex.join([args.script, *args.arguments])
@@ -264,11 +264,11 @@ def _run(args: argparse.Namespace) -> int:
     except StallocError:
         raise  # the plan does not fit, and --strict was given
     except Exception:
-        # The script's own failure: shown as Python shows it. What was recorded is kept.
+        # The script failed: show it as Python does, and keep the recording.
         traceback.print_exc()
         return 1
     except KeyboardInterrupt:
-        # Whoever has seen enough of a script that is profiled wants the profile.
+        # Ctrl-C ends the script; its profile is kept.
         print("stalloc run: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0

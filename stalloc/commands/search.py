@@ -17,10 +17,10 @@ INTERRUPTED = 130
 
 
 class Search:
-    """What a planner reports its progress to.
+    """The receiver of a planner's progress.
 
     Attributes:
-        interrupted: Whether Ctrl-C was pressed.
+        interrupted: True after Ctrl-C.
     """
 
     def __init__(self, bar: Progress | None) -> None:

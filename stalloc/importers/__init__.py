@@ -37,11 +37,11 @@ class Imported:
     """A trace, and how it came about.
 
     Attributes:
-        trace: What was recorded; its `info` has the rest of this as text.
+        trace: The trace; its `info` has the other fields as text.
         kind: `pytorch snapshot` or `kineto trace`.
         device: As torch names it.
         others: Devices that were recorded too, with the number of their allocations.
-        assumptions: What the file does not tell, and was taken for granted.
+        assumptions: Facts that the file lacks and the importer assumed.
         torch_reserved: The most bytes that torch held, where the file tells.
     """
 

@@ -51,8 +51,8 @@ def mark(
 
     Args:
         annotations: In any order; inner ones count more than those around them.
-        times: Of each event.
-        hints: Of each event; changed.
+        times: Time of each event.
+        hints: Hint of each event; changed.
         assumptions: Is told what is taken for granted.
 
     Returns:

@@ -23,7 +23,7 @@ def trace_events(content: bytes, source: str, progress: Progress | None = None) 
 
     Args:
         content: JSON in UTF-8; what is no UTF-8 in a name is replaced.
-        source: What messages call it.
+        source: Its name in messages.
         progress: Told the fraction that is done.
 
     Raises:
@@ -56,7 +56,7 @@ class _Reader:
         self._skip()
 
     def take(self, character: str) -> bool:
-        """Whether it comes next; if so, goes past it."""
+        """True if it comes next; then skips it."""
         if not self._text.startswith(character, self._at):
             return False
         self._at += 1

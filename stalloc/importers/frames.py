@@ -1,4 +1,4 @@
-"""What a stack says of a request: its phase, and where in the program it was made.
+"""Finds the phase and the call site of a request in its stack.
 
 Stacks come innermost first, of frames with `name`, `filename` and `line`. Snapshots share them
 between events, so that what was found for one is kept.
@@ -33,9 +33,9 @@ class Stacks:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.compiled = False
-        """Whether any stack has frames of C++."""
+        """True if any stack has C++ frames."""
         self.python = False
-        """Whether any stack has frames of Python."""
+        """True if any stack has Python frames."""
         self._sites: dict[str, int] = {}
         self._stacks: dict[int, tuple[Any, Hint, int]] = {}
         self._frames: dict[int, tuple[Any, Hint, str, bool]] = {}

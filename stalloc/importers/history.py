@@ -1,8 +1,7 @@
 """Allocations and frees as an importer finds them, and the lifetimes they make.
 
-What a recorder inside torch would have known (phases, iterations, which addresses were live when it
-began) is worked out here from the order of events and from hints. Whatever is taken for granted on
-the way is put into words, for the reader of the result.
+A recorder inside torch knows phases, iterations, and the blocks that were live at its start. This
+module infers them from the order of events and from hints, and states every assumption in words.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ class History:
 
     Attributes:
         device: As torch names it, `cuda:0`.
-        allocates: Whether the event is an allocation, else a free.
-        addresses: What was allocated or freed.
+        allocates: True for an allocation, False for a free.
+        addresses: The allocated or freed addresses.
         sizes: Bytes as asked; of a free what it says, or 0.
         streams: Handles as recorded.
-        hints: What each event says about its phase: a `phases.Hint`.
-        sites: Where in the program: an index into `names`, or -1.
-        names: Of call sites or modules.
-        live: What was live before, as far as is known from elsewhere.
-        assumptions: What was taken for granted so far.
-        info: What is worth knowing of the run.
+        hints: The hint of each event about its phase: a `phases.Hint`.
+        sites: The call site of each event: an index into `names`, or -1.
+        names: Names of call sites or modules.
+        live: Blocks that were live before, as far as other sources tell.
+        assumptions: The assumptions so far.
+        info: Facts about the run.
     """
 
     device: str
@@ -87,7 +86,7 @@ class History:
 
 @dataclass(slots=True)
 class Lifetimes:
-    """What pairing allocations with frees gives: a row a request, in order of allocation.
+    """Requests as pairs of allocation and free: a row a request, in order of allocation.
 
     Attributes:
         size: Bytes.
@@ -95,7 +94,7 @@ class Lifetimes:
         freed: Index of the event, or -1 when there was none.
         stream: Ordinal.
         site: Index into the history's names, or -1.
-        kept: Whether each event counts.
+        kept: True for each event that counts.
     """
 
     size: Int64s
@@ -184,9 +183,10 @@ def repeat(
 
     Where something lives on past the birth of its successor, two of the recorded make one.
 
-    What lives on at its end must go in the next, or memory would grow. Where the iteration frees
-    something of that size and stream that it did not allocate, that is its predecessor, which the
-    first repetition does not have. The rest is freed as the next one starts, as by `zero_grad`.
+    Blocks that are live at its end must be freed in the next iteration, or memory would grow. If
+    the iteration frees a block of the same size and stream that it did not allocate, this is the
+    predecessor, which the first repetition lacks. The rest is freed as the next one starts, as by
+    `zero_grad`.
 
     Returns:
         The boundaries of the iterations.
@@ -335,7 +335,7 @@ def make_trace(history: History, lifetimes: Lifetimes, spans: Spans) -> _core.Tr
     ticks = before + np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))
     born, freed = lifetimes.born, lifetimes.freed
     lower = np.where(born < 0, before + born, ticks[np.maximum(born, 0)])
-    # Where the free was missing, the address's next allocation stands for it, which has its tick.
+    # The next allocation at the address stands for a missing free, and has its tick.
     upper = np.where(freed < 0, NEVER, ticks[np.maximum(freed, 0)])
     end = int(ticks[-1])
     begins = ticks[spans.begin]

@@ -1,4 +1,4 @@
-"""What kind of file some content is, told from how it looks, and what is wrong where it is none.
+"""Recognises the kind of a file by its content, and explains what is wrong with other files.
 
 A guess only: whoever reads that kind checks the rest. But it decides which words a refusal has, so
 that an empty file is called empty by every command, and a pickle is never said to be bad JSON.
@@ -14,7 +14,7 @@ from stalloc.errors import TraceError
 
 
 class Kind(Enum):
-    """What the commands read; the value is what messages call it."""
+    """The kinds of input files; the value is the name in messages."""
 
     TRACE = "a trace of stalloc's"
     PLAN = "a plan of stalloc's"
@@ -51,7 +51,7 @@ def unpacked(content: bytes, source: str) -> bytes:
 
 
 def kind_of(content: bytes, source: str) -> Kind:
-    """What the content of a file is; it has been unpacked.
+    """The kind of an unpacked file.
 
     Raises:
         TraceError: It is nothing that is known here; the message says what it is instead.

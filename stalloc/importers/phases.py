@@ -24,7 +24,7 @@ _MOST_STEPS = 8  # optimizer steps that may make up one iteration
 
 
 class Hint(IntEnum):
-    """What an event says about its phase. The first five are the kinds of phases."""
+    """The hint of an event about its phase. The first five are the kinds of phases."""
 
     OTHER = 0
     FORWARD = 1
@@ -60,7 +60,7 @@ def find_runs(hints: Sequence[int], allocates: Sequence[bool], assumptions: list
 
     Args:
         hints: A `Hint` an event.
-        allocates: Whether each event is an allocation.
+        allocates: True for each event that is an allocation.
         assumptions: Is told what is taken for granted.
     """
     kinds = set(hints)
@@ -78,7 +78,7 @@ def find_runs(hints: Sequence[int], allocates: Sequence[bool], assumptions: list
         runs = []
     if not runs:
         return [Run(Hint.OTHER, 0)]
-    # What comes between backward and the optimizer's step (clipping, say) is no forward.
+    # Requests between backward and the optimizer's step, such as clipping, are no forward.
     for before, run, after in zip(runs, runs[1:], runs[2:], strict=False):
         if (before.kind, run.kind, after.kind) == (Hint.BACKWARD, Hint.FORWARD, Hint.OPTIMIZER):
             run.kind = Hint.OTHER
@@ -97,8 +97,8 @@ def find_iterations(
     Args:
         runs: As `find_runs` found them.
         marks: Events before which an iteration is known to begin or end, ascending; may be empty.
-        allocates: Whether each event is an allocation.
-        sizes: Of each event.
+        allocates: True for each event that is an allocation.
+        sizes: Size of each event.
         assumptions: Is told what is taken for granted.
     """
     count = len(allocates)
@@ -130,7 +130,7 @@ def find_iterations(
 
 
 def _steps(runs: list[Run], count: int) -> list[int]:
-    """Where the optimizer's steps end that a forward, a backward or the end comes after."""
+    """The ends of optimizer steps that precede a forward, a backward or the end."""
     ends: list[int] = []
     pending = -1
     told = any(run.kind not in (Hint.OTHER, Hint.OPTIMIZER) for run in runs)

@@ -42,11 +42,11 @@ class _Watched(io.BytesIO):
 
 
 def load_plain(content: bytes, source: str, progress: Progress | None = None) -> Any:
-    """What a pickle holds: dictionaries, lists, tuples, strings and numbers.
+    """Reads a pickle of dictionaries, lists, tuples, strings and numbers.
 
     Args:
         content: The pickle.
-        source: What messages call it.
+        source: Its name in messages.
         progress: Told the fraction that is done.
 
     Raises:

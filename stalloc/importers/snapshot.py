@@ -145,7 +145,7 @@ class Snapshot:
         lowest: int,
         highest: int,
     ) -> None:
-        """What was live at the end, and how much torch held."""
+        """The blocks that are live at the end, and the bytes that torch held."""
         held = pools = 0
         last = dict(zip(history.addresses, history.allocates, strict=True))
         missing = {a for a, allocates in last.items() if allocates}

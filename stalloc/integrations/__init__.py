@@ -1,4 +1,4 @@
-"""stalloc in the trainers that people use; a module each, which imports its framework when used.
+"""Integrations into trainers: one module each, which imports its framework when it is used.
 
 transformers   StallocCallback, of Hugging Face's Trainer
 lightning      StallocCallback, of Lightning's Trainer
@@ -7,6 +7,6 @@ deepspeed      install(engine), with and without its pipeline
 pipelining     install(schedule), of torch.distributed.pipelining
 torchtitan     install()
 
-All of them are on `stalloc.driver.Driver`, which profiles, plans and serves each rank by itself.
+All of them use `stalloc.driver.Driver`, which profiles, plans and serves each rank separately.
 `stalloc.megatron` and `stalloc.colossalai` do the same for those two.
 """

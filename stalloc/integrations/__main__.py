@@ -2,9 +2,8 @@
 
     torchrun --nproc-per-node 8 -m stalloc.integrations megatron pretrain_gpt.py ...
 
-What the script would do by one call or callback is done for it, as soon as it makes its engine,
-booster, accelerator or trainer. `STALLOC_MODE` and `STALLOC_DIR` say what to do; see
-`stalloc.driver.Driver`.
+stalloc is installed as soon as the script makes its engine, booster, accelerator or trainer.
+`STALLOC_MODE` and `STALLOC_DIR` choose the mode and the folder; see `stalloc.options.Options`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def install(
         accelerator: Its `prepare` has been called.
         mode: As for `stalloc.options.Options`.
         folder: As for `stalloc.options.Options`.
-        model: What is trained; None takes the model that was prepared, if it is the only one.
+        model: The model; None takes the prepared model if there is only one.
         **options: The other fields of `stalloc.options.Options`.
 
     Raises:

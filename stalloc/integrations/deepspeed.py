@@ -40,7 +40,7 @@ def install(
     """Follows an engine; once, if called again.
 
     Args:
-        engine: What `deepspeed.initialize` returned.
+        engine: The engine from `deepspeed.initialize`.
         mode: As for `stalloc.options.Options`.
         folder: As for `stalloc.options.Options`.
         **options: The other fields of `stalloc.options.Options`.

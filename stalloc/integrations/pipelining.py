@@ -41,7 +41,7 @@ def install(
     """Follows a schedule; once, if called again.
 
     Args:
-        schedule: Of torch.distributed.pipelining.
+        schedule: A schedule of torch.distributed.pipelining.
         mode: As for `stalloc.options.Options`.
         folder: As for `stalloc.options.Options`.
         **options: The other fields of `stalloc.options.Options`.

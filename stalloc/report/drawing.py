@@ -1,9 +1,8 @@
 """A drawing: where in an allocator's memory each request lies, and when.
 
-Addresses count from 0. Where an allocator holds several stretches of device memory, they are
-stacked in the order in which they were taken, so that the height of the drawing is the memory that
-is held. Ticks count from the beginning of the drawn iteration, and everything is cut to it: what
-wraps round the iteration's end is two rectangles.
+Addresses count from 0. Several segments of an allocator are stacked in the order of allocation,
+so the height of the drawing is the memory that is held. Ticks count from the beginning of the drawn
+iteration, and everything is cut to it: a request that wraps around is two rectangles.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from stalloc.tables import Int64s
 
 @dataclass(frozen=True, slots=True)
 class Rectangles:
-    """What is drawn of the requests, a row a rectangle.
+    """The drawn requests, one rectangle a row.
 
     Attributes:
         request: Row of the scene's requests, whose size it has.
@@ -38,7 +37,7 @@ class Rectangles:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Stretches of memory, live or not.
+    """Ranges of memory, live or not.
 
     Attributes:
         address: First byte.
@@ -63,21 +62,21 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What one allocator makes of the requests.
+    """One allocator's addresses for the requests.
 
     Attributes:
         allocator: Its name in a few characters, as in `torch`.
-        title: What it is, in words.
+        title: Its name in words.
         rectangles: The requests.
-        segments: What it holds of the device.
-        rooms: What of that it keeps for dynamic requests.
+        segments: The device memory that it holds.
+        regions: The parts reserved for dynamic requests.
     """
 
     allocator: str
     title: str
     rectangles: Rectangles
     segments: Segments
-    rooms: Segments
+    regions: Segments
 
     def held(self) -> tuple[Int64s, Int64s]:
         """Ticks at which the memory held changes, ascending, and the bytes from there on."""

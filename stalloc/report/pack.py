@@ -71,7 +71,7 @@ def _encoded(values: npt.NDArray[np.int64]) -> tuple[dict[str, object], bytes]:
 
 
 def _climbs(values: npt.NDArray[np.int64]) -> bool:
-    """Whether it is better stored by its steps, and they all fit."""
+    """True if its steps are smaller than its values, and all of them fit."""
     if len(values) < 2 or max(abs(int(values[0])), abs(int(values[-1]))) >= 1 << 62:
         return False
     return bool(np.all(values[1:] >= values[:-1]))

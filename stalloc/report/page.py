@@ -61,7 +61,7 @@ def _columns(scene: Scene) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64
         "live.end": scene.live.end,
     }
     for number, drawing in enumerate(scene.drawings):
-        for table in ("rectangles", "segments", "rooms"):
+        for table in ("rectangles", "segments", "regions"):
             rows = getattr(drawing, table)
             for name in rows.__slots__:
                 columns[f"layouts.{number}.{table}.{name}"] = getattr(rows, name)

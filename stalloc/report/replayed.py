@@ -1,6 +1,6 @@
 """Layouts as allocators really make them: from a replay that noted where it put everything.
 
-The extract is one iteration. Where the allocator took memory in several pieces, they are stacked by
+The extract is one iteration. Several pieces of an allocator's memory are stacked by
 address, so that nothing is drawn of the address space between them.
 """
 
@@ -28,7 +28,7 @@ class Extract:
     Attributes:
         begin: First tick.
         period: Its ticks.
-        rows: Of the trace's requests, those that are live in it.
+        rows: The trace's requests that are live in it.
         owner: The row of the scene's requests that each of them is.
     """
 
@@ -45,9 +45,9 @@ def live_rows(trace: Trace, begin: int, period: int) -> Int64s:
 
 
 def torch_drawing(trace: Trace, extract: Extract) -> Drawing:
-    """What torch's caching allocator makes of the extract, with the whole trace run up to it.
+    """Runs the trace up to the extract through torch's caching allocator, and draws the extract.
 
-    Its settings are those that were recorded.
+    The settings are the recorded ones.
     """
     placements = _core.placements_caching(trace._core, recorded_settings(trace))
     name, title = "torch", TORCH
@@ -57,13 +57,13 @@ def torch_drawing(trace: Trace, extract: Extract) -> Drawing:
 
 
 def stalloc_drawing(trace: Trace, plan: Plan, extract: Extract) -> Drawing:
-    """What stalloc's runtime makes of it with the plan: the pool, and beside it the fallback."""
+    """Draws the extract as stalloc's runtime serves it: the pool, and the fallback above."""
     placements = _core.placements_planned(trace._core, plan._core)
-    return _drawing("stalloc", STALLOC, trace, extract, placements, rooms(plan))
+    return _drawing("stalloc", STALLOC, trace, extract, placements, regions(plan))
 
 
-def rooms(plan: Plan) -> Segments:
-    """Where the plan keeps room for dynamic requests. The pool is the first piece: it lies at 0."""
+def regions(plan: Plan) -> Segments:
+    """The plan's regions. Their addresses count from the pool, which lies at 0."""
     groups = plan.groups
     kept = np.flatnonzero(groups.size > 0)
     wraps = kept[groups.upper[kept] > plan.period]

@@ -1,4 +1,4 @@
-"""What a report shows: one iteration's requests, and what each allocator makes of them.
+"""The content of a report: one iteration's requests, and each allocator's addresses for them.
 
 From a trace it is the iteration that stands for all, together with whatever older request is still
 live in it. From a plan, which knows no more than the requests it has addresses for, it is those.
@@ -15,7 +15,7 @@ from stalloc.notes import readable
 from stalloc.plans import Plan
 from stalloc.replaying import UNROLLED, unroll
 from stalloc.report.drawing import Drawing, Rectangles, Segments, around_the_end, running_sum
-from stalloc.report.replayed import Extract, live_rows, rooms, stalloc_drawing, torch_drawing
+from stalloc.report.replayed import Extract, live_rows, regions, stalloc_drawing, torch_drawing
 from stalloc.tables import LIFETIME_CLASSES, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
 
@@ -31,7 +31,7 @@ _WRAP_AROUND = CLASSES.index("wrap-around")
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is known of each request. Ticks count from the beginning of the iteration.
+    """The drawn requests. Ticks count from the beginning of the iteration.
 
     Attributes:
         size: Bytes, as asked.
@@ -62,16 +62,16 @@ class Scene:
     """All that is drawn.
 
     Attributes:
-        title: What it was made from.
-        facts: What else is known of it, by name.
+        title: The source.
+        facts: More facts about the source, by name.
         period: Ticks of the iteration.
         load: The most bytes live at once.
-        phases: Of the iteration, in order.
+        phases: The phases of the iteration, in order.
         layers: Names of modules.
-        requests: What is known of each request.
-        live: What the live curve adds up: `request`, `start` and `end` count.
-        drawings: What the allocators make of them.
-        assumptions: What was taken for granted when the trace was imported.
+        requests: The requests.
+        live: The summands of the live curve, by `request`, `start` and `end`.
+        drawings: One for each allocator.
+        assumptions: Assumptions of the importer.
     """
 
     title: str
@@ -104,7 +104,7 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
     rows = np.arange(len(decisions), dtype=np.int64)
     planned = around_the_end(rows, decisions.offset, decisions.lower, decisions.upper, period)
     pool = Segments(*(np.array([number], np.int64) for number in (0, plan.pool, 0, period)))
-    drawings = [Drawing("stalloc", "stalloc's plan", planned, pool, rooms(plan))]
+    drawings = [Drawing("stalloc", "stalloc's plan", planned, pool, regions(plan))]
     if len(decisions) > 0:
         drawings.insert(0, _torch_drawing_of_plan(plan))
     facts, assumptions = readable(plan.info)

@@ -69,7 +69,7 @@ def test_snapshots_tile_their_segments() -> None:
 
 
 @isolated
-def test_what_does_not_fit_is_torchs_out_of_memory_error() -> None:
+def test_raises_torchs_out_of_memory_error() -> None:
     stalloc.install_compat()
     with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 100\.0 GiB on cuda:0"):
         torch.empty(100 * GIB, dtype=torch.uint8, device="cuda")
@@ -106,7 +106,7 @@ def test_a_share_of_the_memory_is_kept_to() -> None:
 
 
 @isolated
-def test_what_torch_has_no_answer_to_is_answered() -> None:
+def test_answers_statistics_that_torch_cannot() -> None:
     stalloc.install_compat()
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
     torch.cuda.set_per_process_memory_fraction(0.25)

@@ -184,7 +184,7 @@ def test_a_share_of_the_memory_is_kept_to_the_pool_included() -> None:
     trainer.step()
 
 
-def test_what_lies_in_the_pool_can_be_shared_between_processes() -> None:
+def test_pool_tensors_can_be_shared_between_processes() -> None:
     trainer = Trainer(rows=32)
     plan, segment = planned_pair(trainer)
     y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
@@ -251,7 +251,7 @@ def planned_pair(trainer: Trainer) -> tuple[stalloc.Plan, tuple[int, int]]:
     return plan, pool_segment(plan)
 
 
-def test_torchs_profiler_sees_what_is_served() -> None:
+def test_torchs_profiler_sees_served_requests() -> None:
     """Bytes that operators took and gave back, with and without a plan."""
     trainer = Trainer()
 
@@ -374,7 +374,7 @@ def test_frees_during_a_capture_wait_for_its_end() -> None:
     del graph, out
 
 
-def test_out_of_memory_says_what_there_is() -> None:
+def test_out_of_memory_error_states_the_memory() -> None:
     trainer = Trainer()
     plan, _ = planned_pair(trainer)
     standin.set_memory(0, standin.used() + 64 * MIB)
@@ -480,7 +480,7 @@ def test_raw_allocations_go_the_same_way() -> None:
     stalloc.disable()
 
 
-def test_other_threads_free_what_they_hold_last() -> None:
+def test_other_threads_free_their_last_blocks() -> None:
     trainer = Trainer()
     planned_pair(trainer)
     for _ in range(3):
@@ -525,7 +525,7 @@ def test_tensors_alive_at_shutdown_do_no_harm() -> None:
     assert result.stderr == ""
 
 
-def test_a_forked_child_frees_what_it_inherited() -> None:
+def test_forked_child_frees_inherited_blocks() -> None:
     result = run_alone(
         PLANNED
         + """

@@ -96,7 +96,7 @@ def test_the_device_is_waited_for_before_memory_goes() -> None:
     stalloc.acquire_pool()
 
 
-def test_what_lies_in_such_a_pool_is_not_shared_between_processes() -> None:
+def test_refuses_to_share_tensors_of_a_virtual_memory_pool() -> None:
     trainer = Trainer()
     plan = trainer.plan()
     stalloc.enable(plan, model=trainer.model, keep_addresses=True)

@@ -81,7 +81,7 @@ def test_one_run_profiles_plans_and_is_served(tmp_path: Path, zeroes: bool) -> N
 
 
 @isolated
-def test_what_one_run_profiles_the_next_is_served_from(tmp_path: Path) -> None:
+def test_next_run_is_served_from_the_profiled_plan(tmp_path: Path) -> None:
     folder = tmp_path / "plans"
     train(tmp_path, "profile", folder)
     names = {path.name for path in folder.iterdir()}

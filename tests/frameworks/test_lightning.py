@@ -101,7 +101,7 @@ def test_validations_between_steps_leave_the_plan_as_it_is(tmp_path: Path, every
 
 
 @isolated
-def test_what_one_run_profiles_the_next_is_served_from(tmp_path: Path) -> None:
+def test_next_run_is_served_from_the_profiled_plan(tmp_path: Path) -> None:
     from stalloc.integrations.lightning import StallocCallback
 
     folder = tmp_path / "plans"

@@ -181,7 +181,7 @@ CONFIGURATIONS = [
 
 
 @pytest.mark.parametrize(("config", "reason"), CONFIGURATIONS)
-def test_what_cannot_be_planned_is_known_by_its_configuration(
+def test_recognises_unplannable_features_by_configuration(
     config: dict[str, Any], reason: str | None
 ) -> None:
     said = megatron_config.unplannable(SimpleNamespace(**config))

@@ -123,7 +123,7 @@ def test_a_script_is_served_from_its_start(framework: str, tmp_path: Path) -> No
     assert figures["opening_requests"] > 0.9 * figures["opening"]
 
 
-def test_what_cannot_be_run_is_said() -> None:
+def test_explains_scripts_that_cannot_be_run() -> None:
     command = [sys.executable, "-m", "stalloc.integrations", "megatron", "nowhere.py"]
     job = subprocess.run(command, capture_output=True, text=True, check=False)
     assert job.returncode == 1

@@ -67,7 +67,7 @@ def test_one_run_profiles_plans_and_is_served(tmp_path: Path) -> None:
 
 
 @isolated
-def test_what_one_run_profiles_the_next_is_served_from(tmp_path: Path) -> None:
+def test_next_run_is_served_from_the_profiled_plan(tmp_path: Path) -> None:
     from stalloc.integrations.transformers import StallocCallback
 
     folder = tmp_path / "plans"

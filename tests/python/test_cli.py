@@ -74,7 +74,7 @@ def test_plan_turns_a_trace_into_a_plan(
     assert report["algorithm"] == plan.algorithm
 
 
-def test_plan_lets_streams_take_turns(
+def test_plan_lets_streams_share_addresses(
     csv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     writer = TraceWriter()
@@ -284,7 +284,7 @@ def test_inspect_shows_a_plan(
     assert ["forward", "0", "2", "2.9", "KiB"] in lines
 
 
-def test_inspect_of_a_plan_shows_sizes_and_what_was_assumed(
+def test_inspect_of_a_plan_shows_sizes_and_assumptions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan keeps the notes of its trace, among them the imported snapshot's."""
@@ -323,7 +323,7 @@ def test_inspect_keeps_lists_of_notes_short(
     assert ["other_models", notes["other_models"]] in lines
 
 
-def test_plan_says_what_is_reserved_above_the_pool(
+def test_plan_reports_the_resident_region(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "trace.json"
@@ -347,7 +347,7 @@ def test_a_reader_that_stops_reading_is_no_error(trace: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["plan", "report"])
-def test_the_input_is_never_replaced_by_what_is_made_of_it(
+def test_never_replaces_the_input_by_the_output(
     command: str, trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = Path(trace).read_bytes()
@@ -391,7 +391,7 @@ def test_bytes_on_the_command_line(text: str, count: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "1.5", "1e9", "8GB", "GiB", "٣KiB", "9" * 30, "99999999TiB", "0.0KiB"]
 )
-def test_what_is_no_number_of_bytes(text: str) -> None:
+def test_refuses_malformed_byte_counts(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is no number of bytes"):
         bytes_of(text)
 

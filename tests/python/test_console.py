@@ -142,7 +142,7 @@ def test_names_that_are_no_text(encoding: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "replay", "report", "plan", "diff", "import"])
-def test_what_a_file_holds_does_not_reach_the_terminal_as_a_command(
+def test_file_content_does_not_reach_the_terminal_as_a_command(
     command: str, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = training_document() | {"layers": [EVIL], "info": {"device": EVIL, EVIL: "x"}}

@@ -150,7 +150,7 @@ def test_a_message_is_found_by_its_own_words() -> None:
         assert own == sorted(own)
 
 
-def test_what_torch_raises_when_memory_runs_out_is_among_them() -> None:
+def test_lists_the_out_of_memory_error_of_torch() -> None:
     texts = [m.text for m in error_messages.messages() if "tried to allocate" in m.text]
     assert any("largest hole is" in text for text in texts)
     assert any("while profiling" in text for text in texts)

@@ -89,7 +89,7 @@ def test_auto_profiles_plans_and_serves_in_one_run(tmp_path: Path, with_folder: 
 
 
 @isolated
-def test_what_profile_writes_plan_finds_by_rank_and_layout(tmp_path: Path) -> None:
+def test_plan_mode_finds_the_profiled_plan_by_rank_and_parallelism(tmp_path: Path) -> None:
     plain, profiled = twins()
     train(make_driver("off"), plain, 7)
     driver = make_driver("profile", tmp_path, parallelism=lambda: PARALLELISM, framework="test 1.0")
@@ -165,7 +165,7 @@ def refused(driver: Driver, trainer: Trainer, message: str, length: int = 32) ->
 
 
 @isolated
-def test_no_plan_of_the_layout_names_those_that_are_there(tmp_path: Path) -> None:
+def test_missing_plan_names_plans_of_other_parallelism(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
     driver = make_driver("plan", tmp_path, parallelism={"tp": 4})
     refused(driver, trainer, r"no .*tp4\.rank0.*there are tp2-seq32\.rank0\.plan\.json")
@@ -267,7 +267,7 @@ def test_an_iteration_that_raised_is_over_when_the_next_begins(tmp_path: Path) -
 
 
 @isolated
-def test_what_a_short_run_recorded_is_planned_when_it_ends(tmp_path: Path) -> None:
+def test_plans_a_short_run_when_it_ends(tmp_path: Path) -> None:
     trainer, _ = twins()
     driver = make_driver("profile", tmp_path, warmup=0, iterations=10)
     train(driver, trainer, 2)
@@ -315,7 +315,7 @@ def _in_child(check: Callable[[], bool]) -> bool:
 
 
 @isolated
-def test_what_only_the_garbage_collector_frees_is_not_planned() -> None:
+def test_does_not_plan_requests_that_only_the_garbage_collector_frees() -> None:
     """It does so at a time of its own: here in each iteration of the profile, and not after."""
     gc.set_threshold(1, 1, 1)
     driver = make_driver("auto", warmup=0, iterations=3)

@@ -151,7 +151,7 @@ def test_a_profile_is_complete_where_its_iterations_are() -> None:
 
 
 @isolated
-def test_whoever_began_ends_it() -> None:
+def test_only_the_beginner_ends_a_profile() -> None:
     trainer, _ = twins()
     with stalloc.profile() as prof:
         driver = make_driver("auto")
@@ -178,7 +178,7 @@ def test_whoever_began_ends_it() -> None:
 
 
 @isolated
-def test_only_what_began_with_the_run_is_joined(tmp_path: Path) -> None:
+def test_joins_only_profiles_of_the_whole_run(tmp_path: Path) -> None:
     """Not a plan that is enabled later, and not what another driver began, or has joined."""
     trainer, other = twins()
     first, second = make_driver("auto", warmup=0), make_driver("auto", warmup=0)
@@ -211,7 +211,7 @@ def test_a_driver_that_is_off_joins_nothing() -> None:
 @pytest.mark.parametrize("what", ["layout", "model"])
 @pytest.mark.parametrize("strict", [False, True])
 @isolated
-def test_what_the_plan_was_not_made_for_is_refused(what: str, strict: bool) -> None:
+def test_refuses_plan_of_another_run(what: str, strict: bool) -> None:
     with whole_plan() as plan:
         session = stalloc.enable(plan, startup=True, strict=strict)
         trainer = Trainer(Model(width=32 if what == "model" else 64))
@@ -233,7 +233,7 @@ def test_what_the_plan_was_not_made_for_is_refused(what: str, strict: bool) -> N
 
 @pytest.mark.parametrize("begun", [False, True])
 @isolated
-def test_what_cannot_be_planned_ends_what_is_on(begun: bool) -> None:
+def test_unplannable_feature_ends_the_running_plan(begun: bool) -> None:
     trainer, _ = twins()
     with stalloc.profile() as prof:
         driver = make_driver("auto")

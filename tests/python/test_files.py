@@ -42,7 +42,7 @@ def test_a_file_is_written_and_replaced_only_when_asked(system: str, tmp_path: P
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left")])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_goes_wrong_leaves_things_as_they_were(
+def test_failed_write_leaves_files_unchanged(
     system: str,
     error: BaseException,
     overwrite: bool,
@@ -92,7 +92,7 @@ def test_a_pipe_or_a_device_is_written_to_and_never_replaced(tmp_path: Path) -> 
         write_file(Path("/dev/full"), b"x", overwrite=False)
 
 
-def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path: Path) -> None:
+def test_replaces_a_link_and_not_its_target(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_bytes(b"mine")
     link.symlink_to(target)

@@ -21,7 +21,7 @@ def test_importing_does_not_import_the_framework(name: str) -> None:
     assert name not in sys.modules
 
 
-def test_without_megatron_install_says_what_is_missing() -> None:
+def test_install_names_the_missing_megatron() -> None:
     with pytest.raises(StallocError, match="install megatron-core"):
         stalloc.megatron.install()
     assert stalloc.megatron.install("off").stage is Stage.OFF

@@ -49,7 +49,7 @@ def test_a_run_is_served_from_its_start_by_the_plan_of_another(tmp_path: Path) -
     assert served["weights"] == plain["weights"]
 
 
-def test_what_a_tool_says_after_a_run_is_no_result_and_what_hangs_is_ended() -> None:
+def test_ignores_output_after_a_run_and_ends_hanging_runs() -> None:
     call("""
         from runs import start
         from training import Run

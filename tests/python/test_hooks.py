@@ -519,7 +519,7 @@ def test_on_forward_sees_the_inputs_of_every_training_forward(sink: RecordingSin
     assert heard == [(signature, "other"), (signature, before)]
 
 
-def test_what_on_forward_raises_reaches_the_caller_and_nothing_has_begun(
+def test_exception_of_on_forward_reaches_the_caller_before_anything_begins(
     sink: RecordingSink,
 ) -> None:
     model = Net()

@@ -142,7 +142,7 @@ def test_tied_weights_are_attributed_to_the_module_that_uses_them(sink: Recordin
     assert owners(sink, loss)["AddmmBackward0"] == {"0", "1"}
 
 
-def test_in_place_operations_on_what_modules_return_still_work(sink: RecordingSink) -> None:
+def test_in_place_operations_on_module_outputs_still_work(sink: RecordingSink) -> None:
     # Full-backward hooks make outputs views of a custom function's, on which these raise.
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), Block())
     with TrainingHooks(sink, model, layers=True):

@@ -81,7 +81,7 @@ def test_a_free_that_waits_for_another_stream_ends_when_it_is_completed() -> Non
 
 
 @pytest.mark.parametrize("cut", [1, 6, 20, 37])
-def test_a_cut_head_is_rebuilt_from_what_is_live_at_the_end(cut: int) -> None:
+def test_rebuilds_a_cut_head_from_the_final_live_blocks(cut: int) -> None:
     writer = trained(5)
     whole = load(writer.document(), repetitions=1).trace.requests
     imported = load(writer.document(cut), repetitions=1)
@@ -106,7 +106,7 @@ def test_a_cut_head_is_rebuilt_from_what_is_live_at_the_end(cut: int) -> None:
     assert sorted(requests.size[:before].tolist()) == sorted(expected.values())
 
 
-def test_what_the_history_never_mentions_is_live_throughout() -> None:
+def test_blocks_without_events_are_live_throughout() -> None:
     writer = SnapshotWriter()
     writer.alloc(7777)
     cut = len(writer.events)
@@ -132,7 +132,7 @@ def test_a_block_without_an_address_lies_behind_the_one_before_it() -> None:
     assert requests.size.tolist() == [500, 1012, 2048]
 
 
-def test_of_several_devices_the_busiest_is_imported() -> None:
+def test_imports_the_busiest_device() -> None:
     first, second = trained(1), SnapshotWriter(device=1)
     second.free(second.alloc(512))
     document = first.document()
@@ -148,7 +148,7 @@ def test_of_several_devices_the_busiest_is_imported() -> None:
         load(document, device=7)
 
 
-def test_segments_tell_what_torch_held_at_most() -> None:
+def test_segments_give_torchs_peak_reserved_bytes() -> None:
     writer = SnapshotWriter()
     writer.segment("segment_alloc", 100 << 20)
     writer.segment("segment_map", 20 << 20)
@@ -210,7 +210,7 @@ def test_without_annotations_the_optimizer_is_told_from_its_files() -> None:
     assert "optimizer" in phase_names(imported, 1)
 
 
-def test_without_stacks_iterations_are_told_from_what_repeats() -> None:
+def test_without_stacks_finds_iterations_by_repetition() -> None:
     imported = load(trained(6, annotate=False, stacks=False).document())
     assert any("told from what repeats" in text for text in imported.assumptions)
     trace = imported.trace
@@ -295,7 +295,7 @@ def state_replaced(steps: int) -> SnapshotWriter:
     return writer
 
 
-def test_what_lives_longer_than_an_iteration_makes_two_one() -> None:
+def test_joins_two_iterations_if_requests_outlive_one() -> None:
     single = load(state_replaced(1).document(1), repetitions=3)
     assert any("two iterations are taken for one" in text for text in single.assumptions)
     assert len(single.trace.iterations) == 4
@@ -372,7 +372,7 @@ def test_a_pickle_with_a_global_is_refused_unexecuted(capsys: pytest.CaptureFixt
         (dump({"segments": [], "device_traces": [3]}), r"device_traces\[0\]"),
     ],
 )
-def test_what_is_no_recording_is_refused(content: bytes, message: str) -> None:
+def test_refuses_files_that_are_no_recording(content: bytes, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         importers.from_bytes(content, "file")
 
@@ -492,7 +492,7 @@ def test_negative_times_are_times() -> None:
     assert len(trace.iterations) == 4
 
 
-def test_the_trace_keeps_what_was_assumed() -> None:
+def test_trace_keeps_the_assumptions() -> None:
     imported = load(trained(3).document())
     assert imported.trace.info["assumptions"] == "\n".join(imported.assumptions)
     assert imported.trace.info["source"] == "pytorch snapshot"

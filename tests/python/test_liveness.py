@@ -38,7 +38,7 @@ def brute_force(live: Liveness, tick: int) -> int:
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=60, deadline=None)
-def test_the_curve_is_the_sum_of_what_is_live(seed: int) -> None:
+def test_curve_is_the_sum_of_live_requests(seed: int) -> None:
     trace = to_trace(random_document(seed))
     plan = trace.plan(time_limit=0.1)
     for live in (liveness.of_trace(trace), liveness.of_plan(plan)):
@@ -56,7 +56,7 @@ def test_the_curve_is_the_sum_of_what_is_live(seed: int) -> None:
     assert sum(h.requests for h in liveness.of_trace(trace).holders()) == len(profile.requests)
 
 
-def test_what_was_live_before_is_told_apart() -> None:
+def test_tells_earlier_live_requests_apart() -> None:
     live = liveness.of_trace(to_trace(training_document()))
     holders = live.holders_at(live.peak)
     assert {h.phase for h in holders} == {"before", "forward 0", "unplanned"}
@@ -135,7 +135,7 @@ def test_an_empty_trace_has_nothing_live(
     assert cli.main(["inspect", str(path)]) == 0
 
 
-def test_the_drawing_is_as_high_as_what_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_is_as_high_as_the_live_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     live = Liveness(
         period=8,
         lower=np.array([0, 4]),

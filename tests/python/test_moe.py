@@ -206,7 +206,7 @@ def test_requests_in_experts_are_tagged_in_forward_recomputation_and_backward() 
 
 
 @isolated
-def test_what_nobody_tagged_is_found_by_comparing_iterations() -> None:
+def test_finds_untagged_dynamic_requests_by_comparing_iterations() -> None:
     _, trainer = moe_twins()
     trace = moe_profile(trainer, tagged=False).trace
     assert not trace.requests.dynamic.any()

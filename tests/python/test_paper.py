@@ -70,7 +70,7 @@ def test_experts_need_less_with_each_part_of_the_plan(moe: dict[str, Row]) -> No
     assert moe[STALLOC].reserved < moe[TORCH].reserved
 
 
-def test_a_row_says_what_it_is_of(dense: dict[str, Row]) -> None:
+def test_row_names_its_workload(dense: dict[str, Row]) -> None:
     row = dense[STALLOC]
     assert (row.workload, row.config, row.stage, row.microbatch) == ("llama2-7b", "r", "first", 4)
     assert row.plan_seconds is not None
@@ -101,7 +101,7 @@ def test_the_profiled_iterations_are_those_that_a_shorter_run_would_have(folder:
     assert shorter.iterations == profiled.iterations
 
 
-def test_events_are_the_requests_and_what_the_loop_does(folder: Path) -> None:
+def test_events_are_requests_and_loop_events(folder: Path) -> None:
     trace = stalloc.Trace.load(recorded(MOE, folder).trace)
     events = events_of(trace)
     requests = events[events[:, 0] >= 0]
@@ -165,7 +165,7 @@ def test_a_missed_target_is_named(dense: dict[str, Row]) -> None:
     assert planned.missed
 
 
-def test_what_is_published_goes_to_the_row_it_is_of(dense: dict[str, Row]) -> None:
+def test_published_figures_go_to_their_row(dense: dict[str, Row]) -> None:
     def known(**changes: Any) -> str | None:
         found = published.of(replace(dense[STALLOC], **changes))
         return found.text if found else None

@@ -95,7 +95,7 @@ def test_a_fresh_run_is_served_as_soon_as_it_has_warmed_up() -> None:
 
 
 @isolated
-def test_what_the_loop_keeps_is_not_given_a_planned_address() -> None:
+def test_kept_tensors_get_no_planned_address() -> None:
     plain, planned = twins()
 
     def step(t: Trainer, kept: list[torch.Tensor]) -> None:

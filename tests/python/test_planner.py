@@ -174,7 +174,7 @@ def test_streams_never_share_an_address() -> None:
     assert load_bound([0, 5], [5, 9], [64, 64], stream=[0, 1]) == 128
 
 
-def test_ordered_streams_share_addresses_and_say_who_waits_for_whom() -> None:
+def test_ordered_streams_share_addresses_and_list_waits() -> None:
     lower, upper, size, stream = [0, 5, 9], [5, 9, 12], [64, 64, 64], [0, 1, 1]
     solution = plan(lower, upper, size, stream=stream, streams="ordered")
     assert solution.height == load_bound(lower, upper, size, stream=stream, streams="ordered") == 64
@@ -228,7 +228,7 @@ def test_ordered_streams_take_no_more_than_one(problem: Problem, data: st.DataOb
     )
 
 
-def test_what_is_fixed_stays_where_it_is() -> None:
+def test_fixed_buffers_keep_their_offsets() -> None:
     solution = plan([0, 0, 0], [9, 9, 9], [64, 64, 64], fixed=[-1, 64, -1])
     assert solution.offsets.tolist()[1] == 64
     assert solution.height == 192
@@ -236,9 +236,7 @@ def test_what_is_fixed_stays_where_it_is() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(problems(), st.data())
-def test_a_plan_that_keeps_what_lies_there_is_no_higher(
-    problem: Problem, data: st.DataObject
-) -> None:
+def test_plan_that_keeps_old_offsets_is_no_higher(problem: Problem, data: st.DataObject) -> None:
     arguments = (problem.lower, problem.upper, problem.size)
     old = solve(problem)
     kept = data.draw(
@@ -278,7 +276,7 @@ def test_sizes_go_up_to_62_bits_and_no_sum_wraps_round(size: list[int]) -> None:
         )
 
 
-def test_a_warm_start_keeps_what_it_reached() -> None:
+def test_warm_start_never_loses_height() -> None:
     lower, upper, size = [0, 0, 4], [4, 9, 9], [100, 50, 80]
     old = plan(lower, upper, size)
     new = plan(lower, upper, size, warm_start=old.offsets, time_limit=0)
@@ -396,7 +394,7 @@ def test_other_threads_run_meanwhile() -> None:
     assert answered.is_set()
 
 
-def test_a_bar_is_only_shown_to_those_who_wait(
+def test_shows_a_bar_only_for_slow_plans(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan([0], [5], [8], progress=True)

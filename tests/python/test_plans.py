@@ -125,7 +125,7 @@ def test_patterns_of_dynamic_modules_are_saved(plan: Plan, tmp_path: Path) -> No
     assert again.reusable.end.tolist() == plan.reusable.end.tolist()
 
 
-def test_what_is_saved_follows_the_schema(document: Document) -> None:
+def test_saved_file_follows_the_schema(document: Document) -> None:
     schema = json.loads((SCHEMAS / "plan.schema.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
     validator.check_schema(schema)
@@ -163,7 +163,7 @@ def test_what_is_saved_follows_the_schema(document: Document) -> None:
         (("alignment",), 0, "alignment"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(
+def test_refuses_plans_that_cannot_be_followed(
     document: Document, path: tuple[str | int, ...], value: Any, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"

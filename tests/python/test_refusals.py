@@ -102,7 +102,7 @@ def refusal(
 
 @pytest.mark.parametrize("command", READERS)
 @pytest.mark.parametrize("name", ANYWHERE)
-def test_what_is_nothing_known(
+def test_refuses_unknown_files(
     command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "some file"
@@ -112,7 +112,9 @@ def test_what_is_nothing_known(
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
-def test_what_is_no_snapshot(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refuses_files_that_are_no_snapshot(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "snapshot.pickle"
     content, message = SNAPSHOTS[name]
     path.write_bytes(content)
@@ -124,7 +126,7 @@ def test_what_is_no_snapshot(name: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("name", JSONS)
-def test_what_is_no_kineto_trace(
+def test_refuses_files_that_are_no_kineto_trace(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "kineto.json"
@@ -201,7 +203,7 @@ def test_own_files_are_read_gzipped_and_with_a_byte_order_mark(
 
 
 @pytest.mark.parametrize("command", ["replay", "report"])
-def test_what_is_given_as_a_plan_is_one(
+def test_refuses_other_files_as_plan(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, plan = tmp_path / "trace.json", tmp_path / "plan"

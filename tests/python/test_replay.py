@@ -116,7 +116,7 @@ def test_replay_of_a_trace_of_a_plan_and_of_both(
     assert "no dynamic requests" in by_plan["assumptions"][0]
 
 
-def test_replay_says_who_runs_out_of_memory(
+def test_replay_names_the_allocators_that_run_out_of_memory(
     snapshot: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = answer(capsys, "replay", snapshot)["rows"]
@@ -132,9 +132,7 @@ def test_replay_says_who_runs_out_of_memory(
     assert "stalloc does not fit 1.0 MiB" in capsys.readouterr().err
 
 
-def test_replay_tells_people_what_they_would_save(
-    snapshot: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replay_prints_the_savings(snapshot: str, capsys: pytest.CaptureFixture[str]) -> None:
     report = answer(capsys, "replay", snapshot)
     assert cli.main(["replay", snapshot]) == 0
     out = capsys.readouterr().out
@@ -261,7 +259,7 @@ def test_settings_that_make_no_sense_are_none(
     assert report["assumptions"] == default["assumptions"]
 
 
-def test_what_ran_out_of_memory_has_no_efficiency(
+def test_replay_out_of_memory_has_no_efficiency(
     snapshot: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["replay", snapshot, "--capacity", "1", "--json"]) == 3

@@ -106,7 +106,7 @@ def test_nothing_that_is_drawn_overlaps(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_both_layouts_hold_every_request_within_what_they_reserve(seed: int) -> None:
+def test_both_drawings_hold_every_request_within_reserved_memory(seed: int) -> None:
     trace = to_trace(random_document(seed))
     plan = trace.plan(time_limit=0.2)
     for scene in (scene_of_trace(trace, plan, "trace"), scene_of_plan(plan, "plan")):
@@ -153,8 +153,10 @@ def test_room_for_dynamic_requests_is_drawn(trace: Trace) -> None:
     plan = trace.plan()
     for scene in (scene_of_trace(trace, plan, "trace"), scene_of_plan(plan, "plan")):
         torch, planned = scene.drawings
-        assert len(torch.rooms) == 0
-        assert planned.rooms.size.tolist() == plan.groups.size[plan.groups.size > 0].tolist() != []
+        assert len(torch.regions) == 0
+        assert (
+            planned.regions.size.tolist() == plan.groups.size[plan.groups.size > 0].tolist() != []
+        )
 
 
 def test_a_wrap_around_is_drawn_at_both_ends() -> None:
@@ -262,7 +264,7 @@ def test_report_replaces_nothing_unasked(
         (b'{"format": "stalloc-plan"}', "version|missing|info"),
     ],
 )
-def test_report_says_what_is_wrong_with_a_file(
+def test_report_explains_a_bad_file(
     content: bytes, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.json"

@@ -239,7 +239,7 @@ def test_the_keyboard_zooms_moves_and_steps(show: Open) -> None:
     assert page.ask("app.scene.selected") == -1
 
 
-def test_what_is_under_a_pixel_is_counted_until_it_is_zoomed_into(show: Open) -> None:
+def test_counts_requests_under_a_pixel_until_zoomed_in(show: Open) -> None:
     page = show(staircase(20_000))
     for seen, small in page.counts():
         assert seen == small == 20_000
@@ -315,7 +315,7 @@ def test_names_are_shown_and_never_obeyed(show: Open) -> None:
     assert "</script><img" in page.text("peak")
 
 
-def test_what_was_assumed_is_shown_only_where_there_is_something(show: Open) -> None:
+def test_shows_assumptions_only_if_there_are_any(show: Open) -> None:
     trace = to_trace(training_document())
     page = show(scene_of_trace(trace, trace.plan(), "training.json"))
     assert page.ask("document.getElementById('assumed').hidden")

@@ -109,7 +109,7 @@ def test_a_script_runs_under_the_plan_of_its_profile(script: Path, tmp_path: Pat
     assert "hit rate" in said[-1]
 
 
-def test_what_start_up_makes_for_good_lies_in_the_pool(tmp_path: Path) -> None:
+def test_permanent_startup_requests_lie_in_the_pool(tmp_path: Path) -> None:
     script = tmp_path / "whole.py"
     script.write_text(WHOLE)
     plain = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
@@ -219,7 +219,7 @@ def test_a_script_fails_as_it_would_without(script: Path, tmp_path: Path) -> Non
     assert said[-1].startswith("stalloc run: plans/rank0.trace.json: the trace holds no complete ")
 
 
-def test_what_was_recorded_outlives_a_ctrl_c(script: Path, tmp_path: Path) -> None:
+def test_keeps_the_recording_after_ctrl_c(script: Path, tmp_path: Path) -> None:
     script.write_text(SCRIPT.replace("zero_grad()", "zero_grad()\n    if _ == 3: raise INTERRUPT"))
     script.write_text(script.read_text().replace("INTERRUPT", "KeyboardInterrupt"))
     out, said = run("--profile", "plans", "--json", script, "4", cwd=tmp_path, code=130)

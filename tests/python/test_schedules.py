@@ -67,7 +67,7 @@ def test_a_method_of_one_object_is_patched_for_that_one() -> None:
     assert second.step is own
 
 
-def test_what_someone_else_put_on_top_stays() -> None:
+def test_keeps_patches_made_on_top() -> None:
     module = module_with(double=double)
     patches = Patches()
     patches.wrap(module, "double", add_one)
@@ -142,7 +142,7 @@ def test_without_numbers_and_tags_they_count() -> None:
         assert [positions.backward(None) for _ in range(4)] == [*seen, Position(0)]
 
 
-def test_a_dynamic_span_holds_for_what_is_done_in_it_and_its_backward(sink: RecordingSink) -> None:
+def test_dynamic_span_covers_its_code_and_its_backward(sink: RecordingSink) -> None:
     model = nn.Linear(2, 2)
     with TrainingHooks(sink, model) as attached:
         hooks.leave_dynamic("experts")

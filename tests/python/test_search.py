@@ -113,7 +113,7 @@ def test_ctrl_c_while_a_profile_is_planned_leaves_both_files(tmp_path: Path) -> 
     assert sorted(path.name for path in plans.iterdir()) == ["rank0.plan.json", "rank0.trace.json"]
 
 
-def test_what_is_stacked_up_is_no_plan() -> None:
+def test_refuses_a_stack_as_plan() -> None:
     search = Search(None)
     search.check(gap=100.0)  # nobody was in a hurry
     search.interrupted = True

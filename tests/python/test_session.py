@@ -159,7 +159,7 @@ def test_a_model_that_is_thrown_away_first_is_another_in_profile_and_plan(
 
 @pytest.mark.parametrize("warm_up", ["model", "batch"])
 @isolated
-def test_what_is_trained_first_in_a_profile_and_not_again_leaves_no_mark_on_the_plan(
+def test_model_trained_only_first_in_a_profile_leaves_no_mark_on_the_plan(
     warm_up: str,
 ) -> None:
     _, trainer = twins()
@@ -272,7 +272,7 @@ def test_a_plan_of_another_batch_size_is_refused() -> None:
 
 
 @isolated
-def test_what_does_not_fit_is_only_a_warning_when_not_strict() -> None:
+def test_plan_that_does_not_fit_only_warns_when_not_strict() -> None:
     plain, trainer = twins()
     plan = profiled_plan(trainer)
     for _ in range(3):
@@ -552,7 +552,7 @@ def test_functions_without_a_plan_do_nothing() -> None:
 
 
 @isolated
-def test_statistics_count_what_the_run_did() -> None:
+def test_statistics_count_the_run() -> None:
     _, trainer = twins()
     plan = profiled_plan(trainer)
     stalloc.enable(plan)
@@ -583,7 +583,7 @@ def test_statistics_count_what_the_run_did() -> None:
 
 
 @isolated
-def test_torchs_profiler_sees_what_is_served() -> None:
+def test_torchs_profiler_sees_served_requests() -> None:
     def seen(trainer: Trainer) -> tuple[int, int]:
         """Bytes that operators took and gave back."""
         with torch.profiler.profile(profile_memory=True) as profiler:
@@ -606,7 +606,7 @@ def test_torchs_profiler_sees_what_is_served() -> None:
 
 
 @isolated
-def test_the_meta_device_records_what_the_cpu_does() -> None:
+def test_meta_device_records_the_same_as_the_cpu() -> None:
     def profile(device: str) -> stalloc.IterationProfile:
         with torch.device(device):
             layers = [(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))] * 3

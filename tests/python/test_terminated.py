@@ -92,7 +92,7 @@ def assert_kept(folder: Path) -> None:
 
 @pytest.mark.parametrize("where", FOREVER)
 @pytest.mark.parametrize("number", SIGNALS)
-def test_what_was_recorded_is_kept(number: signal.Signals, where: str, tmp_path: Path) -> None:
+def test_keeps_the_recording(number: signal.Signals, where: str, tmp_path: Path) -> None:
     with running(TRAINS + FOREVER[where], tmp_path) as process:
         process.send_signal(number)
         first, *said = ended(process, -number)
@@ -101,7 +101,7 @@ def test_what_was_recorded_is_kept(number: signal.Signals, where: str, tmp_path:
     assert_kept(tmp_path / "plans")
 
 
-def test_what_is_too_little_to_plan_is_said(tmp_path: Path) -> None:
+def test_reports_too_few_iterations_to_plan(tmp_path: Path) -> None:
     with running(READY + "import sys; sys.stdin.read()", tmp_path) as process:
         process.send_signal(signal.SIGTERM)
         said = ended(process, -signal.SIGTERM)

@@ -41,7 +41,7 @@ def trace() -> Trace:
     return to_trace(training_document())
 
 
-def test_columns_hold_what_was_recorded(trace: Trace) -> None:
+def test_columns_hold_the_recording(trace: Trace) -> None:
     document = training_document()
     requests = trace.requests
     assert requests.size.tolist() == document["requests"]["size"]
@@ -85,7 +85,7 @@ def test_a_saved_trace_loads_as_it_was(trace: Trace, tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == training_document()
 
 
-def test_what_is_saved_follows_the_schema(trace: Trace, tmp_path: Path) -> None:
+def test_saved_file_follows_the_schema(trace: Trace, tmp_path: Path) -> None:
     schema = json.loads((SCHEMAS / "trace.schema.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
     validator.check_schema(schema)
@@ -216,7 +216,7 @@ def test_errors_are_value_errors_of_stalloc() -> None:
     assert issubclass(PlanError, ValueError)
 
 
-def test_the_profile_tells_what_repeats(trace: Trace) -> None:
+def test_profile_finds_repeating_requests(trace: Trace) -> None:
     profile = trace.profile()
     assert profile.iteration == 2
     assert profile.compared == 1

@@ -95,7 +95,7 @@ def test_recomputation_keeps_less() -> None:
     assert load["zor"] < load["zr"]
 
 
-def test_experts_ask_for_what_the_routing_drew() -> None:
+def test_experts_request_the_routed_sizes() -> None:
     layout = Layout(tensor=2, pipeline=2, data=1, microbatch=1, microbatches=2, expert=2)
     config = Config(SMALL_MOE, layout)
     trace = record(config, iterations=2)

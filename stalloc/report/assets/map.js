@@ -14,7 +14,7 @@ function drawMap(panel, context, colours) {
   context.rect(x, y, width, height);
   context.clip();
   drawSegments(panel, context, colours);
-  drawRooms(panel, context, colours);
+  drawRegions(panel, context, colours);
   const counts = rasterise(panel, colours);
   context.setTransform(1, 0, 0, 1, 0, 0);
   panel.raster.paint(context, Math.round(x * panel.ratio), Math.round(y * panel.ratio));
@@ -41,8 +41,8 @@ function drawSegments(panel, context, colours) {
 }
 
 // What is kept for dynamic requests.
-function drawRooms(panel, context, colours) {
-  const { address, size, start, end } = panel.layout.rooms;
+function drawRegions(panel, context, colours) {
+  const { address, size, start, end } = panel.layout.regions;
   context.fillStyle = colours.dynamic;
   context.globalAlpha = 0.25;
   for (let i = 0; i < address.length; ++i) {

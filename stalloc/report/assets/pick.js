@@ -44,14 +44,14 @@ function reservedAt(layout, tick) {
 function describePick(panel, pick) {
   if (pick.row >= 0) return describeRequest(panel.scene, pick.row, panel, pick);
   if (pick.address < 0 || pick.address >= pick.above || pick.tick < 0 || pick.tick >= panel.scene.period) return null;
-  const what = isInRoom(panel.layout.rooms, pick) ? "idle, in room kept for dynamic requests" : "idle here and then";
+  const what = isInRegion(panel.layout.regions, pick) ? "idle, in the region of a group" : "idle here and then";
   return tooltipContent(null, formatBytes(pick.above - pick.below), what, {
     addresses: `${formatBytes(pick.below)} to ${formatBytes(pick.above)}`,
     tick: formatCount(Math.floor(pick.tick)),
   });
 }
 
-function isInRoom({ address, size, start, end }, { tick, address: at }) {
+function isInRegion({ address, size, start, end }, { tick, address: at }) {
   return address.some((low, i) => low <= at && at < low + size[i] && start[i] <= tick && tick < end[i]);
 }
 

@@ -10,7 +10,7 @@ class Scene {
       ...layout,
       rectangles: tableOf(columns, `layouts.${i}.rectangles`),
       segments: tableOf(columns, `layouts.${i}.segments`),
-      rooms: tableOf(columns, `layouts.${i}.rooms`),
+      regions: tableOf(columns, `layouts.${i}.regions`),
       held: tableOf(columns, `layouts.${i}.held`),
     }));
     this.top = Math.max(1, this.load, ...this.layouts.map((layout) => layout.reserved));

@@ -43,9 +43,9 @@ function fillLegend(app) {
   const legend = document.getElementById("legend");
   const counts = scene.classes.map(() => 0);
   for (const row of new Set(scene.liveRows.request)) ++counts[scene.requests.lifetime[row]];
-  const rooms = scene.layouts.some((layout) => layout.rooms.address.length > 0);
+  const regions = scene.layouts.some((layout) => layout.regions.address.length > 0);
   scene.classes.forEach((name, kind) => {
-    if (counts[kind] === 0 && !(rooms && name === "dynamic")) return;
+    if (counts[kind] === 0 && !(regions && name === "dynamic")) return;
     const button = makeElement(
       "button",
       { type: "button", title: "Show or fade these requests", "aria-pressed": "true" },
