@@ -1,135 +1,138 @@
 #include "runtime/planned_allocator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/format.h"
 
 namespace stalloc::runtime {
+namespace {
+
+// Phases come to be trusted in the first iterations (see Matcher). The fallback caches in them what
+// is of no use later.
+constexpr std::int64_t kSettling = 4;
+
+}  // namespace
+
+void PlannedAllocator::enable(const plan::Plan& plan, Scope scope) {
+  plan.check();
+  pools_.check_alignment(plan);
+  const std::lock_guard lock(mutex_);
+  if (abandoned_) throw Error("a forked process cannot use the parent's " + name());
+  auto serving = std::make_unique<Serving>(plan, scope, pools_, delayed_ ? &*delayed_ : nullptr,
+                                           accounting_.counts());
+  pools_.enable(plan, serving->has_opening());
+  serving_ = std::move(serving);
+  drop_empty_pools();
+
+  accounting_.begin();
+  Statistics& counts = accounting_.counts();
+  counts.planned = static_cast<std::int64_t>(plan.decisions.size());
+  counts.pool = plan.pool;
+  counts.resident = pools_.resident() ? plan.resident : 0;
+  counts.opening = serving_->placeable();
+  update_reserved();
+  accounting_.begin_joint();
+  dynamic_scopes_.clear();
+  training_thread_.set_to_this_thread();
+  enabled_.store(true, std::memory_order_release);
+}
+
+void PlannedAllocator::disable() {
+  const std::lock_guard lock(mutex_);
+  if (!serving_) return;
+  enabled_.store(false, std::memory_order_release);
+  stop_serving();
+  if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
+  drop_empty_pools();
+  fallback_.release_cached();
+  update_reserved();
+}
+
+void PlannedAllocator::release_pool() {
+  const std::lock_guard lock(mutex_);
+  if (!serving_) throw Error("no plan is enabled, so there is no pool to release");
+  if (pools_.is_away()) return;
+  if (capturing()) throw Error("the pool cannot be released while a CUDA graph is captured");
+  if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
+  pools_.release();
+  update_reserved();
+}
+
+void PlannedAllocator::acquire_pool() {
+  const std::lock_guard lock(mutex_);
+  if (!serving_) throw Error("no plan is enabled, so there is no pool to acquire");
+  if (!pools_.is_away()) return;
+  pools_.acquire();
+  update_reserved();
+}
+
+void PlannedAllocator::abandon() {
+  const std::lock_guard lock(mutex_);
+  abandoned_ = true;
+  enabled_.store(false, std::memory_order_release);
+  pools_.abandon();
+  if (delayed_) {
+    delayed_->abandon();
+    collect_delayed();
+  }
+  if (!serving_) return;
+  stop_serving();
+  drop_empty_pools();
+}
+
+void PlannedAllocator::stop_serving() {
+  accounting_.counts().hits += serving_->hits_now();
+  pools_.disable();
+  serving_.reset();
+}
+
+// Not during a capture: memory is returned only when the device is idle, and waiting for that would
+// spoil the capture.
+void PlannedAllocator::drop_empty_pools() {
+  if (!capturing() && pools_.drop_empty()) update_reserved();
+}
+
+void PlannedAllocator::update_reserved() {
+  const Pools::Held held = pools_.held();
+  accounting_.set_reserved(held.reserved, held.segments, fallback_.reserved());
+  if (!callers_fallback_) return;
+  low_.store(held.low, std::memory_order_release);
+  high_.store(held.high, std::memory_order_release);
+}
+
 void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
                                  NodeSequence node) {
   for_training = for_training || training_thread_.is_this_thread();
   const std::lock_guard lock(mutex_);
-  if (!active_ && (!always_ || abandoned_)) return nullptr;
+  if (!serving_ && (!always_ || abandoned_)) return nullptr;
   if (delayed_ && delayed_->any_waiting()) collect_delayed();
-  void* p = nullptr;
-  if (active_ && for_training && !away_) {
-    if (unplanned_depth_ == 0) {
-      p = allocate_planned(size, stream, inside_dynamic() || is_dynamic(node));
-    } else if (guide_->guests.admits(Guests::kUnplanned, size)) {
-      p = allocate_idle(size, stream, Guests::kUnplanned);
-    }
+  Serving::Place place;
+  if (serving_ && for_training && !pools_.is_away()) {
+    place = serving_->allocate(size, stream, dynamic_scopes_.covers(node));
   }
-  if (!p) p = allocate_fallback(size, stream);
-  return p ? count(size, p) : nullptr;
+  if (!place.p) place.p = allocate_fallback(size, stream, place.dynamic);
+  return place.p ? count(size, place.p) : nullptr;
 }
 
 void* PlannedAllocator::count(Bytes size, void* p) {
-  stats_.allocated.add(size);
-  if (callers_fallback_) {
-    gauges_.add_block(size, active_->space.round_up(size));
-    if (gauges_.behind()) behind_.store(true, std::memory_order_relaxed);
-  }
+  accounting_.add_block(size, callers_fallback_ ? pools_.active()->space.round_up(size) : size);
   return p;
 }
 
 void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
   const std::lock_guard lock(mutex_);
-  if (!active_ || away_) return nullptr;
+  if (!serving_ || pools_.is_away()) return nullptr;
   if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
-  void* p = allocate_idle(size, stream);
+  void* p = serving_->allocate_idle(size, stream);
   return p ? count(size, p) : nullptr;
 }
 
-// The block at `offset` may be worked on by its stream from now on; else it is gone again.
-bool PlannedAllocator::hand_over(Pool& pool, Offset offset) {
-  if (!pool.order) return true;
-  const StaticPool::Block block = pool.space.at(offset);
-  if (pool.order->take(pool.ordered(offset, block), delayed_->capturing())) return true;
-  pool.space.release(offset);
-  return false;
-}
-
-void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream, PhaseIndex origin) {
-  const Offset offset = active_->space.place_idle(size, stream, origin);
-  if (offset == kUnplaced || !hand_over(*active_, offset)) return nullptr;
-  ++stats_.idle_requests;
-  return active_->base + offset;
-}
-
-void* PlannedAllocator::allocate_planned(Bytes size, StreamId stream, bool dynamic) {
-  Matcher& matcher = guide_->now();
-  const auto [decision, group, persistent, opening] = matcher.match(size, stream, dynamic);
-  if (dynamic || group != kNone) return allocate_dynamic(group, size, stream);
-  if (opening != kNone) return allocate_opening(opening);
-  if (persistent) return nullptr;
-  if (decision == kNone) {
-    // What is small shares a segment or two of the fallback; here it might be in a large one's way.
-    // So would be what the opening makes for good.
-    const bool helps = size >= profile::kSmallRequest && matcher.in_step() && !matcher.wary() &&
-                       !guide_->opening && guide_->guests.admits(matcher.phase(), size);
-    return helps ? allocate_idle(size, stream, matcher.phase()) : nullptr;
-  }
-  const Offset offset = active_->space.place(decision);
-  if (offset == kUnplaced || !hand_over(*active_, offset)) {
-    ++stats_.conflicts;
-    // What is gone by the end of the phase may lie anywhere idle; what is not would be in the way
-    // of one decision after the other.
-    const bool helps = size >= profile::kSmallRequest &&
-                       guide_->transient[static_cast<std::size_t>(decision)] &&
-                       !guide_->guests.has_stayed(matcher.phase(), size);
-    return helps ? allocate_idle(size, stream, matcher.phase()) : nullptr;
-  }
-  ++hits_this_iteration_;
-  return active_->base + offset;
-}
-
-void* PlannedAllocator::allocate_opening(std::int32_t i) {
-  const auto [in_region, offset] = guide_->opening->place(i, active_->space, resident_->space);
-  Pool& pool = in_region ? *resident_ : *active_;
-  if (offset == kUnplaced || !hand_over(pool, offset)) return nullptr;
-  ++stats_.opening_requests;
-  return pool.base + offset;
-}
-
-void* PlannedAllocator::allocate_dynamic(std::int32_t group, Bytes size, StreamId stream) {
-  const Offset offset =
-      reuse_ && group != kNone ? active_->space.place_dynamic(group, size) : kUnplaced;
-  void* p = nullptr;
-  ++stats_.dynamic_requests;
-  if (offset == kUnplaced || !hand_over(*active_, offset)) {
-    ++stats_.dynamic_fallback_requests;
-    if (callers_fallback_) return nullptr;
-    p = allocate_fallback(size, stream, /*dynamic=*/true);
-  } else {
-    p = active_->base + offset;
-    if (active_->space.at(offset).kind == StaticPool::Kind::kRegion) {
-      ++stats_.dynamic_region_requests;
-      stats_.dynamic_region.add(size);
-    } else {
-      ++stats_.dynamic_reused_requests;
-      stats_.dynamic_reused.add(size);
-    }
-  }
-  stats_.dynamic.add(size);
-  return p;
-}
-
-bool PlannedAllocator::is_dynamic(NodeSequence node) const {
-  if (!node || dynamic_nodes_.empty()) return false;
-  const auto after = dynamic_nodes_.upper_bound(*node);
-  return after != dynamic_nodes_.begin() && *node < std::prev(after)->second.last;
-}
-
-bool PlannedAllocator::inside_dynamic() const {
-  return !dynamic_depths_.empty() &&
-         std::ranges::find(dynamic_depths_, this_thread_ordinal(), &DynamicDepth::thread) !=
-             dynamic_depths_.end();
-}
-
 void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dynamic) {
+  Statistics& counts = accounting_.counts();
   if (callers_fallback_) {
-    ++stats_.fallback_requests;
+    ++counts.fallback_requests;
     return nullptr;
   }
   void* p = fallback_.allocate(size, stream, dynamic);
@@ -139,13 +142,15 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   }
   update_reserved();
   if (!p) {
-    // What the plan has no use for now may do; its own requests then make way.
-    void* idle = !active_ || dynamic || away_ ? nullptr : allocate_idle(size, stream);
+    // Idle space of the pool is the last resort. Planned requests then make way.
+    const bool may_lie_idle = serving_ && !dynamic && !pools_.is_away();
+    void* idle = may_lie_idle ? serving_->allocate_idle(size, stream) : nullptr;
     if (!idle) throw OutOfMemory(describe_shortage(size));
     return idle;
   }
-  ++stats_.fallback_requests;
-  stats_.fallback.add(size);
+  ++counts.fallback_requests;
+  counts.fallback.add(size);
+  if (dynamic) counts.dynamic.add(size);
   return p;
 }
 
@@ -155,109 +160,67 @@ std::string PlannedAllocator::out_of_memory_message(Bytes size) const {
 }
 
 std::string PlannedAllocator::describe_shortage(Bytes size) const {
+  const Statistics& counts = accounting_.counts();
+  const JointGauges::Values& other = accounting_.gauges().other();
   const Bytes fallback =
-      callers_fallback_ ? gauges_.other()[JointGauges::kRequested] : stats_.fallback.current;
-  const Bytes reserved =
-      callers_fallback_ ? gauges_.other()[JointGauges::kReserved] : fallback_.reserved();
-  const Bytes hole = std::max(fallback_.largest_hole(),
-                              active_ && !away_ ? active_->space.largest_hole() : Bytes{0});
+      callers_fallback_ ? other[JointGauges::kRequested] : counts.fallback.current;
+  const Bytes reserved = callers_fallback_ ? other[JointGauges::kReserved] : fallback_.reserved();
+  const Bytes hole = std::max(fallback_.largest_hole(), pools_.largest_hole());
   return "stalloc tried to allocate " + format_bytes(size) + " on " + name() + ", which has " +
          format_bytes(device_.available()) + " free after all cached memory was given back. The " +
-         "planned pool holds " + format_bytes(bytes_in_pool()) + " of its " +
-         format_bytes(stats_.pool) + ", of these " + format_bytes(stats_.dynamic.current) +
+         "planned pool holds " + format_bytes(pools_.live_bytes()) + " of its " +
+         format_bytes(counts.pool) + ", of these " + format_bytes(counts.dynamic.current) +
          " for dynamic requests; requests outside the plan hold " + format_bytes(fallback) +
          " of " + format_bytes(reserved) + "; the largest hole is " + format_bytes(hole) +
          ". Profile this configuration anew if it has changed since the plan was made, use a " +
          "smaller microbatch or more recomputation, or free tensors that outlive their step.";
 }
 
-Bytes PlannedAllocator::bytes_in_pool() const {
-  Bytes bytes = 0;
-  if (!active_) return bytes;
-  for (const Offset offset : active_->space.live()) bytes += active_->space.at(offset).size;
-  return bytes;
-}
-
-PlannedAllocator::Pool* PlannedAllocator::find_pool(const void* p) {
-  if (active_ && active_->contains(p)) return active_.get();
-  if (resident_ && resident_->contains(p)) return resident_.get();
-  for (const auto& pool : retired_) {
-    if (pool->contains(p)) return pool.get();
-  }
-  return nullptr;
-}
-
 bool PlannedAllocator::deallocate(void* p) {
   const std::lock_guard lock(mutex_);
   if (delayed_ && delayed_->holds(p)) return delay(p);
-  if (active_ && active_->contains(p)) return release_from(*active_, p);
-  if (Pool* pool = find_pool(p)) {
-    const bool released = release_from(*pool, p);
-    drop_empty_pools();
-    return released;
+  if (Pool* pool = pools_.find(p)) {
+    const StaticPool::Block block = pool->release(p, capturing());
+    if (block.size == StaticPool::kNotLive) return false;
+    const Bytes rounded = pool->space.round_up(block.size);
+    accounting_.free_block(block, rounded);
+    accounting_.release_block(rounded);
+    if (pool != pools_.active()) drop_empty_pools();
+    return true;
   }
-  const auto [size, dynamic] = fallback_.deallocate(p, keeps_segments());
+  const auto [size, dynamic] = release_fallback(p);
   if (size == CachingPool::kNotOurs) return false;
-  count_fallback_free(size, dynamic);
+  accounting_.free_fallback_block(size, dynamic);
+  return true;
+}
+
+CachingPool::Freed PlannedAllocator::release_fallback(void* p) {
+  const CachingPool::Freed freed = fallback_.deallocate(p, keeps_segments());
   if (!keeps_segments()) update_reserved();
-  return true;
-}
-
-StaticPool::Block PlannedAllocator::release_block(Pool& pool, void* p) {
-  const Offset offset = pool.offset_of(p);
-  const StaticPool::Block block = pool.space.release(offset);
-  if (pool.order && block.size != StaticPool::kNotLive) {
-    pool.order->release(pool.ordered(offset, block), delayed_->capturing());
-  }
-  return block;
-}
-
-bool PlannedAllocator::release_from(Pool& pool, void* p) {
-  const StaticPool::Block block = release_block(pool, p);
-  if (block.size == StaticPool::kNotLive) return false;
-  count_free(pool, block);
-  if (callers_fallback_) gauges_.release_block(pool.space.round_up(block.size));
-  return true;
-}
-
-void PlannedAllocator::count_free(const Pool& pool, StaticPool::Block block) {
-  stats_.allocated.add(-block.size);
-  if (callers_fallback_) gauges_.free_block(block.size, pool.space.round_up(block.size));
-  const bool in_region = block.kind == StaticPool::Kind::kRegion;
-  if (in_region || block.kind == StaticPool::Kind::kReused) {
-    stats_.dynamic.add(-block.size);
-    (in_region ? stats_.dynamic_region : stats_.dynamic_reused).add(-block.size);
-  }
-}
-
-void PlannedAllocator::count_fallback_free(Bytes size, bool dynamic) {
-  stats_.allocated.add(-size);
-  stats_.fallback.add(-size);
-  if (dynamic) stats_.dynamic.add(-size);
+  return freed;
 }
 
 // A block that other streams use is freed: it is counted as such, and keeps its place.
 bool PlannedAllocator::delay(void* p) {
   if (delayed_->is_waiting(p)) return false;
-  if (const Pool* pool = find_pool(p)) {
-    count_free(*pool, pool->space.at(pool->offset_of(p)));
+  if (const Pool* pool = pools_.find(p)) {
+    const StaticPool::Block block = pool->space.at(pool->offset_of(p));
+    accounting_.free_block(block, pool->space.round_up(block.size));
   } else {
     const auto [size, dynamic] = fallback_.find(p);
-    count_fallback_free(size, dynamic);
+    accounting_.free_fallback_block(size, dynamic);
   }
   delayed_->wait(p);
   return true;
 }
 
 void PlannedAllocator::release_delayed(void* p) {
-  Pool* pool = find_pool(p);
-  if (!pool) {
-    fallback_.deallocate(p, keeps_segments());
-    if (!keeps_segments()) update_reserved();
-    return;
+  if (Pool* pool = pools_.find(p)) {
+    const StaticPool::Block block = pool->release(p, capturing());
+    accounting_.release_block(pool->space.round_up(block.size));
+  } else {
+    release_fallback(p);
   }
-  const StaticPool::Block block = release_block(*pool, p);
-  if (callers_fallback_) gauges_.release_block(pool->space.round_up(block.size));
 }
 
 void PlannedAllocator::collect_delayed() {
@@ -274,7 +237,7 @@ bool PlannedAllocator::record_stream(void* p, StreamId stream) {
   const std::lock_guard lock(mutex_);
   if (!delayed_ || delayed_->is_waiting(p)) return false;
   StreamId own = kNone;
-  if (const Pool* pool = find_pool(p)) {
+  if (const Pool* pool = pools_.find(p)) {
     const StaticPool::Block block = pool->space.at(pool->offset_of(p));
     if (block.size == StaticPool::kNotLive) return false;
     own = block.stream;
@@ -296,6 +259,138 @@ void PlannedAllocator::end_capture() {
   if (!delayed_) return;
   delayed_->end_capture();
   drop_empty_pools();
+}
+
+void PlannedAllocator::enter_phase(trace::PhaseKind kind, std::int32_t microbatch,
+                                   std::int32_t chunk) {
+  const std::lock_guard lock(mutex_);
+  if (!serving_) return;
+  training_thread_.set_to_this_thread();
+  serving_->enter_phase(kind, microbatch, chunk);
+}
+
+void PlannedAllocator::enter_unplanned() {
+  const std::lock_guard lock(mutex_);
+  if (serving_) serving_->enter_unplanned();
+}
+
+void PlannedAllocator::leave_unplanned() {
+  const std::lock_guard lock(mutex_);
+  if (serving_) serving_->leave_unplanned();
+}
+
+void PlannedAllocator::end_iteration() {
+  const std::lock_guard lock(mutex_);
+  if (!serving_) return;
+  if (serving_->end_iteration()) {
+    pools_.retire_resident();
+    drop_empty_pools();
+  }
+  if (delayed_ && delayed_->any_lost()) collect_all_delayed();
+  const std::int64_t iterations = accounting_.counts().iterations;
+  dynamic_scopes_.forget_nodes_before(iterations - 1);
+  const Bytes released =
+      iterations <= kSettling ? fallback_.release_cached() : fallback_.release_unused();
+  if (released > 0) update_reserved();
+}
+
+void PlannedAllocator::enter_dynamic() {
+  const std::lock_guard lock(mutex_);
+  if (serving_) dynamic_scopes_.enter();
+}
+
+void PlannedAllocator::leave_dynamic() {
+  const std::lock_guard lock(mutex_);
+  dynamic_scopes_.leave();
+}
+
+void PlannedAllocator::tag_dynamic_nodes(std::uint64_t first, std::uint64_t last) {
+  const std::lock_guard lock(mutex_);
+  if (serving_) dynamic_scopes_.tag_nodes(first, last, accounting_.counts().iterations);
+}
+
+Statistics PlannedAllocator::statistics() const {
+  const std::lock_guard lock(mutex_);
+  Statistics result = accounting_.statistics();
+  if (!callers_fallback_) result.fallback_reserved = fallback_.reserved();
+  if (!serving_) return result;
+  result.hits += serving_->hits_now();
+  const Pool& pool = *pools_.active();
+  result.live_blocks = static_cast<std::int64_t>(pool.space.live_blocks());
+  result.strays = static_cast<std::int64_t>(pool.space.strays());
+  if (pool.order) result.stream_waits = pool.order->waits();
+  return result;
+}
+
+JointGauges PlannedAllocator::joint_gauges() const {
+  const std::lock_guard lock(mutex_);
+  return accounting_.gauges();
+}
+
+void PlannedAllocator::note_fallback(const JointGauges::Values& figures) {
+  const std::lock_guard lock(mutex_);
+  accounting_.note_fallback(figures);
+}
+
+void PlannedAllocator::reset_peaks() {
+  const std::lock_guard lock(mutex_);
+  accounting_.reset_peaks();
+}
+
+PlannedAllocator::Piece PlannedAllocator::pool_of(const void* p) const {
+  const std::lock_guard lock(mutex_);
+  if (const Pool* pool = pools_.find(p)) return {pool->base, pool->space.size()};
+  const auto [begin, size] = fallback_.segment_of(p);
+  return {begin, size};
+}
+
+Bytes PlannedAllocator::block_size(const void* p) const {
+  const std::lock_guard lock(mutex_);
+  const Pool* pool = pools_.find(p);
+  if (!pool) return 0;
+  const Bytes size = pool->space.at(pool->offset_of(p)).size;
+  return size == StaticPool::kNotLive ? 0 : pool->space.round_up(size);
+}
+
+std::vector<PlannedAllocator::LivePool> PlannedAllocator::pools() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<LivePool> result;
+  pools_.visit([&](const Pool& pool) {
+    if (!pool.base) return;
+    LivePool live{{pool.base, pool.space.size()}, {}};
+    for (const Offset offset : pool.space.live()) {
+      const StaticPool::Block block = pool.space.at(offset);
+      std::byte* begin = pool.base + offset;
+      live.blocks.push_back({begin, block.size, pool.space.round_up(block.size), block.stream,
+                             delayed_ && delayed_->is_waiting(begin)});
+    }
+    result.push_back(std::move(live));
+  });
+  const void* segment = nullptr;
+  for (const CachingPool::BlockInfo& block : fallback_.blocks()) {
+    if (block.segment != segment) {
+      segment = block.segment;
+      result.push_back({{block.segment, fallback_.segment_of(segment).size}, {}});
+    }
+    if (block.requested == 0) continue;
+    result.back().blocks.push_back({block.begin, block.requested, block.size, block.stream,
+                                    delayed_ && delayed_->is_waiting(block.begin)});
+  }
+  return result;
+}
+
+Bytes PlannedAllocator::release_cached() {
+  const std::lock_guard lock(mutex_);
+  if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
+  const Bytes released = fallback_.release_cached();
+  update_reserved();
+  return released;
+}
+
+void PlannedAllocator::check() const {
+  const std::lock_guard lock(mutex_);
+  pools_.check();
+  fallback_.check();
 }
 
 }  // namespace stalloc::runtime

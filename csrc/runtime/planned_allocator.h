@@ -1,10 +1,11 @@
-// The allocator of a planned run: the static pool under a plan, idle pool space outside planned
-// phases, and for everything else the caching pool, or the caller's own allocator.
+// The allocator of a planned run: a facade with one lock over its parts.
 //
-//   request --> in a planned phase, of the training thread? --matcher--> static pool --> address
-//                  | outside: idle pool space                    |        (decision, or the region
-//                  |                                             |         of a dynamic group)
-//                  +----------------> caching pool <-------------+ no match, or the place is taken
+//   Pools          reserves, releases and retires the memory of plans
+//   Serving        follows the training loop and finds a request its place in the pool
+//   CachingPool    the own fallback, for what the pool does not serve
+//   DelayedFrees   blocks that were freed while other streams use them; captures of graphs
+//   DynamicScopes  tells which requests come from dynamic modules
+//   Accounting     statistics and joint figures
 //
 // Note [Streams]
 // A block is of the stream it was asked for. Its address goes only to requests of that stream: by
@@ -20,26 +21,24 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/types.h"
 #include "device/memory.h"
 #include "plan/plan.h"
+#include "runtime/accounting.h"
 #include "runtime/caching_pool.h"
 #include "runtime/delayed_frees.h"
-#include "runtime/guests.h"
+#include "runtime/dynamic_scopes.h"
 #include "runtime/joint_gauges.h"
-#include "runtime/matcher.h"
-#include "runtime/opening_guide.h"
-#include "runtime/static_pool.h"
+#include "runtime/pools.h"
+#include "runtime/serving.h"
 #include "runtime/statistics.h"
-#include "runtime/stream_order.h"
+#include "runtime/stream_table.h"
 #include "runtime/threads.h"
 
 namespace stalloc::runtime {
@@ -50,28 +49,19 @@ class PlannedAllocator {
   // the caller, told by null.
   enum class Fallback : std::uint8_t { kOwn, kAlways, kCallers };
 
-  explicit PlannedAllocator(device::DeviceMemory& device) : device_(device), fallback_(device) {}
+  explicit PlannedAllocator(device::DeviceMemory& device)
+      : PlannedAllocator(device, nullptr, nullptr, Fallback::kOwn) {}
 
   // On a device with streams. Both outlive this.
   PlannedAllocator(device::DeviceMemory& device, device::DeviceStreams& streams,
                    const StreamTable& table, Fallback fallback)
-      : device_(device),
-        callers_fallback_(fallback == Fallback::kCallers),
-        always_(fallback == Fallback::kAlways),
-        fallback_(device),
-        streams_(&streams),
-        stream_table_(&table),
-        delayed_(std::in_place, streams, table) {}
+      : PlannedAllocator(device, &streams, &table, fallback) {
+    delayed_.emplace(streams, table);
+  }
   PlannedAllocator(const PlannedAllocator&) = delete;
   PlannedAllocator& operator=(const PlannedAllocator&) = delete;
-  ~PlannedAllocator();
 
-  // What is served: `reuse`, dynamic requests in the pool; `opening`, the run from its very
-  // beginning, for which the resident region is reserved too.
-  struct Scope {
-    bool reuse = true;
-    bool opening = false;
-  };
+  using Scope = Serving::Scope;
 
   // Reserves the pool of `plan` and serves from it from now on; a plan that was enabled before is
   // retired. Statistics start anew. Throws PlanError when the plan is not sound and OutOfMemory
@@ -157,7 +147,7 @@ class PlannedAllocator {
   void enter_dynamic();
   void leave_dynamic();
   void tag_dynamic_nodes(std::uint64_t first, std::uint64_t last);
-  bool follows_nodes() const { return follows_nodes_.load(std::memory_order_relaxed); }
+  bool follows_nodes() const { return dynamic_scopes_.follows_nodes(); }
 
   Statistics statistics() const;
   // The pools' part of the figures that the caller's fallback has the rest of.
@@ -166,7 +156,7 @@ class PlannedAllocator {
   // allocations, and when figures_are_behind() after one of ours. The caller takes its figures
   // without a lock of ours, so peaks may be off by what other threads do meanwhile.
   void note_fallback(const JointGauges::Values& figures);
-  bool figures_are_behind() const { return behind_.load(std::memory_order_relaxed); }
+  bool figures_are_behind() const { return accounting_.is_behind(); }
   void reset_peaks();
   // Gives cached fallback segments back to the device, after waiting for the streams that blocks in
   // them wait for. Returns how many bytes.
@@ -192,66 +182,28 @@ class PlannedAllocator {
   void check() const;
 
  private:
-  struct Pool {  // a reserved piece, laid out by a plan
-    Pool(const plan::Plan& plan, std::byte* memory) : base(memory), space(plan) {}
+  PlannedAllocator(device::DeviceMemory& device, device::DeviceStreams* streams,
+                   const StreamTable* table, Fallback fallback)
+      : device_(device),
+        callers_fallback_(fallback == Fallback::kCallers),
+        always_(fallback == Fallback::kAlways),
+        fallback_(device),
+        pools_(device, fallback_, streams, table),
+        accounting_(callers_fallback_) {}
 
-    bool contains(const void* p) const { return base && p >= base && p < base + space.size(); }
-    Offset offset_of(const void* p) const { return static_cast<const std::byte*>(p) - base; }
-
-    // What a block has to be told to the order of streams as.
-    StreamOrder::Block ordered(Offset offset, StaticPool::Block block) const {
-      return {{offset, offset + space.round_up(block.size)}, block.stream, block.decision};
-    }
-
-    std::byte* base;  // null where there is no memory
-    StaticPool space;
-    std::optional<StreamOrder> order;  // where the plan's streams share addresses
-  };
-  struct Guide {  // where in the plan the run is
-    explicit Guide(const plan::Plan& plan);
-
-    Matcher& now() { return opening ? opening->matcher() : matcher; }
-
-    Matcher matcher;
-    std::optional<OpeningGuide> opening;  // while the run is in it
-    std::vector<bool> transient;          // by decision
-    Guests guests;
-  };
-
-  void* allocate_planned(Bytes size, StreamId stream, bool dynamic);
-  bool hand_over(Pool& pool, Offset offset);
-  void* allocate_idle(Bytes size, StreamId stream, PhaseIndex origin = kNone);
-  void* allocate_opening(std::int32_t i);
-  void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
-  void* allocate_fallback(Bytes size, StreamId stream, bool dynamic = false);
-  bool is_dynamic(NodeSequence node) const;
-  bool inside_dynamic() const;
-  std::string describe_shortage(Bytes size) const;
   void* count(Bytes size, void* p);
-  // Live in the plan's own pool, as asked for. O(n log n), for messages.
-  Bytes bytes_in_pool() const;
-  // Whether freed fallback segments are worth keeping.
-  bool keeps_segments() const { return active_ || always_; }
-  Pool* find_pool(const void* p);
-  const Pool* find_pool(const void* p) const {
-    return const_cast<PlannedAllocator*>(this)->find_pool(p);
-  }
-  StaticPool::Block release_block(Pool& pool, void* p);
-  bool release_from(Pool& pool, void* p);
-  void count_free(const Pool& pool, StaticPool::Block block);
-  void count_fallback_free(Bytes size, bool dynamic);
+  void* allocate_fallback(Bytes size, StreamId stream, bool dynamic);
+  std::string describe_shortage(Bytes size) const;
+  // True if freed fallback segments are worth keeping.
+  bool keeps_segments() const { return serving_ || always_; }
+  CachingPool::Freed release_fallback(void* p);
+  void stop_serving();
+  bool capturing() const { return delayed_ && delayed_->capturing(); }
   bool delay(void* p);
   void release_delayed(void* p);
   void collect_delayed();
   void collect_all_delayed();
-  std::byte* reserve(Bytes size);
-  std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
-  void learn_from_guests(PhaseIndex origin);
-  void end_opening();
-  void retire(std::unique_ptr<Pool> pool);
-  [[noreturn]] void throw_no_room(Bytes pool) const;
   void drop_empty_pools();
-  void free_pool(Pool& pool) noexcept;
   void update_reserved();
   std::string name() const { return std::string(device_.name()); }
 
@@ -259,41 +211,18 @@ class PlannedAllocator {
   const bool callers_fallback_ = false;
   const bool always_ = false;  // the fallback serves without a plan too
   mutable std::mutex mutex_;
-  // The addresses that all pools lie in; nothing while there are none.
+  // The addresses between which all pools lie; empty while there are none.
   std::atomic<std::uintptr_t> low_{~std::uintptr_t{0}};
   std::atomic<std::uintptr_t> high_{0};
   std::atomic<bool> enabled_{false};
-  std::unique_ptr<Pool> active_;
-  std::unique_ptr<Guide> guide_;    // of the active pool's plan
-  std::unique_ptr<Pool> resident_;  // the resident region, during the opening; then it is retired
-  std::vector<std::unique_ptr<Pool>> retired_;  // to be given back with their last block
-  CachingPool fallback_;
-  // Of a device with streams.
-  device::DeviceStreams* streams_ = nullptr;
-  const StreamTable* stream_table_ = nullptr;
-  std::optional<DelayedFrees> delayed_;
-  bool away_ = false;       // the active pool is released
   bool abandoned_ = false;  // this is a forked child
+  CachingPool fallback_;
+  Pools pools_;
+  std::optional<DelayedFrees> delayed_;  // on a device with streams
+  Accounting accounting_;
+  DynamicScopes dynamic_scopes_;
+  std::unique_ptr<Serving> serving_;  // of the active pool's plan
   TrainingThread training_thread_;
-  int unplanned_depth_ = 0;
-  // Of the threads that are inside dynamic modules: mostly one, or none.
-  struct DynamicDepth {
-    ThreadOrdinal thread = 0;
-    int depth = 0;
-  };
-  std::vector<DynamicDepth> dynamic_depths_;
-  bool reuse_ = true;
-  // Nodes of dynamic modules, in disjoint ranges; those of two iterations are kept.
-  struct NodeRange {
-    std::uint64_t last = 0;
-    std::int64_t iteration = 0;
-  };
-  std::map<std::uint64_t, NodeRange> dynamic_nodes_;  // by the first
-  std::atomic<bool> follows_nodes_{false};
-  std::int64_t hits_this_iteration_ = 0;
-  Statistics stats_;
-  JointGauges gauges_;
-  std::atomic<bool> behind_{false};
 };
 
 }  // namespace stalloc::runtime

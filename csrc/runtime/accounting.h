@@ -1,0 +1,116 @@
+// Keeps the figures of a planned run: its statistics and, where the caller serves the fallback, the
+// joint figures of both allocators.
+//
+// Not thread-safe, but for is_behind(): PlannedAllocator locks.
+#pragma once
+
+#include <atomic>
+#include <utility>
+
+#include "base/types.h"
+#include "runtime/joint_gauges.h"
+#include "runtime/static_pool.h"
+#include "runtime/statistics.h"
+
+namespace stalloc::runtime {
+
+class Accounting {
+ public:
+  // `joint`: the caller serves the fallback, and reports its figures with note_fallback().
+  explicit Accounting(bool joint) : joint_(joint) {}
+
+  // The counters, for the parts that serve.
+  Statistics& counts() { return stats_; }
+  const Statistics& counts() const { return stats_; }
+
+  // Starts the counters anew for a plan. Live bytes carry over.
+  void begin() {
+    const Statistics before = std::exchange(stats_, Statistics{});
+    stats_.allocated.add(before.allocated.current);
+    stats_.fallback.add(before.fallback.current);
+    stats_.dynamic.add(before.dynamic.current);
+    stats_.dynamic_region.add(before.dynamic_region.current);
+    stats_.dynamic_reused.add(before.dynamic_reused.current);
+  }
+  void begin_joint() { gauges_.begin(); }
+
+  // A block of `size` bytes, `rounded` up, is live.
+  void add_block(Bytes size, Bytes rounded) {
+    stats_.allocated.add(size);
+    if (!joint_) return;
+    gauges_.add_block(size, rounded);
+    update_behind();
+  }
+  // A pool's block is freed; release_block() follows once no stream uses it any more.
+  void free_block(StaticPool::Block block, Bytes rounded) {
+    stats_.allocated.add(-block.size);
+    if (joint_) gauges_.free_block(block.size, rounded);
+    const bool in_region = block.kind == StaticPool::Kind::kRegion;
+    if (in_region || block.kind == StaticPool::Kind::kReused) {
+      stats_.dynamic.add(-block.size);
+      (in_region ? stats_.dynamic_region : stats_.dynamic_reused).add(-block.size);
+    }
+  }
+  void release_block(Bytes rounded) {
+    if (joint_) gauges_.release_block(rounded);
+  }
+  // A block of the own fallback is freed.
+  void free_fallback_block(Bytes size, bool dynamic) {
+    stats_.allocated.add(-size);
+    stats_.fallback.add(-size);
+    if (dynamic) stats_.dynamic.add(-size);
+  }
+
+  // What the pools and the own fallback hold of the device now.
+  void set_reserved(Bytes pools, std::int64_t segments, Bytes fallback) {
+    stats_.reserved.add(pools + fallback - stats_.reserved.current);
+    if (!joint_) return;
+    gauges_.set_reserved(pools, segments);
+    update_behind();
+  }
+
+  // The caller's fallback holds `figures` now.
+  void note_fallback(const JointGauges::Values& figures) {
+    gauges_.note(figures);
+    stats_.fallback.add(figures[JointGauges::kRequested] - stats_.fallback.current);
+    behind_.store(false, std::memory_order_relaxed);
+  }
+  // True if note_fallback() has to be called before peaks are right. Thread-safe.
+  bool is_behind() const { return behind_.load(std::memory_order_relaxed); }
+
+  void reset_peaks() {
+    for (Gauge* g : {&stats_.allocated, &stats_.reserved, &stats_.fallback, &stats_.dynamic,
+                     &stats_.dynamic_region, &stats_.dynamic_reused}) {
+      g->reset_peak();
+    }
+    gauges_.reset_peaks();
+  }
+
+  const JointGauges& gauges() const { return gauges_; }
+
+  // The figures of both allocators together, where the caller serves the fallback.
+  Statistics statistics() const {
+    Statistics result = stats_;
+    if (!joint_) return result;
+    const auto joint = [this](JointGauges::Quantity q) {
+      return Gauge{gauges_.ours()[q] + gauges_.other()[q], gauges_.peaks()[q]};
+    };
+    result.allocated = joint(JointGauges::kRequested);
+    result.reserved = joint(JointGauges::kReserved);
+    result.fallback.current = gauges_.other()[JointGauges::kRequested];
+    result.fallback_reserved = gauges_.other()[JointGauges::kReserved];
+    return result;
+  }
+
+ private:
+  void update_behind() {
+    if (gauges_.behind()) behind_.store(true, std::memory_order_relaxed);
+  }
+
+  const bool joint_;
+  Statistics stats_;
+  JointGauges gauges_;
+  std::atomic<bool> behind_{false};
+};
+
+}  // namespace stalloc::runtime

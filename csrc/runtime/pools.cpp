@@ -1,0 +1,171 @@
+#include "runtime/pools.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/format.h"
+#include "runtime/opening_guide.h"
+
+namespace stalloc::runtime {
+namespace {
+
+// Torch promises this alignment for every tensor in the host's memory, and its kernels rely on it.
+// On other devices torch gives kDefaultAlignment.
+constexpr Bytes kHostAlignment = 64;
+
+}  // namespace
+
+Pools::~Pools() {
+  visit([this](Pool& pool) { free_pool(pool); });
+}
+
+void Pools::check_alignment(const plan::Plan& plan) const {
+  const Bytes needed = streams_ ? kDefaultAlignment : kHostAlignment;
+  if (plan.alignment % needed != 0) {
+    throw PlanError("the plan's addresses are aligned to " + std::to_string(plan.alignment) +
+                    " bytes, and tensors need a multiple of " + std::to_string(needed) +
+                    "; plan again with the default alignment");
+  }
+  if (device_.alignment() % plan.alignment != 0) {
+    throw PlanError("the plan's addresses are aligned to " + std::to_string(plan.alignment) +
+                    " bytes, and the device (" + name() + ") can place a pool at multiples of " +
+                    std::to_string(device_.alignment()) +
+                    " only; plan again with an alignment that divides that");
+  }
+}
+
+void Pools::enable(const plan::Plan& plan, bool with_resident) {
+  std::unique_ptr<Pool> pool = make_pool(plan);
+  std::unique_ptr<Pool> resident;
+  if (with_resident) {
+    try {
+      resident = make_pool(resident_region(plan));
+    } catch (...) {
+      free_pool(*pool);
+      throw;
+    }
+  }
+  disable();
+  active_ = std::move(pool);
+  resident_ = std::move(resident);
+}
+
+void Pools::disable() {
+  retire(std::move(active_));
+  retire(std::move(resident_));
+  away_ = false;
+}
+
+std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan) {
+  std::byte* memory = reserve(plan.pool);
+  try {
+    auto pool = std::make_unique<Pool>(plan, memory);
+    if (streams_ && plan.streams == solve::Streams::kOrdered) {
+      pool->order.emplace(plan, *streams_, *table_);
+    }
+    return pool;
+  } catch (...) {
+    if (memory) device_.release(memory, plan.pool);
+    throw;
+  }
+}
+
+std::byte* Pools::reserve(Bytes size) {
+  if (size == 0) return nullptr;
+  void* memory = device_.allocate_pool(size);
+  if (!memory && fallback_.release_cached() > 0) memory = device_.allocate_pool(size);
+  if (!memory) throw_no_room(size);
+  return static_cast<std::byte*>(memory);
+}
+
+void Pools::throw_no_room(Bytes pool) const {
+  throw OutOfMemory("the plan's pool of " + format_bytes(pool) +
+                    " cannot be reserved: the device (" + name() + ") has " +
+                    format_bytes(device_.available()) +
+                    " left. Nothing was changed; free memory, or plan a smaller configuration.");
+}
+
+void Pools::release() {
+  if (active_->space.live_blocks() > 0) {
+    throw Error("the pool cannot be released: " + std::to_string(active_->space.live_blocks()) +
+                " tensors lie in it, of " + format_bytes(live_bytes()) +
+                "; delete them, or move them to the CPU, first");
+  }
+  if (active_->base && !device_.suspend(active_->base, active_->space.size())) {
+    free_pool(*active_);
+    active_->base = nullptr;
+  }
+  away_ = true;
+}
+
+void Pools::acquire() {
+  if (!active_->base) {
+    active_->base = reserve(active_->space.size());
+  } else {
+    const auto resume = [&] { return device_.resume(active_->base, active_->space.size()); };
+    if (!resume() && !(fallback_.release_cached() > 0 && resume())) {
+      throw_no_room(active_->space.size());
+    }
+  }
+  away_ = false;
+}
+
+void Pools::abandon() {
+  abandoned_ = true;
+  if (active_ && active_->order) active_->order->abandon();
+}
+
+void Pools::retire(std::unique_ptr<Pool> pool) {
+  if (!pool) return;
+  pool->order.reset();  // no stream gets its addresses any more
+  retired_.push_back(std::move(pool));
+}
+
+bool Pools::drop_empty() {
+  return std::erase_if(retired_, [&](const auto& pool) {
+           if (pool->space.live_blocks() > 0) return false;
+           free_pool(*pool);
+           return true;
+         }) > 0;
+}
+
+void Pools::free_pool(Pool& pool) noexcept {
+  if (pool.base && !abandoned_) device_.release(pool.base, pool.space.size());
+}
+
+Pool* Pools::find_other(const void* p) const {
+  if (resident_ && resident_->contains(p)) return resident_.get();
+  for (const auto& pool : retired_) {
+    if (pool->contains(p)) return pool.get();
+  }
+  return nullptr;
+}
+
+Pools::Held Pools::held() const {
+  Held held;
+  visit([&](const Pool& pool) {
+    if (!pool.base) return;
+    if (!away_ || &pool != active_.get()) {
+      held.reserved += pool.space.size();
+      ++held.segments;
+    }
+    const auto begin = reinterpret_cast<std::uintptr_t>(pool.base);
+    held.low = std::min(held.low, begin);
+    held.high = std::max(held.high, begin + static_cast<std::uintptr_t>(pool.space.size()));
+  });
+  return held;
+}
+
+Bytes Pools::live_bytes() const {
+  Bytes bytes = 0;
+  if (!active_) return bytes;
+  for (const Offset offset : active_->space.live()) bytes += active_->space.at(offset).size;
+  return bytes;
+}
+
+void Pools::check() const {
+  visit([](const Pool& pool) { pool.space.check(); });
+}
+
+}  // namespace stalloc::runtime

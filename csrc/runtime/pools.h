@@ -1,0 +1,119 @@
+// The pools of plans, from their reservation to the return of their memory.
+//
+//   enable            disable, or the next enable          last block freed
+//   ------> active ----------------------------> retired ------------------> gone
+//             |  ^
+//     release |  | acquire      (away: the device has the memory, the addresses stay reserved)
+//             v  |
+//            away
+//
+// The resident region (see OpeningGuide) is a pool beside the active one while the run is in its
+// opening; it is retired afterwards. A retired pool serves no request.
+//
+// Not thread-safe: PlannedAllocator locks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/types.h"
+#include "device/memory.h"
+#include "device/streams.h"
+#include "plan/plan.h"
+#include "runtime/caching_pool.h"
+#include "runtime/pool.h"
+#include "runtime/stream_table.h"
+
+namespace stalloc::runtime {
+
+class Pools {
+ public:
+  // `fallback` gives back cached segments when the device has no room for a pool. `streams` and
+  // `table` are null on a device without streams. All outlive this.
+  Pools(device::DeviceMemory& device, CachingPool& fallback, device::DeviceStreams* streams,
+        const StreamTable* table)
+      : device_(device), fallback_(fallback), streams_(streams), table_(table) {}
+  Pools(const Pools&) = delete;
+  Pools& operator=(const Pools&) = delete;
+  ~Pools();
+
+  Pool* active() const { return active_.get(); }
+  Pool* resident() const { return resident_.get(); }
+  bool is_away() const { return away_; }
+
+  // Throws PlanError when the device cannot place a pool as `plan`'s alignment asks.
+  void check_alignment(const plan::Plan& plan) const;
+
+  // Reserves the pool of `plan` and, if asked, its resident region, and retires those before them.
+  // Throws OutOfMemory when either cannot be reserved; then nothing has changed.
+  void enable(const plan::Plan& plan, bool with_resident);
+
+  // Retires the active pool and the resident region.
+  void disable();
+  void retire_resident() { retire(std::move(resident_)); }
+
+  // Returns the memory of retired pools without a live block. False when there are none.
+  bool drop_empty();
+
+  // Returns the active pool's memory to the device, and keeps its addresses where the device can.
+  // Throws Error when a block lies in the pool.
+  void release();
+  // Takes the memory again. Throws OutOfMemory when it cannot be had; then nothing has changed.
+  void acquire();
+
+  // After a fork the device is out of reach: no memory is returned from now on.
+  void abandon();
+
+  // The pool that holds `p`; null when none does.
+  Pool* find(const void* p) const {
+    return active_ && active_->contains(p) ? active_.get() : find_other(p);
+  }
+
+  // Calls visit(pool) for each pool that has memory or addresses.
+  void visit(auto visit) const {
+    if (active_) visit(*active_);
+    if (resident_) visit(*resident_);
+    for (const auto& pool : retired_) visit(*pool);
+  }
+
+  // What the pools hold of the device, and the addresses between which all of them lie.
+  struct Held {
+    Bytes reserved = 0;
+    std::int64_t segments = 0;
+    std::uintptr_t low = ~std::uintptr_t{0};
+    std::uintptr_t high = 0;
+  };
+  Held held() const;
+
+  // Live in the active pool, as asked for. O(n log n), for messages.
+  Bytes live_bytes() const;
+  // The largest hole of the active pool. O(n).
+  Bytes largest_hole() const { return active_ && !away_ ? active_->space.largest_hole() : 0; }
+
+  // Throws Error unless the pools' invariants hold. For tests.
+  void check() const;
+
+ private:
+  Pool* find_other(const void* p) const;
+  std::byte* reserve(Bytes size);
+  std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
+  void retire(std::unique_ptr<Pool> pool);
+  void free_pool(Pool& pool) noexcept;
+  [[noreturn]] void throw_no_room(Bytes pool) const;
+  std::string name() const { return std::string(device_.name()); }
+
+  device::DeviceMemory& device_;
+  CachingPool& fallback_;
+  device::DeviceStreams* const streams_;
+  const StreamTable* const table_;
+  std::unique_ptr<Pool> active_;
+  std::unique_ptr<Pool> resident_;
+  std::vector<std::unique_ptr<Pool>> retired_;
+  bool away_ = false;       // the active pool's memory is released
+  bool abandoned_ = false;  // this is a forked child
+};
+
+}  // namespace stalloc::runtime

@@ -1,0 +1,88 @@
+// Serves the requests of a run under one plan: follows the training loop through the plan's phases
+// and finds each request its place in the pool.
+//
+//   request --> in a planned phase? --matcher--> its decision's place
+//                  |                      |----> its dynamic group's region, or space beside it
+//                  |                      |----> its place in the opening
+//                  v                      v
+//               idle pool space <---- no decision, or the place is taken
+//
+// A request that none of these serves goes to the fallback, which the caller has. Made for a plan
+// when it is enabled. Not thread-safe: PlannedAllocator locks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/types.h"
+#include "plan/plan.h"
+#include "runtime/delayed_frees.h"
+#include "runtime/guests.h"
+#include "runtime/matcher.h"
+#include "runtime/opening_guide.h"
+#include "runtime/pools.h"
+#include "runtime/statistics.h"
+
+namespace stalloc::runtime {
+
+class Serving {
+ public:
+  struct Scope {
+    bool reuse = true;     // dynamic requests may lie in the pool
+    bool opening = false;  // the run is served from its very beginning
+  };
+
+  // `plan` has passed check(). `delayed` is null on a device without streams. The others outlive
+  // this, and `pools` has the plan's pools active while requests are served.
+  Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
+          Statistics& counts);
+
+  bool has_opening() const { return opening_.has_value(); }
+  // Requests of the opening that have a place; 0 once it has ended.
+  std::int64_t placeable() const { return opening_ ? opening_->placeable() : 0; }
+
+  // The place of a request of `size` (> 0) bytes on the training thread; `p` is null when the pool
+  // does not serve it. `tagged`: it comes from a module tagged as dynamic.
+  struct Place {
+    void* p = nullptr;
+    bool dynamic = false;
+  };
+  Place allocate(Bytes size, StreamId stream, bool tagged);
+
+  // The same in idle pool space, whatever the phase. For requests that nobody else can serve.
+  void* allocate_idle(Bytes size, StreamId stream, PhaseIndex origin = kNone);
+
+  void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  void enter_unplanned() { ++unplanned_depth_; }
+  void leave_unplanned() {
+    if (unplanned_depth_ > 0) --unplanned_depth_;
+  }
+  bool is_unplanned() const { return unplanned_depth_ > 0; }
+  // Returns true if the opening ends with this iteration; the resident region is to be retired.
+  bool end_iteration();
+
+  // Decisions served at their place in this iteration.
+  std::int64_t hits_now() const { return hits_; }
+
+ private:
+  Matcher& matcher() { return opening_ ? opening_->matcher() : matcher_; }
+  bool capturing() const { return delayed_ && delayed_->capturing(); }
+  void* allocate_planned(std::int32_t decision, Bytes size, StreamId stream);
+  void* allocate_opening(std::int32_t i);
+  void* allocate_dynamic(std::int32_t group, Bytes size);
+  void learn_from_guests(PhaseIndex origin);
+
+  Pools& pools_;
+  const DelayedFrees* const delayed_;
+  Statistics& counts_;
+  Matcher matcher_;
+  std::optional<OpeningGuide> opening_;  // while the run is in it
+  std::vector<bool> transient_;          // by decision: it is gone when its phase ends
+  Guests guests_;
+  const bool reuse_;
+  int unplanned_depth_ = 0;
+  std::int64_t hits_ = 0;
+};
+
+}  // namespace stalloc::runtime
