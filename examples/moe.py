@@ -55,7 +55,7 @@ class Config:
 
 
 def mlp(width: int, hidden: int) -> nn.Sequential:
-    """What an expert is."""
+    """One expert."""
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
@@ -110,7 +110,7 @@ class Block(nn.Module):
         self.mixture = Mixture(c)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the same shape: rows x length x width; and the mixture's balance."""
+        """Keeps the shape, rows x length x width; also returns the mixture's balance."""
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).unbind(2)
         a = functional.scaled_dot_product_attention(
@@ -177,7 +177,7 @@ def digest(model: nn.Module) -> str:
 
 
 def start(recompute: bool) -> tuple[Config, MoeTransformer, torch.optim.Optimizer]:
-    """What every run begins with."""
+    """The beginning of every run."""
     torch.set_num_threads(1)  # two runs at a time share the cores
     torch.manual_seed(0)
     c = Config()

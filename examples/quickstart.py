@@ -65,7 +65,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape: rows x length x width."""
+        """Keeps the shape: rows x length x width."""
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).unbind(2)
         a = functional.scaled_dot_product_attention(

@@ -24,10 +24,10 @@ class Topic:
     """Messages that call for the same.
 
     Attributes:
-        title: What has gone wrong.
-        advice: What to do, in Markdown.
-        files: Where its messages come from: files, or folders ending in `/`.
-        words: What its messages say, wherever they come from.
+        title: The cause.
+        advice: The remedy, in Markdown.
+        files: Sources of its messages: files, or folders ending in `/`.
+        words: Text of its messages, from any file.
     """
 
     title: str
@@ -46,8 +46,8 @@ TOPICS = (
         ("tried to allocate", "cannot be reserved"),
     ),
     Topic(
-        "stalloc's own bookkeeping is off",
-        "This is a bug, whatever led to it: please report it, with the trace and the plan.",
+        "stalloc's own bookkeeping is wrong",
+        "This is a bug. Please report it, with the trace and the plan.",
         (
             "csrc/runtime/caching_pool.cpp",
             "csrc/runtime/static_pool_check.cpp",
@@ -57,8 +57,8 @@ TOPICS = (
     ),
     Topic(
         "The GPU failed, or there is none",
-        "The message has what CUDA's runtime, or HIP's, said. Does the same script run without "
-        "stalloc?",
+        "The message contains the error of CUDA's or HIP's runtime. Try the same script without "
+        "stalloc.",
         ("csrc/device/",),
     ),
     Topic(
@@ -107,7 +107,7 @@ TOPICS = (
     ),
     Topic(
         "A planning problem has no solution, or makes no sense",
-        "Where it is a capacity that does not suffice, nothing below the bound that the message "
+        "If a capacity does not suffice, no value below the bound that the message "
         "names can work: raise the capacity, or train with smaller batches. Else the message "
         "names the buffer, the line of the CSV or the option to mend.",
         (
@@ -155,7 +155,7 @@ class Message:
     """One message.
 
     Attributes:
-        file: Where it comes from, below the project's folder.
+        file: Its source, below the project's folder.
         text: As it is shown, with … for what is filled in.
     """
 
@@ -164,7 +164,7 @@ class Message:
 
     @property
     def topic(self) -> Topic:
-        """What it belongs to.
+        """The topic of a message.
 
         Raises:
             LookupError: No topic names the file.
@@ -207,7 +207,7 @@ def page(root: Path = ROOT) -> str:
 
 
 def _own_words(text: str) -> tuple[str, str]:
-    """What a message is listed by: what is filled in first says nothing of where to look."""
+    """The sort key of a message: its text without leading values."""
     return re.sub(r"^[^a-zA-Z]+", "", text).casefold(), text
 
 

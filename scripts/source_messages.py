@@ -46,7 +46,7 @@ def cpp_messages(source: str) -> Iterator[str]:
 
 
 class _Python:
-    """What a module can say."""
+    """The messages of a module."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
@@ -73,7 +73,7 @@ class _Python:
             if _name(node) == "warn":
                 yield from self._said(node.args[0], local)
             elif _name(node) in {"_fail", "stand_aside"}:
-                # What is before the words says where.
+                # The text before the words states the position.
                 for argument in reversed(node.args):
                     if any(" " in text for text in self._texts(argument, local)):
                         yield from self._said(argument, local)
@@ -180,7 +180,7 @@ def _own_text(expression: str) -> str:
 
 
 def _arguments(expression: str) -> Iterator[str]:
-    """What the commas between a call's brackets part."""
+    """The arguments between the brackets of a call."""
     begin = at = 0
     while at < len(expression):
         if literal := _CPP_TEXT.match(expression, at):
@@ -196,7 +196,7 @@ def _arguments(expression: str) -> Iterator[str]:
 
 
 def _until_closed(source: str, start: int) -> str:
-    """What stands between a bracket, which `start` follows, and the one that closes it."""
+    """The text from `start`, after an opening bracket, to the closing one."""
     depth = 1
     at = start
     while depth > 0 and at < len(source):

@@ -31,7 +31,7 @@ CONTENTS = (
     r"stalloc/_torch\..*\.so",
     r"stalloc-.*\.dist-info/licenses/LICENSE",
 )
-# What every machine with Python and torch has.
+# Every machine with Python and torch has these.
 SYSTEM_LIBRARIES = re.compile(r"(lib(c|m|dl|pthread|rt|gcc_s|stdc\+\+)|ld-linux.*)\.so")
 TORCH_LIBRARIES = re.compile(r"lib(c10|torch|torch_cpu)\.so")
 

@@ -1,4 +1,4 @@
-"""Measures what FSDP2 reserves under torch's allocators and stalloc, its streams apart or in turns.
+"""Measures the memory of FSDP2 under torch's allocators and stalloc, separate streams and ordered.
 
     make bench-cuda
 
@@ -77,7 +77,7 @@ def profile(folder: Path) -> dict[str, object]:
 
 
 def measure(plan: Path | None) -> dict[str, object]:
-    """What the process reserved at most, and had live."""
+    """The peak reserved and live bytes of the process."""
     if plan is not None:
         stalloc.enable(stalloc.Plan.load(plan), startup=True)
     train(STEPS)
@@ -92,7 +92,7 @@ def measure(plan: Path | None) -> dict[str, object]:
 
 
 def in_a_process(*args: str, **environment: str) -> dict[str, object]:
-    """What this script prints as JSON when it is given these arguments."""
+    """The JSON that this script prints with these arguments."""
     done = subprocess.run(
         [sys.executable, __file__, *args],
         env={**os.environ, **environment},

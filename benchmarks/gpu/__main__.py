@@ -16,7 +16,7 @@ stalloc: memory and speed. Then it does so once more as if the GPU held no more 
 needed. With `--largest` it looks for the largest batch of each instead. Each run has a process of
 its own; under stalloc it is served from its start, from the plan of another that was profiled.
 
-What is done is written after each, and not done again when the same command is given once more: so
+Each result is written at once, and the same command does not repeat it: so
 `--minutes` may end it anywhere. `run` is one run, as a line of JSON.
 """
 

@@ -46,7 +46,7 @@ class Bench:
         self.cached = cached
 
     def result_of(self, model: str) -> dict[str, Any]:
-        """What is known of a model so far."""
+        """The results of a model so far."""
         name = f"{model} in {self.memory:g} GiB" if self.memory else model
         return self.report.find("name", name) or {"name": name, "model": model}
 
@@ -122,7 +122,7 @@ class Bench:
         return low
 
     def trains(self, result: dict[str, Any], run: Run) -> bool:
-        """Whether a batch trains, as far as is known, or by trying."""
+        """True if a batch trains: known already, or tried now."""
         tried = result["tried"][run.allocator]
         key = str(run.batch)
         if key not in tried:

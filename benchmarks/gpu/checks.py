@@ -12,12 +12,12 @@ from runs import Result, planned, start
 from training import Run
 
 SECONDS = 240.0  # that one process may take
-# Of compute-sanitizer: what it says when it cannot work on a machine.
+# Messages of compute-sanitizer on a machine where it cannot work.
 REFUSALS = ("Device not supported", "Unable to find injection")
 
 
 def checks(device: str) -> dict[str, Run]:
-    """What is compared, by name; those after the first three need a GPU."""
+    """The comparisons by name; those after the first three need a GPU."""
 
     def small(model: str = "tiny", **options: object) -> Run:
         run = Run(model, "torch", device=device, steps=6, deterministic=True)
@@ -40,7 +40,7 @@ def checks(device: str) -> dict[str, Run]:
 
 
 def compare(run: Run) -> Result:
-    """What is to be reported of one: "passed" and why."""
+    """The report of one: "passed" and the reason."""
     plain, served = start(run, SECONDS), planned(run, SECONDS)
     for r in (plain, served):
         if "losses" not in r:

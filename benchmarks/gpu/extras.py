@@ -1,4 +1,4 @@
-"""What training does besides, in some runs: parts of a step whose results depend on memory.
+"""Extra work of some runs: parts of a step whose results depend on memory.
 
 On a GPU work goes on after the host has let go of its memory. So kernels are held up here: where an
 address is given away too early, it is written to before it has been read.
@@ -120,7 +120,7 @@ EXTRAS: dict[str, list[Callable[[int], list[float]]]] = {
 
 
 def release_pool_for_a_while() -> None:
-    """What `--release` does between two steps, as for inference."""
+    """The work of `--release` between two steps, as for inference."""
     if current_session() is None:
         return
     stalloc.release_pool()

@@ -1,4 +1,4 @@
-"""What was measured, in a JSON file that is written anew after each result.
+"""The measurements, in a JSON file that is rewritten after each result.
 
 A file that is there is gone on with, if it is of the same GPU, torch and commit: pieces of the work
 may be done at different times.

@@ -18,14 +18,14 @@ import stalloc
 PROFILED = 3
 # torch's own: when cuDNN's is taken, and what memory it wants, differs from version to version.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-# What CUDA's libraries say, which need memory of their own, besides torch and stalloc.
+# Messages of CUDA's libraries, which need memory besides torch and stalloc.
 OUT_OF_MEMORY = ("out of memory", "cannot be reserved", "tried to allocate", "alloc_failed")
 GIB = 1 << 30
 
 
 @dataclass
 class Run:
-    """What to train, and how.
+    """The training and its settings.
 
     Under stalloc a run is served from a plan that another run has left, from the making of the
     model on. A run that is profiled measures nothing.

@@ -1,8 +1,8 @@
-"""What stalloc's hooks cost: a step of a model of 100 M parameters with and without them.
+"""Measures the cost of stalloc's hooks: a step of a model with 100 M parameters.
 
-The same model trains the same batches in turn with every hook of a plan in force (phases, the
-engine, the optimizer, patterns of dynamic modules) and with none, and medians are compared. The
-allocator is the same in both: what is measured is Python's part. Besides, the cost of one event.
+The same model trains the same batches alternately with all hooks of a plan (phases, the engine, the
+optimizer, patterns of dynamic modules) and without, and the medians are compared. The allocator is
+the same in both, so this is the cost of the Python part. The cost of one event is measured, too.
 
     python -m benchmarks.hooks [--steps 12]
 """
@@ -84,7 +84,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, positions: Position
 
 
 def event_seconds(count: int = 20_000) -> float:
-    """What entering and leaving one phase costs."""
+    """The cost of entering and leaving a phase."""
     begin = time.process_time()
     for i in range(count):
         with hooks.phase(PhaseKind.FORWARD, i):

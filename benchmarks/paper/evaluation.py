@@ -1,8 +1,7 @@
 """Replays one workload under every allocator.
 
-torch's rows come from its own allocator where there is a CUDA build of torch, else from the model
-of its policy. Times are taken in turns, allocator by allocator and again, so that whatever else the
-machine does falls on all of them.
+torch's rows come from its own allocator if there is a CUDA build of torch, else from the model of
+its policy. The allocators run alternately, so other load of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _POLICIES = {TORCH: "", EXPANDABLE: "expandable_segments:True"}
 
 @dataclass(frozen=True)
 class Programs:
-    """What replays with real allocators; None for what is not there.
+    """The programs that replay with real allocators; None for a missing one.
 
     Attributes:
         torch: torch's.
@@ -196,7 +195,7 @@ def _row(
         workload=config.model.name,
         config=figures.config_label(config),
         stage="last" if config.last else "first",
-        microbatch=config.layout.microbatch,
+        microbatch=config.parallelism.microbatch,
         allocator=allocator,
         load=load,
         reserved=reserved,
@@ -254,7 +253,7 @@ def _planned_runs(
 
 
 def _times(programs: Programs, events: Path, plan: Path) -> dict[str, list[dict[str, Any]]]:
-    """What the programs printed, a run each in turns."""
+    """The output of the programs, which run alternately."""
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(programs.rounds):
         if programs.torch is not None:

@@ -15,7 +15,7 @@ from configs import (
 
 A800 = 80 * 10**9
 H200 = 141 * 10**9
-"""What the GPUs of the paper are called by. They hold some 7 % more, which is left to what is not
+"""The names of the paper's GPUs. They hold some 7 % more, which is left to what is not
 modelled: CUDA's own context, workspaces, NCCL."""
 
 
@@ -25,7 +25,7 @@ class Figure:
 
     Attributes:
         name: As in the paper.
-        title: What it shows.
+        title: Its title.
         configs: Its workloads.
     """
 
@@ -47,7 +47,7 @@ def figures() -> dict[str, Figure]:
             ("Figure 10", "Memory efficiency by microbatch", microbatch_configs()),
             ("Table 1", "Which configuration fits", fitting_configs()),
             ("Table 2", "Time of planning by number of requests", planned),
-            ("Figure 13 and Table 3", "What each part contributes", experts),
+            ("Figure 13 and Table 3", "Contribution of each part", experts),
         )
     }
 
@@ -55,21 +55,21 @@ def figures() -> dict[str, Figure]:
 def workloads() -> list[Config]:
     """Everything that is recorded and replayed, the longest first."""
     configs = all_configs().values()
-    return sorted(configs, key=lambda c: c.layout.microbatches * c.model.layers, reverse=True)
+    return sorted(configs, key=lambda c: c.parallelism.microbatches * c.model.layers, reverse=True)
 
 
 def config_label(config: Config) -> str:
     """The configuration without its microbatch and stage: "vr", "v-tp4"."""
     named = config.workload.removeprefix(f"{config.model.name}-")
-    return named.replace(f"-mb{config.layout.microbatch}", "")
+    return named.replace(f"-mb{config.parallelism.microbatch}", "")
 
 
 def row_name(config: Config) -> str:
     """The name that its rows have."""
     stage = "last" if config.last else "first"
-    return f"{config.model.name}-{config_label(config)}-mb{config.layout.microbatch}-{stage}"
+    return f"{config.model.name}-{config_label(config)}-mb{config.parallelism.microbatch}-{stage}"
 
 
 def capacity(config: Config) -> int:
-    """Of the GPU that the paper trains it on, in bytes."""
+    """Bytes of the GPU that the paper uses for it."""
     return H200 if config.model.name.startswith("qwen2.5") else A800

@@ -1,4 +1,4 @@
-"""What the paper and its authors' published runs say, to stand beside our figures.
+"""Figures of the paper and of its authors' published runs, for comparison.
 
 The paper's source has no data behind its figures, so a bar is known only where the text has its
 number; of most, the text gives the range or the mean over a model's bars. Reserved memory by
@@ -18,11 +18,11 @@ MOE = "qwen1.5-moe-a2.7b"
 
 @dataclass(frozen=True)
 class Published:
-    """What is published of one row.
+    """The published figures of one row.
 
     Attributes:
         text: As a reader wants to see it.
-        efficiency: Of exactly this row, where the text has it.
+        efficiency: Of exactly this row, if the text has it.
         reserved_gb: Likewise.
     """
 
@@ -112,7 +112,7 @@ REUSE_REDUCES_FURTHER = 0.229
 
 
 def of(row: Row) -> Published | None:
-    """What is published of a row's efficiency."""
+    """The published efficiency of a row."""
     if row.workload.startswith("qwen2.5"):
         if (row.workload, row.config, row.allocator) in _OUT_OF_MEMORY:
             return Published("out of memory")

@@ -32,7 +32,7 @@ class Recorded:
     """A workload's traces.
 
     Attributes:
-        config: What was recorded.
+        config: The recorded workload.
         trace: File of all iterations.
         profiled: File of those that a plan is made from; the same where they are all.
         seconds: File of the CPU time that recording took, written last.

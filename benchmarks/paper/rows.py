@@ -1,4 +1,4 @@
-"""What the evaluation finds out: a row for each workload and allocator."""
+"""The results of the evaluation: a row for each workload and allocator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Row:
         config: Its optimizations, in the paper's letters, and what else differs.
         stage: "first" or "last" of the pipeline.
         microbatch: Sequences.
-        allocator: Whose row it is.
+        allocator: The allocator.
         load: The most bytes live at once, as asked.
         reserved: The most bytes held of the device. Both over the whole trace: start-up, warm-up,
             and iterations that the plan of a mixture of experts has not seen.
@@ -29,14 +29,14 @@ class Row:
         seconds_per_request: CPU time of an allocation and its free, median of iterations after the
             warm-up; None where it was not measured.
         plan_seconds: CPU time of planning, on one core.
-        requests: Of an iteration.
-        by: What the figures come from: a version of torch, or a model of it.
-        model_reserved: What the model of torch's policy says, beside torch itself.
+        requests: Requests of an iteration.
+        by: The source of the figures: a version of torch, or a model of it.
+        model_reserved: The result of the model of torch's policy, beside torch itself.
         capacity: Bytes of the GPU that the workload is for.
-        fits: Whether the trace runs to its end on it.
+        fits: True if the trace runs to its end on it.
         needs: The smallest capacity at which it does, where that was looked for.
-        pool: Of a plan, bytes of its pool.
-        resident: Of a plan, bytes of what stays: weights, gradients, the optimizer's states.
+        pool: Bytes of a plan's pool.
+        resident: Bytes of a plan's resident region.
     """
 
     workload: str

@@ -1,4 +1,4 @@
-"""What the evaluation must reach, row by row, and where it does not."""
+"""The targets of the evaluation, row by row, and the rows that miss them."""
 
 from __future__ import annotations
 

@@ -45,13 +45,13 @@ def do(config: Config, build: Path, programs: Programs) -> Done:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and those that it started and has waited for."""
+    """CPU time of this process and of the children that it waited for."""
     of = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in of)
 
 
 def _key(programs: Programs) -> str:
-    """What rows come from besides the trace: our code, and torch's version."""
+    """Sources of the rows other than the trace: our code and torch's version."""
     version = programs.torch.version if programs.torch else "modelled"
     digest = hashlib.sha256(f"{version} {programs.planned is not None}".encode())
     core = Path(_core.__file__ or "").parent

@@ -37,7 +37,7 @@ from generate import Instance
 
 PORTFOLIO = "portfolio"
 ROOT = Path(__file__).resolve().parents[2]
-# What MiniMalloc and idealloc were measured with has no alignment; what runs on a GPU has 512.
+# MiniMalloc and idealloc were measured without alignment; GPUs need 512.
 UNALIGNED = ("minimalloc", "iopddl")
 EVERY_PLANNER_UP_TO = 150_000  # requests; above it, the portfolio and what is quick
 SEARCHES_UP_TO = {"exact": 2_000, "windows": 5_000}
@@ -59,7 +59,7 @@ FIT_TIME_LIMIT = 120.0  # seconds; what is compared is CPU
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether an instance was made to fit a capacity, by this planner and by MiniMalloc."""
+    """True if this planner, and MiniMalloc, fit the instance into a capacity."""
 
     instance: str
     solved: bool
@@ -171,7 +171,7 @@ def run(instance: Instance, planners: list[str], limit: float, threads: int) -> 
 
 
 def fit(instance: Instance, minimalloc: Path, limit: float) -> Fit:
-    """Whether both find what is known to exist."""
+    """True if both find the solution that is known to exist."""
     import stalloc
 
     alignment = alignment_of(instance.name)

@@ -24,7 +24,7 @@ Int32 = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Rank:
-    """What is trained, and which rank of it this is."""
+    """The training and this rank in it."""
 
     layers: int = 32  # of this rank, over all its chunks
     microbatches: int = 64

@@ -61,7 +61,7 @@ def _loop(trace: stalloc.Trace) -> tuple[Events, npt.NDArray[np.int64]]:
     if np.any(spans.kind[spans.iteration > 0] == PHASE_KINDS.index("unplanned")):
         raise ValueError("replay of traces with evaluation is up to `stalloc replay`")
     rows = [
-        # Of two at a tick, the phase of the iteration that ends there is first.
+        # At the same tick, the phase of the ending iteration comes first.
         (int(tick), 2 * iteration + 1, (ITERATION_ENDS, 0, 0))
         for iteration, tick in enumerate(trace.iterations[1:])
     ] + [

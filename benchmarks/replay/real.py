@@ -105,13 +105,13 @@ def run(
     standin: Path = STANDIN,
     cuda: str = "13",
 ) -> dict[str, Any]:
-    """What a replay program printed.
+    """The output of a replay program.
 
     Args:
         program: Which.
         files: Its arguments.
         policy: torch's PYTORCH_ALLOC_CONF.
-        memory: Of the pretended device, in bytes.
+        memory: Bytes of the pretended device.
         standin: The folder of stand-ins, by CUDA's major version.
         cuda: Which of them.
 

@@ -119,7 +119,7 @@ def stalloc(*arguments: str) -> tuple[float, dict[str, Any]]:
 
 
 def children_cpu_seconds() -> float:
-    """What processes that have ended took, on all cores."""
+    """CPU time of ended processes, on all cores."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,4 +1,4 @@
-"""What is trained how: the parallel layouts and optimizations of the paper's evaluation.
+"""The configurations of the paper's evaluation: models, parallelism, optimizations.
 
 A configuration is named `MODEL-OPTIMIZATIONS[-mbN][-tpN]-STAGE`, such as `llama2-7b-vr-first`. The
 letters are the paper's: N none, R recomputation of every layer, V virtual pipeline, Z distributed
@@ -23,7 +23,7 @@ from models import (
 
 
 @dataclass(frozen=True)
-class Layout:
+class Parallelism:
     """How one model is spread over ranks, and how a batch is cut up.
 
     Attributes:
@@ -51,7 +51,7 @@ class Config:
     """One rank of one training run."""
 
     model: Model
-    layout: Layout
+    parallelism: Parallelism
     optimizations: str = "n"
     last: bool = False
     skew: float = 0.5
@@ -59,23 +59,23 @@ class Config:
 
     @property
     def recompute(self) -> bool:
-        """Whether every layer keeps its input only."""
+        """True if every layer keeps only its input."""
         return "r" in self.optimizations
 
     @property
     def zero(self) -> bool:
-        """Whether optimizer states are split over the data-parallel ranks."""
+        """True if the data-parallel ranks split the optimizer states."""
         return "z" in self.optimizations
 
     @property
     def offload(self) -> bool:
-        """Whether optimizer states live on the host."""
+        """True if optimizer states live on the host."""
         return "o" in self.optimizations
 
     @property
     def stage(self) -> int:
         """The pipeline rank, from 0."""
-        return self.layout.pipeline - 1 if self.last else 0
+        return self.parallelism.pipeline - 1 if self.last else 0
 
     @property
     def name(self) -> str:
@@ -86,17 +86,17 @@ class Config:
     def workload(self) -> str:
         """The name without the stage."""
         default = PAPER_MICROBATCH.get(self.model.name)
-        odd = "" if self.layout.microbatch == default else f"-mb{self.layout.microbatch}"
-        if self.layout.tensor != PAPER_TENSOR.get(self.model.name, self.layout.tensor):
-            odd += f"-tp{self.layout.tensor}"
+        odd = "" if self.parallelism.microbatch == default else f"-mb{self.parallelism.microbatch}"
+        if self.parallelism.tensor != PAPER_TENSOR.get(self.model.name, self.parallelism.tensor):
+            odd += f"-tp{self.parallelism.tensor}"
         return f"{self.model.name}-{self.optimizations}{odd}"
 
 
 # The settings of the paper's published experiment scripts.
 _SPLIT = {  # tensor, pipeline, microbatch, microbatches, chunks when virtual
-    GPT2_345M: (Layout(4, 2, 1, 128, 8), Layout(2, 2, 2, 128, 4), 6),
-    LLAMA2_7B: (Layout(4, 2, 1, 4, 32), Layout(2, 2, 2, 4, 16), 8),
-    QWEN15_MOE: (Layout(4, 2, 1, 8, 16, expert=4), Layout(2, 2, 2, 8, 8, expert=2), 6),
+    GPT2_345M: (Parallelism(4, 2, 1, 128, 8), Parallelism(2, 2, 2, 128, 4), 6),
+    LLAMA2_7B: (Parallelism(4, 2, 1, 4, 32), Parallelism(2, 2, 2, 4, 16), 8),
+    QWEN15_MOE: (Parallelism(4, 2, 1, 8, 16, expert=4), Parallelism(2, 2, 2, 8, 8, expert=2), 6),
 }
 PAPER_MICROBATCH = {model.name: plain.microbatch for model, (plain, _, _) in _SPLIT.items()}
 OPTIMIZATIONS = ("n", "r", "v", "vr", "zr", "zor")
@@ -105,13 +105,15 @@ OPTIMIZATIONS = ("n", "r", "v", "vr", "zr", "zor")
 # Microbatches are the largest powers of two whose load fits a GPU of 141 GB, which is how the paper
 # chose them: with virtual pipeline, and with recomputation.
 _SCALE = {
-    QWEN25_7B: (Layout(2, 2, 2, 8, 16, chunks=7), 16),
-    QWEN25_14B: (Layout(2, 2, 4, 4, 16, chunks=6), 16),
-    QWEN25_32B: (Layout(4, 4, 2, 4, 16, chunks=4), 32),
-    QWEN25_72B: (Layout(8, 4, 2, 4, 16, chunks=5), 64),
+    QWEN25_7B: (Parallelism(2, 2, 2, 8, 16, chunks=7), 16),
+    QWEN25_14B: (Parallelism(2, 2, 4, 4, 16, chunks=6), 16),
+    QWEN25_32B: (Parallelism(4, 4, 2, 4, 16, chunks=4), 32),
+    QWEN25_72B: (Parallelism(8, 4, 2, 4, 16, chunks=5), 64),
 }
-PAPER_MICROBATCH |= {model.name: layout.microbatch for model, (layout, _) in _SCALE.items()}
-PAPER_TENSOR = {model.name: layout.tensor for model, (layout, _) in _SCALE.items()}
+PAPER_MICROBATCH |= {
+    model.name: parallelism.microbatch for model, (parallelism, _) in _SCALE.items()
+}
+PAPER_TENSOR = {model.name: parallelism.tensor for model, (parallelism, _) in _SCALE.items()}
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 MICROBATCH_BATCH = 128  # sequences an iteration, whatever the microbatch
 
@@ -124,9 +126,9 @@ def paper_configs() -> list[Config]:
 def scale_configs() -> list[Config]:
     """Larger models on more ranks, with recomputation or virtual pipeline: the paper's Figure 9."""
     return [
-        Config(model, layout, optimizations, last)
+        Config(model, parallelism, optimizations, last)
         for model, (virtual, largest) in _SCALE.items()
-        for optimizations, layout in (
+        for optimizations, parallelism in (
             ("r", replace(virtual, chunks=1, microbatch=largest)),
             ("v", virtual),
         )
@@ -158,7 +160,11 @@ def fitting_configs() -> list[Config]:
         ("vr", virtual),
         ("v", replace(virtual, tensor=2 * virtual.tensor, data=virtual.data // 2)),
     )
-    return [Config(QWEN25_14B, layout, way, last) for way, layout in ways for last in (False, True)]
+    return [
+        Config(QWEN25_14B, parallelism, way, last)
+        for way, parallelism in ways
+        for last in (False, True)
+    ]
 
 
 def all_configs() -> dict[str, Config]:
@@ -175,8 +181,8 @@ def all_configs() -> dict[str, Config]:
 def _of_model(model: Model) -> Iterator[Config]:
     plain, split, chunks = _SPLIT[model]
     for optimizations in OPTIMIZATIONS:
-        layout = split if "z" in optimizations else plain
+        parallelism = split if "z" in optimizations else plain
         if "v" in optimizations:
-            layout = replace(layout, chunks=chunks)
+            parallelism = replace(parallelism, chunks=chunks)
         for last in (False, True):
-            yield Config(model, layout, optimizations, last)
+            yield Config(model, parallelism, optimizations, last)

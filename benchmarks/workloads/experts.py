@@ -30,7 +30,7 @@ class Routing:
     three times the mean. The same microbatch has the same counts when it is recomputed.
 
     Attributes:
-        seed: Of everything that is drawn.
+        seed: Seed of all random draws.
         skew: Standard deviation of the logarithm of the experts' popularity.
         iteration: Which iteration runs now.
         microbatch: Which microbatch runs now.

@@ -59,7 +59,7 @@ class Optimizer:
     def __init__(self, config: Config, gradients: GradientBuffer) -> None:
         self.config = config
         self.gradients = gradients
-        share = config.layout.data if config.zero else 1
+        share = config.parallelism.data if config.zero else 1
         self.numels = [-(-p.numel() // share) for p in gradients.parameters]
         self.parameters: list[Tensor] = []
         self.states: list[Tensor] = []

@@ -19,7 +19,7 @@ ROUTED = "RoutedExperts"
 
 @dataclass
 class _InFlight:
-    """What a microbatch holds between its forward and its backward through a chunk."""
+    """The tensors that a microbatch keeps from forward to backward of a chunk."""
 
     x: Tensor | None
     output: Tensor
@@ -54,8 +54,8 @@ class Rank:
         self._iteration += 1
 
     def _run_schedule(self) -> None:
-        layout, stage = self.config.layout, self.config.stage
-        order = list(steps(layout, stage))
+        parallelism, stage = self.config.parallelism, self.config.stage
+        order = list(steps(parallelism, stage))
         in_flight: dict[tuple[int, int], _InFlight] = {}
         received = self._receive(order[0])
         for step, following in zip(order, [*order[1:], None], strict=True):
@@ -67,15 +67,15 @@ class Rank:
             received = self._receive(following) if following else None
 
     def _receive(self, step: Step) -> Tensor | None:
-        layout = self.config.layout
+        parallelism = self.config.parallelism
         stage, chunk = self.config.stage, step.chunk
         first = stage == 0 and chunk == 0
-        last = stage == layout.pipeline - 1 and chunk == layout.chunks - 1
+        last = stage == parallelism.pipeline - 1 and chunk == parallelism.chunks - 1
         if last if step.backward else first:
             return None
         model = self.config.model
         return torch.empty(
-            (model.sequence // layout.tensor, layout.microbatch, model.hidden),
+            (model.sequence // parallelism.tensor, parallelism.microbatch, model.hidden),
             dtype=torch.bfloat16,
             device="meta",
             requires_grad=not step.backward,
@@ -83,9 +83,9 @@ class Rank:
 
     def _forward(self, step: Step, x: Tensor | None) -> _InFlight:
         self.stage.shared.routing.microbatch = step.microbatch
-        layout, model = self.config.layout, self.config.model
+        parallelism, model = self.config.parallelism, self.config.model
         with phase("forward", step.microbatch, step.chunk):
-            shape = (layout.microbatch, model.sequence)
+            shape = (parallelism.microbatch, model.sequence)
             tokens = labels = None
             if self.stage.chunks[step.chunk].embedding is not None:
                 tokens = torch.empty(shape, dtype=torch.int64, device="meta")
@@ -93,7 +93,7 @@ class Rank:
                 labels = torch.empty(shape, dtype=torch.int64, device="meta")
             output = self.stage(step.chunk, tokens if x is None else x, labels)
             if labels is not None:
-                output = output / layout.microbatches
+                output = output / parallelism.microbatches
             else:
                 # deallocate_output_tensor: once sent, only its graph is needed.
                 output.data = torch.empty((1,), dtype=output.dtype, device="meta")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from configs import Layout
+from configs import Parallelism
 
 
 @dataclass(frozen=True)
@@ -22,32 +22,34 @@ class Step:
     microbatch: int
 
 
-def steps(layout: Layout, stage: int) -> Iterator[Step]:
+def steps(parallelism: Parallelism, stage: int) -> Iterator[Step]:
     """Everything that pipeline rank `stage` runs in an iteration, in order."""
-    total = layout.microbatches * layout.chunks
-    if layout.chunks == 1:
-        warmup = min(layout.pipeline - stage - 1, total)
-    elif layout.microbatches == layout.pipeline:
+    total = parallelism.microbatches * parallelism.chunks
+    if parallelism.chunks == 1:
+        warmup = min(parallelism.pipeline - stage - 1, total)
+    elif parallelism.microbatches == parallelism.pipeline:
         warmup = total
     else:
         warmup = min(
-            (layout.pipeline - stage - 1) * 2 + (layout.chunks - 1) * layout.pipeline, total
+            (parallelism.pipeline - stage - 1) * 2
+            + (parallelism.chunks - 1) * parallelism.pipeline,
+            total,
         )
     for index in range(warmup):
-        yield _step(layout, index, backward=False)
+        yield _step(parallelism, index, backward=False)
     for index in range(total - warmup):
-        yield _step(layout, index + warmup, backward=False)
-        yield _step(layout, index, backward=True)
+        yield _step(parallelism, index + warmup, backward=False)
+        yield _step(parallelism, index, backward=True)
     for index in range(total - warmup, total):
-        yield _step(layout, index, backward=True)
+        yield _step(parallelism, index, backward=True)
 
 
-def _step(layout: Layout, index: int, *, backward: bool) -> Step:
+def _step(parallelism: Parallelism, index: int, *, backward: bool) -> Step:
     """The `index`-th forward or backward: groups of `pipeline` microbatches, chunk by chunk."""
-    group, place = divmod(index, layout.pipeline * layout.chunks)
-    chunk, offset = divmod(place, layout.pipeline)
-    if layout.chunks == 1:
+    group, place = divmod(index, parallelism.pipeline * parallelism.chunks)
+    chunk, offset = divmod(place, parallelism.pipeline)
+    if parallelism.chunks == 1:
         return Step(backward, 0, index)
     if backward:
-        chunk = layout.chunks - 1 - chunk
-    return Step(backward, chunk, group * layout.pipeline + offset)
+        chunk = parallelism.chunks - 1 - chunk
+    return Step(backward, chunk, group * parallelism.pipeline + offset)

@@ -37,25 +37,32 @@ class Chunk(nn.Module):
         self, config: Config, layers: range, first: bool, last: bool, shared: Shared
     ) -> None:
         super().__init__()
-        model, layout = config.model, config.layout
+        model, parallelism = config.model, config.parallelism
         self.recompute = config.recompute
-        vocabulary = model.padded_vocabulary(layout.tensor)
-        self.embedding = Embedding(vocabulary, model.hidden, layout.tensor) if first else None
+        vocabulary = model.padded_vocabulary(parallelism.tensor)
+        self.embedding = Embedding(vocabulary, model.hidden, parallelism.tensor) if first else None
         self.layers = nn.ModuleList(
             Layer(
                 model,
-                layout.tensor,
+                parallelism.tensor,
                 shared.buffer,
                 shared.angles,
-                MoE(model, layout.tensor, layout.expert, shared.routing, index, shared.buffer)
+                MoE(
+                    model,
+                    parallelism.tensor,
+                    parallelism.expert,
+                    shared.routing,
+                    index,
+                    shared.buffer,
+                )
                 if model.experts
-                else MLP(model.hidden, model.ffn, layout.tensor, shared.buffer),
+                else MLP(model.hidden, model.ffn, parallelism.tensor, shared.buffer),
             )
             for index in layers
         )
         self.norm = RMSNorm(model.hidden) if last else None
         self.head = (
-            ColumnParallelLinear(model.hidden, vocabulary, layout.tensor, shared.buffer)
+            ColumnParallelLinear(model.hidden, vocabulary, parallelism.tensor, shared.buffer)
             if last
             else None
         )
@@ -75,7 +82,7 @@ class Chunk(nn.Module):
 
 
 class Shared:
-    """What all chunks of a rank share: the gather buffer, the rotary angles, the routing."""
+    """Shared by all chunks of a rank: the gather buffer, the rotary angles, the routing."""
 
     def __init__(self, config: Config) -> None:
         model = config.model
@@ -92,18 +99,18 @@ class Stage(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        layout = config.layout
+        parallelism = config.parallelism
         self.config = config
         self.shared = Shared(config)
-        slots = layout.pipeline * layout.chunks
+        slots = parallelism.pipeline * parallelism.chunks
         each = config.model.layers // slots
         if each * slots != config.model.layers:
             raise ValueError(
                 f"{config.name}: {config.model.layers} layers cannot be split into {slots} chunks"
             )
         self.chunks = nn.ModuleList()
-        for chunk in range(layout.chunks):
-            slot = chunk * layout.pipeline + config.stage
+        for chunk in range(parallelism.chunks):
+            slot = chunk * parallelism.pipeline + config.stage
             layers = range(slot * each, (slot + 1) * each)
             self.chunks.append(Chunk(config, layers, slot == 0, slot == slots - 1, self.shared))
 

@@ -14,7 +14,7 @@ import torch
 import stalloc
 from stalloc import _core, _torch_cuda
 
-# What these tests share with the others, and with the benchmarks.
+# Shared with the other tests and the benchmarks.
 sys.path.append(str(Path(__file__).parent.parent / "python"))
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "cuda"))
 

@@ -30,7 +30,7 @@ def new_stream() -> int:
 
 
 def set_manual(manual: bool) -> None:
-    """Whether the work of streams made from now on waits to be told."""
+    """Lets the work of new streams wait for a command, or not."""
     _library.standin_set_manual(int(manual))
 
 
@@ -62,7 +62,7 @@ def lose_device(error: int) -> None:
 
 
 def set_memory(device: int, size: int) -> None:
-    """Of how many bytes a device is."""
+    """Sets the bytes of a device."""
     _library.standin_set_memory(device, ctypes.c_uint64(size))
 
 
@@ -82,7 +82,7 @@ def complaint() -> str:
 
 
 def last_error() -> int:
-    """What the thread's next call of torch's would take for its own."""
+    """The error that the thread's next call by torch would report."""
     return int(_library.cudaPeekAtLastError())
 
 
@@ -102,7 +102,7 @@ def host_waits() -> int:
 
 
 def set_peers(reach: bool) -> None:
-    """Whether the devices reach each other's memory."""
+    """Lets the devices access each other's memory, or not."""
     _library.standin_set_peers(int(reach))
 
 
@@ -112,5 +112,5 @@ def reservations() -> int:
 
 
 def has_context(device: int) -> bool:
-    """Whether the process has taken a device into use, which costs it memory there."""
+    """True if the process uses the device, which costs memory there."""
     return bool(_library.standin_has_context(device))

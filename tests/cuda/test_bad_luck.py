@@ -1,4 +1,4 @@
-"""What may go wrong on a GPU: an error that says so, or a clean end, in both modes."""
+"""Failures on a GPU end with a clear error or a clean exit, in both modes."""
 
 from __future__ import annotations
 

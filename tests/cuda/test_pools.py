@@ -38,7 +38,7 @@ def _train_infer_train(trainer: Trainer, plan: stalloc.Plan) -> None:
         assert torch.cuda.memory_reserved() == reserved - plan.pool
         inference = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
         assert not address <= inference.data_ptr() < address + plan.pool
-        # What is mapped there now, nobody else can have.
+        # Nobody else can get the addresses that are mapped now.
         standin.set_memory(0, standin.used() + MIB)
         with pytest.raises(stalloc.OutOfMemory, match="cannot be reserved"):
             stalloc.acquire_pool()

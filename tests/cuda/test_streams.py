@@ -1,6 +1,6 @@
 """Training on several streams: each has its own addresses, or they take turns and wait.
 
-What each stream's tensors are used for is told to the stand-in, which finds races.
+The tests report each use of a tensor to the stand-in, which finds races.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Colossal-AI's real classes where some of what it imports is missing, and no GPU is there.
 
 Its pipelines, its Booster and its plugins need torch alone; importing them imports all of the
-package. What is not installed is stood in for by `missing`. LowLevelZero and Gemini refuse to work
+package. `missing` replaces modules that are not installed. LowLevelZero and Gemini refuse to work
 on the CPU, so `on_cpu()` tells them that it is a GPU, whose streams are nothing and whose
 optimizers' kernels are torch's own.
 """

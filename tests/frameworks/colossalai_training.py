@@ -27,12 +27,12 @@ RANKS = 2  # of a pipeline, or that share experts
 
 @dataclass
 class Settings:
-    """What to train, and under what; as in megatron_training.
+    """The training and its settings, as in megatron_training.
 
     Attributes:
-        plugin: Of the Booster, where there is no pipeline.
-        schedule: Of the pipeline of two stages, if there is one.
-        experts: Of each layer, shared out to two ranks; 0 for none.
+        plugin: The Booster's plugin, without a pipeline.
+        schedule: The schedule of a pipeline of two stages, if any.
+        experts: The number in each layer, split over two ranks; 0 for none.
     """
 
     plugin: str = "ddp"

@@ -3,5 +3,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# What these tests share with the others.
+# Shared with the other tests.
 sys.path.append(str(Path(__file__).parent.parent / "python"))

@@ -34,7 +34,7 @@ def torchrun(ranks: int, script: Path, *arguments: str) -> subprocess.CompletedP
 
 
 def together(ranks: int, body: Callable[..., Any], *args: Any) -> list[Future[Any]]:
-    """What became of `body(*args)` on each rank, in processes that nobody else watches."""
+    """The result of `body(*args)` on each rank, in separate processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

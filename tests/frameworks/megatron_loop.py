@@ -32,9 +32,9 @@ class Loop:
     Args:
         models: The chunks of the model.
         optimizer: Megatron's.
-        forward_step: Of the schedules.
+        forward_step: For the schedules.
         batches: Makes the data of an iteration.
-        graphs: Whether Megatron's wrapper for graphs of whole iterations runs the schedules, which
+        graphs: True if Megatron's wrapper for graphs of whole iterations runs the schedules, which
             it captures none of so early. It gives them their data as dictionaries.
         sizes: Sequence, microbatch and microbatches, by Megatron's names.
     """

@@ -31,21 +31,21 @@ DEATH = 77  # exit code of a rank that dies
 
 @dataclass
 class Settings:
-    """What to train, and under what.
+    """The training and its settings.
 
     Attributes:
         packages: See `packages.folders`.
-        experts: Of each layer; 0 for none.
-        recompute: Whether all layers are recomputed in the backward.
-        stages: Of the pipeline: ranks.
-        chunks: Of the model on each rank; 2 or more train with the interleaved schedule.
+        experts: The number in each layer; 0 for none.
+        recompute: Recompute all layers in the backward.
+        stages: Ranks of the pipeline.
+        chunks: Chunks of the model on each rank; 2 or more train with the interleaved schedule.
         mode: stalloc's; None does not install it.
-        evaluate: Whether an evaluation runs between two iterations, after every third.
-        own_loop: Whether Megatron's `train_step` and `evaluate` do it.
-        graphs: Whether that loop is to capture whole iterations in CUDA graphs, though later than
+        evaluate: Run an evaluation after every third iteration.
+        own_loop: Use Megatron's `train_step` and `evaluate`.
+        graphs: Let that loop capture whole iterations in CUDA graphs, though later than
             it ends.
         replicas: Ranks that train the same stage on other data.
-        distributed_optimizer: Whether Adam's states are those of Megatron's DistributedOptimizer.
+        distributed_optimizer: Use Megatron's DistributedOptimizer for Adam's states.
         serve_from: See `stalloc.driver.Driver`.
         extra: Rank whose pipeline asks for more than the others', in each iteration.
         dies: Rank that dies in iteration `dies_at`.
@@ -79,7 +79,7 @@ class Settings:
 
 @dataclass
 class Result:
-    """What came of it: equal for two runs that did the same."""
+    """The result: equal for equal runs."""
 
     losses: list[float] = field(default_factory=list)
     weights: str = ""

@@ -14,7 +14,7 @@ FRAMEWORKS = Path(sys.prefix) / "frameworks"
 
 
 def folders(name: str) -> list[str]:
-    """What to put at the front of `sys.path`."""
+    """The folder to put at the front of `sys.path`."""
     names = {
         "newest": ["newest", "stable", "trainers"],
         "trainers": ["trainers", "newest"],  # for triton

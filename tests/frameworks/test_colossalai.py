@@ -72,7 +72,7 @@ def test_each_rank_of_a_pipeline_profiles_plans_and_is_served(
             found = set(phases.microbatch[phases.kind == kind].tolist())
             assert found == {0, 1, 2, 3}
             assert set(phases.chunk[phases.kind == kind].tolist()) == set(range(settings.chunks))
-    # What was written is what the next run is served from.
+    # The next run is served from the written plan.
     again = run(
         replace(settings, mode="plan", folder=str(plans), iterations=4), tmp_path / "store2"
     )

@@ -103,7 +103,7 @@ def test_one_run_profiles_plans_and_is_served(zero: int, ranks: int, tmp_path: P
 
 
 def together(ranks: int, body: Callable[..., Any], *args: Any) -> list[Any]:
-    """What the body returned on each rank, in a process of its own."""
+    """The result of the body on each rank, in its own process."""
     with ThreadPoolExecutor(ranks) as pool:
         jobs = [pool.submit(run_isolated, body, rank, *args) for rank in range(ranks)]
         return [job.result() for job in jobs]

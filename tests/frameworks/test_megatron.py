@@ -38,7 +38,7 @@ def run(settings: Settings) -> Result:
     return result
 
 
-# What the oldest lacks on the CPU: recomputation, and the distributed optimizer.
+# The oldest version lacks recomputation and the distributed optimizer on the CPU.
 RUNS = [
     *((packages, model) for packages in PACKAGES for model in MODELS),
     ("oldest", "dense"),
@@ -210,7 +210,7 @@ def _combined() -> None:
         model.config = SimpleNamespace(overlap_moe_expert_parallel_comm=True)
 
         def train() -> None:
-            # What the schedule itself does is of no matter here, and it fails.
+            # The schedule itself fails, which does not matter here.
             with contextlib.suppress(Exception):
                 schedules.forward_backward_no_pipelining(model=[model])
 

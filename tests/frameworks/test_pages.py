@@ -35,7 +35,7 @@ LEAST_HITS = 0.99  # of static requests
 # thread (see gloo.py); one more does not, and nothing else may be amiss in it.
 FREED_LATE = "deepspeed"
 
-# What each script does to begin with, and at its end.
+# The beginning and the end of each script.
 HEAD = """
 import argparse, json, os, sys
 from pathlib import Path
@@ -151,7 +151,7 @@ for batch in tokens(STEPS * 8).split(8):
 
 @dataclass
 class Rank:
-    """What came of one."""
+    """The result of one."""
 
     stats: stalloc.MemoryStats
     weights: str
@@ -168,7 +168,7 @@ def write(page: str, folder: Path, changed: bool, waits: bool) -> None:
 
 
 def launch(command: str, folder: Path, plans: Path) -> list[Rank]:
-    """What came of the ranks of a job launched by a command of a page."""
+    """The results of the ranks of a job that a command of a page launches."""
     words = shlex.split(re.sub(r"(nproc-per-node|devices) 8", rf"\1 {RANKS}", command))
     mode = words.pop(0).partition("=")
     assert mode[0] == "STALLOC_MODE"

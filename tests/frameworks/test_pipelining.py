@@ -25,7 +25,7 @@ ROWS = 2  # of a microbatch
 
 @dataclass
 class Settings:
-    """What to train, and under what."""
+    """The training and its settings."""
 
     schedule: str
     chunks: int = 1
@@ -38,7 +38,7 @@ class Settings:
 
 
 def train(store: str, settings: Settings) -> list[tuple[Run, list[str]]]:
-    """What came of each rank, in processes of their own."""
+    """The result of each rank, in its own process."""
     with ThreadPoolExecutor(RANKS) as pool:
         ranks = [pool.submit(run_isolated, _rank, i, store, settings) for i in range(RANKS)]
         return [rank.result() for rank in ranks]
@@ -141,7 +141,7 @@ def test_one_run_profiles_plans_and_is_served(name: str, tmp_path: Path) -> None
             for chunk in range(settings.chunks)
         }
         assert {phase for phase in phases if phase[0] in ("forward", "backward")} == wanted
-    # What was written is what the next run is served from.
+    # The next run is served from the written plan.
     again = train(str(tmp_path / "store2"), replace(settings, mode="plan", steps=3))
     for (a, _), (b, stages) in zip(plain, again, strict=True):
         assert stages == ["waiting", "waiting", "serving"]

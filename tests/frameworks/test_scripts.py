@@ -74,7 +74,7 @@ def run(framework: str, script: Path, folder: Path, plans: Path, mode: str) -> N
     if mode == "plan":
         stats = stalloc.memory_stats()
         assert stats["iterations"] > 5
-        # What is compiled while it runs for the first times asks for more then.
+        # Code that is compiled during its first runs makes more requests then.
         assert stats["hit_rate"] > (0.9 if framework == "megatron" else 0.99)
 
 

@@ -1,7 +1,7 @@
 """torchtitan's own Trainer: its `train_step` and what that calls.
 
 It is made by hand, as what its constructor reads (configurations, tokenizers, data sets) is not
-here. What the package imports besides torch is stood in for. Its
+here. The tests replace its imports other than torch. Its
 pipelines hand a schedule one microbatch at a time, which the schedules of newer torches take: here
 they are put together, for torch to split them again.
 """
@@ -50,7 +50,7 @@ class Training:
 
     Args:
         ranks: That share the parameters, by FSDP2.
-        graphs: Whether CUDA graphs are asked for.
+        graphs: Request CUDA graphs.
         stages: Ranks of the pipeline, each with two chunks of the model.
     """
 

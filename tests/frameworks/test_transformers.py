@@ -87,7 +87,7 @@ def test_next_run_is_served_from_the_profiled_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [3, 7])
 @isolated
 def test_evaluations_and_checkpoints_are_unplanned(tmp_path: Path, every: int) -> None:
-    """Whether some are within the profile or none."""
+    """With some of them inside the profile, or none."""
     from stalloc.integrations.transformers import StallocCallback
 
     often = {"eval_steps": every, "save_strategy": "steps", "save_steps": 2 * every}

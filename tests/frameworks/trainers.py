@@ -1,4 +1,4 @@
-"""What the tests of trainers share: a small model, its data, and what a run is judged by."""
+"""Shared by the tests of trainers: a small model, its data, and the criteria."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTH = 24
 
 @dataclass
 class Run:
-    """What came of a training: equal for two that did the same."""
+    """The result of a training: equal for equal trainings."""
 
     losses: list[float] = field(default_factory=list)
     weights: str = ""

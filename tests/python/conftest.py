@@ -9,7 +9,7 @@ from phase_sinks import RecordingSink
 
 
 def pytest_configure() -> None:
-    # What a shell runs in the background ignores Ctrl-C, and so would commands that are sent it.
+    # A shell's background jobs ignore Ctrl-C, and so would the commands under test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

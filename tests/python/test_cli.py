@@ -40,7 +40,7 @@ def csv(tmp_path: Path) -> str:
 
 
 def answer(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
-    """What a command that succeeds prints as JSON: one line, and nothing else."""
+    """The JSON of a successful command: one line, and nothing else."""
     assert cli.main([*args, "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -50,7 +50,7 @@ def answer(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], code: int, *args: str) -> str:
-    """What a command that fails says: one line on stderr, and nothing else."""
+    """The message of a failing command: one line on stderr, and nothing else."""
     assert cli.main(args) == code
     out, err = capsys.readouterr()
     assert out == ""

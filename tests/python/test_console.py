@@ -220,7 +220,7 @@ def test_the_console_script_is_this_one() -> None:
 def in_terminal(
     columns: int, *args: str | Path, environment: dict[str, str] | None = None
 ) -> list[str]:
-    """What a command shows in a terminal, a line each."""
+    """The lines that a command shows in a terminal."""
     main, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}

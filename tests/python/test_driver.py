@@ -298,7 +298,7 @@ def test_a_forked_child_leaves_profile_and_files_to_its_parent(tmp_path: Path) -
 
 
 def _in_child(check: Callable[[], bool]) -> bool:
-    """Whether the check holds in a forked child that trains a little, and then ends."""
+    """True if the check holds in a forked child that trains a little and ends."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads that a fork leaves behind
         child = os.fork()

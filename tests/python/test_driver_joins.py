@@ -66,7 +66,7 @@ def run(*arguments: str | Path, cwd: Path, module: str = "stalloc") -> tuple[str
 
 
 def said_by(output: str) -> tuple[list[str], list[str]]:
-    """What the script said: its losses, and its driver's stages."""
+    """The script's losses and its driver's stages."""
     losses, stages = zip(*(line.split() for line in output.splitlines()), strict=True)
     return list(losses), list(stages)
 
@@ -256,7 +256,7 @@ def test_unplannable_feature_ends_the_running_plan(begun: bool) -> None:
 
 @isolated
 def test_layers_of_all_chunks_are_known_and_dynamic_ones_are_told() -> None:
-    """Whose root is never called."""
+    """The root is never called."""
     first, second = torch.nn.Linear(8, 8), torch.nn.Sequential(torch.nn.Linear(8, 8))
     with stalloc.profile(iterations=2) as prof:
         driver = make_driver("auto", dynamic=lambda: ["1.0"])

@@ -15,7 +15,7 @@ from stalloc.files import check_output, write_file
 
 @pytest.fixture(params=["all of it", "no nameless files", "no links", "neither"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the file system can do."""
+    """The abilities of the file system."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")

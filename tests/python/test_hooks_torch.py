@@ -1,4 +1,4 @@
-"""What the hooks do to torch: nothing that lasts, nothing to results, nothing to memory."""
+"""The hooks leave nothing behind in torch and change neither results nor memory."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "workloads"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "replay"))
 
-from configs import Config, Layout, all_configs
+from configs import Config, Parallelism, all_configs
 from events import DYNAMIC_BEGINS, DYNAMIC_ENDS, FREED, ITERATION_ENDS, PHASE_BEGINS, events_of
 from models import LLAMA2_7B, QWEN15_MOE
 from paper import evaluation, published, recording, report
@@ -32,8 +32,8 @@ from rank import record
 import stalloc
 from stalloc.tables import PHASE_KINDS
 
-DENSE = Config(replace(LLAMA2_7B, layers=8), Layout(4, 2, 1, 4, 8), "r")
-MOE = Config(replace(QWEN15_MOE, layers=4), Layout(4, 2, 1, 8, 8, expert=4), "r")
+DENSE = Config(replace(LLAMA2_7B, layers=8), Parallelism(4, 2, 1, 4, 8), "r")
+MOE = Config(replace(QWEN15_MOE, layers=4), Parallelism(4, 2, 1, 8, 8, expert=4), "r")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_events_are_requests_and_loop_events(folder: Path) -> None:
     assert np.count_nonzero(events[:, 0] == ITERATION_ENDS) == len(trace.iterations) - 1
     forward = PHASE_KINDS.index("forward")
     begun = (events[:, 0] == PHASE_BEGINS) & (events[:, 1] % 256 == forward)
-    assert np.count_nonzero(begun) == (len(trace.iterations) - 1) * MOE.layout.microbatches
+    assert np.count_nonzero(begun) == (len(trace.iterations) - 1) * MOE.parallelism.microbatches
 
 
 def test_the_smallest_capacity_is_found() -> None:

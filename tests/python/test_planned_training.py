@@ -124,7 +124,7 @@ def test_kept_tensors_get_no_planned_address() -> None:
     assert_same(plain, planned)
 
 
-# What a run may do that its profile did not. Each is done twice, with ordinary steps around it.
+# Departures from the profile. Each happens twice, with ordinary steps around it.
 
 
 def other_length(t: Trainer) -> None:
@@ -240,7 +240,7 @@ def other_modules(t: Trainer) -> None:
     t.finish()
 
 
-# What is made between two iterations and stays.
+# Permanent allocations between two iterations.
 
 
 def averaged_weights(t: Trainer) -> None:

@@ -86,7 +86,7 @@ JSONS: dict[str, tuple[bytes, str]] = {
 def refusal(
     capsys: pytest.CaptureFixture[str], command: str, path: Path, code: int = 1, *more: str
 ) -> str:
-    """What a command says of a file: one line, that names it."""
+    """The message of a command about a file: one line that names it."""
     output = ["-o", str(path.with_suffix(".out"))]
     options = output if command in ("import", "report", "plan") else []
     second = [str(path)] if command == "diff" else []

@@ -221,7 +221,7 @@ def test_torch_is_replayed_with_the_settings_that_were_recorded(
     assert torch["reserved"] > default["rows"][0]["reserved"]
     assert expandable["reserved"] > default["rows"][1]["reserved"]
     assert stalloc["reserved"] == default["rows"][2]["reserved"]
-    # What it held is the truth for the settings that it was recorded with.
+    # The recording is the truth for its own settings.
     assert torch["measured"] is None
     assert expandable["measured"] is not None
     assert report["saved"] == expandable["measured"] - stalloc["reserved"]

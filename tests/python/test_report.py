@@ -26,7 +26,7 @@ TYPES = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "f64": "<f8"}
 
 
 def unpack(packed: Packed) -> dict[str, list[float]]:
-    """What the page's script makes of it."""
+    """The result of the page's script."""
     content = zlib.decompress(base64.b64decode(packed.text))
     columns = {}
     for name, entry in packed.manifest.items():

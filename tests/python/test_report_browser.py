@@ -29,7 +29,7 @@ class Page:
         self.driver = driver
 
     def ask(self, expression: str, *args: Any) -> Any:
-        """What a JavaScript expression is, where `app` is the report's."""
+        """The value of a JavaScript expression; `app` is the report's."""
         return self.driver.execute_script(f"const app = stallocReport; return {expression};", *args)
 
     def text(self, element: str) -> str:
@@ -62,7 +62,7 @@ class Page:
         self.settle()
 
     def colour(self, panel: int, tick: float, address: float) -> list[int]:
-        """Of the pixel there."""
+        """The colour of the pixel."""
         pixel: list[int] = self.ask(
             "(([p, t, a]) => { const {base, ratio} = app.panels[p];"
             " const [x, y] = [app.panels[p].xOf(t), app.panels[p].yOf(a)];"
@@ -84,7 +84,7 @@ class Page:
         return self.text("tooltip")
 
     def counts(self) -> list[tuple[int, int]]:
-        """Of each panel: rectangles in view, and how many of them are smaller than a pixel."""
+        """Each panel's rectangles in view, and the number of them below a pixel."""
         drawn = self.driver.execute_script("return document.documentElement.dataset.drawn")
         return [(int(a), int(b)) for a, b in re.findall(r"(\d+)/(\d+)", drawn)]
 
@@ -131,7 +131,7 @@ def show(driver: webdriver.Chrome, tmp_path: Path) -> Iterator[Open]:
 
 
 def complaints(driver: webdriver.Chrome) -> list[str]:
-    """What the browser has to say of the page, but not of how these tests look at its pixels."""
+    """The browser's messages about the page, without those about reading its pixels."""
     return [
         entry["message"]
         for entry in driver.get_log("browser")

@@ -1,4 +1,4 @@
-"""What integrations are made of: patches, positions in a schedule, dynamic spans."""
+"""Parts of integrations: patches, positions in a schedule, dynamic spans."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plan(problem: Path, output: Path, more: bool) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", PRESSES.format(more=more), "plan", str(problem), "--json"]
     return subprocess.run(
-        # Whoever runs the tests may ignore the signal, as a shell's background does.
+        # The parent may ignore the signal, as a shell does for background jobs.
         ["env", "--default-signal=INT", *command, "-o", str(output), "--time-limit", "3600"],
         capture_output=True,
         text=True,

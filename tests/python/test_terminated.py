@@ -52,7 +52,7 @@ def running(
 ) -> Iterator[subprocess.Popen[str]]:
     """`stalloc run --profile plans` of a script that has said it is ready."""
     (folder / "train.py").write_text(script)
-    # Whoever runs the tests may ignore these signals, as a shell's background does.
+    # The parent may ignore these signals, as a shell does for background jobs.
     default = ["env", *(f"--default-signal={number.name[3:]}" for number in SIGNALS)]
     command = launcher or (sys.executable, "-m", "stalloc")
     with subprocess.Popen(
@@ -77,7 +77,7 @@ def pipe(stream: IO[str] | None) -> IO[str]:
 
 
 def ended(process: subprocess.Popen[str], status: int) -> list[str]:
-    """What it said when it ended. Until then its stdin is open."""
+    """Its last output. Until then its stdin is open."""
     process.wait(HANGS)
     _, said = process.communicate(timeout=HANGS)
     assert process.returncode == status, said

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "workloads"))
 
-from configs import Config, Layout, all_configs
+from configs import Config, Parallelism, all_configs
 from experts import Routing
 from models import LLAMA2_7B, QWEN15_MOE, Experts
 from rank import Rank, record
@@ -25,45 +25,49 @@ SMALL_MOE = replace(
 )
 
 
-def order(layout: Layout, stage: int) -> str:
+def order(parallelism: Parallelism, stage: int) -> str:
     """Such as F0 F1 B0 B1; chunks as letters after the number where there are several."""
 
     def name(step: Step) -> str:
-        chunk = "abcdef"[step.chunk] if layout.chunks > 1 else ""
+        chunk = "abcdef"[step.chunk] if parallelism.chunks > 1 else ""
         return f"{'B' if step.backward else 'F'}{step.microbatch}{chunk}"
 
-    return " ".join(name(step) for step in steps(layout, stage))
+    return " ".join(name(step) for step in steps(parallelism, stage))
 
 
 def test_1f1b_is_the_known_order() -> None:
-    layout = Layout(tensor=1, pipeline=3, data=1, microbatch=1, microbatches=4)
-    assert order(layout, 0) == "F0 F1 F2 B0 F3 B1 B2 B3"
-    assert order(layout, 1) == "F0 F1 B0 F2 B1 F3 B2 B3"
-    assert order(layout, 2) == "F0 B0 F1 B1 F2 B2 F3 B3"
+    parallelism = Parallelism(tensor=1, pipeline=3, data=1, microbatch=1, microbatches=4)
+    assert order(parallelism, 0) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert order(parallelism, 1) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert order(parallelism, 2) == "F0 B0 F1 B1 F2 B2 F3 B3"
 
 
 def test_interleaving_is_the_known_order() -> None:
-    layout = Layout(tensor=1, pipeline=2, data=1, microbatch=1, microbatches=4, chunks=2)
-    assert order(layout, 1) == ("F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a")
-    assert order(layout, 0) == ("F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a")
+    parallelism = Parallelism(tensor=1, pipeline=2, data=1, microbatch=1, microbatches=4, chunks=2)
+    assert order(parallelism, 1) == (
+        "F0a F1a F0b B0b F1b B1b F2a B0a F3a B1a F2b B2b F3b B3b B2a B3a"
+    )
+    assert order(parallelism, 0) == (
+        "F0a F1a F0b F1b F2a B0b F3a B1b F2b B0a F3b B1a B2b B3b B2a B3a"
+    )
 
 
 @pytest.mark.parametrize("config", all_configs().values(), ids=lambda config: config.name)
 def test_every_schedule_runs_each_forward_once_before_its_backward(config: Config) -> None:
     seen: set[Step] = set()
-    for step in steps(config.layout, config.stage):
+    for step in steps(config.parallelism, config.stage):
         assert step not in seen
         assert not step.backward or replace(step, backward=False) in seen
         seen.add(step)
-    assert len(seen) == 2 * config.layout.microbatches * config.layout.chunks
+    assert len(seen) == 2 * config.parallelism.microbatches * config.parallelism.chunks
 
 
 def test_shards_hold_the_parameters_that_the_model_has() -> None:
     """All eight ranks of Llama2-7B under TP4 PP2, against the count by formula."""
-    layout = Layout(tensor=4, pipeline=2, data=1, microbatch=1, microbatches=2)
+    parallelism = Parallelism(tensor=4, pipeline=2, data=1, microbatch=1, microbatches=2)
     held = 0
     for last in (False, True):
-        rank = Rank(Config(LLAMA2_7B, layout, last=last))
+        rank = Rank(Config(LLAMA2_7B, parallelism, last=last))
         for parameter in rank.stage.parameters():
             held += parameter.numel() * (4 if parameter.dim() > 1 else 1)  # norms are on every rank
     hidden, ffn, vocabulary = 4096, 11008, 50688
@@ -75,8 +79,10 @@ def test_shards_hold_the_parameters_that_the_model_has() -> None:
 @pytest.mark.parametrize("last", [False, True])
 def test_a_dense_rank_repeats_itself(optimizations: str, last: bool) -> None:
     chunks = 2 if "v" in optimizations else 1
-    layout = Layout(tensor=2, pipeline=2, data=2, microbatch=2, microbatches=4, chunks=chunks)
-    trace = record(Config(SMALL_DENSE, layout, optimizations, last))
+    parallelism = Parallelism(
+        tensor=2, pipeline=2, data=2, microbatch=2, microbatches=4, chunks=chunks
+    )
+    trace = record(Config(SMALL_DENSE, parallelism, optimizations, last))
     profile = trace.profile()
     assert len(trace.iterations) == 5
     assert profile.compared == 2
@@ -86,9 +92,9 @@ def test_a_dense_rank_repeats_itself(optimizations: str, last: bool) -> None:
 
 
 def test_recomputation_keeps_less() -> None:
-    layout = Layout(tensor=2, pipeline=2, data=1, microbatch=2, microbatches=4)
+    parallelism = Parallelism(tensor=2, pipeline=2, data=1, microbatch=2, microbatches=4)
     load = {
-        optimizations: record(Config(SMALL_DENSE, layout, optimizations)).profile().load_bytes
+        optimizations: record(Config(SMALL_DENSE, parallelism, optimizations)).profile().load_bytes
         for optimizations in ("n", "r", "zr", "zor")
     }
     assert load["r"] < load["n"]
@@ -96,13 +102,13 @@ def test_recomputation_keeps_less() -> None:
 
 
 def test_experts_request_the_routed_sizes() -> None:
-    layout = Layout(tensor=2, pipeline=2, data=1, microbatch=1, microbatches=2, expert=2)
-    config = Config(SMALL_MOE, layout)
+    parallelism = Parallelism(tensor=2, pipeline=2, data=1, microbatch=1, microbatches=2, expert=2)
+    config = Config(SMALL_MOE, parallelism)
     trace = record(config, iterations=2)
     assert record(config, iterations=2).fingerprint == trace.fingerprint
     routing = Routing(config.seed, config.skew, iteration=1, microbatch=0)
-    tokens = SMALL_MOE.sequence // layout.tensor
-    counts = routing.counts(0, layout.expert, tokens * 2, 8)
+    tokens = SMALL_MOE.sequence // parallelism.tensor
+    counts = routing.counts(0, parallelism.expert, tokens * 2, 8)
     assert [sum(row) for row in counts] == [tokens * 2] * 2
     received = sum(sum(row[:4]) for row in counts)
     sizes = trace.requests.size[trace.requests.lower >= trace.iterations[1]]

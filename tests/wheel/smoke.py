@@ -1,4 +1,4 @@
-"""What an installed wheel has to do: profile, plan and serve a tiny training run, to the bit.
+"""Smoke test of an installed wheel: profile, plan and serve a tiny training run, to the bit.
 
 Run by scripts/test_wheel.py, where nothing of stalloc is but the wheel.
 """
