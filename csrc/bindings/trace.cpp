@@ -10,7 +10,7 @@
 #include "bindings/interruptible.h"
 #include "bindings/parts.h"
 #include "bindings/phases.h"
-#include "plan/plan.h"
+#include "plan/build.h"
 #include "profile/lifetimes.h"
 #include "trace/fingerprint.h"
 #include "trace/trace_json.h"

@@ -1,5 +1,10 @@
 // A plan: the decision for every static request of one iteration, and what the runtime needs to
 // recognise them. Written once by the planner, read by every training run after it.
+//
+// Note [Envelope]
+// A plan is made for one set of extents, the envelope. Each size is the one at the envelope, and
+// the row's law tells the size at other extents. Sizes grow with extents, so the offsets are valid
+// for every batch within the envelope. resize.h makes the plan for other extents.
 #pragma once
 
 #include <map>
@@ -9,7 +14,7 @@
 
 #include "base/types.h"
 #include "profile/lifetimes.h"
-#include "solve/core/planner.h"
+#include "profile/size_law.h"
 #include "solve/core/problem.h"
 #include "trace/trace.h"
 
@@ -24,6 +29,7 @@ struct Decision {
   PhaseIndex phase = kNone;      // where it is born, index into Plan::phases
   PhaseIndex phase_end = kNone;  // kNone when freed in an unplanned one
   StreamId stream = 0;
+  profile::LawIndex law = kNone;  // index into Plan::laws; kNone for a size that never changes
 };
 
 struct AddressRange {
@@ -55,6 +61,7 @@ struct DynamicGroup {
   Tick upper = 0;
   PhaseIndex phase_end = kNone;
   StreamId stream = 0;
+  profile::LawIndex law = kNone;  // the region grows and shrinks in proportion to it
   std::vector<profile::DynamicContext> contexts;  // ascending
   // Idle through the window, the region itself left out, and never another stream's: ascending,
   // disjoint, not adjacent.
@@ -69,6 +76,7 @@ struct PersistentRequest {
   std::int32_t after = kNone;  // as DynamicGroup's
   Bytes size = 0;              // as asked
   StreamId stream = 0;
+  profile::LawIndex law = kNone;  // as Decision's
 };
 
 // What only the beginning of a run asks for: start-up, which is the first phase of the first
@@ -92,6 +100,7 @@ struct OpeningRequest {
   Tick lower = 0;              // ticks since the run began
   Tick upper = 0;              // kNever: it stays
   StreamId stream = 0;
+  profile::LawIndex law = kNone;  // as Decision's
 
   bool stays() const { return upper == kNever; }
 };
@@ -118,6 +127,14 @@ struct Plan {
   std::vector<OpeningRequest> opening;        // by phase, then by `after`, then by `lower`
   std::vector<std::int32_t> absent;  // decisions that the first iteration does not make, ascending
   std::vector<std::string> dynamic;  // patterns of the modules whose requests are dynamic
+  std::vector<std::string> extent_names;           // of the extents that change: "ids.1", ...
+  std::vector<profile::Extent> extents;            // by name: the envelope, see Note [Envelope]
+  std::vector<std::vector<profile::Extent>> seen;  // the distinct extents that were profiled
+  std::vector<profile::SizeLaw> laws;
+  // Where the pool is in several pieces of memory, each but the first begins behind a wall: an
+  // aligned unit that belongs to nobody, so that nothing straddles two pieces. Ascending. Of a run,
+  // not of a file.
+  std::vector<Offset> walls;
   // The regions' head room over what they typically need: in per cent of what the largest need has
   // above the median, what it adds to the bound, and how much less fell back at the worst peak when
   // iterations were replayed against each other.
@@ -138,8 +155,8 @@ struct Plan {
   void check() const;
 };
 
-// What a plan answers: its decisions as buffers, and after them its groups' regions; and the
-// answer.
+// The problem that a plan solves (its decisions as buffers, then its groups' regions, then its
+// walls), and the solution.
 solve::Problem problem_of(const Plan& plan);
 solve::Layout layout_of(const Plan& plan);
 
@@ -158,20 +175,5 @@ struct ReusableRow {
 };
 
 std::vector<ReusableRow> reusable_rows(const Plan& plan);
-
-struct PlanOptions {
-  std::string algorithm = {};  // empty: the portfolio
-  Bytes alignment = kDefaultAlignment;
-  double time_limit = 10.0;  // seconds
-  bool regions = true;       // off: groups have only what the static requests leave idle
-  bool dynamic = true;       // off: no groups
-  solve::Streams streams = solve::Streams::kSeparate;
-};
-
-// Plans one profiled iteration. The result has been validated; its `info` and `fingerprint` are the
-// caller's to fill. Throws PlanError for options that make no sense.
-Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
-               const std::atomic<bool>* cancel = nullptr,
-               const std::function<void(double)>& progress = {});
 
 }  // namespace stalloc::plan

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "damage.h"
 #include "device/pretend.h"
+#include "plan/build.h"
 #include "plan/plan_json.h"
 #include "profile/lifetimes.h"
 #include "replay/replay.h"

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "damage.h"
+#include "plan/build.h"
 #include "trace_builder.h"
 
 namespace stalloc {

@@ -1,5 +1,5 @@
 // From a profile to a plan, and what Plan::check() refuses.
-#include "plan/plan.h"
+#include "plan/build.h"
 
 #include <gtest/gtest.h>
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "plan/build.h"
 #include "profile/lifetimes.h"
 #include "trace_builder.h"
 

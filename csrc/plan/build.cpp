@@ -1,0 +1,162 @@
+#include "plan/build.h"
+
+#include <algorithm>
+#include <chrono>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+#include "plan/layout.h"
+#include "plan/opening.h"
+#include "plan/regions.h"
+
+namespace stalloc::plan {
+namespace {
+
+solve::Budget budget_of(const PlanOptions& options, const std::atomic<bool>* cancel,
+                        const std::function<void(double)>& progress) {
+  if (!(options.time_limit >= 0)) {
+    throw PlanError("the time limit must be a number of seconds from 0 up, and is " +
+                    std::to_string(options.time_limit));
+  }
+  constexpr double kForever = 1e9;
+  solve::Budget budget;
+  budget.cancel = cancel;
+  budget.progress = progress;
+  if (options.time_limit < kForever) {
+    budget.deadline =
+        std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                               std::chrono::duration<double>(options.time_limit));
+  }
+  return budget;
+}
+
+// The profile's phases but the unplanned ones, and where each of the profile's went.
+std::pair<std::vector<profile::ProfiledPhase>, std::vector<PhaseIndex>> planned_phases(
+    const profile::IterationProfile& profile) {
+  std::vector<profile::ProfiledPhase> phases;
+  std::vector<PhaseIndex> index;
+  for (const profile::ProfiledPhase& phase : profile.phases) {
+    const bool planned = phase.key.kind != trace::PhaseKind::kUnplanned;
+    index.push_back(planned ? static_cast<PhaseIndex>(phases.size()) : kNone);
+    if (planned) phases.push_back(phase);
+  }
+  return {std::move(phases), std::move(index)};
+}
+
+// The decisions, without offsets, and for each of the profile's requests its row or kNone.
+std::vector<std::int32_t> add_decisions(Plan& plan, const profile::IterationProfile& profile,
+                                        const std::vector<PhaseIndex>& phase_of) {
+  std::vector<std::int32_t> requests;
+  for (std::size_t i = 0; i < profile.requests.size(); ++i) {
+    if (profile.is_plannable(profile.requests[i])) {
+      requests.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+  std::ranges::sort(requests, {}, [&](std::int32_t i) {
+    const profile::ProfiledRequest& r = profile.requests[i];
+    return std::pair{r.phase_begin, r.lower};
+  });
+  std::vector<std::int32_t> row_of(profile.requests.size(), kNone);
+  for (const std::int32_t i : requests) {
+    const profile::ProfiledRequest& r = profile.requests[i];
+    row_of[i] = static_cast<std::int32_t>(plan.decisions.size());
+    plan.decisions.push_back({.size = r.size,
+                              .lower = r.lower,
+                              .upper = r.upper,
+                              .phase = phase_of[r.phase_begin],
+                              .phase_end = phase_of[r.phase_end],
+                              .stream = r.stream});
+  }
+  return row_of;
+}
+
+void add_persistent(Plan& plan, const profile::IterationProfile& profile,
+                    const std::vector<PhaseIndex>& phase_of) {
+  std::vector<const profile::ProfiledRequest*> requests;
+  for (const profile::ProfiledRequest& r : profile.requests) {
+    if (profile.is_recognisable(r)) requests.push_back(&r);
+  }
+  std::ranges::stable_sort(requests, {},
+                           [](const auto* r) { return std::pair{r->phase_begin, r->lower}; });
+  std::int32_t next = 0;  // the first decision that comes later
+  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
+  for (const profile::ProfiledRequest* r : requests) {
+    const PhaseIndex phase = phase_of[r->phase_begin];
+    while (next < decisions && std::pair{plan.decisions[next].phase, plan.decisions[next].lower} <
+                                   std::pair{phase, r->lower}) {
+      ++next;
+    }
+    const bool first = next == 0 || plan.decisions[next - 1].phase != phase;
+    plan.persistent.push_back({phase, first ? kNone : next - 1, r->size, r->stream});
+  }
+}
+
+// The groups, without offsets and reusable space.
+void add_groups(Plan& plan, const profile::IterationProfile& profile,
+                const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of,
+                bool regions) {
+  for (const profile::DynamicPlace& place : profile.places) {
+    DynamicGroup group;
+    group.phase = phase_of[place.phase];
+    group.after = place.after == kNone ? kNone : row_of[place.after];
+    group.lower = place.lower;
+    group.upper = place.upper;
+    group.phase_end = phase_of[place.phase_end];
+    group.stream = place.stream;
+    group.contexts = place.contexts;
+    plan.groups.push_back(std::move(group));
+  }
+  if (!regions) return;
+  const Regions sized = size_regions(profile.places, profile.phases, problem_of(plan));
+  for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
+  plan.headroom = sized.headroom;
+  plan.headroom_cost = sized.cost;
+  plan.headroom_saves = sized.saves;
+}
+
+// Adds the groups of kept requests. They sort last within their place.
+void add_kept(Plan& plan, const profile::IterationProfile& profile,
+              const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of) {
+  if (plan.period == 0) return;
+  for (const profile::KeptPlace& place : profile.kept) {
+    DynamicGroup group;
+    group.phase = group.phase_end = phase_of[place.phase];
+    group.after = place.after == kNone ? kNone : row_of[place.after];
+    group.lower = group.after == kNone
+                      ? std::min(profile.phases[place.phase].begin, plan.period - 1)
+                      : plan.decisions[group.after].lower;
+    group.upper = group.lower + plan.period;
+    group.stream = place.stream;
+    group.contexts = place.contexts;
+    plan.groups.push_back(std::move(group));
+  }
+  std::ranges::stable_sort(plan.groups, {}, [](const DynamicGroup& g) {
+    return std::tuple{g.phase, g.after, g.stream};
+  });
+}
+
+}  // namespace
+
+Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
+               const std::atomic<bool>* cancel, const std::function<void(double)>& progress) {
+  const solve::Budget budget = budget_of(options, cancel, progress);
+  Plan plan;
+  plan.alignment = options.alignment;
+  plan.streams = options.streams;
+  plan.load = profile.load;
+  plan.period = profile.period;
+  std::vector<PhaseIndex> phase_of;
+  std::tie(plan.phases, phase_of) = planned_phases(profile);
+  const std::vector<std::int32_t> row_of = add_decisions(plan, profile, phase_of);
+  add_persistent(plan, profile, phase_of);
+  if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);
+
+  lay_out(plan, {.algorithm = options.algorithm}, budget);
+  if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
+  add_opening(plan, profile.opening, phase_of, row_of);
+  plan.check();
+  return plan;
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,160 @@
+#include "plan/resize.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <string>
+
+#include "base/align.h"
+#include "base/error.h"
+#include "solve/core/bound.h"
+
+namespace stalloc::plan {
+namespace {
+
+using profile::Extent;
+
+// As large as a request may be: rounding it up does not overflow.
+constexpr Bytes kLargest = trace::kLargestRequest;
+
+// `extents` with the envelope's for the unknown ones.
+std::vector<Extent> completed(const Plan& plan, std::span<const Extent> extents) {
+  if (extents.size() != plan.extents.size()) {
+    throw PlanError("extents: " + std::to_string(extents.size()) + " values, and the plan has " +
+                    std::to_string(plan.extents.size()) + " names");
+  }
+  std::vector<Extent> all(extents.begin(), extents.end());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i] < 0) all[i] = plan.extents[i];
+  }
+  return all;
+}
+
+// `size` * `factor` / `divisor`, rounded up; at most one more than kLargest.
+Bytes in_proportion(Bytes size, Extent factor, Extent divisor) {
+  if (divisor <= 0) return size;
+  const auto product = static_cast<__int128>(size) * factor;
+  return static_cast<Bytes>(std::min<__int128>((product + divisor - 1) / divisor, kLargest + 1));
+}
+
+Bytes law_size(const Plan& plan, const profile::SizeLaw& law, std::span<const Extent> extents) {
+  if (law.proof == profile::LawProof::kUnexplained) {
+    Bytes size = law.constant;
+    for (std::size_t i = 0; i < extents.size(); ++i) {
+      if (extents[i] > plan.extents[i]) size = in_proportion(size, extents[i], plan.extents[i]);
+    }
+    return size;
+  }
+  const Bytes exact = profile::evaluate(law, extents);
+  if (exact != kNone || law.divisor == 1) return exact;
+  profile::SizeLaw whole = law;
+  whole.divisor = 1;
+  whole.step = 1;
+  const Bytes numerator = profile::evaluate(whole, extents);
+  if (numerator == kNone) return kNone;
+  return align_up((numerator + law.divisor - 1) / law.divisor, law.step);
+}
+
+// Gives every row with a law its size at `extents`.
+void set_sizes(Plan& plan, std::span<const Extent> extents) {
+  const std::vector<Bytes> before = law_sizes(plan, plan.extents);
+  const std::vector<Bytes> after = law_sizes(plan, extents);
+  const auto set = [&](auto& rows) {
+    for (auto& r : rows) {
+      if (r.law != kNone) r.size = after[static_cast<std::size_t>(r.law)];
+    }
+  };
+  set(plan.decisions);
+  set(plan.persistent);
+  for (DynamicGroup& g : plan.groups) {
+    if (g.law == kNone || g.size == 0) continue;
+    const auto law = static_cast<std::size_t>(g.law);
+    g.size = align_up(in_proportion(g.size, after[law], before[law]), plan.alignment);
+  }
+  plan.extents.assign(extents.begin(), extents.end());
+}
+
+// The most bytes of decisions and regions that are live at once, as asked.
+Bytes load_of(const Plan& plan) {
+  std::map<Tick, Bytes> changes;
+  const auto add = [&](const auto& r) {
+    if (r.upper > plan.period) {
+      changes[0] += r.size;
+      changes[r.upper - plan.period] -= r.size;
+    } else {
+      changes[r.upper] -= r.size;
+    }
+    changes[r.lower] += r.size;
+  };
+  std::ranges::for_each(plan.decisions, add);
+  std::ranges::for_each(plan.groups, add);
+  Bytes live = 0;
+  Bytes most = 0;
+  for (const auto& [tick, change] : changes) most = std::max(most, live += change);
+  return most;
+}
+
+// The resident region moves with the end of the pool, and what lies in it moves along.
+void move_startup(Plan& plan, Bytes pool_before, const std::vector<Bytes>& sizes) {
+  for (OpeningRequest& r : plan.opening) {
+    if (r.offset >= pool_before) {
+      r.offset += plan.pool - pool_before;
+    } else {
+      r.offset = kUnplaced;
+      if (r.law != kNone) r.size = sizes[static_cast<std::size_t>(r.law)];
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Bytes> law_sizes(const Plan& plan, std::span<const Extent> extents) {
+  std::vector<Bytes> sizes;
+  sizes.reserve(plan.laws.size());
+  for (const profile::SizeLaw& law : plan.laws) {
+    const Bytes size = law_size(plan, law, extents);
+    if (size < 0 || size > kLargest) {
+      throw PlanError("laws, row " + std::to_string(sizes.size()) +
+                      ": no size of a request at these extents");
+    }
+    sizes.push_back(std::max<Bytes>(size, 1));
+  }
+  return sizes;
+}
+
+Bytes bound_at(const Plan& plan, std::span<const Extent> extents) {
+  const std::vector<Extent> all = completed(plan, extents);
+  Plan sized = plan;
+  set_sizes(sized, all);
+  const solve::Problem problem = problem_of(sized);
+  problem.check();
+  return solve::load_bound(problem);
+}
+
+Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptions& options) {
+  const std::vector<Extent> all = completed(plan, extents);
+  Plan resized = plan;
+  resized.walls = options.walls;
+  set_sizes(resized, all);
+  resized.load = std::max<Bytes>(plan.load + load_of(resized) - load_of(plan), 0);
+  solve::Budget budget;
+  budget.deadline =
+      std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                             std::chrono::duration<double>(options.time_limit));
+  lay_out(resized, options.layout, budget);
+  for (std::size_t i = 0; i < plan.groups.size(); ++i) {
+    if (plan.is_kept(plan.groups[i])) resized.groups[i].reusable.clear();
+  }
+  move_startup(resized, plan.pool, law_sizes(plan, all));
+  resized.check();
+  return resized;
+}
+
+bool covers(std::span<const Extent> envelope, std::span<const Extent> extents) {
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (extents[i] > envelope[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace stalloc::plan
