@@ -82,8 +82,10 @@ TOPICS = (
         "`stalloc plan TRACE -o PLAN --force`. A message that names a row counts from 0, in the "
         "table it names. A plan that was never touched and is refused is a bug: please report it.",
         (
-            "csrc/plan/plan.cpp",
+            "csrc/plan/build.cpp",
+            "csrc/plan/check.cpp",
             "csrc/plan/plan_json.cpp",
+            "csrc/plan/resize.cpp",
             "csrc/plan/opening.cpp",
             "csrc/verify/idle_validator.cpp",
         ),
