@@ -28,8 +28,8 @@ class Adapter:
         name: The device in torch's notation: "cpu", "cuda:1".
         install: Puts stalloc in front.
         uninstall: Takes it out again, as soon as no block needs it.
-        give_back: Lets torch's allocator give back what it has cached.
-        refresh: Tells the runtime what torch's allocator holds, where that is the fallback.
+        give_back: Lets torch's allocator give back its cached memory.
+        refresh: Reports the memory of torch's allocator to the runtime, if it is the fallback.
         record_exactly: Lets recorded requests bypass torch's cache, or not.
     """
 
@@ -66,7 +66,7 @@ def adapter(device: torch.device | str) -> Adapter:
 def _cuda(device: torch.device) -> Adapter:
     if _compat.installed():
         index = torch.cuda.current_device() if device.index is None else device.index
-        # torch keeps a pluggable allocator for good: nothing to put in or take out.
+        # torch keeps a pluggable allocator permanently: nothing to install or uninstall.
         runtime = _compat.runtime(index)
         return Adapter(
             f"cuda:{index}",
@@ -100,12 +100,12 @@ def _cuda(device: torch.device) -> Adapter:
 
 
 def device_of(model: torch.nn.Module | None, device: torch.device | str | None) -> torch.device:
-    """The device to work on: the one named, else the model's, else the CPU.
+    """The device to use: the named one, else the model's, else the CPU.
 
     Raises:
         TypeError: If the model is no module.
         StallocError: If torch knows no such device, or the model's parameters lie on several
-            devices and none is named.
+            devices and no device is named.
     """
     check_model(model)
     if device is not None:

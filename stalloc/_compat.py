@@ -1,7 +1,7 @@
 """Compat mode: stalloc behind torch's documented pluggable allocator interface.
 
 For any torch that serves GPUs, CUDA's or HIP's. torch takes such an allocator only before the GPU
-is first used, and for good: when no plan is enabled, a caching allocator of stalloc's own serves.
+is first used, and permanently: without a plan, stalloc's own caching allocator serves.
 
 torch raises for its memory statistics under a pluggable allocator. The functions that it asks are
 replaced here by ones that give stalloc's figures, in torch's shape, so that all of

@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command and returns the exit code; a Ctrl-C is the caller's."""
     args, unknown = make_parser().parse_known_args(argv)
-    if unknown:  # said with the sub-command's usage, not with that of all
+    if unknown:  # with the sub-command's usage, not with the usage of all
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         code: int = args.main(args)

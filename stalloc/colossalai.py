@@ -1,4 +1,4 @@
-"""Colossal-AI: one call profiles, plans and serves what a Booster trains.
+"""Colossal-AI: one call profiles, plans and serves the training of a Booster.
 
     model, optimizer, *_ = booster.boost(model, optimizer, ...)
     stalloc.colossalai.install(booster, model, optimizer)

@@ -1,8 +1,8 @@
 """Compares two runs, phase by phase: why a plan of one does not fit the other.
 
-Of a trace the requests that a plan would have an address for are compared, of a plan those that it
-has. A request is told by its size and stream, as the runtime tells it; what it may overlap is told
-by how many others are allocated before it is freed.
+It compares the requests that a plan has, or would have, an address for. As in the runtime, size and
+stream identify a request. The number of allocations before its free stands for the requests that it
+may overlap.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Run:
         pool: Bytes of a plan's pool; None for a trace.
         planned: Shapes of the planned requests by phase, in order.
         frees: The same requests: how many of all are allocated before each is freed, this
-            iteration and, where it lives so long, the next.
+            iteration and, if it lives so long, the next.
         dynamic: Number and bytes of the dynamic requests by phase; of a trace only.
         sites: The call sites of the requests of a phase and shape, if known.
     """

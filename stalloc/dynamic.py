@@ -1,4 +1,4 @@
-"""The modules whose requests have sizes that only the router knows.
+"""The modules whose request sizes only the router knows.
 
 A pattern names a class (or a base class of it) or a module, with shell wildcards. A module stands
 here when its own forward makes tensors as long as the tokens that an expert got. Where the experts
@@ -21,7 +21,7 @@ _COLOSSAL_AI = (
     "EpDeepseekV3MoE",
 )
 
-# Both have been the name of what runs between dispatch and combine.
+# Both have been names of the module between dispatch and combine.
 _TORCHTITAN = ("GroupedExperts", "RoutedExperts")
 
 # Transformers 4: blocks that gather an expert's tokens in their own forward.
@@ -48,7 +48,7 @@ _TRANSFORMERS_BLOCKS = (
     "SwitchTransformersSparseMLP",
 )
 
-# Transformers 5, and what was like it before: containers of a layer's routed experts.
+# Transformers 5, and similar classes before: containers of a layer's routed experts.
 _TRANSFORMERS_EXPERTS = (
     "AfmoeExperts",
     "AriaExperts",

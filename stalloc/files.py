@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def named(path: str | os.PathLike[str]) -> str:
-    """A file's name for messages: where it is no text, with escapes."""
+    """A file's name for messages, with escapes for bytes that are no text."""
     return os.fspath(path).encode(errors="backslashreplace").decode()
 
 
@@ -61,7 +61,7 @@ def _write(path: Path, content: bytes, overwrite: bool, *, nameless: bool) -> No
 
 @contextlib.contextmanager
 def _temporary(folder: Path, nameless: bool) -> Iterator[tuple[int, Path]]:
-    """A new file in a folder, open for writing, and what to link or move it by."""
+    """A new file in a folder, open for writing, and the name to link or move it by."""
     if nameless:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
         path = Path(f"/proc/self/fd/{descriptor}")
@@ -77,7 +77,7 @@ def _temporary(folder: Path, nameless: bool) -> Iterator[tuple[int, Path]]:
 
 
 def _name(source: Path, path: Path, overwrite: bool) -> None:
-    """Gives what was written its name; unlike a rename, a link never replaces."""
+    """Gives the written file its name; unlike a rename, a link never replaces."""
     if not overwrite:
         _link(source, path)
         return

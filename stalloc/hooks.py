@@ -1,4 +1,4 @@
-"""Phases: where a training loop is, found by `TrainingHooks` or stated by the functions here."""
+"""Phases of a training loop: found by `TrainingHooks`, or stated by the functions here."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Holder:
     """Requests of one call site (or module) and phase.
 
     Attributes:
-        site: Its name; empty where it is not known.
+        site: Its name; empty if unknown.
         phase: Phase of the allocation; `before` for requests that were live already.
         requests: Their number.
         bytes: The sum of their sizes.
@@ -55,7 +55,7 @@ class Liveness:
             lower: First tick.
             upper: Last tick, exclusive.
             size: Bytes.
-            phase: Index into `phases`, or -1 for what was live before.
+            phase: Index into `phases`, or -1 for requests that were live before.
             site: Index into `sites`, or -1.
             phases: First tick and name of each.
             sites: Names.
@@ -142,7 +142,7 @@ class Liveness:
 
 
 def of_trace(trace: Trace) -> Liveness:
-    """Lifetimes in the last complete iteration of a trace; in all of it where there is none."""
+    """Lifetimes in the last complete iteration of a trace, or in all of it without one."""
     bounds = trace.iterations
     begin, end = (bounds[-2], bounds[-1]) if len(bounds) >= 2 else (0, trace.end)
     requests, spans = trace.requests, trace.phases

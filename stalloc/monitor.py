@@ -1,4 +1,4 @@
-"""Logs how well the plan serves, every so many iterations, where the run is logged anyway."""
+"""Logs the statistics of the plan every few iterations, to the run's own loggers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class StatsLogger:
                 self._tensorboard.add_scalar(f"stalloc/{name}", value, stats["iterations"])
         wandb = sys.modules.get("wandb")
         if wandb is not None and getattr(wandb, "run", None) is not None:
-            # With the run's own next row, so that its steps stay what they are.
+            # With the run's own next row, so that its step numbers stay the same.
             wandb.log({f"stalloc/{name}": value for name, value in figures.items()}, commit=False)
 
 
@@ -99,14 +99,14 @@ def log_stats(
 ) -> StatsLogger:
     """Logs hits, misses and efficiency every `every` iterations, until stopped.
 
-    To `logging` at level INFO, to TensorBoard where a writer is given, and to Weights & Biases
-    where the program has a run open. Hits and misses are those since the last time.
+    To `logging` at level INFO, to TensorBoard if a writer is given, and to Weights & Biases
+    if the program has an open run. Hits and misses count from the last time.
 
     Args:
         every: Iterations.
         device: The device; by default that of the plan in force.
         logger: The logger; by default `stalloc`.
-        tensorboard: A `torch.utils.tensorboard.SummaryWriter`, or what has its `add_scalar`.
+        tensorboard: A `torch.utils.tensorboard.SummaryWriter`, or any object with its `add_scalar`.
 
     Returns:
         What to `stop()`; as a context manager it stops at the end.

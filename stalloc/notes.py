@@ -9,7 +9,7 @@ from stalloc import _core
 
 _SIZES = ("torch_reserved", "torch_max_split_size")
 _LISTS = ("dynamic", "inputs", "other_models")
-_LONGEST = 18  # digits of a size; more is none
+_LONGEST = 18  # digits of a size; a longer number is none
 _SHOWN = 3  # of a list's entries
 
 

@@ -32,7 +32,7 @@ class Streams(str, Enum):
     """
 
     SEPARATE = "separate"
-    """Each stream has addresses of its own."""
+    """Each stream has its own addresses."""
     ORDERED = "ordered"
     """Streams share addresses. The later stream waits on the device for the earlier ones."""
 
@@ -86,7 +86,7 @@ class Csv:
     upper: Int64Array
     size: Int64Array
     offsets: Int64Array | None = None
-    """The solution, where the file has one."""
+    """The solution, if the file has one."""
     gaps: Int64Array | None = None
     """The argument `gaps` of `plan`, if the file has the column."""
 
@@ -144,7 +144,7 @@ def plan(
 
     Raises:
         PlanError: The problem is malformed, fixed offsets clash, or no solution within the
-            capacity was found; the message says what is wrong with which buffer.
+            capacity was found; the message names the buffer and the error.
     """
     if not time_limit >= 0:
         raise PlanError(f"the time limit must be a number of seconds, not {time_limit}")
@@ -206,7 +206,7 @@ def validate(
     gaps: npt.ArrayLike | None = None,
     waits: npt.ArrayLike | None = None,
 ) -> None:
-    """Checks a solution, wherever it came from, with code that no planner shares.
+    """Checks any solution, with code that no planner shares.
 
     Arguments as for `plan`, and the offsets to check; `height` is the end they must stay below.
     Where `streams` is "ordered", `waits` are checked too: there has to be one for every reuse
@@ -242,7 +242,7 @@ def load_csv(path: Path | str) -> Csv:
 
 
 def parse_csv(content: bytes, source: str) -> Csv:
-    """Reads what a MiniMalloc CSV file holds; `source` is what messages call it.
+    """Reads the content of a MiniMalloc CSV file; `source` is its name in messages.
 
     Raises:
         PlanError: It is malformed; the message has the number of the line.

@@ -14,7 +14,7 @@ from stalloc.planner import Streams
 from stalloc.tables import Decisions, Groups, Phases, Reusable, Startup
 
 DEFAULT_ALIGNMENT = 512
-"""Bytes; what CUDA's allocators give."""
+"""Bytes; the alignment of CUDA's allocators."""
 
 DEFAULT_TIME_LIMIT = 10.0
 """Seconds."""

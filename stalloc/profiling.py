@@ -59,7 +59,7 @@ class Profile:
         )
         self._iterations = iterations
         self._ends_are_explicit = False
-        self._early_ends = 0  # iterations that seemed to end before that was said
+        self._early_ends = 0  # iterations that seemed to end before the first step()
         self._inputs: set[str] = set()
         self._info: dict[str, str] = {}
         self._trace: Trace | None = None
@@ -169,7 +169,7 @@ class Profile:
         """The recorded trace.
 
         Raises:
-            StallocError: While recording goes on.
+            StallocError: During the recording.
         """
         if self._trace is None:
             raise StallocError(

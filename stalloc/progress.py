@@ -18,7 +18,7 @@ _PATIENCE = 1.0  # seconds without a bar
 def shown(progress: bool | Progress, what: str = "planning") -> Iterator[Progress | None]:
     """The receiver of progress: the given function, a bar on stderr for True, None for False.
 
-    `what` names the work. The bar appears only when there is something to wait for: after a second.
+    `what` names the work. The bar appears after a second.
     """
     if not isinstance(progress, bool):
         yield progress

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z]+")
 
 
 def rank() -> int:
-    """This process's rank in the job; 0 where there is no other."""
+    """This process's rank in the job; 0 if it is the only one."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return _from_environment("RANK", 0)
@@ -112,7 +112,7 @@ def rank_info(parallelism: Parallelism) -> dict[str, str]:
 def rank_mismatch(plan: Plan, info: Mapping[str, str]) -> str | None:
     """Why the plan is not for the rank that `rank_info` describes; None when it is.
 
-    A plan that does not say where it comes from is taken to fit.
+    A plan without these entries fits.
     """
     for key, now in info.items():
         profiled = plan.info.get(key, now)

@@ -25,7 +25,7 @@ GARBAGE_COLLECTION = "torch_garbage_collection_threshold"
 DIVISIONS = "torch_roundup_power2_divisions"
 
 _INTERVALS = 16  # of roundup_power2_divisions
-_UNLIMITED = 1 << 48  # bytes; more is what torch writes for no limit
+_UNLIMITED = 1 << 48  # bytes; torch writes a larger value for no limit
 
 UNROLLED = 5
 """Iterations that a plan without its trace is replayed for."""
@@ -118,7 +118,7 @@ def other_settings(trace: Trace) -> str:
 
 
 def _number(text: str) -> int:
-    """A setting that counts; 0 for what is unlimited or off, or is no number."""
+    """A setting in numbers; 0 if it is unlimited, off, or no number."""
     value = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
     return value if value < _UNLIMITED else 0
 
@@ -149,7 +149,7 @@ def replay_torch(
     # The recording itself is the truth for its own settings.
     if recorded_expandable(trace) == expandable_segments:
         text = trace.info.get("torch_reserved", "")
-        # Less than what was live is no measurement: the recording does not tell of all segments.
+        # A value below the live bytes is no measurement: the recording lacks some segments.
         measured = _number(text) if _number(text) >= result["load"] else None
     name = TORCH_EXPANDABLE if expandable_segments else TORCH
     return _to_replay(name, result, capacity, measured=measured)

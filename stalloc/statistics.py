@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStats(TypedDict):
-    """Figures since the plan was enabled. Bytes are as asked for, but where "reserved" is said."""
+    """Figures since the plan was enabled. Bytes are as requested, except "reserved" ones."""
 
     enabled: bool  #: whether a plan is in force on this device, and in this process
     iterations: int  #: completed
@@ -21,12 +21,12 @@ class MemoryStats(TypedDict):
     hits: int  #: static requests served at their planned address
     misses: int  #: static requests of completed iterations that were not
     hit_rate: float  #: hits / (hits + misses); 1.0 before the first
-    opening: int  #: requests of start-up and the first iteration that the plan has a place for
+    opening: int  #: requests of start-up that the plan has an address for
     opening_requests: int  #: of these, served there
-    conflicts: int  #: requests that fit a decision whose place was taken
-    dynamic_requests: int  #: of modules or places whose sizes differ, wherever they were served
+    conflicts: int  #: requests that fit a decision whose addresses were taken
+    dynamic_requests: int  #: dynamic requests, served anywhere
     dynamic_region_requests: int  #: of these, served from the region kept for their group
-    dynamic_reused_requests: int  #: served from what the static requests leave idle
+    dynamic_reused_requests: int  #: of these, served from reusable space
     dynamic_fallback_requests: int  #: served by the fallback
     idle_requests: int  #: served from idle pool space outside planned phases
     stream_waits: int  #: of one stream for another, on the device, which an ordered plan asks for
@@ -41,9 +41,9 @@ class MemoryStats(TypedDict):
     dynamic_allocated: int  #: live bytes of dynamic requests now
     peak_dynamic_allocated: int  #: the most of it
     peak_dynamic_in_region: int  #: the most of it in the regions kept for their groups
-    peak_dynamic_reused: int  #: the most of it in what the static requests leave idle
+    peak_dynamic_reused: int  #: the most of it in reusable space
     pool: int  #: the plan's pool
-    resident: int  #: its resident region, where the run is served from its start
+    resident: int  #: its resident region, if the run is served from its start
     live_blocks: int  #: in the pool
     strays: int  #: of these, outside their planned lifetime
     efficiency: float  #: E = peak_allocated / peak_reserved; 1.0 when nothing was reserved
@@ -52,11 +52,11 @@ class MemoryStats(TypedDict):
 def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     """Counts and bytes since the plan was enabled, or peaks since they were reset.
 
-    All zero before the first plan; after disable(), what is still held and the last counts.
+    All zero before the first plan. After disable(): the memory still held, and the last counts.
 
     Args:
         device: The device; None is that of the plan in force, else the CPU. On a GPU "allocated"
-            and "reserved" include what torch's own allocator, the fallback, holds.
+            and "reserved" include torch's own allocator, which is the fallback.
     """
     adapter = _adapter(device)
     adapter.refresh()
@@ -72,7 +72,7 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
 
 
 def reset_peak_memory_stats(device: torch.device | str | None = None) -> None:
-    """Starts the peaks anew from what is live and reserved now; on a GPU torch's with them."""
+    """Resets the peaks to the bytes that are live and reserved now; on a GPU torch's, too."""
     adapter = _adapter(device)
     if adapter.name.startswith("cuda"):
         import torch

@@ -17,12 +17,12 @@ from stalloc.driver import Driver, Model
 from stalloc.options import Options
 from stalloc.ranks import Parallelism
 
-# The callback whose driver is at work, and the run that it is at work in: one a process.
+# The callback whose driver is active, and its run: one a process.
 _leader: tuple[weakref.ref[object], Callback] | None = None
 
 
 class Callback:
-    """Profiles, plans and serves whatever run it is a callback of.
+    """Profiles, plans and serves the run of its trainer.
 
     Args:
         mode: As for `stalloc.options.Options`.
@@ -51,7 +51,7 @@ class Callback:
         return self._driver
 
     def finish(self) -> None:
-        """Ends the profile or plan at once; the run goes on without. Runs end so by themselves."""
+        """Ends the profile or plan now; the run goes on. The end of a run does the same."""
         global _leader
         if _leader is not None and _leader[1] is self:
             _leader = None
@@ -66,7 +66,7 @@ class Callback:
             if at_work() is run and leader is not self:
                 self._driver = Driver(Options("off"))
                 return False
-            leader.finish()  # what an exception has left behind
+            leader.finish()  # left behind by an exception
         _leader = (weakref.ref(run), self)
         self._driver = self._make(parallelism)
         self._driver.begin_iteration(model)
@@ -78,7 +78,7 @@ class Callback:
         self._driver.begin_iteration(model)
 
     def _pause(self) -> None:
-        """Begins what does not repeat: evaluation, checkpointing."""
+        """Begins work that does not repeat: evaluation, checkpointing."""
         self._scopes.close()
         self._scopes.enter_context(self._driver.evaluation())
 
@@ -101,7 +101,7 @@ def derive(events: type, base: type) -> Any:
 
 
 def version(package: str) -> str:
-    """That of a package; empty where it is not installed."""
+    """The version of a package; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,10 +1,10 @@
-"""Which methods of a booster's objects are wrapped, and what each tells the driver.
+"""The wrapped methods of a booster's objects, and the report of each to the driver.
 
 optimizer.step                    OPTIMIZER; ends the iteration and begins the next
 scheduler.forward_backward_step   evaluation when gradients are off
 scheduler.forward_step            FORWARD of the chunk's next microbatch
 scheduler.backward_step,
-scheduler.backward_b_step         BACKWARD of what its output is tagged with
+scheduler.backward_b_step         BACKWARD of the position that tags its output
 scheduler.schedule_w              BACKWARD once more, of the chunk's next microbatch: the gradients
                                   of the weights, which zero-bubble schedules put off
 
@@ -41,7 +41,7 @@ class Integration(installed.Integration):
         self._model = model
         self._optimizer = optimizer
         self._positions = Positions()
-        self._weights = Positions()  # whose weights' gradients have been computed
+        self._weights = Positions()  # positions whose weight gradients are done
 
     def follow(self) -> None:
         if not self.patches.wrap(self._optimizer, "step", self._step):

@@ -30,7 +30,7 @@ class Integration(abc.ABC):
 
     @abc.abstractmethod
     def follow(self) -> None:
-        """Patches what there is to follow; not called in mode off."""
+        """Patches the target; not called in mode off."""
 
     def next_iteration(self, model: Model | None) -> None:
         """One ends and another begins."""
@@ -66,7 +66,7 @@ _installed: Integration | None = None
 
 
 def installed(kind: type[Integration], target: object) -> Driver | None:
-    """The driver of what is installed in this very target; what is in another one is taken out."""
+    """The driver that is installed in this target; uninstalls from any other target."""
     if _installed is None:
         return None
     if type(_installed) is kind and _installed.target is target:
@@ -89,7 +89,7 @@ def install(integration: Integration) -> Driver:
 
 
 def uninstall() -> None:
-    """Takes out what is installed; nothing if nothing is."""
+    """Uninstalls the integration, if there is one."""
     global _installed
     integration, _installed = _installed, None
     if integration is not None:

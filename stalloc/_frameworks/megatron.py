@@ -1,11 +1,11 @@
-"""The patches of Megatron, and what each one reports to the driver.
+"""The patches of Megatron, and the report of each to the driver.
 
 train_step            the iteration, from its first schedule to its return
 forward_backward_*    begins an iteration; evaluation when forward_only
 forward_step          FORWARD of a microbatch and chunk
-backward_step*        BACKWARD of what its output tensor is tagged with
+backward_step*        BACKWARD of the position that tags its output tensor
 *Optimizer.step       OPTIMIZER
-clip_grad_by_*        OTHER inside of it: what it asks for depends on the norm
+clip_grad_by_*        OTHER inside: its requests depend on the norm
 evaluate, save_*      unplanned
 token dispatchers     a dynamic span from dispatch to combine
 """
@@ -143,7 +143,7 @@ class Integration(installed.Integration):
         return forward_backward
 
     def _begin(self) -> None:
-        """Sees to it that an iteration is on, when something of one begins."""
+        """Begins an iteration unless one has begun already."""
         over = self._stepped and not self._in_train_step
         if self.driver.in_iteration and not over:
             return

@@ -19,7 +19,7 @@ FULL_GRAPHS = (
     "to train under a plan"
 )
 
-# Short names, by the function of megatron.core.parallel_state that tells the size.
+# Function of megatron.core.parallel_state that returns the size -> short name.
 _SIZES = {
     "tp": "get_tensor_model_parallel_world_size",
     "pp": "get_pipeline_model_parallel_world_size",
@@ -28,12 +28,12 @@ _SIZES = {
     "ep": "get_expert_model_parallel_world_size",
     "etp": "get_expert_tensor_parallel_world_size",
 }
-# Short names, by the argument of the schedule that tells the size.
+# Argument of the schedule that holds the size -> short name.
 _BATCH = {"seq": "seq_length", "mbs": "micro_batch_size", "mb": "num_microbatches"}
 
 
 def version() -> str:
-    """That of megatron-core; empty where it is no installed package."""
+    """The version of megatron-core; empty if the package is not installed."""
     try:
         return metadata.version("megatron-core")
     except metadata.PackageNotFoundError:
@@ -56,7 +56,7 @@ def parallelism(chunks: int, batch: Mapping[str, Any]) -> dict[str, int]:
 
 
 def config_of(chunks: Sequence[nn.Module]) -> Any:
-    """The TransformerConfig of a model, whatever wraps it; None if there is none."""
+    """The TransformerConfig of a model, through all wrappers; None if there is none."""
     module: Any = chunks[0] if chunks else None
     while module is not None and not hasattr(module, "config"):
         module = getattr(module, "module", None)

@@ -29,9 +29,9 @@ class Patches:
         setattr(owner, name, value)
 
     def wrap(self, owner: object, name: str, make: Make) -> bool:
-        """Replaces `owner.name` by `make(it)`; False if there is none, or it is ours already.
+        """Replaces `owner.name` by `make(it)`; False if it is missing or replaced already.
 
-        A function of an object is bound: what `make` gets, and returns, takes no `self`.
+        A function of an object is bound: the argument and the result of `make` take no `self`.
         """
         original = getattr(owner, name, None)
         if not callable(original) or any(original is ours for *_, ours in self._done):
@@ -40,7 +40,7 @@ class Patches:
         return True
 
     def wrap_in_subclasses(self, base: type, name: str, make: Make) -> None:
-        """Replaces a method in the class and in every subclass that defines it anew."""
+        """Replaces a method in the class and in every subclass that overrides it."""
         for cls in _with_subclasses(base):
             if name in vars(cls):
                 self.wrap(cls, name, make)

@@ -43,14 +43,14 @@ class Positions:
         return Position(microbatch, chunk)
 
     def forwarded(self, position: Position, output: Any) -> None:
-        """Tags what a forward returned."""
+        """Tags the output of a forward."""
         self._waiting.append(position)
         for tensor in _tensors(output):
             setattr(tensor, _TAG, position)
             return
 
     def backward(self, output: Any) -> Position:
-        """The position of the backward of what a forward returned."""
+        """The position of the backward of a forward's output."""
         for tensor in _tensors(output):
             position = getattr(tensor, _TAG, None)
             if isinstance(position, Position):

@@ -109,4 +109,4 @@ FRAMEWORKS: dict[str, Callable[[], None]] = {
     "torchtitan": _torchtitan,
     "transformers": _transformers,
 }
-"""By name, what puts stalloc into it; raises ImportError or StallocError where it is not there."""
+"""Name -> function that installs stalloc; raises ImportError or StallocError without it."""

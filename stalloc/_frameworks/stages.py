@@ -1,6 +1,6 @@
 """The stages of torch.distributed.pipelining: each says which microbatch it is at.
 
-Schedules call a stage's methods with the microbatch's number, whatever order they call them in. A
+Schedules call a stage's methods with the microbatch's number, in any order. A
 rank's stages, in ascending order, are its chunks. The part of a backward that makes the weights'
 gradients, which zero-bubble schedules put off, is another occurrence of the same backward.
 """
@@ -43,7 +43,7 @@ class Stages:
         self._microbatches = 0
 
     def begin(self, schedule: Any, continues: bool) -> None:
-        """The schedule is about to run: for a new iteration, or for the one that is on."""
+        """The schedule is about to run, for a new iteration or for the current one."""
         self._before = self._before + self._microbatches if continues else 0
         self._microbatches = int(schedule._n_microbatches)
 

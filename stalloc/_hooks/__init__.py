@@ -1,1 +1,1 @@
-"""The parts of `stalloc.hooks`, bottom-up: sink, frames, phases, then what listens to torch."""
+"""The parts of `stalloc.hooks`, bottom-up: sink, frames, phases, then the listeners."""

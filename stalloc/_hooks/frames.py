@@ -1,4 +1,4 @@
-"""Asks the interpreter's stack what is really running.
+"""Finds the running functions in the interpreter's stack.
 
 Module and optimizer hooks promise no call on the way out when a KeyboardInterrupt passes through a
 module, or any exception through an optimizer's step. So what the hooks believe to be open is
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 _MODULE_CALL: CodeType = torch.nn.Module._call_impl.__code__
-# None since torch 2.14, where a custom function is applied without a frame of Python's.
+# None since torch 2.14, which applies a custom function without a Python frame.
 _FUNCTION_APPLY: CodeType | None = getattr(torch.autograd.Function.apply, "__code__", None)
 _OPTIMIZER_FILE: str = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 

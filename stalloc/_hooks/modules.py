@@ -48,7 +48,7 @@ def _eager_hook() -> type[ModuleHook]:
 
 
 def root_hook(function: Callable[..., None]) -> ModuleHook:
-    """A hook that runs even where the module's call is compiled (`module.compile()`)."""
+    """A hook that runs even if the module's call is compiled (`module.compile()`)."""
     return _eager_hook()(function)
 
 
@@ -139,7 +139,7 @@ class LayerHooks:
         self._sink.enter_layer(layer, recompute)
 
     def leave(self, layer: int, *_: object) -> None:
-        """A module returns or raises; closes what was opened inside it and never left."""
+        """A module returns or raises; closes the layers that are still open inside it."""
         layers = self._open.layers
         if layer in layers:
             self.close(len(layers) - 1 - layers[::-1].index(layer))

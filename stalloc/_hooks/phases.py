@@ -4,7 +4,7 @@
     engine called          BACKWARD of the newest forward not yet gone back through
     engine returned        OTHER, or OPTIMIZER inside a step (closures)
     step begins, returns   OPTIMIZER, OTHER
-    with phase(...)        that phase, whatever else happens; then OTHER, or what encloses it
+    with phase(...)        that phase until its end; then OTHER, or the enclosing phase
     evaluation             unplanned, then the interrupted phase again
 
 The automatic phases form no stack: each replaces the one before. What can nest (module calls,
@@ -36,7 +36,7 @@ class PhaseTracker:
     def __init__(self, sink: PhaseSink, early_ends: int = 0) -> None:
         self._sink = sink
         self._early_ends = early_ends
-        self._phase = OTHER  # what is in force when no scope is open
+        self._phase = OTHER  # the phase when no scope is open
         self._scopes: list[Scope] = []
         self._unplanned = 0  # open scopes that are unplanned, and an evaluation
         self._forwards = 0  # depth of the root's calls
@@ -56,7 +56,7 @@ class PhaseTracker:
         self._sink.enter_phase(*OTHER)
 
     def stop(self) -> None:
-        """Closes whatever is open."""
+        """Closes all open scopes."""
         if self._unplanned:
             self._sink.leave_unplanned()
         self._sink.enter_phase(*OTHER)
@@ -151,7 +151,7 @@ class PhaseTracker:
         return over
 
     def count_step(self, optimizer: object) -> bool:
-        """Counts a step for the iteration's end, without a phase of its own; returns the same."""
+        """Counts a step for the iteration's end, without a phase; returns the same."""
         over = self._iterations.ends_with(optimizer)
         self._iteration_is_over = self._iteration_is_over or over
         return over
@@ -196,7 +196,7 @@ class PhaseTracker:
     # Iteration
 
     def end_iteration(self) -> None:
-        """Ends the iteration because the user says so; from now on nothing else does."""
+        """Ends the iteration by the user's call; from now on only such calls do."""
         self._drop_what_is_gone()
         self._ends_are_explicit = True
         self._end_iteration()

@@ -16,7 +16,7 @@ _MAX_DEPTH = 8  # of nested inputs; they may contain themselves
 def input_signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Describes the shapes and dtypes of all tensors in a call's arguments.
 
-    Looks into tuples, lists, mappings and dataclasses; whatever else an argument is shows as `_`.
+    Looks into tuples, lists, mappings and dataclasses; other arguments show as `_`.
     Keyword arguments and mappings are sorted by key. Example: `(int64[8,128], mask=bool[8,128])`.
     """
     parts = [_describe(value, 0) for value in args]
@@ -25,7 +25,7 @@ def input_signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def model_signature(module: nn.Module) -> str:
-    """Describes a model: its class, its size, and a hash of what shapes its memory.
+    """Describes a model: its class, its size, and a hash of its tensors.
 
     The hash is over the names, shapes and dtypes of all parameters and buffers, and which of the
     parameters are trained. Example: `GPT, 12.6M parameters in 148 tensors, 2 buffers, 5d41402abc`.

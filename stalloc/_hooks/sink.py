@@ -17,7 +17,7 @@ class PhaseKind(IntEnum):
 
 
 class Phase(NamedTuple):
-    """A phase as a sink is told of it; which occurrence it is, the sink counts itself."""
+    """A phase as reported to a sink. The sink counts its occurrences."""
 
     kind: PhaseKind
     microbatch: int = -1
@@ -29,9 +29,9 @@ OPTIMIZER = Phase(PhaseKind.OPTIMIZER)
 
 
 class PhaseSink(Protocol):
-    """Hears, in order, where the training loop is.
+    """Receives the position of the training loop, in order.
 
-    The hooks keep this grammar, whatever the program does:
+    The hooks keep this grammar for any program:
 
     - A phase lasts until the next one is entered. Entering the same one again is a new occurrence.
     - `enter_unplanned` and `leave_unplanned` come in pairs and never nest; between them nothing is
@@ -45,7 +45,7 @@ class PhaseSink(Protocol):
         """Ends the phase there is and begins another; `microbatch` is -1 where none applies."""
 
     def enter_unplanned(self) -> None:
-        """Interrupts the phase: evaluation, or whatever else does not repeat."""
+        """Interrupts the phase for work that does not repeat, such as an evaluation."""
 
     def leave_unplanned(self) -> None:
         """Resumes the interrupted phase."""
@@ -60,7 +60,7 @@ class PhaseSink(Protocol):
         """
 
     def enter_layer(self, layer: int, recompute: bool) -> None:
-        """Enters a module; `recompute` tells a forward that runs inside a backward pass."""
+        """Enters a module; `recompute` marks a forward inside a backward pass."""
 
     def leave_layer(self) -> None:
         """Leaves the layer that the calling thread entered last."""

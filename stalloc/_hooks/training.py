@@ -73,12 +73,12 @@ def attached() -> tuple[TrainingHooks, ...]:
 
 
 class TrainingHooks:
-    """Tells `sink` where the training loop of the thread that attaches is.
+    """Reports the position of the attaching thread's training loop to `sink`.
 
     Args:
         sink: Hears of it.
         model: The root; None to find it. Wrapped by DistributedDataParallel or torch.compile, it
-            may be either, the wrapper or what is inside.
+            may be the wrapper or the wrapped module.
         layers: Report every submodule's calls, too: for profiling. Costs about 8 us a call.
         dynamic: Patterns for modules whose requests change in size from iteration to iteration:
             names of classes or of modules, or classes. Without `layers`, only the modules that
@@ -138,7 +138,7 @@ class TrainingHooks:
 
     @property
     def root(self) -> nn.Module | None:
-        """The module whose calls are forwards; None until it is found, or once it is gone."""
+        """The module whose calls are forwards; None before it is found and after it is gone."""
         return self._root() if self._root is not None else None
 
     def follow(self, model: nn.Module | None, dynamic: Iterable[Pattern] | None = None) -> None:
@@ -185,7 +185,7 @@ class TrainingHooks:
     def detach(self, *, silently: bool = False) -> None:
         """Removes every hook and patch, and leaves the sink in phase OTHER; may be repeated.
 
-        `silently`, the sink is told nothing: it follows another run already.
+        `silently` sends no report to the sink: it follows another run already.
         """
         global _attached
         with _lock:
@@ -254,7 +254,7 @@ class TrainingHooks:
     def _root_returned(self, module: nn.Module, _: tuple[Any, ...], result: object) -> None:
         if not self._drives() or module is not self.root:
             return
-        # An always-called hook is told of an exception by no result, while it is being handled.
+        # With an exception, an always-called hook gets no result while the exception is handled.
         raised = result is None and sys.exc_info()[0] is not None
         self._tracker.end_forward(raised)
 
@@ -342,7 +342,7 @@ class TrainingHooks:
         return True
 
     def close(self, scope: Scope) -> None:
-        """Closes what `open` opened."""
+        """Closes a phase of `open`."""
         if self._is_attached:
             self._tracker.close(scope)
 

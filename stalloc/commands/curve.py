@@ -1,4 +1,4 @@
-"""The live curve, what is live at a moment, and the largest call sites, for `stalloc inspect`."""
+"""The live curve, the live requests at a tick, and the largest call sites."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stalloc.commands.output import print_table
 from stalloc.errors import StallocError
 from stalloc.liveness import Holder, Liveness
 
-_WIDTH = 80  # columns, with what stands in front
+_WIDTH = 80  # columns, including the labels
 _ROWS = 8
 _SAMPLES = 512  # of the curve in JSON
 _LETTERS = {"forward": "f", "backward": "b", "optimizer": "o", "unplanned": "-"}

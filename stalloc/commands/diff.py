@@ -1,4 +1,4 @@
-"""`stalloc diff`: what changed between two traces or plans, and why the plan no longer fits."""
+"""`stalloc diff`: the changes between two traces or plans."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Adds the sub-command's parser."""
     parser = subparsers.add_parser(
         "diff",
-        help="say what changed between two traces or plans",
+        help="list the changes between two traces or plans",
         description="Compares the planned requests of two traces, plans, snapshots or Kineto "
-        "traces, phase by phase: what is new, gone, resized or in another order, the largest "
-        "first. With a plan and a newer trace it says why the plan no longer fits.",
-        epilog="Exit codes: 0 done, whether anything changed or not; 1 bad input; 2 wrong usage.",
+        "traces, phase by phase: requests that are new, gone, resized or reordered, the largest "
+        "first. With a plan and a newer trace it shows why the plan no longer fits.",
+        epilog="Exit codes: 0 done, with or without changes; 1 bad input; 2 wrong usage.",
     )
     parser.add_argument("a", metavar="A", type=Path, help="before: a trace, a plan, a snapshot")
     parser.add_argument("b", metavar="B", type=Path, help="after")
@@ -46,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compares the two and prints what changed."""
+    """Compares the two and prints the changes."""
     a, b = _read(args, args.a), _read(args, args.b)
     found = compare(a, b)
     if args.json:
@@ -149,14 +149,14 @@ def _verdict(a: Run, b: Run, found: Comparison) -> str:
         return f"{share} They are freed no later: a plan of a fits b."
     if what <= {"longer", "shorter", "dynamic"}:
         return (
-            f"{share} Some are freed later: a plan of a serves them, and what it has put at their "
-            "addresses by then falls back. Profile anew."
+            f"{share} Some are freed later: a plan of a serves them, and the next requests at "
+            "their addresses fall back. Profile again."
         )
     if found.fits >= 0.99:
         return f"{share} A plan of a serves them, and leaves the rest to the fallback."
     return (
-        f"{share} A plan of a no longer fits: what is new or resized falls back, and its old place "
-        "stays empty. Profile anew."
+        f"{share} A plan of a no longer fits: new and resized requests fall back, and their old "
+        "addresses stay empty. Profile again."
     )
 
 

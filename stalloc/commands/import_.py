@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Imports the file, writes the trace, says what was assumed."""
+    """Imports the file, writes the trace, prints the assumptions."""
     check_output(args.output, args.input, overwrite=args.force)
     imported = read_foreign(read_bytes(args.input), args.input, args.device, args.repeat)
     imported.trace.save(args.output, overwrite=args.force)

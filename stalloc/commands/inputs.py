@@ -29,7 +29,7 @@ _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file's content: a trace or a plan, and where it was imported, how.
+    """A file's content: a trace or a plan, and facts about its import.
 
     Attributes:
         trace: The trace, or None.
@@ -102,7 +102,7 @@ def read_foreign(content: bytes, path: Path, device: int | None, repetitions: in
 
 
 def check_requests(trace: Trace) -> None:
-    """Refuses a trace of nothing: whatever was made of it would look like a success.
+    """Refuses an empty trace: any result would look like a success.
 
     Raises:
         TraceError: It has no requests.
@@ -113,7 +113,7 @@ def check_requests(trace: Trace) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Has whatever is wrong with a file's content say which file it is."""
+    """Adds the name of the file to errors about its content."""
     try:
         yield
     except (TraceError, PlanError) as error:

@@ -1,4 +1,4 @@
-"""`stalloc inspect`: what is in a trace or a plan."""
+"""`stalloc inspect`: the content of a trace or a plan."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Adds the sub-command's parser."""
     parser = subparsers.add_parser(
         "inspect",
-        help="show what is in a trace or a plan",
-        description="Shows sizes, phases and lifetimes in a trace or a plan, what is live when, "
-        "and the call sites that allocate most (modules, where no stacks were recorded). Memory "
+        help="show the content of a trace or a plan",
+        description="Shows sizes, phases and lifetimes in a trace or a plan, the live curve, "
+        "and the call sites that allocate most (modules if no stacks were recorded). Memory "
         "snapshots and Kineto traces are imported first.",
         epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage.",
     )
@@ -41,7 +41,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--at",
         metavar="TICK",
         default="peak",
-        help="say what is live at this tick of the iteration (default: where most is)",
+        help="show the live requests at this tick of the iteration (default: the peak)",
     )
     parser.add_argument(
         "--top",
@@ -56,7 +56,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints what there is to say of the file."""
+    """Prints the facts about the file."""
     given = read(args.file, args.device, args.repeat)
     with naming(args.file):
         if given.plan is not None:
@@ -104,8 +104,8 @@ def _resident_facts(plan: Plan) -> dict[str, str]:
     if len(plan.startup) == 0:
         return {}
     return {
-        "resident region": f"{size(plan.resident)} above the pool, for what start-up and the first "
-        "iteration make for good"
+        "resident region": f"{size(plan.resident)} above the pool, for permanent requests of "
+        "start-up"
     }
 
 
@@ -116,7 +116,7 @@ def _dynamic_facts(plan: Plan) -> dict[str, str]:
     idle = np.bincount(
         reusable.group, weights=reusable.end - reusable.begin, minlength=len(groups)
     ).astype(np.int64)
-    served = (groups.size > 0) | (idle > 0)  # the others are of what is kept, and have no place
+    served = (groups.size > 0) | (idle > 0)  # the others have the role kept, and no addresses
     idle = idle[served] if served.any() else idle
     facts = {
         "dynamic groups": f"{len(groups):,}",
@@ -224,7 +224,7 @@ def _print_profile(profile: IterationProfile, top: int) -> None:
 
 
 def _dynamic_sites(profile: IterationProfile) -> list[Mapping[str, int | str]]:
-    """Groups of dynamic requests, their number and bytes, by where they are born and freed."""
+    """The number and bytes of dynamic requests, by phases of allocation and free."""
     sites = profile.sites
     result: list[Mapping[str, int | str]] = []
     ends = zip(sites.phase.tolist(), sites.phase_end.tolist(), strict=True)

@@ -24,9 +24,9 @@ class DoesNotFit(StallocError):
 
 
 def printable(text: str) -> str:
-    """The text with escapes for whatever is no visible character.
+    """The text with escapes for invisible characters.
 
-    Names of files, layers and call sites are somebody else's, and a terminal obeys what it is sent.
+    Names of files, layers and call sites are foreign, and a terminal obeys control characters.
     """
     if text.isprintable():
         return text
@@ -45,7 +45,7 @@ def size(count: int) -> str:
 
 
 def print_facts(facts: Mapping[str, str]) -> None:
-    """Names and what they stand for, one a line."""
+    """Names and values, one a line."""
     width = max(len(printable(name)) for name in facts)
     for name, value in facts.items():
         print(f"{printable(name):<{width}}  {printable(value)}")
@@ -57,7 +57,7 @@ def print_table(
     rows: Iterable[Sequence[str]],
     text: Collection[str] = (),
 ) -> None:
-    """A table, whose columns are numbers but for the first and those that `text` names."""
+    """A table. Its columns are numbers, except the first and those in `text`."""
     console = _console()
     box = SIMPLE_HEAD if console.is_terminal else None
     table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 1))
@@ -65,7 +65,7 @@ def print_table(
     least = 0
     for index, column in enumerate(columns):
         if index == 0 or column in text:
-            # Wrapped where it has to be, so that the numbers stay whole.
+            # Wrapped if necessary, so that the numbers stay whole.
             table.add_column(column, overflow="fold")
             least += _NARROW
         else:
@@ -103,7 +103,7 @@ def print_assumptions(assumptions: Iterable[str]) -> None:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leaves it to the command line what a reader that has left means; rich would exit."""
+        """Leaves a closed output to the command line; rich would exit."""
         raise BrokenPipeError
 
 

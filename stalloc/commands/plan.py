@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 class Planned(NamedTuple):
-    """The figures, what writes the plan, and what people may want to know besides."""
+    """The figures, the function that writes the plan, and further facts."""
 
     report: Report
     write: Callable[[Path], None]
@@ -184,7 +184,7 @@ def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
                 progress=search.progress,
             )
     except PlanError as error:
-        # The problem itself is sound: its bound could be told.
+        # The problem itself is valid: it has a bound.
         if args.capacity is None:
             raise
         raise DoesNotFit(f"{args.input}: {error} (bound: {bound} B)") from error

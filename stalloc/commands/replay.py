@@ -1,4 +1,4 @@
-"""`stalloc replay`: what each allocator would reserve for a trace."""
+"""`stalloc replay`: the memory that each allocator reserves for a trace."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Adds the sub-command's parser."""
     parser = subparsers.add_parser(
         "replay",
-        help="compare what torch's allocators and stalloc would reserve",
+        help="compare the memory that torch's allocators and stalloc reserve",
         description="Replays a trace, a plan, a PyTorch memory snapshot or a Kineto trace under "
         "torch's caching allocator, the same with expandable segments, and stalloc with a plan. "
         "Needs no GPU: torch's rows come from a model of its policy. 'load' and 'reserved' are of "
@@ -178,7 +178,7 @@ def _held(torch: Replay) -> int:
 def _saved(rows: Sequence[Replay], torch: Replay) -> int | None:
     """Bytes that stalloc would reserve less than torch does; negative when more.
 
-    None where one of them cannot do with the capacity.
+    None if one of them exceeds the capacity.
     """
     stalloc = rows[-1]
     if torch.fits is False or stalloc.fits is False:
@@ -192,7 +192,7 @@ def _verdict(saved: int, torch: Replay, plan: Plan) -> str:
     amount = f"{_core.format_bytes(abs(saved))} ({share:.1%} of what torch holds)"
     if saved >= 0:
         return f"With stalloc you would save {amount}."
-    why = "what does not repeat is kept beside the pool"
+    why = "requests that do not repeat lie beside the pool"
     if plan.pool - plan.bound >= -saved:
         why = f"the plan is {plan.gap:.1%} above its bound; try a longer --time-limit"
     return f"stalloc would reserve {amount} more: {why}."

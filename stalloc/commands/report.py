@@ -24,10 +24,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "report",
         help="draw a trace or a plan as one HTML file",
-        description="Draws every request over time and addresses, coloured by lifetime, as torch's "
-        "allocator lays it out and as stalloc does, with what is live and what is reserved. IN is "
-        "a trace, a plan, a PyTorch memory snapshot or a Kineto trace; what is no plan is planned "
-        "first, unless --plan has its plan. The output is one HTML file that opens offline.",
+        description="Draws every request over time and addresses, coloured by lifetime, under "
+        "torch's allocator and under stalloc, with the live and the reserved bytes. IN is a trace, "
+        "a plan, a PyTorch memory snapshot or a Kineto trace; it is planned first, unless it is a "
+        "plan or --plan names its plan. The output is one HTML file that opens offline.",
         epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage.",
     )
     parser.add_argument(
@@ -58,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Draws the input, writes the page, says what is in it."""
+    """Draws the input, writes the page, prints a summary."""
     check_output(args.output, args.input, overwrite=args.force)
     given = read(args.input, args.device, args.repeat)
     assumptions = list(given.imported.assumptions) if given.imported is not None else []

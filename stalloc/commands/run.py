@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PROFILED_ITERATIONS = 5
 
 TERMINATED_TIME_LIMIT = 2.0
-"""Seconds to look for a better plan where the run is being ended."""
+"""Seconds to look for a better plan while the run is being ended."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -64,7 +64,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="how many iterations to record; the script goes on after them (default: %(default)s)",
     )
     parser.add_argument(
-        "--device", help="what to record (default: the GPU where torch finds one, else the CPU)"
+        "--device", help="the device to record (default: the GPU if torch finds one, else the CPU)"
     )
     parser.add_argument(
         "--strict",
@@ -118,7 +118,7 @@ def _find_module(name: str) -> ModuleSpec | None:
     except ModuleNotFoundError as error:
         if f"{name}.".startswith(f"{error.name}."):
             return None
-        raise  # a package on the way imports what is missing: the script's own failure
+        raise  # a parent package has a missing import: the script's own failure
 
 
 def _profile(args: argparse.Namespace) -> int:
@@ -137,7 +137,7 @@ def _profile(args: argparse.Namespace) -> int:
 
     def save(number: signal.Signals) -> None:
         prof.stop()
-        _say_at_once(f"{number.name}: what was recorded is saved")
+        _say_at_once(f"{number.name}: the recording is saved")
         try:
             _, said, _ = _save(prof.trace, files, replace, time_limit=TERMINATED_TIME_LIMIT)
             for line in said:
@@ -156,7 +156,7 @@ def _profile(args: argparse.Namespace) -> int:
                 f"the script asked for no memory on {device}: name the device it trains on with "
                 "--device; nothing was written"
             )
-        replace = True  # what is written from here on
+        replace = True  # files written from here on
         plan, said, interrupted = _save(trace, files, args.force, show=sys.stderr.isatty())
     if args.json:
         print_json(
@@ -186,7 +186,7 @@ def _save(
 ) -> tuple[Plan, list[str], bool]:
     """Writes the trace, plans, and writes the plan.
 
-    Returns the plan, what to say of both, and whether Ctrl-C has cut the search short.
+    Returns the plan, the lines to print, and True if Ctrl-C has cut the search short.
     """
     trace.save(files.trace, overwrite=force)
     with naming(files.trace), searching(show) as search:
@@ -243,8 +243,8 @@ def _planned(args: argparse.Namespace) -> int:
         )
     if stats["enabled"] and plan.info.get("framework") and not session.followed:
         _say(
-            f"it was profiled with {plan.info['framework']} telling its phases, and nobody told "
-            "them here: serve it with the same, or profile again"
+            f"{plan.info['framework']} reported the phases of the profile, and nothing reported "
+            "them here: serve the plan with the same framework, or profile again"
         )
     return code
 

@@ -1,19 +1,18 @@
-"""Keeps what was recorded where a run is ended from outside, as job schedulers and launchers do.
+"""Saves the recording when a job scheduler or a launcher ends the run.
 
-SIGTERM and SIGHUP end a process in which nobody has said otherwise, and that stays so: the script
-sees no exception, and the process ends by the same signal. But what was recorded is saved before,
-within a time well below the 30 seconds after which schedulers and torchrun send SIGKILL.
+By default SIGTERM and SIGHUP end a process. This stays so: the script sees no exception, and the
+process ends by the same signal. Before, the recording is saved, well within the 30 seconds after
+which schedulers and torchrun send SIGKILL.
 
-A thread of its own saves it, because the one that trains may wait in a collective for a rank that
-has ended already, and Python's handlers are run only when that call returns. What comes at once is
-a byte at the wakeup descriptor, which the thread waits for. Where the one that trains runs Python,
-it comes to the handler, and stays there.
+A separate thread saves it: the training thread may wait in a collective for a rank that has ended,
+and Python runs handlers only after that call returns. The signal writes a byte to the wakeup
+descriptor at once, and the thread waits for that byte. If the training thread runs Python code, it
+enters the handler and stays there.
 
-- A signal that is ignored, as under nohup, or handled already is left alone; so is one that the
-  script gets a handler for. Where that calls the one there was before, as Lightning's does, nothing
-  happens: without this there would be none to call, and what the script does then, such as saving a
-  checkpoint, must not be cut off.
-- A forked child, as those that load data are, is ended by these signals as any is.
+- A signal that is ignored, as under nohup, or handled already is left alone, and so is one for
+  which the script installs a handler. If that handler calls the previous one, as Lightning's does, ours
+  does nothing: the script's own work, such as saving a checkpoint, must not be cut off.
+- These signals end a forked child, such as a data loader's worker, as usual.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ GRACE = 20.0
 def saved_when_terminated(save: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Calls `save` when one of the signals ends the process inside of the block.
 
-    It is called on another thread, and the block's stands still wherever it was, which may be with
-    a lock in its hands: of a stream such as stderr, or of a module that is being imported. In any
-    other thread than the main one, which alone gets signals, nothing is done.
+    `save` runs on another thread, while the thread of the block stands still. That thread may hold
+    a lock: of a stream such as stderr, or of a module that is being imported. On other threads than
+    the main one, which alone gets signals, this does nothing.
     """
     global _watch
     signals = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
@@ -52,7 +51,7 @@ def saved_when_terminated(save: Callable[[signal.Signals], None]) -> Iterator[No
         yield
     finally:
         watch, _watch = _watch, None
-        if watch is not None:  # else this is a child
+        if watch is not None:  # None in a forked child
             watch.end()
 
 
@@ -64,7 +63,7 @@ class _Watch:
     ) -> None:
         self._save = save
         self._signals = signals
-        self._saving = threading.Lock()  # whoever saves keeps it to the end
+        self._saving = threading.Lock()  # the saving thread keeps it to the end
         self._over = False
         self._handled: set[int] = set()
         self._reader, self._writer = os.pipe()
@@ -139,7 +138,7 @@ def _close(descriptor: int) -> None:
 
 
 def _stand_still(seconds: float = math.inf) -> None:
-    """The process is about to end, whatever else comes."""
+    """The process is about to end in any case."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         with contextlib.suppress(BaseException):

@@ -1,7 +1,7 @@
 """Traces that others recorded, as traces of stalloc.
 
-`read` takes a file of any kind that is known here and says what it had to assume. Every importer
-turns its format into a `history.History`; what is common to all of them begins there.
+`read` takes a file of any known kind and states its assumptions. Every importer
+turns its format into a `history.History`; the common part begins there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Imported:
         device: As torch names it.
         others: Devices that were recorded too, with the number of their allocations.
         assumptions: Facts that the file lacks and the importer assumed.
-        torch_reserved: The most bytes that torch held, where the file tells.
+        torch_reserved: The most bytes that torch held, if the file has it.
     """
 
     trace: Trace
@@ -83,7 +83,7 @@ def from_bytes(
     repetitions: int = REPETITIONS,
     progress: Progress | None = None,
 ) -> Imported:
-    """The same of what a file holds; `source` is what messages call it."""
+    """As `read`, for the content of a file; `source` is its name in messages."""
     content = unpacked(content, source)
     kind = kind_of(content, source)
     if kind is Kind.KINETO:
@@ -98,7 +98,7 @@ def from_bytes(
             f"{source}: {kind.value}: nothing to import; a memory snapshot or a Kineto trace is "
             "expected"
         )
-    # Reading the pickle takes about twice as long as what comes then.
+    # Reading the pickle takes about twice as long as the rest.
     snapshot = Snapshot(load_plain(content, source, part(progress, 0.0, 0.7)), source)
     counts = {f"cuda:{d}": n for d, n in snapshot.devices.items()}
     chosen = _choose(counts, device, source)

@@ -25,7 +25,7 @@ _STEP = re.compile(r"^ProfilerStep\b")
 
 
 def hint_of(name: str) -> Hint:
-    """Which phase a name stands for."""
+    """The phase that a name stands for."""
     for pattern, hint in _KINDS:
         if pattern.search(name):
             return hint
@@ -53,7 +53,7 @@ def mark(
         annotations: In any order; inner ones count more than those around them.
         times: Time of each event.
         hints: Hint of each event; changed.
-        assumptions: Is told what is taken for granted.
+        assumptions: Receives the assumptions.
 
     Returns:
         The events before which a profiler step begins or the last one ends, ascending.
@@ -76,7 +76,7 @@ def mark(
         hints[first:end] = [hint] * (end - first)
         used[note.name] = used.get(note.name, 0) + 1
         if end < len(hints) and hints[end] == Hint.NONE:
-            hints[end] = Hint.OTHER  # it is over, whatever comes now
+            hints[end] = Hint.OTHER  # it has ended
     if used:
         names = ", ".join(sorted(used)[:5]) + (", ..." if len(used) > 5 else "")
         assumptions.append(f"annotations are taken for phases: {names}")

@@ -22,7 +22,7 @@ def trace_events(content: bytes, source: str, progress: Progress | None = None) 
     """The events of a trace, in order.
 
     Args:
-        content: JSON in UTF-8; what is no UTF-8 in a name is replaced.
+        content: JSON in UTF-8; invalid bytes in a name are replaced.
         source: Its name in messages.
         progress: Told the fraction that is done.
 
@@ -77,7 +77,7 @@ class _Reader:
         return value
 
     def members(self) -> Iterator[str]:
-        """The keys of an object; whoever asks for the next has read the value."""
+        """The keys of an object; the caller reads the value before the next key."""
         self._expect("{")
         if self.take("}"):
             return

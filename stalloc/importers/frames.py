@@ -53,7 +53,7 @@ class Stacks:
         """A stack's hint and call site.
 
         Raises:
-            TraceError: It is none.
+            TraceError: It is no frame.
         """
         if not isinstance(frames, Sequence) or isinstance(frames, str):
             raise TraceError(f"expected a list of frames, found {type(frames).__name__}")
@@ -61,7 +61,7 @@ class Stacks:
             return Hint.NONE, -1
         known = self._stacks.get(id(frames))
         if known is None:
-            # The key is an address: what lies there must stay.
+            # The key is an address: its object must stay alive.
             known = self._stacks[id(frames)] = (frames, *self._read(frames))
         return known[1], known[2]
 

@@ -90,7 +90,7 @@ class Lifetimes:
 
     Attributes:
         size: Bytes.
-        born: Index of the event; negative for what was live before the first one.
+        born: Index of the event; negative for a block that was live before the first one.
         freed: Index of the event, or -1 when there was none.
         stream: Ordinal.
         site: Index into the history's names, or -1.
@@ -111,7 +111,7 @@ class Lifetimes:
 
 
 def pair(history: History) -> Lifetimes:
-    """Finds the free of each allocation, and puts into words what is odd.
+    """Finds the free of each allocation, and reports oddities in words.
 
     A free of an address that no event allocated is of something that was live before the first
     event: the recording began later than the program, or its head was overwritten.
@@ -269,7 +269,7 @@ def _state_longer(history: History, count: int, total: int) -> None:
 
 
 class _Repetition:
-    """Events of a history, in a new order, with addresses of their own in each repetition."""
+    """Events of a history, in a new order, with new addresses in each repetition."""
 
     def __init__(self, history: History) -> None:
         self._old = history
@@ -288,7 +288,7 @@ class _Repetition:
             )
 
     def free(self, allocation: int, repetition: int, hint: Hint) -> None:
-        """Frees what that event allocated in that repetition."""
+        """Frees the block of that event in that repetition."""
         old = self._old
         address, size = old.addresses[allocation] + (repetition << 64), old.sizes[allocation]
         self.new.add(False, address, size, old.streams[allocation], hint, -1)

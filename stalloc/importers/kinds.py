@@ -54,7 +54,7 @@ def kind_of(content: bytes, source: str) -> Kind:
     """The kind of an unpacked file.
 
     Raises:
-        TraceError: It is nothing that is known here; the message says what it is instead.
+        TraceError: The kind is unknown; the message describes the content.
     """
     if content[:1] == b"\x80" or _OLD_PICKLE.match(content):
         return Kind.SNAPSHOT

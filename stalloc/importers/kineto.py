@@ -1,4 +1,4 @@
-"""Kineto traces: what `torch.profiler` exports for Chrome, with `profile_memory=True`.
+"""Kineto traces: `torch.profiler`'s export for Chrome, with `profile_memory=True`.
 
 Memory events are instants called `[memory]`, with the address, the bytes (negative for a free) and
 the device. Around them, on the same thread, lie the operators, modules and annotations that tell
@@ -124,7 +124,7 @@ class KinetoTrace:
                 while next_ < len(scopes) and scopes[next_][0] <= time:
                     open_.append(scopes[next_])
                     next_ += 1
-                # Scopes of a thread nest: what has ended is never looked at again.
+                # Scopes of a thread nest: an ended scope is never needed again.
                 open_ = [scope for scope in open_ if scope[1] >= time]
                 if open_:
                     result[index] = _place_in(open_)

@@ -61,7 +61,7 @@ def find_runs(hints: Sequence[int], allocates: Sequence[bool], assumptions: list
     Args:
         hints: A `Hint` an event.
         allocates: True for each event that is an allocation.
-        assumptions: Is told what is taken for granted.
+        assumptions: Receives the assumptions.
     """
     kinds = set(hints)
     trains = kinds & {Hint.FORWARD, Hint.BACKWARD, Hint.OPTIMIZER}
@@ -99,7 +99,7 @@ def find_iterations(
         marks: Events before which an iteration is known to begin or end, ascending; may be empty.
         allocates: True for each event that is an allocation.
         sizes: Size of each event.
-        assumptions: Is told what is taken for granted.
+        assumptions: Receives the assumptions.
     """
     count = len(allocates)
     allocating = np.array(allocates, dtype=bool)

@@ -1,4 +1,4 @@
-"""Memory snapshots of PyTorch: what `torch.cuda.memory._dump_snapshot` writes.
+"""Memory snapshots of PyTorch: the files of `torch.cuda.memory._dump_snapshot`.
 
 A snapshot holds what was allocated when it was taken (`segments`, made of blocks) and, where
 `_record_memory_history` was on, what happened before (`device_traces`): a ring buffer, whose
@@ -126,7 +126,7 @@ class Snapshot:
         return history, marks
 
     def _freeing_action(self, events: Sequence[Any], history: History) -> str:
-        """Which events end a lifetime: torch can be told to leave some kinds out."""
+        """The events that end a lifetime: torch can leave some kinds out."""
         found = {e.get("action") for e in events if isinstance(e, Mapping) and _is_action(e)}
         if "free_completed" in found or "free_requested" not in found:
             return "free_completed"

@@ -19,7 +19,7 @@ from stalloc.errors import StallocError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the script in this process. Returns 1, having said why, if it can't be run."""
+    """Runs the script in this process. Returns 1, with a message, if it cannot be run."""
     parser = argparse.ArgumentParser(
         prog="python -m stalloc.integrations",
         description="Runs a training script as it is, with stalloc in its trainer. STALLOC_MODE "

@@ -100,7 +100,7 @@ class _Engine(Integration):
         return train_batch
 
     def _wrap(self, instruction: type, original: Function) -> Function:
-        """Wraps what runs an instruction of the pipeline's schedule; it takes the engine first."""
+        """Wraps the function of a pipeline instruction; its first argument is the engine."""
 
         def forward(engine: Any, buffer_id: int) -> Any:
             number = self._in_buffer[buffer_id] = self._forwards

@@ -84,7 +84,7 @@ class _Events(Callback):
         self.finish()
 
     def finish(self) -> None:
-        """Ends the profile or plan at once; the run goes on without. Runs end so by themselves."""
+        """Ends the profile or plan now; the run goes on. The end of a run does the same."""
         self._patches.undo()
         super().finish()
 

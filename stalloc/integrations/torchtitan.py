@@ -117,7 +117,7 @@ class _Titan(Integration):
         return train_step
 
     def _meet(self, trainer: Any) -> None:
-        """The first step of the trainer, whose sizes are known by now."""
+        """The first step of the trainer: its sizes are known now."""
         sizes = {name.replace("_", ""): getattr(trainer.parallel_dims, name, 1) for name in _SIZES}
         self._parallelism.update(sizes, mb=trainer.gradient_accumulation_steps)
         training = trainer.config.training

@@ -38,7 +38,7 @@ class _Events(Callback):
     def on_step_end(
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: object
     ) -> None:
-        """The optimizer has stepped; what the Trainer does next is in `control` by now."""
+        """The optimizer has stepped; `control` has the Trainer's next actions by now."""
         self._next_iteration(model)
         self._pause_if_it_evaluates(control)
 

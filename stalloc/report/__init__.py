@@ -1,6 +1,6 @@
 """Reports: one HTML file that shows an iteration's memory, address by address and tick by tick.
 
-A *scene* (`scene.py`) says what there is to draw: the requests of an iteration, and one *drawing*
+A *scene* (`scene.py`) holds the data to draw: the requests of an iteration, and one *drawing*
 (`drawing.py`) for each allocator. `page.py` puts it into a page, whose script
 in `assets/` draws it.
 """

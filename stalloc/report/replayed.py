@@ -1,4 +1,4 @@
-"""Layouts as allocators really make them: from a replay that noted where it put everything.
+"""Drawings of real allocators, from a replay that records every address.
 
 The extract is one iteration. Several pieces of an allocator's memory are stacked by
 address, so that nothing is drawn of the address space between them.

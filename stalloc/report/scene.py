@@ -20,7 +20,7 @@ from stalloc.tables import LIFETIME_CLASSES, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
 
 CLASSES: tuple[str, ...] = (*LIFETIME_CLASSES, "dynamic")
-"""Names of the numbers in a column `lifetime`: what decides a request's colour."""
+"""Names of the numbers in a column `lifetime`, which decides a request's colour."""
 
 _DYNAMIC = CLASSES.index("dynamic")
 _PERSISTENT = CLASSES.index("persistent")

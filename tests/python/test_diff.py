@@ -113,7 +113,7 @@ def test_lives_that_grew_or_shrank(
     assert changes(short, long) == [("forward 0", "longer", 1, 4 * MIB, 4 * MIB, 0)]
     assert changes(long, short) == [("forward 0", "shorter", 1, 4 * MIB, 4 * MIB, 0)]
     plan, trace = str(tmp_path / "plan.json"), tmp_path / "trace.json"
-    for old, new, verdict in ((short, long, "Profile anew"), (long, short, "fits b")):
+    for old, new, verdict in ((short, long, "Profile again"), (long, short, "fits b")):
         to_trace(old).plan().save(plan, overwrite=True)
         trace.write_text(json.dumps(new))
         assert cli.main(["diff", plan, str(trace)]) == 0

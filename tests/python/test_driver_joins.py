@@ -115,9 +115,9 @@ def test_a_plan_without_a_drivers_phases_is_served_without_them(
 def test_a_plan_whose_phases_nobody_tells_says_so(script: Path, tmp_path: Path) -> None:
     run("run", "--profile", "plans", script, "auto", cwd=tmp_path)
     _, said = run("run", "--plan", "plans", script, "off", cwd=tmp_path)
-    assert "it was profiled with test 1.0 telling its phases" in said
+    assert "test 1.0 reported the phases of the profile" in said
     _, said = run("run", "--plan", "plans", script, "auto", cwd=tmp_path)
-    assert "telling its phases" not in said
+    assert "reported the phases" not in said
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def test_keeps_the_recording(number: signal.Signals, where: str, tmp_path: Path)
     with running(TRAINS + FOREVER[where], tmp_path) as process:
         process.send_signal(number)
         first, *said = ended(process, -number)
-    assert first == f"stalloc run: {number.name}: what was recorded is saved"
+    assert first == f"stalloc run: {number.name}: the recording is saved"
     assert [line.rpartition(": ")[2] for line in said] == [f"plans/{FILES[1]}", f"plans/{FILES[0]}"]
     assert_kept(tmp_path / "plans")
 
