@@ -10,8 +10,8 @@ descriptor at once, and the thread waits for that byte. If the training thread r
 enters the handler and stays there.
 
 - A signal that is ignored, as under nohup, or handled already is left alone, and so is one for
-  which the script installs a handler. If that handler calls the previous one, as Lightning's does, ours
-  does nothing: the script's own work, such as saving a checkpoint, must not be cut off.
+  which the script installs a handler. If that handler calls the previous one, as Lightning's does,
+  ours does nothing: the script's own work, such as saving a checkpoint, must not be cut off.
 - These signals end a forked child, such as a data loader's worker, as usual.
 """
 

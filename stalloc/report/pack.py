@@ -12,12 +12,9 @@ import base64
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-Column: TypeAlias = npt.NDArray[np.integer[npt.NBitBase]]
 
 _LEVEL = 6  # of deflate: higher ones take longer and save little
 

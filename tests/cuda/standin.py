@@ -34,11 +34,6 @@ def set_manual(manual: bool) -> None:
     _library.standin_set_manual(int(manual))
 
 
-def drain(stream: int) -> None:
-    """Completes all work of a stream."""
-    _library.standin_drain(ctypes.c_void_p(stream))
-
-
 def drain_all() -> None:
     """Completes all work."""
     _library.standin_drain_all()
@@ -99,11 +94,6 @@ def calls(name: str) -> int:
 def host_waits() -> int:
     """Calls in which the host waited for work that was not complete."""
     return int(_library.standin_host_waits())
-
-
-def set_peers(reach: bool) -> None:
-    """Lets the devices access each other's memory, or not."""
-    _library.standin_set_peers(int(reach))
 
 
 def reservations() -> int:
