@@ -1,7 +1,7 @@
 """How the documentation is built: `make docs`, into build/docs. Warnings are errors.
 
 Sphinx, since it checks every reference; MyST, so that the pages are Markdown that reads well where
-it lies. What can be generated is: the commands from their parsers, the Python interface from its
+it lies. Generated parts: the commands from their parsers, the Python interface from its
 docstrings, the error messages from the sources.
 """
 
@@ -37,7 +37,7 @@ myst_heading_anchors = 3
 myst_fence_as_directive = []
 exclude_patterns = ["generated"]
 nitpicky = True
-# What docstrings and signatures name is Python's and torch's, too, and not all of it is on a page.
+# Docstrings and signatures also name parts of Python and torch, which are on no page.
 nitpick_ignore_regex = [(r"py:.*", r".*")]
 autodoc_typehints = "signature"
 default_role = "code"  # of docstrings: they are Markdown, where it matters

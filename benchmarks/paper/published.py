@@ -22,7 +22,7 @@ class Published:
 
     Attributes:
         text: As a reader wants to see it.
-        efficiency: Of exactly this row, if the text has it.
+        efficiency: The efficiency of exactly this row, if the text has it.
         reserved_gb: Likewise.
     """
 

@@ -1,10 +1,10 @@
-"""Tells from the optimizers' steps where an iteration ends, for loops that never say so.
+"""Finds the end of an iteration from the optimizers' steps, for loops without explicit ends.
 
-The rule: the *first* optimizer that steps closes the iteration each time it steps; the others,
-which in one cycle of a loop step as well, don't. So with two optimizers side by side, or with a
-generator's and a discriminator's in turn, an iteration is one full cycle. An optimizer that is
-gone, or that sits idle while another steps twice, hands its part over. What this cannot know is a
-loop in which one optimizer steps several times for each step of another: call `stalloc.step()`.
+The rule: the *first* optimizer that steps ends the iteration each time it steps; the others do not.
+So an iteration is one full cycle, for two optimizers side by side as for a generator and a
+discriminator that alternate. If the first optimizer is gone, or idle while another steps twice, the
+other takes over its role. In a loop in which one optimizer steps several times for each step of
+another, call `stalloc.step()`.
 """
 
 from __future__ import annotations

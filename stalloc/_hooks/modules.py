@@ -1,8 +1,7 @@
 """Hooks on modules that leave no trace in copies, and the layers of a model.
 
 A hook sits in the module's `__dict__`, so `copy.deepcopy(model)` (averaged weights) and
-`torch.save(model)` take it along. What they take here is a callable of the standard library that
-does nothing.
+`torch.save(model)` copy it. The copy is a callable of the standard library that does nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class ModuleHook:
 
 @functools.cache
 def _eager_hook() -> type[ModuleHook]:
-    # Not at the top level: disable() imports the compiler, which takes seconds. Whoever trains has
-    # it imported already, by making an optimizer.
+    # Not at the top level: disable() imports the compiler, which takes seconds. A training program
+    # has imported it already, by making an optimizer.
     class EagerHook(ModuleHook):
         __call__ = torch.compiler.disable(ModuleHook.__call__)  # type: ignore[no-untyped-call]
 

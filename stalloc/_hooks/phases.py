@@ -7,9 +7,9 @@
     with phase(...)        that phase until its end; then OTHER, or the enclosing phase
     evaluation             unplanned, then the interrupted phase again
 
-The automatic phases form no stack: each replaces the one before. What can nest (module calls,
-steps, scopes) is counted, and the counts are checked against the interpreter's stack (`frames`)
-before a decision hangs on them, so an exception that passed by unseen mislabels no later step.
+The automatic phases form no stack: each replaces the one before. Module calls, steps
+and scopes nest; they are counted, and the counts are checked against the interpreter's stack
+(`frames`) before a decision, so an unseen exception mislabels no later step.
 
 Knows nothing of torch, and holds no tensor. Not thread-safe: the caller lets one thread in.
 """

@@ -86,7 +86,7 @@ class _Watch:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL)
         current = signal.set_wakeup_fd(-1)
-        # What was closed since, or is another's by now, may wake nobody.
+        # A descriptor that is closed, or replaced by another, may wake nobody.
         with contextlib.suppress(OSError, ValueError):
             signal.set_wakeup_fd(self._wakeup if current == self._writer else current)
 

@@ -16,8 +16,7 @@ from stalloc.importers.pickles import word
 
 _ENGINE = ("torch::autograd::Engine::", "torch::autograd::python::PythonEngine::")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(?:python::)?(\w+)::apply\(")
-# Of torch's own Python, which calls what the user wrote; by its folder, and where snapshots have
-# had their paths cut, by its names.
+# Files of torch, which call the user's code: by folder, and by name if snapshots have cut paths.
 _LIBRARY = ("/torch/", "/site-packages/", "<frozen ", "/lib/python3")
 _LIBRARY_FILES = {
     *("module.py", "container.py", "linear.py", "functional.py", "normalization.py", "_tensor.py"),

@@ -28,7 +28,7 @@ _EXPECTED = "a trace or plan of stalloc's, a memory snapshot or a Kineto trace"
 _OWN = re.compile(rb'"format"\s*:\s*"stalloc-(trace|plan)"')
 _FORMAT = re.compile(rb'"format"\s*:\s*"([^"\\]{0,40})"')
 _CSV = re.compile(rb"[ \t\w,]*\b(?:lower|upper|size)\b[ \t\w,]*[\r\n]")
-# Of the older protocols, which have no header: what containers, globals and their like begin with.
+# Older protocols have no header: the first bytes of containers, globals and similar objects.
 _OLD_PICKLE = re.compile(rb"[(\]})](?:[lpdtqIFLMKNSUVX(\]}).\x85]|$)|c[\w.]+\n[\w.]+\n")
 _GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
