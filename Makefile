@@ -40,11 +40,16 @@ quickstart: build  ## Train a small GPT with and without stalloc
 	@python examples/quickstart.py
 
 .PHONY: test
-test: lint test-wheel sanitize test-cpp test-python docs  ## Run every test and check
+test: lint test-wheel sanitize test-cpp check-odr test-python docs  ## Run every test and check
 
 .PHONY: test-cpp
 test-cpp: setup  ## Run the C++ tests
 	@scripts/test_cpp.sh cpp
+
+.PHONY: check-odr
+check-odr: setup  ## Check that no two files of the library define one name in two ways
+	@cmake --preset cpp >/dev/null
+	@cmake --build --preset cpp --target odr_check
 
 .PHONY: test-python
 test-python: build  ## Run the Python tests
@@ -88,7 +93,7 @@ test-wheel: setup  ## Build the wheel, and run it where nothing else of stalloc 
 	@python scripts/test_wheel.py
 
 .PHONY: sanitize
-sanitize: setup  ## Run the C++ tests under the address, undefined-behaviour and thread sanitizers
+sanitize: setup  ## Run the C++ tests without optimisation, and under each sanitizer
 	@scripts/test_cpp.sh asan
 	@scripts/test_cpp.sh tsan
 
@@ -99,6 +104,7 @@ lint: setup  ## Check format, types and spelling; changes nothing
 	mypy
 	clang-format --dry-run -Werror $(CXX_FILES)
 	codespell
+	python scripts/check_includes.py
 
 .PHONY: docs
 docs: build  ## Build the documentation into build/docs; warnings are errors

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "torch/autograd.h"
-#include "torch/cuda/adapter.h"
+#include "torch/cuda/runtimes.h"
 
 namespace stalloc::torch_adapters {
 namespace {
@@ -72,7 +72,7 @@ void CudaAllocator::look_for_profiler() {
 }
 
 void CudaAllocator::delete_block(void* p) {
-  if (p) installed().free_block(p, nullptr);
+  if (p) instance().free_block(p, nullptr);
 }
 
 // `native_free` is null for a block that came with a deleter of ours.
@@ -208,7 +208,7 @@ void* CudaAllocator::raw_alloc_with_stream(size_t n, cudaStream_t stream) {
 }
 
 void CudaAllocator::raw_delete(void* p) {
-  if (p) free_block(p, [](void* native) { installed().to().raw_delete(native); });
+  if (p) free_block(p, [](void* native) { instance().to().raw_delete(native); });
 }
 
 void* CudaAllocator::allocate_directly(runtime::DeviceRuntime& runtime, Bytes size) {

@@ -36,7 +36,11 @@ namespace stalloc::torch_adapters {
 class CudaAllocator final : public Delegate {
  public:
   explicit CudaAllocator(allocator_api::CUDAAllocator& native)
-      : Delegate(native), native_deleter_(native.raw_deleter()) {}
+      : Delegate(native), native_deleter_(native.raw_deleter()) {
+    instance_ = this;
+  }
+  // The only one. It must have been made.
+  static CudaAllocator& instance() { return *instance_; }
 
   // Requests that are recorded bypass torch's cache: each has a piece of its own from the device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
@@ -108,6 +112,7 @@ class CudaAllocator final : public Delegate {
   [[noreturn]] void throw_out_of_memory(runtime::DeviceRuntime& runtime, const Request& request,
                                         const std::string& why);
 
+  static inline CudaAllocator* instance_ = nullptr;
   const c10::DeleterFnPtr native_deleter_;
   std::atomic<bool> exact_{false};
   std::atomic<std::int64_t> adopted_{0};  // live blocks of torch's allocator with our deleter

@@ -16,21 +16,22 @@ PYBIND11_MODULE(_torch_cuda, m) {
   m.def("install", &adapters::install_cuda, py::arg("device"));
   m.def("uninstall", &adapters::uninstall_cuda);
   m.def(
-      "record_exactly", [](bool exact) { adapters::installed().record_exactly(exact); },
+      "record_exactly",
+      [](bool exact) { adapters::CudaAllocator::instance().record_exactly(exact); },
       py::arg("exact"));
   // Without the GIL: blocks that are freed while this runs may need it elsewhere.
   m.def(
       "empty_cache",
       [](int device) {
-        adapters::installed().emptyCache();
-        adapters::installed().share_out(static_cast<c10::DeviceIndex>(device));
+        adapters::CudaAllocator::instance().emptyCache();
+        adapters::CudaAllocator::instance().share_out(static_cast<c10::DeviceIndex>(device));
       },
       py::arg("device"), py::call_guard<py::gil_scoped_release>());
   m.def(
       "note",
       [](int device) {
-        adapters::installed().note(static_cast<c10::DeviceIndex>(device));
-        adapters::installed().share_out(static_cast<c10::DeviceIndex>(device));
+        adapters::CudaAllocator::instance().note(static_cast<c10::DeviceIndex>(device));
+        adapters::CudaAllocator::instance().share_out(static_cast<c10::DeviceIndex>(device));
       },
       py::arg("device"), py::call_guard<py::gil_scoped_release>());
 }

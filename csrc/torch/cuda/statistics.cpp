@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "device/cuda_memory.h"
-#include "torch/cuda/adapter.h"
 #include "torch/cuda/allocator.h"
+#include "torch/cuda/runtimes.h"
 
 namespace stalloc::torch_adapters {
 namespace {
