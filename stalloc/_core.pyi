@@ -8,6 +8,11 @@ NEVER: int
 PHASE_KINDS: tuple[str, ...]
 LIFETIME_CLASSES: tuple[str, ...]
 
+# For each table its columns: the name, the NumPy type, whether a file may have null.
+_Declared = dict[str, tuple[tuple[str, np.dtype[Any], bool], ...]]
+TRACE_TABLES: _Declared
+PLAN_TABLES: _Declared
+
 _Columns = dict[str, npt.NDArray[Any]]
 
 class IterationProfile:

@@ -1,27 +1,63 @@
 // Tables as NumPy sees them: a read-only array a column, straight onto the rows, so that a trace of
-// a million requests is not copied to be looked at. Each array keeps its owner alive; the owner
-// must not change the table after that.
+// a million requests is not copied. Each array keeps its owner alive; the owner must not change the
+// table after that.
 #pragma once
 
 #include <pybind11/numpy.h>
 
+#include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
+
+#include "base/columns.h"
 
 namespace stalloc::bindings {
 
-// `field` maps a row to a reference to one of its numbers. Enumerations come as their numbers.
-template <typename Row, typename Field>
-pybind11::array column(const pybind11::object& owner, const std::vector<Row>& rows, Field field) {
-  using Value = std::remove_cvref_t<decltype(field(rows.front()))>;
-  using Number = typename std::conditional_t<std::is_enum_v<Value>, std::underlying_type<Value>,
-                                             std::type_identity<Value>>::type;
+// The type of a column's numbers. Enumerations come as their numbers.
+template <typename Row, typename Column>
+struct ColumnNumber {
+  using Cell = std::remove_cvref_t<decltype(Column::cell(std::declval<const Row&>()))>;
+  using type = typename std::conditional_t<std::is_enum_v<Cell>, std::underlying_type<Cell>,
+                                           std::type_identity<Cell>>::type;
+};
+
+template <typename Row, typename... Columns>
+pybind11::dict table(const pybind11::object& owner, const std::vector<Row>& rows,
+                     const std::tuple<Columns...>& columns) {
   static const Row kEmpty{};
   const Row& first = rows.empty() ? kEmpty : rows.front();
-  pybind11::array_t<Number> result({rows.size()}, {sizeof(Row)},
-                                   reinterpret_cast<const Number*>(&field(first)), owner);
-  result.attr("setflags")(pybind11::arg("write") = false);
-  return result;
+  pybind11::dict arrays;
+  for_each_column(columns, [&]<typename Column>(const Column& column) {
+    using Number = typename ColumnNumber<Row, Column>::type;
+    pybind11::array_t<Number> array({rows.size()}, {sizeof(Row)},
+                                    reinterpret_cast<const Number*>(&column.cell(first)), owner);
+    array.attr("setflags")(pybind11::arg("write") = false);
+    arrays[pybind11::str(column.name)] = array;
+  });
+  return arrays;
+}
+
+// The same for rows that nothing else keeps: the arrays own them.
+template <typename Row, typename... Columns>
+pybind11::dict owning_table(std::vector<Row> rows, const std::tuple<Columns...>& columns) {
+  auto kept = std::make_unique<std::vector<Row>>(std::move(rows));
+  const std::vector<Row>& view = *kept;
+  const pybind11::capsule owner(kept.release(),
+                                [](void* p) { delete static_cast<std::vector<Row>*>(p); });
+  return table(owner, view, columns);
+}
+
+// What a declaration says: for each column its name, NumPy type, and whether a file may have null.
+template <typename Row, typename... Columns>
+pybind11::tuple describe(const std::tuple<Columns...>& columns) {
+  pybind11::list described;
+  for_each_column(columns, [&]<typename Column>(const Column& column) {
+    described.append(pybind11::make_tuple(
+        column.name, pybind11::dtype::of<typename ColumnNumber<Row, Column>::type>(),
+        column.never_is_null));
+  });
+  return described;
 }
 
 }  // namespace stalloc::bindings

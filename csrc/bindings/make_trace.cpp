@@ -15,100 +15,61 @@
 #include "base/pickle.h"
 #include "bindings/parts.h"
 #include "trace/trace.h"
+#include "trace/trace_columns.h"
 
 namespace py = pybind11;
 
 namespace stalloc::bindings {
 namespace {
 
-using Column = py::array_t<std::int64_t, py::array::c_style>;
-using Columns = std::map<std::string, Column>;
+using Array = py::array_t<std::int64_t, py::array::c_style>;
+using Arrays = std::map<std::string, Array>;
 
-class Table {
- public:
-  Table(const Columns& columns, std::string_view name, std::size_t width)
-      : columns_(columns), name_(name) {
-    if (columns.size() != width) {
-      throw TraceError(name_ + ": " + std::to_string(columns.size()) + " columns instead of " +
-                       std::to_string(width));
-    }
-    rows_ = columns.begin()->second.size();
-    for (const auto& [key, column] : columns) {
-      if (column.ndim() != 1 || column.size() != rows_) {
-        throw TraceError(name_ + "." + key + ": not as long as the other columns");
-      }
-    }
+// Stores a number that the column `column` has in `row`.
+template <typename Number>
+void set(Number& cell, std::int64_t value, const std::string& column, std::size_t) {
+  if (!std::in_range<Number>(value)) {
+    throw TraceError(column + ": " + std::to_string(value) + " does not fit in " +
+                     std::to_string(8 * sizeof(Number)) + " bits");
   }
-
-  std::size_t rows() const { return static_cast<std::size_t>(rows_); }
-
-  template <typename Row, typename Number>
-  void fill(std::vector<Row>& rows, const std::string& key, Number Row::* member) const {
-    const std::int64_t* values = values_of(key);
-    for (std::size_t i = 0; i < rows.size(); ++i) rows[i].*member = narrow<Number>(values[i], key);
-  }
-
-  const std::int64_t* values_of(const std::string& key) const {
-    const auto it = columns_.find(key);
-    if (it == columns_.end()) throw TraceError(name_ + ": there is no column '" + key + "'");
-    return it->second.data();
-  }
-
-  template <typename Number>
-  Number narrow(std::int64_t value, const std::string& key) const {
-    if (!std::in_range<Number>(value)) {
-      throw TraceError(name_ + "." + key + ": " + std::to_string(value) + " does not fit in " +
-                       std::to_string(8 * sizeof(Number)) + " bits");
-    }
-    return static_cast<Number>(value);
-  }
-
- private:
-  const Columns& columns_;
-  const std::string name_;
-  py::ssize_t rows_ = 0;
-};
-
-std::vector<trace::PhaseSpan> make_phases(const Columns& columns) {
-  const Table table(columns, "phases", 7);
-  std::vector<trace::PhaseSpan> rows(table.rows());
-  const auto key = [&](const std::string& name, std::int32_t trace::PhaseKey::* member) {
-    const std::int64_t* values = table.values_of(name);
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      rows[i].key.*member = table.narrow<std::int32_t>(values[i], name);
-    }
-  };
-  const std::int64_t* kinds = table.values_of("kind");
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (kinds[i] < 0 || kinds[i] > static_cast<int>(trace::PhaseKind::kUnplanned)) {
-      throw TraceError("phases, row " + std::to_string(i) + ": there is no phase kind " +
-                       std::to_string(kinds[i]));
-    }
-    rows[i].key.kind = static_cast<trace::PhaseKind>(kinds[i]);
-  }
-  key("microbatch", &trace::PhaseKey::microbatch);
-  key("chunk", &trace::PhaseKey::chunk);
-  key("occurrence", &trace::PhaseKey::occurrence);
-  table.fill(rows, "begin", &trace::PhaseSpan::begin);
-  table.fill(rows, "end", &trace::PhaseSpan::end);
-  table.fill(rows, "iteration", &trace::PhaseSpan::iteration);
-  return rows;
+  cell = static_cast<Number>(value);
 }
 
-std::vector<trace::Request> make_requests(const Columns& columns) {
-  const Table table(columns, "requests", 10);
-  std::vector<trace::Request> rows(table.rows());
-  table.fill(rows, "size", &trace::Request::size);
-  table.fill(rows, "lower", &trace::Request::lower);
-  table.fill(rows, "upper", &trace::Request::upper);
-  table.fill(rows, "phase_begin", &trace::Request::phase_begin);
-  table.fill(rows, "phase_end", &trace::Request::phase_end);
-  table.fill(rows, "layer_begin", &trace::Request::layer_begin);
-  table.fill(rows, "layer_end", &trace::Request::layer_end);
-  table.fill(rows, "stream", &trace::Request::stream);
-  table.fill(rows, "thread", &trace::Request::thread);
-  const std::int64_t* dynamic = table.values_of("dynamic");
-  for (std::size_t i = 0; i < rows.size(); ++i) rows[i].dynamic = dynamic[i] != 0;
+void set(bool& cell, std::int64_t value, const std::string&, std::size_t) { cell = value != 0; }
+
+void set(trace::PhaseKind& cell, std::int64_t value, const std::string&, std::size_t row) {
+  if (value < 0 || value > static_cast<int>(trace::PhaseKind::kUnplanned)) {
+    throw TraceError("phases, row " + std::to_string(row) + ": there is no phase kind " +
+                     std::to_string(value));
+  }
+  cell = static_cast<trace::PhaseKind>(value);
+}
+
+// Reads the rows of the table `name`, whose columns are `columns`, from an array for each.
+template <typename Row, typename... Columns>
+std::vector<Row> rows_of(const Arrays& arrays, const std::string& name,
+                         const std::tuple<Columns...>& columns) {
+  if (arrays.size() != sizeof...(Columns)) {
+    throw TraceError(name + ": " + std::to_string(arrays.size()) + " columns instead of " +
+                     std::to_string(sizeof...(Columns)));
+  }
+  const py::ssize_t length = arrays.begin()->second.size();
+  for (const auto& [key, array] : arrays) {
+    if (array.ndim() != 1 || array.size() != length) {
+      throw TraceError(name + "." + key + ": not as long as the other columns");
+    }
+  }
+  std::vector<Row> rows(static_cast<std::size_t>(length));
+  for_each_column(columns, [&](const auto& column) {
+    const std::string key(column.name);
+    const auto array = arrays.find(key);
+    if (array == arrays.end()) throw TraceError(name + ": there is no column '" + key + "'");
+    const std::string path = name + "." + key;
+    const std::int64_t* values = array->second.data();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      set(column.cell(rows[i]), values[i], path, i);
+    }
+  });
   return rows;
 }
 
@@ -126,14 +87,14 @@ void bind_make_trace(py::module_& m) {
   m.def(
       "make_trace",
       [](std::map<std::string, std::string> info, Tick end, std::vector<Tick> iterations,
-         std::vector<std::string> layers, const Columns& phases, const Columns& requests) {
+         std::vector<std::string> layers, const Arrays& phases, const Arrays& requests) {
         auto trace = std::make_shared<trace::Trace>();
         trace->info = std::move(info);
         trace->end = end;
         trace->iterations = std::move(iterations);
         trace->layers = std::move(layers);
-        trace->phases = make_phases(phases);
-        trace->requests = make_requests(requests);
+        trace->phases = rows_of<trace::PhaseSpan>(phases, "phases", trace::kPhaseSpanColumns);
+        trace->requests = rows_of<trace::Request>(requests, "requests", trace::kRequestColumns);
         trace->check();
         return trace;
       },

@@ -7,8 +7,9 @@
 
 #include "bindings/columns.h"
 #include "bindings/parts.h"
-#include "bindings/phases.h"
+#include "plan/plan_columns.h"
 #include "plan/plan_json.h"
+#include "trace/trace_columns.h"
 
 namespace py = pybind11;
 
@@ -26,62 +27,28 @@ py::bytes json_bytes(const plan::Plan& plan) {
   return text;
 }
 
-py::dict decisions_of(const py::object& self) {
-  const auto& rows = self.cast<const plan::Plan&>().decisions;
-  py::dict d;
-  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
-  d["offset"] = column(self, rows, [](auto& r) -> auto& { return r.offset; });
-  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
-  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
-  d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
-  d["phase_end"] = column(self, rows, [](auto& r) -> auto& { return r.phase_end; });
-  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
-  return d;
+// Binds a table that a plan holds.
+template <auto Rows>
+auto table_of(const auto& columns) {
+  return [&columns](const py::object& self) {
+    return table(self, self.cast<const plan::Plan&>().*Rows, columns);
+  };
 }
 
-py::dict opening_of(const py::object& self) {
-  const auto& rows = self.cast<const plan::Plan&>().opening;
-  py::dict d;
-  d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
-  d["after"] = column(self, rows, [](auto& r) -> auto& { return r.after; });
-  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
-  d["offset"] = column(self, rows, [](auto& r) -> auto& { return r.offset; });
-  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
-  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
-  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
-  return d;
-}
-
-py::dict groups_of(const py::object& self) {
-  const auto& rows = self.cast<const plan::Plan&>().groups;
-  py::dict d;
-  d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
-  d["after"] = column(self, rows, [](auto& r) -> auto& { return r.after; });
-  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
-  d["offset"] = column(self, rows, [](auto& r) -> auto& { return r.offset; });
-  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
-  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
-  d["phase_end"] = column(self, rows, [](auto& r) -> auto& { return r.phase_end; });
-  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
-  return d;
-}
-
-py::dict reusable_of(const plan::Plan& plan) {
-  const auto rows =
-      std::make_shared<const std::vector<plan::ReusableRow>>(plan::reusable_rows(plan));
-  const py::capsule owner(new auto(rows), [](void* p) {
-    delete static_cast<std::shared_ptr<const std::vector<plan::ReusableRow>>*>(p);
-  });
-  py::dict d;
-  d["group"] = column(owner, *rows, [](auto& r) -> auto& { return r.group; });
-  d["begin"] = column(owner, *rows, [](auto& r) -> auto& { return r.range.begin; });
-  d["end"] = column(owner, *rows, [](auto& r) -> auto& { return r.range.end; });
-  return d;
-}
+constexpr const auto& kPhaseColumns = trace::kPhaseColumns<profile::ProfiledPhase>;
 
 }  // namespace
 
 void bind_plan(py::module_& m) {
+  py::dict tables;
+  tables["phases"] = describe<profile::ProfiledPhase>(kPhaseColumns);
+  tables["decisions"] = describe<plan::Decision>(plan::kDecisionColumns);
+  tables["groups"] = describe<plan::DynamicGroup>(plan::kGroupColumns);
+  tables["persistent"] = describe<plan::PersistentRequest>(plan::kPersistentColumns);
+  tables["opening"] = describe<plan::OpeningRequest>(plan::kOpeningColumns);
+  tables["contexts"] = describe<plan::ContextRow>(plan::kContextColumns);
+  tables["reusable"] = describe<plan::ReusableRow>(plan::kReusableColumns);
+  m.attr("PLAN_TABLES") = tables;
   py::class_<plan::Plan, std::shared_ptr<plan::Plan>>(m, "Plan")
       .def_readwrite("info", &plan::Plan::info)
       .def_readwrite("dynamic", &plan::Plan::dynamic)
@@ -102,14 +69,14 @@ void bind_plan(py::module_& m) {
       .def_property_readonly(
           "ordered",
           [](const plan::Plan& plan) { return plan.streams == solve::Streams::kOrdered; })
-      .def("phases",
-           [](const py::object& self) {
-             return phase_columns(self, self.cast<const plan::Plan&>().phases);
+      .def("phases", table_of<&plan::Plan::phases>(kPhaseColumns))
+      .def("decisions", table_of<&plan::Plan::decisions>(plan::kDecisionColumns))
+      .def("groups", table_of<&plan::Plan::groups>(plan::kGroupColumns))
+      .def("opening", table_of<&plan::Plan::opening>(plan::kOpeningColumns))
+      .def("reusable",
+           [](const plan::Plan& plan) {
+             return owning_table(plan::reusable_rows(plan), plan::kReusableColumns);
            })
-      .def("decisions", &decisions_of)
-      .def("groups", &groups_of)
-      .def("opening", &opening_of)
-      .def("reusable", &reusable_of)
       .def("check", &plan::Plan::check, ReleaseGil())
       .def("to_json", &json_bytes)
       .def_static(

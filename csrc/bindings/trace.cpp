@@ -9,10 +9,10 @@
 #include "bindings/columns.h"
 #include "bindings/interruptible.h"
 #include "bindings/parts.h"
-#include "bindings/phases.h"
 #include "plan/build.h"
 #include "profile/lifetimes.h"
 #include "trace/fingerprint.h"
+#include "trace/trace_columns.h"
 #include "trace/trace_json.h"
 
 namespace py = pybind11;
@@ -31,39 +31,29 @@ py::bytes json_bytes(const trace::Trace& trace) {
   return text;
 }
 
-py::dict requests_of(const py::object& self) {
-  const auto& rows = self.cast<const trace::Trace&>().requests;
-  py::dict d;
-  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
-  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
-  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
-  d["phase_begin"] = column(self, rows, [](auto& r) -> auto& { return r.phase_begin; });
-  d["phase_end"] = column(self, rows, [](auto& r) -> auto& { return r.phase_end; });
-  d["layer_begin"] = column(self, rows, [](auto& r) -> auto& { return r.layer_begin; });
-  d["layer_end"] = column(self, rows, [](auto& r) -> auto& { return r.layer_end; });
-  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
-  d["thread"] = column(self, rows, [](auto& r) -> auto& { return r.thread; });
-  d["dynamic"] = column(self, rows, [](auto& r) -> auto& { return r.dynamic; });
-  return d;
+// Binds a table that a trace or a profile holds.
+template <auto Rows, typename Owner>
+auto table_of(const auto& columns) {
+  return [&columns](const py::object& self) {
+    return table(self, self.cast<const Owner&>().*Rows, columns);
+  };
 }
 
-py::dict phases_of(const py::object& self) {
-  const auto& rows = self.cast<const trace::Trace&>().phases;
-  py::dict d = phase_columns(self, rows);
-  d["iteration"] = column(self, rows, [](auto& r) -> auto& { return r.iteration; });
-  return d;
-}
-
-py::dict layer_spans_of(const py::object& self) {
-  const auto& rows = self.cast<const trace::Trace&>().layer_spans;
-  py::dict d;
-  d["layer"] = column(self, rows, [](auto& r) -> auto& { return r.layer; });
-  d["phase"] = column(self, rows, [](auto& r) -> auto& { return r.phase; });
-  d["begin"] = column(self, rows, [](auto& r) -> auto& { return r.begin; });
-  d["end"] = column(self, rows, [](auto& r) -> auto& { return r.end; });
-  d["recompute"] = column(self, rows, [](auto& r) -> auto& { return r.recompute; });
-  return d;
-}
+using Profiled = profile::ProfiledRequest;
+constexpr std::tuple kProfiledColumns{
+    Column<&Profiled::request>{"request"},
+    Column<&Profiled::size>{"size"},
+    Column<&Profiled::lower>{"lower"},
+    Column<&Profiled::upper>{"upper"},
+    Column<&Profiled::phase_begin>{"phase_begin"},
+    Column<&Profiled::phase_end>{"phase_end"},
+    Column<&Profiled::layer_begin>{"layer_begin"},
+    Column<&Profiled::layer_end>{"layer_end"},
+    Column<&Profiled::stream>{"stream"},
+    Column<&Profiled::thread>{"thread"},
+    Column<&Profiled::lifetime>{"lifetime"},
+    Column<&Profiled::dynamic>{"dynamic"},
+};
 
 py::dict profiled_requests_of(const py::object& self) {
   const auto& profile = self.cast<const profile::IterationProfile&>();
@@ -72,21 +62,9 @@ py::dict profiled_requests_of(const py::object& self) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     plannable.mutable_at(i) = profile.is_plannable(rows[i]);
   }
-  py::dict d;
-  d["request"] = column(self, rows, [](auto& r) -> auto& { return r.request; });
-  d["size"] = column(self, rows, [](auto& r) -> auto& { return r.size; });
-  d["lower"] = column(self, rows, [](auto& r) -> auto& { return r.lower; });
-  d["upper"] = column(self, rows, [](auto& r) -> auto& { return r.upper; });
-  d["phase_begin"] = column(self, rows, [](auto& r) -> auto& { return r.phase_begin; });
-  d["phase_end"] = column(self, rows, [](auto& r) -> auto& { return r.phase_end; });
-  d["layer_begin"] = column(self, rows, [](auto& r) -> auto& { return r.layer_begin; });
-  d["layer_end"] = column(self, rows, [](auto& r) -> auto& { return r.layer_end; });
-  d["stream"] = column(self, rows, [](auto& r) -> auto& { return r.stream; });
-  d["thread"] = column(self, rows, [](auto& r) -> auto& { return r.thread; });
-  d["lifetime"] = column(self, rows, [](auto& r) -> auto& { return r.lifetime; });
-  d["dynamic"] = column(self, rows, [](auto& r) -> auto& { return r.dynamic; });
-  d["plannable"] = plannable;
-  return d;
+  py::dict columns = table(self, rows, kProfiledColumns);
+  columns["plannable"] = plannable;
+  return columns;
 }
 
 // A place, and the most that any compared iteration asked for there.
@@ -100,8 +78,15 @@ struct PlaceRow {
   Bytes bytes = 0;
 };
 
+constexpr std::tuple kPlaceColumns{
+    Column<&PlaceRow::phase>{"phase"},   Column<&PlaceRow::phase_end>{"phase_end"},
+    Column<&PlaceRow::stream>{"stream"}, Column<&PlaceRow::lower>{"lower"},
+    Column<&PlaceRow::upper>{"upper"},   Column<&PlaceRow::requests>{"requests"},
+    Column<&PlaceRow::bytes>{"bytes"},
+};
+
 py::dict places_of(const profile::IterationProfile& profile) {
-  auto rows = std::make_shared<std::vector<PlaceRow>>();
+  std::vector<PlaceRow> rows;
   for (const profile::DynamicPlace& place : profile.places) {
     PlaceRow row{place.phase, place.phase_end, place.stream, place.lower, place.upper};
     for (const auto& sightings : place.sightings) {
@@ -110,20 +95,9 @@ py::dict places_of(const profile::IterationProfile& profile) {
       row.requests = std::max(row.requests, static_cast<std::int64_t>(sightings.size()));
       row.bytes = std::max(row.bytes, bytes);
     }
-    rows->push_back(row);
+    rows.push_back(row);
   }
-  const py::capsule owner(new auto(rows), [](void* p) {
-    delete static_cast<std::shared_ptr<std::vector<PlaceRow>>*>(p);
-  });
-  py::dict d;
-  d["phase"] = column(owner, *rows, [](auto& r) -> auto& { return r.phase; });
-  d["phase_end"] = column(owner, *rows, [](auto& r) -> auto& { return r.phase_end; });
-  d["stream"] = column(owner, *rows, [](auto& r) -> auto& { return r.stream; });
-  d["lower"] = column(owner, *rows, [](auto& r) -> auto& { return r.lower; });
-  d["upper"] = column(owner, *rows, [](auto& r) -> auto& { return r.upper; });
-  d["requests"] = column(owner, *rows, [](auto& r) -> auto& { return r.requests; });
-  d["bytes"] = column(owner, *rows, [](auto& r) -> auto& { return r.bytes; });
-  return d;
+  return owning_table(std::move(rows), kPlaceColumns);
 }
 
 plan::Plan plan_of(const trace::Trace& trace, const std::string& algorithm, Bytes alignment,
@@ -154,6 +128,11 @@ void bind_trace(py::module_& m) {
     lifetimes.append(to_string(static_cast<profile::LifetimeClass>(i)));
   }
   m.attr("LIFETIME_CLASSES") = py::tuple(lifetimes);
+  py::dict tables;
+  tables["phases"] = describe<trace::PhaseSpan>(trace::kPhaseSpanColumns);
+  tables["layer_spans"] = describe<trace::LayerSpan>(trace::kLayerSpanColumns);
+  tables["requests"] = describe<trace::Request>(trace::kRequestColumns);
+  m.attr("TRACE_TABLES") = tables;
 
   py::class_<profile::IterationProfile, std::shared_ptr<profile::IterationProfile>>(
       m, "IterationProfile")
@@ -161,10 +140,8 @@ void bind_trace(py::module_& m) {
       .def_readonly("compared", &profile::IterationProfile::compared)
       .def_readonly("period", &profile::IterationProfile::period)
       .def_readonly("load", &profile::IterationProfile::load)
-      .def("phases",
-           [](const py::object& self) {
-             return phase_columns(self, self.cast<const profile::IterationProfile&>().phases);
-           })
+      .def("phases", table_of<&profile::IterationProfile::phases, profile::IterationProfile>(
+                         trace::kPhaseColumns<profile::ProfiledPhase>))
       .def("requests", &profiled_requests_of)
       .def("places", &places_of);
 
@@ -173,9 +150,10 @@ void bind_trace(py::module_& m) {
       .def_readonly("end", &trace::Trace::end)
       .def_readonly("layers", &trace::Trace::layers)
       .def_readonly("iterations", &trace::Trace::iterations)
-      .def("requests", &requests_of)
-      .def("phases", &phases_of)
-      .def("layer_spans", &layer_spans_of)
+      .def("requests", table_of<&trace::Trace::requests, trace::Trace>(trace::kRequestColumns))
+      .def("phases", table_of<&trace::Trace::phases, trace::Trace>(trace::kPhaseSpanColumns))
+      .def("layer_spans",
+           table_of<&trace::Trace::layer_spans, trace::Trace>(trace::kLayerSpanColumns))
       .def("check", &trace::Trace::check, ReleaseGil())
       .def("to_json", &json_bytes)
       .def_static(

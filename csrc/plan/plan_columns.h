@@ -1,0 +1,54 @@
+// The columns of a plan's tables, in the order of the file format. The phases' are
+// trace::kPhaseColumns.
+#pragma once
+
+#include "base/columns.h"
+#include "plan/plan.h"
+
+namespace stalloc::plan {
+
+inline constexpr std::tuple kDecisionColumns{
+    Column<&Decision::size>{"size"},     Column<&Decision::offset>{"offset"},
+    Column<&Decision::lower>{"lower"},   Column<&Decision::upper>{"upper"},
+    Column<&Decision::phase>{"phase"},   Column<&Decision::phase_end>{"phase_end"},
+    Column<&Decision::stream>{"stream"},
+};
+
+inline constexpr std::tuple kGroupColumns{
+    Column<&DynamicGroup::phase>{"phase"},         Column<&DynamicGroup::after>{"after"},
+    Column<&DynamicGroup::size>{"size"},           Column<&DynamicGroup::offset>{"offset"},
+    Column<&DynamicGroup::lower>{"lower"},         Column<&DynamicGroup::upper>{"upper"},
+    Column<&DynamicGroup::phase_end>{"phase_end"}, Column<&DynamicGroup::stream>{"stream"},
+};
+
+inline constexpr std::tuple kPersistentColumns{
+    Column<&PersistentRequest::phase>{"phase"},
+    Column<&PersistentRequest::after>{"after"},
+    Column<&PersistentRequest::size>{"size"},
+    Column<&PersistentRequest::stream>{"stream"},
+};
+
+inline constexpr std::tuple kOpeningColumns{
+    Column<&OpeningRequest::phase>{"phase"},
+    Column<&OpeningRequest::after>{"after"},
+    Column<&OpeningRequest::size>{"size"},
+    Column<&OpeningRequest::offset>{"offset"},
+    Column<&OpeningRequest::lower>{"lower"},
+    Column<&OpeningRequest::upper>{.name = "upper", .never_is_null = true},
+    Column<&OpeningRequest::stream>{"stream"},
+};
+
+inline constexpr std::tuple kContextColumns{
+    Column<&ContextRow::group>{"group"},
+    Column<&ContextRow::context, &profile::DynamicContext::size>{"size"},
+    Column<&ContextRow::context, &profile::DynamicContext::before>{"before"},
+    Column<&ContextRow::context, &profile::DynamicContext::earlier>{"earlier"},
+};
+
+inline constexpr std::tuple kReusableColumns{
+    Column<&ReusableRow::group>{"group"},
+    Column<&ReusableRow::range, &AddressRange::begin>{"begin"},
+    Column<&ReusableRow::range, &AddressRange::end>{"end"},
+};
+
+}  // namespace stalloc::plan
