@@ -79,6 +79,6 @@ def mark(
             hints[end] = Hint.OTHER  # it has ended
     if used:
         names = ", ".join(sorted(used)[:5]) + (", ..." if len(used) > 5 else "")
-        assumptions.append(f"annotations are taken for phases: {names}")
+        assumptions.append(f"annotations count as phases: {names}")
     # Steps follow each other: the end of one is the beginning of the next.
     return sorted({first for first, _ in steps} | {end for _, end in sorted(steps)[-1:]})

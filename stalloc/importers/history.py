@@ -161,7 +161,7 @@ def pair(history: History) -> Lifetimes:
     _state(
         history,
         overlapping,
-        "{} of an address that is live: what was there is taken as freed just before",
+        "{} of an address that is live: the earlier request counts as freed just before",
         "allocation",
         "allocations",
     )

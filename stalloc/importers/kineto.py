@@ -103,8 +103,8 @@ class KinetoTrace:
         if most > 0:
             history.info["torch_reserved"] = str(most)
         history.assumptions.append(
-            "a Kineto trace has no streams, and sizes rounded by torch: all requests are taken for "
-            "those of one stream, and the rounded sizes for what was asked"
+            "a Kineto trace has no streams, and sizes rounded by torch: all requests count as "
+            "requests of one stream, with the rounded sizes"
         )
         marks = mark(self._annotations(), times, history.hints, history.assumptions)
         return history, marks

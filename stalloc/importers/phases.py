@@ -74,7 +74,7 @@ def find_runs(hints: Sequence[int], allocates: Sequence[bool], assumptions: list
         if not runs or runs[-1].kind != kind:
             runs.append(Run(kind, event if runs else 0))
     if len(runs) > 16 and len(runs) * 2 > sum(allocates):
-        assumptions.append("phases change with nearly every request: they are not told apart")
+        assumptions.append("phases change with nearly every request: they are ignored")
         runs = []
     if not runs:
         return [Run(Hint.OTHER, 0)]
@@ -107,7 +107,7 @@ def find_iterations(
     sequence = tokens[allocating]
     places = np.flatnonzero(allocating)
     if len(marks) >= 2:
-        assumptions.append(f"iterations are told from {len(marks) - 1} profiler steps")
+        assumptions.append(f"iterations follow {len(marks) - 1} profiler steps")
         return list(marks)
     ends = _steps(runs, count)
     if ends:
@@ -122,10 +122,10 @@ def find_iterations(
             del found[0], parts[0]
         if len(found) >= 2:
             assumptions.append(
-                f"{len(found) - 1} iterations of {repeated:,} requests are told from what repeats"
+                f"{len(found) - 1} iterations of {repeated:,} requests follow from their repetition"
             )
             return found
-    assumptions.append("nothing tells where an iteration ends: all is taken for one")
+    assumptions.append("no end of an iteration is known: the recording counts as one iteration")
     return [0, count]
 
 
@@ -159,7 +159,7 @@ def _iterations(
         whole = [0, ends[0]] if 2 * ends[0] >= count else [ends[0], count]
         which = "ends" if whole[0] == 0 else "begins"
         assumptions.append(
-            f"the recording is taken for one iteration, which {which} with the optimizer's step"
+            f"the recording counts as one iteration, which {which} with the optimizer's step"
         )
         return whole
     head, first = _allocations_of([0, *ends[:2]], places, sequence)

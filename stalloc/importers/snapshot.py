@@ -131,8 +131,8 @@ class Snapshot:
         if "free_completed" in found or "free_requested" not in found:
             return "free_completed"
         history.assumptions.append(
-            "the history tells when frees are asked for and not when they are completed: what "
-            "waits for another stream is taken as freed at once"
+            "the history has requested and no completed frees: a block that waits for another "
+            "stream counts as freed at once"
         )
         return "free_requested"
 
@@ -173,8 +173,8 @@ class Snapshot:
                 address += size
         if missing and self._segments:
             history.assumptions.append(
-                f"{len(missing):,} requests are live by the history and not by the segments: they "
-                "are taken as live to the end"
+                f"{len(missing):,} requests are live in the history and not in the segments: they "
+                "count as live to the end"
             )
         if pools:
             history.assumptions.append(
@@ -190,7 +190,7 @@ class Snapshot:
         if self._segments:
             if start + lowest < 0:
                 history.assumptions.append(
-                    "segments and history do not agree on what torch held: only the segments count"
+                    "segments and history disagree on the memory of torch: only the segments count"
                 )
                 highest = reserved
             history.info["torch_reserved"] = str(start + highest)
