@@ -1,4 +1,4 @@
-// Rounding sizes up, with the overflow caught.
+// Rounds sizes up and catches overflow.
 #pragma once
 
 #include "base/error.h"
@@ -7,7 +7,7 @@
 namespace stalloc {
 
 // The smallest multiple of `alignment` (> 0) that is at least `size` (>= 0).
-// Throws OverflowError when that does not fit in Bytes.
+// Throws OverflowError if the result does not fit in Bytes.
 inline Bytes align_up(Bytes size, Bytes alignment) {
   const Bytes rest = size % alignment;
   if (rest == 0) return size;

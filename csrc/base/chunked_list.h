@@ -1,9 +1,9 @@
 // A sorted list in chunks of some cache lines: one binary search over the chunks' last items, one
 // within a chunk, and a move of at most a chunk.
 //
-// A node-based tree takes several cache misses for each of the handful of changes that a request
-// makes; one flat array, at a thousand items, moves of many kilobytes. With a few dozen items this
-// is a flat array.
+// A request makes a handful of changes. Each costs a node-based tree several cache misses, and one
+// flat array of a thousand items a move of many kilobytes. With a few dozen items this is a flat
+// array.
 //
 // Allocates nothing once it has grown to its working size. Not thread-safe.
 #pragma once
@@ -16,11 +16,11 @@
 
 namespace stalloc {
 
-// The order is the caller's: nothing here compares items.
+// The caller keeps the order: nothing here compares items.
 template <typename T>
 class ChunkedList {
  public:
-  // Of an item, or of the end. Changes make all others invalid.
+  // Points at an item or at the end. A change invalidates all other positions.
   struct Position {
     std::size_t entry = 0;
     std::size_t index = 0;
@@ -40,7 +40,7 @@ class ChunkedList {
                                                : Position{p.entry + 1, 0};
   }
 
-  // The first item that `is_past` holds for, as it does for all after it. O(log n).
+  // The first item for which `is_past` is true; it must be true for all later ones. O(log n).
   template <typename Predicate>
   Position first(Predicate is_past) const {
     const auto entry = std::partition_point(order_.begin(), order_.end(),
@@ -59,7 +59,7 @@ class ChunkedList {
     if (p.index + 1 == entry.count) entry.last = item;
   }
 
-  // Before the item at `p`, or at the end. The new item's position.
+  // Inserts before `p`. Returns the new item's position.
   Position insert(Position p, const T& item) {
     ++size_;
     if (order_.empty()) order_.push_back({.last = item, .count = 0, .chunk = take_chunk()});
@@ -80,7 +80,7 @@ class ChunkedList {
     return p;
   }
 
-  // The position of the item that came after it.
+  // Returns the position of the next item.
   Position erase(Position p) {
     --size_;
     Entry& entry = order_[p.entry];
@@ -141,7 +141,7 @@ class ChunkedList {
     order_.insert(order_.begin() + static_cast<std::ptrdiff_t>(lower) + 1, upper);
   }
 
-  // Takes the items of the next chunk into this one.
+  // Moves the items of the next chunk into this one.
   void join(std::size_t entry) {
     Entry& lower = order_[entry];
     const Entry& upper = order_[entry + 1];

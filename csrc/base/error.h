@@ -26,7 +26,7 @@ struct OverflowError : PlanError {
   using PlanError::PlanError;
 };
 
-// The device has not the memory that was asked for, after giving back all that was cached.
+// The device lacks the memory for a request, even after all cached memory was given back.
 struct OutOfMemory : Error {
   using Error::Error;
 };

@@ -1,4 +1,4 @@
-// Sizes for people.
+// Formats sizes for messages.
 #pragma once
 
 #include <string>

@@ -2,8 +2,8 @@
 //
 // A thin layer over simdjson's on-demand parser, which never builds a document: a value is
 // converted where it stands, so that a table of a million rows costs its rows and nothing else.
-// What this adds is strictness (no unknown key, none twice, none missing, columns of one length)
-// and errors that name the file, the key and the row. Not thread-safe.
+// This adds strictness (no unknown, repeated or missing key, columns of one length) and errors that
+// name the file, the key and the row. Not thread-safe.
 #pragma once
 
 #include <simdjson.h>
@@ -40,8 +40,8 @@ class JsonReader {
   JsonReader(std::string_view text, std::string_view source, Raise raise)
       : text_(text), source_(source), raise_(raise) {}
 
-  // Reads the whole text, which says itself that it is of `format`, and of a version up to
-  // `version`. Its other keys are `fields`, in any order; those that are not optional all there.
+  // Reads the whole text. Its "format" must be `format` and its "version" at most `version`; its
+  // other keys are `fields`, in any order. Only optional ones may be missing.
   void document(std::string_view format, std::int64_t version, std::initializer_list<Field> fields);
 
   // Each converts one value, or fails.
@@ -62,7 +62,7 @@ class JsonReader {
   // Calls read(value) for each element.
   template <typename Read>
   void array(Value value, Read read);
-  // An object of arrays, all of the same length.
+  // Reads an object of arrays of one length.
   template <typename Row>
   std::vector<Row> table(Value value, const std::vector<Column<Row>>& columns);
 
@@ -96,7 +96,7 @@ class JsonReader {
   simdjson::padded_string text_;
   std::string source_;
   Raise raise_;
-  std::string path_;  // the key that is being read, as in "requests.size"
+  std::string path_;  // the current key, as in "requests.size"
   std::int64_t row_ = kNoRow;
 };
 

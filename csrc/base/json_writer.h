@@ -53,7 +53,7 @@ class JsonWriter {
     key(name);
     value(content);
   }
-  // An array of what write(row) writes for each row.
+  // Writes an array: write(row) writes the element of each row.
   template <typename Rows, typename Write>
   void column(std::string_view name, const Rows& rows, Write write) {
     key(name);

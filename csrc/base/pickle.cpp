@@ -1,8 +1,8 @@
 // The instructions are those of protocols 0 to 5. Only their arguments' lengths matter here, so one
-// table tells them all. What looks up, calls or fills in an object of a class is refused by name.
-// A number of a place in the memo is refused when it exceeds the length of the pickle, which no
-// pickler writes: an unpickler that keeps its memo in an array would allocate up to it. Of what the
-// instructions make only the parts of tuples are followed; see PickleStack.
+// table holds them all. Instructions that look up, call or fill in an object of a class are refused
+// by name. A memo index above the pickle's length is refused: no pickler writes one, and an
+// unpickler that keeps its memo in an array would allocate up to it. Of the results only the parts
+// of tuples are followed; see PickleStack.
 #include "base/pickle.h"
 
 #include <array>
@@ -19,10 +19,10 @@ namespace {
 enum class Argument : std::uint8_t {
   kUnknown,
   kNone,
-  kHeader,   // `size` bytes, of no object
+  kHeader,   // `size` bytes that make no object
   kFixed,    // `size` bytes
-  kCounted,  // a little-endian number of `size` bytes, and then as many bytes
-  kMemo,     // the number of a place, of `size` bytes
+  kCounted,  // a little-endian number of `size` bytes, then that many bytes
+  kMemo,     // a memo index of `size` bytes
   kLine,     // up to the end of the line
   kMemoLine,
   kGlobal,  // two lines
@@ -33,7 +33,7 @@ enum class Argument : std::uint8_t {
 struct Opcode {
   Argument argument = Argument::kUnknown;
   std::uint8_t size = 0;
-  const char* name = "";  // of what is refused
+  const char* name = "";  // of a refused object
 };
 
 constexpr std::array<Opcode, 256> make_opcodes() {
@@ -165,7 +165,7 @@ class Scanner {
     reads ? stack_.get(place) : stack_.put(place);
   }
 
-  // The last two texts: a global that is looked up by what is on the stack is mostly called so.
+  // The last two texts: mostly the name of a global that is looked up from the stack.
   void note_text(std::string_view text) {
     texts_[0] = texts_[1];
     texts_[1] = text.substr(0, 100);

@@ -1,11 +1,11 @@
-// How much is inside the tuples that a pickle's machine makes, which is not run.
+// Counts the parts of the tuples that a pickle would make, without making them.
 //
-// A tuple may be a key, and hashing it hashes all that is in it, one call of C inside the other. A
-// million nested tuples, a byte each, would end the process; thirty that each hold the last one
-// twice would keep it busy for good. Lists and dictionaries are no keys, which is why they count as
-// one part; and as tuples do not change once made, what the memo has of them stays true. Where a
-// damaged pickle takes more from the stack than there is, the unpickler will complain. Cost: O(1)
-// an instruction, two bytes an object on the stack or in the memo.
+// A tuple may be a key, and hashing it hashes all its parts by nested C calls. A million nested
+// tuples, a byte each, would crash the process; thirty that each hold the last one twice would keep
+// it busy forever. Lists and dictionaries cannot be keys, so they count as one part. Tuples never
+// change, so the memo's counts stay true. If a damaged pickle takes more from the stack than there
+// is, the unpickler will complain. Cost: O(1) an instruction, two bytes an object on the stack or
+// in the memo.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +18,10 @@ class PickleStack {
  public:
   static constexpr std::uint32_t kMostParts = 1000;  // a snapshot's have two
 
-  // Something that is no tuple.
+  // Pushes an object that is no tuple.
   void push() { stack_.push_back(1); }
 
-  // An instruction without an argument. False when it makes too large a tuple.
+  // Follows an instruction without an argument. Returns false if it makes too large a tuple.
   bool apply(char code) {
     switch (code) {
       case '(':
@@ -91,7 +91,7 @@ class PickleStack {
 
   void drop(std::size_t count) { stack_.resize(stack_.size() - std::min(count, stack_.size())); }
 
-  // A tuple of the topmost.
+  // Makes a tuple of the topmost `count` objects. Returns false if it is too large.
   bool wrap(std::size_t count) {
     count = std::min(count, stack_.size());
     std::uint32_t parts = 1;
@@ -103,7 +103,7 @@ class PickleStack {
     return parts <= kMostParts;
   }
 
-  std::vector<std::uint16_t> stack_;  // of each object, how many parts it has
+  std::vector<std::uint16_t> stack_;  // the number of parts of each object
   std::vector<std::size_t> marks_;    // heights of the stack
   std::vector<std::uint16_t> memo_;
   std::uint64_t memoized_ = 0;

@@ -1,4 +1,4 @@
-// Values by address: each address has the value of the range that was assigned to it last.
+// Maps each address to the value of the range that was assigned last.
 //
 // Not thread-safe.
 #pragma once
@@ -26,8 +26,8 @@ class RangeMap {
     entries_[r.begin] = {r.end, value};
   }
 
-  // Calls visit(value) for each stretch of one value that shares an address with `r`, ascending.
-  // O(log n) and their number.
+  // Calls visit(value) for each stretch of one value that overlaps `r`, ascending. O(log n) plus
+  // their number.
   void visit(Range r, auto visit) const {
     auto it = entries_.upper_bound(r.begin);
     if (it != entries_.begin() && std::prev(it)->second.end > r.begin) --it;
@@ -35,12 +35,12 @@ class RangeMap {
   }
 
  private:
-  struct Entry {  // of [key, end); disjoint
+  struct Entry {  // the value of [key, end); disjoint
     Offset end = 0;
     Value value{};
   };
 
-  // Nothing reaches across `at` any more.
+  // Splits the entry that contains `at`, so that none crosses it.
   void cut(Offset at) {
     const auto above = entries_.lower_bound(at);
     if (above == entries_.begin()) return;

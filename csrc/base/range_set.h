@@ -1,8 +1,8 @@
 // Disjoint address ranges in ascending order.
 //
 // A pool holds tens to a few thousand of them at a time, and each request changes a handful: see
-// chunked_list.h. Where the best fit is sought, they are kept in order of their size as well
-// (HoleSet), so that it is found without looking at the others. Not thread-safe.
+// chunked_list.h. HoleSet also keeps them in order of size, to find the best fit without looking at
+// the others. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,15 @@
 
 namespace stalloc {
 
-// Ranges in order of their size, those of one size in order of their address.
+// Keeps ranges in order of size, then address.
 class SizeOrder {
  public:
   void clear() { ranges_.clear(); }
   void insert(Range r) { ranges_.insert(first_from(r), r); }
   void erase(Range r) { ranges_.erase(first_from(r)); }
 
-  // Where the smallest of at least `size` bytes begins, the lowest of equals; kUnplaced when there
-  // is none. O(log n).
+  // Returns the beginning of the smallest range of at least `size` bytes, the lowest of equals;
+  // kUnplaced if there is none. O(log n).
   Offset best_fit(Bytes size) const {
     const auto fit = first_from({0, size});
     return fit == ranges_.end() ? kUnplaced : ranges_.at(fit).begin;
@@ -48,7 +48,7 @@ struct Unordered {
   void erase(Range /*r*/) {}
 };
 
-// Every operation is O(log n) unless it says otherwise.
+// Every operation is O(log n) unless noted otherwise.
 template <typename Order>
 class BasicRangeSet {
  public:
@@ -59,7 +59,7 @@ class BasicRangeSet {
     order_.clear();
   }
 
-  // A copy. O(n).
+  // Returns a copy. O(n).
   std::vector<Range> ranges() const {
     std::vector<Range> result;
     result.reserve(list_.size());
@@ -69,26 +69,26 @@ class BasicRangeSet {
     return result;
   }
 
-  // Becomes a copy. O(n log n).
+  // Copies the ranges of `other`. O(n log n).
   template <typename Other>
   void assign(const BasicRangeSet<Other>& other) {
     clear();
     for (const Range& r : other.ranges()) add(list_.end(), r);
   }
 
-  // Whether any range shares an address with `other`.
+  // Returns true if any range overlaps `other`.
   bool overlaps(Range other) const {
     const Position p = first_ending_after(other.begin);
     return p != list_.end() && list_.at(p).begin < other.end;
   }
 
-  // Whether one range holds all of `other`.
+  // Returns true if one range contains `other`.
   bool holds(Range other) const {
     const Position p = first_ending_after(other.begin);
     return p != list_.end() && list_.at(p).begin <= other.begin && other.end <= list_.at(p).end;
   }
 
-  // Calls visit(range) for what `other` and the ranges here have in common, ascending.
+  // Calls visit(range) for each intersection with `other`, ascending.
   void intersect(Range other, auto visit) const {
     for (Position p = first_ending_after(other.begin);
          p != list_.end() && list_.at(p).begin < other.end; p = list_.next(p)) {
@@ -96,14 +96,14 @@ class BasicRangeSet {
     }
   }
 
-  // Adds a range that overlaps none of those here, as an entry of its own.
+  // Adds a range that overlaps no other, as an entry of its own.
   void insert(Range added) {
     const Position p = first_ending_after(added.begin);
     assert(p == list_.end() || added.end <= list_.at(p).begin);
     add(p, added);
   }
 
-  // Adds a range that overlaps none of those here, and merges it with those it touches.
+  // Adds a range that overlaps no other, and merges it with those it touches.
   void insert_merged(Range added) {
     Position p = list_.first([&](const Range& i) { return i.end >= added.begin; });
     Range whole = added;
@@ -124,20 +124,20 @@ class BasicRangeSet {
     }
   }
 
-  // The range that begins exactly at `begin`, or one that is empty.
+  // Returns the range that begins at `begin`, or an empty one.
   Range find(Offset begin) const {
     const Position p = first_ending_after(begin);
     return p != list_.end() && list_.at(p).begin == begin ? list_.at(p) : Range{};
   }
 
-  // Removes the entry that begins at `begin`, which must be here.
+  // Removes the entry that begins at `begin`. It must exist.
   void erase(Offset begin) {
     const Position p = first_ending_after(begin);
     assert(p != list_.end() && list_.at(p).begin == begin);
     drop(p);
   }
 
-  // Takes out whatever of `removed` is here. O(log n) for each range that it meets.
+  // Removes the addresses of `removed`. O(log n) for each range that overlaps it.
   void remove(Range removed) {
     Position p = first_ending_after(removed.begin);
     while (p != list_.end() && list_.at(p).begin < removed.end) {
@@ -156,7 +156,7 @@ class BasicRangeSet {
     }
   }
 
-  // Takes `taken` out of the range that holds all of it. Such a one must be here.
+  // Removes `taken` from the range that contains it. Such a range must exist.
   void subtract(Range taken) {
     assert(holds(taken));
     const Position p = first_ending_after(taken.begin);
@@ -171,11 +171,11 @@ class BasicRangeSet {
     }
   }
 
-  // Where the smallest range of at least `size` bytes begins, the lowest of equals; kUnplaced when
-  // there is none. With an order.
+  // Returns the beginning of the smallest range of at least `size` bytes, the lowest of equals;
+  // kUnplaced if there is none. Needs an order.
   Offset best_fit(Bytes size) const { return order_.best_fit(size); }
 
-  // 0 when there is none. O(1), with an order.
+  // 0 if there is none. O(1); needs an order.
   Bytes largest() const { return order_.largest(); }
 
  private:

@@ -16,7 +16,7 @@ using LayerIndex = std::int32_t;     // index into a table of layer names
 using StreamId = std::int32_t;       // ordinal of a stream by first use; 0 is the device's default
 using ThreadOrdinal = std::int32_t;  // ordinal of a thread by first use; 0 is the training thread
 
-inline constexpr Tick kNever = std::numeric_limits<Tick>::max();  // "not freed while we looked"
+inline constexpr Tick kNever = std::numeric_limits<Tick>::max();  // not freed while recorded
 inline constexpr Offset kUnplaced = -1;
 inline constexpr std::int32_t kNone = -1;        // no phase, no layer, no request
 inline constexpr Bytes kDefaultAlignment = 512;  // what CUDA's allocators give

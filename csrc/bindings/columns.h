@@ -48,7 +48,7 @@ pybind11::dict owning_table(std::vector<Row> rows, const std::tuple<Columns...>&
   return table(owner, view, columns);
 }
 
-// What a declaration says: for each column its name, NumPy type, and whether a file may have null.
+// Describes the columns: the name, the NumPy type, and true if a file may have null.
 template <typename Row, typename... Columns>
 pybind11::tuple describe(const std::tuple<Columns...>& columns) {
   pybind11::list described;

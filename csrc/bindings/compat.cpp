@@ -1,4 +1,4 @@
-// Compat mode's figures, in the shape of torch's own.
+// Compat mode's figures in torch's format.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -19,7 +19,7 @@ py::dict to_dict(const device::Tally& t) {
   return d;
 }
 
-// One quantity for all blocks or pieces, the small and the large ones.
+// One quantity: for all blocks or pieces, for small and for large ones.
 template <typename Parts, typename Read>
 py::dict by_size(const Parts& parts, Read read) {
   py::dict d;
@@ -29,7 +29,7 @@ py::dict by_size(const Parts& parts, Read read) {
   return d;
 }
 
-// What is held and not live. torch counts only what splitting left over; here it is all of it.
+// All bytes held and not live. torch counts only the remainders of split blocks.
 device::Tally idle(const device::CudaMemory::Held& held, const compat::CompatGpu::Counts& counts) {
   device::Tally t;
   t.current = t.peak = held.bytes.current - counts.rounded.current;
@@ -135,7 +135,7 @@ void bind_compat(py::module_& m) {
   m.def(
       "compat_runtime", [](int device) { return &compat::CompatGpu::of(device).runtime(); },
       py::arg("device"), py::return_value_policy::reference,
-      "The runtime of a GPU whose requests torch's pluggable interface brings.");
+      "The runtime of a GPU that torch's pluggable allocator interface serves.");
   m.def(
       "compat_record_exactly",
       [](int device, bool exact) { compat::CompatGpu::of(device).record_exactly(exact); },

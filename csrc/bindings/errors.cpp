@@ -1,5 +1,5 @@
-// Turns each of the core's exceptions into the class of the same name in stalloc/errors.py. They
-// are written in Python because there they can have two bases and documentation.
+// Turns each of the core's exceptions into the class of the same name in stalloc/errors.py. Python
+// defines the classes because there they can have two bases and documentation.
 #include <pybind11/gil_safe_call_once.h>
 
 #include "base/error.h"
@@ -17,7 +17,7 @@ struct ErrorClasses {
   py::object out_of_memory;
 };
 
-// Never destroyed: the interpreter is gone by the time static objects are.
+// Never destroyed: the interpreter ends before static objects are destroyed.
 const ErrorClasses& classes() {
   static py::gil_safe_call_once_and_store<ErrorClasses> storage;
   return storage

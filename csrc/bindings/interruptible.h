@@ -1,5 +1,5 @@
-// Long work for Python: without the GIL, with progress reported to a Python function, and given up
-// when the user presses Ctrl-C.
+// Runs long work for Python: without the GIL, with progress reported to a Python function, and
+// cancelled by Ctrl-C.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,9 +13,9 @@
 
 namespace stalloc::bindings {
 
-// Returns work(cancel, progress), run on a thread of its own while this one looks out for signals.
-// `progress` may be None. When it throws, or a signal's handler does, the work is cancelled and
-// that exception raised. To be called with the GIL.
+// Returns work(cancel, progress), which runs on another thread while this one checks for signals.
+// `progress` may be None. If it or a signal's handler throws, the work is cancelled and that
+// exception raised. The caller must hold the GIL.
 template <typename Work>
 auto run_interruptibly(const pybind11::object& progress, Work work) {
   namespace py = pybind11;
@@ -48,7 +48,7 @@ auto run_interruptibly(const pybind11::object& progress, Work work) {
     }
   }
   {
-    // The work may have ended before the last signal was looked at.
+    // The work may have ended before the last signal was checked.
     const py::gil_scoped_acquire gil;
     if (!raised && PyErr_CheckSignals() != 0) throw py::error_already_set();
   }

@@ -1,4 +1,4 @@
-// What importers, which are written in Python, need of the core: a check of pickles, and a trace
+// The core's part of the importers, which are written in Python: a check of pickles, and a trace
 // from tables.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>

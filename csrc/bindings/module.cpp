@@ -1,4 +1,4 @@
-// The Python module of the core. Each part binds itself in the file of its name.
+// The Python module of the core. Each part is bound in the file of its name.
 #include <pybind11/pybind11.h>
 
 #include "base/format.h"

@@ -1,5 +1,4 @@
-// The parts of the Python module, in the order in which they are bound: a part may use the types of
-// those above it.
+// The parts of the Python module in binding order: a part may use the types of those above it.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,5 +1,5 @@
-// Where a replay put everything, as columns: `address` by request, -1 where the replay did not come
-// so far, and the pieces held of the device.
+// The addresses that a replay chose, as columns: `address` by request (-1 if the replay ended
+// before it), and the pieces held of the device.
 #include "replay/placements.h"
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Plans and what is read out of them. Making one is Trace.plan, in trace.cpp.
+// Plans and their tables. Trace.plan, in trace.cpp, makes them.
 #include "plan/plan.h"
 
 #include <pybind11/stl.h>

@@ -1,4 +1,4 @@
-// The planner for anyone who has arrays: no torch, no trace.
+// The planner for plain arrays: no torch, no trace.
 #include "solve/core/planner.h"
 
 #include <pybind11/functional.h>
@@ -26,7 +26,7 @@ namespace py = pybind11;
 namespace stalloc::bindings {
 namespace {
 
-// forcecast is off: what is no array of 64-bit integers is converted in Python, with care.
+// forcecast is off: Python converts other arrays to 64-bit integers, with checks.
 using Numbers = py::array_t<std::int64_t, py::array::c_style>;
 
 void fill(solve::Problem& problem, const char* name, const std::optional<Numbers>& column,
@@ -49,7 +49,7 @@ std::int32_t narrow(std::int64_t value) {
   return static_cast<std::int32_t>(value);
 }
 
-// In any order.
+// The gaps may come in any order.
 std::vector<solve::Gap> to_gaps(const Numbers& rows) {
   if (rows.ndim() != 2 || rows.shape(1) != 3) {
     throw PlanError("gaps must be an array of three columns: a buffer, and from when to when");
@@ -112,7 +112,7 @@ Numbers to_array(const std::vector<Offset>& offsets) {
   return Numbers(static_cast<py::ssize_t>(offsets.size()), offsets.data());
 }
 
-// One row a wait: buffer, after.
+// Each row is a wait: buffer, after.
 Numbers to_array(const std::vector<solve::Wait>& waits) {
   Numbers rows({static_cast<py::ssize_t>(waits.size()), py::ssize_t{2}});
   std::int64_t* next = rows.mutable_data();
@@ -146,7 +146,7 @@ py::dict solve_problem(const solve::Problem& problem, const std::string& algorit
   const solve::PortfolioResult result =
       run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& tell) {
         solve::Budget budget;
-        // Beyond a year, the clock's own range would be at risk.
+        // Above a year, the clock could overflow.
         constexpr double kLongest = 365.0 * 24 * 3600;
         budget.deadline = std::chrono::steady_clock::now() +
                           std::chrono::duration_cast<std::chrono::steady_clock::duration>(

@@ -37,7 +37,7 @@ py::dict to_dict(const replay::ReplayResult& r, const trace::Trace& trace) {
   return d;
 }
 
-// Zero or less stands for no limit.
+// Zero or less means no limit.
 Bytes or_unlimited(Bytes limit) { return limit > 0 ? limit : replay::CachingSettings::kUnlimited; }
 
 replay::CachingSettings make_settings(bool expandable_segments, Bytes max_split_size,

@@ -1,4 +1,4 @@
-// The runtime as Python sees it: one Runtime object a device, which is also the sink of the hooks.
+// The runtime for Python: each device has a Runtime object, which is also the sink of the hooks.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -113,7 +113,8 @@ void bind_runtime(py::module_& m) {
       .def(
           "keep_addresses",
           [](runtime::DeviceRuntime& r, bool keep) { return r.memory().keep_addresses(keep); },
-          py::arg("keep"), "Whether pools reserved from now on keep their addresses when released.")
+          py::arg("keep"),
+          "Sets whether pools reserved from now on keep their addresses when released.")
       .def(
           "release_pool", [](runtime::DeviceRuntime& r) { r.allocator().release_pool(); },
           ReleaseGil())
@@ -127,7 +128,7 @@ void bind_runtime(py::module_& m) {
   m.def("format_bytes", &format_bytes, py::arg("size"));
   m.def("runtime", &runtime::DeviceRuntime::of, py::arg("device"),
         py::return_value_policy::reference,
-        "The process's runtime for 'cpu', 'meta', or a GPU that has been made one for.");
+        "The process's runtime for 'cpu', 'meta', or a GPU that has one.");
   m.def(
       "runtimes",
       [] {

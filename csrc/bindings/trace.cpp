@@ -1,4 +1,4 @@
-// Traces and what is read out of them.
+// Traces, profiles and their tables.
 #include "trace/trace.h"
 
 #include <pybind11/stl.h>
@@ -67,7 +67,7 @@ py::dict profiled_requests_of(const py::object& self) {
   return columns;
 }
 
-// A place, and the most that any compared iteration asked for there.
+// A place, and the most requests and bytes of any compared iteration there.
 struct PlaceRow {
   PhaseIndex phase = kNone;
   PhaseIndex phase_end = kNone;

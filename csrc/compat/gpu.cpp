@@ -34,7 +34,7 @@ CompatGpu* CompatGpu::known(int device) noexcept {
 
 CompatGpu& CompatGpu::of(int device) {
   if (CompatGpu* gpu = known(device)) return *gpu;
-  runtime_of(device);  // throws for a device that is none
+  runtime_of(device);  // throws if there is no such device
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   auto& slot = gpus()[static_cast<std::size_t>(device)];
@@ -44,7 +44,7 @@ CompatGpu& CompatGpu::of(int device) {
   return *slot.load(std::memory_order_relaxed);
 }
 
-// Where torch cannot be asked, every thread that asks for memory of a GPU is taken to train.
+// If torch cannot be asked, every thread that requests memory of a GPU counts as training.
 bool CompatGpu::for_training() const { return !torch_.in_backward || torch_.in_backward(); }
 
 runtime::NodeSequence CompatGpu::node() const {
@@ -73,7 +73,7 @@ void* CompatGpu::allocate(Bytes size, device::StreamHandle stream) {
     planned = !served.taken;
   }
   runtime::Recorder& recorder = runtime_.recorder();
-  // A stream without a number shares no addresses with any other, nor keeps any.
+  // A stream without a number shares no addresses with others and caches none.
   const bool exactly = recorder.active() && exact_.load(std::memory_order_relaxed);
   if (planned && (exactly || id == kNone)) {
     p = allocate_directly(size);
@@ -113,7 +113,7 @@ void* CompatGpu::allocate_directly(Bytes size) {
   return p;
 }
 
-// Freeing waits for whatever uses the block, on any stream.
+// Freeing waits for all work that uses the block, on any stream.
 bool CompatGpu::free_directly(void* p) noexcept {
   Bytes size = 0;
   {
@@ -150,7 +150,7 @@ bool CompatGpu::record_stream(void* p, device::StreamHandle stream) {
   if (graphs_.any() && graphs_.record_stream(p)) return true;
   if (directs_.load(std::memory_order_relaxed) > 0) {
     const std::lock_guard lock(mutex_);
-    if (direct_.contains(p)) return true;  // freeing it waits anyway
+    if (direct_.contains(p)) return true;  // freeing the block waits anyway
   }
   // Only the owner numbers the stream.
   if (!runtime_.allocator().pool_of(p).begin) return false;

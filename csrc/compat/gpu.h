@@ -1,8 +1,7 @@
-// One GPU as torch's pluggable allocator interface sees it: the planned allocator with a fallback
-// of its own, the memory of CUDA graphs, and the figures that torch's statistics are made of.
+// One GPU behind torch's pluggable allocator interface: the planned allocator with its own
+// fallback, the memory of CUDA graphs, and the figures for torch's statistics.
 //
-// Thread-safe. Made on first use and never destroyed, since tensors die after static destructors
-// have run.
+// Thread-safe. Made on first use and never destroyed, because tensors outlive static objects.
 #pragma once
 
 #include <array>
@@ -19,20 +18,20 @@
 
 namespace stalloc::compat {
 
-// What only torch can tell, or do; any of them may be null.
+// Services that only torch can provide; any of them may be null.
 struct CompatTorch {
   // Throws the exception that torch turns into torch.OutOfMemoryError.
   void (*throw_out_of_memory)(const char* message) = nullptr;
-  // Whether the calling thread runs a backward pass; the node it runs, if any.
+  // True if the calling thread runs a backward pass; the node it runs, if any.
   bool (*in_backward)() = nullptr;
   bool (*running_node)(std::uint64_t* sequence) = nullptr;
 };
 
 class CompatGpu {
  public:
-  // Throws Error when there is no such GPU.
+  // Throws Error if there is no such GPU.
   static CompatGpu& of(int device);
-  // Null when it has not been used.
+  // Null if it has not been used.
   static CompatGpu* known(int device) noexcept;
 
   // Set once, before the first request.
@@ -41,35 +40,35 @@ class CompatGpu {
 
   runtime::DeviceRuntime& runtime() { return runtime_; }
 
-  // `size` > 0 bytes. Throws OutOfMemory, and Error when the device fails.
+  // `size` > 0 bytes. Throws OutOfMemory, or Error if the device fails.
   void* allocate(Bytes size, device::StreamHandle stream);
   void deallocate(void* p, Bytes size) noexcept;
 
-  // False when `p` is no live block of this GPU.
+  // Returns false if `p` is no live block of this GPU.
   bool record_stream(void* p, device::StreamHandle stream);
 
-  // The pool or segment that holds `p`; null beginning when none does.
+  // Returns the pool or segment that contains `p`; its beginning is null if there is none.
   runtime::PlannedAllocator::Piece piece_of(const void* p) const;
 
   void begin_graph_pool(GraphPools::Id id, GraphPools::Filter filter);
   void end_graph_pool(GraphPools::Id id);
   void release_graph_pool(GraphPools::Id id) { graphs_.release(id); }
 
-  // Requests that are recorded bypass the caches: each has a piece of its own from the device.
+  // With `exact`, recorded requests bypass the caches: each gets a piece of its own from the
+  // device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
 
-  // At most this share of the device's memory is held from now on.
+  // Limits the share of the device's memory that is held from now on.
   void set_fraction(double fraction);
   double fraction() const { return fraction_.load(std::memory_order_relaxed); }
   void release_cached() { runtime_.allocator().release_cached(); }
 
-  // Of live blocks; all of them, those of at most kSmall bytes, as torch divides them, and the
-  // larger ones.
+  // Counts live blocks: all, those of at most kSmall bytes (torch's division), and the larger ones.
   static constexpr Bytes kSmall = Bytes{1} << 20;
   struct Counts {
     device::Tally blocks;
     device::Tally requested;  // bytes
-    device::Tally rounded;    // bytes, of what a block takes
+    device::Tally rounded;    // bytes that blocks occupy
   };
   struct Figures {
     Counts all;
@@ -82,7 +81,7 @@ class CompatGpu {
   void reset_peaks();
   void reset_totals();
 
-  // Everything held, for snapshots; the blocks are the live ones, ascending.
+  // Returns all memory held, for snapshots, with the live blocks in ascending order.
   struct Segment {
     runtime::PlannedAllocator::LivePool content;
     GraphPools::Id graph{0, 0};
@@ -107,9 +106,9 @@ class CompatGpu {
   std::atomic<double> fraction_{1.0};
   std::atomic<bool> exact_{false};
   std::atomic<std::size_t> directs_{0};
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   Figures figures_;
-  std::map<void*, Bytes> direct_;  // blocks straight from the device, as asked for
+  std::map<void*, Bytes> direct_;  // blocks straight from the device, by requested size
 };
 
 }  // namespace stalloc::compat

@@ -1,12 +1,11 @@
-// Memory of CUDA graphs: what is asked for while a graph is captured is used by every replay, so it
-// must go to nobody else until the graph is gone.
+// Memory of CUDA graphs: every replay of a graph uses the memory requested during its capture, so
+// nobody else may have that memory until the graph is gone.
 //
-// torch names such memory by an id, opens it for the streams that a filter accepts, closes it, and
-// says in the end that it needs it no more; the same id may be opened again, for graphs that share
-// their memory. Each id has segments of its own. A block that is freed may be handed out again to
-// the same stream of the same pool: in a graph the stream's order holds, as anywhere. One that
-// record_stream() has named is kept until the pool goes. A pool goes, with all its segments, when
-// it is no longer needed and no block in it is live.
+// torch names such a pool by an id, opens it for the streams that a filter accepts, closes it, and
+// finally releases it; it may open the same id again, for graphs that share their memory. Each id
+// has segments of its own. A freed block may serve the same stream of the same pool again, because
+// a graph keeps the stream's order; a block named by record_stream() is kept until the pool goes.
+// A pool goes, with all its segments, when it has been released and no block in it is live.
 //
 // Thread-safe.
 #pragma once
@@ -39,24 +38,24 @@ class GraphPools {
   void close(Id id);
   void release(Id id);
 
-  // Cheap, for every request.
+  // Cheap: called at every request.
   bool any_open() const { return open_.load(std::memory_order_acquire) > 0; }
   bool any() const { return any_.load(std::memory_order_acquire); }
 
-  // `taken` is whether an open pool is for this stream. Then `block` is null when the device has
-  // not the memory.
+  // `taken` is true if an open pool accepts this stream. Then `block` is null if the device lacks
+  // the memory.
   struct Served {
     bool taken = false;
     void* block = nullptr;
   };
   Served allocate(Bytes size, device::StreamHandle stream, StreamId id);
 
-  // False when the block is none of theirs.
+  // Returns false if no pool has the block.
   bool deallocate(void* p);
   bool record_stream(void* p);
   runtime::CachingPool::Segment segment_of(const void* p) const;
 
-  // All blocks of all pools, with their pool's id, for snapshots.
+  // Returns all blocks with their pool's id, for snapshots.
   std::vector<std::pair<Id, runtime::CachingPool::BlockInfo>> blocks() const;
 
  private:

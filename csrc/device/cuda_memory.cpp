@@ -1,5 +1,5 @@
-// Memory is unmapped only after the whole device has been waited for: unlike cudaFree, unmapping
-// does not wait for work that uses it.
+// Before memory is unmapped, the whole device is synchronized: unlike cudaFree, unmapping does not
+// wait for work that uses it.
 #include "device/cuda_memory.h"
 
 #include <algorithm>
@@ -93,7 +93,7 @@ void* CudaMemory::allocate_pool(Bytes size) {
 void* CudaMemory::allocate_virtual(Bytes size) {
   const DeviceGuard device(runtime_, device_);
   if (device.error()) fail("allocating " + format_bytes(size), device.error());
-  // The driver's calls make no context, and memory needs one: the runtime does, on any call.
+  // Memory needs a context. The driver's calls make none; the runtime makes one on any call.
   if (const auto error = runtime_.free(nullptr)) fail("using the device", error);
   std::size_t granularity = 0;
   const auto wanted = properties();
@@ -139,7 +139,7 @@ void CudaMemory::release(void* piece, Bytes size) noexcept {
     if (range.mapped) give_back(size);
     return;
   }
-  // Nobody can be told: at the end of the process, or after a crash, the memory goes by itself.
+  // Errors go unreported: at the end of the process, or after a crash, the memory goes by itself.
   if (runtime_.free(piece) != CudaRuntime::kSuccess) runtime_.get_last_error();
   give_back(size);
 }
@@ -201,7 +201,7 @@ CudaRuntime::AllocationProperties CudaMemory::properties() const {
   return result;
 }
 
-// For this device, and those that can reach it: torch lets them copy from each other.
+// Grants access to this device and those that can reach it: torch lets them copy from each other.
 std::vector<CudaRuntime::Access> CudaMemory::accesses() const {
   int count = 0;
   if (!runtime_.can_access_peer || runtime_.get_device_count(&count)) {
@@ -218,7 +218,7 @@ std::vector<CudaRuntime::Access> CudaMemory::accesses() const {
   return result;
 }
 
-// Brings memory to reserved addresses; false when the device has not enough left.
+// Maps memory to reserved addresses. Returns false if the device has not enough left.
 bool CudaMemory::map(std::uintptr_t begin, std::size_t size) {
   const auto what = [&] { return "mapping " + format_bytes(static_cast<Bytes>(size)); };
   std::uint64_t handle = 0;

@@ -1,10 +1,9 @@
-// A GPU's memory: pieces from cudaMalloc, and pools that can go and come back.
+// A GPU's memory: pieces from cudaMalloc, and pools that can be suspended and resumed.
 //
-// A pool is a range of addresses that is reserved for good, with memory mapped into it (CUDA's
-// virtual memory calls): suspend() takes the memory away and keeps the addresses, resume() maps
-// other memory there. Such memory is made accessible from all devices that can reach this one, as
-// cudaMalloc's may be, but cannot be shared between processes by cudaIpcGetMemHandle. So it is used
-// only where asked for.
+// A pool that can be suspended is a permanently reserved range of addresses with memory mapped into
+// it (CUDA's virtual memory calls): suspend() unmaps the memory and keeps the addresses, resume()
+// maps other memory there. All devices that can reach this one have access, as with cudaMalloc, but
+// cudaIpcGetMemHandle cannot share such memory between processes. So it is optional.
 #pragma once
 
 #include <atomic>
@@ -21,14 +20,14 @@ namespace stalloc::device {
 
 class CudaMemory final : public DeviceMemory {
  public:
-  // Throws Error when no runtime is loaded.
+  // Throws Error if no runtime is loaded.
   explicit CudaMemory(int device);
 
   // "cuda:0", with HIP too, as torch calls it.
   std::string_view name() const override { return name_; }
   int device() const { return device_; }
 
-  // All these throw Error when the device fails in another way than by having no memory left.
+  // All these throw Error if the device fails, except for lack of memory.
   void* allocate(Bytes size) override;
   bool keep_addresses(bool keep) override;
   void* allocate_pool(Bytes size) override;
@@ -36,14 +35,13 @@ class CudaMemory final : public DeviceMemory {
   bool suspend(void* piece, Bytes size) override;
   bool resume(void* piece, Bytes size) override;
   Bytes available() const override;
-  // Asked of the device once: it stays the same, also where the device is lost later.
+  // The device is asked once: the answer stays the same, even if the device is lost later.
   Bytes total() const;
 
-  // At most `limit` bytes are held at a time from now on, what is held already included; 0 leaves
-  // it to the device.
+  // Limits the bytes held at a time, those held already included. 0: only the device limits them.
   void set_limit(Bytes limit);
 
-  // What is held of the device, in bytes and in pieces.
+  // Memory held of the device, in bytes and in pieces.
   struct Held {
     Tally bytes;
     Tally pieces;
@@ -63,7 +61,7 @@ class CudaMemory final : public DeviceMemory {
     bool mapped = false;
   };
 
-  // Notes `size` bytes as held, unless that is more than the limit allows.
+  // Counts `size` bytes as held unless they exceed the limit.
   bool take(Bytes size);
   bool has_room(Bytes size) const;  // the mutex is held
   void note(Bytes size, bool taken) noexcept;
@@ -85,8 +83,8 @@ class CudaMemory final : public DeviceMemory {
   const int device_;
   const std::string name_;
   std::atomic<bool> virtual_pools_{false};
-  mutable std::atomic<Bytes> total_{0};  // 0: not asked for yet
-  mutable std::mutex mutex_;             // of what follows
+  mutable std::atomic<Bytes> total_{0};  // 0: not known yet
+  mutable std::mutex mutex_;             // guards the members below
   std::map<std::uintptr_t, Range> ranges_;
   Bytes limit_ = 0;
   HeldBySize held_;

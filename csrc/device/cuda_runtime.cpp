@@ -11,11 +11,11 @@
 namespace stalloc::device {
 namespace {
 
-// Libraries whose symbols need not be global.
+// Libraries to search; their symbols need not be global.
 constexpr const char* kCudaLibraries[] = {"libcudart.so.13", "libcudart.so.12"};
 constexpr const char* kHipLibraries[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"};
 
-// What is loaded and has `symbol`, its handle held for good; null when nothing has.
+// Returns a permanent handle of the loaded library that has `symbol`; null if none has.
 template <std::size_t n>
 void* find_library(const char* symbol, const char* const (&names)[n]) {
   void* global = dlopen(nullptr, RTLD_LAZY);
@@ -31,7 +31,7 @@ class Loader {
  public:
   Loader(void* library, std::string prefix) : library_(library), prefix_(std::move(prefix)) {}
 
-  // The function of that name, without its prefix. complete() tells whether all were found.
+  // Looks up a function by its name without the prefix. complete() is true if all were found.
   template <typename Function>
   void find(Function*& function, const char* name) {
     find_optional(function, name);
@@ -51,7 +51,7 @@ class Loader {
   bool complete_ = true;
 };
 
-// CUDA's virtual memory calls are the driver's: the runtime knows where they are.
+// CUDA's virtual memory calls belong to the driver; the runtime finds them.
 class DriverLoader {
  public:
   // `runtime` has its own functions already.
@@ -67,7 +67,7 @@ class DriverLoader {
     const std::string symbol = std::string("cu") + name;
     CudaRuntime::Error error = CudaRuntime::kSuccess;
     if (by_version_) {
-      constexpr unsigned kVersion = 12000;  // of the interface that is expected
+      constexpr unsigned kVersion = 12000;  // the version of the driver's interface
       error = by_version_(symbol.c_str(), &found, kVersion, 0, &status);
     } else if (plain_) {
       error = plain_(symbol.c_str(), &found, 0, &status);
@@ -151,7 +151,7 @@ const CudaRuntime* CudaRuntime::find() noexcept {
   static std::atomic<const CudaRuntime*> found{nullptr};
   if (const CudaRuntime* runtime = found.load(std::memory_order_acquire)) return runtime;
   try {
-    // Asked anew each time: torch may be imported later.
+    // Repeated at each call: torch may be imported later.
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     if (!found.load(std::memory_order_relaxed)) {
@@ -181,8 +181,8 @@ void* CudaRuntime::context_of(int device) const noexcept {
   auto& known = contexts_[static_cast<std::size_t>(device)];
   void* context = known.load(std::memory_order_acquire);
   if (context) return context;
-  // Never released: the runtime keeps it to the end of the process, too. Two threads that come here
-  // at a time are given the same.
+  // Never released: the runtime keeps it to the end of the process, too. Concurrent callers get the
+  // same context.
   if (primary_context_retain(&context, device) != kSuccess) return nullptr;
   known.store(context, std::memory_order_release);
   return context;

@@ -1,11 +1,11 @@
-// The GPU's runtime library, as far as memory and order between streams go.
+// The parts of the GPU's runtime library for memory and for order between streams.
 //
-// Nothing is linked: the calls are found when they are first needed, in the library that torch has
-// loaded: libcudart of CUDA 12 or 13, or HIP's libamdhip64, whose functions and constants differ
-// in the prefix of their names alone. So one binary serves them all, and a machine without a GPU.
+// Nothing is linked. The calls are looked up when first needed, in the library that torch has
+// loaded: libcudart of CUDA 12 or 13, or HIP's libamdhip64, whose names differ only in their
+// prefix. So one binary serves all of them, and a machine without a GPU.
 //
-// The virtual memory calls belong to the driver and are handed out by the runtime; a library
-// without them leaves them null (see has_virtual_memory). Thread-safe.
+// The virtual memory calls belong to the driver, and the runtime provides them; they are null in a
+// library without them (see has_virtual_memory). Thread-safe.
 #pragma once
 
 #include <array>
@@ -17,15 +17,15 @@
 namespace stalloc::device {
 
 struct CudaRuntime {
-  using Error = int;  // cudaError_t, hipError_t, CUresult: the same numbers, those that matter
+  using Error = int;  // cudaError_t, hipError_t, CUresult: the numbers used here are the same
 
   static constexpr Error kSuccess = 0;
   static constexpr Error kOutOfMemory = 2;
   static constexpr Error kNotReady = 600;
 
-  // What the process has loaded; throws Error of base/error.h when that is nothing.
+  // The runtime that the process has loaded. Throws Error of base/error.h if there is none.
   static const CudaRuntime& get();
-  // The same, or null.
+  // The same, or null if there is none.
   static const CudaRuntime* find() noexcept;
 
   const char* name = nullptr;  // "CUDA" or "HIP"
@@ -49,7 +49,7 @@ struct CudaRuntime {
   Error (*stream_get_device)(void* stream, int* device) = nullptr;  // may be missing
   Error (*exchange_capture_mode)(int* mode) = nullptr;
 
-  // A type as the library's virtual memory calls have it: memory of one device, pinned there.
+  // An argument of the library's virtual memory calls: memory of one device, pinned there.
   struct Location {
     int type = 1;
     int device = 0;
@@ -84,34 +84,33 @@ struct CudaRuntime {
 
   bool has_virtual_memory() const { return memory_granularity != nullptr; }
 
-  // The driver's contexts; may be missing, with HIP always.
+  // The driver's contexts. May be missing; always missing with HIP.
   Error (*primary_context_retain)(void** context, int device) = nullptr;
   Error (*primary_context_state)(int device, unsigned* flags, int* active) = nullptr;
   Error (*context_push)(void* context) = nullptr;
   Error (*context_pop)(void** context) = nullptr;
 
-  // The context that a device's users share, made where there is none; null where contexts cannot
-  // be had.
+  // Returns the device's shared context, and makes it if needed; null if there are no contexts.
   void* context_of(int device) const noexcept;
-  // Whether the process may have work on a device: not while it has no context there.
+  // Returns false if the process has no context on the device, hence no work there.
   bool is_in_use(int device) const noexcept;
 
-  // "out of memory (error 2)", and forgets that the call failed: otherwise the next to ask for the
-  // last error, torch after each kernel, takes it for its own.
+  // Returns "out of memory (error 2)" and clears the last error: torch asks for it after each
+  // kernel, and would take it for its own.
   std::string explain(Error error) const;
 
   static constexpr int kDevices = 64;
 
  private:
-  mutable std::array<std::atomic<void*>, kDevices> contexts_{};  // those that were retained
+  mutable std::array<std::atomic<void*>, kDevices> contexts_{};  // the retained ones
 };
 
-// Makes `device` the calling thread's current one for a while. Where error() says that it could
-// not, the thread is still on another one, and what belongs to `device` must not be done.
+// Makes `device` the calling thread's current one during its lifetime. If error() is set, the
+// thread is still on another device and must not do the work meant for `device`.
 //
-// By the driver's stack of contexts where there is one: cudaSetDevice(), on the way back, would
-// make a context on a device that the process does not use, hundreds of megabytes of it. A thread
-// that has chosen none is on device 0, and each rank of a node would have one there.
+// Uses the driver's stack of contexts where there is one. cudaSetDevice(), on the way back, would
+// make a context of hundreds of megabytes on a device that the process does not use: a thread that
+// has chosen none is on device 0, so each rank of a node would have a context there.
 class DeviceGuard {
  public:
   DeviceGuard(const CudaRuntime& runtime, int device) noexcept;
@@ -128,9 +127,9 @@ class DeviceGuard {
   CudaRuntime::Error error_ = CudaRuntime::kSuccess;
 };
 
-// Lets the calling thread, for a while, make calls that the capture of a graph, anywhere in the
-// process, would otherwise forbid and be spoilt by. They are harmless on streams that it does not
-// capture, and what memory and events of our own are used on those is up to us.
+// Lets the calling thread, during its lifetime, make calls that the capture of a graph anywhere in
+// the process forbids, and that would invalidate the capture. They are harmless on streams that are
+// not captured, where only the caller decides which memory and events are used.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const CudaRuntime& runtime) noexcept;
@@ -140,7 +139,7 @@ class RelaxedCapture {
 
  private:
   const CudaRuntime& runtime_;
-  int mode_ = 2;  // relaxed; then what it was before
+  int mode_ = 2;  // relaxed; then the mode before
   bool exchanged_ = false;
 };
 

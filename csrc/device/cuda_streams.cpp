@@ -3,7 +3,7 @@
 namespace stalloc::device {
 namespace {
 
-constexpr unsigned kNoTiming = 2;  // what cudaEventDisableTiming is: such events are cheaper
+constexpr unsigned kNoTiming = 2;  // cudaEventDisableTiming: such events are cheaper
 
 }  // namespace
 

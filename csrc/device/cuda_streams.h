@@ -1,5 +1,5 @@
-// A GPU's streams and events. Events are expensive to make and cheap to use again, so they are
-// kept: as many as were ever outstanding at a time.
+// A GPU's streams and events. Events are expensive to make and cheap to reuse, so all are kept: as
+// many as were ever outstanding at a time.
 #pragma once
 
 #include <mutex>
@@ -10,13 +10,13 @@
 
 namespace stalloc::device {
 
-// The number of the device that `stream` belongs to; -1 where that cannot be told: the default
-// stream has no device of its own, and older libraries do not say.
+// Returns the number of the device that `stream` belongs to. -1 if unknown: the default stream has
+// no device of its own, and older libraries do not tell.
 int device_of_stream(StreamHandle stream) noexcept;
 
 class CudaStreams final : public DeviceStreams {
  public:
-  // Throws Error when no runtime is loaded.
+  // Throws Error if no runtime is loaded.
   explicit CudaStreams(int device) : runtime_(CudaRuntime::get()), device_(device) {}
   ~CudaStreams() override;
 
@@ -29,7 +29,7 @@ class CudaStreams final : public DeviceStreams {
 
  private:
   EventHandle take_event() noexcept;
-  // Whether the call succeeded; else forgets its error (see CudaRuntime::explain).
+  // Returns true if the call succeeded; else clears its error (see CudaRuntime::explain).
   bool succeeded(CudaRuntime::Error error) const noexcept;
 
   const CudaRuntime& runtime_;

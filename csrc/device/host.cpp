@@ -1,6 +1,6 @@
-// mmap rather than malloc: pages arrive zeroed and untouched, so that a pool that is larger than
-// what the run needs costs address space and no memory, and a released pool really goes back.
-// Transparent huge pages are asked for: a pool is large, long-lived and touched all over.
+// mmap rather than malloc: pages arrive untouched, so a pool larger than the run needs costs
+// address space and no memory, and a released pool returns to the system. Pools use transparent
+// huge pages because they are large, long-lived and touched everywhere.
 #include "device/host.h"
 
 #include <sys/mman.h>
@@ -14,7 +14,7 @@
 namespace stalloc::device {
 namespace {
 
-// MemAvailable of /proc/meminfo; "everything" where there is no such file.
+// Returns MemAvailable of /proc/meminfo; the largest number if there is no such file.
 Bytes machine_available() {
   std::ifstream meminfo("/proc/meminfo");
   std::string key, unit;
@@ -30,7 +30,7 @@ Bytes machine_available() {
 
 Bytes HostMemory::alignment() const { return sysconf(_SC_PAGESIZE); }
 
-// Notes `size` more bytes as used, unless that is more than there are.
+// Counts `size` more bytes as used unless they exceed the limit.
 bool HostMemory::take(Bytes size) {
   const Bytes before = used_.fetch_add(size, std::memory_order_relaxed);
   if ((limit_ == 0 || before <= limit_ - size) && size <= machine_available()) return true;
@@ -60,7 +60,7 @@ bool HostMemory::suspend(void* piece, Bytes size) {
   const std::lock_guard lock(mutex_);
   if (suspended_.contains(piece)) return true;
   suspended_.insert(piece);
-  // New pages, of which none is ever touched, in the place of the old.
+  // Replaces the pages by new, untouched ones.
   if (mmap(piece, static_cast<std::size_t>(size), PROT_NONE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
     suspended_.erase(piece);

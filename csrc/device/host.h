@@ -11,7 +11,7 @@ namespace stalloc::device {
 
 class HostMemory final : public DeviceMemory {
  public:
-  // `limit` bytes at most are handed out at a time; 0 leaves it to the machine.
+  // Limits the bytes handed out at a time. 0: only the machine limits them.
   explicit HostMemory(Bytes limit = 0) : limit_(limit) {}
 
   std::string_view name() const override { return "host"; }

@@ -1,4 +1,4 @@
-// Where memory comes from: the only folder that asks the machine for any.
+// The interface of memory sources. No other folder takes memory from the machine.
 #pragma once
 
 #include <string>
@@ -15,35 +15,35 @@ class DeviceMemory {
 
   virtual std::string_view name() const = 0;
 
-  // The least it makes sense to ask for at a time: what one call costs, and how finely the device
-  // divides its memory, differ by far between devices.
+  // The smallest sensible request: the cost of a call and the granularity of memory differ widely
+  // between devices.
   virtual Bytes unit() const { return Bytes{2} << 20; }
 
-  // What every piece is aligned to: a multiple of kDefaultAlignment.
+  // The alignment of every piece: a multiple of kDefaultAlignment.
   virtual Bytes alignment() const { return kDefaultAlignment; }
 
-  // A piece of at least `size` (> 0) bytes; null when the device has not that much left.
+  // Returns a piece of at least `size` (> 0) bytes; null if the device has not that much left.
   virtual void* allocate(Bytes size) = 0;
 
-  // Whether pools that are allocated from now on can be suspended. False, and nothing has changed,
-  // where that cannot be had.
+  // Sets whether pools allocated from now on can be suspended. Returns false, without effect, if
+  // the device does not support it.
   virtual bool keep_addresses(bool keep) { return !keep; }
 
-  // The same as allocate() for a plan's pool.
+  // Like allocate(), for a plan's pool.
   virtual void* allocate_pool(Bytes size) { return allocate(size); }
 
-  // Takes back what either of these gave, of the same size.
+  // Takes back a piece or pool, with the size it was allocated with.
   virtual void release(void* piece, Bytes size) noexcept = 0;
 
-  // Gives the memory behind a pool back, with all that is in it, and keeps its addresses. False,
-  // and nothing has changed, where that cannot be done.
+  // Gives back a pool's memory with its content and keeps its addresses. Returns false, without
+  // effect, if that is not possible.
   virtual bool suspend(void* /*piece*/, Bytes /*size*/) { return false; }
 
-  // Brings other memory to the addresses of a suspended pool. False when the device has not that
-  // much left.
+  // Maps other memory to the addresses of a suspended pool. Returns false if the device has not
+  // that much left.
   virtual bool resume(void* /*piece*/, Bytes /*size*/) { return false; }
 
-  // How much allocate() could probably give in all now; for messages and early refusals.
+  // Estimates the bytes that allocate() can still give; for messages and early refusals.
   virtual Bytes available() const = 0;
 };
 

@@ -1,5 +1,5 @@
-// Addresses are handed out first fit from a range that no program on x86-64 or arm64 can map, so
-// that touching one faults at once.
+// Allocates first fit from a range that no program on x86-64 or arm64 can map, so that touching an
+// address faults at once.
 #include "device/pretend.h"
 
 #include "base/align.h"

@@ -20,9 +20,9 @@ class PretendMemory final : public DeviceMemory {
   Bytes available() const override;
 
   Bytes used() const;
-  int calls() const;           // how often allocate() was called
-  int wrong_releases() const;  // releases of what was never given: always a bug of the caller
-  // Lets the n-th call from now (1 is the next) to allocate() fail; 0 takes that back.
+  int calls() const;           // calls of allocate()
+  int wrong_releases() const;  // releases of pieces never given: bugs of the caller
+  // Makes the n-th call of allocate() from now fail (1 is the next); 0 cancels that.
   void fail_at(int n);
 
  private:

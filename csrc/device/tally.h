@@ -1,4 +1,4 @@
-// A quantity that rises and falls: what it is, the highest it has been, and all that came and went.
+// A quantity that rises and falls: its current value, its peak, and the sums of all changes.
 #pragma once
 
 #include <algorithm>

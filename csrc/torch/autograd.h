@@ -1,4 +1,4 @@
-// What autograd does on the calling thread right now.
+// The state of autograd on the calling thread.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -9,10 +9,10 @@
 
 namespace stalloc::torch_adapters {
 
-// Whether the calling thread runs a backward pass, perhaps as a worker for another thread.
+// Returns true if the calling thread runs a backward pass, perhaps for another thread.
 inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// What nodes that the calling thread makes have for their thread_id().
+// Returns the thread_id() of nodes that the calling thread makes.
 inline std::uint64_t autograd_thread() { return at::RecordFunction::currentThreadId(); }
 
 inline runtime::NodeSequence running_node() {

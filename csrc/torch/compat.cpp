@@ -1,5 +1,5 @@
-// What compat mode needs of torch and cannot know: its exception for memory that has run out, and
-// what autograd does on a thread. Works with CUDA and HIP; uses nothing of either.
+// Torch's services for compat mode: its exception for memory that has run out, and the state of
+// autograd on a thread. Works with CUDA and HIP; uses neither.
 #include <c10/util/Exception.h>
 
 #include "compat/pluggable.h"

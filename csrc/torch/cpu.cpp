@@ -1,11 +1,11 @@
-// Tensors on the CPU. torch asks its CPU allocator for every storage, with no cache between, so one
-// that is put in front of it sees them all. (Scratch memory of oneDNN and OpenMP, and memory that
-// comes from numpy, pass by.)
+// Tensors on the CPU. torch asks its CPU allocator for every storage, with no cache between, so an
+// allocator in front of it sees all storages. (It does not see scratch memory of oneDNN and OpenMP,
+// nor memory from numpy.)
 //
-// torch demands of an allocator with a raw_deleter() that each block's context is its address and
-// its deleter that very function. So blocks carry no mark of who gave them, and the deleter finds
-// out by asking: the planned allocator first, which tells by the address; what is left is torch's.
-// torch's allocator tells torch.profiler of its blocks, and so does this one of those it serves.
+// torch requires of an allocator with a raw_deleter() that each block's context is its address and
+// its deleter is that function. So blocks carry no mark of their allocator: the deleter asks the
+// planned allocator, which knows its blocks by address; all others are torch's. Like torch's
+// allocator, this one reports its blocks to torch.profiler.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
@@ -19,17 +19,16 @@
 namespace stalloc::torch_adapters {
 namespace {
 
-c10::Allocator* base = nullptr;  // torch's own, saved before ours is put in its place
+c10::Allocator* base = nullptr;  // torch's own, saved before ours replaces it
 
-// Nothing that is asked for, rounded up, overflows below this. What is larger is torch's to refuse,
-// in its own words.
+// Rounding up a size of at most this does not overflow. torch refuses larger requests itself.
 constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::max() / 2);
 
 void delete_block(void* p) {
   if (!p) return;
   runtime::DeviceRuntime& runtime = runtime::DeviceRuntime::cpu();
   if (c10::memoryProfilingEnabled() && runtime.allocator().pool_of(p).begin) {
-    // Before it is free, and another thread is given it.
+    // Reported before the free, after which another thread may get the block.
     c10::profiledCPUMemoryReporter().Delete(p);
   }
   if (runtime.allocator().deallocate(p)) return;
@@ -85,8 +84,8 @@ CpuAllocator& instance() {
 void install_cpu() {
   c10::Allocator* current = c10::GetCPUAllocator();
   if (current == &instance()) return;
-  // Live blocks of ours go back to the base they came from, so there can be only one, and one that
-  // has since been put in front of us may well call us.
+  // Live blocks of ours return to the base they came from, so there can be only one base; and an
+  // allocator that was since put in front of ours may call ours.
   TORCH_CHECK(!base || base == current,
               "another library has replaced torch's CPU allocator since stalloc was first used; "
               "stalloc cannot serve CPU tensors beside it");

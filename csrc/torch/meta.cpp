@@ -1,4 +1,4 @@
-// Tensors on the meta device. Their storages have a size and a lifetime and no memory: a block's
+// Tensors on the meta device. Their storages have a size and a lifetime but no memory: a block's
 // context is only a number, and torch calls the deleter when the storage dies.
 #include <c10/core/Allocator.h>
 

@@ -1,4 +1,4 @@
-// The Python module of the adapters: what has to be compiled against torch, and nothing else.
+// The Python module of the adapters: only the code that must be compiled against torch.
 #include <pybind11/pybind11.h>
 
 #include "runtime/device_runtime.h"

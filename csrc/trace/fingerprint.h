@@ -1,9 +1,9 @@
-// A name for a trace by what is in it: two traces share it when the same run was recorded.
+// Names a trace by its content: two traces share a fingerprint if they record the same run.
 //
 // FNV-1a with 128 bits over the columns of the requests, phases and iterations, each number as
 // eight little-endian bytes; documented in docs/formats.md so that other tools can compute it.
-// Names of layers and the free text in `info` do not count: they change nothing about a plan. Not
-// meant to withstand forgery.
+// Names of layers and the free text in `info` do not count, because they do not change a plan. Not
+// proof against forgery.
 #pragma once
 
 #include <string>

@@ -10,7 +10,7 @@ namespace {
 constexpr std::array<std::string_view, 5> kPhaseKinds = {"other", "forward", "backward",
                                                          "optimizer", "unplanned"};
 
-// "requests, row 17: ..." in every message: the same words the JSON reader uses for the same place.
+// Every message begins with "requests, row 17: ...", as the JSON reader's do.
 [[noreturn]] void reject(std::string_view table, std::size_t row, const std::string& what) {
   throw TraceError(std::string(table) + ", row " + std::to_string(row) + ": " + what);
 }

@@ -22,15 +22,15 @@
 
 namespace stalloc::trace {
 
-// What the training loop is doing. kUnplanned is evaluation and whatever else does not repeat with
-// the iteration: it is recorded, and never planned.
+// The part of the training loop that runs. kUnplanned is evaluation and other work that does not
+// repeat with the iteration: it is recorded and never planned.
 enum class PhaseKind : std::uint8_t { kOther, kForward, kBackward, kOptimizer, kUnplanned };
 
 std::string_view to_string(PhaseKind kind);          // "other", "forward", ...
 PhaseKind phase_kind_from_string(std::string_view);  // throws TraceError
 
-// Names a phase within its iteration, alike in every iteration. `occurrence` counts the phases of
-// the same kind, microbatch and chunk in the iteration, from 0.
+// Identifies a phase within its iteration, in the same way in every iteration. `occurrence` counts
+// the phases of the same kind, microbatch and chunk in the iteration, from 0.
 struct PhaseKey {
   PhaseKind kind = PhaseKind::kOther;
   std::int32_t microbatch = kNone;
@@ -58,7 +58,7 @@ struct LayerSpan {
   bool recompute = false;
 };
 
-// In bytes. No device addresses more, and what allocators make of up to as much does not overflow.
+// No device addresses more, and rounding up a size of at most this does not overflow.
 inline constexpr Bytes kLargestRequest = Bytes{1} << 48;
 
 struct Request {

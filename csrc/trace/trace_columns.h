@@ -40,7 +40,7 @@ inline constexpr std::tuple kRequestColumns{
     Column<&Request::dynamic>{"dynamic"},
 };
 
-// How a table's reader finds a phase's kind by its name.
+// Table readers find a phase's kind by its name.
 inline void from_string(std::string_view name, PhaseKind& kind) {
   kind = phase_kind_from_string(name);
 }

@@ -11,8 +11,8 @@ namespace stalloc::trace {
 
 std::string to_json(const Trace& trace);
 
-// A trace that has passed check(). `source` is what messages call the text: a file's name.
-// Throws TraceError that says where (key and row) for anything that to_json() cannot have written.
+// Returns a trace that has passed check(). Messages call the text `source`: a file's name. Throws
+// TraceError, naming the key and row, for a text that to_json() cannot have written.
 Trace trace_from_json(std::string_view text, std::string_view source);
 
 }  // namespace stalloc::trace

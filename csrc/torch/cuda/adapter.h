@@ -1,5 +1,4 @@
-// Native mode: puts stalloc in front of torch's CUDA allocator, and takes it out again, at any
-// time.
+// Native mode: puts stalloc in front of torch's CUDA allocator, or removes it, at any time.
 #pragma once
 
 namespace stalloc::torch_adapters {

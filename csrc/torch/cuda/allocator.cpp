@@ -14,17 +14,17 @@
 namespace stalloc::torch_adapters {
 namespace {
 
-// Nothing that is asked for, rounded up, overflows below this. What is larger is torch's to refuse.
+// Rounding up a size of at most this does not overflow. torch refuses larger requests itself.
 constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::max() / 2);
 
 c10::Device device_of(c10::DeviceIndex index) { return {c10::DeviceType::CUDA, index}; }
 
-// Whether a profiler may be at work, which is looked at when a phase begins: asking torch at every
-// request would cost a sixth of it.
+// True if a profiler may be active. Updated when a phase begins: asking torch at every request
+// would cost a sixth of the request's time.
 std::atomic<bool> profiling{false};
 
-// For torch.profiler, as torch's allocator does. A live block; before it is free, and another
-// thread is given its address.
+// Reports a live block to torch.profiler, as torch's allocator does. Called before a free, after
+// which another thread may get the address.
 void report(runtime::DeviceRuntime& runtime, void* p, bool allocated) {
   if (!profiling.load(std::memory_order_relaxed)) [[likely]] {
     return;
@@ -43,7 +43,7 @@ void report(runtime::DeviceRuntime& runtime, void* p, bool allocated) {
                                    total(runtime::JointGauges::kReserved), device_of(device));
 }
 
-// For torch.cuda's race detector, as torch's allocator does.
+// Reports to torch.cuda's race detector, as torch's allocator does.
 void trace(void* p, bool allocated) {
   const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace();
   if (!interpreter) [[likely]] {
@@ -57,7 +57,7 @@ void trace(void* p, bool allocated) {
   }
 }
 
-// The runtime whose pool may hold `p`.
+// Returns the runtime whose pool may hold `p`, or null.
 runtime::DeviceRuntime* owner_of(const void* p) {
   for (runtime::DeviceRuntime* runtime : gpu_runtimes()) {
     if (runtime->allocator().may_own(p)) return runtime;
@@ -75,7 +75,7 @@ void CudaAllocator::delete_block(void* p) {
   if (p) instance().free_block(p, nullptr);
 }
 
-// `native_free` is null for a block that came with a deleter of ours.
+// `native_free` is null for a block with our deleter.
 void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
   if (runtime::DeviceRuntime* runtime = owner_of(p)) {
     report(*runtime, p, /*allocated=*/false);
@@ -96,7 +96,7 @@ void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
   native_deleter_(p);
 }
 
-// Not one that torch allocated without its cache (torch.cuda.caching_allocator_enable).
+// Leaves blocks that torch allocated without its cache (torch.cuda.caching_allocator_enable).
 void CudaAllocator::adopt(c10::DataPtr& block) {
   if (block.get() && block.compare_exchange_deleter(native_deleter_, &delete_block)) {
     adopted_.fetch_add(1, std::memory_order_relaxed);
@@ -156,7 +156,7 @@ void* CudaAllocator::provide(const Request& request, Native native) {
     try {
       p = native(Record::kLeft);
     } catch (const c10::OutOfMemoryError& e) {
-      // What the plan has no use for now may do, and what that gave back.
+      // Last resort: idle pool space, including memory just freed.
       const StreamId stream = runtime->streams().id_of(request.stream);
       if (void* rescued = stream == kNone ? nullptr : allocator.rescue(request.size, stream)) {
         trace(rescued, /*allocated=*/true);
@@ -228,7 +228,7 @@ void* CudaAllocator::allocate_directly(runtime::DeviceRuntime& runtime, Bytes si
   return p;
 }
 
-// Freeing waits for whatever uses the block, on any stream.
+// Freeing waits for all work that uses the block, on any stream.
 bool CudaAllocator::free_directly(void* p) {
   Direct block;
   {
@@ -266,14 +266,14 @@ void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStrea
     return;
   }
   if (runtime::DeviceRuntime* runtime = owner_of(p)) {
-    // One of another device has no number here: the default stream of each has the same handle.
+    // A stream of another device has no number here: all default streams have the same handle.
     const bool is_own = stream.device_index() == block.device().index();
     const StreamId id = is_own ? runtime->streams().id_of(stream.stream()) : kNone;
     if (runtime->allocator().record_stream(p, id)) return;
   }
   if (directs_.load(std::memory_order_relaxed) > 0) {
     const std::lock_guard lock(mutex_);
-    if (direct_.contains(p)) return;  // freeing it waits anyway
+    if (direct_.contains(p)) return;  // freeing the block waits anyway
   }
   c10::DataPtr alias(p, p, native_deleter_, block.device());
   to().recordStream(alias, stream);
@@ -300,7 +300,7 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
     const auto it = std::ranges::find_if(open_pools_, [&](const PrivatePool& open) {
       return open.device == device && open.id == pool;
     });
-    if (it == open_pools_.end()) return;  // begun before this was in place
+    if (it == open_pools_.end()) return;  // begun before this was installed
     open_pools_.erase(it);
   }
   private_pools_.fetch_sub(1, std::memory_order_release);

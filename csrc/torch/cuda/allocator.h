@@ -1,21 +1,20 @@
-// Native mode: stands in front of torch's own CUDA allocator, and serves from plans' pools what
-// they have a place for. All else is that allocator's, which so is the fallback, with its
+// Native mode: stands in front of torch's own CUDA allocator, and serves requests from the plans'
+// pools where they have a place. torch's allocator is the fallback and serves all others, with its
 // statistics, graphs and out-of-memory handling intact.
 //
 // Note [Deleters]
-// A block of ours has a deleter of ours; a block of torch's allocator keeps its own, and
-// raw_deleter() says that one. torch's graph trees compare with it, and take over by it what they
-// have had from before this was in place. (The price: c10::Allocator::raw_deallocate() is an error
-// for a block of ours. Nothing in torch calls it for CUDA; raw_delete() is what there is.) Only
-// while a profile is recorded do blocks of torch's allocator get our deleter, so that their end is
-// noticed; those of private pools never do. Torch's allocator ignores record_stream for a deleter
-// that is not its own unless it is told otherwise, which is done here. As long as a block with our
-// deleter is left this cannot be taken out again: it stays and passes all on.
+// A block of ours has a deleter of ours; a block of torch's allocator keeps torch's, and
+// raw_deleter() returns torch's: torch's graph trees compare with it to adopt blocks from before
+// this was installed. (The price: c10::Allocator::raw_deallocate() is an error for a block of ours.
+// Nothing in torch calls it for CUDA; torch uses raw_delete().) While a profile is recorded, blocks
+// of torch's allocator get our deleter, so that their frees are seen; blocks of private pools never
+// do. torch's allocator ignores record_stream for a foreign deleter, so recordStream() passes it
+// the block with torch's deleter. While a block with our deleter lives, this cannot be removed: it
+// stays and passes every call on.
 //
 // Note [Captures]
-// While the requests of a stream belong to a private pool (a graph is captured, or a MemPool is in
-// use), they are torch's: a graph keeps using its addresses when it is replayed, which no plan
-// knows of.
+// While a stream's requests belong to a private pool (a graph is captured, or a MemPool is in use),
+// torch serves them: a graph uses its addresses at each replay, and no plan knows of replays.
 //
 // Never destroyed: storages keep a pointer to their allocator. Thread-safe. Holds no lock while it
 // calls torch's allocator, whose own lock is held when it calls back to free memory.
@@ -42,13 +41,13 @@ class CudaAllocator final : public Delegate {
   // The only one. It must have been made.
   static CudaAllocator& instance() { return *instance_; }
 
-  // Requests that are recorded bypass torch's cache: each has a piece of its own from the device.
+  // With `exact`, recorded requests bypass torch's cache: each gets its own piece of the device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
-  // Finds out whether torch.profiler follows memory on this thread. To be called when phases begin.
+  // Asks if torch.profiler follows memory on this thread. Called when a phase begins.
   static void look_for_profiler();
-  // Tells a device's runtime what torch's allocator holds.
+  // Reports to a device's runtime the memory that torch's allocator holds.
   void note(c10::DeviceIndex device);
-  // Whether a block is left that only this can free.
+  // Returns true if a block is left that only this can free.
   bool has_blocks() const;
 
   c10::DataPtr allocate(size_t n) override;
@@ -60,12 +59,12 @@ class CudaAllocator final : public Delegate {
   void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override;
   allocator_api::ShareableHandle shareIpcHandle(void* p) override;
 
-  // The pools' share of what is allowed is taken off that of torch's allocator, as it is when
-  // share_out() is called.
+  // The memory fraction that is set includes the pools. share_out() subtracts their current share
+  // from the fraction of torch's allocator.
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
   double getMemoryFraction(c10::DeviceIndex device) override;
   void share_out(c10::DeviceIndex device);
-  // As it was before.
+  // Restores the fractions of torch's allocator.
   void take_back_shares();
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override;
@@ -97,13 +96,13 @@ class CudaAllocator final : public Delegate {
 
   static void delete_block(void* p);
   void free_block(void* p, c10::DeleterFnPtr native_free);
-  // Gives a block of torch's allocator our deleter.
+  // Replaces the deleter of a block of torch's allocator by ours.
   void adopt(c10::DataPtr& block);
   bool goes_to_private_pool(const Request& request);
-  // A block from a plan's pool, or null.
+  // Returns a block from a plan's pool, or null.
   void* serve(runtime::DeviceRuntime& runtime, const Request& request);
-  // A block of `request` by whatever way; `native` asks torch's allocator, and is told whether the
-  // block is recorded.
+  // Serves `request` in any way. `native` asks torch's allocator; its argument says if the block is
+  // recorded.
   template <typename Native>
   void* provide(const Request& request, Native native);
   runtime::JointGauges::Values held_directly(c10::DeviceIndex device) const;
@@ -117,7 +116,7 @@ class CudaAllocator final : public Delegate {
   std::atomic<bool> exact_{false};
   std::atomic<std::int64_t> adopted_{0};  // live blocks of torch's allocator with our deleter
   std::atomic<int> private_pools_{0};
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<PrivatePool> open_pools_;
   std::unordered_map<void*, Direct> direct_;
   std::atomic<std::size_t> directs_{0};

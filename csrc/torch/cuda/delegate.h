@@ -1,9 +1,9 @@
-// torch's CUDA allocator interface, every call of it passed on to another allocator: what native
-// mode overrides the few calls of that concern its own blocks.
+// Implements torch's CUDA allocator interface by passing every call on to another allocator. Native
+// mode overrides the few calls that concern its own blocks.
 //
 // All differences between versions of torch are here. A virtual function with a default must be
-// passed on, too: the default does nothing, or says that it is not supported. A test compares this
-// file with the header of the torch that is installed.
+// passed on, too: the default does nothing or throws. A test compares this file with the header of
+// the installed torch.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>

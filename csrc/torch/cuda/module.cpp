@@ -1,4 +1,4 @@
-// The Python module of native mode: what has to be compiled against a CUDA build of torch.
+// The Python module of native mode: the code that must be compiled against a CUDA build of torch.
 #include <pybind11/pybind11.h>
 
 #include "runtime/device_runtime.h"

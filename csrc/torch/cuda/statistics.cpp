@@ -1,9 +1,9 @@
-// torch's own statistics, with the pools in them: torch.cuda.memory_allocated, memory_stats,
-// memory_snapshot and all that is made from these.
+// Adds the pools to torch's own statistics: torch.cuda.memory_allocated, memory_stats,
+// memory_snapshot and all that torch derives from them.
 //
-// A pool counts as one segment for large blocks. Peaks of the whole are exact (JointGauges); those
-// of large blocks alone, which torch's summary breaks out, are the sum at the time of asking or
-// torch's own, whichever is more.
+// A pool counts as one segment for large blocks. Peaks of the total are exact (JointGauges). Peaks
+// of large blocks alone, which torch's summary lists, are the larger of the current sum and torch's
+// own peak.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ runtime::JointGauges::Values sum(const runtime::JointGauges::Values& a,
   return result;
 }
 
-// The parts of DeviceStats that a pool has a share in.
+// The parts of DeviceStats that pools contribute to.
 constexpr std::array<std::pair<StatArray DeviceStats::*, runtime::JointGauges::Quantity>, 7>
     kShared = {{
         {&DeviceStats::allocation, runtime::JointGauges::kBlocks},
@@ -118,7 +118,7 @@ DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
 }
 
 void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
-  to().setMemoryFraction(fraction, device);  // throws for one that is none
+  to().setMemoryFraction(fraction, device);  // throws for an invalid fraction
   {
     const std::lock_guard lock(mutex_);
     fractions_[device] = fraction;
@@ -222,8 +222,8 @@ allocator_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool 
   return info;
 }
 
-// A handle of torch's is a few bytes that say what it is, which depend on the version of torch, and
-// then CUDA's handle of the whole segment. Those bytes are taken from one of torch's own.
+// torch's handle is a few bytes of type, which depend on the version of torch, followed by CUDA's
+// handle of the whole segment. The type is copied from a handle that torch makes.
 allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
   runtime::PlannedAllocator::Piece piece;
   for (runtime::DeviceRuntime* runtime : gpu_runtimes()) {
@@ -237,7 +237,7 @@ allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
   cudaIpcMemHandle_t whole;
   const bool is_shareable = handle.handle.size() >= sizeof(whole) &&
                             cudaIpcGetMemHandle(&whole, piece.begin) == cudaSuccess;
-  if (!is_shareable) static_cast<void>(cudaGetLastError());  // or the next kernel would be blamed
+  if (!is_shareable) static_cast<void>(cudaGetLastError());  // else the next kernel reports it
   TORCH_CHECK(
       is_shareable,
       "a tensor in stalloc's pool cannot be shared with another process here: neither the "
