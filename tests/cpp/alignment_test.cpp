@@ -93,7 +93,7 @@ TEST(Alignment, IsTheLongestCommonSubsequenceOfRandomSequences) {
   }
 }
 
-TEST(Alignment, PastTheCapOnEditsItStillMatchesWhatIsAlike) {
+TEST(Alignment, MatchesEqualRequestsPastTheCapOnEdits) {
   std::mt19937 random(7);
   const Tokens head = random_tokens(random, 2000, 3);
   const Tokens foreign = random_tokens(random, 3000, 3);

@@ -24,7 +24,7 @@ Bytes slow_bound(const solve::Problem& problem) {
   return highest;
 }
 
-TEST(LoadBound, IsTheLargestSumOfWhatIsLiveAtOnce) {
+TEST(LoadBound, IsTheLargestSumOfLiveSizes) {
   RandomProblems random(1);
   for (int k = 0; k < 500; ++k) {
     const solve::Problem problem = random.next(12, k % 2 == 0);
@@ -40,13 +40,13 @@ TEST(LoadBound, AddsUpStreams) {
   EXPECT_EQ(solve::load_bound(problem), 12);
 }
 
-TEST(LoadBound, ReachesTheEndOfWhatIsFixed) {
+TEST(LoadBound, ReachesTheEndOfFixedBuffers) {
   const solve::Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 2, .fixed = 64}},
                                .alignment = 4};
   EXPECT_EQ(solve::load_bound(problem), 72);
 }
 
-TEST(LoadBound, OfNothingIsZero) { EXPECT_EQ(solve::load_bound({}), 0); }
+TEST(LoadBound, IsZeroWithoutBuffers) { EXPECT_EQ(solve::load_bound({}), 0); }
 
 }  // namespace
 }  // namespace stalloc

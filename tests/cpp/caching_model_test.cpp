@@ -98,7 +98,7 @@ TEST(CachingModel, MergesFreedNeighbours) {
   EXPECT_EQ(model.stats().reserved.current, 20 * kMiB);
 }
 
-TEST(CachingModel, GivesBackWhatIsCachedBeforeItFails) {
+TEST(CachingModel, GivesBackCachedMemoryBeforeItFails) {
   replay::CachingModel model(limited(64 * kMiB));
   const auto first = model.malloc(40 * kMiB, 0);
   EXPECT_EQ(model.malloc(40 * kMiB, 0), replay::CachingModel::kOutOfMemory);
@@ -119,7 +119,7 @@ TEST(CachingModel, SplitSegmentsCannotBeGivenBack) {
   model.check();
 }
 
-TEST(CachingModel, ExpandableSegmentsGrowByWhatIsMissing) {
+TEST(CachingModel, ExpandableSegmentsGrowByTheMissingBytes) {
   replay::CachingModel model(expandable());
   const auto first = model.malloc(5 * kMiB, 0);
   EXPECT_EQ(model.stats().reserved.current, 20 * kMiB);
@@ -207,7 +207,7 @@ TEST(CachingModel, BlocksAboveTheLargestSizeToSplitStayWhole) {
   model.check();
 }
 
-TEST(CachingModel, CollectsWhatWasNotUsedForLong) {
+TEST(CachingModel, CollectsBlocksUnusedForLong) {
   replay::CachingSettings settings;
   settings.garbage_collection_threshold = 0.5;
   settings.capacity = 200 * kMiB;
@@ -224,7 +224,7 @@ TEST(CachingModel, CollectsWhatWasNotUsedForLong) {
   model.check();
 }
 
-TEST(CachingModel, RefusesWhatIsNotLive) {
+TEST(CachingModel, RefusesFreesOfBlocksThatAreNotLive) {
   replay::CachingModel model;
   const auto block = model.malloc(1, 0);
   model.free(block);

@@ -45,7 +45,7 @@ TEST(CachingPool, SegmentsNotKeptGoBackWithTheirLastBlock) {
   pool.check();
 }
 
-TEST(CachingPool, WhatASurpriseLeavesGoesBackWhenItIsOver) {
+TEST(CachingPool, GivesBackUnusualMemoryOnceItIsOver) {
   device::PretendMemory device(kGiB);
   runtime::CachingPool pool(device);
   void* usual = pool.allocate(1, 0);
@@ -83,7 +83,7 @@ TEST(CachingPool, StreamsDoNotShareBlocks) {
   EXPECT_EQ(pool.allocate(4096, 0), a);
 }
 
-TEST(CachingPool, GivesBackWhatIsCachedBeforeItFails) {
+TEST(CachingPool, GivesBackCachedMemoryBeforeItFails) {
   device::PretendMemory device(40 * kMiB);
   runtime::CachingPool pool(device);
   void* a = pool.allocate(20 * kMiB, 0);

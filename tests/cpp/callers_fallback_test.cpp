@@ -74,7 +74,7 @@ class CallersFallbackTest : public ::testing::Test {
                                        runtime::PlannedAllocator::Fallback::kCallers};
 };
 
-TEST_F(CallersFallbackTest, WhatThePoolDoesNotServeIsTheCallers) {
+TEST_F(CallersFallbackTest, TheCallerServesRequestsOutsideThePool) {
   void* a = allocate(kMiB);
   ASSERT_NE(a, nullptr);
   EXPECT_TRUE(allocator_.may_own(a));

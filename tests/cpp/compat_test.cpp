@@ -175,7 +175,7 @@ TEST_F(Compat, TorchThrowsItsOwnErrorWhereItCan) {
   EXPECT_THROW(stalloc_malloc(81 * kGiB, 0, nullptr), TorchsError);
 }
 
-TEST_F(Compat, GivesBackWhatIsCachedBeforeItRunsOut) {
+TEST_F(Compat, GivesBackCachedMemoryBeforeItRunsOut) {
   standin_set_memory(0, kGiB);
   void* a = stalloc_malloc(600 * kMiB, 0, nullptr);
   stalloc_free(a, 600 * kMiB, 0, nullptr);

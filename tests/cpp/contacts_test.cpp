@@ -71,7 +71,7 @@ TEST(Contacts, HoldWhateverTheTurns) {
   }
 }
 
-TEST(Contacts, AreNoneWhereASlotMeetsItself) {
+TEST(Contacts, AreMissingIfASlotMeetsItself) {
   EXPECT_TRUE(solve::find_contacts({}).steps.empty());
   EXPECT_TRUE(solve::find_contacts({0, 1, 1, 0}).steps.empty());
 }
@@ -94,7 +94,7 @@ TEST(Bins, AreFilledToTheLastByte) {
   for (std::size_t i = 1; i < placed.size(); ++i) EXPECT_LE(placed[i - 1].end, placed[i].begin);
 }
 
-TEST(Bins, DoNotTakeWhatDoesNotFit) {
+TEST(Bins, RefuseSizesThatDoNotFit) {
   EXPECT_FALSE(solve::fill_bins({3}, {{0, 2}, {4, 6}}));
   EXPECT_FALSE(solve::fill_bins({3}, {}));
   EXPECT_FALSE(solve::fill_bins({2, 2}, {{0, 3}}));

@@ -18,7 +18,7 @@ std::string complaint(std::string_view text) {
   return "";
 }
 
-TEST(Csv, ReadsColumnsInAnyOrderAndWhatOthersWrite) {
+TEST(Csv, ReadsColumnsInAnyOrderAndOtherDialects) {
   const solve::CsvProblem csv =
       solve::read_csv("size, id,upper,lower,comment\r\n8, a ,5,1,x\r\n\n9,b,7,0,y");
   ASSERT_EQ(csv.ids, (std::vector<std::string>{"a", "b"}));
@@ -30,7 +30,7 @@ TEST(Csv, ReadsColumnsInAnyOrderAndWhatOthersWrite) {
   EXPECT_FALSE(csv.has_offsets);
 }
 
-TEST(Csv, ReadsWhatItWrote) {
+TEST(Csv, ReadsBackItsOutput) {
   const solve::CsvProblem csv = solve::read_csv("id,lower,upper,size\nx,0,5,8\ny,3,9,4\n");
   const std::string text = solve::write_csv(csv.ids, csv.problem, {{16, 0}, 24});
   EXPECT_EQ(text, "id,lower,upper,size,offset\nx,0,5,8,16\ny,3,9,4,0\n");
@@ -64,7 +64,7 @@ TEST(Csv, NamesTheColumnThatIsMissing) {
   EXPECT_NE(complaint("").find("empty"), std::string::npos);
 }
 
-TEST(Csv, RefusesWhatItWouldGetWrong) {
+TEST(Csv, RefusesAmbiguousText) {
   EXPECT_NE(complaint("id,lower,upper,size,alignment\n0,0,5,8,64\n").find("alignment"),
             std::string::npos);
   EXPECT_EQ(complaint("id,lower,upper,size,alignment,gaps\n0,0,5,8,1,\n"), "");

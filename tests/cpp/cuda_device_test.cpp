@@ -77,7 +77,7 @@ TEST_F(CudaDevice, EachDeviceHasItsOwnAndTheThreadsDeviceStays) {
   memory.release(a, kGiB);
 }
 
-TEST_F(CudaDevice, WhatBelongsToOneDeviceIsNeverDoneOnAnother) {
+TEST_F(CudaDevice, WorkOfOneDeviceIsNeverDoneOnAnother) {
   standin_set_devices(2);
   EXPECT_THROW(device::CudaMemory(2), Error);
   device::CudaMemory memory(1);
@@ -133,7 +133,7 @@ TEST_F(CudaDevice, OtherDevicesAreWaitedForWhenAsked) {
   EXPECT_EQ(standin_pending(nullptr), 0);
 }
 
-TEST_F(CudaDevice, StreamsTellWhatDeviceTheyAreOf) {
+TEST_F(CudaDevice, StreamsTellTheirDevice) {
   standin_set_devices(2);
   ASSERT_EQ(cudaSetDevice(1), kCudaSuccess);
   void* s = stream();

@@ -37,7 +37,7 @@ void moe_layer(TraceBuilder& t, const std::vector<Bytes>& tokens) {
   for (const auto r : {router, sum, next}) t.free(r);
 }
 
-TEST(DynamicPlaces, AreToldByTheStaticRequestBefore) {
+TEST(DynamicPlaces, FollowFromTheStaticRequestBefore) {
   TraceBuilder t;
   const std::vector<std::vector<Bytes>> steps = {{9, 9, 9, 9}, {3, 1}, {2}, {}};
   for (const auto& tokens : steps) {
@@ -80,7 +80,7 @@ TEST(DynamicPlaces, BeginWhereTheReferenceFirstAsksAndNothingElseWasAlive) {
   EXPECT_EQ(profile.requests[0].upper, 2);
 }
 
-TEST(DynamicPlaces, BeginBeforeTheEndOfWhatAnyIterationStillHad) {
+TEST(DynamicPlaces, BeginBeforeTheEndOfAllBlocksLiveInAnyIteration) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kForward, 0);
@@ -99,7 +99,7 @@ TEST(DynamicPlaces, BeginBeforeTheEndOfWhatAnyIterationStillHad) {
   EXPECT_LT(profile.places[0].lower, profile.requests[0].upper);
 }
 
-TEST(DynamicPlaces, OfAPhaseComeBeforeItsFirstRequestAndAreNotAnothers) {
+TEST(DynamicPlaces, MayComeBeforeTheFirstRequestOfTheirPhase) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kForward, 0);
@@ -167,7 +167,7 @@ TEST(DynamicPlaces, SeparateStreamsAndLeaveOutOtherThreadsAndEvaluations) {
 }
 
 // Backward of two experts: temporaries, and gradients that stay until the optimizer.
-TEST(DynamicPlaces, OfLongAndOfShortLivesAreApart) {
+TEST(DynamicPlaces, SeparateLongFromShortLifetimes) {
   constexpr Bytes kGradient = Bytes{1} << 20;
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
@@ -202,7 +202,7 @@ TEST(DynamicPlaces, OfLongAndOfShortLivesAreApart) {
 }
 
 // All are gone before the next static request, and some before three more have been made.
-TEST(DynamicPlaces, OfBriefLivesAreApartFromTheOthersOfAMoment) {
+TEST(DynamicPlaces, SeparateBriefLifetimesFromOthersOfTheSameMoment) {
   TraceBuilder t;
   for (Bytes i = 0; i < 3; ++i) {
     const Bytes tokens = 100'000 + 1000 * i;
@@ -269,7 +269,7 @@ trace::Trace with_masks(const std::vector<Bytes>& lengths, bool others) {
   return t.finish();
 }
 
-TEST(DynamicPlaces, WhatOutlivesTheNextIterationIsKeptAndHasNoRoom) {
+TEST(DynamicPlaces, RequestsThatOutliveTheNextIterationAreKeptWithoutRoom) {
   for (const bool others : {false, true}) {
     const profile::IterationProfile profile =
         profile::profile_iteration(with_masks({3, 5, 7, 11, 13}, others));
@@ -286,7 +286,7 @@ TEST(DynamicPlaces, WhatOutlivesTheNextIterationIsKeptAndHasNoRoom) {
   }
 }
 
-TEST(DynamicPlaces, WhatAWarmUpAloneMadeIsNotMadeAgain) {
+TEST(DynamicPlaces, RequestsOfAWarmUpAloneHaveNoPlace) {
   TraceBuilder t;
   for (int i = 0; i < 2; ++i) {
     t.phase(trace::PhaseKind::kOptimizer);
@@ -400,7 +400,7 @@ bool meet_on_the_circle(const Planned& a, const Planned& b, Tick period) {
   return reaches(a, b) || reaches(b, a);
 }
 
-TEST(DynamicPlacesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
+TEST(DynamicPlacesProperty, BlocksThatMetInAnyComparedIterationMeetInTheProfile) {
   std::size_t served = 0;
   std::size_t dynamic = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {

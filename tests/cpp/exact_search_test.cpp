@@ -132,7 +132,7 @@ solve::Problem cut_block(Tick ticks, Bytes height, int cuts, std::uint32_t seed)
   return problem;
 }
 
-TEST(ExactSearch, SolvesWhatOnlyASearchCan) {
+TEST(ExactSearch, SolvesProblemsThatNeedASearch) {
   const solve::Problem problem = cut_block(200, 1000, 5, 7);
   ASSERT_EQ(solve::load_bound(problem), 1000);
   const solve::Minimum minimum = solve::minimise_height(problem, stacked(problem), 1'000'000, {});
@@ -141,7 +141,7 @@ TEST(ExactSearch, SolvesWhatOnlyASearchCan) {
 }
 
 // What has a layout, by construction, is found or not; that there is none is never claimed.
-TEST(ExactSearch, NeverDisprovesWhatThereIs) {
+TEST(ExactSearch, NeverDisprovesAnExistingLayout) {
   int found = 0;
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
     const solve::Problem problem = cut_block(20, 1000, 6, seed);

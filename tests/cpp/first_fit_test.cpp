@@ -82,7 +82,7 @@ TEST(Placement, FindsTheSamePlacesAsASearchThroughEverything) {
   }
 }
 
-TEST(IntervalSet, MergesWhatMeetsAndKeepsTheRestApart) {
+TEST(IntervalSet, MergesTouchingIntervalsOnly) {
   RandomProblems random(3);
   for (int k = 0; k < 50; ++k) {
     solve::IntervalArena arena;
@@ -163,7 +163,7 @@ TEST(Greedy, FillsTheLowestHoleAndTheTightestOne) {
   EXPECT_EQ(solve::place_in_order(problem, timeline, order, solve::Fit::kBest, {})->offsets[4], 12);
 }
 
-TEST(Order, PutsWhatIsLargeFirst) {
+TEST(Order, PutsLargeBuffersFirst) {
   // The peak of 4 MiB is at tick 6. The small one lives longest, and is at the peak, too.
   constexpr Bytes kMiB = Bytes{1} << 20;
   const solve::Problem problem{.buffers = {{.size = 512, .lower = 0, .upper = 9},
@@ -179,7 +179,7 @@ TEST(Order, PutsWhatIsLargeFirst) {
             (std::vector<solve::BufferIndex>{2, 3, 4, 1, 0, 5}));
 }
 
-TEST(Greedy, KeepsWhatIsFixedAndGivesUpAtTheLimit) {
+TEST(Greedy, KeepsFixedBuffersAndGivesUpAtTheLimit) {
   const solve::Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 5},
                                            {.size = 8, .lower = 4, .upper = 9, .fixed = 4}},
                                .alignment = 4};
@@ -193,7 +193,7 @@ TEST(Greedy, KeepsWhatIsFixedAndGivesUpAtTheLimit) {
   EXPECT_FALSE(solve::place_in_order(problem, timeline, {0, 1}, solve::Fit::kFirst, {}, &limit));
 }
 
-TEST(Greedy, StacksWhatIsLeftWhenCancelled) {
+TEST(Greedy, StacksTheRestWhenCancelled) {
   const std::atomic<bool> cancel = true;
   RandomProblems random(6);
   for (int k = 0; k < 50; ++k) {

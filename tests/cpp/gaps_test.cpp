@@ -73,7 +73,7 @@ TEST(Gaps, PlansAreOptimalForSmallProblems) {
   EXPECT_GT(lower, 100);  // gaps are worth something
 }
 
-TEST(Gaps, TheLoadIsOfWhatIsActive) {
+TEST(Gaps, TheLoadCountsActiveBuffers) {
   RandomProblems random(32);
   for (int k = 0; k < 200; ++k) {
     const solve::Problem problem = with_gaps(random, 12, k % 2 == 0);
@@ -165,7 +165,7 @@ TEST(Gaps, StackNothingUpForWantOfTime) {
   EXPECT_EQ(solve::solve(problem, {}, none).layout.height, 2);
 }
 
-TEST(Gaps, AreRefusedWhereTheyMakeNoSense) {
+TEST(Gaps, AreRefusedIfTheyMakeNoSense) {
   const auto complaint = [](std::vector<solve::Gap> gaps,
                             solve::Streams streams = solve::Streams::kSeparate) {
     const solve::Problem problem{

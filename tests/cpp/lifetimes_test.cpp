@@ -57,7 +57,7 @@ TEST(Lifetimes, NeedACompleteIteration) {
   }
 }
 
-TEST(Lifetimes, OfASteadyLoopAreThoseOfItsLastIteration) {
+TEST(Lifetimes, ASteadyLoopHasThoseOfItsLastIteration) {
   TraceBuilder t;
   std::int32_t gradient = kNone;
   t.alloc(1000);  // the weights
@@ -161,7 +161,7 @@ TEST(Lifetimes, AnotherProgramThatRanFirstIsLeftOut) {
   for (const profile::ProfiledRequest& r : profile_of("AABBB").requests) EXPECT_FALSE(r.dynamic);
 }
 
-TEST(Lifetimes, WhatVariesIsNotTakenForAnotherProgram) {
+TEST(Lifetimes, VaryingRequestsAreNoOtherProgram) {
   const auto compared = [](std::string_view programs) { return profile_of(programs).compared; };
   EXPECT_EQ(compared("AAAA"), 2);
   EXPECT_EQ(compared("ABABA"), 3);
@@ -368,7 +368,7 @@ TEST(Lifetimes, PhasesInAnotherOrderStayStaticAndLiveAsLongAsTheyMet) {
   EXPECT_GT(of_size(profile, 10).upper, of_size(profile, 11).lower);
 }
 
-TEST(Lifetimes, OtherThreadsAreNotPlannedAndDoNotProlongWhatIs) {
+TEST(Lifetimes, OtherThreadsAreNotPlannedAndProlongNothing) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kBackward, 0);
@@ -504,7 +504,7 @@ bool meet_on_the_circle(const profile::ProfiledRequest& a, const profile::Profil
   return reaches(a, b) || reaches(b, a);
 }
 
-TEST(LifetimesProperty, WhoeverMetInAnyComparedIterationMeetsInTheProfile) {
+TEST(LifetimesProperty, BlocksThatMetInAnyComparedIterationMeetInTheProfile) {
   std::size_t plannable_in_all = 0;
   std::size_t requests_in_all = 0;
   for (unsigned seed = 0; seed < 600; ++seed) {

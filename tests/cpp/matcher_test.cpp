@@ -212,7 +212,7 @@ class OptimizerStep {
 };
 
 // It makes states, as large as temporaries, of parameters that get their first gradient.
-TEST(Matcher, WhatAnOptimizerMakesForTheFirstTimeIsNotTakenForATemporary) {
+TEST(Matcher, AnOptimizersFirstStatesAreNoTemporaries) {
   OptimizerStep step("ABCDEFGHIJ");
   EXPECT_EQ(step("ABCDEFGHIJ"), upto(10));
   EXPECT_EQ(step("CCEABCDEFGHIJ"),

@@ -67,7 +67,7 @@ std::string complaint(const plan::Plan& plan) {
   return "";
 }
 
-TEST(Opening, IsWhatOnlyTheFirstIterationAsksFor) {
+TEST(Opening, HasTheRequestsOfTheFirstIterationAlone) {
   const trace::Trace trace = training(4);
   const profile::IterationProfile profile = profile::profile_iteration(trace);
   std::vector<Bytes> sizes;
@@ -145,7 +145,7 @@ TEST(Opening, ReplaysWithoutAByteBesideThePlan) {
 
 // A gradient is added to from the second iteration on: its temporary is one that the first does not
 // make.
-TEST(Opening, WhatTheFirstIterationDoesNotMakeIsNotMissed) {
+TEST(Opening, DecisionsAbsentFromTheFirstIterationCostNothing) {
   TraceBuilder t;
   for (int i = 0; i < 5; ++i) {
     t.phase(trace::PhaseKind::kBackward, 0);
@@ -166,7 +166,7 @@ TEST(Opening, WhatTheFirstIterationDoesNotMakeIsNotMissed) {
 
 // As a loop variable is: an output lives until the next iteration's is there. In the first
 // iteration, too, it is not one of the temporaries of its size.
-TEST(Opening, WhatTheNextIterationReplacesIsNoTemporary) {
+TEST(Opening, ABlockThatTheNextIterationReplacesIsNoTemporary) {
   TraceBuilder t;
   std::int32_t output = kNone;
   for (int i = 0; i < 5; ++i) {
@@ -353,7 +353,7 @@ TEST_F(OpeningRun, TheRegionOutlivesThePlanWithItsBlocks) {
   EXPECT_EQ(device_.wrong_releases(), 0);
 }
 
-TEST_F(OpeningRun, WhatThePoolHoldsIsToldWithoutTheRegion) {
+TEST_F(OpeningRun, ThePoolsFiguresLeaveOutTheResidentRegion) {
   allocator_.enable(plan_, {.opening = true});
   enter(trace::PhaseKind::kOther);
   void* raw = allocate(8 * kMiB);

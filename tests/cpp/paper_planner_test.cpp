@@ -17,7 +17,7 @@ solve::Buffer of(Bytes size, Tick lower, Tick upper, PhaseIndex begin, PhaseInde
   return {.size = size, .lower = lower, .upper = upper, .phase_begin = begin, .phase_end = end};
 }
 
-TEST(PhaseGroups, PackWhatSharesBothItsPhases) {
+TEST(PhaseGroups, PackBuffersThatShareBothPhases) {
   const solve::Problem problem{.buffers = {of(4, 0, 9, 0, 1), of(8, 1, 8, 0, 1), of(2, 2, 3, 0, 0),
                                            of(2, 4, 7, kNone, kNone)},
                                .alignment = 1};

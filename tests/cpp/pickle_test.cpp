@@ -36,7 +36,7 @@ TEST(Pickle, PlainDataPasses) {
   }
 }
 
-TEST(Pickle, WhatComesAfterTheEndDoesNotCount) { EXPECT_EQ(refusal("N.cos\nsystem\n"), ""); }
+TEST(Pickle, IgnoresBytesAfterTheEnd) { EXPECT_EQ(refusal("N.cos\nsystem\n"), ""); }
 
 TEST(Pickle, GlobalsAreNamed) {
   const std::string wanted = "snapshot.pickle: byte 10: the pickle asks for the global os.system";

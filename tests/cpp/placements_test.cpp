@@ -18,7 +18,7 @@ std::vector<Piece> pieces_of(const replay::Placements& placements) {
   return result;
 }
 
-TEST(Placements, KeepWhatWasHeldAndWhen) {
+TEST(Placements, ListHeldPiecesAndTheirTimes) {
   replay::Placements placements(2);
   placements.advance(3);
   placements.take(100, 50);

@@ -63,7 +63,7 @@ std::string complaint(std::string_view text) {
   return "no complaint";
 }
 
-TEST(PlanJson, ReadsBackWhatItWrote) {
+TEST(PlanJson, ReadsBackItsOutput) {
   const plan::Plan plan = small_plan();
   const std::string text = to_json(plan);
   const plan::Plan again = plan::plan_from_json(text, "");

@@ -1,12 +1,11 @@
 // From a profile to a plan, and what Plan::check() refuses.
-#include "plan/build.h"
-
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <limits>
 
 #include "base/error.h"
+#include "plan/build.h"
 #include "plan/regions.h"
 #include "trace_builder.h"
 
@@ -54,7 +53,7 @@ std::string complaint(const std::function<void(plan::Plan&)>& damage) {
   return "no complaint";
 }
 
-TEST(MakePlan, PlansWhatRepeatsAndNothingElse) {
+TEST(MakePlan, PlansRepeatedRequestsOnly) {
   const profile::IterationProfile profile = profile::profile_iteration(training_run());
   const plan::Plan plan = plan::make_plan(profile, {.dynamic = false});
   EXPECT_TRUE(plan.groups.empty());
@@ -78,7 +77,7 @@ TEST(MakePlan, PlansWhatRepeatsAndNothingElse) {
   EXPECT_GT(plan.decisions[3].upper, plan.period);
 }
 
-TEST(MakePlan, KeepsARegionForDynamicRequestsAndTellsWhatIsIdle) {
+TEST(MakePlan, KeepsARegionForDynamicRequestsAndListsIdleSpace) {
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(training_run()), {});
   ASSERT_EQ(plan.groups.size(), 1u);
   const plan::DynamicGroup& group =
@@ -94,7 +93,7 @@ TEST(MakePlan, KeepsARegionForDynamicRequestsAndTellsWhatIsIdle) {
   EXPECT_TRUE(plan.dynamic.empty());
 }
 
-TEST(MakePlan, WithoutRegionsLeavesTheGroupsWhatIsIdle) {
+TEST(MakePlan, WithoutRegionsGroupsHaveIdleSpaceOnly) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kForward, 0);
@@ -131,7 +130,7 @@ TEST(MakePlan, TakesANamedPlannerAndAnAlignment) {
   EXPECT_GE(plan.pool, 1000 + 2000 + 1500 + 300);
 }
 
-TEST(MakePlan, OfAnIterationWithoutRequestsIsEmpty) {
+TEST(MakePlan, AnIterationWithoutRequestsGivesAnEmptyPlan) {
   TraceBuilder t;
   t.step();
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(t.finish()), {});
@@ -153,7 +152,7 @@ TEST(MakePlan, RefusesOptionsThatMakeNoSense) {
       plan::make_plan(profile, {.time_limit = std::numeric_limits<double>::infinity()}));
 }
 
-TEST(PlanCheck, AcceptsWhatWasPlanned) { EXPECT_NO_THROW(sound_plan().check()); }
+TEST(PlanCheck, AcceptsAPlan) { EXPECT_NO_THROW(sound_plan().check()); }
 
 TEST(PlanCheck, RefusesOverlapsAndPlacesOutsideThePool) {
   EXPECT_PRED_FORMAT2(IsSubstring, "overlap", complaint([](plan::Plan& p) {

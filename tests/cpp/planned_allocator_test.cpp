@@ -176,7 +176,7 @@ plan::Plan two_blocks_and_rest() {
   return plan;
 }
 
-TEST_F(PlannedAllocatorTest, WhatIsMadeBetweenIterationsTakesNoPlannedAddress) {
+TEST_F(PlannedAllocatorTest, RequestsBetweenIterationsTakeNoPlannedAddress) {
   allocator_.enable(two_blocks_and_rest());
   std::vector<void*> copies;
   for (int i = 0; i < 6; ++i) {
@@ -351,7 +351,7 @@ TEST_F(PlannedAllocatorTest, APoolThatCannotBeReservedChangesNothing) {
   EXPECT_EQ(allocate(kMiB), static_cast<std::byte*>(a) + kMiB);
 }
 
-TEST_F(PlannedAllocatorTest, OutOfMemorySaysWhatThereIs) {
+TEST_F(PlannedAllocatorTest, OutOfMemoryListsTheMemoryThereIs) {
   allocator_.enable(two_blocks());
   enter();
   allocate(kMiB);

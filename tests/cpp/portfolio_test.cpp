@@ -52,7 +52,7 @@ TEST(Portfolio, IsTheSameWithAnyNumberOfThreads) {
   }
 }
 
-TEST(Portfolio, StacksStreamsAndKeepsOffWhatOthersHaveFixed) {
+TEST(Portfolio, StacksStreamsAndAvoidsFixedBuffersOfOthers) {
   RandomProblems random(12);
   for (int k = 0; k < 100; ++k) {
     solve::Problem problem = random.next(20, k % 2 == 0);
@@ -65,7 +65,7 @@ TEST(Portfolio, StacksStreamsAndKeepsOffWhatOthersHaveFixed) {
   }
 }
 
-TEST(Portfolio, RefusesWhatCannotBe) {
+TEST(Portfolio, RefusesImpossibleProblems) {
   solve::Problem problem{.buffers = {{.size = 8, .upper = 5}, {.size = 8, .upper = 5}},
                          .alignment = 4};
   problem.capacity = 12;
@@ -84,7 +84,7 @@ TEST(Portfolio, RefusesWhatCannotBe) {
             std::string::npos);
 }
 
-TEST(Portfolio, IsNoHigherThanWhatItStartsFrom) {
+TEST(Portfolio, IsNoHigherThanItsStart) {
   RandomProblems random(13);
   for (int k = 0; k < 60; ++k) {
     solve::Problem problem = random.next(8, k % 2 == 0);

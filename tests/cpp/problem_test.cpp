@@ -21,7 +21,7 @@ std::string complaint(const solve::Problem& problem) {
 
 solve::Problem of(solve::Buffer buffer) { return {.buffers = {{.size = 1, .upper = 1}, buffer}}; }
 
-TEST(Problem, AcceptsWhatItCanPlan) {
+TEST(Problem, AcceptsProblemsThatCanBePlanned) {
   EXPECT_EQ(complaint({}), "");
   EXPECT_EQ(complaint(of({.size = 0, .lower = 3, .upper = 3})), "");
   EXPECT_EQ(complaint(of({.size = 5, .lower = 3, .upper = 4, .fixed = 1024})), "");

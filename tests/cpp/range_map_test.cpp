@@ -10,7 +10,7 @@
 namespace stalloc {
 namespace {
 
-TEST(RangeMap, EachAddressHasWhatWasAssignedLast) {
+TEST(RangeMap, EachAddressHasTheLastAssignedValue) {
   constexpr Offset kSize = 60;
   std::mt19937 random(5);
   RangeMap<int> map;
@@ -34,7 +34,7 @@ TEST(RangeMap, EachAddressHasWhatWasAssignedLast) {
   }
 }
 
-TEST(RangeMap, WhatWasNeverAssignedHasNothing) {
+TEST(RangeMap, UnassignedAddressesHaveNoValue) {
   RangeMap<int> map;
   map.assign({10, 20}, 1);
   int seen = 0;

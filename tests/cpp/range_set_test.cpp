@@ -88,7 +88,7 @@ TEST(HoleSetProperty, FindsTheBestFitWhateverWasDone) {
   EXPECT_GT(most, 200u) << "several chunks of sizes";
 }
 
-TEST(RangeSet, VisitsWhatItHasInCommonWithARange) {
+TEST(RangeSet, VisitsIntersectionsWithARange) {
   RangeSet set;
   for (const Range r : {Range{10, 20}, Range{30, 40}, Range{50, 60}}) set.insert(r);
   std::vector<Range> common;

@@ -45,7 +45,7 @@ TEST_F(RecorderTest, RecordsLifetimesInTicks) {
   EXPECT_TRUE(recorder_.finish().phases.empty()) << "finished twice";
 }
 
-TEST_F(RecorderTest, IgnoresWhatItHasNotSeen) {
+TEST_F(RecorderTest, IgnoresFreesOfUnknownBlocks) {
   allocate(1, 100);
   recorder_.start();
   free(1);
@@ -74,7 +74,7 @@ TEST_F(RecorderTest, CountsOccurrencesAndIterations) {
 }
 
 // A loop that says where an iteration ends, but not before its first one is over.
-TEST_F(RecorderTest, WhatEndedByAGuessIsAPartOfTheFirstIteration) {
+TEST_F(RecorderTest, AGuessedEndBelongsToTheFirstIteration) {
   recorder_.start();
   const auto part = [this](int i, std::int32_t microbatch) {
     recorder_.enter_phase(trace::PhaseKind::kOther, kNone, 0);
@@ -238,7 +238,7 @@ TEST_F(RecorderTest, NamesOfLayersAreKeptOnlyWhileRecording) {
   EXPECT_TRUE(recorder_.finish().layers.empty());
 }
 
-TEST_F(RecorderTest, WhatIsAbandonedStaysUntouched) {
+TEST_F(RecorderTest, AnAbandonedTraceStaysUntouched) {
   recorder_.start();
   allocate(1, 100);
   const std::size_t held = recorder_.memory_bytes();

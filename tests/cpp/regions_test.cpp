@@ -37,7 +37,7 @@ plan::Regions regions_of(std::vector<profile::DynamicPlace> places, Bytes static
   return plan::size_regions(places, phases, problem);
 }
 
-TEST(Regions, OfNoPlacesAreNone) {
+TEST(Regions, NoPlacesGiveNoRegions) {
   const plan::Regions regions = regions_of({});
   EXPECT_TRUE(regions.sizes.empty());
   EXPECT_EQ(regions.headroom, 0);
@@ -58,7 +58,7 @@ TEST(Regions, WithOneIterationTakeTheDefault) {
   EXPECT_EQ(regions.saves, 0);
 }
 
-TEST(Regions, OfAFamilyAreOfOneSizeThatAllItsPlacesTell) {
+TEST(Regions, AFamilysRegionsHaveOneSizeFromAllItsPlaces) {
   const plan::Regions regions = regions_of(
       {place_of({1000, 1010, 1020}), place_of({1030, 1000, 1010}), place_of({90, 80})}, 10000);
   EXPECT_EQ(regions.sizes[0], regions.sizes[1]);
@@ -95,7 +95,7 @@ TEST(Regions, AwayFromThePeakHaveMoreHeadroom) {
   EXPECT_EQ(regions_of(places).sizes, (std::vector<Bytes>{1010, 2000}));
 }
 
-TEST(Regions, HoldWhatIsAliveAtOncePackedByBestFit) {
+TEST(Regions, HoldTheBlocksAliveAtOncePackedByBestFit) {
   profile::DynamicPlace place;
   place.upper = 10;
   // Holes of 30 and 20 between neighbours; 20 takes the smaller one, then 30 the other.
@@ -112,14 +112,14 @@ TEST(Regions, AreRoundedToTheAlignment) {
   EXPECT_EQ(regions.sizes, (std::vector<Bytes>{1536, 1024}));
 }
 
-TEST(Regions, ThatDoNotFitIn63BitsAreRefused) {
+TEST(Regions, AreRefusedBeyond63Bits) {
   EXPECT_THROW(regions_of({place_of({Bytes{1} << 62})}), OverflowError);
   profile::DynamicPlace place = place_of({1});
   for (int i = 0; i < 3; ++i) place.sightings[0].push_back({1, 1, 5});
   EXPECT_THROW(regions_of({place}, 0, Bytes{1} << 61), OverflowError);
 }
 
-TEST(RegionTrial, CountsWhatFitsNowhere) {
+TEST(RegionTrial, CountsRequestsThatFitNowhere) {
   // Two places whose windows overlap; the second's requests come when the first has made all of
   // its own, and stay as long.
   std::vector<profile::DynamicPlace> places(2);
@@ -142,7 +142,7 @@ TEST(RegionTrial, CountsWhatFitsNowhere) {
   EXPECT_EQ(overflow({160, 160}), 60) << "not another stream's";
 }
 
-TEST(WindowLoads, AreWhatIsLiveInAWindowAtMost) {
+TEST(WindowLoads, AreTheLargestLoadInAWindow) {
   profile::DynamicPlace place = place_of({1});
   place.lower = 8;
   place.upper = 12;

@@ -38,7 +38,7 @@ trace::Trace training(int iterations) {
   return builder.finish();
 }
 
-TEST(Replay, OfTorchCountsWhatIsLiveAndHeld) {
+TEST(Replay, TorchsPolicyCountsLiveAndHeldBytes) {
   const replay::ReplayResult result = replay::replay_caching(training(3), {});
   // Weights 30, two activations 11 and 15, the gradient 13.
   EXPECT_EQ(result.load, (30 + 11 + 15 + 13) * kMiB);
@@ -50,7 +50,7 @@ TEST(Replay, OfTorchCountsWhatIsLiveAndHeld) {
   EXPECT_DOUBLE_EQ(result.efficiency(), 69.0 / 98.0);
 }
 
-TEST(Replay, OfTorchStopsAtTheFirstRequestThatDoesNotFit) {
+TEST(Replay, TorchsPolicyStopsAtTheFirstRequestThatDoesNotFit) {
   replay::CachingSettings settings;
   settings.capacity = 60 * kMiB;
   const replay::ReplayResult result = replay::replay_caching(training(3), settings);
@@ -58,7 +58,7 @@ TEST(Replay, OfTorchStopsAtTheFirstRequestThatDoesNotFit) {
   EXPECT_LE(result.peak_reserved, settings.capacity);
 }
 
-TEST(Replay, OfThePlanHitsEveryDecision) {
+TEST(Replay, APlanHitsEveryDecision) {
   const trace::Trace trace = training(5);
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
   const replay::ReplayResult result = replay::replay_planned(trace, plan);
@@ -94,7 +94,7 @@ trace::Trace with_memory(int iterations, bool kept) {
   return t.finish();
 }
 
-TEST(Replay, WhatIsKeptForGoodIsNotInThePlansWay) {
+TEST(Replay, KeptBlocksStayOutOfThePlansWay) {
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(with_memory(5, true)), {});
   const plan::Plan without = plan::make_plan(profile::profile_iteration(with_memory(5, false)), {});
   EXPECT_EQ(plan.pool, without.pool);
@@ -103,7 +103,7 @@ TEST(Replay, WhatIsKeptForGoodIsNotInThePlansWay) {
   EXPECT_EQ(result.misses, 0);
 }
 
-TEST(Replay, OfThePlanFailsWhereThePoolDoesNotFit) {
+TEST(Replay, APlanFailsIfItsPoolDoesNotFit) {
   const trace::Trace trace = training(3);
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
   EXPECT_EQ(replay::replay_planned(trace, plan, {.capacity = plan.pool - 1}).failed, 0);
@@ -112,7 +112,7 @@ TEST(Replay, OfThePlanFailsWhereThePoolDoesNotFit) {
   EXPECT_EQ(replay::replay_planned(trace, plan, {.capacity = plan.pool + 30 * kMiB}).failed, kNone);
 }
 
-TEST(Replay, OfAPlanThatDoesNotFitTheTraceCostsMemoryOnly) {
+TEST(Replay, APlanOfAnotherTraceCostsMemoryOnly) {
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(training(3)), {});
   TraceBuilder other;
   for (int i = 0; i < 4; ++i) {
@@ -196,13 +196,13 @@ TEST(Unroll, RepeatsTheStaticRequests) {
   EXPECT_EQ(result.load, (30 + 11 + 15 + 13) * kMiB);
 }
 
-TEST(Unroll, OfAnEmptyPlanIsEmpty) {
+TEST(Unroll, AnEmptyPlanGivesAnEmptyTrace) {
   const trace::Trace trace = replay::unroll(plan::Plan{}, 3);
   trace.check();
   EXPECT_TRUE(trace.requests.empty());
 }
 
-TEST(Replay, OfAnEmptyTraceIsNothing) {
+TEST(Replay, AnEmptyTraceHoldsNothing) {
   const replay::ReplayResult result = replay::replay_caching({}, {});
   EXPECT_EQ(result.reserved, 0);
   EXPECT_DOUBLE_EQ(result.efficiency(), 1.0);

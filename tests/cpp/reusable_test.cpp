@@ -72,7 +72,7 @@ std::string complaint(const Case& c, const verify::IdleClaim& claim) {
   return "";
 }
 
-TEST(ReusableSpace, IsWhatNobodyOccupiesThroughTheWindow) {
+TEST(ReusableSpace, IsIdleThroughTheWindow) {
   // Two buffers above each other, one after the other, and one that wraps round.
   const solve::Problem problem{.buffers = {{.size = 512, .lower = 0, .upper = 4},
                                            {.size = 512, .lower = 2, .upper = 6},
@@ -95,7 +95,7 @@ TEST(ReusableSpace, IsWhatNobodyOccupiesThroughTheWindow) {
   expect(4, {{1536, 2048}});
 }
 
-TEST(ReusableSpace, OfAnEmptyPoolIsEmpty) {
+TEST(ReusableSpace, IsEmptyInAnEmptyPool) {
   const auto ranges = plan::reusable_space({.period = 4}, {}, std::vector<plan::Window>{{0, 2}});
   ASSERT_EQ(ranges.size(), 1u);
   EXPECT_TRUE(ranges[0].empty());
@@ -121,7 +121,7 @@ TEST(ReusableSpaceProperty, IsTheDefinition) {
   EXPECT_GT(found, 3000u);
 }
 
-TEST(IdleValidatorProperty, AcceptsWhatIsIdleAndNothingElse) {
+TEST(IdleValidatorProperty, AcceptsIdleSpaceOnly) {
   RandomProblems random(2);
   std::size_t refused = 0;
   std::size_t accepted = 0;

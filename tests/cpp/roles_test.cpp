@@ -87,7 +87,7 @@ TEST(Roles, DoNotTakeAnActivationForAGradientOfItsSize) {
   EXPECT_EQ(served(roles, visit_of({90, 512})).at(7 + 3), 1);
 }
 
-TEST(Roles, AreToldByTheRatioToTheLastSizeThatVaries) {
+TEST(Roles, FollowFromTheRatioToTheLastVaryingSize) {
   // Of an expert's three tensors the last passes; before and after all experts come buffers of one
   // size for all their tokens, of which the first stays.
   const auto layer = [](const std::vector<Bytes>& tokens) {
@@ -111,7 +111,7 @@ TEST(Roles, AreToldByTheRatioToTheLastSizeThatVaries) {
             (std::vector<std::int32_t>{1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 1}));
 }
 
-TEST(Roles, OfWhatRecursAndOfWhatVariesAreApartWhereTheyLast) {
+TEST(Roles, SeparateRecurringFromVaryingSizesOfDifferentLifetimes) {
   const auto visit = [](Bytes size) {
     return Visit{{size, kLong},
                  {1'000'000, kLong},
@@ -123,7 +123,7 @@ TEST(Roles, OfWhatRecursAndOfWhatVariesAreApartWhereTheyLast) {
   EXPECT_EQ(served(roles, visit(77'777)), (std::vector<std::int32_t>{0, 1, 2, 2}));
 }
 
-TEST(Roles, ThatLastAboutAsLongAreOne) {
+TEST(Roles, MergeIfTheirLifetimesAreSimilar) {
   const auto visit = [](Bytes size) {
     return Visit{{size, 100}, {3 * size, 76}, {9 * size, 75}, {27 * size, 50}};
   };
@@ -134,7 +134,7 @@ TEST(Roles, ThatLastAboutAsLongAreOne) {
 
 // An expert of two tokens: its activation is as large as a constant that comes before one, and the
 // gradient after it comes after a size it never came after.
-TEST(Roles, OfASizeThatRecursElsewhereAreTheLongest) {
+TEST(Roles, ASizeThatRecursElsewhereHasTheLongestRole) {
   const auto expert_of = [](Visit& visit, Bytes tokens) {
     visit.push_back({4096, profile::kBrief});
     visit.push_back({2048 * tokens, profile::kBrief});
@@ -197,7 +197,7 @@ TEST(Roles, RareExceptionsDoNotMakeARoleLonger) {
 }
 
 // The last expert's sum goes on where the others' are added to: no exception, though one in ten.
-TEST(Roles, WhatOneOfThemComesToEachTimeIsNoException) {
+TEST(Roles, AnExceptionInEveryVisitIsARole) {
   std::vector<Visit> visits(3);
   for (auto& visit : visits) {
     for (int i = 0; i < 10; ++i) visit.push_back({100'000, i < 9 ? profile::kBrief : 5});
@@ -233,7 +233,7 @@ TEST(Roles, SmallRequestsAreApartAndLiveAsLongAsAnyOfThem) {
       (std::vector<std::int32_t>{1, 0, 1, 1, 0, 1}));
 }
 
-TEST(Roles, OfWhatIsNotKnownToEndAreTheLongest) {
+TEST(Roles, RequestsWithoutAKnownEndHaveTheLongestRole) {
   std::vector<Visit> visits = {visit_of({70, 301}), visit_of({122, 97})};
   visits[1].push_back({77777, profile::kUnknownLongevity});
   const profile::Roles roles = profile::tell_roles(visits);
@@ -245,7 +245,7 @@ TEST(Roles, OfWhatIsNotKnownToEndAreTheLongest) {
 }
 
 // A mask for each length that has not come before.
-TEST(Roles, WhatIsKeptForGoodIsApart) {
+TEST(Roles, SeparateKeptRequests) {
   const auto visit = [](Bytes length, profile::Longevity mask) {
     Visit result = {{40'000, profile::kBrief}};
     if (mask != profile::kUnknownLongevity) result.push_back({400 * length, mask});
@@ -260,7 +260,7 @@ TEST(Roles, WhatIsKeptForGoodIsApart) {
   EXPECT_EQ(served(roles, visit(113, profile::kKept)), (std::vector<std::int32_t>{0, kNone, 0, 0}));
 }
 
-TEST(Roles, WhatIsKeptAndRareIsToldByItsSize) {
+TEST(Roles, SizeAloneMarksARareKeptRequest) {
   const auto visit = [](Bytes seed) {
     Visit result;
     for (Bytes i = 0; i < 12; ++i) result.push_back({50'000 + 101 * seed + 7 * i, profile::kBrief});
@@ -279,7 +279,7 @@ TEST(Roles, WhatIsKeptAndRareIsToldByItsSize) {
   EXPECT_EQ(served(roles, later), expected);
 }
 
-TEST(Roles, WhereAllIsKeptNothingIsServed) {
+TEST(Roles, ServeNothingIfAllRequestsAreKept) {
   const profile::Roles roles = profile::tell_roles(
       {{{50'000, profile::kKept}, {60'000, profile::kKept}}, {{70'000, profile::kKept}}});
   EXPECT_EQ(served(roles, {{80'000}, {90'000}, {4}}), (std::vector<std::int32_t>(3, kNone)));

@@ -75,7 +75,7 @@ TEST_F(Standin, DevicesHaveMemoryOfTheirOwn) {
   EXPECT_NE(cudaSetDevice(2), kCudaSuccess);
 }
 
-TEST_F(Standin, NoticesWhatIsFreedTwice) {
+TEST_F(Standin, ReportsADoubleFree) {
   void* p = memory(100);
   EXPECT_EQ(cudaFree(p), kCudaSuccess);
   EXPECT_EQ(cudaFree(p), kCudaInvalidValue);
@@ -210,7 +210,7 @@ TEST_F(Standin, BlockingStreamsAreOrderedWithTheDefaultOne) {
   EXPECT_EQ(standin_hazards(), 1);
 }
 
-TEST_F(Standin, NoticesUseOfWhatIsNotAllocated) {
+TEST_F(Standin, ReportsUseOfUnallocatedMemory) {
   void* s = stream();
   auto* p = static_cast<std::byte*>(memory(4096));
   EXPECT_EQ(standin_use(s, p, 4097, 1), kCudaIllegalAddress);
@@ -259,7 +259,7 @@ TEST_F(Standin, CallsFailOnDemand) {
   EXPECT_EQ(cudaStreamIsCapturing(nullptr, &status), kCudaIllegalAddress);
 }
 
-TEST_F(Standin, CaptureForbidsWhatItForbids) {
+TEST_F(Standin, CaptureForbidsTheSameCallsAsCuda) {
   void* s = stream();
   void* e = event();
   void* p = memory(4096);
@@ -339,7 +339,7 @@ TEST_F(Standin, KeepsTheDriversErrorsApartFromTheRuntimes) {
   EXPECT_EQ(cudaGetLastError(), kCudaSuccess);
 }
 
-TEST_F(Standin, NoticesWhatIsUnmappedWhileInUse) {
+TEST_F(Standin, ReportsUnmappingOfMemoryInUse) {
   standin_set_manual(1);
   using Address = std::uintptr_t;
   int properties[8] = {1, 0, 1, 0};
@@ -422,7 +422,7 @@ TEST_F(Standin, AnEventAndItsStreamAreOfOneDevice) {
   cudaGetLastError();
 }
 
-TEST_F(Standin, NoModeLetsTheHostWaitForWhatIsCaptured) {
+TEST_F(Standin, NoModeLetsTheHostWaitForACapture) {
   void* s = stream();
   void* e = event();
   int relaxed = 2;

@@ -124,7 +124,7 @@ plan::DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick low
 
 constexpr Bytes kUnit = Bytes{64} << 10;  // of what is not small
 
-TEST(StaticPool, WhatOutlivesItsRegionIsInTheWayAlone) {
+TEST(StaticPool, ABlockThatOutlivesItsRegionDisplacesOnlyItsOwnAddresses) {
   plan::Plan plan = testing::plan_of(
       {decision(512, 0, 0, 20), decision(kUnit, 512, 10, 11), decision(kUnit, 512 + kUnit, 12, 13)},
       20);
@@ -175,7 +175,7 @@ TEST(StaticPool, ASizeThatALongerRegionDidNotGetGoesThereLater) {
   pool.check();
 }
 
-TEST(StaticPool, WhatPassesMayUseRoomThatOthersAreDoneWith) {
+TEST(StaticPool, BriefRequestsMayUseFinishedRoom) {
   plan::Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
   plan.groups = {group(0, 2 * kUnit, 1024, 1, 19), group(1, kUnit, 1024 + 2 * kUnit, 7, 9)};
   plan.pool = plan.bound = 1024 + 3 * kUnit;
@@ -190,7 +190,7 @@ TEST(StaticPool, WhatPassesMayUseRoomThatOthersAreDoneWith) {
   pool.check();
 }
 
-TEST(StaticPool, WhatOverflowsGoesOnlyWhereNothingWillLieInItsWindow) {
+TEST(StaticPool, OverflowGoesOnlyToSpaceIdleThroughItsWindow) {
   plan::Plan plan =
       testing::plan_of({decision(512, 0, 0, 20), decision(4 * kUnit, 512, 8, 20)}, 20);
   plan.groups = {group(0, kUnit, 512 + 4 * kUnit, 1, 9), group(0, 0, 0, 1, 8)};

@@ -115,7 +115,7 @@ TEST_F(StreamOrderTest, AddressesOfOneStreamCostNothing) {
 }
 
 // a (main) | b (side) | c (main) at one address, and b is asked for late, or not at all.
-TEST_F(StreamOrderTest, WhoeverHasReallyBeenThereIsWaitedFor) {
+TEST_F(StreamOrderTest, AStreamWaitsForTheActualLastUser) {
   const plan::Plan plan =
       ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide, 2 * kMiB),
                     decision(kMiB, 4, 5, kMain, kMiB / 2)},
@@ -162,7 +162,7 @@ TEST_F(StreamOrderTest, ABlockThePlanDoesNotKnowIsWaitedFor) {
 
 // As where a program lets the block's own stream wait for its user after the free: enough where
 // memory goes back to that stream.
-TEST_F(StreamOrderTest, WhatOthersDidWithTheBlockIsWaitedForToo) {
+TEST_F(StreamOrderTest, AStreamWaitsForTheBlocksOtherUsersToo) {
   const device::StreamHandle third = FakeStreams::stream(8);
   table_.id_of(third);
   enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));

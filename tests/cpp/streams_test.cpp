@@ -72,7 +72,7 @@ TEST(StaticPoolStreams, IdleSpaceIsOfTheStreamThatPlansIt) {
   EXPECT_EQ(pool.place_idle(2 * kMiB, 0), kUnplaced) << "neighbours of two streams do not merge";
 }
 
-TEST(StaticPoolStreams, WhatTwoStreamsMayReuseIsTheFirsts) {
+TEST(StaticPoolStreams, SpaceThatTwoStreamsMayReuseBelongsToTheFirst) {
   plan::Plan plan =
       testing::plan_of({decision(kMiB, 0, 0, 1), decision(kMiB, 2 * kMiB, 1, 2, 1)}, 8);
   for (const StreamId stream : {0, 1}) {

@@ -48,7 +48,7 @@ std::string with_request_column(std::string_view key, std::string_view array) {
   return with_column(to_json(small_trace()), "requests", key, array);
 }
 
-TEST(TraceJson, ReadsBackWhatItWrote) {
+TEST(TraceJson, ReadsBackItsOutput) {
   const trace::Trace trace = small_trace();
   const std::string text = to_json(trace);
   const trace::Trace again = trace::trace_from_json(text, "");
@@ -153,7 +153,7 @@ TEST(TraceJson, RefusesColumnsThatAreMissingDoubleForeignOrOfAnotherLength) {
                       complaint(with_request_column("upper", "[]")));
 }
 
-TEST(TraceJson, RefusesWhatIsNoJson) {
+TEST(TraceJson, RefusesTextThatIsNoJson) {
   const std::string text = to_json(small_trace());
   EXPECT_NE(complaint(text + "{}"), "no complaint");
   EXPECT_NE(complaint(text + "x"), "no complaint");
@@ -170,7 +170,7 @@ TEST(TraceJson, ChecksTheTraceAndNamesTheFile) {
                       complaint(with_request_column("size", "[100,-200,300]")));
 }
 
-TEST(Fingerprint, TellsTracesApartByWhatMatters) {
+TEST(Fingerprint, DiffersIfAPlanCouldDiffer) {
   const trace::Trace trace = small_trace();
   const std::string name = trace::fingerprint(trace);
   EXPECT_EQ(name.size(), 32u);
@@ -189,7 +189,7 @@ TEST(Fingerprint, TellsTracesApartByWhatMatters) {
   EXPECT_NE(trace::fingerprint(other), name);
 }
 
-TEST(Fingerprint, OfTheEmptyTraceIsTheDocumentedHash) {
+TEST(Fingerprint, TheEmptyTraceHasTheDocumentedHash) {
   // FNV-1a with 128 bits of four numbers of eight bytes each, all zero.
   EXPECT_EQ(trace::fingerprint(trace::Trace{}), "28ee198ca550ba36979ea053be3dc70d");
 }

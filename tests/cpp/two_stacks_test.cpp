@@ -119,7 +119,7 @@ TEST(TwoStacks, NeedPhasesAndNothingFixed) {
   EXPECT_FALSE(solve::plan_two_stacks(problem, timeline, {}));
 }
 
-TEST(Carried, ComesBeforeWhatLivesInOnePhase) {
+TEST(Carried, ComesBeforeBuffersOfOnePhase) {
   const solve::Problem problem{
       .buffers = {{.size = 1, .lower = 0, .upper = 2, .phase_begin = 0, .phase_end = 0},
                   {.size = 1, .lower = 1, .upper = 9, .phase_begin = 0, .phase_end = 1},

@@ -86,7 +86,7 @@ TEST(Validator, ChecksPlacesHeightsAndCapacity) {
   EXPECT_NE(complaint(problem, {{8, 0}, 16}).find("capacity"), std::string::npos);
 }
 
-TEST(Validator, LetsWhatHasNoSizeOrLifetimeLieAnywhere) {
+TEST(Validator, AcceptsEmptyBuffersAnywhere) {
   const solve::Problem problem = {.buffers = {{.size = 8, .lower = 0, .upper = 5},
                                               {.size = 0, .lower = 0, .upper = 5},
                                               {.size = 8, .lower = 2, .upper = 2}},

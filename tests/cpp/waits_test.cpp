@@ -52,7 +52,7 @@ std::string complaint(const solve::Problem& problem, const solve::Layout& layout
   return "";
 }
 
-TEST(Waits, AreThoseOfTheDefinitionAndEachIsMissed) {
+TEST(Waits, MatchTheDefinitionAndNoneIsSuperfluous) {
   RandomProblems random(31);
   std::size_t found = 0;
   for (int k = 0; k < 300; ++k) {

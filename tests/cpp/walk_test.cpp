@@ -116,7 +116,7 @@ TEST(Walk, EndsWhenTheCellsDo) {
   EXPECT_NO_THROW(verify::validate(problem, solve::WalkPlanner().plan(problem, {})));
 }
 
-TEST(Walk, LeavesWhatIsFixedAloneAndKeepsToItsLimit) {
+TEST(Walk, KeepsFixedBuffersAndItsLimit) {
   const solve::Problem problem = Interleaved(3).problem(8);
   const solve::Timeline timeline(problem);
   std::atomic<Bytes> limit = solve::load_bound(problem);
