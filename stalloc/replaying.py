@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stalloc import _core
 from stalloc.plans import Plan
@@ -42,6 +42,7 @@ class Replay:
         peak_load: The most bytes live at once over the whole trace, start-up included.
         peak_reserved: The most bytes held of the device over the whole trace.
         efficiency: `load / reserved`; None when it ran out of memory.
+        peak_efficiency: `peak_load / peak_reserved`; None when it ran out of memory.
         native_calls: Calls to the device: cudaMalloc, cudaFree, chunks mapped and unmapped.
         mallocs: The number of cudaMalloc among them.
         frees: cudaFree.
@@ -52,6 +53,8 @@ class Replay:
         failed_size: Its bytes.
         hit_rate: The share of static requests that a plan served at their address.
         measured: For torch, the most bytes it held when the trace was recorded, where known.
+        scope: `iteration` if the plan is repeated, `recording` if it covers all requests once.
+        streams: `ordered` if the streams of the plan share addresses, else `separate`.
     """
 
     allocator: str
@@ -60,6 +63,7 @@ class Replay:
     peak_load: int
     peak_reserved: int
     efficiency: float | None
+    peak_efficiency: float | None
     native_calls: int
     mallocs: int
     frees: int
@@ -70,6 +74,8 @@ class Replay:
     failed_size: int
     hit_rate: float | None = None
     measured: int | None = None
+    scope: str | None = None
+    streams: str | None = None
 
 
 def recorded_settings(
@@ -156,7 +162,14 @@ def replay_torch(
 
 
 def replay_stalloc(
-    trace: Trace, plan: Plan, *, capacity: int | None = None, reuse: bool = True
+    trace: Trace,
+    plan: Plan,
+    *,
+    capacity: int | None = None,
+    reuse: bool = True,
+    startup: bool = True,
+    scope: str | None = None,
+    streams: str | None = None,
 ) -> Replay:
     """Replays a trace under stalloc's own runtime, with a plan, on a pretended device.
 
@@ -167,22 +180,33 @@ def replay_stalloc(
         plan: The addresses; of this trace, or of another.
         capacity: Bytes of the device; None for no limit.
         reuse: Serve dynamic requests inside the pool.
+        startup: True if the plan is in force from the start of the trace.
+        scope: The scope that the row states.
+        streams: The handling of streams that the row states.
 
     Raises:
         TraceError: The trace is inconsistent.
         PlanError: The plan is not sound.
     """
-    result = _core.replay_planned(trace._core, plan._core, capacity or 0, reuse)
+    result = _core.replay_planned(trace._core, plan._core, capacity or 0, reuse, startup)
     asked = result["hits"] + result["misses"]
     rate = result["hits"] / asked if asked else 1.0
-    return _to_replay(STALLOC, result, capacity, hit_rate=rate)
+    row = _to_replay(STALLOC, result, capacity, hit_rate=rate)
+    return replace(row, scope=scope, streams=streams)
+
+
+def replay_both_torch(trace: Trace, *, capacity: int | None = None) -> list[Replay]:
+    """A trace under torch's allocator, and under the same with expandable segments."""
+    return [
+        replay_torch(trace, capacity=capacity),
+        replay_torch(trace, expandable_segments=True, capacity=capacity),
+    ]
 
 
 def replay_all(trace: Trace, plan: Plan, *, capacity: int | None = None) -> list[Replay]:
     """A trace under each allocator: torch's, the same with expandable segments, and stalloc."""
     return [
-        replay_torch(trace, capacity=capacity),
-        replay_torch(trace, expandable_segments=True, capacity=capacity),
+        *replay_both_torch(trace, capacity=capacity),
         replay_stalloc(trace, plan, capacity=capacity),
     ]
 
@@ -217,6 +241,7 @@ def _to_replay(
         peak_load=result["peak_load"],
         peak_reserved=result["peak_reserved"],
         efficiency=result["efficiency"] if result["failed"] < 0 else None,
+        peak_efficiency=_share(result) if result["failed"] < 0 else None,
         native_calls=result["native_calls"],
         mallocs=result["mallocs"],
         frees=result["frees"],
@@ -228,3 +253,8 @@ def _to_replay(
         hit_rate=hit_rate,
         measured=measured,
     )
+
+
+def _share(result: Mapping[str, int]) -> float:
+    reserved = result["peak_reserved"]
+    return result["peak_load"] / reserved if reserved else 1.0

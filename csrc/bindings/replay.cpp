@@ -113,14 +113,16 @@ void bind_replay(py::module_& m) {
       py::arg("trace"), py::arg("settings"));
   m.def(
       "replay_planned",
-      [](const trace::Trace& trace, const plan::Plan& plan, Bytes capacity, bool reuse) {
-        const replay::PlannedReplay options{or_unlimited(capacity), reuse};
+      [](const trace::Trace& trace, const plan::Plan& plan, Bytes capacity, bool reuse,
+         bool startup) {
+        const replay::PlannedReplay options{or_unlimited(capacity), reuse, startup};
         const replay::ReplayResult result = run_interruptibly(
             py::none(),
             [&](const auto*, const auto&) { return replay::replay_planned(trace, plan, options); });
         return to_dict(result, trace);
       },
-      py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0, py::arg("reuse") = true);
+      py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0, py::arg("reuse") = true,
+      py::arg("startup") = true);
   m.def(
       "unroll",
       [](const plan::Plan& plan, std::int32_t turns, bool startup) {

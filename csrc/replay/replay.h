@@ -44,10 +44,12 @@ ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& se
 struct PlannedReplay {
   Bytes capacity = CachingSettings::kUnlimited;  // of the device
   bool reuse = true;                             // as PlannedAllocator::Scope's
+  // False: the plan comes into force after start-up, and nothing lies in its resident region.
+  bool startup = true;
 };
 
-// Under stalloc's own runtime with this plan; from the run's very beginning, if that is where the
-// trace begins. Throws TraceError as above, and PlanError when the plan is not sound.
+// Under stalloc's own runtime with this plan; with `startup` from the beginning of the run, if the
+// trace begins there. Throws TraceError as above, and PlanError when the plan is not sound.
 ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
                             const PlannedReplay& options = {}, Placements* placements = nullptr);
 

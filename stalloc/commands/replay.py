@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,16 +21,20 @@ from stalloc.commands.output import (
     size,
 )
 from stalloc.plans import Plan
+from stalloc.recordings import PlannedRecording, plan_recording
 from stalloc.replaying import (
     STALLOC,
     UNROLLED,
     Replay,
     other_settings,
     recorded_expandable,
-    replay_all,
+    replay_both_torch,
+    replay_stalloc,
     unroll,
 )
+from stalloc.torch_settings import applied, parse
 from stalloc.trace import Trace
+from stalloc.verdicts import Comparison, failure
 
 if TYPE_CHECKING:
     from stalloc.commands import Subparsers
@@ -46,8 +49,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="compare the memory that torch's allocators and stalloc reserve",
         description="Replays a trace, a plan, a PyTorch memory snapshot or a Kineto trace under "
         "torch's caching allocator, the same with expandable segments, and stalloc with a plan. "
-        "Needs no GPU: torch's rows come from a model of its policy. 'load' and 'reserved' are of "
-        "the last complete iteration; reserved at the peak counts the warm-up, too.",
+        "Needs no GPU: torch's rows come from a model of its policy. All figures are peaks of the "
+        "whole replay.",
         epilog="Exit codes: 0 done, 1 bad input, 2 wrong usage, 3 stalloc does not fit the "
         "capacity.",
     )
@@ -56,6 +59,19 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--plan", metavar="PLAN", type=Path, help="serve from this plan (default: make one)"
+    )
+    parser.add_argument(
+        "--startup",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the plan is in force from the start of the process, as under `stalloc run --plan` "
+        "(default), or comes into force after start-up, as by `stalloc.enable`",
+    )
+    parser.add_argument(
+        "--torch-settings",
+        metavar="SETTINGS",
+        type=_settings_of,
+        help="of torch's allocator, as in PYTORCH_CUDA_ALLOC_CONF (default: what was recorded)",
     )
     parser.add_argument(
         "--capacity", metavar="BYTES", type=bytes_of, help="of the device, as in 80GiB"
@@ -70,6 +86,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     import_.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
+
+
+def _settings_of(text: str) -> dict[str, str]:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(args: argparse.Namespace) -> int:
@@ -87,14 +110,19 @@ def main(args: argparse.Namespace) -> int:
                 f"a plan has no dynamic requests; the others are replayed for {UNROLLED} iterations"
             )
         check_requests(trace)
+        if args.torch_settings is not None:
+            trace = applied(trace, args.torch_settings)
         settings = other_settings(trace)
         if settings:
-            assumptions.append(f"torch is replayed with the settings it had: {settings}")
-        if plan is None:
-            plan = trace.plan(time_limit=args.time_limit, progress=sys.stderr.isatty())
-        rows = replay_all(trace, plan, capacity=args.capacity)
-    base = rows[recorded_expandable(trace)]
-    saved = _saved(rows, base)
+            had = "it had" if args.torch_settings is None else "given"
+            assumptions.append(f"torch is replayed with the settings {had}: {settings}")
+        ours = _planned(args, trace, plan)
+        comparison = Comparison.of(
+            trace,
+            ours,
+            replay_both_torch(trace, capacity=args.capacity),
+            recorded_expandable(trace),
+        )
     if args.json:
         print_json(
             {
@@ -102,65 +130,78 @@ def main(args: argparse.Namespace) -> int:
                 "requests": len(trace.requests),
                 "iterations": max(0, len(trace.iterations) - 1),
                 "capacity": args.capacity,
-                "rows": [asdict(row) for row in rows],
-                "saved": saved,
-                "plan": plan.summary(),
+                "rows": [asdict(row) for row in comparison.rows],
+                "saved": comparison.saved,
+                "best": comparison.best,
+                "verdict": comparison.verdict,
+                "notes": comparison.notes,
+                "plan": ours.plan.summary(),
                 "assumptions": assumptions,
             }
         )
     else:
-        _print(args, trace, plan, rows, base, saved)
+        _print(args, trace, comparison)
         print_assumptions(assumptions)
-    stalloc = rows[-1]
-    if stalloc.fits is False:
+    if ours.row.fits is False:
         raise DoesNotFit(
             f"{args.input}: stalloc does not fit {size(args.capacity)} either: "
-            f"{_failure(stalloc)}; train with smaller batches, or more recomputation"
+            f"{failure(ours.row)}; train with smaller batches, or more recomputation"
         )
     return 0
 
 
-def _print(
-    args: argparse.Namespace,
-    trace: Trace,
-    plan: Plan,
-    rows: Sequence[Replay],
-    base: Replay,
-    saved: int | None,
-) -> None:
+def _planned(args: argparse.Namespace, trace: Trace, plan: Plan | None) -> PlannedRecording:
+    if plan is not None:
+        row = replay_stalloc(trace, plan, capacity=args.capacity, startup=args.startup)
+        return PlannedRecording(plan, trace, row)
+    return plan_recording(
+        trace,
+        time_limit=args.time_limit,
+        startup=args.startup,
+        capacity=args.capacity,
+        progress=sys.stderr.isatty(),
+    )
+
+
+def _print(args: argparse.Namespace, trace: Trace, comparison: Comparison) -> None:
+    plan = comparison.plan
     iterations = max(0, len(trace.iterations) - 1)
+    resident = f" and {_core.format_bytes(plan.resident)} resident" if plan.resident else ""
     print_facts(
         {
             "input": str(args.input),
             "requests": f"{len(trace.requests):,} in {iterations} iterations",
-            "plan": f"{_core.format_bytes(plan.pool)}, gap {plan.gap:.3%}",
+            "plan": f"{_core.format_bytes(plan.pool)}{resident}, gap {plan.gap:.3%}",
+            "covers": comparison.coverage,
         }
     )
-    columns = ["allocator", "load", "reserved", "efficiency", "peak", "calls"]
-    title = "Reserved by each allocator"
-    measured = any(row.measured is not None for row in rows)
+    columns = ["allocator", "load", "reserved", "efficiency", "calls"]
+    title = "Reserved by each allocator at its peak"
+    measured = any(row.measured is not None for row in comparison.rows)
     if measured:
         columns.append("measured")
     if args.capacity is not None:
         columns.append("fits")
         title += f", of {_core.format_bytes(args.capacity)}"
-    print_table(title, columns, (_cells(row, measured) for row in rows))
-    for row in rows:
+    print_table(title, columns, (_cells(row, measured) for row in comparison.rows))
+    for row in comparison.rows:
         if row.fits is False and row.allocator != STALLOC:
             print()
-            print_text(f"{row.allocator} runs out of memory: {_failure(row)}")
-    if saved is not None:
+            print_text(f"{row.allocator} runs out of memory: {failure(row)}")
+    if comparison.verdict:
         print()
-        print_text(_verdict(saved, base, plan))
+        print_text(comparison.verdict)
+    for note in comparison.notes:
+        print()
+        print_text(note)
 
 
 def _cells(row: Replay, measured: bool) -> list[str]:
     cells = [
         row.allocator,
-        _core.format_bytes(row.load),
-        _core.format_bytes(row.reserved),
-        "-" if row.efficiency is None else f"{row.efficiency:.4f}",
+        _core.format_bytes(row.peak_load),
         _core.format_bytes(row.peak_reserved),
+        "-" if row.peak_efficiency is None else f"{row.peak_efficiency:.4f}",
         f"{row.native_calls:,}",
     ]
     if measured:
@@ -168,38 +209,3 @@ def _cells(row: Replay, measured: bool) -> list[str]:
     if row.fits is not None:
         cells.append("yes" if row.fits else "no")
     return cells
-
-
-def _held(torch: Replay) -> int:
-    """Bytes that torch held: measured if possible, else modelled."""
-    return torch.reserved if torch.measured is None else torch.measured
-
-
-def _saved(rows: Sequence[Replay], torch: Replay) -> int | None:
-    """Bytes that stalloc would reserve less than torch does; negative when more.
-
-    None if one of them exceeds the capacity.
-    """
-    stalloc = rows[-1]
-    if torch.fits is False or stalloc.fits is False:
-        return None
-    return _held(torch) - stalloc.reserved
-
-
-def _verdict(saved: int, torch: Replay, plan: Plan) -> str:
-    held = _held(torch)
-    share = abs(saved) / held if held else 0.0
-    amount = f"{_core.format_bytes(abs(saved))} ({share:.1%} of what torch holds)"
-    if saved >= 0:
-        return f"With stalloc you would save {amount}."
-    why = "requests that do not repeat lie beside the pool"
-    if plan.pool - plan.bound >= -saved:
-        why = f"the plan is {plan.gap:.1%} above its bound; try a longer --time-limit"
-    return f"stalloc would reserve {amount} more: {why}."
-
-
-def _failure(row: Replay) -> str:
-    return (
-        f"request {row.failed_request:,}, of {_core.format_bytes(row.failed_size)}, "
-        f"with {_core.format_bytes(row.peak_reserved)} reserved"
-    )

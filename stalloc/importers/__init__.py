@@ -15,6 +15,7 @@ from stalloc.files import named
 from stalloc.importers.chrome import trace_events
 from stalloc.importers.history import (
     History,
+    add_startup,
     join_iterations,
     make_trace,
     pair,
@@ -30,6 +31,12 @@ from stalloc.trace import Trace
 
 REPETITIONS = 5
 """Iterations that are made of a single one: by then the runtime trusts its plan."""
+
+
+SNAPSHOT = "pytorch snapshot"
+"""What `Imported.kind` calls a memory snapshot."""
+KINETO = "kineto trace"
+"""What it calls a trace of torch's profiler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ def from_bytes(
         counts = {kineto.name(d): n for d, n in kineto.devices.items()}
         chosen = _choose(counts, device, source)
         history, marks = kineto.history(names[chosen])
-        return _build(history, marks, "kineto trace", chosen, counts, source, repetitions)
+        return _build(history, marks, KINETO, chosen, counts, source, repetitions)
     if kind is not Kind.SNAPSHOT:
         raise TraceError(
             f"{source}: {kind.value}: nothing to import; a memory snapshot or a Kineto trace is "
@@ -103,7 +110,7 @@ def from_bytes(
     counts = {f"cuda:{d}": n for d, n in snapshot.devices.items()}
     chosen = _choose(counts, device, source)
     history, marks = snapshot.history(int(chosen.partition(":")[2]), part(progress, 0.7, 1.0))
-    return _build(history, marks, "pytorch snapshot", chosen, counts, source, repetitions)
+    return _build(history, marks, SNAPSHOT, chosen, counts, source, repetitions)
 
 
 def _build(
@@ -133,6 +140,7 @@ def _build(
         history.assumptions = said
     else:
         boundaries = join_iterations(history, lifetimes, boundaries)
+    boundaries = add_startup(runs, boundaries, lifetimes.before)
     spans = number(runs, boundaries, len(history))
     reserved = history.info.get("torch_reserved")
     history.info |= {"source": kind, "device": device.partition(":")[0]}

@@ -14,13 +14,14 @@ import numpy as np
 
 from stalloc import _core
 from stalloc.errors import TraceError
-from stalloc.importers.phases import Hint, Spans
+from stalloc.importers.phases import Hint, Run, Spans
 from stalloc.tables import NEVER, Int64s
 
 LARGEST = (1 << 63) - 1
 """The largest size, in bytes, that a trace can hold."""
 
 
+_FEW = 2  # iterations that are all compared
 _ENOUGH_TO_JOIN = 4  # iterations from which pairs can be compared
 _MUCH = 0.001  # share of an iteration's bytes from which late frees are worth a longer iteration
 
@@ -268,6 +269,29 @@ def _state_longer(history: History, count: int, total: int) -> None:
     )
 
 
+def add_startup(runs: list[Run], boundaries: list[int], before: int) -> list[int]:
+    """Makes the first iteration begin with the process.
+
+    A trace of stalloc's own has start-up at the beginning of its first iteration. The same holds
+    for the result, with two exceptions. If the recording begins inside an iteration, or has two
+    iterations only, start-up and the partial iteration form an iteration of their own.
+
+    Args:
+        runs: The phases.
+        boundaries: The events before which iterations begin, and the end of the last.
+        before: How many requests were live before the first event.
+    """
+    if boundaries[0] == 0 and before == 0:
+        return boundaries
+    count = len(boundaries) - 1
+    starts_inside = any(
+        run.kind in (Hint.BACKWARD, Hint.OPTIMIZER) for run in runs if run.begin < boundaries[0]
+    )
+    if count == 1 or (count > _FEW and not starts_inside):
+        return [0, *boundaries[1:]]
+    return [0, *boundaries]
+
+
 class _Repetition:
     """Events of a history, in a new order, with new addresses in each repetition."""
 
@@ -349,9 +373,7 @@ def make_trace(history: History, lifetimes: Lifetimes, spans: Spans) -> _core.Tr
         "iteration": spans.iteration,
     }
     if before:
-        first = {"kind": 4, "microbatch": -1, "chunk": 0, "occurrence": 0, "begin": 0}
-        first |= {"end": int(begins[0]), "iteration": -1}
-        phases = {name: np.concatenate(([first[name]], rows)) for name, rows in phases.items()}
+        phases = _with_startup(phases)
     starts = np.asarray(phases["begin"])
 
     def span_at(moments: Int64s) -> Int64s:
@@ -373,13 +395,32 @@ def make_trace(history: History, lifetimes: Lifetimes, spans: Spans) -> _core.Tr
         return _core.make_trace(
             info=history.info,
             end=end,
-            iterations=ticks[spans.boundaries].tolist(),
+            iterations=[0, *ticks[spans.boundaries[1:]].tolist()],
             layers=history.names,
             phases={name: _column(rows) for name, rows in phases.items()},
             requests={name: _column(rows) for name, rows in requests.items()},
         )
     except TraceError as error:
         raise TraceError(f"what was recorded makes no trace: {error}") from error
+
+
+def _with_startup(phases: dict[str, Int64s]) -> dict[str, Int64s]:
+    """Adds start-up, which makes the blocks that were live before the first event.
+
+    Start-up is a phase of kind "other", as in a trace of stalloc's own. If the recording begins
+    with such a phase, start-up is a part of it. Otherwise the iteration's other such phases count
+    from one.
+    """
+    phases = {name: rows.copy() for name, rows in phases.items()}
+    opening = phases["iteration"] == 0
+    others = opening & (phases["kind"] == Hint.OTHER)
+    if others[0]:
+        phases["begin"][0] = 0
+        return phases
+    phases["occurrence"][others] += 1
+    first = {"kind": int(Hint.OTHER), "microbatch": -1, "chunk": 0, "occurrence": 0, "begin": 0}
+    first |= {"end": int(phases["begin"][0]), "iteration": 0}
+    return {name: np.concatenate(([first[name]], rows)) for name, rows in phases.items()}
 
 
 def _column(values: Int64s) -> Int64s:

@@ -168,7 +168,7 @@ def _iterations(
     assumptions.append(
         f"{len(ends) - 1} iterations are taken to end with "
         + ("the optimizer's step" if steps == 1 else f"every {steps}th step of an optimizer")
-        + ("" if ends[0] == 0 else "; what comes before them is no whole one")
+        + ("" if ends[0] == 0 else "; what comes before them counts as start-up")
     )
     return ends
 

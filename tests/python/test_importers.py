@@ -42,9 +42,10 @@ def test_a_snapshot_becomes_a_trace_with_phases_and_iterations() -> None:
     assert imported.kind == "pytorch snapshot"
     assert imported.device == "cuda:0"
     assert trace.info["device"] == "cuda"
-    # The first one, which has the weights and the optimizer's states, is not like the others.
-    assert len(trace.iterations) == 4
-    assert "what comes before them is no whole one" in trace.info["assumptions"]
+    # The first one has the weights and the optimizer's states: it is the opening.
+    assert len(trace.iterations) == 5
+    assert trace.iterations[0] == 0
+    assert "what comes before them counts as start-up" in trace.info["assumptions"]
     assert phase_names(imported, 1) == ["other", "forward 0", "backward 0", "optimizer"]
     profile = trace.profile()
     tallies = profile.tallies()
@@ -93,9 +94,10 @@ def test_rebuilds_a_cut_head_from_the_final_live_blocks(cut: int) -> None:
     assert any("live before the first event" in text for text in imported.assumptions)
     # At the cut, what the whole history says is live, is.
     first = imported.trace.phases
-    assert PHASE_KINDS[first.kind[0]] == "unplanned"
-    assert first.iteration[0] == -1
-    before = int(first.end[0])
+    assert PHASE_KINDS[first.kind[0]] == "other"
+    assert first.iteration[0] == 0
+    assert imported.trace.iterations[0] == 0
+    before = len(requests.size) - sum(e["action"] == "alloc" for e in writer.events[cut:])
     events = [e for e in writer.events[:cut] if e["action"] in ("alloc", "free_completed")]
     expected: dict[int, int] = {}
     for event in events:
@@ -206,7 +208,7 @@ def test_the_function_backward_is_backward() -> None:
 
 def test_without_annotations_the_optimizer_is_told_from_its_files() -> None:
     imported = load(trained(4, annotate=False).document())
-    assert len(imported.trace.iterations) == 4
+    assert len(imported.trace.iterations) == 5
     assert "optimizer" in phase_names(imported, 1)
 
 
@@ -247,7 +249,7 @@ def test_times_that_go_backwards_cost_the_annotations() -> None:
     document["device_traces"][0][9]["time_us"] = 1 << 62
     imported = load(document)
     assert any("times go backwards" in text for text in imported.assumptions)
-    assert len(imported.trace.iterations) == 3, "stacks tell the optimizer all the same"
+    assert len(imported.trace.iterations) == 4, "stacks tell the optimizer all the same"
 
 
 def test_two_optimizers_that_take_turns_make_one_iteration() -> None:
@@ -267,7 +269,8 @@ def test_one_iteration_is_repeated() -> None:
     document = last_step()
     once = load(document, repetitions=1).trace
     assert len(once.iterations) == 2
-    assert once.profile().tallies()["persistent"].requests == 6, "the gradients"
+    persistent = once.profile().tallies()["persistent"].requests
+    assert persistent == 18, "the gradients, and what was live before"
     imported = load(document, repetitions=4)
     trace = imported.trace
     assert len(trace.iterations) == 5

@@ -16,9 +16,9 @@ from stalloc.plans import Plan
 from stalloc.trace import Trace
 
 ROW = [
-    *("allocator", "load", "reserved", "peak_load", "peak_reserved", "efficiency", "native_calls"),
-    *("mallocs", "frees", "maps", "unmaps", "fits", "failed_request", "failed_size", "hit_rate"),
-    "measured",
+    *("allocator", "load", "reserved", "peak_load", "peak_reserved", "efficiency"),
+    *("peak_efficiency", "native_calls", "mallocs", "frees", "maps", "unmaps", "fits"),
+    *("failed_request", "failed_size", "hit_rate", "measured", "scope", "streams"),
 ]
 
 
@@ -92,11 +92,12 @@ def test_replay_plans_a_snapshot_by_itself(
     for row in rows:
         assert row["reserved"] >= row["load"]
         assert row["efficiency"] == pytest.approx(row["load"] / row["reserved"])
+        assert row["peak_efficiency"] == row["peak_load"] / row["peak_reserved"]
         assert row["fits"] is None
     assert rows[0]["measured"] is not None
     assert rows[1]["measured"] is None
     assert rows[2]["hit_rate"] == 1.0
-    assert report["saved"] == rows[0]["measured"] - rows[2]["reserved"]
+    assert report["saved"] == rows[0]["peak_reserved"] - rows[2]["peak_reserved"]
 
 
 def test_replay_of_a_trace_of_a_plan_and_of_both(
@@ -109,6 +110,8 @@ def test_replay_of_a_trace_of_a_plan_and_of_both(
     by_trace = answer(capsys, "replay", str(trace_file))["rows"][2]
     assert by_trace["load"] == plan.load_bytes
     both = answer(capsys, "replay", str(trace_file), "--plan", str(plan_file))["rows"][2]
+    assert (by_trace.pop("scope"), by_trace.pop("streams")) == ("iteration", "separate")
+    assert (both.pop("scope"), both.pop("streams")) == (None, None)
     assert both == by_trace
     by_plan = answer(capsys, "replay", str(plan_file))
     assert plan.resident > 0, "the weights"
@@ -224,11 +227,11 @@ def test_torch_is_replayed_with_the_settings_that_were_recorded(
     # The recording is the truth for its own settings.
     assert torch["measured"] is None
     assert expandable["measured"] is not None
-    assert report["saved"] == expandable["measured"] - stalloc["reserved"]
+    assert report["saved"] == expandable["peak_reserved"] - stalloc["peak_reserved"]
     assert cli.main(["replay", str(path)]) == 0
     said = capsys.readouterr().out
-    share = report["saved"] / expandable["measured"]
-    assert f"({abs(share):.1%} of what torch holds)" in said
+    share = report["saved"] / expandable["peak_reserved"]
+    assert f"({share:.1%} of what torch, expandable segments reserves)" in " ".join(said.split())
     output = tmp_path / "report.html"
     rows = answer(capsys, "report", str(path), "-o", str(output))["rows"]
     assert rows[0]["allocator"] == expandable["allocator"]

@@ -1,0 +1,275 @@
+"""Recordings of whole runs, of several kinds: stalloc reserves no more than torch for any."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from snapshot_documents import FORWARD, SnapshotWriter, dump, last_step, trained
+
+from stalloc import _core, cli, importers, recordings, replaying, torch_settings
+from stalloc.tables import NEVER
+from stalloc.trace import Trace
+from stalloc.verdicts import Comparison
+
+MIB = 1 << 20
+
+
+def inference(seed: int = 1) -> SnapshotWriter:
+    """One pass: weights, a growing cache, temporaries of many sizes."""
+    writer, rng = SnapshotWriter(), random.Random(seed)
+    for _ in range(24):
+        writer.alloc(rng.randrange(1, 12) * MIB + 512, FORWARD)
+    for _ in range(60):
+        temporaries = [writer.alloc(rng.randrange(1 << 16, 24 * MIB), FORWARD) for _ in range(4)]
+        writer.alloc(rng.randrange(1 << 16, MIB), FORWARD)
+        rng.shuffle(temporaries)
+        for address in temporaries:
+            writer.free(address)
+    return writer
+
+
+def pruning(seed: int = 2) -> SnapshotWriter:
+    """Weights are replaced by smaller ones, which differ each time."""
+    writer, rng = SnapshotWriter(), random.Random(seed)
+    weights = [writer.alloc(rng.randrange(4, 40) * MIB, FORWARD) for _ in range(16)]
+    sizes = [writer.live[address][0] for address in weights]
+    for _ in range(8):
+        for i in range(16):
+            mask = writer.alloc(sizes[i] // 4, FORWARD)
+            sizes[i] = int(sizes[i] * rng.uniform(0.7, 0.98))
+            smaller = writer.alloc(sizes[i], FORWARD)
+            writer.free(weights[i])
+            writer.free(mask)
+            weights[i] = smaller
+    return writer
+
+
+def offload(streams: int = 10) -> SnapshotWriter:
+    """Layers come in on streams of their own, one after another, and go again."""
+    writer = SnapshotWriter()
+    for layer in range(40):
+        stream = layer % streams
+        weight = writer.alloc(30 * MIB + 512 * (layer % 7), FORWARD, stream=stream << 8)
+        activation = writer.alloc(7 * MIB, FORWARD)
+        writer.free(weight)
+        writer.free(activation)
+    return writer
+
+
+KINDS = {"inference": inference, "pruning": pruning, "offload": offload}
+
+
+def replayed(trace: Trace, **options: Any) -> tuple[list[replaying.Replay], Any]:
+    ours = recordings.plan_recording(trace, time_limit=2.0, **options)
+    return [*replaying.replay_both_torch(trace), ours.row], ours
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_is_planned_as_a_whole(kind: str) -> None:
+    document = KINDS[kind]().document()
+    trace = importers.from_bytes(dump(document), "snapshot.pickle", repetitions=1).trace
+    (torch, expandable, stalloc), ours = replayed(trace)
+    assert stalloc.scope == recordings.RECORDING
+    assert stalloc.hit_rate == 1.0
+    assert stalloc.peak_load == torch.peak_load
+    assert stalloc.peak_reserved <= min(torch.peak_reserved, expandable.peak_reserved)
+    assert stalloc.peak_efficiency is not None
+    assert stalloc.peak_efficiency >= 0.985
+    assert ours.plan.pool == stalloc.peak_reserved
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_recording_is_no_worse_either(kind: str) -> None:
+    """What is live before the first event has its place in the plan, too."""
+    document = KINDS[kind]().document(30)
+    trace = importers.from_bytes(dump(document), "snapshot.pickle").trace
+    (torch, expandable, stalloc), _ = replayed(trace)
+    assert stalloc.peak_reserved <= min(torch.peak_reserved, expandable.peak_reserved)
+
+
+def test_streams_share_addresses_where_that_saves_memory() -> None:
+    trace = importers.from_bytes(dump(offload().document()), "s.pickle", repetitions=1).trace
+    _, ours = replayed(trace)
+    assert ours.row.streams == "ordered"
+    assert ours.row.peak_reserved < 2 * 38 * MIB
+    one = importers.from_bytes(dump(offload(1).document()), "s.pickle", repetitions=1).trace
+    assert replayed(one)[1].row.streams == "separate"
+
+
+def test_one_pass_keeps_sizes_lifetimes_and_order() -> None:
+    trace = importers.from_bytes(dump(inference().document()), "s.pickle", repetitions=1).trace
+    once = recordings.one_pass(trace)
+    assert once.iterations == [0, trace.end + 1]
+    assert once.requests.size.tolist() == trace.requests.size.tolist()
+    assert once.requests.lower.tolist() == trace.requests.lower.tolist()
+    never = trace.requests.upper == NEVER
+    assert never.any()
+    assert set(once.requests.upper[never].tolist()) == {trace.end}
+    assert once.requests.upper[~never].tolist() == trace.requests.upper[~never].tolist()
+    assert bool(once.profile().requests.plannable.all())
+
+
+def test_training_has_the_plan_of_an_iteration_and_its_weights_resident() -> None:
+    trace = importers.from_bytes(dump(last_step()), "s").trace
+    (torch, expandable, stalloc), ours = replayed(trace)
+    assert stalloc.scope == recordings.ITERATION
+    assert ours.plan.resident > 0
+    assert stalloc.peak_reserved == ours.plan.pool + ours.plan.resident
+    assert stalloc.peak_reserved <= min(torch.peak_reserved, expandable.peak_reserved)
+
+
+def test_a_plan_that_comes_later_has_no_resident_region() -> None:
+    trace = importers.from_bytes(dump(last_step()), "snapshot.pickle").trace
+    _, early = replayed(trace)
+    _, later = replayed(trace, startup=False)
+    assert later.row.scope == recordings.ITERATION
+    assert later.row.mallocs > early.row.mallocs == 2
+    assert later.row.peak_reserved >= early.row.peak_reserved
+
+
+def test_the_opening_of_a_whole_run_is_served_too() -> None:
+    trace = importers.from_bytes(dump(trained(6).document()), "snapshot.pickle").trace
+    (torch, expandable, stalloc), ours = replayed(trace)
+    assert stalloc.scope == recordings.ITERATION
+    assert stalloc.peak_reserved == ours.plan.pool + ours.plan.resident
+    assert stalloc.peak_reserved <= min(torch.peak_reserved, expandable.peak_reserved)
+
+
+def test_a_trace_of_its_own_is_not_planned_as_a_whole() -> None:
+    trace = importers.from_bytes(dump(pruning().document()), "s.pickle", repetitions=1).trace
+    trace.info = {name: text for name, text in trace.info.items() if name != "source"}
+    assert recordings.plan_recording(trace, time_limit=2.0).row.scope == recordings.ITERATION
+
+
+def report(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert cli.main(["replay", *args, "--json"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> str:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(dump(pruning().document()))
+    return str(path)
+
+
+def test_the_verdict_names_what_the_plan_covers(
+    snapshot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = report(capsys, snapshot, "--repeat", "1")
+    assert given["best"] == "stalloc"
+    assert given["rows"][2]["scope"] == "recording"
+    assert any("asks for the same again" in note for note in given["notes"])
+    assert given["verdict"].startswith("With stalloc you would save")
+    assert cli.main(["replay", snapshot, "--repeat", "1"]) == 0
+    assert "the recording as a whole, once" in capsys.readouterr().out
+
+
+def test_the_verdict_recommends_who_reserves_less(tmp_path: Path) -> None:
+    """With a plan of another run, stalloc reserves more; the verdict says what to use instead."""
+    trace = importers.from_bytes(dump(pruning().document()), "s.pickle", repetitions=1).trace
+    other = recordings.one_pass(
+        importers.from_bytes(dump(offload().document()), "s.pickle", repetitions=1).trace
+    ).plan()
+
+    ours = recordings.PlannedRecording(other, trace, replaying.replay_stalloc(trace, other))
+    torch = replaying.replay_both_torch(trace)
+    given = Comparison.of(trace, ours, torch, expandable=False)
+    assert given.saved is not None
+    assert given.saved == torch[0].peak_reserved - ours.row.peak_reserved < 0
+    assert given.best != "stalloc"
+    assert "more than" in given.verdict
+    expected = {
+        "torch": "stay with torch's allocator",
+        "torch, expandable segments": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True instead",
+    }
+    assert expected[str(given.best)] in given.verdict
+
+
+def test_a_large_difference_to_what_was_measured_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = last_step()
+    cached = {"address": 1 << 20, "total_size": 1 << 30, "stream": 0, "device": 0, "blocks": []}
+    document["segments"].append(cached)
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(dump(document))
+    given = report(capsys, str(path))
+    torch, _, stalloc = given["rows"]
+    assert torch["measured"] > torch["peak_reserved"]
+    assert given["saved"] == torch["peak_reserved"] - stalloc["peak_reserved"]
+    (note,) = given["notes"]
+    assert "more than its model" in note
+    assert "live before" in note
+
+
+def test_torch_settings_are_those_given(snapshot: str, capsys: pytest.CaptureFixture[str]) -> None:
+    default = report(capsys, snapshot)
+    given = report(
+        capsys, snapshot, "--torch-settings", "expandable_segments:True,roundup_power2_divisions:2"
+    )
+    assert given["saved"] == given["rows"][1]["peak_reserved"] - given["rows"][2]["peak_reserved"]
+    assert given["rows"][0]["peak_reserved"] != default["rows"][0]["peak_reserved"]
+    assert given["rows"][2] == default["rows"][2]
+    assert any("settings given" in text for text in given["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("text", "divisions"),
+    [
+        ("roundup_power2_divisions:4", [4] * 16),
+        ("roundup_power2_divisions:[1:2,4:8,>:1]", [2, 0, 8, *[1] * 13]),
+        ("roundup_power2_divisions:[256:4]", [4] * 9 + [0] * 7),
+    ],
+)
+def test_divisions_are_read_as_torch_reads_them(text: str, divisions: list[int]) -> None:
+    info = torch_settings.parse(f"max_split_size_mb:64,{text},garbage_collection_threshold:0.8")
+    assert info[replaying.DIVISIONS] == ",".join(map(str, divisions))
+    assert info[replaying.MAX_SPLIT_SIZE] == str(64 * MIB)
+    assert info[replaying.GARBAGE_COLLECTION] == "0.8"
+    assert info[replaying.EXPANDABLE_SEGMENTS] == "False"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("expandable_segments", "expandable_segments:perhaps", "max_split_size_mb:-1", "x:1"),
+        *("garbage_collection_threshold:1.5", "roundup_power2_divisions:[1:3]", "a:[1,b:2"),
+    ],
+)
+def test_settings_that_torch_does_not_have_are_wrong_usage(text: str, snapshot: str) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["replay", snapshot, f"--torch-settings={text}"])
+    assert exit_.value.code == 2
+
+
+def test_what_torch_held_counts_for_its_settings_only() -> None:
+    trace = importers.from_bytes(dump(last_step()), "snapshot.pickle").trace
+    assert "torch_reserved" in trace.info
+    same = torch_settings.applied(trace, torch_settings.parse(""))
+    assert "torch_reserved" in same.info
+    other = torch_settings.applied(same, torch_settings.parse("expandable_segments:True"))
+    assert "torch_reserved" not in other.info
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_two_live_requests_share_an_address(seed: int) -> None:
+    """Where the replay puts everything, told by the replay itself and checked by brute force."""
+
+    writer = inference(seed) if seed % 2 else pruning(seed)
+    trace = importers.from_bytes(dump(writer.document()), "s.pickle", repetitions=1).trace
+    ours = recordings.plan_recording(trace, time_limit=2.0)
+    address = _core.placements_planned(ours.trace._core, ours.plan._core)["address"]
+    requests = trace.requests
+    end = address + requests.size
+    assert (address >= 0).all()
+    for row in range(len(address)):
+        meets = (requests.lower < requests.upper[row]) & (requests.upper > requests.lower[row])
+        meets &= (address < end[row]) & (end > address[row])
+        assert np.flatnonzero(meets).tolist() == [row]
