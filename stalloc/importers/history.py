@@ -6,7 +6,8 @@ module infers them from the order of events and from hints, and states every ass
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -196,22 +197,20 @@ def repeat(
     survivors = np.flatnonzero((born >= begin) & (born < end) & ((freed < 0) | (freed >= end)))
     foreign = np.flatnonzero((born < begin) & (freed >= begin) & (freed < end))
     foreign = foreign[np.argsort(freed[foreign], kind="stable")]
-    waiting: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-    for row in survivors.tolist():
-        waiting[int(lifetimes.size[row]), int(lifetimes.stream[row])].append(row)
-    # The event that frees something older -> the survivor that it frees in the next repetition.
+    # By the event that frees an older block: the survivor that the next repetition frees there.
     successor: dict[int, int] = {}
     once: set[int] = set()
+    waiting = _Successors(lifetimes, survivors)
     for row in foreign.tolist():
         event = int(freed[row])
-        same = waiting[int(lifetimes.size[row]), int(lifetimes.stream[row])]
         if history.allocates[event]:
             continue
-        if same:
-            successor[event] = same.popleft()
-        else:
+        found = waiting.take(row, event)
+        if found is None:
             once.add(event)
-    rest = sorted(row for rows in waiting.values() for row in rows)
+        else:
+            successor[event] = found
+    rest = waiting.rest()
     longer = [row for event, row in successor.items() if born[row] < event]
     steps = 2 if longer else 1
     result = _Repetition(history)
@@ -290,6 +289,37 @@ def add_startup(runs: list[Run], boundaries: list[int], before: int) -> list[int
     if count == 1 or (count > _FEW and not starts_inside):
         return [0, *boundaries[1:]]
     return [0, *boundaries]
+
+
+class _Successors:
+    """The survivors of an iteration that take the place of older blocks.
+
+    An older block makes way for the survivor of its size and stream that was born last before its
+    free: state that is replaced is made anew first. If there is none, the first one born later
+    takes its place.
+    """
+
+    def __init__(self, lifetimes: Lifetimes, survivors: Int64s) -> None:
+        self._lifetimes = lifetimes
+        self._waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for row in survivors.tolist():
+            self._waiting[self._kind(row)].append(row)
+
+    def take(self, older: int, event: int) -> int | None:
+        """Finds the successor of a block that the event frees; it is given once."""
+        rows = self._waiting[self._kind(older)]
+        if not rows:
+            return None
+        born = self._lifetimes.born
+        at = bisect_left(rows, event, key=lambda row: int(born[row]))
+        return rows.pop(max(at - 1, 0))
+
+    def rest(self) -> list[int]:
+        """Finds the survivors that take nobody's place, in order of birth."""
+        return sorted(row for rows in self._waiting.values() for row in rows)
+
+    def _kind(self, row: int) -> tuple[int, int]:
+        return int(self._lifetimes.size[row]), int(self._lifetimes.stream[row])
 
 
 class _Repetition:
