@@ -98,6 +98,12 @@ class Loop {
   }
 
   void enter_planned(const trace::PhaseSpan& span) {
+    const auto phase = static_cast<PhaseIndex>(&span - trace_.phases.data());
+    const auto told =
+        std::ranges::lower_bound(trace_.extents, phase, {}, &trace::MicrobatchExtents::phase);
+    if (told != trace_.extents.end() && told->phase == phase) {
+      allocator_.set_extents(trace_.extent_names, told->values);
+    }
     allocator_.enter_phase(span.key.kind, span.key.microbatch, span.key.chunk);
     last_ = span.key;
   }

@@ -21,7 +21,8 @@ constexpr std::int32_t kPatience = 3;
 
 }  // namespace
 
-Matcher::Matcher(const plan::Plan& plan, Part part) : phases_(plan.phases.size()) {
+Matcher::Matcher(const plan::Plan& plan, Part part)
+    : laws_(plan.laws), sizes_(plan.laws.size()), phases_(plan.phases.size()) {
   add_items(plan, part);
   for (std::size_t p = 0; part == Part::kOpening && p < phases_.size(); ++p) {
     const trace::PhaseKey& key = plan.phases[p].key;
@@ -29,6 +30,10 @@ Matcher::Matcher(const plan::Plan& plan, Part part) : phases_(plan.phases.size()
     phases_[p].departed = phases_[p].trusted;
   }
   add_places(plan);
+  extents_.assign(plan.extent_names.size(), kNone);
+  guess_ = extents_;
+  relayout(plan);
+  use_extents(plan.extents, {}, /*told=*/true);
   taken_.resize(shapes_.size(), 0);
   by_shape_.resize(shapes_.size());
   std::iota(by_shape_.begin(), by_shape_.end(), 0);
@@ -51,8 +56,8 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
   decision_.reserve(items);
   opening_.reserve(items);
   item_.reserve(plan.decisions.size());
-  const auto add = [&](Bytes size, StreamId stream, std::int32_t decision, std::int32_t opening) {
-    shapes_.push_back({size, stream});
+  const auto add = [&](const auto& r, std::int32_t decision, std::int32_t opening) {
+    shapes_.push_back({slot_of(r.law, r.size), r.stream});
     decision_.push_back(decision);
     opening_.push_back(opening);
   };
@@ -63,10 +68,10 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
     };
     for (; opens && come_here(plan.opening); ++next) {
       const plan::OpeningRequest& r = plan.opening[next];
-      add(r.size, r.stream, kNone, static_cast<std::int32_t>(next));
+      add(r, kNone, static_cast<std::int32_t>(next));
     }
     for (; !opens && come_here(plan.persistent); ++next) {
-      add(plan.persistent[next].size, plan.persistent[next].stream, kNone, kNone);
+      add(plan.persistent[next], kNone, kNone);
     }
   };
   std::int32_t d = 0;
@@ -81,7 +86,7 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
       if (is_absent) {
         ++absent;
       } else {
-        add(decision.size, decision.stream, d, kNone);
+        add(decision, d, kNone);
       }
       item_.push_back(static_cast<std::int32_t>(shapes_.size()) - 1);
       add_others_after(p, d);
@@ -108,6 +113,7 @@ void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::i
   key.occurrence = seen_[key]++;
   const auto it = index_.find(key);
   phase_ = it == index_.end() ? kNone : it->second;
+  key_kind_ = kind;
   const Phase range = phase_ == kNone ? Phase{} : phases_[static_cast<std::size_t>(phase_)];
   head_ = range.begin;
   end_ = range.end;
@@ -140,16 +146,27 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   if (phase_ == kNone) return {};
   const std::int32_t place = place_here(stream);
   if (dynamic) return dynamic_match(place, size);
-  const Shape shape{size, stream};
-  while (!departed_ && head_ < end_ && !is_free(head_)) ++head_;
-  if (!departed_ && head_ < end_ && shapes_[static_cast<std::size_t>(head_)] == shape) {
-    ++asked_;
-    return match_of(take(head_));
+  if (!departed_ && head_ < end_) {
+    // A request of no bytes is never made: its item is passed over.
+    while (!is_free(head_) || size_of(head_) == 0) {
+      if (++head_ == end_) break;
+    }
+    const bool at_head = head_ < end_ && (is_like(head_, size, stream) ||
+                                          (place == kNone && takes_by_place(size, stream)));
+    if (at_head) {
+      ++asked_;
+      return match_of(take(head_));
+    }
+    if (std::exchange(outgrown_, false)) {
+      ++asked_;
+      take(head_);
+      return {.outgrows = true};
+    }
   }
   // Where dynamic requests are expected, a decision that was passed over is not: one of a common
   // size would be taken for it.
   if (place != kNone) {
-    const std::int32_t far = match_far(shape, kSure);
+    const std::int32_t far = match_far(size, stream, kSure);
     return far == kNone ? dynamic_match(place, size) : match_of(far);
   }
   ++asked_;
@@ -158,9 +175,9 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   phase.departs = true;
   departed_ = departed_ || !phase.trusted;
   if (departed_) return {};
-  if (wary_) return match_of(match_far(shape, kSure));
-  const std::int32_t near = match_near(shape);
-  return match_of(near == kNone ? match_far(shape, 1) : near);
+  if (wary_) return match_of(match_far(size, stream, kSure));
+  const std::int32_t near = match_near(size, stream);
+  return match_of(near == kNone ? match_far(size, stream, 1) : near);
 }
 
 Matcher::Match Matcher::dynamic_match(std::int32_t place, Bytes size) {
@@ -264,39 +281,143 @@ std::int32_t Matcher::take(std::int32_t i) {
   return i;
 }
 
-std::int32_t Matcher::match_near(const Shape& shape) {
+std::int32_t Matcher::match_near(Bytes size, StreamId stream) {
   const std::int32_t begin = phases_[static_cast<std::size_t>(phase_)].begin;
   // Oldest first: requests that were passed over come in their own order.
   for (std::int32_t i = std::max(begin, head_ - kWindow); i < head_; ++i) {
-    if (fits(i, shape)) return take(i);
+    if (fits(i, size, stream)) return take(i);
   }
   for (std::int32_t i = head_ + 1; i < std::min(end_, head_ + kWindow); ++i) {
-    if (fits(i, shape)) return take(i);
+    if (fits(i, size, stream)) return take(i);
   }
   return kNone;
 }
 
-std::int32_t Matcher::match_far(const Shape& shape, int sure) {
-  if (resync_ != kNone && resync_ < end_ && fits(resync_, shape)) {
+std::int32_t Matcher::match_far(Bytes size, StreamId stream, int sure) {
+  if (resync_ != kNone && resync_ < end_ && fits(resync_, size, stream)) {
     if (++in_a_row_ >= sure) return take(resync_);
     ++resync_;
     return kNone;
   }
   in_a_row_ = 0;
-  const std::int32_t far = find_from(head_, shape);
+  const std::int32_t far = find_from(head_, size, stream);
   resync_ = far == kNone ? kNone : far + 1;
   return kNone;
 }
 
-std::int32_t Matcher::find_from(std::int32_t from, const Shape& shape) const {
+// Several slots may have the size, as where rows and tokens are as many.
+std::int32_t Matcher::find_from(std::int32_t from, Bytes size, StreamId stream) const {
   const auto first = by_shape_.begin() + phases_[static_cast<std::size_t>(phase_)].begin;
   const auto last = by_shape_.begin() + end_;
-  const auto it = std::lower_bound(first, last, from, [&](std::int32_t i, std::int32_t f) {
-    const Shape& s = shapes_[static_cast<std::size_t>(i)];
-    return s != shape ? s < shape : i < f;
-  });
-  if (it == last || shapes_[static_cast<std::size_t>(*it)] != shape) return kNone;
-  return *it;
+  std::int32_t found = kNone;
+  for (std::size_t slot = 0; slot < sizes_.size(); ++slot) {
+    if (sizes_[slot] != size) continue;
+    const Shape shape{static_cast<Slot>(slot), stream};
+    const auto it = std::lower_bound(first, last, from, [&](std::int32_t i, std::int32_t f) {
+      const Shape& s = shapes_[static_cast<std::size_t>(i)];
+      return s != shape ? s < shape : i < f;
+    });
+    const bool is_one = it != last && shapes_[static_cast<std::size_t>(*it)] == shape;
+    if (is_one && (found == kNone || *it < found)) found = *it;
+  }
+  return found;
+}
+
+// See Note [Sizes].
+
+Matcher::Slot Matcher::slot_of(profile::LawIndex law, Bytes size) {
+  if (law != kNone) return law;
+  const auto [at, is_new] = slots_.try_emplace(size, static_cast<Slot>(sizes_.size()));
+  if (is_new) sizes_.push_back(size);
+  return at->second;
+}
+
+void Matcher::relayout(const plan::Plan& plan) {
+  envelope_ = plan.extents;
+  planned_ = sizes_;
+  std::ranges::fill(planned_.begin(), planned_.begin() + static_cast<std::ptrdiff_t>(laws_.size()),
+                    0);
+  const auto note = [&](const auto& rows) {
+    for (const auto& r : rows) {
+      if (r.law == kNone) continue;
+      Bytes& size = planned_[static_cast<std::size_t>(r.law)];
+      size = std::max(size, r.size);
+    }
+  };
+  note(plan.decisions);
+  note(plan.persistent);
+  note(plan.opening);
+}
+
+// True if the size of the law's requests in this phase is told by no extents.
+bool Matcher::is_unknown(const profile::SizeLaw& law) const {
+  if (law.proof == profile::LawProof::kUnexplained) return true;
+  const bool is_other = phase_ != kNone && key_kind_ == trace::PhaseKind::kOther;
+  return law.source == profile::LawSource::kUpcoming && is_other;
+}
+
+void Matcher::use_extents(std::span<const profile::Extent> extents, std::span<const Share> shares,
+                          bool told) {
+  told_ = told;
+  outgrown_ = false;
+  shares_.assign(shares.begin(), shares.end());
+  std::ranges::copy(extents, extents_.begin());
+  std::ranges::fill(guess_, kNone);
+  for (std::size_t l = 0; l < laws_.size(); ++l) {
+    sizes_[l] = is_unknown(laws_[l]) ? kNone : profile::evaluate(laws_[l], extents_);
+  }
+}
+
+// True if the request is taken for the item at the head, whose size is not known ahead.
+bool Matcher::takes_by_place(Bytes size, StreamId stream) {
+  const Shape& head = shapes_[static_cast<std::size_t>(head_)];
+  if (head.stream != stream) return false;
+  const auto slot = static_cast<std::size_t>(head.slot);
+  const Bytes expected = sizes_[slot];
+  if (expected != kNone) return !shares_.empty() && is_share(expected, size);
+  const profile::SizeLaw& law = laws_[slot];
+  const bool is_free_size = law.proof == profile::LawProof::kUnexplained ||
+                            (told_ && law.source == profile::LawSource::kOwn);
+  return is_free_size ? size <= planned_[slot] : infer(law, size);
+}
+
+// Solves an affine law of one extent for it. What the law cannot give is none of its requests.
+bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
+  const bool is_affine = law.terms.size() == 1 && law.step == 1 && law.terms[0].coefficient > 0 &&
+                         law.terms[0].factors[1] == kNone;
+  const Slot slot = shapes_[static_cast<std::size_t>(head_)].slot;
+  if (!is_affine) return size <= planned_[static_cast<std::size_t>(slot)];
+  const auto name = static_cast<std::size_t>(law.terms[0].factors[0]);
+  Bytes scaled = 0;
+  if (__builtin_mul_overflow(size, law.divisor, &scaled)) return false;
+  scaled -= law.constant;
+  if (scaled < 0 || scaled % law.terms[0].coefficient != 0) return false;
+  const profile::Extent value = scaled / law.terms[0].coefficient;
+  if (value > envelope_[name]) {
+    outgrown_ = true;
+    return false;
+  }
+  guess_[name] = value;
+  for (std::size_t l = 0; l < laws_.size(); ++l) {
+    const profile::SizeLaw& other = laws_[l];
+    if (other.proof == profile::LawProof::kUnexplained || sizes_[l] != kNone) continue;
+    sizes_[l] = profile::evaluate(other, guess_);
+  }
+  return true;
+}
+
+bool Matcher::is_share(Bytes expected, Bytes size) const {
+  __int128 factor = 1;
+  __int128 divisor = 1;
+  const auto is = [&](__int128 f, __int128 d) { return size * d == expected * f; };
+  for (const Share& s : shares_) {
+    if (is(s.factor, s.divisor)) return true;
+    if (divisor < (__int128{1} << 40)) {
+      factor *= s.factor;
+      divisor *= s.divisor;
+    }
+  }
+  return is(factor, divisor);
 }
 
 }  // namespace stalloc::runtime

@@ -31,6 +31,19 @@
 // so, a request counts only where several in a row fit the plan: four temporaries look unlike four
 // states.
 //
+// Note [Sizes]
+// The identity of a request is its place in the program; its size follows from the extents of its
+// microbatch. So an item has no size but a slot in a table of sizes: one slot for each law, filled
+// when a phase begins, and one for each size that never changes. A match costs one look-up.
+//
+// Three kinds of sizes are not known ahead, and their item is accepted at the head by its place:
+//
+//   unexplained   no law tells it: any size up to the planned one
+//   upcoming      data of the next microbatch, made before its extents are told: any size up to the
+//                 planned one that the law can give. It tells the extents of those that follow
+//   a share       a dimension changes that never changed while the program was profiled, as the
+//                 rows of an epoch's last batch: the expected size times the dimension's share
+//
 // Note [Dynamic requests]
 // A request is dynamic when its caller says so (it comes from a module tagged as dynamic), or when
 // it is not the next decision and the plan has a group of dynamic requests at this place. Dynamic
@@ -61,11 +74,13 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "base/types.h"
 #include "plan/plan.h"
 #include "profile/roles.h"
+#include "runtime/microbatches.h"
 
 namespace stalloc::runtime {
 
@@ -78,6 +93,8 @@ class Matcher {
     std::int32_t group = kNone;     // index into Plan::groups
     bool persistent = false;
     std::int32_t opening = kNone;  // index into Plan::opening
+    bool outgrows =
+        false;  // data of a batch that is larger than planned: the pool will be exchanged
   };
 
   enum class Part : std::uint8_t { kIterations, kOpening };
@@ -92,6 +109,14 @@ class Matcher {
   // Begins a phase, its occurrence counted here. A phase that the plan does not have matches
   // nothing until the next one begins.
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+
+  // The extents of the phase that was entered last, and the shares of dimensions that the plan has
+  // no name for. `told`: they are known and not those of an earlier microbatch. O(laws).
+  void use_extents(std::span<const profile::Extent> extents, std::span<const Share> shares,
+                   bool told);
+
+  // Goes on with another layout of the plan.
+  void relayout(const plan::Plan& plan);
 
   // Begins the next iteration; no phase is current until one is entered.
   void end_iteration();
@@ -113,8 +138,9 @@ class Matcher {
   bool wary() const { return wary_; }
 
  private:
+  using Slot = std::int32_t;  // index into sizes_: a law's, or that of a size that never changes
   struct Shape {
-    Bytes size = 0;
+    Slot slot = 0;
     StreamId stream = 0;
     bool operator==(const Shape&) const = default;
     auto operator<=>(const Shape&) const = default;
@@ -131,21 +157,42 @@ class Matcher {
   };
 
   bool is_free(std::int32_t i) const { return taken_[static_cast<std::size_t>(i)] != turn_; }
-  bool fits(std::int32_t i, const Shape& s) const {
-    return shapes_[static_cast<std::size_t>(i)] == s && is_free(i);
+  Bytes size_of(std::int32_t i) const {
+    return sizes_[static_cast<std::size_t>(shapes_[static_cast<std::size_t>(i)].slot)];
   }
+  bool is_like(std::int32_t i, Bytes size, StreamId stream) const {
+    return size_of(i) == size && shapes_[static_cast<std::size_t>(i)].stream == stream;
+  }
+  bool fits(std::int32_t i, Bytes size, StreamId stream) const {
+    return is_like(i, size, stream) && is_free(i);
+  }
+  Slot slot_of(profile::LawIndex law, Bytes size);
+  bool is_unknown(const profile::SizeLaw& law) const;
+  bool takes_by_place(Bytes size, StreamId stream);
+  bool infer(const profile::SizeLaw& law, Bytes size);
+  bool is_share(Bytes expected, Bytes size) const;
   void add_items(const plan::Plan& plan, Part part);
   void add_places(const plan::Plan& plan);
   Match match_of(std::int32_t item) const;
   void leave_phase();
   std::int32_t take(std::int32_t i);
-  std::int32_t match_near(const Shape& shape);
-  std::int32_t match_far(const Shape& shape, int sure);
+  std::int32_t match_near(Bytes size, StreamId stream);
+  std::int32_t match_far(Bytes size, StreamId stream, int sure);
   std::int32_t place_here(StreamId stream) const;
   std::int32_t group_of(std::int32_t place, Bytes size);
   // The first decision of the phase from `from` on that fits; kNone if there is none.
-  std::int32_t find_from(std::int32_t from, const Shape& shape) const;
+  std::int32_t find_from(std::int32_t from, Bytes size, StreamId stream) const;
 
+  std::vector<profile::SizeLaw> laws_;
+  std::vector<Bytes> sizes_;               // by slot: now; kNone where not known ahead
+  std::vector<Bytes> planned_;             // by slot: in the layout
+  std::map<Bytes, Slot> slots_;            // of sizes that never change
+  std::vector<profile::Extent> envelope_;  // of the layout
+  std::vector<profile::Extent> extents_;   // of the phase; kNone where unknown
+  std::vector<profile::Extent> guess_;     // the same, told by sizes of requests
+  std::vector<Share> shares_;              // of the phase
+  bool told_ = false;
+  bool outgrown_ = false;               // the request at hand told extents beyond the envelope
   std::vector<Shape> shapes_;           // by item
   std::vector<std::int32_t> decision_;  // by item; kNone for what has a place only
   std::vector<std::int32_t> opening_;   // by item; kNone for all but the opening's
@@ -176,6 +223,7 @@ class Matcher {
       seen_;  // occurrences in this iteration, keyed by occurrence 0
   std::uint32_t turn_ = 1;
   PhaseIndex phase_ = kNone;
+  trace::PhaseKind key_kind_ = trace::PhaseKind::kOther;
   std::int32_t asked_ = 0;  // requests in this phase
   bool departed_ = false;   // from the plan, in a phase that is not trusted
   bool wary_ = false;       // it is, and has departed where its requests may outlive it

@@ -26,6 +26,7 @@ plan::Plan resident_region(const plan::Plan& plan) {
 OpeningGuide::OpeningGuide(const plan::Plan& plan)
     : matcher_(plan, Matcher::Part::kOpening),
       requests_(plan.opening),
+      region_begin_(plan.pool),
       resident_(plan.opening.size(), kNone),
       served_(plan.opening.size(), false),
       absent_(static_cast<std::int64_t>(plan.absent.size())) {
@@ -44,21 +45,22 @@ OpeningGuide::OpeningGuide(const plan::Plan& plan)
   late_.reserve(by_end_.size());
 }
 
-OpeningGuide::Place OpeningGuide::place_of(std::int32_t i, const StaticPool& pool) const {
+OpeningGuide::Place OpeningGuide::place_of(std::int32_t i) const {
   const Offset offset = requests_[static_cast<std::size_t>(i)].offset;
-  const bool in_region = offset >= pool.size();
-  return {in_region, in_region ? offset - pool.size() : offset};
+  const bool in_region = offset >= region_begin_;
+  return {in_region, in_region ? offset - region_begin_ : offset};
 }
 
-OpeningGuide::Place OpeningGuide::place(std::int32_t i, StaticPool& pool, StaticPool& region) {
+OpeningGuide::Place OpeningGuide::place(std::int32_t i, Bytes size, StaticPool& pool,
+                                        StaticPool& region) {
   const plan::OpeningRequest& r = requests_[static_cast<std::size_t>(i)];
-  if (r.offset == kUnplaced) return {};
-  Place place = place_of(i, pool);
+  if (r.offset == kUnplaced || size > r.size) return {};
+  Place place = place_of(i);
   if (r.stays()) {
-    place.offset = region.place(resident_[static_cast<std::size_t>(i)]);
+    place.offset = region.place(resident_[static_cast<std::size_t>(i)], size);
   } else {
     StaticPool& space = place.in_region ? region : pool;
-    if (overstayed(r.lower, pool, region) || !space.place_at(place.offset, r.size, r.stream)) {
+    if (overstayed(r.lower, pool, region) || !space.place_at(place.offset, size, r.stream)) {
       return {};
     }
     served_[static_cast<std::size_t>(i)] = true;
@@ -74,7 +76,8 @@ bool OpeningGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool
     if (served_[i]) late_.push_back(by_end_[ended_]);
   }
   std::erase_if(late_, [&](std::int32_t i) {
-    const auto [in_region, offset] = place_of(i, pool);
+    if (requests_[static_cast<std::size_t>(i)].offset == kUnplaced) return true;  // exchanged
+    const auto [in_region, offset] = place_of(i);
     const StaticPool::Block block = (in_region ? region : pool).at(offset);
     return block.size == StaticPool::kNotLive || block.kind != StaticPool::Kind::kIdle;
   });

@@ -39,8 +39,15 @@ class OpeningGuide {
     Offset offset = kUnplaced;  // in the region, or in the pool
   };
 
-  // Makes opening request `i` live. The pools are those of the plan and of its resident_region().
-  Place place(std::int32_t i, StaticPool& pool, StaticPool& region);
+  // Makes opening request `i` live, of `size` bytes. The pools are those of the plan and of its
+  // resident_region().
+  Place place(std::int32_t i, Bytes size, StaticPool& pool, StaticPool& region);
+
+  // Goes on with another layout of the plan. The resident region stays.
+  void relayout(const plan::Plan& plan) {
+    requests_ = plan.opening;
+    region_begin_ = plan.pool;
+  }
 
   // How many the plan has an address for, and how many decisions the first iteration is without.
   std::int64_t placeable() const { return placeable_; }
@@ -48,10 +55,11 @@ class OpeningGuide {
 
  private:
   bool overstayed(Tick now, const StaticPool& pool, const StaticPool& region);
-  Place place_of(std::int32_t i, const StaticPool& pool) const;
+  Place place_of(std::int32_t i) const;
 
   Matcher matcher_;
   std::vector<plan::OpeningRequest> requests_;
+  Offset region_begin_ = 0;
   std::vector<std::int32_t> resident_;  // by request: decision of the region
   std::vector<std::int32_t> by_end_;    // those that go again
   std::size_t ended_ = 0;               // of these, whose time is over

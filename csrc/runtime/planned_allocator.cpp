@@ -267,6 +267,26 @@ void PlannedAllocator::enter_phase(trace::PhaseKind kind, std::int32_t microbatc
   if (!serving_) return;
   training_thread_.set_to_this_thread();
   serving_->enter_phase(kind, microbatch, chunk);
+  fit_layout();
+}
+
+void PlannedAllocator::set_extents(std::span<const std::string> names,
+                                   std::span<const std::int64_t> values) {
+  const std::lock_guard lock(mutex_);
+  if (!serving_) return;
+  serving_->set_extents(names, values);
+  fit_layout();
+}
+
+// Exchanges the layout where the microbatch that begins is larger than the present one has it. Not
+// during a capture, whose addresses must stay, nor while the pool's memory is released.
+void PlannedAllocator::fit_layout() {
+  if (!serving_->outgrows() || pools_.is_away() || capturing()) return;
+  if (delayed_ && delayed_->any_waiting()) collect_all_delayed();
+  fallback_.release_cached();
+  serving_->fit_layout();
+  accounting_.counts().pool = pools_.active()->space.size();
+  update_reserved();
 }
 
 void PlannedAllocator::enter_unplanned() {
@@ -285,6 +305,10 @@ void PlannedAllocator::end_iteration() {
   if (serving_->end_iteration()) {
     pools_.retire_resident();
     drop_empty_pools();
+  }
+  if (!pools_.is_away() && !capturing() && serving_->join_pieces()) {
+    accounting_.counts().pool = pools_.active()->space.size();
+    update_reserved();
   }
   if (delayed_ && delayed_->any_lost()) collect_all_delayed();
   const std::int64_t iterations = accounting_.counts().iterations;
@@ -339,7 +363,11 @@ void PlannedAllocator::reset_peaks() {
 
 PlannedAllocator::Piece PlannedAllocator::pool_of(const void* p) const {
   const std::lock_guard lock(mutex_);
-  if (const Pool* pool = pools_.find(p)) return {pool->base, pool->space.size()};
+  if (const Pool* pool = pools_.find(p)) {
+    for (const Pool::Piece& piece : pool->pieces()) {
+      if (p >= piece.memory && p < piece.memory + piece.size) return {piece.memory, piece.size};
+    }
+  }
   const auto [begin, size] = fallback_.segment_of(p);
   return {begin, size};
 }
@@ -356,15 +384,18 @@ std::vector<PlannedAllocator::LivePool> PlannedAllocator::pools() const {
   const std::lock_guard lock(mutex_);
   std::vector<LivePool> result;
   pools_.visit([&](const Pool& pool) {
-    if (!pool.base) return;
-    LivePool live{{pool.base, pool.space.size()}, {}};
-    for (const Offset offset : pool.space.live()) {
-      const StaticPool::Block block = pool.space.at(offset);
-      std::byte* begin = pool.base + offset;
-      live.blocks.push_back({begin, block.size, pool.space.round_up(block.size), block.stream,
-                             delayed_ && delayed_->is_waiting(begin)});
+    const std::vector<Offset> offsets = pool.space.live();
+    for (const Pool::Piece& piece : pool.pieces()) {
+      LivePool live{{piece.memory, piece.size}, {}};
+      for (const Offset offset : offsets) {
+        if (offset < piece.begin || offset >= piece.begin + piece.size) continue;
+        const StaticPool::Block block = pool.space.at(offset);
+        std::byte* begin = pool.address(offset);
+        live.blocks.push_back({begin, block.size, pool.space.round_up(block.size), block.stream,
+                               delayed_ && delayed_->is_waiting(begin)});
+      }
+      result.push_back(std::move(live));
     }
-    result.push_back(std::move(live));
   });
   const void* segment = nullptr;
   for (const CachingPool::BlockInfo& block : fallback_.blocks()) {

@@ -24,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -137,6 +138,9 @@ class PlannedAllocator {
   // What the training loop is doing; see Matcher and hooks.py. The calling thread becomes the
   // training thread. No-ops when nothing is enabled.
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  // The sizes of the dimensions of a microbatch's inputs: of the forward that is on if it has none
+  // yet, else of the next one. `values` are as many as `names`.
+  void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
@@ -198,6 +202,7 @@ class PlannedAllocator {
   bool keeps_segments() const { return serving_ || always_; }
   CachingPool::Freed release_fallback(void* p);
   void stop_serving();
+  void fit_layout();
   bool capturing() const { return delayed_ && delayed_->capturing(); }
   bool delay(void* p);
   void release_delayed(void* p);

@@ -1,8 +1,16 @@
-// A piece of device memory that a plan lays out.
+// Device memory that a plan lays out: one piece, or several behind each other's addresses.
+//
+//   offsets   0            wall  wall + alignment        size
+//             +------------+--+--+-----------------------+
+//   memory    | first piece   |  | a piece that was added |
+//             +---------------+  +------------------------+
+//
+// The layout has nothing at a wall, so nothing straddles two pieces (plan::Plan::walls).
 #pragma once
 
 #include <cstddef>
 #include <optional>
+#include <vector>
 
 #include "base/types.h"
 #include "plan/plan.h"
@@ -12,10 +20,33 @@
 namespace stalloc::runtime {
 
 struct Pool {
-  Pool(const plan::Plan& plan, std::byte* memory) : base(memory), space(plan) {}
+  struct Piece {
+    std::byte* memory = nullptr;
+    Bytes size = 0;
+    Offset begin = 0;  // of its addresses in the pool
+  };
 
-  bool contains(const void* p) const { return base && p >= base && p < base + space.size(); }
-  Offset offset_of(const void* p) const { return static_cast<const std::byte*>(p) - base; }
+  Pool(const plan::Plan& plan, std::byte* memory)
+      : base(memory), first_size(plan.pool), space(plan) {}
+
+  std::byte* address(Offset offset) const {
+    return offset < first_size || more.empty() ? base + offset : address_in_more(offset);
+  }
+  bool contains(const void* p) const {
+    return base && ((p >= base && p < base + first_size) || find(p));
+  }
+  Offset offset_of(const void* p) const {
+    const Piece* piece = p >= base && p < base + first_size ? nullptr : find(p);
+    return piece ? piece->begin + (static_cast<const std::byte*>(p) - piece->memory)
+                 : static_cast<const std::byte*>(p) - base;
+  }
+  // The pieces of memory, if there is any.
+  std::vector<Piece> pieces() const {
+    std::vector<Piece> all;
+    if (base) all.push_back({base, first_size, 0});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
 
   // Describes a block to the order of streams.
   StreamOrder::Block ordered(Offset offset, StaticPool::Block block) const {
@@ -42,9 +73,25 @@ struct Pool {
     return block;
   }
 
-  std::byte* base;  // null where there is no memory
+  std::byte* base;          // the first piece; null where there is no memory
+  Bytes first_size;         // of the first piece
+  std::vector<Piece> more;  // ascending by address in the pool
   StaticPool space;
   std::optional<StreamOrder> order;  // where the plan's streams share addresses
+
+ private:
+  std::byte* address_in_more(Offset offset) const {
+    for (const Piece& piece : more) {
+      if (offset < piece.begin + piece.size) return piece.memory + (offset - piece.begin);
+    }
+    return nullptr;
+  }
+  const Piece* find(const void* p) const {
+    for (const Piece& piece : more) {
+      if (p >= piece.memory && p < piece.memory + piece.size) return &piece;
+    }
+    return nullptr;
+  }
 };
 
 }  // namespace stalloc::runtime

@@ -71,12 +71,55 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan) {
   }
 }
 
-std::byte* Pools::reserve(Bytes size) {
-  if (size == 0) return nullptr;
+std::byte* Pools::try_reserve(Bytes size) {
   void* memory = device_.allocate_pool(size);
   if (!memory && fallback_.release_cached() > 0) memory = device_.allocate_pool(size);
-  if (!memory) throw_no_room(size);
   return static_cast<std::byte*>(memory);
+}
+
+std::byte* Pools::reserve(Bytes size) {
+  if (size == 0) return nullptr;
+  std::byte* memory = try_reserve(size);
+  if (!memory) throw_no_room(size);
+  return memory;
+}
+
+void Pools::relayout(const plan::Plan& layout) { adopt(layout, active_->space.size()); }
+
+// Work of one stream may be under way at addresses that another stream gets.
+void Pools::adopt(const plan::Plan& layout, Bytes memory) {
+  const auto of_other_stream = [&](const auto& r) { return r.stream != 0; };
+  const bool several = std::ranges::any_of(layout.decisions, of_other_stream) ||
+                       std::ranges::any_of(layout.groups, of_other_stream);
+  if (streams_ && several) streams_->synchronize(/*everywhere=*/false);
+  active_->space.relayout(layout, memory);
+  if (active_->order) active_->order.emplace(layout, *streams_, *table_);
+}
+
+bool Pools::exchange(const plan::Plan& layout) {
+  const Bytes before = active_->space.size();
+  free_pool(*active_);
+  active_->base = nullptr;
+  active_->more.clear();
+  std::byte* memory = try_reserve(layout.pool);
+  const bool exchanged = memory || layout.pool == 0;
+  if (!memory && before > 0) memory = try_reserve(before);
+  active_->base = memory;
+  active_->first_size = exchanged ? layout.pool : before;
+  away_ = !memory && active_->first_size > 0;
+  if (exchanged) adopt(layout, layout.pool);
+  return exchanged;
+}
+
+bool Pools::extend(const plan::Plan& layout) {
+  const Offset begin = layout.walls.back() + layout.alignment;
+  if (layout.pool > begin) {
+    std::byte* memory = try_reserve(layout.pool - begin);
+    if (!memory) return false;
+    active_->more.push_back({memory, layout.pool - begin, begin});
+  }
+  adopt(layout, std::max(layout.pool, begin));
+  return true;
 }
 
 void Pools::throw_no_room(Bytes pool) const {
@@ -92,9 +135,13 @@ void Pools::release() {
                 " tensors lie in it, of " + format_bytes(live_bytes()) +
                 "; delete them, or move them to the CPU, first");
   }
-  if (active_->base && !device_.suspend(active_->base, active_->space.size())) {
+  // Several pieces come back as one.
+  const bool keeps = active_->more.empty();
+  if (active_->base && !(keeps && device_.suspend(active_->base, active_->first_size))) {
     free_pool(*active_);
     active_->base = nullptr;
+    active_->more.clear();
+    active_->first_size = active_->space.size();
   }
   away_ = true;
 }
@@ -131,7 +178,8 @@ bool Pools::drop_empty() {
 }
 
 void Pools::free_pool(Pool& pool) noexcept {
-  if (pool.base && !abandoned_) device_.release(pool.base, pool.space.size());
+  if (abandoned_) return;
+  for (const Pool::Piece& piece : pool.pieces()) device_.release(piece.memory, piece.size);
 }
 
 Pool* Pools::find_other(const void* p) const {
@@ -145,14 +193,15 @@ Pool* Pools::find_other(const void* p) const {
 Pools::Held Pools::held() const {
   Held held;
   visit([&](const Pool& pool) {
-    if (!pool.base) return;
-    if (!away_ || &pool != active_.get()) {
-      held.reserved += pool.space.size();
-      ++held.segments;
+    for (const Pool::Piece& piece : pool.pieces()) {
+      if (!away_ || &pool != active_.get()) {
+        held.reserved += piece.size;
+        ++held.segments;
+      }
+      const auto begin = reinterpret_cast<std::uintptr_t>(piece.memory);
+      held.low = std::min(held.low, begin);
+      held.high = std::max(held.high, begin + static_cast<std::uintptr_t>(piece.size));
     }
-    const auto begin = reinterpret_cast<std::uintptr_t>(pool.base);
-    held.low = std::min(held.low, begin);
-    held.high = std::max(held.high, begin + static_cast<std::uintptr_t>(pool.space.size()));
   });
   return held;
 }

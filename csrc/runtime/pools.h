@@ -64,6 +64,16 @@ class Pools {
   // Takes the memory again. Throws OutOfMemory when it cannot be had; then nothing has changed.
   void acquire();
 
+  // Lays the active pool out anew, in the memory there is; see StaticPool::relayout().
+  void relayout(const plan::Plan& layout);
+  // Returns the memory of the active pool, in which nothing is live, and takes as much as `layout`
+  // needs. Where that cannot be had, takes what there was again, and goes on as before: false. If
+  // that is gone, too, the pool is away.
+  bool exchange(const plan::Plan& layout);
+  // Adds a piece of memory to the active pool for `layout`, whose last wall is at its end. False,
+  // and nothing has changed, where the memory cannot be had.
+  bool extend(const plan::Plan& layout);
+
   // After a fork the device is out of reach: no memory is returned from now on.
   void abandon();
 
@@ -99,6 +109,8 @@ class Pools {
  private:
   Pool* find_other(const void* p) const;
   std::byte* reserve(Bytes size);
+  std::byte* try_reserve(Bytes size);
+  void adopt(const plan::Plan& layout, Bytes memory);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
   void retire(std::unique_ptr<Pool> pool);
   void free_pool(Pool& pool) noexcept;

@@ -13,13 +13,17 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "base/types.h"
 #include "plan/plan.h"
 #include "runtime/delayed_frees.h"
 #include "runtime/guests.h"
+#include "runtime/layouts.h"
 #include "runtime/matcher.h"
+#include "runtime/microbatches.h"
 #include "runtime/opening_guide.h"
 #include "runtime/pools.h"
 #include "runtime/statistics.h"
@@ -54,6 +58,15 @@ class Serving {
   void* allocate_idle(Bytes size, StreamId stream, PhaseIndex origin = kNone);
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  // See PlannedAllocator.
+  void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
+  // True if the phase that is on has extents that the layout does not cover.
+  bool outgrows() const { return outgrows_ && !refused_; }
+  // Exchanges the layout for one that covers them, and the memory where it takes more. Where that
+  // cannot be had, all goes on as it is. Blocks that wait for streams have been collected.
+  void fit_layout();
+  // Returns several pieces of memory for one, if nothing is live. True if it did.
+  bool join_pieces();
   void enter_unplanned() { ++unplanned_depth_; }
   void leave_unplanned() {
     if (unplanned_depth_ > 0) --unplanned_depth_;
@@ -69,13 +82,19 @@ class Serving {
   Matcher& matcher() { return opening_ ? opening_->matcher() : matcher_; }
   bool capturing() const { return delayed_ && delayed_->capturing(); }
   void* allocate_planned(std::int32_t decision, Bytes size, StreamId stream);
-  void* allocate_opening(std::int32_t i);
+  void* allocate_opening(std::int32_t i, Bytes size);
+  void use_extents();
+  void adopt(const plan::Plan* layout);
   void* allocate_dynamic(std::int32_t group, Bytes size);
   void learn_from_guests(PhaseIndex origin);
 
   Pools& pools_;
   const DelayedFrees* const delayed_;
   Statistics& counts_;
+  Layouts layouts_;
+  Microbatches microbatches_;
+  bool outgrows_ = false;
+  bool refused_ = false;  // in this iteration there was no room for a larger layout
   Matcher matcher_;
   std::optional<OpeningGuide> opening_;  // while the run is in it
   std::vector<bool> transient_;          // by decision: it is gone when its phase ends

@@ -11,6 +11,7 @@ namespace stalloc::runtime {
 StaticPool::StaticPool(const plan::Plan& plan)
     : size_(plan.pool),
       alignment_(plan.alignment),
+      walls_(plan.walls),
       planned_(plan.decisions.size()),
       decisions_(plan.decisions.size() + plan.groups.size()),
       groups_(plan.groups.size()) {
@@ -73,8 +74,9 @@ bool StaticPool::is_current(const Placed& p) const {
   return p.allocated_at < p.freed_at ? allocated && !freed : allocated || !freed;
 }
 
-Offset StaticPool::place(std::int32_t d) {
+Offset StaticPool::place(std::int32_t d, Bytes size) {
   Placed& p = decisions_[static_cast<std::size_t>(d)];
+  if (size > p.size) return kUnplaced;
   if (p.allocated_at >= clock_) {
     advance(p.allocated_at + 1);
   } else if (!is_current(p)) {
@@ -84,6 +86,7 @@ Offset StaticPool::place(std::int32_t d) {
   if (p.state != State::kIdle) return kUnplaced;
   if (!strays_.empty() && strays_.overlaps(range(p))) return kUnplaced;
   p.state = State::kRegular;
+  p.requested = size;
   slots_[static_cast<std::size_t>(p.slot)].live = d;
   take_idle(range(p));
   ++live_;

@@ -65,9 +65,27 @@ class StaticPool {
   // What a block of `size` bytes occupies.
   Bytes round_up(Bytes size) const { return align_up(size, alignment_); }
 
-  // Makes decision `d` live and returns its offset; kUnplaced when an address of its is taken or
-  // its time on the clock is over.
-  Offset place(std::int32_t d);
+  // Makes decision `d` live for a request of `size` (> 0) bytes and returns its offset; kUnplaced
+  // when the plan has less for it, an address of its is taken, or its time on the clock is over.
+  // Whatever the size, it has the whole planned range.
+  Offset place(std::int32_t d, Bytes size);
+  // The same for as many bytes as it had last, at first those that are planned.
+  Offset place(std::int32_t d) {
+    return place(d, decisions_[static_cast<std::size_t>(d)].requested);
+  }
+
+  // Goes on with another layout of the same plan, see plan::resize(), in `memory` >= its pool
+  // bytes. What is live stays where it is. Addresses may go from one stream to another: the caller
+  // has waited for the device where there are several. O(n log n). Throws Error for another plan's.
+  void relayout(const plan::Plan& plan, Bytes memory);
+
+  struct LiveDecision {
+    std::int32_t decision = 0;
+    Offset offset = 0;
+    Bytes size = 0;  // as asked
+  };
+  // The decisions that are live. O(n).
+  std::vector<LiveDecision> live_decisions() const;
 
   // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, by
   // best fit. O(log n), and O(n) where idle ranges are not known: they are not followed before the
@@ -153,8 +171,9 @@ class StaticPool {
     Bytes size = 0;  // rounded up
     Bytes requested = 0;
     Kind kind = Kind::kIdle;
-    bool stray = false;          // else it is inside its group's open region
-    std::int32_t group = kNone;  // whose addresses it has, if any's
+    bool stray = false;             // else it is inside its group's open region
+    std::int32_t group = kNone;     // whose addresses it has, if any's
+    std::int32_t decision = kNone;  // that it was before the layout was exchanged
     std::int32_t origin = kNone;
     ShortStreamId stream = 0;
   };
@@ -175,7 +194,7 @@ class StaticPool {
     const Placed& p = decisions_[static_cast<std::size_t>(decision)];
     return {p.requested, decision, p.stream, Kind::kPlanned};
   }
-  static Block block_of(const Foreign& f) { return {f.requested, kNone, f.stream, f.kind}; }
+  static Block block_of(const Foreign& f) { return {f.requested, f.decision, f.stream, f.kind}; }
   void advance(std::int32_t position);
   std::int32_t find_slot(Offset offset) const;
   std::int32_t claim_slot(Offset offset);
@@ -185,6 +204,7 @@ class StaticPool {
     std::size_t owner = 0;  // index into streams_
   };
   void divide(const plan::Plan& plan);
+  void disown(std::int32_t d);
   // Calls visit(owner, range) for each part of `r` that is one owner's.
   void visit_homes(Range r, auto visit) const {
     auto home = std::prev(std::ranges::upper_bound(homes_, r.begin, {}, &Home::begin));
@@ -223,7 +243,8 @@ class StaticPool {
 
   Bytes size_ = 0;
   Bytes alignment_ = kDefaultAlignment;
-  std::size_t planned_ = 0;  // decisions; their groups' regions come after them
+  std::vector<Offset> walls_;  // see plan::Plan::walls
+  std::size_t planned_ = 0;    // decisions; their groups' regions come after them
   std::vector<Placed> decisions_;
   std::vector<Event> events_;  // the plan's allocations and frees in order
   std::int32_t clock_ = 0;     // events passed in this turn

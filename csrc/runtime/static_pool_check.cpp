@@ -45,6 +45,7 @@ void StaticPool::check() const {
     ++blocks[g];
   }
   if (taken.size() != live_) fail("the count of live blocks is off");
+  for (const Offset wall : walls_) taken.push_back({wall, wall + alignment_});
   std::ranges::sort(taken, {}, &Range::begin);
   Offset at = 0;
   for (const Range& t : taken) {

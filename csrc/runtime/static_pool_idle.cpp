@@ -136,6 +136,7 @@ std::vector<HoleSet> StaticPool::find_idle() const {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     if (groups_[g].open) taken.push_back(range(decisions_[planned_ + g]));
   }
+  for (const Offset wall : walls_) taken.push_back({wall, wall + alignment_});
   std::sort(taken.begin(), taken.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
   taken.push_back({size_, size_});

@@ -1,0 +1,116 @@
+#include "runtime/layouts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/align.h"
+#include "base/error.h"
+
+namespace stalloc::runtime {
+namespace {
+
+// Layouts that are kept besides the plan's own and the present one.
+constexpr std::size_t kMostLayouts = 64;
+
+// How much more memory a layout for both may take than one for the new extents alone, in per mille.
+constexpr Bytes kTolerance = 5;
+
+}  // namespace
+
+Layouts::Layouts(const plan::Plan& plan) {
+  layouts_.push_back(plan);
+  current_ = &layouts_.front();
+}
+
+Layouts::Extents Layouts::complete(std::span<const profile::Extent> extents) const {
+  Extents all(extents.begin(), extents.end());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i] < 0) all[i] = current_->extents[i];
+  }
+  return all;
+}
+
+bool Layouts::suits(const plan::Plan& layout, std::span<const profile::Extent> extents,
+                    const Memory& memory, std::span<const StaticPool::LiveDecision> live) const {
+  if (layout.pool > memory.size || layout.walls != memory.walls) return false;
+  if (!plan::covers(layout.extents, extents)) return false;
+  return std::ranges::all_of(live, [&](const StaticPool::LiveDecision& l) {
+    return layout.decisions[static_cast<std::size_t>(l.decision)].offset == l.offset;
+  });
+}
+
+const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const Memory& memory,
+                                std::span<const StaticPool::LiveDecision> live) {
+  const Extents alone = complete(extents);
+  const plan::Plan* found = nullptr;
+  for (const plan::Plan& layout : layouts_) {
+    const bool better = suits(layout, alone, memory, live) && (!found || layout.pool < found->pool);
+    if (better) found = &layout;
+  }
+  if (found) return found;
+  Extents both = alone;
+  for (std::size_t i = 0; i < both.size(); ++i) both[i] = std::max(both[i], current_->extents[i]);
+  for (const Extents& wanted : {both, alone}) {
+    if (plan::bound_at(layouts_.front(), wanted) > memory.size) continue;
+    const plan::Plan* layout = make(wanted, memory.walls, live);
+    if (layout && layout->pool <= memory.size) return layout;
+  }
+  return nullptr;
+}
+
+const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const Memory& memory,
+                                std::span<const StaticPool::LiveDecision> live, bool in_place) {
+  const Extents alone = complete(extents);
+  Extents both = alone;
+  for (std::size_t i = 0; i < both.size(); ++i) both[i] = std::max(both[i], current_->extents[i]);
+  const Bytes least = plan::bound_at(layouts_.front(), alone);
+  const Bytes more = plan::bound_at(layouts_.front(), both);
+  const Extents& wanted = more <= least + least / 1000 * kTolerance ? both : alone;
+  if (!in_place) return make(wanted, {}, live);
+  std::vector<Offset> walls = memory.walls;
+  walls.push_back(memory.size);
+  return make(wanted, std::move(walls), live);
+}
+
+const plan::Plan* Layouts::in_one_piece() {
+  for (const plan::Plan& layout : layouts_) {
+    if (layout.walls.empty() && layout.extents == current_->extents) return &layout;
+  }
+  return make(current_->extents, {}, {});
+}
+
+// Null where no layout can be made, as for sizes that no device has.
+const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> walls,
+                                std::span<const StaticPool::LiveDecision> live) {
+  const plan::Plan& base = layouts_.front();
+  try {
+    const std::vector<Bytes> sizes = plan::law_sizes(base, extents);
+    plan::ResizeOptions options;
+    options.walls = std::move(walls);
+    if (!live.empty()) options.layout.fixed.assign(base.decisions.size(), kUnplaced);
+    for (const StaticPool::LiveDecision& l : live) {
+      const auto d = static_cast<std::size_t>(l.decision);
+      const profile::LawIndex law = base.decisions[d].law;
+      const Bytes planned =
+          law == kNone ? base.decisions[d].size : sizes[static_cast<std::size_t>(law)];
+      const bool keeps = align_up(planned, base.alignment) <= align_up(l.size, base.alignment);
+      if (keeps) options.layout.fixed[d] = l.offset;
+    }
+    ++made_;
+    plan::Plan layout = plan::resize(base, extents, options);
+    // The oldest goes, but for the plan's own and the present one.
+    for (auto at = std::next(layouts_.begin());
+         layouts_.size() > kMostLayouts && at != layouts_.end(); ++at) {
+      if (&*at == current_) continue;
+      plan::Plan& slot = *at;
+      slot = std::move(layout);
+      return &slot;
+    }
+    layouts_.push_back(std::move(layout));
+    return &layouts_.back();
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+}  // namespace stalloc::runtime

@@ -1,0 +1,93 @@
+#include "runtime/microbatches.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace stalloc::runtime {
+
+Microbatches::Row Microbatches::row_of(std::span<const std::string> names,
+                                       std::span<const std::int64_t> values) {
+  if (!std::ranges::equal(names, told_names_)) {
+    told_names_.assign(names.begin(), names.end());
+    place_.clear();
+    for (const std::string& name : told_names_) {
+      const auto at = std::ranges::find(names_, name);
+      place_.push_back(at == names_.end() ? kNone
+                                          : static_cast<profile::ExtentIndex>(at - names_.begin()));
+    }
+    largest_.assign(values.begin(), values.end());
+  }
+  Row row;
+  row.extents = unknown_;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (place_[i] != kNone) {
+      row.extents[static_cast<std::size_t>(place_[i])] = values[i];
+      continue;
+    }
+    largest_[i] = std::max(largest_[i], values[i]);
+    if (values[i] > 0 && values[i] < largest_[i]) row.shares.push_back({values[i], largest_[i]});
+  }
+  return row;
+}
+
+void Microbatches::set(std::span<const std::string> names, std::span<const std::int64_t> values) {
+  Row row = row_of(names, values);
+  if (waits_) {
+    row.microbatch = latest_.microbatch;
+    row.chunk = latest_.chunk;
+    take(std::move(row));
+  } else {
+    next_ = std::move(row);
+    has_next_ = true;
+  }
+}
+
+void Microbatches::take(Row row) {
+  waits_ = false;
+  told_ = true;
+  latest_ = row;
+  now_ = &latest_;
+  const auto same = std::ranges::find_if(in_flight_, [&](const Row& r) {
+    return r.microbatch == row.microbatch && r.chunk == row.chunk;
+  });
+  if (same != in_flight_.end()) {
+    *same = std::move(row);
+  } else {
+    in_flight_.push_back(std::move(row));
+  }
+}
+
+void Microbatches::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  const bool told_ahead = std::exchange(has_next_, false);
+  waits_ = false;
+  now_ = &latest_;
+  if (kind == trace::PhaseKind::kForward) {
+    told_ = false;
+    if (told_ahead) {
+      next_.microbatch = microbatch;
+      next_.chunk = chunk;
+      take(std::exchange(next_, Row{}));
+      return;
+    }
+    // A later chunk may be told nothing: its microbatch's first chunk was.
+    const auto known = std::ranges::find(in_flight_, microbatch, &Row::microbatch);
+    if (known != in_flight_.end()) {
+      latest_ = *known;
+      told_ = true;
+      return;
+    }
+    latest_.microbatch = microbatch;
+    latest_.chunk = chunk;
+    latest_.extents = unknown_;
+    latest_.shares.clear();
+    waits_ = true;
+  } else if (kind == trace::PhaseKind::kBackward) {
+    const Row* found = nullptr;
+    for (const Row& r : in_flight_) {
+      if (r.microbatch == microbatch && (!found || r.chunk == chunk)) found = &r;
+    }
+    if (found) now_ = found;
+  }
+}
+
+}  // namespace stalloc::runtime

@@ -1,0 +1,82 @@
+// The extents of the microbatches of a run: told when a forward begins, kept until its backward is
+// over, and given in the order of the plan's names.
+//
+// A run may change a dimension that never changed while it was profiled: the last batch of an epoch
+// has fewer rows. The plan has no name for it, so its laws say nothing. For these, the share of the
+// largest value told so far is kept: sizes mostly are in proportion to one dimension, or to none.
+//
+// Cost: O(names) for each forward, O(microbatches in the iteration) for each other phase. Not
+// thread-safe, and neither copied nor moved.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/types.h"
+#include "plan/plan.h"
+
+namespace stalloc::runtime {
+
+// How much of what was planned for a microbatch has: factor / divisor, below 1.
+struct Share {
+  profile::Extent factor = 1;
+  profile::Extent divisor = 1;
+};
+
+class Microbatches {
+ public:
+  explicit Microbatches(const plan::Plan& plan)
+      : names_(plan.extent_names), unknown_(plan.extent_names.size(), kNone) {
+    latest_.extents = unknown_;
+  }
+  Microbatches(const Microbatches&) = delete;
+  Microbatches& operator=(const Microbatches&) = delete;
+
+  struct Row {
+    std::int32_t microbatch = kNone;
+    std::int32_t chunk = 0;
+    std::vector<profile::Extent> extents;  // by the plan's names; kNone where unknown
+    std::vector<Share> shares;             // of dimensions that the plan has no name for
+  };
+
+  // The extents of the forward that is on, if it has none yet, else of the next one. `values` are
+  // as many as `names`.
+  void set(std::span<const std::string> names, std::span<const std::int64_t> values);
+
+  // Begins a phase. Its extents are those of now().
+  void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+
+  void end_iteration() {
+    in_flight_.clear();
+    waits_ = false;
+    now_ = &latest_;
+  }
+
+  // A forward has its own extents, a backward those of its forward, any other phase those of the
+  // forward that began last.
+  const Row& now() const { return *now_; }
+  // True if the extents of the phase that is on were told.
+  bool is_told() const { return told_; }
+
+ private:
+  Row row_of(std::span<const std::string> names, std::span<const std::int64_t> values);
+  void take(Row row);
+
+  const std::vector<std::string> names_;
+  const std::vector<profile::Extent> unknown_;
+  // The names told last, where each is in the plan (kNone: nowhere), and the largest values.
+  std::vector<std::string> told_names_;
+  std::vector<profile::ExtentIndex> place_;
+  std::vector<profile::Extent> largest_;
+  std::vector<Row> in_flight_;  // of this iteration
+  Row latest_;
+  Row next_;  // told ahead of its forward
+  bool has_next_ = false;
+  bool waits_ = false;  // the forward that is on has no extents yet
+  bool told_ = false;
+  const Row* now_ = &latest_;
+};
+
+}  // namespace stalloc::runtime

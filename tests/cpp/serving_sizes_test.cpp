@@ -1,0 +1,359 @@
+// Batches that change under one plan: sizes by law, layouts for larger extents, pools exchanged.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/align.h"
+#include "device/pretend.h"
+#include "plan/layout.h"
+#include "plan/resize.h"
+#include "runtime/planned_allocator.h"
+
+namespace stalloc::runtime {
+namespace {
+
+using profile::Extent;
+using profile::LawProof;
+using profile::LawSource;
+using profile::SizeLaw;
+using trace::PhaseKind;
+
+constexpr Bytes kUnit = 512;
+const std::vector<std::string> kNames = {"ids.0", "ids.1"};  // rows never change, tokens do
+const std::vector<std::string> kTokens = {"ids.1"};
+
+SizeLaw law_of(Bytes constant, Bytes a_token, LawSource source = LawSource::kOwn) {
+  SizeLaw law;
+  law.constant = constant;
+  law.terms = {{a_token, {0, kNone, kNone}}};
+  law.proof = LawProof::kProven;
+  law.source = source;
+  return law;
+}
+
+// A program of so many microbatches: data, activations that backward frees, a temporary in each
+// backward, and a gradient that the optimizer frees.
+struct Program {
+  explicit Program(int microbatches, Extent tokens) : count(microbatches) {
+    plan.extent_names = kTokens;
+    plan.extents = {tokens};
+    plan.seen = {{tokens}};
+    plan.laws = {law_of(0, 2 * kUnit, LawSource::kUpcoming), law_of(kUnit, 8 * kUnit),
+                 law_of(0, 4 * kUnit)};
+    Tick t = 0;
+    const auto phase = [&](PhaseKind kind, int microbatch, int occurrence) {
+      if (!plan.phases.empty()) plan.phases.back().end = t;
+      plan.phases.push_back({{kind, microbatch, 0, occurrence}, t, t});
+      return static_cast<PhaseIndex>(plan.phases.size()) - 1;
+    };
+    for (int m = 0; m < count; ++m) {
+      const PhaseIndex other = phase(PhaseKind::kOther, kNone, m);
+      const Tick data = t++;
+      const PhaseIndex forward = phase(PhaseKind::kForward, m, 0);
+      const Tick one = t++;
+      const Tick two = t++;
+      const PhaseIndex backward = phase(PhaseKind::kBackward, m, 0);
+      const Tick scratch = t++;
+      const Tick gradient = m == 0 ? t++ : kNever;
+      const Tick end = t;
+      t += 4;
+      const auto add = [&](Bytes size, Tick lower, Tick upper, PhaseIndex p, profile::LawIndex l) {
+        plan.decisions.push_back({.size = size,
+                                  .lower = lower,
+                                  .upper = upper,
+                                  .phase = p,
+                                  .phase_end = backward,
+                                  .law = l});
+      };
+      add(2 * kUnit * tokens, data, end + 3, other, 0);
+      add(kUnit + 8 * kUnit * tokens, one, end + 2, forward, 1);
+      add(4 * kUnit * tokens, two, end + 1, forward, 2);
+      add(4 * kUnit * tokens, scratch, end, backward, 2);
+      if (m == 0) {
+        gradient_row = plan.decisions.size();
+        add(16 * kUnit, gradient, gradient + 1, backward, kNone);
+      }
+    }
+    const PhaseIndex optimizer = phase(PhaseKind::kOptimizer, kNone, 0);
+    t += 2;
+    plan.phases.back().end = t;
+    plan.period = t;
+    plan.decisions[gradient_row].upper = t;
+    plan.decisions[gradient_row].phase_end = optimizer;
+    plan::lay_out(plan, {.search_steps = 0}, {});
+    plan.check();
+  }
+
+  plan::Plan plan;
+  int count;
+  std::size_t gradient_row = 0;
+};
+
+// Runs it, and checks that no two live blocks overlap.
+class Session {
+ public:
+  explicit Session(const plan::Plan& plan, Bytes capacity = Bytes{1} << 40)
+      : memory_(capacity), allocator_(memory_) {
+    allocator_.enable(plan);
+  }
+  ~Session() {
+    while (!live_.empty()) free(live_.begin()->second.name);
+    allocator_.disable();
+    EXPECT_EQ(memory_.used(), 0);
+    EXPECT_EQ(memory_.wrong_releases(), 0);
+  }
+
+  void alloc(const std::string& name, Bytes size) {
+    if (size == 0) return;  // no program asks for no bytes
+    auto* p = static_cast<std::byte*>(allocator_.allocate(size, 0, true));
+    ASSERT_NE(p, nullptr);
+    const auto after = live_.upper_bound(p);
+    if (after != live_.end()) {
+      ASSERT_LE(p + size, after->first);
+    }
+    if (after != live_.begin()) {
+      const auto& [before, block] = *std::prev(after);
+      ASSERT_LE(before + block.size, p);
+    }
+    live_[p] = {name, size};
+    by_name_[name] = p;
+  }
+  void free(const std::string& name) {
+    const auto at = by_name_.find(name);
+    if (at == by_name_.end()) return;
+    EXPECT_TRUE(allocator_.deallocate(at->second));
+    live_.erase(at->second);
+    by_name_.erase(at);
+  }
+
+  void microbatch(int m, Extent tokens, bool told = true, Extent rows = 4) {
+    allocator_.enter_phase(PhaseKind::kOther, kNone, 0);
+    const Bytes share = rows;
+    const auto size = [&](Bytes of) { return of * share / 4; };
+    alloc("data", size(2 * kUnit * tokens));
+    if (told) {
+      const std::vector<std::int64_t> values = {rows, tokens};
+      allocator_.set_extents(kNames, values);
+    }
+    allocator_.enter_phase(PhaseKind::kForward, m, 0);
+    alloc("one", size(kUnit + 8 * kUnit * tokens));
+    alloc("two", size(4 * kUnit * tokens));
+    allocator_.enter_phase(PhaseKind::kBackward, m, 0);
+    alloc("scratch", size(4 * kUnit * tokens));
+    if (m == 0) alloc("gradient", 16 * kUnit);
+    for (const char* name : {"scratch", "two", "one", "data"}) free(name);
+    allocator_.check();
+  }
+  void step() {
+    allocator_.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+    free("gradient");
+    allocator_.end_iteration();
+    allocator_.check();
+  }
+  // Hits of one iteration, whose microbatches have so many tokens.
+  std::int64_t iterate(const std::vector<Extent>& tokens, bool told = true) {
+    const std::int64_t before = allocator_.statistics().hits;
+    for (std::size_t m = 0; m < tokens.size(); ++m) {
+      microbatch(static_cast<int>(m), tokens[m], told);
+    }
+    step();
+    return allocator_.statistics().hits - before;
+  }
+
+  PlannedAllocator& allocator() { return allocator_; }
+  device::PretendMemory& memory() { return memory_; }
+  Bytes reserved() const { return allocator_.statistics().reserved.current; }
+  Bytes peak_reserved() const { return allocator_.statistics().reserved.peak; }
+
+ private:
+  struct Live {
+    std::string name;
+    Bytes size = 0;
+  };
+  device::PretendMemory memory_;
+  PlannedAllocator allocator_;
+  std::map<std::byte*, Live> live_;
+  std::map<std::string, std::byte*> by_name_;
+};
+
+TEST(ServingSizes, ServesSmallerBatchesFromTheLayoutOfTheLargest) {
+  const Program program(2, 64);
+  Session run(program.plan);
+  for (const Extent tokens : {64, 1, 63, 17, 64}) {
+    EXPECT_EQ(run.iterate({tokens, 65 - tokens}), 9) << tokens;
+  }
+  EXPECT_EQ(run.peak_reserved(), program.plan.pool);
+  EXPECT_EQ(run.allocator().statistics().relayouts, 0);
+}
+
+TEST(ServingSizes, CountsTheBytesThatAreAskedFor) {
+  const Program program(1, 64);
+  Session run(program.plan);
+  run.iterate({2});
+  EXPECT_EQ(run.allocator().statistics().allocated.peak, (4 + 17 + 8 + 8 + 16) * kUnit);
+}
+
+TEST(ServingSizes, ExchangesAnEmptyPoolForALargerOneWithoutHoldingBoth) {
+  const Program program(2, 16);
+  Session run(program.plan);
+  run.iterate({16, 16});
+  EXPECT_EQ(run.iterate({40, 16}), 8) << "the data of the larger batch came before its extents";
+  const Bytes larger = plan::bound_at(program.plan, std::vector<Extent>{40});
+  EXPECT_EQ(run.reserved(), larger);
+  EXPECT_LE(run.peak_reserved(), larger + (Bytes{2} << 20)) << "but for the data beside the pool";
+  EXPECT_EQ(run.iterate({40, 16}), 9);
+  EXPECT_EQ(run.iterate({16, 40}), 9);
+}
+
+TEST(ServingSizes, AddsAPieceWhereSomethingIsLive) {
+  const Program program(2, 16);
+  Session run(program.plan);
+  run.iterate({16, 16});
+  EXPECT_EQ(run.iterate({16, 40}), 8) << "the gradient is live when the second one begins";
+  EXPECT_EQ(run.allocator().statistics().relayouts, 2) << "one with two pieces, one without";
+  const Bytes larger = plan::bound_at(program.plan, std::vector<Extent>{40});
+  EXPECT_EQ(run.reserved(), larger) << "joined when the pool is empty again";
+  EXPECT_EQ(run.iterate({40, 40}), 9);
+}
+
+TEST(ServingSizes, GoesOnWithTheOldPoolWhereThereIsNoRoomForALarger) {
+  const Program program(1, 16);
+  const Bytes enough = program.plan.pool + (Bytes{4} << 20);
+  Session run(program.plan, enough);
+  run.iterate({16});
+  run.allocator().enter_phase(PhaseKind::kOther, kNone, 0);
+  const std::vector<std::int64_t> values = {4, 1 << 20};
+  run.allocator().set_extents(kNames, values);
+  run.allocator().enter_phase(PhaseKind::kForward, 0, 0);
+  run.allocator().end_iteration();
+  EXPECT_EQ(run.reserved(), program.plan.pool);
+  EXPECT_EQ(run.iterate({16}), 5);
+}
+
+TEST(ServingSizes, TheFirstSizesTellTheExtentsWhereNobodyDoes) {
+  const Program program(2, 64);
+  Session run(program.plan);
+  for (const Extent tokens : {64, 1, 63, 17, 64}) {
+    EXPECT_EQ(run.iterate({tokens, 65 - tokens}, /*told=*/false), 9) << tokens;
+  }
+}
+
+TEST(ServingSizes, AShortLastBatchKeepsThePlacesOfAFullOne) {
+  const Program program(1, 64);
+  Session run(program.plan);
+  run.iterate({64});
+  run.iterate({64});
+  const std::int64_t before = run.allocator().statistics().hits;
+  run.microbatch(0, 64, true, /*rows=*/1);
+  run.step();
+  EXPECT_GE(run.allocator().statistics().hits - before, 4);
+  EXPECT_EQ(run.peak_reserved(), program.plan.pool);
+}
+
+TEST(ServingSizes, ZeroTokensAskForNothing) {
+  const Program program(2, 16);
+  Session run(program.plan);
+  run.iterate({16, 16});
+  EXPECT_GE(run.iterate({0, 16}), 5);
+  EXPECT_EQ(run.iterate({16, 16}), 9);
+}
+
+TEST(ServingSizes, AnUnexplainedSizeIsServedByItsPlace) {
+  Program program(1, 64);
+  program.plan.laws[2].terms.clear();
+  program.plan.laws[2].constant = 4 * kUnit * 64;
+  program.plan.laws[2].proof = LawProof::kUnexplained;
+  program.plan.check();
+  Session run(program.plan);
+  for (const Extent tokens : {64, 7, 33}) EXPECT_EQ(run.iterate({tokens}), 5);
+}
+
+TEST(ServingSizes, ALawThatBreaksCostsHitsAndNoAddress) {
+  const Program program(2, 64);
+  Program other(2, 64);
+  other.plan.laws[1] = law_of(3 * kUnit, 7 * kUnit);  // at 64 tokens less than what is asked for
+  for (plan::Decision& d : other.plan.decisions) {
+    if (d.law == 1) d.size = 3 * kUnit + 7 * kUnit * 64;
+  }
+  plan::lay_out(other.plan, {.search_steps = 0}, {});
+  other.plan.check();
+  Session run(other.plan);
+  for (int i = 0; i < 4; ++i) EXPECT_GE(run.iterate({64, 20}), 5);
+}
+
+// Two dimensions under a budget: many short rows, or few long ones.
+TEST(ServingSizes, BatchesThatObeyABudgetShareThePool) {
+  plan::Plan plan;
+  plan.extent_names = kNames;
+  plan.extents = {64, 8};
+  SizeLaw both;
+  both.terms = {{kUnit, {0, 1, kNone}}};
+  SizeLaw rows;
+  rows.terms = {{kUnit, {0, kNone, kNone}}};
+  plan.laws = {both, rows};
+  plan.phases = {{{PhaseKind::kForward, 0, 0, 0}, 0, 8}};
+  plan.period = 8;
+  for (const auto& [law, size, lower] :
+       {std::tuple{0, 512, 0}, std::tuple{1, 64, 1}, std::tuple{0, 512, 2}}) {
+    plan.decisions.push_back(
+        {.size = size * kUnit, .lower = lower, .upper = 7, .phase = 0, .phase_end = 0, .law = law});
+  }
+  plan::lay_out(plan, {.search_steps = 0}, {});
+  plan.check();
+  Session run(plan);
+  const auto iterate = [&](Extent r, Extent t) {
+    const std::vector<std::int64_t> values = {r, t};
+    const std::int64_t before = run.allocator().statistics().hits;
+    run.allocator().set_extents(kNames, values);
+    run.allocator().enter_phase(PhaseKind::kForward, 0, 0);
+    run.alloc("a", kUnit * r * t);
+    run.alloc("b", kUnit * r);
+    run.alloc("c", kUnit * r * t);
+    for (const char* name : {"a", "b", "c"}) run.free(name);
+    run.allocator().end_iteration();
+    return run.allocator().statistics().hits - before;
+  };
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(iterate(64, 8), 3);
+    EXPECT_EQ(iterate(8, 64), 3);
+    EXPECT_EQ(iterate(16, 32), 3);
+  }
+  EXPECT_EQ(run.peak_reserved(), plan.pool);
+}
+
+// Random programs, extents beyond the plan, late frees, strangers and exchanges at any moment.
+TEST(ServingSizes, NoTwoLiveBlocksEverShareAnAddress) {
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    std::mt19937 random(seed);
+    const auto pick = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    const Program program(pick(1, 4), pick(1, 40));
+    Session run(program.plan,
+                pick(0, 3) == 0 ? program.plan.pool * 3 + (Bytes{8} << 20) : Bytes{1} << 40);
+    int strangers = 0;
+    for (int turn = 0; turn < 12; ++turn) {
+      const int microbatches = pick(0, 5) == 0 ? pick(1, 6) : program.count;
+      for (int m = 0; m < microbatches; ++m) {
+        const Extent tokens = pick(0, 7) == 0 ? pick(0, 200) : pick(0, 40);
+        const std::string own = std::to_string(turn) + "." + std::to_string(m);
+        if (pick(0, 3) == 0) {
+          run.alloc("stranger" + std::to_string(strangers++), pick(1, 90) * 700);
+        }
+        run.microbatch(m, tokens, pick(0, 9) > 0, pick(0, 9) == 0 ? 2 : 4);
+        if (testing::Test::HasFatalFailure()) FAIL() << "seed " << seed;
+        if (strangers > 0 && pick(0, 2) == 0) {
+          run.free("stranger" + std::to_string(pick(0, strangers - 1)));
+        }
+      }
+      run.step();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stalloc::runtime
