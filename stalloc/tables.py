@@ -110,6 +110,19 @@ class PhaseSpans(Phases):
 
 
 @dataclass(frozen=True, slots=True)
+class Extents(_Table):
+    """The sizes of the dimensions of the microbatches' inputs, one row for each forward.
+
+    Attributes:
+        phase: The forward: row of the trace's phases.
+        values: A column for each of the trace's `extent_names`; -1 where an input is absent.
+    """
+
+    phase: Int32s
+    values: Int64s
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpans(_Table):
     """Calls of modules, in order of `begin`; they nest.
 

@@ -15,6 +15,7 @@ from stalloc.progress import Progress, shown
 from stalloc.tables import (
     LIFETIME_CLASSES,
     PHASE_KINDS,
+    Extents,
     Flags,
     LayerSpans,
     Phases,
@@ -146,6 +147,16 @@ class Trace(Document[_core.Trace]):
     def layer_spans(self) -> LayerSpans:
         """Every stay in a module."""
         return LayerSpans(**self._core.layer_spans())
+
+    @cached_property
+    def extent_names(self) -> list[str]:
+        """Names of the extents: an input of the model and its dimension, as in `ids.1`."""
+        return self._core.extent_names
+
+    @cached_property
+    def extents(self) -> Extents:
+        """The sizes of the dimensions of the model's inputs, for each forward that has inputs."""
+        return Extents(**self._core.extents())
 
     @cached_property
     def fingerprint(self) -> str:

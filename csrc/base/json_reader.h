@@ -15,6 +15,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stalloc {
@@ -103,12 +104,12 @@ class JsonReader {
 template <typename Read>
 void JsonReader::array(Value value, Read read) {
   auto elements = get(value.get_array(), "an array", value);
-  row_ = 0;
+  const std::int64_t outer = std::exchange(row_, 0);
   for (auto element : elements) {
     read(get(std::move(element)));
     ++row_;
   }
-  row_ = kNoRow;
+  row_ = outer;
 }
 
 template <typename Row>

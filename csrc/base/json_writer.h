@@ -57,6 +57,10 @@ class JsonWriter {
   template <typename Rows, typename Write>
   void column(std::string_view name, const Rows& rows, Write write) {
     key(name);
+    array(rows, write);
+  }
+  template <typename Rows, typename Write>
+  void array(const Rows& rows, Write write) {
     text_ += '[';
     bool first = true;
     for (const auto& row : rows) {

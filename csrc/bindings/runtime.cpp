@@ -62,6 +62,17 @@ void bind_runtime(py::module_& m) {
             r.enter_phase(static_cast<trace::PhaseKind>(kind), microbatch, chunk);
           },
           py::arg("kind"), py::arg("microbatch"), py::arg("chunk"))
+      .def(
+          "set_extents",
+          [](runtime::DeviceRuntime& r, const std::vector<std::string>& names,
+             const std::vector<std::int64_t>& values) {
+            if (names.size() != values.size()) {
+              throw py::value_error(std::to_string(names.size()) + " names for " +
+                                    std::to_string(values.size()) + " extents");
+            }
+            r.set_extents(names, values);
+          },
+          py::arg("names"), py::arg("values"))
       .def("enter_unplanned", &runtime::DeviceRuntime::enter_unplanned)
       .def("leave_unplanned", &runtime::DeviceRuntime::leave_unplanned)
       .def("end_iteration", &runtime::DeviceRuntime::end_iteration)

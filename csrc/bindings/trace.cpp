@@ -39,6 +39,25 @@ auto table_of(const auto& columns) {
   };
 }
 
+py::dict extents_of(const trace::Trace& trace) {
+  const auto rows = static_cast<py::ssize_t>(trace.extents.size());
+  const auto names = static_cast<py::ssize_t>(trace.extent_names.size());
+  py::array_t<PhaseIndex> phase(rows);
+  py::array_t<std::int64_t> values({rows, names});
+  for (py::ssize_t i = 0; i < rows; ++i) {
+    const trace::MicrobatchExtents& row = trace.extents[static_cast<std::size_t>(i)];
+    phase.mutable_at(i) = row.phase;
+    for (py::ssize_t e = 0; e < names; ++e) {
+      values.mutable_at(i, e) = row.values[static_cast<std::size_t>(e)];
+    }
+  }
+  py::dict arrays;
+  arrays["phase"] = phase;
+  arrays["values"] = values;
+  for (const auto& [name, array] : arrays) array.attr("setflags")(py::arg("write") = false);
+  return arrays;
+}
+
 using Profiled = profile::ProfiledRequest;
 constexpr std::tuple kProfiledColumns{
     Column<&Profiled::request>{"request"},
@@ -154,6 +173,8 @@ void bind_trace(py::module_& m) {
       .def("phases", table_of<&trace::Trace::phases, trace::Trace>(trace::kPhaseSpanColumns))
       .def("layer_spans",
            table_of<&trace::Trace::layer_spans, trace::Trace>(trace::kLayerSpanColumns))
+      .def_readonly("extent_names", &trace::Trace::extent_names)
+      .def("extents", &extents_of)
       .def("check", &trace::Trace::check, ReleaseGil())
       .def("to_json", &json_bytes)
       .def_static(

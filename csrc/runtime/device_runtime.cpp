@@ -117,6 +117,12 @@ void DeviceRuntime::enter_phase(trace::PhaseKind kind, std::int32_t microbatch,
   allocator_.enter_phase(kind, microbatch, chunk);
 }
 
+void DeviceRuntime::set_extents(std::span<const std::string> names,
+                                std::span<const std::int64_t> values) {
+  recorder_.set_extents(names, values);
+  allocator_.set_extents(names, values);
+}
+
 void DeviceRuntime::enter_unplanned() {
   recorder_.enter_unplanned();
   allocator_.enter_unplanned();

@@ -8,6 +8,8 @@
 
 #include <array>
 #include <atomic>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -45,6 +47,7 @@ class DeviceRuntime {
 
   // The training loop's events, for whichever of the two is at work.
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();

@@ -17,6 +17,9 @@ void Recorder::start() {
   tagged_.clear();
   seen_.clear();
   interrupted_.clear();
+  extent_index_.clear();
+  upcoming_extents_.reset();
+  wants_extents_ = false;
   span_open_ = false;
   iteration_ = 0;
   clock_ = 0;
@@ -36,6 +39,7 @@ trace::Trace Recorder::finish() {
     }
   }
   open_layers_.clear();
+  for (auto& row : trace_.extents) row.values.resize(trace_.extent_names.size(), kNone);
   trace_.end = clock_;
   trace_.requests.reserve(records_.size());
   // One by one, so that the records' chunks go as the trace comes.
@@ -83,6 +87,36 @@ void Recorder::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::
   trace::PhaseKey key{kind, microbatch, chunk, 0};
   key.occurrence = seen_[key]++;
   open_span(key);
+  wants_extents_ = kind == trace::PhaseKind::kForward;
+  if (wants_extents_ && upcoming_extents_) add_extents(std::move(*upcoming_extents_));
+  upcoming_extents_.reset();
+}
+
+void Recorder::set_extents(std::span<const std::string> names,
+                           std::span<const std::int64_t> values) {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  std::vector<std::int64_t> row(trace_.extent_names.size(), kNone);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto known = extent_index_.find(names[i]);
+    if (known != extent_index_.end()) {
+      row[known->second] = values[i];
+    } else if (row.size() < kMaxExtents) {
+      extent_index_[names[i]] = row.size();
+      trace_.extent_names.push_back(names[i]);
+      row.push_back(values[i]);
+    }
+  }
+  if (wants_extents_) {
+    add_extents(std::move(row));
+  } else {
+    upcoming_extents_ = std::move(row);
+  }
+}
+
+void Recorder::add_extents(std::vector<std::int64_t> values) {
+  trace_.extents.push_back({static_cast<PhaseIndex>(trace_.phases.size() - 1), std::move(values)});
+  wants_extents_ = false;
 }
 
 void Recorder::enter_unplanned() {
@@ -104,6 +138,7 @@ void Recorder::end_iteration() {
   if (!active()) return;
   if (span_open_) trace_.phases.back().end = clock_;
   span_open_ = false;
+  wants_extents_ = false;
   seen_.clear();
   trace_.iterations.push_back(clock_);
   ++iteration_;

@@ -17,6 +17,8 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -51,6 +53,12 @@ class Recorder {
   void on_free(const void* block, NodeSequence node);
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  // The extents of a microbatch: those of the forward that is on if it has none yet, else of the
+  // next phase if that is a forward. `values` are as many as `names`; a trace has at most
+  // kMaxExtents names, and those beyond are left out.
+  void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
+  static constexpr std::size_t kMaxExtents = 64;
+
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
@@ -76,6 +84,7 @@ class Recorder {
 
  private:
   void open_span(const trace::PhaseKey& key);
+  void add_extents(std::vector<std::int64_t> values);
   PhaseIndex current_span();
   LayerIndex current_layer(NodeSequence node) const;
 
@@ -97,6 +106,9 @@ class Recorder {
   std::map<trace::PhaseKey, std::int32_t> seen_;           // occurrences in this iteration
   std::vector<trace::PhaseKey>
       interrupted_;  // phases that unplanned stretches suspend, outermost first
+  std::unordered_map<std::string, std::size_t> extent_index_;  // into trace_.extent_names
+  std::optional<std::vector<std::int64_t>> upcoming_extents_;  // of the next forward
+  bool wants_extents_ = false;  // the phase that is on is a forward without extents
   bool span_open_ = false;
   std::int32_t iteration_ = 0;
   Tick clock_ = 0;

@@ -50,6 +50,18 @@ std::string fingerprint(const Trace& trace) {
     for (const std::int32_t n : {r.phase_begin, r.phase_end, r.stream, r.thread}) hash.add(n);
     hash.add(r.dynamic ? 1 : 0);
   }
+  if (!trace.extents.empty()) {
+    hash.add(static_cast<std::int64_t>(trace.extent_names.size()));
+    for (const std::string& name : trace.extent_names) {
+      hash.add(static_cast<std::int64_t>(name.size()));
+      for (const char c : name) hash.add(static_cast<unsigned char>(c));
+    }
+    hash.add(static_cast<std::int64_t>(trace.extents.size()));
+    for (const MicrobatchExtents& e : trace.extents) {
+      hash.add(e.phase);
+      for (const std::int64_t value : e.values) hash.add(value);
+    }
+  }
   return hash.hex();
 }
 

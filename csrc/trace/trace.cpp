@@ -61,6 +61,26 @@ void check_phases(const Trace& trace) {
   }
 }
 
+void check_extents(const Trace& trace) {
+  for (std::size_t i = 0; i < trace.extents.size(); ++i) {
+    const MicrobatchExtents& row = trace.extents[i];
+    if (!points_into(row.phase, trace.phases.size())) {
+      reject("extents", i, not_in_table("phase", row.phase, "phases", trace.phases.size()));
+    }
+    if (i > 0 && row.phase <= trace.extents[i - 1].phase) {
+      reject("extents", i, "the phase is not after the previous row's");
+    }
+    if (row.values.size() != trace.extent_names.size()) {
+      reject("extents", i,
+             std::to_string(row.values.size()) + " values, but there are " +
+                 std::to_string(trace.extent_names.size()) + " extent_names");
+    }
+    for (const std::int64_t value : row.values) {
+      if (value < kNone) reject("extents", i, "an extent of " + std::to_string(value));
+    }
+  }
+}
+
 void check_layer_spans(const Trace& trace) {
   for (std::size_t i = 0; i < trace.layer_spans.size(); ++i) {
     const LayerSpan& span = trace.layer_spans[i];
@@ -156,6 +176,7 @@ void Trace::check() const {
   check_iterations(*this);
   check_phases(*this);
   check_layer_spans(*this);
+  check_extents(*this);
   check_requests(*this);
 }
 

@@ -16,6 +16,27 @@ constexpr std::int64_t kVersion = 1;
 
 void raise(const std::string& message) { throw TraceError(message); }
 
+// A table whose cells in one column are arrays, which columns.h does not declare.
+std::vector<MicrobatchExtents> read_extents(JsonReader& in, Value value) {
+  return in.table<MicrobatchExtents>(
+      value,
+      {{"phase", [&in](MicrobatchExtents& e, Value v) { e.phase = in.integer<PhaseIndex>(v); }},
+       {"values", [&in](MicrobatchExtents& e, Value v) {
+          in.array(v, [&](Value cell) { e.values.push_back(in.integer<std::int64_t>(cell)); });
+        }}});
+}
+
+void write_extents(JsonWriter& out, const Trace& trace) {
+  out.column("extent_names", trace.extent_names, [&](const auto& name) { out.value(name); });
+  out.key("extents");
+  out.begin_object();
+  out.column("phase", trace.extents, [&](const auto& row) { out.value(row.phase); });
+  out.column("values", trace.extents, [&](const auto& row) {
+    out.array(row.values, [&](std::int64_t value) { out.value(value); });
+  });
+  out.end_object();
+}
+
 }  // namespace
 
 std::string to_json(const Trace& trace) {
@@ -29,6 +50,7 @@ std::string to_json(const Trace& trace) {
   out.column("layers", trace.layers, [&](const std::string& name) { out.value(name); });
   write_table(out, "phases", trace.phases, kPhaseSpanColumns);
   write_table(out, "layer_spans", trace.layer_spans, kLayerSpanColumns);
+  if (!trace.extents.empty()) write_extents(out, trace);
   write_table(out, "requests", trace.requests, kRequestColumns);
   out.end_object();
   return out.finish();
@@ -53,6 +75,12 @@ Trace trace_from_json(std::string_view text, std::string_view source) {
            [&](Value v) { in.array(v, [&](Value e) { trace.layers.push_back(in.text(e)); }); }},
           {"phases", table(trace.phases, kPhaseSpanColumns)},
           {"layer_spans", table(trace.layer_spans, kLayerSpanColumns)},
+          {"extent_names",
+           [&](Value v) {
+             in.array(v, [&](Value e) { trace.extent_names.push_back(in.text(e)); });
+           },
+           true},
+          {"extents", [&](Value v) { trace.extents = read_extents(in, v); }, true},
           {"requests", table(trace.requests, kRequestColumns)},
       });
   try {

@@ -38,6 +38,7 @@ class PhaseTracker:
         self._early_ends = early_ends
         self._phase = OTHER  # the phase when no scope is open
         self._scopes: list[Scope] = []
+        self._scope_has_extents = False  # the explicit phase that was entered last
         self._unplanned = 0  # open scopes that are unplanned, and an evaluation
         self._forwards = 0  # depth of the root's calls
         self._evaluating = False  # the outermost of them is an evaluation
@@ -73,6 +74,18 @@ class PhaseTracker:
             return False
         if not self._scopes:
             self._end_iteration_if_over()
+        return True
+
+    def takes_extents(self) -> bool:
+        """Returns whether the sink shall hear of the extents of the forward that was expected.
+
+        Of several forwards in one explicit phase, the first one tells.
+        """
+        if not self._scopes:
+            return True
+        if self._in_force().kind is not PhaseKind.FORWARD or self._scope_has_extents:
+            return False
+        self._scope_has_extents = True
         return True
 
     def begin_forward(self, training: bool) -> None:
@@ -178,6 +191,7 @@ class PhaseTracker:
                 self._end_iteration_if_over()
             self._phase = OTHER
         self._scopes.append(scope)
+        self._scope_has_extents = False
         self._sink.enter_phase(*scope.phase)
 
     def close(self, scope: Scope) -> None:
@@ -191,6 +205,7 @@ class PhaseTracker:
             if top is scope:
                 break
         if scope.phase is not None and not self._unplanned:
+            self._scope_has_extents = False
             self._sink.enter_phase(*self._in_force())
 
     # Iteration
@@ -220,6 +235,7 @@ class PhaseTracker:
         if self._unplanned:
             self._sink.leave_unplanned()
         self._sink.end_iteration()
+        self._scope_has_extents = False
         self._sink.enter_phase(*self._in_force())
         if self._unplanned:
             self._sink.enter_unplanned()

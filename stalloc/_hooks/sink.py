@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -37,12 +38,20 @@ class PhaseSink(Protocol):
     - `enter_unplanned` and `leave_unplanned` come in pairs and never nest; between them nothing is
       called but the layer functions. Leaving resumes the interrupted phase, the same occurrence.
     - `end_iteration` is followed at once by `enter_phase`.
+    - `set_extents` is followed at once by `enter_phase(FORWARD, ...)`, or comes at most once in a
+      forward phase that had none before it.
     - `enter_layer` and `leave_layer` nest, per thread. They come from the thread that runs the
       module, which in a recomputation is one of autograd's; all else comes from one thread.
     """
 
     def enter_phase(self, kind: int, microbatch: int, chunk: int) -> None:
         """Ends the phase there is and begins another; `microbatch` is -1 where none applies."""
+
+    def set_extents(self, names: Sequence[str], values: Sequence[int]) -> None:
+        """Tells the sizes of the dimensions of a microbatch's inputs: its extents.
+
+        They are those of the next forward phase, or of the one that is on if it has none yet.
+        """
 
     def enter_unplanned(self) -> None:
         """Interrupts the phase for work that does not repeat, such as an evaluation."""

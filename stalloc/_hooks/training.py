@@ -17,6 +17,7 @@ The rules, which make the same loop yield the same phases every time:
   `model.eval()`, gradients or not, is unplanned. To *train* in eval mode, open phases explicitly.
   A call with gradients off inside a custom autograd function (a checkpoint over the whole model)
   is training.
+- **Extents**, the sizes of the dimensions of the root's inputs, are told of each training forward.
 - **Recomputation** inside a backward pass begins no phase.
 - **Backward** begins when the autograd engine is called, for the newest forward that none came
   for yet; then OTHER begins. When all have had theirs, it counts for the last one again; before
@@ -56,6 +57,7 @@ from torch.utils.hooks import RemovableHandle
 
 from stalloc._hooks import frames
 from stalloc._hooks.engine import add_listener, remove_listener
+from stalloc._hooks.extents import ExtentReader
 from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
 from stalloc._hooks.phases import PhaseTracker, Scope
 from stalloc._hooks.sink import PhaseSink
@@ -113,6 +115,7 @@ class TrainingHooks:
         self._on_forward = on_forward
         self._handles: list[RemovableHandle] = []
         self._root_handles: list[RemovableHandle] = []
+        self._extents = ExtentReader()
         self._discovery: RemovableHandle | None = None
         self._is_attached = False
         self._reset()
@@ -247,8 +250,11 @@ class TrainingHooks:
         self._close_layers_left_open(module_calls=1)
         training = _is_training_forward(module)
         self._root_trains = self._root_trains or training
-        if self._tracker.expect_forward(training) and self._on_forward is not None:
-            self._on_forward(module, args, kwargs)
+        if self._tracker.expect_forward(training):
+            if self._on_forward is not None:
+                self._on_forward(module, args, kwargs)
+            if self._tracker.takes_extents():
+                self._sink.set_extents(*self._extents.read(module, args, kwargs))
         self._tracker.begin_forward(training)
 
     def _root_returned(self, module: nn.Module, _: tuple[Any, ...], result: object) -> None:

@@ -45,6 +45,48 @@ TEST_F(RecorderTest, RecordsLifetimesInTicks) {
   EXPECT_TRUE(recorder_.finish().phases.empty()) << "finished twice";
 }
 
+TEST_F(RecorderTest, ExtentsBelongToTheForwardThatIsOnOrComesNext) {
+  using Names = std::vector<std::string>;
+  using Values = std::vector<std::int64_t>;
+  const auto tell = [&](const Names& names, const Values& values) {
+    recorder_.set_extents(names, values);
+  };
+  recorder_.start();
+  tell({"ids.0"}, {1});
+  recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);  // span 0
+  tell({"ids.0", "mask.0"}, {2, 7});                        // this one has extents
+  recorder_.enter_phase(trace::PhaseKind::kForward, 1, 0);
+  tell({"ids.0"}, {3});
+  recorder_.enter_phase(trace::PhaseKind::kBackward, 1, 0);  // no forward: forgotten
+  recorder_.enter_phase(trace::PhaseKind::kForward, 2, 0);   // span 3
+  recorder_.enter_unplanned();
+  recorder_.leave_unplanned();  // span 5 resumes it
+  tell({"mask.0"}, {4});
+  const trace::Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  EXPECT_EQ(t.extent_names, (Names{"ids.0", "mask.0"}));
+  ASSERT_EQ(t.extents.size(), 3u);
+  EXPECT_EQ(t.extents[0].phase, 0);
+  EXPECT_EQ(t.extents[0].values, (Values{1, kNone}));
+  EXPECT_EQ(t.extents[1].phase, 1);
+  EXPECT_EQ(t.extents[1].values, (Values{2, 7}));
+  EXPECT_EQ(t.extents[2].phase, 5);
+  EXPECT_EQ(t.extents[2].values, (Values{kNone, 4}));
+}
+
+TEST_F(RecorderTest, KeepsABoundedNumberOfExtents) {
+  recorder_.start();
+  for (int i = 0; i < 100; ++i) {
+    const std::vector<std::string> names = {"x." + std::to_string(i)};
+    recorder_.set_extents(names, std::vector<std::int64_t>{i});
+    recorder_.enter_phase(trace::PhaseKind::kForward, i, 0);
+  }
+  const trace::Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  EXPECT_EQ(t.extent_names.size(), runtime::Recorder::kMaxExtents);
+  EXPECT_EQ(t.extents.size(), 100u);
+}
+
 TEST_F(RecorderTest, IgnoresFreesOfUnknownBlocks) {
   allocate(1, 100);
   recorder_.start();

@@ -30,6 +30,8 @@ trace::Trace small_trace() {
   trace.info = {{"device", "cpu"}, {"odd \"key\"\n", "\x01\\ \xc3\xa9"}};
   trace.layers = {"blocks.0.mlp", "embed"};
   trace.layer_spans = {{1, 0, 0, 1, false}, {0, 1, 1, 2, true}};
+  trace.extent_names = {"ids.0", "ids.1"};
+  trace.extents = {{0, {4, 512}}, {2, {4, kNone}}};
   trace.requests[0].layer_begin = 1;
   trace.requests[0].layer_end = 0;
   return trace;
@@ -67,6 +69,10 @@ TEST(TraceJson, ReadsBackItsOutput) {
   ASSERT_EQ(again.phases.size(), 3u);
   EXPECT_EQ(again.phases[1].key, trace.phases[1].key);
   EXPECT_EQ(again.phases[2].iteration, 1);
+  EXPECT_EQ(again.extent_names, trace.extent_names);
+  ASSERT_EQ(again.extents.size(), 2u);
+  EXPECT_EQ(again.extents[1].phase, 2);
+  EXPECT_EQ(again.extents[1].values, trace.extents[1].values);
   ASSERT_EQ(again.layer_spans.size(), 2u);
   EXPECT_TRUE(again.layer_spans[1].recompute);
 }
@@ -170,6 +176,31 @@ TEST(TraceJson, ChecksTheTraceAndNamesTheFile) {
                       complaint(with_request_column("size", "[100,-200,300]")));
 }
 
+TEST(TraceJson, ReadsTracesWithoutExtents) {
+  trace::Trace trace = small_trace();
+  trace.extent_names.clear();
+  trace.extents.clear();
+  const std::string text = to_json(trace);
+  EXPECT_EQ(text.find("extent"), std::string::npos);
+  EXPECT_TRUE(trace::trace_from_json(text, "").extents.empty());
+}
+
+TEST(TraceJson, RefusesExtentsThatDoNotFitTheirTables) {
+  const auto complaint_of = [](std::string_view key, std::string_view array) {
+    const std::string_view old = key == "phase" ? "[0,2]" : "[[4,512],[4,-1]]";
+    return complaint(replaced(to_json(small_trace()), old, array));
+  };
+  EXPECT_PRED_FORMAT2(IsSubstring, "extents, row 1: phase is 9, but there are 3 phases",
+                      complaint_of("phase", "[0,9]"));
+  EXPECT_PRED_FORMAT2(IsSubstring, "extents, row 1: the phase is not after the previous row's",
+                      complaint_of("phase", "[0,0]"));
+  EXPECT_PRED_FORMAT2(IsSubstring, "extents, row 0: 1 values, but there are 2 extent_names",
+                      complaint_of("values", "[[4],[4,5]]"));
+  EXPECT_PRED_FORMAT2(IsSubstring, "extents, row 1: an extent of -2",
+                      complaint_of("values", "[[4,5],[-2,5]]"));
+  EXPECT_PRED_FORMAT2(IsSubstring, "extents.values", complaint_of("values", "[[4,5],7]"));
+}
+
 TEST(Fingerprint, DiffersIfAPlanCouldDiffer) {
   const trace::Trace trace = small_trace();
   const std::string name = trace::fingerprint(trace);
@@ -186,6 +217,12 @@ TEST(Fingerprint, DiffersIfAPlanCouldDiffer) {
   EXPECT_NE(trace::fingerprint(other), name);
   other = trace;
   other.iterations[1] -= 1;
+  EXPECT_NE(trace::fingerprint(other), name);
+  other = trace;
+  other.extents[0].values[1] += 1;
+  EXPECT_NE(trace::fingerprint(other), name);
+  other = trace;
+  other.extent_names[0] = "source.0";
   EXPECT_NE(trace::fingerprint(other), name);
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from stalloc.hooks import PhaseKind
 
@@ -18,8 +19,11 @@ class RecordingSink:
         self.stays: list[tuple[str, bool]] = []  # (layer, recompute), in order of entering
         self.tags: list[tuple[int, str, int, int]] = []  # (thread, layer, first, last)
         self.open_layers: dict[int, list[int]] = {}
+        self.extents: list[dict[str, int]] = []  # one for each forward that has some
         self.suspended = False
         self._needs_phase = True
+        self._extents_upcoming = False
+        self._extents_known = True  # of the phase that is on, or it is no forward
 
     def check(self) -> None:
         """Nothing was ever wrong, and nothing is open now."""
@@ -40,11 +44,24 @@ class RecordingSink:
     def enter_phase(self, kind: int, microbatch: int, chunk: int) -> None:
         self._require(not self.suspended, "a phase began in an unplanned stretch")
         self._require(kind != PhaseKind.UNPLANNED, "unplanned as a phase")
+        self._require(
+            kind == PhaseKind.FORWARD or not self._extents_upcoming, "extents of no forward"
+        )
+        self._extents_known = kind != PhaseKind.FORWARD or self._extents_upcoming
+        self._extents_upcoming = False
         self._needs_phase = False
         word = PhaseKind(kind).name.lower()
         if microbatch != -1:
             word += f" {microbatch}"
         self.words.append(word + (f".{chunk}" if chunk else ""))
+
+    def set_extents(self, names: Sequence[str], values: Sequence[int]) -> None:
+        self._require(not self.suspended, "extents in an unplanned stretch")
+        self._require(not self._extents_upcoming, "extents of one forward twice")
+        if self._extents_known:
+            self._extents_upcoming = True
+        self._extents_known = True
+        self.extents.append(dict(zip(names, values, strict=True)))
 
     def enter_unplanned(self) -> None:
         self._require(not self.suspended and not self._needs_phase, "unplanned stretches nest")
