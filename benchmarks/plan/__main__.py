@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # MiniMalloc and idealloc were measured without alignment; GPUs need 512.
 UNALIGNED = ("minimalloc", "iopddl")
 EVERY_PLANNER_UP_TO = 150_000  # requests; above it, the portfolio and what is quick
-SEARCHES_UP_TO = {"exact": 2_000, "windows": 5_000}
+SEARCHES_UP_TO = {"exact": 2_000}
 QUICK = (
     "paper",
     "chain",

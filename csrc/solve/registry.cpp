@@ -7,7 +7,7 @@
 #include "solve/pipeline/chain.h"
 #include "solve/pipeline/two_stacks.h"
 #include "solve/pipeline/walk.h"
-#include "solve/search/windows.h"
+#include "solve/search/multilevel.h"
 
 namespace stalloc::solve {
 
@@ -17,7 +17,7 @@ const std::vector<const Planner*>& planners() {
   static const ExactPlanner exact;
   static const TwoStacksPlanner two_stacks;
   static const WalkPlanner walk;
-  static const WindowsPlanner windows;
+  static const MultilevelPlanner multilevel;
   static const PeakCorePlanner peak_core;
   static const std::vector<const Planner*> all = [] {
     std::vector<const Planner*> list;
@@ -27,7 +27,7 @@ const std::vector<const Planner*>& planners() {
     list.push_back(&two_stacks);
     list.push_back(&walk);
     list.push_back(&peak_core);
-    list.push_back(&windows);
+    list.push_back(&multilevel);
     list.push_back(&exact);
     return list;
   }();

@@ -17,7 +17,7 @@
 #include "solve/pipeline/walk.h"
 #include "solve/race.h"
 #include "solve/search/gaps.h"
-#include "solve/search/windows.h"
+#include "solve/search/multilevel.h"
 
 namespace stalloc::solve {
 namespace {
@@ -152,6 +152,10 @@ class Solver {
     race(first, threads_, unhurried, winner);
     race_while_worthwhile(std::move(quick), buffers, budget, winner);
     Bytes bound = 0;
+    if (buffers >= kMultilevelBuffers && patience(winner, enough) > kMultilevelPatience) {
+      search("multilevel", search_multilevel, problem, kMultilevelPlacements, enough, winner,
+             bound);
+    }
     const bool is_small = problem.buffers.size() <= kSearchable;
     if (is_small) search("exact", minimise_height, problem, kFirstSteps, enough, winner, bound);
     if (is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
@@ -163,11 +167,11 @@ class Solver {
       const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
       search("exact", minimise_height, problem, steps, enough, winner, bound);
     }
-    if (problem.buffers.size() <= kWindowed) {
-      const double most = kMostWindows / static_cast<double>(std::max<std::int64_t>(buffers, 1));
-      const double steps = std::min(kWindowPatience * patience(winner, enough), most);
-      search("windows", search_windows, problem, static_cast<std::int64_t>(steps), enough, winner,
-             bound);
+    if (buffers <= kLastResortBuffers) {
+      const double most = std::min(kLastResortPatience * patience(winner, enough),
+                                   static_cast<double>(kMultilevelPlacements));
+      search("multilevel", search_multilevel, problem, static_cast<std::int64_t>(most), enough,
+             winner, bound);
     }
     return {std::move(winner.layout), std::move(winner.name), bound};
   }
@@ -227,9 +231,12 @@ class Solver {
   static constexpr std::int64_t kMostPlacements = 2'500'000;  // at any gap: one to two seconds
   static constexpr std::int64_t kMostRounds = 4;              // or of each buffer, if that is more
   static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
-  static constexpr std::size_t kWindowed = 5'000;             // buffers: windows cost more above
-  static constexpr double kWindowPatience = 200;              // windows, at no gap
-  static constexpr double kMostWindows = 6'000'000;           // times buffers, at any: 1 to 3 s
+  static constexpr std::int64_t kMultilevelBuffers =
+      20'000;                                        // below, others meet the bound as fast
+  static constexpr double kMultilevelPatience = 11;  // a gap of 0.5 %
+  static constexpr std::int64_t kMultilevelPlacements = 1'200'000;  // of blocks: half a second
+  static constexpr std::int64_t kLastResortBuffers = 5'000;  // more buffers cost more than it gains
+  static constexpr double kLastResortPatience = 300'000;     // placements of it, at no gap
   static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
   static constexpr std::size_t kSearchable = 2000;        // buffers: there is no hope above

@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "solve/portfolio.h"
+#include "solve/core/planner.h"
+#include "solve/core/problem.h"
+#include "solve/portfolio_options.h"
 
 namespace stalloc::solve {
 

@@ -174,7 +174,7 @@ TEST(ExactSearch, KeepsTheStartWhenItMayNotSearch) {
   EXPECT_EQ(idle.bound, solve::load_bound(problem));
   const solve::Minimum few = solve::minimise_height(problem, stacked(problem), 3, {});
   EXPECT_NO_THROW(verify::validate(problem, few.layout));
-  EXPECT_FALSE(few.is_optimal());
+  EXPECT_GT(few.layout.height, few.bound);
 }
 
 TEST(ExactPlanner, StopsAtTheCapacityAndProvesWhenThereIsNone) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/align.h"
-#include "solve/search/gaps.h"
+#include "solve/core/active_parts.h"
 
 namespace stalloc::solve {
 namespace {

@@ -28,6 +28,12 @@ struct Budget {
   bool expired() const { return cancelled() || std::chrono::steady_clock::now() >= deadline; }
 };
 
+// The result of a search.
+struct Minimum {
+  Layout layout;
+  Bytes bound = 0;  // proven: no layout is lower. 0: the search proves nothing
+};
+
 class Planner {
  public:
   virtual ~Planner() = default;

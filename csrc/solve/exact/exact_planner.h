@@ -11,12 +11,6 @@
 
 namespace stalloc::solve {
 
-struct Minimum {
-  Layout layout;
-  Bytes bound = 0;  // proven: no layout is lower
-  bool is_optimal() const { return layout.height <= bound; }
-};
-
 // The lowest layout found within `nodes` search nodes, `start` if there is none lower, and what is
 // proven. Stops at max(the bound, budget.target). Deterministic unless the budget expires.
 // `problem` has passed check(), all its buffers share their addresses whatever their stream, and

@@ -18,7 +18,6 @@
 #include <cstdint>
 
 #include "solve/core/planner.h"
-#include "solve/exact/exact_planner.h"
 
 namespace stalloc::solve {
 

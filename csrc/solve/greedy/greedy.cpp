@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/align.h"
-#include "solve/core/placement.h"
 #include "solve/greedy/repair.h"
 
 namespace stalloc::solve {
@@ -17,45 +15,6 @@ int repairs(std::int64_t buffers) {
 }
 
 }  // namespace
-
-std::optional<Layout> place_in_order(const Problem& problem, const Timeline& timeline,
-                                     const std::vector<BufferIndex>& order, Fit fit,
-                                     const Budget& budget, const std::atomic<Bytes>* limit) {
-  constexpr std::size_t kPollEvery = 256;  // buffers between two looks at the clock
-  Placement placement(timeline.moments());
-  Layout layout;
-  layout.offsets.assign(problem.buffers.size(), 0);
-  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    const Buffer& b = problem.buffers[i];
-    const Bytes size = align_up(b.size, problem.alignment);
-    if (b.fixed != kUnplaced) {
-      layout.offsets[i] = b.fixed;
-      layout.height = std::max(layout.height, b.fixed + size);
-      if (size > 0 && !timeline.span(i).empty()) placement.place(timeline.span(i), b.fixed, size);
-    } else {
-      layout.height = std::max(layout.height, size);
-    }
-  }
-  bool expired = false;
-  for (std::size_t k = 0; k < order.size(); ++k) {
-    const BufferIndex i = order[k];
-    const Buffer& b = problem.buffers[i];
-    if (b.fixed != kUnplaced) continue;
-    const Bytes size = align_up(b.size, problem.alignment);
-    const Span& span = timeline.span(i);
-    if (k % kPollEvery == 0 && !expired) expired = budget.expired();
-    if (expired) {
-      layout.offsets[i] = layout.height;
-    } else {
-      layout.offsets[i] = fit == Fit::kFirst ? placement.first_fit(span, size)
-                                             : placement.best_fit(span, size, layout.height);
-      placement.place(span, layout.offsets[i], size);
-    }
-    layout.height = std::max(layout.height, layout.offsets[i] + size);
-    if (limit && layout.height >= limit->load(std::memory_order_relaxed)) return std::nullopt;
-  }
-  return layout;
-}
 
 GreedyPlanner::GreedyPlanner(Order order, Fit fit, bool repairs)
     : order_(order), fit_(fit), repairs_(repairs) {

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "solve/greedy/greedy.h"
+#include "solve/greedy/place_in_order.h"
 
 namespace stalloc::solve {
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/align.h"
+#include "solve/core/active_parts.h"
 #include "solve/core/bound.h"
 #include "solve/core/order.h"
 #include "solve/core/placement.h"
@@ -197,36 +198,6 @@ class Gapped {
 };
 
 }  // namespace
-
-ActiveParts active_parts(const Problem& problem) {
-  ActiveParts parts;
-  parts.problem.period = problem.period;
-  parts.problem.alignment = problem.alignment;
-  parts.problem.streams = problem.streams;
-  auto gap = problem.gaps.begin();
-  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    const auto index = static_cast<std::int32_t>(i);
-    parts.first.push_back(parts.owner.size());
-    Buffer part = problem.buffers[i];
-    const auto add = [&](Tick lower, Tick upper) {
-      // What begins after the end of the turn begins in the next one.
-      const Tick turn = problem.period > 0 && lower >= problem.period ? problem.period : 0;
-      part.lower = lower - turn;
-      part.upper = upper - turn;
-      parts.problem.buffers.push_back(part);
-      parts.owner.push_back(index);
-    };
-    Tick reached = part.lower;
-    const Tick end = part.upper;
-    for (; gap != problem.gaps.end() && gap->buffer == index; ++gap) {
-      if (gap->lower > reached) add(reached, gap->lower);
-      reached = gap->upper;
-    }
-    if (reached < end || parts.owner.size() == parts.first.back()) add(reached, end);
-  }
-  parts.first.push_back(parts.owner.size());
-  return parts;
-}
 
 Minimum plan_gaps(const Problem& problem, const std::vector<Offset>& warm, const Budget& budget) {
   return Gapped(problem, budget).run(warm);
