@@ -93,8 +93,8 @@ TEST_P(PlannerContract, ReturnsAValidLayoutWhenCancelledOrLate) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Planners, PlannerContract, ::testing::ValuesIn(solve::planners()),
-                         [](const auto& info) {
-                           std::string name(info.param->name());
+                         [](const auto& tested) {
+                           std::string name(tested.param->name());
                            std::erase(name, '-');
                            return name;
                          });
