@@ -44,6 +44,13 @@ std::pair<std::vector<profile::ProfiledPhase>, std::vector<PhaseIndex>> planned_
   return {std::move(phases), std::move(index)};
 }
 
+void add_laws(Plan& plan, const profile::IterationProfile& profile) {
+  plan.extent_names = profile.extent_names;
+  plan.extents = profile.envelope;
+  plan.seen = profile.seen;
+  plan.laws = profile.laws;
+}
+
 // The decisions, without offsets, and for each of the profile's requests its row or kNone.
 std::vector<std::int32_t> add_decisions(Plan& plan, const profile::IterationProfile& profile,
                                         const std::vector<PhaseIndex>& phase_of) {
@@ -66,7 +73,8 @@ std::vector<std::int32_t> add_decisions(Plan& plan, const profile::IterationProf
                               .upper = r.upper,
                               .phase = phase_of[r.phase_begin],
                               .phase_end = phase_of[r.phase_end],
-                              .stream = r.stream});
+                              .stream = r.stream,
+                              .law = profile.varying(r.law)});
   }
   return row_of;
 }
@@ -88,7 +96,8 @@ void add_persistent(Plan& plan, const profile::IterationProfile& profile,
       ++next;
     }
     const bool first = next == 0 || plan.decisions[next - 1].phase != phase;
-    plan.persistent.push_back({phase, first ? kNone : next - 1, r->size, r->stream});
+    plan.persistent.push_back(
+        {phase, first ? kNone : next - 1, r->size, r->stream, profile.varying(r->law)});
   }
 }
 
@@ -148,6 +157,7 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   plan.period = profile.period;
   std::vector<PhaseIndex> phase_of;
   std::tie(plan.phases, phase_of) = planned_phases(profile);
+  add_laws(plan, profile);
   const std::vector<std::int32_t> row_of = add_decisions(plan, profile, phase_of);
   add_persistent(plan, profile, phase_of);
   if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);

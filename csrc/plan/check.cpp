@@ -23,7 +23,9 @@ std::string named(std::string_view table, std::size_t row) {
 void check_phases(const Plan& plan) {
   std::set<trace::PhaseKey> seen;
   for (std::size_t i = 0; i < plan.phases.size(); ++i) {
-    const auto& [key, begin, end] = plan.phases[i];
+    const trace::PhaseKey& key = plan.phases[i].key;
+    const Tick begin = plan.phases[i].begin;
+    const Tick end = plan.phases[i].end;
     if (key.kind == trace::PhaseKind::kUnplanned) {
       throw PlanError(named("phases", i) + "an unplanned phase in a plan");
     }

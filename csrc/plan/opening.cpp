@@ -203,7 +203,8 @@ void add_opening(Plan& plan, const profile::Opening& opening, std::span<const Ph
                      .offset = kUnplaced,
                      .lower = s.lower,
                      .upper = s.upper,
-                     .stream = s.stream};
+                     .stream = s.stream,
+                     .law = s.law};
     if (r.stays() && !s.recurs) {
       r.offset = plan.pool + plan.resident;
       plan.resident += align_up(r.size, plan.alignment);

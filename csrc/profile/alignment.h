@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "profile/size_law.h"
 
 namespace stalloc::profile {
 
@@ -19,6 +20,7 @@ namespace stalloc::profile {
 struct Token {
   Bytes size = 0;
   StreamId stream = 0;
+  LawIndex law = kNone;  // of a size that varies
 
   bool operator==(const Token&) const = default;
 };

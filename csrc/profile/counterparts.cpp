@@ -1,10 +1,10 @@
 #include "profile/counterparts.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
-#include "profile/alignment.h"
 
 namespace stalloc::profile {
 namespace {
@@ -41,7 +41,9 @@ struct Sequence {
   std::vector<std::int32_t> requests;  // relative to Turn::first
 };
 
-std::map<Place, Sequence> by_place(const trace::Trace& trace, const Turn& turn) {
+std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
+  const trace::Trace& trace = all.trace();
+  const Turn& turn = all.turn(t);
   std::map<Place, Sequence> places;
   Sequence* current = nullptr;
   PhaseIndex phase = kNone;
@@ -56,7 +58,7 @@ std::map<Place, Sequence> by_place(const trace::Trace& trace, const Turn& turn) 
       thread = r.thread;
       current = &places[{key, thread}];
     }
-    current->tokens.push_back({r.size, r.stream});
+    current->tokens.push_back(all.token(t, i));
     current->requests.push_back(i);
   }
   return places;
@@ -112,6 +114,25 @@ Phases::Phases(const trace::Trace& trace, const Turn& turn) {
         std::min(span.end, turn.end) - turn.begin);
   }
   if (list_.empty()) add({}, 0, turn.end - turn.begin);
+  tell_microbatches();
+}
+
+// A microbatch begins with its first forward.
+void Phases::tell_microbatches() {
+  std::set<std::int32_t> begun;
+  std::vector<bool> begins(list_.size());
+  std::int32_t latest = kNone;
+  for (std::size_t p = 0; p < list_.size(); ++p) {
+    const trace::PhaseKey& key = list_[p].key;
+    begins[p] = key.kind == trace::PhaseKind::kForward && begun.insert(key.microbatch).second;
+    if (begins[p]) latest = key.microbatch;
+    list_[p].own = key.microbatch != kNone ? key.microbatch : latest;
+  }
+  std::int32_t upcoming = kNone;
+  for (std::size_t p = list_.size(); p-- > 0;) {
+    list_[p].upcoming = upcoming;
+    if (begins[p]) upcoming = list_[p].key.microbatch;
+  }
 }
 
 PhaseIndex Phases::at(Tick tick) const {
@@ -131,8 +152,9 @@ void Phases::add(const trace::PhaseKey& key, Tick begin, Tick end) {
   spans_.push_back({begin, it->second});
 }
 
-Counterparts::Counterparts(const trace::Trace& trace)
+Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
     : trace_(trace),
+      laws_(laws),
       turns_(complete_turns(trace)),
       reference_(last(turns_)),
       phases_(trace, turns_[reference_]) {
@@ -144,7 +166,7 @@ Counterparts::Counterparts(const trace::Trace& trace)
 std::int32_t Counterparts::find_first_compared() {
   const std::int32_t usual = reference_ >= 2 ? 1 : 0;
   std::vector<std::map<Place, Sequence>> places;
-  for (const Turn& turn : turns_) places.push_back(by_place(trace_, turn));
+  for (std::int32_t t = 0; t <= reference_; ++t) places.push_back(by_place(*this, t));
   const auto align = [&](std::int32_t a, std::int32_t b) {
     return counterparts(places[a], turns_[a].count, places[b]);
   };
@@ -167,6 +189,17 @@ std::int32_t Counterparts::find_first_compared() {
     if (alike) return begin;
   }
   return usual;
+}
+
+Token Counterparts::token(std::int32_t t, std::int32_t index) const {
+  const trace::Request& r = request(t, index);
+  Token token{r.size, r.stream, law(t, index)};
+  // Constant sizes are alike whether they have been explained or not.
+  if (token.law != kNone) {
+    const SizeLaw& law = laws_.laws[static_cast<std::size_t>(token.law)];
+    if (law.terms.empty() && law.proof != LawProof::kUnexplained) token.law = kNone;
+  }
+  return token;
 }
 
 bool Counterparts::is_everywhere(std::int32_t i) const {

@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "base/types.h"
-#include "profile/lifetimes.h"
+#include "profile/alignment.h"
+#include "profile/iteration_profile.h"
+#include "profile/size_laws.h"
 #include "trace/trace.h"
 
 namespace stalloc::profile {
@@ -46,6 +48,7 @@ class Phases {
   };
 
   void add(const trace::PhaseKey& key, Tick begin, Tick end);
+  void tell_microbatches();
 
   std::vector<ProfiledPhase> list_;
   std::vector<Span> spans_;
@@ -57,8 +60,9 @@ class Phases {
 // outlives this.
 class Counterparts {
  public:
+  // `laws` are those of the trace, whose sizes are those at the envelope; they outlive this, too.
   // Throws TraceError when there is no complete iteration.
-  explicit Counterparts(const trace::Trace& trace);
+  Counterparts(const trace::Trace& trace, const SizeLaws& laws);
 
   const trace::Trace& trace() const { return trace_; }
   std::int32_t reference() const { return reference_; }
@@ -70,6 +74,12 @@ class Counterparts {
   const trace::Request& request(std::int32_t t, std::int32_t index) const {
     return trace_.requests[turns_[t].first + index];
   }
+  // The law of that request, or kNone.
+  LawIndex law(std::int32_t t, std::int32_t index) const {
+    return laws_.empty() ? kNone : laws_.of[turns_[t].first + index];
+  }
+  // What the request looks like to the alignment.
+  Token token(std::int32_t t, std::int32_t index) const;
   // The counterpart in iteration `t` of the reference's request `i`, or kNone.
   std::int32_t match(std::int32_t t, std::int32_t i) const { return matches_[t][i]; }
   // Whether the reference's request `i` has a counterpart in every iteration.
@@ -98,6 +108,7 @@ class Counterparts {
   void number_statics();
 
   const trace::Trace& trace_;
+  const SizeLaws& laws_;
   std::vector<Turn> turns_;
   std::int32_t reference_;
   std::int32_t first_compared_ = 0;

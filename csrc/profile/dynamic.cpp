@@ -211,7 +211,8 @@ class Places {
       // The reference's own may be taken to end where the others' did.
       const bool wraps = passes_last && place.upper > profile_.period;
       if (!wraps && (end.upper == kNone || end.upper > place.upper)) continue;
-      place.sightings[t - first_].push_back({r.size, r.lower, wraps ? kNever : r.upper});
+      place.sightings[t - first_].push_back(
+          {r.size, r.lower, wraps ? kNever : r.upper, all_.law(t, index)});
     }
     if (place.lower < 0) {
       place.lower += profile_.period;

@@ -14,8 +14,8 @@
 #include "profile/lifetimes.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -23,6 +23,7 @@
 #include "profile/counterparts.h"
 #include "profile/dynamic.h"
 #include "profile/opening.h"
+#include "profile/size_laws.h"
 
 namespace stalloc::profile {
 namespace {
@@ -123,6 +124,7 @@ class Profiler {
     ProfiledRequest result;
     result.request = turn.first + i;
     result.size = r.size;
+    result.law = all_.law(reference_, i);
     result.lower = all_.birth(i);
     result.stream = r.stream;
     result.thread = r.thread;
@@ -191,39 +193,23 @@ class Profiler {
   std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays_;
 };
 
-constexpr std::array<std::string_view, 4> kLifetimeClasses = {"transient", "scoped", "wrap-around",
-                                                              "persistent"};
-
 }  // namespace
-
-std::string_view to_string(LifetimeClass c) {
-  return kLifetimeClasses.at(static_cast<std::size_t>(c));
-}
-
-namespace {
-
-// At a place where the runtime can follow it.
-bool recurs(const IterationProfile& profile, const ProfiledRequest& r) {
-  return !r.dynamic && r.thread == 0 &&
-         profile.phases[r.phase_begin].key.kind != trace::PhaseKind::kUnplanned;
-}
-
-}  // namespace
-
-bool IterationProfile::is_plannable(const ProfiledRequest& r) const {
-  return recurs(*this, r) && r.lifetime != LifetimeClass::kPersistent;
-}
-
-bool IterationProfile::is_recognisable(const ProfiledRequest& r) const {
-  return recurs(*this, r) && r.lifetime == LifetimeClass::kPersistent;
-}
 
 IterationProfile profile_iteration(const trace::Trace& trace) {
   trace.check();
-  const Counterparts all(trace);
+  SizeLaws laws = find_size_laws(trace);
+  // Where no extent varies, the trace is its own envelope and need not be copied.
+  std::optional<trace::Trace> enlarged;
+  if (!laws.empty()) enlarged = at_envelope(trace, laws);
+  const Counterparts all(enlarged ? *enlarged : trace, laws);
   IterationProfile profile = Profiler(all).run();
   find_places(all, profile);
   add_opening(all, profile);
+  profile.extent_names = std::move(laws.extent_names);
+  profile.coinciding = std::move(laws.coinciding);
+  profile.envelope = std::move(laws.envelope);
+  profile.seen = std::move(laws.seen);
+  profile.laws = std::move(laws.laws);
   return profile;
 }
 

@@ -39,7 +39,8 @@ class Finder {
         profile_.opening.stays.push_back({match, r.lower, r.upper});
         continue;
       }
-      OpeningSighting sighting{.size = r.size, .lower = r.lower, .upper = r.upper};
+      OpeningSighting sighting{
+          .size = r.size, .law = all_.law(kFirst, index), .lower = r.lower, .upper = r.upper};
       sighting.phase = phase_of(index);
       const auto it = newest.find(sighting.phase);
       sighting.after = it == newest.end() ? kNone : it->second;
@@ -88,8 +89,10 @@ class Finder {
   }
 
   // What lives to another iteration's end is another request, whatever its size.
-  static Token token(Bytes size, StreamId stream, Until until) {
-    return {until == Until::kLater ? -size : size, until == Until::kNextEnd ? ~stream : stream};
+  static Token marked(Token token, Until until) {
+    if (until == Until::kLater) token.size = -token.size;
+    if (until == Until::kNextEnd) token.stream = ~token.stream;
+    return token;
   }
 
   void align() {
@@ -98,7 +101,7 @@ class Finder {
       if (!is_followed(index)) continue;
       const trace::Request& r = all_.request(kFirst, index);
       Sequence& s = first[key_of(index)];
-      s.tokens.push_back(token(r.size, r.stream, until(kFirst, r)));
+      s.tokens.push_back(marked(all_.token(kFirst, index), until(kFirst, r)));
       s.requests.push_back(index);
     }
     std::map<trace::PhaseKey, Sequence> reference;
@@ -106,7 +109,8 @@ class Finder {
       const ProfiledRequest& r = profile_.requests[i];
       if (!profile_.is_recognisable(r) && !profile_.is_plannable(r)) continue;
       Sequence& s = reference[profile_.phases[r.phase_begin].key];
-      s.tokens.push_back(token(r.size, r.stream, until(static_cast<std::int32_t>(i))));
+      const auto index = static_cast<std::int32_t>(i);
+      s.tokens.push_back(marked(all_.token(all_.reference(), index), until(index)));
       s.requests.push_back(static_cast<std::int32_t>(i));
     }
     matches_.assign(all_.turn(kFirst).count, kNone);

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "profile/counterparts.h"
-#include "profile/lifetimes.h"
+#include "profile/iteration_profile.h"
 
 namespace stalloc::profile {
 

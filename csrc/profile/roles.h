@@ -34,7 +34,7 @@
 #include <utility>
 #include <vector>
 
-#include "profile/lifetimes.h"
+#include "profile/iteration_profile.h"
 
 namespace stalloc::profile {
 

@@ -1,0 +1,577 @@
+#include "profile/size_laws.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <tuple>
+#include <unordered_map>
+
+#include "profile/alignment.h"
+#include "profile/law_fit.h"
+
+namespace stalloc::profile {
+namespace {
+
+constexpr std::size_t kMostExtents = 4;  // that laws use
+
+// Where one request in so many or more has no law, those without are dynamic; else they are scratch
+// space or the like.
+constexpr std::int64_t kMostlyExplained = 8;
+
+// The extents of the microbatches, reduced to what varies.
+class ExtentTable {
+ public:
+  explicit ExtentTable(const trace::Trace& trace) : trace_(trace) {
+    std::vector<std::size_t> kept;
+    for (std::size_t e = 0; e < trace.extent_names.size(); ++e) {
+      const auto same = [&](std::size_t other) {
+        return std::ranges::all_of(
+            trace.extents, [&](const auto& row) { return row.values[e] == row.values[other]; });
+      };
+      if (std::ranges::all_of(trace.extents, [&](const auto& row) {
+            return row.values[e] == trace.extents.front().values[e];
+          })) {
+        continue;
+      }
+      const auto twin = std::ranges::find_if(kept, same);
+      if (twin == kept.end()) {
+        kept.push_back(e);
+      } else {
+        coinciding_.emplace_back(trace.extent_names[e], trace.extent_names[*twin]);
+      }
+    }
+    keep(std::move(kept));
+  }
+
+  // Keeps these of the extents that vary, by their index among them.
+  void choose(const std::vector<std::size_t>& chosen) {
+    std::vector<std::size_t> kept;
+    for (const std::size_t e : chosen) kept.push_back(columns_[e]);
+    std::ranges::sort(kept);
+    keep(std::move(kept));
+  }
+
+  std::size_t size() const { return columns_.size(); }
+  const std::vector<Extent>& row(std::int32_t i) const { return rows_[i]; }
+  const std::vector<Extent>& envelope() const { return envelope_; }
+
+  void describe(SizeLaws& laws) const {
+    for (const std::size_t e : columns_) laws.extent_names.push_back(trace_.extent_names[e]);
+    for (const auto& [name, twin] : coinciding_) {
+      if (std::ranges::find(laws.extent_names, twin) != laws.extent_names.end()) {
+        laws.coinciding.emplace_back(name, twin);
+      }
+    }
+    laws.envelope = envelope_;
+    std::set<std::vector<Extent>> seen;
+    for (const std::vector<Extent>& row : rows_) {
+      if (std::ranges::none_of(row, [](Extent e) { return e < 0; })) seen.insert(row);
+    }
+    laws.seen.assign(seen.begin(), seen.end());
+  }
+
+ private:
+  void keep(std::vector<std::size_t> columns) {
+    columns_ = std::move(columns);
+    envelope_.assign(columns_.size(), 0);
+    rows_.clear();
+    for (const trace::MicrobatchExtents& all : trace_.extents) {
+      std::vector<Extent> row;
+      for (std::size_t c = 0; c < columns_.size(); ++c) {
+        row.push_back(all.values[columns_[c]]);
+        envelope_[c] = std::max(envelope_[c], row.back());
+      }
+      rows_.push_back(std::move(row));
+    }
+  }
+
+  const trace::Trace& trace_;
+  std::vector<std::size_t> columns_;  // index into Trace::extent_names
+  std::vector<std::vector<Extent>> rows_;
+  std::vector<Extent> envelope_;
+  std::vector<std::pair<std::string, std::string>> coinciding_;
+};
+
+// The requests of one iteration in one phase on one thread.
+struct Run {
+  std::int32_t iteration = 0;
+  std::int32_t microbatch = kNone;
+  std::int32_t own = kNone;             // row of Trace::extents, as LawSource has it
+  std::int32_t upcoming = kNone;        // the same
+  std::vector<std::int32_t> requests;   // index into Trace::requests
+  std::vector<std::int32_t> positions;  // by request: index into the reference's, or kNone
+  std::uint64_t structure = 0;
+};
+
+using FamilyKey = std::tuple<trace::PhaseKind, std::int32_t, std::int32_t, ThreadOrdinal>;
+
+// Which row of Trace::extents a phase's requests follow.
+class Microbatches {
+ public:
+  explicit Microbatches(const trace::Trace& trace) : trace_(trace) {
+    for (std::size_t i = 0; i < trace.extents.size(); ++i) {
+      const trace::PhaseSpan& span = trace.phases[trace.extents[i].phase];
+      // The first forward of a microbatch counts.
+      rows_.try_emplace({span.iteration, span.key.microbatch}, static_cast<std::int32_t>(i));
+    }
+  }
+
+  std::int32_t own(PhaseIndex phase) const {
+    const trace::PhaseSpan& span = trace_.phases[phase];
+    if (span.key.microbatch != kNone) {
+      const auto row = rows_.find({span.iteration, span.key.microbatch});
+      if (row != rows_.end()) return row->second;
+    }
+    return upcoming(phase) - 1;  // the row before, kNone for the first
+  }
+
+  // The first row of a later phase; as many as there are rows where none is.
+  std::int32_t upcoming(PhaseIndex phase) const {
+    const auto after =
+        std::ranges::upper_bound(trace_.extents, phase, {}, &trace::MicrobatchExtents::phase);
+    return static_cast<std::int32_t>(after - trace_.extents.begin());
+  }
+
+ private:
+  const trace::Trace& trace_;
+  std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> rows_;
+};
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
+  return (hash ^ value) * 0x100000001b3;  // as FNV-1a
+}
+
+std::uint64_t structure_of(const trace::Request& r) {
+  return mixed(
+      mixed(static_cast<std::uint64_t>(r.layer_begin) + 2, static_cast<std::uint64_t>(r.stream)),
+      r.dynamic ? 1 : 0);
+}
+
+std::map<FamilyKey, std::vector<Run>> families_of(const trace::Trace& trace) {
+  const Microbatches microbatches(trace);
+  std::map<FamilyKey, std::vector<Run>> families;
+  std::map<std::pair<trace::PhaseKey, ThreadOrdinal>, Run> open;
+  const auto close = [&] {
+    for (auto& [where, run] : open) {
+      const trace::PhaseKey& key = where.first;
+      for (const std::int32_t i : run.requests) {
+        run.structure = mixed(run.structure, structure_of(trace.requests[i]));
+      }
+      run.positions.assign(run.requests.size(), kNone);
+      families[{key.kind, key.chunk, key.occurrence, where.second}].push_back(std::move(run));
+    }
+    open.clear();
+  };
+  std::size_t boundary = 0;
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+    const trace::Request& r = trace.requests[i];
+    while (boundary < trace.iterations.size() && r.lower >= trace.iterations[boundary]) {
+      ++boundary;
+      close();
+    }
+    if (boundary == 0) continue;
+    if (boundary == trace.iterations.size()) break;
+    const trace::PhaseKey& key = trace.phases[r.phase_begin].key;
+    if (key.kind == trace::PhaseKind::kUnplanned) continue;
+    const auto [it, is_new] = open.try_emplace({key, r.thread});
+    Run& run = it->second;
+    if (is_new) {
+      run.iteration = static_cast<std::int32_t>(boundary) - 1;
+      run.microbatch = key.microbatch;
+      run.own = microbatches.own(r.phase_begin);
+      run.upcoming = microbatches.upcoming(r.phase_begin);
+      if (run.upcoming == static_cast<std::int32_t>(trace.extents.size())) run.upcoming = kNone;
+    }
+    run.requests.push_back(static_cast<std::int32_t>(i));
+  }
+  close();
+  return families;
+}
+
+// The laws found so far, each once.
+class LawTable {
+ public:
+  LawIndex add(const SizeLaw& law) {
+    SizeLaw formula = law;
+    if (law.proof != LawProof::kUnexplained) formula.proof = LawProof::kProven;
+    if (law.terms.empty()) formula.source = LawSource::kOwn;
+    const auto [it, is_new] = index_.try_emplace(formula, static_cast<LawIndex>(laws_.size()));
+    if (is_new) laws_.push_back(law);
+    // What one family proves holds for all.
+    SizeLaw& known = laws_[static_cast<std::size_t>(it->second)];
+    known.proof = std::min(known.proof, law.proof);
+    return it->second;
+  }
+  const SizeLaw& operator[](LawIndex i) const { return laws_[static_cast<std::size_t>(i)]; }
+  std::vector<SizeLaw> take() { return std::move(laws_); }
+
+ private:
+  std::map<SizeLaw, LawIndex> index_;
+  std::vector<SizeLaw> laws_;
+};
+
+// One family: aligns its runs and finds the laws of its positions.
+class Family {
+ public:
+  Family(const trace::Trace& trace, const ExtentTable& extents, std::vector<Run>& runs)
+      : trace_(trace), extents_(extents), runs_(runs) {
+    choose_reference();
+    for (std::size_t r = 0; r < runs_.size(); ++r) align(runs_[r]);
+    sizes_.assign(reference().requests.size(), std::vector<Bytes>(runs_.size(), kNone));
+    for (std::size_t r = 0; r < runs_.size(); ++r) {
+      for (std::size_t i = 0; i < runs_[r].requests.size(); ++i) {
+        const std::int32_t position = runs_[r].positions[i];
+        if (position == kNone || request(runs_[r], i).dynamic) continue;
+        sizes_[position][r] = request(runs_[r], i).size;
+      }
+    }
+  }
+
+  const std::vector<std::vector<Bytes>>& sizes() const { return sizes_; }
+
+  // The rows of extents that a source gives the runs; unknown ones are kNone throughout.
+  std::vector<std::vector<Extent>> rows(LawSource source) const {
+    std::vector<std::vector<Extent>> rows;
+    for (const Run& run : runs_) rows.push_back(row(run, source));
+    return rows;
+  }
+
+  void find_laws(LawTable& table, std::vector<LawIndex>& of) {
+    const bool has_warm_up =
+        std::ranges::any_of(runs_, [](const Run& r) { return r.iteration > 1; });
+    std::set<std::int32_t> microbatches;
+    for (const Run& run : runs_) microbatches.insert(run.microbatch);
+    const std::uint64_t usual = reference().structure;
+    std::vector<std::int32_t> open;  // positions
+    for (std::size_t p = 0; p < sizes_.size(); ++p) open.push_back(static_cast<std::int32_t>(p));
+    laws_.assign(sizes_.size(), kNone);
+
+    const auto attempt = [&](auto includes, bool all) {
+      std::vector<bool> included;
+      for (const Run& run : runs_) included.push_back(includes(run));
+      if (!all && std::ranges::count(included, true) == std::ranges::ssize(included)) return;
+      fit(open, included, table, of);
+    };
+    const auto always = [](const Run&) { return true; };
+    const auto warm = [](const Run& run) { return run.iteration > 0; };
+    attempt(always, true);
+    if (has_warm_up) attempt(warm, false);
+    attempt([&](const Run& run) { return run.structure == usual; }, false);
+    if (microbatches.size() > 1) {
+      for (const std::int32_t m : microbatches) {
+        // Each microbatch has a law of its own, so none of them closes a position.
+        std::vector<std::int32_t> still_open = open;
+        std::vector<bool> included;
+        for (const Run& run : runs_) {
+          included.push_back(run.microbatch == m && (!has_warm_up || warm(run)));
+        }
+        fit(still_open, included, table, of);
+      }
+    }
+    bound_unexplained(open, table, of);
+    predict(table, of);
+  }
+
+ private:
+  const Run& reference() const { return runs_[reference_]; }
+  const trace::Request& request(const Run& run, std::size_t i) const {
+    return trace_.requests[run.requests[i]];
+  }
+
+  std::vector<Extent> row(const Run& run, LawSource source) const {
+    const std::int32_t i = source == LawSource::kOwn ? run.own : run.upcoming;
+    return i == kNone ? std::vector<Extent>(extents_.size(), kNone) : extents_.row(i);
+  }
+  static bool is_known(const std::vector<Extent>& row) {
+    return std::ranges::any_of(row, [](Extent e) { return e >= 0; });
+  }
+
+  // The last run of the structure that most runs have.
+  void choose_reference() {
+    std::map<std::uint64_t, std::int64_t> counts;
+    for (const Run& run : runs_) ++counts[run.structure];
+    std::int64_t most = 0;
+    for (std::size_t r = 0; r < runs_.size(); ++r) {
+      if (counts[runs_[r].structure] >= most) {
+        most = counts[runs_[r].structure];
+        reference_ = r;
+      }
+    }
+  }
+
+  // The stays in layers of a run: where each begins, and what it looks like.
+  struct Stays {
+    std::vector<std::size_t> begins;  // and one past the end
+    std::vector<Token> tokens;
+  };
+  Stays stays_of(const Run& run) const {
+    Stays stays;
+    std::uint64_t hash = 0;
+    for (std::size_t i = 0; i < run.requests.size(); ++i) {
+      const trace::Request& r = request(run, i);
+      if (i == 0 || r.layer_begin != request(run, i - 1).layer_begin) {
+        if (i > 0) stays.tokens.push_back({static_cast<Bytes>(hash)});
+        stays.begins.push_back(i);
+        hash = 0;
+      }
+      hash = mixed(hash, structure_of(r));
+    }
+    if (!run.requests.empty()) stays.tokens.push_back({static_cast<Bytes>(hash)});
+    stays.begins.push_back(run.requests.size());
+    return stays;
+  }
+
+  void align(Run& run) const {
+    if (run.structure == reference().structure &&
+        run.requests.size() == reference().requests.size()) {
+      for (std::size_t i = 0; i < run.positions.size(); ++i) {
+        run.positions[i] = static_cast<std::int32_t>(i);
+      }
+      return;
+    }
+    const Stays ours = stays_of(run);
+    const Stays theirs = stays_of(reference());
+    const std::vector<std::int32_t> matches = align_sequences(ours.tokens, theirs.tokens);
+    for (std::size_t s = 0; s < matches.size(); ++s) {
+      if (matches[s] == kNone) continue;
+      const std::size_t begin = theirs.begins[matches[s]];
+      const std::size_t count = ours.begins[s + 1] - ours.begins[s];
+      if (theirs.begins[matches[s] + 1] - begin != count) continue;
+      for (std::size_t i = 0; i < count; ++i) {
+        run.positions[ours.begins[s] + i] = static_cast<std::int32_t>(begin + i);
+      }
+    }
+  }
+
+  // Finds laws of the open positions in the included runs, and closes those that have one.
+  void fit(std::vector<std::int32_t>& open, const std::vector<bool>& included, LawTable& table,
+           std::vector<LawIndex>& of) {
+    const std::vector<std::vector<Extent>> own = rows(LawSource::kOwn);
+    const std::vector<std::vector<Extent>> upcoming = rows(LawSource::kUpcoming);
+    const LawFitter own_fitter(own, extents_.envelope());
+    const LawFitter upcoming_fitter(upcoming, extents_.envelope());
+    struct Hash {
+      std::size_t operator()(const std::vector<Bytes>& sizes) const {
+        std::uint64_t hash = 0;
+        for (const Bytes size : sizes) hash = mixed(hash, static_cast<std::uint64_t>(size));
+        return hash;
+      }
+    };
+    std::unordered_map<std::vector<Bytes>, LawIndex, Hash> known;
+    std::vector<std::int32_t> still_open;
+    for (const std::int32_t position : open) {
+      std::vector<Bytes> sizes = sizes_[position];
+      for (std::size_t r = 0; r < sizes.size(); ++r) {
+        if (!included[r]) sizes[r] = kNone;
+      }
+      const auto [it, is_new] = known.try_emplace(std::move(sizes), kNone);
+      if (is_new) {
+        const auto law = simplest(it->first, own, upcoming, own_fitter, upcoming_fitter);
+        if (law) it->second = table.add(*law);
+      }
+      if (it->second == kNone) {
+        still_open.push_back(position);
+        continue;
+      }
+      if (laws_[position] == kNone) laws_[position] = it->second;
+      assign(position, included, it->second, of);
+    }
+    open = std::move(still_open);
+  }
+
+  std::optional<SizeLaw> simplest(const std::vector<Bytes>& sizes,
+                                  const std::vector<std::vector<Extent>>& own,
+                                  const std::vector<std::vector<Extent>>& upcoming,
+                                  const LawFitter& own_fitter,
+                                  const LawFitter& upcoming_fitter) const {
+    const auto fit = [&](const LawFitter& fitter, const auto& rows) -> std::optional<SizeLaw> {
+      std::set<std::vector<Extent>> distinct;
+      for (std::size_t r = 0; r < sizes.size(); ++r) {
+        if (sizes[r] != kNone && is_known(rows[r])) distinct.insert(rows[r]);
+      }
+      // One point fits anything, and tells nothing of others.
+      if (distinct.size() < 2) return std::nullopt;
+      return fitter.fit(sizes);
+    };
+    std::optional<SizeLaw> mine = fit(own_fitter, own);
+    if (mine && mine->terms.empty()) {
+      // A size that is constant where extents are known, and another where not, is not constant.
+      const bool constant =
+          std::ranges::all_of(sizes, [&](Bytes s) { return s == kNone || s == mine->constant; });
+      if (constant) return mine;
+      mine.reset();
+    }
+    std::optional<SizeLaw> next = fit(upcoming_fitter, upcoming);
+    if (next) next->source = LawSource::kUpcoming;
+    if (next && next->terms.empty()) next.reset();
+    if (!mine || !next) return mine ? mine : next;
+    const auto rank = [](const SizeLaw& law) {
+      return std::tuple(law.proof, law.step > 1, law.terms.size(), law.constant != 0);
+    };
+    return rank(*next) < rank(*mine) ? next : mine;
+  }
+
+  // Gives the position's requests the law where it tells their sizes.
+  void assign(std::int32_t position, const std::vector<bool>& included, LawIndex law,
+              std::vector<LawIndex>& of) {
+    for (std::size_t r = 0; r < runs_.size(); ++r) {
+      if (!included[r] || sizes_[position][r] == kNone) continue;
+      LawIndex& mine = of[request_at(r, position)];
+      if (mine == kNone) mine = law;
+    }
+  }
+  std::int32_t request_at(std::size_t r, std::int32_t position) {
+    if (by_position_.empty()) {
+      for (const Run& run : runs_) {
+        std::vector<std::int32_t> requests(reference().requests.size(), kNone);
+        for (std::size_t i = 0; i < run.positions.size(); ++i) {
+          if (run.positions[i] != kNone) requests[run.positions[i]] = run.requests[i];
+        }
+        by_position_.push_back(std::move(requests));
+      }
+    }
+    return by_position_[r][position];
+  }
+
+  // What no law explains gets the largest size seen where it is the exception. Elsewhere the
+  // requests are dynamic.
+  void bound_unexplained(const std::vector<std::int32_t>& open, LawTable& table,
+                         std::vector<LawIndex>& of) {
+    if (kMostlyExplained * std::ssize(open) >= std::ssize(sizes_)) return;
+    const std::vector<bool> everywhere(runs_.size(), true);
+    for (const std::int32_t p : open) {
+      std::size_t seen = 0;
+      Bytes largest = 0;
+      for (const Bytes size : sizes_[p]) {
+        seen += size != kNone ? 1 : 0;
+        largest = std::max(largest, size);
+      }
+      if (seen < 2) continue;
+      SizeLaw law;
+      law.constant = largest + largest / 16;
+      law.step = 512;
+      law.constant = evaluate(law, {});
+      law.step = 1;
+      law.proof = LawProof::kUnexplained;
+      const LawIndex index = table.add(law);
+      laws_[p] = index;
+      assign(p, everywhere, index, of);
+    }
+  }
+
+  // Aligns the runs that have requests without a law with what the laws predict for them.
+  void predict(const LawTable& table, std::vector<LawIndex>& of) const {
+    for (const Run& run : runs_) {
+      const bool complete =
+          std::ranges::all_of(run.requests, [&](std::int32_t i) { return of[i] != kNone; });
+      if (complete) continue;
+      const std::vector<Extent> own = row(run, LawSource::kOwn);
+      const std::vector<Extent> upcoming = row(run, LawSource::kUpcoming);
+      std::vector<Token> predicted;
+      for (std::size_t p = 0; p < laws_.size(); ++p) {
+        Token token{kNone, request(reference(), p).stream};
+        if (laws_[p] != kNone) {
+          const SizeLaw& law = table[laws_[p]];
+          if (law.proof != LawProof::kUnexplained) {
+            token.size = evaluate(law, law.source == LawSource::kOwn ? own : upcoming);
+          }
+        }
+        predicted.push_back(token);
+      }
+      std::vector<Token> found;
+      for (std::size_t i = 0; i < run.requests.size(); ++i) {
+        found.push_back({request(run, i).size, request(run, i).stream});
+      }
+      const std::vector<std::int32_t> matches = align_sequences(found, predicted);
+      for (std::size_t i = 0; i < matches.size(); ++i) {
+        LawIndex& law = of[run.requests[i]];
+        if (law == kNone && matches[i] != kNone) law = laws_[matches[i]];
+      }
+    }
+  }
+
+  const trace::Trace& trace_;
+  const ExtentTable& extents_;
+  std::vector<Run>& runs_;
+  std::size_t reference_ = 0;
+  std::vector<std::vector<Bytes>> sizes_;               // by position and run
+  std::vector<std::vector<std::int32_t>> by_position_;  // by run: request, or kNone
+  std::vector<LawIndex> laws_;                          // by position
+};
+
+// Of more extents than laws can use, those that explain the most sizes: first alone, then beside
+// those chosen before.
+std::vector<std::size_t> most_explaining(const trace::Trace& trace, const ExtentTable& extents,
+                                         std::map<FamilyKey, std::vector<Run>>& families) {
+  struct Case {
+    std::vector<std::vector<Extent>> rows;
+    std::set<std::vector<Bytes>> sizes;
+  };
+  std::vector<Case> cases;
+  for (auto& [key, runs] : families) {
+    const Family family(trace, extents, runs);
+    Case c{family.rows(LawSource::kOwn), {}};
+    for (const std::vector<Bytes>& sizes : family.sizes()) c.sizes.insert(sizes);
+    cases.push_back(std::move(c));
+  }
+  std::vector<std::size_t> chosen;
+  while (chosen.size() < kMostExtents) {
+    std::size_t best = extents.size();
+    std::size_t most = 0;
+    for (std::size_t e = 0; e < extents.size(); ++e) {
+      if (std::ranges::find(chosen, e) != chosen.end()) continue;
+      std::vector<std::size_t> tried = chosen;
+      tried.push_back(e);
+      std::vector<Extent> envelope;
+      for (const std::size_t t : tried) envelope.push_back(extents.envelope()[t]);
+      std::size_t explained = 0;
+      for (const Case& c : cases) {
+        std::vector<std::vector<Extent>> rows;
+        for (const std::vector<Extent>& row : c.rows) {
+          rows.emplace_back();
+          for (const std::size_t t : tried) rows.back().push_back(row[t]);
+        }
+        const LawFitter fitter(rows, envelope);
+        for (const std::vector<Bytes>& sizes : c.sizes) explained += fitter.fit(sizes).has_value();
+      }
+      if (best == extents.size() || explained > most) {
+        best = e;
+        most = explained;
+      }
+    }
+    chosen.push_back(best);
+  }
+  return chosen;
+}
+
+}  // namespace
+
+SizeLaws find_size_laws(const trace::Trace& trace) {
+  SizeLaws result;
+  ExtentTable extents(trace);
+  if (extents.size() == 0) return result;
+  std::map<FamilyKey, std::vector<Run>> families = families_of(trace);
+  if (extents.size() > kMostExtents) extents.choose(most_explaining(trace, extents, families));
+  extents.describe(result);
+  result.of.assign(trace.requests.size(), kNone);
+  LawTable table;
+  for (auto& [key, runs] : families) Family(trace, extents, runs).find_laws(table, result.of);
+  result.laws = table.take();
+  return result;
+}
+
+trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws) {
+  trace::Trace result = trace;
+  for (std::size_t i = 0; i < result.requests.size(); ++i) {
+    if (laws.of[i] == kNone) continue;
+    const SizeLaw& law = laws.laws[static_cast<std::size_t>(laws.of[i])];
+    const Bytes size = evaluate_at_least(law, laws.envelope);
+    if (size > 0) result.requests[i].size = size;
+  }
+  return result;
+}
+
+}  // namespace stalloc::profile
