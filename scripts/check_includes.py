@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_frameworks",),  # what the integrations share
     ("integrations", "megatron", "colossalai"),
     ("importers",),  # foreign profiles as traces
+    ("recordings", "verdicts"),  # replays of imported traces
     ("report",),
     ("commands",),
     ("cli", "__main__"),

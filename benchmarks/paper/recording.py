@@ -79,6 +79,10 @@ def beginning(trace: Path, iterations: int) -> stalloc.Trace:
         document[table] = {name: values[:rows] for name, values in columns.items()}
     for table in ("phases", "layer_spans"):
         document[table]["end"] = [min(tick, cut) for tick in document[table]["end"]]
+    if "extents" in document:
+        known = len(document["phases"]["begin"])
+        rows = sum(phase < known for phase in document["extents"]["phase"])
+        document["extents"] = {k: values[:rows] for k, values in document["extents"].items()}
     requests = document["requests"]
     for row, upper in enumerate(requests["upper"]):
         if upper is None or upper >= cut:

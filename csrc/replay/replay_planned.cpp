@@ -139,8 +139,8 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
   std::vector<void*> blocks(trace.requests.size(), nullptr);
   runtime::PlannedAllocator allocator(memory);
   try {
-    allocator.enable(plan, {.reuse = options.reuse,
-                            .opening = options.startup && begins_with_run(trace, plan)});
+    allocator.enable(
+        plan, {.reuse = options.reuse, .opening = options.startup && begins_with_run(trace, plan)});
   } catch (const OutOfMemory&) {
     result.failed = 0;
     return result;

@@ -103,10 +103,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
 def _resident_facts(plan: Plan) -> dict[str, str]:
     if len(plan.startup) == 0:
         return {}
-    return {
-        "resident region": f"{size(plan.resident)} above the pool, for permanent requests of "
-        "start-up"
-    }
+    return {"resident region": f"{size(plan.resident)} above the pool"}
 
 
 def _dynamic_facts(plan: Plan) -> dict[str, str]:

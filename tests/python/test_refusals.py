@@ -157,7 +157,7 @@ def test_a_csv_of_nothing_is_no_success(tmp_path: Path, capsys: pytest.CaptureFi
     assert "holds no buffers" in refusal(capsys, "plan", path)
 
 
-@pytest.mark.parametrize("command", ["plan", "replay", "report", "diff"])
+@pytest.mark.parametrize("command", ["plan", "report", "diff"])
 def test_a_trace_without_an_iteration_is_named(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

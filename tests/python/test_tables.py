@@ -49,7 +49,8 @@ def declared_type(dtype: np.dtype[Any]) -> str:
 def test_a_schema_has_the_declared_tables_and_no_other(kind: str) -> None:
     schema = json.loads((SCHEMAS / f"{kind}.schema.json").read_text())
     found = {name for name, entry in schema["properties"].items() if "properties" in entry}
-    assert found == set(DECLARED[kind])
+    # A row of `extents` has a list of values: it is no table of plain columns.
+    assert found - {"extents"} == set(DECLARED[kind])
 
 
 @pytest.mark.parametrize(
