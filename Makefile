@@ -93,7 +93,7 @@ test-wheel: setup  ## Build the wheel, and run it where nothing else of stalloc 
 	@python scripts/test_wheel.py
 
 .PHONY: sanitize
-sanitize: setup  ## Run the C++ tests without optimisation, and under each sanitizer
+sanitize: setup  ## Run the C++ tests under the address, undefined-behaviour and thread sanitizers
 	@scripts/test_cpp.sh asan
 	@scripts/test_cpp.sh tsan
 
