@@ -48,6 +48,8 @@ def __getattr__(name: str) -> Any:
 def _compiled_part() -> Any:
     """The result of `from stalloc import _core`, wherever that comes first."""
     name = f"{__name__}._core"
+    # The extension imports NumPy when it is initialised; a Ctrl-C there becomes an ImportError.
+    importlib.import_module("numpy")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
