@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from stalloc import _core
 from stalloc.document import Document
+from stalloc.errors import PlanError
 from stalloc.planner import Streams
-from stalloc.tables import Decisions, Groups, Phases, Reusable, Startup
+from stalloc.tables import Decisions, Groups, Laws, LawTerms, Phases, Reusable, Startup
 
 DEFAULT_ALIGNMENT = 512
 """Bytes; the alignment of CUDA's allocators."""
@@ -122,6 +123,75 @@ class Plan(Document[_core.Plan]):
         return Reusable(**self._core.reusable())
 
     @property
+    def extents(self) -> dict[str, int]:
+        """The envelope: the largest extents that the sizes are planned for, by name.
+
+        A name is an input of the model and one of its dimensions, as in `ids.1`. The dimensions that
+        never changed while the program was profiled have no name.
+        """
+        return dict(zip(self._core.extent_names, self._core.extents, strict=True))
+
+    @property
+    def seen(self) -> list[dict[str, int]]:
+        """The distinct extents that were profiled."""
+        names = self._core.extent_names
+        return [dict(zip(names, row, strict=True)) for row in self._core.seen]
+
+    @cached_property
+    def laws(self) -> Laws:
+        """The laws that sizes follow as the extents change."""
+        return Laws(**self._core.laws())
+
+    @cached_property
+    def law_terms(self) -> LawTerms:
+        """The terms of all laws."""
+        return LawTerms(**self._core.law_terms())
+
+    @property
+    def law_kinds(self) -> list[str]:
+        """By law: "constant", "affine", "quadratic", "cubic", "stepped" or "unexplained"."""
+        return self._core.kinds_of_laws()
+
+    def resized(
+        self, extents: Mapping[str, int], *, time_limit: float = DEFAULT_TIME_LIMIT
+    ) -> Plan:
+        """Plans the same requests for other extents, without the trace. Releases the GIL.
+
+        The extents may lie beyond those that were profiled: the laws extrapolate.
+
+        Args:
+            extents: The new envelope. A missing extent stays as it is. A name may be shortened to
+                its input where only one dimension of it changes; where only one extent changes at
+                all, `tokens` and `length` name it, too.
+            time_limit: Seconds after which the best layout so far is taken.
+
+        Raises:
+            PlanError: An extent is unknown or not positive, or a size does not fit.
+        """
+        names = self._core.extent_names
+        values = list(self._core.extents)
+        for name, value in extents.items():
+            if value < 1:
+                raise PlanError(f"extent {name} must be at least 1, and is {value}")
+            values[names.index(full_extent_name(name, names))] = value
+        return Plan(self._core.resize(values, time_limit))
+
+    def serves(self) -> dict[str, int | float | dict[str, int]]:
+        """What the plan can serve.
+
+        Returns:
+            `extents`, the envelope; `pool` and `bound` there; and `worst_efficiency`, the smallest
+            load of the profiled extents in relation to the pool.
+        """
+        loads = [self._core.bound_at(row) for row in self._core.seen] or [self.bound]
+        return {
+            "extents": self.extents,
+            "pool": self.pool,
+            "bound": self.bound,
+            "worst_efficiency": min(loads) / self.pool if self.pool else 1.0,
+        }
+
+    @property
     def dynamic(self) -> list[str]:
         """Patterns of the modules whose requests are dynamic."""
         return self._core.dynamic
@@ -181,3 +251,27 @@ class Plan(Document[_core.Plan]):
             f"<Plan of {len(self.decisions):,} decisions, pool {self.pool:,} bytes, "
             f"gap {self.gap:.2%}{', optimal' if self.optimal else ''}>"
         )
+
+
+def full_extent_name(name: str, names: list[str]) -> str:
+    """Returns the extent that `name` means.
+
+    Raises:
+        PlanError: None or several may be meant.
+    """
+    if name in names:
+        return name
+    if name in ("tokens", "length") and len(names) == 1:
+        return names[0]
+    meant = [full for full in names if full.rpartition(".")[0] == name]
+    if len(meant) == 1:
+        return meant[0]
+    known = ", ".join(meant or names)
+    if not known:
+        raise PlanError(
+            f"extent {name}: no extent changed while this was profiled, so no size law is known; "
+            "profile at least two batches of different sizes"
+        )
+    raise PlanError(
+        f"extent {name} is {'ambiguous' if meant else 'unknown'}: choose one of {known}"
+    )

@@ -188,6 +188,7 @@ class Decisions(_Table):
         phase: Phase of the allocation: row of the plan's phases.
         phase_end: Phase of the free; -1 in an unplanned phase.
         stream: Ordinal of the stream.
+        law: Size law: row of the plan's laws; -1 for a size that never changes.
     """
 
     size: Int64s
@@ -197,6 +198,7 @@ class Decisions(_Table):
     phase: Int32s
     phase_end: Int32s
     stream: Int32s
+    law: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,7 @@ class Groups(_Table):
         upper: Its end; past the period it lies in the next iteration.
         phase_end: Phase of the last free; -1 in an unplanned phase.
         stream: Ordinal of the stream.
+        law: Size law: row of the plan's laws; -1 for a size that never changes.
     """
 
     phase: Int32s
@@ -247,6 +250,7 @@ class Groups(_Table):
     upper: Int64s
     phase_end: Int32s
     stream: Int32s
+    law: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,7 @@ class Startup(_Table):
         lower: Tick of the allocation, since the run began.
         upper: Tick of the free; `NEVER` for permanent requests.
         stream: Ordinal of the stream.
+        law: Size law: row of the plan's laws; -1 for a size that never changes.
     """
 
     phase: Int32s
@@ -271,6 +276,7 @@ class Startup(_Table):
     lower: Int64s
     upper: Int64s
     stream: Int32s
+    law: Int32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,3 +292,48 @@ class Reusable(_Table):
     group: Int32s
     begin: Int64s
     end: Int64s
+
+
+LAW_PROOFS: tuple[str, ...] = ("proven", "unproven", "unexplained")
+"""Names of the numbers in a column `proof`."""
+
+LAW_SOURCES: tuple[str, ...] = ("own", "upcoming")
+"""Names of the numbers in a column `source`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laws(_Table):
+    """The size laws of a plan: (constant + terms) / divisor, rounded up to a multiple of step.
+
+    Attributes:
+        constant: Bytes; the largest size seen where the law is unexplained.
+        divisor: Divisor of the sum.
+        step: Bytes that the size is rounded up to.
+        proof: Index into `LAW_PROOFS`.
+        source: Whose extents it follows: index into `LAW_SOURCES`.
+    """
+
+    constant: Int64s
+    divisor: Int64s
+    step: Int64s
+    proof: Kinds
+    source: Kinds
+
+
+@dataclass(frozen=True, slots=True)
+class LawTerms(_Table):
+    """The terms of size laws, by law: a coefficient times up to three extents.
+
+    Attributes:
+        law: Row of the plan's laws.
+        coefficient: Bytes, before the division.
+        first: Index into the plan's extent names.
+        second: The same; -1 for none.
+        third: The same; -1 for none.
+    """
+
+    law: Int32s
+    coefficient: Int64s
+    first: Int32s
+    second: Int32s
+    third: Int32s

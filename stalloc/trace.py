@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -181,6 +182,7 @@ class Trace(Document[_core.Trace]):
         regions: bool = True,
         dynamic: bool = True,
         streams: Streams | str = Streams.SEPARATE,
+        extents: Mapping[str, int] | None = None,
     ) -> Plan:
         """Finds an address for every static request and regions for the dynamic ones.
 
@@ -199,6 +201,8 @@ class Trace(Document[_core.Trace]):
             streams: "separate", or "ordered": requests of different streams may share addresses.
                 The pool is smaller then. A stream that gets an address waits on the device for all
                 work that any stream had been given when the address was freed.
+            extents: The envelope to plan for, as in `{"ids.1": 8192}`; it may exceed what was
+                profiled. By default the largest extents seen. See `Plan.resized` for the names.
 
         Raises:
             TraceError: The trace is inconsistent, or holds no complete iteration.
@@ -206,11 +210,12 @@ class Trace(Document[_core.Trace]):
         """
         ordered = Streams(streams) is Streams.ORDERED
         with shown(progress) as report:
-            return Plan(
+            plan = Plan(
                 self._core.plan(
                     algorithm or "", alignment, time_limit, regions, dynamic, ordered, report
                 )
             )
+        return plan.resized(extents, time_limit=time_limit) if extents else plan
 
     def __repr__(self) -> str:
         iterations = max(0, len(self.iterations) - 1)

@@ -16,6 +16,7 @@ template <auto... Members>
 struct Column {
   std::string_view name;
   bool never_is_null = false;  // a file has null for kNever
+  bool optional = false;       // a file leaves it out where all cells are those of a new row
 
   static auto& cell(auto& row) { return (row.*....*Members); }
 };

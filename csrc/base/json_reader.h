@@ -35,6 +35,7 @@ class JsonReader {
   struct Column {
     std::string_view key;
     std::function<void(Row&, Value)> read;
+    bool optional = false;
   };
 
   // `source` is what messages call the text.
@@ -118,7 +119,8 @@ std::vector<Row> JsonReader::table(Value value, const std::vector<Column<Row>>& 
   std::string_view first;  // the column that was read first and told the number of rows
   std::vector<Field> fields;
   for (const Column<Row>& column : columns) {
-    fields.push_back({column.key, [&](Value cells) {
+    fields.push_back({column.key,
+                      [&](Value cells) {
                         std::size_t count = 0;
                         array(cells, [&](Value cell) {
                           if (count == rows.size()) {
@@ -135,7 +137,8 @@ std::vector<Row> JsonReader::table(Value value, const std::vector<Column<Row>>& 
                                std::string(first) + "' has " + std::to_string(rows.size()));
                         }
                         if (first.empty()) first = column.key;
-                      }});
+                      },
+                      column.optional});
   }
   object(get(value.get_object(), "an object of columns", value), fields);
   return rows;

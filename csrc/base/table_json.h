@@ -4,6 +4,7 @@
 // throws a std::exception for a text that names none, are found beside it.
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <type_traits>
 #include <vector>
@@ -50,9 +51,11 @@ std::vector<Row> read_table(JsonReader& in, JsonReader::Value value,
                             const std::tuple<Columns...>& columns) {
   std::vector<JsonReader::Column<Row>> readers;
   for_each_column(columns, [&](const auto& column) {
-    readers.push_back({column.name, [&in, column](Row& row, JsonReader::Value cell) {
+    readers.push_back({column.name,
+                       [&in, column](Row& row, JsonReader::Value cell) {
                          read_cell(in, cell, column.cell(row), column.never_is_null);
-                       }});
+                       },
+                       column.optional});
   });
   return in.table<Row>(value, readers);
 }
@@ -60,9 +63,12 @@ std::vector<Row> read_table(JsonReader& in, JsonReader::Value value,
 template <typename Row, typename... Columns>
 void write_table(JsonWriter& out, std::string_view name, const std::vector<Row>& rows,
                  const std::tuple<Columns...>& columns) {
+  [[maybe_unused]] static const Row kNew{};
   out.key(name);
   out.begin_object();
   for_each_column(columns, [&](const auto& column) {
+    const auto is_new = [&](const Row& row) { return column.cell(row) == column.cell(kNew); };
+    if (column.optional && std::ranges::all_of(rows, is_new)) return;
     out.column(column.name, rows,
                [&](const Row& row) { write_cell(out, column.cell(row), column.never_is_null); });
   });

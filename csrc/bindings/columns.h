@@ -48,14 +48,15 @@ pybind11::dict owning_table(std::vector<Row> rows, const std::tuple<Columns...>&
   return table(owner, view, columns);
 }
 
-// Describes the columns: the name, the NumPy type, and true if a file may have null.
+// Describes the columns: the name, the NumPy type, true if a file may have null, and true if it may
+// leave the column out.
 template <typename Row, typename... Columns>
 pybind11::tuple describe(const std::tuple<Columns...>& columns) {
   pybind11::list described;
   for_each_column(columns, [&]<typename Column>(const Column& column) {
     described.append(pybind11::make_tuple(
         column.name, pybind11::dtype::of<typename ColumnNumber<Row, Column>::type>(),
-        column.never_is_null));
+        column.never_is_null, column.optional));
   });
   return described;
 }

@@ -9,6 +9,7 @@
 #include "bindings/parts.h"
 #include "plan/plan_columns.h"
 #include "plan/plan_json.h"
+#include "plan/resize.h"
 #include "trace/trace_columns.h"
 
 namespace py = pybind11;
@@ -47,6 +48,8 @@ void bind_plan(py::module_& m) {
   tables["persistent"] = describe<plan::PersistentRequest>(plan::kPersistentColumns);
   tables["opening"] = describe<plan::OpeningRequest>(plan::kOpeningColumns);
   tables["contexts"] = describe<plan::ContextRow>(plan::kContextColumns);
+  tables["laws"] = describe<profile::SizeLaw>(plan::kLawColumns);
+  tables["law_terms"] = describe<plan::LawTermRow>(plan::kLawTermColumns);
   tables["reusable"] = describe<plan::ReusableRow>(plan::kReusableColumns);
   m.attr("PLAN_TABLES") = tables;
   py::class_<plan::Plan, std::shared_ptr<plan::Plan>>(m, "Plan")
@@ -73,6 +76,35 @@ void bind_plan(py::module_& m) {
       .def("decisions", table_of<&plan::Plan::decisions>(plan::kDecisionColumns))
       .def("groups", table_of<&plan::Plan::groups>(plan::kGroupColumns))
       .def("opening", table_of<&plan::Plan::opening>(plan::kOpeningColumns))
+      .def_readonly("extent_names", &plan::Plan::extent_names)
+      .def_readonly("extents", &plan::Plan::extents)
+      .def_readonly("seen", &plan::Plan::seen)
+      .def("laws", table_of<&plan::Plan::laws>(plan::kLawColumns))
+      .def("law_terms",
+           [](const plan::Plan& plan) {
+             return owning_table(plan::law_term_rows(plan), plan::kLawTermColumns);
+           })
+      .def("kinds_of_laws",
+           [](const plan::Plan& plan) {
+             std::vector<std::string> kinds;
+             for (const profile::SizeLaw& law : plan.laws) kinds.emplace_back(kind_of(law));
+             return kinds;
+           })
+      .def(
+          "resize",
+          [](const plan::Plan& plan, const std::vector<profile::Extent>& extents,
+             double time_limit) {
+            plan::ResizeOptions options;
+            options.time_limit = time_limit;
+            return std::make_shared<plan::Plan>(plan::resize(plan, extents, options));
+          },
+          py::arg("extents"), py::arg("time_limit"), ReleaseGil())
+      .def(
+          "bound_at",
+          [](const plan::Plan& plan, const std::vector<profile::Extent>& extents) {
+            return plan::bound_at(plan, extents);
+          },
+          py::arg("extents"), ReleaseGil())
       .def("reusable",
            [](const plan::Plan& plan) {
              return owning_table(plan::reusable_rows(plan), plan::kReusableColumns);

@@ -50,6 +50,17 @@ std::vector<ContextRow> context_rows(const Plan& plan) {
   return rows;
 }
 
+std::vector<LawTermRow> law_term_rows(const Plan& plan) {
+  std::vector<LawTermRow> rows;
+  for (std::size_t i = 0; i < plan.laws.size(); ++i) {
+    for (const auto& [coefficient, factors] : plan.laws[i].terms) {
+      rows.push_back(
+          {static_cast<profile::LawIndex>(i), coefficient, factors[0], factors[1], factors[2]});
+    }
+  }
+  return rows;
+}
+
 std::vector<ReusableRow> reusable_rows(const Plan& plan) {
   std::vector<ReusableRow> rows;
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {

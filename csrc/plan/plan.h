@@ -168,6 +168,17 @@ struct ContextRow {
 
 std::vector<ContextRow> context_rows(const Plan& plan);
 
+// The terms of all laws as one table, by law.
+struct LawTermRow {
+  profile::LawIndex law = kNone;  // index into Plan::laws
+  std::int64_t coefficient = 0;
+  profile::ExtentIndex first = kNone;  // the factors; kNone stands for 1
+  profile::ExtentIndex second = kNone;
+  profile::ExtentIndex third = kNone;
+};
+
+std::vector<LawTermRow> law_term_rows(const Plan& plan);
+
 // The reusable space of all groups as one table, by group.
 struct ReusableRow {
   std::int32_t group = kNone;  // index into Plan::groups

@@ -11,14 +11,19 @@ inline constexpr std::tuple kDecisionColumns{
     Column<&Decision::size>{"size"},     Column<&Decision::offset>{"offset"},
     Column<&Decision::lower>{"lower"},   Column<&Decision::upper>{"upper"},
     Column<&Decision::phase>{"phase"},   Column<&Decision::phase_end>{"phase_end"},
-    Column<&Decision::stream>{"stream"},
+    Column<&Decision::stream>{"stream"}, Column<&Decision::law>{.name = "law", .optional = true},
 };
 
 inline constexpr std::tuple kGroupColumns{
-    Column<&DynamicGroup::phase>{"phase"},         Column<&DynamicGroup::after>{"after"},
-    Column<&DynamicGroup::size>{"size"},           Column<&DynamicGroup::offset>{"offset"},
-    Column<&DynamicGroup::lower>{"lower"},         Column<&DynamicGroup::upper>{"upper"},
-    Column<&DynamicGroup::phase_end>{"phase_end"}, Column<&DynamicGroup::stream>{"stream"},
+    Column<&DynamicGroup::phase>{"phase"},
+    Column<&DynamicGroup::after>{"after"},
+    Column<&DynamicGroup::size>{"size"},
+    Column<&DynamicGroup::offset>{"offset"},
+    Column<&DynamicGroup::lower>{"lower"},
+    Column<&DynamicGroup::upper>{"upper"},
+    Column<&DynamicGroup::phase_end>{"phase_end"},
+    Column<&DynamicGroup::stream>{"stream"},
+    Column<&DynamicGroup::law>{.name = "law", .optional = true},
 };
 
 inline constexpr std::tuple kPersistentColumns{
@@ -26,6 +31,7 @@ inline constexpr std::tuple kPersistentColumns{
     Column<&PersistentRequest::after>{"after"},
     Column<&PersistentRequest::size>{"size"},
     Column<&PersistentRequest::stream>{"stream"},
+    Column<&PersistentRequest::law>{.name = "law", .optional = true},
 };
 
 inline constexpr std::tuple kOpeningColumns{
@@ -36,6 +42,7 @@ inline constexpr std::tuple kOpeningColumns{
     Column<&OpeningRequest::lower>{"lower"},
     Column<&OpeningRequest::upper>{.name = "upper", .never_is_null = true},
     Column<&OpeningRequest::stream>{"stream"},
+    Column<&OpeningRequest::law>{.name = "law", .optional = true},
 };
 
 inline constexpr std::tuple kContextColumns{
@@ -43,6 +50,18 @@ inline constexpr std::tuple kContextColumns{
     Column<&ContextRow::context, &profile::DynamicContext::size>{"size"},
     Column<&ContextRow::context, &profile::DynamicContext::before>{"before"},
     Column<&ContextRow::context, &profile::DynamicContext::earlier>{"earlier"},
+};
+
+inline constexpr std::tuple kLawColumns{
+    Column<&profile::SizeLaw::constant>{"constant"}, Column<&profile::SizeLaw::divisor>{"divisor"},
+    Column<&profile::SizeLaw::step>{"step"},         Column<&profile::SizeLaw::proof>{"proof"},
+    Column<&profile::SizeLaw::source>{"source"},
+};
+
+inline constexpr std::tuple kLawTermColumns{
+    Column<&LawTermRow::law>{"law"},     Column<&LawTermRow::coefficient>{"coefficient"},
+    Column<&LawTermRow::first>{"first"}, Column<&LawTermRow::second>{"second"},
+    Column<&LawTermRow::third>{"third"},
 };
 
 inline constexpr std::tuple kReusableColumns{

@@ -19,6 +19,34 @@ constexpr const auto& kPhaseColumns = trace::kPhaseColumns<profile::ProfiledPhas
 
 void raise(const std::string& message) { throw PlanError(message); }
 
+// Gives each law its terms.
+void add_terms(const std::vector<LawTermRow>& rows, std::vector<profile::SizeLaw>& laws) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const LawTermRow& r = rows[i];
+    if (r.law < 0 || static_cast<std::size_t>(r.law) >= laws.size()) {
+      throw PlanError("law_terms, row " + std::to_string(i) + ": belongs to law " +
+                      std::to_string(r.law) + ", but there are " + std::to_string(laws.size()));
+    }
+    laws[static_cast<std::size_t>(r.law)].terms.push_back(
+        {r.coefficient, {r.first, r.second, r.third}});
+  }
+}
+
+// Cuts the numbers of `seen` into rows, one extent for each name.
+void split_seen(const std::vector<profile::Extent>& numbers, Plan& plan) {
+  const std::size_t names = plan.extent_names.size();
+  if (numbers.empty()) return;
+  if (names == 0 || numbers.size() % names != 0) {
+    throw PlanError("seen: " + std::to_string(numbers.size()) + " numbers, no multiple of the " +
+                    std::to_string(names) + " names of extents");
+  }
+  for (auto at = numbers.begin(); at != numbers.end();) {
+    const auto end = at + static_cast<std::ptrdiff_t>(names);
+    plan.seen.emplace_back(at, end);
+    at = end;
+  }
+}
+
 // Gives each row to its group: calls add(group, row).
 void distribute(const auto& rows, std::vector<DynamicGroup>& groups, std::string_view table,
                 auto add) {
@@ -64,6 +92,16 @@ std::string to_json(const Plan& plan) {
   out.column("absent", plan.absent, [&](std::int32_t decision) { out.value(decision); });
   write_table(out, "contexts", context_rows(plan), kContextColumns);
   write_table(out, "reusable", reusable_rows(plan), kReusableColumns);
+  if (!plan.extent_names.empty() || !plan.laws.empty()) {
+    out.column("extent_names", plan.extent_names,
+               [&](const std::string& name) { out.value(name); });
+    out.column("extents", plan.extents, [&](profile::Extent extent) { out.value(extent); });
+    std::vector<profile::Extent> seen;
+    for (const auto& row : plan.seen) seen.insert(seen.end(), row.begin(), row.end());
+    out.column("seen", seen, [&](profile::Extent extent) { out.value(extent); });
+    write_table(out, "laws", plan.laws, kLawColumns);
+    write_table(out, "law_terms", law_term_rows(plan), kLawTermColumns);
+  }
   out.end_object();
   return out.finish();
 }
@@ -72,6 +110,8 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
   Plan plan;
   std::vector<ContextRow> contexts;
   std::vector<ReusableRow> reusable;
+  std::vector<LawTermRow> terms;
+  std::vector<profile::Extent> seen;
   JsonReader in(text, source, raise);
   const auto number = [&](std::int64_t& target) {
     return [&](Value v) { target = in.integer<std::int64_t>(v); };
@@ -79,45 +119,60 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
   const auto table = [&]<typename Row>(std::vector<Row>& rows, const auto& columns) {
     return [&](Value v) { rows = read_table<Row>(in, v, columns); };
   };
-  in.document(kFormat, kVersion,
-              {
-                  {"info", [&](Value v) { plan.info = in.texts(v); }},
-                  {"fingerprint", [&](Value v) { plan.fingerprint = in.text(v); }},
-                  {"algorithm", [&](Value v) { plan.algorithm = in.text(v); }},
-                  {"optimal", [&](Value v) { plan.optimal = in.boolean(v); }},
-                  {"pool", number(plan.pool)},
-                  {"resident", number(plan.resident)},
-                  {"bound", number(plan.bound)},
-                  {"load", number(plan.load)},
-                  {"alignment", number(plan.alignment)},
-                  {"period", number(plan.period)},
-                  {"streams",
-                   [&](Value v) {
-                     if (in.text(v) != kOrdered) in.fail("expected \"ordered\", or no such key");
-                     plan.streams = solve::Streams::kOrdered;
-                   },
-                   /*optional=*/true},
-                  {"headroom", [&](Value v) { plan.headroom = in.integer<std::int32_t>(v); }},
-                  {"headroom_cost", number(plan.headroom_cost)},
-                  {"headroom_saves", number(plan.headroom_saves)},
-                  {"dynamic",
-                   [&](Value v) {
-                     in.array(v, [&](Value name) { plan.dynamic.push_back(in.text(name)); });
-                   }},
-                  {"phases", table(plan.phases, kPhaseColumns)},
-                  {"decisions", table(plan.decisions, kDecisionColumns)},
-                  {"groups", table(plan.groups, kGroupColumns)},
-                  {"persistent", table(plan.persistent, kPersistentColumns)},
-                  {"opening", table(plan.opening, kOpeningColumns)},
-                  {"absent",
-                   [&](Value v) {
-                     in.array(v,
-                              [&](Value d) { plan.absent.push_back(in.integer<std::int32_t>(d)); });
-                   }},
-                  {"contexts", table(contexts, kContextColumns)},
-                  {"reusable", table(reusable, kReusableColumns)},
-              });
+  const auto extents = [&](std::vector<profile::Extent>& rows) {
+    return [&](Value v) {
+      in.array(v, [&](Value extent) { rows.push_back(in.integer<profile::Extent>(extent)); });
+    };
+  };
+  in.document(
+      kFormat, kVersion,
+      {
+          {"info", [&](Value v) { plan.info = in.texts(v); }},
+          {"fingerprint", [&](Value v) { plan.fingerprint = in.text(v); }},
+          {"algorithm", [&](Value v) { plan.algorithm = in.text(v); }},
+          {"optimal", [&](Value v) { plan.optimal = in.boolean(v); }},
+          {"pool", number(plan.pool)},
+          {"resident", number(plan.resident)},
+          {"bound", number(plan.bound)},
+          {"load", number(plan.load)},
+          {"alignment", number(plan.alignment)},
+          {"period", number(plan.period)},
+          {"streams",
+           [&](Value v) {
+             if (in.text(v) != kOrdered) in.fail("expected \"ordered\", or no such key");
+             plan.streams = solve::Streams::kOrdered;
+           },
+           /*optional=*/true},
+          {"headroom", [&](Value v) { plan.headroom = in.integer<std::int32_t>(v); }},
+          {"headroom_cost", number(plan.headroom_cost)},
+          {"headroom_saves", number(plan.headroom_saves)},
+          {"dynamic",
+           [&](Value v) {
+             in.array(v, [&](Value name) { plan.dynamic.push_back(in.text(name)); });
+           }},
+          {"phases", table(plan.phases, kPhaseColumns)},
+          {"decisions", table(plan.decisions, kDecisionColumns)},
+          {"groups", table(plan.groups, kGroupColumns)},
+          {"persistent", table(plan.persistent, kPersistentColumns)},
+          {"opening", table(plan.opening, kOpeningColumns)},
+          {"absent",
+           [&](Value v) {
+             in.array(v, [&](Value d) { plan.absent.push_back(in.integer<std::int32_t>(d)); });
+           }},
+          {"contexts", table(contexts, kContextColumns)},
+          {"reusable", table(reusable, kReusableColumns)},
+          // Files from before batches could change have none of these.
+          {"extent_names",
+           [&](Value v) { in.array(v, [&](Value n) { plan.extent_names.push_back(in.text(n)); }); },
+           /*optional=*/true},
+          {"extents", extents(plan.extents), /*optional=*/true},
+          {"seen", extents(seen), /*optional=*/true},
+          {"laws", table(plan.laws, kLawColumns), /*optional=*/true},
+          {"law_terms", table(terms, kLawTermColumns), /*optional=*/true},
+      });
   try {
+    add_terms(terms, plan.laws);
+    split_seen(seen, plan);
     distribute(contexts, plan.groups, "contexts",
                [](DynamicGroup& g, const ContextRow& r) { g.contexts.push_back(r.context); });
     distribute(reusable, plan.groups, "reusable",

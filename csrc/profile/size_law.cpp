@@ -1,8 +1,34 @@
 #include "profile/size_law.h"
 
 #include <algorithm>
+#include <string>
+
+#include "base/error.h"
 
 namespace stalloc::profile {
+namespace {
+
+constexpr std::array<std::string_view, 3> kProofs = {"proven", "unproven", "unexplained"};
+constexpr std::array<std::string_view, 2> kSources = {"own", "upcoming"};
+
+template <typename Enum>
+void find_name(std::string_view text, const auto& names, Enum& value) {
+  const auto at = std::ranges::find(names, text);
+  if (at == names.end()) throw TraceError("'" + std::string(text) + "' tells nothing of a law");
+  value = static_cast<Enum>(at - names.begin());
+}
+
+}  // namespace
+
+std::string_view to_string(LawProof proof) { return kProofs.at(static_cast<std::size_t>(proof)); }
+
+std::string_view to_string(LawSource source) {
+  return kSources.at(static_cast<std::size_t>(source));
+}
+
+void from_string(std::string_view text, LawProof& proof) { find_name(text, kProofs, proof); }
+
+void from_string(std::string_view text, LawSource& source) { find_name(text, kSources, source); }
 
 Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents) {
   // A request is below 2^48 bytes, so a product that overflows belongs to no request.

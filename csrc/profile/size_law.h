@@ -67,6 +67,12 @@ struct SizeLaw {
 // leaves a remainder, or the result does not fit in Bytes. O(terms), allocates nothing.
 Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents);
 
+std::string_view to_string(LawProof proof);    // "proven", "unproven", "unexplained"
+std::string_view to_string(LawSource source);  // "own", "upcoming"
+// Throw TraceError for any other text.
+void from_string(std::string_view text, LawProof& proof);
+void from_string(std::string_view text, LawSource& source);
+
 // "constant", "affine", "quadratic", "cubic", "stepped" or "unexplained".
 std::string_view kind_of(const SizeLaw& law);
 

@@ -84,9 +84,28 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         type=bytes_of,
         help="fail when the pool is larger; as in 80GiB",
     )
+    parser.add_argument(
+        "--extent",
+        metavar="NAME=VALUE",
+        type=_extent,
+        action="append",
+        default=[],
+        dest="extents",
+        help="plan a trace for batches as large as this, as in ids.1=8192; may be given several "
+        "times (default: the largest that the trace has)",
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
+
+
+def _extent(text: str) -> tuple[str, int]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value.isascii() and value.isdigit()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form NAME=VALUE, as in ids.1=8192"
+        )
+    return name, int(value)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -139,6 +158,7 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> Planned:
             time_limit=args.time_limit,
             progress=search.progress,
             streams=args.streams,
+            extents=dict(args.extents),
         )
     search.check(plan.gap)
     seconds = time.perf_counter() - began

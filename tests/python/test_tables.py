@@ -23,6 +23,8 @@ CLASSES = {
     ("plan", "groups"): tables.Groups,
     ("plan", "opening"): tables.Startup,
     ("plan", "reusable"): tables.Reusable,
+    ("plan", "laws"): tables.Laws,
+    ("plan", "law_terms"): tables.LawTerms,
 }
 IN_FILES_ONLY = {("plan", "persistent"), ("plan", "contexts")}
 
@@ -31,7 +33,9 @@ def schema_type(column: dict[str, Any]) -> tuple[str, bool]:
     """The JSON type of a column's cells, and whether null is one of them."""
     items = column["items"]
     if "enum" in items:
-        assert set(items["enum"]) <= set(_core.PHASE_KINDS)  # a plan has no unplanned phases
+        # A plan has no unplanned phases.
+        names = [_core.PHASE_KINDS, ("proven", "unproven", "unexplained"), ("own", "upcoming")]
+        assert any(set(items["enum"]) <= set(known) for known in names)
         return "name", False
     types = items["type"] if isinstance(items["type"], list) else [items["type"]]
     return types[0], "null" in types
@@ -55,11 +59,12 @@ def test_a_schema_has_the_declared_columns(kind: str, table: str) -> None:
     schema = json.loads((SCHEMAS / f"{kind}.schema.json").read_text())["properties"][table]
     declared = DECLARED[kind][table]
     assert {name: schema_type(column) for name, column in schema["properties"].items()} == {
-        name: (declared_type(dtype), null) for name, dtype, null in declared
+        name: (declared_type(dtype), null) for name, dtype, null, _ in declared
     }
-    assert schema["required"] == list(schema["properties"]) == [name for name, *_ in declared]
+    assert list(schema["properties"]) == [name for name, *_ in declared]
+    assert schema["required"] == [name for name, *_, optional in declared if not optional]
     assert schema["additionalProperties"] is False
-    for name, dtype, _ in declared:
+    for name, dtype, *_ in declared:
         if dtype == np.int32:
             assert schema["properties"][name]["items"]["maximum"] == np.iinfo(np.int32).max
 
@@ -70,7 +75,7 @@ def test_a_class_has_the_declared_columns(kind: str, table: str) -> None:
     hints = get_type_hints(cls)
     # npt.NDArray[X] is numpy.ndarray[shape, numpy.dtype[X]].
     found = {f.name: np.dtype(get_args(get_args(hints[f.name])[1])[0]) for f in fields(cls)}
-    assert found == {name: dtype for name, dtype, _ in DECLARED[kind][table]}
+    assert found == {name: dtype for name, dtype, *_ in DECLARED[kind][table]}
 
 
 def test_every_table_has_a_class_or_is_in_files_only() -> None:
