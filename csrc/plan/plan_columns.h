@@ -38,6 +38,19 @@ inline constexpr std::tuple kOpeningColumns{
     Column<&OpeningRequest::stream>{"stream"},
 };
 
+inline constexpr std::tuple kSlotColumns{
+    Column<&SlotClass::size>{"size"},
+    Column<&SlotClass::offset>{"offset"},
+    Column<&SlotClass::count>{"count"},
+    Column<&SlotClass::stream>{"stream"},
+};
+
+inline constexpr std::tuple kSlotRowColumns{
+    Column<&SlotRow::row>{"row"},
+    Column<&SlotRow::slots>{"slots"},
+    Column<&SlotRow::over>{"over"},
+};
+
 inline constexpr std::tuple kContextColumns{
     Column<&ContextRow::group>{"group"},
     Column<&ContextRow::context, &profile::DynamicContext::size>{"size"},

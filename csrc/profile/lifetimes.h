@@ -40,6 +40,9 @@ struct ProfiledRequest {
   StreamId stream = 0;
   ThreadOrdinal thread = 0;
   LifetimeClass lifetime = LifetimeClass::kTransient;
+  // Of a persistent request that the next iteration replaces, and frees after it has made its like:
+  // the ticks that it lives beyond `upper`. 0 for any other.
+  Tick over = 0;
   bool dynamic = false;  // size or presence differs between iterations, or tagged
 };
 
