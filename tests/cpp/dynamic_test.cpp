@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "profile/lifetimes.h"
 #include "trace_builder.h"
 
 namespace stalloc {
