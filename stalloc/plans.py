@@ -126,7 +126,7 @@ class Plan(Document[_core.Plan]):
     def extents(self) -> dict[str, int]:
         """The envelope: the largest extents that the sizes are planned for, by name.
 
-        A name is an input of the model and one of its dimensions, as in `ids.1`. The dimensions that
+        A name is an input of the model and one of its dimensions, as in `ids.1`. Dimensions that
         never changed while the program was profiled have no name.
         """
         return dict(zip(self._core.extent_names, self._core.extents, strict=True))

@@ -9,6 +9,7 @@
 #include "plan/layout.h"
 #include "plan/opening.h"
 #include "plan/regions.h"
+#include "plan/resize.h"
 
 namespace stalloc::plan {
 namespace {
@@ -101,6 +102,17 @@ void add_persistent(Plan& plan, const profile::IterationProfile& profile,
   }
 }
 
+// The law of the largest request that the place has seen, kNone if it has none.
+profile::LawIndex law_of(const profile::DynamicPlace& place) {
+  const profile::DynamicSighting* largest = nullptr;
+  for (const auto& requests : place.sightings) {
+    for (const profile::DynamicSighting& s : requests) {
+      if (!largest || s.size > largest->size) largest = &s;
+    }
+  }
+  return largest ? largest->law : kNone;
+}
+
 // The groups, without offsets and reusable space.
 void add_groups(Plan& plan, const profile::IterationProfile& profile,
                 const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of,
@@ -113,6 +125,7 @@ void add_groups(Plan& plan, const profile::IterationProfile& profile,
     group.upper = place.upper;
     group.phase_end = phase_of[place.phase_end];
     group.stream = place.stream;
+    group.law = profile.varying(law_of(place));
     group.contexts = place.contexts;
     plan.groups.push_back(std::move(group));
   }
@@ -145,6 +158,25 @@ void add_kept(Plan& plan, const profile::IterationProfile& profile,
   });
 }
 
+// Chooses the extents to plan for. Where batches obey a budget (many short rows or few long ones),
+// the largest of all extents together make a batch that never comes, and a pool for it is wasted.
+// Then the plan is for those seen that need most; a run makes layouts for the others in that pool.
+void choose_envelope(Plan& plan) {
+  if (plan.extents.size() < 2 || plan.seen.empty()) return;
+  constexpr Bytes kTolerance = 100;  // the share of the bound that is worth one layout for all
+  const std::vector<profile::Extent>* most = nullptr;
+  Bytes largest = 0;
+  for (const auto& extents : plan.seen) {
+    const Bytes bound = bound_at(plan, extents);
+    if (bound > largest) {
+      largest = bound;
+      most = &extents;
+    }
+  }
+  const Bytes together = bound_at(plan, plan.extents);
+  if (most && together > largest + largest / kTolerance) set_extents(plan, std::vector(*most));
+}
+
 }  // namespace
 
 Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
@@ -162,6 +194,7 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   add_persistent(plan, profile, phase_of);
   if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);
 
+  choose_envelope(plan);
   lay_out(plan, {.algorithm = options.algorithm}, budget);
   if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
   add_opening(plan, profile.opening, phase_of, row_of);

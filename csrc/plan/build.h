@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <string>
 
 #include "plan/plan.h"
@@ -18,9 +17,6 @@ struct PlanOptions {
   bool regions = true;       // off: groups have only what the static requests leave idle
   bool dynamic = true;       // off: no groups
   solve::Streams streams = solve::Streams::kSeparate;
-  // The envelope, by name; what it leaves out is as large as the profile has it. See extents.h for
-  // the names.
-  std::map<std::string, profile::Extent> extents = {};
 };
 
 // Plans one profiled iteration. The result has been validated; its `info` and `fingerprint` are the

@@ -55,25 +55,6 @@ Bytes law_size(const Plan& plan, const profile::SizeLaw& law, std::span<const Ex
   return align_up((numerator + law.divisor - 1) / law.divisor, law.step);
 }
 
-// Gives every row with a law its size at `extents`.
-void set_sizes(Plan& plan, std::span<const Extent> extents) {
-  const std::vector<Bytes> before = law_sizes(plan, plan.extents);
-  const std::vector<Bytes> after = law_sizes(plan, extents);
-  const auto set = [&](auto& rows) {
-    for (auto& r : rows) {
-      if (r.law != kNone) r.size = after[static_cast<std::size_t>(r.law)];
-    }
-  };
-  set(plan.decisions);
-  set(plan.persistent);
-  for (DynamicGroup& g : plan.groups) {
-    if (g.law == kNone || g.size == 0) continue;
-    const auto law = static_cast<std::size_t>(g.law);
-    g.size = align_up(in_proportion(g.size, after[law], before[law]), plan.alignment);
-  }
-  plan.extents.assign(extents.begin(), extents.end());
-}
-
 // The most bytes of decisions and regions that are live at once, as asked.
 Bytes load_of(const Plan& plan) {
   std::map<Tick, Bytes> changes;
@@ -122,10 +103,28 @@ std::vector<Bytes> law_sizes(const Plan& plan, std::span<const Extent> extents) 
   return sizes;
 }
 
+void set_extents(Plan& plan, std::span<const Extent> extents) {
+  const std::vector<Bytes> before = law_sizes(plan, plan.extents);
+  const std::vector<Bytes> after = law_sizes(plan, extents);
+  const auto set = [&](auto& rows) {
+    for (auto& r : rows) {
+      if (r.law != kNone) r.size = after[static_cast<std::size_t>(r.law)];
+    }
+  };
+  set(plan.decisions);
+  set(plan.persistent);
+  for (DynamicGroup& g : plan.groups) {
+    if (g.law == kNone || g.size == 0) continue;
+    const auto law = static_cast<std::size_t>(g.law);
+    g.size = align_up(in_proportion(g.size, after[law], before[law]), plan.alignment);
+  }
+  plan.extents.assign(extents.begin(), extents.end());
+}
+
 Bytes bound_at(const Plan& plan, std::span<const Extent> extents) {
   const std::vector<Extent> all = completed(plan, extents);
   Plan sized = plan;
-  set_sizes(sized, all);
+  set_extents(sized, all);
   const solve::Problem problem = problem_of(sized);
   problem.check();
   return solve::load_bound(problem);
@@ -135,7 +134,7 @@ Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptio
   const std::vector<Extent> all = completed(plan, extents);
   Plan resized = plan;
   resized.walls = options.walls;
-  set_sizes(resized, all);
+  set_extents(resized, all);
   resized.load = std::max<Bytes>(plan.load + load_of(resized) - load_of(plan), 0);
   solve::Budget budget;
   budget.deadline =

@@ -35,6 +35,10 @@ struct ResizeOptions {
 // where a law leaves a remainder. Throws PlanError where a size does not fit in Bytes.
 std::vector<Bytes> law_sizes(const Plan& plan, std::span<const profile::Extent> extents);
 
+// Gives every row with a law its size at `extents`, and makes these the plan's. Regions follow in
+// proportion. The layout, and requests of start-up, stay as they are.
+void set_extents(Plan& plan, std::span<const profile::Extent> extents);
+
 // The load bound of the plan at `extents`: no layout for them is lower. O(n log n).
 Bytes bound_at(const Plan& plan, std::span<const profile::Extent> extents);
 
