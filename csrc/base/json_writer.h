@@ -33,7 +33,8 @@ class JsonWriter {
 
   void value(std::integral auto number) {
     char digits[24];
-    text_.append(digits, std::to_chars(digits, digits + sizeof(digits), number).ptr);
+    const char* end = std::to_chars(digits, digits + sizeof(digits), number).ptr;
+    text_ += std::string_view(digits, static_cast<std::size_t>(end - digits));
   }
   void value(bool flag) { text_ += flag ? "true" : "false"; }
   void value(std::string_view text) { string(text); }
