@@ -105,11 +105,14 @@ std::int32_t last(const std::vector<Turn>& turns) {
 
 }  // namespace
 
-Phases::Phases(const trace::Trace& trace, const Turn& turn) {
+Phases::Phases(const trace::Trace& trace, const Turn& turn, std::int32_t iteration) {
   for (const trace::PhaseSpan& span : trace.phases) {
-    const bool empty_within =
-        span.begin == span.end && turn.begin <= span.begin && span.begin < turn.end;
-    if (!empty_within && (span.begin >= turn.end || span.end <= turn.begin)) continue;
+    // An empty phase on the boundary of two iterations is one's last or the other's first.
+    const bool is_own = span.iteration == iteration && turn.begin <= span.begin;
+    const bool lies_within = span.begin == span.end
+                                 ? is_own && span.end <= turn.end
+                                 : span.begin < turn.end && turn.begin < span.end;
+    if (!lies_within) continue;
     add(span.key, std::max(span.begin, turn.begin) - turn.begin,
         std::min(span.end, turn.end) - turn.begin);
   }
@@ -157,7 +160,7 @@ Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
       laws_(laws),
       turns_(complete_turns(trace)),
       reference_(last(turns_)),
-      phases_(trace, turns_[reference_]) {
+      phases_(trace, turns_[reference_], reference_) {
   first_compared_ = find_first_compared();
   number_statics();
 }

@@ -33,7 +33,8 @@ struct Turn {
 // The reference's phases, one for each key, and which of them it is at any tick.
 class Phases {
  public:
-  Phases(const trace::Trace& trace, const Turn& turn);
+  // `turn` is the trace's complete iteration number `iteration`.
+  Phases(const trace::Trace& trace, const Turn& turn, std::int32_t iteration);
 
   // The phase at `tick` of the iteration; before the first and after the last, that one.
   PhaseIndex at(Tick tick) const;

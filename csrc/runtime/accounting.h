@@ -53,6 +53,7 @@ class Accounting {
     switch (block.kind) {
       case StaticPool::Kind::kPlanned:
       case StaticPool::Kind::kIdle:
+      case StaticPool::Kind::kStartup:
         return;
       case StaticPool::Kind::kRegion:
         stats_.dynamic_region.add(-block.size);

@@ -22,7 +22,10 @@ constexpr std::int32_t kPatience = 3;
 }  // namespace
 
 Matcher::Matcher(const plan::Plan& plan, Part part)
-    : laws_(plan.laws), sizes_(plan.laws.size()), phases_(plan.phases.size()) {
+    : laws_(plan.laws),
+      sizes_(plan.laws.size()),
+      phases_(plan.phases.size()),
+      is_startup_(part == Part::kOpening) {
   add_phases(plan);
   add_items(plan, part);
   for (std::size_t p = 0; part == Part::kOpening && p < phases_.size(); ++p) {
@@ -104,7 +107,7 @@ void Matcher::add_phases(const plan::Plan& plan) {
   for (PhaseIndex p = 0; p < static_cast<PhaseIndex>(plan.phases.size()); ++p) {
     const trace::PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
     if (key.kind == trace::PhaseKind::kOther) {
-      others_.emplace(following, p);
+      others_.emplace(is_startup_ ? Following{kNone, key.occurrence} : following, p);
       ++following.nth;
       continue;
     }
@@ -136,7 +139,7 @@ void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::i
     ++following_.nth;
   } else {
     phase_ = find_phase(kind, microbatch, chunk);
-    following_ = {phase_ == kNone ? kUnknown : phase_, 0};
+    if (!is_startup_) following_ = {phase_ == kNone ? kUnknown : phase_, 0};
   }
   head_ = end_ = 0;
   resync_ = kNone;
@@ -171,7 +174,11 @@ PhaseIndex Matcher::find_occurrence(trace::PhaseKey key) const {
   return found == key ? phase : kNone;
 }
 
-PhaseIndex Matcher::find_other() {
+PhaseIndex Matcher::find_other() const {
+  if (is_startup_) {
+    const auto at = others_.find(following_);
+    return at == others_.end() ? kNone : at->second;
+  }
   const auto after = others_.upper_bound(following_);
   if (after == others_.begin()) return kNone;
   const auto& [found, phase] = *std::prev(after);

@@ -56,7 +56,8 @@
 // follows it. A repeated phase may take all of its decisions again.
 //
 // Any other phase has no name of its own: it is found by the phase that it follows. So a phase that
-// is missing or extra does not shift those after it.
+// is missing or extra does not shift those after it. Start-up alone is different: it runs once, its
+// phases come in an order of its own, and its other phases are found by their occurrence.
 //
 // Note [Dynamic requests]
 // A request is dynamic when its caller says so (it comes from a module tagged as dynamic), or when
@@ -191,7 +192,7 @@ class Matcher {
   static constexpr PhaseIndex kUnknown = -2;
 
   PhaseIndex find_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
-  PhaseIndex find_other();
+  PhaseIndex find_other() const;
   PhaseIndex find_occurrence(trace::PhaseKey key) const;
   std::int32_t planned_microbatch(std::int32_t microbatch, std::int32_t chunk);
   void add_phases(const plan::Plan& plan);
@@ -249,6 +250,7 @@ class Matcher {
     auto operator<=>(const Following&) const = default;
   };
   std::map<Following, PhaseIndex> others_;
+  const bool is_startup_;  // `other` phases are numbered: they follow no phase
   std::map<std::int32_t, std::vector<std::int32_t>> microbatches_;  // planned, ascending, by chunk
   // In this iteration:
   std::map<trace::PhaseKey, std::int32_t> seen_;  // occurrences, keyed by occurrence 0

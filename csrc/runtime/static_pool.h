@@ -94,6 +94,7 @@ class StaticPool {
   enum class Kind : std::uint8_t {
     kPlanned,     // at its decision's address
     kIdle,        // in idle space
+    kStartup,     // a temporary of start-up, at the address the plan has for it
     kRegion,      // dynamic: in a group's region
     kReused,      // dynamic: in space that the plan leaves idle through its group's window
     kIdleDynamic  // dynamic: in idle space

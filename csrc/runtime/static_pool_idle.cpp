@@ -138,7 +138,7 @@ bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
   add_stray(block);
   foreign_[offset] = {.size = block.size(),
                       .requested = size,
-                      .kind = Kind::kIdle,
+                      .kind = Kind::kStartup,
                       .stray = true,
                       .stream = static_cast<ShortStreamId>(stream)};
   ++live_;

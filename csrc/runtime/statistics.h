@@ -35,7 +35,7 @@ struct Statistics {
   std::int64_t idle_requests = 0;        // without a place in the plan: served from idle pool space
   std::int64_t persistent_requests = 0;  // served by the fallback, as the plan has it
   std::int64_t fallback_requests = 0;    // served by the fallback
-  std::int64_t relayouts = 0;                  // exchanges of the layout for that of other extents
+  std::int64_t relayouts = 0;            // exchanges of the layout for that of other extents
   std::int64_t stream_waits = 0;  // of one stream for another, which an ordered plan asks for
   Gauge allocated;                // all live blocks: M_a
   Gauge reserved;                 // pool and fallback segments: M_r

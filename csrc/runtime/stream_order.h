@@ -11,10 +11,10 @@
 //   stream 1         event
 //   stream 2                 wait for both [ b, where a lay ]
 //
-// The last user is known from what has happened, not from the plan: requests that are late, missing or
-// unknown to the plan change nothing. The plan tells which frees will be waited for if all goes by
-// it: with these, events are recorded. Where another is waited for, events are recorded when they
-// are needed: after more work than need be, never after less.
+// The last user is known from what has happened, not from the plan: requests that are late, missing
+// or unknown to the plan change nothing. The plan tells which frees will be waited for if all goes
+// by it: with these, events are recorded. Where another is waited for, events are recorded when
+// they are needed: after more work than need be, never after less.
 //
 // A stream that has waited waits for nothing that was freed earlier. During a capture no event is
 // recorded or waited for.
