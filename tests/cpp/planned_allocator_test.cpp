@@ -423,7 +423,7 @@ TEST(PlannedAllocatorStress, ThreadsNeverShareAnAddress) {
       std::vector<std::pair<void*, Bytes>> live;
       const int mark = 100 + t;
       while (!stop.load()) {
-        const Bytes size = std::uniform_int_distribution<int>(1, 20000)(random);
+        const Bytes size = std::uniform_int_distribution<int>(1, 2000)(random);
         if (void* p = allocator.allocate(size, 0, random() % 8 == 0)) {
           fill(p, size, mark);
           live.emplace_back(p, size);
