@@ -23,7 +23,7 @@ class ScalarWriter(Protocol):
 
 
 class StatsLogger:
-    """Logs hit rate, load and reserved bytes after every so many iterations; made by `log_stats`."""
+    """Logs hit rate, load and reserved bytes every so many iterations; made by `log_stats`."""
 
     def __init__(
         self,

@@ -206,10 +206,10 @@ def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @isolated
-def test_a_plan_of_another_batch_is_refused_at_the_first_forward(tmp_path: Path) -> None:
+def test_a_plan_of_smaller_batches_is_refused_at_the_first_forward(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
     driver = make_driver("plan", tmp_path, parallelism=PARALLELISM)
-    refused(driver, trainer, "profiled with inputs", length=16)
+    refused(driver, trainer, "profiled with inputs", length=48)
 
 
 @isolated
@@ -217,8 +217,8 @@ def test_auto_profiles_when_the_plan_does_not_fit(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
     driver = make_driver("auto", tmp_path, parallelism=PARALLELISM, warmup=0)
     with pytest.warns(StallocWarning, match="profiled with inputs"):
-        train(driver, trainer, Options.serve_from + 1, length=16)
-    train(driver, trainer, 5, length=16)
+        train(driver, trainer, Options.serve_from + 1, length=48)
+    train(driver, trainer, 5, length=48)
     assert driver.stage is Stage.SERVING
     assert stalloc.memory_stats()["misses"] == 0
 
