@@ -48,6 +48,7 @@ void add_laws(Plan& plan, const profile::IterationProfile& profile) {
   plan.extent_names = profile.extent_names;
   plan.extents = profile.envelope;
   plan.seen = profile.seen;
+  plan.fixed_extents = {profile.fixed.begin(), profile.fixed.end()};
   plan.laws = profile.laws;
 }
 

@@ -182,6 +182,11 @@ void check_extents(const Plan& plan) {
     }
   };
   check_row(plan.extents, "extents: ");
+  for (const auto& [name, value] : plan.fixed_extents) {
+    if (value < kNone || value > trace::kLargestRequest) {
+      throw PlanError("fixed_extents, " + name + ": an extent of " + std::to_string(value));
+    }
+  }
   for (std::size_t i = 0; i < plan.seen.size(); ++i) check_row(plan.seen[i], named("seen", i));
 }
 

@@ -130,6 +130,9 @@ struct Plan {
   std::vector<std::string> extent_names;           // of the extents that change: "ids.1", ...
   std::vector<profile::Extent> extents;            // by name: the envelope, see Note [Envelope]
   std::vector<std::vector<profile::Extent>> seen;  // the distinct extents that were profiled
+  // Extents that no law uses, since they never changed or always equalled another, by name: the
+  // largest profiled value. A run may change them; see runtime/microbatches.h.
+  std::map<std::string, profile::Extent> fixed_extents;
   std::vector<profile::SizeLaw> laws;
   // Where the pool is in several pieces of memory, each but the first begins behind a wall: an
   // aligned unit that belongs to nobody, so that nothing straddles two pieces. Ascending. Of a run,

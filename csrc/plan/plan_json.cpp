@@ -92,6 +92,10 @@ std::string to_json(const Plan& plan) {
   out.column("absent", plan.absent, [&](std::int32_t decision) { out.value(decision); });
   write_table(out, "contexts", context_rows(plan), kContextColumns);
   write_table(out, "reusable", reusable_rows(plan), kReusableColumns);
+  if (!plan.fixed_extents.empty()) {
+    out.column("fixed_names", plan.fixed_extents, [&](const auto& e) { out.value(e.first); });
+    out.column("fixed_extents", plan.fixed_extents, [&](const auto& e) { out.value(e.second); });
+  }
   if (!plan.extent_names.empty() || !plan.laws.empty()) {
     out.column("extent_names", plan.extent_names,
                [&](const std::string& name) { out.value(name); });
@@ -112,6 +116,8 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
   std::vector<ReusableRow> reusable;
   std::vector<LawTermRow> terms;
   std::vector<profile::Extent> seen;
+  std::vector<std::string> fixed_names;
+  std::vector<profile::Extent> fixed;
   JsonReader in(text, source, raise);
   const auto number = [&](std::int64_t& target) {
     return [&](Value v) { target = in.integer<std::int64_t>(v); };
@@ -167,12 +173,21 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
            /*optional=*/true},
           {"extents", extents(plan.extents), /*optional=*/true},
           {"seen", extents(seen), /*optional=*/true},
+          {"fixed_names",
+           [&](Value v) { in.array(v, [&](Value n) { fixed_names.push_back(in.text(n)); }); },
+           /*optional=*/true},
+          {"fixed_extents", extents(fixed), /*optional=*/true},
           {"laws", table(plan.laws, kLawColumns), /*optional=*/true},
           {"law_terms", table(terms, kLawTermColumns), /*optional=*/true},
       });
   try {
     add_terms(terms, plan.laws);
     split_seen(seen, plan);
+    if (fixed_names.size() != fixed.size()) {
+      throw PlanError("fixed_extents: " + std::to_string(fixed.size()) + " values for " +
+                      std::to_string(fixed_names.size()) + " names");
+    }
+    for (std::size_t i = 0; i < fixed.size(); ++i) plan.fixed_extents[fixed_names[i]] = fixed[i];
     distribute(contexts, plan.groups, "contexts",
                [](DynamicGroup& g, const ContextRow& r) { g.contexts.push_back(r.context); });
     distribute(reusable, plan.groups, "reusable",

@@ -150,8 +150,8 @@ struct IterationProfile {
   // The extents that vary between microbatches, and the laws of sizes in them; empty where none
   // varies. See size_laws.h.
   std::vector<std::string> extent_names;
-  std::vector<std::pair<std::string, std::string>> coinciding;  // another name, and its equal
-  std::vector<Extent> envelope;           // the largest of each that the trace has
+  std::vector<std::pair<std::string, Extent>> fixed;  // other extents, and the largest of each
+  std::vector<Extent> envelope;                       // the largest of each that the trace has
   std::vector<std::vector<Extent>> seen;  // the distinct extents of microbatches, ascending
   std::vector<SizeLaw> laws;
 

@@ -206,7 +206,7 @@ IterationProfile profile_iteration(const trace::Trace& trace) {
   find_places(all, profile);
   add_opening(all, profile);
   profile.extent_names = std::move(laws.extent_names);
-  profile.coinciding = std::move(laws.coinciding);
+  profile.fixed = std::move(laws.fixed);
   profile.envelope = std::move(laws.envelope);
   profile.seen = std::move(laws.seen);
   profile.laws = std::move(laws.laws);

@@ -36,12 +36,7 @@ class ExtentTable {
           })) {
         continue;
       }
-      const auto twin = std::ranges::find_if(kept, same);
-      if (twin == kept.end()) {
-        kept.push_back(e);
-      } else {
-        coinciding_.emplace_back(trace.extent_names[e], trace.extent_names[*twin]);
-      }
+      if (std::ranges::none_of(kept, same)) kept.push_back(e);
     }
     keep(std::move(kept));
   }
@@ -60,10 +55,11 @@ class ExtentTable {
 
   void describe(SizeLaws& laws) const {
     for (const std::size_t e : columns_) laws.extent_names.push_back(trace_.extent_names[e]);
-    for (const auto& [name, twin] : coinciding_) {
-      if (std::ranges::find(laws.extent_names, twin) != laws.extent_names.end()) {
-        laws.coinciding.emplace_back(name, twin);
-      }
+    for (std::size_t e = 0; e < trace_.extent_names.size(); ++e) {
+      if (std::ranges::find(columns_, e) != columns_.end()) continue;
+      Extent largest = 0;
+      for (const auto& row : trace_.extents) largest = std::max(largest, row.values[e]);
+      laws.fixed.emplace_back(trace_.extent_names[e], largest);
     }
     laws.envelope = envelope_;
     std::set<std::vector<Extent>> seen;
@@ -92,7 +88,6 @@ class ExtentTable {
   std::vector<std::size_t> columns_;  // index into Trace::extent_names
   std::vector<std::vector<Extent>> rows_;
   std::vector<Extent> envelope_;
-  std::vector<std::pair<std::string, std::string>> coinciding_;
 };
 
 // The requests of one iteration in one phase on one thread.
@@ -260,6 +255,7 @@ class Family {
     attempt(always, true);
     if (has_warm_up) attempt(warm, false);
     attempt([&](const Run& run) { return run.structure == usual; }, false);
+    fit_from_above(open, has_warm_up, table, of);
     if (microbatches.size() > 1) {
       for (const std::int32_t m : microbatches) {
         // Each microbatch has a law of its own, so none of them closes a position.
@@ -436,6 +432,63 @@ class Family {
     return by_position_[r][position];
   }
 
+  // Scratch space of a kernel follows a law from some extents on, and takes less below. Finds laws
+  // that explain the larger sizes of a position and exceed the smaller ones, of which there are at
+  // most a third.
+  void fit_from_above(std::vector<std::int32_t>& open, bool has_warm_up, LawTable& table,
+                      std::vector<LawIndex>& of) {
+    const std::vector<std::vector<Extent>> own = rows(LawSource::kOwn);
+    const LawFitter fitter(own, extents_.envelope());
+    std::vector<bool> included;
+    for (std::size_t r = 0; r < runs_.size(); ++r) {
+      included.push_back((!has_warm_up || runs_[r].iteration > 0) && is_known(own[r]));
+    }
+    std::map<std::vector<Bytes>, LawIndex> known;
+    std::vector<std::int32_t> still_open;
+    for (const std::int32_t position : open) {
+      std::vector<Bytes> sizes = sizes_[position];
+      for (std::size_t r = 0; r < sizes.size(); ++r) {
+        if (!included[r]) sizes[r] = kNone;
+      }
+      const auto [it, is_new] = known.try_emplace(sizes, kNone);
+      if (is_new) {
+        const std::optional<SizeLaw> law = law_from_above(std::move(sizes), own, fitter);
+        if (law) it->second = table.add(*law);
+      }
+      if (it->second == kNone) {
+        still_open.push_back(position);
+        continue;
+      }
+      laws_[position] = it->second;
+      assign(position, included, it->second, of);
+    }
+    open = std::move(still_open);
+  }
+
+  static std::optional<SizeLaw> law_from_above(std::vector<Bytes> sizes,
+                                               const std::vector<std::vector<Extent>>& own,
+                                               const LawFitter& fitter) {
+    std::set<Bytes> distinct;
+    for (const Bytes size : sizes) {
+      if (size != kNone) distinct.insert(size);
+    }
+    const std::vector<Bytes> all = sizes;
+    auto smallest = distinct.begin();
+    for (std::size_t dropped = 1; 3 * dropped <= distinct.size(); ++dropped, ++smallest) {
+      std::ranges::replace(sizes, *smallest, Bytes{kNone});
+      std::optional<SizeLaw> law = fitter.fit(sizes);
+      if (!law || law->terms.empty() || law->proof != LawProof::kProven) continue;
+      bool exceeds = true;
+      for (std::size_t r = 0; r < all.size() && exceeds; ++r) {
+        exceeds = all[r] == kNone || evaluate(*law, own[r]) >= all[r];
+      }
+      if (!exceeds) continue;
+      law->proof = LawProof::kUnproven;
+      return law;
+    }
+    return std::nullopt;
+  }
+
   // What no law explains gets the largest size seen where it is the exception. Elsewhere the
   // requests are dynamic.
   void bound_unexplained(const std::vector<std::int32_t>& open, LawTable& table,
@@ -552,7 +605,11 @@ std::vector<std::size_t> most_explaining(const trace::Trace& trace, const Extent
 SizeLaws find_size_laws(const trace::Trace& trace) {
   SizeLaws result;
   ExtentTable extents(trace);
-  if (extents.size() == 0) return result;
+  if (extents.size() == 0) {
+    extents.describe(result);
+    result.seen.clear();
+    return result;
+  }
   std::map<FamilyKey, std::vector<Run>> families = families_of(trace);
   if (extents.size() > kMostExtents) extents.choose(most_explaining(trace, extents, families));
   extents.describe(result);

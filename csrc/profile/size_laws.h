@@ -31,8 +31,8 @@ namespace stalloc::profile {
 struct SizeLaws {
   // The extents that vary and that laws use; of those that always coincide, the first.
   std::vector<std::string> extent_names;
-  // Extents that always equal one of `extent_names`: their name, and that one.
-  std::vector<std::pair<std::string, std::string>> coinciding;
+  // All other extents, each with its largest value: those that never vary, and the coinciding ones.
+  std::vector<std::pair<std::string, Extent>> fixed;
   std::vector<Extent> envelope;           // the largest of each extent
   std::vector<std::vector<Extent>> seen;  // distinct rows without unknown extents, ascending
   std::vector<SizeLaw> laws;              // no two have the same sizes everywhere

@@ -237,8 +237,10 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
     while (!is_free(head_) || size_of(head_) == 0) {
       if (++head_ == end_) break;
     }
-    const bool at_head = head_ < end_ && (is_like(head_, size, stream) ||
-                                          (place == kNone && takes_by_place(size, stream)));
+    const bool at_head =
+        head_ < end_ &&
+        (is_like(head_, size, stream) ||
+         (place == kNone && (takes_by_place(size, stream) || breaks_a_law(size, stream))));
     if (at_head) {
       ++asked_;
       return match_of(take(head_));
@@ -488,6 +490,23 @@ bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
     const profile::SizeLaw& other = laws_[l];
     if (other.proof == profile::LawProof::kUnexplained || sizes_[l] != kNone) continue;
     sizes_[l] = profile::evaluate(other, guess_);
+  }
+  return true;
+}
+
+// True if the request is taken for the item at the head, though a law gives it another size.
+bool Matcher::breaks_a_law(Bytes size, StreamId stream) const {
+  const bool is_pass = kind_ == trace::PhaseKind::kForward || kind_ == trace::PhaseKind::kBackward;
+  const Shape& head = shapes_[static_cast<std::size_t>(head_)];
+  const auto slot = static_cast<std::size_t>(head.slot);
+  if ((laws_.empty() && shares_.empty()) || !is_pass || outgrown_ || head.stream != stream ||
+      size > planned_[slot]) {
+    return false;
+  }
+  const std::int32_t begin =
+      std::max(phases_[static_cast<std::size_t>(phase_)].begin, head_ - kWindow);
+  for (std::int32_t i = begin; i < std::min(end_, head_ + kWindow); ++i) {
+    if (fits(i, size, stream)) return false;
   }
   return true;
 }

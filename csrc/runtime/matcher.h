@@ -44,6 +44,10 @@
 //   a share       a dimension changes that never changed while the program was profiled, as the
 //                 rows of an epoch's last batch: the expected size times the dimension's share
 //
+// A law may fail where no one has looked: scratch space of a kernel comes in steps. So where sizes
+// follow laws, a request in a forward or backward that has the size of no item close by is taken
+// for the item at the head if it is no larger than planned.
+//
 // Note [Finding a phase]
 // A forward, a backward or an optimizer's step is found by its kind, microbatch, chunk and
 // occurrence. One that comes more often than planned repeats the last occurrence that the plan has.
@@ -188,6 +192,7 @@ class Matcher {
   bool takes_by_place(Bytes size, StreamId stream);
   bool infer(const profile::SizeLaw& law, Bytes size);
   bool is_share(Bytes expected, Bytes size) const;
+  bool breaks_a_law(Bytes size, StreamId stream) const;
   // Phases that the plan does not have come after this in the place of a planned one.
   static constexpr PhaseIndex kUnknown = -2;
 

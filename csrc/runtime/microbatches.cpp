@@ -16,6 +16,10 @@ Microbatches::Row Microbatches::row_of(std::span<const std::string> names,
                                           : static_cast<profile::ExtentIndex>(at - names_.begin()));
     }
     largest_.assign(values.begin(), values.end());
+    for (std::size_t i = 0; i < told_names_.size(); ++i) {
+      const auto profiled = fixed_.find(told_names_[i]);
+      if (profiled != fixed_.end()) largest_[i] = std::max(largest_[i], profiled->second);
+    }
   }
   Row row;
   row.extents = unknown_;

@@ -2,14 +2,15 @@
 // over, and given in the order of the plan's names.
 //
 // A run may change a dimension that never changed while it was profiled: the last batch of an epoch
-// has fewer rows. The plan has no name for it, so its laws say nothing. For these, the share of the
-// largest value told so far is kept: sizes mostly are in proportion to one dimension, or to none.
+// has fewer rows. No law of the plan uses it. For these, the share of the largest value that was
+// profiled or told is kept: sizes mostly are in proportion to one dimension, or to none.
 //
 // Cost: O(names) for each forward, O(microbatches in the iteration) for each other phase. Not
 // thread-safe, and neither copied nor moved.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,7 +29,9 @@ struct Share {
 class Microbatches {
  public:
   explicit Microbatches(const plan::Plan& plan)
-      : names_(plan.extent_names), unknown_(plan.extent_names.size(), kNone) {
+      : names_(plan.extent_names),
+        unknown_(plan.extent_names.size(), kNone),
+        fixed_(plan.fixed_extents) {
     latest_.extents = unknown_;
   }
   Microbatches(const Microbatches&) = delete;
@@ -66,6 +69,7 @@ class Microbatches {
 
   const std::vector<std::string> names_;
   const std::vector<profile::Extent> unknown_;
+  const std::map<std::string, profile::Extent> fixed_;
   // The names told last, where each is in the plan (kNone: nowhere), and the largest values.
   std::vector<std::string> told_names_;
   std::vector<profile::ExtentIndex> place_;

@@ -54,6 +54,8 @@ bool Serving::is_wary() {
       return true;
     case trace::PhaseKind::kOptimizer:
       return !m.in_step() || m.wary();
+    case trace::PhaseKind::kForward:
+      return opening_.has_value();
     default:
       return opening_.has_value() || (m.phase() != kNone && !m.in_step());
   }

@@ -280,9 +280,9 @@ TEST_F(PlannedAllocatorTest, OtherThreadsAreNotMatchedAndUseIdleSpace) {
 
 TEST_F(PlannedAllocatorTest, DisabledPoolsGoBackWithTheirLastBlock) {
   allocator_.enable(two_blocks());
+  void* f = allocate(5);  // before the first phase: beside the pool
   enter();
   void* a = allocate(kMiB);
-  void* f = allocate(5);
   allocator_.disable();
   allocator_.disable();
   EXPECT_EQ(allocate(kMiB), nullptr);
