@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/align.h"
+#include "solve/core/rotate.h"
 #include "solve/core/timeline.h"
-#include "solve/rotate.h"
 
 namespace stalloc::solve {
 namespace {

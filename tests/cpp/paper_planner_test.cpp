@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "random_problems.h"
 #include "solve/core/bound.h"
+#include "solve/core/rotate.h"
 #include "solve/paper/phase_groups.h"
-#include "solve/rotate.h"
 #include "verify/validator.h"
 
 namespace stalloc {

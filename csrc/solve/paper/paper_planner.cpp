@@ -12,9 +12,9 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "solve/core/placement.h"
+#include "solve/core/rotate.h"
 #include "solve/core/timeline.h"
 #include "solve/paper/phase_groups.h"
-#include "solve/rotate.h"
 
 namespace stalloc::solve {
 namespace {

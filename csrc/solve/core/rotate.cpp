@@ -1,4 +1,4 @@
-#include "solve/rotate.h"
+#include "solve/core/rotate.h"
 
 #include <algorithm>
 #include <utility>
