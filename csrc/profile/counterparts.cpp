@@ -9,13 +9,13 @@
 namespace stalloc::profile {
 namespace {
 
-// Iterations before the reference from which on two may be of one program and two of another.
+// The fewest iterations before the reference among which a change of program can be found.
 constexpr std::int32_t kFewest = 3;
 
-// Iterations at the beginning are of another program than the rest when each of them is more than
-// twice as unlike the reference as any of the rest, and by this share of its requests more. As
-// chance may do that to a few of a program whose sizes always differ, those of the rest are three
-// at least, or those at the beginning like each other.
+// Iterations at the beginning run another program if each of them differs from the reference more
+// than twice as much as any later one does, and by this share of the requests in addition. A
+// program whose sizes always differ may fulfil this by chance. So there must also be three or more
+// later iterations, or the iterations at the beginning must be like each other.
 constexpr double kOtherProgram = 0.1;
 
 std::int32_t first_request_at(const trace::Trace& trace, Tick tick) {
@@ -34,7 +34,7 @@ std::vector<Turn> complete_turns(const trace::Trace& trace) {
   return turns;
 }
 
-// The planned requests of one iteration by where they are asked for, each list in order.
+// The planned requests of one iteration by phase and thread, each list in order.
 using Place = std::pair<trace::PhaseKey, ThreadOrdinal>;
 struct Sequence {
   std::vector<Token> tokens;
@@ -51,7 +51,7 @@ std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
   for (std::int32_t i = 0; i < turn.count; ++i) {
     const trace::Request& r = trace.requests[turn.first + i];
     const trace::PhaseKey& key = trace.phases[r.phase_begin].key;
-    // A tagged request must not be taken for the counterpart of a static one of the same size.
+    // A tagged request must not become the counterpart of a static one of the same size.
     if (key.kind == trace::PhaseKind::kUnplanned || r.dynamic) continue;
     if (!current || r.phase_begin != phase || r.thread != thread) {
       phase = r.phase_begin;
@@ -64,8 +64,8 @@ std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
   return places;
 }
 
-// For each request of the iteration with places `a`, which has `count`, its counterpart in that
-// with places `b`, or kNone. All relative to Turn::first.
+// For each of the `count` requests of iteration `a`, its counterpart in iteration `b`, or kNone.
+// All relative to Turn::first.
 std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::int32_t count,
                                        const std::map<Place, Sequence>& b) {
   std::vector<std::int32_t> result(count, kNone);
@@ -80,7 +80,7 @@ std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::
   return result;
 }
 
-// Of the requests that have these counterparts in another iteration, what share has none there.
+// The share of an iteration's requests that have no counterpart in another one.
 double share_without(const std::map<Place, Sequence>& places,
                      const std::vector<std::int32_t>& matches) {
   std::int64_t all = 0;
@@ -162,7 +162,7 @@ Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
   number_statics();
 }
 
-// Aligns the reference with the iterations before it, and tells where those begin that are alike.
+// Aligns the reference with the iterations before it. Returns the first that runs its program.
 std::int32_t Counterparts::find_first_compared() {
   const std::int32_t usual = reference_ >= 2 ? 1 : 0;
   std::vector<std::map<Place, Sequence>> places;
@@ -174,7 +174,7 @@ std::int32_t Counterparts::find_first_compared() {
   const std::int32_t first = reference_ >= kFewest ? 0 : usual;
   for (std::int32_t t = first; t <= reference_; ++t) matches_[t] = align(reference_, t);
   if (first == usual) return usual;
-  std::vector<double> unlike;  // the reference
+  std::vector<double> unlike;  // by iteration: how much the reference differs from it
   for (const auto& matches : matches_) unlike.push_back(share_without(places[reference_], matches));
   for (std::int32_t begin = 2; begin < reference_; ++begin) {
     const auto rest = unlike.begin() + begin;
@@ -182,7 +182,7 @@ std::int32_t Counterparts::find_first_compared() {
     const double least_alike = *std::max_element(rest, unlike.end());
     if (most_alike < 2 * least_alike + kOtherProgram) continue;
     if (reference_ - begin >= 2) return begin + 1;
-    bool alike = true;  // those at the beginning
+    bool alike = true;  // the iterations at the beginning
     for (std::int32_t t = 1; t < begin && alike; ++t) {
       alike = share_without(places[t], align(t, t - 1)) <= least_alike + kOtherProgram;
     }
@@ -194,7 +194,7 @@ std::int32_t Counterparts::find_first_compared() {
 Token Counterparts::token(std::int32_t t, std::int32_t index) const {
   const trace::Request& r = request(t, index);
   Token token{r.size, r.stream, law(t, index)};
-  // Constant sizes are alike whether they have been explained or not.
+  // A constant size needs no law to be alike.
   if (token.law != kNone) {
     const SizeLaw& law = laws_.laws[static_cast<std::size_t>(token.law)];
     if (law.terms.empty() && law.proof != LawProof::kUnexplained) token.law = kNone;

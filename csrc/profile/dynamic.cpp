@@ -1,13 +1,14 @@
 // Where a window begins and ends, and why that is safe. Let `m` be the newest number at a birth
-// and `n` the newest at a free, m <= n when both are in one turn. The window ends with the birth of
-// number n + 1, or with the phase if that comes first, and so meets everything that was born before
-// the free.
+// and `n` the newest at a free, m <= n if both are in one iteration.
 //
-// It begins before the birth of number m + 1, and so meets everything freed under a number above m.
-// What was freed under m itself, before or after this birth, lies between two numbers, where the
-// reference's clock cannot tell them apart: its own births and frees say where the window may begin
-// at the latest, and each plannable request that some iteration frees after the birth pulls it to
-// before its own end.
+// The window ends with the birth of number n + 1, or with the phase if that comes first. So it
+// overlaps everything that was born before the free.
+//
+// The window begins before the birth of number m + 1. So it overlaps everything that was freed
+// after number m + 1 was born. A free between the births of m and m + 1 may come before or after
+// the dynamic birth, and the numbers cannot tell. Two rules cover it. The window begins no later
+// than the reference's own birth. And it begins before the end of each plannable request that some
+// iteration frees after the birth.
 #include "profile/dynamic.h"
 
 #include <algorithm>
@@ -21,9 +22,9 @@
 namespace stalloc::profile {
 namespace {
 
-// A request that outlives the next static one's birth by less than this lives for the moment.
+// A request is momentary if it outlives the next static one's birth by less than this.
 constexpr Tick kMoment = 4;
-// One that does not, and has no more than this many requests born in its life, is brief.
+// A momentary request is brief if no more than this many requests are born in its lifetime.
 constexpr std::int32_t kBornMeanwhile = 2;
 
 using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
@@ -33,10 +34,10 @@ struct Asked {
   std::int32_t request = 0;  // within its turn
 };
 
-// Frees of plannable requests in one turn, in order.
+// A free of a plannable request in one iteration.
 struct Free {
   Tick tick = 0;
-  Tick upper = 0;  // of its planned lifetime, since that turn began
+  Tick upper = 0;  // the end of its planned lifetime, since that iteration began
 };
 
 class Places {
@@ -65,7 +66,7 @@ class Places {
     return number == kNone || profile_.requests[all_.request_of(number)].dynamic;
   }
 
-  // Where each dynamic request of iteration `t` belongs.
+  // Adds each dynamic request of iteration `t` to its site.
   void collect(std::int32_t t) {
     std::map<PhaseIndex, std::int32_t> newest;  // plannable request by the profile's phase
     PhaseIndex span = kNone;
@@ -120,7 +121,7 @@ class Places {
     return result;
   }
 
-  // One place for each role that its requests have, the longest first.
+  // Adds a group for each role of the site's requests, the longest first.
   void add_places(const Key& key, const std::vector<Asked>& asked, Found& found) const {
     std::vector<std::vector<RoleSample>> visits(static_cast<std::size_t>(last_ - first_ + 1));
     for (const auto& [t, index] : asked) {
@@ -137,7 +138,7 @@ class Places {
       const auto visit = static_cast<std::size_t>(a.turn - first_);
       const std::size_t i = next[visit]++;
       const std::int32_t role = roles.of[visit][i];
-      // The exceptions of a role outlive it, and have no place.
+      // The exceptions of a role outlive it and belong to no group.
       if (visits[visit][i].longevity <= roles.longevity[role]) by_role[role].push_back(a);
     }
     const std::size_t others = found.places.size();
@@ -148,7 +149,7 @@ class Places {
       place.contexts = roles.contexts[role];
       found.places.push_back(std::move(place));
     }
-    // What a warm-up alone has made is not made again.
+    // The run does not repeat requests that only its warm-up made.
     const auto is_later = [](const Asked& a) { return a.turn > 0; };
     if (found.places.size() == others && std::ranges::none_of(asked, is_later)) return;
     for (std::size_t role = 0; role < by_role.size(); ++role) {
@@ -157,7 +158,8 @@ class Places {
     }
   }
 
-  // In ticks of the reference, from the next static request's birth, or the end of the phase.
+  // The longevity in ticks of the reference, from the next static request's birth or the end of the
+  // phase.
   Longevity longevity(std::int32_t t, std::int32_t index) const {
     const trace::Request& r = all_.request(t, index);
     const End end = end_of(t, r);
@@ -171,7 +173,7 @@ class Places {
   }
 
   struct End {
-    Tick upper = kNone;  // since the turn of the birth began; kNone: longer than can be told
+    Tick upper = kNone;  // since the iteration of the birth began; kNone: longer than is known
     PhaseIndex phase_end = kNone;  // the profile's
     bool kept = false;             // it outlives the next iteration
   };
@@ -185,7 +187,7 @@ class Places {
     return {tick + turns * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
   }
 
-  // Without `upper` when none of its requests can be served.
+  // Makes a group. `upper` stays kNone if none of its requests can be served.
   DynamicPlace make_place(const Key& key, const std::vector<Asked>& found) const {
     DynamicPlace place;
     std::tie(place.phase, place.after, place.stream) = key;
@@ -208,7 +210,7 @@ class Places {
       const trace::Request& r = all_.request(t, index);
       const End end = end_of(t, r);
       const bool passes_last = t == last_ && r.upper >= all_.turn(t).end;
-      // The reference's own may be taken to end where the others' did.
+      // The reference does not see this end. The other iterations' ends stand for it.
       const bool wraps = passes_last && place.upper > profile_.period;
       if (!wraps && (end.upper == kNone || end.upper > place.upper)) continue;
       place.sightings[t - first_].push_back(
@@ -229,8 +231,10 @@ class Places {
   std::vector<std::vector<Free>> frees_;  // by turn
 };
 
-constexpr std::int64_t kMostlyStatic = 8;  // of so many requests, less than one varies,
-constexpr std::int64_t kFewVary = 4;       // or fewer than this in an iteration
+// A module is static if less than one of kMostlyStatic requests varies, or if fewer than kFewVary
+// vary in an iteration.
+constexpr std::int64_t kMostlyStatic = 8;
+constexpr std::int64_t kFewVary = 4;
 
 }  // namespace
 
@@ -256,7 +260,7 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
     const bool often = count.varying >= kFewVary * (all.reference() - all.first_compared() + 1);
     if (often && kMostlyStatic * count.varying >= count.requests) stays.insert(stay);
   }
-  // And in the modules inside them, which are told by their names.
+  // Adds the modules inside them, which their names tell.
   const std::vector<std::string>& names = all.trace().layers;
   std::set<std::pair<trace::PhaseKey, std::string>> outer;
   for (const auto& [phase, layer] : stays) outer.insert({phase, names[layer]});

@@ -1,14 +1,15 @@
 // Why the lifetimes are safe to plan with. The reference's static requests are numbered 0, 1, 2,
 // ... in order of allocation (counterparts.h), and `newest_before(tick)` is the largest number that
-// a compared iteration had allocated before `tick`. A request is taken to live until after the
-// allocation of number `newest_before(its free)`, the largest such number over all iterations. So
-// wherever two static requests were alive together in any of them, their lifetimes in the profile
-// overlap too, also when phases come in another order from one iteration to the next: whichever of
-// the two is older in the reference was freed, in that iteration, after the younger was allocated.
+// a compared iteration had allocated before `tick`. A profiled lifetime lasts until after the
+// allocation of number `newest_before(its free)`, the largest such number over all iterations.
 //
-// Between that allocation and the next static one any tick is as safe as any other. The reference's
-// own tick is taken where it has one, else the end of the phase that freed the request, so that its
-// phases stay true.
+// So if two static requests were live together in any iteration, their lifetimes in the profile
+// overlap: the one that is older in the reference was freed, in that iteration, after the younger
+// was allocated. This holds even if phases come in another order in each iteration.
+//
+// Any tick between that allocation and the next static one is equally safe. The profile takes the
+// reference's own tick if it has one. Otherwise it takes the end of the phase that freed the
+// request, so that the recorded phase stays right.
 //
 // Cost: O(n log n) for each compared iteration.
 #include "profile/lifetimes.h"
@@ -28,18 +29,18 @@
 namespace stalloc::profile {
 namespace {
 
-// How long one iteration saw a request live.
+// How long a request lived in one iteration.
 struct Sighting {
   enum class Kind : std::uint8_t { kFreed, kStillAlive, kTooLong };
 
   Kind kind = Kind::kStillAlive;
   std::int32_t turn = 0;         // iterations after that of its birth
   std::int32_t newest = kNone;   // static number; the request lives until after its allocation
-  Tick tick = kNone;             // of the free, where the reference itself saw it
+  Tick tick = kNone;             // of the free, if the reference itself saw it
   PhaseIndex phase_end = kNone;  // index into Trace::phases
   LayerIndex layer_end = kNone;
 
-  // Later than, and at the same place better known than.
+  // True if this one ends later, or at the same number but at a known tick.
   bool outlives(const Sighting& other) const {
     return std::pair{std::pair{turn, newest}, tick} >
            std::pair{std::pair{other.turn, other.newest}, other.tick};
@@ -68,7 +69,7 @@ class Profiler {
   }
 
  private:
-  // What iteration `t` saw of its counterpart to the static request `i`.
+  // How long the counterpart of the static request `i` lived in iteration `t`.
   Sighting sight(std::int32_t t, std::int32_t i) const {
     const trace::Request& r = all_.request(t, all_.match(t, i));
     Sighting sighting;
@@ -86,8 +87,8 @@ class Profiler {
     return sighting;
   }
 
-  // The longest life any iteration saw. kTooLong where one saw more than a whole turn, or where
-  // the reference saw it pass its end and no other can tell what comes then.
+  // The longest life that any iteration saw. kTooLong if one saw more than a whole period, or if
+  // the request outlives the reference and no other iteration tells its end.
   Sighting longest(std::int32_t i) const {
     Sighting result = sight(reference_, i);
     const bool passes_end = result.kind == Sighting::Kind::kStillAlive;
@@ -102,13 +103,13 @@ class Profiler {
     return result;
   }
 
-  // The tick, within its turn, that stands for a sighting.
+  // The tick, within its iteration, that stands for a sighting.
   Tick free_tick(const Sighting& sighting) const {
     return sighting.tick != kNone ? sighting.tick
                                   : all_.latest(sighting.newest, sighting.phase_end);
   }
 
-  // Whether any iteration has it tagged as dynamic.
+  // True if any iteration has the request tagged as dynamic.
   bool is_tagged(std::int32_t i) const {
     for (std::int32_t t = all_.first_compared(); t <= reference_; ++t) {
       const std::int32_t index = all_.match(t, i);
@@ -147,7 +148,7 @@ class Profiler {
       const Tick tick = free_tick(sighting);
       result.upper = tick + sighting.turn * period;
       wraps = sighting.turn > 0;
-      // A tick of the reference's own is that of the free; any other is the one after it.
+      // The reference's own tick is that of the free. Any other is one past it.
       result.phase_end =
           all_.phases().at(sighting.tick != kNone ? tick : std::max<Tick>(tick - 1, 0));
       result.layer_end = sighting.layer_end;
@@ -161,7 +162,7 @@ class Profiler {
     return result;
   }
 
-  // A whole turn is all that the profile can say of it.
+  // Gives a persistent request the longest lifetime that a profile can express: a whole period.
   ProfiledRequest persistent(ProfiledRequest result) const {
     result.lifetime = LifetimeClass::kPersistent;
     result.upper = result.lower + all_.period();
@@ -170,7 +171,7 @@ class Profiler {
     return result;
   }
 
-  // The largest sum of bytes alive at once within the reference.
+  // The largest sum of bytes that are live at once in the reference.
   Bytes load() const {
     const Turn& turn = all_.turn(reference_);
     std::vector<std::pair<Tick, Bytes>> changes;
@@ -198,7 +199,7 @@ class Profiler {
 IterationProfile profile_iteration(const trace::Trace& trace) {
   trace.check();
   SizeLaws laws = find_size_laws(trace);
-  // Where no extent varies, the trace is its own envelope and need not be copied.
+  // If no extent varies, the trace is its own envelope and need not be copied.
   std::optional<trace::Trace> enlarged;
   if (!laws.empty()) enlarged = at_envelope(trace, laws);
   const Counterparts all(enlarged ? *enlarged : trace, laws);

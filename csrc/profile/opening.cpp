@@ -47,7 +47,7 @@ class Finder {
       sighting.stream = r.stream;
       sighting.recurs = recurs;
       if (r.upper >= all_.turn(all_.reference()).end) sighting.upper = kNever;
-      // Where dynamic requests are expected, what goes again is one of them.
+      // At a site of dynamic requests, a request that is freed again is one of them.
       const bool dynamic = places_.contains({sighting.phase, sighting.after, sighting.stream});
       if (sighting.upper != kNever && dynamic) continue;
       profile_.opening.requests.push_back(sighting);
@@ -64,21 +64,23 @@ class Finder {
     return all_.trace().phases[all_.request(kFirst, index).phase_begin].key;
   }
 
-  // Whether the runtime can follow it.
+  // True if the runtime can follow the request.
   bool is_followed(std::int32_t index) const {
     const trace::Request& r = all_.request(kFirst, index);
     return r.thread == 0 && !r.dynamic && key_of(index).kind != trace::PhaseKind::kUnplanned;
   }
 
-  enum class Until : std::uint8_t { kOwnEnd, kNextEnd, kLater };  // of its iteration, or the next
+  // The end of iteration before which a request is freed: its own, the next one's, or a later
+  // one's.
+  enum class Until : std::uint8_t { kOwnEnd, kNextEnd, kLater };
 
   Until until(std::int32_t t, const trace::Request& r) const {
     if (r.upper < all_.turn(t).end) return Until::kOwnEnd;
     return r.upper < all_.turn(t + 1).end ? Until::kNextEnd : Until::kLater;
   }
 
-  // Of the reference's request `i`. How long a persistent one lives, the first that was compared
-  // tells: what it replaced by its like in the next iteration, or kept.
+  // The same for the reference's request `i`. If it is persistent, the first compared iteration
+  // tells whether its counterpart was replaced in the next iteration or kept.
   Until until(std::int32_t i) const {
     const ProfiledRequest& r = profile_.requests[i];
     if (r.lifetime == LifetimeClass::kWrapAround) return Until::kNextEnd;
@@ -88,7 +90,7 @@ class Finder {
     return index == kNone ? Until::kLater : until(t, all_.request(t, index));
   }
 
-  // What lives to another iteration's end is another request, whatever its size.
+  // Marks a token with the end of life, so that only requests with the same end are alike.
   static Token marked(Token token, Until until) {
     if (until == Until::kLater) token.size = -token.size;
     if (until == Until::kNextEnd) token.stream = ~token.stream;
@@ -124,7 +126,7 @@ class Finder {
     }
   }
 
-  // The profile's phase of a request; one that the reference does not have is appended.
+  // The profile's phase of a request. Appends a phase that the reference does not have.
   PhaseIndex phase_of(std::int32_t index) {
     const trace::PhaseKey& key = key_of(index);
     if (const PhaseIndex known = all_.phases().find(key); known != kNone) return known;
