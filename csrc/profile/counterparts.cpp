@@ -23,33 +23,33 @@ std::int32_t first_request_at(const trace::Trace& trace, Tick tick) {
   return static_cast<std::int32_t>(it - trace.requests.begin());
 }
 
-std::vector<Turn> complete_turns(const trace::Trace& trace) {
-  std::vector<Turn> turns;
+std::vector<IterationSpan> complete_iterations(const trace::Trace& trace) {
+  std::vector<IterationSpan> iterations;
   for (std::size_t i = 1; i < trace.iterations.size(); ++i) {
-    Turn turn{trace.iterations[i - 1], trace.iterations[i]};
-    turn.first = first_request_at(trace, turn.begin);
-    turn.count = first_request_at(trace, turn.end) - turn.first;
-    turns.push_back(turn);
+    IterationSpan iteration{trace.iterations[i - 1], trace.iterations[i]};
+    iteration.first = first_request_at(trace, iteration.begin);
+    iteration.count = first_request_at(trace, iteration.end) - iteration.first;
+    iterations.push_back(iteration);
   }
-  return turns;
+  return iterations;
 }
 
 // The planned requests of one iteration by phase and thread, each list in order.
 using Place = std::pair<trace::PhaseKey, ThreadOrdinal>;
 struct Sequence {
   std::vector<Token> tokens;
-  std::vector<std::int32_t> requests;  // relative to Turn::first
+  std::vector<std::int32_t> requests;  // relative to IterationSpan::first
 };
 
 std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
   const trace::Trace& trace = all.trace();
-  const Turn& turn = all.turn(t);
+  const IterationSpan& iteration = all.iteration(t);
   std::map<Place, Sequence> places;
   Sequence* current = nullptr;
   PhaseIndex phase = kNone;
   ThreadOrdinal thread = kNone;
-  for (std::int32_t i = 0; i < turn.count; ++i) {
-    const trace::Request& r = trace.requests[turn.first + i];
+  for (std::int32_t i = 0; i < iteration.count; ++i) {
+    const trace::Request& r = trace.requests[iteration.first + i];
     const trace::PhaseKey& key = trace.phases[r.phase_begin].key;
     // A tagged request must not become the counterpart of a static one of the same size.
     if (key.kind == trace::PhaseKind::kUnplanned || r.dynamic) continue;
@@ -65,7 +65,7 @@ std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
 }
 
 // For each of the `count` requests of iteration `a`, its counterpart in iteration `b`, or kNone.
-// All relative to Turn::first.
+// All relative to IterationSpan::first.
 std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::int32_t count,
                                        const std::map<Place, Sequence>& b) {
   std::vector<std::int32_t> result(count, kNone);
@@ -94,26 +94,26 @@ double share_without(const std::map<Place, Sequence>& places,
   return all > 0 ? static_cast<double>(without) / static_cast<double>(all) : 0.0;
 }
 
-std::int32_t last(const std::vector<Turn>& turns) {
-  if (turns.empty()) {
+std::int32_t last(const std::vector<IterationSpan>& iterations) {
+  if (iterations.empty()) {
     throw TraceError(
         "the trace holds no complete iteration: profile at least one, better three, and mark the "
         "end of each with step()");
   }
-  return static_cast<std::int32_t>(turns.size()) - 1;
+  return static_cast<std::int32_t>(iterations.size()) - 1;
 }
 
 }  // namespace
 
-Phases::Phases(const trace::Trace& trace, const Turn& turn) {
+Phases::Phases(const trace::Trace& trace, const IterationSpan& iteration) {
   for (const trace::PhaseSpan& span : trace.phases) {
     const bool empty_within =
-        span.begin == span.end && turn.begin <= span.begin && span.begin < turn.end;
-    if (!empty_within && (span.begin >= turn.end || span.end <= turn.begin)) continue;
-    add(span.key, std::max(span.begin, turn.begin) - turn.begin,
-        std::min(span.end, turn.end) - turn.begin);
+        span.begin == span.end && iteration.begin <= span.begin && span.begin < iteration.end;
+    if (!empty_within && (span.begin >= iteration.end || span.end <= iteration.begin)) continue;
+    add(span.key, std::max(span.begin, iteration.begin) - iteration.begin,
+        std::min(span.end, iteration.end) - iteration.begin);
   }
-  if (list_.empty()) add({}, 0, turn.end - turn.begin);
+  if (list_.empty()) add({}, 0, iteration.end - iteration.begin);
   tell_microbatches();
 }
 
@@ -155,9 +155,9 @@ void Phases::add(const trace::PhaseKey& key, Tick begin, Tick end) {
 Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
     : trace_(trace),
       laws_(laws),
-      turns_(complete_turns(trace)),
-      reference_(last(turns_)),
-      phases_(trace, turns_[reference_]) {
+      iterations_(complete_iterations(trace)),
+      reference_(last(iterations_)),
+      phases_(trace, iterations_[reference_]) {
   first_compared_ = find_first_compared();
   number_statics();
 }
@@ -168,9 +168,9 @@ std::int32_t Counterparts::find_first_compared() {
   std::vector<std::map<Place, Sequence>> places;
   for (std::int32_t t = 0; t <= reference_; ++t) places.push_back(by_place(*this, t));
   const auto align = [&](std::int32_t a, std::int32_t b) {
-    return counterparts(places[a], turns_[a].count, places[b]);
+    return counterparts(places[a], iterations_[a].count, places[b]);
   };
-  matches_.resize(turns_.size());
+  matches_.resize(iterations_.size());
   const std::int32_t first = reference_ >= kFewest ? 0 : usual;
   for (std::int32_t t = first; t <= reference_; ++t) matches_[t] = align(reference_, t);
   if (first == usual) return usual;
@@ -210,14 +210,14 @@ bool Counterparts::is_everywhere(std::int32_t i) const {
 }
 
 void Counterparts::number_statics() {
-  for (std::int32_t i = 0; i < turns_[reference_].count; ++i) {
+  for (std::int32_t i = 0; i < iterations_[reference_].count; ++i) {
     if (request(reference_, i).thread == 0 && is_everywhere(i)) statics_.push_back(i);
   }
-  numbers_.resize(turns_.size());
-  newest_.resize(turns_.size());
+  numbers_.resize(iterations_.size());
+  newest_.resize(iterations_.size());
   for (std::int32_t t = first_compared_; t <= reference_; ++t) {
     auto& numbers = numbers_[t];
-    numbers.assign(turns_[t].count, kNone);
+    numbers.assign(iterations_[t].count, kNone);
     for (std::size_t n = 0; n < statics_.size(); ++n) {
       numbers[matches_[t][statics_[n]]] = static_cast<std::int32_t>(n);
     }
@@ -229,8 +229,8 @@ void Counterparts::number_statics() {
 }
 
 std::int32_t Counterparts::newest_before(std::int32_t t, Tick tick) const {
-  const std::int32_t allocated = first_request_at(trace_, tick) - turns_[t].first;
-  return newest_[t][std::clamp(allocated, 0, turns_[t].count)];
+  const std::int32_t allocated = first_request_at(trace_, tick) - iterations_[t].first;
+  return newest_[t][std::clamp(allocated, 0, iterations_[t].count)];
 }
 
 Tick Counterparts::latest(std::int32_t newest, PhaseIndex phase) const {

@@ -24,7 +24,7 @@
 namespace stalloc::profile {
 
 // A complete iteration: [begin, end) in ticks and the requests born in it.
-struct Turn {
+struct IterationSpan {
   Tick begin = 0;
   Tick end = 0;
   std::int32_t first = 0;  // index into Trace::requests
@@ -34,7 +34,7 @@ struct Turn {
 // The reference's phases, one for each key, and the phase at each tick.
 class Phases {
  public:
-  Phases(const trace::Trace& trace, const Turn& turn);
+  Phases(const trace::Trace& trace, const IterationSpan& iteration);
 
   // The phase at `tick` of the iteration. Before the first phase: the first. After the last: the
   // last.
@@ -69,16 +69,16 @@ class Counterparts {
   const trace::Trace& trace() const { return trace_; }
   std::int32_t reference() const { return reference_; }
   std::int32_t first_compared() const { return first_compared_; }  // up to the reference
-  const Turn& turn(std::int32_t t) const { return turns_[t]; }
-  Tick period() const { return turns_[reference_].end - turns_[reference_].begin; }
+  const IterationSpan& iteration(std::int32_t t) const { return iterations_[t]; }
+  Tick period() const { return iterations_[reference_].end - iterations_[reference_].begin; }
   const Phases& phases() const { return phases_; }
 
   const trace::Request& request(std::int32_t t, std::int32_t index) const {
-    return trace_.requests[turns_[t].first + index];
+    return trace_.requests[iterations_[t].first + index];
   }
   // The law of that request, or kNone.
   LawIndex law(std::int32_t t, std::int32_t index) const {
-    return laws_.empty() ? kNone : laws_.of[turns_[t].first + index];
+    return laws_.empty() ? kNone : laws_.of[iterations_[t].first + index];
   }
   // The request's token for the alignment.
   Token token(std::int32_t t, std::int32_t index) const;
@@ -98,7 +98,7 @@ class Counterparts {
 
   // The tick, since the reference began, at which it allocates its request `i`.
   Tick birth(std::int32_t i) const {
-    return request(reference_, i).lower - turns_[reference_].begin;
+    return request(reference_, i).lower - iterations_[reference_].begin;
   }
   // Maps a moment to the reference. The moment has this newest number and lies in that phase (index
   // into Trace::phases). Returns the last tick, since the reference began, that is not after it:
@@ -111,7 +111,7 @@ class Counterparts {
 
   const trace::Trace& trace_;
   const SizeLaws& laws_;
-  std::vector<Turn> turns_;
+  std::vector<IterationSpan> iterations_;
   std::int32_t reference_;
   std::int32_t first_compared_ = 0;
   Phases phases_;

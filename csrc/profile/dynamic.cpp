@@ -30,8 +30,8 @@ constexpr std::int32_t kBornMeanwhile = 2;
 using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
 
 struct Asked {
-  std::int32_t turn = 0;
-  std::int32_t request = 0;  // within its turn
+  std::int32_t iteration = 0;
+  std::int32_t request = 0;  // within its iteration
 };
 
 // A free of a plannable request in one iteration.
@@ -71,7 +71,7 @@ class Places {
     std::map<PhaseIndex, std::int32_t> newest;  // plannable request by the profile's phase
     PhaseIndex span = kNone;
     PhaseIndex phase = kNone;
-    for (std::int32_t index = 0; index < all_.turn(t).count; ++index) {
+    for (std::int32_t index = 0; index < all_.iteration(t).count; ++index) {
       const trace::Request& r = all_.request(t, index);
       if (r.thread != 0) continue;
       if (r.phase_begin != span) {
@@ -93,14 +93,14 @@ class Places {
   std::vector<Free> frees_in(std::int32_t t) const {
     std::vector<Free> frees;
     for (std::int32_t born = std::max(t - 1, first_); born <= t; ++born) {
-      const Tick turns = t - born;
+      const Tick periods = t - born;
       for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
         const ProfiledRequest& planned = profile_.requests[i];
         if (!profile_.is_plannable(planned)) continue;
         const trace::Request& r =
             all_.request(born, all_.match(born, static_cast<std::int32_t>(i)));
-        if (r.upper < all_.turn(t).begin || r.upper >= all_.turn(t).end) continue;
-        frees.push_back({r.upper, planned.upper - turns * profile_.period});
+        if (r.upper < all_.iteration(t).begin || r.upper >= all_.iteration(t).end) continue;
+        frees.push_back({r.upper, planned.upper - periods * profile_.period});
       }
     }
     std::ranges::sort(frees, {}, &Free::tick);
@@ -135,7 +135,7 @@ class Places {
     std::vector<std::vector<Asked>> by_role(roles.contexts.size());
     std::vector<std::size_t> next(visits.size());
     for (const Asked& a : asked) {
-      const auto visit = static_cast<std::size_t>(a.turn - first_);
+      const auto visit = static_cast<std::size_t>(a.iteration - first_);
       const std::size_t i = next[visit]++;
       const std::int32_t role = roles.of[visit][i];
       // The exceptions of a role outlive it and belong to no group.
@@ -150,7 +150,7 @@ class Places {
       found.places.push_back(std::move(place));
     }
     // The run does not repeat requests that only its warm-up made.
-    const auto is_later = [](const Asked& a) { return a.turn > 0; };
+    const auto is_later = [](const Asked& a) { return a.iteration > 0; };
     if (found.places.size() == others && std::ranges::none_of(asked, is_later)) return;
     for (std::size_t role = 0; role < by_role.size(); ++role) {
       if (roles.longevity[role] != kKept) continue;
@@ -168,7 +168,7 @@ class Places {
     if (ticks >= profile_.period) return kKept;
     if (ticks >= kMoment) return ticks;
     const std::int32_t next = index + kBornMeanwhile + 1;
-    const bool brief = next >= all_.turn(t).count || all_.request(t, next).lower > r.upper;
+    const bool brief = next >= all_.iteration(t).count || all_.request(t, next).lower > r.upper;
     return brief ? kBrief : kMomentary;
   }
 
@@ -179,12 +179,12 @@ class Places {
   };
 
   End end_of(std::int32_t t, const trace::Request& r) const {
-    const std::int32_t turns = r.upper < all_.turn(t).end ? 0 : 1;
-    const std::int32_t freed_in = t + turns;
+    const std::int32_t periods = r.upper < all_.iteration(t).end ? 0 : 1;
+    const std::int32_t freed_in = t + periods;
     if (freed_in > last_) return {};
-    if (r.upper >= all_.turn(freed_in).end) return {.kept = true};
+    if (r.upper >= all_.iteration(freed_in).end) return {.kept = true};
     const Tick tick = all_.latest(all_.newest_before(freed_in, r.upper), r.phase_end);
-    return {tick + turns * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
+    return {tick + periods * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
   }
 
   // Makes a group. `upper` stays kNone if none of its requests can be served.
@@ -194,10 +194,10 @@ class Places {
     place.lower = profile_.period;
     place.upper = kNone;
     place.sightings.resize(static_cast<std::size_t>(last_ - first_ + 1));
-    std::int32_t turn = kNone;
+    std::int32_t iteration = kNone;
     for (const auto& [t, index] : found) {
-      if (t != turn) place.lower = std::min(place.lower, beginning(t, index));
-      turn = t;
+      if (t != iteration) place.lower = std::min(place.lower, beginning(t, index));
+      iteration = t;
     }
     for (const auto& [t, index] : found) {
       const End end = end_of(t, all_.request(t, index));
@@ -209,7 +209,7 @@ class Places {
     for (const auto& [t, index] : found) {
       const trace::Request& r = all_.request(t, index);
       const End end = end_of(t, r);
-      const bool passes_last = t == last_ && r.upper >= all_.turn(t).end;
+      const bool passes_last = t == last_ && r.upper >= all_.iteration(t).end;
       // The reference does not see this end. The other iterations' ends stand for it.
       const bool wraps = passes_last && place.upper > profile_.period;
       if (!wraps && (end.upper == kNone || end.upper > place.upper)) continue;
@@ -228,7 +228,7 @@ class Places {
   std::int32_t first_;
   std::int32_t last_;
   std::map<Key, std::vector<Asked>> found_;
-  std::vector<std::vector<Free>> frees_;  // by turn
+  std::vector<std::vector<Free>> frees_;  // by iteration
 };
 
 // A module is static if less than one of kMostlyStatic requests varies, or if fewer than kFewVary
@@ -245,7 +245,7 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
   };
   std::map<std::pair<trace::PhaseKey, LayerIndex>, Count> counts;
   for (std::int32_t t = all.first_compared(); t <= all.reference(); ++t) {
-    for (std::int32_t index = 0; index < all.turn(t).count; ++index) {
+    for (std::int32_t index = 0; index < all.iteration(t).count; ++index) {
       const trace::Request& r = all.request(t, index);
       const trace::PhaseKey& phase = all.trace().phases[r.phase_begin].key;
       const bool planned = phase.kind != trace::PhaseKind::kUnplanned && r.thread == 0;

@@ -34,7 +34,7 @@ struct Sighting {
   enum class Kind : std::uint8_t { kFreed, kStillAlive, kTooLong };
 
   Kind kind = Kind::kStillAlive;
-  std::int32_t turn = 0;         // iterations after that of its birth
+  std::int32_t periods = 0;      // from its birth to its free, in iterations
   std::int32_t newest = kNone;   // static number; the request lives until after its allocation
   Tick tick = kNone;             // of the free, if the reference itself saw it
   PhaseIndex phase_end = kNone;  // index into Trace::phases
@@ -42,8 +42,8 @@ struct Sighting {
 
   // True if this one ends later, or at the same number but at a known tick.
   bool outlives(const Sighting& other) const {
-    return std::pair{std::pair{turn, newest}, tick} >
-           std::pair{std::pair{other.turn, other.newest}, other.tick};
+    return std::pair{std::pair{periods, newest}, tick} >
+           std::pair{std::pair{other.periods, other.newest}, other.tick};
   }
 };
 
@@ -56,7 +56,7 @@ class Profiler {
         dynamic_stays_(dynamic_stays(all)) {}
 
   IterationProfile run() const {
-    const std::int32_t count = all_.turn(reference_).count;
+    const std::int32_t count = all_.iteration(reference_).count;
     IterationProfile profile;
     profile.iteration = reference_;
     profile.compared = reference_ - all_.first_compared();
@@ -73,15 +73,15 @@ class Profiler {
   Sighting sight(std::int32_t t, std::int32_t i) const {
     const trace::Request& r = all_.request(t, all_.match(t, i));
     Sighting sighting;
-    if (t == reference_ && r.upper >= all_.turn(t).end) return sighting;
+    if (t == reference_ && r.upper >= all_.iteration(t).end) return sighting;
     sighting.kind = Sighting::Kind::kTooLong;
-    sighting.turn = r.upper < all_.turn(t).end ? 0 : 1;
-    const std::int32_t freed_in = t + sighting.turn;
-    if (r.upper >= all_.turn(freed_in).end) return sighting;
+    sighting.periods = r.upper < all_.iteration(t).end ? 0 : 1;
+    const std::int32_t freed_in = t + sighting.periods;
+    if (r.upper >= all_.iteration(freed_in).end) return sighting;
     sighting.newest = all_.newest_before(freed_in, r.upper);
-    if (sighting.turn == 1 && sighting.newest >= all_.number(i)) return sighting;
+    if (sighting.periods == 1 && sighting.newest >= all_.number(i)) return sighting;
     sighting.kind = Sighting::Kind::kFreed;
-    if (freed_in == reference_) sighting.tick = r.upper - all_.turn(reference_).begin;
+    if (freed_in == reference_) sighting.tick = r.upper - all_.iteration(reference_).begin;
     sighting.phase_end = r.phase_end;
     sighting.layer_end = r.layer_end;
     return sighting;
@@ -99,7 +99,7 @@ class Profiler {
         result = sighting;
       }
     }
-    if (passes_end && result.turn == 0) result.kind = Sighting::Kind::kTooLong;
+    if (passes_end && result.periods == 0) result.kind = Sighting::Kind::kTooLong;
     return result;
   }
 
@@ -119,11 +119,11 @@ class Profiler {
   }
 
   ProfiledRequest profiled(std::int32_t i) const {
-    const Turn& turn = all_.turn(reference_);
+    const IterationSpan& iteration = all_.iteration(reference_);
     const Tick period = all_.period();
     const trace::Request& r = all_.request(reference_, i);
     ProfiledRequest result;
-    result.request = turn.first + i;
+    result.request = iteration.first + i;
     result.size = r.size;
     result.law = all_.law(reference_, i);
     result.lower = all_.birth(i);
@@ -139,15 +139,15 @@ class Profiler {
 
     bool wraps = false;
     if (all_.number(i) == kNone) {
-      if (r.upper >= turn.end) return persistent(result);
-      result.upper = r.upper - turn.begin;
+      if (r.upper >= iteration.end) return persistent(result);
+      result.upper = r.upper - iteration.begin;
       result.phase_end = all_.phases().at(result.upper);
     } else {
       const Sighting sighting = longest(i);
       if (sighting.kind != Sighting::Kind::kFreed) return persistent(result);
       const Tick tick = free_tick(sighting);
-      result.upper = tick + sighting.turn * period;
-      wraps = sighting.turn > 0;
+      result.upper = tick + sighting.periods * period;
+      wraps = sighting.periods > 0;
       // The reference's own tick is that of the free. Any other is one past it.
       result.phase_end =
           all_.phases().at(sighting.tick != kNone ? tick : std::max<Tick>(tick - 1, 0));
@@ -173,13 +173,13 @@ class Profiler {
 
   // The largest sum of bytes that are live at once in the reference.
   Bytes load() const {
-    const Turn& turn = all_.turn(reference_);
+    const IterationSpan& iteration = all_.iteration(reference_);
     std::vector<std::pair<Tick, Bytes>> changes;
     for (const trace::Request& r : trace_.requests) {
-      if (r.lower >= turn.end) break;
-      if (r.upper <= turn.begin) continue;
-      changes.emplace_back(std::max(r.lower, turn.begin), r.size);
-      if (r.upper < turn.end) changes.emplace_back(r.upper, -r.size);
+      if (r.lower >= iteration.end) break;
+      if (r.upper <= iteration.begin) continue;
+      changes.emplace_back(std::max(r.lower, iteration.begin), r.size);
+      if (r.upper < iteration.end) changes.emplace_back(r.upper, -r.size);
     }
     std::ranges::sort(changes);
     Bytes live = 0;

@@ -20,7 +20,7 @@ class Finder {
 
   void run() {
     align();
-    profile_.opening.end = all_.turn(kFirst).end;
+    profile_.opening.end = all_.iteration(kFirst).end;
     std::map<PhaseIndex, std::int32_t> newest;  // plannable request, by phase
     for (const trace::PhaseSpan& span : all_.trace().phases) {
       if (span.key.kind == trace::PhaseKind::kOther ||
@@ -29,7 +29,7 @@ class Finder {
       profile_.opening.work = span.begin;
       break;
     }
-    for (std::int32_t index = 0; index < all_.turn(kFirst).count; ++index) {
+    for (std::int32_t index = 0; index < all_.iteration(kFirst).count; ++index) {
       if (!is_followed(index)) continue;
       const trace::Request& r = all_.request(kFirst, index);
       const std::int32_t match = matches_[index];
@@ -46,7 +46,7 @@ class Finder {
       sighting.after = it == newest.end() ? kNone : it->second;
       sighting.stream = r.stream;
       sighting.recurs = recurs;
-      if (r.upper >= all_.turn(all_.reference()).end) sighting.upper = kNever;
+      if (r.upper >= all_.iteration(all_.reference()).end) sighting.upper = kNever;
       // At a site of dynamic requests, a request that is freed again is one of them.
       const bool dynamic = places_.contains({sighting.phase, sighting.after, sighting.stream});
       if (sighting.upper != kNever && dynamic) continue;
@@ -75,8 +75,8 @@ class Finder {
   enum class Until : std::uint8_t { kOwnEnd, kNextEnd, kLater };
 
   Until until(std::int32_t t, const trace::Request& r) const {
-    if (r.upper < all_.turn(t).end) return Until::kOwnEnd;
-    return r.upper < all_.turn(t + 1).end ? Until::kNextEnd : Until::kLater;
+    if (r.upper < all_.iteration(t).end) return Until::kOwnEnd;
+    return r.upper < all_.iteration(t + 1).end ? Until::kNextEnd : Until::kLater;
   }
 
   // The same for the reference's request `i`. If it is persistent, the first compared iteration
@@ -99,7 +99,7 @@ class Finder {
 
   void align() {
     std::map<trace::PhaseKey, Sequence> first;
-    for (std::int32_t index = 0; index < all_.turn(kFirst).count; ++index) {
+    for (std::int32_t index = 0; index < all_.iteration(kFirst).count; ++index) {
       if (!is_followed(index)) continue;
       const trace::Request& r = all_.request(kFirst, index);
       Sequence& s = first[key_of(index)];
@@ -115,7 +115,7 @@ class Finder {
       s.tokens.push_back(marked(all_.token(all_.reference(), index), until(index)));
       s.requests.push_back(static_cast<std::int32_t>(i));
     }
-    matches_.assign(all_.turn(kFirst).count, kNone);
+    matches_.assign(all_.iteration(kFirst).count, kNone);
     for (const auto& [key, ours] : first) {
       const auto theirs = reference.find(key);
       if (theirs == reference.end()) continue;
