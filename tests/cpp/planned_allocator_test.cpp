@@ -169,7 +169,7 @@ TEST_F(PlannedAllocatorTest, EvaluationUsesIdlePoolSpace) {
   allocator_.check();
 }
 
-// A forward of two blocks, and what comes between iterations.
+// A forward of two blocks, and a block between iterations.
 plan::Plan two_blocks_and_rest() {
   plan::Plan plan = testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4, 2);
   plan.phases[1].key = {trace::PhaseKind::kOther, kNone, 0, 0};
@@ -230,7 +230,7 @@ TEST_F(PlannedAllocatorTest, AGuestThatOutlivesItsIterationIsTheLastOfItsKind) {
   EXPECT_EQ(hits_of_iteration(), 2) << "they come back when the guests have gone";
 }
 
-// A gradient that the plan does not know, of a backward that is run for several microbatches.
+// A gradient that the plan does not have, in a backward that runs for several microbatches.
 TEST_F(PlannedAllocatorTest, AGuestThatOutlivesItsPhaseIsTheLastOfItsKind) {
   allocator_.enable(testing::plan_of({decision(kMiB, 0, 0, 1, 0), decision(kMiB, 0, 2, 3, 1)}, 4,
                                      /*phases=*/2));
@@ -262,7 +262,7 @@ TEST_F(PlannedAllocatorTest, OtherThreadsAreNotMatched) {
   std::thread([this] {
     void* foreign = allocate(kMiB);
     EXPECT_EQ(allocator_.statistics().fallback_requests, 1);
-    // Unless they run the training thread's graph.
+    // Threads that run the training thread's graph are the exception.
     EXPECT_NE(allocator_.allocate(kMiB, 0, /*for_training=*/true), nullptr);
     EXPECT_EQ(allocator_.statistics().fallback_requests, 1);
     EXPECT_TRUE(allocator_.deallocate(foreign));
@@ -386,8 +386,8 @@ TEST_F(PlannedAllocatorTest, PeaksAreReset) {
   EXPECT_EQ(allocator_.statistics().allocated.current, 0);
 }
 
-// Threads that train, evaluate and free each other's blocks at the same time, on real memory: every
-// block is filled by its owner and must still hold that when it is freed.
+// Threads train, evaluate and free each other's blocks at the same time, on real memory. The owner
+// fills each block, and its content must be unchanged at the free.
 TEST(PlannedAllocatorStress, ThreadsNeverShareAnAddress) {
   device::HostMemory device;
   runtime::PlannedAllocator allocator(device);
