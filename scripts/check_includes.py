@@ -37,27 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 
 # Violations that are still to be mended, as (includer, included).
-KNOWN = frozenset(
-    {
-        ("plan/opening", "plan/plan"),
-        ("plan/plan", "plan/reusable"),
-        ("profile/lifetimes", "profile/counterparts"),
-        ("profile/lifetimes", "profile/dynamic"),
-        ("profile/lifetimes", "profile/opening"),
-        ("profile/lifetimes", "profile/roles"),
-        ("solve/core/bound", "solve/search/gaps"),
-        ("solve/greedy/greedy", "solve/greedy/repair"),
-        ("solve/paper/paper_planner", "solve/rotate"),
-        ("solve/portfolio", "solve/stream_solver"),
-        ("stalloc._frameworks.scripts", "stalloc.colossalai"),
-        ("stalloc._frameworks.scripts", "stalloc.integrations.accelerate"),
-        ("stalloc._frameworks.scripts", "stalloc.integrations.deepspeed"),
-        ("stalloc._frameworks.scripts", "stalloc.integrations.lightning"),
-        ("stalloc._frameworks.scripts", "stalloc.integrations.torchtitan"),
-        ("stalloc._frameworks.scripts", "stalloc.integrations.transformers"),
-        ("stalloc._frameworks.scripts", "stalloc.megatron"),
-    }
-)
+KNOWN: frozenset[tuple[str, str]] = frozenset()
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 FOLDER = re.compile(r"^\| `([\w/]+)/` \|", re.MULTILINE)

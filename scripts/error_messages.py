@@ -39,9 +39,9 @@ class Topic:
 TOPICS = (
     Topic(
         "The memory does not suffice",
-        "The device has not the bytes that were asked for, after everything cached was given back. "
-        "Train with smaller microbatches or more recomputation, free tensors that outlive their "
-        "step, or leave other programs less of the device.",
+        "The device does not have the requested bytes, even after everything cached was given "
+        "back. Train with smaller microbatches or more recomputation, free tensors that outlive "
+        "their step, or leave other programs less of the device.",
         ("csrc/runtime/planned_allocator.cpp",),
         ("tried to allocate", "cannot be reserved"),
     ),

@@ -1,4 +1,5 @@
-// Allocates and frees through torch's C++ interface as tensors do: c10's allocator to the deleter.
+// Allocates and frees through torch's C++ interface as tensors do, from c10's allocator to the
+// deleter.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <time.h>
 
@@ -15,8 +16,8 @@ double cpu_seconds() {
 
 }  // namespace
 
-// `count` requests of the sizes in turn, each freed when `live` younger ones exist. Returns the
-// seconds of CPU that took.
+// Makes `count` requests that cycle through the sizes. Each is freed once `live` younger ones
+// exist. Returns the seconds of CPU time.
 extern "C" double run(std::int64_t count, const std::int64_t* sizes, std::int64_t size_count,
                       std::int64_t live) {
   std::vector<c10::DataPtr> blocks(static_cast<std::size_t>(live));

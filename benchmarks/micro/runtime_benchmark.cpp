@@ -1,5 +1,5 @@
-// What a planned request costs in the C++ runtime: one allocation and one free, with `live` other
-// planned blocks in the pool. The fallback's pair stands beside it for comparison.
+// Measures a planned request in the C++ runtime: one allocation and one free, with `live` other
+// planned blocks in the pool. The same pair is measured with the fallback, for comparison.
 #include <benchmark/benchmark.h>
 
 #include "device/pretend.h"
@@ -9,8 +9,8 @@ namespace {
 
 using namespace stalloc;
 
-// `live` blocks that stay for the whole iteration, and `pairs` short-lived ones that follow each
-// other in the same place, as the temporaries of a forward pass do.
+// A plan with `live` blocks that live for the whole iteration, and `pairs` short-lived ones that
+// follow each other at the same address, as the temporaries of a forward do.
 plan::Plan nested_plan(std::int64_t live, std::int64_t pairs) {
   plan::Plan plan;
   plan.period = 2 * (live + pairs);
@@ -71,7 +71,8 @@ void planned_pair(benchmark::State& state) {
 }
 BENCHMARK(planned_pair)->Arg(1000)->Arg(10000);
 
-// Where the dynamic requests of nested_plan(1, 1) come, `live` of them with room between any two.
+// The group of the dynamic requests in nested_plan(1, 1): `live` of them, with a hole between any
+// two.
 void fill_with_dynamic(runtime::PlannedAllocator& allocator, std::int64_t live, Bytes size) {
   allocator.enter_phase(trace::PhaseKind::kForward, 0, 0);
   allocator.allocate(4096, 0, false);
@@ -81,8 +82,8 @@ void fill_with_dynamic(runtime::PlannedAllocator& allocator, std::int64_t live, 
   for (std::size_t i = 1; i < blocks.size(); i += 2) allocator.deallocate(blocks[i]);
 }
 
-// A dynamic request among `live` others of its region, between which there is room, but not enough:
-// it has to be looked for to the end, and the role told by what came before. The worst there is.
+// The worst case: a dynamic request among `live` others of its region, whose holes are all too
+// small. The search runs to the end, and the role depends on the context.
 void dynamic_pair(benchmark::State& state) {
   const std::int64_t live = state.range(0);
   const Bytes size = Bytes{64} << 10;
@@ -111,8 +112,8 @@ void dynamic_pair(benchmark::State& state) {
 }
 BENCHMARK(dynamic_pair)->Arg(1000)->Arg(10000);
 
-// The same where the groups have no region, but what the plan leaves idle through their windows:
-// two of them take turns, so that what is left of it has to be known for both.
+// The same for groups without a region, which use the plan's reusable space. Two groups alternate,
+// so the allocator keeps track of the space for both.
 void reused_pair(benchmark::State& state) {
   const std::int64_t live = state.range(0);
   const Bytes size = Bytes{64} << 10;

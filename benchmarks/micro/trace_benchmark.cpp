@@ -1,5 +1,5 @@
-// What it takes to read a trace file of `requests` requests, and to write one. Reading 300,000 is
-// to take less than half a second.
+// Measures reading and writing of a trace file with `requests` requests. The goal is to read
+// 300,000 in less than half a second.
 #include <benchmark/benchmark.h>
 
 #include "runtime/recorder.h"
@@ -9,8 +9,8 @@ namespace {
 
 using namespace stalloc;
 
-// Iterations of 20,000 requests in microbatches; in each, half the requests live from its forward
-// to its backward phase, and half but shortly, as activations and temporaries do.
+// Iterations of 20,000 requests in microbatches. Half of the requests live from forward to
+// backward, as activations do, and half are short-lived, as temporaries are.
 trace::Trace recorded_trace(std::int64_t requests) {
   constexpr std::int64_t kIteration = 20000;
   constexpr std::int64_t kMicrobatch = 2000;

@@ -1,8 +1,8 @@
-// What both replay programs share: the file of events that events.py writes, and the time that each
-// iteration takes.
+// Shared by both replay programs: the file of events that events.py writes, and the time of each
+// iteration.
 //
-// A file holds 64-bit integers, three an event. Time is the CPU time of the thread: a busy machine
-// makes it longer by what it does to caches only.
+// A file holds 64-bit integers, three for each event. Time is the CPU time of the thread, so a busy
+// machine affects it only through the caches.
 #pragma once
 
 #include <time.h>
@@ -16,8 +16,8 @@
 
 namespace replay {
 
-// A request is allocated with a size, or freed where that is negative. Negative "requests" say what
-// the training loop does.
+// An event with a size allocates the request; a negative size frees it. Negative "requests" are
+// events of the training loop.
 struct Event {
   std::int64_t request;
   std::int64_t size;
@@ -29,7 +29,7 @@ inline constexpr std::int64_t kPhaseBegins = -2;  // size: kind + chunk x 256; s
 inline constexpr std::int64_t kDynamicBegins = -3;
 inline constexpr std::int64_t kDynamicEnds = -4;
 
-// Empty when the file cannot be read.
+// Returns nothing if the file cannot be read.
 inline std::vector<Event> read_events(const char* path) {
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   std::vector<Event> events(in ? static_cast<std::size_t>(in.tellg()) / sizeof(Event) : 0);
@@ -53,7 +53,7 @@ inline std::size_t count_streams(const std::vector<Event>& events) {
   return static_cast<std::size_t>(most) + 1;
 }
 
-// Seconds and requests of each iteration.
+// The seconds and the number of requests of each iteration.
 class Laps {
  public:
   Laps() : begin_(now()) {}

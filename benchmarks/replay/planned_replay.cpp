@@ -1,10 +1,10 @@
-// Replays a sequence of requests through stalloc's runtime with a plan, as torch_replay does it
-// through torch's allocator: the same loop, over the same stand-in for the CUDA runtime.
+// Replays a sequence of requests through stalloc's runtime with a plan. torch_replay does the same
+// through torch's allocator, with the same loop and the same stand-in for the CUDA runtime.
 //
 //   planned_replay EVENTS PLAN
 //
-// Prints one JSON object. What the hooks tell the runtime is among what is timed; what they cost in
-// Python is not.
+// Prints one JSON object. The time includes the hooks' calls into the runtime, but not their cost
+// in Python.
 #include <dlfcn.h>
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 //
 //   torch_replay EVENTS
 //
-// Which policy runs, PYTORCH_ALLOC_CONF says, as always. Prints one JSON object. The CUDA runtime
-// is the stand-in, so no device is needed, and an address is never touched.
+// PYTORCH_ALLOC_CONF chooses the policy, as always. Prints one JSON object. The CUDA runtime is the
+// stand-in, so no device is needed and no address is touched.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/PeerToPeerAccess.h>
 #include <c10/util/Exception.h>
@@ -21,7 +21,7 @@ namespace {
 
 using Calls = std::int64_t (*)(const char*);
 
-// How often the stand-in saw a call.
+// The stand-in's count of a call.
 long long calls(const char* name) {
   static const auto count = reinterpret_cast<Calls>(dlsym(RTLD_DEFAULT, "standin_calls"));
   return count != nullptr ? count(name) : -1;

@@ -26,7 +26,7 @@ void JsonReader::document(std::string_view format, std::int64_t version,
   object(root, all);
   const char* rest = nullptr;
   if (document.current_location().get(rest) != simdjson::OUT_OF_BOUNDS) {
-    fail("there is more after the end of the JSON object");
+    fail("there is text after the end of the JSON object");
   }
 }
 
@@ -41,7 +41,7 @@ void JsonReader::expect(simdjson::ondemand::object object, std::string_view form
   }
   std::int64_t number = 0;
   if (object[kVersion].get_int64().get(number) || number < 1) {
-    fail("no 'version', or one that never was");
+    fail("the 'version' is missing or invalid");
   }
   if (number > version) {
     fail("is of version " + std::to_string(number) + ", and this stalloc reads version " +
@@ -58,7 +58,7 @@ void JsonReader::object(simdjson::ondemand::object object, const std::vector<Fie
     const auto known = std::ranges::find(fields, key, &Field::key);
     if (known == fields.end()) fail("unknown key '" + std::string(key) + "'");
     auto was_seen = seen[static_cast<std::size_t>(known - fields.begin())];
-    if (was_seen) fail("the key '" + std::string(key) + "' is there twice");
+    if (was_seen) fail("the key '" + std::string(key) + "' appears twice");
     was_seen = true;
     path_ = parent.empty() ? std::string(key) : parent + "." + std::string(key);
     known->read(field.value());
@@ -89,7 +89,7 @@ std::map<std::string, std::string> JsonReader::texts(Value value) {
     auto field = get(std::move(entry));
     const std::string key(get(field.unescaped_key()));
     path_ = parent + "." + key;
-    if (!result.emplace(key, text(field.value())).second) fail("the key is there twice");
+    if (!result.emplace(key, text(field.value())).second) fail("the key appears twice");
     path_ = parent;
   }
   return result;

@@ -125,7 +125,7 @@ std::vector<Row> JsonReader::table(Value value, const std::vector<Column<Row>>& 
                         array(cells, [&](Value cell) {
                           if (count == rows.size()) {
                             if (!first.empty()) {
-                              fail("a row more than the " + std::to_string(rows.size()) + " of '" +
+                              fail("more rows than the " + std::to_string(rows.size()) + " of '" +
                                    std::string(first) + "'");
                             }
                             rows.emplace_back();

@@ -80,7 +80,7 @@ class Scanner {
       const Opcode& opcode = kOpcodes[static_cast<unsigned char>(code)];
       switch (opcode.argument) {
         case Argument::kNone:
-          if (!stack_.apply(code)) fail("a tuple of more parts than any snapshot has");
+          if (!stack_.apply(code)) fail("a tuple with more elements than any snapshot has");
           break;
         case Argument::kHeader:
           take(opcode.size);
@@ -114,8 +114,8 @@ class Scanner {
         case Argument::kStop:
           return;
         case Argument::kUnknown:
-          fail("no pickle has the instruction " + std::to_string(static_cast<unsigned char>(code)) +
-               " found there");
+          fail("there is no pickle instruction " +
+               std::to_string(static_cast<unsigned char>(code)));
       }
     }
   }
@@ -158,8 +158,8 @@ class Scanner {
 
   void use_place(char code, std::uint64_t place) {
     if (place > length_) {
-      fail("place " + std::to_string(place) + " of the memo, in a pickle of " +
-           std::to_string(length_) + " bytes");
+      fail("memo index " + std::to_string(place) + " in a pickle of " + std::to_string(length_) +
+           " bytes");
     }
     const bool reads = code == 'g' || code == 'h' || code == 'j';
     reads ? stack_.get(place) : stack_.put(place);

@@ -1,4 +1,4 @@
-// Plan::check(): all that a plan must hold before anything is served from it.
+// Plan::check(): checks all that must hold before a plan serves a request.
 #include <algorithm>
 #include <set>
 #include <string>

@@ -1,5 +1,5 @@
-// Cost: one pass over the iteration's requests, and over the open regions for each that finds its
-// own full.
+// Cost: one pass over the iteration's requests, and one over the open regions for each request
+// whose own region is full.
 #include "plan/region_trial.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Event {
 constexpr std::size_t kIdle = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kOver = kIdle - 1;
 
-// As the runtime does it; kUnplaced when there is no room.
+// Takes space as the runtime does. Returns kUnplaced if no hole is large enough.
 Offset take_best_fit(HoleSet& holes, Bytes size) {
   const Offset offset = holes.best_fit(size);
   if (offset != kUnplaced) holes.subtract({offset, offset + size});
@@ -68,7 +68,7 @@ class Trial {
 
  private:
   struct Block {
-    std::size_t host = kOver;  // a place
+    std::size_t host = kOver;  // the group whose region serves it
     Offset offset = 0;
   };
   struct Visit {
@@ -128,7 +128,7 @@ class Trial {
   Bytes alignment_;
   std::vector<Visit> visits_;
   std::vector<Event> events_;
-  std::vector<std::size_t> open_;  // those that have closed since among them
+  std::vector<std::size_t> open_;  // may still list regions that have closed
   Tick now_ = 0;
   Bytes in_idle_ = 0;
   Bytes over_ = 0;

@@ -1,10 +1,10 @@
-// What regions of given sizes would have done to a profiled iteration.
+// Simulates how regions of given sizes would have served a profiled iteration.
 //
-// Served as by the runtime (StaticPool), as far as that can be told before anything has an address:
-// a request goes into its place's region, else into what another one has left whose requests have
-// all been made and which stays open for about as long. What passes within its phase may lie
-// anywhere idle: half of what is idle through the place's whole window is taken to be in pieces
-// that are of use. What overflows is left over.
+// The simulation follows the runtime (StaticPool), as far as that is possible before addresses are
+// known. A request goes into its group's region. If the region is full, the request goes into free
+// space of another region whose requests have all come and which stays open for about as long. A
+// request that ends within its phase may use any idle space: half of the bytes that are idle
+// through the group's window are assumed to be in usable pieces. The remaining requests overflow.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@
 
 namespace stalloc::plan {
 
-// `requests` in order of `lower`, served from a region that has as much room as they take: where
-// the highest of them ends. -1 when that is no 63-bit number.
+// The size that a region needs for `requests`, which are in order of `lower`. -1 if that is no
+// 63-bit number.
 Bytes region_need(std::span<const profile::DynamicSighting> requests, Bytes alignment);
 
-// The most bytes that overflow at once in iteration `iteration` of those that were compared.
-// `sizes` and `idle`, by place: of the regions, and what is idle beside them through the window.
+// The most bytes that overflow at once in the compared iteration `iteration`. `sizes` are those of
+// the regions. `idle` has the bytes that are idle beside each region through its window.
 Bytes region_overflow(std::span<const profile::DynamicPlace> places, std::size_t iteration,
                       std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
                       Tick period);

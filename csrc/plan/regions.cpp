@@ -18,27 +18,28 @@ namespace {
 
 constexpr std::array<std::int32_t, 8> kCandidates = {0, 50, 100, 150, 200, 300, 400, 600};
 
-// Sizes that are rounded up never add up to quite the same: where they differ at all, head room is
-// at least this, but no more than half the need and whole pages.
+// The least head room of a need that differs at all, since rounded sizes never add up to quite the
+// same. It is at most half the need, in whole pages.
 constexpr Bytes kLeastHeadroom = Bytes{16} << 10;
 constexpr Bytes kPage = Bytes{4} << 10;
 
-// Of fewer needs than this, the largest is taken to be above the median by at least one part in so
-// many.
+// With fewer needs than kFewNeeds, the largest counts as above the median by at least one part in
+// kLeastSpread.
 constexpr std::size_t kFewNeeds = 4;
 constexpr Bytes kLeastSpread = 20;
 
-// A family's largest need is at most so many halves of the least of its places'.
+// A family's largest need is at most so many halves of the least need of its groups.
 constexpr Bytes kAlikeHalves = 3;
 
 using Needs = std::vector<std::vector<Bytes>>;  // by place, by iteration
 using Levels = std::vector<std::int32_t>;       // of head room, by family
 
-// Places that correspond to each other, each family's in order.
+// Finds the families: groups that correspond to each other, in order.
 std::vector<std::vector<std::size_t>> find_families(std::span<const profile::DynamicPlace> places,
                                                     std::span<const profile::ProfiledPhase> phases,
                                                     const Needs& needs) {
-  // kind, chunk, occurrence; places of the phase; which of them; groups there; which of them
+  // kind, chunk, occurrence; stream; the phase's number of sites, the site's index among them; the
+  // site's number of groups, the group's index among them
   using Kind = std::tuple<trace::PhaseKind, std::int32_t, std::int32_t>;
   using Key = std::tuple<Kind, StreamId, std::size_t, std::size_t, std::size_t, std::size_t>;
   std::map<Key, std::vector<std::size_t>> alike;
@@ -108,7 +109,7 @@ class Chooser {
         const Bytes cost = loads_.bound() - least;
         const Bytes over = overflow(levels);
         if (headroom == 0) most = over;
-        // What costs nothing is taken, up to the default.
+        // Head room without cost is taken, up to the default.
         if (cost + over < lowest || (cost + over == lowest && headroom <= kDefaultHeadroom)) {
           lowest = cost + over;
           best.headroom = headroom;
@@ -130,8 +131,7 @@ class Chooser {
                         ", do not fit in 63 bits; use a smaller alignment");
   }
 
-  // The regions get that head room, and up to the default where it does not raise the bound: away
-  // from the peak there is room, and a request that misses it by a little falls back as a whole.
+  // Gives each family that head room, or more, up to the default, if it does not raise the bound.
   Levels filled(std::int32_t headroom) {
     Levels levels(families_.size(), headroom);
     set_sizes(sizes_of(levels, kNobody));
@@ -157,7 +157,7 @@ class Chooser {
     return levels;
   }
 
-  // Of the regions, by place, from what all iterations but one needed.
+  // The sizes of the regions, by group, from the needs of all iterations except one.
   std::vector<Bytes> sizes_of(const Levels& levels, std::size_t without) const {
     std::vector<Bytes> sizes(places_.size());
     for (std::size_t f = 0; f < families_.size(); ++f) {
@@ -218,7 +218,7 @@ class Chooser {
     }
   }
 
-  // The worst peak of what overflows in an iteration when the regions are sized after the others.
+  // The worst overflow of an iteration whose regions are sized by the other iterations.
   Bytes overflow(const Levels& levels) const {
     std::vector<Bytes> idle;
     for (std::size_t i = 0; i < places_.size(); ++i) {

@@ -1,19 +1,17 @@
-// How large a region each group of dynamic requests gets: what it typically needs, and some head
-// room.
+// Chooses the size of each group's region: the group's typical need and some head room.
 //
-// One microbatch is like the other, so the places that correspond to each other in the phases of
-// one kind are a family, whose regions are of one size: more is known of what is typical, and equal
-// sizes are packed without crumbs. The head room is a share of how far above the median a family's
-// need has gone: what never differs gets none.
+// Microbatches are alike. So the groups that correspond to each other in the phases of one kind
+// form a family, whose regions have one size. A family has more samples of the typical need, and
+// equal sizes leave no fragments. The head room is a share of the difference between the family's
+// largest need and its median. A need that never differs gets none.
 //
-// Too little head room, and requests fall back on memory of their own; too much, and the pool grows
-// for nothing. Which is worse is told by the profile itself: each iteration is served from regions
-// sized after the others, all places together, since where one needs more another mostly needs
-// less; and the head room is taken that makes the sum of the pool's bound and of what overflowed at
-// the worst peak least.
+// With too little head room, requests overflow into the fallback. With too much, the pool grows in
+// vain. The profile decides by cross-validation: each iteration is served from regions sized by the
+// other iterations. All groups are served together, because one group often needs less when another
+// needs more. The best head room has the least sum of the pool's bound and the worst overflow.
 //
-// Away from the peak head room costs nothing: there a family gets as much as the default if that
-// does not raise the bound. A request that misses its region by a few bytes falls back as a whole.
+// Head room costs nothing away from the peak. There a family gets up to the default if that does
+// not raise the bound: a request that misses its region by a few bytes would fall back as a whole.
 #pragma once
 
 #include <span>
@@ -24,18 +22,18 @@
 
 namespace stalloc::plan {
 
-// Per cent, where there is only one iteration and nothing to compare.
+// The head room in per cent if there is only one iteration and nothing to compare.
 inline constexpr std::int32_t kDefaultHeadroom = 200;
 
 struct Regions {
-  std::vector<Bytes> sizes;   // one a place, multiples of the alignment
-  std::int32_t headroom = 0;  // at the peak: per cent of what the largest need has above the median
+  std::vector<Bytes> sizes;   // one a group, multiples of the alignment
+  std::int32_t headroom = 0;  // at the peak: per cent of (largest need - median)
   Bytes cost = 0;             // what the head room adds to the bound
   Bytes saves = 0;            // by how much it lowers the overflow at its worst peak
 };
 
-// `problem` ends with one buffer a place, whose sizes do not matter, and passes check(); `phases`
-// are the profile's. Throws OverflowError when the regions' sizes do not fit in Bytes.
+// `problem` passes check() and ends with one buffer a group, whose sizes do not matter. `phases`
+// are the profile's. Throws OverflowError if the regions' sizes do not fit in Bytes.
 Regions size_regions(std::span<const profile::DynamicPlace> places,
                      std::span<const profile::ProfiledPhase> phases, solve::Problem problem);
 

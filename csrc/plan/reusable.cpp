@@ -1,11 +1,11 @@
-// One sweep over time, with a tree over the addresses that knows for each the end of its last
-// occupation that has begun: as a layout is valid, that is the latest end. An address is idle
-// through [lower, upper) exactly when, of the occupations that begin before `upper`, none ends
-// after `lower`. The tree's nodes hold least and largest end, so that idle stretches come out
-// whole: the cost is that of the ranges, however many buffers' edges lie within them.
+// A sweep over time with a tree over addresses. For each address the tree knows the end of the last
+// occupation that has begun. The layout is valid, so that is the latest end. An address is idle
+// through [lower, upper) exactly if no occupation that begins before `upper` ends after `lower`.
+// The tree's nodes hold the least and the largest end. So an idle range comes out whole, and costs
+// the same however many buffers' edges lie within it.
 //
-// Time is unrolled: a window ends within the second turn, so each buffer is swept over three times,
-// as the turn before, in and after the one where the window begins.
+// Time is unrolled. A window ends within the second period, so each buffer is swept over three
+// times: in the period before the one where the window begins, in that one and in the next.
 #include "plan/reusable.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class LastEnds {
     assign(kRoot, 0, edges_.size() - 1, begin, end, until);
   }
 
-  // Addresses that no occupation so far keeps after `tick`.
+  // The addresses that no occupation so far keeps after `tick`.
   std::vector<AddressRange> idle_after(Tick tick) {
     std::vector<AddressRange> ranges;
     collect(kRoot, 0, edges_.size() - 1, tick, ranges);
@@ -46,7 +46,7 @@ class LastEnds {
     bool uniform() const { return least == largest; }
   };
 
-  // A uniform node's children may be out of date.
+  // Updates the children of a uniform node, which may be out of date.
   void push_down(std::size_t node) {
     if (nodes_[node].uniform()) nodes_[2 * node] = nodes_[2 * node + 1] = nodes_[node];
   }
@@ -142,7 +142,7 @@ std::vector<std::vector<AddressRange>> reusable_space(const solve::Problem& prob
         own.push_back({r.begin, r.end, o.lower, o.upper, stream});
       });
     }
-    std::size_t next = 0;  // of the turns, unrolled
+    std::size_t next = 0;  // buffer of the unrolled periods
     const std::size_t turns = problem.period > 0 ? 3 : 1;
     for (const std::size_t w : order) {
       if (windows[w].stream != stream) continue;

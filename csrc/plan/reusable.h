@@ -1,4 +1,5 @@
-// Dynamic reusable space (section 5.2 of the paper): what a layout leaves idle through a window.
+// Dynamic reusable space (section 5.2 of the paper): the addresses that a layout leaves idle
+// through a window.
 #pragma once
 
 #include <span>
@@ -15,9 +16,9 @@ struct Window {
   StreamId stream = 0;
 };
 
-// For each window the addresses of [0, height) that no buffer of its stream occupies at any moment
-// of it, and no buffer of another stream ever: ascending, disjoint, not adjacent. `layout` is
-// valid.
+// For each window, the addresses of [0, height) that no buffer of its stream occupies within the
+// window, and no buffer of another stream ever. Ranges are ascending, disjoint and not adjacent.
+// `layout` is valid.
 //
 // N buffers, k windows, r ranges: O((N + k + r) log(N + k)) for each stream that has windows.
 std::vector<std::vector<AddressRange>> reusable_space(const solve::Problem& problem,

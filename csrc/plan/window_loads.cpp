@@ -8,7 +8,7 @@
 namespace stalloc::plan {
 namespace {
 
-// Bytes live at every tick of a turn.
+// The bytes live at every tick of a period.
 class Load {
  public:
   explicit Load(Tick period) : at_(static_cast<std::size_t>(period) + 1) {}
@@ -20,7 +20,7 @@ class Load {
     at_[static_cast<std::size_t>(std::min(upper, period))] -= size;
   }
 
-  // The most in each stretch between two of the ascending `edges`.
+  // The highest load in each piece between two of the ascending `edges`.
   std::vector<Bytes> most_between(const std::vector<Tick>& edges) {
     for (std::size_t t = 1; t < at_.size(); ++t) at_[t] += at_[t - 1];
     std::vector<Bytes> result;

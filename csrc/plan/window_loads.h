@@ -1,7 +1,7 @@
-// How many bytes are live at most in the windows of dynamic places, while their regions grow.
+// Computes the highest load within each window of a group while regions grow.
 //
-// What is planned is looked at once: between two edges of windows nothing changes but by its load's
-// maximum, so that a window is a handful of numbers.
+// The edges of all windows divide the period into pieces. The load of the static requests is
+// reduced once to its maximum in each piece, so a window is a few numbers.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,21 @@ namespace stalloc::plan {
 
 class WindowLoads {
  public:
-  // `problem` passes check(), has a period and ends with one buffer a place, whose sizes count for
-  // nothing: regions begin empty. O(n log n).
+  // `problem` passes check(), has a period and ends with one buffer a group. The sizes of these do
+  // not matter: regions begin empty. O(n log n).
   WindowLoads(std::span<const profile::DynamicPlace> places, const solve::Problem& problem);
 
-  // Makes the region of a place larger, or smaller. All below are O(edges in the window).
+  // Makes the region of a group larger, or smaller. All functions below are O(edges in the window)
+  // unless they say otherwise.
   void grow(std::size_t place, Bytes by);
 
-  // The most of its stream that is live within the window of the place, regions among it.
+  // The highest load of the group's stream within its window, regions included.
   Bytes most(std::size_t place) const;
 
-  // And at any time. O(edges).
+  // The highest load of a stream at any time. O(edges).
   Bytes peak(StreamId stream) const;
 
-  // The sum of all streams' peaks: what no plan with these regions is below.
+  // The sum of all streams' highest loads: no plan with these regions is lower.
   Bytes bound() const;
 
  private:

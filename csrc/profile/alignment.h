@@ -1,11 +1,11 @@
-// Which elements of one sequence of requests are those of another.
+// Aligns two sequences of requests: finds each element's counterpart in the other sequence.
 //
-// Two iterations mostly ask for the same sizes in the same order; where they don't, a few requests
-// are missing, extra or of another size. That is the longest common subsequence, found here by
-// Myers' O(ND) algorithm ("An O(ND) difference algorithm and its variations", 1986). Where more
-// than kMaxEdits edits lie together, the furthest-reaching path so far is kept and the search
-// starts afresh from its end: still a common subsequence, perhaps not the longest, and the cost
-// stays O(N * kMaxEdits) with O(kMaxEdits^2) memory however different the two are.
+// Two iterations mostly make the same requests in the same order. Elsewhere a few requests are
+// missing, extra or of another size. The counterparts are the longest common subsequence, found by
+// Myers' O(ND) algorithm ("An O(ND) difference algorithm and its variations", 1986). If more than
+// kMaxEdits edits lie together, the search keeps the furthest-reaching path and starts afresh from
+// its end. The result is then still a common subsequence, but perhaps not the longest. The cost
+// stays O(N * kMaxEdits), with O(kMaxEdits^2) memory, however different the two sequences are.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@
 
 namespace stalloc::profile {
 
-// What makes two requests alike.
+// Two requests are alike if their tokens are equal.
 struct Token {
   Bytes size = 0;
   StreamId stream = 0;

@@ -9,13 +9,13 @@
 namespace stalloc::profile {
 namespace {
 
-// Iterations before the reference from which on two may be of one program and two of another.
+// The fewest iterations before the reference among which a change of program can be found.
 constexpr std::int32_t kFewest = 3;
 
-// Iterations at the beginning are of another program than the rest when each of them is more than
-// twice as unlike the reference as any of the rest, and by this share of its requests more. As
-// chance may do that to a few of a program whose sizes always differ, those of the rest are three
-// at least, or those at the beginning like each other.
+// Iterations at the beginning run another program if each of them differs from the reference more
+// than twice as much as any later one does, and by this share of the requests in addition. A
+// program whose sizes always differ may fulfil this by chance. So there must also be three or more
+// later iterations, or the iterations at the beginning must be like each other.
 constexpr double kOtherProgram = 0.1;
 
 std::int32_t first_request_at(const trace::Trace& trace, Tick tick) {
@@ -23,35 +23,35 @@ std::int32_t first_request_at(const trace::Trace& trace, Tick tick) {
   return static_cast<std::int32_t>(it - trace.requests.begin());
 }
 
-std::vector<Turn> complete_turns(const trace::Trace& trace) {
-  std::vector<Turn> turns;
+std::vector<IterationSpan> complete_iterations(const trace::Trace& trace) {
+  std::vector<IterationSpan> iterations;
   for (std::size_t i = 1; i < trace.iterations.size(); ++i) {
-    Turn turn{trace.iterations[i - 1], trace.iterations[i]};
-    turn.first = first_request_at(trace, turn.begin);
-    turn.count = first_request_at(trace, turn.end) - turn.first;
-    turns.push_back(turn);
+    IterationSpan iteration{trace.iterations[i - 1], trace.iterations[i]};
+    iteration.first = first_request_at(trace, iteration.begin);
+    iteration.count = first_request_at(trace, iteration.end) - iteration.first;
+    iterations.push_back(iteration);
   }
-  return turns;
+  return iterations;
 }
 
-// The planned requests of one iteration by where they are asked for, each list in order.
+// The planned requests of one iteration by phase and thread, each list in order.
 using Place = std::pair<trace::PhaseKey, ThreadOrdinal>;
 struct Sequence {
   std::vector<Token> tokens;
-  std::vector<std::int32_t> requests;  // relative to Turn::first
+  std::vector<std::int32_t> requests;  // relative to IterationSpan::first
 };
 
 std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
   const trace::Trace& trace = all.trace();
-  const Turn& turn = all.turn(t);
+  const IterationSpan& iteration = all.iteration(t);
   std::map<Place, Sequence> places;
   Sequence* current = nullptr;
   PhaseIndex phase = kNone;
   ThreadOrdinal thread = kNone;
-  for (std::int32_t i = 0; i < turn.count; ++i) {
-    const trace::Request& r = trace.requests[turn.first + i];
+  for (std::int32_t i = 0; i < iteration.count; ++i) {
+    const trace::Request& r = trace.requests[iteration.first + i];
     const trace::PhaseKey& key = trace.phases[r.phase_begin].key;
-    // A tagged request must not be taken for the counterpart of a static one of the same size.
+    // A tagged request must not become the counterpart of a static one of the same size.
     if (key.kind == trace::PhaseKind::kUnplanned || r.dynamic) continue;
     if (!current || r.phase_begin != phase || r.thread != thread) {
       phase = r.phase_begin;
@@ -64,8 +64,8 @@ std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
   return places;
 }
 
-// For each request of the iteration with places `a`, which has `count`, its counterpart in that
-// with places `b`, or kNone. All relative to Turn::first.
+// For each of the `count` requests of iteration `a`, its counterpart in iteration `b`, or kNone.
+// All relative to IterationSpan::first.
 std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::int32_t count,
                                        const std::map<Place, Sequence>& b) {
   std::vector<std::int32_t> result(count, kNone);
@@ -80,7 +80,7 @@ std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::
   return result;
 }
 
-// Of the requests that have these counterparts in another iteration, what share has none there.
+// The share of an iteration's requests that have no counterpart in another one.
 double share_without(const std::map<Place, Sequence>& places,
                      const std::vector<std::int32_t>& matches) {
   std::int64_t all = 0;
@@ -94,29 +94,29 @@ double share_without(const std::map<Place, Sequence>& places,
   return all > 0 ? static_cast<double>(without) / static_cast<double>(all) : 0.0;
 }
 
-std::int32_t last(const std::vector<Turn>& turns) {
-  if (turns.empty()) {
+std::int32_t last(const std::vector<IterationSpan>& iterations) {
+  if (iterations.empty()) {
     throw TraceError(
         "the trace holds no complete iteration: profile at least one, better three, and mark the "
         "end of each with step()");
   }
-  return static_cast<std::int32_t>(turns.size()) - 1;
+  return static_cast<std::int32_t>(iterations.size()) - 1;
 }
 
 }  // namespace
 
-Phases::Phases(const trace::Trace& trace, const Turn& turn, std::int32_t iteration) {
+Phases::Phases(const trace::Trace& trace, const IterationSpan& iteration, std::int32_t index) {
   for (const trace::PhaseSpan& span : trace.phases) {
     // An empty phase on the boundary of two iterations is one's last or the other's first.
-    const bool is_own = span.iteration == iteration && turn.begin <= span.begin;
+    const bool is_own = span.iteration == index && iteration.begin <= span.begin;
     const bool lies_within = span.begin == span.end
-                                 ? is_own && span.end <= turn.end
-                                 : span.begin < turn.end && turn.begin < span.end;
+                                 ? is_own && span.end <= iteration.end
+                                 : span.begin < iteration.end && iteration.begin < span.end;
     if (!lies_within) continue;
-    add(span.key, std::max(span.begin, turn.begin) - turn.begin,
-        std::min(span.end, turn.end) - turn.begin);
+    add(span.key, std::max(span.begin, iteration.begin) - iteration.begin,
+        std::min(span.end, iteration.end) - iteration.begin);
   }
-  if (list_.empty()) add({}, 0, turn.end - turn.begin);
+  if (list_.empty()) add({}, 0, iteration.end - iteration.begin);
   tell_microbatches();
 }
 
@@ -158,26 +158,26 @@ void Phases::add(const trace::PhaseKey& key, Tick begin, Tick end) {
 Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
     : trace_(trace),
       laws_(laws),
-      turns_(complete_turns(trace)),
-      reference_(last(turns_)),
-      phases_(trace, turns_[reference_], reference_) {
+      iterations_(complete_iterations(trace)),
+      reference_(last(iterations_)),
+      phases_(trace, iterations_[reference_], reference_) {
   first_compared_ = find_first_compared();
   number_statics();
 }
 
-// Aligns the reference with the iterations before it, and tells where those begin that are alike.
+// Aligns the reference with the iterations before it. Returns the first that runs its program.
 std::int32_t Counterparts::find_first_compared() {
   const std::int32_t usual = reference_ >= 2 ? 1 : 0;
   std::vector<std::map<Place, Sequence>> places;
   for (std::int32_t t = 0; t <= reference_; ++t) places.push_back(by_place(*this, t));
   const auto align = [&](std::int32_t a, std::int32_t b) {
-    return counterparts(places[a], turns_[a].count, places[b]);
+    return counterparts(places[a], iterations_[a].count, places[b]);
   };
-  matches_.resize(turns_.size());
+  matches_.resize(iterations_.size());
   const std::int32_t first = reference_ >= kFewest ? 0 : usual;
   for (std::int32_t t = first; t <= reference_; ++t) matches_[t] = align(reference_, t);
   if (first == usual) return usual;
-  std::vector<double> unlike;  // the reference
+  std::vector<double> unlike;  // by iteration: how much the reference differs from it
   for (const auto& matches : matches_) unlike.push_back(share_without(places[reference_], matches));
   for (std::int32_t begin = 2; begin < reference_; ++begin) {
     const auto rest = unlike.begin() + begin;
@@ -185,7 +185,7 @@ std::int32_t Counterparts::find_first_compared() {
     const double least_alike = *std::max_element(rest, unlike.end());
     if (most_alike < 2 * least_alike + kOtherProgram) continue;
     if (reference_ - begin >= 2) return begin + 1;
-    bool alike = true;  // those at the beginning
+    bool alike = true;  // the iterations at the beginning
     for (std::int32_t t = 1; t < begin && alike; ++t) {
       alike = share_without(places[t], align(t, t - 1)) <= least_alike + kOtherProgram;
     }
@@ -197,7 +197,7 @@ std::int32_t Counterparts::find_first_compared() {
 Token Counterparts::token(std::int32_t t, std::int32_t index) const {
   const trace::Request& r = request(t, index);
   Token token{r.size, r.stream, law(t, index)};
-  // Constant sizes are alike whether they have been explained or not.
+  // A constant size needs no law to be alike.
   if (token.law != kNone) {
     const SizeLaw& law = laws_.laws[static_cast<std::size_t>(token.law)];
     if (law.terms.empty() && law.proof != LawProof::kUnexplained) token.law = kNone;
@@ -213,14 +213,14 @@ bool Counterparts::is_everywhere(std::int32_t i) const {
 }
 
 void Counterparts::number_statics() {
-  for (std::int32_t i = 0; i < turns_[reference_].count; ++i) {
+  for (std::int32_t i = 0; i < iterations_[reference_].count; ++i) {
     if (request(reference_, i).thread == 0 && is_everywhere(i)) statics_.push_back(i);
   }
-  numbers_.resize(turns_.size());
-  newest_.resize(turns_.size());
+  numbers_.resize(iterations_.size());
+  newest_.resize(iterations_.size());
   for (std::int32_t t = first_compared_; t <= reference_; ++t) {
     auto& numbers = numbers_[t];
-    numbers.assign(turns_[t].count, kNone);
+    numbers.assign(iterations_[t].count, kNone);
     for (std::size_t n = 0; n < statics_.size(); ++n) {
       numbers[matches_[t][statics_[n]]] = static_cast<std::int32_t>(n);
     }
@@ -232,8 +232,8 @@ void Counterparts::number_statics() {
 }
 
 std::int32_t Counterparts::newest_before(std::int32_t t, Tick tick) const {
-  const std::int32_t allocated = first_request_at(trace_, tick) - turns_[t].first;
-  return newest_[t][std::clamp(allocated, 0, turns_[t].count)];
+  const std::int32_t allocated = first_request_at(trace_, tick) - iterations_[t].first;
+  return newest_[t][std::clamp(allocated, 0, iterations_[t].count)];
 }
 
 Tick Counterparts::latest(std::int32_t newest, PhaseIndex phase) const {

@@ -1,12 +1,13 @@
-// The iterations of a trace side by side: which request of one is which of another.
+// Compares the iterations of a trace: finds each request's counterparts in the other iterations.
 //
 // The last complete iteration is the reference. Its requests are aligned, phase by phase and thread
-// by thread, with those of the iterations before it. The first, a warm-up, is left out when there
-// are three or more; and so are two or more at the beginning that are of another program (another
-// model, or batch), of which the first of those that are not is a warm-up again. Those of the
-// training thread that have a counterpart in all of them are numbered 0, 1, 2, ... in order of
-// allocation; the numbers are a clock that all iterations share: a moment of any of them is told by
-// the newest number allocated before it.
+// by thread, with those of the iterations before it. Two kinds of iterations are left out:
+//   - The first one, a warm-up, if there are three or more.
+//   - Two or more at the beginning that run another program (another model, or batch). Then the
+//     first iteration of the reference's program is a warm-up too.
+// Requests of the training thread that have a counterpart in all compared iterations are numbered
+// 0, 1, 2, ... in order of allocation. These numbers are a clock that all iterations share: the
+// newest number allocated before a moment dates it.
 //
 // Cost: O(n log n) for each iteration, and alignment.h's.
 #pragma once
@@ -23,20 +24,21 @@
 namespace stalloc::profile {
 
 // A complete iteration: [begin, end) in ticks and the requests born in it.
-struct Turn {
+struct IterationSpan {
   Tick begin = 0;
   Tick end = 0;
   std::int32_t first = 0;  // index into Trace::requests
   std::int32_t count = 0;
 };
 
-// The reference's phases, one for each key, and which of them it is at any tick.
+// The reference's phases, one for each key, and the phase at each tick.
 class Phases {
  public:
-  // `turn` is the trace's complete iteration number `iteration`.
-  Phases(const trace::Trace& trace, const Turn& turn, std::int32_t iteration);
+  // `iteration` is the trace's complete iteration number `index`.
+  Phases(const trace::Trace& trace, const IterationSpan& iteration, std::int32_t index);
 
-  // The phase at `tick` of the iteration; before the first and after the last, that one.
+  // The phase at `tick` of the iteration. Before the first phase: the first. After the last: the
+  // last.
   PhaseIndex at(Tick tick) const;
   // The phase of that key, or kNone.
   PhaseIndex find(const trace::PhaseKey& key) const;
@@ -56,52 +58,52 @@ class Phases {
   std::map<trace::PhaseKey, PhaseIndex> index_;
 };
 
-// Iterations are told by their index among the complete ones, and requests, but for
-// Trace::requests' own, by their index within their iteration. The trace has passed check() and
-// outlives this.
+// An iteration is named by its index among the complete ones, and a request by its index within its
+// iteration unless the comment says "index into Trace::requests". The trace has passed check() and
+// outlives this object.
 class Counterparts {
  public:
-  // `laws` are those of the trace, whose sizes are those at the envelope; they outlive this, too.
-  // Throws TraceError when there is no complete iteration.
+  // `laws` belong to the trace, whose sizes are those at the envelope. They outlive this object.
+  // Throws TraceError if there is no complete iteration.
   Counterparts(const trace::Trace& trace, const SizeLaws& laws);
 
   const trace::Trace& trace() const { return trace_; }
   std::int32_t reference() const { return reference_; }
   std::int32_t first_compared() const { return first_compared_; }  // up to the reference
-  const Turn& turn(std::int32_t t) const { return turns_[t]; }
-  Tick period() const { return turns_[reference_].end - turns_[reference_].begin; }
+  const IterationSpan& iteration(std::int32_t t) const { return iterations_[t]; }
+  Tick period() const { return iterations_[reference_].end - iterations_[reference_].begin; }
   const Phases& phases() const { return phases_; }
 
   const trace::Request& request(std::int32_t t, std::int32_t index) const {
-    return trace_.requests[turns_[t].first + index];
+    return trace_.requests[iterations_[t].first + index];
   }
   // The law of that request, or kNone.
   LawIndex law(std::int32_t t, std::int32_t index) const {
-    return laws_.empty() ? kNone : laws_.of[turns_[t].first + index];
+    return laws_.empty() ? kNone : laws_.of[iterations_[t].first + index];
   }
-  // What the request looks like to the alignment.
+  // The request's token for the alignment.
   Token token(std::int32_t t, std::int32_t index) const;
   // The counterpart in iteration `t` of the reference's request `i`, or kNone.
   std::int32_t match(std::int32_t t, std::int32_t i) const { return matches_[t][i]; }
-  // Whether the reference's request `i` has a counterpart in every iteration.
+  // True if the reference's request `i` has a counterpart in every compared iteration.
   bool is_everywhere(std::int32_t i) const;
 
   // The static number of the reference's request `i`, or kNone, and the request of a number.
   std::int32_t number(std::int32_t i) const { return numbers_[reference_][i]; }
   std::int32_t request_of(std::int32_t number) const { return statics_[number]; }
-  // The same of a request of iteration `t`.
+  // The same for a request of iteration `t`.
   std::int32_t number_in(std::int32_t t, std::int32_t index) const { return numbers_[t][index]; }
 
   // The largest static number that iteration `t` had allocated before `tick`, or kNone.
   std::int32_t newest_before(std::int32_t t, Tick tick) const;
 
-  // When the reference allocates its request `i`, since it began.
+  // The tick, since the reference began, at which it allocates its request `i`.
   Tick birth(std::int32_t i) const {
-    return request(reference_, i).lower - turns_[reference_].begin;
+    return request(reference_, i).lower - iterations_[reference_].begin;
   }
-  // The last tick of the reference, since it began, that is not after a moment with this newest
-  // number in that phase (index into Trace::phases): the next number's birth or, where it comes
-  // first, the end of the phase.
+  // Maps a moment to the reference. The moment has this newest number and lies in that phase (index
+  // into Trace::phases). Returns the last tick, since the reference began, that is not after it:
+  // the next number's birth, or the end of the phase if that comes first.
   Tick latest(std::int32_t newest, PhaseIndex phase) const;
 
  private:
@@ -110,14 +112,15 @@ class Counterparts {
 
   const trace::Trace& trace_;
   const SizeLaws& laws_;
-  std::vector<Turn> turns_;
+  std::vector<IterationSpan> iterations_;
   std::int32_t reference_;
   std::int32_t first_compared_ = 0;
   Phases phases_;
-  std::vector<std::vector<std::int32_t>> matches_;  // by turn: of each of the reference's requests
-  std::vector<std::vector<std::int32_t>> numbers_;  // by turn: of each of its requests, or kNone
-  std::vector<std::vector<std::int32_t>> newest_;   // by turn: after so many of its requests
-  std::vector<std::int32_t> statics_;               // request of each number
+  // By iteration:
+  std::vector<std::vector<std::int32_t>> matches_;  // counterpart of each of the reference's
+  std::vector<std::vector<std::int32_t>> numbers_;  // number of each of its requests, or kNone
+  std::vector<std::vector<std::int32_t>> newest_;   // newest number after its first n requests
+  std::vector<std::int32_t> statics_;               // by number: the reference's request
 };
 
 }  // namespace stalloc::profile

@@ -1,13 +1,14 @@
 // Where a window begins and ends, and why that is safe. Let `m` be the newest number at a birth
-// and `n` the newest at a free, m <= n when both are in one turn. The window ends with the birth of
-// number n + 1, or with the phase if that comes first, and so meets everything that was born before
-// the free.
+// and `n` the newest at a free, m <= n if both are in one iteration.
 //
-// It begins before the birth of number m + 1, and so meets everything freed under a number above m.
-// What was freed under m itself, before or after this birth, lies between two numbers, where the
-// reference's clock cannot tell them apart: its own births and frees say where the window may begin
-// at the latest, and each plannable request that some iteration frees after the birth pulls it to
-// before its own end.
+// The window ends with the birth of number n + 1, or with the phase if that comes first. So it
+// overlaps everything that was born before the free.
+//
+// The window begins before the birth of number m + 1. So it overlaps everything that was freed
+// after number m + 1 was born. A free between the births of m and m + 1 may come before or after
+// the dynamic birth, and the numbers cannot tell. Two rules cover it. The window begins no later
+// than the reference's own birth. And it begins before the end of each plannable request that some
+// iteration frees after the birth.
 #include "profile/dynamic.h"
 
 #include <algorithm>
@@ -21,22 +22,22 @@
 namespace stalloc::profile {
 namespace {
 
-// A request that outlives the next static one's birth by less than this lives for the moment.
+// A request is momentary if it outlives the next static one's birth by less than this.
 constexpr Tick kMoment = 4;
-// One that does not, and has no more than this many requests born in its life, is brief.
+// A momentary request is brief if no more than this many requests are born in its lifetime.
 constexpr std::int32_t kBornMeanwhile = 2;
 
 using Key = std::tuple<PhaseIndex, std::int32_t, StreamId>;  // phase, after, stream
 
 struct Asked {
-  std::int32_t turn = 0;
-  std::int32_t request = 0;  // within its turn
+  std::int32_t iteration = 0;
+  std::int32_t request = 0;  // within its iteration
 };
 
-// Frees of plannable requests in one turn, in order.
+// A free of a plannable request in one iteration.
 struct Free {
   Tick tick = 0;
-  Tick upper = 0;  // of its planned lifetime, since that turn began
+  Tick upper = 0;  // the end of its planned lifetime, since that iteration began
 };
 
 class Places {
@@ -65,12 +66,12 @@ class Places {
     return number == kNone || profile_.requests[all_.request_of(number)].dynamic;
   }
 
-  // Where each dynamic request of iteration `t` belongs.
+  // Adds each dynamic request of iteration `t` to its site.
   void collect(std::int32_t t) {
     std::map<PhaseIndex, std::int32_t> newest;  // plannable request by the profile's phase
     PhaseIndex span = kNone;
     PhaseIndex phase = kNone;
-    for (std::int32_t index = 0; index < all_.turn(t).count; ++index) {
+    for (std::int32_t index = 0; index < all_.iteration(t).count; ++index) {
       const trace::Request& r = all_.request(t, index);
       if (r.thread != 0) continue;
       if (r.phase_begin != span) {
@@ -92,14 +93,14 @@ class Places {
   std::vector<Free> frees_in(std::int32_t t) const {
     std::vector<Free> frees;
     for (std::int32_t born = std::max(t - 1, first_); born <= t; ++born) {
-      const Tick turns = t - born;
+      const Tick periods = t - born;
       for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
         const ProfiledRequest& planned = profile_.requests[i];
         if (!profile_.is_plannable(planned)) continue;
         const trace::Request& r =
             all_.request(born, all_.match(born, static_cast<std::int32_t>(i)));
-        if (r.upper < all_.turn(t).begin || r.upper >= all_.turn(t).end) continue;
-        frees.push_back({r.upper, planned.upper - turns * profile_.period});
+        if (r.upper < all_.iteration(t).begin || r.upper >= all_.iteration(t).end) continue;
+        frees.push_back({r.upper, planned.upper - periods * profile_.period});
       }
     }
     std::ranges::sort(frees, {}, &Free::tick);
@@ -120,7 +121,7 @@ class Places {
     return result;
   }
 
-  // One place for each role that its requests have, the longest first.
+  // Adds a group for each role of the site's requests, the longest first.
   void add_places(const Key& key, const std::vector<Asked>& asked, Found& found) const {
     std::vector<std::vector<RoleSample>> visits(static_cast<std::size_t>(last_ - first_ + 1));
     for (const auto& [t, index] : asked) {
@@ -134,10 +135,10 @@ class Places {
     std::vector<std::vector<Asked>> by_role(roles.contexts.size());
     std::vector<std::size_t> next(visits.size());
     for (const Asked& a : asked) {
-      const auto visit = static_cast<std::size_t>(a.turn - first_);
+      const auto visit = static_cast<std::size_t>(a.iteration - first_);
       const std::size_t i = next[visit]++;
       const std::int32_t role = roles.of[visit][i];
-      // The exceptions of a role outlive it, and have no place.
+      // The exceptions of a role outlive it and belong to no group.
       if (visits[visit][i].longevity <= roles.longevity[role]) by_role[role].push_back(a);
     }
     const std::size_t others = found.places.size();
@@ -148,8 +149,8 @@ class Places {
       place.contexts = roles.contexts[role];
       found.places.push_back(std::move(place));
     }
-    // What a warm-up alone has made is not made again.
-    const auto is_later = [](const Asked& a) { return a.turn > 0; };
+    // The run does not repeat requests that only its warm-up made.
+    const auto is_later = [](const Asked& a) { return a.iteration > 0; };
     if (found.places.size() == others && std::ranges::none_of(asked, is_later)) return;
     for (std::size_t role = 0; role < by_role.size(); ++role) {
       if (roles.longevity[role] != kKept) continue;
@@ -157,7 +158,8 @@ class Places {
     }
   }
 
-  // In ticks of the reference, from the next static request's birth, or the end of the phase.
+  // The longevity in ticks of the reference, from the next static request's birth or the end of the
+  // phase.
   Longevity longevity(std::int32_t t, std::int32_t index) const {
     const trace::Request& r = all_.request(t, index);
     const End end = end_of(t, r);
@@ -166,36 +168,36 @@ class Places {
     if (ticks >= profile_.period) return kKept;
     if (ticks >= kMoment) return ticks;
     const std::int32_t next = index + kBornMeanwhile + 1;
-    const bool brief = next >= all_.turn(t).count || all_.request(t, next).lower > r.upper;
+    const bool brief = next >= all_.iteration(t).count || all_.request(t, next).lower > r.upper;
     return brief ? kBrief : kMomentary;
   }
 
   struct End {
-    Tick upper = kNone;  // since the turn of the birth began; kNone: longer than can be told
+    Tick upper = kNone;  // since the iteration of the birth began; kNone: longer than is known
     PhaseIndex phase_end = kNone;  // the profile's
     bool kept = false;             // it outlives the next iteration
   };
 
   End end_of(std::int32_t t, const trace::Request& r) const {
-    const std::int32_t turns = r.upper < all_.turn(t).end ? 0 : 1;
-    const std::int32_t freed_in = t + turns;
+    const std::int32_t periods = r.upper < all_.iteration(t).end ? 0 : 1;
+    const std::int32_t freed_in = t + periods;
     if (freed_in > last_) return {};
-    if (r.upper >= all_.turn(freed_in).end) return {.kept = true};
+    if (r.upper >= all_.iteration(freed_in).end) return {.kept = true};
     const Tick tick = all_.latest(all_.newest_before(freed_in, r.upper), r.phase_end);
-    return {tick + turns * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
+    return {tick + periods * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
   }
 
-  // Without `upper` when none of its requests can be served.
+  // Makes a group. `upper` stays kNone if none of its requests can be served.
   DynamicPlace make_place(const Key& key, const std::vector<Asked>& found) const {
     DynamicPlace place;
     std::tie(place.phase, place.after, place.stream) = key;
     place.lower = profile_.period;
     place.upper = kNone;
     place.sightings.resize(static_cast<std::size_t>(last_ - first_ + 1));
-    std::int32_t turn = kNone;
+    std::int32_t iteration = kNone;
     for (const auto& [t, index] : found) {
-      if (t != turn) place.lower = std::min(place.lower, beginning(t, index));
-      turn = t;
+      if (t != iteration) place.lower = std::min(place.lower, beginning(t, index));
+      iteration = t;
     }
     for (const auto& [t, index] : found) {
       const End end = end_of(t, all_.request(t, index));
@@ -207,8 +209,8 @@ class Places {
     for (const auto& [t, index] : found) {
       const trace::Request& r = all_.request(t, index);
       const End end = end_of(t, r);
-      const bool passes_last = t == last_ && r.upper >= all_.turn(t).end;
-      // The reference's own may be taken to end where the others' did.
+      const bool passes_last = t == last_ && r.upper >= all_.iteration(t).end;
+      // The reference does not see this end. The other iterations' ends stand for it.
       const bool wraps = passes_last && place.upper > profile_.period;
       if (!wraps && (end.upper == kNone || end.upper > place.upper)) continue;
       place.sightings[t - first_].push_back(
@@ -226,11 +228,13 @@ class Places {
   std::int32_t first_;
   std::int32_t last_;
   std::map<Key, std::vector<Asked>> found_;
-  std::vector<std::vector<Free>> frees_;  // by turn
+  std::vector<std::vector<Free>> frees_;  // by iteration
 };
 
-constexpr std::int64_t kMostlyStatic = 8;  // of so many requests, less than one varies,
-constexpr std::int64_t kFewVary = 4;       // or fewer than this in an iteration
+// A module is static if less than one of kMostlyStatic requests varies, or if fewer than kFewVary
+// vary in an iteration.
+constexpr std::int64_t kMostlyStatic = 8;
+constexpr std::int64_t kFewVary = 4;
 
 }  // namespace
 
@@ -241,7 +245,7 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
   };
   std::map<std::pair<trace::PhaseKey, LayerIndex>, Count> counts;
   for (std::int32_t t = all.first_compared(); t <= all.reference(); ++t) {
-    for (std::int32_t index = 0; index < all.turn(t).count; ++index) {
+    for (std::int32_t index = 0; index < all.iteration(t).count; ++index) {
       const trace::Request& r = all.request(t, index);
       const trace::PhaseKey& phase = all.trace().phases[r.phase_begin].key;
       const bool planned = phase.kind != trace::PhaseKind::kUnplanned && r.thread == 0;
@@ -256,7 +260,7 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
     const bool often = count.varying >= kFewVary * (all.reference() - all.first_compared() + 1);
     if (often && kMostlyStatic * count.varying >= count.requests) stays.insert(stay);
   }
-  // And in the modules inside them, which are told by their names.
+  // Adds the modules inside them, which their names tell.
   const std::vector<std::string>& names = all.trace().layers;
   std::set<std::pair<trace::PhaseKey, std::string>> outer;
   for (const auto& [phase, layer] : stays) outer.insert({phase, names[layer]});

@@ -1,10 +1,10 @@
-// Dynamic requests by their place among the static ones: what a HomoLayer group is in the paper
-// (section 5.2), with places for layers.
+// Groups dynamic requests by their site among the static requests. The paper's HomoLayer groups
+// (section 5.2) are the same with layers for sites.
 //
-// Nobody can tell which dynamic request of one iteration is which of another, and nobody needs to.
-// Dynamic are those that are tagged and those without a counterpart; each is told by the newest
-// plannable request of its phase before it, and freed before some numbered one is born. The window
-// of a place, from its first birth to its last free in any iteration, is all that a plan needs.
+// A request is dynamic if it is tagged or has no counterpart. Its site is known from the newest
+// plannable request of its phase before it. Dynamic requests of two iterations need not correspond
+// one by one: a plan needs only the window of a group, from the first birth to the last free in any
+// iteration.
 #pragma once
 
 #include <set>
@@ -16,21 +16,20 @@
 
 namespace stalloc::profile {
 
-// The stays in modules, by phase and module, in which one request in eight or more, and four in an
-// iteration, has no counterpart: what does have one there had the same size by chance, or by
-// belonging to a dynamic one, and is as dynamic as the rest; and so is what the modules inside ask
-// for. That is how modules nobody has tagged are found.
-// O(n log n) for each iteration.
+// Finds dynamic modules that nobody has tagged. The result has the calls of modules, by phase and
+// layer, in which one request in eight or more, and four in an iteration, has no counterpart. The
+// other requests of such a call are dynamic too: they have a counterpart by chance only. The same
+// applies to the modules inside. O(n log n) for each iteration.
 std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all);
 
-// Fills `profile.places` and `profile.kept`: the places of every compared iteration's dynamic
-// requests that are asked for by the training thread in a planned phase that the reference has.
-// Requests that live longer than a turn are kept, and those that perhaps do belong to no place.
-// `profile` is complete but for that, and the opening.
+// Fills `profile.places` and `profile.kept` from the dynamic requests of every compared iteration.
+// Only requests count that the training thread makes in a planned phase of the reference. Requests
+// that live longer than a period are kept. Requests that perhaps do belong to no group. `profile`
+// is complete except for these and start-up.
 //
-// Windows are safe to plan with: where a dynamic request and a plannable one, or two dynamic
-// requests of different places, were alive together in any compared iteration, window and lifetime
-// overlap, on the circle.
+// Windows are safe to plan with. If a dynamic request and a plannable one were live together in any
+// compared iteration, the window and the lifetime overlap, on the circle. The same applies to two
+// dynamic requests of different groups.
 //
 // O(n log n) for each iteration.
 void find_places(const Counterparts& all, IterationProfile& profile);

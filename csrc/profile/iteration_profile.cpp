@@ -16,7 +16,7 @@ std::string_view to_string(LifetimeClass c) {
 
 namespace {
 
-// At a place where the runtime can follow it.
+// True if the request comes in every iteration where the runtime can follow it.
 bool recurs(const IterationProfile& profile, const ProfiledRequest& r) {
   return !r.dynamic && r.thread == 0 &&
          profile.phases[r.phase_begin].key.kind != trace::PhaseKind::kUnplanned;

@@ -1,5 +1,5 @@
-// An iteration profile: the one iteration that stands for all of a trace. Which requests come back
-// every time, with which lifetime and size law, and which do not.
+// The iteration profile: one iteration that stands for all of a trace. It says which requests come
+// in every iteration, with which lifetime and size law, and which do not.
 //
 // Plain data. Thread-safe for concurrent reads.
 #pragma once
@@ -63,12 +63,13 @@ struct DynamicSighting {
   LawIndex law = kNone;  // as ProfiledRequest's
 };
 
-// Sizes below this are told apart from others, and not from each other: room for them costs next to
-// nothing, and one that is taken for another kind may get in the way of what is large.
+// Requests below this size form one class of their own. A region for them costs next to nothing,
+// and a small request in the region of a large one could block it.
 inline constexpr Bytes kSmallRequest = Bytes{32} << 10;
 
-// What is to be seen of a dynamic request before it is served: its size and those of the two
-// before it at its place, where they recur, or else their ratios (trace/roles.h).
+// The observable features of a dynamic request before it is served: its size and those of the two
+// requests before it at its site. A size that does not recur is replaced by its ratio to another
+// (profile/roles.h).
 struct DynamicContext {
   static constexpr Bytes kVaries = 0;    // neither recurs
   static constexpr Bytes kStart = -1;    // there is none before
@@ -83,7 +84,7 @@ struct DynamicContext {
   auto operator<=>(const DynamicContext&) const = default;
 };
 
-// Where dynamic requests are asked for and how long they live, alike in every iteration; see
+// A group of dynamic requests: their site and their window, the same in every iteration. See
 // dynamic.h.
 struct DynamicPlace {
   PhaseIndex phase = kNone;    // index into IterationProfile::phases
@@ -93,15 +94,15 @@ struct DynamicPlace {
   Tick lower = 0;  // the window, as ProfiledRequest's lifetime
   Tick upper = 0;
   PhaseIndex phase_end = kNone;
-  // What tells its requests from those that are asked for at the same place and live longer or
-  // shorter: ascending. What no such place knows belongs to the first, which lives longest.
+  // The contexts that tell its requests from those of the site's other groups, ascending. A request
+  // whose context no group has belongs to the first group, which lives longest.
   std::vector<DynamicContext> contexts;
-  // By compared iteration, the reference's last: what was asked for, in order.
+  // The requests by compared iteration, the reference last, each in order.
   std::vector<std::vector<DynamicSighting>> sightings;
 };
 
-// Where dynamic requests are asked for that are kept: they outlive the next iteration, and no plan
-// has room for them. As DynamicPlace's.
+// A group of dynamic requests that are kept: they outlive the next iteration, and no plan has a
+// region for them. Members as in DynamicPlace.
 struct KeptPlace {
   PhaseIndex phase = kNone;
   std::int32_t after = kNone;
@@ -109,27 +110,28 @@ struct KeptPlace {
   std::vector<DynamicContext> contexts;
 };
 
-// A request of the opening (start-up and the first iteration) that no later iteration makes, or
-// that outlives them all. Ticks of the trace.
+// A request of start-up or the first iteration that no later iteration makes, or that outlives them
+// all. Ticks of the trace.
 struct OpeningSighting {
   Bytes size = 0;        // as asked; at the envelope where there is a law
   LawIndex law = kNone;  // as ProfiledRequest's
   Tick lower = 0;
-  Tick upper = 0;              // kNever where it outlives the reference: it stays
+  Tick upper = 0;              // kNever if it outlives the reference: it is permanent
   PhaseIndex phase = kNone;    // index into IterationProfile::phases
   std::int32_t after = kNone;  // as DynamicPlace's
   StreamId stream = 0;
-  bool recurs = false;  // a later iteration makes its like, which is persistent, too
+  bool recurs = false;  // later iterations make a counterpart, which is persistent too
 };
 
-// When a request that can be planned was alive in the first iteration. Ticks of the trace.
+// The lifetime of a plannable request in the first iteration. Ticks of the trace.
 struct OpeningStay {
   std::int32_t request = kNone;  // index into IterationProfile::requests
   Tick lower = 0;
   Tick upper = 0;  // kNever where the trace does not tell
 };
 
-// What the run's beginning asks for besides an iteration's own requests; see opening.h.
+// The requests of start-up and of the first iteration that are no plannable ones of every
+// iteration, and the first iteration's lifetimes of those. See opening.h.
 struct Opening {
   std::vector<OpeningSighting> requests;  // in order of `lower`
   std::vector<OpeningStay> stays;         // the same
@@ -142,12 +144,12 @@ struct IterationProfile {
   std::int32_t compared = 0;       // how many other iterations it was compared with
   Tick period = 0;                 // ticks of one iteration
   Bytes load = 0;                  // M_a of the reference: largest sum of live bytes, as requested
-  std::vector<ProfiledPhase> phases;      // those of the opening alone come last, and are empty
+  std::vector<ProfiledPhase> phases;      // those of start-up alone come last, and are empty
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
   std::vector<DynamicPlace> places;       // by phase, `after` and stream, the longest first
   std::vector<KeptPlace> kept;            // by phase, `after` and stream
   Opening opening;                        // empty unless there are three iterations or more
-  // The extents that vary between microbatches, and the laws of sizes in them; empty where none
+  // The extents that vary between microbatches, and the laws of sizes in them. Empty if no extent
   // varies. See size_laws.h.
   std::vector<std::string> extent_names;
   std::vector<std::pair<std::string, Extent>> fixed;  // other extents, and the largest of each
@@ -155,12 +157,14 @@ struct IterationProfile {
   std::vector<std::vector<Extent>> seen;  // the distinct extents of microbatches, ascending
   std::vector<SizeLaw> laws;
 
-  // Requests that can be planned ahead: not dynamic, not persistent, not of an unplanned phase, and
-  // of the training thread, whose requests alone come in an order that can be followed.
+  // True if the request can be planned: it is not dynamic, not persistent, not of an unplanned
+  // phase, and of the training thread. Only that thread's requests come in an order that can be
+  // followed.
   bool is_plannable(const ProfiledRequest& r) const;
-  // `law` where sizes that follow it vary, else kNone.
+  // `law` if sizes that follow it vary, else kNone.
   LawIndex varying(LawIndex law) const;
-  // Persistent ones that come as reliably; they have no address in a plan, and a place.
+  // True for persistent requests that come in every iteration. They have no address in a plan, but
+  // the matcher knows their position.
   bool is_recognisable(const ProfiledRequest& r) const;
 };
 

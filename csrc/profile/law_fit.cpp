@@ -10,12 +10,12 @@ namespace {
 
 using Wide = __int128;
 
-// Laws of real programs divide by two or four, where a dimension is halved. A larger divisor is a
+// Laws of real programs divide by two or four, if a dimension is halved. A larger divisor is a
 // coincidence.
 constexpr std::int64_t kMaxDivisor = 4096;
 // Terms above this belong to no request (trace::kLargestRequest is 2^48).
 constexpr std::int64_t kMaxTerm = std::int64_t{1} << 56;
-// Sizes that differ less than this many steps could be steps of anything.
+// Sizes that differ by less than this many steps fit too many stepped laws.
 constexpr Bytes kFewestSteps = 3;
 constexpr std::array<Bytes, 10> kSteps = {
     Bytes{2} << 20, 65536, 4096, 1024, 512, 256, 128, 64, 32, 16};
@@ -105,7 +105,7 @@ std::optional<SizeLaw> LawFitter::fit(std::span<const Bytes> sizes) const {
   return fit_steps(*seen);
 }
 
-// The sizes by point; std::nullopt where two differ at the same extents.
+// The sizes by point; std::nullopt if two differ at the same extents.
 std::optional<LawFitter::Sample> LawFitter::sample(std::span<const Bytes> sizes) const {
   std::vector<Bytes> by_point(points_, kNone);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -123,7 +123,8 @@ std::optional<LawFitter::Sample> LawFitter::sample(std::span<const Bytes> sizes)
   return result;
 }
 
-// Checks the law against every observation, and sets how well they support it.
+// Accepts a law that explains the sample unless it predicts too little for the envelope. Sets how
+// well the observations support it.
 std::optional<SizeLaw> LawFitter::accepted(SizeLaw law, const Sample& sample,
                                            std::size_t unknowns) const {
   std::ranges::sort(law.terms);
@@ -136,10 +137,10 @@ std::optional<SizeLaw> LawFitter::accepted(SizeLaw law, const Sample& sample,
 
 std::optional<SizeLaw> LawFitter::fit_one_product(const Sample& sample) const {
   const std::size_t count = sample.sizes.size();
-  // First without a constant, which fewer observations prove.
+  // A law without a constant comes first: fewer observations prove it.
   for (const bool with_constant : {false, true}) {
     for (const Product& product : products_) {
-      // Two observations tell no more than a straight line.
+      // Two observations support no more than a straight line.
       if (with_constant && count == 2 && product.factors[1] != kNone) break;
       const auto value = [&](std::size_t i) { return product.values[sample.points[i]]; };
       std::size_t low = 0;
@@ -183,11 +184,11 @@ std::optional<SizeLaw> LawFitter::fit_two_products(const Sample& sample) const {
       for (std::size_t b = a + 1; b < products_.size(); ++b) {
         const Product& first = products_[a];
         const Product& second = products_[b];
-        // As many observations as unknowns fit anything: only what is most usual is taken, a
-        // polynomial of one extent or a sum of two.
+        // As many observations as unknowns fit any pair of products. Only the most usual laws are
+        // tried then: a polynomial of one extent, or a sum of two.
         const bool unsure = count == unknowns;
         if (unsure && second.factors[2] != kNone) break;
-        // Relative to an observation where there is a constant, which then falls out.
+        // With a constant, all values are relative to the first observation: the constant cancels.
         const auto x = [&](std::size_t i) {
           const std::int64_t base = with_constant ? first.values[sample.points[0]] : 0;
           return Wide{first.values[sample.points[i]]} - base;
@@ -199,7 +200,7 @@ std::optional<SizeLaw> LawFitter::fit_two_products(const Sample& sample) const {
         const auto z = [&](std::size_t i) {
           return Wide{sample.sizes[i]} - (with_constant ? sample.sizes[0] : 0);
         };
-        // Two observations that are independent, by Cramer's rule.
+        // Cramer's rule for two observations that are independent.
         const std::size_t begin = with_constant ? 1 : 0;
         std::size_t i = begin;
         while (i < count && x(i) == 0 && y(i) == 0) ++i;
@@ -272,7 +273,7 @@ std::optional<SizeLaw> LawFitter::fit_steps(const Sample& sample) const {
         }
       }
       if (least > most) continue;
-      // The roundest coefficient: sizes of elements and widths of models are.
+      // The roundest coefficient wins: sizes of elements and widths of models are round.
       Wide b = most;
       for (int bit = 0; bit < 56; ++bit) {
         const Wide unit = Wide{1} << bit;

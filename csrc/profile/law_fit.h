@@ -1,4 +1,4 @@
-// Fits a size law to observations: which size a request had at which extents.
+// Fits a size law to observations: the sizes that a request had at known extents.
 //
 // The simplest law that explains every observation exactly wins, in this order:
 //
@@ -10,12 +10,12 @@
 //   stepped                  align_up(a + b * m, step)
 //
 // Coefficients are rational numbers with one divisor. All arithmetic is exact. A law is proven if
-// it explains more distinct observations than it has unknowns, and three at least; a constant needs
-// two. A law must not predict less for the largest extents than some request had: what shrinks with
-// its extents has no law.
+// it explains more distinct observations than it has unknowns, and at least three; a constant needs
+// two. A law must not predict less for the largest extents than some request had: a size that
+// shrinks with its extents has no law.
 //
-// Cost: O(observations) for a size that a simple law explains; at most O(products^2 *
-// observations), where four extents have 34 products. Most wrong candidates fail at the third
+// Cost: O(observations) for a size that a simple law explains, at most O(products^2 *
+// observations). Four extents have 34 products. Most wrong candidates fail at the third
 // observation.
 #pragma once
 
@@ -31,13 +31,13 @@ namespace stalloc::profile {
 
 class LawFitter {
  public:
-  // One row of extents for each observation, all rows of one length. Rows may repeat; kNone stands
-  // for an extent that is unknown, and a row that is unknown throughout tells nothing. `envelope`
-  // is at least as large as every row.
+  // Takes one row of extents for each observation, all of one length. Rows may repeat. kNone stands
+  // for an unknown extent; a row of unknown extents is ignored. `envelope` is at least as large as
+  // every row.
   LawFitter(std::span<const std::vector<Extent>> rows, std::span<const Extent> envelope);
 
-  // The law of a request that had these sizes: one for each row, kNone where it was not seen.
-  // std::nullopt where no law explains them, or none was seen.
+  // The law of a request that had these sizes: one for each row, kNone if it was not seen there.
+  // std::nullopt if no law explains them, or if the request was never seen.
   std::optional<SizeLaw> fit(std::span<const Bytes> sizes) const;
 
   // Distinct rows of extents among the observations.
@@ -62,14 +62,14 @@ class LawFitter {
 
   static constexpr std::size_t kNoPoint = static_cast<std::size_t>(-1);
 
-  std::vector<std::size_t> point_of_;  // by row; kNoPoint where nothing is known
+  std::vector<std::size_t> point_of_;  // by row; kNoPoint if nothing is known
   std::size_t points_ = 0;             // distinct rows
   std::vector<Product> products_;      // ascending by number of factors
   std::vector<Extent> envelope_;
 };
 
-// As evaluate(), and rounded up where the division leaves a remainder: the size that a layout for
-// these extents keeps room for.
+// As evaluate(), but rounds up if the division leaves a remainder. A layout for these extents
+// reserves this size.
 Bytes evaluate_at_least(const SizeLaw& law, std::span<const Extent> extents);
 
 }  // namespace stalloc::profile

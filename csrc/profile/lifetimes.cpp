@@ -1,14 +1,15 @@
 // Why the lifetimes are safe to plan with. The reference's static requests are numbered 0, 1, 2,
 // ... in order of allocation (counterparts.h), and `newest_before(tick)` is the largest number that
-// a compared iteration had allocated before `tick`. A request is taken to live until after the
-// allocation of number `newest_before(its free)`, the largest such number over all iterations. So
-// wherever two static requests were alive together in any of them, their lifetimes in the profile
-// overlap too, also when phases come in another order from one iteration to the next: whichever of
-// the two is older in the reference was freed, in that iteration, after the younger was allocated.
+// a compared iteration had allocated before `tick`. A profiled lifetime lasts until after the
+// allocation of number `newest_before(its free)`, the largest such number over all iterations.
 //
-// Between that allocation and the next static one any tick is as safe as any other. The reference's
-// own tick is taken where it has one, else the end of the phase that freed the request, so that its
-// phases stay true.
+// So if two static requests were live together in any iteration, their lifetimes in the profile
+// overlap: the one that is older in the reference was freed, in that iteration, after the younger
+// was allocated. This holds even if phases come in another order in each iteration.
+//
+// Any tick between that allocation and the next static one is equally safe. The profile takes the
+// reference's own tick if it has one. Otherwise it takes the end of the phase that freed the
+// request, so that the recorded phase stays right.
 //
 // Cost: O(n log n) for each compared iteration.
 #include "profile/lifetimes.h"
@@ -28,21 +29,21 @@
 namespace stalloc::profile {
 namespace {
 
-// How long one iteration saw a request live.
+// How long a request lived in one iteration.
 struct Sighting {
   enum class Kind : std::uint8_t { kFreed, kStillAlive, kTooLong };
 
   Kind kind = Kind::kStillAlive;
-  std::int32_t turn = 0;         // iterations after that of its birth
+  std::int32_t periods = 0;      // from its birth to its free, in iterations
   std::int32_t newest = kNone;   // static number; the request lives until after its allocation
-  Tick tick = kNone;             // of the free, where the reference itself saw it
+  Tick tick = kNone;             // of the free, if the reference itself saw it
   PhaseIndex phase_end = kNone;  // index into Trace::phases
   LayerIndex layer_end = kNone;
 
-  // Later than, and at the same place better known than.
+  // True if this one ends later, or at the same number but at a known tick.
   bool outlives(const Sighting& other) const {
-    return std::pair{std::pair{turn, newest}, tick} >
-           std::pair{std::pair{other.turn, other.newest}, other.tick};
+    return std::pair{std::pair{periods, newest}, tick} >
+           std::pair{std::pair{other.periods, other.newest}, other.tick};
   }
 };
 
@@ -55,7 +56,7 @@ class Profiler {
         dynamic_stays_(dynamic_stays(all)) {}
 
   IterationProfile run() const {
-    const std::int32_t count = all_.turn(reference_).count;
+    const std::int32_t count = all_.iteration(reference_).count;
     IterationProfile profile;
     profile.iteration = reference_;
     profile.compared = reference_ - all_.first_compared();
@@ -68,26 +69,26 @@ class Profiler {
   }
 
  private:
-  // What iteration `t` saw of its counterpart to the static request `i`.
+  // How long the counterpart of the static request `i` lived in iteration `t`.
   Sighting sight(std::int32_t t, std::int32_t i) const {
     const trace::Request& r = all_.request(t, all_.match(t, i));
     Sighting sighting;
-    if (t == reference_ && r.upper >= all_.turn(t).end) return sighting;
+    if (t == reference_ && r.upper >= all_.iteration(t).end) return sighting;
     sighting.kind = Sighting::Kind::kTooLong;
-    sighting.turn = r.upper < all_.turn(t).end ? 0 : 1;
-    const std::int32_t freed_in = t + sighting.turn;
-    if (r.upper >= all_.turn(freed_in).end) return sighting;
+    sighting.periods = r.upper < all_.iteration(t).end ? 0 : 1;
+    const std::int32_t freed_in = t + sighting.periods;
+    if (r.upper >= all_.iteration(freed_in).end) return sighting;
     sighting.newest = all_.newest_before(freed_in, r.upper);
-    if (sighting.turn == 1 && sighting.newest >= all_.number(i)) return sighting;
+    if (sighting.periods == 1 && sighting.newest >= all_.number(i)) return sighting;
     sighting.kind = Sighting::Kind::kFreed;
-    if (freed_in == reference_) sighting.tick = r.upper - all_.turn(reference_).begin;
+    if (freed_in == reference_) sighting.tick = r.upper - all_.iteration(reference_).begin;
     sighting.phase_end = r.phase_end;
     sighting.layer_end = r.layer_end;
     return sighting;
   }
 
-  // The longest life any iteration saw. kTooLong where one saw more than a whole turn, or where
-  // the reference saw it pass its end and no other can tell what comes then.
+  // The longest life that any iteration saw. kTooLong if one saw more than a whole period, or if
+  // the request outlives the reference and no other iteration tells its end.
   Sighting longest(std::int32_t i) const {
     Sighting result = sight(reference_, i);
     const bool passes_end = result.kind == Sighting::Kind::kStillAlive;
@@ -98,17 +99,17 @@ class Profiler {
         result = sighting;
       }
     }
-    if (passes_end && result.turn == 0) result.kind = Sighting::Kind::kTooLong;
+    if (passes_end && result.periods == 0) result.kind = Sighting::Kind::kTooLong;
     return result;
   }
 
-  // The tick, within its turn, that stands for a sighting.
+  // The tick, within its iteration, that stands for a sighting.
   Tick free_tick(const Sighting& sighting) const {
     return sighting.tick != kNone ? sighting.tick
                                   : all_.latest(sighting.newest, sighting.phase_end);
   }
 
-  // Whether any iteration has it tagged as dynamic.
+  // True if any iteration has the request tagged as dynamic.
   bool is_tagged(std::int32_t i) const {
     for (std::int32_t t = all_.first_compared(); t <= reference_; ++t) {
       const std::int32_t index = all_.match(t, i);
@@ -118,11 +119,11 @@ class Profiler {
   }
 
   ProfiledRequest profiled(std::int32_t i) const {
-    const Turn& turn = all_.turn(reference_);
+    const IterationSpan& iteration = all_.iteration(reference_);
     const Tick period = all_.period();
     const trace::Request& r = all_.request(reference_, i);
     ProfiledRequest result;
-    result.request = turn.first + i;
+    result.request = iteration.first + i;
     result.size = r.size;
     result.law = all_.law(reference_, i);
     result.lower = all_.birth(i);
@@ -138,16 +139,16 @@ class Profiler {
 
     bool wraps = false;
     if (all_.number(i) == kNone) {
-      if (r.upper >= turn.end) return persistent(result);
-      result.upper = r.upper - turn.begin;
+      if (r.upper >= iteration.end) return persistent(result);
+      result.upper = r.upper - iteration.begin;
       result.phase_end = all_.phases().at(result.upper);
     } else {
       const Sighting sighting = longest(i);
       if (sighting.kind != Sighting::Kind::kFreed) return persistent(result);
       const Tick tick = free_tick(sighting);
-      result.upper = tick + sighting.turn * period;
-      wraps = sighting.turn > 0;
-      // A tick of the reference's own is that of the free; any other is the one after it.
+      result.upper = tick + sighting.periods * period;
+      wraps = sighting.periods > 0;
+      // The reference's own tick is that of the free. Any other is one past it.
       result.phase_end =
           all_.phases().at(sighting.tick != kNone ? tick : std::max<Tick>(tick - 1, 0));
       result.layer_end = sighting.layer_end;
@@ -161,7 +162,7 @@ class Profiler {
     return result;
   }
 
-  // A whole turn is all that the profile can say of it.
+  // Gives a persistent request the longest lifetime that a profile can express: a whole period.
   ProfiledRequest persistent(ProfiledRequest result) const {
     result.lifetime = LifetimeClass::kPersistent;
     result.upper = result.lower + all_.period();
@@ -170,15 +171,15 @@ class Profiler {
     return result;
   }
 
-  // The largest sum of bytes alive at once within the reference.
+  // The largest sum of bytes that are live at once in the reference.
   Bytes load() const {
-    const Turn& turn = all_.turn(reference_);
+    const IterationSpan& iteration = all_.iteration(reference_);
     std::vector<std::pair<Tick, Bytes>> changes;
     for (const trace::Request& r : trace_.requests) {
-      if (r.lower >= turn.end) break;
-      if (r.upper <= turn.begin) continue;
-      changes.emplace_back(std::max(r.lower, turn.begin), r.size);
-      if (r.upper < turn.end) changes.emplace_back(r.upper, -r.size);
+      if (r.lower >= iteration.end) break;
+      if (r.upper <= iteration.begin) continue;
+      changes.emplace_back(std::max(r.lower, iteration.begin), r.size);
+      if (r.upper < iteration.end) changes.emplace_back(r.upper, -r.size);
     }
     std::ranges::sort(changes);
     Bytes live = 0;
@@ -198,7 +199,7 @@ class Profiler {
 IterationProfile profile_iteration(const trace::Trace& trace) {
   trace.check();
   SizeLaws laws = find_size_laws(trace);
-  // Where no extent varies, the trace is its own envelope and need not be copied.
+  // If no extent varies, the trace is its own envelope and need not be copied.
   std::optional<trace::Trace> enlarged;
   if (!laws.empty()) enlarged = at_envelope(trace, laws);
   const Counterparts all(enlarged ? *enlarged : trace, laws);

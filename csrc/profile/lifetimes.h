@@ -1,13 +1,13 @@
-// From a trace of several iterations to the one that repeats: which requests come back every time,
-// with which lifetime, and which do not.
+// Derives the iteration profile from a trace of several iterations: which requests come in every
+// iteration, with which lifetime, and which do not.
 //
 // The last complete iteration is the reference. Its requests are aligned, phase by phase and thread
 // by thread, with those of the iterations before it (a warm-up is left out; see counterparts.h). A
-// request that has its counterpart of the same size and stream in all of them is static. Its
-// lifetime is the longest any iteration saw, told by the place among the aligned requests where it
-// was freed, so that neither the order of frees nor a late garbage collection makes a plan wrong.
-// (Dynamic requests and those of other threads are never planned: theirs is what the reference
-// saw.)
+// request is static if it has a counterpart of the same size and stream in all of them. Its
+// lifetime is the longest that any iteration saw. The end of a lifetime is measured by the aligned
+// requests around the free. So neither the order of frees nor a late garbage collection makes a
+// plan wrong. Dynamic requests and those of other threads are never planned: they have the
+// reference's lifetime.
 #pragma once
 
 #include "profile/iteration_profile.h"
@@ -15,8 +15,8 @@
 
 namespace stalloc::profile {
 
-// Throws TraceError when the trace fails check() or holds no complete iteration. One alone
-// (compared == 0) is taken at its word: what is still live at its end counts as persistent.
+// Throws TraceError if the trace fails check() or holds no complete iteration. With one complete
+// iteration (compared == 0), every request that is live at its end counts as persistent.
 IterationProfile profile_iteration(const trace::Trace& trace);
 
 }  // namespace stalloc::profile

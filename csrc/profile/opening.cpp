@@ -20,7 +20,7 @@ class Finder {
 
   void run() {
     align();
-    profile_.opening.end = all_.turn(kFirst).end;
+    profile_.opening.end = all_.iteration(kFirst).end;
     std::map<PhaseIndex, std::int32_t> newest;  // plannable request, by phase
     for (const trace::PhaseSpan& span : all_.trace().phases) {
       if (span.key.kind == trace::PhaseKind::kOther ||
@@ -29,7 +29,7 @@ class Finder {
       profile_.opening.work = span.begin;
       break;
     }
-    for (std::int32_t index = 0; index < all_.turn(kFirst).count; ++index) {
+    for (std::int32_t index = 0; index < all_.iteration(kFirst).count; ++index) {
       if (!is_followed(index)) continue;
       const trace::Request& r = all_.request(kFirst, index);
       const std::int32_t match = matches_[index];
@@ -46,8 +46,8 @@ class Finder {
       sighting.after = it == newest.end() ? kNone : it->second;
       sighting.stream = r.stream;
       sighting.recurs = recurs;
-      if (r.upper >= all_.turn(all_.reference()).end) sighting.upper = kNever;
-      // Where dynamic requests are expected, what goes again is one of them.
+      if (r.upper >= all_.iteration(all_.reference()).end) sighting.upper = kNever;
+      // At a site of dynamic requests, a request that is freed again is one of them.
       const bool dynamic = places_.contains({sighting.phase, sighting.after, sighting.stream});
       if (sighting.upper != kNever && dynamic) continue;
       profile_.opening.requests.push_back(sighting);
@@ -64,21 +64,23 @@ class Finder {
     return all_.trace().phases[all_.request(kFirst, index).phase_begin].key;
   }
 
-  // Whether the runtime can follow it.
+  // True if the runtime can follow the request.
   bool is_followed(std::int32_t index) const {
     const trace::Request& r = all_.request(kFirst, index);
     return r.thread == 0 && !r.dynamic && key_of(index).kind != trace::PhaseKind::kUnplanned;
   }
 
-  enum class Until : std::uint8_t { kOwnEnd, kNextEnd, kLater };  // of its iteration, or the next
+  // The end of iteration before which a request is freed: its own, the next one's, or a later
+  // one's.
+  enum class Until : std::uint8_t { kOwnEnd, kNextEnd, kLater };
 
   Until until(std::int32_t t, const trace::Request& r) const {
-    if (r.upper < all_.turn(t).end) return Until::kOwnEnd;
-    return r.upper < all_.turn(t + 1).end ? Until::kNextEnd : Until::kLater;
+    if (r.upper < all_.iteration(t).end) return Until::kOwnEnd;
+    return r.upper < all_.iteration(t + 1).end ? Until::kNextEnd : Until::kLater;
   }
 
-  // Of the reference's request `i`. How long a persistent one lives, the first that was compared
-  // tells: what it replaced by its like in the next iteration, or kept.
+  // The same for the reference's request `i`. If it is persistent, the first compared iteration
+  // tells whether its counterpart was replaced in the next iteration or kept.
   Until until(std::int32_t i) const {
     const ProfiledRequest& r = profile_.requests[i];
     if (r.lifetime == LifetimeClass::kWrapAround) return Until::kNextEnd;
@@ -88,7 +90,7 @@ class Finder {
     return index == kNone ? Until::kLater : until(t, all_.request(t, index));
   }
 
-  // What lives to another iteration's end is another request, whatever its size.
+  // Marks a token with the end of life, so that only requests with the same end are alike.
   static Token marked(Token token, Until until) {
     if (until == Until::kLater) token.size = -token.size;
     if (until == Until::kNextEnd) token.stream = ~token.stream;
@@ -97,7 +99,7 @@ class Finder {
 
   void align() {
     std::map<trace::PhaseKey, Sequence> first;
-    for (std::int32_t index = 0; index < all_.turn(kFirst).count; ++index) {
+    for (std::int32_t index = 0; index < all_.iteration(kFirst).count; ++index) {
       if (!is_followed(index)) continue;
       const trace::Request& r = all_.request(kFirst, index);
       Sequence& s = first[key_of(index)];
@@ -113,7 +115,7 @@ class Finder {
       s.tokens.push_back(marked(all_.token(all_.reference(), index), until(index)));
       s.requests.push_back(static_cast<std::int32_t>(i));
     }
-    matches_.assign(all_.turn(kFirst).count, kNone);
+    matches_.assign(all_.iteration(kFirst).count, kNone);
     for (const auto& [key, ours] : first) {
       const auto theirs = reference.find(key);
       if (theirs == reference.end()) continue;
@@ -124,7 +126,7 @@ class Finder {
     }
   }
 
-  // The profile's phase of a request; one that the reference does not have is appended.
+  // The profile's phase of a request. Appends a phase that the reference does not have.
   PhaseIndex phase_of(std::int32_t index) {
     const trace::PhaseKey& key = key_of(index);
     if (const PhaseIndex known = all_.phases().find(key); known != kNone) return known;

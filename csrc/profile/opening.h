@@ -1,14 +1,14 @@
-// What only the beginning of a run asks for.
+// Finds the requests that only the start-up of a run makes.
 //
-// Start-up makes the weights, and the first iteration what it keeps: gradients, the optimizer's
-// states, workspaces. No later iteration makes them again, so that comparing iterations leaves them
-// out; and most of them stay for good. They are found by aligning the first iteration with the
-// reference: what has no counterpart there belongs to the opening. What outlives the next iteration
-// is aligned only with its like, or a state would be taken for a temporary of its size and shift
-// all that follow.
+// Start-up allocates the weights. The first iteration allocates gradients, the optimizer's states
+// and workspaces. Later iterations do not make these requests again, so the comparison of
+// iterations leaves them out. Most of them stay permanently. To find them, the first iteration is
+// aligned with the reference: a request without a counterpart belongs to start-up. A request that
+// outlives the next iteration is aligned only with others that do. Otherwise an optimizer's state
+// would match a temporary of its size and shift all that follow.
 //
-// Start-up is not told apart from the first iteration: it is the first phase of it, before any
-// model was called.
+// The trace has no boundary between start-up and the first iteration: start-up is the first phase
+// of that iteration, before any model was called.
 #pragma once
 
 #include "profile/counterparts.h"
@@ -16,8 +16,8 @@
 
 namespace stalloc::profile {
 
-// Fills `profile.opening`, and appends to its phases what phases the opening alone has. The profile
-// is complete but for that. Does nothing where the first iteration is one of those compared.
+// Fills `profile.opening`, and appends the phases that only start-up has to `profile.phases`. The
+// profile is complete except for that. Does nothing if the first iteration is a compared one.
 void add_opening(const Counterparts& all, IterationProfile& profile);
 
 }  // namespace stalloc::profile

@@ -17,20 +17,20 @@ constexpr int kDepth = 3;
 constexpr int kTermBits = 20;
 static_assert(Ratio::kTermEnd == Bytes{1} << kTermBits);
 
-// A place has no more ratios than these, the most frequent ones: each is tried for each request.
+// The most ratios of a site; the most frequent ones are kept. Each is tried for each request.
 constexpr std::size_t kMaxRatios = 16;
 
-// Of a context's requests, one in so many may live longer than its role.
+// One in so many of a context's requests may live longer than its role.
 constexpr std::int64_t kExceptions = 5;
 
 using RecurringPair = std::pair<Bytes, Bytes>;
 
-// What is seen of a size, as far as pairs of sizes go.
+// The token of a size in a pair of sizes, where ratios count as sizes that vary.
 Bytes without_ratio(Bytes size) {
   return Ratio::is_code(size) || size == DynamicContext::kUnsure ? DynamicContext::kVaries : size;
 }
 
-// Whether it does after any other.
+// True if the size recurs after any other.
 bool recurs(const Recurring& recurring, Bytes size) {
   const auto it = std::ranges::lower_bound(recurring.sizes, size, {}, &RecurringPair::first);
   return it != recurring.sizes.end() && it->first == size;
@@ -43,7 +43,7 @@ bool is_multiple(const Ratio& ratio, Bytes size, Bytes of) {
          !__builtin_mul_overflow(of, ratio.factor, &b) && a == b;
 }
 
-// Of the pairs that are taken to recur, those that do so in every visit that has any request.
+// The recurring pairs that every visit with requests has.
 std::vector<RecurringPair> common_pairs(const std::vector<std::vector<RoleSample>>& visits,
                                         const Recurring& recurring) {
   std::vector<RecurringPair> common;
@@ -68,8 +68,8 @@ std::vector<RecurringPair> common_pairs(const std::vector<std::vector<RoleSample
   return common;
 }
 
-// Begins with all sizes that come in every visit, after whatever comes before them, and drops what
-// does not come in all, until that is all there is.
+// Finds the greatest set of pairs that recur. It begins with all sizes that come in every visit,
+// after any other size, and drops pairs that some visit lacks until none is left to drop.
 Recurring recurring_sizes(const std::vector<std::vector<RoleSample>>& visits) {
   std::map<Bytes, std::int64_t> seen_in;
   std::int64_t count = 0;
@@ -100,7 +100,7 @@ Recurring recurring_sizes(const std::vector<std::vector<RoleSample>>& visits) {
   }
 }
 
-// The ratios that every visit has which has any request; `sizes` says which sizes recur.
+// The ratios that every visit with requests has; `sizes` says which sizes recur.
 std::vector<Ratio> recurring_ratios(const std::vector<std::vector<RoleSample>>& visits,
                                     const Recurring& sizes) {
   std::map<Bytes, std::pair<std::int32_t, std::int64_t>> seen;  // in visits, in all
@@ -139,10 +139,10 @@ std::vector<Ratio> recurring_ratios(const std::vector<std::vector<RoleSample>>& 
   return ratios;
 }
 
-// What a context came to.
+// The longevities of one context's requests.
 struct Histogram {
   std::map<Longevity, std::int64_t> times;
-  std::map<std::size_t, Longevity> longest;  // by visit: of what lives no longer than its phase
+  std::map<std::size_t, Longevity> longest;  // by visit, of requests that end with their phase
 
   void add(std::size_t visit, Longevity longevity, Longevity phase) {
     if (longevity == kUnknownLongevity) return;
@@ -153,7 +153,7 @@ struct Histogram {
 };
 
 Longevity verdict(const Histogram& histogram) {
-  // What one of them comes to each time is no exception.
+  // A longevity that every visit reaches is no exception.
   Longevity always = kUnknownLongevity;
   for (const auto& [visit, most] : histogram.longest) {
     always = always == kUnknownLongevity ? most : std::min(always, most);
@@ -168,8 +168,8 @@ Longevity verdict(const Histogram& histogram) {
   return kUnknownLongevity;
 }
 
-// What is seen before a size that never recurs, but for its ratio; and before what is then seen as
-// such a size, too.
+// Collects the tokens that may precede a varying size. Each addition can turn further sizes into
+// varying ones, so this repeats until nothing is added.
 void add_varies_after(const std::vector<std::vector<RoleSample>>& visits, Recurring& recurring) {
   std::set<Bytes> before;
   do {
@@ -261,7 +261,7 @@ int depth_of(const DynamicContext& context) {
   return context.earlier == DynamicContext::kIgnored ? 2 : kDepth;
 }
 
-// What add_recurring() needs, whether it tells roles or not.
+// True if add_recurring() needs the context, even if it determines no role.
 bool says_what_recurs(const DynamicContext& context) {
   const int depth = depth_of(context);
   return (depth == 1 && Ratio::is_code(context.size)) ||
@@ -270,7 +270,7 @@ bool says_what_recurs(const DynamicContext& context) {
 
 bool is_small(const RoleSample& s) { return s.size < kSmallRequest; }
 
-// Of all small requests together: as long as the longest that is not kept.
+// The longevity of all small requests together: the longest that is not kept.
 Longevity longest_of(const Histograms& histograms) {
   std::set<Longevity> verdicts;
   for (const auto& [context, histogram] : histograms) {
@@ -281,7 +281,7 @@ Longevity longest_of(const Histograms& histograms) {
   return *verdicts.rbegin();
 }
 
-// The roles of what is not small.
+// The roles of requests that are not small.
 class LargeRoles {
  public:
   LargeRoles(const Histograms& histograms, bool small_apart) : histograms_(histograms) {
@@ -307,7 +307,7 @@ class LargeRoles {
     kept_ = static_cast<std::int32_t>(roles_.size()) + (small_apart ? 1 : 0);
   }
 
-  // The role of what is kept, after all others, and whether any context has it.
+  // The role of kept requests, which comes after all others; true if any context has it.
   std::int32_t kept() const { return kept_; }
   bool any_kept() const { return any_kept_; }
 
@@ -317,7 +317,7 @@ class LargeRoles {
     return result;
   }
 
-  // What is unknown has the first.
+  // An unknown role counts as the first, which lives longest.
   std::int32_t of(const DynamicContext& context) const {
     const Role known = role(context);
     if (known == kKeptRole) return kept_;
@@ -325,8 +325,8 @@ class LargeRoles {
     return it == roles_.end() ? 0 : static_cast<std::int32_t>(it - roles_.begin());
   }
 
-  // What tells them, and what recurs: a context that says no more than a shorter one, or than
-  // nothing, is left out.
+  // Adds the contexts that determine the roles, and those that say what recurs. Leaves out a
+  // context that determines no more than a shorter one.
   void tell(const Recurring& recurring, std::vector<std::vector<DynamicContext>>& contexts) const {
     const DynamicContext varies{.size = DynamicContext::kVaries};
     const std::int32_t like = histograms_.contains(varies) ? of(varies) : 0;
@@ -344,10 +344,10 @@ class LargeRoles {
   }
 
  private:
-  using Role = std::pair<std::size_t, bool>;  // index into longest_first_, whether its sizes recur
+  using Role = std::pair<std::size_t, bool>;  // index into longest_first_; true if its sizes recur
   static constexpr Role kKeptRole{std::numeric_limits<std::size_t>::max(), false};
 
-  // The shortest that is as long.
+  // The shortest role that is at least as long.
   Role role(const DynamicContext& context) const {
     const Longevity longevity = verdict(histograms_.at(context));
     if (longevity == kUnknownLongevity) return {0, false};
@@ -365,7 +365,7 @@ class LargeRoles {
   bool any_kept_ = false;
 };
 
-// Sizes of which one in so many was kept, though their contexts do not say so.
+// The sizes of which at least one in kExceptions was kept although its context does not say so.
 std::vector<DynamicContext> kept_sizes(const std::vector<std::vector<RoleSample>>& visits,
                                        const std::vector<std::vector<DynamicContext>>& seen,
                                        const LargeRoles& roles, bool small_apart) {
@@ -389,7 +389,7 @@ std::vector<DynamicContext> kept_sizes(const std::vector<std::vector<RoleSample>
   return sizes;
 }
 
-// What tells those that are small.
+// Adds the contexts of small requests.
 void tell_small(const Histograms& small, std::vector<DynamicContext>& contexts) {
   contexts.push_back({.size = DynamicContext::kSmall});
   for (const auto& [context, histogram] : small) {
@@ -435,7 +435,7 @@ Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity p
     roles_of_large.tell(recurring, roles.contexts);
     if (apart) tell_small(small, roles.contexts[static_cast<std::size_t>(small_role)]);
   }
-  std::set<Bytes> sizes;  // that alone tell what is kept
+  std::set<Bytes> sizes;  // each alone marks a request as kept
   if (kept_role < roles.contexts.size()) {
     auto& contexts = roles.contexts[kept_role];
     contexts.insert(contexts.end(), kept.begin(), kept.end());

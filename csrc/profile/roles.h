@@ -1,32 +1,32 @@
-// Which of the dynamic requests of one place live how long, and by what they can be told when they
-// are asked for.
+// Learns the roles of a site's dynamic requests: how long each request lives, and by which context
+// the runtime recognizes the role before it serves the request.
 //
-// In backward an expert's weight gradients, which live until the optimizer has run, come between
-// temporaries that live for a moment. Room that is shared by both is held for as long as the
-// longest and has to be as large as all of them, so each kind gets its own: its role. Of those that
-// live for a moment, the briefest (a copy that is gone when the next tensor is made) have a role,
-// too: they would lie between the others, and leave holes that fit or do not fit the next one as
-// the token counts have it. What there is to go by is the size, and those of the requests just
-// before:
+// In backward, an expert's weight gradients live until the optimizer has run. They come between
+// temporaries that live for a moment. A region shared by both would have to hold all of them for as
+// long as the gradients live. So each kind has its own region: its role. The briefest temporaries
+// (a copy that is freed when the next tensor is made) have a role too. Otherwise they would lie
+// between the others and leave holes that fit the next request or not, depending on the token
+// counts. The runtime can see only the size of a request and of the requests just before it:
 //
 //   sizes      20480  262144  512  20480  5120  262144  2048  262144   of one expert
 //              5632   262144  512  5632   1408  262144  2048  262144   of another
 //   seen as      *    262144  512   1/1    1/4  262144  2048  262144   `*`: varies
 //   lives       soon  long    long soon   soon  long    long  soon
 //
-// A size that varies with an expert's tokens is told by its ratio to the last one that did, since
-// that is one of widths: what an expert makes comes in the same ratios however many tokens it gets.
-// What is no such multiple may be one of the first size at the place that varies: buffers for all
-// of a layer's tokens are asked for before its experts and after them.
+// A size that varies with an expert's tokens is replaced by its ratio to the last size that varied.
+// That is a ratio of widths, the same for every token count. If there is no such ratio, the ratio
+// to the site's first varying size is tried: a layer allocates buffers for all its tokens before
+// and after its experts.
 //
-// As a branch predictor does, one learns for each context of three sizes what came of it; where the
-// last one or two say the same, the rest is ignored. A size recurs if it comes in every iteration
-// after the same one: as many tokens as make an activation as large as a gradient are not taken for
-// one, where sizes that vary have come before. A ratio recurs if every iteration has it.
+// Like a branch predictor, the profile learns a role for each context of three sizes. If the newest
+// one or two sizes determine the role, the others are ignored. A size recurs if it comes in every
+// iteration after the same size. So an activation that happens to be as large as a gradient is not
+// mistaken for one if varying sizes come before it. A ratio recurs if every iteration has it.
 //
-// What is kept for good (a mask for each length that has come, a memory that grows) has a role of
-// its own, and no room: it would be in the way of the plan for the rest of the run. Where it is too
-// rare to make its context's role, as what is made once and never again, its size tells.
+// Requests that are kept (a mask for each sequence length, a memory that grows) have a role of
+// their own and no region: it would occupy the pool for the rest of the run. A kept request may be
+// too rare to determine its context's role, for example if it is made once in a run. Then its size
+// alone marks it.
 #pragma once
 
 #include <cstdint>
@@ -40,10 +40,10 @@ namespace stalloc::profile {
 
 // How long a request lives; higher is longer. The unit is the caller's, above a moment.
 using Longevity = std::int64_t;
-inline constexpr Longevity kBrief = 0;      // a moment in which next to nothing else is asked for
-inline constexpr Longevity kMomentary = 1;  // a moment: not past its place, or hardly
+inline constexpr Longevity kBrief = 0;      // a moment with hardly another request
+inline constexpr Longevity kMomentary = 1;  // a moment: until the site ends, or hardly longer
 inline constexpr Longevity kUnknownLongevity = -1;
-// A turn or more: it is still there when its place comes again. No plan has room for it.
+// A period or more: it is still live when its site comes again. No plan has a region for it.
 inline constexpr Longevity kKept = std::numeric_limits<Longevity>::max();
 
 struct RoleSample {
@@ -52,25 +52,27 @@ struct RoleSample {
 };
 
 struct Roles {
-  // By visit and request; roles are numbered from 0, the longest. Small requests have the next,
-  // where there are others: it lives as long as any of them. What is kept has the last.
+  // The role of each request, by visit. Roles are numbered from 0, the longest. If there are large
+  // and small requests, the small ones share the number after the large ones' roles, with the
+  // longest of their lives. The last role is that of kept requests.
   std::vector<std::vector<std::int32_t>> of;
-  // By role, each at most three quarters of the one before: what lives about as long is one.
-  // kUnknownLongevity when nothing is known.
+  // By role; kUnknownLongevity if nothing is known. Each is at most three quarters of the one
+  // before: about equal longevities are one role.
   std::vector<Longevity> longevity;
-  // By role: ascending. Empty when there is but one.
+  // By role, ascending. Empty if there is only one role.
   std::vector<std::vector<DynamicContext>> contexts;
 };
 
-// `visits`: what was asked for at one place, by iteration, in order. A context's requests get the
-// role of the longest-lived of them, those apart that are fewer than one in five; unless every
-// iteration has such exceptions and they live no longer than `phase`, since they then cost a
-// conflict each time, and little room. O(n log n) for n requests.
+// `visits` has the requests of one site, by iteration, in order. A context's requests get the role
+// of the longest-lived of them. Exceptions do not count: longer lives that are fewer than one in
+// five. But they do count if every iteration has some and they live no longer than `phase`: each
+// would then cause a conflict in every iteration, and a region for them is cheap. O(n log n) for n
+// requests.
 Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits,
                  Longevity phase = kUnknownLongevity);
 
-// A size that is `factor` / `divisor` times another that varies: the last, or the first at its
-// place. In lowest terms.
+// The ratio `factor` / `divisor`, in lowest terms, of a size to another one that varies: the last
+// such size, or the first of the site.
 struct Ratio {
   static constexpr Bytes kTermEnd = Bytes{1} << 20;  // terms are in [1, kTermEnd)
 
@@ -78,33 +80,34 @@ struct Ratio {
   Bytes divisor = 1;
   bool to_last = true;
 
-  // As a size in a context: below all that DynamicContext names, those to the last one first.
+  // The ratio as a size in a context. Codes are below all constants of DynamicContext; ratios to
+  // the last size come first.
   Bytes code() const;
   static bool is_code(Bytes size);
   static Ratio from_code(Bytes code);
 };
 
-// Whether a size that the role of what is kept names alone tells it: where the size is not seen as
-// itself, or is small and small requests are apart.
+// True if the size alone can mark a request as kept. This is so if the context does not contain the
+// size itself, or if the request is small and small requests have a role of their own.
 inline bool size_alone_tells(Bytes size, const DynamicContext& seen, bool small_apart) {
   return seen.size != size || (small_apart && size < kSmallRequest);
 }
 
-// What recurs at a place.
+// The sizes and ratios that recur at a site.
 struct Recurring {
   // A size, and the one before it, kVaries for any that does not recur. Ascending.
   std::vector<std::pair<Bytes, Bytes>> sizes;
   std::vector<Ratio> ratios;  // by code, ascending
-  // What is seen of a size that one which varies comes after. Ascending.
+  // The tokens that may precede a varying size. Ascending.
   std::vector<Bytes> varies_after;
 };
 
-// Adds what the context says to recur, in any order.
+// Adds the sizes and ratios that the context says recur, in any order.
 void add_recurring(Recurring& recurring, const DynamicContext& context);
-// Sorts, once all has been added.
+// Call it after the last add_recurring().
 void sort_recurring(Recurring& recurring);
 
-// What is seen of requests as they come.
+// Follows the requests of a site and tells the context of each.
 class ContextWindow {
  public:
   // The context of the next request, of that size.

@@ -14,7 +14,8 @@ constexpr std::array<std::string_view, 2> kSources = {"own", "upcoming"};
 template <typename Enum>
 void find_name(std::string_view text, const auto& names, Enum& value) {
   const auto at = std::ranges::find(names, text);
-  if (at == names.end()) throw TraceError("'" + std::string(text) + "' tells nothing of a law");
+  if (at == names.end())
+    throw TraceError("'" + std::string(text) + "' is no proof and no source of a size law");
   value = static_cast<Enum>(at - names.begin());
 }
 

@@ -41,12 +41,12 @@ struct LawTerm {
 
 // How well the observations support a law.
 enum class LawProof : std::uint8_t {
-  kProven,    // three or more distinct observations, or a constant that varied extents left alone
-  kUnproven,  // two distinct observations, or one
+  kProven,       // three or more distinct observations, or a size that other extents did not change
+  kUnproven,     // two distinct observations, or one
   kUnexplained,  // no law: `constant` is the largest size seen, and requests may be smaller
 };
 
-// Whose extents a request follows.
+// The microbatch whose extents a request follows.
 enum class LawSource : std::uint8_t {
   kOwn,       // its own microbatch's, or the one that began last
   kUpcoming,  // the next microbatch's: its data are made before its forward begins
@@ -63,8 +63,8 @@ struct SizeLaw {
   auto operator<=>(const SizeLaw&) const = default;
 };
 
-// The size in bytes, at least 0; kNone (-1) where an extent is unknown (negative), the division
-// leaves a remainder, or the result does not fit in Bytes. O(terms), allocates nothing.
+// The size in bytes, at least 0. kNone (-1) if an extent is unknown (negative), the division leaves
+// a remainder, or the result does not fit in Bytes. O(terms), allocates nothing.
 Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents);
 
 std::string_view to_string(LawProof proof);    // "proven", "unproven", "unexplained"

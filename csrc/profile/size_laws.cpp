@@ -17,11 +17,11 @@ namespace {
 
 constexpr std::size_t kMostExtents = 4;  // that laws use
 
-// Where one request in so many or more has no law, those without are dynamic; else they are scratch
-// space or the like.
+// If one request in so many or more has no law, those without are dynamic. Otherwise they are
+// exceptions, such as scratch space.
 constexpr std::int64_t kMostlyExplained = 8;
 
-// The extents of the microbatches, reduced to what varies.
+// The extents of the microbatches, reduced to those that vary.
 class ExtentTable {
  public:
   explicit ExtentTable(const trace::Trace& trace) : trace_(trace) {
@@ -103,7 +103,7 @@ struct Run {
 
 using FamilyKey = std::tuple<trace::PhaseKind, std::int32_t, std::int32_t, ThreadOrdinal>;
 
-// Which row of Trace::extents a phase's requests follow.
+// Finds the row of Trace::extents that a phase's requests follow.
 class Microbatches {
  public:
   explicit Microbatches(const trace::Trace& trace) : trace_(trace) {
@@ -123,7 +123,7 @@ class Microbatches {
     return upcoming(phase) - 1;  // the row before, kNone for the first
   }
 
-  // The first row of a later phase; as many as there are rows where none is.
+  // The first row of a later phase; the number of rows if there is none.
   std::int32_t upcoming(PhaseIndex phase) const {
     const auto after =
         std::ranges::upper_bound(trace_.extents, phase, {}, &trace::MicrobatchExtents::phase);
@@ -195,7 +195,7 @@ class LawTable {
     if (law.terms.empty()) formula.source = LawSource::kOwn;
     const auto [it, is_new] = index_.try_emplace(formula, static_cast<LawIndex>(laws_.size()));
     if (is_new) laws_.push_back(law);
-    // What one family proves holds for all.
+    // A law that one family proves is proven for all.
     SizeLaw& known = laws_[static_cast<std::size_t>(it->second)];
     known.proof = std::min(known.proof, law.proof);
     return it->second;
@@ -298,7 +298,7 @@ class Family {
     }
   }
 
-  // The stays in layers of a run: where each begins, and what it looks like.
+  // The calls of layers in a run: where each begins, and its token.
   struct Stays {
     std::vector<std::size_t> begins;  // and one past the end
     std::vector<Token> tokens;
@@ -388,13 +388,13 @@ class Family {
       for (std::size_t r = 0; r < sizes.size(); ++r) {
         if (sizes[r] != kNone && is_known(rows[r])) distinct.insert(rows[r]);
       }
-      // One point fits anything, and tells nothing of others.
+      // A single point supports no law.
       if (distinct.size() < 2) return std::nullopt;
       return fitter.fit(sizes);
     };
     std::optional<SizeLaw> mine = fit(own_fitter, own);
     if (mine && mine->terms.empty()) {
-      // A size that is constant where extents are known, and another where not, is not constant.
+      // A size is not constant if it differs where extents are unknown.
       const bool constant =
           std::ranges::all_of(sizes, [&](Bytes s) { return s == kNone || s == mine->constant; });
       if (constant) return mine;
@@ -410,7 +410,7 @@ class Family {
     return rank(*next) < rank(*mine) ? next : mine;
   }
 
-  // Gives the position's requests the law where it tells their sizes.
+  // Gives the law to the position's requests in the included runs.
   void assign(std::int32_t position, const std::vector<bool>& included, LawIndex law,
               std::vector<LawIndex>& of) {
     for (std::size_t r = 0; r < runs_.size(); ++r) {
@@ -489,8 +489,8 @@ class Family {
     return std::nullopt;
   }
 
-  // What no law explains gets the largest size seen where it is the exception. Elsewhere the
-  // requests are dynamic.
+  // Bounds sizes that no law explains by the largest one seen, if they are exceptions. Otherwise
+  // the requests are dynamic.
   void bound_unexplained(const std::vector<std::int32_t>& open, LawTable& table,
                          std::vector<LawIndex>& of) {
     if (kMostlyExplained * std::ssize(open) >= std::ssize(sizes_)) return;
@@ -515,7 +515,7 @@ class Family {
     }
   }
 
-  // Aligns the runs that have requests without a law with what the laws predict for them.
+  // Aligns the runs that have requests without a law with the sizes that the laws predict.
   void predict(const LawTable& table, std::vector<LawIndex>& of) const {
     for (const Run& run : runs_) {
       const bool complete =
@@ -555,8 +555,8 @@ class Family {
   std::vector<LawIndex> laws_;                          // by position
 };
 
-// Of more extents than laws can use, those that explain the most sizes: first alone, then beside
-// those chosen before.
+// Chooses extents if there are more than laws can use. Adds, one after another, the extent that
+// explains the most sizes together with those chosen before.
 std::vector<std::size_t> most_explaining(const trace::Trace& trace, const ExtentTable& extents,
                                          std::map<FamilyKey, std::vector<Run>>& families) {
   struct Case {

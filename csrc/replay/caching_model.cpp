@@ -12,7 +12,7 @@ namespace {
 
 constexpr Bytes kMinBlock = 512;
 constexpr Bytes kSmallSize = Bytes{1} << 20;       // the largest small request
-constexpr Bytes kSmallSegment = Bytes{2} << 20;    // and what it is cut from
+constexpr Bytes kSmallSegment = Bytes{2} << 20;    // the segment that it is cut from
 constexpr Bytes kMinOwnSegment = Bytes{10} << 20;  // from here on a request has its own segment
 constexpr Bytes kLargeSegment = Bytes{20} << 20;   // below, it is cut from one of these
 constexpr Bytes kSegmentAlignment = Bytes{2} << 20;
@@ -169,7 +169,7 @@ void CachingModel::cache(Block* block) {
   pool(block->small).free.insert(block);
 }
 
-// Takes a free neighbour into a block that is in neither set. False when it cannot.
+// Merges a free neighbour into a block that is in neither set. Returns false if that is impossible.
 bool CachingModel::merge(Block* block, Block* neighbour) {
   if (!neighbour || neighbour->live || neighbour->mapped != block->mapped) return false;
   Pool& shelf = pool(block->small);
@@ -214,7 +214,7 @@ CachingModel::Block* CachingModel::find_free(const Search& search) {
   auto it = shelf.free.lower_bound(&key);
   if (it == shelf.free.end() || (*it)->stream != search.stream) return nullptr;
   if ((*it)->range != kNone) {
-    // The last block of an expandable segment counts as being as large as it can grow: others are
+    // The last block of an expandable segment counts as large as it can grow, so that others are
     // used up first.
     const auto expandable_size = [](const Block* b) {
       return b->size + (b->next && !b->next->mapped ? b->next->size : 0);
@@ -258,9 +258,9 @@ void CachingModel::release_segment(Block* block) {
 }
 
 // With a largest size to split, blocks above it are given back first: one that is large enough, or
-// the largest ones until that is reached.
+// the largest ones until their sum is.
 bool CachingModel::release_oversize(const Search& search) {
-  // Expandable segments are given back by chunks, and only when all that is cached is.
+  // Expandable segments are given back by chunks, and only together with everything cached.
   if (settings_.max_split_size == CachingSettings::kUnlimited || settings_.expandable_segments) {
     return false;
   }
@@ -303,8 +303,8 @@ void CachingModel::release_cached(Pool& shelf) {
   }
 }
 
-// Gives whole cached segments back, those unused for longer than the average first, until the
-// threshold is kept.
+// Gives wholly cached segments back, first those unused for longer than the average, until the
+// threshold holds.
 void CachingModel::collect_garbage() {
   const auto threshold = static_cast<Bytes>(settings_.garbage_collection_threshold *
                                             static_cast<double>(settings_.capacity));

@@ -1,27 +1,26 @@
-// A model of the policy of torch's CUDA caching allocator: what it would ask of the device for a
-// sequence of requests, without a device.
+// A model of torch's CUDA caching allocator: computes without a device which device memory a
+// sequence of requests would take.
 //
-// Follows c10/cuda/CUDACachingAllocator.cpp step by step, with the same sets in the same order, so
-// that it makes the same choices:
+// The model follows c10/cuda/CUDACachingAllocator.cpp step by step, with the same sets in the same
+// order, so that it makes the same choices:
 //
-//   - sizes are rounded up to 512 B (or to a division of a power of two, where that is set);
-//   - up to 1 MiB is small: cut from segments of 2 MiB. Under 10 MiB from segments of 20 MiB; above
-//     that a request has a segment of its own size, rounded up to 2 MiB;
-//   - best fit among the free blocks of the same stream and pool, by size, then address;
-//   - a block is split when the rest is at least 512 B (small, or expandable) or over 1 MiB
-//   (large);
-//   - when the device has nothing left, everything cached and whole goes back to it, and the
-//   request
-//     is tried once more.
+//   - Sizes are rounded up to 512 B, or to a division of a power of two if that is set.
+//   - A request of up to 1 MiB is small: it is cut from a segment of 2 MiB. Below 10 MiB it is cut
+//     from a segment of 20 MiB. A larger one has a segment of its own, rounded up to 2 MiB.
+//   - Best fit among the free blocks of the same stream and pool, by size, then address.
+//   - A block is split if the rest is at least 512 B (small, or expandable) or over 1 MiB (large).
+//   - If the device has no memory left, all wholly cached segments go back to it, and the request
+//   is
+//     tried once more.
 //
 //   segments       [####|..|##]  [#####.....]            each from one cudaMalloc
 //   expandable     [####|..|##|.......~~~~~~~~~~~~~~]    address space; # live . free ~ not mapped
 //
-// With expandable segments a stream and pool has one range of addresses, larger than the device,
-// that is mapped in steps of 2 MiB (small) or 20 MiB (large) at its end, or in its gaps.
+// With expandable segments, each stream and pool has one range of addresses that is larger than the
+// device. It is mapped in steps of 2 MiB (small) or 20 MiB (large), at its end or in its holes.
 //
-// What it leaves out: private pools of CUDA graphs, and events (a free is taken as completed; a
-// trace says when that was). Addresses ascend in the order of the device's allocations.
+// The model has no private pools of CUDA graphs and no events: a free counts as completed, at the
+// tick that the trace says. Addresses ascend in the order of the device's allocations.
 //
 // Cost: O(log n) a request. Not thread-safe.
 #pragma once
@@ -39,10 +38,11 @@
 
 namespace stalloc::replay {
 
-// What PYTORCH_CUDA_ALLOC_CONF can say, with torch's defaults.
+// The settings of PYTORCH_CUDA_ALLOC_CONF, with torch's defaults.
 struct CachingSettings {
   static constexpr Bytes kUnlimited = std::numeric_limits<Bytes>::max();
-  // Sizes from 2^20 to 2^35 have their own number of divisions; smaller and larger ones the ends'.
+  // Sizes from 2^20 to 2^35 have a number of divisions each. Smaller sizes have that of the first,
+  // larger ones that of the last.
   static constexpr std::size_t kRoundupIntervals = 16;
 
   bool expandable_segments = false;
@@ -60,7 +60,7 @@ struct CachingStats {
   std::int64_t frees = 0;    // cudaFree
   std::int64_t maps = 0;     // chunks created and mapped
   std::int64_t unmaps = 0;   // chunks unmapped
-  std::int64_t retries = 0;  // times that everything cached was given back
+  std::int64_t retries = 0;  // how often everything cached was given back
   std::int64_t ooms = 0;     // requests that failed
 
   std::int64_t native_calls() const { return mallocs + frees + maps + unmaps; }
@@ -75,27 +75,28 @@ class CachingModel {
   CachingModel(const CachingModel&) = delete;
   CachingModel& operator=(const CachingModel&) = delete;
 
-  // `size` > 0 bytes; kOutOfMemory when the capacity does not allow it, even with nothing cached.
-  // Throws OverflowError for a size that cannot be rounded up.
+  // Allocates `size` > 0 bytes. Returns kOutOfMemory if the capacity does not suffice even with
+  // nothing cached. Throws OverflowError for a size that cannot be rounded up.
   Id malloc(Bytes size, StreamId stream);
 
-  // Takes back a live block; throws Error for any other number.
+  // Frees a live block; throws Error for any other number.
   void free(Id id);
 
-  // Gives everything cached and whole back to the device: torch.cuda.empty_cache().
+  // Gives all wholly cached segments back to the device, as torch.cuda.empty_cache() does.
   void empty_cache();
 
   const CachingStats& stats() const { return stats_; }
 
-  // Of a live block.
+  // The address of a live block.
   Offset address(Id id) const { return blocks_[static_cast<std::size_t>(id)].address; }
 
-  // Whatever is taken from the device or given back from here on is noted there; null for nowhere.
+  // Records in `placements` all memory taken from the device or given back from now on. May be
+  // null.
   void note_in(Placements* placements) { placements_ = placements; }
   void reset_peaks();
 
-  // Throws Error unless segments are tiled, no two free neighbours are unmerged, the sets hold what
-  // is free, and the counts are right. For tests.
+  // Throws Error unless blocks tile the segments, free neighbours are merged, the sets hold exactly
+  // the free blocks, and the counts are right. For tests.
   void check() const;
 
  private:

@@ -1,4 +1,4 @@
-// A trace's allocations and frees in the order in which they happened. Cost: O(n log n) once.
+// Iterates over a trace's allocations and frees in their order. Cost: O(n log n) once.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace stalloc::replay {
 
-// Calls allocate(index) and free(index), of Trace::requests, in order of their ticks; before each
-// of them now(tick). A free at the tick of an allocation comes first: lifetimes are half-open. Ends
-// when allocate() returns false.
+// Calls allocate(index) and free(index), with indices into Trace::requests, in order of ticks, and
+// now(tick) before each call. A free at the tick of an allocation comes first: lifetimes are
+// half-open. Returns when allocate() returns false.
 template <typename Now, typename Allocate, typename Free>
 void for_each_event(const trace::Trace& trace, Now now, Allocate allocate, Free free) {
   std::vector<std::int32_t> frees;  // by upper
@@ -37,7 +37,7 @@ void for_each_event(const trace::Trace& trace, Now now, Allocate allocate, Free 
   free_until(kNever);
 }
 
-// Tells, once, that a tick lies in the last complete iteration or after it.
+// Tells once that a tick lies in the last complete iteration or after it.
 class LastIteration {
  public:
   explicit LastIteration(const trace::Trace& trace)

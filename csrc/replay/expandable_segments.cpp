@@ -1,4 +1,4 @@
-// The part of the model that maps memory piece by piece; see Note [Expandable Segments] of torch.
+// The part of the model that maps memory in chunks; see Note [Expandable Segments] of torch.
 #include <algorithm>
 
 #include "base/error.h"
@@ -9,8 +9,8 @@ namespace {
 
 constexpr Bytes kSmallChunk = Bytes{2} << 20;
 constexpr Bytes kLargeChunk = Bytes{20} << 20;
-// Address space of a segment where the device has no limit: many times any device's, and still
-// thousands of them fit in 63 bits.
+// The address space of a segment if the device has no limit. It is many times that of any device,
+// and thousands of such segments fit in 63 bits.
 constexpr Bytes kEndless = Bytes{1} << 48;
 
 Bytes chunks(Bytes size, Bytes chunk) { return size / chunk + (size % chunk != 0); }
@@ -31,7 +31,7 @@ CachingModel::Block* CachingModel::allocate_expandable(const Search& search) {
   return block;
 }
 
-// The lowest address at which the segment has room: a new segment when there is none.
+// Finds the lowest address at which a segment has space, or makes a new segment.
 CachingModel::Block* CachingModel::find_expandable(const Search& search) {
   const auto has_room = [&](const Block* b) {
     Bytes size = 0;
@@ -49,8 +49,8 @@ CachingModel::Block* CachingModel::find_expandable(const Search& search) {
   }
   const Bytes chunk = search.small ? kSmallChunk : kLargeChunk;
   const Bytes capacity = std::min(settings_.capacity, kEndless);
-  // As torch has it, an eighth more than the device, so that gaps can be left behind; and for a
-  // request that the device will refuse, room for it all the same.
+  // As in torch, a segment has an eighth more addresses than the device, so that it can have holes.
+  // A request that the device will refuse still needs addresses.
   const Bytes size =
       chunks(std::max(capacity + capacity / 8, std::min(search.size, kEndless)), chunk) * chunk;
   const Range range{next_address_, size, chunk};
@@ -66,8 +66,8 @@ CachingModel::Block* CachingModel::find_expandable(const Search& search) {
   return block;
 }
 
-// Maps the first `size` bytes of an unmapped block, in whole chunks, and caches it. False when the
-// device has not as much left.
+// Maps the first `size` bytes of an unmapped block, in whole chunks, and caches it. Returns false
+// if the device has too little memory left.
 bool CachingModel::map(Block* block, Bytes size) {
   const Range& range = ranges_[static_cast<std::size_t>(block->range)];
   const Bytes mapped = chunks(size, range.chunk) * range.chunk;

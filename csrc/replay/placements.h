@@ -1,5 +1,5 @@
-// Where a replay put each request, and what the allocator held of the device meanwhile: what a
-// picture of its layout needs. Not thread-safe. Cost: O(log n) an entry.
+// Records the address of each replayed request and the device memory that the allocator held, for a
+// drawing of them. Not thread-safe. Cost: O(log n) an entry.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct HeldPiece {
   Offset address = 0;
   Bytes size = 0;
   Tick lower = 0;
-  Tick upper = kNever;  // when it went back; kNever where it did not
+  Tick upper = kNever;  // when it went back to the device; kNever if it did not
 };
 
 class Placements {
@@ -23,22 +23,22 @@ class Placements {
 
   static constexpr Offset kNowhere = -1;
 
-  // The tick of whatever is noted from here on.
+  // Sets the tick of all following records.
   void advance(Tick now) { now_ = now; }
 
   // `request` is an index into Trace::requests.
   void place(std::int32_t request, Offset address);
 
-  // A piece that nobody holds yet.
+  // Records a piece taken from the device that is not held yet.
   void take(Offset address, Bytes size);
 
-  // Any stretch of what is held: part of a piece, or several of them.
+  // Records addresses given back: any part of the held pieces.
   void give_back(Offset address, Bytes size);
 
-  // By request; kNowhere for those the replay did not reach.
+  // The address of each request; kNowhere for those that the replay did not reach.
   const std::vector<Offset>& addresses() const { return addresses_; }
 
-  // In order of address, then tick.
+  // All pieces in order of address, then tick.
   std::vector<HeldPiece> pieces() const;
 
  private:

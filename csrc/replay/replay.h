@@ -1,8 +1,8 @@
-// What allocators would have done with a trace: the same allocations and frees, in their order,
-// with no device behind them.
+// Replays a trace with an allocator: the same allocations and frees, in their order, without a
+// device.
 //
-// Replay stops at the first request that does not fit. A free is what the trace says it is, so one
-// that waits for another stream is at the tick at which it was completed.
+// Replay stops at the first request that does not fit. It takes the ticks of frees from the trace,
+// so a free that waits for another stream comes when that wait was over.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 namespace stalloc::replay {
 
 struct ReplayResult {
-  // Over the last complete iteration, or over all when there is none: what training goes on with.
+  // Over the last complete iteration, which stands for the rest of training; over the whole trace
+  // if there is none.
   Bytes load = 0;       // the most bytes live at once, as asked: M_a
   Bytes reserved = 0;   // the most bytes held of the device: M_r
   Bytes peak_load = 0;  // the same two over all, start-up and warm-up included
@@ -26,7 +27,8 @@ struct ReplayResult {
   std::int64_t maps = 0;
   std::int64_t unmaps = 0;
   std::int32_t failed = kNone;  // the request that did not fit, index into Trace::requests
-  // Of a plan: static requests of complete iterations served at their planned address, and not.
+  // With a plan: the static requests of complete iterations that got their planned address, and
+  // those that did not.
   std::int64_t hits = 0;
   std::int64_t misses = 0;
 
@@ -36,26 +38,27 @@ struct ReplayResult {
   }
 };
 
-// Under torch's policy. Where everything lay is noted in `placements`, unless that is null. Throws
-// TraceError when the trace fails check().
+// Replays under torch's policy. Records all addresses in `placements` unless it is null. Throws
+// TraceError if the trace fails check().
 ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& settings,
                             Placements* placements = nullptr);
 
 struct PlannedReplay {
   Bytes capacity = CachingSettings::kUnlimited;  // of the device
   bool reuse = true;                             // as PlannedAllocator::Scope's
-  // False: the plan comes into force after start-up, and nothing lies in its resident region.
+  // False: the plan is enabled after start-up, and its resident region stays empty.
   bool startup = true;
 };
 
-// Under stalloc's own runtime with this plan; with `startup` from the beginning of the run, if the
-// trace begins there. Throws TraceError as above, and PlanError when the plan is not sound.
+// Replays under stalloc's own runtime with this plan. With `startup` the plan is enabled from the
+// beginning of the run, if the trace begins there. Throws TraceError as above, and PlanError if the
+// plan is not valid.
 ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
                             const PlannedReplay& options = {}, Placements* placements = nullptr);
 
-// The iteration that a plan lays out, `turns` times in a row: its static requests and, with
-// `opening`, in the first one what the opening makes for good. For replaying a plan whose trace is
-// not at hand.
+// Makes a trace of a plan, to replay a plan whose trace is not available. The trace has the planned
+// iteration `turns` times: its static requests and, with `opening`, the permanent requests of
+// start-up in the first iteration.
 trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool opening = true);
 
 }  // namespace stalloc::replay

@@ -16,7 +16,7 @@ namespace {
 
 Offset address_of(const void* p) { return static_cast<Offset>(std::bit_cast<std::uintptr_t>(p)); }
 
-// Counts what the runtime asks of the device, and notes it where that is wanted.
+// Counts the memory that the runtime takes from the device, and records it in `placements`, if any.
 class CountingMemory final : public device::DeviceMemory {
  public:
   CountingMemory(Bytes capacity, Placements* placements)
@@ -82,7 +82,7 @@ class Loop {
 
   void enter(const trace::PhaseSpan& span) {
     const bool unplanned = span.key.kind == trace::PhaseKind::kUnplanned;
-    // What was live before the first iteration was there before any phase.
+    // Requests from before the first iteration belong to no phase.
     if (unplanned && iteration_ == 0) return;
     if (unplanned == unplanned_) {
       if (!unplanned) enter_planned(span);
@@ -94,7 +94,7 @@ class Loop {
       return;
     }
     allocator_.leave_unplanned();
-    if (last_ != span.key) enter_planned(span);  // else it goes on after an interruption
+    if (last_ != span.key) enter_planned(span);  // otherwise it goes on after an interruption
   }
 
   void enter_planned(const trace::PhaseSpan& span) {
@@ -117,8 +117,8 @@ class Loop {
       last_;  // the planned phase that was entered last in this iteration
 };
 
-// Whether the trace's first iteration makes for good most of what the plan's opening does: then it
-// begins where its run did. One that begins later has nothing to put into the resident region.
+// True if the trace begins with its run: its first iteration makes most of the plan's permanent
+// start-up requests. A trace that begins later has nothing for the resident region.
 bool begins_with_run(const trace::Trace& trace, const plan::Plan& plan) {
   if (trace.iterations.size() < 2) return false;
   Bytes kept = 0;

@@ -1,5 +1,5 @@
-// The first turn holds the opening too: each of its requests comes right after its place, and makes
-// all that follows come a tick later.
+// The first iteration also has the requests of start-up. Each comes right after its site and moves
+// all later events by a tick.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -10,8 +10,8 @@
 namespace stalloc::replay {
 namespace {
 
-// When, in the plan's ticks, what stays of the opening comes: before the events of that tick, and
-// after the beginning of its phase.
+// The position of a permanent start-up request, in the plan's ticks: before the events of that tick
+// and after the beginning of its phase.
 struct Insertion {
   Tick tick = 0;
   PhaseIndex phase = kNone;
@@ -45,7 +45,7 @@ trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool opening) {
   if (__builtin_mul_overflow(plan.period, turns, &end) || end >= kNever - extra - 1) {
     throw PlanError("a period of " + std::to_string(plan.period) + " ticks is too long to replay");
   }
-  // Of an event, and of the beginning of a phase.
+  // The tick of an event, and of the beginning of a phase, after the insertions.
   const auto moved = [&](Tick tick) {
     const auto after = std::ranges::upper_bound(inserted, tick, {}, &Insertion::tick);
     return tick + (after - inserted.begin());

@@ -36,7 +36,7 @@ std::vector<std::string_view> split(std::string_view line) {
   }
 }
 
-// Where each column is in a line, if anywhere.
+// The position of each column in a line, if it has one.
 using Header = std::array<std::optional<std::size_t>, kColumns>;
 
 Header read_header(std::string_view line, std::size_t number) {
@@ -45,7 +45,7 @@ Header read_header(std::string_view line, std::size_t number) {
   for (std::size_t field = 0; field < names.size(); ++field) {
     for (std::size_t c = 0; c < kColumns; ++c) {
       if (names[field] != kNames[c]) continue;
-      if (header[c]) fail(number, "the column \"" + std::string(kNames[c]) + "\" is there twice");
+      if (header[c]) fail(number, "the column \"" + std::string(kNames[c]) + "\" appears twice");
       header[c] = field;
     }
   }
@@ -72,7 +72,7 @@ std::int64_t number_in(std::string_view field, Column column, std::size_t line) 
   return value;
 }
 
-// "3-5 8-11", ascending.
+// Reads gaps such as "3-5 8-11", ascending.
 void read_gaps(std::string_view field, std::size_t line, Problem& problem) {
   const Buffer& buffer = problem.buffers.back();
   Tick reached = buffer.lower;
@@ -98,7 +98,7 @@ void read_gaps(std::string_view field, std::size_t line, Problem& problem) {
   }
 }
 
-// As read_gaps() reads them; `gap` goes on to those of the next buffer.
+// Writes gaps as read_gaps() reads them, and moves `gap` to the first of the next buffer.
 std::string gaps_of(const Problem& problem, std::size_t buffer,
                     std::vector<Gap>::const_iterator& gap) {
   std::string text;
@@ -139,7 +139,7 @@ CsvProblem read_csv(std::string_view text) {
     }
     const auto value = [&](Column c) { return number_in(fields[*(*header)[c]], c, number); };
     const std::string_view id = fields[*(*header)[kId]];
-    if (!seen.insert(id).second) fail(number, "the id \"" + std::string(id) + "\" is there twice");
+    if (!seen.insert(id).second) fail(number, "the id \"" + std::string(id) + "\" appears twice");
     Buffer buffer;
     buffer.lower = value(kLower);
     buffer.upper = value(kUpper);

@@ -3,10 +3,9 @@
 //   id,lower,upper,size
 //   0,0,13312,126976
 //
-// Columns come in any order. `gaps` holds the stretches in which a buffer's place is free for
-// others, as in "3-5 8-11". An `alignment` of its own for a buffer, and gaps of only a part of it
-// ("3-5@0:64"), which MiniMalloc knows as well, are refused; an `offset` is the answer, not part of
-// the question.
+// Columns come in any order. `gaps` holds a buffer's idle intervals, as in "3-5 8-11". Two features
+// of MiniMalloc are refused: an `alignment` for a single buffer, and gaps of a part of a buffer
+// ("3-5@0:64"). An `offset` is part of a solution, not of the problem.
 #pragma once
 
 #include <string>
@@ -21,12 +20,12 @@ struct CsvProblem {
   Problem problem;               // alignment 1, no period, no capacity
   std::vector<std::string> ids;  // of the buffers, in order
   bool has_offsets = false;
-  std::vector<Offset> offsets;  // as read; empty where the file has no such column
+  std::vector<Offset> offsets;  // as read; empty if the file has no such column
 };
 
-// Throws PlanError with the number of the offending line: columns missing or given twice, fields
-// that are no numbers or do not fit, ids given twice, negative or reversed lifetimes, gaps
-// that are empty, overlap or are not within them.
+// Throws PlanError with the number of the offending line if a column is missing or given twice, a
+// field is no number or does not fit, an id is given twice, a lifetime is negative or reversed, or
+// a gap is empty, overlaps another or is not within the lifetime.
 CsvProblem read_csv(std::string_view text);
 
 // The same columns, gaps if there are any, and the offset of each. One id a buffer.

@@ -4,13 +4,13 @@
 #include <utility>
 
 #include "base/align.h"
+#include "solve/core/origin.h"
 #include "solve/core/timeline.h"
-#include "solve/rotate.h"
 
 namespace stalloc::solve {
 namespace {
 
-// Nested lifetimes could be peeled one by one, each at the cost of a pass over the rest.
+// Limits the depth: nested lifetimes could be peeled one by one, each with a pass over the rest.
 constexpr int kDeepest = 4;
 
 struct Piece {
@@ -18,7 +18,7 @@ struct Piece {
   int depth = 0;
 };
 
-// Which moments begin a new stretch that shares no buffer with what was before.
+// Marks the moments that share no buffer with the moments before.
 std::vector<bool> find_cuts(const Timeline& timeline) {
   std::vector<std::int32_t> crossing(static_cast<std::size_t>(timeline.moments()) + 1, 0);
   for (const Span& span : timeline.spans()) {
@@ -35,7 +35,7 @@ std::vector<bool> find_cuts(const Timeline& timeline) {
   return cuts;
 }
 
-// Moves what lives throughout to the bottom; returns whether there was any.
+// Moves buffers that live throughout to the bottom. Returns true if there was one.
 bool peel(Part& part, const Timeline& timeline, std::vector<Offset>& offsets) {
   std::vector<Buffer>& buffers = part.problem.buffers;
   std::size_t kept = 0;
@@ -78,7 +78,7 @@ std::vector<Part> split(Part part, const Timeline& timeline, const std::vector<b
 std::vector<Part> decompose(const Problem& problem, std::vector<Offset>& offsets) {
   std::vector<Piece> pending(1);
   Part& whole = pending.front().part;
-  whole.problem = problem.period > 0 ? rotated(problem, lightest_cut(problem)) : problem;
+  whole.problem = problem.period > 0 ? with_origin(problem, lightest_tick(problem)) : problem;
   std::vector<Buffer>& buffers = whole.problem.buffers;
   std::size_t kept = 0;
   for (std::size_t i = 0; i < buffers.size(); ++i) {

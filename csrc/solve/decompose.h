@@ -1,14 +1,14 @@
-// Taking a problem apart without losing anything.
+// Divides a problem into parts that can be solved separately.
 //
-//   offset ^   +--+ +-----+  |  +----+       What lives through everything can be moved to the
-//          |   |  | |     |  |  | 3  |       bottom of any layout, as it lies below or above every
-//          |   +--+-+--+--+  |  +----+       other buffer as a whole. Where nothing else is live,
-//          |   |       |     |               the parts before and after do not know each other.
-//          +---+-------+-----+-------+       Then the same again, for each part.
+//   offset ^   +--+ +-----+  |  +----+       A buffer that lives throughout can move to the bottom
+//          |   |  | |     |  |  | 3  |       of any layout: it lies entirely below or above each
+//          |   +--+-+--+--+  |  +----+       other buffer. If nothing else is live at a moment, the
+//          |   |       |     |               parts before and after it are independent. The same
+//          +---+-------+-----+-------+       two steps are applied to each part again.
 //          |      lives throughout   |
 //          +-------------------------+----> tick
 //
-// Both steps keep the optimum: the best layout is the best of every part, on its base.
+// Both steps keep the optimum: the best layout has the best layout of every part, above its base.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ namespace stalloc::solve {
 
 struct Part {
   Problem problem;
-  std::vector<std::int32_t> buffers;  // where the part's buffers are in the whole problem
-  Offset base = 0;                    // what is below belongs to others
+  std::vector<std::int32_t> buffers;  // the part's buffers: indices into the whole problem
+  Offset base = 0;                    // the part lies above this offset
   Bytes load = 0;                     // the part's own load bound
 };
 
-// The parts of a problem that has passed check() and in which nothing is fixed, highest first
-// (base + load). Buffers that are in no part have their place in `offsets`; those without size or
-// lifetime are placed at 0. Circular time is cut open where least crosses. O(n log n).
+// The parts of a problem that has passed check() and has no fixed buffers, highest first (base +
+// load). Buffers that belong to no part get their offset in `offsets`; those without size or
+// lifetime get 0. The origin of circular time moves to where the fewest bytes cross. O(n log n).
 std::vector<Part> decompose(const Problem& problem, std::vector<Offset>& offsets);
 
 }  // namespace stalloc::solve

@@ -16,13 +16,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// One stream's buffers, and where they come from.
+// One stream's buffers, and their indices in the whole problem.
 struct Stream {
   Problem problem;
   std::vector<std::size_t> buffers;  // indices into the whole problem
 };
 
-// Where they may share addresses, all are one.
+// Streams that may share addresses count as one.
 std::vector<Stream> split_by_stream(const Problem& problem) {
   std::map<StreamId, Stream> streams;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
@@ -32,7 +32,7 @@ std::vector<Stream> split_by_stream(const Problem& problem) {
     if (!separate) stream.problem.buffers.back().stream = 0;
     stream.buffers.push_back(i);
   }
-  std::vector<std::int32_t> place(problem.buffers.size());  // in its stream
+  std::vector<std::int32_t> place(problem.buffers.size());  // index within its stream
   for (const auto& [id, stream] : streams) {
     for (std::size_t k = 0; k < stream.buffers.size(); ++k) {
       place[stream.buffers[k]] = static_cast<std::int32_t>(k);
@@ -51,7 +51,7 @@ std::vector<Stream> split_by_stream(const Problem& problem) {
   return result;
 }
 
-// Fixed buffers leave nothing to a planner: they fit or they don't.
+// Throws PlanError if fixed buffers overlap: no planner could mend that.
 void check_fixed(const Problem& problem) {
   Problem fixed;
   fixed.period = problem.period;
@@ -79,7 +79,7 @@ void check_fixed(const Problem& problem) {
   }
 }
 
-// Keeps a stream off the addresses that belong to others: as buffers that are fixed there for all
+// Keeps a stream off the addresses of other streams: adds buffers that are fixed there for all
 // time. They are the last of the stream's buffers.
 void add_obstacles(Stream& stream, std::vector<std::pair<Offset, Offset>> taken) {
   std::sort(taken.begin(), taken.end());
@@ -118,7 +118,7 @@ PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
   if (fixed) check_fixed(problem);
 
   std::vector<Stream> streams = split_by_stream(problem);
-  // Every race begins at nothing done; those who watch see the furthest that one has come.
+  // Each group of attempts starts at 0. The caller sees the largest fraction so far.
   double furthest = 0;
   Budget watched = budget;
   if (budget.progress) {
@@ -164,8 +164,8 @@ PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
     if (!result.algorithm.empty()) result.algorithm += "+";
     result.algorithm += solution.algorithm;
   }
-  // Among fixed buffers a stream has to keep off where the ones before it happen to lie: what is
-  // proven of it then is no bound of the whole.
+  // With fixed buffers, a stream keeps off the addresses that the streams before it happen to use.
+  // A bound proven under that restriction is no bound of the whole.
   if (!fixed || streams.size() == 1) result.bound = std::max(result.bound, proven);
   result.optimal = result.layout.height <= result.bound;
   if (problem.capacity > 0 && result.layout.height > problem.capacity) {

@@ -1,12 +1,10 @@
-// The whole planner: several algorithms side by side, the best plan, and a proof where there is
-// one.
+// The portfolio: runs several planners and returns the lowest layout, with a proof if there is one.
 //
-// A problem is split by stream (each gets addresses of its own, unless they are ordered) and taken
-// apart without loss (decompose.h); the planners are run cheapest first, and as soon as one meets
-// the lower bound its plan is known to be optimal and the rest is spared. Where none does, it goes
-// on for as long as there is hope: the smaller the gap and the larger the problem, the sooner it
-// gives up. The time limit is for those who will not wait that long. What comes out has passed the
-// independent validator.
+// The portfolio splits a problem by stream (each has addresses of its own, unless the streams are
+// ordered) and into independent parts (decompose.h). It runs the cheapest planners first. A layout
+// that meets the lower bound is optimal and ends the search. Otherwise the search goes on while an
+// improvement is likely: it gives up sooner for a small gap and for a large problem. A time limit
+// can end it earlier. The independent validator has checked the result.
 #pragma once
 
 #include <string>
@@ -19,19 +17,19 @@ namespace stalloc::solve {
 
 struct PortfolioResult {
   Layout layout;
-  std::string algorithm;  // the planner the layout came from; several streams: "a+b"
+  std::string algorithm;  // the planner that found the layout; for several streams "a+b"
   Bytes bound = 0;        // no layout is lower
   bool optimal = false;   // proven: the layout meets the bound, or the search was complete
-  double seconds = 0;     // it took
+  double seconds = 0;     // of wall time
 
   double gap() const {
     return bound > 0 ? static_cast<double>(layout.height) / static_cast<double>(bound) - 1.0 : 0.0;
   }
 };
 
-// Throws PlanError when the problem is malformed, when its fixed offsets clash, and when no layout
-// within the capacity was found: the message says whether there is none.
-// The same problem and options give the same result, unless the budget cuts a planner short.
+// Throws PlanError if the problem is malformed, if its fixed offsets clash, or if it finds no
+// layout within the capacity. The message then says if it is proven that there is none. The same
+// problem and options give the same result, unless the budget ends a planner early.
 PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
                       const Budget& budget);
 

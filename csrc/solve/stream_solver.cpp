@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/align.h"
+#include "solve/attempts.h"
 #include "solve/core/bound.h"
 #include "solve/core/timeline.h"
 #include "solve/decompose.h"
@@ -15,15 +16,14 @@
 #include "solve/pipeline/chain.h"
 #include "solve/pipeline/two_stacks.h"
 #include "solve/pipeline/walk.h"
-#include "solve/race.h"
 #include "solve/search/gaps.h"
 #include "solve/search/multilevel.h"
 
 namespace stalloc::solve {
 namespace {
 
-// Buffers in the order of an older layout's addresses, lowest first: first fit then puts none
-// higher than it was. Those the layout knows nothing of come last, in the order of `fallback`.
+// Buffers in the order of an older layout's addresses, lowest first. First fit then puts none
+// higher than it was. Buffers that the layout does not have come last, in the order of `fallback`.
 std::vector<BufferIndex> order_of(const std::vector<Offset>& offsets,
                                   std::vector<BufferIndex> fallback) {
   const auto key = [&](BufferIndex i) {
@@ -36,7 +36,7 @@ std::vector<BufferIndex> order_of(const std::vector<Offset>& offsets,
 
 struct CostedAttempt {
   Attempt attempt;
-  std::int64_t placements = 0;  // of a buffer, that it takes
+  std::int64_t placements = 0;  // the cost, in first-fit placements of a buffer
 };
 
 class Solver {
@@ -74,7 +74,7 @@ class Solver {
       whole.layout.height = std::max(whole.layout.height, whole.layout.offsets[i] + size);
     }
     for (const Part& part : parts) {
-      // Highest first: no part need be lower than what another one needs anyway.
+      // The highest part comes first: no other part need be lower than that.
       Budget part_budget = budget;
       part_budget.target = std::max(budget.target, whole.layout.height) - part.base;
       std::vector<Offset> part_warm;
@@ -98,8 +98,8 @@ class Solver {
   }
 
  private:
-  // The cheap planners first. Only where they leave the target unmet the search that can take
-  // forever; it is content with any layout within the capacity (0: none).
+  // Runs the cheap planners first, and the exact search only if none meets the target. With a
+  // capacity (0: none), the search stops at the first layout within it.
   Solution run_all(const Problem& problem, const std::vector<Offset>& warm, Bytes capacity,
                    const Budget& budget) const {
     const Timeline timeline(problem);
@@ -146,11 +146,11 @@ class Solver {
     Budget enough = budget;
     enough.target = std::max(budget.target, capacity);
     Winner winner;
-    // However late it is: what a deadline cuts short is as high as all the rest stacked up.
+    // The first attempt has no deadline: an interrupted one is as high as all the rest stacked up.
     Budget unhurried = budget;
     unhurried.deadline = std::chrono::steady_clock::time_point::max();
-    race(first, threads_, unhurried, winner);
-    race_while_worthwhile(std::move(quick), buffers, budget, winner);
+    run_attempts(first, threads_, unhurried, winner);
+    run_while_worthwhile(std::move(quick), buffers, budget, winner);
     Bytes bound = 0;
     if (buffers >= kMultilevelBuffers && patience(winner, enough) > kMultilevelPatience) {
       search("multilevel", search_multilevel, problem, kMultilevelPlacements, enough, winner,
@@ -162,7 +162,7 @@ class Solver {
       search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
     }
     enough.target = std::max(enough.target, bound);
-    race_while_worthwhile(std::move(more), buffers, enough, winner);
+    run_while_worthwhile(std::move(more), buffers, enough, winner);
     if (is_small) {
       const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
       search("exact", minimise_height, problem, steps, enough, winner, bound);
@@ -176,8 +176,8 @@ class Solver {
     return {std::move(winner.layout), std::move(winner.name), bound};
   }
 
-  // How much more than nothing the hope of something better is worth: the further the best layout
-  // is above the target, the more.
+  // The factor by which a gap of the best layout raises the effort that a search may take: 1
+  // without a gap.
   static double patience(const Winner& winner, const Budget& budget) {
     const auto target = static_cast<double>(std::max<Bytes>(budget.target, 1));
     return 1.0 + (static_cast<double>(winner.layout.height) / target - 1.0) / kSmallGap;
@@ -187,10 +187,10 @@ class Solver {
     return static_cast<double>(placements) <= kPatience * patience(winner, budget);
   }
 
-  // As many attempts at a time as are worthwhile together, until they bring nothing. What is tried
-  // depends on the problem only, and not on the machine or the number of threads.
-  void race_while_worthwhile(std::vector<CostedAttempt> attempts, std::int64_t buffers,
-                             const Budget& budget, Winner& winner) const {
+  // Runs as many attempts at a time as are worthwhile together, until they bring no improvement.
+  // The choice depends on the problem only, not on the machine or the number of threads.
+  void run_while_worthwhile(std::vector<CostedAttempt> attempts, std::int64_t buffers,
+                            const Budget& budget, Winner& winner) const {
     std::int64_t left = std::max(kMostPlacements, kMostRounds * buffers);
     for (std::size_t begin = 0; begin < attempts.size();) {
       if (winner.layout.height <= budget.target) return;
@@ -202,44 +202,50 @@ class Solver {
         if (cost > left || !is_worthwhile(cost, winner, budget)) break;
         batch.push_back(std::move(attempts[begin].attempt));
       }
-      race(batch, threads_, budget, winner);
+      run_attempts(batch, threads_, budget, winner);
       left -= cost;
       if (batch.empty() || winner.layout.height == height) return;
     }
   }
 
-  // Looks for what greed cannot find, and for the proof that there is nothing more to find: raises
-  // `bound` where it can.
+  // Runs a search that may find a lower layout than the greedy planners, or prove that there is
+  // none: it raises `bound` if it can.
   template <typename Minimise>
   void search(std::string name, Minimise minimise, const Problem& problem, std::int64_t steps,
               Budget budget, Winner& winner, Bytes& bound) const {
     budget.target = std::max(budget.target, bound);
     const Layout start = winner.layout;
-    race({{std::move(name),
-           [&](const Budget& b, const std::atomic<Bytes>& limit) -> std::optional<Layout> {
-             Minimum minimum = minimise(problem, start, std::min(steps, options_.search_steps), b);
-             bound = std::max(bound, minimum.bound);
-             if (minimum.layout.height >= limit) return std::nullopt;
-             return std::move(minimum.layout);
-           }}},
-         1, budget, winner);
+    run_attempts({{std::move(name),
+                   [&](const Budget& b, const std::atomic<Bytes>& limit) -> std::optional<Layout> {
+                     Minimum minimum =
+                         minimise(problem, start, std::min(steps, options_.search_steps), b);
+                     bound = std::max(bound, minimum.bound);
+                     if (minimum.layout.height >= limit) return std::nullopt;
+                     return std::move(minimum.layout);
+                   }}},
+                 1, budget, winner);
   }
 
-  static constexpr std::size_t kQuickGreedy = 10;  // planners of which one mostly meets the bound
-  static constexpr std::size_t kGreedyBeforeWalk = 3;  // that are tried before it
-  static constexpr double kPatience = 400'000;  // placements without anything better, at no gap
-  static constexpr std::int64_t kMostPlacements = 2'500'000;  // at any gap: one to two seconds
-  static constexpr std::int64_t kMostRounds = 4;              // or of each buffer, if that is more
-  static constexpr double kSearchPatience = 20'000;           // steps of the last search, at no gap
-  static constexpr std::int64_t kMultilevelBuffers =
-      20'000;                                        // below, others meet the bound as fast
-  static constexpr double kMultilevelPatience = 11;  // a gap of 0.5 %
+  // Greedy planners. One of the first kQuickGreedy usually meets the bound.
+  static constexpr std::size_t kQuickGreedy = 10;
+  static constexpr std::size_t kGreedyBeforeWalk = 3;
+  // Placements without improvement at no gap. patience() scales it.
+  static constexpr double kPatience = 400'000;
+  // The most placements at any gap (one to two seconds), or of each buffer if that is more.
+  static constexpr std::int64_t kMostPlacements = 2'500'000;
+  static constexpr std::int64_t kMostRounds = 4;
+  // Steps of the last exact search at no gap. patience() scales it.
+  static constexpr double kSearchPatience = 20'000;
+  // With fewer buffers, other planners meet the bound as fast as the multilevel search.
+  static constexpr std::int64_t kMultilevelBuffers = 20'000;
+  static constexpr double kMultilevelPatience = 11;                 // a gap of 0.5 %
   static constexpr std::int64_t kMultilevelPlacements = 1'200'000;  // of blocks: half a second
-  static constexpr std::int64_t kLastResortBuffers = 5'000;  // more buffers cost more than it gains
-  static constexpr double kLastResortPatience = 300'000;     // placements of it, at no gap
-  static constexpr double kSmallGap = 0.0005;             // doubles these, twice of it trebles them
+  // The multilevel search as the last resort: with more buffers, it costs more than it gains.
+  static constexpr std::int64_t kLastResortBuffers = 5'000;
+  static constexpr double kLastResortPatience = 300'000;  // its placements at no gap
+  static constexpr double kSmallGap = 0.0005;             // the gap that doubles the effort
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about
-  static constexpr std::size_t kSearchable = 2000;        // buffers: there is no hope above
+  static constexpr std::size_t kSearchable = 2000;        // buffers; the exact search fails above
   static constexpr std::int64_t kFirstSteps = 2'000;
 
   const PortfolioOptions& options_;

@@ -1,7 +1,7 @@
-// One stream's buffers, planned and, where it can be, proven.
+// Plans one stream's buffers, and proves the layout optimal if it can.
 //
-// They are taken apart without loss (decompose.h). On each part the planners are raced from the
-// cheapest on, until one meets the bound or what is left is not worth its while.
+// The problem is divided into parts (decompose.h). On each part the planners run in parallel, the
+// cheapest first, until one meets the bound or the rest is not worth its cost.
 #pragma once
 
 #include <string>
@@ -19,9 +19,10 @@ struct Solution {
   Bytes bound = 0;  // no layout is lower
 };
 
-// All buffers share their addresses, whatever their stream. `warm` is empty, or has an offset for
-// every buffer; `problem.capacity` is what this stream may use, 0 for any. The result is valid, but
-// perhaps above the capacity. `problem` has passed check(), and what is fixed does not clash.
+// All buffers may share addresses, whatever their stream. `warm` is empty or has an offset for
+// every buffer. `problem.capacity` is the most that this stream may use, 0 for no limit. The result
+// is valid but perhaps above the capacity. `problem` has passed check(), and its fixed buffers do
+// not clash.
 Solution solve_stream(const Problem& problem, const std::vector<Offset>& warm,
                       const PortfolioOptions& options, const Budget& budget);
 

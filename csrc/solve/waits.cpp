@@ -18,14 +18,14 @@ std::vector<Wait> find_waits(const Problem& problem, const Layout& layout) {
   std::ranges::stable_sort(order, {}, [&](std::int32_t i) { return problem.buffers[i].lower; });
   std::vector<Wait> waits;
   RangeMap<std::int32_t> owners;
-  // On a circle, the first turn only tells who was the last at each address.
-  const int turns = problem.period > 0 ? 2 : 1;
-  for (int turn = 1; turn <= turns; ++turn) {
+  // On a circle, the first pass only finds the last buffer at each address.
+  const int passes = problem.period > 0 ? 2 : 1;
+  for (int pass = 1; pass <= passes; ++pass) {
     for (const std::int32_t i : order) {
       const Buffer& b = problem.buffers[i];
       const Range place{layout.offsets[i], layout.offsets[i] + align_up(b.size, problem.alignment)};
       owners.visit(place, [&](std::int32_t before) {
-        if (turn == turns && problem.buffers[before].stream != b.stream) {
+        if (pass == passes && problem.buffers[before].stream != b.stream) {
           waits.push_back({i, before});
         }
       });

@@ -110,7 +110,7 @@ void check_places(const Trace& trace, const Request& r, std::size_t row) {
   const bool never_freed = r.upper == kNever;
   if (never_freed ? r.phase_end != kNone : !points_into(r.phase_end, phases)) {
     reject("requests", row,
-           never_freed ? "never freed, and yet it has a phase_end"
+           never_freed ? "never freed, but has a phase_end"
                        : not_in_table("phase_end", r.phase_end, "phases", phases));
   }
   if (r.layer_begin != kNone && !points_into(r.layer_begin, layers)) {

@@ -1,5 +1,5 @@
-// One sweep over time, counting. Of the live ranges, those that overlap [begin, end) are as many as
-// begin before `end`, less those that end by `begin`.
+// A sweep over time counts the live ranges that overlap each claim. The number that overlaps
+// [begin, end) is the number that begins before `end`, less the number that ends by `begin`.
 #include "verify/idle_validator.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace stalloc::verify {
 namespace {
 
-// A multiset of addresses out of a known set, which counts those below a bound.
+// A multiset of addresses from a known set. It counts the addresses below a bound.
 class AddressCounter {
  public:
   explicit AddressCounter(const std::vector<Offset>& known)
@@ -91,7 +91,7 @@ void validate_idle(const solve::Problem& problem, const solve::Layout& layout,
   for (const IdleClaim& claim : claims) streams.insert(claim.stream);
 
   for (const StreamId stream : streams) {
-    // tick, whether it begins, whether it is a claim, which; frees come before allocations
+    // tick, true if it begins, true if it is a claim, index; frees come before allocations
     std::vector<std::tuple<Tick, bool, bool, const IdleClaim*>> events;
     const auto live = [&](Tick lower, Tick upper, bool is_claim, const IdleClaim& r) {
       if (lower >= upper || r.begin >= r.end) return;
@@ -118,7 +118,7 @@ void validate_idle(const solve::Problem& problem, const solve::Layout& layout,
     }
     std::ranges::sort(events);
     std::array<LiveRanges, 2> ranges = {LiveRanges(known), LiveRanges(known)};  // buffers, claims
-    std::array<std::set<const IdleClaim*>, 2> alive;  // to name who is in the way
+    std::array<std::set<const IdleClaim*>, 2> alive;  // names the culprit in the message
     for (const auto& [tick, begins, is_claim, range] : events) {
       ranges[is_claim].add(*range, begins ? 1 : -1);
       if (!begins) {

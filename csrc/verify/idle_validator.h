@@ -1,4 +1,4 @@
-// The independent check of reusable space: shares no code with what finds it.
+// The validator of reusable space. It shares no code with reusable.h, which finds it.
 #pragma once
 
 #include <span>
@@ -7,7 +7,7 @@
 
 namespace stalloc::verify {
 
-// That [begin, end) is idle from `lower` to `upper`.
+// The claim that [begin, end) is idle from `lower` to `upper`.
 struct IdleClaim {
   Offset begin = 0;
   Offset end = 0;
@@ -16,9 +16,9 @@ struct IdleClaim {
   StreamId stream = 0;
 };
 
-// Throws PlanError that names claim and buffer unless no claim shares an address and a moment with
-// a buffer of its stream, nor an address with one of another. Claims may overlap each other.
-// `layout` is valid. n buffers and claims: O(n log n) for each stream that has claims.
+// Throws PlanError that names claim and buffer if a claim shares an address and a moment with a
+// buffer of its stream, or an address with a buffer of another stream. Claims may overlap each
+// other. `layout` is valid. n buffers and claims: O(n log n) for each stream that has claims.
 void validate_idle(const solve::Problem& problem, const solve::Layout& layout,
                    std::span<const IdleClaim> claims);
 

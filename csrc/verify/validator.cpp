@@ -1,5 +1,5 @@
-// One sweep over time with the live blocks ordered by address: as long as they are disjoint, a new
-// block can only meet its two neighbours. One sweep over addresses for the streams.
+// A sweep over time keeps the live blocks in order of address. As long as they are disjoint, a new
+// block can overlap only its two neighbours. A sweep over addresses checks the streams.
 
 #include "verify/validator.h"
 
@@ -110,8 +110,8 @@ void check_time(const solve::Problem& problem, const solve::Layout& layout,
   }
 }
 
-// `indices` are in order of offset. The two highest ends seen so far that belong to two different
-// streams suffice: whatever overlaps a foreign block overlaps one of the two.
+// `indices` are in order of offset. It suffices to know the two highest ends so far of two
+// different streams: a block that overlaps one of another stream also overlaps one of these two.
 void check_streams(const solve::Problem& problem, const solve::Layout& layout,
                    const std::vector<Index>& indices) {
   struct Top {
@@ -119,7 +119,7 @@ void check_streams(const solve::Problem& problem, const solve::Layout& layout,
     Index index = 0;
   };
   Top first;
-  Top second;  // of another stream than `first`
+  Top second;  // of a stream other than that of `first`
   for (const Index i : indices) {
     const StreamId stream = problem.buffers[i].stream;
     const bool same = first.end == 0 || problem.buffers[first.index].stream == stream;

@@ -1,15 +1,16 @@
-// The independent check of a layout: shares no code with the planners.
+// The validator of layouts. It shares no code with the planners.
 #pragma once
 
 #include "solve/core/problem.h"
 
 namespace stalloc::verify {
 
-// Throws PlanError that names the offending buffers unless every buffer is placed, aligned, inside
-// [0, height) and, where fixed, at its place; the height is within the capacity; and no two that
-// share a moment share an address, gaps left out, nor, where streams are separate, any two of
-// different streams at all. A buffer without size, or without lifetime outside its gaps, conflicts
-// with nothing. O(n log n).
+// Throws PlanError that names the offending buffers unless all of these hold:
+//   - Every buffer is placed, aligned, inside [0, height), and at its fixed offset if it has one.
+//   - The height is within the capacity.
+//   - No two buffers share a moment and an address, except during idle intervals (gaps).
+//   - If streams are separate, no two buffers of different streams share an address at any time.
+// A buffer without size, or without lifetime outside its gaps, conflicts with nothing. O(n log n).
 void validate(const solve::Problem& problem, const solve::Layout& layout);
 
 }  // namespace stalloc::verify

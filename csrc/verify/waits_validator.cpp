@@ -1,7 +1,7 @@
 #include "verify/waits_validator.h"
 
-// A sweep over addresses, with what lies at each in order of time: only neighbours follow each
-// other.
+// A sweep over addresses keeps the buffers of the current address in order of time. Only neighbours
+// in this order follow each other.
 
 #include <algorithm>
 #include <set>
@@ -15,7 +15,7 @@
 namespace stalloc::verify {
 namespace {
 
-using InTime = std::pair<Tick, std::int32_t>;  // when it begins, which
+using InTime = std::pair<Tick, std::int32_t>;  // begin, buffer
 
 class Sweep {
  public:
@@ -50,7 +50,7 @@ class Sweep {
   }
 
  private:
-  // Who follows whom around a buffer that begins or ends at this address.
+  // Records who follows whom around a buffer that begins or ends at this address.
   void look_around(const InTime& key) {
     if (here_.empty()) return;
     auto next = here_.lower_bound(key);
@@ -62,7 +62,7 @@ class Sweep {
 
   using Place = std::set<InTime>::const_iterator;
 
-  // The end of the set is its beginning, where time is a circle.
+  // If time is a circle, the end of the set is its beginning.
   void follow(Place before, Place after) {
     if (before == here_.end() || after == here_.end()) {
       if (problem_.period == 0) return;
@@ -103,12 +103,12 @@ void validate_waits(const solve::Problem& problem, const solve::Layout& layout,
   std::vector<solve::Wait> wrong;
   std::ranges::set_difference(needed, waits, std::back_inserter(wrong));
   if (!wrong.empty()) {
-    throw PlanError("it is not recorded that " + describe(problem, wrong.front()) +
+    throw PlanError("a wait is missing: " + describe(problem, wrong.front()) +
                     ", whose addresses it uses");
   }
   std::ranges::set_difference(waits, needed, std::back_inserter(wrong));
   if (!wrong.empty()) {
-    throw PlanError("it is recorded in vain that " + describe(problem, wrong.front()));
+    throw PlanError("an unnecessary wait: " + describe(problem, wrong.front()));
   }
 }
 

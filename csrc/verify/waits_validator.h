@@ -1,4 +1,4 @@
-// The independent check of waits: shares no code with what finds them.
+// The validator of waits. It shares no code with waits.h, which finds them.
 #pragma once
 
 #include <span>
@@ -7,9 +7,9 @@
 
 namespace stalloc::verify {
 
-// Throws PlanError that names the buffers unless `waits`, ascending, has one
-// for every two buffers of different streams of which the second is the next at some address; and
-// no other. O(n log n).
+// `waits` is ascending. It must have a wait for every two buffers of different streams of which the
+// second is the next one at some address, and no other wait. Otherwise throws PlanError that names
+// the buffers. O(n log n).
 void validate_waits(const solve::Problem& problem, const solve::Layout& layout,
                     std::span<const solve::Wait> waits);
 

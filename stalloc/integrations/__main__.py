@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stalloc._frameworks.scripts import FRAMEWORKS
 from stalloc.errors import StallocError
+from stalloc.integrations._scripts import FRAMEWORKS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

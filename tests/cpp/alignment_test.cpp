@@ -1,5 +1,5 @@
-// Sequence alignment: always a common subsequence, the longest one where few edits are needed, and
-// still cheap where nothing is alike.
+// Sequence alignment: the result is always a common subsequence, the longest one if few edits are
+// needed, and cheap even if nothing is alike.
 #include "profile/alignment.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ void expect_common_subsequence(const Tokens& a, const Tokens& b,
   }
 }
 
-// The textbook's quadratic table.
+// The length of the longest common subsequence, by the textbook's quadratic table.
 std::int32_t longest_common_subsequence(const Tokens& a, const Tokens& b) {
   std::vector<std::int32_t> row(b.size() + 1, 0);
   for (const profile::Token& token : a) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/align.h"
+#include "brute_force.h"
 #include "random_problems.h"
 
 namespace stalloc {
@@ -16,7 +17,7 @@ Bytes slow_bound(const solve::Problem& problem) {
     Bytes live = 0;
     for (const solve::Buffer& b : problem.buffers) {
       if (problem.period > 0 && t >= problem.period) continue;
-      if (conflict(problem, probe, b)) live += align_up(b.size, problem.alignment);
+      if (testing::live_together(problem, probe, b)) live += align_up(b.size, problem.alignment);
       highest = std::max(highest, align_up(b.size, problem.alignment));
     }
     highest = std::max(highest, live);

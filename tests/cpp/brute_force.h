@@ -1,11 +1,10 @@
-// What planners are measured against: the optimum of tiny problems, and problems of every shape.
+// The definitions that planners are tested against: conflicts, the optimum of tiny problems, and a
+// layout that always exists.
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 #include <functional>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "base/align.h"
@@ -13,6 +12,7 @@
 
 namespace stalloc::testing {
 
+// True if two buffers are ever live together. Streams are ignored.
 inline bool live_together(const solve::Problem& problem, const solve::Buffer& a,
                           const solve::Buffer& b) {
   if (a.upper <= a.lower || b.upper <= b.lower) return false;
@@ -22,9 +22,9 @@ inline bool live_together(const solve::Problem& problem, const solve::Buffer& a,
   return meet(0) || (problem.period > 0 && (meet(problem.period) || meet(-problem.period)));
 }
 
-// The height of the lowest layout; -1 where the fixed offsets leave none. In some order, that of
-// the offsets, each buffer of an optimal layout lies on the highest it conflicts with before it:
-// all orders are tried. `conflict` says whether two buffers, by index, may not overlap.
+// The height of the lowest layout; -1 if the fixed offsets leave none. In the order of its offsets,
+// each buffer of an optimal layout lies on the highest earlier one that it conflicts with. So this
+// tries all orders. `conflict` is true for two buffers, by index, that may not overlap.
 inline Bytes optimal_height(const solve::Problem& problem,
                             const std::function<bool(std::size_t, std::size_t)>& conflict) {
   const std::size_t n = problem.buffers.size();
@@ -59,8 +59,8 @@ inline Bytes optimal_height(const solve::Problem& problem) {
   });
 }
 
-// A layout there always is, unless the fixed offsets clash: the free buffers one on top of the
-// other, above those that are fixed.
+// A layout that always exists, unless the fixed offsets clash: all free buffers stacked above the
+// fixed ones.
 inline solve::Layout stacked(const solve::Problem& problem) {
   solve::Layout layout;
   for (const solve::Buffer& b : problem.buffers) {
@@ -72,39 +72,6 @@ inline solve::Layout stacked(const solve::Problem& problem) {
     if (b.fixed == kUnplaced) layout.height += align_up(b.size, problem.alignment);
   }
   return layout;
-}
-
-struct Shape {
-  int buffers = 8;
-  Tick ticks = 12;
-  Bytes largest = 9;
-  Bytes alignment = 1;
-  bool circular = false;
-  bool nested = false;  // lifetimes contain one another
-};
-
-inline solve::Problem random_problem(const Shape& shape, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  const auto draw = [&](std::int64_t low, std::int64_t high) {
-    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
-  };
-  solve::Problem problem;
-  problem.alignment = shape.alignment;
-  if (shape.circular) problem.period = shape.ticks;
-  for (int i = 0; i < shape.buffers; ++i) {
-    solve::Buffer b;
-    b.size = draw(0, 12) == 0 ? 0 : draw(1, shape.largest) * shape.alignment;
-    if (shape.nested) {
-      b.lower = draw(0, shape.ticks / 2 - 1);
-      b.upper = shape.ticks - b.lower;
-    } else {
-      b.lower = draw(0, shape.ticks - 1);
-      b.upper = b.lower + draw(0, shape.circular ? shape.ticks : shape.ticks - b.lower);
-    }
-    if (i > 0 && draw(0, 5) == 0) b = problem.buffers[draw(0, i - 1)];
-    problem.buffers.push_back(b);
-  }
-  return problem;
 }
 
 }  // namespace stalloc::testing

@@ -1,4 +1,4 @@
-// The model of torch's caching allocator, against what its sources say it does.
+// The model of torch's caching allocator, compared with the policy in torch's sources.
 #include "replay/caching_model.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The allocator of a caller that serves the fallback itself, and what the two report as one.
+// The allocator for a caller that serves the fallback itself, and their joint statistics.
 #include <gtest/gtest.h>
 
 #include "device/pretend.h"

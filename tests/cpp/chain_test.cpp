@@ -17,8 +17,8 @@
 namespace stalloc {
 namespace {
 
-// A pipeline in its steady state: each turn saves what the turn four later consumes, last first;
-// what flows back is once as large as what has just been freed and something more.
+// A pipeline in its steady state. Each microbatch saves buffers that the fourth one after it frees,
+// in reverse order. One gradient is larger than the buffers freed just before.
 class Pipeline {
  public:
   solve::Problem problem(int turns) {

@@ -22,7 +22,7 @@ constexpr Bytes kMiB = Bytes{1} << 20;
 constexpr Bytes kGiB = Bytes{1} << 30;
 constexpr compat::GraphPools::Id kGraph{0, 7};
 
-// What is taken in one test goes back in it: the allocators live as long as the process.
+// Each test frees its own blocks: the allocators live as long as the process.
 class Compat : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -64,7 +64,7 @@ class Compat : public ::testing::Test {
     EXPECT_EQ(standin_use(stream, p, static_cast<std::uint64_t>(size), owner), kCudaSuccess)
         << standin_last_complaint();
   }
-  // What a program does before stream `b` uses what stream `a` has written.
+  // Orders two streams as a program does before stream `b` uses a result of stream `a`.
   static void order(void* a, void* b) {
     void* event = nullptr;
     cudaEventCreateWithFlags(&event, kCudaNoTiming);
@@ -110,7 +110,7 @@ TEST_F(Compat, ServesWithoutAPlan) {
 TEST_F(Compat, ServesTrainingWithoutAPlan) {
   enter_phase();
   std::map<void*, Bytes> blocks;
-  // Some so large that in a plan's phase they would be tried in its pool's idle space.
+  // Some are so large that the plan's idle space would be tried for them in a phase.
   for (const Bytes size : {Bytes{512}, Bytes{31} << 10, Bytes{32} << 10, kMiB, 40 * kMiB}) {
     void* p = stalloc_malloc(size, 0, nullptr);
     use(nullptr, p, size, static_cast<std::uint64_t>(size));
@@ -184,7 +184,7 @@ TEST_F(Compat, GivesBackCachedMemoryBeforeItRunsOut) {
   stalloc_free(b, 800 * kMiB, 0, nullptr);
 }
 
-// At whichever call the device first has no memory, torch's program sees no more than an exception.
+// If the device runs out of memory, at any call, torch's program sees no more than an exception.
 TEST_F(Compat, EveryFailureOfTheDeviceIsSurvived) {
   allocator().enable(one_block(kGiB));
   enter_phase();
@@ -284,7 +284,7 @@ TEST_F(Compat, ABlockWaitsForTheStreamsThatUseIt) {
   stalloc_free(c, 5000, 0, main);
 }
 
-// The stand-in would notice if record_stream did nothing, as it does where its hook is not set.
+// The stand-in would notice if record_stream did nothing, as happens without its hook.
 TEST_F(Compat, WithoutRecordStreamAReusedAddressIsNoticed) {
   standin_set_manual(1);
   void* main = stream();
@@ -461,8 +461,8 @@ TEST_F(CompatDeathTest, TheProcessEndsWithLiveBlocks) {
       ::testing::ExitedWithCode(0), "");
 }
 
-// A plan's pool and blocks of a whole card, on a machine of any size; each block used by the
-// streams it says it is used by, in a program that orders its own streams rightly.
+// A plan's pool and blocks as large as a whole device, on a machine of any size. Each block is used
+// by the streams recorded for it, in a program that orders its own streams correctly.
 struct Block {
   void* p = nullptr;
   Bytes size = 0;
@@ -628,7 +628,7 @@ TEST_F(Compat, ABlockThatAnotherDeviceUsesKeepsItsPlaceUntilThatIsDone) {
   stalloc_free(q, kMiB, 0, nullptr);
 }
 
-// Until it goes it has to be known that nothing uses it: to wait for the device is forbidden now.
+// Waiting for the device is forbidden now, so the block stays until it is known to be unused.
 TEST_F(Compat, APoolWhoseLastBlockGoesDuringACaptureGoesAfterIt) {
   device::DeviceMemory& memory =
       runtime::DeviceRuntime::gpu(0, runtime::PlannedAllocator::Fallback::kAlways).memory();

@@ -45,7 +45,7 @@ TEST(Csv, NamesTheLineThatIsWrong) {
   EXPECT_EQ(line3("1,0,5,8"), "");
   EXPECT_EQ(line3("1,0,5"), "line 3: 3 fields where the header names 4");
   EXPECT_EQ(line3("1,0,5,8,9"), "line 3: 5 fields where the header names 4");
-  EXPECT_EQ(line3("0,0,5,8"), "line 3: the id \"0\" is there twice");
+  EXPECT_EQ(line3("0,0,5,8"), "line 3: the id \"0\" appears twice");
   EXPECT_EQ(line3("1,0,5,x"), "line 3: the size \"x\" is no whole number");
   EXPECT_EQ(line3("1,0,5,"), "line 3: the size \"\" is no whole number");
   EXPECT_EQ(line3("1,0,5,8.5"), "line 3: the size \"8.5\" is no whole number");

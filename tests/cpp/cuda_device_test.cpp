@@ -1,4 +1,4 @@
-// Memory, events and order of a GPU, against the pretended one.
+// Memory, events and stream order of a GPU, on the pretended one.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -228,7 +228,7 @@ TEST_F(CudaDevice, PlainPiecesAreNotSuspended) {
   memory.release(pool, kGiB);
 }
 
-// Whichever of the calls fails, and however, nothing stays behind.
+// If any of the calls fails, in any way, nothing stays behind.
 TEST_F(CudaDevice, FailuresOnTheWayToAPoolLeaveNothingBehind) {
   device::CudaMemory memory(0);
   memory.keep_addresses(true);

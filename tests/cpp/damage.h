@@ -1,4 +1,4 @@
-// Damages JSON text in the ways files get damaged, for the tests of both formats.
+// Damages JSON text as files get damaged, for the tests of both formats.
 #pragma once
 
 #include <stdexcept>

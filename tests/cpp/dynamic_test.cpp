@@ -1,4 +1,4 @@
-// Where dynamic requests belong, and that no window is shorter than any iteration saw.
+// The sites and groups of dynamic requests. No window is shorter than in any iteration.
 #include "profile/dynamic.h"
 
 #include <gtest/gtest.h>
@@ -22,12 +22,12 @@ std::vector<Bytes> sizes_of(const std::vector<profile::DynamicSighting>& sightin
   return sizes;
 }
 
-// The request of the profile that a place comes after, by size; 0 for none.
+// The size of the profiled request that a site comes after; 0 for none.
 Bytes size_before(const profile::IterationProfile& profile, const profile::DynamicPlace& place) {
   return place.after == kNone ? 0 : profile.requests[place.after].size;
 }
 
-// Experts between a router and a sum: as many requests, of such sizes, as `tokens` says.
+// Experts between a router and a sum. `tokens` determines the number of requests and their sizes.
 void moe_layer(TraceBuilder& t, const std::vector<Bytes>& tokens) {
   const auto router = t.alloc(10);
   std::vector<std::int32_t> outputs;
@@ -202,7 +202,7 @@ TEST(DynamicPlaces, SeparateLongFromShortLifetimes) {
   EXPECT_FALSE(pass.contexts.empty());
 }
 
-// All are gone before the next static request, and some before three more have been made.
+// All are freed before the next static request, and some before three more have come.
 TEST(DynamicPlaces, SeparateBriefLifetimesFromOthersOfTheSameMoment) {
   TraceBuilder t;
   for (Bytes i = 0; i < 3; ++i) {
@@ -248,13 +248,13 @@ TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
     const profile::DynamicPlace& place = profile.places[0];
     EXPECT_GT(place.upper, profile.period);
     EXPECT_LE(place.upper - place.lower, profile.period);
-    // The reference's own is not known to end, but the others' are.
+    // The reference does not see the end of its own; the other iterations do.
     EXPECT_EQ(sizes_of(place.sightings.back()), (std::vector<Bytes>{103}));
     EXPECT_EQ(place.sightings.back()[0].upper, kNever);
   }
 }
 
-// A mask for each length, kept for when it comes again, and what is made of it.
+// A mask for each length, kept until the length comes again, and tensors made from it.
 trace::Trace with_masks(const std::vector<Bytes>& lengths, bool others) {
   TraceBuilder t;
   for (const Bytes length : lengths) {
@@ -315,8 +315,9 @@ TEST(DynamicPlaces, AFirstMomentBeforeTheIterationIsTheLastOfTheOneBefore) {
   EXPECT_EQ(profile.places[0].upper, profile.period);
 }
 
-// Random programs with dynamic requests: static ones have a size each, dynamic ones one that never
-// comes again, and iterations differ in what they ask for and in when they free it.
+// Random programs with dynamic requests. Each static request has a size of its own, each dynamic
+// one a size that never comes again. Iterations differ in their requests and in the ticks of their
+// frees.
 class RandomProgram {
  public:
   explicit RandomProgram(unsigned seed) : random_(seed) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "brute_force.h"
+#include "random_problems.h"
 #include "solve/core/bound.h"
 #include "solve/exact/exact_planner.h"
 #include "verify/validator.h"
@@ -15,8 +16,6 @@ namespace stalloc {
 namespace {
 
 using testing::optimal_height;
-using testing::random_problem;
-using testing::Shape;
 using testing::stacked;
 
 constexpr std::int64_t kUnlimited = std::int64_t{1} << 40;
@@ -29,7 +28,7 @@ void expect_optimal(const solve::Problem& problem, const std::string& what) {
   EXPECT_EQ(minimum.bound, optimum) << what;
   EXPECT_NO_THROW(verify::validate(problem, minimum.layout)) << what;
 
-  // The search proves that there is nothing lower, whichever height it is asked for first.
+  // The search proves that nothing is lower, for any order of the heights it is asked for.
   const solve::ExactModel model(problem);
   ASSERT_TRUE(model.fits());
   solve::ExactSearch search(model);
@@ -50,10 +49,14 @@ TEST(ExactSearch, FindsAndProvesTheOptimumOfEveryShape) {
       {.buffers = 8, .ticks = 24, .largest = 40},
       {.buffers = 7, .ticks = 10, .largest = 7, .circular = true},
       {.buffers = 8, .ticks = 4, .largest = 4, .circular = true},
-      {.buffers = 8, .ticks = 12, .largest = 9, .nested = true},
+      {.buffers = 8, .ticks = 12, .largest = 9, .lifetimes = Shape::Lifetimes::kNested},
       {.buffers = 7, .ticks = 1, .largest = 9},
-      {.buffers = 8, .ticks = 9, .largest = 9, .alignment = 512},
-      {.buffers = 6, .ticks = 10, .largest = 9, .alignment = Bytes{1} << 55},
+      {.buffers = 8, .ticks = 9, .largest = 9, .unit = 512, .alignment = 512},
+      {.buffers = 6,
+       .ticks = 10,
+       .largest = 9,
+       .unit = Bytes{1} << 55,
+       .alignment = Bytes{1} << 55},
   };
   for (std::size_t s = 0; s < std::size(shapes); ++s) {
     for (std::uint32_t seed = 0; seed < 150; ++seed) {
@@ -100,8 +103,8 @@ TEST(ExactSearch, AddsUpHugeSizesWithoutOverflow) {
   expect_optimal(one, "one");
 }
 
-// A block of `height` over `ticks`, cut into rectangles by lines through its parts, in turn along
-// the two axes: they fit without a gap, whoever shuffles them.
+// A block of `height` over `ticks`, cut into rectangles along the two axes in alternation.
+// Shuffled, they still have a layout without holes.
 solve::Problem cut_block(Tick ticks, Bytes height, int cuts, std::uint32_t seed) {
   solve::Problem problem;
   problem.alignment = 1;
@@ -140,7 +143,8 @@ TEST(ExactSearch, SolvesProblemsThatNeedASearch) {
   EXPECT_NO_THROW(verify::validate(problem, minimum.layout));
 }
 
-// What has a layout, by construction, is found or not; that there is none is never claimed.
+// The problems have a layout by construction. The search may miss it but never claims there is
+// none.
 TEST(ExactSearch, NeverDisprovesAnExistingLayout) {
   int found = 0;
   for (std::uint32_t seed = 0; seed < 200; ++seed) {

@@ -1,6 +1,6 @@
-// Streams that complete work only when told, and a memory of who used which addresses on them: an
-// address that another stream may still be working on must not be handed out, unless the stream it
-// goes to has been told to wait for that one.
+// Streams that complete work only when told, and a record of who used which addresses. An allocator
+// must not give out an address that another stream may still work on, unless the new stream has
+// been told to wait for that one.
 #pragma once
 
 #include <algorithm>
@@ -63,15 +63,14 @@ class FakeStreams final : public device::DeviceStreams {
     return true;
   }
 
-  // Work on `s`, which comes after all that `s` was given before.
+  // Adds work to `s`, after all its earlier work.
   std::int64_t submit(device::StreamHandle s) { return ++submitted_[s]; }
   void complete(device::StreamHandle s) { completed_[s] = submitted_[s]; }
   void complete_some(device::StreamHandle s) {
     if (completed_[s] < submitted_[s]) ++completed_[s];
   }
 
-  // A block at [begin, end) belongs to requests of `s` now: nothing else may still be at work
-  // there.
+  // Gives a block at [begin, end) to `s`: no other stream may still work there.
   void hand_out(std::uintptr_t begin, std::uintptr_t end, device::StreamHandle s) {
     for (const Use& use : uses_) {
       if (use.begin < end && begin < use.end && use.stream != s &&

@@ -1,6 +1,7 @@
-// The placement engine and the greedy planners over it.
+// The placement and the greedy planners, which are built on it.
 #include <gtest/gtest.h>
 
+#include "brute_force.h"
 #include "random_problems.h"
 #include "solve/core/bound.h"
 #include "solve/core/interval_set.h"
@@ -12,7 +13,7 @@
 namespace stalloc {
 namespace {
 
-// The same questions answered by looking at every rectangle.
+// Answers the same queries by a look at every rectangle.
 struct SlowPlacement {
   struct Rectangle {
     solve::Span span;
@@ -73,7 +74,7 @@ TEST(Placement, FindsTheSamePlacesAsASearchThroughEverything) {
       const Offset from = random.number(0, top);
       ASSERT_EQ(placement.first_fit(span, size, from), slow.first_fit(span, size, from));
       ASSERT_EQ(placement.best_fit(span, size, top), slow.best_fit(span, size, top));
-      // Not always the lowest place, so that there are holes.
+      // Not always the lowest offset, so that there are holes.
       const Offset at = placement.first_fit(span, size, from);
       placement.place(span, at, size);
       slow.rectangles.push_back({span, at, at + size});
@@ -131,7 +132,8 @@ TEST(Timeline, KeepsEveryConflictAndAddsNone) {
         for (solve::Moment m = 0; m < timeline.moments(); ++m) {
           together |= timeline.span(i).contains(m) && timeline.span(j).contains(m);
         }
-        EXPECT_EQ(together, conflict(unscaled, unscaled.buffers[i], unscaled.buffers[j]));
+        EXPECT_EQ(together,
+                  testing::live_together(unscaled, unscaled.buffers[i], unscaled.buffers[j]));
       }
     }
   }

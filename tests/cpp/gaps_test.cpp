@@ -17,7 +17,7 @@
 namespace stalloc {
 namespace {
 
-// With gaps in most lifetimes, now and then up to their ends or throughout.
+// A problem with idle intervals in most lifetimes, some up to the end or throughout.
 solve::Problem with_gaps(RandomProblems& random, int most, bool circular) {
   solve::Problem problem = random.next(most, circular);
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
@@ -139,7 +139,7 @@ TEST(Gaps, LargeProblemsStreamsFixedOffsetsAndWarmStarts) {
       problem.buffers[i].fixed = result.layout.offsets[i];
     }
     EXPECT_NO_THROW(verify::validate(problem, solve::solve(problem, {.threads = 1}, {}).layout));
-    // A planner that knows no gaps plans as if there were none.
+    // A planner without support for idle intervals ignores them.
     const solve::PortfolioOptions alone{.algorithm = "first-fit-size", .threads = 1};
     EXPECT_NO_THROW(solve::solve(problem, alone, {})) << "problem " << k;
   }

@@ -1,5 +1,5 @@
-// The same core library serves HIP: this program has no CUDA in it, and the runtime is not even
-// linked, as in a process that imports torch later.
+// The same core library serves HIP. This program contains no CUDA and does not link the runtime, as
+// in a process that imports torch later.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 

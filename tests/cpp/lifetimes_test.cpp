@@ -1,5 +1,5 @@
-// From several iterations to one: what counts as static, and that no planned lifetime is shorter
-// than any iteration saw.
+// The iteration profile: which requests are static, and that no planned lifetime is shorter than in
+// any iteration.
 #include "profile/lifetimes.h"
 
 #include <gtest/gtest.h>
@@ -27,8 +27,9 @@ const profile::ProfiledRequest& of_size(const profile::IterationProfile& profile
   throw std::out_of_range("no request of that size");
 }
 
-// One iteration of a small training loop, told by sizes: activations 10 and 11, a temporary 12 in
-// the backward pass, the gradient 13 kept into the next iteration. Returns the gradient.
+// One iteration of a small training loop. Sizes identify requests: activations 10 and 11, a
+// temporary 12 in backward, the gradient 13 that lives on into the next iteration. Returns the
+// gradient.
 std::int32_t train_step(TraceBuilder& t, std::int32_t old_gradient) {
   t.phase(trace::PhaseKind::kForward, 0);
   const auto a = t.alloc(10);
@@ -131,8 +132,8 @@ TEST(Lifetimes, AWarmUpThatDiffersIsLeftOut) {
   EXPECT_FALSE(of_size(profile, 10).dynamic);
 }
 
-// One iteration for each letter: a program of that name, whose requests mostly are its own. A lower
-// case letter is for a program whose sizes never come again.
+// One iteration for each letter, of the program of that name. Most requests of a program are its
+// own. A lower-case letter is a program whose sizes never come again.
 profile::IterationProfile profile_of(std::string_view programs) {
   TraceBuilder t;
   Bytes never_again = 1'000'000;
@@ -394,9 +395,9 @@ TEST(Lifetimes, AnEmptyIterationHasNothingToPlan) {
   EXPECT_EQ(profile.load, 0);
 }
 
-// Random training programs. Each template request has a size of its own, so that what is whose
-// counterpart can be told without the aligner; iterations differ by late frees, extra and missing
-// requests, evaluations, the order of their phases, and by how two threads take turns.
+// Random training programs. Each template request has a size of its own, so the test knows all
+// counterparts without the aligner. Iterations differ by late frees, extra and missing requests,
+// evaluations, the order of their phases, and the interleaving of two threads.
 class RandomProgram {
  public:
   explicit RandomProgram(unsigned seed) : random_(seed), iterations_(2 + random_() % 4) {

@@ -28,7 +28,8 @@ plan::Plan letters(const std::vector<std::string>& phases) {
   return testing::plan_of(std::move(decisions), tick, static_cast<PhaseIndex>(phases.size()));
 }
 
-// What each request of `run` matched, as indices into the plan; '.' for none, "0123..." for others.
+// The decision that each request of `run` matched, as indices into the plan; '.' for none,
+// "0123..." for others.
 std::vector<int> run(runtime::Matcher& m, const std::string& requests,
                      std::int32_t microbatch = 0) {
   m.enter_phase(trace::PhaseKind::kForward, microbatch, 0);
@@ -51,7 +52,7 @@ std::vector<int> upto(int n) {
   return result;
 }
 
-// The same with persistent requests: lower-case letters.
+// The same with persistent requests, which are lower-case letters.
 plan::Plan letters_with_persistent(const std::vector<std::string>& phases) {
   std::vector<std::string> planned;
   std::vector<plan::PersistentRequest> persistent;
@@ -76,7 +77,7 @@ plan::Plan letters_with_persistent(const std::vector<std::string>& phases) {
 }
 
 TEST(Matcher, APersistentRequestIsNotTakenForADecisionOfItsSize) {
-  // A loss that is kept (a) comes before temporaries of its size; so in each phase.
+  // In each phase, a loss that is kept (a) comes before temporaries of its size.
   runtime::Matcher m(letters_with_persistent({"BaAAC", "aAa", "b"}));
   for (int turn = 0; turn < 3; ++turn) {
     EXPECT_EQ(run(m, "BAAAC"), (std::vector<int>{0, kNone, 1, 2, 3}));
@@ -149,8 +150,7 @@ TEST(Matcher, ALayerSkippedCostsOneRequest) {
 TEST(Matcher, AForeignRequestOfACommonSizeDoesNotThrowItOff) {
   const std::string layer = "ABCDEFGHIJKLMNOP";
   runtime::Matcher m(trusting({layer + layer + layer}));
-  // A stray 'P' right at the start is the like of one far ahead; it goes unmatched, and all else
-  // fits.
+  // A stray 'P' at the start has the size of one far ahead. It stays unmatched; all else matches.
   std::vector<int> expected = upto(48);
   expected.insert(expected.begin(), kNone);
   EXPECT_EQ(run(m, "P" + layer + layer + layer), expected);
@@ -211,7 +211,7 @@ class OptimizerStep {
   runtime::Matcher matcher_;
 };
 
-// It makes states, as large as temporaries, of parameters that get their first gradient.
+// The optimizer makes states, as large as temporaries, for parameters with their first gradient.
 TEST(Matcher, AnOptimizersFirstStatesAreNoTemporaries) {
   OptimizerStep step("ABCDEFGHIJ");
   EXPECT_EQ(step("ABCDEFGHIJ"), upto(10));

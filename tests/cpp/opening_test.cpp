@@ -1,5 +1,6 @@
-// Whole-process plans: what start-up and the first iteration make for good is found, laid out
-// without holes, and served there; whatever a run's beginning does, no two blocks share an address.
+// Plans with start-up: permanent allocations of start-up and the first iteration are found, laid
+// out without holes, and served there. For any beginning of a run, no two live blocks share an
+// address.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -27,7 +28,7 @@ using testing::TraceBuilder;
 
 constexpr Bytes kMiB = Bytes{1} << 20;
 
-// Two weights, made from a temporary each; activations; a gradient that stays from the first
+// Two weights, each made from a temporary; activations; a gradient that is permanent from the first
 // backward on, as large as its temporaries; a state that the first optimizer step makes.
 trace::Trace training(int iterations) {
   TraceBuilder t;
@@ -79,7 +80,7 @@ TEST(Opening, HasTheRequestsOfTheFirstIterationAlone) {
   EXPECT_EQ(sizes, (std::vector<Bytes>{8 * kMiB, 4 * kMiB + 100, 8 * kMiB, 4 * kMiB + 100, 3 * kMiB,
                                        8 * kMiB}));
   EXPECT_EQ(stays, (std::vector<bool>{false, true, false, true, true, true}));
-  // The gradient comes between the two temporaries of its size, not for one of them.
+  // The gradient comes between the two temporaries of its size and is not taken for one of them.
   const profile::OpeningSighting& gradient = profile.opening.requests[4];
   EXPECT_EQ(profile.phases[gradient.phase].key.kind, trace::PhaseKind::kBackward);
   EXPECT_EQ(profile.requests[gradient.after].size, 3 * kMiB);
@@ -143,8 +144,8 @@ TEST(Opening, ReplaysWithoutAByteBesideThePlan) {
             0.999);
 }
 
-// A gradient is added to from the second iteration on: its temporary is one that the first does not
-// make.
+// From the second iteration on, backward adds to a gradient. The first iteration does not make the
+// temporary for that.
 TEST(Opening, DecisionsAbsentFromTheFirstIterationCostNothing) {
   TraceBuilder t;
   for (int i = 0; i < 5; ++i) {
@@ -164,8 +165,8 @@ TEST(Opening, DecisionsAbsentFromTheFirstIterationCostNothing) {
   EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
 }
 
-// As a loop variable is: an output lives until the next iteration's is there. In the first
-// iteration, too, it is not one of the temporaries of its size.
+// A loop variable holds an output until the next iteration's exists. In the first iteration too, it
+// is not taken for a temporary of its size.
 TEST(Opening, ABlockThatTheNextIterationReplacesIsNoTemporary) {
   TraceBuilder t;
   std::int32_t output = kNone;
@@ -188,8 +189,8 @@ TEST(Opening, ABlockThatTheNextIterationReplacesIsNoTemporary) {
   EXPECT_EQ(result.misses, 0);
 }
 
-// The plan knows of no states: past the first request that it does not expect, nothing in that
-// phase is taken for a temporary.
+// The plan has no states. After the first unexpected request, none of that phase is taken for a
+// temporary.
 TEST(Opening, AFirstIterationThatDepartsIsNotTrusted) {
   TraceBuilder t;
   for (int i = 0; i < 4; ++i) {
@@ -390,7 +391,7 @@ TEST_F(OpeningRun, WithoutRoomForTheRegionNothingChanges) {
   allocator.enable(plan_);
 }
 
-// A request of the temporaries' size more, and every weight would be taken for one of them.
+// With one more request of the temporaries' size, every weight could be taken for a temporary.
 TEST_F(OpeningRun, ATemporaryThatStaysIsTheOnlyOne) {
   TraceBuilder t;
   for (int i = 0; i < 8; ++i) {
@@ -465,8 +466,8 @@ class Overlaps {
   std::map<std::uintptr_t, Block> live_;
 };
 
-// A random program: start-up with weights and temporaries, iterations that make something to keep
-// in the first one. Returned as what it does, so that it can be done with departures.
+// A random program: start-up with weights and temporaries, and iterations, of which the first makes
+// permanent blocks. It is a list of actions, so that the test can run it with departures.
 struct Action {
   enum : std::uint8_t { kAlloc, kFree, kPhase, kStep } what = kAlloc;
   Bytes size = 0;
@@ -476,7 +477,7 @@ struct Action {
   std::int32_t microbatch = kNone;
 };
 
-// With `sizes` of its own, no request of the first iteration alone is like one that recurs.
+// If each has a size of its own, no request of the first iteration alone resembles one that recurs.
 std::vector<Action> random_program(std::mt19937& random, StreamId streams, bool sizes) {
   constexpr int kIterations = 4;
   const int add = sizes ? 6 : 0;
@@ -537,7 +538,7 @@ plan::Plan plan_of(const std::vector<Action>& program) {
   return plan::make_plan(profile::profile_iteration(t.finish()), {.time_limit = 0});
 }
 
-// Does what the program does, with a departure in about one of `every` actions; 0: none.
+// Runs the program with a departure in about one of `every` actions; 0: none.
 void run(const std::vector<Action>& program, const plan::Plan& plan, std::mt19937& random,
          int every, runtime::Statistics& statistics) {
   device::PretendMemory device(Bytes{1} << 30);

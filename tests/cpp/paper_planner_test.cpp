@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "random_problems.h"
 #include "solve/core/bound.h"
+#include "solve/core/origin.h"
 #include "solve/paper/phase_groups.h"
-#include "solve/rotate.h"
 #include "verify/validator.h"
 
 namespace stalloc {
@@ -32,7 +32,7 @@ TEST(PhaseGroups, PackBuffersThatShareBothPhases) {
 }
 
 TEST(PhaseGroups, FuseWhereThatSavesMemoryTime) {
-  // One ends block by block in phase 1, while the other begins block by block.
+  // One group ends block by block in phase 1 while the other begins block by block.
   //
   //   |   2   |            |   2   |
   //   |   1       | + | 3      |     ->  the second fits where the first has gone
@@ -64,7 +64,7 @@ TEST(PhaseGroups, FuseTheEarlierIntoTheLargerLaterOne) {
 }
 
 TEST(PhaseGroups, StayApartWhereFusionWouldReserveMore) {
-  // The second begins before anything of the first has ended.
+  // The second group begins before any block of the first has ended.
   const solve::Problem problem{.buffers = {of(8, 0, 30, 0, 1), of(8, 1, 31, 0, 1),
                                            of(8, 20, 100, 1, 2), of(4, 21, 99, 1, 2)},
                                .alignment = 1};
@@ -84,8 +84,8 @@ TEST(PaperPlanner, ReusesALayerForOneSizeAndItsIdleTimeForSmallerOnes) {
 }
 
 TEST(PaperPlanner, TakesTheLayerThatWasFreedLast) {
-  // Algorithm 1: of the two layers free at tick 10, the one that ended at 9 and not at 3, so that
-  // the other stays whole for what is as long as its idle time.
+  // Algorithm 1 takes the layer that ended at 9, not the one that ended at 3, though both are free
+  // at tick 10. So the other stays free for a request as long as its idle time.
   const solve::Problem problem{.buffers = {{.size = 8, .lower = 0, .upper = 3},
                                            {.size = 8, .lower = 1, .upper = 9},
                                            {.size = 8, .lower = 10, .upper = 12}},
@@ -137,11 +137,11 @@ TEST(Rotate, CutsWhereLeastCrosses) {
       }
       return sum;
     };
-    const Tick cut = solve::lightest_cut(problem);
+    const Tick cut = solve::lightest_tick(problem);
     Bytes least = crossing(0);
     for (Tick t = 0; t < problem.period; ++t) least = std::min(least, crossing(t));
     EXPECT_EQ(crossing(cut), least) << "problem " << k;
-    const solve::Problem turned = solve::rotated(problem, cut);
+    const solve::Problem turned = solve::with_origin(problem, cut);
     EXPECT_EQ(turned.period == 0, least == 0);
     EXPECT_EQ(solve::load_bound(turned), solve::load_bound(problem));
     EXPECT_NO_THROW(turned.check());

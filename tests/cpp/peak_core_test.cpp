@@ -8,6 +8,7 @@
 #include <string>
 
 #include "brute_force.h"
+#include "random_problems.h"
 #include "solve/core/bound.h"
 #include "solve/greedy/greedy.h"
 #include "verify/validator.h"
@@ -16,7 +17,6 @@ namespace stalloc {
 namespace {
 
 using testing::optimal_height;
-using testing::random_problem;
 using testing::stacked;
 
 constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
@@ -24,12 +24,9 @@ constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 TEST(PeakCore, IsNeverBelowTheOptimumAndProvesNothingFalse) {
   int optimal = 0;
   for (std::uint32_t seed = 0; seed < 800; ++seed) {
-    const solve::Problem problem = random_problem({.buffers = 8,
-                                                   .ticks = 5 + seed % 13,
-                                                   .largest = 12,
-                                                   .circular = seed % 3 == 0,
-                                                   .nested = seed % 7 == 1},
-                                                  seed);
+    Shape shape = {.buffers = 8, .ticks = 5 + seed % 13, .largest = 12, .circular = seed % 3 == 0};
+    if (seed % 7 == 1) shape.lifetimes = Shape::Lifetimes::kNested;
+    const solve::Problem problem = random_problem(shape, seed);
     const Bytes optimum = optimal_height(problem);
     const solve::Minimum minimum =
         solve::solve_peak_core(problem, stacked(problem), kUnlimited, {});
@@ -53,8 +50,7 @@ TEST(PeakCore, KeepsFixedBuffersWhereTheyAre) {
   }
 }
 
-// Two peaks, and a thousand small buffers around them: what decides the height is how few of the
-// large ones lie.
+// Two peaks, and a thousand small buffers around them. The few large buffers decide the height.
 solve::Problem two_peaks() {
   solve::Problem problem;
   problem.alignment = 1;

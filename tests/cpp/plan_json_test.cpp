@@ -33,7 +33,7 @@ plan::Plan small_plan() {
   return plan;
 }
 
-// The same, and between its two requests a dynamic one.
+// The same with a dynamic request between its two.
 plan::Plan plan_with_group() {
   TraceBuilder t;
   for (int i = 0; i < 2; ++i) {

@@ -1,4 +1,4 @@
-// From a profile to a plan, and what Plan::check() refuses.
+// Plans from profiles, and the plans that Plan::check() refuses.
 #include <gtest/gtest.h>
 
 #include <functional>

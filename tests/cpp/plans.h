@@ -1,4 +1,4 @@
-// Plans for tests: of given decisions, and of random training programs.
+// Plans for tests: from given decisions, and of random training programs.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace stalloc::testing {
 
-// A plan with one phase (forward, microbatch 0) unless the decisions name others; pool and bound
-// are taken from the decisions.
+// A plan with one phase (forward, microbatch 0) unless the decisions name others. Pool and bound
+// come from the decisions.
 inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
                           PhaseIndex phases = 1) {
   plan::Plan plan;
@@ -36,8 +36,8 @@ inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
   return plan;
 }
 
-// A plan of `requests` random requests over `phases` phases, some of which wrap round, on as many
-// streams as said, which may share addresses or not. Sizes repeat, as they do in training.
+// A plan of `requests` random requests over `phases` phases and several streams, which may share
+// addresses or not. Some requests wrap round. Sizes repeat, as in training.
 inline plan::Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases,
                               StreamId streams = 1,
                               solve::Streams reuse = solve::Streams::kSeparate) {
@@ -60,7 +60,7 @@ inline plan::Plan random_plan(std::mt19937& random, int requests, PhaseIndex pha
     const Tick b = ticks[static_cast<std::size_t>(2 * i + 1)];
     d.lower = pick(0, 9) == 0 ? std::max(a, b) : std::min(a, b);
     d.upper = d.lower == a ? b : a;
-    // Most live shortly.
+    // Most lifetimes are short.
     if (d.upper > d.lower && pick(0, 3) > 0)
       d.upper = std::min<Tick>(d.upper, d.lower + pick(1, 9));
     if (d.upper < d.lower) d.upper += period;
@@ -96,9 +96,9 @@ inline plan::Plan random_plan(std::mt19937& random, int requests, PhaseIndex pha
   return plan;
 }
 
-// Turns every `nth` decision of a plan into a group of dynamic requests with that region, one of
-// whose sizes recurs (512 to 2048 bytes), and gives each group all the addresses that are idle
-// through its window.
+// Turns every `nth` decision of a plan into a group of dynamic requests with the decision's
+// addresses as its region. One of the group's sizes recurs (512 to 2048 bytes). Its reusable space
+// is all addresses that are idle through its window.
 inline plan::Plan with_groups(plan::Plan plan, std::size_t nth) {
   solve::Problem problem;
   problem.period = plan.period;

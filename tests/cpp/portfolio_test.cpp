@@ -10,9 +10,9 @@
 #include "base/error.h"
 #include "brute_force.h"
 #include "random_problems.h"
+#include "solve/attempts.h"
 #include "solve/core/bound.h"
 #include "solve/decompose.h"
-#include "solve/race.h"
 #include "verify/validator.h"
 
 namespace stalloc {
@@ -93,7 +93,7 @@ TEST(Portfolio, IsNoHigherThanItsStart) {
     const std::atomic<bool> cancel = true;  // nothing but the start has a chance
     EXPECT_LE(solve::solve(problem, options, {}).layout.height, cold.layout.height);
     EXPECT_NO_THROW(solve::solve(problem, options, {.cancel = &cancel}));
-    // A plan of what has changed since: some buffers are new.
+    // An older layout of a problem that has changed: some buffers are new.
     solve::Layout stale = cold.layout;
     for (Offset& offset : stale.offsets) {
       if (random.number(0, 2) == 0) offset = kUnplaced;
@@ -180,10 +180,11 @@ TEST(Race, IsWonByTheLowestAndOfEqualsByTheFirst) {
   for (int threads = 1; threads <= 4; ++threads) {
     for (int k = 0; k < 50; ++k) {
       solve::Winner winner;
-      solve::race({attempt_of("a", 7), attempt_of("b", 5), attempt_of("c", 5), attempt_of("d", 6)},
-                  threads, {}, winner);
+      solve::run_attempts(
+          {attempt_of("a", 7), attempt_of("b", 5), attempt_of("c", 5), attempt_of("d", 6)}, threads,
+          {}, winner);
       EXPECT_EQ(winner.name, "b");
-      solve::race({attempt_of("e", 5), attempt_of("f", 4)}, threads, {.target = 5}, winner);
+      solve::run_attempts({attempt_of("e", 5), attempt_of("f", 4)}, threads, {.target = 5}, winner);
       EXPECT_EQ(winner.name, "b");
     }
   }
@@ -197,8 +198,8 @@ TEST(Race, PassesOnAnErrorOnlyWhenNoneHasALayout) {
       }};
   for (int threads = 1; threads <= 2; ++threads) {
     solve::Winner winner;
-    EXPECT_THROW(solve::race({broken}, threads, {}, winner), PlanError);
-    EXPECT_NO_THROW(solve::race({broken, attempt_of("a", 1)}, threads, {}, winner));
+    EXPECT_THROW(solve::run_attempts({broken}, threads, {}, winner), PlanError);
+    EXPECT_NO_THROW(solve::run_attempts({broken, attempt_of("a", 1)}, threads, {}, winner));
     EXPECT_EQ(winner.name, "a");
   }
 }
@@ -216,7 +217,7 @@ TEST(Race, ReportsProgressUpToTheEnd) {
                                while (reports == 0) std::this_thread::yield();
                                return std::optional<solve::Layout>({{}, 1});
                              }};
-  solve::race({waits}, 1, budget, winner);
+  solve::run_attempts({waits}, 1, budget, winner);
   EXPECT_EQ(winner.name, "waits");
   EXPECT_TRUE(in_range);
 }

@@ -1,7 +1,6 @@
-// Small random problems of every shape, the same on every machine.
+// The generator of random problems for all tests: every shape, the same on every machine.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -9,6 +8,18 @@
 #include "solve/core/problem.h"
 
 namespace stalloc {
+
+struct Shape {
+  enum class Lifetimes : std::uint8_t { kAny, kFromZero, kNested };
+
+  int buffers = 8;
+  Tick ticks = 12;
+  Bytes largest = 9;  // sizes, in units
+  Bytes unit = 1;
+  Bytes alignment = 1;
+  bool circular = false;
+  Lifetimes lifetimes = Lifetimes::kAny;
+};
 
 class RandomProblems {
  public:
@@ -19,48 +30,43 @@ class RandomProblems {
     return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
   }
 
-  // Up to `most` buffers: tall, wide, nested, without size, without lifetime, twice the same.
-  solve::Problem next(int most, bool circular) {
+  // A problem of that shape. Some buffers have no size or no lifetime, some come twice.
+  solve::Problem next(const Shape& shape) {
     solve::Problem problem;
-    problem.alignment = std::vector<Bytes>{1, 4, 512}[number(0, 2)];
-    const Tick end = number(1, 20);
-    if (circular) problem.period = end;
-    const auto count = static_cast<std::size_t>(number(0, most));
-    const std::int64_t shape = number(0, 3);
-    while (problem.buffers.size() < count) {
+    problem.alignment = shape.alignment;
+    if (shape.circular) problem.period = shape.ticks;
+    for (int i = 0; i < shape.buffers; ++i) {
       solve::Buffer b;
-      b.size = shape == 0 ? number(0, 3) : number(0, 4000);
-      b.lower = shape == 1 ? number(0, 0) : number(0, end - 1);
-      if (shape == 2) {
-        const Tick inset = std::min<Tick>(number(0, end / 2), (end - 1) / 2);
-        b.lower = inset;
-        b.upper = end - inset;
+      b.size = number(0, 12) == 0 ? 0 : number(1, shape.largest) * shape.unit;
+      if (shape.lifetimes == Shape::Lifetimes::kNested) {
+        b.lower = number(0, (shape.ticks - 1) / 2);
+        b.upper = shape.ticks - b.lower;
       } else {
-        b.upper = number(b.lower, circular ? b.lower + end : end);
+        if (shape.lifetimes == Shape::Lifetimes::kAny) b.lower = number(0, shape.ticks - 1);
+        b.upper = b.lower + number(0, shape.circular ? shape.ticks : shape.ticks - b.lower);
       }
+      if (i > 0 && number(0, 5) == 0) b = problem.buffers[number(0, i - 1)];
       problem.buffers.push_back(b);
-      if (number(0, 3) == 0 && problem.buffers.size() < count) problem.buffers.push_back(b);
     }
     return problem;
+  }
+
+  // A problem of any shape with up to `most` buffers.
+  solve::Problem next(int most, bool circular) {
+    return next({.buffers = static_cast<int>(number(0, most)),
+                 .ticks = number(1, 20),
+                 .largest = number(0, 3) == 0 ? 3 : 4000,
+                 .alignment = std::vector<Bytes>{1, 4, 512}[number(0, 2)],
+                 .circular = circular,
+                 .lifetimes = static_cast<Shape::Lifetimes>(number(0, 3) % 3)});
   }
 
  private:
   std::mt19937 engine_;
 };
 
-// Whether two buffers of one stream are ever live together: the definition, tick by tick.
-inline bool conflict(const solve::Problem& problem, const solve::Buffer& a,
-                     const solve::Buffer& b) {
-  const auto live = [&](const solve::Buffer& x, Tick t) {
-    if (t >= x.lower && t < x.upper) return true;
-    return problem.period > 0 && t + problem.period >= x.lower && t + problem.period < x.upper;
-  };
-  Tick end = problem.period;
-  if (problem.period == 0) end = std::max(a.upper, b.upper);
-  for (Tick t = 0; t < end; ++t) {
-    if (live(a, t) && live(b, t)) return true;
-  }
-  return false;
+inline solve::Problem random_problem(const Shape& shape, std::uint32_t seed) {
+  return RandomProblems(seed).next(shape);
 }
 
 }  // namespace stalloc

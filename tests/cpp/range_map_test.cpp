@@ -1,4 +1,4 @@
-// Values by address, against a plain array.
+// RangeMap, compared with a plain array.
 #include "base/range_map.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Ranges with an order by size, against a plain list of addresses.
+// RangeSet with an order by size, compared with a plain list of addresses.
 #include "base/range_set.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace stalloc {
 namespace {
 
-// Which addresses of a small pool are in the set.
+// The addresses of a small pool that are in the set.
 class Addresses {
  public:
   explicit Addresses(Offset size) : in_(static_cast<std::size_t>(size)) {}

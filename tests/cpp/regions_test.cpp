@@ -1,4 +1,4 @@
-// How large regions for dynamic requests become, and which head room is worth its bytes.
+// The sizes of regions, and the choice of head room.
 #include "plan/regions.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace stalloc {
 namespace {
 
-// A place where each iteration holds so many bytes at once, in one piece.
+// A group of which each iteration has so many bytes live at once, in one piece.
 profile::DynamicPlace place_of(const std::vector<Bytes>& sizes) {
   profile::DynamicPlace place;
   place.phase = place.phase_end = 0;
@@ -22,8 +22,8 @@ profile::DynamicPlace place_of(const std::vector<Bytes>& sizes) {
   return place;
 }
 
-// In phases of their own, the backwards of a microbatch each. The problem has a static request of
-// `static_size` bytes at another time, too.
+// Groups in phases of their own, each the backward of a microbatch. The problem also has a static
+// request of `static_size` bytes at another time.
 plan::Regions regions_of(std::vector<profile::DynamicPlace> places, Bytes static_size = 0,
                          Bytes alignment = 1) {
   solve::Problem problem{.period = 20, .alignment = alignment};
@@ -69,8 +69,8 @@ TEST(Regions, AFamilysRegionsHaveOneSizeFromAllItsPlaces) {
 }
 
 TEST(Regions, TakeHeadroomWhereItSavesMoreThanItCosts) {
-  // Left out, the iteration with 1040 overflows a region after the others' by all of it, unless
-  // there is a twentieth of head room, few as they are.
+  // If the iteration with 1040 is left out, all of it overflows the region sized by the others.
+  // With so few iterations, the least head room is a twentieth, which suffices.
   const std::vector<profile::DynamicPlace> places = {place_of({1000, 1040, 1008, 1000})};
   const plan::Regions regions = regions_of(places);
   EXPECT_EQ(regions.headroom, 100);

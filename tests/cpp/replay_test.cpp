@@ -1,4 +1,4 @@
-// Replaying traces: under torch's policy, under stalloc's runtime, and plans without their traces.
+// Replay of traces under torch's policy and under stalloc's runtime, and of plans without traces.
 #include "replay/replay.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using testing::TraceBuilder;
 
 constexpr Bytes kMiB = Bytes{1} << 20;
 
-// Weights, activations freed in reverse by backward, a gradient that lives on into the next.
+// Weights, activations that backward frees in reverse, a gradient that wraps round.
 trace::Trace training(int iterations) {
   TraceBuilder builder;
   builder.alloc(30 * kMiB);
@@ -70,8 +70,8 @@ TEST(Replay, APlanHitsEveryDecision) {
   EXPECT_EQ(result.frees, 0);
 }
 
-// A layer's sizes differ from iteration to iteration. Every third one adds to a memory that grows,
-// and all keep a mask of their own. What comes after the layer needs its room.
+// A layer's sizes differ between iterations. Every third one adds to a memory that grows, and each
+// keeps a mask of its own. The requests after the layer need its addresses.
 trace::Trace with_memory(int iterations, bool kept) {
   TraceBuilder t;
   for (int i = 0; i < iterations; ++i) {

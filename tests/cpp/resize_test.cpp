@@ -1,5 +1,5 @@
-// Plans for other extents: sizes by law, layouts that the validator accepts, walls and what is
-// fixed.
+// Plans for other extents: sizes by law, layouts that the validator accepts, walls and fixed
+// decisions.
 #include "plan/resize.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Reusable space against its definition, and its validator against both.
+// Reusable space compared with its definition, and its validator with both.
 #include "plan/reusable.h"
 
 #include <gtest/gtest.h>

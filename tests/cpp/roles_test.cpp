@@ -1,5 +1,5 @@
-// That what lives long is told from what does not, by what comes before it; and that the runtime
-// comes to the same verdicts as the profile.
+// Contexts tell long-lived requests from short-lived ones, and the runtime finds the same roles as
+// the profile.
 #include "profile/roles.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ constexpr Bytes kWeight = 262144;
 
 using Visit = std::vector<profile::RoleSample>;
 
-// The backward of an expert that got `tokens`: temporaries and two weights' gradients.
+// The backward of an expert with `tokens` tokens: temporaries and the gradients of two weights.
 void expert(Visit& visit, Bytes tokens, profile::Longevity gradients = kLong) {
   visit.push_back({2048 * tokens, profile::kBrief});
   visit.push_back({kWeight, gradients});
@@ -88,8 +88,8 @@ TEST(Roles, DoNotTakeAnActivationForAGradientOfItsSize) {
 }
 
 TEST(Roles, FollowFromTheRatioToTheLastVaryingSize) {
-  // Of an expert's three tensors the last passes; before and after all experts come buffers of one
-  // size for all their tokens, of which the first stays.
+  // The last of an expert's three tensors is short-lived. Before and after all experts comes a
+  // buffer for all their tokens, of the same size. The first one is long-lived.
   const auto layer = [](const std::vector<Bytes>& tokens) {
     Visit visit;
     Bytes all = 0;
@@ -132,8 +132,8 @@ TEST(Roles, MergeIfTheirLifetimesAreSimilar) {
   EXPECT_EQ(served(roles, visit(77'777)), (std::vector<std::int32_t>{0, 0, 1, 2}));
 }
 
-// An expert of two tokens: its activation is as large as a constant that comes before one, and the
-// gradient after it comes after a size it never came after.
+// An expert with two tokens. Its activation has the size of a constant that precedes an activation,
+// so the gradient after it has a new predecessor.
 TEST(Roles, ASizeThatRecursElsewhereHasTheLongestRole) {
   const auto expert_of = [](Visit& visit, Bytes tokens) {
     visit.push_back({4096, profile::kBrief});
@@ -183,12 +183,13 @@ TEST(Roles, RareExceptionsDoNotMakeARoleLonger) {
     for (int i = 0; i < 8; ++i)
       expert(visit, 100 + 7 * i + (&visit - visits.data()), profile::kBrief);
   }
-  // An expert without a token in the first microbatch: its gradients are made here, and stay.
+  // The expert had no token in the first microbatch. Its gradients are made here and are
+  // long-lived.
   for (const std::size_t i : {1, 2, 4, 5}) visits[1][7 * 3 + i].longevity = kLong;
   const profile::Roles roles = profile::tell_roles(visits);
   EXPECT_EQ(roles.longevity, (std::vector<profile::Longevity>{profile::kBrief}));
 
-  // When it is one in five, it is no exception.
+  // One in five is no exception.
   for (std::size_t e = 0; e < 8; ++e) {
     for (const std::size_t i : {1, 2, 4, 5}) visits[1][7 * e + i].longevity = kLong;
   }
@@ -196,7 +197,7 @@ TEST(Roles, RareExceptionsDoNotMakeARoleLonger) {
             (std::vector<profile::Longevity>{kLong, profile::kBrief}));
 }
 
-// The last expert's sum goes on where the others' are added to: no exception, though one in ten.
+// The last expert's sum lives on, and the others' are freed. It is no exception, though one in ten.
 TEST(Roles, AnExceptionInEveryVisitIsARole) {
   std::vector<Visit> visits(3);
   for (auto& visit : visits) {
@@ -244,7 +245,7 @@ TEST(Roles, RequestsWithoutAKnownEndHaveTheLongestRole) {
             (std::vector<profile::Longevity>{profile::kUnknownLongevity}));
 }
 
-// A mask for each length that has not come before.
+// A mask for each new length.
 TEST(Roles, SeparateKeptRequests) {
   const auto visit = [](Bytes length, profile::Longevity mask) {
     Visit result = {{40'000, profile::kBrief}};
@@ -285,7 +286,7 @@ TEST(Roles, ServeNothingIfAllRequestsAreKept) {
   EXPECT_EQ(served(roles, {{80'000}, {90'000}, {4}}), (std::vector<std::int32_t>(3, kNone)));
 }
 
-// Whatever was profiled: what the plan says of its contexts is what the profile made of them.
+// For any profile, the plan's contexts give the same roles as the profile.
 TEST(RolesProperty, TheRuntimeComesToTheProfilesVerdicts) {
   std::size_t several = 0;
   std::size_t kept = 0;

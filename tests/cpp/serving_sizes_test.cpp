@@ -1,4 +1,4 @@
-// Batches that change under one plan: sizes by law, layouts for larger extents, pools exchanged.
+// Changing batches under one plan: sizes by law, layouts for larger extents, exchanged pools.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -35,8 +35,8 @@ SizeLaw law_of(Bytes constant, Bytes a_token, LawSource source = LawSource::kOwn
   return law;
 }
 
-// A program of so many microbatches: data, activations that backward frees, a temporary in each
-// backward, and a gradient that the optimizer frees.
+// A program with that number of microbatches: data, activations that backward frees, a temporary in
+// each backward, and a gradient that the optimizer frees.
 struct Program {
   explicit Program(int microbatches, Extent tokens) : count(microbatches) {
     plan.extent_names = kTokens;
@@ -154,7 +154,7 @@ class Session {
     allocator_.end_iteration();
     allocator_.check();
   }
-  // Hits of one iteration, whose microbatches have so many tokens.
+  // The hits of one iteration whose microbatches have these numbers of tokens.
   std::int64_t iterate(const std::vector<Extent>& tokens, bool told = true) {
     const std::int64_t before = allocator_.statistics().hits;
     for (std::size_t m = 0; m < tokens.size(); ++m) {
@@ -330,7 +330,8 @@ TEST(ServingSizes, BatchesThatObeyABudgetShareThePool) {
   EXPECT_EQ(run.peak_reserved(), plan.pool);
 }
 
-// Random programs, extents beyond the plan, late frees, strangers and exchanges at any moment.
+// Random programs with extents beyond the plan, late frees, unplanned requests, and exchanges at
+// any moment.
 TEST(ServingSizes, NoTwoLiveBlocksEverShareAnAddress) {
   for (unsigned seed = 0; seed < 40; ++seed) {
     std::mt19937 random(seed);

@@ -1,4 +1,4 @@
-// The pretended GPU has to notice what it is there to notice.
+// The pretended GPU detects the errors that it is meant to detect.
 #include "standin.h"
 
 #include <gtest/gtest.h>

@@ -186,7 +186,7 @@ TEST(StaticPool, ABlockThatOutlivesItsRegionDisplacesOnlyItsOwnAddresses) {
   EXPECT_EQ(pool.place(2), 512 + kUnit) << "the rest of the region is free again";
   pool.end_iteration();
 
-  // The region opens around what is left of the turn before.
+  // The region opens around blocks left from the iteration before.
   EXPECT_EQ(pool.place_dynamic(0, 2048), 512 + 1024 + 1024);
   EXPECT_EQ(pool.place_dynamic(0, 1000), 512);
   pool.check();
@@ -195,7 +195,7 @@ TEST(StaticPool, ABlockThatOutlivesItsRegionDisplacesOnlyItsOwnAddresses) {
   pool.check();
 }
 
-// A gradient that is not made in the first microbatch is made in a later one, and stays as long.
+// A gradient that is missing in the first microbatch comes in a later one, and lives as long.
 TEST(StaticPool, ASizeThatALongerRegionDidNotGetGoesThereLater) {
   plan::Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
   plan::DynamicGroup gradients = group(0, 2 * kUnit, 1024, 1, 19);
@@ -254,7 +254,7 @@ TEST(StaticPool, OverflowGoesOnlyToSpaceIdleThroughItsWindow) {
   pool.check();
 }
 
-// The test's own record of what is live, to hold the pool against.
+// The test's own record of live blocks, for comparison with the pool.
 class Shadow {
  public:
   void add(Offset begin, Bytes size, Bytes pool) {
@@ -277,7 +277,7 @@ class Shadow {
   std::map<Offset, Offset> live_;
 };
 
-// A program that follows the plan is served entirely, whatever the plan.
+// A program that follows its plan is served entirely, for any plan.
 TEST(StaticPool, StressInStepServesEverything) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     std::mt19937 random(seed);
@@ -315,7 +315,7 @@ TEST(StaticPool, StressInStepServesEverything) {
   }
 }
 
-// A program that does whatever it likes never gets an address that is taken.
+// A program that departs from its plan in any way never gets a taken address.
 TEST(StaticPool, StressOutOfStepNeverOverlaps) {
   int placed = 0, refused = 0, idle = 0, rewound = 0;
   for (unsigned seed = 0; seed < 150; ++seed) {
@@ -385,15 +385,15 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
       ASSERT_NO_THROW(pool.check());
     }
   }
-  // The stress is one only if all of it happens often.
+  // The stress test counts only if each event happens often.
   EXPECT_GT(placed, 5000);
   EXPECT_GT(refused, 100);
   EXPECT_GT(idle, 300);
   EXPECT_GT(rewound, 300);
 }
 
-// Dynamic requests of all sizes, in and out of their place, among decisions that are skipped, early
-// and late: no address is ever given twice.
+// Dynamic requests of all sizes, at their site and elsewhere, among decisions that are skipped,
+// early or late. No address is ever given twice.
 TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
   int in_region = 0, reused = 0, refused = 0;
   for (unsigned seed = 0; seed < 150; ++seed) {

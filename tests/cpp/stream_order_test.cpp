@@ -1,4 +1,4 @@
-// Plans whose streams share addresses: whoever gets one waits for those that had it.
+// Plans whose streams share addresses: the stream that gets an address waits for those that had it.
 #include "runtime/stream_order.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ class StreamOrderTest : public ::testing::Test {
     allocator_.end_iteration();
     allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
-  // An iteration as planned, so that departures from it are taken for what they are.
+  // One iteration as planned, so that the allocator recognizes departures.
   void follow(const plan::Plan& plan) {
     for (const plan::Decision& d : plan.decisions) free(allocate(d.stream, d.size));
     next_iteration();
@@ -160,7 +160,7 @@ TEST_F(StreamOrderTest, ABlockThePlanDoesNotKnowIsWaitedFor) {
   EXPECT_EQ(streams_.hazards, 0);
 }
 
-// As where a program lets the block's own stream wait for its user after the free: enough where
+// After the free, the program makes the block's own stream wait for its user. That suffices if the
 // memory goes back to that stream.
 TEST_F(StreamOrderTest, AStreamWaitsForTheBlocksOtherUsersToo) {
   const device::StreamHandle third = FakeStreams::stream(8);
@@ -294,7 +294,7 @@ TEST_F(StreamOrderTest, ThreadsTakeTurns) {
   EXPECT_EQ(streams_.live_events(), 0u);
 }
 
-// By two streams there would be a table of 80 GB.
+// A table indexed by pairs of streams would take 80 GB.
 TEST_F(StreamOrderTest, StreamsThatCanNeverComeCostNothing) {
   std::vector<plan::Decision> decisions = {decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)};
   for (StreamId i = 0; i < 100'000; ++i) {

@@ -42,7 +42,7 @@ TEST(StreamTable, NumbersStreamsByFirstUse) {
 }
 
 TEST(StaticPoolStreams, IdleSpaceIsOfTheStreamThatPlansIt) {
-  // stream 0 at [0, 1 MiB), stream 1 at [1, 3), nobody at [3, 4) but the stream 2's groups.
+  // stream 0 at [0, 1 MiB), stream 1 at [1, 3), only groups of stream 2 at [3, 4).
   plan::Plan plan = testing::plan_of({decision(kMiB, 0, 0, 1), decision(2 * kMiB, kMiB, 1, 2, 1),
                                       decision(kMiB, 4 * kMiB, 2, 3, 2)},
                                      4);
@@ -259,7 +259,7 @@ TEST_F(StreamsTest, WhenMemoryRunsOutStreamsAreWaitedForFirst) {
   EXPECT_NE(b, nullptr);
   EXPECT_EQ(streams_.synchronizations, 1);
   EXPECT_THROW(allocate(10 * kMiB), OutOfMemory);
-  // What the plan does not need at the moment does before giving up.
+  // As the last resort, the allocator uses addresses that the plan does not need at the moment.
   EXPECT_NE(allocate(2 * kMiB), nullptr);
   EXPECT_EQ(allocator_.statistics().idle_requests, 1);
 }
@@ -316,7 +316,7 @@ TEST_F(StreamsTest, AForkedChildLeavesTheDeviceAlone) {
   EXPECT_THROW(allocator_.enable(two_blocks()), Error);
 }
 
-// As cudaFree does, giving memory back waits for whatever may still use it.
+// Giving memory back waits for all work that may still use it, as cudaFree does.
 class WaitingMemory final : public device::DeviceMemory {
  public:
   explicit WaitingMemory(FakeStreams& streams) : streams_(streams) {}

@@ -1,4 +1,4 @@
-// Writes traces the way a recorder does: one event at a time, the clock counting events.
+// Builds traces as a recorder does: one event at a time, with a clock that counts events.
 #pragma once
 
 #include <string>

@@ -106,7 +106,7 @@ TEST(TraceJson, RefusesOtherFormatsAndNewerVersions) {
                       complaint(replaced(text, "stalloc-trace", "stalloc-plan")));
   EXPECT_PRED_FORMAT2(IsSubstring, "is of version 2, and this stalloc reads version 1: upgrade",
                       complaint(replaced(text, "\"version\": 1", "\"version\": 2")));
-  EXPECT_PRED_FORMAT2(IsSubstring, "no 'version'",
+  EXPECT_PRED_FORMAT2(IsSubstring, "the 'version' is missing or invalid",
                       complaint(replaced(text, "\"version\": 1", "\"version\": \"1\"")));
   EXPECT_PRED_FORMAT2(IsSubstring, "no 'format'", complaint("{}"));
   EXPECT_PRED_FORMAT2(IsSubstring, "not a JSON object", complaint("[1, 2]"));
@@ -145,7 +145,7 @@ TEST(TraceJson, RefusesColumnsThatAreMissingDoubleForeignOrOfAnotherLength) {
   const std::string text = to_json(small_trace());
   EXPECT_PRED_FORMAT2(IsSubstring, "run.json: requests: unknown key 'sizes'",
                       complaint(replaced(text, "\"size\"", "\"sizes\"")));
-  EXPECT_PRED_FORMAT2(IsSubstring, "run.json: requests: the key 'lower' is there twice",
+  EXPECT_PRED_FORMAT2(IsSubstring, "run.json: requests: the key 'lower' appears twice",
                       complaint(replaced(text, "\"upper\"", "\"lower\"")));
   EXPECT_PRED_FORMAT2(IsSubstring, "run.json: requests: the key 'size' is missing",
                       complaint(replaced(text, "\"size\": [100,200,300],", "")));
@@ -153,7 +153,7 @@ TEST(TraceJson, RefusesColumnsThatAreMissingDoubleForeignOrOfAnotherLength) {
                       complaint(replaced(text, "\"end\": 5,", "")));
   EXPECT_PRED_FORMAT2(IsSubstring, "run.json: requests.lower: has 2 rows, but 'size' has 3",
                       complaint(with_request_column("lower", "[0,1]")));
-  EXPECT_PRED_FORMAT2(IsSubstring, "run.json: requests.lower, row 3: a row more than the 3",
+  EXPECT_PRED_FORMAT2(IsSubstring, "run.json: requests.lower, row 3: more rows than the 3",
                       complaint(with_request_column("lower", "[0,1,4,5]")));
   EXPECT_PRED_FORMAT2(IsSubstring, "run.json: requests.upper: has 0 rows, but 'size' has 3",
                       complaint(with_request_column("upper", "[]")));

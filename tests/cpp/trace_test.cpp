@@ -1,4 +1,4 @@
-// What Trace::check() refuses, and that it says where.
+// The traces that Trace::check() refuses, and the positions in its messages.
 #include "trace/trace.h"
 
 #include <gtest/gtest.h>
@@ -95,7 +95,7 @@ TEST(TraceCheck, RefusesIndicesThatPointNowhere) {
                       complaint([](trace::Trace& t) { t.requests[0].phase_begin = kNone; }));
   EXPECT_PRED_FORMAT2(IsSubstring, "row 1",
                       complaint([](trace::Trace& t) { t.requests[1].phase_end = kNone; }));
-  EXPECT_PRED_FORMAT2(IsSubstring, "row 2: never freed, and yet it has a phase_end",
+  EXPECT_PRED_FORMAT2(IsSubstring, "row 2: never freed, but has a phase_end",
                       complaint([](trace::Trace& t) { t.requests[2].phase_end = 0; }));
   EXPECT_PRED_FORMAT2(IsSubstring, "row 1: layer_begin is 2, but there are 2 layers",
                       complaint([](trace::Trace& t) { t.requests[1].layer_begin = 2; }));

@@ -15,9 +15,9 @@
 namespace stalloc {
 namespace {
 
-// The first stage of a pipeline of two: F0 F1 B0 F2 B1 ..., two microbatches in flight. The loss's
-// gradient takes all that is free when the last forward pass is over, and so does, in one piece,
-// what comes after the logits have been freed and half of that gradient.
+// The first stage of a pipeline of two: F0 F1 B0 F2 B1 ..., two microbatches in flight. After the
+// last forward, the loss's gradient takes all free bytes. After the logits and half of that
+// gradient have been freed, another request takes all free bytes in one piece.
 class TwoInFlight {
  public:
   solve::Problem problem(int microbatches) {

@@ -16,7 +16,7 @@
 namespace stalloc {
 namespace {
 
-// Of the same address at every tick, the waits by definition: who is the next there.
+// The waits by definition: follows each address through all ticks to the next buffer there.
 std::vector<solve::Wait> waits_by_definition(const solve::Problem& problem,
                                              const solve::Layout& layout) {
   std::vector<solve::Wait> waits;
@@ -102,8 +102,9 @@ TEST(Waits, WrongOnesAreNamed) {
   problem.buffers = {{.size = 8, .lower = 0, .upper = 4, .stream = 0},
                      {.size = 8, .lower = 4, .upper = 9, .stream = 1}};
   const solve::Layout layout{{0, 0}, 8};
-  EXPECT_NE(complaint(problem, layout, {}).find("not recorded that buffer 1"), std::string::npos);
-  EXPECT_NE(complaint(problem, layout, {{0, 1}, {1, 0}}).find("in vain"), std::string::npos);
+  EXPECT_NE(complaint(problem, layout, {}).find("a wait is missing: buffer 1"), std::string::npos);
+  EXPECT_NE(complaint(problem, layout, {{0, 1}, {1, 0}}).find("unnecessary wait"),
+            std::string::npos);
   EXPECT_NE(complaint(problem, layout, {{1, 0}, {0, 1}}).find("out of order"), std::string::npos);
   EXPECT_NE(complaint(problem, layout, {{1, 2}}).find("there are 2"), std::string::npos);
 }

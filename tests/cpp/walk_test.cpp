@@ -19,10 +19,10 @@
 namespace stalloc {
 namespace {
 
-// The first stage of a virtual pipeline: two microbatches at a time pass through each chunk of
-// layers, forwards and, in another order, backwards. What is free when the last forward pass is
-// over is taken by two gradients; one of them goes, and what was saved last, and something is
-// needed that is as large as both.
+// The first stage of a virtual pipeline. Two microbatches at a time pass through each chunk of
+// layers, forwards and, in another order, backwards. After the last forward, two gradients take all
+// free bytes. Then one of them and the newest saved buffer are freed, and a buffer as large as both
+// is needed.
 class Interleaved {
  public:
   explicit Interleaved(int chunks) : chunks_(chunks) {}
@@ -39,7 +39,7 @@ class Interleaved {
   }
 
  private:
-  // Which chunk of which microbatch comes k-th.
+  // The chunk and microbatch of the k-th pass.
   int pass(int k, bool is_forward) const {
     const int group = k / (2 * chunks_);
     const int chunk = k % (2 * chunks_) / 2;
@@ -127,7 +127,7 @@ TEST(Walk, KeepsFixedBuffersAndItsLimit) {
   EXPECT_FALSE(solve::plan_walk(fixed, timeline, {}));
 }
 
-// Pipelines with buffers of other sizes and lifetimes, as a real one has among the regular ones.
+// Pipelines with some buffers of irregular sizes and lifetimes, as in real ones.
 TEST(Walk, IsValidWhateverElseThereIs) {
   RandomProblems random(53);
   int walks = 0;

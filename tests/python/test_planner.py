@@ -182,7 +182,7 @@ def test_ordered_streams_share_addresses_and_list_waits() -> None:
     assert solution.waits.tolist() == [[1, 0]]
     arguments = (solution.offsets, lower, upper, size)
     validate(*arguments, stream=stream, streams="ordered", waits=solution.waits)
-    with pytest.raises(PlanError, match=r"not recorded that buffer 1 \(stream 1\) waits for"):
+    with pytest.raises(PlanError, match=r"a wait is missing: buffer 1 \(stream 1\) waits for"):
         validate(*arguments, stream=stream, streams="ordered")
     with pytest.raises(PlanError, match="overlap"):
         validate(*arguments, stream=stream)

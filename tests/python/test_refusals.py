@@ -50,8 +50,8 @@ SNAPSHOTS: dict[str, tuple[bytes, str]] = {
     "cut protocol 0": (dump(SNAPSHOT, 0)[:3000], "the pickle is cut off"),
     "a global": (pickle.dumps(os.path.join, 0), "asks for the global posixpath.join"),
     "a deep list": (b"\x80\x04" + b"]" * 300_000 + b"a" * 299_999 + b".", "holds a list of 1"),
-    "nested keys": (b"\x80\x04}N" + b"\x85" * 3_000_000 + b"Ns.", "a tuple of more parts than any"),
-    "endless keys": (b"\x80\x04}N" + b"2\x86" * 60 + b"Ns.", "a tuple of more parts than any"),
+    "nested keys": (b"\x80\x04}N" + b"\x85" * 3_000_000 + b"Ns.", "a tuple with more elements"),
+    "endless keys": (b"\x80\x04}N" + b"2\x86" * 60 + b"Ns.", "a tuple with more elements"),
     "a long number": (
         dump(SNAPSHOT | {"device_traces": [[{"action": "alloc", "addr": 1, "size": 1 << 99999}]]}),
         "a number of 100,000 bits is not between 0",

@@ -179,7 +179,7 @@ def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
         (("requests", "size", 3), 1.5, "requests.size, row 3: expected an integer"),
         (("requests", "size", 3), float("nan"), "requests.size, row 3"),
         (("requests", "size", 3), 10**30, "requests.size, row 3"),
-        (("requests", "size"), [], "requests.lower, row 0: a row more than the 0 of 'size'"),
+        (("requests", "size"), [], "requests.lower, row 0: more rows than the 0 of 'size'"),
         (("requests", "phase_begin", 0), 99, "requests, row 0: phase_begin is 99"),
         (("phases", "kind", 0), "x", "phases.kind, row 0: no phase is called 'x'"),
         (("phases",), [], "phases: expected an object of columns"),

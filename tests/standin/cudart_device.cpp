@@ -11,8 +11,8 @@ namespace {
 
 constexpr int kCudaVersion = STANDIN_CUDA_MAJOR * 1000;
 
-// Where cudaDeviceProp has what anybody asks for. The struct differs between CUDA 12 and 13, and is
-// theirs: only these fields are filled in, the rest is zero.
+// The fields of cudaDeviceProp that callers read. The struct differs between CUDA 12 and 13. Only
+// these fields are filled in; the rest is zero.
 struct Layout {
   std::size_t size;
   std::size_t processors;
@@ -27,7 +27,7 @@ constexpr Layout kLayout12{1032, 388, 624, kNotFilled, kNotFilled, kNotFilled};
 constexpr Layout kLayout13{1008, 384, 604, 632, 624, 672};
 constexpr Layout kLayout = STANDIN_CUDA_MAJOR == 12 ? kLayout12 : kLayout13;
 
-// The same in both.
+// These are the same in both.
 constexpr std::size_t kUuid = 256, kTotalMemory = 288, kSharedPerBlock = 296,
                       kRegistersPerBlock = 304, kWarp = 308, kThreadsPerBlock = 320,
                       kThreadsDim = 324, kGridSize = 336, kMajor = 360, kMinor = 364;

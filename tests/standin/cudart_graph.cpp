@@ -1,5 +1,5 @@
-// Capture of streams into graphs, and their replay. Of what is captured only the uses that
-// standin_use() names are kept; a launch repeats them as one item of work.
+// Capture of streams into graphs, and their replay. A graph keeps only the uses that standin_use()
+// names; a launch repeats them as one item of work.
 #include "world.h"
 
 using standin::Call;
@@ -84,7 +84,7 @@ int cudaStreamEndCapture(void* stream, void** graph) {
   });
 }
 
-// Asked at every allocation, so without the lock while nothing is captured.
+// Called at every allocation, so it takes no lock while nothing is captured.
 int cudaStreamIsCapturing(void* stream, int* status) {
   static Call call("cudaStreamIsCapturing");
   if (World::get().captures_underway.load(std::memory_order_acquire) == 0 && call.is_plain()) {

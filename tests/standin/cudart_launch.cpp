@@ -1,4 +1,5 @@
-// Kernels: known, launched, and of no effect but for a place in their stream's order.
+// Kernels: they are registered and launched, and their only effect is an item of work in their
+// stream.
 #include <cstring>
 #include <string>
 
@@ -37,7 +38,7 @@ int launch(void* stream, std::string_view name, Call& call) {
   });
 }
 
-// Functions without any effect here; under one name, for standin_calls and standin_fail.
+// Functions without effect here. They share one name for standin_calls and standin_fail.
 int nothing(const char* name) {
   Call call(name);
   return call([](World&) { return int{standin::kSuccess}; });
@@ -86,7 +87,7 @@ int __cudaPopCallConfiguration(Dim3* grid, Dim3* block, std::size_t* shared, voi
   return standin::kSuccess;
 }
 
-// Registration, as libraries that hold kernels do it when they are loaded.
+// Registration, as libraries with kernels do it when they are loaded.
 void** __cudaRegisterFatBinary(void*) {
   static void* binary = nullptr;
   return &binary;
@@ -165,7 +166,7 @@ int cudaGraphRetainUserObject(void*, void*, unsigned, unsigned) {
   return nothing("cudaGraphRetainUserObject");
 }
 
-// Graphs made node by node are beyond the stand-in.
+// The stand-in does not support graphs made node by node.
 int cudaGraphAddNode(void**, void*, const void*, const void*, std::size_t, void*) {
   return standin::kNotSupported;
 }

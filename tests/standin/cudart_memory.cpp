@@ -1,4 +1,4 @@
-// Memory as the runtime's interface has it: plain, stream-ordered, host, and moved about.
+// The runtime's memory functions: plain, stream-ordered, host memory, and copies.
 #include <cstdlib>
 #include <cstring>
 
@@ -30,7 +30,7 @@ void release(World& w, Address begin) {
   w.memory.free(begin);
 }
 
-// Work of the runtime itself on a stream: what a kernel would be.
+// Work of the runtime itself on a stream, like a kernel.
 int work_on(World& w, void* handle, std::string_view call) {
   Stream* stream = w.stream(handle, call);
   if (!stream) return standin::kInvalidHandle;
@@ -51,7 +51,7 @@ bool on_device(World& w, const void* p) {
   return w.memory.piece_around(reinterpret_cast<Address>(p)).has_value();
 }
 
-// What comes from the device is zeros.
+// Copies from the device give zeros.
 void move(World& w, void* to, const void* from, std::size_t size) {
   if (on_device(w, to) || size == 0) return;
   if (on_device(w, from)) {
@@ -102,7 +102,7 @@ int cudaMallocAsync(void** p, std::size_t size, void* stream) {
   });
 }
 
-// The memory goes when the stream gets there.
+// The memory is freed when the stream reaches this item.
 int cudaFreeAsync(void* p, void* stream) {
   static Call call("cudaFreeAsync");
   return call([&](World& w) {
@@ -267,7 +267,7 @@ int cudaMemsetAsync(void*, int, std::size_t, void* stream) {
   return call([&](World& w) { return work_on(w, stream, call.name()); });
 }
 
-// One process alone: a handle is the address.
+// Handles work within one process only: a handle is the address.
 struct cudaIpcMemHandle {
   char reserved[64];
 };
@@ -295,7 +295,7 @@ int cudaIpcCloseMemHandle(void*) {
   return call([](World&) { return int{standin::kSuccess}; });
 }
 
-// Memory pools exist, and have nothing to set.
+// Memory pools exist and have no settings.
 int cudaDeviceGetDefaultMemPool(void** pool, int device) {
   static Call call("cudaDeviceGetDefaultMemPool");
   return call([&](World&) {

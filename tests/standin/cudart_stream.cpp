@@ -1,4 +1,4 @@
-// Streams, events and what waits for them.
+// Streams, events and waits.
 #include <cstring>
 
 #include "world.h"
@@ -269,7 +269,7 @@ int cudaIpcOpenEventHandle(void**, cudaIpcEventHandle) {
   return call([](World&) { return int{standin::kNotSupported}; });
 }
 
-// Host functions run at once: nothing that the tests run relies on when.
+// Host functions run at once: no test depends on the time.
 int cudaLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
   static Call call("cudaLaunchHostFunc");
   const int error = call([&](World& w) {

@@ -1,4 +1,4 @@
-// The driver's virtual memory calls, and how the runtime hands them out by name.
+// The driver's virtual memory calls, and the runtime function that finds them by name.
 #include <cstring>
 #include <string_view>
 #include <vector>
@@ -82,7 +82,7 @@ int mem_map(Address p, std::size_t size, std::size_t offset, std::uint64_t handl
   });
 }
 
-// Does not wait for work, and so must not be called while there may be some.
+// Does not wait for work, so no work may be pending.
 int mem_unmap(Address p, std::size_t size) {
   static Call call("cuMemUnmap");
   return call([&](World& w) {
@@ -247,7 +247,7 @@ int get_error_name(int error, const char** text) {
   return standin::kSuccess;
 }
 
-// All others: of any arguments, which it leaves alone.
+// All other functions. They take any arguments and ignore them.
 int not_supported() { return standin::kNotSupported; }
 
 struct Entry {

@@ -12,7 +12,7 @@ struct Entry {
   const char* text;
 };
 
-// As the real library says them.
+// The real library's texts.
 constexpr Entry kEntries[] = {
     {kSuccess, "cudaSuccess", "no error"},
     {kInvalidValue, "cudaErrorInvalidValue", "invalid argument"},

@@ -1,4 +1,4 @@
-// CUDA's error codes, those that are needed; the driver's are the same numbers where both have one.
+// The CUDA error codes that are needed. The driver's codes are the same numbers if both have one.
 #pragma once
 
 namespace standin {

@@ -1,4 +1,4 @@
-// HIP's names for what stalloc calls: its runtime is CUDA's with another prefix.
+// HIP's names for the functions that stalloc calls: its runtime is CUDA's with another prefix.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,4 +1,4 @@
-// Who used which addresses last, and on which streams: finds reuse that nothing orders.
+// Records the last users of addresses and their streams, and finds reuse that nothing orders.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ struct Use {
 
 class History {
  public:
-  // Notes the use at `p`, whose past is `past`. Returns an earlier use by another owner that is not
-  // in that past, if there is one.
+  // Records a use at `p`, which comes after all of `past`. Returns an earlier use by another owner
+  // that is not in `past`, if there is one.
   std::optional<Use> add(const Use& use, const Point& p, const Clock& past);
 
-  // A use of [begin, end) that is not in `past`, if there is one.
+  // Returns a use of [begin, end) that is not in `past`, if there is one.
   std::optional<Use> unordered(Address begin, Address end, const Clock& past) const;
 
-  // Nothing has been used there any more: the memory behind it is new.
+  // Forgets all uses there: the memory is new.
   void forget(Address begin, Address end);
 
  private:

@@ -16,7 +16,7 @@ std::uint64_t round_up(std::uint64_t size, std::uint64_t unit) {
   return (size + unit - 1) / unit * unit;
 }
 
-// The lowest gap of `size` bytes from `base` on in `taken`, which maps begins to sizes.
+// The lowest hole of `size` bytes above `base` in `taken`, which maps begins to sizes.
 template <typename Map, typename Size>
 Address first_gap(const Map& taken, Address base, std::uint64_t size, std::uint64_t alignment,
                   Size size_of) {

@@ -1,7 +1,8 @@
-// Device memory without any memory: which addresses are taken, and how much of each device.
+// The books of device memory: the taken addresses, and the bytes of each device. There is no memory
+// behind them.
 //
-// Addresses lie where no program on x86-64 or arm64 can map anything, so that touching one faults
-// at once. First fit, so that freed addresses come back soon: reuse is what is to be tested.
+// Addresses lie where no program on x86-64 or arm64 can map anything, so any access faults at once.
+// Placement is first fit, so that freed addresses are reused soon: tests need reuse.
 //
 // Functions return CUDA's error codes. Not thread-safe: World locks.
 #pragma once
@@ -35,7 +36,7 @@ class Memory {
     int device = 0;
   };
   std::optional<Allocation> allocation_at(Address begin) const;
-  // `begin` is one of an allocation.
+  // `begin` is the begin of an allocation.
   void free(Address begin);
 
   // Virtual memory: reserved addresses, memory by handle, and mappings of one to the other.
@@ -45,13 +46,13 @@ class Memory {
   int release(std::uint64_t handle, std::string* complaint);
   int map(Address begin, std::uint64_t size, std::uint64_t handle);
   int unmap(Address begin, std::uint64_t size, std::string* complaint);
-  // `devices`: a bit each.
+  // `devices` has a bit for each device.
   int set_access(Address begin, std::uint64_t size, std::uint64_t devices);
   std::uint64_t accesses(Address begin) const;
   int retain_at(Address address, std::uint64_t* handle);
   int device_of(std::uint64_t handle) const;
 
-  // Whether all of [begin, end) may be used; the device it lies on.
+  // True if all of [begin, end) may be used; the device that it lies on.
   bool usable(Address begin, Address end) const;
   struct Piece {
     Address begin = 0;

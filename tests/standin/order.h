@@ -1,4 +1,4 @@
-// What happens before what: vector clocks over streams.
+// The happens-before order of work: vector clocks over streams.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +8,13 @@
 
 namespace standin {
 
-// An item of a stream's work: the stream's serial number and the item's, from 1.
+// An item of a stream's work: the serial numbers of the stream and of the item, from 1.
 struct Point {
   std::size_t stream = 0;
   std::uint64_t item = 0;
 };
 
-// For each stream the last item that is known to come before.
+// For each stream, the last item that is known to come before.
 class Clock {
  public:
   bool after(const Point& p) const {

@@ -5,7 +5,7 @@
 namespace standin {
 namespace {
 
-// Handles are no addresses of anything: whoever follows one faults.
+// Handles are no addresses, so dereferencing one faults.
 constexpr HandleValue kStreamBase = HandleValue{3} << 60;
 constexpr HandleValue kEventBase = HandleValue{5} << 60;
 constexpr HandleValue kStep = 64;
@@ -126,7 +126,7 @@ void Streams::complete_front(Stream& stream) {
   if (when_complete) when_complete();
 }
 
-// Completes what streams that are not manual can.
+// Completes all work that streams that are not manual can complete.
 void Streams::settle() {
   for (bool progress = true; progress;) {
     progress = false;
@@ -152,7 +152,7 @@ std::int64_t Streams::advance(Stream& stream, std::int64_t items) {
 void Streams::finish(const Point& p) {
   Stream& stream = *streams_[p.stream];
   while (stream.completed < p.item) {
-    // A copy: finishing others may complete, and so remove, this one.
+    // This is a copy: completing others may complete, and so remove, this item.
     const std::vector<Point> waits_for = stream.pending.front().waits_for;
     const std::uint64_t item = stream.completed + 1;
     for (const Point& q : waits_for) finish(q);

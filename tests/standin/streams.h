@@ -1,8 +1,8 @@
-// Streams of work, events, and the order they make.
+// Streams of work, events, and the order that they define.
 //
-// An item of work is complete when it has been told to be (or at once, on a stream that is not
-// manual) and what it waits for is complete. Each stream keeps the clock of what happens before its
-// next item; so does the host, which learns when it finds an event complete or waits.
+// An item of work completes when it is told to (at once on a stream that is not manual) and the
+// work that it waits for is complete. Each stream has the clock of all work before its next item.
+// So has the host, whose clock advances when it finds an event complete or waits.
 //
 // Not thread-safe: World locks.
 #pragma once
@@ -64,37 +64,37 @@ class Streams {
 
   HandleValue create(int device, bool blocking, int priority);
   bool destroy(HandleValue handle);
-  // Null when there is no such stream any more; null is `device`'s default stream.
+  // Returns null if the stream no longer exists. A null argument is `device`'s default stream.
   Stream* find(HandleValue handle, int device);
-  // A destroyed stream too, until another one gets its handle.
+  // Also finds a destroyed stream, until another one gets its handle.
   Stream* find_even_destroyed(HandleValue handle, int device);
   Stream& at(std::size_t serial) { return *streams_[serial]; }
   std::size_t live() const { return handles_.size() - destroyed_; }
 
-  // Appends an item, and returns where.
+  // Appends an item and returns its position.
   Point submit(Stream& stream, Stream::Item item = {});
   void wait(Stream& stream, const Event& event);
   void record(Stream& stream, Event& event);
 
   bool complete(const Point& p) const { return streams_[p.stream]->completed >= p.item; }
   std::int64_t advance(Stream& stream, std::int64_t items);
-  // Completes the item and all that it waits for.
+  // Completes the item and all work that it waits for.
   void finish(const Point& p);
   void drain(Stream& stream) { finish({stream.serial, stream.submitted()}); }
   void drain_device(int device);
   void drain_all();
 
-  // The host has seen that all this is complete.
+  // Records that the host has seen all this work complete.
   void host_saw(const Clock& clock) { host_.merge(clock); }
   void host_saw(const Stream& stream) { host_.merge(stream.clock); }
   const Clock& host() const { return host_; }
-  // Whether the stream, or the device, has work that is not complete.
+  // True if the stream, or the device, has incomplete work.
   bool busy(int device) const;
 
   HandleValue create_event(int device, bool timed);
   bool destroy_event(HandleValue handle) { return events_.erase(handle) > 0; }
   Event* find_event(HandleValue handle);
-  // Events recorded into the capture stand for nothing any more.
+  // Events recorded into the capture become meaningless.
   void end_capture(const Capture* capture);
   std::size_t live_events() const { return events_.size(); }
 

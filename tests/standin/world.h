@@ -1,8 +1,8 @@
-// The pretended machine: its devices' memory, streams and captures, what is to fail, and what has
-// gone wrong. One object, one mutex, never destroyed: calls come in until the process has ended.
+// The pretended machine: its devices' memory, streams and captures, the calls that are to fail, and
+// the errors so far. There is one object with one mutex. It is never destroyed, because calls come
+// until the process has ended.
 //
-// After a fork every call in the child fails as CUDA's do there, and so do calls once the process
-// is on its way out.
+// After a fork, every call in the child fails, as CUDA's do. So do calls while the process exits.
 #pragma once
 
 #include <atomic>
@@ -78,17 +78,18 @@ class World {
   int misuse(const std::string& what, int error);
   int check_use(const Use& use, const Point& p, const Clock& past);
 
-  // The stream, or null and a complaint.
+  // Returns the stream, or reports misuse and returns null.
   Stream* stream(void* handle, std::string_view call);
-  // An error when a capture under way forbids the calling thread such calls.
+  // Returns an error if a capture forbids the calling thread such calls.
   int forbid_in_capture(std::string_view call);
-  // The same of a call that waits for, or asks about, what is captured itself: no mode allows that.
+  // The same for a call that waits for, or queries, captured work itself: no mode allows that.
   int forbid_captured(Capture* capture, std::string_view call);
   int forbid_on_capturing_device(int device, std::string_view call);
   // Adds work to the graph that the stream is captured into.
   int capture_use(Stream& stream, const Use* use);
 
-  // Complains when the host cannot know that work on this memory, about to go, is complete.
+  // Reports a hazard if the host cannot know that work on this memory is complete before it is
+  // freed.
   void check_idle(Address begin, Address end, std::string_view call);
 
  private:
@@ -106,11 +107,11 @@ extern thread_local CaptureMode capture_mode;
 
 inline std::uint64_t bit(int device) { return std::uint64_t{1} << device; }
 
-// Whether a function of that name works on the calling thread's device, which makes a context there
-// where there is none. The driver's never do.
+// True if a function of that name works on the calling thread's device, which makes a context there
+// if there is none. The driver's functions never do.
 bool makes_context(std::string_view name);
 
-// Why no call can work in this process any more: a fork, its end; else kSuccess.
+// The error of all calls after a fork or at the end of the process; otherwise kSuccess.
 int process_error();
 
 // One exported function. Made once, as a static variable of it.
@@ -119,8 +120,8 @@ class Call {
   explicit Call(const char* name)
       : name_(name), makes_context_(makes_context(name)), state_(World::get().call(name)) {}
 
-  // Runs `body` under the lock, unless the call is to fail, and notes the error: of the runtime's
-  // calls, as the driver's leave cudaGetLastError() alone.
+  // Runs `body` under the lock, unless the call is to fail. Records the error of a runtime call for
+  // cudaGetLastError(), which ignores the driver's.
   template <typename Body>
   int operator()(Body body) {
     int error = process_error();
@@ -137,7 +138,8 @@ class Call {
 
   std::string_view name() const { return name_; }
 
-  // For calls that answer without the lock: counts this one, and says whether it must take it.
+  // For calls that can work without the lock: counts the call, and returns true if it needs the
+  // lock.
   bool is_plain() {
     if (process_error() != kSuccess || World::get().lost_error != 0 || state_.fails_in != 0) {
       return false;

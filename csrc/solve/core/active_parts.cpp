@@ -13,10 +13,10 @@ ActiveParts active_parts(const Problem& problem) {
     parts.first.push_back(parts.owner.size());
     Buffer part = problem.buffers[i];
     const auto add = [&](Tick lower, Tick upper) {
-      // What begins after the end of the turn begins in the next one.
-      const Tick turn = problem.period > 0 && lower >= problem.period ? problem.period : 0;
-      part.lower = lower - turn;
-      part.upper = upper - turn;
+      // A part that begins after the end of the period begins in the next one.
+      const Tick shift = problem.period > 0 && lower >= problem.period ? problem.period : 0;
+      part.lower = lower - shift;
+      part.upper = upper - shift;
       parts.problem.buffers.push_back(part);
       parts.owner.push_back(index);
     };

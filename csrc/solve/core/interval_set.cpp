@@ -12,7 +12,7 @@ Interval* IntervalArena::take(std::uint32_t capacity) {
     blocks.pop_back();
     return block;
   }
-  if (capacity > kChunk / 4) {  // a chunk of its own, put behind the one in use
+  if (capacity > kChunk / 4) {  // a chunk of its own, inserted before the one in use
     chunks_.push_back(std::make_unique_for_overwrite<Interval[]>(capacity));
     Interval* block = chunks_.back().get();
     if (chunks_.size() > 1) std::swap(chunks_.back(), chunks_[chunks_.size() - 2]);
@@ -41,7 +41,7 @@ void IntervalSet::grow(IntervalArena& arena) {
 
 bool IntervalSet::insert(const Interval& interval, IntervalArena& arena) {
   Interval* const all = data();
-  // [first, last): what the new interval meets or touches.
+  // [first, last): the intervals that the new one overlaps or touches.
   Interval* const first = std::partition_point(
       all, all + size_, [&](const Interval& i) { return i.end < interval.begin; });
   if (first != all + size_ && first->begin <= interval.begin && first->end >= interval.end) {

@@ -1,7 +1,8 @@
 // A set of addresses as sorted, disjoint, merged intervals.
 //
-// Most sets of a placement hold none or one: that one is kept in place; longer ones live in blocks
-// of an arena whose sizes are powers of two, and go back to it when they grow.
+// Most sets of a placement hold no interval or one. A single interval lies in the object itself.
+// Longer sets lie in blocks of an arena. The block sizes are powers of two, and a set that outgrows
+// its block returns it to the arena.
 #pragma once
 
 #include <array>
@@ -18,7 +19,7 @@ struct Interval {
   Offset end = 0;
 };
 
-// Hands out blocks of 2^k intervals. Frees everything at once when it goes.
+// Hands out blocks of 2^k intervals. Its destructor frees all of them.
 class IntervalArena {
  public:
   Interval* take(std::uint32_t capacity);  // a power of two
@@ -29,7 +30,7 @@ class IntervalArena {
 
   std::vector<std::unique_ptr<Interval[]>> chunks_;
   std::size_t left_ = 0;
-  std::array<std::vector<Interval*>, 32> free_;  // by the logarithm of their capacity
+  std::array<std::vector<Interval*>, 32> free_;  // by the binary logarithm of the capacity
 };
 
 class IntervalSet {
@@ -38,8 +39,8 @@ class IntervalSet {
   const Interval* end() const { return begin() + size_; }
   bool empty() const { return size_ == 0; }
 
-  // Adds [interval.begin, interval.end), merging with what it meets or touches. Returns false when
-  // all of it was there already. O(log size) to find, O(size) to move.
+  // Adds [interval.begin, interval.end) and merges it with the intervals it overlaps or touches.
+  // Returns false if all of it was there already. O(log size) to find, O(size) to move.
   bool insert(const Interval& interval, IntervalArena& arena);
 
  private:

@@ -20,7 +20,7 @@ struct Key {
   }
 };
 
-// For each moment its place among all moments by load, highest first.
+// For each moment its rank by load, highest first.
 std::vector<Moment> rank_moments(const std::vector<Bytes>& load) {
   std::vector<Moment> by_load(load.size());
   std::iota(by_load.begin(), by_load.end(), 0);
@@ -31,7 +31,7 @@ std::vector<Moment> rank_moments(const std::vector<Bytes>& load) {
   return rank;
 }
 
-// The smallest of any stretch of values in O(log n), from a bottom-up segment tree.
+// Finds the smallest value of a range in O(log n), with a bottom-up segment tree.
 class RangeMinimum {
  public:
   explicit RangeMinimum(const std::vector<Moment>& values)
@@ -82,7 +82,7 @@ std::vector<double> distances(const Problem& problem, const Timeline& timeline) 
   const auto distance = [&](Moment begin, Moment end) {
     if (peak >= begin && peak < end) return 0;
     Moment d = peak < begin ? begin - peak : peak - end + 1;
-    if (problem.period > 0) {  // the other way round the circle
+    if (problem.period > 0) {  // in the other direction on the circle
       d = std::min(d, peak < begin ? peak + all - end + 1 : begin + all - peak);
     }
     return d;

@@ -1,4 +1,4 @@
-// The orders in which a greedy planner can place buffers. None is safe alone.
+// The orders in which a greedy planner can place buffers. No single order is good on all problems.
 #pragma once
 
 #include <cstdint>
@@ -16,34 +16,34 @@ enum class Order : std::uint8_t {
   kSize,      // largest first
   kLifetime,  // longest first
   kArea,      // size x lifetime, largest first
-  kStart,     // as they are allocated
-  // Moments ranked by load, highest first; a buffer comes with its best-ranked moment. The moments
-  // that decide the height are packed while there is most freedom. Ties:
+  kStart,     // in order of allocation
+  // By peak rank: moments are ranked by load, highest first, and a buffer comes with its
+  // best-ranked moment. So the moments that decide the height are packed first. Ties:
   kPeakRankEnd,    // latest end first
   kPeakRankStart,  // earliest start first
   kPeakRankSize,   // largest first
-  // What is a two-thousandth of the peak or more by peak rank, and what is smaller afterwards:
-  // small buffers among large ones leave holes that are just too small for the next of these.
+  // Buffers of a two-thousandth of the peak or more by peak rank, smaller ones afterwards. Small
+  // buffers among large ones leave holes that are just too small for the next large one.
   kLargePeakRankEnd,  // latest end first
-  // By distance from the highest moment, nearest first: each buffer meets only one side that is
-  // already there, the one towards the peak.
+  // By distance from the highest moment, nearest first. Each buffer then has placed neighbours only
+  // on one side, towards the peak.
   kCentreOutEnd,
   kCentreOutSize,
-  // What a phase carries into another one first, and what lives within a phase afterwards: what a
-  // pass saves is packed as if there were no temporaries, and these find their place around it.
-  kCarriedStart,         // then as they are allocated
+  // Buffers that live on into another phase first, those of a single phase afterwards. The saved
+  // activations are packed as if there were no temporaries, which then go around them.
+  kCarriedStart,         // then in order of allocation
   kCarriedCentreOutEnd,  // then centre out, latest end first
 };
 
 inline constexpr int kOrders = 12;
 
-// Whether it is live in the phase it was allocated in and in another.
+// True if the buffer is live in the phase of its allocation and in another one.
 inline bool is_carried(const Buffer& buffer) { return buffer.phase_begin != buffer.phase_end; }
 
 std::string_view to_string(Order order);  // "size", ..., "peak-rank-end", ...
 
-// Every buffer that has a size and a lifetime, in that order; ties end at the index, so that the
-// result is one and only. O(n log n).
+// Every buffer that has a size and a lifetime, in that order. The index breaks the last ties, so
+// the result is unique. O(n log n).
 std::vector<BufferIndex> ordered(const Problem& problem, const Timeline& timeline, Order order);
 
 }  // namespace stalloc::solve

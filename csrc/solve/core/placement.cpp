@@ -39,17 +39,18 @@ void Placement::collect(const Span& span, std::vector<Cursor>& cursors) const {
   if (span.wrap > 0) collect(0, 0, moments_, 0, span.wrap, cursors);
 }
 
-// Goes round the cursors, leaping over what is in the way, until a whole round met nothing. Leaves
-// each cursor at the first interval that ends above the result, and drops those that are through.
+// Visits the cursors in rotation and leaps over intervals in the way, until no cursor has one.
+// Leaves each cursor at the first interval that ends above the result, and drops cursors at their
+// end.
 Offset Placement::lowest(std::vector<Cursor>& cursors, Bytes size, Offset from) {
   Offset offset = from;
-  std::size_t clean = 0;  // cursors in a row that `offset` suits
+  std::size_t clean = 0;  // consecutive cursors that have nothing in the way
   std::size_t i = 0;
   while (clean < cursors.size()) {
     if (i >= cursors.size()) i = 0;
     Cursor& cursor = cursors[i];
     const Interval* next = cursor.next;
-    // Near things first: most leaps are short.
+    // A linear search first: most leaps are short.
     std::ptrdiff_t step = 1;
     while (next != cursor.end && next->end <= offset) {
       if (cursor.end - next > step && next[step].end <= offset) {
@@ -70,7 +71,7 @@ Offset Placement::lowest(std::vector<Cursor>& cursors, Bytes size, Offset from) 
     if (next == cursor.end) {
       cursor = cursors.back();
       cursors.pop_back();
-      // Of the clean ones only those before `i` are sure not to be met again.
+      // Only the clean cursors before `i` will not be visited again.
       clean = moved ? 0 : std::min(clean, i);
       continue;
     }
@@ -119,7 +120,7 @@ void Placement::place(std::size_t node, Moment node_begin, Moment node_end, Mome
     Node& here = nodes_[node];
     here.touch.insert(interval, arena_);
     if (begin <= node_begin && node_end <= end) {
-      // A leaf is nobody's ancestor.
+      // A leaf has no descendants, so its `cover` is never read.
       if (node_end - node_begin > 1) here.cover.insert(interval, arena_);
       return;
     }

@@ -1,18 +1,18 @@
-// Where a rectangle still fits: the engine under every greedy planner.
+// Finds where a rectangle still fits. Every greedy planner is built on it.
 //
-// A segment tree over moments. Each node holds two sets of merged address intervals: what covers
-// all of the node's moments (`cover`), and what touches any of them (`touch`).
+// It is a segment tree over moments. Each node holds two sets of merged address intervals: those
+// taken at all of the node's moments (`cover`), and those taken at any of them (`touch`).
 //
 //   root          [0 .............. 8)          A rectangle over the moments [2, 7) is entered as
 //             [0 .. 4)       [4 ... 8)          cover of the nodes [2,4) [4,6) [6,7), and as touch
 //          [0,2) [2,4)    [4,6)  [6,8)          of these and all their ancestors.
 //
-// What is taken somewhere in a span is then the union of `touch` of the O(log T) nodes that make it
-// up and of `cover` of their ancestors: no interference graph, any order of placement, and, because
-// neighbours merge, sets that stay short as long as the layout has few holes. Sets are walked side
-// by side, leaping to the end of whatever is in the way.
+// O(log T) nodes make up a span. The addresses taken somewhere in the span are the union of `touch`
+// of these nodes and `cover` of their ancestors. This needs no interference graph and allows any
+// order of placement. Neighbouring intervals merge, so sets stay short as long as the layout has
+// few holes. A search walks all sets at once and leaps to the end of each interval in the way.
 //
-// Not thread-safe: each planner that runs has one of its own.
+// Not thread-safe: each running planner has a placement of its own.
 #pragma once
 
 #include <cstdint>
@@ -28,17 +28,17 @@ class Placement {
  public:
   explicit Placement(Moment moments);
 
-  // The lowest offset, not below `from`, at which `size` > 0 bytes are free all through `span`.
+  // The lowest offset, not below `from`, at which `size` > 0 bytes are free throughout `span`.
   Offset first_fit(const Span& span, Bytes size, Offset from = 0) const;
 
-  // The same, all through every one of `spans`.
+  // The same, throughout all `spans`.
   Offset first_fit(std::span<const Span> spans, Bytes size) const;
 
-  // The offset of the smallest hole below `top` that holds `size` > 0 bytes all through `span`, the
-  // lowest of several; where there is none, the same as first_fit().
+  // The offset of the smallest hole below `top` that holds `size` > 0 bytes throughout `span`, the
+  // lowest of several. If there is none, the same as first_fit().
   Offset best_fit(const Span& span, Bytes size, Offset top) const;
 
-  // Marks [offset, offset + size) as taken all through `span`, whether it was free or not.
+  // Marks [offset, offset + size) as taken throughout `span`, even if it was taken before.
   void place(const Span& span, Offset offset, Bytes size);
 
  private:
@@ -47,13 +47,13 @@ class Placement {
     IntervalSet touch;
   };
 
-  // A walk along one set: what of it is still ahead.
+  // A walk along one set: the rest of it.
   struct Cursor {
     const Interval* next;
     const Interval* end;
   };
 
-  // Adds to `cursors` what is in the way during `span`.
+  // Adds to `cursors` the sets that are in the way during `span`.
   void collect(const Span& span, std::vector<Cursor>& cursors) const;
   void collect(std::size_t node, Moment node_begin, Moment node_end, Moment begin, Moment end,
                std::vector<Cursor>& cursors) const;

@@ -1,8 +1,8 @@
-// What a planner is: a pure function from a problem to a layout, under a budget.
+// The planner interface: a pure function from a problem to a layout, under a budget.
 //
-// One planner a file; `planners()` lists them by name. Planners see the buffers of one stream
-// only, linear or circular; portfolio.h splits a problem by stream, runs several, keeps the best
-// and proves it where it can.
+// Each planner has a file of its own; `planners()` lists them by name. A planner sees the buffers
+// of one stream only. Time is linear or circular. portfolio.h splits a problem by stream, runs
+// several planners, keeps the best layout and proves it optimal if it can.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@
 
 namespace stalloc::solve {
 
-// When to stop and whom to tell. Thread-safe.
+// When to stop, and where to report progress. Thread-safe.
 struct Budget {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
-  Bytes target = 0;  // a layout this low is good enough: stop there
+  Bytes target = 0;  // a layout this low is good enough: the search stops
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(double fraction)> progress = {};  // may be empty; called from any thread
 
@@ -31,7 +31,7 @@ struct Budget {
 // The result of a search.
 struct Minimum {
   Layout layout;
-  Bytes bound = 0;  // proven: no layout is lower. 0: the search proves nothing
+  Bytes bound = 0;  // proven: no layout is lower. 0: nothing is proven
 };
 
 class Planner {
@@ -39,15 +39,15 @@ class Planner {
   virtual ~Planner() = default;
   virtual std::string_view name() const = 0;
 
-  // A valid layout; `problem` has passed check(). Deterministic unless the budget expires first.
-  // Throws PlanError when fixed offsets or the capacity leave no layout it can find.
+  // Returns a valid layout. `problem` has passed check(). Deterministic unless the budget expires
+  // first. Throws PlanError if it finds no layout with the fixed offsets and within the capacity.
   virtual Layout plan(const Problem& problem, const Budget& budget) const = 0;
 };
 
 // Every planner, cheapest first. The references live as long as the program.
 const std::vector<const Planner*>& planners();
 
-// Throws PlanError that lists the known names.
+// The planner of that name. If there is none, throws a PlanError that lists the known names.
 const Planner& planner(std::string_view name);
 
 }  // namespace stalloc::solve

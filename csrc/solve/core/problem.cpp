@@ -77,8 +77,8 @@ void Problem::check() const {
   if (period < 0) throw PlanError("the period must not be negative: " + std::to_string(period));
   if (capacity < 0)
     throw PlanError("the capacity must not be negative: " + std::to_string(capacity));
-  // Whatever a planner does, it ends no higher than the highest fixed end plus all that is placed
-  // on top of it: when that fits, no sum of a planner's can overflow.
+  // No planner ends higher than the highest fixed end plus the sizes of all other buffers. If that
+  // fits in Bytes, no planner's sum can overflow.
   Bytes sum = 0;
   Offset highest_fixed = 0;
   for (std::size_t i = 0; i < buffers.size(); ++i) {

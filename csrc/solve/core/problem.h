@@ -2,15 +2,15 @@
 //
 //   offset ^
 //          |        +-----------+
-//          |        |     1     |  size       A buffer is a rectangle whose place in time is given
-//          |  +-----+--+--------+             and whose place in the pool is sought, so that no two
-//          |  |   0    |   +-----+            overlap and the top of the highest is lowest.
+//          |        |     1     |  size       A buffer is a rectangle. Its lifetime is given, its
+//          |  +-----+--+--------+             offset is sought. No two rectangles may overlap, and
+//          |  |   0    |   +-----+            the highest top is to be as low as possible.
 //          |  |        |   |  2  |
 //          +--+--------+---+-----+----> tick
 //         lower      upper
 //
-// Time may be circular: with a period P > 0, a buffer with upper > P goes on at the start of the
-// next turn and lives in [lower, P) and [0, upper - P).
+// Time may be circular: with a period P > 0, a buffer with upper > P lives on at the start of the
+// next period, in [lower, P) and [0, upper - P).
 #pragma once
 
 #include <compare>
@@ -26,22 +26,22 @@ struct Buffer {
   Tick lower = 0;
   Tick upper = 0;  // half-open; an empty lifetime (upper <= lower) conflicts with nothing
   StreamId stream = 0;
-  Offset fixed = kUnplaced;        // where it must lie, if anywhere
-  PhaseIndex phase_begin = kNone;  // p_s and p_e, for the paper's planner; kNone when unknown
+  Offset fixed = kUnplaced;        // the required offset, if any
+  PhaseIndex phase_begin = kNone;  // p_s and p_e, for the paper's planner; kNone if unknown
   PhaseIndex phase_end = kNone;
 };
 
-// A stretch of a buffer's lifetime in which its place is free for others.
+// An idle interval: a part of a buffer's lifetime in which others may use its addresses.
 struct Gap {
   std::int32_t buffer = kNone;  // index into Problem::buffers
   Tick lower = 0;               // lies within the buffer's lifetime
   Tick upper = 0;               // half-open, not empty
 };
 
-// Which addresses a buffer may use that others have used before it.
+// The addresses of freed buffers that a buffer may use.
 enum class Streams : std::uint8_t {
-  kSeparate,  // its own stream's only
-  kOrdered,   // any: whoever follows the layout orders the streams as waits.h says
+  kSeparate,  // those of its own stream only
+  kOrdered,   // any; the user of the layout then orders the streams as waits.h says
 };
 
 struct Problem {
@@ -50,7 +50,7 @@ struct Problem {
   Bytes alignment = kDefaultAlignment;
   Bytes capacity = 0;  // 0: none. Otherwise a plan must not be higher
   Streams streams = Streams::kSeparate;
-  std::vector<Gap> gaps = {};  // by buffer, then by lower; disjoint. Not where streams are ordered
+  std::vector<Gap> gaps = {};  // by buffer, then by lower; disjoint. Not with ordered streams
 
   // Throws PlanError, naming the first offending buffer, unless: sizes are not negative, and their
   // rounded sum above the highest fixed offset fits in Bytes; alignment is positive; lifetimes are
@@ -65,10 +65,12 @@ struct Layout {
   Bytes height = 0;  // max(offset + rounded size)
 };
 
-// An edge between streams that a layout asks for; see waits.h.
+// An edge between streams that a layout requires; see waits.h.
 struct Wait {
-  std::int32_t buffer = kNone;  // index into Problem::buffers: before this one is used,
-  std::int32_t after = kNone;   // what was asked of this one, of another stream, has to be done
+  // Indices into Problem::buffers. The use of `buffer` waits for the work on `after`, which is of
+  // another stream.
+  std::int32_t buffer = kNone;
+  std::int32_t after = kNone;
   auto operator<=>(const Wait&) const = default;
 };
 

@@ -7,8 +7,8 @@
 namespace stalloc::solve {
 namespace {
 
-// Numbers the ticks at which something happens, in order: by a table where the ticks are dense, by
-// search where they are not.
+// Numbers the ticks at which something happens, in order: by a table if the ticks are dense, by
+// search otherwise.
 class TickIndex {
  public:
   explicit TickIndex(const Problem& problem) {
@@ -51,7 +51,7 @@ Timeline::Timeline(const Problem& problem) : spans_(problem.buffers.size()) {
   enum : std::uint8_t { kAllocates = 1, kFrees = 2 };
   const TickIndex index(problem);
   std::vector<std::uint8_t> happens(index.size(), 0);
-  // The spans hold tick indices first, moments afterwards.
+  // The spans first hold tick indices, then moments.
   for (std::size_t i = 0; i < spans_.size(); ++i) {
     const Buffer& b = problem.buffers[i];
     if (b.upper <= b.lower) continue;
@@ -80,7 +80,7 @@ Timeline::Timeline(const Problem& problem) : spans_(problem.buffers.size()) {
   for (Span& span : spans_) {
     if (span.empty()) continue;
     span = {moment_of[span.begin], moment_of[span.end], span.wrap ? moment_of[span.wrap] : 0};
-    if (span.wrap >= span.begin) span = {0, span.end, 0};  // once round the circle
+    if (span.wrap >= span.begin) span = {0, span.end, 0};  // the whole circle
   }
 }
 

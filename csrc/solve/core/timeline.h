@@ -1,11 +1,11 @@
-// Time reduced to the moments that matter.
+// Reduces time to the moments at which conflicts are decided.
 //
-// Two buffers are live together exactly when they share a moment at which the set of live buffers
-// is maximal: at the last of a run of allocations, before the next free. Every buffer lives through
-// at least one such moment, so lifetimes can be told as spans of moments without losing or adding a
-// conflict. A training trace has about a third as many moments as it has buffers.
+// A moment is a tick at which the set of live buffers is maximal: the last of a run of allocations,
+// before the next free. Every buffer lives through at least one moment, and two buffers are live
+// together exactly if they share a moment. So spans of moments can replace lifetimes without losing
+// or adding a conflict. A training trace has about a third as many moments as buffers.
 //
-//   events   A A A F F A F A A F        moments are where an A is followed by an F
+//   events   A A A F F A F A A F        a moment is an A that is followed by an F
 //   moments      0     1     2
 #pragma once
 
@@ -19,8 +19,8 @@ namespace stalloc::solve {
 
 using Moment = std::int32_t;  // index of a maximal set of live buffers, in order of time
 
-// A lifetime: [begin, end), and for a circular one that wraps round [0, wrap) as well, where
-// wrap <= begin. Empty when begin == end.
+// A lifetime: [begin, end), and also [0, wrap) if it wraps round, where wrap <= begin. Empty if
+// begin == end.
 struct Span {
   Moment begin = 0;
   Moment end = 0;
@@ -32,7 +32,7 @@ struct Span {
 
 class Timeline {
  public:
-  // O(n) where ticks are dense, else O(n log n). `problem` has passed check(); streams are ignored.
+  // O(n) if ticks are dense, else O(n log n). `problem` has passed check(); streams are ignored.
   explicit Timeline(const Problem& problem);
 
   Moment moments() const { return moments_; }

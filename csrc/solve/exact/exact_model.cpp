@@ -85,7 +85,7 @@ ExactModel::ExactModel(const Problem& problem) {
       loads[section(i, k)] += size[i];
     }
   }
-  // A buffer conflicts with what lives in its first section, and with what begins in a later one.
+  // A buffer conflicts with those that live in its first section or begin in one of its others.
   busiest.assign(original.size(), 0);
   neighbour_begin.assign(1, 0);
   std::vector<int> seen(original.size(), -1);
@@ -108,8 +108,7 @@ ExactModel::ExactModel(const Problem& problem) {
   fits_ = true;
 }
 
-// Any order of rank is sound; the longest at the bottom leaves the tidiest stack to what comes
-// later.
+// Any order of rank is sound. With the longest at the bottom, later buffers find the tidiest stack.
 void ExactModel::find_twins() {
   std::vector<int> order(original.size());
   std::iota(order.begin(), order.end(), 0);

@@ -1,13 +1,13 @@
-// A planning problem as the exact search sees it: small integers, sections, and who meets whom.
+// A planning problem in the form that the exact search needs: small integers, sections, conflicts.
 //
-// Sizes are divided by their greatest common divisor, time is reduced to sections (the timeline's
-// moments), which lie on a circle: one more boundary than a line has, which nothing crosses there.
+// Sizes are divided by their greatest common divisor. Time is reduced to sections (the timeline's
+// moments) on a circle. Linear time is a circle with one boundary that nothing crosses.
 //
 //   section    0     1     2     3
 //   buffer a   [-----------)                  first 0, count 2
-//   buffer b   ------)           [-----       first 3, count 2: round the circle
+//   buffer b   ------)           [-----       first 3, count 2: it wraps round
 //
-// Cost: O(n^2) time and memory where all buffers are live at once, within the caps.
+// Cost: O(n^2) time and memory if all buffers are live at once, within the caps.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +22,20 @@ namespace stalloc::solve {
 using Units = std::int64_t;  // sizes and offsets, in units of ExactModel::unit bytes
 
 struct ExactModel {
-  // Two a pair. The search remembers about a hundred bytes for each pair: 100 MB.
+  // Each pair of conflicting buffers counts twice. The search needs about a hundred bytes a pair:
+  // 100 MB.
   static constexpr std::size_t kMaxConflicts = std::size_t{1} << 21;
   static constexpr std::size_t kMaxBuffers = std::size_t{1} << 13;  // the search recurses as deep
 
   // `problem` has passed check(); its streams are ignored. Buffers without size or lifetime are
-  // left out. `fits()` is false, and nothing else set, when the problem is over a cap.
+  // left out. If the problem exceeds a cap, `fits()` is false and nothing else is set.
   explicit ExactModel(const Problem& problem);
 
   bool fits() const { return fits_; }
   int buffers() const { return static_cast<int>(size.size()); }
   int sections() const { return static_cast<int>(member_begin.size()) - 1; }
 
-  // Buffers live in a section, buffers a buffer conflicts with, both by index.
+  // The buffers that live in a section, and those that a buffer conflicts with. Both by index.
   std::span<const int> members(int section) const {
     return {member.data() + member_begin[section], member.data() + member_begin[section + 1]};
   }
@@ -51,12 +52,12 @@ struct ExactModel {
   // The layout of the whole problem that puts buffer i of the model at base + offsets[i].
   Layout layout(const Problem& problem, std::span<const Units> offsets) const;
 
-  // No layout is lower: what is live at once, and what lies alone at its place. Set even if the
-  // model does not fit.
+  // No layout is lower. The bound covers the load, single large buffers and fixed ones. Set even if
+  // the model does not fit.
   Bytes lower_bound() const { return lower_bound_; }
 
   Bytes unit = 1;
-  Units base = 0;   // height of what lives throughout: it lies at the bottom and is not searched
+  Units base = 0;   // the sum of buffers that live throughout: they lie at the bottom, not searched
   Units load = 0;   // the largest sum of sizes in a section, above the base
   Units total = 0;  // of all sizes, on top of the highest fixed offset
   std::vector<std::size_t> original;  // index into Problem::buffers
@@ -68,7 +69,7 @@ struct ExactModel {
   std::vector<Units> busiest;  // largest load of a section it lives in
   std::vector<int> twins;      // names the free buffers of the same sections
   std::vector<int> twin_rank;  // of twins that touch, the one of lower rank is below
-  std::vector<int> next_twin;  // the next in rank of the same sections and size, or -1
+  std::vector<int> next_twin;  // the next in rank of the same sections and the same size, or -1
 
  private:
   void find_twins();

@@ -14,7 +14,7 @@
 namespace stalloc::solve {
 namespace {
 
-constexpr std::int64_t kFirstNodes = 4096;  // of the first try of a height; later ones have more
+constexpr std::int64_t kFirstNodes = 4096;  // for the first try of a height; later tries have more
 
 Layout greedy_layout(const Problem& problem, const Budget& budget) {
   const Timeline timeline(problem);
@@ -29,8 +29,8 @@ Layout greedy_layout(const Problem& problem, const Budget& budget) {
 
 }  // namespace
 
-// Tries the bound first: it is often met. Then halves what lies between it and the best layout, as
-// far as a limited number of nodes carries; then all over again with more of them.
+// Tries the bound first, which is often met. Then halves the interval between the bound and the
+// best layout, with a limited number of nodes for each try. Then repeats all that with more nodes.
 Minimum minimise_height(const Problem& problem, const Layout& start, std::int64_t nodes,
                         const Budget& budget) {
   Minimum result{start, 0};

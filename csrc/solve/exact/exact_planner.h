@@ -1,7 +1,7 @@
-// The exact search as a planner: from a greedy layout downwards, until nothing lower exists.
+// The exact search as a planner: it lowers a greedy layout until no lower one exists.
 //
-// For up to some hundreds of buffers, and for any number of those that fall apart in time. Linear
-// and circular time, fixed offsets: all are searched exactly. What is too large to be searched
+// It suits up to some hundreds of buffers, or any number if they divide into parts in time. It
+// handles linear and circular time and fixed offsets exactly. A problem that is too large for it
 // (ExactModel::fits()) keeps the greedy layout.
 #pragma once
 
@@ -11,10 +11,10 @@
 
 namespace stalloc::solve {
 
-// The lowest layout found within `nodes` search nodes, `start` if there is none lower, and what is
-// proven. Stops at max(the bound, budget.target). Deterministic unless the budget expires.
-// `problem` has passed check(), all its buffers share their addresses whatever their stream, and
-// `start` is a valid layout of it, capacity aside.
+// Returns the lowest layout found within `nodes` search nodes, or `start` if none is lower, and the
+// proven bound. Stops at max(the bound, budget.target). Deterministic unless the budget expires.
+// `problem` has passed check(), and all its buffers may share addresses, whatever their stream.
+// `start` is a valid layout of it, but may exceed the capacity.
 Minimum minimise_height(const Problem& problem, const Layout& start, std::int64_t nodes,
                         const Budget& budget);
 
@@ -22,8 +22,8 @@ class ExactPlanner final : public Planner {
  public:
   std::string_view name() const override { return "exact"; }
 
-  // With a capacity, the first layout within it is good enough. Throws PlanError when it is proven
-  // that there is none.
+  // With a capacity, returns the first layout within it. Throws PlanError if it is proven that
+  // there is none.
   Layout plan(const Problem& problem, const Budget& budget) const override;
 };
 

@@ -18,9 +18,9 @@ constexpr std::int64_t kPollEvery = 64;  // nodes between two looks at the clock
 ExactSearch::ExactSearch(const ExactModel& model)
     : model_(model), state_(model), rank_(model.buffers()) {}
 
-// Runs through the strategies again and again, each time with twice the nodes: which of them is
-// quick on an instance cannot be told beforehand, and the quick ones are quicker by factors of a
-// thousand. Failed parts are remembered throughout.
+// Runs all strategies repeatedly, each time with twice the nodes. No one can tell beforehand which
+// strategy is quick on an instance, and the quick ones are a thousand times quicker. Failed parts
+// are remembered throughout.
 Verdict ExactSearch::run(Units capacity, std::int64_t nodes, const Budget& budget) {
   static constexpr std::array<Strategy, 9> kStrategies = {{{Branching::kFewestTightest, "WAT"},
                                                            {Branching::kFewest, "WAT"},
@@ -33,7 +33,8 @@ Verdict ExactSearch::run(Units capacity, std::int64_t nodes, const Budget& budge
                                                            {Branching::kLowest, "WAT"}}};
   if (model_.load > capacity) return Verdict::kInfeasible;
   capacity_ = std::min(capacity, model_.total);
-  if (capacity_ > remembered_capacity_) failed_.clear();  // what fails under more, fails under less
+  // A part that fails with a capacity also fails with less.
+  if (capacity_ > remembered_capacity_) failed_.clear();
   remembered_capacity_ = capacity_;
   budget_ = &budget;
   expired_ = budget.expired();
@@ -64,7 +65,7 @@ void ExactSearch::rank(std::string_view keys) {
   std::vector<int> order(model_.buffers());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), compare);
-  // Twins share out their places by the rank that canonical layouts want them in.
+  // Twins are ordered by the rank that canonical layouts require.
   std::map<int, std::vector<int>> places;
   for (int k = 0; k < model_.buffers(); ++k) places[model_.twins[order[k]]].push_back(k);
   for (const auto& [twins, at] : places) {
@@ -104,7 +105,7 @@ Verdict ExactSearch::solve_parts(const std::vector<Part>& parts) {
   return Verdict::kFound;
 }
 
-// On kFound the buffers stay where they are; else everything is as it was before.
+// After kFound the buffers keep their offsets; otherwise the state is as before.
 Verdict ExactSearch::solve(const Part& part) {
   ExactState::Hash hash;
   bool is_empty = true;
@@ -144,7 +145,7 @@ bool ExactSearch::falls_apart(int buffer) const {
   return false;
 }
 
-// Cuts a part wherever no unplaced buffer crosses from one section to the next.
+// Cuts a part at each boundary between sections that no unplaced buffer crosses.
 std::vector<ExactSearch::Part> ExactSearch::split(const Part& part) const {
   const int sections = model_.sections();
   int origin = part.first;
@@ -191,7 +192,7 @@ int ExactSearch::choose(const Part& part) {
   for (const int i : state_.unplaced(section)) {
     if (is_before(i, best)) best = i;
   }
-  for (int below = best; below >= 0;) {  // what fits below goes first
+  for (int below = best; below >= 0;) {  // a buffer that fits below goes first
     best = below;
     below = -1;
     for (const int j : model_.neighbours(best)) {

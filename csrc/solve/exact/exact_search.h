@@ -1,20 +1,21 @@
-// Exact search: is there a layout of at most this height? Branch and bound with a proof either way.
+// Decides by branch and bound if there is a layout of at most a given height, with a proof.
 //
-// Where it comes from: MiniMalloc (ASPLOS '23) places buffers bottom-up in canonical order, checks
-// the floor of each section plus what is still to come there against the capacity, and solves what
-// falls apart in time separately. What is different here, and why it needs far fewer nodes:
+// The search builds on MiniMalloc (ASPLOS '23), which places buffers bottom-up in canonical order,
+// checks each section's floor plus its remaining sizes against the capacity, and solves independent
+// parts separately. Three differences make this search need far fewer nodes:
 //
-// * Canonical layouts are stricter. Take, of all feasible layouts, one with the least sum of
-//   size * weight * offset, where the weight falls with the rank among twins. In it each free
-//   buffer rests on the ground or on a neighbour, each lower place it could rest at is blocked by a
-//   neighbour, and of two twins that touch, the one of lower rank is below (swapping them would
-//   lessen the sum). So the branches are "the buffer lies at its floor" and "it is blocked there",
-//   and all conclusions are drawn from either (exact_state.h).
-// * Any section may be filled next, not only the lowest place. The one with the fewest buffers that
-//   can come next is, weighed by how often it was the one that failed.
-// * Parts that failed are remembered by a 128-bit hash of their floors, across restarts.
+// * Canonical layouts are stricter. A canonical layout has the least sum of size * weight * offset
+//   of all feasible ones, where the weight falls with the rank among twins. In it each free buffer
+//   rests on the ground or on a neighbour. A neighbour blocks each lower offset at which it could
+//   rest. And of two twins that touch, the one of lower rank is below: swapping them would lessen
+//   the sum. So the two branches are "the buffer lies at its floor" and "it is blocked there", and
+//   all conclusions are drawn from either (exact_state.h).
+// * Any section may be filled next, not only the one with the lowest floor. The search takes the
+//   section with the fewest buffers that can come next, weighed by how often it failed before.
+// * Failed parts are remembered by a 128-bit hash of their floors, across restarts.
 //
-// Restarts run through several strategies with limits that double: deterministic, no clock.
+// Restarts alternate between several strategies with limits that double. No clock is read, so the
+// search is deterministic.
 // A result of "infeasible" is a proof, up to a collision of hashes (2^-64 for 2^32 parts).
 #pragma once
 
@@ -40,7 +41,7 @@ class ExactSearch {
   // `model` fits() and outlives the search.
   explicit ExactSearch(const ExactModel& model);
 
-  // Looks for a layout of at most `capacity`, visiting at most about `nodes` nodes. After kFound,
+  // Searches for a layout of at most `capacity` in at most about `nodes` nodes. After kFound,
   // offsets() holds it. May be called again, with any capacity.
   Verdict run(Units capacity, std::int64_t nodes, const Budget& budget);
 
@@ -60,7 +61,7 @@ class ExactSearch {
   struct Part {
     int first = 0;
     int count = 0;
-    bool closed = false;  // goes all round the circle
+    bool closed = false;  // the sections are the whole circle
     std::vector<int> buffers;
   };
 
@@ -80,7 +81,7 @@ class ExactSearch {
   std::unordered_set<ExactState::Hash, HashOfHash> failed_;
 
   Units capacity_ = 0;
-  Units remembered_capacity_ = -1;  // what `failed_` is about
+  Units remembered_capacity_ = -1;  // the capacity at which the parts of `failed_` failed
   std::int64_t nodes_ = 0;
   std::int64_t limit_ = 0;
   bool expired_ = false;

@@ -92,7 +92,7 @@ bool ExactState::support(int buffer, Units floor, Units top) {
   return raise(buffer, changed.support);
 }
 
-// The buffer does not lie at its floor: a neighbour is in the way there.
+// Bars the buffer from its floor: a neighbour will be in the way there.
 bool ExactState::bar_here(int buffer) {
   if (model_.fixed[buffer] >= 0) return false;
   Known& state = change(buffer);
@@ -102,7 +102,8 @@ bool ExactState::bar_here(int buffer) {
   return raise_blocked(buffer);
 }
 
-// What is blocked lies above one of the neighbours that can still block it.
+// Raises the floor of a blocked buffer: it lies above one of the neighbours that can still block
+// it.
 bool ExactState::raise_blocked(int buffer) {
   const Units reach = buffers_[buffer].barred + model_.size[buffer];
   Units lowest = kNowhere;
@@ -128,7 +129,7 @@ bool ExactState::raise(int buffer, Units floor) {
   return true;
 }
 
-// Draws all conclusions from floors that rose. False: there is no layout this way.
+// Draws all conclusions from floors that rose. Returns false if no layout is left.
 bool ExactState::propagate() {
   while (true) {
     while (!raised_.empty()) {
@@ -160,7 +161,7 @@ bool ExactState::propagate_from(int buffer) {
 
 bool ExactState::evaluate(int section) {
   std::vector<int>& stack = stacks_[section];
-  for (std::size_t k = 1; k < stack.size(); ++k) {  // nearly sorted from the last time
+  for (std::size_t k = 1; k < stack.size(); ++k) {  // it is nearly sorted since the last call
     const int i = stack[k];
     const Units mine = keys_[i];
     std::size_t to = k;
@@ -224,7 +225,7 @@ void ExactState::touch(int buffer) {
   }
 }
 
-// Forgets the conclusions that were still to be drawn.
+// Drops the conclusions that were still to be drawn.
 bool ExactState::fail() {
   raised_.clear();
   for (const int s : dirty_) is_dirty_[s] = false;

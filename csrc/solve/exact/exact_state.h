@@ -1,23 +1,23 @@
-// The state of the exact search: a floor for every buffer that is not placed, and what follows.
+// The state of the exact search: a floor for each unplaced buffer, and the conclusions from it.
 //
-// A buffer is placed at its floor, and only when no unplaced neighbour fits below it; or it is
-// barred from its floor, which is to say that a neighbour will be in its way there. Either way the
-// floors of others rise, until nothing follows any more or a section overflows.
+// A buffer is placed at its floor, and only if no unplaced neighbour fits below it. Or it is barred
+// from its floor: a neighbour will be in its way there. In both cases the floors of other buffers
+// rise, until no further conclusion follows or a section overflows.
 //
-//        |   +---+            All that is placed later and meets i lies above it, so the state is a
-//        |   | i |  +---+     floor for each unplaced buffer, nothing more.
+//        |   +---+            Later buffers that conflict with i lie above it. So the state is only
+//        |   | i |  +---+     a floor for each unplaced buffer.
 //        |   +---+  | k |
 //        +---+---+--+---+--
 //
 // * A barred buffer lies above one of the neighbours that can still block it: its floor is the
-//   lowest top among them. It stands on one witness and is looked at again when that one rises.
+//   lowest top among them. That neighbour is its witness; the floor is checked again if it rises.
 // * A section is a single machine with release dates: for every floor f, f plus all sizes whose
-//   floor is f or higher must fit under the capacity.
+//   floor is f or higher must be within the capacity.
 // * Of two twins (buffers of the same sections) that touch, the one of lower rank is below; twins
-//   of the same size are stacked by rank whether they touch or not.
+//   of the same size are stacked by rank even if they do not touch.
 //
-// Every change is undone in O(1); a placement costs about the sum of the sections of what rises.
-// Not thread-safe.
+// Every change is undone in O(1). A placement costs about the sum of the sections of the buffers
+// whose floors rise. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ namespace stalloc::solve {
 
 class ExactState {
  public:
-  // Two sums of them tell two sets of floors apart, up to a collision of 128 bits.
+  // Two sums of these identify a set of floors, up to a collision of 128 bits.
   struct Hash {
     std::uint64_t low = 0;
     std::uint64_t high = 0;
@@ -38,7 +38,7 @@ class ExactState {
   };
   struct Section {
     Units slack = 0;     // how much floors can rise before it overflows
-    int candidates = 0;  // unplaced buffers that can be its next
+    int candidates = 0;  // unplaced buffers that can come next in it
     int unplaced = 0;
     bool is_stale = true;
   };
@@ -46,11 +46,11 @@ class ExactState {
   // `model` fits() and outlives the state.
   explicit ExactState(const ExactModel& model);
 
-  // Nothing is placed but on the ground. False when nothing fits under `capacity` (at most
-  // model.total).
+  // Resets the floors for `capacity` (at most model.total). Returns false if no layout is possible.
   bool reset(Units capacity);
 
-  // The buffer lies at its floor; it does not. False when that leaves no layout: undo it then.
+  // Puts the buffer at its floor; bars it from its floor. Returns false if that leaves no layout:
+  // the caller then undoes it.
   bool place(int buffer);
   bool bar(int buffer);
 
@@ -58,29 +58,29 @@ class ExactState {
   void undo(std::size_t mark);
 
   bool is_placed(int buffer) const { return keys_[buffer] < 0; }
-  Units floor(int buffer) const { return buffers_[buffer].floor; }  // or its offset, once placed
+  Units floor(int buffer) const { return buffers_[buffer].floor; }  // the offset of a placed one
   Units top(int buffer) const { return floor(buffer) + model_.size[buffer]; }
   const Hash& hash(int buffer) const { return buffers_[buffer].hash; }
 
-  // Whether an unplaced buffer lives in this section and the next.
+  // True if an unplaced buffer lives in this section and the next.
   bool is_crossed(int section) const { return crossing_[section] > 0; }
   const Section& section(int section);
-  // The unplaced buffers of a section that section() has been asked for, highest floor first.
+  // The unplaced buffers of a section, highest floor first. Call section() for it before.
   std::span<const int> unplaced(int section) const {
     return {stacks_[section].data(), static_cast<std::size_t>(sections_[section].unplaced)};
   }
-  // How often a section overflowed, plus one; since the state was made or this forgotten.
+  // How often a section overflowed, plus one, since the construction or the last reset.
   double failures(int section) const { return failures_[section]; }
   void forget_failures();
 
  private:
   struct Known {
     Units floor = 0;
-    Units support = 0;  // the highest top of its neighbours that are placed
-    Units barred = -1;  // it may not lie here, but above what blocks it
+    Units support = 0;  // the highest top of its placed neighbours
+    Units barred = -1;  // the offset it may not have: it lies above the blocker
     bool placed = false;
     bool blocked = false;  // barred, and the blocker is not placed yet
-    int witness = -1;      // the lowest that can block it, by its top
+    int witness = -1;      // the possible blocker with the lowest top
     Hash hash;
   };
   struct Change {
@@ -105,14 +105,14 @@ class ExactState {
   const ExactModel& model_;
   Units capacity_ = 0;
   std::vector<Known> buffers_;
-  std::vector<Units> keys_;  // the floor of what is not placed, else -1: all that sections look at
+  std::vector<Units> keys_;  // for sections: the floor of an unplaced buffer, -1 of a placed one
   std::vector<int> blocked_;
   std::vector<Change> trail_;
   std::vector<Section> sections_;
   std::vector<std::vector<int>> stacks_;  // members of a section, highest key first
   std::vector<int> crossing_;             // unplaced buffers from this section to the next
   std::vector<double> failures_;
-  std::vector<int> raised_;  // work of propagate()
+  std::vector<int> raised_;  // buffers that propagate() has to visit
   std::vector<int> dirty_;
   std::vector<char> is_dirty_;
 };

@@ -20,11 +20,11 @@ namespace {
 constexpr std::int64_t kNodesPerCore = 20000;
 constexpr int kRepairs = 4;
 
-// The problem without what lives at no critical moment, and is free: its buffers are those of the
-// whole, one to one, but what is left out has an empty lifetime.
+// The problem without free buffers that live at no critical moment. It has all buffers of the whole
+// problem, in the same order, but those left out have an empty lifetime.
 Problem core_of(const Problem& problem, const Timeline& timeline,
                 const std::vector<char>& is_critical) {
-  std::vector<Moment> before(is_critical.size() + 1, 0);  // how many critical ones there are
+  std::vector<Moment> before(is_critical.size() + 1, 0);  // by moment: critical ones before it
   for (std::size_t m = 0; m < is_critical.size(); ++m) before[m + 1] = before[m] + is_critical[m];
   Problem core = problem;
   core.capacity = 0;
@@ -73,7 +73,7 @@ class PeakCore {
         complete(core, model.layout(core, search.offsets()));
       } else if (verdict == Verdict::kInfeasible) {
         best_.bound = std::max(best_.bound, (height + model.base + 1) * model.unit);
-      } else {  // too hard: a little more room
+      } else {  // too hard: allow a little more height
         relaxed_ = aim() + std::max((best_.layout.height - aim()) / 2, problem_.alignment);
       }
     }
@@ -83,7 +83,8 @@ class PeakCore {
  private:
   Bytes aim() const { return std::max({best_.bound, budget_.target, relaxed_}); }
 
-  // Places the rest around the core, and makes critical what does not fit.
+  // Places the other buffers around the core. The busiest moments of those that do not fit become
+  // critical.
   void complete(const Problem& core, const Layout& core_layout) {
     Problem rest = problem_;
     for (std::size_t i = 0; i < rest.buffers.size(); ++i) {
@@ -124,7 +125,7 @@ class PeakCore {
   std::vector<Bytes> load_;
   std::vector<char> is_critical_;
   std::vector<std::vector<BufferIndex>> orders_;
-  Bytes relaxed_ = 0;  // what is aimed at where the bound is too hard
+  Bytes relaxed_ = 0;  // the target if the bound is too hard
   Minimum best_;
 };
 

@@ -1,18 +1,17 @@
-// The peak first, exactly; the rest under it.
+// Packs the peak exactly and places the other buffers around it.
 //
 //   load ^        bound
-//        |- - - - -/\- - -/\- - - - -     Only few moments come near the bound, and only what lives
-//        |    /\  /  \/\_/  \   /\        then has to be packed without a gap. Between those
-//        moments
-//        |___/  \/           \_/  \___    there is room: first fit does.
+//        |- - - - -/\- - -/\- - - - -     Only few moments come near the bound. The buffers that
+//        |    /\  /  \/\_/  \   /\        live there have to be packed without holes. At the other
+//        |___/  \/           \_/  \___    moments there is space: first fit suffices.
 //        +----------------------------> tick
 //
-// The core is what lives at the critical moments, with time condensed to these. It is searched
-// exactly; what it leaves is placed under it by first fit, in several orders, with repair. Where
-// that ends above the target, the busiest moment of each buffer that did becomes critical too, and
-// all is done again: constraints are added when they are missed, and not before.
+// The core has the buffers that live at critical moments, and only these moments. It is searched
+// exactly. The other buffers are placed around it by first fit, in several orders, with repair. If
+// some end above the target, the busiest moment of each becomes critical too, and all is repeated.
+// So constraints are added only once they are violated.
 //
-// A core that is proven to have no layout this low proves it for the whole problem.
+// If the core is proven to have no layout of a height, neither has the whole problem.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,8 @@
 
 namespace stalloc::solve {
 
-// As minimise_height(): the best layout found, `start` if there is none lower, and what is proven.
-// Linear and circular time, fixed offsets.
+// As minimise_height(): returns the best layout found, or `start` if none is lower, and the proven
+// bound. Handles linear and circular time and fixed offsets.
 Minimum solve_peak_core(const Problem& problem, const Layout& start, std::int64_t nodes,
                         const Budget& budget);
 

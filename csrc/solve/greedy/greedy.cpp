@@ -7,7 +7,7 @@
 namespace stalloc::solve {
 namespace {
 
-// Placements that repair may spend: a second or so.
+// The placements that repair may use: about a second.
 constexpr std::int64_t kRepairedBuffers = 1'200'000;
 
 int repairs(std::int64_t buffers) {
@@ -42,14 +42,14 @@ bool GreedyPlanner::suits(const Problem& problem) const {
 }
 
 std::int64_t GreedyPlanner::placements(std::int64_t buffers) const {
-  const std::int64_t each = fit_ == Fit::kFirst ? 1 : 2;  // the best takes more of a search
+  const std::int64_t each = fit_ == Fit::kFirst ? 1 : 2;  // best fit searches longer
   if (!repairs_) return each * buffers;
   return each * buffers * (1 + repairs(buffers));
 }
 
 const std::vector<GreedyPlanner>& greedy_planners() {
   static const std::vector<GreedyPlanner> all = {
-      // No order is safe alone. These meet the bound on most of what training loops allocate;
+      // No single order is good on all problems. These meet the bound on most training loops;
       {Order::kPeakRankStart, Fit::kFirst, false},
       {Order::kPeakRankStart, Fit::kBest, false},
       {Order::kPeakRankSize, Fit::kFirst, false},
@@ -60,14 +60,14 @@ const std::vector<GreedyPlanner>& greedy_planners() {
       {Order::kPeakRankEnd, Fit::kBest, false},
       {Order::kCarriedCentreOutEnd, Fit::kFirst, false},
       {Order::kCarriedStart, Fit::kFirst, false},
-      // repair brings them close to it where they miss it;
+      // repair brings them close to it on others;
       {Order::kCarriedCentreOutEnd, Fit::kFirst, true},
       {Order::kPeakRankSize, Fit::kFirst, true},
       {Order::kPeakRankEnd, Fit::kFirst, true},
       {Order::kPeakRankStart, Fit::kFirst, true},
       {Order::kCentreOutEnd, Fit::kFirst, true},
       {Order::kCentreOutSize, Fit::kFirst, true},
-      // and these win now and then.
+      // and these win occasionally.
       {Order::kCentreOutEnd, Fit::kBest, false},
       {Order::kPeakRankSize, Fit::kBest, false},
       {Order::kCentreOutSize, Fit::kBest, false},

@@ -1,4 +1,4 @@
-// Greedy placement: buffers one after another, each where it fits best at that moment.
+// The greedy planners: place buffers one after another, each where it fits best at that moment.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,8 @@
 
 namespace stalloc::solve {
 
-// One order and one fit, and as many rounds of repair (repair.h) as the problem's size allows.
+// A planner with one order and one fit, and as many rounds of repair (repair.h) as the problem's
+// size allows.
 class GreedyPlanner final : public Planner {
  public:
   GreedyPlanner(Order order, Fit fit, bool repairs);
@@ -23,13 +24,13 @@ class GreedyPlanner final : public Planner {
   std::string_view name() const override { return name_; }
   Layout plan(const Problem& problem, const Budget& budget) const override;
 
-  // Whether its order means anything there: without phases, nothing is carried into another.
+  // True if the planner's order applies to the problem: some orders need phases.
   bool suits(const Problem& problem) const;
 
-  // What planning so many buffers costs at most, in first-fit placements of one.
+  // The highest cost of planning so many buffers, in first-fit placements of one buffer.
   std::int64_t placements(std::int64_t buffers) const;
 
-  // The same with a timeline that is there already, and a limit as place_in_order() takes it.
+  // The same with an existing timeline, and a limit as in place_in_order().
   std::optional<Layout> attempt(const Problem& problem, const Timeline& timeline,
                                 const Budget& budget, const std::atomic<Bytes>* limit) const;
 
@@ -40,7 +41,7 @@ class GreedyPlanner final : public Planner {
   std::string name_;
 };
 
-// Those worth trying, cheapest and most promising first.
+// The combinations that are worth trying, the cheapest and most promising first.
 const std::vector<GreedyPlanner>& greedy_planners();
 
 }  // namespace stalloc::solve

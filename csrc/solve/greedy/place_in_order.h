@@ -1,4 +1,4 @@
-// Greedy placement: buffers are placed one after another, each where it fits at that moment.
+// Places buffers one after another, each where it fits at that moment.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@ enum class Fit : std::uint8_t {
   kBest,   // the smallest such hole
 };
 
-// Places fixed buffers first, then the rest in the order given. When the budget expires, what is
-// left is stacked on top. Buffers without size or lifetime lie at 0, where they are not fixed.
-// With a `limit`, which may fall while this runs, gives up (and returns nothing) once the layout is
-// as high as that.
+// Places fixed buffers first, then the rest in the order given. If the budget expires, the
+// remaining buffers are stacked on top. Buffers without size or lifetime get offset 0 unless they
+// are fixed. With a `limit`, which may fall meanwhile, returns nothing once the layout is as high
+// as the limit.
 std::optional<Layout> place_in_order(const Problem& problem, const Timeline& timeline,
                                      const std::vector<BufferIndex>& order, Fit fit,
                                      const Budget& budget,

@@ -7,11 +7,11 @@
 namespace stalloc::solve {
 namespace {
 
-// Rounds without anything better, after which repair mostly goes round in a circle.
+// The most rounds without improvement. After these, repair mostly repeats itself.
 constexpr int kFruitless = 8;
 
-// Repair does most of what it can in the first rounds. With so many buffers, a layout that is still
-// a sixteenth above the target after these is given up: others will be lower.
+// Repair gains most in the first rounds. With so many buffers, a layout that is still a sixteenth
+// above the target after these rounds is given up: other planners will be lower.
 constexpr int kTrial = 3;
 constexpr std::size_t kDear = 30'000;
 constexpr Bytes kHopelessPart = 16;
@@ -22,7 +22,7 @@ Layout repaired(const Problem& problem, const Timeline& timeline, std::vector<Bu
                 Fit fit, int rounds, const Budget& budget) {
   Layout best = *place_in_order(problem, timeline, order, fit, budget);
   Layout latest = best;
-  int fruitless = 0;  // rounds in a row
+  int fruitless = 0;  // consecutive rounds without improvement
   for (int round = 0;
        round < rounds && fruitless < kFruitless && best.height > budget.target && !budget.expired();
        ++round) {

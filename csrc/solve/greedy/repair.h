@@ -1,8 +1,8 @@
-// Repair of an order: what ended too high moves to the front, and all is placed again.
+// Repairs an order: buffers that ended too high move to the front, and all are placed again.
 //
-// A greedy planner fails at few buffers, those that came when the addresses they needed had been
-// broken up. Placed first, they cost the others little. A handful of rounds does most of it;
-// where several in a row bring nothing better, it mostly goes round in a circle, and stops.
+// A greedy planner fails at few buffers: those that came after the addresses they needed had been
+// broken up. If they come first, the others hardly suffer. A few rounds bring most of the gain.
+// Repair stops after several rounds without improvement, since it then mostly repeats itself.
 #pragma once
 
 #include <vector>
@@ -11,9 +11,9 @@
 
 namespace stalloc::solve {
 
-// The best layout of up to `rounds` repairs of `order`, and of the order itself; the first that is
-// no higher than the budget's target. Each round costs what placing in order costs; where that is
-// dear, what is still far above the target after a few rounds gets no more.
+// Returns the best layout of `order` and of up to `rounds` repairs of it. Stops at the first that
+// is no higher than the budget's target. Each round costs as much as place_in_order(). Large
+// problems that are still far above the target after a few rounds get no more.
 Layout repaired(const Problem& problem, const Timeline& timeline, std::vector<BufferIndex> order,
                 Fit fit, int rounds, const Budget& budget);
 

@@ -1,6 +1,6 @@
-// Layers are stacked in the order they are made, so that the address space below `height` is the
-// layers one above the other, largest first, and `idle` tells where in them nothing lives: a
-// request is inserted at the lowest idle place that lies within one layer.
+// Memory layers are stacked in the order in which they are made, the largest first. Together they
+// are the address space below `height`. `idle` knows their idle intervals: a request is inserted at
+// the lowest idle addresses that lie within one layer.
 
 #include "solve/paper/paper_planner.h"
 
@@ -11,10 +11,10 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "solve/core/origin.h"
 #include "solve/core/placement.h"
 #include "solve/core/timeline.h"
 #include "solve/paper/phase_groups.h"
-#include "solve/rotate.h"
 
 namespace stalloc::solve {
 namespace {
@@ -26,8 +26,8 @@ class Layers {
 
   Bytes height() const { return height_; }
 
-  // The lowest address at which `size` bytes are idle all through `span` within one existing
-  // layer, or kUnplaced.
+  // The lowest address at which `size` bytes of one existing layer are idle throughout `span`, or
+  // kUnplaced.
   Offset insert(const Span& span, Bytes size) {
     for (Offset from = 0; from < height_;) {
       const Offset offset = idle_.first_fit(span, size, from);
@@ -67,8 +67,8 @@ class Layers {
   bool expired_ = false;
 };
 
-// Memory-layer construction for one HomoSize group (Algorithm 1), after insertion into the idle
-// intervals of the layers that are there already. `group` is in order of start.
+// Constructs the memory layers of one HomoSize group (Algorithm 1), after inserting requests into
+// the idle intervals of existing layers. `group` is in order of start.
 void plan_size_group(const std::vector<std::size_t>& group, const std::vector<Span>& spans,
                      Bytes size, Layers& layers, std::vector<Offset>& offsets) {
   std::vector<std::size_t> rest;
@@ -76,10 +76,10 @@ void plan_size_group(const std::vector<std::size_t>& group, const std::vector<Sp
     offsets[m] = layers.expired() ? kUnplaced : layers.insert(spans[m], size);
     if (offsets[m] == kUnplaced) rest.push_back(m);
   }
-  std::multimap<Moment, Offset> ends;  // of this group's layers: their last free, their address
+  std::multimap<Moment, Offset> ends;  // this group's layers: the last free, the address
   for (const std::size_t m : rest) {
     const Span& span = spans[m];
-    // The latest end that is not after the start of m. What wraps round is in every layer's way.
+    // The latest end that is not after the start of m. A request that wraps round gets a new layer.
     auto after = span.wrap > 0 ? ends.begin() : ends.upper_bound(span.begin);
     if (after == ends.begin()) {
       offsets[m] = layers.add_layer(span, size);
@@ -102,14 +102,14 @@ Layout PaperPlanner::plan(const Problem& problem, const Budget& budget) const {
                       " at a fixed offset; choose another algorithm");
     }
   }
-  const Problem turned =
-      problem.period > 0 ? rotated(problem, lightest_cut(problem)) : Problem(problem);
-  const std::vector<PhaseGroup> groups = phase_groups(turned, budget);
+  const Problem linear =
+      problem.period > 0 ? with_origin(problem, lightest_tick(problem)) : Problem(problem);
+  const std::vector<PhaseGroup> groups = phase_groups(linear, budget);
 
-  // Each group is one request m_g from here on.
+  // From here on, each group is one request m_g.
   Problem unified;
-  unified.period = turned.period;
-  unified.alignment = turned.alignment;
+  unified.period = linear.period;
+  unified.alignment = linear.alignment;
   for (const PhaseGroup& g : groups) {
     unified.buffers.push_back({.size = g.size, .lower = g.lower, .upper = g.upper});
   }

@@ -12,7 +12,7 @@
 namespace stalloc::solve {
 namespace {
 
-// A group that has phases, and so can still be fused.
+// A group with phases, which can be fused.
 struct Candidate {
   PhaseGroup group;
   PhaseIndex begin = kNone;
@@ -20,8 +20,8 @@ struct Candidate {
   bool used = false;
 };
 
-// The denominator of TMP: memory reserved over time. As a floating-point number, for the product of
-// two 63-bit numbers does not fit in 64.
+// The denominator of TMP: memory reserved over time. It is a floating-point number because the
+// product of two 63-bit numbers does not fit in 64 bits.
 double reserved(const PhaseGroup& group) {
   return static_cast<double>(group.size) * static_cast<double>(group.upper - group.lower);
 }
@@ -37,7 +37,7 @@ void measure(PhaseGroup& group) {
   }
 }
 
-// Packs the members contiguously, in the order they are in.
+// Packs the members contiguously, in their order.
 void pack(PhaseGroup& group) {
   Offset offset = 0;
   for (GroupMember& m : group.members) {
@@ -63,9 +63,9 @@ void mirror(PhaseGroup& group) {
   }
 }
 
-// Inserts `small` into `base`, the earlier and larger of the two. Its blocks are stacked by end
-// time in descending order, so that above any address the base is free from the end of the block
-// at that address on.
+// Inserts `small` into `base`, the earlier and larger of the two. The blocks of `base` are stacked
+// by end time in descending order. So above any address the base is free once the block at that
+// address has ended.
 PhaseGroup insert(PhaseGroup base, const PhaseGroup& small) {
   std::sort(base.members.begin(), base.members.end(), [](const auto& a, const auto& b) {
     return std::tie(b.upper, a.buffer) < std::tie(a.upper, b.buffer);
@@ -83,7 +83,7 @@ PhaseGroup insert(PhaseGroup base, const PhaseGroup& small) {
   for (std::size_t i = 0; i < waiting.size(); ++i) left.insert(i);
 
   Offset addr = 0;
-  std::size_t block = 0;  // of the base, the one at addr
+  std::size_t block = 0;  // the base's block at addr
   while (block < base_count && !left.empty()) {
     const Tick free_from = base.members[block].upper;
     auto next = std::find_if(left.begin(), left.end(), [&](std::size_t i) {
@@ -101,7 +101,7 @@ PhaseGroup insert(PhaseGroup base, const PhaseGroup& small) {
     while (block + 1 < base_count && base.members[block + 1].offset <= addr) ++block;
     if (addr >= base_size) break;
   }
-  // What found no place is stacked on top: whether that was worth it, TMP will tell.
+  // Members that did not fit are stacked on top. The TMP then decides if the fusion is kept.
   Offset top = base_size;
   for (const std::size_t i : left) {
     GroupMember placed = waiting[i];
@@ -123,8 +123,9 @@ PhaseGroup fuse(PhaseGroup earlier, PhaseGroup later) {
   return fused;
 }
 
-// Largest first, each with the partner that saves most. TMP rises above the weighted average of the
-// two exactly when the fused group reserves less than both together, as the memory used is the sum.
+// Fuses groups, the largest first, each with the partner that saves most. The fused group uses the
+// sum of the two groups' memory. So its TMP exceeds their weighted average exactly if it reserves
+// less than both together.
 void fuse_adjacent(std::vector<Candidate>& groups, const Budget& budget) {
   std::multimap<PhaseIndex, std::size_t> by_begin;
   std::multimap<PhaseIndex, std::size_t> by_end;

@@ -17,7 +17,7 @@ struct GroupMember {
   Offset offset = 0;  // from the start of the group
 };
 
-// A local plan D_g, treated as one request m_g from here on.
+// A local plan D_g, which the planner then treats as one request m_g.
 struct PhaseGroup {
   std::vector<GroupMember> members;
   Bytes size = 0;  // D_g.s
@@ -25,8 +25,8 @@ struct PhaseGroup {
   Tick upper = 0;  // D_g.t_e
 };
 
-// Every buffer that has a size and a lifetime, in one group each; single ones are groups of their
-// own. Where time is circular, buffers that wrap round stay single.
+// Groups every buffer that has a size and a lifetime. A single buffer is a group of its own, as are
+// buffers that wrap round.
 std::vector<PhaseGroup> phase_groups(const Problem& problem, const Budget& budget);
 
 }  // namespace stalloc::solve

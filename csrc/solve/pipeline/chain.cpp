@@ -16,7 +16,7 @@ namespace {
 
 constexpr Moment kNever = std::numeric_limits<Moment>::max();
 
-// Buffers of the same lifetime, as far as what is tight can tell.
+// Buffers that live at the same tight moments.
 struct Twins {
   int step = 0;  // the first tight moment they live at
   Moment born = 0;
@@ -24,7 +24,7 @@ struct Twins {
   std::vector<BufferIndex> members = {};  // largest first
 };
 
-// Twins that lie side by side.
+// Twins that lie at adjacent addresses.
 struct Block {
   Offset begin = 0;
   Offset end = 0;
@@ -35,7 +35,7 @@ struct Block {
 struct Hole {
   Offset begin = 0;
   Offset end = 0;
-  Moment below = kNever;  // when what lies below dies; never, at the bottom
+  Moment below = kNever;  // when the neighbour below dies; never, at the bottom
   Moment above = kNever;
 };
 
@@ -44,7 +44,7 @@ struct Place {
   std::size_t hole = 0;
 };
 
-// Lower is better, the first first.
+// Lower is better; earlier members weigh more.
 using Score = std::tuple<Bytes, Bytes, Offset>;
 
 class Chain {
@@ -71,7 +71,7 @@ class Chain {
     group(moments, original, step);
   }
 
-  // False when something tight found no place.
+  // Returns false if a buffer of a tight moment found no place.
   bool run() {
     for (std::size_t begin = 0; begin < twins_.size();) {
       std::size_t end = begin;
@@ -100,7 +100,8 @@ class Chain {
  private:
   Bytes size(BufferIndex i) const { return align_up(problem_.buffers[i].size, problem_.alignment); }
 
-  // Into twins, in the order in which they are placed. What lives throughout is the bottom.
+  // Groups buffers into twins, in the order of placement. Buffers that live throughout lie at the
+  // bottom.
   void group(const Timeline& moments, const std::vector<BufferIndex>& original,
              const std::vector<int>& step) {
     std::vector<std::size_t> order;
@@ -128,7 +129,7 @@ class Chain {
     }
   }
 
-  // The first tight moment: those that die first, in two halves, around all others.
+  // Packs the first tight moment: those that die first, in two halves, around all others.
   void stack(std::size_t end) {
     Bytes half = 0;
     for (const BufferIndex i : twins_[0].members) half += size(i);
@@ -218,8 +219,8 @@ class Chain {
     return holes;
   }
 
-  // What only those born at `born` can use, and not those that are placed after them: side by side
-  // as one.
+  // Merges holes that only buffers born at `born` can use, and not those that are placed after
+  // them.
   std::vector<Block> freed_between(Moment next_born, Moment born) const {
     std::vector<Block> freed;
     for (const Block& b : blocks_) {
@@ -233,7 +234,7 @@ class Chain {
     return freed;
   }
 
-  // When the next step's buffers begin to be born.
+  // The moment at which the next step's first buffer is born.
   Moment first_born_after(int step) const {
     const auto next = std::ranges::upper_bound(twins_, step, {}, &Twins::step);
     if (next == twins_.end()) return kNever;
@@ -270,9 +271,9 @@ class Chain {
   const Problem& problem_;
   std::vector<Offset> offsets_;
   std::vector<Twins> twins_;
-  std::vector<Block> blocks_;  // that may still be in the way, by where they begin
+  std::vector<Block> blocks_;  // those that may still be in the way, by offset
   Bytes height_ = 0;
-  Offset bottom_ = 0;  // above what lives throughout
+  Offset bottom_ = 0;  // the top of the buffers that live throughout
   Moment last_moment_ = 0;
 };
 

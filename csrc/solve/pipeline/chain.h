@@ -1,8 +1,8 @@
-// The tight moments one after another: what a steady pipeline needs to meet its bound.
+// Packs the tight moments one after another, so that a steady pipeline meets its bound.
 //
-// Where every turn of a loop comes up to the bound, all of these moments have to be packed without
-// a gap, hundreds of them. Between two, as much is freed as comes after; what comes has to fill the
-// holes exactly, and the holes have to suit what comes next:
+// A moment is tight if its load is near the bound. In a steady pipeline each microbatch has one:
+// hundreds of moments have to be packed without holes. Between two of them, as much is born as was
+// freed before. The new buffers have to fill the holes exactly, and leave holes that suit the next:
 //
 //   offset ^          tight         tight
 //          |  ----------+  +----------|--     f is as large as two of the others. It cannot be born
@@ -12,16 +12,19 @@
 //          ----+-----+--+----------|--
 //          +------------------------------> tick
 //
-// Three rules do it. Of what comes between two tight moments, the last to be born goes first: it
-// alone can use what is freed late, and covers as much of that as it can. Everything else goes to
-// the hole whose neighbour dies at nearly the same time, so that holes grow together; what lives at
-// one tight moment only, to the lowest, so that one place serves all of these. And what is left at
-// last fills the holes, largest first, each the smallest it fits. At the first moment, the buffers
-// are stacked in the order in which they die, the first of these half at the bottom and half at the
-// top: so the last to die has a neighbour whose place is taken by the next turn, and the circle is
-// closed.
+// Three rules suffice for the buffers between two tight moments:
+// 1. The last one to be born goes first. It alone can use addresses that are freed late, and covers
+//    as many of them as it can.
+// 2. Each other buffer goes to the hole whose neighbour dies at nearly the same time, so that holes
+//    grow together. A buffer of a single tight moment goes to the lowest hole, so that all such
+//    buffers share addresses.
+// 3. The remaining buffers fill the holes, the largest first, each the smallest hole that fits.
 //
-// No search: a step costs its buffers times the holes, a handful.
+// At the first tight moment, buffers are stacked in the order in which they die. Half of those that
+// die first lie at the bottom and half at the top. So the last to die has a neighbour whose
+// addresses the next microbatch takes, and the pattern repeats.
+//
+// There is no search. A step costs its number of buffers times the number of holes, which are few.
 #pragma once
 
 #include <atomic>
@@ -32,13 +35,13 @@
 
 namespace stalloc::solve {
 
-// What lives at the tight moments by these rules, and the rest around it by first fit. Nothing when
-// time is circular, buffers are fixed, or the rules leave something tight without a place.
-// With a `limit`, gives up as place_in_order() does.
+// Places the buffers of tight moments by these rules, and the rest around them by first fit.
+// Returns nothing if time is circular, buffers are fixed, or the rules do not place all buffers of
+// tight moments. With a `limit`, gives up as place_in_order() does.
 std::optional<Layout> plan_chain(const Problem& problem, const Timeline& timeline,
                                  const Budget& budget, const std::atomic<Bytes>* limit = nullptr);
 
-// By peak rank, where there is no chain.
+// The planner "chain". It places buffers by peak rank if there is no chain.
 class ChainPlanner final : public Planner {
  public:
   std::string_view name() const override { return "chain"; }

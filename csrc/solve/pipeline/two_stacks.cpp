@@ -19,58 +19,59 @@ enum class Side : std::uint8_t { kBottom, kTop };
 
 using Sides = std::map<PhaseIndex, Side>;
 
-// The stack each phase works on; phases that work on none are left out.
+// The stack that each phase works on. Leaves out phases that work on none.
 Sides sides_of(const Problem& problem) {
-  std::map<PhaseIndex, Bytes> carried;  // out of each phase
+  std::map<PhaseIndex, Bytes> carried;  // bytes that outlive each phase
   for (const Buffer& b : problem.buffers) {
     if (is_carried(b)) carried[b.phase_begin] += b.size;
   }
   Bytes most = 0;
   for (const auto& [phase, bytes] : carried) most = std::max(most, bytes);
-  Sides turns;
-  Side turn = Side::kBottom;
+  Sides carriers;
+  Side next = Side::kBottom;
   for (const auto& [phase, bytes] : carried) {
     if (bytes <= most / 2) continue;
-    turns[phase] = turn;
-    turn = turn == Side::kBottom ? Side::kTop : Side::kBottom;
+    carriers[phase] = next;
+    next = next == Side::kBottom ? Side::kTop : Side::kBottom;
   }
-  std::map<PhaseIndex, std::array<Bytes, 2>> freed;  // of each stack
+  std::map<PhaseIndex, std::array<Bytes, 2>> freed;  // bytes of each stack
   for (const Buffer& b : problem.buffers) {
-    const auto begun = turns.find(b.phase_begin);
-    if (!is_carried(b) || begun == turns.end()) continue;
+    const auto begun = carriers.find(b.phase_begin);
+    if (!is_carried(b) || begun == carriers.end()) continue;
     freed[b.phase_end][static_cast<std::size_t>(begun->second)] += b.size;
   }
-  Sides sides = turns;
+  Sides sides = carriers;
   for (const auto& [phase, bytes] : freed) {
     sides.try_emplace(phase, bytes[1] > bytes[0] ? Side::kTop : Side::kBottom);
   }
-  return turns.size() < 2 ? Sides{} : sides;
+  return carriers.size() < 2 ? Sides{} : sides;
 }
 
-// A placement that can be asked from both ends: the second one is upside down.
+// A placement that can be searched from both ends: a second one is upside down.
 class TwoEnded {
  public:
-  TwoEnded(Moment moments, Bytes height) : height_(height), upright_(moments), turned_(moments) {}
+  TwoEnded(Moment moments, Bytes height)
+      : height_(height), upright_(moments), upside_down_(moments) {}
 
-  // The lowest place, or the highest below the height; where there is none below it, the lowest.
+  // The lowest free offset, or the highest below the height. If there is none below it, the lowest.
   Offset place(const Span& span, Bytes size, Side side) {
     Offset offset = kUnplaced;
     if (side == Side::kTop) {
-      const Offset depth = turned_.first_fit(span, size);
+      const Offset depth = upside_down_.first_fit(span, size);
       if (depth <= height_ - size) offset = height_ - size - depth;
     }
     if (offset == kUnplaced) offset = upright_.first_fit(span, size);
     upright_.place(span, offset, size);
-    // What stands out at the top is in nobody's way below it.
+    // The part above the height is in no one's way below it.
     const Offset top = std::min(offset + size, height_);
-    if (offset < top) turned_.place(span, height_ - top, top - offset);
+    if (offset < top) upside_down_.place(span, height_ - top, top - offset);
     return offset;
   }
 
  private:
   Bytes height_;
   Placement upright_;
-  Placement turned_;
+  Placement upside_down_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Two microbatches in flight, as two stacks that grow towards each other.
+// Places two microbatches in flight as two stacks that grow towards each other.
 //
 //   offset ^ ---------------+                    +-------------
 //          |  carried, odd  +--+--+        +--+--+  carried, odd        F, B: the forward and
@@ -9,13 +9,14 @@
 //          | ----+  carried, even             |                         top of the hole.
 //          +-----|------ F ------|----- B ----|-----------> tick
 //
-// What a pass saves is freed last first. If every other microbatch is stacked from the bottom, and
-// those between from the top, then what is freed first always lies next to the hole in the middle,
-// and a temporary that needs both finds them in one piece; provided that other temporaries have
-// kept to the far side of the hole. First fit, from one side only, has this right for one of two.
+// Backward frees the saved activations in reverse order. If even microbatches are stacked from the
+// bottom and odd ones from the top, the addresses that are freed first always lie next to the hole
+// in the middle. So a temporary that needs both finds them in one piece, if other temporaries keep
+// to the far side of the hole. First fit, from one side only, achieves this for every other
+// microbatch.
 //
-// Which stack a buffer belongs to is told by phases alone: those that carry most into other phases
-// take turns, and a phase belongs to the stack of which it frees most. Costs two first fits.
+// Phases tell the stack of a buffer: the phases that carry most into other phases alternate, and
+// any other phase belongs to the stack of which it frees most. Costs two first fits.
 #pragma once
 
 #include <atomic>
@@ -26,13 +27,13 @@
 
 namespace stalloc::solve {
 
-// Nothing when buffers are fixed, or no two phases carry anything into others.
+// Returns nothing if buffers are fixed, or if no two phases carry buffers into others.
 // With a `limit`, gives up as place_in_order() does.
 std::optional<Layout> plan_two_stacks(const Problem& problem, const Timeline& timeline,
                                       const Budget& budget,
                                       const std::atomic<Bytes>* limit = nullptr);
 
-// By peak rank, where there are no two stacks.
+// The planner "two-stacks". It places buffers by peak rank if there are no two stacks.
 class TwoStacksPlanner final : public Planner {
  public:
   std::string_view name() const override { return "two-stacks"; }

@@ -10,30 +10,30 @@
 #include "solve/core/order.h"
 #include "solve/core/placement.h"
 #include "solve/greedy/repair.h"
-#include "solve/pipeline/bins.h"
-#include "solve/pipeline/contacts.h"
-#include "solve/pipeline/turns.h"
+#include "solve/pipeline/borders.h"
+#include "solve/pipeline/fill_ranges.h"
+#include "solve/pipeline/peaks.h"
 
 namespace stalloc::solve {
 namespace {
 
-constexpr int kRepairs = 4;  // of what is in no chunk
+constexpr int kRepairs = 4;  // rounds, for the buffers outside chunks
 
-// What is saved between two turns and freed between two others.
+// The buffers that are saved between two peaks and freed between two others.
 struct Chunk {
-  int begin = -1;  // the turn after which it is saved; -1: before the first
-  int end = -1;    // the turn that frees it
+  int begin = -1;  // the peak after which it is saved; -1: before the first
+  int end = -1;    // the peak that frees it
   std::vector<BufferIndex> buffers = {};
   Bytes bytes = 0;
   int slot = kNone;
 };
 
-// How a turn goes.
+// The addresses of a peak.
 struct Way {
   Range hole = {};
-  Range freed = {};  // next to it
-  Range given = {};  // to the turn's slot: what was the hole
-  Range taken = {};  // from it, in exchange, for the next hole; none at the last turn
+  Range freed = {};  // next to the hole
+  Range given = {};  // given to the peak's slot: the hole so far
+  Range taken = {};  // taken from the slot for the next hole; none at the last peak
 };
 
 class Walk {
@@ -41,64 +41,64 @@ class Walk {
   Walk(const Problem& problem, const Timeline& timeline)
       : problem_(problem), timeline_(timeline), offsets_(problem.buffers.size(), kUnplaced) {}
 
-  // False where there is no walk, or it does not work out.
+  // Returns false if there is no walk, or if it fails.
   bool find() {
     const std::vector<Bytes> load = timeline_.load(problem_);
     if (load.empty()) return false;
     height_ = *std::ranges::max_element(load);
     small_ = height_ / kSmallPart;
-    Turns found = find_turns(problem_, timeline_, load);
-    turns_ = std::move(found.turns);
+    Peaks found = find_peaks(problem_, timeline_, load);
+    peaks_ = std::move(found.peaks);
     cell_ = found.freed;
     hole_ = found.besides;
-    if (turns_.empty() || std::ssize(turns_) >= height_ / cell_) return false;
+    if (peaks_.empty() || std::ssize(peaks_) >= height_ / cell_) return false;
     find_chunks();
     return assign_slots();
   }
 
-  // Either of these, after find(): false where the cells do not suffice.
+  // Each of these two comes after find() and returns false if the cells do not suffice.
   bool go_straight() {
     ways_.clear();
     std::vector<std::vector<Range>> slots(room_.size());
-    for (std::size_t t = 0; t < turns_.size(); ++t) {
+    for (std::size_t t = 0; t < peaks_.size(); ++t) {
       const Offset begin = static_cast<Offset>(t) * cell_;
       const Range cell{begin + hole_, begin + hole_ + cell_};
       ways_.push_back({.hole = {begin, begin + hole_},
                        .freed = cell,
                        .given = {begin, begin + cell_},
                        .taken = cell});
-      slots[slot_of_turn_[t]].push_back(cell);
+      slots[slot_of_peak_[t]].push_back(cell);
     }
     std::vector<Bytes> rest = room_;
-    for (const int slot : slot_of_turn_) rest[slot] -= cell_;
+    for (const int slot : slot_of_peak_) rest[slot] -= cell_;
     return place(std::move(slots), rest, ways_.back().freed.end);
   }
 
   bool go_back_and_forth() {
     if (hole_ != cell_) return false;
-    const Contacts contacts = find_contacts(slot_of_turn_);
+    const Crossings crossings = find_crossings(slot_of_peak_);
     std::vector<Bytes> rest = room_;
-    for (const int slot : contacts.owners) {
+    for (const int slot : crossings.owners) {
       if (slot >= 0 && (rest[slot] -= cell_) < 0) return false;
     }
     std::vector<std::vector<Range>> slots(room_.size());
     std::vector<Range> cells;
     Offset top = 0;
-    auto room = contacts.rooms.begin();
-    for (int k = 0; k <= std::ssize(contacts.owners); ++k) {
-      for (; room != contacts.rooms.end() && room->cell == k; ++room) {
+    auto room = crossings.rooms.begin();
+    for (int k = 0; k <= std::ssize(crossings.owners); ++k) {
+      for (; room != crossings.rooms.end() && room->cell == k; ++room) {
         if (rest[room->slot] > height_ - top) return false;
         slots[room->slot].push_back({top, top + rest[room->slot]});
         top += std::exchange(rest[room->slot], 0);
       }
-      if (k == std::ssize(contacts.owners)) break;
+      if (k == std::ssize(crossings.owners)) break;
       if (cell_ > height_ - top) return false;
       cells.push_back({top, top + cell_});
       top += cell_;
-      if (contacts.owners[k] >= 0) slots[contacts.owners[k]].push_back(cells.back());
+      if (crossings.owners[k] >= 0) slots[crossings.owners[k]].push_back(cells.back());
     }
     ways_.clear();
-    for (const Contacts::Step& step : contacts.steps) {
+    for (const Crossings::Step& step : crossings.steps) {
       if (!ways_.empty()) ways_.back().taken = cells[step.hole];
       ways_.push_back({cells[step.hole], cells[step.freed], cells[step.hole], {}});
     }
@@ -115,7 +115,7 @@ class Walk {
     return size(i) > 0 && size(i) >= small_ && !span(i).empty() && span(i).wrap == 0;
   }
 
-  // False where something else lies there already, or the buffer elsewhere.
+  // Returns false if another buffer lies there already, or if the buffer lies elsewhere.
   bool put(BufferIndex i, Offset offset) {
     if (offsets_[i] != kUnplaced) return false;
     if (placement_->first_fit(span(i), size(i), offset) != offset) return false;
@@ -124,22 +124,22 @@ class Walk {
     return true;
   }
 
-  // The last turn that has begun by then; -1 before the first.
-  int turn_at(Moment moment) const {
-    const auto next = std::ranges::upper_bound(turns_, moment, {},
-                                               [&](const Turn& t) { return span(t.freed[0]).end; });
-    return static_cast<int>(next - turns_.begin()) - 1;
+  // The last peak that has begun by then; -1 before the first.
+  int peak_at(Moment moment) const {
+    const auto next = std::ranges::upper_bound(peaks_, moment, {},
+                                               [&](const Peak& t) { return span(t.freed[0]).end; });
+    return static_cast<int>(next - peaks_.begin()) - 1;
   }
 
   void find_chunks() {
     std::map<std::pair<int, int>, Chunk> chunks;
     for (BufferIndex i = 0; i < std::ssize(problem_.buffers); ++i) {
       if (!is_large(i)) continue;
-      const int begin = turn_at(span(i).begin);
-      const int end = turn_at(span(i).end);
+      const int begin = peak_at(span(i).begin);
+      const int end = peak_at(span(i).end);
       if (end < 0) continue;
       const bool is_temporary =
-          end - begin < 2 && (begin >= 0 || span(i).begin > span(turns_[end].freed[0]).begin);
+          end - begin < 2 && (begin >= 0 || span(i).begin > span(peaks_[end].freed[0]).begin);
       if (is_temporary) continue;
       Chunk& chunk = chunks[{begin, end}];
       chunk.begin = begin;
@@ -147,27 +147,27 @@ class Walk {
       chunk.buffers.push_back(i);
       chunk.bytes += size(i);
     }
-    // Each turn frees one; after the last one, they may all go.
+    // Each peak frees one chunk. After the last peak, all may be freed.
     Bytes most = 0;
     std::vector<char> is_freed_first(problem_.buffers.size(), false);
-    for (const Turn& turn : turns_) {
-      for (const BufferIndex i : turn.freed) is_freed_first[i] = true;
+    for (const Peak& peak : peaks_) {
+      for (const BufferIndex i : peak.freed) is_freed_first[i] = true;
     }
-    const auto has_turn = [&](const Chunk& chunk) {
+    const auto has_peak = [&](const Chunk& chunk) {
       return std::ranges::any_of(chunk.buffers, [&](auto i) { return is_freed_first[i] != 0; });
     };
     for (const auto& [key, chunk] : chunks) {
-      if (has_turn(chunk)) most = std::max(most, chunk.bytes);
+      if (has_peak(chunk)) most = std::max(most, chunk.bytes);
     }
     for (auto& [key, chunk] : chunks) {
-      const bool is_after = chunk.end + 1 == std::ssize(turns_) && chunk.bytes > most / 2;
-      if (has_turn(chunk) || is_after) chunks_.push_back(std::move(chunk));
+      const bool is_after = chunk.end + 1 == std::ssize(peaks_) && chunk.bytes > most / 2;
+      if (has_peak(chunk) || is_after) chunks_.push_back(std::move(chunk));
     }
   }
 
-  // Each chunk goes where the one was that the turn before it has freed.
+  // Each chunk gets the slot of the chunk that the peak before it has freed.
   bool assign_slots() {
-    std::vector<int> slot_of(turns_.size(), kNone);
+    std::vector<int> slot_of(peaks_.size(), kNone);
     for (Chunk& chunk : chunks_) {
       chunk.slot = chunk.begin < 0 ? kNone : slot_of[chunk.begin];
       if (chunk.slot == kNone) {
@@ -176,14 +176,14 @@ class Walk {
       }
       room_[chunk.slot] = std::max(room_[chunk.slot], chunk.bytes);
       for (const BufferIndex i : chunk.buffers) {
-        if (turns_[chunk.end].freed[0] == i) slot_of[chunk.end] = chunk.slot;
+        if (peaks_[chunk.end].freed[0] == i) slot_of[chunk.end] = chunk.slot;
       }
     }
-    slot_of_turn_ = std::move(slot_of);
-    return std::ranges::find(slot_of_turn_, kNone) == slot_of_turn_.end();
+    slot_of_peak_ = std::move(slot_of);
+    return std::ranges::find(slot_of_peak_, kNone) == slot_of_peak_.end();
   }
 
-  // The walk at the bottom, and above it what else each slot has room for.
+  // Puts the walk at the bottom, and the slots' own ranges above it.
   bool place(std::vector<std::vector<Range>> slots, const std::vector<Bytes>& rest, Offset top) {
     for (std::size_t s = 0; s < slots.size(); ++s) {
       if (rest[s] < 0 || rest[s] > height_ - top) return false;
@@ -193,28 +193,28 @@ class Walk {
     slots_ = std::move(slots);
     std::ranges::fill(offsets_, kUnplaced);
     placement_.emplace(timeline_.moments());
-    if (!place_turns()) return false;
-    std::size_t turn = 0;
+    if (!place_peaks()) return false;
+    std::size_t peak = 0;
     for (const Chunk& chunk : chunks_) {
-      for (; static_cast<int>(turn) <= chunk.begin; ++turn) exchange(turn);
+      for (; static_cast<int>(peak) <= chunk.begin; ++peak) exchange(peak);
       if (!fill(chunk)) return false;
     }
     return true;
   }
 
-  bool place_turns() {
-    for (std::size_t t = 0; t < turns_.size(); ++t) {
+  bool place_peaks() {
+    for (std::size_t t = 0; t < peaks_.size(); ++t) {
       Offset offset = ways_[t].freed.begin;
-      for (const BufferIndex i : turns_[t].freed) {
+      for (const BufferIndex i : peaks_[t].freed) {
         if (!put(i, std::exchange(offset, offset + size(i)))) return false;
       }
-      if (!put(turns_[t].needed, std::min(ways_[t].hole.begin, ways_[t].freed.begin))) return false;
+      if (!put(peaks_[t].needed, std::min(ways_[t].hole.begin, ways_[t].freed.begin))) return false;
     }
     return true;
   }
 
   void exchange(std::size_t t) {
-    std::vector<Range>& slot = slots_[slot_of_turn_[t]];
+    std::vector<Range>& slot = slots_[slot_of_peak_[t]];
     std::erase(slot, ways_[t].taken);
     slot.push_back(ways_[t].given);
   }
@@ -228,15 +228,15 @@ class Walk {
       buffers.push_back(i);
       sizes.push_back(size(i));
     }
-    const bool has_turn = buffers.size() < chunk.buffers.size();
-    if (has_turn && std::erase(free, ways_[chunk.end].freed) == 0) return false;
+    const bool has_peak = buffers.size() < chunk.buffers.size();
+    if (has_peak && std::erase(free, ways_[chunk.end].freed) == 0) return false;
     RangeSet merged;
     for (const Range& r : free) {
       if (r.size() > 0) merged.insert_merged(r);
     }
-    const auto offsets = fill_bins(sizes, merged.ranges());
+    const auto offsets = fill_ranges(sizes, merged.ranges());
     if (!offsets) return false;
-    // Unless something of the chunk before it goes later than the rest.
+    // This fails if a buffer of the chunk before it is freed later than the rest.
     for (std::size_t k = 0; k < buffers.size(); ++k) put(buffers[k], (*offsets)[k]);
     return true;
   }
@@ -247,13 +247,13 @@ class Walk {
   std::optional<Placement> placement_;
   Bytes height_ = 0;
   Bytes small_ = 0;
-  Bytes cell_ = 0;  // what each turn frees first
-  Bytes hole_ = 0;  // what it needs besides
-  std::vector<Turn> turns_;
+  Bytes cell_ = 0;  // bytes that each peak frees first
+  Bytes hole_ = 0;  // bytes that it needs beyond these
+  std::vector<Peak> peaks_;
   std::vector<Chunk> chunks_;      // by begin, then by end
   std::vector<Bytes> room_;        // of each slot
-  std::vector<int> slot_of_turn_;  // where the chunk lies that it frees
-  std::vector<Way> ways_;          // of the turns
+  std::vector<int> slot_of_peak_;  // by peak: the slot of the chunk that it frees
+  std::vector<Way> ways_;          // by peak
   std::vector<std::vector<Range>> slots_;
 };
 

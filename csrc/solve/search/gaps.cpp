@@ -66,7 +66,7 @@ class Gapped {
     return best_.layout.height <= std::max(best_.bound, budget_.target) || budget_.expired();
   }
 
-  // Each buffer where the first of its parts is.
+  // Gives each buffer the offset of its first part.
   std::vector<BufferIndex> buffers_of(const std::vector<BufferIndex>& parts) const {
     std::vector<char> seen(problem_.buffers.size(), false);
     std::vector<BufferIndex> order;
@@ -76,7 +76,7 @@ class Gapped {
     return order;
   }
 
-  // Places in this order, and again with what was too high at the front.
+  // Places in this order, and again with the buffers that were too high at the front.
   void improve(std::vector<BufferIndex> order) {
     for (int round = 0; round <= kRepairs; ++round) {
       const Layout layout = place(order);
@@ -113,7 +113,7 @@ class Gapped {
     for (std::size_t k = 0; k < order.size(); ++k) {
       const BufferIndex i = order[k];
       if (problem_.buffers[i].fixed != kUnplaced || !is_active(i)) continue;
-      // The first layout is finished however late it is: the rest would be stacked up.
+      // The first layout ignores the deadline: the remaining buffers would be stacked up.
       if (k % kPollEvery == 0 && !expired) {
         expired = has_best() ? budget_.expired() : budget_.cancelled();
       }
@@ -122,8 +122,8 @@ class Gapped {
     return layout;
   }
 
-  // All layouts in which every free buffer lies on the ground or on another one, in the order of
-  // their offsets: one of them is optimal.
+  // Tries all layouts in which every free buffer lies on the ground or on another one, in the order
+  // of their offsets. One of them is optimal.
   void search() {
     for (std::size_t i = 0; i < problem_.buffers.size(); ++i) {
       if (is_active(static_cast<BufferIndex>(i))) active_.push_back(static_cast<BufferIndex>(i));
@@ -159,9 +159,10 @@ class Gapped {
       Offset offset = 0;
       for (const BufferIndex j : neighbours_[i]) offset = std::max(offset, top_[j]);
       const Offset fixed = problem_.buffers[i].fixed;
-      if (fixed != kUnplaced && offset > fixed) return;  // what is in its way will not move
+      if (fixed != kUnplaced && offset > fixed) return;  // a placed buffer is in the way
       if (fixed != kUnplaced) offset = fixed;
-      if (offset + size(i) >= best_.layout.height && fixed == kUnplaced) return;  // it only rises
+      if (offset + size(i) >= best_.layout.height && fixed == kUnplaced)
+        return;  // the height only rises
       if (offset >= last) next.emplace_back(offset, i);
     }
     std::ranges::sort(next);

@@ -1,14 +1,14 @@
-// Buffers that are inactive in part of their lifetime, and come back to the same place.
+// Plans buffers with idle intervals, after which they are back at the same offset.
 //
 //   offset ^
-//          |  +--------+ +-----+ +----+     a's contents do not matter during its gap: another
-//          |  |   a    | |  b  | | a  |     buffer may lie there meanwhile, but a returns to the
-//          |  +--------+ +-----+ +----+     offset it had.
-//          +------------- gap -------------> tick
+//          |  +--------+ +-----+ +----+     a's content does not matter in its idle interval: b may
+//          |  |   a    | |  b  | | a  |     use the addresses meanwhile, but a has the same offset
+//          |  +--------+ +-----+ +----+     afterwards.
+//          +-------- idle interval ----> tick
 //
-// A planner that knows nothing of gaps plans as if there were none: valid, and perhaps too high.
-// This one places all active parts of a buffer at once, by first fit in several orders with repair,
-// and searches small problems to the end.
+// Other planners ignore idle intervals: their layouts are valid, and perhaps too high. This one
+// places all active parts of a buffer at once, by first fit in several orders with repair. It
+// searches small problems exhaustively.
 #pragma once
 
 #include <vector>
@@ -18,9 +18,9 @@
 
 namespace stalloc::solve {
 
-// The lowest layout found, and what is proven. `warm` is empty, or has an offset for every buffer.
-// `problem` has passed check(), all its buffers share their addresses whatever their stream, and
-// what is fixed does not clash. Deterministic unless the budget expires.
+// Returns the lowest layout found, and the proven bound. `warm` is empty or has an offset for every
+// buffer. `problem` has passed check(), all its buffers may share addresses, whatever their stream,
+// and its fixed buffers do not clash. Deterministic unless the budget expires.
 Minimum plan_gaps(const Problem& problem, const std::vector<Offset>& warm, const Budget& budget);
 
 }  // namespace stalloc::solve

@@ -1,4 +1,4 @@
-// Multilevel search: a coarse problem is packed by trial and error, and the details follow.
+// Multilevel search: packs a coarse problem by trial and error, then refines it.
 //
 //   load ^   ______________________
 //        |  |  long, large buffers |__        1. Coarsen: the long-lived, large buffers stay as

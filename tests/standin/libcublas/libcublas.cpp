@@ -1,7 +1,7 @@
-// Matrix products that do nothing: the functions of cuBLAS that torch's training calls. Preloaded,
-// so that they are found before the real library's, which no device lets itself be opened by.
+// Matrix products that do nothing: the functions of cuBLAS that torch's training calls. The library
+// is preloaded, so these are found before those of the real one, which needs a device.
 //
-// Work on a stream would change nothing here that memory tests look at, so none is submitted.
+// No work is submitted to a stream: the memory tests would not see it.
 #include <cstddef>
 
 namespace {
@@ -50,7 +50,7 @@ int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, voi
   return kSuccess;
 }
 
-// The products themselves: of any arguments, which they leave alone.
+// The products themselves. They take any arguments and ignore them.
 int cublasLtMatmul() { return kSuccess; }
 int cublasSgemm_v2() { return kSuccess; }
 int cublasDgemm_v2() { return kSuccess; }

@@ -1,5 +1,5 @@
-// A driver library whose kernels do nothing. torch opens it when CUDA is initialised, for kernels
-// that it compiles at run time; so does Triton, which loads and launches those of torch.compile.
+// A driver library whose kernels do nothing. torch opens it for kernels that it compiles at run
+// time. Triton opens it to load and launch the kernels of torch.compile.
 #include <dlfcn.h>
 
 #include <cstddef>
@@ -17,7 +17,7 @@ int make(void** handle) {
   return kSuccess;
 }
 
-// A function of the stand-in for the runtime, which is loaded before.
+// Finds a function of the stand-in for the runtime, which has been loaded before.
 template <typename Function>
 Function* runtime(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
@@ -97,7 +97,7 @@ int cuFuncGetAttribute(int* value, int attribute, void*) {
   return kSuccess;
 }
 
-// Of any arguments, which they leave alone.
+// These functions take any arguments and ignore them.
 int cuCtxSetCurrent() { return kSuccess; }
 int cuCtxGetLimit() { return kNotSupported; }
 int cuCtxSetLimit() { return kNotSupported; }

@@ -1,6 +1,6 @@
-// The few functions of NVML (libnvidia-ml.so.1) that torch's allocator asks, before it maps
-// expandable segments and when memory has run out: there is a device, on no NVLink fabric, and
-// nobody uses it.
+// The few functions of NVML (libnvidia-ml.so.1) that torch's allocator calls before it maps
+// expandable segments and when memory has run out. They report a device without NVLink that nobody
+// uses.
 namespace {
 
 constexpr int kSuccess = 0;

@@ -1,4 +1,4 @@
-#include "solve/race.h"
+#include "solve/attempts.h"
 
 #include <algorithm>
 #include <chrono>
@@ -14,13 +14,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// One attempt's way of being told how things stand.
+// How one attempt learns of the others' results.
 struct Lane {
   std::atomic<Bytes> limit = std::numeric_limits<Bytes>::max();
   std::atomic<bool> stop = false;
 };
 
-// Those of an abandoned race end soon.
+// Stops all attempts if run_on() is left early.
 class StopOnExit {
  public:
   explicit StopOnExit(std::vector<Lane>& lanes) : lanes_(lanes) {}
@@ -34,16 +34,16 @@ class StopOnExit {
   std::vector<Lane>& lanes_;
 };
 
-class Race {
+class Runner {
  public:
-  Race(const std::vector<Attempt>& attempts, const Budget& budget, Winner& winner)
+  Runner(const std::vector<Attempt>& attempts, const Budget& budget, Winner& winner)
       : attempts_(attempts), budget_(budget), winner_(winner), lanes_(attempts.size()) {
     if (winner_.name.empty()) return;
     for (Lane& lane : lanes_) lane.limit = winner_.layout.height;
   }
 
-  // Takes attempts until there are none left. `cancel` of each is its lane's, or the caller's own
-  // when it runs alone.
+  // Runs attempts until none is left. Each is cancelled by its lane, or by the caller if it runs
+  // alone.
   void work(bool alone) {
     for (;;) {
       const std::size_t i = next_.fetch_add(1);
@@ -64,7 +64,7 @@ class Race {
   void run_on(int threads) {
     int working = threads;
     std::condition_variable idle;
-    std::vector<std::jthread> workers;  // joined also when not all of them can be started
+    std::vector<std::jthread> workers;  // joined even if not all of them can be started
     const StopOnExit stop(lanes_);
     for (int t = 0; t < threads; ++t) {
       workers.emplace_back([&] {
@@ -76,14 +76,14 @@ class Race {
     {
       // The caller's cancel reaches the attempts through their lanes.
       constexpr auto kWatch = std::chrono::milliseconds(5);
-      constexpr int kReportEvery = 10;  // turns of the watch
+      constexpr int kReportEvery = 10;  // checks of the budget
       std::unique_lock lock(mutex_);
-      for (int turn = 1; !idle.wait_for(lock, kWatch, [&] { return working == 0; }); ++turn) {
+      for (int check = 1; !idle.wait_for(lock, kWatch, [&] { return working == 0; }); ++check) {
         if (budget_.cancelled()) {
           for (Lane& lane : lanes_) lane.stop = true;
         }
-        if (budget_.progress && turn % kReportEvery == 0) {
-          lock.unlock();  // it may take its time
+        if (budget_.progress && check % kReportEvery == 0) {
+          lock.unlock();  // the callback may be slow
           budget_.progress(fraction_done());
           lock.lock();
         }
@@ -91,7 +91,7 @@ class Race {
     }
   }
 
-  // By attempts or by time, whichever is further.
+  // The fraction of the attempts or of the time, whichever is larger.
   double fraction_done() const {
     const double attempts = static_cast<double>(next_.load()) / (attempts_.size() + 1.0);
     if (budget_.deadline == Clock::time_point::max()) return std::min(attempts, 1.0);
@@ -115,7 +115,7 @@ class Race {
     const std::lock_guard lock(mutex_);
     const Bytes height = layout.height;
     for (std::size_t j = 0; j < lanes_.size(); ++j) {
-      const Bytes limit = j > i ? height : height + 1;  // equals: the first one wins
+      const Bytes limit = j > i ? height : height + 1;  // among equals, the first one wins
       lanes_[j].limit = std::min(lanes_[j].limit.load(), limit);
       if (j > i && height <= budget_.target) lanes_[j].stop = true;
     }
@@ -130,7 +130,7 @@ class Race {
   const std::vector<Attempt>& attempts_;
   const Budget& budget_;
   Winner& winner_;
-  std::size_t winner_index_ = 0;  // 0 for one from before: it is first among equals
+  std::size_t winner_index_ = 0;  // 0 for an earlier winner: it is the first among equals
   std::vector<Lane> lanes_;
   std::atomic<std::size_t> next_ = 0;
   std::mutex mutex_;  // guards the winner and the error
@@ -139,9 +139,10 @@ class Race {
 
 }  // namespace
 
-void race(const std::vector<Attempt>& attempts, int threads, const Budget& budget, Winner& winner) {
+void run_attempts(const std::vector<Attempt>& attempts, int threads, const Budget& budget,
+                  Winner& winner) {
   if (!winner.name.empty() && winner.layout.height <= budget.target) return;
-  Race state(attempts, budget, winner);
+  Runner state(attempts, budget, winner);
   const int useful = std::min<int>(threads, static_cast<int>(attempts.size()));
   if (useful <= 1 && !budget.progress) {
     state.work(/*alone=*/true);

@@ -1,4 +1,4 @@
-#include "solve/rotate.h"
+#include "solve/core/origin.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,8 +8,8 @@
 
 namespace stalloc::solve {
 
-Tick lightest_cut(const Problem& problem) {
-  // Frees before allocations: what counts at a tick is what was live before and still is.
+Tick lightest_tick(const Problem& problem) {
+  // Frees come before allocations: a tick's crossing bytes were live before it and still are.
   std::vector<std::pair<Tick, Bytes>> changes;
   Bytes crossing = 0;
   for (const Buffer& b : problem.buffers) {
@@ -24,7 +24,7 @@ Tick lightest_cut(const Problem& problem) {
     }
   }
   std::sort(changes.begin(), changes.end());
-  // A free at tick 0 ends what lived up to the end of the period, and is over before it begins.
+  // A free at tick 0 ends a life that lasted to the end of the period: it crosses nothing.
   Tick best = 0;
   Bytes least = crossing;
   std::size_t k = 0;
@@ -45,12 +45,12 @@ Tick lightest_cut(const Problem& problem) {
   return best;
 }
 
-Problem rotated(const Problem& problem, Tick cut) {
+Problem with_origin(const Problem& problem, Tick origin) {
   Problem result = problem;
   bool is_line = true;
   for (Buffer& b : result.buffers) {
     const Tick lifetime = b.upper - b.lower;
-    b.lower = b.lower >= cut ? b.lower - cut : b.lower - cut + problem.period;
+    b.lower = b.lower >= origin ? b.lower - origin : b.lower - origin + problem.period;
     if (lifetime == problem.period) b.lower = 0;
     b.upper = b.lower + lifetime;
     if (b.size > 0 && b.upper > problem.period) is_line = false;

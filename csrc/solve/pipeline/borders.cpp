@@ -1,4 +1,4 @@
-#include "solve/pipeline/contacts.h"
+#include "solve/pipeline/borders.h"
 
 #include <algorithm>
 #include <map>
@@ -15,10 +15,10 @@ constexpr int kNoEnd = -1;
 struct Border {
   int from = kNobody;
   int to = kNobody;
-  std::vector<int> turns = {};  // of `to`
+  std::vector<int> peaks = {};  // of `to`
 };
 
-// Two ends a border: 2b is that of the slot which gives, 2b + 1 that of the one which gains.
+// A border has two ends: 2b is that of the slot that gives, 2b + 1 that of the slot that gains.
 class Borders {
  public:
   explicit Borders(const std::vector<int>& slots) {
@@ -27,7 +27,7 @@ class Borders {
     for (std::size_t t = 0; t < slots.size(); ++t) {
       const auto [at, is_new] = known.try_emplace({from, slots[t]}, static_cast<int>(size()));
       if (is_new) borders_.push_back({from, slots[t]});
-      borders_[at->second].turns.push_back(static_cast<int>(t));
+      borders_[at->second].peaks.push_back(static_cast<int>(t));
       border_of_.push_back(at->second);
       from = slots[t];
     }
@@ -37,8 +37,8 @@ class Borders {
     join();
   }
 
-  Contacts lay_out() {
-    Contacts result;
+  Crossings lay_out() {
+    Crossings result;
     std::vector<int> at(size(), kNoEnd);  // the first cell right of the border
     choose_rooms();
     const auto add_room = [&](int end) {
@@ -80,17 +80,17 @@ class Borders {
  private:
   std::size_t size() const { return borders_.size(); }
   int owner(int end) const { return end % 2 == 0 ? borders_[end / 2].from : borders_[end / 2].to; }
-  const std::vector<int>& turns(int end) const { return borders_[end / 2].turns; }
+  const std::vector<int>& peaks(int end) const { return borders_[end / 2].peaks; }
 
-  // That the slot has there at first, so that there is one whenever the hole crosses.
-  int cells(int end) const { return end % 2 == 0 ? static_cast<int>(turns(end).size()) : 1; }
+  // The cells that the slot needs there at first, so that there is one whenever the hole crosses.
+  int cells(int end) const { return end % 2 == 0 ? static_cast<int>(peaks(end).size()) : 1; }
   int cells(int a, int b) const {
     int fewest = 1;
     int gained = 0;
-    auto i = turns(a).begin();
-    auto j = turns(b).begin();
-    while (i != turns(a).end() || j != turns(b).end()) {
-      const bool is_a = j == turns(b).end() || (i != turns(a).end() && *i < *j);
+    auto i = peaks(a).begin();
+    auto j = peaks(b).begin();
+    while (i != peaks(a).end() || j != peaks(b).end()) {
+      const bool is_a = j == peaks(b).end() || (i != peaks(a).end() && *i < *j);
       ++(is_a ? i : j);
       fewest = std::max(fewest, 1 - gained);
       gained += (is_a ? a : b) % 2 == 0 ? -1 : 1;
@@ -98,12 +98,12 @@ class Borders {
     return fewest;
   }
 
-  // At the end of a row, the later the slot needs that the better.
+  // Puts a slot's room at the end of a row, preferably one that the slot needs late.
   void choose_rooms() {
     for (int end = 0; end < std::ssize(beside_); ++end) {
       if (beside_[end] != kNoEnd || owner(end) == kNobody) continue;
       const auto [at, is_new] = room_at_.try_emplace(owner(end), end);
-      if (turns(end).front() > turns(at->second).front()) at->second = end;
+      if (peaks(end).front() > peaks(at->second).front()) at->second = end;
     }
   }
 
@@ -112,8 +112,8 @@ class Borders {
     return b;
   }
 
-  // Which of a slot's ends lie on either side of the same cells: first where that saves most, then
-  // where one border is done with just before the other.
+  // Chooses which of a slot's ends lie on either side of the same cells: first the pairs that save
+  // most, then pairs of which one border is last crossed just before the other.
   void join() {
     std::map<int, std::vector<int>> ends_of;
     for (int end = 0; end < std::ssize(beside_); ++end) ends_of[owner(end)].push_back(end);
@@ -124,7 +124,7 @@ class Borders {
           const int a = ends[i];
           const int b = ends[j];
           const int saved = cells(a) + cells(b) - cells(a, b);
-          const int apart = std::abs(turns(a).front() - turns(b).front());
+          const int apart = std::abs(peaks(a).front() - peaks(b).front());
           if (saved > 0) pairs.emplace_back(-saved, apart, a, b);
         }
       }
@@ -139,16 +139,16 @@ class Borders {
   }
 
   std::vector<Border> borders_;
-  std::vector<int> border_of_;    // that the hole crosses at a turn
+  std::vector<int> border_of_;    // by peak: the border that the hole crosses
   std::vector<int> beside_;       // the end on the other side of the same cells
-  std::vector<int> row_;          // of borders, which has two free ends; a forest
-  std::map<int, int> room_at_;    // the end of a row where the rest of a slot lies
-  std::vector<char> gives_left_;  // whether the hole crosses the border from the left
+  std::vector<int> row_;          // rows of borders with two free ends each; a forest
+  std::map<int, int> room_at_;    // by slot: the end of a row where its room lies
+  std::vector<char> gives_left_;  // true if the hole crosses the border from the left
 };
 
 }  // namespace
 
-Contacts find_contacts(const std::vector<int>& slots) {
+Crossings find_crossings(const std::vector<int>& slots) {
   if (slots.empty() || std::ranges::adjacent_find(slots) != slots.end()) return {};
   return Borders(slots).lay_out();
 }

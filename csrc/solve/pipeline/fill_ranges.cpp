@@ -1,4 +1,4 @@
-#include "solve/pipeline/bins.h"
+#include "solve/pipeline/fill_ranges.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -13,21 +13,21 @@ constexpr int kSteps = 20'000;
 
 class Filler {
  public:
-  Filler(const std::vector<Bytes>& sizes, std::vector<Range> bins)
-      : sizes_(sizes), bins_(std::move(bins)), order_(sizes.size()) {
+  Filler(const std::vector<Bytes>& sizes, std::vector<Range> ranges)
+      : sizes_(sizes), ranges_(std::move(ranges)), order_(sizes.size()) {
     std::iota(order_.begin(), order_.end(), std::size_t{0});
     std::ranges::stable_sort(order_, std::greater{}, [&](std::size_t i) { return sizes[i]; });
     for (std::size_t k = 0; k < order_.size(); ++k) {
       if (k == 0 || size(k) != size(k - 1)) kinds_.push_back({.next = k, .end = k});
       ++kinds_.back().end;
     }
-    std::ranges::sort(bins_, {}, [](const Range& b) { return std::pair{b.size(), b.begin}; });
+    std::ranges::sort(ranges_, {}, [](const Range& b) { return std::pair{b.size(), b.begin}; });
     offsets_.resize(sizes.size());
   }
 
   std::optional<std::vector<Offset>> run() {
     Bytes spare = 0;
-    for (const Range& bin : bins_) spare += bin.size();
+    for (const Range& range : ranges_) spare += range.size();
     for (const Bytes size : sizes_) spare -= size;
     if (spare < 0 || !fill(0, 0, spare)) return std::nullopt;
     return std::move(offsets_);
@@ -41,25 +41,25 @@ class Filler {
 
   Bytes size(std::size_t k) const { return sizes_[order_[k]]; }
 
-  // The rest of a bin with this kind and smaller ones, and then the bins after it.
+  // Fills the rest of a range with this kind and smaller ones, and then the ranges after it.
   bool fill(std::size_t b, std::size_t kind, Bytes spare) {
-    if (b == bins_.size()) return true;  // no more is wasted than could be, so all have a place
+    if (b == ranges_.size()) return true;  // the waste is within the total, so all sizes fit
     if (++steps_ > kSteps) return false;
-    Range& bin = bins_[b];
-    if (kind == kinds_.size()) return bin.size() <= spare && fill(b + 1, 0, spare - bin.size());
+    Range& range = ranges_[b];
+    if (kind == kinds_.size()) return range.size() <= spare && fill(b + 1, 0, spare - range.size());
     Kind& k = kinds_[kind];
-    if (k.next < k.end && size(k.next) <= bin.size()) {
+    if (k.next < k.end && size(k.next) <= range.size()) {
       const Bytes taken = size(k.next);
-      offsets_[order_[k.next++]] = std::exchange(bin.begin, bin.begin + taken);
+      offsets_[order_[k.next++]] = std::exchange(range.begin, range.begin + taken);
       if (fill(b, kind, spare)) return true;
-      bin.begin -= taken;
+      range.begin -= taken;
       --k.next;
     }
     return fill(b, kind + 1, spare);
   }
 
   const std::vector<Bytes>& sizes_;
-  std::vector<Range> bins_;         // smallest first
+  std::vector<Range> ranges_;       // smallest first
   std::vector<std::size_t> order_;  // of sizes, largest first
   std::vector<Kind> kinds_;
   std::vector<Offset> offsets_;
@@ -68,9 +68,9 @@ class Filler {
 
 }  // namespace
 
-std::optional<std::vector<Offset>> fill_bins(const std::vector<Bytes>& sizes,
-                                             std::vector<Range> bins) {
-  return Filler(sizes, std::move(bins)).run();
+std::optional<std::vector<Offset>> fill_ranges(const std::vector<Bytes>& sizes,
+                                               std::vector<Range> ranges) {
+  return Filler(sizes, std::move(ranges)).run();
 }
 
 }  // namespace stalloc::solve

@@ -1,4 +1,4 @@
-#include "solve/pipeline/turns.h"
+#include "solve/pipeline/peaks.h"
 
 #include <algorithm>
 #include <map>
@@ -9,14 +9,14 @@
 namespace stalloc::solve {
 namespace {
 
-constexpr Bytes kIdlePart = 10'000;  // of the peak: what may be idle at a tight moment
-constexpr std::size_t kFewest = 4;   // turns
+constexpr Bytes kIdlePart = 10'000;  // the part of the highest load that may be idle at a peak
+constexpr std::size_t kFewest = 4;   // peaks
 
 class Finder {
  public:
   Finder(const Problem& problem, const Timeline& timeline, const std::vector<Bytes>& load)
       : problem_(problem), timeline_(timeline), load_(load) {
-    const Bytes small = peak() / kSmallPart;
+    const Bytes small = highest() / kSmallPart;
     for (BufferIndex i = 0; i < std::ssize(problem.buffers); ++i) {
       const bool is_large = size(i) > 0 && size(i) >= small;
       if (is_large && !span(i).empty() && span(i).wrap == 0) by_end_.push_back(i);
@@ -24,28 +24,28 @@ class Finder {
     std::ranges::sort(by_end_, {}, [&](BufferIndex i) { return std::pair{span(i).end, i}; });
   }
 
-  Turns find() const {
+  Peaks find() const {
     const std::vector<BufferIndex> needed = find_needed();
     if (needed.empty()) return {};
-    std::vector<Moment> at;  // the turns, and one before and one after them
+    std::vector<Moment> at;  // the peaks, and one moment before and one after them
     for (const BufferIndex i : needed) at.push_back(span(i).begin);
     at.insert(at.begin(), at[0] - (at[1] - at[0]) / 2);
     at.push_back(timeline_.moments());
     const Moment quiet = quiet_before(at);
-    Turns result;
+    Peaks result;
     for (std::size_t t = 0; t < needed.size(); ++t) {
       auto it = std::ranges::upper_bound(by_end_, at[t + 1] - quiet, {},
                                          [&](BufferIndex i) { return span(i).end; });
-      Turn turn{.needed = needed[t]};
+      Peak peak{.needed = needed[t]};
       Bytes freed = 0;
       for (; it != by_end_.end() && span(*it).end <= at[t + 1]; ++it) {
         if (span(*it).begin >= at[t]) continue;
-        turn.freed.push_back(*it);
+        peak.freed.push_back(*it);
         freed += size(*it);
       }
       if (t == 0) result.freed = freed;
       if (freed == 0 || freed != result.freed) return {};
-      result.turns.push_back(std::move(turn));
+      result.peaks.push_back(std::move(peak));
     }
     result.besides = size(needed[0]) - result.freed;
     if (result.besides <= 0 || result.besides > result.freed) return {};
@@ -55,10 +55,10 @@ class Finder {
  private:
   Bytes size(BufferIndex i) const { return align_up(problem_.buffers[i].size, problem_.alignment); }
   const Span& span(BufferIndex i) const { return timeline_.span(i); }
-  Bytes peak() const { return load_.empty() ? 0 : *std::ranges::max_element(load_); }
+  Bytes highest() const { return load_.empty() ? 0 : *std::ranges::max_element(load_); }
 
   std::vector<BufferIndex> find_needed() const {
-    const Bytes tight = peak() - peak() / kIdlePart;
+    const Bytes tight = highest() - highest() / kIdlePart;
     std::map<Bytes, std::vector<BufferIndex>> by_size;
     for (const BufferIndex i : by_end_) {
       if (load_[span(i).begin] >= tight) by_size[size(i)].push_back(i);
@@ -70,14 +70,15 @@ class Finder {
     return needed;
   }
 
-  // How long before a turn the last buffer is saved that outlives it and the next one, at least.
+  // The least number of moments between a peak and the birth before it of the last buffer that
+  // outlives it and the next peak.
   Moment quiet_before(const std::vector<Moment>& at) const {
     std::vector<Moment> last(at.size(), 0);
     for (const BufferIndex i : by_end_) {
       const auto next = std::ranges::lower_bound(at, span(i).begin + 1);
-      const auto turn = static_cast<std::size_t>(next - at.begin());
-      if (turn + 1 < at.size() && span(i).end > at[turn + 1]) {
-        last[turn] = std::max(last[turn], span(i).begin);
+      const auto peak = static_cast<std::size_t>(next - at.begin());
+      if (peak + 1 < at.size() && span(i).end > at[peak + 1]) {
+        last[peak] = std::max(last[peak], span(i).begin);
       }
     }
     Moment quiet = at[1] - at[0];
@@ -90,12 +91,12 @@ class Finder {
   const Problem& problem_;
   const Timeline& timeline_;
   const std::vector<Bytes>& load_;
-  std::vector<BufferIndex> by_end_;  // what is large
+  std::vector<BufferIndex> by_end_;  // the large buffers
 };
 
 }  // namespace
 
-Turns find_turns(const Problem& problem, const Timeline& timeline, const std::vector<Bytes>& load) {
+Peaks find_peaks(const Problem& problem, const Timeline& timeline, const std::vector<Bytes>& load) {
   return Finder(problem, timeline, load).find();
 }
 
