@@ -9,6 +9,7 @@
 #include "plan/layout.h"
 #include "plan/opening.h"
 #include "plan/regions.h"
+#include "plan/slots.h"
 
 namespace stalloc::plan {
 namespace {
@@ -159,12 +160,14 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   std::tie(plan.phases, phase_of) = planned_phases(profile);
   add_laws(plan, profile);
   const std::vector<std::int32_t> row_of = add_decisions(plan, profile, phase_of);
+  add_slots(plan, profile, row_of);
   add_persistent(plan, profile, phase_of);
   if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);
 
   lay_out(plan, {.algorithm = options.algorithm}, budget);
   if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
   add_opening(plan, profile.opening, phase_of, row_of);
+  add_startup_slots(plan, profile.opening, row_of);
   plan.check();
   return plan;
 }

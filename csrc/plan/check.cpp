@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "plan/opening.h"
 #include "plan/plan.h"
+#include "plan/slots.h"
 #include "profile/roles.h"
 #include "verify/idle_validator.h"
 #include "verify/validator.h"
@@ -251,6 +252,7 @@ void Plan::check() const {
   }
   check_idle(*this, problem, layout);
   check_opening(*this);
+  check_slots(*this);
 }
 
 }  // namespace stalloc::plan

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "plan/reusable.h"
+#include "plan/slots.h"
 #include "solve/portfolio.h"
 
 namespace stalloc::plan {
@@ -38,6 +39,11 @@ void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budg
   plan.optimal = result.optimal;
   plan.pool = result.layout.height;
   plan.bound = result.bound;
+  if (!plan.slots.empty()) {
+    place_slots(plan, result.layout);
+    plan.bound = bound_with_slots(plan, problem);
+    plan.optimal = plan.pool == plan.bound;
+  }
   add_reusable(plan, problem, result.layout);
 }
 

@@ -30,7 +30,7 @@ namespace {
 
 // How long one iteration saw a request live.
 struct Sighting {
-  enum class Kind : std::uint8_t { kFreed, kStillAlive, kTooLong };
+  enum class Kind : std::uint8_t { kFreed, kReplaced, kStillAlive, kTooLong };
 
   Kind kind = Kind::kStillAlive;
   std::int32_t turn = 0;         // iterations after that of its birth
@@ -78,8 +78,8 @@ class Profiler {
     const std::int32_t freed_in = t + sighting.turn;
     if (r.upper >= all_.turn(freed_in).end) return sighting;
     sighting.newest = all_.newest_before(freed_in, r.upper);
-    if (sighting.turn == 1 && sighting.newest >= all_.number(i)) return sighting;
-    sighting.kind = Sighting::Kind::kFreed;
+    const bool replaced = sighting.turn == 1 && sighting.newest >= all_.number(i);
+    sighting.kind = replaced ? Sighting::Kind::kReplaced : Sighting::Kind::kFreed;
     if (freed_in == reference_) sighting.tick = r.upper - all_.turn(reference_).begin;
     sighting.phase_end = r.phase_end;
     sighting.layer_end = r.layer_end;
@@ -143,8 +143,11 @@ class Profiler {
       result.phase_end = all_.phases().at(result.upper);
     } else {
       const Sighting sighting = longest(i);
+      const Tick tick = sighting.kind < Sighting::Kind::kStillAlive ? free_tick(sighting) : kNone;
+      if (sighting.kind == Sighting::Kind::kReplaced && tick > result.lower) {
+        result.over = tick - result.lower;
+      }
       if (sighting.kind != Sighting::Kind::kFreed) return persistent(result);
-      const Tick tick = free_tick(sighting);
       result.upper = tick + sighting.turn * period;
       wraps = sighting.turn > 0;
       // A tick of the reference's own is that of the free; any other is the one after it.

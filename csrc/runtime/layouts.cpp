@@ -83,6 +83,8 @@ const plan::Plan* Layouts::in_one_piece() {
 const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> walls,
                                 std::span<const StaticPool::LiveDecision> live) {
   const plan::Plan& base = layouts_.front();
+  // Slots stay where they are while their blocks live, and these always do.
+  if (!base.slots.empty()) return nullptr;
   try {
     const std::vector<Bytes> sizes = plan::law_sizes(base, extents);
     plan::ResizeOptions options;

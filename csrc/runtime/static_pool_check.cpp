@@ -13,6 +13,7 @@ void StaticPool::check() const {
   std::vector<Range> taken = strays_.ranges();
   for (std::size_t i = 0; i < planned_; ++i) {
     const Placed& p = decisions_[i];
+    if (p.slots != kNone) continue;
     const bool live = p.state != State::kIdle;
     if (live != (slots_[static_cast<std::size_t>(p.slot)].live == static_cast<std::int32_t>(i))) {
       fail("decision " + std::to_string(i) + " and its slot disagree about being live");
@@ -29,7 +30,9 @@ void StaticPool::check() const {
     }
   }
   std::vector<std::int32_t> blocks(groups_.size());
+  check_slots(taken);
   for (const auto& [offset, block] : foreign_) {
+    if (block.slots != kNone) continue;
     if (block.stray) {
       if (strays_.find(offset).size() != block.size)
         fail("a foreign block is not among the strays");
@@ -71,6 +74,34 @@ void StaticPool::check() const {
       if (!(expected.ranges() == level.idle[i].ranges())) {
         fail("the idle space of a level is not what is left of the pool");
       }
+    }
+  }
+}
+
+// Adds the live blocks in slots to `taken`.
+void StaticPool::check_slots(std::vector<Range>& taken) const {
+  const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
+  for (std::size_t c = 0; c < slot_classes_.size(); ++c) {
+    const SlotPlaces& places = slot_classes_[c];
+    std::vector<bool> is_free(places.keys.size(), false);
+    for (const std::int32_t place : places.free) {
+      if (is_free[static_cast<std::size_t>(place)]) fail("a slot is free twice");
+      is_free[static_cast<std::size_t>(place)] = true;
+    }
+    for (std::size_t i = 0; i < places.keys.size(); ++i) {
+      const Offset offset = places.whole.begin + static_cast<Bytes>(i) * places.size;
+      const Slot& slot = slots_[static_cast<std::size_t>(places.keys[i])];
+      const auto guest = foreign_.find(offset);
+      const bool has_guest = guest != foreign_.end();
+      if (has_guest && guest->second.slots != static_cast<std::int32_t>(c)) {
+        fail("a block that has no slot lies in one");
+      }
+      if (slot.live != kNone &&
+          decisions_[static_cast<std::size_t>(slot.live)].slots != static_cast<std::int32_t>(c)) {
+        fail("a decision lies in a slot that is not of its class");
+      }
+      if (is_free[i] == (slot.live != kNone || has_guest)) fail("a slot and its block disagree");
+      if (!is_free[i]) taken.push_back({offset, offset + places.size});
     }
   }
 }
