@@ -152,7 +152,9 @@ TEST(SlotsValidator, AgreesWithBruteForce) {
       verify::validate_slots(classes, uses, period, kUnit, 100 * kUnit);
     };
     EXPECT_NO_THROW(check(most)) << round;
-    if (most > 1) EXPECT_THROW(check(most - 1), PlanError) << round;
+    if (most > 1) {
+      EXPECT_THROW(check(most - 1), PlanError) << round;
+    }
   }
 }
 
