@@ -84,4 +84,22 @@ std::vector<ReusableRow> reusable_rows(const Plan& plan) {
   return rows;
 }
 
+std::vector<SlotRow> slot_decision_rows(const Plan& plan) {
+  std::vector<SlotRow> rows;
+  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+    const Decision& d = plan.decisions[i];
+    if (d.slots != kNone) rows.push_back({static_cast<std::int32_t>(i), d.slots, d.over, d.box});
+  }
+  return rows;
+}
+
+std::vector<SlotRow> slot_opening_rows(const Plan& plan) {
+  std::vector<SlotRow> rows;
+  for (std::size_t i = 0; i < plan.opening.size(); ++i) {
+    const OpeningRequest& r = plan.opening[i];
+    if (r.slots != kNone) rows.push_back({.row = static_cast<std::int32_t>(i), .slots = r.slots});
+  }
+  return rows;
+}
+
 }  // namespace stalloc::plan

@@ -34,6 +34,9 @@ struct Decision {
   // offset is then that of the first slot.
   std::int32_t slots = kNone;  // index into Plan::slots
   Tick over = 0;               // ticks that it lives beyond `upper`, at most a period
+  // Other requests use slots that are idle for a while, in boxes; see boxes.h. The offset is then
+  // that in the first slot.
+  std::int32_t box = kNone;  // a number: requests with the same one share a slot
 };
 
 // Interchangeable places side by side, for the requests of one size and stream; see slots.h.
@@ -206,7 +209,11 @@ std::vector<ReusableRow> reusable_rows(const Plan& plan);
 struct SlotRow {
   std::int32_t row = kNone;
   std::int32_t slots = kNone;
-  Tick over = 0;  // of a decision
+  Tick over = 0;             // of a decision
+  std::int32_t box = kNone;  // of a decision
 };
+
+std::vector<SlotRow> slot_decision_rows(const Plan& plan);
+std::vector<SlotRow> slot_opening_rows(const Plan& plan);
 
 }  // namespace stalloc::plan

@@ -52,10 +52,16 @@ inline constexpr std::tuple kSlotColumns{
     Column<&SlotClass::stream>{"stream"},
 };
 
-inline constexpr std::tuple kSlotRowColumns{
+inline constexpr std::tuple kSlotDecisionColumns{
     Column<&SlotRow::row>{"row"},
     Column<&SlotRow::slots>{"slots"},
     Column<&SlotRow::over>{"over"},
+    Column<&SlotRow::box>{"box"},
+};
+
+inline constexpr std::tuple kSlotOpeningColumns{
+    Column<&SlotRow::row>{"row"},
+    Column<&SlotRow::slots>{"slots"},
 };
 
 inline constexpr std::tuple kContextColumns{

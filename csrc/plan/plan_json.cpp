@@ -63,19 +63,6 @@ void distribute(const auto& rows, std::vector<DynamicGroup>& groups, std::string
   }
 }
 
-// The rows of a table that take slots.
-template <typename Row>
-std::vector<SlotRow> slot_rows(const std::vector<Row>& table) {
-  std::vector<SlotRow> rows;
-  for (std::size_t i = 0; i < table.size(); ++i) {
-    if (table[i].slots == kNone) continue;
-    SlotRow row{.row = static_cast<std::int32_t>(i), .slots = table[i].slots};
-    if constexpr (std::is_same_v<Row, Decision>) row.over = table[i].over;
-    rows.push_back(row);
-  }
-  return rows;
-}
-
 template <typename Row>
 void distribute_slots(const std::vector<SlotRow>& rows, std::vector<Row>& table,
                       std::string_view name) {
@@ -87,7 +74,10 @@ void distribute_slots(const std::vector<SlotRow>& rows, std::vector<Row>& table,
     }
     Row& target = table[static_cast<std::size_t>(r.row)];
     target.slots = r.slots;
-    if constexpr (std::is_same_v<Row, Decision>) target.over = r.over;
+    if constexpr (std::is_same_v<Row, Decision>) {
+      target.over = r.over;
+      target.box = r.box;
+    }
   }
 }
 
@@ -122,8 +112,8 @@ std::string to_json(const Plan& plan) {
   out.column("absent", plan.absent, [&](std::int32_t decision) { out.value(decision); });
   if (!plan.slots.empty()) {  // older readers know no such keys
     write_table(out, "slots", plan.slots, kSlotColumns);
-    write_table(out, "slot_decisions", slot_rows(plan.decisions), kSlotRowColumns);
-    write_table(out, "slot_opening", slot_rows(plan.opening), kSlotRowColumns);
+    write_table(out, "slot_decisions", slot_decision_rows(plan), kSlotDecisionColumns);
+    write_table(out, "slot_opening", slot_opening_rows(plan), kSlotOpeningColumns);
   }
   write_table(out, "contexts", context_rows(plan), kContextColumns);
   write_table(out, "reusable", reusable_rows(plan), kReusableColumns);
@@ -197,8 +187,8 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
              in.array(v, [&](Value d) { plan.absent.push_back(in.integer<std::int32_t>(d)); });
            }},
           {"slots", table(plan.slots, kSlotColumns), /*optional=*/true},
-          {"slot_decisions", table(slot_decisions, kSlotRowColumns), /*optional=*/true},
-          {"slot_opening", table(slot_opening, kSlotRowColumns), /*optional=*/true},
+          {"slot_decisions", table(slot_decisions, kSlotDecisionColumns), /*optional=*/true},
+          {"slot_opening", table(slot_opening, kSlotOpeningColumns), /*optional=*/true},
           {"contexts", table(contexts, kContextColumns)},
           {"reusable", table(reusable, kReusableColumns)},
           // Files from before batches could change have none of these.

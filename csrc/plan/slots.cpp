@@ -7,7 +7,7 @@
 
 #include "base/align.h"
 #include "base/error.h"
-#include "solve/core/bound.h"
+#include "plan/boxes.h"
 #include "verify/slots_validator.h"
 
 namespace stalloc::plan {
@@ -81,7 +81,7 @@ void add_slots(Plan& plan, const profile::IterationProfile& profile,
 void fit_slots(Plan& plan) {
   for (SlotClass& c : plan.slots) c.size = plan.alignment;
   for (const Decision& d : plan.decisions) {
-    if (d.slots == kNone) continue;
+    if (d.slots == kNone || d.box != kNone) continue;
     SlotClass& c = plan.slots[static_cast<std::size_t>(d.slots)];
     c.size = std::max(c.size, align_up(d.size, plan.alignment));
   }
@@ -91,10 +91,26 @@ void add_startup_slots(Plan& plan, const profile::Opening& opening,
                        std::span<const std::int32_t> row_of) {
   if (plan.slots.empty()) return;
   std::vector<Occupancy> taken(plan.slots.size());
+  struct Stay {
+    std::int32_t slots;
+    Tick lower;
+    Tick upper;
+  };
+  std::map<std::int32_t, Stay> boxes;
   for (const profile::OpeningStay& stay : opening.stays) {
     const std::int32_t row = row_of[static_cast<std::size_t>(stay.request)];
-    const std::int32_t c = plan.decisions[static_cast<std::size_t>(row)].slots;
-    if (c != kNone) taken[static_cast<std::size_t>(c)].add(stay.lower, stay.upper);
+    const Decision& d = plan.decisions[static_cast<std::size_t>(row)];
+    if (d.slots == kNone) continue;
+    if (d.box == kNone) {
+      taken[static_cast<std::size_t>(d.slots)].add(stay.lower, stay.upper);
+      continue;
+    }
+    const auto at = boxes.try_emplace(d.box, Stay{d.slots, stay.lower, stay.upper}).first;
+    at->second.lower = std::min(at->second.lower, stay.lower);
+    at->second.upper = std::max(at->second.upper, stay.upper);
+  }
+  for (const auto& [box, stay] : boxes) {
+    taken[static_cast<std::size_t>(stay.slots)].add(stay.lower, stay.upper);
   }
   for (OpeningRequest& r : plan.opening) {
     if (r.stays() || r.offset != kUnplaced) continue;
@@ -113,27 +129,39 @@ void add_startup_slots(Plan& plan, const profile::Opening& opening,
   }
 }
 
-void place_slots(Plan& plan, const solve::Layout& layout) {
-  const std::size_t first = layout.offsets.size() - plan.slots.size();
-  for (std::size_t c = 0; c < plan.slots.size(); ++c) {
-    plan.slots[c].offset = layout.offsets[first + c];
-  }
-  for (Decision& d : plan.decisions) {
-    if (d.slots != kNone) d.offset = plan.slots[static_cast<std::size_t>(d.slots)].offset;
+void drop_startup_slots(Plan& plan) {
+  for (OpeningRequest& r : plan.opening) {
+    if (r.slots == kNone) continue;
+    if (r.size > plan.slots[static_cast<std::size_t>(r.slots)].size) r.slots = kNone;
   }
 }
 
-Bytes bound_with_slots(const Plan& plan, const solve::Problem& problem) {
-  solve::Problem real = problem;
-  real.buffers.resize(real.buffers.size() - plan.slots.size());
+Bytes place_slots(Plan& plan) {
+  std::vector<Offset> moved;
+  Bytes end = 0;
+  for (SlotClass& c : plan.slots) {
+    moved.push_back(end - c.offset);
+    c.offset = end;
+    end += c.size * c.count;
+  }
+  for (Decision& d : plan.decisions) {
+    if (d.slots == kNone) continue;
+    const auto c = static_cast<std::size_t>(d.slots);
+    d.offset = d.box == kNone ? plan.slots[c].offset : d.offset + moved[c];
+  }
+  return end;
+}
+
+solve::Problem real_problem(const Plan& plan) {
+  solve::Problem problem = problem_of(plan);
+  problem.buffers.resize(problem.buffers.size() - plan.slots.size());
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     const Decision& d = plan.decisions[i];
-    if (d.slots == kNone) continue;
-    real.buffers[i].upper = d.lower + plan.period;
-    real.buffers.push_back(overlap_of(d));
+    problem.buffers[i].upper = d.upper;
+    if (d.over > 0) problem.buffers.push_back(overlap_of(d));
   }
-  for (solve::Buffer& b : real.buffers) b.fixed = kUnplaced;
-  return solve::load_bound(real);
+  for (solve::Buffer& b : problem.buffers) b.fixed = kUnplaced;
+  return problem;
 }
 
 void check_slots(const Plan& plan) {
@@ -141,15 +169,18 @@ void check_slots(const Plan& plan) {
   for (const SlotClass& c : plan.slots) {
     classes.push_back({.size = c.size, .offset = c.offset, .count = c.count, .stream = c.stream});
   }
-  std::vector<verify::SlotUse> uses;
+  std::vector<verify::SlotUse> uses = check_boxes(plan);
   for (const Decision& d : plan.decisions) {
-    if (d.slots == kNone && d.over == 0) continue;
-    if (d.over <= 0 || d.upper - d.lower != plan.period) {
+    if (d.box != kNone || (d.slots == kNone && d.over == 0)) continue;
+    if (d.over <= 0 || d.over > plan.period || d.upper - d.lower != plan.period) {
       throw PlanError("slot uses, row " + std::to_string(uses.size()) + ": lives " +
                       std::to_string(d.over) + " ticks beyond its period");
     }
-    uses.push_back(
-        {.slots = d.slots, .size = d.size, .lower = d.lower, .over = d.over, .stream = d.stream});
+    uses.push_back({.slots = d.slots,
+                    .size = d.size,
+                    .lower = d.lower,
+                    .upper = d.upper + d.over,
+                    .stream = d.stream});
   }
   verify::validate_slots(classes, uses, plan.period, plan.alignment, plan.pool);
   for (const OpeningRequest& r : plan.opening) {

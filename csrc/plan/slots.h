@@ -12,9 +12,12 @@
 //
 // A class has as many slots as requests of it are ever live at once. So a free slot exists for each
 // request, whichever slots the others have: the count alone proves every assignment
-// (verify/slots_validator.h). The planner places the slots of a class side by side, as one buffer
-// that is never free. A longer period needs more: in a plan of K iterations, n requests need
-// n / (K - 1) spare places.
+// (verify/slots_validator.h). A longer period needs more: in a plan of K iterations, n requests
+// need n / (K - 1) spare places.
+//
+// Slots lie at the bottom of the pool, and everything else is laid out above them as if there were
+// none. So they cost what their requests would need beside the pool, and never more, and a layout
+// for other extents leaves them where they are.
 //
 // Cost: O(n log n).
 #pragma once
@@ -39,11 +42,16 @@ void fit_slots(Plan& plan);
 void add_startup_slots(Plan& plan, const profile::Opening& opening,
                        std::span<const std::int32_t> row_of);
 
-// Gives classes the offsets of a layout of problem_of(plan), and the decisions in them the first.
-void place_slots(Plan& plan, const solve::Layout& layout);
+// Takes requests of start-up out of slots that have become too small for them.
+void drop_startup_slots(Plan& plan);
 
-// The largest load over time, with the real lifetimes of the requests in slots.
-Bytes bound_with_slots(const Plan& plan, const solve::Problem& problem);
+// Puts the slots one above the other at the bottom of the pool, and their requests into the first
+// of each class. Returns the bytes below the rest.
+Bytes place_slots(Plan& plan);
+
+// The requests of problem_of(plan) with their real lifetimes, those in slots too, and no slots. No
+// pool is smaller than the bound of this problem.
+solve::Problem real_problem(const Plan& plan);
 
 // Throws PlanError unless validate_slots() finds every assignment possible.
 void check_slots(const Plan& plan);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <tuple>
+#include <utility>
 
 #include "base/align.h"
 
@@ -38,6 +39,7 @@ StaticPool::StaticPool(const plan::Plan& plan)
     phase_of_.push_back(d.phase);
     decisions_[i].slot = claim_slot(d.offset);
     decisions_[i].slots = d.slots;
+    decisions_[i].box = d.box;
     decisions_[i].stream = static_cast<ShortStreamId>(d.stream);
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -90,6 +92,14 @@ void StaticPool::add_slot_classes(const plan::Plan& plan) {
     claim_slot_keys(places);
     slot_classes_.push_back(std::move(places));
   }
+  std::vector<std::size_t> members;
+  for (const plan::Decision& d : plan.decisions) {
+    if (d.box == kNone) continue;
+    members.resize(std::max(members.size(), static_cast<std::size_t>(d.box) + 1));
+    ++members[static_cast<std::size_t>(d.box)];
+  }
+  boxes_.resize(members.size());
+  for (std::size_t b = 0; b < boxes_.size(); ++b) boxes_[b].live.reserve(members[b]);
 }
 
 void StaticPool::claim_slot_keys(SlotPlaces& places) {
@@ -123,6 +133,43 @@ Offset StaticPool::place_in_slots(std::int32_t c, Bytes size) {
   return offset;
 }
 
+Offset StaticPool::place_in_box(std::int32_t d, Bytes size) {
+  const Placed& p = decisions_[static_cast<std::size_t>(d)];
+  Box& box = boxes_[static_cast<std::size_t>(p.box)];
+  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(p.slots)];
+  const Range own = range_in_box(p);
+  for (const Range& other : box.live) {
+    if (other.begin < own.end && own.begin < other.end) return kUnplaced;
+  }
+  if (box.live.empty()) {
+    if (places.free.empty()) return kUnplaced;
+    box.place = places.free.back();
+    places.free.pop_back();
+  }
+  box.live.push_back(own);
+  const Offset offset = places.whole.begin + box.place * places.size + own.begin;
+  foreign_[offset] = {.size = p.size,
+                      .requested = size,
+                      .kind = Kind::kPlanned,
+                      .decision = d,
+                      .slots = p.slots,
+                      .box = p.box,
+                      .stream = p.stream};
+  ++live_;
+  return offset;
+}
+
+void StaticPool::free_in_box(const Foreign& block, Offset offset) {
+  Box& box = boxes_[static_cast<std::size_t>(block.box)];
+  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(block.slots)];
+  const Offset begin = offset - places.whole.begin - box.place * places.size;
+  const auto at = std::ranges::find(box.live, begin, &Range::begin);
+  *at = box.live.back();
+  box.live.pop_back();
+  if (box.live.empty()) places.free.push_back(std::exchange(box.place, kNone));
+  --live_;
+}
+
 StaticPool::Block StaticPool::block_at(std::int32_t d, Offset offset) const {
   Block block = block_of(d);
   const std::int32_t c = decisions_[static_cast<std::size_t>(d)].slots;
@@ -153,6 +200,7 @@ Offset StaticPool::place(std::int32_t d, Bytes size) {
   } else if (p.slots == kNone && !is_current(p)) {
     return kUnplaced;
   }
+  if (p.box != kNone) return place_in_box(d, size);
   if (p.slots != kNone) return take_slot(slot_classes_[static_cast<std::size_t>(p.slots)], size, d);
   // Not idle when last iteration's block of this decision is still there.
   if (p.state != State::kIdle) return kUnplaced;
@@ -250,6 +298,10 @@ StaticPool::Block StaticPool::release(Offset offset) {
   if (it == foreign_.end()) return {};
   const Foreign block = it->second;
   foreign_.erase(it);
+  if (block.box != kNone) {
+    free_in_box(block, offset);
+    return block_of(block);
+  }
   if (block.slots != kNone) {
     free_slot(block.slots, offset);
     return block_of(block);

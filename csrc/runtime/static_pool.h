@@ -56,6 +56,10 @@
 // class needs no clock and no strays: it gets a slot that no block is in, or none. Which slot it
 // gets does not matter, and that it is freed late costs a slot, not an address twice.
 //
+// A box (plan/boxes.h) takes a free slot with its first request and gives it back with its last.
+// Its requests lie at fixed offsets from the start of this slot. Each is checked against those that
+// are live in the box: there are few at a time.
+//
 // Note [Streams]
 // Idle addresses are divided among the streams for good: work of another stream would be ordered
 // after what was done there by nothing. Decisions and regions of different streams share none, as
@@ -204,6 +208,7 @@ class StaticPool {
     State state = State::kIdle;
     ShortStreamId stream = 0;
     std::int32_t slots = kNone;  // class of slots, index into slot_classes_
+    std::int32_t box = kNone;    // index into boxes_
   };
   // See Note [Slots].
   struct SlotPlaces {
@@ -213,6 +218,10 @@ class StaticPool {
     std::vector<std::int32_t> free;
     std::vector<std::int32_t> keys;  // by place: index into slots_
     std::vector<Bytes> requested;    // by place, as asked
+  };
+  struct Box {
+    std::int32_t place = kNone;  // in its class, while it is not empty
+    std::vector<Range> live;     // from the start of its slot
   };
   struct Slot {  // an offset at which some decision begins
     Offset offset = kUnplaced;
@@ -229,8 +238,9 @@ class StaticPool {
     Kind kind = Kind::kIdle;
     bool stray = false;             // else it is inside its group's open region
     std::int32_t group = kNone;     // whose addresses it has, if any's
-    std::int32_t decision = kNone;  // that it was before the layout was exchanged
+    std::int32_t decision = kNone;  // that it was before the layout was exchanged, or is in a box
     std::int32_t slots = kNone;     // the class whose slot it has, if any's
+    std::int32_t box = kNone;       // the box in that slot, if in one
     std::int32_t origin = kNone;
     std::int32_t iteration = 0;  // in which it was placed
     ShortStreamId stream = 0;
@@ -257,11 +267,19 @@ class StaticPool {
   void retreat(std::int32_t position);
   void add_slot_classes(const plan::Plan& plan);
   Offset take_slot(SlotPlaces& places, Bytes size, std::int32_t d);
+  Offset place_in_box(std::int32_t d, Bytes size);
+  void free_in_box(const Foreign& block, Offset offset);
+  // Where the range of decision `d` lies from the start of its box's slot.
+  Range range_in_box(const Placed& p) const {
+    const Offset begin = p.offset - slot_classes_[static_cast<std::size_t>(p.slots)].whole.begin;
+    return {begin, begin + p.size};
+  }
   void claim_slot_keys(SlotPlaces& places);
   // Of the decision `d`, which is live at `offset`.
   Block block_at(std::int32_t d, Offset offset) const;
   void free_slot(std::int32_t c, Offset offset);
   void check_slots(std::vector<Range>& taken) const;
+  void check_box(const Foreign& block, Offset offset) const;
   std::int32_t find_slot(Offset offset) const;
   std::int32_t claim_slot(Offset offset);
   std::size_t hash(Offset offset) const;
@@ -343,6 +361,7 @@ class StaticPool {
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
   std::vector<SlotPlaces> slot_classes_;
+  std::vector<Box> boxes_;
   std::vector<Group> groups_;
   std::vector<std::int32_t> open_;  // groups whose regions are
   struct Reuse {                    // what a group may use besides its region

@@ -39,6 +39,11 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
     same_slots = next.size == places.size && next.offset == places.whole.begin &&
                  static_cast<std::size_t>(next.count) == places.keys.size();
   }
+  for (std::size_t i = 0; same_slots && i < planned_; ++i) {
+    const plan::Decision& d = plan.decisions[i];
+    const Placed& p = decisions_[i];
+    same_slots = d.slots == p.slots && d.box == p.box && (d.box == kNone || d.offset == p.offset);
+  }
   if (!same_slots) throw Error("a layout with other slots");
   while (!open_.empty()) close_region(open_.back());
   const auto keeps = [&](const Placed& p, const plan::Decision& d) {

@@ -37,10 +37,12 @@ void check_use(const SlotUse& use, std::size_t row, std::span<const SlotRange> c
                     std::to_string(range.size) + " bytes on stream " +
                     std::to_string(range.stream));
   }
-  if (use.lower < 0 || use.lower >= period || use.over < 0 || use.over > period) {
-    throw PlanError(named("slot uses", row) + "lives " + std::to_string(use.over) +
-                    " ticks longer than an iteration of " + std::to_string(period) +
-                    ", from tick " + std::to_string(use.lower));
+  const bool sound = use.lower >= 0 && use.lower < period && use.upper > use.lower &&
+                     (use.upper - use.lower + 1) / 2 <= period;
+  if (!sound) {
+    throw PlanError(named("slot uses", row) + "lives from tick " + std::to_string(use.lower) +
+                    " to " + std::to_string(use.upper) + ", with iterations of " +
+                    std::to_string(period));
   }
 }
 
@@ -50,15 +52,17 @@ std::int64_t most_live(std::span<const SlotUse> uses, std::int32_t c, Tick perio
   std::int64_t live = 0;
   for (const SlotUse& use : uses) {
     if (use.slots != c) continue;
-    ++live;
-    if (use.over == 0) continue;
+    const Tick ticks = use.upper - use.lower;
+    live += ticks / period;  // at every moment
+    const Tick over = ticks % period;
+    if (over == 0) continue;
     changes.emplace_back(use.lower, 1);
     const Tick left = period - use.lower;  // of the turn
-    if (use.over <= left) {
-      changes.emplace_back(use.lower + use.over, -1);
+    if (over <= left) {
+      changes.emplace_back(use.lower + over, -1);
     } else {
       changes.emplace_back(0, 1);
-      changes.emplace_back(use.over - left, -1);
+      changes.emplace_back(over - left, -1);
     }
   }
   std::ranges::sort(changes);  // frees before births: lifetimes are half-open

@@ -21,7 +21,7 @@ struct SlotUse {
   std::int32_t slots = kNone;  // index into the classes
   Bytes size = 0;              // as asked
   Tick lower = 0;              // within [0, period)
-  Tick over = 0;               // it lives for a period and so many ticks; at most a period
+  Tick upper = 0;              // half-open, at most two periods after `lower`
   StreamId stream = 0;
 };
 

@@ -13,9 +13,11 @@
 #include "plan/build.h"
 #include "plan/layout.h"
 #include "plan/plan_json.h"
+#include "plan/resize.h"
 #include "plans.h"
 #include "profile/lifetimes.h"
 #include "replay/replay.h"
+#include "runtime/layouts.h"
 #include "runtime/static_pool.h"
 #include "verify/slots_validator.h"
 
@@ -82,8 +84,8 @@ plan::Plan plan_of_trace(const trace::Trace& trace) {
 }
 
 TEST(SlotsValidator, CountsARequestAndItsSuccessor) {
-  const std::vector<SlotUse> uses = {{.slots = 0, .size = 100, .lower = 2, .over = 3},
-                                     {.slots = 0, .size = 512, .lower = 4, .over = 3}};
+  const std::vector<SlotUse> uses = {{.slots = 0, .size = 100, .lower = 2, .upper = 15},
+                                     {.slots = 0, .size = 512, .lower = 4, .upper = 17}};
   const auto check = [&](std::int32_t count) {
     const std::vector<SlotRange> classes = {{.size = kUnit, .offset = kUnit, .count = count}};
     verify::validate_slots(classes, uses, 10, kUnit, 100 * kUnit);
@@ -94,7 +96,7 @@ TEST(SlotsValidator, CountsARequestAndItsSuccessor) {
 
 TEST(SlotsValidator, RefusesWhatDoesNotFit) {
   const SlotRange good{.size = kUnit, .offset = 0, .count = 2, .stream = 0};
-  const SlotUse use{.slots = 0, .size = 100, .lower = 2, .over = 3, .stream = 0};
+  const SlotUse use{.slots = 0, .size = 100, .lower = 2, .upper = 15, .stream = 0};
   const auto check = [](SlotRange range, SlotUse u, Tick period = 10) {
     verify::validate_slots(std::vector{range}, std::vector{u}, period, kUnit, 2 * kUnit);
   };
@@ -121,7 +123,7 @@ TEST(SlotsValidator, RefusesWhatDoesNotFit) {
   EXPECT_THROW(check(good, other([](auto& u) { u.size = kUnit + 1; })), PlanError);
   EXPECT_THROW(check(good, other([](auto& u) { u.stream = 1; })), PlanError);
   EXPECT_THROW(check(good, other([](auto& u) { u.lower = 10; })), PlanError);
-  EXPECT_THROW(check(good, other([](auto& u) { u.over = 11; })), PlanError);
+  EXPECT_THROW(check(good, other([](auto& u) { u.upper = 23; })), PlanError);
   EXPECT_THROW(check(good, use, 0), PlanError);
 }
 
@@ -131,10 +133,9 @@ TEST(SlotsValidator, AgreesWithBruteForce) {
     const Tick period = 1 + static_cast<Tick>(random() % 12);
     std::vector<SlotUse> uses;
     for (int i = 0; i < static_cast<int>(random() % 6) + 1; ++i) {
-      uses.push_back({.slots = 0,
-                      .size = 1,
-                      .lower = static_cast<Tick>(random() % period),
-                      .over = static_cast<Tick>(random() % (period + 1))});
+      const auto lower = static_cast<Tick>(random() % period);
+      const Tick ticks = 1 + static_cast<Tick>(random() % (2 * period));
+      uses.push_back({.slots = 0, .size = 1, .lower = lower, .upper = lower + ticks});
     }
     std::int32_t most = 0;
     for (Tick t = 5 * period; t < 6 * period; ++t) {
@@ -142,7 +143,7 @@ TEST(SlotsValidator, AgreesWithBruteForce) {
       for (const SlotUse& u : uses) {
         for (Tick turn = 0; turn < 10; ++turn) {
           const Tick born = u.lower + turn * period;
-          live += born <= t && t < born + period + u.over;
+          live += born <= t && t < born + u.upper - u.lower;
         }
       }
       most = std::max(most, live);
@@ -164,7 +165,7 @@ TEST(Slots, ReplacedStateHasOneSpareSlotAClass) {
   ASSERT_EQ(plan.slots.size(), 3u);
   std::map<std::int32_t, std::int32_t> members;
   for (const plan::Decision& d : plan.decisions) {
-    if (d.slots != kNone) ++members[d.slots];
+    if (d.slots != kNone && d.box == kNone) ++members[d.slots];
   }
   Bytes spare = 0;
   for (std::size_t c = 0; c < plan.slots.size(); ++c) {
@@ -261,6 +262,159 @@ TEST(Slots, AFrameOfStressKeepsThePoolSound) {
       EXPECT_EQ(pool.live_blocks(), live.size());
     }
   }
+}
+
+// Two slots of 8 units for one state, and a box in the spare one with three requests.
+plan::Plan boxed_plan() {
+  plan::Plan plan;
+  plan.period = 10;
+  plan.phases.push_back({{trace::PhaseKind::kForward, 0, 0, 0}, 0, 10});
+  const auto add = [&](Bytes size, Offset offset, Tick lower, Tick upper, Tick over,
+                       std::int32_t box) {
+    plan.decisions.push_back({.size = size,
+                              .offset = offset,
+                              .lower = lower,
+                              .upper = upper,
+                              .phase = 0,
+                              .phase_end = over > 0 ? kNone : 0,
+                              .slots = 0,
+                              .over = over,
+                              .box = box});
+  };
+  add(4 * kUnit, 0, 1, 5, 0, 0);
+  add(3 * kUnit, 4 * kUnit, 2, 6, 0, 0);
+  add(8 * kUnit, 0, 6, 7, 0, 1);
+  add(8 * kUnit, 0, 7, 17, 2, kNone);
+  plan.slots.push_back({.size = 8 * kUnit, .offset = 0, .count = 2});
+  plan.pool = 16 * kUnit;
+  plan.bound = 16 * kUnit;
+  return plan;
+}
+
+TEST(Boxes, AreProvenByTheirClassAndWithinTheirSlot) {
+  const plan::Plan good = boxed_plan();
+  EXPECT_NO_THROW(good.check());
+  const auto damaged = [&](std::size_t d, auto change) {
+    plan::Plan plan = good;
+    change(plan.decisions[d]);
+    return plan;
+  };
+  EXPECT_THROW(damaged(1, [](auto& d) { d.offset = 3 * kUnit; }).check(), PlanError) << "meets 0";
+  EXPECT_THROW(damaged(1, [](auto& d) { d.offset = 6 * kUnit; }).check(), PlanError) << "too high";
+  EXPECT_THROW(damaged(1, [](auto& d) { d.offset = -kUnit; }).check(), PlanError);
+  EXPECT_THROW(damaged(2, [](auto& d) { d.upper = 8; }).check(), PlanError) << "in the hand-over";
+  EXPECT_THROW(damaged(1, [](auto& d) { d.upper = 7; }).check(), PlanError) << "two boxes at once";
+  EXPECT_THROW(damaged(0, [](auto& d) { d.box = 4; }).check(), PlanError) << "no such box";
+  EXPECT_THROW(damaged(0, [](auto& d) { d.slots = kNone; }).check(), PlanError);
+  EXPECT_THROW(damaged(0, [](auto& d) { d.over = 1; }).check(), PlanError);
+  EXPECT_THROW(damaged(0, [](auto& d) { d.stream = 1; }).check(), PlanError);
+}
+
+TEST(Boxes, GoWhereAFreeSlotIs) {
+  runtime::StaticPool pool(boxed_plan());
+  const auto expect = [&](std::int32_t d, Offset at) {
+    const Offset offset = pool.place(d);
+    EXPECT_EQ(offset, at) << d;
+    pool.check();
+    return offset;
+  };
+  const Offset first = expect(3, 0);  // the state takes a slot, the box the other one
+  pool.end_iteration();
+  const Offset a = expect(0, 8 * kUnit);
+  const Offset b = expect(1, 12 * kUnit);
+  EXPECT_EQ(pool.at(b).decision, 1);
+  EXPECT_EQ(pool.release(a).size, 4 * kUnit);
+  EXPECT_EQ(pool.place(2), kUnplaced) << "b has not been freed, and both slots are taken";
+  EXPECT_EQ(pool.release(b).size, 3 * kUnit);
+  const Offset c = expect(2, 8 * kUnit);
+  EXPECT_EQ(pool.place(2), kUnplaced) << "it is live";
+  pool.release(c);
+  const Offset second = expect(3, 8 * kUnit);
+  pool.release(first);
+  pool.end_iteration();
+  expect(0, 0);
+  expect(1, 4 * kUnit);
+  pool.release(second);
+  pool.check();
+}
+
+TEST(Boxes, BringThePlanDownToTheBound) {
+  std::int64_t boxed = 0;
+  for (int seed = 0; seed < 12; ++seed) {
+    std::mt19937 random(static_cast<unsigned>(seed));
+    const trace::Trace trace = functional_training(4 + seed, 6, random, 1 + seed % 3);
+    const plan::Plan plan = plan_of_trace(trace);
+    boxed += std::ranges::count_if(plan.decisions, [](const auto& d) { return d.box != kNone; });
+    const replay::ReplayResult result = replay::replay_planned(trace, plan);
+    EXPECT_EQ(result.misses, 0) << seed;
+    EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident) << seed;
+  }
+  EXPECT_GT(boxed, 50);
+}
+
+// What the requests in slots need beside a pool without any is what their slots take.
+TEST(Slots, NeverMakeAPlanWorse) {
+  for (int seed = 0; seed < 12; ++seed) {
+    std::mt19937 random(static_cast<unsigned>(seed));
+    profile::IterationProfile profile =
+        profile::profile_iteration(functional_training(4 + 3 * seed, 5, random, 1 + seed % 4));
+    const plan::Plan plan = plan::make_plan(profile, {.time_limit = 1});
+    Bytes beside = 0;
+    for (const plan::SlotClass& c : plan.slots) beside += c.size * c.count;
+    ASSERT_GT(beside, 0);
+    for (profile::ProfiledRequest& r : profile.requests) r.over = 0;
+    profile.opening = {};
+    const plan::Plan without = plan::make_plan(profile, {.time_limit = 1});
+    ASSERT_TRUE(without.slots.empty());
+    EXPECT_LE(plan.pool, without.pool + beside) << seed;
+  }
+}
+
+// Activations that depend on an extent, and state that does not.
+plan::Plan resizable_plan(std::mt19937& random) {
+  plan::Plan plan = plan_of_trace(functional_training(12, 5, random));
+  plan.laws = {{.terms = {{kUnit, {0, kNone, kNone}}}, .proof = profile::LawProof::kProven}};
+  plan.extent_names = {"ids.1"};
+  plan.extents = {4};
+  plan.seen = {{4}};
+  for (plan::Decision& d : plan.decisions) {
+    if (d.slots == kNone && d.size == 4 * kUnit) d.law = 0;
+  }
+  plan.check();
+  return plan;
+}
+
+TEST(Slots, StayWhereTheyAreAtOtherExtents) {
+  std::mt19937 random(6);
+  const plan::Plan plan = resizable_plan(random);
+  runtime::StaticPool pool(plan);
+  std::map<Offset, std::int32_t> live;
+  for (std::int32_t d = 0; d < static_cast<std::int32_t>(plan.decisions.size()); ++d) {
+    if (plan.decisions[static_cast<std::size_t>(d)].slots == kNone) continue;
+    const Offset offset = pool.place(d);
+    if (offset != kUnplaced) live[offset] = d;
+  }
+  pool.end_iteration();
+  for (const profile::Extent extent : {40, 2, 17}) {
+    const plan::Plan other = plan::resize(plan, std::vector<profile::Extent>{extent});
+    for (std::size_t c = 0; c < plan.slots.size(); ++c) {
+      EXPECT_EQ(other.slots[c].offset, plan.slots[c].offset);
+      EXPECT_EQ(other.slots[c].size, plan.slots[c].size);
+      EXPECT_EQ(other.slots[c].count, plan.slots[c].count);
+    }
+    pool.relayout(other, std::max(plan.pool, other.pool));
+    pool.check();
+    EXPECT_EQ(pool.live_blocks(), live.size());
+    for (const auto& [offset, d] : live) EXPECT_EQ(pool.at(offset).decision, d);
+  }
+  runtime::Layouts layouts(plan);
+  const runtime::Layouts::Memory memory{4 * plan.pool, {}};
+  const plan::Plan* found = layouts.find(std::vector<profile::Extent>{40}, memory, {});
+  ASSERT_NE(found, nullptr);
+  pool.relayout(*found, memory.size);
+  pool.check();
+  for (const auto& [offset, d] : live) EXPECT_NE(pool.release(offset).size, -1);
+  pool.check();
 }
 
 TEST(Slots, ALateFreeCostsASlotAndNoAddress) {
