@@ -148,6 +148,7 @@ Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptio
     if (plan.is_kept(plan.groups[i])) resized.groups[i].reusable.clear();
   }
   move_startup(resized, plan.pool, law_sizes(plan, all));
+  drop_startup_slots(resized);
   resized.check();
   return resized;
 }
