@@ -1,4 +1,7 @@
-"""The table over a folder of recordings: who reserves how much at the peak of each.
+"""The tables over a folder of recordings and MiniMalloc instances.
+
+They say who reserves how much at the peak of each recording, and how far the plan of each instance
+is above its bound.
 
 Only models run here; no GPU and no CUDA build of torch is needed.
 """
@@ -11,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stalloc import planner
 from stalloc.commands.inputs import read
 from stalloc.errors import StallocError
 from stalloc.recordings import PlannedRecording, plan_recording
@@ -25,9 +29,53 @@ HEAD = (
 )
 
 
+INSTANCE_HEAD = (
+    "| instance | buffers | alignment | bound | pool | gap | optimal | seconds of CPU |\n"
+    "|---|---:|---:|---:|---:|---:|---|---:|"
+)
+ALIGNMENTS = (1, 512)  # MiniMalloc's, and that of CUDA's allocators
+
+
 def recordings_in(folder: Path) -> list[Path]:
     """The recordings in a folder, by name."""
     return sorted(path for path in folder.iterdir() if path.name.endswith(KINDS))
+
+
+def instances_in(folder: Path) -> list[Path]:
+    """The MiniMalloc instances in a folder, by name."""
+    return sorted(folder.glob("*.csv"))
+
+
+def instance_lines(path: Path) -> list[str]:
+    """An instance's lines of the table, one for each alignment."""
+    lines = []
+    for alignment in ALIGNMENTS:
+        begin = time.process_time()
+        try:
+            csv = planner.load_csv(path)
+            found = planner.plan(
+                csv.lower,
+                csv.upper,
+                csv.size,
+                gaps=csv.gaps,
+                alignment=alignment,
+                time_limit=TIME_LIMIT,
+            )
+        except StallocError as error:
+            lines.append(f"| {path.stem} | {error} |||||||")
+            continue
+        cells = [
+            path.stem,
+            f"{len(found.offsets):,}",
+            f"{alignment}",
+            f"{found.bound:,}",
+            f"{found.height:,}",
+            f"{found.height / found.bound - 1:.3%}",
+            "yes" if found.optimal else "",
+            f"{time.process_time() - begin:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def line_of(path: Path) -> str:
@@ -71,14 +119,16 @@ def _line(
 
 
 def write(folder: Path, output: Path) -> None:
-    """Writes the table as Markdown."""
+    """Writes the tables as Markdown."""
     lines = [line_of(path) for path in recordings_in(folder)]
+    instances = [line for path in instances_in(folder) for line in instance_lines(path)]
     output.write_text(
         "# Recordings\n\n"
         f"{platform.machine()}, {platform.platform()}, commit {_commit()}; time limit "
         f"{TIME_LIMIT:g} s a plan. MiB reserved at the peak of the whole replay. Written by "
         "`python benchmarks/replay DIR -o FILE`.\n\n"
-        f"{HEAD}\n" + "\n".join(lines) + "\n"
+        f"{HEAD}\n" + "\n".join(lines) + "\n\n## Instances\n\nBytes. Planned alone, without a "
+        f"replay.\n\n{INSTANCE_HEAD}\n" + "\n".join(instances) + "\n"
     )
 
 
