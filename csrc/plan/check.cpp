@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/boxes.h"
 #include "plan/opening.h"
 #include "plan/plan.h"
 #include "plan/slots.h"
@@ -252,7 +253,7 @@ void Plan::check() const {
   }
   check_idle(*this, problem, layout);
   check_opening(*this);
-  check_slots(*this);
+  check_slots(*this, check_boxes(*this));
 }
 
 }  // namespace stalloc::plan

@@ -7,8 +7,6 @@
 
 #include "base/align.h"
 #include "base/error.h"
-#include "plan/boxes.h"
-#include "verify/slots_validator.h"
 
 namespace stalloc::plan {
 namespace {
@@ -164,12 +162,12 @@ solve::Problem real_problem(const Plan& plan) {
   return problem;
 }
 
-void check_slots(const Plan& plan) {
+void check_slots(const Plan& plan, std::vector<verify::SlotUse> boxes) {
   std::vector<verify::SlotRange> classes;
   for (const SlotClass& c : plan.slots) {
     classes.push_back({.size = c.size, .offset = c.offset, .count = c.count, .stream = c.stream});
   }
-  std::vector<verify::SlotUse> uses = check_boxes(plan);
+  std::vector<verify::SlotUse> uses = std::move(boxes);
   for (const Decision& d : plan.decisions) {
     if (d.box != kNone || (d.slots == kNone && d.over == 0)) continue;
     if (d.over <= 0 || d.over > plan.period || d.upper - d.lower != plan.period) {

@@ -23,9 +23,11 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "plan/plan.h"
 #include "profile/lifetimes.h"
+#include "verify/slots_validator.h"
 
 namespace stalloc::plan {
 
@@ -53,7 +55,8 @@ Bytes place_slots(Plan& plan);
 // pool is smaller than the bound of this problem.
 solve::Problem real_problem(const Plan& plan);
 
-// Throws PlanError unless validate_slots() finds every assignment possible.
-void check_slots(const Plan& plan);
+// Throws PlanError unless validate_slots() finds every assignment possible. `boxes`: what
+// check_boxes() returns.
+void check_slots(const Plan& plan, std::vector<verify::SlotUse> boxes);
 
 }  // namespace stalloc::plan
