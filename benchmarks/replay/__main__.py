@@ -8,9 +8,9 @@ the pretended CUDA runtime are those of `make test-cpp`. No GPU is needed. Print
 reserves over the whole run, start-up and first iteration included, and how far the model is from
 the real allocator.
 
-The second form needs neither torch nor the pretended runtime. It writes a table over a folder of
-recordings (memory snapshots, Kineto traces, traces): the peaks of both of torch's policies, by
-their model, and of stalloc.
+The second form needs neither torch nor the pretended runtime. It writes tables over a folder: for
+each recording (memory snapshot, Kineto trace, trace) the peaks of both of torch's policies, by
+their model, and of stalloc; for each MiniMalloc instance (CSV) the pool and its bound.
 """
 
 from __future__ import annotations
