@@ -12,7 +12,17 @@ from stalloc import _core
 from stalloc.document import Document
 from stalloc.errors import PlanError
 from stalloc.planner import Streams
-from stalloc.tables import Decisions, Groups, Laws, LawTerms, Phases, Reusable, Startup
+from stalloc.tables import (
+    Decisions,
+    Groups,
+    Laws,
+    LawTerms,
+    Phases,
+    Reusable,
+    SlotDecisions,
+    Slots,
+    Startup,
+)
 
 DEFAULT_ALIGNMENT = 512
 """Bytes; the alignment of CUDA's allocators."""
@@ -106,6 +116,16 @@ class Plan(Document[_core.Plan]):
     def groups(self) -> Groups:
         """The groups of dynamic requests and their regions."""
         return Groups(**self._core.groups())
+
+    @cached_property
+    def slots(self) -> Slots:
+        """The classes of slots, for state that each iteration replaces."""
+        return Slots(**self._core.slots())
+
+    @cached_property
+    def slot_decisions(self) -> SlotDecisions:
+        """The decisions that have no fixed address, but a slot."""
+        return SlotDecisions(**self._core.slot_decisions())
 
     @cached_property
     def startup(self) -> Startup:

@@ -8,6 +8,7 @@ its requests. Such a plan serves a run that asks for the same again, and no long
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,8 +28,19 @@ ITERATION = "iteration"
 RECORDING = "recording"
 """Scope of a plan that covers all requests of the recording once."""
 
+TWO_ITERATIONS = "two iterations"
+"""Scope of a plan that is repeated in every second iteration."""
+
 ENOUGH = 0.99
 """Efficiency at the peak from which the plan of one iteration is taken at once."""
+
+_ENOUGH_TO_JOIN = 5  # iterations: three are left, of which two can be compared
+_PHASE_COLUMNS = ("kind", "microbatch", "chunk", "occurrence", "begin", "end", "iteration")
+_REQUEST_COLUMNS = (
+    *("size", "lower", "upper", "phase_begin", "phase_end", "layer_begin", "layer_end"),
+    *("stream", "thread", "dynamic"),
+)
+Table = dict[str, Int64s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +67,7 @@ def one_pass(trace: Trace) -> Trace:
     address is never needed again.
     """
     requests, phases = trace.requests, trace.phases
-    end = trace.end
-    last = len(phases.begin) - 1
+    end, last = trace.end, len(trace.phases.begin) - 1
     never = requests.upper == NEVER
     kind = np.where(
         phases.kind == PHASE_KINDS.index("unplanned"), PHASE_KINDS.index("other"), phases.kind
@@ -66,33 +77,82 @@ def one_pass(trace: Trace) -> Trace:
     for key in zip(kind.tolist(), phases.microbatch.tolist(), phases.chunk.tolist(), strict=True):
         occurrence.append(seen[key])
         seen[key] += 1
+    return _like(
+        trace,
+        end + 1,
+        [0, end + 1],
+        {
+            "kind": kind,
+            "occurrence": occurrence,
+            "end": np.append(phases.end[:-1], end + 1),
+            "iteration": np.zeros(last + 1),
+        },
+        {
+            "upper": np.where(never, end, requests.upper),
+            "phase_end": np.where(never, last, requests.phase_end),
+            "dynamic": np.zeros(len(requests.size)),
+        },
+    )
+
+
+def joined(trace: Trace) -> Trace | None:
+    """The same requests with two iterations taken for one.
+
+    In training, `stalloc.step()` after every second step has the same effect. The first iteration,
+    which holds start-up, is alone where the number is odd.
+
+    Returns:
+        None where fewer than three iterations are left.
+    """
+    count = len(trace.iterations) - 1
+    iterations = [0, *trace.iterations[1 + (count + 1) % 2 :: 2]]
+    if count < _ENOUGH_TO_JOIN:
+        return None
+    phases = trace.phases
+    iteration = np.searchsorted(iterations, phases.begin, side="right") - 1
+    microbatch, occurrence = phases.microbatch.tolist(), list[int]()
+    spans: Counter[int] = Counter()
+    seen: Counter[tuple[int, int]] = Counter()
+    last = -1
+    for row, (kind, at) in enumerate(zip(phases.kind.tolist(), iteration.tolist(), strict=True)):
+        if at != last:
+            spans.clear()
+            seen.clear()
+            last = at
+        if microbatch[row] >= 0:
+            microbatch[row] = spans[kind]
+            spans[kind] += 1
+        occurrence.append(seen[kind, microbatch[row]])
+        seen[kind, microbatch[row]] += 1
+    return _like(
+        trace,
+        trace.end,
+        iterations,
+        {"microbatch": microbatch, "occurrence": occurrence, "iteration": iteration},
+        {},
+    )
+
+
+def _like(
+    trace: Trace,
+    end: int,
+    iterations: list[int],
+    phases: Mapping[str, npt.ArrayLike],
+    requests: Mapping[str, npt.ArrayLike],
+) -> Trace:
+    """A trace with other iterations, and other columns in the place of some."""
+
+    def columns(table: object, names: tuple[str, ...], other: Mapping[str, npt.ArrayLike]) -> Table:
+        return {name: _column(other.get(name, getattr(table, name))) for name in names}
+
     return Trace(
         _core.make_trace(
             info=trace.info,
-            end=end + 1,
-            iterations=[0, end + 1],
+            end=end,
+            iterations=iterations,
             layers=trace.layers,
-            phases={
-                "kind": _column(kind),
-                "microbatch": _column(phases.microbatch),
-                "chunk": _column(phases.chunk),
-                "occurrence": _column(np.array(occurrence, np.int64)),
-                "begin": _column(phases.begin),
-                "end": _column(np.append(phases.end[:-1], end + 1)),
-                "iteration": _column(np.zeros(last + 1, np.int64)),
-            },
-            requests={
-                "size": _column(requests.size),
-                "lower": _column(requests.lower),
-                "upper": _column(np.where(never, end, requests.upper)),
-                "phase_begin": _column(requests.phase_begin),
-                "phase_end": _column(np.where(never, last, requests.phase_end)),
-                "layer_begin": _column(requests.layer_begin),
-                "layer_end": _column(requests.layer_end),
-                "stream": _column(requests.stream),
-                "thread": _column(requests.thread),
-                "dynamic": _column(np.zeros(len(requests.size), np.int64)),
-            },
+            phases=columns(trace.phases, _PHASE_COLUMNS, phases),
+            requests=columns(trace.requests, _REQUEST_COLUMNS, requests),
         )
     )
 
@@ -107,8 +167,9 @@ def plan_recording(
 ) -> PlannedRecording:
     """Plans a recording and replays it.
 
-    The plan of one iteration is preferred. Where that leaves more than a hundredth of the
-    peak unused, an imported recording is also planned as a whole; the smaller one is taken.
+    The plan of one iteration is preferred. If that leaves more than a hundredth of the
+    peak unused, an imported recording is planned by two iterations, too, and then as a whole; the
+    smallest one is taken.
     Several streams keep to addresses of their own, unless it saves memory that they share them.
 
     Args:
@@ -139,6 +200,10 @@ def plan_recording(
     result = planned(trace, ITERATION) if len(trace.iterations) > 1 else None
     if result is not None and (not startup or not is_imported(trace) or _is_dense(result.row)):
         return result
+    if result is not None and (pairs := joined(trace)) is not None:
+        result = min(result, planned(pairs, TWO_ITERATIONS), key=_cost)
+        if _is_dense(result.row):
+            return result
     whole = planned(one_pass(trace), RECORDING)
     if result is None:
         return whole

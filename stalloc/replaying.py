@@ -53,7 +53,8 @@ class Replay:
         failed_size: Its bytes.
         hit_rate: The share of static requests that a plan served at their address.
         measured: For torch, the most bytes it held when the trace was recorded, where known.
-        scope: `iteration` if the plan is repeated, `recording` if it covers all requests once.
+        scope: `iteration` or `two iterations` if the plan is repeated, `recording` if it covers all
+            requests once.
         streams: `ordered` if the streams of the plan share addresses, else `separate`.
     """
 

@@ -280,6 +280,42 @@ class Startup(_Table):
 
 
 @dataclass(frozen=True, slots=True)
+class Slots(_Table):
+    """Classes of interchangeable slots; those of a class lie side by side.
+
+    Attributes:
+        size: Bytes of each slot.
+        offset: Bytes from the start of the pool to the first.
+        count: Number of slots.
+        stream: Ordinal of the stream.
+    """
+
+    size: Int64s
+    offset: Int64s
+    count: Int32s
+    stream: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDecisions(_Table):
+    """Decisions that take any free slot of a class, alone or together with others of a box.
+
+    The offset of such a decision is the one that it has if the slot is the first.
+
+    Attributes:
+        row: Row of the plan's decisions.
+        slots: Row of the plan's slots.
+        over: Ticks that the request lives beyond its `upper`; 0 in a box.
+        box: Number of the box, or -1. The requests of a box share a slot while any of them is live.
+    """
+
+    row: Int32s
+    slots: Int32s
+    over: Int64s
+    box: Int32s
+
+
+@dataclass(frozen=True, slots=True)
 class Reusable(_Table):
     """Addresses that a plan leaves idle through the window of a group, by group and ascending.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stalloc import _core
 from stalloc.plans import Plan
-from stalloc.recordings import RECORDING, PlannedRecording
+from stalloc.recordings import RECORDING, TWO_ITERATIONS, PlannedRecording
 from stalloc.replaying import EXPANDABLE_SEGMENTS, Replay
 from stalloc.trace import Trace
 
@@ -119,6 +119,8 @@ def _coverage(row: Replay) -> str:
     if row.scope is None:
         return "the iteration it was made for"
     text = "one iteration, repeated"
+    if row.scope == TWO_ITERATIONS:
+        text = "two iterations, repeated, as if stalloc.step() came after every second one"
     if row.scope == RECORDING:
         text = "the recording as a whole, once: a run that asks for more departs from it"
     if row.streams == "ordered":
@@ -160,5 +162,5 @@ def _limits(ours: PlannedRecording) -> list[str]:
     )
     if ours.repeated is not None and ours.repeated.peak_efficiency is not None:
         reserved = _core.format_bytes(ours.repeated.peak_reserved)
-        text += f"; with the plan of one iteration, which serves any longer run, it is {reserved}"
+        text += f"; with a plan of its iterations, which serves any longer run, it is {reserved}"
     return [f"{text}."]

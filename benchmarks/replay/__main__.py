@@ -1,11 +1,16 @@
 """Replays traces through torch's real CUDA allocator, beside stalloc's model of it and stalloc.
 
     python benchmarks/replay TRACE ... [--torch DIR] [--json FILE]
+    python benchmarks/replay DIR -o FILE
 
 `DIR` is an environment with a CUDA build of torch, as `make test-cuda` installs one; the core and
 the pretended CUDA runtime are those of `make test-cpp`. No GPU is needed. Prints a table: what each
 reserves over the whole run, start-up and first iteration included, and how far the model is from
 the real allocator.
+
+The second form needs neither torch nor the pretended runtime. It writes tables over a folder: for
+each recording (memory snapshot, Kineto trace, trace) the peaks of both of torch's policies, by
+their model, and of stalloc; for each MiniMalloc instance (CSV) the pool and its bound.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import real
+import table
 from events import events_of
 
 import stalloc
@@ -71,7 +77,15 @@ def main() -> int:
         "--memory", type=int, default=real.UNLIMITED, help="of the device, in bytes"
     )
     parser.add_argument("--json", type=Path, help="write the rows here, too")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="with a folder of recordings: write a table of models"
+    )
     args = parser.parse_args()
+    if args.output is not None:
+        if len(args.traces) != 1 or not args.traces[0].is_dir():
+            parser.error("-o takes one folder of recordings")
+        table.write(args.traces[0], args.output)
+        return 0
     rows = []
     with tempfile.TemporaryDirectory() as name:
         try:

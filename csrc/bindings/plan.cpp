@@ -47,6 +47,9 @@ void bind_plan(py::module_& m) {
   tables["groups"] = describe<plan::DynamicGroup>(plan::kGroupColumns);
   tables["persistent"] = describe<plan::PersistentRequest>(plan::kPersistentColumns);
   tables["opening"] = describe<plan::OpeningRequest>(plan::kOpeningColumns);
+  tables["slots"] = describe<plan::SlotClass>(plan::kSlotColumns);
+  tables["slot_decisions"] = describe<plan::SlotRow>(plan::kSlotDecisionColumns);
+  tables["slot_opening"] = describe<plan::SlotRow>(plan::kSlotOpeningColumns);
   tables["contexts"] = describe<plan::ContextRow>(plan::kContextColumns);
   tables["laws"] = describe<profile::SizeLaw>(plan::kLawColumns);
   tables["law_terms"] = describe<plan::LawTermRow>(plan::kLawTermColumns);
@@ -76,6 +79,11 @@ void bind_plan(py::module_& m) {
       .def("decisions", table_of<&plan::Plan::decisions>(plan::kDecisionColumns))
       .def("groups", table_of<&plan::Plan::groups>(plan::kGroupColumns))
       .def("opening", table_of<&plan::Plan::opening>(plan::kOpeningColumns))
+      .def("slots", table_of<&plan::Plan::slots>(plan::kSlotColumns))
+      .def("slot_decisions",
+           [](const plan::Plan& plan) {
+             return owning_table(plan::slot_decision_rows(plan), plan::kSlotDecisionColumns);
+           })
       .def_readonly("extent_names", &plan::Plan::extent_names)
       .def_readonly("extents", &plan::Plan::extents)
       .def_readonly("seen", &plan::Plan::seen)

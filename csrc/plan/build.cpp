@@ -6,9 +6,12 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/boxes.h"
 #include "plan/layout.h"
 #include "plan/opening.h"
 #include "plan/regions.h"
+#include "plan/slots.h"
+#include "solve/core/bound.h"
 
 namespace stalloc::plan {
 namespace {
@@ -146,6 +149,24 @@ void add_kept(Plan& plan, const profile::IterationProfile& profile,
   });
 }
 
+// Lays the plan out with requests in idle slots. The offsets of a box leave the rest less choice,
+// so a layout without boxes is kept where it is lower.
+void lay_out_with_boxes(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
+  Plan boxed = plan;
+  add_boxes(boxed);
+  const bool has_boxes =
+      std::ranges::any_of(boxed.decisions, [](const Decision& d) { return d.box != kNone; });
+  if (has_boxes) {
+    lay_out(boxed, options, budget);
+    if (boxed.pool <= solve::load_bound(problem_of(plan))) {
+      plan = std::move(boxed);
+      return;
+    }
+  }
+  lay_out(plan, options, budget);
+  if (has_boxes && boxed.pool < plan.pool) plan = std::move(boxed);
+}
+
 }  // namespace
 
 Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
@@ -160,12 +181,14 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   std::tie(plan.phases, phase_of) = planned_phases(profile);
   add_laws(plan, profile);
   const std::vector<std::int32_t> row_of = add_decisions(plan, profile, phase_of);
+  add_slots(plan, profile, row_of);
   add_persistent(plan, profile, phase_of);
   if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);
 
-  lay_out(plan, {.algorithm = options.algorithm}, budget);
+  lay_out_with_boxes(plan, {.algorithm = options.algorithm}, budget);
   if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
   add_opening(plan, profile.opening, phase_of, row_of);
+  add_startup_slots(plan, profile.opening, row_of);
   plan.check();
   return plan;
 }

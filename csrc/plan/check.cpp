@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/boxes.h"
 #include "plan/opening.h"
 #include "plan/plan.h"
+#include "plan/slots.h"
 #include "profile/roles.h"
 #include "verify/idle_validator.h"
 #include "verify/validator.h"
@@ -256,6 +258,7 @@ void Plan::check() const {
   }
   check_idle(*this, problem, layout);
   check_opening(*this);
+  check_slots(*this, check_boxes(*this));
 }
 
 }  // namespace stalloc::plan

@@ -2,7 +2,10 @@
 
 #include <utility>
 
+#include "base/error.h"
 #include "plan/reusable.h"
+#include "plan/slots.h"
+#include "solve/core/bound.h"
 #include "solve/portfolio.h"
 
 namespace stalloc::plan {
@@ -17,28 +20,51 @@ void add_reusable(Plan& plan, const solve::Problem& problem, const solve::Layout
   }
 }
 
+// What lies above the slots, by offsets from their end.
+solve::Problem above_slots(const Plan& plan, const std::vector<Offset>& fixed, Bytes slots) {
+  solve::Problem problem = problem_of(plan);
+  problem.buffers.resize(problem.buffers.size() - plan.slots.size());
+  for (std::size_t i = 0; i < fixed.size(); ++i) problem.buffers[i].fixed = fixed[i];
+  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+    if (plan.decisions[i].slots != kNone) {
+      problem.buffers[i].size = 0;
+      problem.buffers[i].fixed = kUnplaced;
+    }
+  }
+  for (solve::Buffer& b : problem.buffers) {
+    if (b.fixed == kUnplaced) continue;
+    if (b.fixed < slots) throw PlanError("a fixed offset lies inside the slots");
+    b.fixed -= slots;
+  }
+  return problem;
+}
+
 }  // namespace
 
 void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
-  solve::Problem problem = problem_of(plan);
-  for (std::size_t i = 0; i < options.fixed.size(); ++i) {
-    problem.buffers[i].fixed = options.fixed[i];
-  }
+  const Bytes slots = place_slots(plan);
+  const solve::Problem problem = above_slots(plan, options.fixed, slots);
   const solve::PortfolioResult result = solve::solve(problem,
                                                      {.algorithm = options.algorithm,
                                                       .threads = options.threads,
                                                       .search_steps = options.search_steps},
                                                      budget);
   const std::vector<Offset>& offsets = result.layout.offsets;
-  for (std::size_t i = 0; i < plan.decisions.size(); ++i) plan.decisions[i].offset = offsets[i];
+  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+    if (plan.decisions[i].slots == kNone) plan.decisions[i].offset = slots + offsets[i];
+  }
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
-    plan.groups[i].offset = offsets[plan.decisions.size() + i];
+    plan.groups[i].offset = slots + offsets[plan.decisions.size() + i];
   }
   plan.algorithm = result.algorithm;
   plan.optimal = result.optimal;
-  plan.pool = result.layout.height;
+  plan.pool = slots + result.layout.height;
   plan.bound = result.bound;
-  add_reusable(plan, problem, result.layout);
+  if (!plan.slots.empty()) {
+    plan.bound = solve::load_bound(real_problem(plan));
+    plan.optimal = plan.pool == plan.bound;
+  }
+  add_reusable(plan, problem_of(plan), layout_of(plan));
 }
 
 }  // namespace stalloc::plan

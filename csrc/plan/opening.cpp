@@ -84,10 +84,13 @@ class Temporaries {
     }
     for (const Stay& s : stays_) {
       const Decision& d = plan_.decisions[s.decision];
-      if (d.stream == stream) add(d.size, d.offset, s.lower, s.upper, d.stream);
+      if (d.stream == stream && d.slots == kNone) add(d.size, d.offset, s.lower, s.upper, d.stream);
     }
     for (const Decision& d : plan_.decisions) {
       if (d.stream != stream) add(d.size, d.offset, 0, last_, d.stream);
+    }
+    for (const SlotClass& c : plan_.slots) {
+      add(c.size * c.count, c.offset, 0, last_, c.stream);
     }
     for (const DynamicGroup& g : plan_.groups) {
       if (g.size > 0) add(g.size, g.offset, std::min(opening_.work, last_), last_, g.stream);
@@ -172,6 +175,10 @@ void check_stream(const Plan& plan, StreamId stream) {
   };
   std::ranges::for_each(plan.decisions, add);
   std::ranges::for_each(plan.groups, add);
+  for (SlotClass c : plan.slots) {
+    c.size *= c.count;
+    add(c);
+  }
   // One after another, and the others as one: of the same stream, none meets any.
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     solve::Buffer& b = problem.buffers[i];

@@ -1,5 +1,9 @@
 #include "plan/plan.h"
 
+#include <string>
+
+#include "base/error.h"
+
 namespace stalloc::plan {
 
 solve::Problem problem_of(const Plan& plan) {
@@ -11,7 +15,7 @@ solve::Problem problem_of(const Plan& plan) {
   for (const Decision& d : plan.decisions) {
     problem.buffers.push_back({.size = d.size,
                                .lower = d.lower,
-                               .upper = d.upper,
+                               .upper = d.slots == kNone ? d.upper : d.lower,
                                .stream = d.stream,
                                .phase_begin = d.phase,
                                .phase_end = d.phase_end});
@@ -27,6 +31,14 @@ solve::Problem problem_of(const Plan& plan) {
   for (const Offset wall : plan.walls) {
     problem.buffers.push_back({.size = plan.alignment, .upper = plan.period, .fixed = wall});
   }
+  for (const SlotClass& c : plan.slots) {
+    Bytes size = 0;
+    if (__builtin_mul_overflow(c.size, Bytes{c.count}, &size)) {
+      throw PlanError("slots: " + std::to_string(c.count) + " of " + std::to_string(c.size) +
+                      " bytes are too many");
+    }
+    problem.buffers.push_back({.size = size, .upper = plan.period, .stream = c.stream});
+  }
   return problem;
 }
 
@@ -37,6 +49,7 @@ solve::Layout layout_of(const Plan& plan) {
   for (const Decision& d : plan.decisions) layout.offsets.push_back(d.offset);
   for (const DynamicGroup& g : plan.groups) layout.offsets.push_back(g.offset);
   layout.offsets.insert(layout.offsets.end(), plan.walls.begin(), plan.walls.end());
+  for (const SlotClass& c : plan.slots) layout.offsets.push_back(c.offset);
   return layout;
 }
 
@@ -67,6 +80,24 @@ std::vector<ReusableRow> reusable_rows(const Plan& plan) {
     for (const AddressRange& range : plan.groups[i].reusable) {
       rows.push_back({static_cast<std::int32_t>(i), range});
     }
+  }
+  return rows;
+}
+
+std::vector<SlotRow> slot_decision_rows(const Plan& plan) {
+  std::vector<SlotRow> rows;
+  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+    const Decision& d = plan.decisions[i];
+    if (d.slots != kNone) rows.push_back({static_cast<std::int32_t>(i), d.slots, d.over, d.box});
+  }
+  return rows;
+}
+
+std::vector<SlotRow> slot_opening_rows(const Plan& plan) {
+  std::vector<SlotRow> rows;
+  for (std::size_t i = 0; i < plan.opening.size(); ++i) {
+    const OpeningRequest& r = plan.opening[i];
+    if (r.slots != kNone) rows.push_back({.row = static_cast<std::int32_t>(i), .slots = r.slots});
   }
   return rows;
 }

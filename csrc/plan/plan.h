@@ -30,6 +30,21 @@ struct Decision {
   PhaseIndex phase_end = kNone;  // kNone when freed in an unplanned one
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // index into Plan::laws; kNone for a size that never changes
+  // State that is replaced in each iteration takes any free slot of a class; see slots.h. Its
+  // offset is then that of the first slot.
+  std::int32_t slots = kNone;  // index into Plan::slots
+  Tick over = 0;               // ticks that it lives beyond `upper`, at most a period
+  // Other requests use slots that are idle for a while, in boxes; see boxes.h. The offset is then
+  // that in the first slot.
+  std::int32_t box = kNone;  // a number: requests with the same one share a slot
+};
+
+// Interchangeable places side by side, for the requests of one size and stream; see slots.h.
+struct SlotClass {
+  Bytes size = 0;  // of each, a multiple of the alignment
+  Offset offset = 0;
+  std::int32_t count = 0;
+  StreamId stream = 0;
 };
 
 struct AddressRange {
@@ -101,6 +116,7 @@ struct OpeningRequest {
   Tick upper = 0;              // kNever: it stays
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // as Decision's
+  std::int32_t slots = kNone;     // it takes a slot of this class, and has no offset
 
   bool stays() const { return upper == kNever; }
 };
@@ -126,9 +142,10 @@ struct Plan {
   std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
   std::vector<OpeningRequest> opening;        // by phase, then by `after`, then by `lower`
   std::vector<std::int32_t> absent;  // decisions that the first iteration does not make, ascending
-  std::vector<std::string> dynamic;  // patterns of the modules whose requests are dynamic
-  std::vector<std::string> extent_names;           // of the extents that change: "ids.1", ...
-  std::vector<profile::Extent> extents;            // by name: the envelope, see Note [Envelope]
+  std::vector<SlotClass> slots;
+  std::vector<std::string> dynamic;       // patterns of the modules whose requests are dynamic
+  std::vector<std::string> extent_names;  // of the extents that change: "ids.1", ...
+  std::vector<profile::Extent> extents;   // by name: the envelope, see Note [Envelope]
   std::vector<std::vector<profile::Extent>> seen;  // the distinct extents that were profiled
   // Extents that no law uses, since they never changed or always equalled another, by name: the
   // largest profiled value. A run may change them; see runtime/microbatches.h.
@@ -158,8 +175,9 @@ struct Plan {
   void check() const;
 };
 
-// The problem that a plan solves (its decisions as buffers, then its groups' regions, then its
-// walls), and the solution.
+// The problem that a plan solves (its decisions as buffers, then its groups' regions, its walls,
+// and the slots of each class as one buffer), and the solution. Decisions in slots have no lifetime
+// there.
 solve::Problem problem_of(const Plan& plan);
 solve::Layout layout_of(const Plan& plan);
 
@@ -189,5 +207,16 @@ struct ReusableRow {
 };
 
 std::vector<ReusableRow> reusable_rows(const Plan& plan);
+
+// A row of another table that takes a slot: a decision, or a request of the opening.
+struct SlotRow {
+  std::int32_t row = kNone;
+  std::int32_t slots = kNone;
+  Tick over = 0;             // of a decision
+  std::int32_t box = kNone;  // of a decision
+};
+
+std::vector<SlotRow> slot_decision_rows(const Plan& plan);
+std::vector<SlotRow> slot_opening_rows(const Plan& plan);
 
 }  // namespace stalloc::plan

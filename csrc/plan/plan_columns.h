@@ -45,6 +45,25 @@ inline constexpr std::tuple kOpeningColumns{
     Column<&OpeningRequest::law>{.name = "law", .optional = true},
 };
 
+inline constexpr std::tuple kSlotColumns{
+    Column<&SlotClass::size>{"size"},
+    Column<&SlotClass::offset>{"offset"},
+    Column<&SlotClass::count>{"count"},
+    Column<&SlotClass::stream>{"stream"},
+};
+
+inline constexpr std::tuple kSlotDecisionColumns{
+    Column<&SlotRow::row>{"row"},
+    Column<&SlotRow::slots>{"slots"},
+    Column<&SlotRow::over>{"over"},
+    Column<&SlotRow::box>{"box"},
+};
+
+inline constexpr std::tuple kSlotOpeningColumns{
+    Column<&SlotRow::row>{"row"},
+    Column<&SlotRow::slots>{"slots"},
+};
+
 inline constexpr std::tuple kContextColumns{
     Column<&ContextRow::group>{"group"},
     Column<&ContextRow::context, &profile::DynamicContext::size>{"size"},

@@ -1,5 +1,7 @@
 #include "plan/plan_json.h"
 
+#include <type_traits>
+
 #include "base/error.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
@@ -61,6 +63,24 @@ void distribute(const auto& rows, std::vector<DynamicGroup>& groups, std::string
   }
 }
 
+template <typename Row>
+void distribute_slots(const std::vector<SlotRow>& rows, std::vector<Row>& table,
+                      std::string_view name) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const SlotRow& r = rows[i];
+    if (r.row < 0 || static_cast<std::size_t>(r.row) >= table.size()) {
+      throw PlanError(std::string(name) + ", row " + std::to_string(i) + ": there is no row " +
+                      std::to_string(r.row) + " to take a slot");
+    }
+    Row& target = table[static_cast<std::size_t>(r.row)];
+    target.slots = r.slots;
+    if constexpr (std::is_same_v<Row, Decision>) {
+      target.over = r.over;
+      target.box = r.box;
+    }
+  }
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -90,6 +110,11 @@ std::string to_json(const Plan& plan) {
   write_table(out, "persistent", plan.persistent, kPersistentColumns);
   write_table(out, "opening", plan.opening, kOpeningColumns);
   out.column("absent", plan.absent, [&](std::int32_t decision) { out.value(decision); });
+  if (!plan.slots.empty()) {  // older readers know no such keys
+    write_table(out, "slots", plan.slots, kSlotColumns);
+    write_table(out, "slot_decisions", slot_decision_rows(plan), kSlotDecisionColumns);
+    write_table(out, "slot_opening", slot_opening_rows(plan), kSlotOpeningColumns);
+  }
   write_table(out, "contexts", context_rows(plan), kContextColumns);
   write_table(out, "reusable", reusable_rows(plan), kReusableColumns);
   if (!plan.fixed_extents.empty()) {
@@ -113,6 +138,8 @@ std::string to_json(const Plan& plan) {
 Plan plan_from_json(std::string_view text, std::string_view source) {
   Plan plan;
   std::vector<ContextRow> contexts;
+  std::vector<SlotRow> slot_decisions;
+  std::vector<SlotRow> slot_opening;
   std::vector<ReusableRow> reusable;
   std::vector<LawTermRow> terms;
   std::vector<profile::Extent> seen;
@@ -165,6 +192,9 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
            [&](Value v) {
              in.array(v, [&](Value d) { plan.absent.push_back(in.integer<std::int32_t>(d)); });
            }},
+          {"slots", table(plan.slots, kSlotColumns), /*optional=*/true},
+          {"slot_decisions", table(slot_decisions, kSlotDecisionColumns), /*optional=*/true},
+          {"slot_opening", table(slot_opening, kSlotOpeningColumns), /*optional=*/true},
           {"contexts", table(contexts, kContextColumns)},
           {"reusable", table(reusable, kReusableColumns)},
           // Files from before batches could change have none of these.
@@ -192,6 +222,8 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
                [](DynamicGroup& g, const ContextRow& r) { g.contexts.push_back(r.context); });
     distribute(reusable, plan.groups, "reusable",
                [](DynamicGroup& g, const ReusableRow& r) { g.reusable.push_back(r.range); });
+    distribute_slots(slot_decisions, plan.decisions, "slot_decisions");
+    distribute_slots(slot_opening, plan.opening, "slot_opening");
     plan.check();
   } catch (const PlanError& error) {
     throw PlanError(std::string(source) + ": " + error.what());

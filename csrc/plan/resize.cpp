@@ -7,6 +7,7 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "plan/slots.h"
 #include "solve/core/bound.h"
 
 namespace stalloc::plan {
@@ -71,6 +72,7 @@ void set_sizes(Plan& plan, std::span<const Extent> extents) {
     const auto law = static_cast<std::size_t>(g.law);
     g.size = align_up(in_proportion(g.size, after[law], before[law]), plan.alignment);
   }
+  fit_slots(plan);
   plan.extents.assign(extents.begin(), extents.end());
 }
 
@@ -146,6 +148,7 @@ Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptio
     if (plan.is_kept(plan.groups[i])) resized.groups[i].reusable.clear();
   }
   move_startup(resized, plan.pool, law_sizes(plan, all));
+  drop_startup_slots(resized);
   resized.check();
   return resized;
 }

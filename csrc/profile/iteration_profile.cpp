@@ -25,7 +25,7 @@ bool recurs(const IterationProfile& profile, const ProfiledRequest& r) {
 }  // namespace
 
 bool IterationProfile::is_plannable(const ProfiledRequest& r) const {
-  return recurs(*this, r) && r.lifetime != LifetimeClass::kPersistent;
+  return recurs(*this, r) && (r.lifetime != LifetimeClass::kPersistent || r.over > 0);
 }
 
 LawIndex IterationProfile::varying(LawIndex law) const {
@@ -35,7 +35,7 @@ LawIndex IterationProfile::varying(LawIndex law) const {
 }
 
 bool IterationProfile::is_recognisable(const ProfiledRequest& r) const {
-  return recurs(*this, r) && r.lifetime == LifetimeClass::kPersistent;
+  return recurs(*this, r) && r.lifetime == LifetimeClass::kPersistent && r.over == 0;
 }
 
 }  // namespace stalloc::profile

@@ -39,6 +39,9 @@ struct ProfiledRequest {
   StreamId stream = 0;
   ThreadOrdinal thread = 0;
   LifetimeClass lifetime = LifetimeClass::kTransient;
+  // The ticks that a persistent request lives beyond `upper` if the next iteration replaces it and
+  // frees it after it has made its like. 0 for any other.
+  Tick over = 0;
   bool dynamic = false;  // size or presence differs between iterations, or tagged
 };
 

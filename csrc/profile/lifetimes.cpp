@@ -31,7 +31,7 @@ namespace {
 
 // How long a request lived in one iteration.
 struct Sighting {
-  enum class Kind : std::uint8_t { kFreed, kStillAlive, kTooLong };
+  enum class Kind : std::uint8_t { kFreed, kReplaced, kStillAlive, kTooLong };
 
   Kind kind = Kind::kStillAlive;
   std::int32_t periods = 0;      // from its birth to its free, in iterations
@@ -79,8 +79,8 @@ class Profiler {
     const std::int32_t freed_in = t + sighting.periods;
     if (r.upper >= all_.iteration(freed_in).end) return sighting;
     sighting.newest = all_.newest_before(freed_in, r.upper);
-    if (sighting.periods == 1 && sighting.newest >= all_.number(i)) return sighting;
-    sighting.kind = Sighting::Kind::kFreed;
+    const bool replaced = sighting.periods == 1 && sighting.newest >= all_.number(i);
+    sighting.kind = replaced ? Sighting::Kind::kReplaced : Sighting::Kind::kFreed;
     if (freed_in == reference_) sighting.tick = r.upper - all_.iteration(reference_).begin;
     sighting.phase_end = r.phase_end;
     sighting.layer_end = r.layer_end;
@@ -144,8 +144,11 @@ class Profiler {
       result.phase_end = all_.phases().at(result.upper);
     } else {
       const Sighting sighting = longest(i);
+      const Tick tick = sighting.kind < Sighting::Kind::kStillAlive ? free_tick(sighting) : kNone;
+      if (sighting.kind == Sighting::Kind::kReplaced && tick > result.lower) {
+        result.over = tick - result.lower;
+      }
       if (sighting.kind != Sighting::Kind::kFreed) return persistent(result);
-      const Tick tick = free_tick(sighting);
       result.upper = tick + sighting.periods * period;
       wraps = sighting.periods > 0;
       // The reference's own tick is that of the free. Any other is one past it.

@@ -83,8 +83,8 @@ trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool opening) {
       r.lower = moved(turn + d.lower);
       r.phase_begin = d.phase + t * static_cast<PhaseIndex>(plan.phases.size());
       r.stream = d.stream;
-      if (turn + d.lower < end && d.upper <= end - turn) {
-        r.upper = moved(turn + d.upper);
+      if (turn + d.lower < end && d.upper <= end - turn && d.over <= end - turn - d.upper) {
+        r.upper = moved(turn + d.upper + d.over);
         r.phase_end = span_at(r.upper);
       }
       trace.requests.push_back(r);

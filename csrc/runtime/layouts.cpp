@@ -98,6 +98,11 @@ const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> wall
     }
     ++made_;
     plan::Plan layout = plan::resize(base, extents, options);
+    // There is always something live in the slots, and no block moves.
+    const auto same = [](const plan::SlotClass& a, const plan::SlotClass& b) {
+      return a.size == b.size && a.offset == b.offset && a.count == b.count;
+    };
+    if (!std::ranges::equal(layout.slots, base.slots, same)) return nullptr;
     // The oldest goes, but for the plan's own and the present one.
     for (auto at = std::next(layouts_.begin());
          layouts_.size() > kMostLayouts && at != layouts_.end(); ++at) {

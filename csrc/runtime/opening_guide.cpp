@@ -54,6 +54,7 @@ OpeningGuide::Place OpeningGuide::place_of(std::int32_t i) const {
 OpeningGuide::Place OpeningGuide::place(std::int32_t i, Bytes size, StaticPool& pool,
                                         StaticPool& region) {
   const plan::OpeningRequest& r = requests_[static_cast<std::size_t>(i)];
+  if (r.slots != kNone) return {false, pool.place_in_slots(r.slots, size)};
   if (r.offset == kUnplaced || size > r.size) return {};
   Place place = place_of(i);
   if (r.stays()) {

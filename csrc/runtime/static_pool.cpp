@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <tuple>
+#include <utility>
 
 #include "base/align.h"
 
@@ -15,7 +16,8 @@ StaticPool::StaticPool(const plan::Plan& plan)
       planned_(plan.decisions.size()),
       decisions_(plan.decisions.size() + plan.groups.size()),
       groups_(plan.groups.size()) {
-  const std::size_t n = decisions_.size();
+  std::size_t n = decisions_.size();
+  for (const plan::SlotClass& c : plan.slots) n += static_cast<std::size_t>(c.count);
   slot_bits_ = std::bit_width(std::max<std::size_t>(2 * n, 2) - 1);
   slots_.resize(std::size_t{1} << slot_bits_);
 
@@ -36,6 +38,8 @@ StaticPool::StaticPool(const plan::Plan& plan)
     add(i, d.size, d.offset, d.lower, d.upper);
     phase_of_.push_back(d.phase);
     decisions_[i].slot = claim_slot(d.offset);
+    decisions_[i].slots = d.slots;
+    decisions_[i].box = d.box;
     decisions_[i].stream = static_cast<ShortStreamId>(d.stream);
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -72,7 +76,114 @@ StaticPool::StaticPool(const plan::Plan& plan)
         std::ranges::lower_bound(ordered, std::tuple{phase.begin, false, std::int32_t{0}});
     phase_begins_.push_back(static_cast<std::int32_t>(begin - ordered.begin()));
   }
+  add_slot_classes(plan);
   divide(plan);
+}
+
+void StaticPool::add_slot_classes(const plan::Plan& plan) {
+  for (const plan::SlotClass& c : plan.slots) {
+    SlotPlaces places;
+    places.whole = {c.offset, c.offset + c.size * c.count};
+    places.size = c.size;
+    places.stream = c.stream;
+    for (std::int32_t i = c.count; i > 0; --i) places.free.push_back(i - 1);
+    places.keys.resize(static_cast<std::size_t>(c.count));
+    places.requested.resize(static_cast<std::size_t>(c.count));
+    claim_slot_keys(places);
+    slot_classes_.push_back(std::move(places));
+  }
+  std::vector<std::size_t> members;
+  for (const plan::Decision& d : plan.decisions) {
+    if (d.box == kNone) continue;
+    members.resize(std::max(members.size(), static_cast<std::size_t>(d.box) + 1));
+    ++members[static_cast<std::size_t>(d.box)];
+  }
+  boxes_.resize(members.size());
+  for (std::size_t b = 0; b < boxes_.size(); ++b) boxes_[b].live.reserve(members[b]);
+}
+
+void StaticPool::claim_slot_keys(SlotPlaces& places) {
+  for (std::size_t i = 0; i < places.keys.size(); ++i) {
+    places.keys[i] = claim_slot(places.whole.begin + static_cast<Bytes>(i) * places.size);
+  }
+}
+
+Offset StaticPool::take_slot(SlotPlaces& places, Bytes size, std::int32_t d) {
+  if (places.free.empty() || size > places.size) return kUnplaced;
+  const std::int32_t place = places.free.back();
+  places.free.pop_back();
+  places.requested[static_cast<std::size_t>(place)] = size;
+  if (d != kNone) {
+    const std::int32_t key = places.keys[static_cast<std::size_t>(place)];
+    slots_[static_cast<std::size_t>(key)].live = d;
+  }
+  ++live_;
+  return places.whole.begin + place * places.size;
+}
+
+Offset StaticPool::place_in_slots(std::int32_t c, Bytes size) {
+  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(c)];
+  const Offset offset = take_slot(places, size, kNone);
+  if (offset == kUnplaced) return kUnplaced;
+  foreign_[offset] = {.size = places.size,
+                      .requested = size,
+                      .kind = Kind::kIdle,
+                      .slots = c,
+                      .stream = static_cast<ShortStreamId>(places.stream)};
+  return offset;
+}
+
+Offset StaticPool::place_in_box(std::int32_t d, Bytes size) {
+  const Placed& p = decisions_[static_cast<std::size_t>(d)];
+  Box& box = boxes_[static_cast<std::size_t>(p.box)];
+  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(p.slots)];
+  const Range own = range_in_box(p);
+  for (const Range& other : box.live) {
+    if (other.begin < own.end && own.begin < other.end) return kUnplaced;
+  }
+  if (box.live.empty()) {
+    if (places.free.empty()) return kUnplaced;
+    box.place = places.free.back();
+    places.free.pop_back();
+  }
+  box.live.push_back(own);
+  const Offset offset = places.whole.begin + box.place * places.size + own.begin;
+  foreign_[offset] = {.size = p.size,
+                      .requested = size,
+                      .kind = Kind::kPlanned,
+                      .decision = d,
+                      .slots = p.slots,
+                      .box = p.box,
+                      .stream = p.stream};
+  ++live_;
+  return offset;
+}
+
+void StaticPool::free_in_box(const Foreign& block, Offset offset) {
+  Box& box = boxes_[static_cast<std::size_t>(block.box)];
+  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(block.slots)];
+  const Offset begin = offset - places.whole.begin - box.place * places.size;
+  const auto at = std::ranges::find(box.live, begin, &Range::begin);
+  *at = box.live.back();
+  box.live.pop_back();
+  if (box.live.empty()) places.free.push_back(std::exchange(box.place, kNone));
+  --live_;
+}
+
+StaticPool::Block StaticPool::block_at(std::int32_t d, Offset offset) const {
+  Block block = block_of(d);
+  const std::int32_t c = decisions_[static_cast<std::size_t>(d)].slots;
+  if (c == kNone) return block;
+  const SlotPlaces& places = slot_classes_[static_cast<std::size_t>(c)];
+  block.size =
+      places.requested[static_cast<std::size_t>((offset - places.whole.begin) / places.size)];
+  return block;
+}
+
+void StaticPool::free_slot(std::int32_t c, Offset offset) {
+  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(c)];
+  places.free.push_back(static_cast<std::int32_t>((offset - places.whole.begin) / places.size));
+  --live_;
 }
 
 bool StaticPool::is_current(const Placed& p) const {
@@ -86,9 +197,11 @@ Offset StaticPool::place(std::int32_t d, Bytes size) {
   if (size > p.size) return kUnplaced;
   if (p.allocated_at >= clock_) {
     advance(p.allocated_at + 1);
-  } else if (!is_current(p)) {
+  } else if (p.slots == kNone && !is_current(p)) {
     return kUnplaced;
   }
+  if (p.box != kNone) return place_in_box(d, size);
+  if (p.slots != kNone) return take_slot(slot_classes_[static_cast<std::size_t>(p.slots)], size, d);
   // Not idle when last iteration's block of this decision is still there.
   if (p.state != State::kIdle) return kUnplaced;
   if (!strays_.empty() && strays_.overlaps(range(p))) return kUnplaced;
@@ -167,6 +280,12 @@ StaticPool::Block StaticPool::release(Offset offset) {
   const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
   if (d != kNone) {
     Placed& p = decisions_[static_cast<std::size_t>(d)];
+    if (p.slots != kNone) {
+      const Block block = block_at(d, offset);
+      slots_[static_cast<std::size_t>(slot)].live = kNone;
+      free_slot(p.slots, offset);
+      return block;
+    }
     const bool stray = p.state == State::kStray;
     if (stray) remove_stray(range(p));
     p.state = State::kIdle;
@@ -179,6 +298,14 @@ StaticPool::Block StaticPool::release(Offset offset) {
   if (it == foreign_.end()) return {};
   const Foreign block = it->second;
   foreign_.erase(it);
+  if (block.box != kNone) {
+    free_in_box(block, offset);
+    return block_of(block);
+  }
+  if (block.slots != kNone) {
+    free_slot(block.slots, offset);
+    return block_of(block);
+  }
   --live_;
   const Range freed{offset, offset + block.size};
   if (block.stray) {
@@ -195,7 +322,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
 StaticPool::Block StaticPool::at(Offset offset) const {
   const std::int32_t slot = find_slot(offset);
   const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
-  if (d != kNone) return block_of(d);
+  if (d != kNone) return block_at(d, offset);
   const auto it = foreign_.find(offset);
   return it == foreign_.end() ? Block{} : block_of(it->second);
 }

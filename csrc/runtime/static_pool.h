@@ -50,6 +50,16 @@
 // the first such request of a phase until the next phase begins. The addresses that a phase needs
 // follow from the plan alone and are found once.
 //
+// Note [Slots]
+// The addresses of a class of slots are nobody else's at any moment, as the validator has shown,
+// and are never idle space. A free slot is told by its class's list alone, so that a request of the
+// class needs no clock and no strays: it gets a slot that no block is in, or none. Which slot it
+// gets does not matter, and that it is freed late costs a slot, not an address twice.
+//
+// A box (plan/boxes.h) takes a free slot with its first request and gives it back with its last.
+// Its requests lie at fixed offsets from the start of this slot. Each is checked against those that
+// are live in the box: there are few at a time.
+//
 // Note [Streams]
 // Idle addresses are divided among the streams for good: work of another stream would be ordered
 // after what was done there by nothing. Decisions and regions of different streams share none, as
@@ -109,7 +119,8 @@ class StaticPool {
 
   // Makes decision `d` live for a request of `size` (> 0) bytes and returns its offset; kUnplaced
   // when the plan has less for it, an address of its is taken, or its time on the clock is over.
-  // Whatever the size, it has the whole planned range.
+  // Whatever the size, it has the whole planned range. A decision that takes a slot gets any free
+  // one of its class.
   Offset place(std::int32_t d, Bytes size);
   // The same for as many bytes as it had last, at first those that are planned.
   Offset place(std::int32_t d) {
@@ -141,6 +152,10 @@ class StaticPool {
   // nothing is live there, the addresses are `stream`'s, and what is idle is not looked for too
   // often.
   bool place_at(Offset offset, Bytes size, StreamId stream);
+
+  // Puts a request of start-up, of `size` (> 0) bytes, into a free slot of class `c`; kUnplaced
+  // when there is none. O(1).
+  Offset place_in_slots(std::int32_t c, Bytes size);
 
   // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
   // may go besides it, each by best fit; kUnplaced when none has room. O(log n + open regions), and
@@ -193,6 +208,21 @@ class StaticPool {
     std::int32_t freed_at = 0;
     State state = State::kIdle;
     ShortStreamId stream = 0;
+    std::int32_t slots = kNone;  // class of slots, index into slot_classes_
+    std::int32_t box = kNone;    // index into boxes_
+  };
+  // See Note [Slots].
+  struct SlotPlaces {
+    Range whole;
+    Bytes size = 0;  // of each
+    StreamId stream = 0;
+    std::vector<std::int32_t> free;
+    std::vector<std::int32_t> keys;  // by place: index into slots_
+    std::vector<Bytes> requested;    // by place, as asked
+  };
+  struct Box {
+    std::int32_t place = kNone;  // in its class, while it is not empty
+    std::vector<Range> live;     // from the start of its slot
   };
   struct Slot {  // an offset at which some decision begins
     Offset offset = kUnplaced;
@@ -209,7 +239,9 @@ class StaticPool {
     Kind kind = Kind::kIdle;
     bool stray = false;             // else it is inside its group's open region
     std::int32_t group = kNone;     // whose addresses it has, if any's
-    std::int32_t decision = kNone;  // that it was before the layout was exchanged
+    std::int32_t decision = kNone;  // that it was before the layout was exchanged, or is in a box
+    std::int32_t slots = kNone;     // the class whose slot it has, if any's
+    std::int32_t box = kNone;       // the box in that slot, if in one
     std::int32_t origin = kNone;
     std::int32_t iteration = 0;  // in which it was placed
     ShortStreamId stream = 0;
@@ -234,6 +266,21 @@ class StaticPool {
   static Block block_of(const Foreign& f) { return {f.requested, f.decision, f.stream, f.kind}; }
   void advance(std::int32_t position);
   void retreat(std::int32_t position);
+  void add_slot_classes(const plan::Plan& plan);
+  Offset take_slot(SlotPlaces& places, Bytes size, std::int32_t d);
+  Offset place_in_box(std::int32_t d, Bytes size);
+  void free_in_box(const Foreign& block, Offset offset);
+  // Where the range of decision `d` lies from the start of its box's slot.
+  Range range_in_box(const Placed& p) const {
+    const Offset begin = p.offset - slot_classes_[static_cast<std::size_t>(p.slots)].whole.begin;
+    return {begin, begin + p.size};
+  }
+  void claim_slot_keys(SlotPlaces& places);
+  // Of the decision `d`, which is live at `offset`.
+  Block block_at(std::int32_t d, Offset offset) const;
+  void free_slot(std::int32_t c, Offset offset);
+  void check_slots(std::vector<Range>& taken) const;
+  void check_box(const Foreign& block, Offset offset) const;
   std::int32_t find_slot(Offset offset) const;
   std::int32_t claim_slot(Offset offset);
   std::size_t hash(Offset offset) const;
@@ -314,6 +361,8 @@ class StaticPool {
   // Nodes are used again, so that dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
+  std::vector<SlotPlaces> slot_classes_;
+  std::vector<Box> boxes_;
   std::vector<Group> groups_;
   std::vector<std::int32_t> open_;  // groups whose regions are
   struct Reuse {                    // what a group may use besides its region

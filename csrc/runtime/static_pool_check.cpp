@@ -13,6 +13,7 @@ void StaticPool::check() const {
   std::vector<Range> taken = strays_.ranges();
   for (std::size_t i = 0; i < planned_; ++i) {
     const Placed& p = decisions_[i];
+    if (p.slots != kNone) continue;
     const bool live = p.state != State::kIdle;
     if (live != (slots_[static_cast<std::size_t>(p.slot)].live == static_cast<std::int32_t>(i))) {
       fail("decision " + std::to_string(i) + " and its slot disagree about being live");
@@ -29,7 +30,14 @@ void StaticPool::check() const {
     }
   }
   std::vector<std::int32_t> blocks(groups_.size());
+  check_slots(taken);
   for (const auto& [offset, block] : foreign_) {
+    if (block.box != kNone) {
+      check_box(block, offset);
+      taken.push_back({offset, offset + block.size});
+      continue;
+    }
+    if (block.slots != kNone) continue;
     if (block.stray) {
       if (strays_.find(offset).size() != block.size)
         fail("a foreign block is not among the strays");
@@ -71,6 +79,59 @@ void StaticPool::check() const {
       if (!(expected.ranges() == level.idle[i].ranges())) {
         fail("the idle space of a level is not what is left of the pool");
       }
+    }
+  }
+}
+
+// That a block in a box lies where the box does.
+void StaticPool::check_box(const Foreign& block, Offset offset) const {
+  const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
+  const Box& box = boxes_[static_cast<std::size_t>(block.box)];
+  const SlotPlaces& places = slot_classes_[static_cast<std::size_t>(block.slots)];
+  if (box.place == kNone) fail("a block lies in a box that has no slot");
+  const Offset begin = offset - places.whole.begin - box.place * places.size;
+  if (begin < 0 || begin + block.size > places.size) fail("a block lies outside its box's slot");
+  if (std::ranges::find(box.live, Range{begin, begin + block.size}) == box.live.end()) {
+    fail("a box does not know a block of its own");
+  }
+}
+
+// Adds the live blocks in slots to `taken`, but for those in boxes.
+void StaticPool::check_slots(std::vector<Range>& taken) const {
+  const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
+  for (std::size_t c = 0; c < slot_classes_.size(); ++c) {
+    const SlotPlaces& places = slot_classes_[c];
+    std::vector<bool> is_free(places.keys.size(), false);
+    for (const std::int32_t place : places.free) {
+      if (is_free[static_cast<std::size_t>(place)]) fail("a slot is free twice");
+      is_free[static_cast<std::size_t>(place)] = true;
+    }
+    std::vector<std::int32_t> box_in(places.keys.size(), kNone);
+    for (const Placed& p : decisions_) {
+      if (p.box == kNone || p.slots != static_cast<std::int32_t>(c)) continue;
+      const Box& box = boxes_[static_cast<std::size_t>(p.box)];
+      if (box.live.empty() != (box.place == kNone)) fail("an empty box has a slot");
+      if (box.place == kNone) continue;
+      std::int32_t& known = box_in[static_cast<std::size_t>(box.place)];
+      if (known != kNone && known != p.box) fail("two boxes have one slot");
+      known = p.box;
+    }
+    for (std::size_t i = 0; i < places.keys.size(); ++i) {
+      const Offset offset = places.whole.begin + static_cast<Bytes>(i) * places.size;
+      const Slot& slot = slots_[static_cast<std::size_t>(places.keys[i])];
+      const auto guest = foreign_.find(offset);
+      const bool has_guest = guest != foreign_.end() && guest->second.box == kNone;
+      if (has_guest && guest->second.slots != static_cast<std::int32_t>(c)) {
+        fail("a block that has no slot lies in one");
+      }
+      if (slot.live != kNone &&
+          decisions_[static_cast<std::size_t>(slot.live)].slots != static_cast<std::int32_t>(c)) {
+        fail("a decision lies in a slot that is not of its class");
+      }
+      const int users = (slot.live != kNone) + has_guest + (box_in[i] != kNone);
+      if (users > 1) fail("a slot has two users");
+      if (is_free[i] == (users == 1)) fail("a slot and its block disagree");
+      if (!is_free[i] && box_in[i] == kNone) taken.push_back({offset, offset + places.size});
     }
   }
 }

@@ -171,6 +171,7 @@ std::vector<StaticPool::Departed> StaticPool::departed() const {
 void StaticPool::divide(const plan::Plan& plan) {
   for (const plan::Decision& d : plan.decisions) streams_.push_back(d.stream);
   for (const plan::DynamicGroup& g : plan.groups) streams_.push_back(g.stream);
+  for (const plan::SlotClass& c : plan.slots) streams_.push_back(c.stream);
   std::ranges::sort(streams_);
   streams_.erase(std::unique(streams_.begin(), streams_.end()), streams_.end());
   if (streams_.empty()) streams_.push_back(0);
@@ -192,6 +193,9 @@ void StaticPool::divide(const plan::Plan& plan) {
   }
   for (const plan::DynamicGroup& g : plan.groups) {
     if (g.size > 0) claim({g.offset, g.offset + align_up(g.size, alignment_)}, g.stream);
+  }
+  for (const plan::SlotClass& c : plan.slots) {
+    claim({c.offset, c.offset + c.size * c.count}, c.stream);
   }
   for (const plan::DynamicGroup& g : plan.groups) {
     for (const plan::AddressRange& r : g.reusable) claim({r.begin, r.end}, g.stream);
@@ -223,6 +227,7 @@ std::vector<HoleSet> StaticPool::find_idle() const {
     if (groups_[g].open) taken.push_back(range(decisions_[planned_ + g]));
   }
   for (const Offset wall : walls_) taken.push_back({wall, wall + alignment_});
+  for (const SlotPlaces& places : slot_classes_) taken.push_back(places.whole);
   std::sort(taken.begin(), taken.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
   taken.push_back({size_, size_});

@@ -32,6 +32,19 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
       plan.alignment != alignment_ || plan.pool > memory) {
     throw Error("a layout of another plan, or for more memory");
   }
+  bool same_slots = plan.slots.size() == slot_classes_.size();
+  for (std::size_t c = 0; same_slots && c < slot_classes_.size(); ++c) {
+    const plan::SlotClass& next = plan.slots[c];
+    const SlotPlaces& places = slot_classes_[c];
+    same_slots = next.size == places.size && next.offset == places.whole.begin &&
+                 static_cast<std::size_t>(next.count) == places.keys.size();
+  }
+  for (std::size_t i = 0; same_slots && i < planned_; ++i) {
+    const plan::Decision& d = plan.decisions[i];
+    const Placed& p = decisions_[i];
+    same_slots = d.slots == p.slots && d.box == p.box && (d.box == kNone || d.offset == p.offset);
+  }
+  if (!same_slots) throw Error("a layout with other slots");
   while (!open_.empty()) close_region(open_.back());
   const auto keeps = [&](const Placed& p, const plan::Decision& d) {
     return p.state == State::kRegular && p.offset == d.offset &&
@@ -59,7 +72,16 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
 
   size_ = memory;
   walls_ = plan.walls;
+  const std::vector<Slot> before = slots_;
   std::ranges::fill(slots_, Slot{});
+  for (SlotPlaces& places : slot_classes_) {
+    const std::vector<std::int32_t> keys = places.keys;
+    claim_slot_keys(places);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      slots_[static_cast<std::size_t>(places.keys[i])].live =
+          before[static_cast<std::size_t>(keys[i])].live;
+    }
+  }
   for (std::size_t i = 0; i < planned_; ++i) {
     Placed& p = decisions_[i];
     const plan::Decision& d = plan.decisions[i];

@@ -16,7 +16,6 @@ from stalloc.importers.chrome import trace_events
 from stalloc.importers.history import (
     History,
     add_startup,
-    join_iterations,
     make_trace,
     pair,
     repeat,
@@ -138,8 +137,6 @@ def _build(
         lifetimes = pair(history)
         runs = find_runs(history.hints, history.allocates, history.assumptions)
         history.assumptions = said
-    else:
-        boundaries = join_iterations(history, lifetimes, boundaries)
     boundaries = add_startup(runs, boundaries, lifetimes.before)
     spans = number(runs, boundaries, len(history))
     reserved = history.info.get("torch_reserved")

@@ -23,8 +23,6 @@ LARGEST = (1 << 63) - 1
 
 
 _FEW = 2  # iterations that are all compared
-_ENOUGH_TO_JOIN = 4  # iterations from which pairs can be compared
-_MUCH = 0.001  # share of an iteration's bytes from which late frees are worth a longer iteration
 
 
 @dataclass(slots=True)
@@ -183,8 +181,6 @@ def repeat(
 ) -> list[int]:
     """Repeats the only iteration, `[begin, end)`, and drops what comes after it.
 
-    Where something lives on past the birth of its successor, two of the recorded make one.
-
     Blocks that are live at its end must be freed in the next iteration, or memory would grow. If
     the iteration frees a block of the same size and stream that it did not allocate, this is the
     predecessor, which the first repetition lacks. The rest is freed as the next one starts, as by
@@ -211,12 +207,10 @@ def repeat(
         else:
             successor[event] = found
     rest = waiting.rest()
-    longer = [row for event, row in successor.items() if born[row] < event]
-    steps = 2 if longer else 1
     result = _Repetition(history)
     result.copy(range(begin), 0)
     boundaries = [begin]
-    for repetition in range(repetitions * steps):
+    for repetition in range(repetitions):
         if repetition > 0:
             for row in rest:
                 result.free(int(born[row]), repetition - 1, Hint.OTHER)
@@ -226,46 +220,11 @@ def repeat(
                     result.free(int(born[successor[event]]), repetition - 1, Hint.NONE)
             elif repetition == 0 or (lifetimes.kept[event] and event not in once):
                 result.copy((event,), repetition)
-        if (repetition + 1) % steps == 0:
-            boundaries.append(len(result.new))
+        boundaries.append(len(result.new))
     for name in ("allocates", "addresses", "sizes", "streams", "hints", "sites"):
         setattr(history, name, getattr(result.new, name))
-    history.state(_described(lifetimes, repetitions * steps, list(successor.values()), rest))
-    if longer:
-        _state_longer(history, len(longer), int(lifetimes.size[longer].sum()))
+    history.state(_described(lifetimes, repetitions, list(successor.values()), rest))
     return boundaries
-
-
-def join_iterations(history: History, lifetimes: Lifetimes, boundaries: list[int]) -> list[int]:
-    """Takes two iterations for one where much lives longer than one.
-
-    A plan gives a request of an iteration one address, which the next iteration's needs as well.
-    """
-    if len(boundaries) < _ENOUGH_TO_JOIN + 1:
-        return boundaries
-    born, freed = lifetimes.born, lifetimes.freed
-    bounds = np.array(boundaries, np.int64)
-    first = np.searchsorted(bounds, born, side="right") - 1
-    last = np.searchsorted(bounds, freed, side="right") - 1
-    begins = np.append(bounds, bounds[-1])
-    late = freed - begins[last] > born - begins[first]
-    inside = (first >= 0) & (last < len(bounds) - 1)
-    rows = np.flatnonzero(inside & (last == first + 1) & late)
-    kept = np.where(history.allocates, history.sizes, 0).astype(np.float64)
-    an_iteration = float(lifetimes.size[rows].sum()) / (len(boundaries) - 2)
-    if an_iteration <= _MUCH * kept.sum() / (len(boundaries) - 1):
-        return boundaries
-    count = round(len(rows) / (len(boundaries) - 2))
-    _state_longer(history, count, int(an_iteration))
-    return boundaries[(len(boundaries) - 1) % 2 :: 2]
-
-
-def _state_longer(history: History, count: int, total: int) -> None:
-    history.state(
-        f"{count:,} requests of {_core.format_bytes(total)} live longer than an iteration, until "
-        "after their successors are allocated: two iterations are taken for one, as if "
-        "stalloc.step() were called after every second optimizer step"
-    )
 
 
 def add_startup(runs: list[Run], boundaries: list[int], before: int) -> list[int]:

@@ -7,7 +7,7 @@ iteration, and everything is cut to it: a request that wraps around is two recta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,16 @@ def running_sum(ticks: Int64s, changes: Int64s) -> tuple[Int64s, Int64s]:
     total = np.zeros(len(distinct), np.int64)
     np.add.at(total, place, changes)
     return distinct, np.cumsum(total)
+
+
+def together(*tables: Rectangles) -> Rectangles:
+    """The rectangles of all tables."""
+    return Rectangles(
+        *(
+            np.concatenate([getattr(table, field.name) for table in tables])
+            for field in fields(Rectangles)
+        )
+    )
 
 
 def around_the_end(

@@ -14,8 +14,16 @@ from stalloc.errors import PlanError
 from stalloc.notes import readable
 from stalloc.plans import Plan
 from stalloc.replaying import UNROLLED, unroll
-from stalloc.report.drawing import Drawing, Rectangles, Segments, around_the_end, running_sum
+from stalloc.report.drawing import (
+    Drawing,
+    Rectangles,
+    Segments,
+    around_the_end,
+    running_sum,
+    together,
+)
 from stalloc.report.replayed import Extract, live_rows, regions, stalloc_drawing, torch_drawing
+from stalloc.report.slotted import slotted
 from stalloc.tables import LIFETIME_CLASSES, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
 
@@ -91,18 +99,24 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
     decisions, period = plan.decisions, plan.period
     lifetime = np.where(decisions.phase == decisions.phase_end, _TRANSIENT, _SCOPED)
     lifetime[decisions.upper > period] = _WRAP_AROUND
+    over = np.zeros(len(decisions), np.int64)
+    over[plan.slot_decisions.row] = plan.slot_decisions.over
+    lifetime[over > 0] = _PERSISTENT
     requests = Requests(
         size=decisions.size,
         start=decisions.lower,
-        end=decisions.upper,
+        end=decisions.upper + over,
         lifetime=lifetime.astype(np.int64),
         phase_begin=decisions.phase.astype(np.int64),
         phase_end=decisions.phase_end.astype(np.int64),
         layer=np.full(len(decisions), -1, np.int64),
         stream=decisions.stream.astype(np.int64),
     )
-    rows = np.arange(len(decisions), dtype=np.int64)
-    planned = around_the_end(rows, decisions.offset, decisions.lower, decisions.upper, period)
+    rows = np.setdiff1d(np.arange(len(decisions), dtype=np.int64), plan.slot_decisions.row)
+    fixed = around_the_end(
+        rows, decisions.offset[rows], decisions.lower[rows], decisions.upper[rows], period
+    )
+    planned = together(fixed, slotted(plan))
     pool = Segments(*(np.array([number], np.int64) for number in (0, plan.pool, 0, period)))
     drawings = [Drawing("stalloc", "stalloc's plan", planned, pool, regions(plan))]
     if len(decisions) > 0:

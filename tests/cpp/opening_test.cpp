@@ -182,10 +182,12 @@ TEST(Opening, ABlockThatTheNextIterationReplacesIsNoTemporary) {
   }
   const trace::Trace trace = t.finish();
   const plan::Plan plan = plan_of(trace);
-  EXPECT_EQ(plan.persistent.size(), 1u);
+  EXPECT_TRUE(plan.persistent.empty());
+  ASSERT_EQ(plan.slots.size(), 1u);
+  EXPECT_EQ(plan.slots[0].count, 2) << "one for it, and one for its successor";
   EXPECT_EQ(plan.absent, std::vector<std::int32_t>{});
   const replay::ReplayResult result = replay::replay_planned(trace, plan);
-  EXPECT_EQ(result.hits, 5 * 3);
+  EXPECT_EQ(result.hits, 5 * 4);
   EXPECT_EQ(result.misses, 0);
 }
 

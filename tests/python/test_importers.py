@@ -21,7 +21,7 @@ from snapshot_documents import (
     trained,
 )
 
-from stalloc import TraceError, importers
+from stalloc import TraceError, importers, replaying
 from stalloc.importers import Imported
 from stalloc.tables import NEVER, PHASE_KINDS
 
@@ -298,17 +298,38 @@ def state_replaced(steps: int) -> SnapshotWriter:
     return writer
 
 
-def test_joins_two_iterations_if_requests_outlive_one() -> None:
-    single = load(state_replaced(1).document(1), repetitions=3)
-    assert any("two iterations are taken for one" in text for text in single.assumptions)
-    assert len(single.trace.iterations) == 4
-    many = load(state_replaced(8).document(1))
-    assert any("two iterations are taken for one" in text for text in many.assumptions)
-    assert len(many.trace.iterations) == 5
-    for imported in (single, many):
-        tallies = imported.trace.profile().tallies()
-        assert tallies["persistent"].requests == 0
-        assert imported.trace.plan().pool == 120 << 20
+@pytest.mark.parametrize("single", [True, False])
+def test_state_that_is_replaced_takes_slots(single: bool) -> None:
+    """Two slots for one state, as both are live at once; the period is one iteration."""
+    document = state_replaced(1 if single else 8).document(1)
+    trace = load(document, repetitions=6).trace
+    assert len(trace.iterations) == (7 if single else 9)
+    tallies = trace.profile().tallies()
+    assert tallies["dynamic"].requests == 0
+    plan = trace.plan()
+    assert plan.bound == plan.pool == 120 << 20
+    row = replaying.replay_stalloc(trace, plan)
+    assert row.hit_rate == 1.0
+    assert row.peak_reserved == plan.pool + plan.resident
+
+
+def test_an_older_block_makes_way_for_the_state_that_replaces_it() -> None:
+    """Gradients of the state's size, born earlier, do not."""
+    writer = SnapshotWriter()
+    state = writer.alloc(50 << 20)
+    gradient = writer.alloc(50 << 20, BACKWARD)
+    writer.annotate("START", "Optimizer.step#Own.step")
+    new = writer.alloc(50 << 20)
+    writer.free(state)
+    writer.annotate("END", "Optimizer.step#Own.step")
+    assert {gradient, new} == set(writer.live)
+    imported = load(writer.document(1), repetitions=4)
+    requests = imported.trace.requests
+    assert any("1 of 50.0 MiB are freed as the next one begins" in t for t in imported.assumptions)
+    # Nothing is left to be freed in the first repetition, so lifetimes are shorter there.
+    later = (requests.upper < NEVER) & (requests.lower >= imported.trace.iterations[1])
+    lengths = (requests.upper - requests.lower)[later]
+    assert sorted(set(lengths.tolist())) == [3, 5]
 
 
 def test_an_address_that_is_freed_twice_is_ignored_and_stated() -> None:

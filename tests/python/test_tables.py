@@ -22,11 +22,13 @@ CLASSES = {
     ("plan", "decisions"): tables.Decisions,
     ("plan", "groups"): tables.Groups,
     ("plan", "opening"): tables.Startup,
+    ("plan", "slots"): tables.Slots,
+    ("plan", "slot_decisions"): tables.SlotDecisions,
     ("plan", "reusable"): tables.Reusable,
     ("plan", "laws"): tables.Laws,
     ("plan", "law_terms"): tables.LawTerms,
 }
-IN_FILES_ONLY = {("plan", "persistent"), ("plan", "contexts")}
+IN_FILES_ONLY = {("plan", "persistent"), ("plan", "slot_opening"), ("plan", "contexts")}
 
 
 def schema_type(column: dict[str, Any]) -> tuple[str, bool]:

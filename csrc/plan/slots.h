@@ -1,0 +1,62 @@
+// Slots: interchangeable places for state that is replaced in every iteration.
+//
+// An optimizer that writes m = beta * m + ... makes the new state before it frees the old one. Such
+// a request lives longer than one iteration, so its successor cannot have the same address, and a
+// fixed address for each request cannot serve two iterations in a row. The requests of one size and
+// stream share the slots of a class instead. Each takes whichever slot is free:
+//
+//   slot 2 | m2 ........|   m1' .....................    m1' takes the free slot, then m1 goes;
+//   slot 1 | m1 ...........|   m2' ..................    m2' takes the slot of m1, then m2 goes;
+//   slot 0 |          (free)            |  m1'' ....     the free slot moves on with each iteration
+//                     optimizer                          optimizer
+//
+// A class has as many slots as requests of it are ever live at once. So a free slot exists for each
+// request, whichever slots the others have: the count alone proves every assignment
+// (verify/slots_validator.h). A longer period needs more: in a plan of K iterations, n requests
+// need n / (K - 1) spare places.
+//
+// Slots lie at the bottom of the pool, and everything else is laid out above them as if there were
+// none. So they cost what their requests would need beside the pool, and never more, and a layout
+// for other extents leaves them where they are.
+//
+// Cost: O(n log n).
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "plan/plan.h"
+#include "profile/lifetimes.h"
+#include "verify/slots_validator.h"
+
+namespace stalloc::plan {
+
+// Adds the classes, without offsets, and their requests. `row_of` leads from the profile's requests
+// to decisions.
+void add_slots(Plan& plan, const profile::IterationProfile& profile,
+               std::span<const std::int32_t> row_of);
+
+// Makes the slots of each class as large as its largest request: after sizes have changed.
+void fit_slots(Plan& plan);
+
+// Gives requests of start-up that are freed later, and have the size of a class, a slot of it where
+// one is left: the state that the first step replaces.
+void add_startup_slots(Plan& plan, const profile::Opening& opening,
+                       std::span<const std::int32_t> row_of);
+
+// Takes requests of start-up out of slots that have become too small for them.
+void drop_startup_slots(Plan& plan);
+
+// Puts the slots one above the other at the bottom of the pool, and their requests into the first
+// of each class. Returns the bytes below the rest.
+Bytes place_slots(Plan& plan);
+
+// The requests of problem_of(plan) with their real lifetimes, those in slots too, and no slots. No
+// pool is smaller than the bound of this problem.
+solve::Problem real_problem(const Plan& plan);
+
+// Throws PlanError unless validate_slots() finds every assignment possible. `boxes`: what
+// check_boxes() returns.
+void check_slots(const Plan& plan, std::vector<verify::SlotUse> boxes);
+
+}  // namespace stalloc::plan
