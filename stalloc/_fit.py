@@ -16,6 +16,9 @@ from stalloc.errors import PlanError, StallocError
 from stalloc.hooks import input_signature, model_signature
 from stalloc.plans import Plan
 
+# In a signature: the sizes of a tensor's dimensions.
+_SHAPE = re.compile(r"\[((?:[0-9]{1,18},?)*)\]")
+
 
 def environment_mismatch(plan: Plan) -> str | None:
     """Compares the device and the version of torch."""
@@ -42,14 +45,38 @@ def model_mismatch(plan: Plan, model: torch.nn.Module) -> str | None:
 
 
 def input_mismatch(profiled: list[str], args: Any, kwargs: Any) -> str | None:
-    """Compares the shapes of a forward's inputs."""
+    """Compares a forward's inputs with those that were profiled, as `input_signature` tells them.
+
+    A dimension that changed while the program was profiled may have any size: the plan knows the
+    laws of the sizes that follow it. One that never changed may be smaller.
+    """
+    if not profiled:
+        return None
     running = input_signature(args, kwargs)
-    if profiled and running not in profiled:
-        return (
-            f"it was profiled with inputs {' or '.join(profiled)} and the first forward got "
-            f"{running}; profile again with this batch size and length"
-        )
-    return None
+    alike = [shape for shape in profiled if _ranks(shape) == _ranks(running)]
+    seen = list(zip(*map(_dimensions, alike), strict=True))
+    sizes = _dimensions(running)
+    if alike and all(len(set(s)) > 1 or n <= s[0] for n, s in zip(sizes, seen, strict=True)):
+        return None
+    hint = (
+        "profile again with this batch size and length"
+        if alike
+        else "the inputs differ in number, type or rank; profile again"
+    )
+    return (
+        f"it was profiled with inputs {' or '.join(profiled)} and the first forward got "
+        f"{running}; {hint}"
+    )
+
+
+def _dimensions(signature: str) -> list[int]:
+    """The sizes of all dimensions, in order."""
+    return [int(n) for shape in _SHAPE.findall(signature) for n in shape.split(",") if n]
+
+
+def _ranks(signature: str) -> str:
+    """The signature without the sizes of the dimensions."""
+    return _SHAPE.sub(lambda shape: f"[{len(shape[1].split(',')) if shape[1] else 0}]", signature)
 
 
 def may_be_part(signature: str, plan: Plan) -> bool:

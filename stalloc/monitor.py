@@ -23,7 +23,7 @@ class ScalarWriter(Protocol):
 
 
 class StatsLogger:
-    """Logs hits, misses and efficiency after every so many iterations; made by `log_stats`."""
+    """Logs hit rate, load and reserved bytes every so many iterations; made by `log_stats`."""
 
     def __init__(
         self,
@@ -74,12 +74,15 @@ class StatsLogger:
 
     def _log(self, figures: Mapping[str, float], stats: MemoryStats) -> None:
         self._logger.info(
-            "iteration %d: %d hits, %d misses, efficiency %.4f, %s reserved",
+            "iteration %d: %d of %d requests served as planned (%.2f %%), "
+            "%s reserved at the run's peak for a load of %s, efficiency %.4f",
             stats["iterations"],
-            figures["hits"],
-            figures["misses"],
-            stats["efficiency"],
-            _core.format_bytes(stats["reserved"]),
+            figures["served_as_planned"],
+            figures["requests"],
+            100 * figures["hit_rate"],
+            _core.format_bytes(stats["run_peak_reserved"]),
+            _core.format_bytes(stats["run_peak_allocated"]),
+            stats["run_efficiency"],
         )
         if self._tensorboard is not None:
             for name, value in figures.items():
@@ -97,10 +100,11 @@ def log_stats(
     logger: logging.Logger | None = None,
     tensorboard: ScalarWriter | None = None,
 ) -> StatsLogger:
-    """Logs hits, misses and efficiency every `every` iterations, until stopped.
+    """Logs hit rate, load and reserved bytes every `every` iterations, until stopped.
 
     To `logging` at level INFO, to TensorBoard if a writer is given, and to Weights & Biases
-    if the program has an open run. Hits and misses count from the last time.
+    if the program has an open run. Requests count from the last time,
+    bytes over the whole run.
 
     Args:
         every: Iterations.
@@ -118,13 +122,18 @@ def log_stats(
 
 
 def _figures(stats: MemoryStats, last: MemoryStats | None) -> dict[str, float]:
-    hits = stats["hits"] - (last["hits"] if last else 0)
-    misses = stats["misses"] - (last["misses"] if last else 0)
+    served, requests = (
+        stats[key] - (last[key] if last else 0) for key in ("served_as_planned", "requests")
+    )
     return {
-        "hits": hits,
-        "misses": misses,
-        "hit_rate": hits / (hits + misses) if hits + misses else 1.0,
+        "hits": stats["hits"] - (last["hits"] if last else 0),
+        "misses": stats["misses"] - (last["misses"] if last else 0),
+        "served_as_planned": served,
+        "requests": requests,
+        "hit_rate": served / requests if requests else 1.0,
         "efficiency": stats["efficiency"],
         "reserved": stats["reserved"],
         "allocated": stats["allocated"],
+        "run_peak_reserved": stats["run_peak_reserved"],
+        "run_peak_allocated": stats["run_peak_allocated"],
     }

@@ -235,9 +235,10 @@ def enable(
         plan: A plan, or the path of its file.
         model: The module whose training forward begins a microbatch. None takes the
             outermost module that is called first.
-        strict: Raise PlanError for a plan that does not fit this run (another model, other input
-            shapes, another torch). Otherwise a warning says so and the run goes on unplanned. The
-            model and the shapes are known at the first training forward, or in the third iteration
+        strict: Raise PlanError for a plan that does not fit this run (another model, inputs of
+            another type, or larger than profiled in a dimension that never changed in the profile,
+            another torch). Otherwise a warning says so and the run goes on unplanned. The
+            model and the inputs are known at the first training forward, or in the third iteration
             if that forward may belong to a part of the model.
         reuse: Serve dynamic requests inside the pool, from regions and reusable space. Otherwise
             the fallback serves all of them.

@@ -18,9 +18,11 @@ class MemoryStats(TypedDict):
     enabled: bool  #: whether a plan is in force on this device, and in this process
     iterations: int  #: completed
     planned: int  #: static requests of one iteration
+    requests: int  #: all of them, planned or not
+    served_as_planned: int  #: of these, served where the plan has them
     hits: int  #: static requests served at their planned address
     misses: int  #: static requests of completed iterations that were not
-    hit_rate: float  #: hits / (hits + misses); 1.0 before the first
+    hit_rate: float  #: served_as_planned / requests; 1.0 before the first
     opening: int  #: requests of start-up that the plan has an address for
     opening_requests: int  #: of these, served there
     conflicts: int  #: requests that fit a decision whose addresses were taken
@@ -28,13 +30,16 @@ class MemoryStats(TypedDict):
     dynamic_region_requests: int  #: of these, served from the region kept for their group
     dynamic_reused_requests: int  #: of these, served from reusable space
     dynamic_fallback_requests: int  #: served by the fallback
-    idle_requests: int  #: served from idle pool space outside planned phases
+    idle_requests: int  #: without a place in the plan, served from idle pool space
+    persistent_requests: int  #: served by the fallback, as the plan has it
     stream_waits: int  #: of one stream for another, on the device, which an ordered plan asks for
     fallback_requests: int  #: served by the fallback
     allocated: int  #: live bytes now
     peak_allocated: int  #: the most of it: the load, M_a
     reserved: int  #: held of the device now: pool and fallback segments
     peak_reserved: int  #: the most of it, M_r
+    run_peak_allocated: int  #: the most live bytes since the plan was enabled, resets or not
+    run_peak_reserved: int  #: the most reserved bytes since then
     fallback_allocated: int  #: live bytes of the fallback now
     peak_fallback_allocated: int  #: the most of it
     fallback_reserved: int  #: held by the fallback now
@@ -47,6 +52,7 @@ class MemoryStats(TypedDict):
     live_blocks: int  #: in the pool
     strays: int  #: of these, outside their planned lifetime
     efficiency: float  #: E = peak_allocated / peak_reserved; 1.0 when nothing was reserved
+    run_efficiency: float  #: the same of the whole run: run_peak_allocated / run_peak_reserved
 
 
 def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
@@ -61,12 +67,13 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     adapter = _adapter(device)
     adapter.refresh()
     counts = adapter.runtime.statistics()
-    asked = counts["hits"] + counts["misses"]
-    reserved = counts["peak_reserved"]
+    requests = counts["requests"]
+    reserved, run_reserved = counts["peak_reserved"], counts["run_peak_reserved"]
     derived = {
         "enabled": adapter.runtime.enabled,
-        "hit_rate": counts["hits"] / asked if asked else 1.0,
+        "hit_rate": counts["served_as_planned"] / requests if requests else 1.0,
         "efficiency": counts["peak_allocated"] / reserved if reserved else 1.0,
+        "run_efficiency": counts["run_peak_allocated"] / run_reserved if run_reserved else 1.0,
     }
     return cast("MemoryStats", counts | derived)
 
@@ -128,16 +135,21 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("allocated", size(s["allocated"]), size(s["peak_allocated"])),
         row("  dynamic requests", size(s["dynamic_allocated"]), size(s["peak_dynamic_allocated"])),
         row("    in their regions", "", size(s["peak_dynamic_in_region"])),
-        row("    in idle pool space", "", size(s["peak_dynamic_reused"])),
+        row("    in reusable space", "", size(s["peak_dynamic_reused"])),
         row("  by the fallback", size(s["fallback_allocated"]), size(s["peak_fallback_allocated"])),
         row("reserved", size(s["reserved"]), size(s["peak_reserved"])),
         row("  planned pool", size(s["pool"] if s["enabled"] else 0), size(s["pool"])),
         row("  resident region", "", size(s["resident"])),
         row("  fallback", size(s["fallback_reserved"])),
         row("efficiency", "", f"{s['efficiency']:.4f}"),
+        row("load of the whole run", "", size(s["run_peak_allocated"])),
+        row("reserved for it", "", size(s["run_peak_reserved"])),
+        row("efficiency of the run", "", f"{s['run_efficiency']:.4f}"),
         rule,
         row("requests", "count", "share"),
         rule,
+        row("all", f"{s['requests']:,}"),
+        row("  served as planned", f"{s['served_as_planned']:,}", f"{s['hit_rate']:.2%}"),
         row("planned, served", f"{s['hits']:,}", share(s["hits"], s["hits"] + s["misses"])),
         row("planned, missed", f"{s['misses']:,}", share(s["misses"], s["hits"] + s["misses"])),
         row("  place taken", f"{s['conflicts']:,}"),
@@ -153,7 +165,7 @@ def memory_summary(device: torch.device | str | None = None) -> str:
             share(s["dynamic_region_requests"], dynamic),
         ),
         row(
-            "  in idle pool space",
+            "  in reusable space",
             f"{s['dynamic_reused_requests']:,}",
             share(s["dynamic_reused_requests"], dynamic),
         ),
@@ -162,7 +174,8 @@ def memory_summary(device: torch.device | str | None = None) -> str:
             f"{s['dynamic_fallback_requests']:,}",
             share(s["dynamic_fallback_requests"], dynamic),
         ),
-        row("others in idle pool space", f"{s['idle_requests']:,}"),
+        row("departed, in idle space", f"{s['idle_requests']:,}"),
+        row("persistent, as planned", f"{s['persistent_requests']:,}"),
         row("waits between streams", f"{s['stream_waits']:,}"),
         row("by the fallback, in all", f"{s['fallback_requests']:,}"),
         row("iterations", f"{s['iterations']:,}"),

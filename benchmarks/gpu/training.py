@@ -146,7 +146,8 @@ class Run:
             }
         if self.allocator == "stalloc":
             ours = stalloc.memory_stats(self.device)
-            result |= {key: ours[key] for key in ("hit_rate", "conflicts", "pool", "resident")}
+            keys = ("hit_rate", "misses", "conflicts", "pool", "resident")
+            result |= {key: ours[key] for key in keys}
         return result
 
     def _step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -17,6 +17,8 @@ py::dict to_dict(const runtime::Statistics& s) {
   py::dict d;
   d["iterations"] = s.iterations;
   d["planned"] = s.planned;
+  d["requests"] = s.requests();
+  d["served_as_planned"] = s.served_as_planned();
   d["hits"] = s.hits;
   d["misses"] = s.misses;
   d["opening"] = s.opening;
@@ -27,12 +29,15 @@ py::dict to_dict(const runtime::Statistics& s) {
   d["dynamic_reused_requests"] = s.dynamic_reused_requests;
   d["dynamic_fallback_requests"] = s.dynamic_fallback_requests;
   d["idle_requests"] = s.idle_requests;
+  d["persistent_requests"] = s.persistent_requests;
   d["stream_waits"] = s.stream_waits;
   d["fallback_requests"] = s.fallback_requests;
   d["allocated"] = s.allocated.current;
   d["peak_allocated"] = s.allocated.peak;
   d["reserved"] = s.reserved.current;
   d["peak_reserved"] = s.reserved.peak;
+  d["run_peak_allocated"] = s.run_peak_allocated;
+  d["run_peak_reserved"] = s.run_peak_reserved;
   d["fallback_allocated"] = s.fallback.current;
   d["peak_fallback_allocated"] = s.fallback.peak;
   d["dynamic_allocated"] = s.dynamic.current;

@@ -105,11 +105,15 @@ std::int32_t last(const std::vector<IterationSpan>& iterations) {
 
 }  // namespace
 
-Phases::Phases(const trace::Trace& trace, const IterationSpan& iteration) {
+Phases::Phases(const trace::Trace& trace, const IterationSpan& iteration, std::int32_t number) {
   for (const trace::PhaseSpan& span : trace.phases) {
-    const bool empty_within =
-        span.begin == span.end && iteration.begin <= span.begin && span.begin < iteration.end;
-    if (!empty_within && (span.begin >= iteration.end || span.end <= iteration.begin)) continue;
+    // An empty phase on the boundary of two iterations is the last of one or the first of the
+    // other.
+    const bool is_own = span.iteration == number && iteration.begin <= span.begin;
+    const bool lies_within = span.begin == span.end
+                                 ? is_own && span.end <= iteration.end
+                                 : span.begin < iteration.end && iteration.begin < span.end;
+    if (!lies_within) continue;
     add(span.key, std::max(span.begin, iteration.begin) - iteration.begin,
         std::min(span.end, iteration.end) - iteration.begin);
   }
@@ -157,7 +161,7 @@ Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
       laws_(laws),
       iterations_(complete_iterations(trace)),
       reference_(last(iterations_)),
-      phases_(trace, iterations_[reference_]) {
+      phases_(trace, iterations_[reference_], reference_) {
   first_compared_ = find_first_compared();
   number_statics();
 }

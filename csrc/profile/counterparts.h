@@ -34,7 +34,8 @@ struct IterationSpan {
 // The reference's phases, one for each key, and the phase at each tick.
 class Phases {
  public:
-  Phases(const trace::Trace& trace, const IterationSpan& iteration);
+  // `iteration` is the trace's complete iteration of that number.
+  Phases(const trace::Trace& trace, const IterationSpan& iteration, std::int32_t number);
 
   // The phase at `tick` of the iteration. Before the first phase: the first. After the last: the
   // last.

@@ -4,6 +4,7 @@
 // Not thread-safe, but for is_behind(): PlannedAllocator locks.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -32,7 +33,11 @@ class Accounting {
     stats_.dynamic_region.add(before.dynamic_region.current);
     stats_.dynamic_reused.add(before.dynamic_reused.current);
   }
-  void begin_joint() { gauges_.begin(); }
+  // Starts the joint figures and the peaks of the run anew, once the pool is reserved.
+  void begin_joint() {
+    gauges_.begin();
+    run_ = {};
+  }
 
   // A block of `size` bytes, `rounded` up, is live.
   void add_block(Bytes size, Bytes rounded) {
@@ -45,11 +50,21 @@ class Accounting {
   void free_block(StaticPool::Block block, Bytes rounded) {
     stats_.allocated.add(-block.size);
     if (joint_) gauges_.free_block(block.size, rounded);
-    const bool in_region = block.kind == StaticPool::Kind::kRegion;
-    if (in_region || block.kind == StaticPool::Kind::kReused) {
-      stats_.dynamic.add(-block.size);
-      (in_region ? stats_.dynamic_region : stats_.dynamic_reused).add(-block.size);
+    switch (block.kind) {
+      case StaticPool::Kind::kPlanned:
+      case StaticPool::Kind::kIdle:
+      case StaticPool::Kind::kStartup:
+        return;
+      case StaticPool::Kind::kRegion:
+        stats_.dynamic_region.add(-block.size);
+        break;
+      case StaticPool::Kind::kReused:
+        stats_.dynamic_reused.add(-block.size);
+        break;
+      case StaticPool::Kind::kIdleDynamic:
+        break;
     }
+    stats_.dynamic.add(-block.size);
   }
   void release_block(Bytes rounded) {
     if (joint_) gauges_.release_block(rounded);
@@ -61,7 +76,7 @@ class Accounting {
     if (dynamic) stats_.dynamic.add(-size);
   }
 
-  // What the pools and the own fallback hold of the device now.
+  // The pools and the own fallback hold this much of the device now.
   void set_reserved(Bytes pools, std::int64_t segments, Bytes fallback) {
     stats_.reserved.add(pools + fallback - stats_.reserved.current);
     if (!joint_) return;
@@ -79,6 +94,7 @@ class Accounting {
   bool is_behind() const { return behind_.load(std::memory_order_relaxed); }
 
   void reset_peaks() {
+    run_ = run_peaks(statistics());
     for (Gauge* g : {&stats_.allocated, &stats_.reserved, &stats_.fallback, &stats_.dynamic,
                      &stats_.dynamic_region, &stats_.dynamic_reused}) {
       g->reset_peak();
@@ -91,7 +107,20 @@ class Accounting {
   // The figures of both allocators together, where the caller serves the fallback.
   Statistics statistics() const {
     Statistics result = stats_;
-    if (!joint_) return result;
+    if (joint_) add_joint(result);
+    const RunPeaks peaks = run_peaks(result);
+    result.run_peak_allocated = peaks.allocated;
+    result.run_peak_reserved = peaks.reserved;
+    return result;
+  }
+
+ private:
+  struct RunPeaks {  // since begin_joint()
+    Bytes allocated = 0;
+    Bytes reserved = 0;
+  };
+
+  void add_joint(Statistics& result) const {
     const auto joint = [this](JointGauges::Quantity q) {
       return Gauge{gauges_.ours()[q] + gauges_.other()[q], gauges_.peaks()[q]};
     };
@@ -99,10 +128,13 @@ class Accounting {
     result.reserved = joint(JointGauges::kReserved);
     result.fallback.current = gauges_.other()[JointGauges::kRequested];
     result.fallback_reserved = gauges_.other()[JointGauges::kReserved];
-    return result;
   }
 
- private:
+  RunPeaks run_peaks(const Statistics& now) const {
+    return {std::max(run_.allocated, now.allocated.peak),
+            std::max(run_.reserved, now.reserved.peak)};
+  }
+
   void update_behind() {
     if (gauges_.behind()) behind_.store(true, std::memory_order_relaxed);
   }
@@ -110,6 +142,7 @@ class Accounting {
   const bool joint_;
   Statistics stats_;
   JointGauges gauges_;
+  RunPeaks run_;  // before the last reset_peaks()
   std::atomic<bool> behind_{false};
 };
 

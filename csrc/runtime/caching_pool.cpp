@@ -45,8 +45,9 @@ void* CachingPool::allocate(Bytes size, StreamId stream, bool marked) {
 
 Bytes CachingPool::segment_size(Bytes rounded) const {
   if (is_small(rounded)) return unit_;
-  if (rounded < 5 * unit_) return 10 * unit_;
-  return align_up(rounded, unit_);
+  const Bytes whole = align_up(rounded, unit_);
+  const bool shares = !thrifty_ || whole - rounded > rounded / 8;
+  return shares && rounded < 5 * unit_ ? 10 * unit_ : whole;
 }
 
 bool CachingPool::worth_splitting(Bytes rest, bool small) const {
@@ -95,6 +96,7 @@ std::vector<CachingPool::BlockInfo> CachingPool::blocks() const {
 }
 
 CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& shelf) {
+  if (thrifty_) release_cached();
   void* piece = device_.allocate(size);
   if (!piece && release_cached() > 0) piece = device_.allocate(size);
   if (!piece) return blocks_.end();

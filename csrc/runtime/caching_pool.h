@@ -32,6 +32,8 @@ class CachingPool {
   // after all cached segments went back. `marked` comes back with the block.
   void* allocate(Bytes size, StreamId stream, bool marked = false);
 
+  void set_thrifty(bool thrifty) { thrifty_ = thrifty; }
+
   static constexpr Bytes kNotOurs = -1;
   struct Freed {
     Bytes size = kNotOurs;  // as it was asked for
@@ -42,7 +44,7 @@ class CachingPool {
   // back to the device when no live block is left in it.
   Freed deallocate(void* p, bool keep = true);
 
-  // What deallocate() would return, and whose the block is.
+  // Returns what deallocate() would, and the stream of a live block.
   Freed find(const void* p) const;
   StreamId stream_of(const void* p) const;  // of a live block
 
@@ -107,6 +109,7 @@ class CachingPool {
 
   device::DeviceMemory& device_;
   const Bytes unit_;
+  bool thrifty_ = false;
   Blocks blocks_;           // all blocks, live and free, of all segments
   std::set<FreeKey> free_;  // the free ones
   struct Held {

@@ -34,7 +34,7 @@ class DelayedFrees {
   // number (kNone) cannot be asked: the block is lost when it is freed.
   void use(void* p, StreamId stream);
 
-  // Whether freeing `p` is up to wait(). Cheap when no stream uses any block.
+  // True if `p` has to be freed by wait(). Cheap when no stream uses any block.
   bool holds(const void* p) const {
     return !blocks_.empty() && blocks_.contains(const_cast<void*>(p));
   }
@@ -75,7 +75,7 @@ class DelayedFrees {
   using Queue = std::deque<Marker>;
 
   void record(void* p);
-  // Whether `p` is done, after one of its events has passed or failed.
+  // True if `p` is done, after one of its events has passed or failed.
   bool settle(void* p, bool failed);
   void* take_done();
 

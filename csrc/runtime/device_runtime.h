@@ -57,7 +57,7 @@ class DeviceRuntime {
   // The calling thread's own numbers.
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
 
-  // How to find the number of the calling thread by which autograd nodes know it; until it is set
+  // Sets how to find the number by which autograd nodes know the calling thread; until it is set
   // all threads have the same.
   static void set_autograd_thread(std::uint64_t (*number)());
 

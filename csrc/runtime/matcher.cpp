@@ -7,11 +7,11 @@
 namespace stalloc::runtime {
 namespace {
 
-// How far from the head a request that changed places is looked for, in decisions. Less than the
+// A request that changed places is looked for so far from the head, in decisions. Less than the
 // requests of one layer, so that a foreign request does not take its like from the next layer.
 constexpr std::int32_t kWindow = 12;
 
-// How many requests in a row have to fit a place further on for the cursor to jump there where
+// So many requests in a row have to fit a place further on for the cursor to jump there where
 // others are expected (dynamic ones, or such as stay), whose sizes may be those of decisions by
 // chance.
 constexpr int kSure = 4;
@@ -22,7 +22,11 @@ constexpr std::int32_t kPatience = 3;
 }  // namespace
 
 Matcher::Matcher(const plan::Plan& plan, Part part)
-    : laws_(plan.laws), sizes_(plan.laws.size()), phases_(plan.phases.size()) {
+    : laws_(plan.laws),
+      sizes_(plan.laws.size()),
+      phases_(plan.phases.size()),
+      is_startup_(part == Part::kOpening) {
+  add_phases(plan);
   add_items(plan, part);
   for (std::size_t p = 0; part == Part::kOpening && p < phases_.size(); ++p) {
     const trace::PhaseKey& key = plan.phases[p].key;
@@ -95,8 +99,28 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
     const trace::PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
     if (key.kind == trace::PhaseKind::kOther) phase.wary_end = phase.end + 1;
     if (key.kind == trace::PhaseKind::kOptimizer) phase.wary_end = phase.begin + kWindow;
-    index_.emplace(key, p);
   }
+}
+
+void Matcher::add_phases(const plan::Plan& plan) {
+  Following following;
+  for (PhaseIndex p = 0; p < static_cast<PhaseIndex>(plan.phases.size()); ++p) {
+    const trace::PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
+    if (key.kind == trace::PhaseKind::kOther) {
+      others_.emplace(is_startup_ ? Following{kNone, key.occurrence} : following, p);
+      ++following.nth;
+      continue;
+    }
+    index_.emplace(key, p);
+    following = {p, 0};
+    if (key.kind == trace::PhaseKind::kForward) {
+      std::vector<std::int32_t>& planned = microbatches_[key.chunk];
+      if (std::ranges::find(planned, key.microbatch) == planned.end()) {
+        planned.push_back(key.microbatch);
+      }
+    }
+  }
+  for (auto& [chunk, planned] : microbatches_) std::ranges::sort(planned);
 }
 
 Matcher::Match Matcher::match_of(std::int32_t item) const {
@@ -109,22 +133,82 @@ Matcher::Match Matcher::match_of(std::int32_t item) const {
 
 void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   leave_phase();
-  trace::PhaseKey key{kind, microbatch, chunk, 0};
-  key.occurrence = seen_[key]++;
-  const auto it = index_.find(key);
-  phase_ = it == index_.end() ? kNone : it->second;
-  key_kind_ = kind;
-  const Phase range = phase_ == kNone ? Phase{} : phases_[static_cast<std::size_t>(phase_)];
-  head_ = range.begin;
-  end_ = range.end;
+  kind_ = kind;
+  if (kind == trace::PhaseKind::kOther) {
+    phase_ = find_other();
+    ++following_.nth;
+  } else {
+    phase_ = find_phase(kind, microbatch, chunk);
+    if (!is_startup_) following_ = {phase_ == kNone ? kUnknown : phase_, 0};
+  }
+  head_ = end_ = 0;
   resync_ = kNone;
   place_ = kNone;
+  if (phase_ == kNone) return;
+  Phase& phase = phases_[static_cast<std::size_t>(phase_)];
+  head_ = phase.begin;
+  end_ = phase.end;
+  phase.repeated = std::exchange(phase.entered, turn_) == turn_;
+  if (phase.repeated) std::fill(taken_.begin() + head_, taken_.begin() + end_, 0);
+}
+
+PhaseIndex Matcher::find_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  trace::PhaseKey key{kind, microbatch, chunk, 0};
+  key.occurrence = seen_[key]++;
+  const bool forward = kind == trace::PhaseKind::kForward;
+  if (forward || kind == trace::PhaseKind::kBackward) {
+    const auto [at, is_new] = assigned_.try_emplace({chunk, microbatch});
+    if (is_new) at->second.planned = planned_microbatch(microbatch, chunk);
+    at->second.in_flight = forward;
+    key.microbatch = at->second.planned;
+  }
+  return find_occurrence(key);
+}
+
+// The last occurrence that the plan has, up to that of `key`.
+PhaseIndex Matcher::find_occurrence(trace::PhaseKey key) const {
+  const auto after = index_.upper_bound(key);
+  if (after == index_.begin()) return kNone;
+  const auto& [found, phase] = *std::prev(after);
+  key.occurrence = found.occurrence;
+  return found == key ? phase : kNone;
+}
+
+PhaseIndex Matcher::find_other() const {
+  if (is_startup_) {
+    const auto at = others_.find(following_);
+    return at == others_.end() ? kNone : at->second;
+  }
+  const auto after = others_.upper_bound(following_);
+  if (after == others_.begin()) return kNone;
+  const auto& [found, phase] = *std::prev(after);
+  return found.phase == following_.phase ? phase : kNone;
+}
+
+// The microbatch of the plan whose decisions serve this one.
+std::int32_t Matcher::planned_microbatch(std::int32_t microbatch, std::int32_t chunk) {
+  const auto planned = microbatches_.find(chunk);
+  if (planned == microbatches_.end()) return microbatch;
+  const std::vector<std::int32_t>& known = planned->second;
+  if (microbatch <= known.back()) return microbatch;
+  const auto in_flight = [&](std::int32_t m) {
+    return std::ranges::any_of(assigned_, [&](const auto& a) {
+      return a.first.first == chunk && a.second.planned == m && a.second.in_flight;
+    });
+  };
+  for (auto m = known.rbegin(); m != known.rend(); ++m) {
+    if (!in_flight(*m)) return *m;
+  }
+  return known.back();
 }
 
 void Matcher::end_iteration() {
   leave_phase();
   ++turn_;
   for (auto& [key, count] : seen_) count = 0;
+  assigned_.clear();
+  following_ = {};
+  kind_ = trace::PhaseKind::kOther;
   head_ = end_ = 0;
   resync_ = kNone;
 }
@@ -132,9 +216,11 @@ void Matcher::end_iteration() {
 void Matcher::leave_phase() {
   if (phase_ == kNone) return;
   Phase& p = phases_[static_cast<std::size_t>(phase_)];
-  p.trusted = p.trusted || asked_ == p.end - p.begin || ++p.turns > kPatience ||
-              (p.turns > 1 && asked_ == p.last_asked);
-  p.last_asked = asked_;
+  p.trusted = p.trusted || asked_ == p.end - p.begin;
+  if (!p.repeated) {
+    p.trusted = p.trusted || ++p.turns > kPatience || (p.turns > 1 && asked_ == p.last_asked);
+    p.last_asked = asked_;
+  }
   p.departed = std::exchange(p.departs, false);
   asked_ = 0;
   departed_ = false;
@@ -225,7 +311,7 @@ void Matcher::add_places(const plan::Plan& plan) {
       place.contexts.emplace_back(context, index);
     }
   }
-  // What is no decision does not end the place it comes in.
+  // An item that is no decision does not end the place it comes in.
   for (std::size_t p = 0; p < phases_.size(); ++p) {
     for (std::int32_t i = phases_[p].begin; i < phases_[p].end; ++i) {
       const auto at = static_cast<std::size_t>(i) + p;
@@ -352,7 +438,7 @@ void Matcher::relayout(const plan::Plan& plan) {
 // True if the size of the law's requests in this phase is told by no extents.
 bool Matcher::is_unknown(const profile::SizeLaw& law) const {
   if (law.proof == profile::LawProof::kUnexplained) return true;
-  const bool is_other = phase_ != kNone && key_kind_ == trace::PhaseKind::kOther;
+  const bool is_other = phase_ != kNone && kind_ == trace::PhaseKind::kOther;
   return law.source == profile::LawSource::kUpcoming && is_other;
 }
 

@@ -1,7 +1,7 @@
 // Tells which decision of the plan a request is.
 //
 // Training asks for the same sizes in the same order, so within a phase the next request is nearly
-// always the next decision, and that is one comparison. What is not:
+// always the next decision, and that is one comparison. The exceptions:
 //
 //   plan   A B C D E F ...     run   A B D C E F      two requests changed places
 //                                    A B D E F        one is missing
@@ -25,7 +25,7 @@
 // for as many requests as the plan has for it, or as many as the turn before, or in the fourth
 // turn.
 //
-// What a forward or a backward asks for is gone with it, as a rule. An optimizer may make states
+// Requests of a forward or a backward are temporary, as a rule. An optimizer may make states
 // later on, too, of parameters that get their first gradient: as a rule before it takes its step.
 // And between iterations weights are copied. So there, in a turn that departs and the first to do
 // so, a request counts only where several in a row fit the plan: four temporaries look unlike four
@@ -44,6 +44,21 @@
 //   a share       a dimension changes that never changed while the program was profiled, as the
 //                 rows of an epoch's last batch: the expected size times the dimension's share
 //
+// Note [Finding a phase]
+// A forward, a backward or an optimizer's step is found by its kind, microbatch, chunk and
+// occurrence. One that comes more often than planned repeats the last occurrence that the plan has.
+//
+//   plan   f0 b0 o f1 b1 o'  step        run   f0 b0 o f1 b1 o' f2 b2 o' f3 b3 o' step
+//                                        is    f0 b0 o f1 b1 o' f1 b1 o' f1 b1 o' step
+//
+// A microbatch beyond the plan's repeats the last planned one that is not in flight, so that an
+// extra microbatch of a pipeline finds the places of one whose backward is over. Its backward
+// follows it. A repeated phase may take all of its decisions again.
+//
+// Any other phase has no name of its own: it is found by the phase that it follows. So a phase that
+// is missing or extra does not shift those after it. Start-up alone is different: it runs once, its
+// phases come in an order of its own, and its other phases are found by their occurrence.
+//
 // Note [Dynamic requests]
 // A request is dynamic when its caller says so (it comes from a module tagged as dynamic), or when
 // it is not the next decision and the plan has a group of dynamic requests at this place. Dynamic
@@ -53,7 +68,7 @@
 // as a persistent one.
 //
 // Note [Persistent requests]
-// What comes back in every iteration and outlives the next has no decision, and a place in the
+// A request that comes in every iteration and outlives the next has no decision, but a place in the
 // order all the same: the cursor runs over items, which are decisions and persistent requests as
 // they come, so that a loss that the loop keeps is not taken for the next decision of its size.
 //
@@ -86,8 +101,8 @@ namespace stalloc::runtime {
 
 class Matcher {
  public:
-  // What a request is: a decision of the plan, one of a group of dynamic requests, a persistent one
-  // that the plan knows, one of the opening, or none of these.
+  // The answer for a request: a decision of the plan, one of a group of dynamic requests, a
+  // persistent one that the plan knows, one of the opening, or none of these.
   struct Match {
     std::int32_t decision = kNone;  // index into Plan::decisions
     std::int32_t group = kNone;     // index into Plan::groups
@@ -106,8 +121,8 @@ class Matcher {
     for (std::size_t p = 0; p < phases_.size(); ++p) phases_[p].trusted = other.phases_[p].trusted;
   }
 
-  // Begins a phase, its occurrence counted here. A phase that the plan does not have matches
-  // nothing until the next one begins.
+  // Begins a phase. A phase that the plan does not have matches nothing until the next one begins.
+  // See Note [Finding a phase].
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
 
   // The extents of the phase that was entered last, and the shares of dimensions that the plan has
@@ -128,13 +143,13 @@ class Matcher {
 
   // The phase that was entered last; kNone if the plan has it not.
   PhaseIndex phase() const { return phase_; }
-  // Whether the plan has it.
-  bool in_planned_phase() const { return phase_ != kNone; }
-  // And whether it is trusted.
+  // The kind of phase that the training loop entered last, planned or not.
+  trace::PhaseKind kind() const { return kind_; }
+  // True if the plan has the phase and it is trusted.
   bool in_step() const {
     return phase_ != kNone && phases_[static_cast<std::size_t>(phase_)].trusted;
   }
-  // And whether it is one in which requests may outlive it, and has departed from the plan there.
+  // True if the phase is one whose requests may outlive it, and it has departed from the plan.
   bool wary() const { return wary_; }
 
  private:
@@ -154,6 +169,8 @@ class Matcher {
     std::int32_t wary_end = 0;  // what does not fit before this item may outlive the phase
     bool departs = false;       // from the plan, in this turn
     bool departed = false;      // in the turn before
+    std::uint32_t entered = 0;  // the turn in which it was last entered
+    bool repeated = false;      // it was entered before in this turn
   };
 
   bool is_free(std::int32_t i) const { return taken_[static_cast<std::size_t>(i)] != turn_; }
@@ -171,6 +188,14 @@ class Matcher {
   bool takes_by_place(Bytes size, StreamId stream);
   bool infer(const profile::SizeLaw& law, Bytes size);
   bool is_share(Bytes expected, Bytes size) const;
+  // Phases that the plan does not have come after this in the place of a planned one.
+  static constexpr PhaseIndex kUnknown = -2;
+
+  PhaseIndex find_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  PhaseIndex find_other() const;
+  PhaseIndex find_occurrence(trace::PhaseKey key) const;
+  std::int32_t planned_microbatch(std::int32_t microbatch, std::int32_t chunk);
+  void add_phases(const plan::Plan& plan);
   void add_items(const plan::Plan& plan, Part part);
   void add_places(const plan::Plan& plan);
   Match match_of(std::int32_t item) const;
@@ -215,15 +240,29 @@ class Matcher {
 
   std::vector<bool> kept_;  // by group, whether it is of what is kept
   std::vector<DynamicPlace> places_;
-  std::vector<std::int32_t> place_at_;  // the first one's index, by phase + head
-  std::int32_t place_ = kNone;          // where the last dynamic request was asked for
-  profile::ContextWindow window_;       // and what was asked for there
-  std::map<trace::PhaseKey, PhaseIndex> index_;
-  std::map<trace::PhaseKey, std::int32_t>
-      seen_;  // occurrences in this iteration, keyed by occurrence 0
+  std::vector<std::int32_t> place_at_;           // the first one's index, by phase + head
+  std::int32_t place_ = kNone;                   // where the last dynamic request was asked for
+  profile::ContextWindow window_;                // and what was asked for there
+  std::map<trace::PhaseKey, PhaseIndex> index_;  // of phases that are not `other`
+  struct Following {                             // names an `other` phase
+    PhaseIndex phase = kNone;                    // it follows; kNone: none in this iteration
+    std::int32_t nth = 0;                        // `other` phase since then
+    auto operator<=>(const Following&) const = default;
+  };
+  std::map<Following, PhaseIndex> others_;
+  const bool is_startup_;  // `other` phases are numbered: they follow no phase
+  std::map<std::int32_t, std::vector<std::int32_t>> microbatches_;  // planned, ascending, by chunk
+  // In this iteration:
+  std::map<trace::PhaseKey, std::int32_t> seen_;  // occurrences, keyed by occurrence 0
+  Following following_;
+  struct Assigned {  // a microbatch of a chunk to a planned one
+    std::int32_t planned = 0;
+    bool in_flight = false;  // its forward has begun, its backward has not
+  };
+  std::map<std::pair<std::int32_t, std::int32_t>, Assigned> assigned_;  // by chunk, microbatch
   std::uint32_t turn_ = 1;
   PhaseIndex phase_ = kNone;
-  trace::PhaseKind key_kind_ = trace::PhaseKind::kOther;
+  trace::PhaseKind kind_ = trace::PhaseKind::kOther;
   std::int32_t asked_ = 0;  // requests in this phase
   bool departed_ = false;   // from the plan, in a phase that is not trusted
   bool wary_ = false;       // it is, and has departed where its requests may outlive it

@@ -79,7 +79,7 @@ bool OpeningGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool
     if (requests_[static_cast<std::size_t>(i)].offset == kUnplaced) return true;  // exchanged
     const auto [in_region, offset] = place_of(i);
     const StaticPool::Block block = (in_region ? region : pool).at(offset);
-    return block.size == StaticPool::kNotLive || block.kind != StaticPool::Kind::kIdle;
+    return block.size == StaticPool::kNotLive || block.kind != StaticPool::Kind::kStartup;
   });
   return !late_.empty();
 }

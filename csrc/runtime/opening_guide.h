@@ -1,13 +1,13 @@
 // Follows a run through its opening: which of the plan's opening requests a request is, and where
 // it goes. Made with the plan, gone when the first iteration ends.
 //
-// What stays lies in the resident region, which is a pool of its own: one whose decisions are live
+// Permanent requests lie in the resident region, a pool of its own whose decisions are live
 // throughout. So it is checked, divided among streams and retired like any other, it goes back to
 // the device with its last block, and the plan's own pool can be given back without it.
 //
 // Note [Overstayed]
-// What goes again is told from what stays by its place alone. Where weights and temporaries of one
-// size take turns, a request that the profile did not have shifts them by one, and every other
+// Temporaries are told from permanent requests by position alone. Where weights and temporaries of
+// one size take turns, a request that the profile did not have shifts them by one, and every other
 // weight would be given a temporary's address, in the way of the plan for good. So when one of them
 // is still alive at the time it was to be gone, no other is served until it is.
 //
@@ -33,7 +33,7 @@ class OpeningGuide {
 
   Matcher& matcher() { return matcher_; }
 
-  // Where a request lies, if it does.
+  // The place of a request, if it has one.
   struct Place {
     bool in_region = false;
     Offset offset = kUnplaced;  // in the region, or in the pool
@@ -49,7 +49,7 @@ class OpeningGuide {
     region_begin_ = plan.pool;
   }
 
-  // How many the plan has an address for, and how many decisions the first iteration is without.
+  // The number of requests with an address, and of decisions that the first iteration lacks.
   std::int64_t placeable() const { return placeable_; }
   std::int64_t absent() const { return absent_; }
 

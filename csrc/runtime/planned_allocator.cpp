@@ -109,8 +109,12 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
   if (!serving_ && (!always_ || abandoned_)) return nullptr;
   if (delayed_ && delayed_->any_waiting()) collect_delayed();
   Serving::Place place;
-  if (serving_ && for_training && !pools_.is_away()) {
-    place = serving_->allocate(size, stream, dynamic_scopes_.covers(node));
+  if (serving_ && !pools_.is_away()) {
+    if (for_training) {
+      place = serving_->allocate(size, stream, dynamic_scopes_.covers(node));
+    } else {
+      place.p = serving_->allocate_for_other_thread(size, stream);
+    }
   }
   if (!place.p) place.p = allocate_fallback(size, stream, place.dynamic);
   return place.p ? count(size, place.p) : nullptr;
@@ -135,6 +139,8 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
     ++counts.fallback_requests;
     return nullptr;
   }
+  // No memory may be returned during a capture.
+  fallback_.set_thrifty(serving_ && !capturing());
   void* p = fallback_.allocate(size, stream, dynamic);
   if (!p && delayed_ && delayed_->any_waiting()) {
     collect_all_delayed();

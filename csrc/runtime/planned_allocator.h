@@ -46,8 +46,8 @@ namespace stalloc::runtime {
 
 class PlannedAllocator {
  public:
-  // Who serves what the pool does not: a caching pool here, while a plan is enabled or always, or
-  // the caller, told by null.
+  // Serves requests that the pool does not: a caching pool here, while a plan is enabled or always,
+  // or the caller, told by null.
   enum class Fallback : std::uint8_t { kOwn, kAlways, kCallers };
 
   explicit PlannedAllocator(device::DeviceMemory& device)
@@ -86,7 +86,7 @@ class PlannedAllocator {
   // phase. Null when there is no room either.
   void* rescue(Bytes size, StreamId stream);
 
-  // What there is, for the caller's message about a request that could not be served.
+  // Describes the memory held, for the caller's message about a request that could not be served.
   std::string out_of_memory_message(Bytes size) const;
 
   // Takes a block back; false when `p` is not a live block of this allocator.
@@ -101,7 +101,7 @@ class PlannedAllocator {
   void begin_capture();
   void end_capture();
 
-  // Whether `p` may lie in a pool of this allocator: when not, it is the caller's, where the caller
+  // True if `p` may lie in a pool of this allocator: when not, it is the caller's, where the caller
   // has the fallback. Takes no lock.
   bool may_own(const void* p) const {
     const auto address = reinterpret_cast<std::uintptr_t>(p);
@@ -117,7 +117,7 @@ class PlannedAllocator {
   };
   Piece pool_of(const void* p) const;
 
-  // What the live block `p` of a pool occupies; 0 when it is none.
+  // The bytes that the live block `p` of a pool occupies; 0 when it is none.
   Bytes block_size(const void* p) const;
 
   // The pools, and the segments of the own fallback, with their live blocks, ascending, for
@@ -135,7 +135,7 @@ class PlannedAllocator {
   };
   std::vector<LivePool> pools() const;
 
-  // What the training loop is doing; see Matcher and hooks.py. The calling thread becomes the
+  // Events of the training loop; see Matcher and hooks.py. The calling thread becomes the
   // training thread. No-ops when nothing is enabled.
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   // The sizes of the dimensions of a microbatch's inputs: of the forward that is on if it has none

@@ -89,7 +89,7 @@ class Pools {
     for (const auto& pool : retired_) visit(*pool);
   }
 
-  // What the pools hold of the device, and the addresses between which all of them lie.
+  // The device memory that the pools hold, and the addresses between which all of them lie.
   struct Held {
     Bytes reserved = 0;
     std::int64_t segments = 0;

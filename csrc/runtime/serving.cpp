@@ -1,5 +1,6 @@
 #include "runtime/serving.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace stalloc::runtime {
@@ -12,30 +13,50 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, const Delaye
       layouts_(plan),
       microbatches_(plan),
       matcher_(plan),
-      guests_(plan),
+      departures_(plan),
       reuse_(scope.reuse) {
   if (scope.opening && !plan.opening.empty()) opening_.emplace(plan);
-  transient_.reserve(plan.decisions.size());
-  for (const plan::Decision& d : plan.decisions) transient_.push_back(d.phase == d.phase_end);
 }
 
 Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   if (unplanned_depth_ > 0) {
-    if (!guests_.admits(Guests::kUnplanned, size)) return {};
-    return {allocate_idle(size, stream, Guests::kUnplanned)};
+    return {allocate_departed(size, stream, Departures::kUnplanned, /*wary=*/false)};
   }
-  Matcher& matcher = this->matcher();
-  const auto [decision, group, persistent, opening, outgrows] = matcher.match(size, stream, tagged);
-  if (tagged || group != kNone) return {allocate_dynamic(group, size), true};
+  const auto [decision, group, persistent, opening, outgrows] =
+      matcher().match(size, stream, tagged);
+  if (decision != kNone) return {allocate_planned(decision, size, stream)};
   if (opening != kNone) return {allocate_opening(opening, size)};
   // Beside the pool, which is to be exchanged when the batch's extents are told.
-  if (persistent || outgrows) return {};
-  if (decision != kNone) return {allocate_planned(decision, size, stream)};
-  // Small requests share a segment or two of the fallback; in the pool they might be in a large
-  // one's way. The same applies to permanent requests of the opening.
-  const bool helps = size >= profile::kSmallRequest && matcher.in_step() && !matcher.wary() &&
-                     !opening_ && guests_.admits(matcher.phase(), size);
-  return {helps ? allocate_idle(size, stream, matcher.phase()) : nullptr};
+  if (outgrows) return {};
+  if (persistent) {
+    ++counts_.persistent_requests;
+    return {};
+  }
+  if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
+  // Before its first phase a run makes its model.
+  const bool is_setup = counts_.iterations == 0 && matcher().phase() == kNone &&
+                        matcher().kind() == trace::PhaseKind::kOther;
+  if (is_setup) return {};
+  return {allocate_departed(size, stream, origin(), is_wary())};
+}
+
+PhaseIndex Serving::origin() {
+  const PhaseIndex phase = matcher().phase();
+  return phase == kNone ? Departures::kUnplanned : phase;
+}
+
+// True where new states or copies of weights may be made: by an optimizer that departs from the
+// plan, between the planned phases, and in a run that has not yet followed the plan.
+bool Serving::is_wary() {
+  const Matcher& m = matcher();
+  switch (m.kind()) {
+    case trace::PhaseKind::kOther:
+      return true;
+    case trace::PhaseKind::kOptimizer:
+      return !m.in_step() || m.wary();
+    default:
+      return opening_.has_value() || (m.phase() != kNone && !m.in_step());
+  }
 }
 
 void* Serving::allocate_planned(std::int32_t decision, Bytes size, StreamId stream) {
@@ -46,18 +67,18 @@ void* Serving::allocate_planned(std::int32_t decision, Bytes size, StreamId stre
     return pool.address(offset);
   }
   ++counts_.conflicts;
-  // A block that is gone by the end of the phase may lie anywhere idle. Any other would be in the
-  // way of one decision after the other.
-  const PhaseIndex phase = matcher().phase();
-  const bool helps = size >= profile::kSmallRequest &&
-                     transient_[static_cast<std::size_t>(decision)] &&
-                     !guests_.has_stayed(phase, size);
-  return helps ? allocate_idle(size, stream, phase) : nullptr;
+  return allocate_departed(size, stream, origin(), /*wary=*/false);
 }
 
-void* Serving::allocate_idle(Bytes size, StreamId stream, PhaseIndex origin) {
+void* Serving::allocate_departed(Bytes size, StreamId stream, PhaseIndex origin, bool wary,
+                                 StaticPool::Kind kind) {
+  if (!departures_.admits(origin, size, wary)) return nullptr;
+  return place_idle(size, stream, origin, kind);
+}
+
+void* Serving::place_idle(Bytes size, StreamId stream, PhaseIndex origin, StaticPool::Kind kind) {
   Pool& pool = *pools_.active();
-  const Offset offset = pool.space.place_idle(size, stream, origin);
+  const Offset offset = pool.space.place_idle(size, stream, origin, kind);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   ++counts_.idle_requests;
   return pool.address(offset);
@@ -72,15 +93,24 @@ void* Serving::allocate_opening(std::int32_t i, Bytes size) {
   return pool.address(offset);
 }
 
-void* Serving::allocate_dynamic(std::int32_t group, Bytes size) {
-  Pool& pool = *pools_.active();
-  const Offset offset =
-      reuse_ && group != kNone ? pool.space.place_dynamic(group, size) : kUnplaced;
+void* Serving::allocate_dynamic(std::int32_t group, Bytes size, StreamId stream) {
   ++counts_.dynamic_requests;
-  if (offset == kUnplaced || !pool.hand_over(offset, capturing())) {
-    ++counts_.dynamic_fallback_requests;
-    return nullptr;
+  void* p = reuse_ && group != kNone ? place_dynamic(group, size) : nullptr;
+  if (!p && reuse_) {
+    p = allocate_departed(size, stream, origin(), is_wary(), StaticPool::Kind::kIdleDynamic);
   }
+  if (p) {
+    counts_.dynamic.add(size);
+  } else {
+    ++counts_.dynamic_fallback_requests;
+  }
+  return p;
+}
+
+void* Serving::place_dynamic(std::int32_t group, Bytes size) {
+  Pool& pool = *pools_.active();
+  const Offset offset = pool.space.place_dynamic(group, size);
+  if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   if (pool.space.at(offset).kind == StaticPool::Kind::kRegion) {
     ++counts_.dynamic_region_requests;
     counts_.dynamic_region.add(size);
@@ -88,13 +118,12 @@ void* Serving::allocate_dynamic(std::int32_t group, Bytes size) {
     ++counts_.dynamic_reused_requests;
     counts_.dynamic_reused.add(size);
   }
-  counts_.dynamic.add(size);
   return pool.address(offset);
 }
 
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
-  learn_from_guests(matcher().phase());
   matcher().enter_phase(kind, microbatch, chunk);
+  if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);
   use_extents();
 }
@@ -149,15 +178,14 @@ void Serving::adopt(const plan::Plan* layout) {
 
 bool Serving::end_iteration() {
   const std::int64_t absent = opening_ ? opening_->absent() : 0;
-  learn_from_guests(matcher().phase());
   matcher().end_iteration();
   microbatches_.end_iteration();
   refused_ = false;
   pools_.active()->space.end_iteration();
-  learn_from_guests(Guests::kUnplanned);
+  learn_from_departed();
   ++counts_.iterations;
   counts_.hits += hits_;
-  counts_.misses += counts_.planned - absent - hits_;
+  counts_.misses += std::max<std::int64_t>(0, counts_.planned - absent - hits_);
   hits_ = 0;
   if (!opening_) return false;
   matcher_.trust_like(opening_->matcher());
@@ -165,13 +193,12 @@ bool Serving::end_iteration() {
   return true;
 }
 
-// Learns from the guests of `origin` that are still live, now that they were to be gone. A block
-// that only waits for streams is gone.
-void Serving::learn_from_guests(PhaseIndex origin) {
-  for (const StaticPool::Guest& g : pools_.active()->space.guests()) {
-    const bool waits = delayed_ && delayed_->is_waiting(pools_.active()->address(g.offset));
-    if (g.origin != origin || waits) continue;
-    guests_.note_stayed(g.origin, g.size);
+// A block that has outlived a whole iteration tells that its kind stays. One that only waits for
+// streams is gone.
+void Serving::learn_from_departed() {
+  for (const StaticPool::Departed& d : pools_.active()->space.departed()) {
+    const bool waits = delayed_ && delayed_->is_waiting(pools_.active()->address(d.offset));
+    if (d.iterations > 1 && !waits) departures_.note_stayed(d.origin, d.size);
   }
 }
 

@@ -6,6 +6,7 @@
 //                  |                      |----> its place in the opening
 //                  v                      v
 //               idle pool space <---- no decision, or the place is taken
+//               (if Departures admits it)
 //
 // A request that none of these serves goes to the fallback, which the caller has. Made for a plan
 // when it is enabled. Not thread-safe: PlannedAllocator locks.
@@ -20,7 +21,7 @@
 #include "base/types.h"
 #include "plan/plan.h"
 #include "runtime/delayed_frees.h"
-#include "runtime/guests.h"
+#include "runtime/departures.h"
 #include "runtime/layouts.h"
 #include "runtime/matcher.h"
 #include "runtime/microbatches.h"
@@ -46,16 +47,23 @@ class Serving {
   // Requests of the opening that have a place; 0 once it has ended.
   std::int64_t placeable() const { return opening_ ? opening_->placeable() : 0; }
 
-  // The place of a request of `size` (> 0) bytes on the training thread; `p` is null when the pool
-  // does not serve it. `tagged`: it comes from a module tagged as dynamic.
+  // The place of a request of `size` (> 0) bytes; `p` is null when the pool does not serve it.
+  // `tagged`: it comes from a module tagged as dynamic.
   struct Place {
     void* p = nullptr;
     bool dynamic = false;
   };
   Place allocate(Bytes size, StreamId stream, bool tagged);
 
-  // The same in idle pool space, whatever the phase. For requests that nobody else can serve.
-  void* allocate_idle(Bytes size, StreamId stream, PhaseIndex origin = kNone);
+  // The same for a request of a thread that does not train.
+  void* allocate_for_other_thread(Bytes size, StreamId stream) {
+    return allocate_departed(size, stream, Departures::kOtherThread, /*wary=*/false);
+  }
+
+  // A place in idle pool space, whatever the plan. For requests that nobody else can serve.
+  void* allocate_idle(Bytes size, StreamId stream) {
+    return place_idle(size, stream, kNone, StaticPool::Kind::kIdle);
+  }
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   // See PlannedAllocator.
@@ -85,8 +93,14 @@ class Serving {
   void* allocate_opening(std::int32_t i, Bytes size);
   void use_extents();
   void adopt(const plan::Plan* layout);
-  void* allocate_dynamic(std::int32_t group, Bytes size);
-  void learn_from_guests(PhaseIndex origin);
+  void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
+  void* place_dynamic(std::int32_t group, Bytes size);
+  PhaseIndex origin();
+  bool is_wary();
+  void* allocate_departed(Bytes size, StreamId stream, PhaseIndex origin, bool wary,
+                          StaticPool::Kind kind = StaticPool::Kind::kIdle);
+  void* place_idle(Bytes size, StreamId stream, PhaseIndex origin, StaticPool::Kind kind);
+  void learn_from_departed();
 
   Pools& pools_;
   const DelayedFrees* const delayed_;
@@ -97,8 +111,7 @@ class Serving {
   bool refused_ = false;  // in this iteration there was no room for a larger layout
   Matcher matcher_;
   std::optional<OpeningGuide> opening_;  // while the run is in it
-  std::vector<bool> transient_;          // by decision: it is gone when its phase ends
-  Guests guests_;
+  Departures departures_;
   const bool reuse_;
   int unplanned_depth_ = 0;
   std::int64_t hits_ = 0;

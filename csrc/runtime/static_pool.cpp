@@ -34,12 +34,14 @@ StaticPool::StaticPool(const plan::Plan& plan)
   for (std::size_t i = 0; i < planned_; ++i) {
     const plan::Decision& d = plan.decisions[i];
     add(i, d.size, d.offset, d.lower, d.upper);
+    phase_of_.push_back(d.phase);
     decisions_[i].slot = claim_slot(d.offset);
     decisions_[i].stream = static_cast<ShortStreamId>(d.stream);
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const plan::DynamicGroup& group = plan.groups[g];
     add(planned_ + g, group.size, group.offset, group.lower, group.upper);
+    phase_of_.push_back(group.phase);
     groups_[g].stream = group.stream;
     groups_[g].passing = group.phase_end == group.phase && group.upper <= plan.period;
     for (const plan::AddressRange& r : group.reusable) groups_[g].reusable.insert({r.begin, r.end});
@@ -64,6 +66,11 @@ StaticPool::StaticPool(const plan::Plan& plan)
     const Tick tick = follows ? next->lower : plan.phases[static_cast<std::size_t>(phase)].end;
     const auto passed = std::ranges::lower_bound(ordered, std::tuple{tick, true, std::int32_t{0}});
     groups_[g].passed_at = static_cast<std::int32_t>(passed - ordered.begin());
+  }
+  for (const profile::ProfiledPhase& phase : plan.phases) {
+    const auto begin =
+        std::ranges::lower_bound(ordered, std::tuple{phase.begin, false, std::int32_t{0}});
+    phase_begins_.push_back(static_cast<std::int32_t>(begin - ordered.begin()));
   }
   divide(plan);
 }
@@ -109,9 +116,32 @@ void StaticPool::advance(std::int32_t position) {
   }
 }
 
+void StaticPool::retreat(std::int32_t position) {
+  while (clock_ > position) {
+    --clock_;
+    const Event e = events_[static_cast<std::size_t>(clock_)];
+    Placed& p = decisions_[static_cast<std::size_t>(e.decision)];
+    if (static_cast<std::size_t>(e.decision) >= planned_) {
+      if (!e.is_free) close_region(e.decision - static_cast<std::int32_t>(planned_));
+    } else if (e.is_free && p.state == State::kStray) {
+      p.state = State::kRegular;
+      remove_stray(range(p));
+    } else if (!e.is_free && p.state == State::kRegular) {
+      p.state = State::kStray;
+      add_stray(range(p));
+    }
+  }
+}
+
+void StaticPool::begin_phase(PhaseIndex phase) {
+  idle_known_ = false;  // not to be followed for nothing
+  retreat(phase_begins_[static_cast<std::size_t>(phase)]);
+}
+
 void StaticPool::end_iteration() {
   advance(static_cast<std::int32_t>(events_.size()));
   clock_ = 0;
+  ++iteration_;
   idle_known_ = false;  // not to be followed for nothing
   searched_ = 0;
 }

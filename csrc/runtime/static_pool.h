@@ -10,23 +10,45 @@
 //   stray    anything else: a decision that lives on past its planned free, and a block that the
 //            plan does not know, put into idle space
 //
-// Before decision d is placed the clock is moved up to d's allocation, so that d is in P(clock). It
-// cannot meet a regular block, since both are in P(clock); so only the strays need to be looked at,
-// and in a run that follows its plan there are none. Moving the clock over the planned free of a
-// block that is still live turns it into a stray; moving it over an allocation turns a stray of
-// that decision back into a regular block. A block freed before its time is no trouble at all. A
-// decision that turns up after its whole lifetime has passed on the clock is refused.
+// At every position of the clock, in whatever order the run visits them:
+//
+//   (1)  a live decision is regular if and only if it is in P(clock)
+//   (2)  no two live blocks overlap
+//
+// Before decision d is placed, the clock is at a position where d is in P(clock). So d cannot meet
+// a regular block, and only the strays need to be looked at; in a run that follows its plan there
+// are none. This needs (1) at one position only. It does not matter how the clock came there.
+//
+// The clock moves by single events, and each keeps (1). No block moves, so each keeps (2).
+//
+//                          forwards             backwards
+//   allocation of d        stray -> regular     regular -> stray
+//   planned free of d      regular -> stray     stray -> regular
+//
+// The clock moves forwards to the allocation of the decision to be placed, over whatever the run
+// leaves out. It moves back to the beginning of a phase that is repeated, or that comes later than
+// the plan has it. Decisions that are allocated after this beginning and are still live are strays
+// from then on, until the clock passes their allocation again. A block that is freed early causes
+// no transition. A decision that is requested after its whole lifetime has passed on the clock is
+// refused.
 //
 // Note [Dynamic requests in the pool]
 // A group's region is opened when the first request of the group turns up, and holds its blocks
 // wherever no stray lies in it. It is one of P(clock), and what is inside it nobody else's
 // business, until the clock passes its end: then it is closed, and blocks that are still in it are
-// strays from there on, each by itself. What a group did not ask for this time, another may: an
+// strays from there on, each by itself. A region may serve a group that comes later, too: an
 // expert without a token in the first microbatch has its weight gradient made in a later one, and a
 // size that a region holds every time is put there if its place was left free. Beyond its region a
 // group may use the addresses that the plan leaves idle through its whole window: once the clock is
 // inside the window no regular block lies there, and none will before the window ends, so that only
 // strays have to be avoided. Anywhere else it might be in the way of a decision that lives long.
+//
+// Note [Least in the way]
+// A block that the plan does not know goes where the plan needs the addresses last: never again in
+// this iteration, else not in this phase and the next, else not in this phase, else anywhere idle;
+// best fit among these. The pool keeps the idle ranges of each of these levels, from
+// the first such request of a phase until the next phase begins. The addresses that a phase needs
+// follow from the plan alone and are found once.
 //
 // Note [Streams]
 // Idle addresses are divided among the streams for good: work of another stream would be ordered
@@ -62,8 +84,28 @@ class StaticPool {
   explicit StaticPool(const plan::Plan& plan);
 
   Bytes size() const { return size_; }
-  // What a block of `size` bytes occupies.
+  // The bytes that a block of `size` bytes occupies.
   Bytes round_up(Bytes size) const { return align_up(size, alignment_); }
+
+  // There are at most StreamTable::kStreams: a plan may name more, and none of these ever comes.
+  using ShortStreamId = std::int16_t;
+
+  // Names the way by which a block came to its place.
+  enum class Kind : std::uint8_t {
+    kPlanned,     // at its decision's address
+    kIdle,        // in idle space
+    kStartup,     // a temporary of start-up, at the address the plan has for it
+    kRegion,      // dynamic: in a group's region
+    kReused,      // dynamic: in space that the plan leaves idle through its group's window
+    kIdleDynamic  // dynamic: in idle space
+  };
+  struct Block {                    // 16 bytes: returned in registers
+    Bytes size = kNotLive;          // as it was asked for
+    std::int32_t decision = kNone;  // if it is one
+    ShortStreamId stream = 0;
+    Kind kind = Kind::kPlanned;
+  };
+  static constexpr Bytes kNotLive = -1;
 
   // Makes decision `d` live for a request of `size` (> 0) bytes and returns its offset; kUnplaced
   // when the plan has less for it, an address of its is taken, or its time on the clock is over.
@@ -88,10 +130,12 @@ class StaticPool {
   std::vector<LiveDecision> live_decisions() const;
 
   // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, by
-  // best fit. O(log n), and O(n) where idle ranges are not known: they are not followed before the
-  // first call in an iteration. kUnplaced when no idle range is as large, or when an iteration has
-  // looked for them too often. `origin` comes back from guests().
-  Offset place_idle(Bytes size, StreamId stream, std::int32_t origin = kNone);
+  // best fit; outside open regions if there is room. O(log n + open regions), and O(n) where idle
+  // ranges are not known: they are not followed before the first call in an iteration. kUnplaced
+  // when no idle range is as large, or when an iteration has looked for them too often. `origin`
+  // comes back from departed().
+  Offset place_idle(Bytes size, StreamId stream, std::int32_t origin = kNone,
+                    Kind kind = Kind::kIdle);
 
   // Puts a block of `size` (> 0) bytes at `offset`, as place_idle() would have: false unless
   // nothing is live there, the addresses are `stream`'s, and what is idle is not looked for too
@@ -103,35 +147,27 @@ class StaticPool {
   // O(strays) more when the region is opened or the group's other space looked for first.
   Offset place_dynamic(std::int32_t g, Bytes size);
 
-  // There are at most StreamTable::kStreams: a plan may name more, and none of these ever comes.
-  using ShortStreamId = std::int16_t;
-
-  // What a block was.
-  enum class Kind : std::uint8_t { kPlanned, kIdle, kRegion, kReused };
-  struct Block {                    // 16 bytes: returned in registers
-    Bytes size = kNotLive;          // as it was asked for
-    std::int32_t decision = kNone;  // if it is one
-    ShortStreamId stream = 0;
-    Kind kind = Kind::kPlanned;
-  };
-  static constexpr Bytes kNotLive = -1;
-
   // Ends the block that begins at `offset`; of size kNotLive when none does.
   Block release(Offset offset);
 
   // The block that begins at `offset`; of size kNotLive when none does.
   Block at(Offset offset) const;
 
-  // Where the live blocks begin, ascending. O(n log n).
+  // The offsets of the live blocks, ascending. O(n log n).
   std::vector<Offset> live() const;
 
   // The live blocks that place_idle() was given an origin of. O(blocks that are no decisions).
-  struct Guest {
+  struct Departed {
     Offset offset = 0;
     Bytes size = 0;  // as asked for
     std::int32_t origin = kNone;
+    std::int32_t iterations = 0;  // that have ended since it was placed
   };
-  std::vector<Guest> guests() const;
+  std::vector<Departed> departed() const;
+
+  // A phase of the plan begins. Moves the clock back to its beginning if the clock is past it: the
+  // phase is repeated, or comes later than planned. O(events in between).
+  void begin_phase(PhaseIndex phase);
 
   // The clock turns over.
   void end_iteration();
@@ -175,6 +211,7 @@ class StaticPool {
     std::int32_t group = kNone;     // whose addresses it has, if any's
     std::int32_t decision = kNone;  // that it was before the layout was exchanged
     std::int32_t origin = kNone;
+    std::int32_t iteration = 0;  // in which it was placed
     ShortStreamId stream = 0;
   };
   struct Group {
@@ -196,6 +233,7 @@ class StaticPool {
   }
   static Block block_of(const Foreign& f) { return {f.requested, f.decision, f.stream, f.kind}; }
   void advance(std::int32_t position);
+  void retreat(std::int32_t position);
   std::int32_t find_slot(Offset offset) const;
   std::int32_t claim_slot(Offset offset);
   std::size_t hash(Offset offset) const;
@@ -217,9 +255,13 @@ class StaticPool {
     }
   }
   std::vector<HoleSet> find_idle() const;
+  void find_levels();
+  void find_needs();
   void take_idle(Range r) {
     if (!idle_known_) return;
-    visit_homes(r, [this](std::size_t owner, Range part) { idle_[owner].remove(part); });
+    visit_homes(r, [this](std::size_t owner, Range part) {
+      for (Level& level : levels_) level.idle[owner].remove(part);
+    });
   }
   void return_idle(Range r, bool stray);
   Placed& region(std::int32_t g) { return decisions_[planned_ + static_cast<std::size_t>(g)]; }
@@ -233,8 +275,9 @@ class StaticPool {
   std::int32_t remaining(std::int32_t g) const;
   std::int32_t find_host(std::int32_t g, Bytes size, std::int32_t least, bool any_size) const;
   Offset place_reused(std::int32_t g, Bytes size);
-  HoleSet* idle_of(StreamId stream);
+  std::size_t owner_of(StreamId stream);
   Offset place_anywhere(Bytes size, StreamId stream);
+  std::int32_t find_open(Bytes size, StreamId stream) const;
   void add_stray(Range r);
   void remove_stray(Range r);
   HoleSet& reuse_of(std::int32_t g);
@@ -246,15 +289,27 @@ class StaticPool {
   std::vector<Offset> walls_;  // see plan::Plan::walls
   std::size_t planned_ = 0;    // decisions; their groups' regions come after them
   std::vector<Placed> decisions_;
-  std::vector<Event> events_;  // the plan's allocations and frees in order
-  std::int32_t clock_ = 0;     // events passed in this turn
-  std::vector<Slot> slots_;    // open addressing, a power of two, at most half full
+  std::vector<Event> events_;               // the plan's allocations and frees in order
+  std::int32_t clock_ = 0;                  // events passed in this turn
+  std::vector<std::int32_t> phase_begins_;  // by phase: position in events_
+  std::vector<Slot> slots_;                 // open addressing, a power of two, at most half full
   int slot_bits_ = 0;
   RangeSet strays_;
   std::vector<StreamId> streams_;  // of the plan, ascending
   std::vector<Home> homes_;        // in order of address; each reaches to the next
-  std::vector<HoleSet> idle_;      // by owner, of use while idle_known_
+  struct Level {                   // see Note [Least in the way]
+    RangeSet needed;               // addresses that it leaves out
+    std::vector<HoleSet> idle;     // by owner
+  };
+  std::array<Level, 4> levels_;  // the last leaves out nothing; valid while idle_known_
   bool idle_known_ = false;
+  struct Need {            // addresses of decisions and regions that are allocated
+    RangeSet now;          // in a phase
+    RangeSet from_now_on;  // in it or a later one
+  };
+  std::vector<Need> needs_;             // by phase; empty until a request departs
+  std::vector<std::int32_t> phase_of_;  // by decision and region: the phase that allocates it
+  std::int32_t iteration_ = 0;
   std::size_t searched_ = 0;  // slots, for what is idle, in this iteration
   // Nodes are used again, so that dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;

@@ -64,9 +64,13 @@ void StaticPool::check() const {
   }
   if (!idle_known_) return;
   const std::vector<HoleSet> idle = find_idle();
-  for (std::size_t i = 0; i < idle.size(); ++i) {
-    if (!(idle[i].ranges() == idle_[i].ranges())) {
-      fail("the idle space is not what is left of the pool");
+  for (const Level& level : levels_) {
+    for (std::size_t i = 0; i < idle.size(); ++i) {
+      HoleSet expected = idle[i];
+      for (const Range& r : level.needed.ranges()) expected.remove(r);
+      if (!(expected.ranges() == level.idle[i].ranges())) {
+        fail("the idle space of a level is not what is left of the pool");
+      }
     }
   }
 }

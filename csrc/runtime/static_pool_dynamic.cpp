@@ -23,7 +23,7 @@ Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
     if (host == kNone) host = g;
     Offset offset = place_in_region(host, rounded);
     if (offset == kUnplaced) {
-      // What passes may do so anywhere; the rest needs room for about as long.
+      // A temporary may lie anywhere; any other needs room for about as long.
       const std::int32_t least = group.passing ? 0 : remaining(g) / 8 * 7;
       host = find_host(g, size, least, group.passing);
       if (host != kNone) offset = place_in_region(host, rounded);
@@ -42,13 +42,13 @@ bool StaticPool::enter_window(std::int32_t g) {
   return is_current(p);
 }
 
-// How many events there are to the end of the group's window, in which the clock is.
+// The number of events to the end of the group's window, in which the clock is.
 std::int32_t StaticPool::remaining(std::int32_t g) const {
   const std::int32_t left = region(g).freed_at - clock_;
   return left >= 0 ? left : left + static_cast<std::int32_t>(events_.size());
 }
 
-// Of the groups that have asked for all they will, one with room in its region that stays open for
+// Among groups without further requests, finds one with room in its region that stays open for
 // `least` more events. Unless `any_size`, one that mostly asks for this size: see Note [Dynamic
 // requests in the pool].
 std::int32_t StaticPool::find_host(std::int32_t g, Bytes size, std::int32_t least,

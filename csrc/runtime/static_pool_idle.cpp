@@ -1,4 +1,4 @@
-// What is idle in the pool, whose addresses it is, and the guests that are put there.
+// The idle space of the pool: whose addresses it is, and the blocks outside the plan in it.
 #include <algorithm>
 #include <iterator>
 
@@ -8,57 +8,137 @@
 namespace stalloc::runtime {
 namespace {
 
-// How many slots an iteration may pass when it looks for all that is idle: some 20 ms.
+// An iteration may pass so many slots when it searches the idle ranges: some 20 ms.
 constexpr std::size_t kMaxSearched = std::size_t{1} << 24;
+
+// Calls visit(range) for the parts of `r` that `set` does not have, ascending.
+void visit_gaps(const RangeSet& set, Range r, auto visit) {
+  Offset at = r.begin;
+  set.intersect(r, [&](Range common) {
+    if (at < common.begin) visit(Range{at, common.begin});
+    at = common.end;
+  });
+  if (at < r.end) visit(Range{at, r.end});
+}
 
 }  // namespace
 
-// What is idle of the stream's addresses; null when it has none, or it was looked for too often.
-HoleSet* StaticPool::idle_of(StreamId stream) {
+// Finds the idle ranges if they are not known. Returns the stream's index, or the number of streams
+// if it has no addresses here or the ranges were searched for too often.
+std::size_t StaticPool::owner_of(StreamId stream) {
   const auto owner = std::ranges::find(streams_, stream);
-  if (owner == streams_.end()) return nullptr;
+  if (owner == streams_.end()) return streams_.size();
   if (!idle_known_) {
-    if (searched_ > kMaxSearched) return nullptr;
+    if (searched_ > kMaxSearched) return streams_.size();
     searched_ += slots_.size();
-    idle_ = find_idle();
+    find_levels();
     idle_known_ = true;
   }
-  return &idle_[static_cast<std::size_t>(owner - streams_.begin())];
+  return static_cast<std::size_t>(owner - streams_.begin());
 }
 
-// Where nothing is live; the caller makes it a stray.
+// Finds the addresses that each phase needs, and those that any phase from it on needs.
+void StaticPool::find_needs() {
+  const auto add = [](RangeSet& set, Range r) {
+    set.remove(r);
+    set.insert_merged(r);
+  };
+  needs_.resize(phase_begins_.size());
+  for (std::size_t i = 0; i < decisions_.size(); ++i) {
+    if (decisions_[i].size == 0) continue;
+    add(needs_[static_cast<std::size_t>(phase_of_[i])].now, range(decisions_[i]));
+  }
+  for (std::size_t p = needs_.size(); p-- > 0;) {
+    if (p + 1 < needs_.size()) needs_[p].from_now_on = needs_[p + 1].from_now_on;
+    for (const Range& r : needs_[p].now.ranges()) add(needs_[p].from_now_on, r);
+  }
+}
+
+// See Note [Least in the way].
+void StaticPool::find_levels() {
+  if (needs_.size() < phase_begins_.size()) find_needs();
+  for (Level& level : levels_) level.needed.clear();
+  // The clock is just past the allocation that it was moved to last.
+  const auto next = std::ranges::lower_bound(phase_begins_, std::max(clock_, 1));
+  const auto current =
+      static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, next - phase_begins_.begin() - 1));
+  if (current < needs_.size()) {
+    levels_[0].needed = needs_[current].from_now_on;
+    levels_[1].needed = levels_[2].needed = needs_[current].now;
+  }
+  if (current + 1 < needs_.size()) {
+    for (const Range& r : needs_[current + 1].now.ranges()) {
+      levels_[1].needed.remove(r);
+      levels_[1].needed.insert_merged(r);
+    }
+  }
+  const std::vector<HoleSet> idle = find_idle();
+  for (Level& level : levels_) {
+    level.idle = idle;
+    for (const Range& r : level.needed.ranges()) {
+      for (HoleSet& holes : level.idle) holes.remove(r);
+    }
+  }
+}
+
+// Finds idle addresses by best fit and takes them as a stray.
 Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
-  HoleSet* idle = idle_of(stream);
-  const Offset offset = idle ? idle->best_fit(size) : kUnplaced;
-  if (offset == kUnplaced) return kUnplaced;
-  idle->subtract({offset, offset + size});
-  add_stray({offset, offset + size});
-  return offset;
+  const std::size_t owner = owner_of(stream);
+  if (owner == streams_.size()) return kUnplaced;
+  for (const Level& level : levels_) {
+    const Offset offset = level.idle[owner].best_fit(size);
+    if (offset == kUnplaced) continue;
+    take_idle({offset, offset + size});
+    add_stray({offset, offset + size});
+    return offset;
+  }
+  return kUnplaced;
 }
 
-Offset StaticPool::place_idle(Bytes size, StreamId stream, std::int32_t origin) {
+Offset StaticPool::place_idle(Bytes size, StreamId stream, std::int32_t origin, Kind kind) {
   const Bytes rounded = round_up(size);
-  const Offset offset = place_anywhere(rounded, stream);
-  if (offset == kUnplaced) return kUnplaced;
+  std::int32_t host = kNone;
+  Offset offset = place_anywhere(rounded, stream);
+  if (offset == kUnplaced) {
+    host = find_open(rounded, stream);
+    if (host == kNone) return kUnplaced;
+    offset = place_in_region(host, rounded);
+  }
   foreign_[offset] = {.size = rounded,
                       .requested = size,
-                      .kind = Kind::kIdle,
-                      .stray = true,
+                      .kind = kind,
+                      .stray = host == kNone,
+                      .group = host,
                       .origin = origin,
+                      .iteration = iteration_,
                       .stream = static_cast<ShortStreamId>(stream)};
   ++live_;
   return offset;
 }
 
+// The open region of the stream with the smallest idle range that has room.
+std::int32_t StaticPool::find_open(Bytes size, StreamId stream) const {
+  std::int32_t best = kNone;
+  Bytes least = 0;
+  for (const std::int32_t g : open_) {
+    const Group& group = groups_[static_cast<std::size_t>(g)];
+    const Bytes largest = group.idle.largest();
+    if (group.stream != stream || largest < size || (best != kNone && largest >= least)) continue;
+    best = g;
+    least = largest;
+  }
+  return best;
+}
+
 bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
   const Range block{offset, offset + round_up(size)};
-  HoleSet* idle = idle_of(stream);
-  if (!idle || !idle->holds(block)) return false;
-  idle->subtract(block);
+  const std::size_t owner = owner_of(stream);
+  if (owner == streams_.size() || !levels_.back().idle[owner].holds(block)) return false;
+  take_idle(block);
   add_stray(block);
   foreign_[offset] = {.size = block.size(),
                       .requested = size,
-                      .kind = Kind::kIdle,
+                      .kind = Kind::kStartup,
                       .stray = true,
                       .stream = static_cast<ShortStreamId>(stream)};
   ++live_;
@@ -69,14 +149,20 @@ void StaticPool::return_idle(Range r, bool stray) {
   if (stray && !open_.empty()) {
     idle_known_ = false;  // it may lie in an open region
   } else if (idle_known_) {
-    visit_homes(r, [this](std::size_t owner, Range part) { idle_[owner].insert_merged(part); });
+    for (Level& level : levels_) {
+      visit_gaps(level.needed, r, [&](Range gap) {
+        visit_homes(gap,
+                    [&](std::size_t owner, Range part) { level.idle[owner].insert_merged(part); });
+      });
+    }
   }
 }
 
-std::vector<StaticPool::Guest> StaticPool::guests() const {
-  std::vector<Guest> result;
+std::vector<StaticPool::Departed> StaticPool::departed() const {
+  std::vector<Departed> result;
   for (const auto& [offset, block] : foreign_) {
-    if (block.origin != kNone) result.push_back({offset, block.requested, block.origin});
+    if (block.origin == kNone) continue;
+    result.push_back({offset, block.requested, block.origin, iteration_ - block.iteration});
   }
   return result;
 }

@@ -83,6 +83,7 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   streams_.clear();
   homes_.clear();
   divide(plan);
+  needs_.clear();
   idle_known_ = false;
 }
 

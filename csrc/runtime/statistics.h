@@ -1,4 +1,4 @@
-// What the runtime counts while a plan is enabled.
+// The figures that the runtime counts while a plan is enabled.
 #pragma once
 
 #include "base/types.h"
@@ -23,7 +23,8 @@ struct Statistics {
   std::int64_t iterations = 0;        // completed
   std::int64_t planned = 0;           // decisions of one iteration
   std::int64_t hits = 0;              // decisions served at their planned address
-  std::int64_t misses = 0;            // decisions of completed iterations that were not
+  std::int64_t misses = 0;            // decisions of completed iterations that were not; a repeated
+                                      // phase may make up for them
   std::int64_t opening = 0;           // requests of the opening that the plan has a place for
   std::int64_t opening_requests = 0;  // of these, served there
   std::int64_t conflicts = 0;         // of requests matched to a decision whose place was taken
@@ -31,21 +32,35 @@ struct Statistics {
   std::int64_t dynamic_region_requests = 0;    // served from their group's region
   std::int64_t dynamic_reused_requests = 0;    // served from idle space of the static plan
   std::int64_t dynamic_fallback_requests = 0;  // served by the fallback
-  std::int64_t idle_requests = 0;              // served from idle pool space outside planned phases
-  std::int64_t fallback_requests = 0;          // served by the fallback
-  std::int64_t relayouts = 0;                  // exchanges of the layout for that of other extents
+  std::int64_t idle_requests = 0;        // without a place in the plan: served from idle pool space
+  std::int64_t persistent_requests = 0;  // served by the fallback, as the plan has it
+  std::int64_t fallback_requests = 0;    // served by the fallback
+  std::int64_t relayouts = 0;            // exchanges of the layout for that of other extents
   std::int64_t stream_waits = 0;  // of one stream for another, which an ordered plan asks for
   Gauge allocated;                // all live blocks: M_a
   Gauge reserved;                 // pool and fallback segments: M_r
-  Gauge fallback;                 // live blocks of the fallback
-  Gauge dynamic;                  // live dynamic blocks, wherever they are
-  Gauge dynamic_region;           // of these, in regions
-  Gauge dynamic_reused;           // of these, in idle space of the static plan
+  Bytes run_peak_allocated = 0;   // since enable(), whatever reset the gauges' peaks
+  Bytes run_peak_reserved = 0;
+  Gauge fallback;        // live blocks of the fallback
+  Gauge dynamic;         // live dynamic blocks, wherever they are
+  Gauge dynamic_region;  // of these, in regions
+  Gauge dynamic_reused;  // of these, in idle space of the static plan
   Bytes pool = 0;
   Bytes resident = 0;  // of the resident region, when it was reserved
   Bytes fallback_reserved = 0;
   std::int64_t live_blocks = 0;  // in the pool
   std::int64_t strays = 0;       // of these, outside their planned lifetime
+
+  // All requests. Each is counted once.
+  std::int64_t requests() const {
+    return hits + opening_requests + dynamic_region_requests + dynamic_reused_requests +
+           idle_requests + fallback_requests;
+  }
+  // Requests that were served where the plan has them.
+  std::int64_t served_as_planned() const {
+    return hits + opening_requests + dynamic_region_requests + dynamic_reused_requests +
+           persistent_requests;
+  }
 };
 
 }  // namespace stalloc::runtime

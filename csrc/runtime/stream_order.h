@@ -11,10 +11,10 @@
 //   stream 1         event
 //   stream 2                 wait for both [ b, where a lay ]
 //
-// Who was last is told by what has happened, not by the plan: requests that are late, missing or
-// unknown to the plan change nothing. The plan tells which frees will be waited for if all goes by
-// it: with these, events are recorded. Where another is waited for, events are recorded when they
-// are needed: after more work than need be, never after less.
+// The last user is known from what has happened, not from the plan: requests that are late, missing
+// or unknown to the plan change nothing. The plan tells which frees will be waited for if all goes
+// by it: with these, events are recorded. Where another is waited for, events are recorded when
+// they are needed: after more work than need be, never after less.
 //
 // A stream that has waited waits for nothing that was freed earlier. During a capture no event is
 // recorded or waited for.
@@ -52,14 +52,14 @@ class StreamOrder {
     std::int32_t decision = kNone;  // if it is one
   };
 
-  // Whether `block`, on its way to a request, may be used by what its stream is given from now on:
+  // True if `block`, on its way to a request, may be used by what its stream is given from now on:
   // false when the stream could not be made to wait for those before it.
   bool take(const Block& block, bool capturing);
 
   // `block` is free: a stream that is given its addresses next waits for what all have been given.
   void release(const Block& block, bool capturing);
 
-  // How often a stream was made to wait for another.
+  // The number of times that a stream was made to wait for another.
   std::int64_t waits() const { return waits_; }
 
   // After a fork the device is out of reach: forgets all events.

@@ -30,7 +30,7 @@ class StreamTable {
     return known != kNone ? known : add(stream);
   }
 
-  // How many have a number.
+  // The number of streams that have a number.
   StreamId count() const { return count_.load(std::memory_order_acquire); }
 
   // `id` came from id_of().

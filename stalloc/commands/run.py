@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import stalloc
+from stalloc import _core
 from stalloc.commands.inputs import naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
 from stalloc.commands.search import INTERRUPTED, searching
@@ -239,7 +240,9 @@ def _planned(args: argparse.Namespace) -> int:
         _say(
             f"{stats['iterations']} iterations, hit rate {100 * stats['hit_rate']:.2f} %, "
             f"{stats['opening_requests']} of {stats['opening']} requests of start-up, "
-            f"efficiency {stats['efficiency']:.4f}"
+            f"{_core.format_bytes(stats['run_peak_reserved'])} reserved at the peak for a load of "
+            f"{_core.format_bytes(stats['run_peak_allocated'])}, efficiency "
+            f"{stats['run_efficiency']:.4f}"
         )
     if stats["enabled"] and plan.info.get("framework") and not session.followed:
         _say(

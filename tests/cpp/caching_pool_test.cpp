@@ -63,6 +63,23 @@ TEST(CachingPool, GivesBackUnusualMemoryOnceItIsOver) {
   pool.check();
 }
 
+TEST(CachingPool, AThriftyPoolGrowsByNoMoreThanTheRequestNeeds) {
+  device::PretendMemory device(kGiB);
+  runtime::CachingPool pool(device);
+  pool.set_thrifty(true);
+  void* a = pool.allocate(8 * kMiB, 0);
+  EXPECT_EQ(pool.reserved(), 8 * kMiB);
+  pool.deallocate(a);
+  a = pool.allocate(6 * kMiB, 0);
+  EXPECT_EQ(pool.reserved(), 8 * kMiB) << "a cached segment is used again";
+  pool.deallocate(a);
+  pool.allocate(12 * kMiB, 0);
+  EXPECT_EQ(pool.reserved(), 12 * kMiB) << "empty segments go back first";
+  pool.allocate(kMiB + 1, 0);
+  EXPECT_EQ(pool.reserved(), 32 * kMiB) << "small requests share a segment";
+  pool.check();
+}
+
 TEST(CachingPool, SegmentSizesAreTorchs) {
   device::PretendMemory device(kGiB);
   runtime::CachingPool pool(device);

@@ -188,6 +188,7 @@ TEST_F(Compat, GivesBackCachedMemoryBeforeItRunsOut) {
 TEST_F(Compat, EveryFailureOfTheDeviceIsSurvived) {
   allocator().enable(one_block(kGiB));
   enter_phase();
+  constexpr Bytes kLarge = kGiB + kMiB;  // does not fit into the pool
   for (const int error : {kCudaOutOfMemory, kCudaIllegalAddress}) {
     for (int nth = 1; nth <= 3; ++nth) {
       standin_fail("cudaMalloc", nth, error, -1);
@@ -195,7 +196,7 @@ TEST_F(Compat, EveryFailureOfTheDeviceIsSurvived) {
       bool threw = false;
       for (int i = 0; i < 4; ++i) {
         try {
-          blocks.push_back(stalloc_malloc(40 * kMiB, 0, nullptr));
+          blocks.push_back(stalloc_malloc(kLarge, 0, nullptr));
         } catch (const Error&) {
           threw = true;
         }
@@ -203,7 +204,7 @@ TEST_F(Compat, EveryFailureOfTheDeviceIsSurvived) {
       standin_fail("cudaMalloc", 0, 0, 0);
       EXPECT_EQ(cudaGetLastError(), kCudaSuccess);
       EXPECT_EQ(threw, error == kCudaIllegalAddress || blocks.size() < 4);
-      for (void* p : blocks) stalloc_free(p, 40 * kMiB, 0, nullptr);
+      for (void* p : blocks) stalloc_free(p, kLarge, 0, nullptr);
       allocator().check();
       stalloc_reset();
     }

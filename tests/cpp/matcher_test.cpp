@@ -159,7 +159,7 @@ TEST(Matcher, AForeignRequestOfACommonSizeDoesNotThrowItOff) {
 TEST(Matcher, NoDecisionIsTakenTwiceInATurn) {
   runtime::Matcher m(trusting({"AAA"}));
   EXPECT_EQ(run(m, "AAAA"), (std::vector<int>{0, 1, 2, kNone}));
-  EXPECT_EQ(run(m, "A"), (std::vector<int>{kNone})) << "second occurrence of the phase";
+  EXPECT_EQ(run(m, "AA"), upto(2)) << "the phase is repeated";
   m.end_iteration();
   EXPECT_EQ(run(m, "AAA"), upto(3));
 }
@@ -245,13 +245,96 @@ TEST(Matcher, PatienceWithAPhaseThatNeverRepeats) {
 
 TEST(Matcher, UnknownPhasesMatchNothing) {
   runtime::Matcher m(letters({"AB"}));
-  EXPECT_FALSE(m.in_planned_phase());
+  EXPECT_EQ(m.phase(), kNone);
   EXPECT_EQ(m.match(1, 0).decision, kNone) << "no phase yet";
-  EXPECT_EQ(run(m, "AB", 7), (std::vector<int>{kNone, kNone}));
+  m.enter_phase(trace::PhaseKind::kForward, 0, /*chunk=*/1);
+  EXPECT_EQ(m.match(1, 0).decision, kNone) << "another chunk";
   m.enter_phase(trace::PhaseKind::kBackward, 0, 0);
-  EXPECT_FALSE(m.in_planned_phase());
+  EXPECT_EQ(m.phase(), kNone);
   EXPECT_EQ(m.match(1, 0).decision, kNone);
   EXPECT_EQ(run(m, "AB"), upto(2));
+}
+
+using trace::PhaseKind;
+
+// A plan with one decision in each of these phases.
+plan::Plan phases_of(const std::vector<trace::PhaseKey>& keys) {
+  plan::Plan plan = letters(std::vector<std::string>(keys.size(), "A"));
+  for (std::size_t p = 0; p < keys.size(); ++p) plan.phases[p].key = keys[p];
+  return plan;
+}
+
+PhaseIndex entered(runtime::Matcher& m, PhaseKind kind, std::int32_t microbatch = kNone) {
+  m.enter_phase(kind, microbatch, 0);
+  return m.phase();
+}
+
+// Two microbatches: f0 b0 o f1 b1 o step o.
+plan::Plan two_microbatches() {
+  return phases_of({{PhaseKind::kForward, 0, 0, 0},
+                    {PhaseKind::kBackward, 0, 0, 0},
+                    {PhaseKind::kOther, kNone, 0, 0},
+                    {PhaseKind::kForward, 1, 0, 0},
+                    {PhaseKind::kBackward, 1, 0, 0},
+                    {PhaseKind::kOther, kNone, 0, 1},
+                    {PhaseKind::kOptimizer, kNone, 0, 0},
+                    {PhaseKind::kOther, kNone, 0, 2}});
+}
+
+TEST(Matcher, ExtraMicrobatchesRepeatTheLastPlannedOne) {
+  runtime::Matcher m(two_microbatches());
+  for (int turn = 0; turn < 2; ++turn) {
+    for (std::int32_t k = 0; k < 5; ++k) {
+      const PhaseIndex first = k == 0 ? 0 : 3;
+      EXPECT_EQ(entered(m, PhaseKind::kForward, k), first);
+      EXPECT_EQ(m.match(1, 0).decision, first) << "each repetition takes the decisions again";
+      EXPECT_EQ(m.match(1, 0).decision, kNone) << "and takes them once";
+      EXPECT_EQ(entered(m, PhaseKind::kBackward, k), first + 1);
+      EXPECT_EQ(entered(m, PhaseKind::kOther), first + 2);
+    }
+    EXPECT_EQ(entered(m, PhaseKind::kOptimizer), 6);
+    EXPECT_EQ(entered(m, PhaseKind::kOther), 7);
+    m.end_iteration();
+  }
+}
+
+TEST(Matcher, AMissingMicrobatchIsSkipped) {
+  runtime::Matcher m(two_microbatches());
+  EXPECT_EQ(entered(m, PhaseKind::kForward, 0), 0);
+  EXPECT_EQ(entered(m, PhaseKind::kBackward, 0), 1);
+  EXPECT_EQ(entered(m, PhaseKind::kOther), 2);
+  EXPECT_EQ(entered(m, PhaseKind::kOptimizer), 6);
+  EXPECT_EQ(entered(m, PhaseKind::kOther), 7) << "found by the phase that it follows";
+}
+
+TEST(Matcher, AnExtraMicrobatchOfAPipelineRepeatsOneThatIsNotInFlight) {
+  std::vector<trace::PhaseKey> keys;
+  const auto add = [&](PhaseKind kind, std::int32_t m) { keys.push_back({kind, m, 0, 0}); };
+  for (const std::int32_t m : {0, 1, 2}) add(PhaseKind::kForward, m);
+  add(PhaseKind::kBackward, 0);
+  add(PhaseKind::kForward, 3);
+  for (const std::int32_t m : {1, 2, 3}) add(PhaseKind::kBackward, m);
+  runtime::Matcher m(phases_of(keys));
+  for (const std::int32_t k : {0, 1, 2}) EXPECT_EQ(entered(m, PhaseKind::kForward, k), k);
+  EXPECT_EQ(entered(m, PhaseKind::kBackward, 0), 3);
+  EXPECT_EQ(entered(m, PhaseKind::kForward, 3), 4);
+  EXPECT_EQ(entered(m, PhaseKind::kBackward, 1), 5);
+  EXPECT_EQ(entered(m, PhaseKind::kForward, 4), 1) << "2 and 3 are in flight";
+  EXPECT_EQ(entered(m, PhaseKind::kBackward, 2), 6);
+  EXPECT_EQ(entered(m, PhaseKind::kForward, 5), 2);
+  EXPECT_EQ(entered(m, PhaseKind::kBackward, 3), 7);
+  EXPECT_EQ(entered(m, PhaseKind::kBackward, 4), 5) << "a backward follows its forward";
+  EXPECT_EQ(entered(m, PhaseKind::kBackward, 5), 6);
+}
+
+TEST(Matcher, AnOtherPhaseAfterAnUnknownOneIsUnknown) {
+  runtime::Matcher m(two_microbatches());
+  EXPECT_EQ(entered(m, PhaseKind::kForward, 0), 0);
+  m.enter_phase(PhaseKind::kForward, 0, /*chunk=*/1);
+  EXPECT_EQ(m.phase(), kNone);
+  EXPECT_EQ(entered(m, PhaseKind::kOther), kNone);
+  EXPECT_EQ(entered(m, PhaseKind::kBackward, 0), 1);
+  EXPECT_EQ(entered(m, PhaseKind::kOther), 2);
 }
 
 TEST(Matcher, StreamsAreToldApart) {

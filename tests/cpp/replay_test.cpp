@@ -182,7 +182,7 @@ TEST(Replay, DynamicRequestsAreAnnounced) {
   const replay::ReplayResult with = replay::replay_planned(trace, plan);
   EXPECT_EQ(with.reserved, plan.pool);
   const replay::ReplayResult without = replay::replay_planned(trace, plan, {.reuse = false});
-  EXPECT_EQ(without.reserved, plan.pool + 20 * kMiB);
+  EXPECT_EQ(without.reserved, plan.pool + 8 * kMiB);
 }
 
 TEST(Unroll, RepeatsTheStaticRequests) {

@@ -81,6 +81,49 @@ TEST(StaticPool, RefusesADecisionWhoseTimeIsOver) {
   pool.check();
 }
 
+// Phase 0 makes a block that stays to the end and one that passes; phase 1 another that passes.
+plan::Plan two_phases() {
+  plan::Decision last = decision(512, 512, 3, 4);
+  last.phase = 1;
+  plan::Plan plan = testing::plan_of({decision(512, 0, 0, 5), decision(512, 512, 1, 2), last}, 6,
+                                     /*phases=*/2);
+  plan.phases[1].begin = 3;
+  return plan;
+}
+
+TEST(StaticPool, ARepeatedPhaseTakesItsPlacesAgain) {
+  runtime::StaticPool pool(two_phases());
+  ASSERT_EQ(pool.place(0), 0);
+  ASSERT_EQ(pool.place(1), 512);
+  ASSERT_EQ(pool.release(512).size, 512);
+  for (int visit = 0; visit < 3; ++visit) {
+    pool.begin_phase(1);
+    EXPECT_EQ(pool.place(2), 512);
+    EXPECT_EQ(pool.strays(), 0u) << "the block of phase 0 stays regular";
+    EXPECT_EQ(pool.release(512).size, 512);
+    pool.check();
+  }
+  pool.begin_phase(0);
+  EXPECT_EQ(pool.strays(), 1u) << "the clock is before its allocation";
+  EXPECT_EQ(pool.place(0), kUnplaced) << "and its place is taken";
+  EXPECT_EQ(pool.place(1), 512);
+  pool.check();
+}
+
+TEST(StaticPool, ABlockOfALaterPhaseIsAStrayWhileAnEarlierOneRepeats) {
+  runtime::StaticPool pool(two_phases());
+  ASSERT_EQ(pool.place(2), 512);
+  pool.begin_phase(0);
+  EXPECT_EQ(pool.strays(), 1u);
+  EXPECT_EQ(pool.place(0), 0);
+  EXPECT_EQ(pool.place(1), kUnplaced) << "the later phase's block lies there";
+  pool.check();
+  pool.begin_phase(1);
+  EXPECT_EQ(pool.place(2), kUnplaced) << "it is still live";
+  EXPECT_EQ(pool.strays(), 0u) << "and regular again";
+  pool.check();
+}
+
 TEST(StaticPool, ReleasesOnlyBlocks) {
   runtime::StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 0, 1)}, 2));
   EXPECT_EQ(pool.release(0).size, runtime::StaticPool::kNotLive);
@@ -274,13 +317,14 @@ TEST(StaticPool, StressInStepServesEverything) {
 
 // A program that departs from its plan in any way never gets a taken address.
 TEST(StaticPool, StressOutOfStepNeverOverlaps) {
-  int placed = 0, refused = 0, idle = 0;
+  int placed = 0, refused = 0, idle = 0, rewound = 0;
   for (unsigned seed = 0; seed < 150; ++seed) {
+    int steps = 0;
     std::mt19937 random(seed);
     const auto pick = [&](int low, int high) {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
-    const plan::Plan plan = testing::random_plan(random, 60, 2);
+    const plan::Plan plan = testing::random_plan(random, 60, 3);
     runtime::StaticPool pool(plan);
     Shadow shadow;
     std::vector<Offset> live;
@@ -297,6 +341,22 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
     for (int turn = 0; turn < 4; ++turn) {
       for (std::size_t at = 0; at < order.size(); ++at) {
         const int what = pick(0, 19);
+        if (pick(0, 19) == 0) {
+          const PhaseIndex phase = pick(0, 2);
+          const std::size_t strays = pool.strays();
+          pool.begin_phase(phase);
+          rewound += pool.strays() != strays ? 1 : 0;
+          // Half of the time the run goes on from there, else it goes on as if nothing happened.
+          const auto begins = [&](std::int32_t d) {
+            return plan.decisions[static_cast<std::size_t>(d)].phase < phase;
+          };
+          if (pick(0, 1) == 0 && steps < 400) {
+            at = static_cast<std::size_t>(std::ranges::partition_point(order, begins) -
+                                          order.begin());
+          }
+          if (at == order.size()) break;
+        }
+        ++steps;
         if (what == 0) {
           const Bytes size = pick(1, 4000);
           if (const Offset o = pool.place_idle(size, 0); o != kUnplaced) {
@@ -329,6 +389,7 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
   EXPECT_GT(placed, 5000);
   EXPECT_GT(refused, 100);
   EXPECT_GT(idle, 300);
+  EXPECT_GT(rewound, 300);
 }
 
 // Dynamic requests of all sizes, at their site and elsewhere, among decisions that are skipped,
@@ -366,6 +427,7 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
       for (const Step& step : program) {
         const int what = pick(0, 29);
         if (what == 0) continue;
+        if (pick(0, 19) == 0) pool.begin_phase(pick(0, 1));
         if (what == 1) {
           if (const Offset o = pool.place_idle(300, 0); o != kUnplaced) add(o, 300);
         }

@@ -160,9 +160,9 @@ TEST_F(StreamsTest, TheFallbackKeepsStreamsApartAndBlocksInPlace) {
   enable(two_blocks());
   void* a = allocate(3 * kMiB, kSide);
   EXPECT_TRUE(allocator_.deallocate(a));
+  EXPECT_EQ(allocate(3 * kMiB, kSide), a);
   void* b = allocate(3 * kMiB, 0);
   EXPECT_NE(a, b);
-  EXPECT_EQ(allocate(3 * kMiB, kSide), a);
   ASSERT_TRUE(allocator_.record_stream(b, kSide));
   streams_.submit(side_);
   EXPECT_TRUE(allocator_.deallocate(b));

@@ -41,14 +41,16 @@ def run_both(
 
 
 def assert_parts_add_up(stats: stalloc.MemoryStats) -> None:
-    """Every dynamic request was served in one of three ways."""
-    assert stats["dynamic_requests"] == (
+    """Dynamic requests that were served in none of three ways lie in idle pool space."""
+    idle = stats["dynamic_requests"] - (
         stats["dynamic_region_requests"]
         + stats["dynamic_reused_requests"]
         + stats["dynamic_fallback_requests"]
     )
+    assert 0 <= idle <= stats["idle_requests"]
     parts = ("peak_dynamic_in_region", "peak_dynamic_reused", "peak_fallback_allocated")
-    assert stats["peak_dynamic_allocated"] <= sum(stats[part] for part in parts)
+    if idle == 0:
+        assert stats["peak_dynamic_allocated"] <= sum(stats[part] for part in parts)
 
 
 def ordinary(t: MoeTrainer, steps: int) -> None:
@@ -63,12 +65,16 @@ def ordinary(t: MoeTrainer, steps: int) -> None:
 def test_many_steps_are_identical(recompute: bool, tagged: bool) -> None:
     stats = run_both(lambda t: ordinary(t, 50), recompute, tagged, microbatches=4)
     assert stats["iterations"] == 50
-    # Without tags some dynamic requests look static: they had the same size in every iteration that
-    # was compared. The next iteration shows it, and they count as missed.
-    assert stats["hit_rate"] >= (0.99 if tagged else 0.6)
+    # A departure may take the place of a decision, which then lies elsewhere in the pool. Without
+    # tags some dynamic requests look static: they had the same size in every iteration that was
+    # compared. The next iteration shows it, and they count as missed.
+    found = stats["hits"] + stats["conflicts"]
+    assert found >= (0.99 if tagged else 0.6) * (stats["hits"] + stats["misses"])
+    if tagged:
+        assert stats["hit_rate"] >= 0.99
+    assert stats["fallback_requests"] < (0.01 if tagged else 0.05) * stats["requests"]
     assert_parts_add_up(stats)
-    served = stats["dynamic_region_requests"] + stats["dynamic_reused_requests"]
-    assert served > 0.5 * stats["dynamic_requests"] > 0
+    assert stats["dynamic_fallback_requests"] < 0.5 * stats["dynamic_requests"]
     assert stats["strays"] == 0
 
 
@@ -83,7 +89,7 @@ def test_without_reuse_no_dynamic_request_is_served_in_the_pool() -> None:
     stats = stalloc.memory_stats()
     assert stats["dynamic_requests"] == stats["dynamic_fallback_requests"] > 0
     assert stats["peak_dynamic_in_region"] == stats["peak_dynamic_reused"] == 0
-    assert stats["hit_rate"] >= 0.99
+    assert stats["hits"] >= 0.99 * (stats["hits"] + stats["misses"])
 
 
 # Routing and batches that the profile has not seen, each with ordinary steps around it.
@@ -140,7 +146,8 @@ SURPRISES = [
 def test_surprises_cost_no_value_and_the_fallback_gives_back(name: str, recompute: bool) -> None:
     surprise = next(s for s in SURPRISES if s.__name__ == name)
     reserved: list[int] = []
-    hits: list[int] = []
+    found: list[int] = []
+    beside: list[int] = []
 
     def rest(t: MoeTrainer) -> None:
         t.step()
@@ -153,13 +160,16 @@ def test_surprises_cost_no_value_and_the_fallback_gives_back(name: str, recomput
         before = stalloc.memory_stats()
         t.step()
         after = stalloc.memory_stats()
-        hits.append(after["hits"] - before["hits"])
+        gain = {key: after[key] - before[key] for key in ("hits", "conflicts", "fallback_requests")}
+        found.append(gain["hits"] + gain["conflicts"])
+        beside.append(gain["fallback_requests"])
         stalloc.empty_cache()
         reserved.append(stalloc.memory_stats()["reserved"])
 
     stats = run_both(rest, recompute)
     assert stats["strays"] == 0
-    assert hits[-1] >= 0.99 * stats["planned"], "back in step"
+    assert found[-1] >= 0.99 * stats["planned"], "back in step"
+    assert beside[-1] < 0.01 * stats["planned"], "what departs stays in the pool"
     assert_parts_add_up(stats)
     ordinary_reserved, after_surprise = reserved[-2:]
     assert after_surprise <= ordinary_reserved + (1 << 20), "the fallback gave it back"

@@ -570,7 +570,7 @@ def test_statistics_count_the_run() -> None:
     counts = (
         r"dynamic +\| +0 \|",
         r"  in their regions +\| +0 \|",
-        r"  in idle pool space +\| +0 \|",
+        r"  in reusable space +\| +0 \|",
         r"  by the fallback +\| +0 \|",
     )
     assert re.search(r".*\n\| ".join(counts), summary)

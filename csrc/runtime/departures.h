@@ -1,0 +1,100 @@
+// Decides which requests that have no place in the plan may be put into idle pool space.
+//
+// The pool is paid for, so a request that departs from the plan belongs there. It costs nothing if
+// its block is gone before the plan needs the addresses; else the decisions concerned are put
+// elsewhere in turn. Only a block that stays for good does lasting harm: it displaces decisions in
+// every later iteration, and beside the pool it would take no more memory. How long a block will
+// live is not known, but two things tell:
+//
+//   kind    A request of an origin (the phase that makes it, an evaluation, another thread) whose
+//           block outlived a whole iteration is permanent, and so is every later one of this origin
+//           and size. All small sizes are one kind.
+//   size    Weights, gradients, optimizer states and their copies have one of a few sizes. Where
+//           copies of weights or new states are expected, a request of such a size is not admitted.
+//
+// Cost: O(log kinds) a request. Remembers up to kMaxKinds kinds of each origin; an origin with more
+// is not admitted any more. Not thread-safe.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "base/types.h"
+#include "plan/plan.h"
+#include "profile/lifetimes.h"
+
+namespace stalloc::runtime {
+
+class Departures {
+ public:
+  // The origin of a request: a phase of the plan, or one of these.
+  static constexpr PhaseIndex kUnplanned = -2;    // a phase the plan has not, an evaluation
+  static constexpr PhaseIndex kOtherThread = -3;  // not the training thread
+
+  // `plan` has passed check().
+  explicit Departures(const plan::Plan& plan) {
+    const auto add = [this](Bytes size) {
+      if (size >= profile::kSmallRequest) states_.push_back(size);
+    };
+    for (const plan::Decision& d : plan.decisions) {
+      const bool backward =
+          plan.phases[static_cast<std::size_t>(d.phase)].key.kind == trace::PhaseKind::kBackward;
+      if (backward && is_gradient(plan, d)) add(d.size);
+    }
+    for (const plan::OpeningRequest& r : plan.opening) {
+      if (r.stays()) add(r.size);
+    }
+    std::ranges::sort(states_);
+    states_.erase(std::unique(states_.begin(), states_.end()), states_.end());
+  }
+
+  // True if a request of `size` bytes may lie in the pool. `wary`: new states or copies of weights
+  // are expected where it comes from.
+  bool admits(PhaseIndex origin, Bytes size, bool wary) const {
+    return !(wary && is_state_size(size)) && !has_stayed(origin, size);
+  }
+
+  // A block of this kind has outlived an iteration.
+  void note_stayed(PhaseIndex origin, Bytes size) {
+    std::set<Bytes>& kinds = stayed_[origin];
+    if (kinds.size() < kMaxKinds) kinds.insert(kind_of(size));
+  }
+
+ private:
+  static constexpr std::size_t kMaxKinds = 1024;
+
+  static Bytes kind_of(Bytes size) { return size < profile::kSmallRequest ? 0 : size; }
+
+  // Gradients live until the optimizer has run.
+  static bool is_gradient(const plan::Plan& plan, const plan::Decision& d) {
+    if (d.phase_end == kNone || d.upper > plan.period) return true;
+    for (PhaseIndex p = d.phase + 1; p <= d.phase_end; ++p) {
+      if (plan.phases[static_cast<std::size_t>(p)].key.kind == trace::PhaseKind::kOptimizer) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool has_stayed(PhaseIndex origin, Bytes size) const {
+    if (stayed_.empty()) return false;
+    const auto kinds = stayed_.find(origin);
+    return kinds != stayed_.end() &&
+           (kinds->second.size() == kMaxKinds || kinds->second.contains(kind_of(size)));
+  }
+
+  // A copy may have half or twice the width of its original. Small states are not told apart.
+  bool is_state_size(Bytes size) const {
+    if (size < profile::kSmallRequest) return true;
+    const auto known = [this](Bytes s) { return std::ranges::binary_search(states_, s); };
+    return known(size) || known(2 * size) || (size % 2 == 0 && known(size / 2));
+  }
+
+  std::vector<Bytes> states_;                     // sizes of states, ascending
+  std::map<PhaseIndex, std::set<Bytes>> stayed_;  // kinds, by origin
+};
+
+}  // namespace stalloc::runtime
