@@ -86,7 +86,7 @@ TOPICS = (
             "csrc/plan/check.cpp",
             "csrc/plan/plan_json.cpp",
             "csrc/plan/resize.cpp",
-            "csrc/plan/opening.cpp",
+            "csrc/plan/startup.cpp",
             "csrc/verify/idle_validator.cpp",
         ),
     ),

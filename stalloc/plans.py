@@ -130,7 +130,7 @@ class Plan(Document[_core.Plan]):
     @cached_property
     def startup(self) -> Startup:
         """The requests that only start-up makes."""
-        return Startup(**self._core.opening())
+        return Startup(**self._core.startup())
 
     @property
     def absent(self) -> list[int]:

@@ -186,6 +186,7 @@ class Profile:
         regions: bool = True,
         dynamic: bool = True,
         streams: Streams | str = "separate",
+        extents: Mapping[str, int] | None = None,
     ) -> Plan:
         """Plans the address of every static request.
 
@@ -196,10 +197,11 @@ class Profile:
             regions: Reserve regions in the pool for dynamic requests.
             dynamic: Serve dynamic requests in the pool at all.
             streams: "ordered" if streams may share addresses, else "separate"; see `Trace.plan`.
+            extents: The largest batches to plan for, as in `{"ids.1": 8192}`; see `Trace.plan`.
 
         Raises:
             TraceError: If no complete iteration was recorded.
-            PlanError: There is no such planner, or the options make no sense.
+            PlanError: There is no such planner or extent, or the options make no sense.
         """
         return self.trace.plan(
             algorithm=algorithm,
@@ -208,6 +210,7 @@ class Profile:
             regions=regions,
             dynamic=dynamic,
             streams=streams,
+            extents=extents,
         )
 
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:

@@ -23,8 +23,8 @@ class MemoryStats(TypedDict):
     hits: int  #: static requests served at their planned address
     misses: int  #: static requests of completed iterations that were not
     hit_rate: float  #: served_as_planned / requests; 1.0 before the first
-    opening: int  #: requests of start-up that the plan has an address for
-    opening_requests: int  #: of these, served there
+    startup: int  #: requests of start-up that the plan has an address for
+    startup_requests: int  #: of these, served there
     conflicts: int  #: requests that fit a decision whose addresses were taken
     dynamic_requests: int  #: dynamic requests, served anywhere
     dynamic_region_requests: int  #: of these, served from the region kept for their group
@@ -155,8 +155,8 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("  place taken", f"{s['conflicts']:,}"),
         row(
             "start-up, served",
-            f"{s['opening_requests']:,}",
-            share(s["opening_requests"], s["opening"]),
+            f"{s['startup_requests']:,}",
+            share(s["startup_requests"], s["startup"]),
         ),
         row("dynamic", f"{dynamic:,}"),
         row(

@@ -72,7 +72,7 @@ int run(const char* events_path, const char* plan_path) {
   runtime::StreamTable table;
   runtime::PlannedAllocator allocator(memory, device_streams, table,
                                       runtime::PlannedAllocator::Fallback::kOwn);
-  allocator.enable(plan, {.reuse = true, .opening = true});  // events begin with start-up
+  allocator.enable(plan, {.reuse = true, .startup = true});  // events begin with start-up
   const std::vector<device::StreamHandle> streams = make_streams(replay::count_streams(events));
   for (device::StreamHandle stream : streams) table.id_of(stream);  // numbered as in the plan
   std::vector<void*> blocks(replay::count_requests(events), nullptr);

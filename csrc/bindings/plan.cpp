@@ -46,10 +46,10 @@ void bind_plan(py::module_& m) {
   tables["decisions"] = describe<plan::Decision>(plan::kDecisionColumns);
   tables["groups"] = describe<plan::DynamicGroup>(plan::kGroupColumns);
   tables["persistent"] = describe<plan::PersistentRequest>(plan::kPersistentColumns);
-  tables["opening"] = describe<plan::OpeningRequest>(plan::kOpeningColumns);
+  tables["startup"] = describe<plan::StartupRequest>(plan::kStartupColumns);
   tables["slots"] = describe<plan::SlotClass>(plan::kSlotColumns);
   tables["slot_decisions"] = describe<plan::SlotRow>(plan::kSlotDecisionColumns);
-  tables["slot_opening"] = describe<plan::SlotRow>(plan::kSlotOpeningColumns);
+  tables["slot_startup"] = describe<plan::SlotRow>(plan::kSlotStartupColumns);
   tables["contexts"] = describe<plan::ContextRow>(plan::kContextColumns);
   tables["laws"] = describe<profile::SizeLaw>(plan::kLawColumns);
   tables["law_terms"] = describe<plan::LawTermRow>(plan::kLawTermColumns);
@@ -78,7 +78,7 @@ void bind_plan(py::module_& m) {
       .def("phases", table_of<&plan::Plan::phases>(kPhaseColumns))
       .def("decisions", table_of<&plan::Plan::decisions>(plan::kDecisionColumns))
       .def("groups", table_of<&plan::Plan::groups>(plan::kGroupColumns))
-      .def("opening", table_of<&plan::Plan::opening>(plan::kOpeningColumns))
+      .def("startup", table_of<&plan::Plan::startup>(plan::kStartupColumns))
       .def("slots", table_of<&plan::Plan::slots>(plan::kSlotColumns))
       .def("slot_decisions",
            [](const plan::Plan& plan) {

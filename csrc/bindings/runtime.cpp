@@ -21,8 +21,8 @@ py::dict to_dict(const runtime::Statistics& s) {
   d["served_as_planned"] = s.served_as_planned();
   d["hits"] = s.hits;
   d["misses"] = s.misses;
-  d["opening"] = s.opening;
-  d["opening_requests"] = s.opening_requests;
+  d["startup"] = s.startup;
+  d["startup_requests"] = s.startup_requests;
   d["conflicts"] = s.conflicts;
   d["dynamic_requests"] = s.dynamic_requests;
   d["dynamic_region_requests"] = s.dynamic_region_requests;
@@ -113,7 +113,7 @@ void bind_runtime(py::module_& m) {
       .def(
           "enable",
           [](runtime::DeviceRuntime& r, const plan::Plan& plan, bool reuse, bool startup) {
-            r.allocator().enable(plan, {.reuse = reuse, .opening = startup});
+            r.allocator().enable(plan, {.reuse = reuse, .startup = startup});
           },
           py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false, ReleaseGil())
       .def(

@@ -49,7 +49,7 @@ class Curve {
     return most;
   }
 
-  // Whether it is above `limit` anywhere in the interval, which lies within the period.
+  // True if it is above `limit` anywhere in the interval, which lies within the period.
   bool exceeds(std::int64_t limit, Interval in) const {
     for (auto at = std::prev(values_.upper_bound(in.lower));
          at != values_.end() && at->first < in.upper; ++at) {

@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "plan/boxes.h"
 #include "plan/layout.h"
-#include "plan/opening.h"
 #include "plan/regions.h"
 #include "plan/slots.h"
+#include "plan/startup.h"
 #include "solve/core/bound.h"
 
 namespace stalloc::plan {
@@ -187,8 +187,8 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
 
   lay_out_with_boxes(plan, {.algorithm = options.algorithm}, budget);
   if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
-  add_opening(plan, profile.opening, phase_of, row_of);
-  add_startup_slots(plan, profile.opening, row_of);
+  add_startup(plan, profile.startup, phase_of, row_of);
+  add_startup_slots(plan, profile.startup, row_of);
   plan.check();
   return plan;
 }

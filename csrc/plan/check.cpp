@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "plan/boxes.h"
-#include "plan/opening.h"
 #include "plan/plan.h"
 #include "plan/slots.h"
+#include "plan/startup.h"
 #include "profile/roles.h"
 #include "verify/idle_validator.h"
 #include "verify/validator.h"
@@ -213,7 +213,7 @@ void check_laws(const Plan& plan) {
   check_law(plan, plan.decisions, "decisions");
   check_law(plan, plan.groups, "groups");
   check_law(plan, plan.persistent, "persistent");
-  check_law(plan, plan.opening, "opening");
+  check_law(plan, plan.startup, "startup");
 }
 
 // Checks that nothing lies in the reusable space.
@@ -257,7 +257,7 @@ void Plan::check() const {
     throw PlanError("decisions, then groups (as buffers, by row): " + std::string(error.what()));
   }
   check_idle(*this, problem, layout);
-  check_opening(*this);
+  check_startup(*this);
   check_slots(*this, check_boxes(*this));
 }
 

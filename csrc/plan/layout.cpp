@@ -20,7 +20,7 @@ void add_reusable(Plan& plan, const solve::Problem& problem, const solve::Layout
   }
 }
 
-// What lies above the slots, by offsets from their end.
+// The problem of everything above the slots. Offsets count from the end of the slots.
 solve::Problem above_slots(const Plan& plan, const std::vector<Offset>& fixed, Bytes slots) {
   solve::Problem problem = problem_of(plan);
   problem.buffers.resize(problem.buffers.size() - plan.slots.size());

@@ -93,10 +93,10 @@ std::vector<SlotRow> slot_decision_rows(const Plan& plan) {
   return rows;
 }
 
-std::vector<SlotRow> slot_opening_rows(const Plan& plan) {
+std::vector<SlotRow> slot_startup_rows(const Plan& plan) {
   std::vector<SlotRow> rows;
-  for (std::size_t i = 0; i < plan.opening.size(); ++i) {
-    const OpeningRequest& r = plan.opening[i];
+  for (std::size_t i = 0; i < plan.startup.size(); ++i) {
+    const StartupRequest& r = plan.startup[i];
     if (r.slots != kNone) rows.push_back({.row = static_cast<std::int32_t>(i), .slots = r.slots});
   }
   return rows;

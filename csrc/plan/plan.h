@@ -57,7 +57,7 @@ struct AddressRange {
 // number, are known only at run time; the window in which they live is known ahead. A HomoLayer
 // group of the paper (section 5.2), with places among the static requests for layers: finer, and
 // found without tags. Where some of a place live longer than others, it has several groups, and
-// contexts that tell whose a request is (trace/roles.h).
+// contexts that tell whose a request is (profile/roles.h).
 //
 //   decisions   ...  [after]                 [after + 1]   ...
 //                            d  d  d  d  d                          dynamic requests
@@ -94,10 +94,10 @@ struct PersistentRequest {
   profile::LawIndex law = kNone;  // as Decision's
 };
 
-// What only the beginning of a run asks for: start-up, which is the first phase of the first
-// iteration, and that iteration. Most of it stays for good (weights, gradients, the optimizer's
-// states) and lies without holes in the resident region, above the pool. What goes again before the
-// iteration is over lies where pool and region are idle meanwhile.
+// A request that only the beginning of a run makes: start-up, which is the first phase of the first
+// iteration, and the rest of that iteration. Most such requests are permanent (weights, gradients,
+// the optimizer's states) and lie without holes in the resident region, above the pool. Temporaries
+// lie where pool and region are idle meanwhile.
 //
 //   offset   +------------------------------+ pool + resident
 //            |        _______________________  optimizer states
@@ -107,7 +107,7 @@ struct PersistentRequest {
 //            | xx  #  #  #   #  #  #          decisions (#)
 //            +------------------------------+ 0
 //             start-up  first iteration  ...
-struct OpeningRequest {
+struct StartupRequest {
   PhaseIndex phase = kNone;    // index into Plan::phases
   std::int32_t after = kNone;  // as DynamicGroup's
   Bytes size = 0;              // as asked
@@ -133,14 +133,14 @@ struct Plan {
   Bytes alignment = kDefaultAlignment;
   Tick period = 0;
   // kOrdered: addresses go from one stream's decisions and regions to another's, and the runtime
-  // lets the later stream wait; see waits.h. What is dynamic beyond its region, and the opening,
+  // lets the later stream wait; see waits.h. Dynamic requests beyond their region, and start-up,
   // keep to addresses that no other stream ever has.
   solve::Streams streams = solve::Streams::kSeparate;
   std::vector<profile::ProfiledPhase> phases;  // the planned ones, in order of their beginning
   std::vector<Decision> decisions;             // by phase, then by lower
   std::vector<DynamicGroup> groups;  // by phase, after and stream, what fits no context first
   std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
-  std::vector<OpeningRequest> opening;        // by phase, then by `after`, then by `lower`
+  std::vector<StartupRequest> startup;        // by phase, then by `after`, then by `lower`
   std::vector<std::int32_t> absent;  // decisions that the first iteration does not make, ascending
   std::vector<SlotClass> slots;
   std::vector<std::string> dynamic;       // patterns of the modules whose requests are dynamic
@@ -170,7 +170,7 @@ struct Plan {
 
   // Throws PlanError, naming the decision, unless the plan is one the runtime can follow: indices
   // in range, ticks within the period, order as stated, validator.h finds no overlap among
-  // decisions and regions, nor among the opening's requests, and idle_validator.h nothing in the
+  // decisions and regions, nor among the requests of start-up, and idle_validator.h nothing in the
   // reusable space.
   void check() const;
 };
@@ -208,7 +208,7 @@ struct ReusableRow {
 
 std::vector<ReusableRow> reusable_rows(const Plan& plan);
 
-// A row of another table that takes a slot: a decision, or a request of the opening.
+// A row of another table that takes a slot: a decision, or a request of start-up.
 struct SlotRow {
   std::int32_t row = kNone;
   std::int32_t slots = kNone;
@@ -217,6 +217,6 @@ struct SlotRow {
 };
 
 std::vector<SlotRow> slot_decision_rows(const Plan& plan);
-std::vector<SlotRow> slot_opening_rows(const Plan& plan);
+std::vector<SlotRow> slot_startup_rows(const Plan& plan);
 
 }  // namespace stalloc::plan

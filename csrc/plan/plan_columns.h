@@ -34,15 +34,15 @@ inline constexpr std::tuple kPersistentColumns{
     Column<&PersistentRequest::law>{.name = "law", .optional = true},
 };
 
-inline constexpr std::tuple kOpeningColumns{
-    Column<&OpeningRequest::phase>{"phase"},
-    Column<&OpeningRequest::after>{"after"},
-    Column<&OpeningRequest::size>{"size"},
-    Column<&OpeningRequest::offset>{"offset"},
-    Column<&OpeningRequest::lower>{"lower"},
-    Column<&OpeningRequest::upper>{.name = "upper", .never_is_null = true},
-    Column<&OpeningRequest::stream>{"stream"},
-    Column<&OpeningRequest::law>{.name = "law", .optional = true},
+inline constexpr std::tuple kStartupColumns{
+    Column<&StartupRequest::phase>{"phase"},
+    Column<&StartupRequest::after>{"after"},
+    Column<&StartupRequest::size>{"size"},
+    Column<&StartupRequest::offset>{"offset"},
+    Column<&StartupRequest::lower>{"lower"},
+    Column<&StartupRequest::upper>{.name = "upper", .never_is_null = true},
+    Column<&StartupRequest::stream>{"stream"},
+    Column<&StartupRequest::law>{.name = "law", .optional = true},
 };
 
 inline constexpr std::tuple kSlotColumns{
@@ -59,7 +59,7 @@ inline constexpr std::tuple kSlotDecisionColumns{
     Column<&SlotRow::box>{"box"},
 };
 
-inline constexpr std::tuple kSlotOpeningColumns{
+inline constexpr std::tuple kSlotStartupColumns{
     Column<&SlotRow::row>{"row"},
     Column<&SlotRow::slots>{"slots"},
 };

@@ -108,12 +108,12 @@ std::string to_json(const Plan& plan) {
   write_table(out, "decisions", plan.decisions, kDecisionColumns);
   write_table(out, "groups", plan.groups, kGroupColumns);
   write_table(out, "persistent", plan.persistent, kPersistentColumns);
-  write_table(out, "opening", plan.opening, kOpeningColumns);
+  write_table(out, "startup", plan.startup, kStartupColumns);
   out.column("absent", plan.absent, [&](std::int32_t decision) { out.value(decision); });
   if (!plan.slots.empty()) {  // older readers know no such keys
     write_table(out, "slots", plan.slots, kSlotColumns);
     write_table(out, "slot_decisions", slot_decision_rows(plan), kSlotDecisionColumns);
-    write_table(out, "slot_opening", slot_opening_rows(plan), kSlotOpeningColumns);
+    write_table(out, "slot_startup", slot_startup_rows(plan), kSlotStartupColumns);
   }
   write_table(out, "contexts", context_rows(plan), kContextColumns);
   write_table(out, "reusable", reusable_rows(plan), kReusableColumns);
@@ -139,7 +139,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
   Plan plan;
   std::vector<ContextRow> contexts;
   std::vector<SlotRow> slot_decisions;
-  std::vector<SlotRow> slot_opening;
+  std::vector<SlotRow> slot_startup;
   std::vector<ReusableRow> reusable;
   std::vector<LawTermRow> terms;
   std::vector<profile::Extent> seen;
@@ -187,14 +187,14 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"decisions", table(plan.decisions, kDecisionColumns)},
           {"groups", table(plan.groups, kGroupColumns)},
           {"persistent", table(plan.persistent, kPersistentColumns)},
-          {"opening", table(plan.opening, kOpeningColumns)},
+          {"startup", table(plan.startup, kStartupColumns)},
           {"absent",
            [&](Value v) {
              in.array(v, [&](Value d) { plan.absent.push_back(in.integer<std::int32_t>(d)); });
            }},
           {"slots", table(plan.slots, kSlotColumns), /*optional=*/true},
           {"slot_decisions", table(slot_decisions, kSlotDecisionColumns), /*optional=*/true},
-          {"slot_opening", table(slot_opening, kSlotOpeningColumns), /*optional=*/true},
+          {"slot_startup", table(slot_startup, kSlotStartupColumns), /*optional=*/true},
           {"contexts", table(contexts, kContextColumns)},
           {"reusable", table(reusable, kReusableColumns)},
           // Files from before batches could change have none of these.
@@ -223,7 +223,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
     distribute(reusable, plan.groups, "reusable",
                [](DynamicGroup& g, const ReusableRow& r) { g.reusable.push_back(r.range); });
     distribute_slots(slot_decisions, plan.decisions, "slot_decisions");
-    distribute_slots(slot_opening, plan.opening, "slot_opening");
+    distribute_slots(slot_startup, plan.startup, "slot_startup");
     plan.check();
   } catch (const PlanError& error) {
     throw PlanError(std::string(source) + ": " + error.what());

@@ -98,7 +98,7 @@ Bytes load_of(const Plan& plan) {
 
 // The resident region moves with the end of the pool, and what lies in it moves along.
 void move_startup(Plan& plan, Bytes pool_before, const std::vector<Bytes>& sizes) {
-  for (OpeningRequest& r : plan.opening) {
+  for (StartupRequest& r : plan.startup) {
     if (r.offset >= pool_before) {
       r.offset += plan.pool - pool_before;
     } else {

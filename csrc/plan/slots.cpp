@@ -35,7 +35,7 @@ class Occupancy {
   std::map<Tick, std::int64_t> changes_;
 };
 
-// What a request of a class lives beyond a whole period, as a buffer.
+// The part of a request's lifetime beyond a whole period, as a buffer.
 solve::Buffer overlap_of(const Decision& d) {
   return {.size = d.size, .lower = d.lower, .upper = d.lower + d.over, .stream = d.stream};
 }
@@ -85,7 +85,7 @@ void fit_slots(Plan& plan) {
   }
 }
 
-void add_startup_slots(Plan& plan, const profile::Opening& opening,
+void add_startup_slots(Plan& plan, const profile::Startup& startup,
                        std::span<const std::int32_t> row_of) {
   if (plan.slots.empty()) return;
   std::vector<Occupancy> taken(plan.slots.size());
@@ -95,7 +95,7 @@ void add_startup_slots(Plan& plan, const profile::Opening& opening,
     Tick upper;
   };
   std::map<std::int32_t, Stay> boxes;
-  for (const profile::OpeningStay& stay : opening.stays) {
+  for (const profile::StartupStay& stay : startup.stays) {
     const std::int32_t row = row_of[static_cast<std::size_t>(stay.request)];
     const Decision& d = plan.decisions[static_cast<std::size_t>(row)];
     if (d.slots == kNone) continue;
@@ -110,7 +110,7 @@ void add_startup_slots(Plan& plan, const profile::Opening& opening,
   for (const auto& [box, stay] : boxes) {
     taken[static_cast<std::size_t>(stay.slots)].add(stay.lower, stay.upper);
   }
-  for (OpeningRequest& r : plan.opening) {
+  for (StartupRequest& r : plan.startup) {
     if (r.stays() || r.offset != kUnplaced) continue;
     const auto fits = [&](const SlotClass& c) {
       return c.stream == r.stream && c.size == align_up(r.size, plan.alignment);
@@ -128,7 +128,7 @@ void add_startup_slots(Plan& plan, const profile::Opening& opening,
 }
 
 void drop_startup_slots(Plan& plan) {
-  for (OpeningRequest& r : plan.opening) {
+  for (StartupRequest& r : plan.startup) {
     if (r.slots == kNone) continue;
     if (r.size > plan.slots[static_cast<std::size_t>(r.slots)].size) r.slots = kNone;
   }
@@ -181,12 +181,12 @@ void check_slots(const Plan& plan, std::vector<verify::SlotUse> boxes) {
                     .stream = d.stream});
   }
   verify::validate_slots(classes, uses, plan.period, plan.alignment, plan.pool);
-  for (const OpeningRequest& r : plan.opening) {
+  for (const StartupRequest& r : plan.startup) {
     if (r.slots == kNone) continue;
     if (r.slots < 0 || static_cast<std::size_t>(r.slots) >= plan.slots.size() ||
         r.offset != kUnplaced || r.stream != plan.slots[static_cast<std::size_t>(r.slots)].stream ||
         r.size > plan.slots[static_cast<std::size_t>(r.slots)].size) {
-      throw PlanError("opening: a request of " + std::to_string(r.size) +
+      throw PlanError("startup: a request of " + std::to_string(r.size) +
                       " bytes does not fit the slots " + std::to_string(r.slots));
     }
   }

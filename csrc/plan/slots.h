@@ -41,7 +41,7 @@ void fit_slots(Plan& plan);
 
 // Gives requests of start-up that are freed later, and have the size of a class, a slot of it where
 // one is left: the state that the first step replaces.
-void add_startup_slots(Plan& plan, const profile::Opening& opening,
+void add_startup_slots(Plan& plan, const profile::Startup& startup,
                        std::span<const std::int32_t> row_of);
 
 // Takes requests of start-up out of slots that have become too small for them.

@@ -115,7 +115,7 @@ struct KeptPlace {
 
 // A request of start-up or the first iteration that no later iteration makes, or that outlives them
 // all. Ticks of the trace.
-struct OpeningSighting {
+struct StartupSighting {
   Bytes size = 0;        // as asked; at the envelope where there is a law
   LawIndex law = kNone;  // as ProfiledRequest's
   Tick lower = 0;
@@ -127,17 +127,17 @@ struct OpeningSighting {
 };
 
 // The lifetime of a plannable request in the first iteration. Ticks of the trace.
-struct OpeningStay {
+struct StartupStay {
   std::int32_t request = kNone;  // index into IterationProfile::requests
   Tick lower = 0;
   Tick upper = 0;  // kNever where the trace does not tell
 };
 
 // The requests of start-up and of the first iteration that are no plannable ones of every
-// iteration, and the first iteration's lifetimes of those. See opening.h.
-struct Opening {
-  std::vector<OpeningSighting> requests;  // in order of `lower`
-  std::vector<OpeningStay> stays;         // the same
+// iteration, and the first iteration's lifetimes of those. See startup.h.
+struct Startup {
+  std::vector<StartupSighting> requests;  // in order of `lower`
+  std::vector<StartupStay> stays;         // the same
   Tick work = 0;                          // when start-up is over: the first phase but kOther
   Tick end = 0;                           // of the first iteration
 };
@@ -151,7 +151,7 @@ struct IterationProfile {
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
   std::vector<DynamicPlace> places;       // by phase, `after` and stream, the longest first
   std::vector<KeptPlace> kept;            // by phase, `after` and stream
-  Opening opening;                        // empty unless there are three iterations or more
+  Startup startup;                        // empty unless there are three iterations or more
   // The extents that vary between microbatches, and the laws of sizes in them. Empty if no extent
   // varies. See size_laws.h.
   std::vector<std::string> extent_names;

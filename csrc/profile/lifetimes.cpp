@@ -23,8 +23,8 @@
 #include "base/error.h"
 #include "profile/counterparts.h"
 #include "profile/dynamic.h"
-#include "profile/opening.h"
 #include "profile/size_laws.h"
+#include "profile/startup.h"
 
 namespace stalloc::profile {
 namespace {
@@ -208,7 +208,7 @@ IterationProfile profile_iteration(const trace::Trace& trace) {
   const Counterparts all(enlarged ? *enlarged : trace, laws);
   IterationProfile profile = Profiler(all).run();
   find_places(all, profile);
-  add_opening(all, profile);
+  add_startup(all, profile);
   profile.extent_names = std::move(laws.extent_names);
   profile.fixed = std::move(laws.fixed);
   profile.envelope = std::move(laws.envelope);

@@ -140,7 +140,7 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
   runtime::PlannedAllocator allocator(memory);
   try {
     allocator.enable(
-        plan, {.reuse = options.reuse, .opening = options.startup && begins_with_run(trace, plan)});
+        plan, {.reuse = options.reuse, .startup = options.startup && begins_with_run(trace, plan)});
   } catch (const OutOfMemory&) {
     result.failed = 0;
     return result;

@@ -15,13 +15,13 @@ namespace {
 struct Insertion {
   Tick tick = 0;
   PhaseIndex phase = kNone;
-  std::size_t row = 0;  // of Plan::opening
+  std::size_t row = 0;  // of Plan::startup
 };
 
 std::vector<Insertion> insertions(const plan::Plan& plan) {
   std::vector<Insertion> result;
-  for (std::size_t i = 0; i < plan.opening.size(); ++i) {
-    const plan::OpeningRequest& r = plan.opening[i];
+  for (std::size_t i = 0; i < plan.startup.size(); ++i) {
+    const plan::StartupRequest& r = plan.startup[i];
     if (!r.stays() || r.offset == kUnplaced) continue;
     const Tick tick = r.after == kNone
                           ? plan.phases[static_cast<std::size_t>(r.phase)].begin
@@ -35,11 +35,11 @@ std::vector<Insertion> insertions(const plan::Plan& plan) {
 
 }  // namespace
 
-trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool opening) {
+trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool startup) {
   plan.check();
   trace::Trace trace;
   trace.info = plan.info;
-  const std::vector<Insertion> inserted = opening ? insertions(plan) : std::vector<Insertion>();
+  const std::vector<Insertion> inserted = startup ? insertions(plan) : std::vector<Insertion>();
   const auto extra = static_cast<Tick>(inserted.size());
   Tick end = 0;
   if (__builtin_mul_overflow(plan.period, turns, &end) || end >= kNever - extra - 1) {
@@ -91,7 +91,7 @@ trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool opening) {
     }
   }
   for (std::size_t i = 0; turns > 0 && i < inserted.size(); ++i) {
-    const plan::OpeningRequest& o = plan.opening[inserted[i].row];
+    const plan::StartupRequest& o = plan.startup[inserted[i].row];
     trace::Request r;
     r.size = o.size;
     r.lower = inserted[i].tick + static_cast<Tick>(i);

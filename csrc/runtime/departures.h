@@ -44,7 +44,7 @@ class Departures {
           plan.phases[static_cast<std::size_t>(d.phase)].key.kind == trace::PhaseKind::kBackward;
       if (backward && is_gradient(plan, d)) add(d.size);
     }
-    for (const plan::OpeningRequest& r : plan.opening) {
+    for (const plan::StartupRequest& r : plan.startup) {
       if (r.stays()) add(r.size);
     }
     std::ranges::sort(states_);

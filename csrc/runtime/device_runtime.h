@@ -1,5 +1,5 @@
-// What the process keeps for one device: its allocator, its recorder and the numbers of its
-// streams, found by every adapter.
+// The process's objects for one device: its allocator, its recorder and the numbers of its streams.
+// Every adapter finds them here.
 //
 // The objects are made on first use and never destroyed, since tensors die after static destructors
 // have run. After a fork the child's new requests go unplanned (data loading workers are forked all

@@ -25,10 +25,10 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
     : laws_(plan.laws),
       sizes_(plan.laws.size()),
       phases_(plan.phases.size()),
-      is_startup_(part == Part::kOpening) {
+      is_startup_(part == Part::kStartup) {
   add_phases(plan);
   add_items(plan, part);
-  for (std::size_t p = 0; part == Part::kOpening && p < phases_.size(); ++p) {
+  for (std::size_t p = 0; part == Part::kStartup && p < phases_.size(); ++p) {
     const trace::PhaseKey& key = plan.phases[p].key;
     phases_[p].trusted = key.kind == trace::PhaseKind::kOther && key.occurrence == 0;
     phases_[p].departed = phases_[p].trusted;
@@ -53,25 +53,25 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
 
 void Matcher::add_items(const plan::Plan& plan, Part part) {
   const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
-  const bool opens = part == Part::kOpening;
+  const bool opens = part == Part::kStartup;
   const std::size_t items =
-      plan.decisions.size() + (opens ? plan.opening.size() : plan.persistent.size());
+      plan.decisions.size() + (opens ? plan.startup.size() : plan.persistent.size());
   shapes_.reserve(items);
   decision_.reserve(items);
-  opening_.reserve(items);
+  startup_.reserve(items);
   item_.reserve(plan.decisions.size());
-  const auto add = [&](const auto& r, std::int32_t decision, std::int32_t opening) {
+  const auto add = [&](const auto& r, std::int32_t decision, std::int32_t startup) {
     shapes_.push_back({slot_of(r.law, r.size), r.stream});
     decision_.push_back(decision);
-    opening_.push_back(opening);
+    startup_.push_back(startup);
   };
   std::size_t next = 0;  // of the others
   const auto add_others_after = [&](PhaseIndex phase, std::int32_t after) {
     const auto come_here = [&](const auto& rows) {
       return next < rows.size() && rows[next].phase == phase && rows[next].after == after;
     };
-    for (; opens && come_here(plan.opening); ++next) {
-      const plan::OpeningRequest& r = plan.opening[next];
+    for (; opens && come_here(plan.startup); ++next) {
+      const plan::StartupRequest& r = plan.startup[next];
       add(r, kNone, static_cast<std::int32_t>(next));
     }
     for (; !opens && come_here(plan.persistent); ++next) {
@@ -126,9 +126,9 @@ void Matcher::add_phases(const plan::Plan& plan) {
 Matcher::Match Matcher::match_of(std::int32_t item) const {
   if (item == kNone) return {};
   const std::int32_t decision = decision_[static_cast<std::size_t>(item)];
-  const std::int32_t opening = opening_[static_cast<std::size_t>(item)];
-  const bool persistent = decision == kNone && opening == kNone;
-  return {decision, kNone, persistent, opening};
+  const std::int32_t startup = startup_[static_cast<std::size_t>(item)];
+  const bool persistent = decision == kNone && startup == kNone;
+  return {decision, kNone, persistent, startup};
 }
 
 void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
@@ -434,7 +434,7 @@ void Matcher::relayout(const plan::Plan& plan) {
   };
   note(plan.decisions);
   note(plan.persistent);
-  note(plan.opening);
+  note(plan.startup);
 }
 
 // True if the size of the law's requests in this phase is told by no extents.

@@ -67,21 +67,21 @@
 // A request is dynamic when its caller says so (it comes from a module tagged as dynamic), or when
 // it is not the next decision and the plan has a group of dynamic requests at this place. Dynamic
 // requests do not move the head: however many there are, the next static one is found. Where the
-// place has several groups, the request's context tells which (trace/roles.h): the longest context
-// known, and the first group if none is. A dynamic request of a group for what is kept is treated
-// as a persistent one.
+// place has several groups, the request's context tells which (profile/roles.h): the longest
+// context known, and the first group if none is. A dynamic request of a group for what is kept is
+// treated as a persistent one.
 //
 // Note [Persistent requests]
 // A request that comes in every iteration and outlives the next has no decision, but a place in the
 // order all the same: the cursor runs over items, which are decisions and persistent requests as
 // they come, so that a loss that the loop keeps is not taken for the next decision of its size.
 //
-// Note [Opening]
+// Note [Start-up]
 // Start-up and the first iteration ask for more than any later one, and for some things not. A
-// matcher that follows a run from its very beginning has the plan's opening requests among its
+// matcher that follows a run from its very beginning has the plan's start-up requests among its
 // items, and not the decisions that the first iteration does not make: what outlives the iteration
 // is known, and not taken for a temporary. It is done when the iteration is; another one goes on
-// that has the decisions and the persistent requests, which the opening lists as its own. That one
+// that has the decisions and the persistent requests, which start-up lists as its own. That one
 // trusts the phases that have run as they were profiled. Start-up, in which imports and settings
 // differ from run to run and few decisions are, is trusted from the start.
 //
@@ -106,17 +106,17 @@ namespace stalloc::runtime {
 class Matcher {
  public:
   // The answer for a request: a decision of the plan, one of a group of dynamic requests, a
-  // persistent one that the plan knows, one of the opening, or none of these.
+  // persistent one that the plan knows, one of start-up, or none of these.
   struct Match {
     std::int32_t decision = kNone;  // index into Plan::decisions
     std::int32_t group = kNone;     // index into Plan::groups
     bool persistent = false;
-    std::int32_t opening = kNone;  // index into Plan::opening
-    bool outgrows =
-        false;  // data of a batch that is larger than planned: the pool will be exchanged
+    std::int32_t startup = kNone;  // index into Plan::startup
+    // Data of a batch that is larger than planned: the pool is exchanged next.
+    bool outgrows = false;
   };
 
-  enum class Part : std::uint8_t { kIterations, kOpening };
+  enum class Part : std::uint8_t { kIterations, kStartup };
 
   explicit Matcher(const plan::Plan& plan, Part part = Part::kIterations);
 
@@ -225,7 +225,7 @@ class Matcher {
   bool outgrown_ = false;               // the request at hand told extents beyond the envelope
   std::vector<Shape> shapes_;           // by item
   std::vector<std::int32_t> decision_;  // by item; kNone for what has a place only
-  std::vector<std::int32_t> opening_;   // by item; kNone for all but the opening's
+  std::vector<std::int32_t> startup_;   // by item; kNone for all but start-up's
   std::vector<std::int32_t> item_;      // by decision; of an absent one, the item before it
   std::vector<std::uint32_t> taken_;    // by item: the turn in which it was last taken
   std::vector<std::int32_t> by_shape_;  // items of each phase, ordered by (shape, index)

@@ -22,7 +22,7 @@ void PlannedAllocator::enable(const plan::Plan& plan, Scope scope) {
   if (abandoned_) throw Error("a forked process cannot use the parent's " + name());
   auto serving = std::make_unique<Serving>(plan, scope, pools_, delayed_ ? &*delayed_ : nullptr,
                                            accounting_.counts());
-  pools_.enable(plan, serving->has_opening());
+  pools_.enable(plan, serving->has_startup());
   serving_ = std::move(serving);
   drop_empty_pools();
 
@@ -31,7 +31,7 @@ void PlannedAllocator::enable(const plan::Plan& plan, Scope scope) {
   counts.planned = static_cast<std::int64_t>(plan.decisions.size());
   counts.pool = plan.pool;
   counts.resident = pools_.resident() ? plan.resident : 0;
-  counts.opening = serving_->placeable();
+  counts.startup = serving_->placeable();
   update_reserved();
   accounting_.begin_joint();
   dynamic_scopes_.clear();

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/format.h"
-#include "runtime/opening_guide.h"
+#include "runtime/startup_guide.h"
 
 namespace stalloc::runtime {
 namespace {

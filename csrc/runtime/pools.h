@@ -7,8 +7,8 @@
 //             v  |
 //            away
 //
-// The resident region (see OpeningGuide) is a pool beside the active one while the run is in its
-// opening; it is retired afterwards. A retired pool serves no request.
+// The resident region (see StartupGuide) is a pool beside the active one during start-up.
+// It is retired afterwards. A retired pool serves no request.
 //
 // Not thread-safe: PlannedAllocator locks.
 #pragma once

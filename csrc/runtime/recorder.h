@@ -62,7 +62,7 @@ class Recorder {
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
-  // What has ended iterations so far was a guess: they are parts of the one that goes on.
+  // The ends of iterations so far were a guess: these iterations are parts of the one that goes on.
   void join_iterations();
 
   // A number for a layer; its name is kept only while recording.
@@ -76,7 +76,7 @@ class Recorder {
 
   std::size_t requests() const;
   std::int32_t iterations() const;  // complete ones
-  // What the records take now, for the promise of 100 bytes a request.
+  // Bytes that the records take now. At most 100 bytes a request are promised.
   std::size_t memory_bytes() const;
 
   void lock_for_fork() { mutex_.lock(); }

@@ -15,17 +15,17 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, const Delaye
       matcher_(plan),
       departures_(plan),
       reuse_(scope.reuse) {
-  if (scope.opening && !plan.opening.empty()) opening_.emplace(plan);
+  if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
 }
 
 Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   if (unplanned_depth_ > 0) {
     return {allocate_departed(size, stream, Departures::kUnplanned, /*wary=*/false)};
   }
-  const auto [decision, group, persistent, opening, outgrows] =
+  const auto [decision, group, persistent, startup, outgrows] =
       matcher().match(size, stream, tagged);
   if (decision != kNone) return {allocate_planned(decision, size, stream)};
-  if (opening != kNone) return {allocate_opening(opening, size)};
+  if (startup != kNone) return {allocate_startup(startup, size)};
   // Beside the pool, which is to be exchanged when the batch's extents are told.
   if (outgrows) return {};
   if (persistent) {
@@ -55,9 +55,9 @@ bool Serving::is_wary() {
     case trace::PhaseKind::kOptimizer:
       return !m.in_step() || m.wary();
     case trace::PhaseKind::kForward:
-      return opening_.has_value();
+      return startup_.has_value();
     default:
-      return opening_.has_value() || (m.phase() != kNone && !m.in_step());
+      return startup_.has_value() || (m.phase() != kNone && !m.in_step());
   }
 }
 
@@ -86,12 +86,12 @@ void* Serving::place_idle(Bytes size, StreamId stream, PhaseIndex origin, Static
   return pool.address(offset);
 }
 
-void* Serving::allocate_opening(std::int32_t i, Bytes size) {
+void* Serving::allocate_startup(std::int32_t i, Bytes size) {
   const auto [in_region, offset] =
-      opening_->place(i, size, pools_.active()->space, pools_.resident()->space);
+      startup_->place(i, size, pools_.active()->space, pools_.resident()->space);
   Pool& pool = in_region ? *pools_.resident() : *pools_.active();
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
-  ++counts_.opening_requests;
+  ++counts_.startup_requests;
   return pool.address(offset);
 }
 
@@ -173,13 +173,13 @@ void Serving::adopt(const plan::Plan* layout) {
   layouts_.use(layout);
   ++counts_.relayouts;
   matcher_.relayout(*layout);
-  if (!opening_) return;
-  opening_->relayout(*layout);
-  opening_->matcher().relayout(*layout);
+  if (!startup_) return;
+  startup_->relayout(*layout);
+  startup_->matcher().relayout(*layout);
 }
 
 bool Serving::end_iteration() {
-  const std::int64_t absent = opening_ ? opening_->absent() : 0;
+  const std::int64_t absent = startup_ ? startup_->absent() : 0;
   matcher().end_iteration();
   microbatches_.end_iteration();
   refused_ = false;
@@ -189,9 +189,9 @@ bool Serving::end_iteration() {
   counts_.hits += hits_;
   counts_.misses += std::max<std::int64_t>(0, counts_.planned - absent - hits_);
   hits_ = 0;
-  if (!opening_) return false;
-  matcher_.trust_like(opening_->matcher());
-  opening_.reset();
+  if (!startup_) return false;
+  matcher_.trust_like(startup_->matcher());
+  startup_.reset();
   return true;
 }
 

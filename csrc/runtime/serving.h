@@ -3,7 +3,7 @@
 //
 //   request --> in a planned phase? --matcher--> its decision's place
 //                  |                      |----> its dynamic group's region, or space beside it
-//                  |                      |----> its place in the opening
+//                  |                      |----> its place in start-up
 //                  v                      v
 //               idle pool space <---- no decision, or the place is taken
 //               (if Departures admits it)
@@ -25,8 +25,8 @@
 #include "runtime/layouts.h"
 #include "runtime/matcher.h"
 #include "runtime/microbatches.h"
-#include "runtime/opening_guide.h"
 #include "runtime/pools.h"
+#include "runtime/startup_guide.h"
 #include "runtime/statistics.h"
 
 namespace stalloc::runtime {
@@ -35,7 +35,7 @@ class Serving {
  public:
   struct Scope {
     bool reuse = true;     // dynamic requests may lie in the pool
-    bool opening = false;  // the run is served from its very beginning
+    bool startup = false;  // the run is served from its very beginning
   };
 
   // `plan` has passed check(). `delayed` is null on a device without streams. The others outlive
@@ -43,9 +43,9 @@ class Serving {
   Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
           Statistics& counts);
 
-  bool has_opening() const { return opening_.has_value(); }
-  // Requests of the opening that have a place; 0 once it has ended.
-  std::int64_t placeable() const { return opening_ ? opening_->placeable() : 0; }
+  bool has_startup() const { return startup_.has_value(); }
+  // Requests of start-up that have a place; 0 once it has ended.
+  std::int64_t placeable() const { return startup_ ? startup_->placeable() : 0; }
 
   // The place of a request of `size` (> 0) bytes; `p` is null when the pool does not serve it.
   // `tagged`: it comes from a module tagged as dynamic.
@@ -79,18 +79,17 @@ class Serving {
   void leave_unplanned() {
     if (unplanned_depth_ > 0) --unplanned_depth_;
   }
-  bool is_unplanned() const { return unplanned_depth_ > 0; }
-  // Returns true if the opening ends with this iteration; the resident region is to be retired.
+  // Returns true if start-up ends with this iteration; the resident region is to be retired.
   bool end_iteration();
 
   // Decisions served at their place in this iteration.
   std::int64_t hits_now() const { return hits_; }
 
  private:
-  Matcher& matcher() { return opening_ ? opening_->matcher() : matcher_; }
+  Matcher& matcher() { return startup_ ? startup_->matcher() : matcher_; }
   bool capturing() const { return delayed_ && delayed_->capturing(); }
   void* allocate_planned(std::int32_t decision, Bytes size, StreamId stream);
-  void* allocate_opening(std::int32_t i, Bytes size);
+  void* allocate_startup(std::int32_t i, Bytes size);
   void use_extents();
   void adopt(const plan::Plan* layout);
   void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
@@ -110,7 +109,7 @@ class Serving {
   bool outgrows_ = false;
   bool refused_ = false;  // in this iteration there was no room for a larger layout
   Matcher matcher_;
-  std::optional<OpeningGuide> opening_;  // while the run is in it
+  std::optional<StartupGuide> startup_;  // while the run is in it
   Departures departures_;
   const bool reuse_;
   int unplanned_depth_ = 0;

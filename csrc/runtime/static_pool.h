@@ -276,7 +276,7 @@ class StaticPool {
     return {begin, begin + p.size};
   }
   void claim_slot_keys(SlotPlaces& places);
-  // Of the decision `d`, which is live at `offset`.
+  // The block of decision `d`, which is live at `offset`.
   Block block_at(std::int32_t d, Offset offset) const;
   void free_slot(std::int32_t c, Offset offset);
   void check_slots(std::vector<Range>& taken) const;

@@ -25,8 +25,8 @@ struct Statistics {
   std::int64_t hits = 0;              // decisions served at their planned address
   std::int64_t misses = 0;            // decisions of completed iterations that were not; a repeated
                                       // phase may make up for them
-  std::int64_t opening = 0;           // requests of the opening that the plan has a place for
-  std::int64_t opening_requests = 0;  // of these, served there
+  std::int64_t startup = 0;           // requests of start-up that the plan has a place for
+  std::int64_t startup_requests = 0;  // of these, served there
   std::int64_t conflicts = 0;         // of requests matched to a decision whose place was taken
   std::int64_t dynamic_requests = 0;  // of dynamic groups, wherever they were served
   std::int64_t dynamic_region_requests = 0;    // served from their group's region
@@ -53,12 +53,12 @@ struct Statistics {
 
   // All requests. Each is counted once.
   std::int64_t requests() const {
-    return hits + opening_requests + dynamic_region_requests + dynamic_reused_requests +
+    return hits + startup_requests + dynamic_region_requests + dynamic_reused_requests +
            idle_requests + fallback_requests;
   }
   // Requests that were served where the plan has them.
   std::int64_t served_as_planned() const {
-    return hits + opening_requests + dynamic_region_requests + dynamic_reused_requests +
+    return hits + startup_requests + dynamic_region_requests + dynamic_reused_requests +
            persistent_requests;
   }
 };

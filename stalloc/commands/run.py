@@ -239,7 +239,7 @@ def _planned(args: argparse.Namespace) -> int:
     else:
         _say(
             f"{stats['iterations']} iterations, hit rate {100 * stats['hit_rate']:.2f} %, "
-            f"{stats['opening_requests']} of {stats['opening']} requests of start-up, "
+            f"{stats['startup_requests']} of {stats['startup']} requests of start-up, "
             f"{_core.format_bytes(stats['run_peak_reserved'])} reserved at the peak for a load of "
             f"{_core.format_bytes(stats['run_peak_allocated'])}, efficiency "
             f"{stats['run_efficiency']:.4f}"

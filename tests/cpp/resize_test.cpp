@@ -120,12 +120,12 @@ TEST(Resize, ScalesRegionsAndLeavesKeptGroupsWithout) {
 TEST(Resize, MovesTheResidentRegionWithTheEndOfThePool) {
   Plan plan = small_plan(16);
   plan.resident = 2048;
-  plan.opening = {{.phase = 0, .size = 2048, .offset = plan.pool, .lower = 0, .upper = kNever},
+  plan.startup = {{.phase = 0, .size = 2048, .offset = plan.pool, .lower = 0, .upper = kNever},
                   {.phase = 0, .size = 512, .offset = 0, .lower = 1, .upper = 2}};
   plan.check();
   const Plan larger = resize(plan, std::vector<Extent>{40});
-  EXPECT_EQ(larger.opening[0].offset, larger.pool);
-  EXPECT_EQ(larger.opening[1].offset, kUnplaced);
+  EXPECT_EQ(larger.startup[0].offset, larger.pool);
+  EXPECT_EQ(larger.startup[1].offset, kUnplaced);
 }
 
 TEST(Resize, RandomLawsAndExtentsGivePlansThatTheValidatorAccepts) {

@@ -363,7 +363,7 @@ TEST(Slots, NeverMakeAPlanWorse) {
     for (const plan::SlotClass& c : plan.slots) beside += c.size * c.count;
     ASSERT_GT(beside, 0);
     for (profile::ProfiledRequest& r : profile.requests) r.over = 0;
-    profile.opening = {};
+    profile.startup = {};
     const plan::Plan without = plan::make_plan(profile, {.time_limit = 1});
     ASSERT_TRUE(without.slots.empty());
     EXPECT_LE(plan.pool, without.pool + beside) << seed;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "trace/trace.h"
 
@@ -25,6 +26,7 @@ class TraceBuilder {
     r.size = size;
     r.lower = now_++;
     r.phase_begin = static_cast<PhaseIndex>(trace_.phases.size()) - 1;
+    r.layer_begin = layer_;
     r.stream = stream;
     r.thread = thread;
     trace_.requests.push_back(r);
@@ -34,6 +36,20 @@ class TraceBuilder {
   void free(std::int32_t request) {
     trace_.requests[request].upper = now_++;
     trace_.requests[request].phase_end = static_cast<PhaseIndex>(trace_.phases.size()) - 1;
+  }
+
+  // The extents of the microbatch whose forward was begun last, by Trace::extent_names.
+  void extents(const std::vector<std::string>& names, const std::vector<std::int64_t>& values) {
+    trace_.extent_names = names;
+    trace_.extents.push_back({static_cast<PhaseIndex>(trace_.phases.size()) - 1, values});
+  }
+
+  // Requests belong to this layer from now on; kNone for none.
+  void layer(LayerIndex layer) {
+    layer_ = layer;
+    while (layer >= static_cast<LayerIndex>(trace_.layers.size())) {
+      trace_.layers.push_back("layer" + std::to_string(trace_.layers.size()));
+    }
   }
 
   void tag_dynamic(std::int32_t request) { trace_.requests[request].dynamic = true; }
@@ -59,6 +75,7 @@ class TraceBuilder {
   }
 
   trace::Trace trace_;
+  LayerIndex layer_ = kNone;
   Tick now_ = 0;
 };
 

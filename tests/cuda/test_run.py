@@ -47,4 +47,4 @@ def test_a_ranks_own_gpu_is_recorded_and_served(rank: int | None, tmp_path: Path
     assert profiled["resident"] > 0
     served = run(tmp_path, rank, "--plan", "plans")
     assert served["misses"] == 0
-    assert served["opening_requests"] == served["opening"]
+    assert served["startup_requests"] == served["startup"]

@@ -120,7 +120,7 @@ def test_a_script_is_served_from_its_start(framework: str, tmp_path: Path) -> No
     assert figures["enabled"]
     assert figures["iterations"] > 5
     assert figures["hit_rate"] > 0.99
-    assert figures["opening_requests"] > 0.9 * figures["opening"]
+    assert figures["startup_requests"] > 0.9 * figures["startup"]
 
 
 def test_explains_scripts_that_cannot_be_run() -> None:

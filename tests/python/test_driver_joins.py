@@ -96,7 +96,7 @@ def test_stalloc_run_of_a_script_with_a_driver(mode: str, script: Path, tmp_path
     assert said_by("\n".join(said)) == (losses, ["serving"] * 7)
     stats = json.loads(figures)
     assert (stats["iterations"], stats["misses"]) == (7, 0)
-    assert stats["opening_requests"] == stats["opening"] == len(plan.startup)
+    assert stats["startup_requests"] == stats["startup"] == len(plan.startup)
     assert not (tmp_path / "folder").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_plan_without_a_drivers_phases_is_served_without_them(
     assert said_by("\n".join(said))[1] == ["off"] * 7
     stats = json.loads(figures)
     assert stats["misses"] == 0
-    assert stats["opening_requests"] == stats["opening"]
+    assert stats["startup_requests"] == stats["startup"]
 
 
 def test_a_plan_whose_phases_nobody_tells_says_so(script: Path, tmp_path: Path) -> None:

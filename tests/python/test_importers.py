@@ -42,7 +42,7 @@ def test_a_snapshot_becomes_a_trace_with_phases_and_iterations() -> None:
     assert imported.kind == "pytorch snapshot"
     assert imported.device == "cuda:0"
     assert trace.info["device"] == "cuda"
-    # The first one has the weights and the optimizer's states: it is the opening.
+    # The first one has the weights and the optimizer's states: it is start-up.
     assert len(trace.iterations) == 5
     assert trace.iterations[0] == 0
     assert "what comes before them counts as start-up" in trace.info["assumptions"]

@@ -132,7 +132,7 @@ def test_a_plan_that_comes_later_has_no_resident_region() -> None:
     assert later.row.peak_reserved >= early.row.peak_reserved
 
 
-def test_the_opening_of_a_whole_run_is_served_too() -> None:
+def test_the_startup_of_a_whole_run_is_served_too() -> None:
     trace = importers.from_bytes(dump(trained(6).document()), "snapshot.pickle").trace
     (torch, expandable, stalloc), ours = replayed(trace)
     assert stalloc.scope == recordings.ITERATION

@@ -178,7 +178,7 @@ def test_a_trace_that_is_no_trace_is_refused() -> None:
 
 def test_a_plan_with_too_long_a_period_is_refused() -> None:
     document = json.loads(to_trace(training_document(3)).plan()._core.to_json())
-    for table in ("phases", "decisions", "groups", "reusable", "opening"):
+    for table in ("phases", "decisions", "groups", "reusable", "startup"):
         document[table] = {name: [] for name in document[table]}
     document |= {"absent": [], "pool": 0, "bound": 0, "period": 1 << 62}
     plan = Plan.from_json(json.dumps(document).encode(), "plan.json")

@@ -122,7 +122,7 @@ def test_permanent_startup_requests_lie_in_the_pool(tmp_path: Path) -> None:
     *said, lie, figures = out.splitlines()
     assert said == losses
     stats = json.loads(figures)
-    assert stats["opening_requests"] == stats["opening"] == (plan.startup.offset >= 0).sum() > 16
+    assert stats["startup_requests"] == stats["startup"] == (plan.startup.offset >= 0).sum() > 16
     # From the second iteration on the four gradients are made only to be added to those there are.
     assert len(plan.absent) == 4
     assert (stats["misses"], stats["conflicts"]) == (0, 0)
@@ -137,7 +137,7 @@ def test_permanent_startup_requests_lie_in_the_pool(tmp_path: Path) -> None:
     *said, _, figures = out.splitlines()
     assert said == losses
     stats = json.loads(figures)
-    assert stats["opening_requests"] > stats["opening"] // 2
+    assert stats["startup_requests"] > stats["startup"] // 2
     assert stats["misses"] <= 4
 
 

@@ -153,7 +153,7 @@ def test_a_model_that_is_thrown_away_first_is_another_in_profile_and_plan(
         stats = stalloc.memory_stats()
     assert len(set(misses)) == 1, "after the first iteration there are none"
     assert stats["hits"] > 4 * len(plan.decisions.size)
-    assert stats["opening_requests"] > 0.9 * stats["opening"] > 0
+    assert stats["startup_requests"] > 0.9 * stats["startup"] > 0
     assert_same(plain, planned)
 
 
@@ -243,7 +243,7 @@ def test_networks_that_step_in_turn_are_one_iteration_where_the_loop_says_so(
     assert misses[1:] == misses[:1] * 3, "after the first iteration there are none"
     if startup:
         assert misses == [0] * 4
-        assert stats["opening_requests"] == stats["opening"] > 0
+        assert stats["startup_requests"] == stats["startup"] > 0
     assert pair.losses == plain.losses
 
 

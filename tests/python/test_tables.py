@@ -21,14 +21,14 @@ CLASSES = {
     ("plan", "phases"): tables.Phases,
     ("plan", "decisions"): tables.Decisions,
     ("plan", "groups"): tables.Groups,
-    ("plan", "opening"): tables.Startup,
+    ("plan", "startup"): tables.Startup,
     ("plan", "slots"): tables.Slots,
     ("plan", "slot_decisions"): tables.SlotDecisions,
     ("plan", "reusable"): tables.Reusable,
     ("plan", "laws"): tables.Laws,
     ("plan", "law_terms"): tables.LawTerms,
 }
-IN_FILES_ONLY = {("plan", "persistent"), ("plan", "slot_opening"), ("plan", "contexts")}
+IN_FILES_ONLY = {("plan", "persistent"), ("plan", "slot_startup"), ("plan", "contexts")}
 
 
 def schema_type(column: dict[str, Any]) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-#include "profile/opening.h"
+#include "profile/startup.h"
 
 #include <map>
 #include <set>
@@ -20,13 +20,13 @@ class Finder {
 
   void run() {
     align();
-    profile_.opening.end = all_.iteration(kFirst).end;
+    profile_.startup.end = all_.iteration(kFirst).end;
     std::map<PhaseIndex, std::int32_t> newest;  // plannable request, by phase
     for (const trace::PhaseSpan& span : all_.trace().phases) {
       if (span.key.kind == trace::PhaseKind::kOther ||
           span.key.kind == trace::PhaseKind::kUnplanned)
         continue;
-      profile_.opening.work = span.begin;
+      profile_.startup.work = span.begin;
       break;
     }
     for (std::int32_t index = 0; index < all_.iteration(kFirst).count; ++index) {
@@ -36,10 +36,10 @@ class Finder {
       const bool recurs = match != kNone;
       if (recurs && profile_.is_plannable(profile_.requests[match])) {
         newest[profile_.requests[match].phase_begin] = match;
-        profile_.opening.stays.push_back({match, r.lower, r.upper});
+        profile_.startup.stays.push_back({match, r.lower, r.upper});
         continue;
       }
-      OpeningSighting sighting{
+      StartupSighting sighting{
           .size = r.size, .law = all_.law(kFirst, index), .lower = r.lower, .upper = r.upper};
       sighting.phase = phase_of(index);
       const auto it = newest.find(sighting.phase);
@@ -50,7 +50,7 @@ class Finder {
       // At a site of dynamic requests, a request that is freed again is one of them.
       const bool dynamic = places_.contains({sighting.phase, sighting.after, sighting.stream});
       if (sighting.upper != kNever && dynamic) continue;
-      profile_.opening.requests.push_back(sighting);
+      profile_.startup.requests.push_back(sighting);
     }
   }
 
@@ -145,7 +145,7 @@ class Finder {
 
 }  // namespace
 
-void add_opening(const Counterparts& all, IterationProfile& profile) {
+void add_startup(const Counterparts& all, IterationProfile& profile) {
   if (all.first_compared() > kFirst) Finder(all, profile).run();
 }
 

@@ -1,5 +1,5 @@
-// Follows a run through its opening: which of the plan's opening requests a request is, and where
-// it goes. Made with the plan, gone when the first iteration ends.
+// Follows a run through start-up: finds the start-up request of the plan that a request is, and its
+// place. Made with the plan, gone when the first iteration ends.
 //
 // Permanent requests lie in the resident region, a pool of its own whose decisions are live
 // throughout. So it is checked, divided among streams and retired like any other, it goes back to
@@ -23,13 +23,14 @@
 
 namespace stalloc::runtime {
 
-// The resident region as a plan: what stays is a decision of it, in the order of Plan::opening.
+// The resident region as a plan: permanent requests are its decisions, in the order of
+// Plan::startup.
 plan::Plan resident_region(const plan::Plan& plan);
 
-class OpeningGuide {
+class StartupGuide {
  public:
   // `plan` has passed check().
-  explicit OpeningGuide(const plan::Plan& plan);
+  explicit StartupGuide(const plan::Plan& plan);
 
   Matcher& matcher() { return matcher_; }
 
@@ -39,13 +40,13 @@ class OpeningGuide {
     Offset offset = kUnplaced;  // in the region, or in the pool
   };
 
-  // Makes opening request `i` live, of `size` bytes. The pools are those of the plan and of its
+  // Makes start-up request `i` live, of `size` bytes. The pools are those of the plan and of its
   // resident_region().
   Place place(std::int32_t i, Bytes size, StaticPool& pool, StaticPool& region);
 
   // Goes on with another layout of the plan. The resident region stays.
   void relayout(const plan::Plan& plan) {
-    requests_ = plan.opening;
+    requests_ = plan.startup;
     region_begin_ = plan.pool;
   }
 
@@ -58,10 +59,10 @@ class OpeningGuide {
   Place place_of(std::int32_t i) const;
 
   Matcher matcher_;
-  std::vector<plan::OpeningRequest> requests_;
+  std::vector<plan::StartupRequest> requests_;
   Offset region_begin_ = 0;
   std::vector<std::int32_t> resident_;  // by request: decision of the region
-  std::vector<std::int32_t> by_end_;    // those that go again
+  std::vector<std::int32_t> by_end_;    // temporaries, by the end of their lifetimes
   std::size_t ended_ = 0;               // of these, whose time is over
   std::vector<bool> served_;            // by request
   std::vector<std::int32_t> late_;      // served, and alive when their time was over

@@ -16,8 +16,8 @@
 #include "plan/plan_json.h"
 #include "profile/lifetimes.h"
 #include "replay/replay.h"
-#include "runtime/opening_guide.h"
 #include "runtime/planned_allocator.h"
+#include "runtime/startup_guide.h"
 #include "trace_builder.h"
 
 namespace stalloc {
@@ -68,12 +68,12 @@ std::string complaint(const plan::Plan& plan) {
   return "";
 }
 
-TEST(Opening, HasTheRequestsOfTheFirstIterationAlone) {
+TEST(Startup, HasTheRequestsOfTheFirstIterationAlone) {
   const trace::Trace trace = training(4);
   const profile::IterationProfile profile = profile::profile_iteration(trace);
   std::vector<Bytes> sizes;
   std::vector<bool> stays;
-  for (const profile::OpeningSighting& s : profile.opening.requests) {
+  for (const profile::StartupSighting& s : profile.startup.requests) {
     sizes.push_back(s.size);
     stays.push_back(s.upper == kNever);
   }
@@ -81,24 +81,24 @@ TEST(Opening, HasTheRequestsOfTheFirstIterationAlone) {
                                        8 * kMiB}));
   EXPECT_EQ(stays, (std::vector<bool>{false, true, false, true, true, true}));
   // The gradient comes between the two temporaries of its size and is not taken for one of them.
-  const profile::OpeningSighting& gradient = profile.opening.requests[4];
+  const profile::StartupSighting& gradient = profile.startup.requests[4];
   EXPECT_EQ(profile.phases[gradient.phase].key.kind, trace::PhaseKind::kBackward);
   EXPECT_EQ(profile.requests[gradient.after].size, 3 * kMiB);
-  EXPECT_EQ(profile.opening.stays.size(), 5u);
+  EXPECT_EQ(profile.startup.stays.size(), 5u);
 }
 
-TEST(Opening, NeedsAFirstIterationThatIsNotCompared) {
-  EXPECT_TRUE(profile::profile_iteration(training(2)).opening.requests.empty());
-  EXPECT_FALSE(profile::profile_iteration(training(3)).opening.requests.empty());
+TEST(Startup, NeedsAFirstIterationThatIsNotCompared) {
+  EXPECT_TRUE(profile::profile_iteration(training(2)).startup.requests.empty());
+  EXPECT_FALSE(profile::profile_iteration(training(3)).startup.requests.empty());
 }
 
-TEST(Opening, LiesWithoutHolesAndItsTemporariesInThePool) {
+TEST(Startup, LiesWithoutHolesAndItsTemporariesInThePool) {
   const plan::Plan plan = plan_of(training(4));
   const Bytes weight = align_up(4 * kMiB + 100, plan.alignment);
   EXPECT_EQ(plan.resident, 2 * weight + 3 * kMiB + 8 * kMiB);
-  ASSERT_EQ(plan.opening.size(), 6u);
+  ASSERT_EQ(plan.startup.size(), 6u);
   Bytes resident = 0;
-  for (const plan::OpeningRequest& r : plan.opening) {
+  for (const plan::StartupRequest& r : plan.startup) {
     if (r.stays()) {
       resident += align_up(r.size, plan.alignment);
     } else {
@@ -109,7 +109,7 @@ TEST(Opening, LiesWithoutHolesAndItsTemporariesInThePool) {
   EXPECT_EQ(plan.pool, plan.bound);
 }
 
-TEST(Opening, TemporariesTooLargeForThePoolLieWhereStatesWillBe) {
+TEST(Startup, TemporariesTooLargeForThePoolLieWhereStatesWillBe) {
   TraceBuilder t;
   const auto loaded = t.alloc(20 * kMiB);
   t.alloc(10 * kMiB);
@@ -126,13 +126,13 @@ TEST(Opening, TemporariesTooLargeForThePoolLieWhereStatesWillBe) {
   const plan::Plan plan = plan_of(trace);
   EXPECT_EQ(plan.pool, 2 * kMiB);
   EXPECT_EQ(plan.resident, 40 * kMiB);
-  EXPECT_GE(plan.opening[0].offset, plan.pool + 10 * kMiB);
+  EXPECT_GE(plan.startup[0].offset, plan.pool + 10 * kMiB);
   const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.peak_reserved, 42 * kMiB);
   EXPECT_EQ(result.misses, 0);
 }
 
-TEST(Opening, ReplaysWithoutAByteBesideThePlan) {
+TEST(Startup, ReplaysWithoutAByteBesideThePlan) {
   const trace::Trace trace = training(5);
   const plan::Plan plan = plan_of(trace);
   const replay::ReplayResult result = replay::replay_planned(trace, plan);
@@ -146,7 +146,7 @@ TEST(Opening, ReplaysWithoutAByteBesideThePlan) {
 
 // From the second iteration on, backward adds to a gradient. The first iteration does not make the
 // temporary for that.
-TEST(Opening, DecisionsAbsentFromTheFirstIterationCostNothing) {
+TEST(Startup, DecisionsAbsentFromTheFirstIterationCostNothing) {
   TraceBuilder t;
   for (int i = 0; i < 5; ++i) {
     t.phase(trace::PhaseKind::kBackward, 0);
@@ -167,7 +167,7 @@ TEST(Opening, DecisionsAbsentFromTheFirstIterationCostNothing) {
 
 // A loop variable holds an output until the next iteration's exists. In the first iteration too, it
 // is not taken for a temporary of its size.
-TEST(Opening, ABlockThatTheNextIterationReplacesIsNoTemporary) {
+TEST(Startup, ABlockThatTheNextIterationReplacesIsNoTemporary) {
   TraceBuilder t;
   std::int32_t output = kNone;
   for (int i = 0; i < 5; ++i) {
@@ -193,7 +193,7 @@ TEST(Opening, ABlockThatTheNextIterationReplacesIsNoTemporary) {
 
 // The plan has no states. After the first unexpected request, none of that phase is taken for a
 // temporary.
-TEST(Opening, AFirstIterationThatDepartsIsNotTrusted) {
+TEST(Startup, AFirstIterationThatDepartsIsNotTrusted) {
   TraceBuilder t;
   for (int i = 0; i < 4; ++i) {
     if (i == 0) t.alloc(kMiB);
@@ -202,10 +202,10 @@ TEST(Opening, AFirstIterationThatDepartsIsNotTrusted) {
     t.step();
   }
   const plan::Plan plan = plan_of(t.finish());
-  runtime::Matcher matcher(plan, runtime::Matcher::Part::kOpening);
+  runtime::Matcher matcher(plan, runtime::Matcher::Part::kStartup);
   matcher.enter_phase(trace::PhaseKind::kOther, kNone, 0);
-  EXPECT_EQ(matcher.match(9 * kMiB, 0).opening, kNone);
-  EXPECT_EQ(matcher.match(kMiB, 0).opening, 0) << "start-up is, whatever comes before";
+  EXPECT_EQ(matcher.match(9 * kMiB, 0).startup, kNone);
+  EXPECT_EQ(matcher.match(kMiB, 0).startup, 0) << "start-up is, whatever comes before";
   matcher.enter_phase(trace::PhaseKind::kOptimizer, kNone, 0);
   EXPECT_EQ(matcher.match(kMiB, 0).decision, 0);
   EXPECT_EQ(matcher.match(3 * kMiB, 0).decision, kNone);
@@ -217,7 +217,7 @@ TEST(Opening, AFirstIterationThatDepartsIsNotTrusted) {
   EXPECT_FALSE(next.in_step());
 }
 
-TEST(Opening, ATraceThatBeginsLaterReservesNoRegion) {
+TEST(Startup, ATraceThatBeginsLaterReservesNoRegion) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kForward, 0);
@@ -228,7 +228,7 @@ TEST(Opening, ATraceThatBeginsLaterReservesNoRegion) {
   EXPECT_EQ(replay::replay_planned(t.finish(), plan).peak_reserved, plan.pool);
 }
 
-TEST(Opening, IsUnrolledWithThePlan) {
+TEST(Startup, IsUnrolledWithThePlan) {
   const plan::Plan plan = plan_of(training(4));
   const trace::Trace trace = replay::unroll(plan, 3);
   trace.check();
@@ -239,43 +239,43 @@ TEST(Opening, IsUnrolledWithThePlan) {
   EXPECT_EQ(result.mallocs, 2);
 }
 
-TEST(Opening, OverlapsAreRefused) {
+TEST(Startup, OverlapsAreRefused) {
   const plan::Plan good = plan_of(training(4));
   ASSERT_EQ(complaint(good), "");
   std::vector<std::size_t> stay;
   std::size_t goes = 0;
-  for (std::size_t i = 0; i < good.opening.size(); ++i) {
-    if (good.opening[i].stays()) {
+  for (std::size_t i = 0; i < good.startup.size(); ++i) {
+    if (good.startup[i].stays()) {
       stay.push_back(i);
     } else {
       goes = i;
     }
   }
   plan::Plan plan = good;
-  plan.opening[stay[1]].offset = plan.opening[stay[0]].offset;
-  EXPECT_PRED_FORMAT2(IsSubstring, "opening (as buffers, by row): buffer", complaint(plan));
+  plan.startup[stay[1]].offset = plan.startup[stay[0]].offset;
+  EXPECT_PRED_FORMAT2(IsSubstring, "startup (as buffers, by row): buffer", complaint(plan));
   EXPECT_PRED_FORMAT2(IsSubstring, "overlap", complaint(plan));
   plan = good;
-  plan.opening[goes].offset = plan.opening[stay[0]].offset;  // the first weight is there by then
+  plan.startup[goes].offset = plan.startup[stay[0]].offset;  // the first weight is there by then
   EXPECT_PRED_FORMAT2(IsSubstring, "overlap", complaint(plan));
   plan = good;
-  plan.opening[stay[0]].offset = 0;
+  plan.startup[stay[0]].offset = 0;
   EXPECT_PRED_FORMAT2(IsSubstring, "bytes at 0 stay, and are not inside the resident region",
                       complaint(plan));
   plan = good;
-  plan.opening[goes].offset = plan.pool - plan.alignment;
+  plan.startup[goes].offset = plan.pool - plan.alignment;
   EXPECT_PRED_FORMAT2(IsSubstring, "nor inside the pool below it", complaint(plan));
   plan = good;
-  for (plan::OpeningRequest& r : plan.opening) {
+  for (plan::StartupRequest& r : plan.startup) {
     if (!r.stays()) r.offset = kUnplaced;
   }
   EXPECT_EQ(complaint(plan), "");
-  plan.opening[goes].offset = 0;
-  plan.opening[goes].stream = 1;
-  EXPECT_PRED_FORMAT2(IsSubstring, "opening, then decisions", complaint(plan));
+  plan.startup[goes].offset = 0;
+  plan.startup[goes].stream = 1;
+  EXPECT_PRED_FORMAT2(IsSubstring, "startup, then decisions", complaint(plan));
   plan = good;
-  plan.opening[stay[0]].offset += 1;
-  EXPECT_PRED_FORMAT2(IsSubstring, "opening", complaint(plan));
+  plan.startup[stay[0]].offset += 1;
+  EXPECT_PRED_FORMAT2(IsSubstring, "startup", complaint(plan));
   plan = good;
   plan.resident -= plan.alignment;
   EXPECT_PRED_FORMAT2(IsSubstring, "inside the resident region", complaint(plan));
@@ -285,36 +285,36 @@ TEST(Opening, OverlapsAreRefused) {
   plan = good;
   plan.pool += 64;  // each address is aligned, and none in its pool
   plan.resident += plan.alignment;
-  for (plan::OpeningRequest& r : plan.opening) {
+  for (plan::StartupRequest& r : plan.startup) {
     if (r.offset >= good.pool) r.offset += plan.alignment;
   }
   EXPECT_PRED_FORMAT2(IsSubstring, "pool: ", complaint(plan));
   plan = good;
-  std::swap(plan.opening[0], plan.opening[1]);
-  EXPECT_PRED_FORMAT2(IsSubstring, "opening, row 1: out of order", complaint(plan));
+  std::swap(plan.startup[0], plan.startup[1]);
+  EXPECT_PRED_FORMAT2(IsSubstring, "startup, row 1: out of order", complaint(plan));
 }
 
-TEST(Opening, IsWrittenAndReadAgain) {
+TEST(Startup, IsWrittenAndReadAgain) {
   const std::string text = to_json(plan_of(training(4)));
   const plan::Plan again = plan::plan_from_json(text, "");
   EXPECT_EQ(to_json(again), text);
-  EXPECT_EQ(again.opening.size(), 6u);
+  EXPECT_EQ(again.startup.size(), 6u);
   const auto refuses = [&](const char* column, const char* value, const char* what) {
     try {
-      plan::plan_from_json(testing::with_column(text, "opening", column, value), "plan.json");
+      plan::plan_from_json(testing::with_column(text, "startup", column, value), "plan.json");
       ADD_FAILURE() << column;
     } catch (const PlanError& error) {
       EXPECT_PRED_FORMAT2(IsSubstring, what, error.what());
     }
   };
-  refuses("phase", "[9,0,0,0,2,3]", "plan.json: opening, row 0: belongs to phase 9");
+  refuses("phase", "[9,0,0,0,2,3]", "plan.json: startup, row 0: belongs to phase 9");
   refuses("after", "[-1,-1,-1,-1,0,3]", "row 4: comes after decision 0, which is none of");
   refuses("size", "[0,1,1,1,1,1]", "row 0: a size of 0");
   refuses("upper", "[0,null,null,null,null,null]", "row 0: lives from tick 0 to 0");
   refuses("stream", "[0]", "rows");
 }
 
-class OpeningRun : public ::testing::Test {
+class StartupRun : public ::testing::Test {
  protected:
   void* allocate(Bytes size, StreamId stream = 0) {
     return allocator_.allocate(size, stream, /*for_training=*/true);
@@ -328,25 +328,25 @@ class OpeningRun : public ::testing::Test {
   runtime::PlannedAllocator allocator_{device_};
 };
 
-TEST_F(OpeningRun, NothingIsReservedOrServedMidWay) {
+TEST_F(StartupRun, NothingIsReservedOrServedMidWay) {
   allocator_.enable(plan_);
   EXPECT_EQ(device_.used(), plan_.pool);
   enter(trace::PhaseKind::kOther);
-  for (const plan::OpeningRequest& r : plan_.opening) {
+  for (const plan::StartupRequest& r : plan_.startup) {
     if (r.phase == 0) allocator_.deallocate(allocate(r.size));
   }
-  EXPECT_EQ(allocator_.statistics().opening_requests, 0);
+  EXPECT_EQ(allocator_.statistics().startup_requests, 0);
   EXPECT_EQ(allocator_.statistics().resident, 0);
 }
 
-TEST_F(OpeningRun, TheRegionOutlivesThePlanWithItsBlocks) {
-  allocator_.enable(plan_, {.opening = true});
+TEST_F(StartupRun, TheRegionOutlivesThePlanWithItsBlocks) {
+  allocator_.enable(plan_, {.startup = true});
   EXPECT_EQ(device_.used(), plan_.pool + plan_.resident);
   enter(trace::PhaseKind::kOther);
   void* raw = allocate(8 * kMiB);
   void* weight = allocate(4 * kMiB + 100);
   allocator_.deallocate(raw);
-  EXPECT_EQ(allocator_.statistics().opening_requests, 2);
+  EXPECT_EQ(allocator_.statistics().startup_requests, 2);
   EXPECT_EQ(allocator_.statistics().fallback_requests, 0);
   allocator_.end_iteration();
   allocator_.disable();
@@ -356,8 +356,8 @@ TEST_F(OpeningRun, TheRegionOutlivesThePlanWithItsBlocks) {
   EXPECT_EQ(device_.wrong_releases(), 0);
 }
 
-TEST_F(OpeningRun, ThePoolsFiguresLeaveOutTheResidentRegion) {
-  allocator_.enable(plan_, {.opening = true});
+TEST_F(StartupRun, ThePoolsFiguresLeaveOutTheResidentRegion) {
+  allocator_.enable(plan_, {.startup = true});
   enter(trace::PhaseKind::kOther);
   void* raw = allocate(8 * kMiB);
   allocate(4 * kMiB + 100);
@@ -377,24 +377,24 @@ TEST_F(OpeningRun, ThePoolsFiguresLeaveOutTheResidentRegion) {
   EXPECT_EQ(device_.used(), plan_.resident) << "the weight stays where it is";
 }
 
-TEST_F(OpeningRun, ARegionThatNothingCameForGoesBackAfterTheFirstIteration) {
-  allocator_.enable(plan_, {.opening = true});
+TEST_F(StartupRun, ARegionThatNothingCameForGoesBackAfterTheFirstIteration) {
+  allocator_.enable(plan_, {.startup = true});
   enter(trace::PhaseKind::kForward, 0);
   allocator_.end_iteration();
   EXPECT_EQ(device_.used(), plan_.pool);
 }
 
-TEST_F(OpeningRun, WithoutRoomForTheRegionNothingChanges) {
+TEST_F(StartupRun, WithoutRoomForTheRegionNothingChanges) {
   device::PretendMemory small(plan_.pool + plan_.resident - 1);
   runtime::PlannedAllocator allocator(small);
-  EXPECT_THROW(allocator.enable(plan_, {.opening = true}), OutOfMemory);
+  EXPECT_THROW(allocator.enable(plan_, {.startup = true}), OutOfMemory);
   EXPECT_EQ(small.used(), 0);
   EXPECT_FALSE(allocator.enabled());
   allocator.enable(plan_);
 }
 
 // With one more request of the temporaries' size, every weight could be taken for a temporary.
-TEST_F(OpeningRun, ATemporaryThatStaysIsTheOnlyOne) {
+TEST_F(StartupRun, ATemporaryThatStaysIsTheOnlyOne) {
   TraceBuilder t;
   for (int i = 0; i < 8; ++i) {
     t.free(t.alloc(kMiB));
@@ -406,8 +406,8 @@ TEST_F(OpeningRun, ATemporaryThatStaysIsTheOnlyOne) {
     t.step();
   }
   const plan::Plan plan = plan_of(t.finish());
-  ASSERT_EQ(plan.opening.size(), 16u);
-  allocator_.enable(plan, {.opening = true});
+  ASSERT_EQ(plan.startup.size(), 16u);
+  allocator_.enable(plan, {.startup = true});
   enter(trace::PhaseKind::kOther);
   allocator_.deallocate(allocate(kMiB));
   allocator_.deallocate(allocate(kMiB));  // too many: it has the first weight's place
@@ -420,8 +420,8 @@ TEST_F(OpeningRun, ATemporaryThatStaysIsTheOnlyOne) {
   enter(trace::PhaseKind::kForward, 0);
 }
 
-TEST_F(OpeningRun, TheFirstIterationIsServedAndTheNextAreTrusted) {
-  allocator_.enable(plan_, {.opening = true});
+TEST_F(StartupRun, TheFirstIterationIsServedAndTheNextAreTrusted) {
+  allocator_.enable(plan_, {.startup = true});
   for (int i = 0; i < 2; ++i) {
     enter(trace::PhaseKind::kOther);
     enter(trace::PhaseKind::kForward, 0);
@@ -442,8 +442,8 @@ TEST_F(OpeningRun, TheFirstIterationIsServedAndTheNextAreTrusted) {
   }
   EXPECT_EQ(allocator_.statistics().misses, 0);
   EXPECT_EQ(allocator_.statistics().hits, 10);
-  EXPECT_EQ(allocator_.statistics().opening_requests, 2) << "the weights never came";
-  EXPECT_EQ(allocator_.statistics().opening, 6);
+  EXPECT_EQ(allocator_.statistics().startup_requests, 2) << "the weights never came";
+  EXPECT_EQ(allocator_.statistics().startup, 6);
 }
 
 // Live blocks must be disjoint, and of a stream's own addresses.
@@ -563,7 +563,7 @@ void run(const std::vector<Action>& program, const plan::Plan& plan, std::mt1993
     ASSERT_TRUE(allocator.deallocate(it->second));
     live.erase(it);
   };
-  allocator.enable(plan, {.opening = true});
+  allocator.enable(plan, {.startup = true});
   allocator.enter_phase(trace::PhaseKind::kOther, kNone, 0);
   for (const Action& a : program) {
     if (departs()) allocate(foreign--, static_cast<Bytes>(random() % 6 + 1) * 700, a.stream);
@@ -601,9 +601,9 @@ void run(const std::vector<Action>& program, const plan::Plan& plan, std::mt1993
   EXPECT_EQ(device.wrong_releases(), 0);
 }
 
-class RandomOpening : public ::testing::TestWithParam<unsigned> {};
+class RandomStartup : public ::testing::TestWithParam<unsigned> {};
 
-TEST_P(RandomOpening, AsProfiledIsServedThroughout) {
+TEST_P(RandomStartup, AsProfiledIsServedThroughout) {
   std::mt19937 random(GetParam());
   const std::vector<Action> program = random_program(random, /*streams=*/1, /*sizes=*/true);
   const plan::Plan plan = plan_of(program);
@@ -611,13 +611,13 @@ TEST_P(RandomOpening, AsProfiledIsServedThroughout) {
   run(program, plan, random, /*every=*/0, statistics);
   EXPECT_EQ(statistics.misses, 0);
   EXPECT_EQ(statistics.conflicts, 0);
-  EXPECT_EQ(statistics.opening_requests, statistics.opening);
-  for (const plan::OpeningRequest& r : plan.opening) {
+  EXPECT_EQ(statistics.startup_requests, statistics.startup);
+  for (const plan::StartupRequest& r : plan.startup) {
     EXPECT_TRUE(!r.stays() || r.offset != kUnplaced);
   }
 }
 
-TEST_P(RandomOpening, WhateverDepartsNoTwoBlocksOverlap) {
+TEST_P(RandomStartup, WhateverDepartsNoTwoBlocksOverlap) {
   std::mt19937 random(GetParam());
   const std::vector<Action> program =
       random_program(random, static_cast<StreamId>(1 + GetParam() % 3), /*sizes=*/false);
@@ -628,7 +628,7 @@ TEST_P(RandomOpening, WhateverDepartsNoTwoBlocksOverlap) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomOpening, ::testing::Range(0u, 60u));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomStartup, ::testing::Range(0u, 60u));
 
 }  // namespace
 }  // namespace stalloc

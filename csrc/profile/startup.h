@@ -16,8 +16,8 @@
 
 namespace stalloc::profile {
 
-// Fills `profile.opening`, and appends the phases that only start-up has to `profile.phases`. The
+// Fills `profile.startup`, and appends the phases that only start-up has to `profile.phases`. The
 // profile is complete except for that. Does nothing if the first iteration is a compared one.
-void add_opening(const Counterparts& all, IterationProfile& profile);
+void add_startup(const Counterparts& all, IterationProfile& profile);
 
 }  // namespace stalloc::profile

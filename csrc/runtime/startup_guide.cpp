@@ -1,4 +1,4 @@
-#include "runtime/opening_guide.h"
+#include "runtime/startup_guide.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@ plan::Plan resident_region(const plan::Plan& plan) {
   plan::Plan region;
   region.alignment = plan.alignment;
   region.pool = plan.resident;
-  for (const plan::OpeningRequest& r : plan.opening) {
+  for (const plan::StartupRequest& r : plan.startup) {
     if (r.offset == kUnplaced || !r.stays()) continue;
     region.decisions.push_back({.size = r.size,
                                 .offset = r.offset - plan.pool,
@@ -23,12 +23,12 @@ plan::Plan resident_region(const plan::Plan& plan) {
   return region;
 }
 
-OpeningGuide::OpeningGuide(const plan::Plan& plan)
-    : matcher_(plan, Matcher::Part::kOpening),
-      requests_(plan.opening),
+StartupGuide::StartupGuide(const plan::Plan& plan)
+    : matcher_(plan, Matcher::Part::kStartup),
+      requests_(plan.startup),
       region_begin_(plan.pool),
-      resident_(plan.opening.size(), kNone),
-      served_(plan.opening.size(), false),
+      resident_(plan.startup.size(), kNone),
+      served_(plan.startup.size(), false),
       absent_(static_cast<std::int64_t>(plan.absent.size())) {
   std::int32_t resident = 0;
   for (std::size_t i = 0; i < requests_.size(); ++i) {
@@ -45,15 +45,15 @@ OpeningGuide::OpeningGuide(const plan::Plan& plan)
   late_.reserve(by_end_.size());
 }
 
-OpeningGuide::Place OpeningGuide::place_of(std::int32_t i) const {
+StartupGuide::Place StartupGuide::place_of(std::int32_t i) const {
   const Offset offset = requests_[static_cast<std::size_t>(i)].offset;
   const bool in_region = offset >= region_begin_;
   return {in_region, in_region ? offset - region_begin_ : offset};
 }
 
-OpeningGuide::Place OpeningGuide::place(std::int32_t i, Bytes size, StaticPool& pool,
+StartupGuide::Place StartupGuide::place(std::int32_t i, Bytes size, StaticPool& pool,
                                         StaticPool& region) {
-  const plan::OpeningRequest& r = requests_[static_cast<std::size_t>(i)];
+  const plan::StartupRequest& r = requests_[static_cast<std::size_t>(i)];
   if (r.slots != kNone) return {false, pool.place_in_slots(r.slots, size)};
   if (r.offset == kUnplaced || size > r.size) return {};
   Place place = place_of(i);
@@ -70,7 +70,7 @@ OpeningGuide::Place OpeningGuide::place(std::int32_t i, Bytes size, StaticPool& 
 }
 
 // See Note [Overstayed].
-bool OpeningGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool& region) {
+bool StartupGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool& region) {
   for (; ended_ < by_end_.size(); ++ended_) {
     const auto i = static_cast<std::size_t>(by_end_[ended_]);
     if (requests_[i].upper > now) break;

@@ -1,4 +1,4 @@
-#include "plan/opening.h"
+#include "plan/startup.h"
 
 #include <algorithm>
 #include <set>
@@ -17,16 +17,16 @@ namespace {
 // Places what goes again.
 class Temporaries {
  public:
-  Temporaries(Plan& plan, const profile::Opening& opening, std::span<const std::int32_t> row_of)
-      : plan_(plan), opening_(opening) {
-    for (std::size_t i = 0; i < plan.opening.size(); ++i) {
-      const OpeningRequest& r = plan.opening[i];
-      if (r.stays() || r.upper > opening.end) continue;
+  Temporaries(Plan& plan, const profile::Startup& startup, std::span<const std::int32_t> row_of)
+      : plan_(plan), startup_(startup) {
+    for (std::size_t i = 0; i < plan.startup.size(); ++i) {
+      const StartupRequest& r = plan.startup[i];
+      if (r.stays() || r.upper > startup.end) continue;
       rows_.push_back(i);
       streams_.insert(r.stream);
       last_ = std::max(last_, r.upper);
     }
-    for (const profile::OpeningStay& stay : opening.stays) {
+    for (const profile::StartupStay& stay : startup.stays) {
       if (stay.lower < last_) stays_.push_back({row_of[stay.request], stay.lower, stay.upper});
     }
   }
@@ -51,7 +51,7 @@ class Temporaries {
     problem.alignment = plan_.alignment;
     std::vector<std::size_t> rows;
     for (const std::size_t row : rows_) {
-      const OpeningRequest& r = plan_.opening[row];
+      const StartupRequest& r = plan_.startup[row];
       if (r.stream != stream || r.offset != kUnplaced) continue;
       rows.push_back(row);
       problem.buffers.push_back({.size = r.size, .lower = r.lower, .upper = r.upper});
@@ -65,7 +65,7 @@ class Temporaries {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const Offset offset = layout->offsets[i];
       if (offset + align_up(problem.buffers[i].size, plan_.alignment) <= end) {
-        plan_.opening[rows[i]].offset = offset;
+        plan_.startup[rows[i]].offset = offset;
       }
     }
   }
@@ -79,7 +79,7 @@ class Temporaries {
                                  .fixed = offset});
     };
     if (begin > 0) add(begin, 0, 0, last_, stream);
-    for (const OpeningRequest& r : plan_.opening) {
+    for (const StartupRequest& r : plan_.startup) {
       if (r.offset != kUnplaced) add(r.size, r.offset, r.lower, r.upper, r.stream);
     }
     for (const Stay& s : stays_) {
@@ -93,22 +93,22 @@ class Temporaries {
       add(c.size * c.count, c.offset, 0, last_, c.stream);
     }
     for (const DynamicGroup& g : plan_.groups) {
-      if (g.size > 0) add(g.size, g.offset, std::min(opening_.work, last_), last_, g.stream);
+      if (g.size > 0) add(g.size, g.offset, std::min(startup_.work, last_), last_, g.stream);
     }
   }
 
   Plan& plan_;
-  const profile::Opening& opening_;
-  std::vector<std::size_t> rows_;  // of the opening: those that are gone when it ends
+  const profile::Startup& startup_;
+  std::vector<std::size_t> rows_;  // of start-up: those that are gone when it ends
   std::set<StreamId> streams_;     // theirs
   Tick last_ = 0;                  // when all of them are
   std::vector<Stay> stays_;        // decisions that are served meanwhile
 };
 
-std::string named(std::size_t row) { return "opening, row " + std::to_string(row) + ": "; }
+std::string named(std::size_t row) { return "startup, row " + std::to_string(row) + ": "; }
 
 void check_row(const Plan& plan, std::size_t row) {
-  const OpeningRequest& r = plan.opening[row];
+  const StartupRequest& r = plan.startup[row];
   if (r.phase < 0 || r.phase >= static_cast<PhaseIndex>(plan.phases.size())) {
     throw PlanError(named(row) + "belongs to phase " + std::to_string(r.phase) +
                     ", but there are " + std::to_string(plan.phases.size()) + " phases");
@@ -140,18 +140,18 @@ void check_row(const Plan& plan, std::size_t row) {
 }
 
 // That all of them, rounded up, fit above the pool.
-void check_sizes(const Plan& plan, const profile::Opening& opening) {
+void check_sizes(const Plan& plan, const profile::Startup& startup) {
   solve::Problem problem;
   problem.alignment = plan.alignment;
   problem.buffers.push_back({.size = plan.pool});
-  for (const profile::OpeningSighting& s : opening.requests)
+  for (const profile::StartupSighting& s : startup.requests)
     problem.buffers.push_back({.size = s.size});
   problem.check();
 }
 
 // Unplaced ones keep their row, as buffers that conflict with nothing.
 void add_buffers(solve::Problem& problem, solve::Layout& layout, const Plan& plan) {
-  for (const OpeningRequest& r : plan.opening) {
+  for (const StartupRequest& r : plan.startup) {
     const bool placed = r.offset != kUnplaced;
     problem.buffers.push_back({.size = placed ? r.size : 0,
                                .lower = r.lower,
@@ -161,7 +161,7 @@ void add_buffers(solve::Problem& problem, solve::Layout& layout, const Plan& pla
   }
 }
 
-// That no address that the opening has of `stream` is ever one of another stream's.
+// That no address that start-up has of `stream` is ever one of another stream's.
 void check_stream(const Plan& plan, StreamId stream) {
   solve::Problem problem;
   problem.alignment = plan.alignment;
@@ -192,7 +192,7 @@ void check_stream(const Plan& plan, StreamId stream) {
 
 void check_streams(const Plan& plan) {
   std::set<StreamId> streams;
-  for (const OpeningRequest& r : plan.opening) {
+  for (const StartupRequest& r : plan.startup) {
     if (r.offset != kUnplaced) streams.insert(r.stream);
   }
   for (const StreamId stream : streams) check_stream(plan, stream);
@@ -200,11 +200,11 @@ void check_streams(const Plan& plan) {
 
 }  // namespace
 
-void add_opening(Plan& plan, const profile::Opening& opening, std::span<const PhaseIndex> phase_of,
+void add_startup(Plan& plan, const profile::Startup& startup, std::span<const PhaseIndex> phase_of,
                  std::span<const std::int32_t> row_of) {
-  check_sizes(plan, opening);
-  for (const profile::OpeningSighting& s : opening.requests) {
-    OpeningRequest r{.phase = phase_of[s.phase],
+  check_sizes(plan, startup);
+  for (const profile::StartupSighting& s : startup.requests) {
+    StartupRequest r{.phase = phase_of[s.phase],
                      .after = s.after == kNone ? kNone : row_of[s.after],
                      .size = s.size,
                      .offset = kUnplaced,
@@ -216,20 +216,20 @@ void add_opening(Plan& plan, const profile::Opening& opening, std::span<const Ph
       r.offset = plan.pool + plan.resident;
       plan.resident += align_up(r.size, plan.alignment);
     }
-    plan.opening.push_back(r);
+    plan.startup.push_back(r);
   }
-  Temporaries(plan, opening, row_of).place();
-  std::ranges::sort(plan.opening, {},
+  Temporaries(plan, startup, row_of).place();
+  std::ranges::sort(plan.startup, {},
                     [](const auto& r) { return std::tuple{r.phase, r.after, r.lower}; });
-  if (opening.stays.empty()) return;
+  if (startup.stays.empty()) return;
   std::vector<bool> made(plan.decisions.size(), false);
-  for (const profile::OpeningStay& stay : opening.stays) made[row_of[stay.request]] = true;
+  for (const profile::StartupStay& stay : startup.stays) made[row_of[stay.request]] = true;
   for (std::size_t d = 0; d < made.size(); ++d) {
     if (!made[d]) plan.absent.push_back(static_cast<std::int32_t>(d));
   }
 }
 
-void check_opening(const Plan& plan) {
+void check_startup(const Plan& plan) {
   Bytes top = 0;
   if (plan.resident < 0 || plan.resident % plan.alignment != 0 ||
       __builtin_add_overflow(plan.pool, plan.resident, &top)) {
@@ -242,10 +242,10 @@ void check_opening(const Plan& plan) {
     throw PlanError("pool: " + std::to_string(plan.pool) + " bytes, no multiple of " +
                     std::to_string(plan.alignment) + ", where the resident region begins");
   }
-  const auto key = [](const OpeningRequest& r) { return std::tuple{r.phase, r.after, r.lower}; };
-  for (std::size_t i = 0; i < plan.opening.size(); ++i) {
+  const auto key = [](const StartupRequest& r) { return std::tuple{r.phase, r.after, r.lower}; };
+  for (std::size_t i = 0; i < plan.startup.size(); ++i) {
     check_row(plan, i);
-    if (i > 0 && key(plan.opening[i - 1]) >= key(plan.opening[i])) {
+    if (i > 0 && key(plan.startup[i - 1]) >= key(plan.startup[i])) {
       throw PlanError(named(i) + "out of order: they go by phase, then by decision, then by tick");
     }
   }
@@ -266,12 +266,12 @@ void check_opening(const Plan& plan) {
     problem.check();
     verify::validate(problem, layout);
   } catch (const PlanError& error) {
-    throw PlanError("opening (as buffers, by row): " + std::string(error.what()));
+    throw PlanError("startup (as buffers, by row): " + std::string(error.what()));
   }
   try {
     check_streams(plan);
   } catch (const PlanError& error) {
-    throw PlanError("opening, then decisions, then groups (as buffers, by row): " +
+    throw PlanError("startup, then decisions, then groups (as buffers, by row): " +
                     std::string(error.what()));
   }
 }
