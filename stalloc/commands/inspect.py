@@ -74,7 +74,8 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
     if args.json:
         figures = plan.summary() | {"streams": _distinct(decisions.stream)}
         details = {"per_phase": phases, "live": curve.summary(live, tick, args.top)}
-        print_json({"kind": "plan", "info": plan.info, **figures, **details})
+        laws = {"extents": plan.extents, "seen": plan.seen, "laws": _law_counts(plan)}
+        print_json({"kind": "plan", "info": plan.info, **figures, **laws, **details})
         return
     info, assumptions = readable(plan.info)
     print_facts(
@@ -90,6 +91,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
             **_resident_facts(plan),
             "load": size(plan.load_bytes),
             **_dynamic_facts(plan),
+            **_law_facts(plan),
             "algorithm": plan.algorithm,
             "alignment": size(plan.alignment),
             "trace": plan.fingerprint,
@@ -104,6 +106,27 @@ def _resident_facts(plan: Plan) -> dict[str, str]:
     if len(plan.startup) == 0:
         return {}
     return {"resident region": f"{size(plan.resident)} above the pool"}
+
+
+def _law_counts(plan: Plan) -> dict[str, int]:
+    """The number of decisions that follow a law of each kind; `fixed` ones follow none."""
+    law = plan.decisions.law
+    kinds = np.array([*plan.law_kinds, "fixed"])[law]  # the last for -1
+    return {
+        str(kind): int(n) for kind, n in zip(*np.unique(kinds, return_counts=True), strict=True)
+    }
+
+
+def _law_facts(plan: Plan) -> dict[str, str]:
+    if not plan.extents:
+        return {}
+    serves = plan.serves()
+    return {
+        "extents": ", ".join(f"{name} up to {value:,}" for name, value in plan.extents.items())
+        + f"; {len(plan.seen):,} distinct profiled",
+        "sizes of decisions": ", ".join(f"{n:,} {kind}" for kind, n in _law_counts(plan).items()),
+        "worst efficiency": f"{serves['worst_efficiency']:.4f} of the profiled extents",
+    }
 
 
 def _dynamic_facts(plan: Plan) -> dict[str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from torch.nn import functional
 from training import Model, Trainer, assert_same, loss_of, tokens, twins
 
 import stalloc
-from stalloc import _core
+from stalloc import _core, cli
 
 # The pool's alignment and the segments of the fallback, which a toy model feels.
 SLACK = 2 << 20
@@ -232,6 +235,23 @@ def test_exceptions_between_microbatches_cost_no_value() -> None:
     )
     assert outcome.hits_at_last >= 0.99
     assert_within_pool(outcome)
+
+
+def test_inspect_shows_extents_and_laws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    _, trainer = twins()
+    plan = profile(trainer, [of_length(n, n) for n in LENGTHS])
+    plan.save(path)
+    assert cli.main(["inspect", str(path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["extents"] == plan.extents == {"tokens.1": 64}
+    assert sorted(row["tokens.1"] for row in shown["seen"]) == sorted(LENGTHS)
+    assert sum(shown["laws"].values()) == len(plan.decisions)
+    assert shown["laws"]["affine"] > 100
+    assert cli.main(["inspect", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "tokens.1 up to 64; 5 distinct profiled" in said
+    assert re.search(rf"{shown['laws']['affine']} affine", said)
 
 
 class Stepped(nn.Module):
