@@ -17,7 +17,7 @@ from stalloc.hooks import input_signature, model_signature
 from stalloc.plans import Plan
 
 # In a signature: the sizes of a tensor's dimensions.
-_SHAPE = re.compile(r"\[((?:[0-9]{1,18},?)*)\]")
+_SHAPE = re.compile(r"\[((?:[0-9]{1,18}(?:,[0-9]{1,18})*)?)\]")
 
 
 def environment_mismatch(plan: Plan) -> str | None:
