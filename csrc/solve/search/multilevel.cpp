@@ -31,7 +31,7 @@ constexpr std::ptrdiff_t kOpenBlocks = 3;  // latest blocks that a buffer may jo
 // Squeaky wheel.
 constexpr double kStep = 0.02;         // average gain in priority, as a part of the target
 constexpr int kRoundsToRestart = 120;  // most searches that succeed take less
-constexpr std::int64_t kPlacementsAlone = 1'000'000;
+constexpr std::int64_t kPlacementsAlone = 250'000;
 constexpr Bytes kHighest = std::numeric_limits<Bytes>::max() / 64;  // stacks of blocks fit in Bytes
 
 using Piece = Moment;  // index of a stretch of moments in which the same blocks live
