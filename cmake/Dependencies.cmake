@@ -1,4 +1,4 @@
-# What the build needs, each found where it is installed, and said plainly where it is not.
+# Finds the libraries that the build needs. A missing one is named.
 include(FetchContent)
 find_package(Threads REQUIRED)
 

@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`, into build/docs. Warnings are errors.
+"""Builds the documentation: `make docs`, into build/docs. Warnings are errors.
 
 Sphinx, since it checks every reference; MyST, so that the pages are Markdown that reads well where
 it lies. Generated parts: the commands from their parsers, the Python interface from its

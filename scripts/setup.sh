@@ -82,7 +82,7 @@ if ((${#missing[@]})); then
       "choose another: make PYTHON=/usr/bin/python3"
 fi
 
-# What only the tests of reports and the documentation's pictures need: all else goes on without.
+# Needed by the tests of reports and the documentation's pictures alone: all else works without.
 missing_browser() {
   command -v chromium >/dev/null || echo chromium
   command -v chromedriver >/dev/null || echo chromium-driver

@@ -29,7 +29,7 @@ if ! cmp -s "$marker" <(wanted); then
     say "$torch is no CUDA build; choose another: make test-cuda CUDA_TORCH=torch==2.14.1"
     exit 1
   fi
-  # What torch's own wheels lack of CUDA's headers.
+  # The headers of CUDA that torch's own wheels lack.
   "$venv/bin/python" -m pip install -qq --disable-pip-version-check "nvidia-cuda-crt==$cuda.*"
   wanted >"$marker"
 fi

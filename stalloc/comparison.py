@@ -253,7 +253,7 @@ def _of_trace(trace: Trace) -> Run:
 
 
 def _frees(lower: Int64s, upper: Int64s, period: int) -> list[int]:
-    """How many of the requests are allocated before each is freed, on a circle of `period`."""
+    """By request, the number of those allocated before it is freed, on a circle of `period`."""
     births = np.sort(lower)
     wraps = upper > period
     before: Int64s = np.searchsorted(births, np.where(wraps, upper - period, upper))

@@ -57,9 +57,9 @@ class Solution:
     optimal: bool
     """True if no layout is lower: proven by the bound or by a complete search."""
     algorithm: str
-    """Which planner it came from; several streams are joined with "+"."""
+    """The planner's name; those of several streams are joined with "+"."""
     seconds: float
-    """How long planning took."""
+    """The time that planning took."""
     waits: Int64Array
     """The waits between streams, if `streams` is "ordered". A row names a buffer and an earlier
     buffer of another stream at the same addresses. The first buffer's stream waits for all work
@@ -73,7 +73,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How far the height is above the bound, as a fraction of the bound."""
+        """The height's distance above the bound, as a fraction of the bound."""
         return self.height / self.bound - 1.0 if self.bound > 0 else 0.0
 
 

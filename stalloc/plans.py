@@ -74,7 +74,7 @@ class Plan(Document[_core.Plan]):
 
     @property
     def gap(self) -> float:
-        """How far the pool is above the bound: `pool / bound - 1`."""
+        """The pool's distance above the bound: `pool / bound - 1`."""
         return self._core.gap
 
     @property
@@ -197,7 +197,7 @@ class Plan(Document[_core.Plan]):
         return Plan(self._core.resize(values, time_limit))
 
     def serves(self) -> dict[str, int | float | dict[str, int]]:
-        """What the plan can serve.
+        """The batches that the plan can serve.
 
         Returns:
             `extents`, the envelope; `pool` and `bound` there; and `worst_efficiency`, the smallest

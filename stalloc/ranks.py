@@ -1,4 +1,4 @@
-"""Which rank this process is, and the files that are its own.
+"""The rank of this process, and its files.
 
 Every rank of a job plans for itself, in its own files, and never waits for another rank: ranks may
 have different requests, and a rank that dies blocks no other. The file name contains the rank and
@@ -33,7 +33,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many ranks the job has."""
+    """The number of ranks in the job."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return _from_environment("WORLD_SIZE", 1)

@@ -53,7 +53,7 @@ class IterationProfile:
 
     @property
     def compared(self) -> int:
-        """How many iterations it was compared with."""
+        """The number of iterations it was compared with."""
         return self._core.compared
 
     @property

@@ -1,4 +1,4 @@
-"""How much memory and time training takes under each allocator.
+"""Measures memory and time of training under each allocator.
 
 `compare` trains one batch under all of them; then once more on a GPU that is made to hold no more
 than stalloc needed for it. `search` looks for the largest batch of each.

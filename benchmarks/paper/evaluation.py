@@ -32,7 +32,7 @@ do for validating it, too."""
 SEARCH_SECONDS = 0.8
 """Time limit of that search at least, however long comparing takes."""
 ROUNDS = 3
-"""How often each allocator's time is taken, by default."""
+"""Default number of times that each allocator is timed."""
 STEP = 64 << 20
 """Bytes; how exactly the smallest capacity is found."""
 _POLICIES = {TORCH: "", EXPANDABLE: "expandable_segments:True"}

@@ -1,4 +1,4 @@
-"""Which workloads each of the paper's figures and tables has."""
+"""The workloads of each of the paper's figures and tables."""
 
 from __future__ import annotations
 

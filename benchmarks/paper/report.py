@@ -143,7 +143,7 @@ def _offloaded(groups: list[Group]) -> str:
 
 
 def _reductions(groups: list[Group]) -> str:
-    """How much less fragmentation than the peers, on average, as the paper counts."""
+    """The average reduction of fragmentation against the peers, as the paper counts."""
     lines = []
     for kind, chosen in (
         ("dense", [g for g in groups if g[STALLOC].workload in published.DENSE]),
@@ -243,7 +243,7 @@ _MODEL = "## The model of torch's policy\n\n"
 
 
 def _model(rows: Sequence[Row]) -> str:
-    """How far the model of torch's policy is from torch."""
+    """The distance between the model of torch's policy and torch."""
     real = [row for row in rows if row.model_reserved is not None]
     if not real:
         return (

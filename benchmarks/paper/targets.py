@@ -31,7 +31,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a target was met.
+    """The result for a target.
 
     Attributes:
         target: Which.

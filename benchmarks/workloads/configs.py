@@ -24,7 +24,7 @@ from models import (
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How one model is spread over ranks, and how a batch is cut up.
+    """The distribution of a model over ranks, and of a batch over microbatches.
 
     Attributes:
         tensor: Tensor-parallel ranks; activations outside the matrix products are split along the

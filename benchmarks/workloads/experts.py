@@ -22,7 +22,7 @@ from torch.autograd import Function
 
 @dataclass
 class Routing:
-    """How many tokens go where, by a seeded draw.
+    """Draws the number of tokens for each expert, with a seed.
 
     Every layer has a popularity of its experts, exp(skew x standard normal), which drifts a little
     with each microbatch (a tenth of the skew); tokens choose by a multinomial draw. Skew 0 is a

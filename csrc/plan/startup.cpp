@@ -161,7 +161,7 @@ void add_buffers(solve::Problem& problem, solve::Layout& layout, const Plan& pla
   }
 }
 
-// That no address that start-up has of `stream` is ever one of another stream's.
+// Checks that start-up's addresses of `stream` are never another stream's.
 void check_stream(const Plan& plan, StreamId stream) {
   solve::Problem problem;
   problem.alignment = plan.alignment;

@@ -15,7 +15,7 @@
 
 namespace stalloc::profile {
 
-// How long a request lives, from the iteration's point of view.
+// Classes of lifetimes, from the iteration's point of view.
 enum class LifetimeClass : std::uint8_t {
   kTransient,   // born and freed in one phase
   kScoped,      // born in one phase, freed in a later one of the same iteration

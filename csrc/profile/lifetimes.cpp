@@ -29,7 +29,7 @@
 namespace stalloc::profile {
 namespace {
 
-// How long a request lived in one iteration.
+// The lifetime of a request in one iteration.
 struct Sighting {
   enum class Kind : std::uint8_t { kFreed, kReplaced, kStillAlive, kTooLong };
 
@@ -69,7 +69,7 @@ class Profiler {
   }
 
  private:
-  // How long the counterpart of the static request `i` lived in iteration `t`.
+  // The lifetime of the counterpart of static request `i` in iteration `t`.
   Sighting sight(std::int32_t t, std::int32_t i) const {
     const trace::Request& r = all_.request(t, all_.match(t, i));
     Sighting sighting;

@@ -38,7 +38,7 @@
 
 namespace stalloc::profile {
 
-// How long a request lives; higher is longer. The unit is the caller's, above a moment.
+// The lifetime of a request; higher is longer. The unit is the caller's, above a moment.
 using Longevity = std::int64_t;
 inline constexpr Longevity kBrief = 0;      // a moment with hardly another request
 inline constexpr Longevity kMomentary = 1;  // a moment: until the site ends, or hardly longer

@@ -83,7 +83,7 @@ void StaticPool::check() const {
   }
 }
 
-// That a block in a box lies where the box does.
+// Checks that a block in a box lies where the box does.
 void StaticPool::check_box(const Foreign& block, Offset offset) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
   const Box& box = boxes_[static_cast<std::size_t>(block.box)];

@@ -57,7 +57,7 @@ std::int64_t most_live(std::span<const SlotUse> uses, std::int32_t c, Tick perio
     const Tick over = ticks % period;
     if (over == 0) continue;
     changes.emplace_back(use.lower, 1);
-    const Tick left = period - use.lower;  // of the turn
+    const Tick left = period - use.lower;  // of the iteration
     if (over <= left) {
       changes.emplace_back(use.lower + over, -1);
     } else {

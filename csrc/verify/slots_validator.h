@@ -16,7 +16,7 @@ struct SlotRange {
   StreamId stream = 0;
 };
 
-// A request that comes once in every turn and takes any slot of its class that is free.
+// A request that comes once in every iteration and takes any slot of its class that is free.
 struct SlotUse {
   std::int32_t slots = kNone;  // index into the classes
   Bytes size = 0;              // as asked

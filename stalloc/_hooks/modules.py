@@ -144,7 +144,7 @@ class LayerHooks:
             self.close(len(layers) - 1 - layers[::-1].index(layer))
 
     def depth(self) -> int:
-        """How many layers the calling thread is inside of."""
+        """The number of layers that the calling thread is in."""
         return len(self._open.layers)
 
     def close(self, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""How sub-commands answer: tables for people, JSON for programs."""
+"""The output of sub-commands: tables for people, JSON for programs."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ REPETITIONS = 5
 
 
 SNAPSHOT = "pytorch snapshot"
-"""What `Imported.kind` calls a memory snapshot."""
+"""The name of a memory snapshot in `Imported.kind`."""
 KINETO = "kineto trace"
-"""What it calls a trace of torch's profiler."""
+"""The name of a trace of torch's profiler there."""
 
 
 @dataclass(frozen=True, slots=True)

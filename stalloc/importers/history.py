@@ -106,7 +106,7 @@ class Lifetimes:
 
     @property
     def before(self) -> int:
-        """How many requests were live before the first event."""
+        """The number of requests that were live before the first event."""
         return int(np.count_nonzero(self.born < 0))
 
 

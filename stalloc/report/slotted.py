@@ -15,7 +15,7 @@ from stalloc.errors import PlanError
 from stalloc.plans import Plan
 from stalloc.report.drawing import Rectangles
 
-_TURNS = 4
+_ITERATIONS = 4
 """Iterations that are played: no request lives longer than two, and the last is drawn."""
 
 
@@ -38,14 +38,14 @@ class _Use:
 
 def slotted(plan: Plan) -> Rectangles:
     """Rectangles of the decisions that have slots, in an iteration far from the first."""
-    period, begin = plan.period, (_TURNS - 1) * plan.period
+    period, begin = plan.period, (_ITERATIONS - 1) * plan.period
     decisions, rows, sizes = plan.decisions, list[tuple[int, int, int, int]](), plan.slots.size
     table = plan.slot_decisions
     over = dict(zip(table.row.tolist(), table.over.tolist(), strict=True))
-    for use, turn, place in _assignments(plan):
+    for use, iteration, place in _assignments(plan):
         for row in use.rows:
-            lower = turn * period + int(decisions.lower[row])
-            upper = turn * period + int(decisions.upper[row]) + over[row]
+            lower = iteration * period + int(decisions.lower[row])
+            upper = iteration * period + int(decisions.upper[row]) + over[row]
             if lower < begin + period and upper > begin:
                 address = int(decisions.offset[row]) + place * int(sizes[use.slots])
                 start, end = max(lower - begin, 0), min(upper - begin, period)
@@ -55,25 +55,25 @@ def slotted(plan: Plan) -> Rectangles:
 
 
 def _assignments(plan: Plan) -> list[tuple[_Use, int, int]]:
-    """Who takes which slot: a use, its iteration, and the slot's number in its class."""
+    """Assigns slots to uses: pairs each use in each iteration with a slot's number in its class."""
     events = []
     for number, use in enumerate(_uses(plan)):
-        for turn in range(_TURNS):
-            begin = turn * plan.period
+        for iteration in range(_ITERATIONS):
+            begin = iteration * plan.period
             # Frees come before allocations of the same tick: lifetimes are half-open.
-            events.append((begin + use.upper, 0, number, turn, use))
-            events.append((begin + use.lower, 1, number, turn, use))
+            events.append((begin + use.upper, 0, number, iteration, use))
+            events.append((begin + use.lower, 1, number, iteration, use))
     free = [list(range(count)) for count in plan.slots.count.tolist()]
     taken: dict[tuple[int, int], int] = {}
     result = []
-    for _, allocates, number, turn, use in sorted(events, key=lambda event: event[:4]):
+    for _, allocates, number, iteration, use in sorted(events, key=lambda event: event[:4]):
         if not allocates:
-            insort(free[use.slots], taken.pop((number, turn)))
+            insort(free[use.slots], taken.pop((number, iteration)))
             continue
         if not free[use.slots]:
             raise PlanError(f"slots, row {use.slots}: too few; check the plan")
-        place = taken[number, turn] = free[use.slots].pop(0)
-        result.append((use, turn, place))
+        place = taken[number, iteration] = free[use.slots].pop(0)
+        result.append((use, iteration, place))
     return result
 
 

@@ -352,7 +352,7 @@ TEST(Boxes, BringThePlanDownToTheBound) {
   EXPECT_GT(boxed, 50);
 }
 
-// What the requests in slots need beside a pool without any is what their slots take.
+// Slots take no more than their requests need beside a pool that has no slots.
 TEST(Slots, NeverMakeAPlanWorse) {
   for (int seed = 0; seed < 12; ++seed) {
     std::mt19937 random(static_cast<unsigned>(seed));

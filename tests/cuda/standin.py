@@ -87,7 +87,7 @@ def used(device: int = 0) -> int:
 
 
 def calls(name: str) -> int:
-    """How often a function was called."""
+    """The number of calls of a function."""
     return int(_library.standin_calls(name.encode()))
 
 

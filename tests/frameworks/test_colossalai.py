@@ -83,7 +83,7 @@ def test_each_rank_of_a_pipeline_profiles_plans_and_is_served(
 
 
 def test_experts_that_two_ranks_share_are_dynamic(tmp_path: Path) -> None:
-    """How many tokens a rank's experts get differs in each iteration, and from the other's."""
+    """A rank's experts get another number of tokens in each iteration, and than the other's."""
     settings = Settings(experts=4, iterations=12)
     plain = run(settings, tmp_path / "store0")
     plans = tmp_path / "plans"

@@ -53,7 +53,7 @@ def nodes(tensor: Tensor) -> Iterator[Node]:
 
 
 def owners(sink: RecordingSink, tensor: Tensor) -> dict[str, set[str | None]]:
-    """Which layers made the nodes of `tensor`'s graph, by the kind of node."""
+    """The layers that made the nodes of `tensor`'s graph, by the kind of node."""
     found: dict[str, set[str | None]] = {}
     for node in nodes(tensor):
         found.setdefault(node.name(), set()).add(sink.layer_of(node._sequence_nr()))

@@ -85,7 +85,7 @@ def test_one_pass_is_planned_as_a_whole(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_recording_is_no_worse_either(kind: str) -> None:
-    """What is live before the first event has its place in the plan, too."""
+    """Blocks that are live before the first event have a place in the plan, too."""
     document = KINDS[kind]().document(30)
     trace = importers.from_bytes(dump(document), "snapshot.pickle").trace
     (torch, expandable, stalloc), _ = replayed(trace)

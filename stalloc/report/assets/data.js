@@ -1,4 +1,4 @@
-// What the page holds: a description, and columns packed by pack.py, read back as Float64Array.
+// The page's data: a description, and columns packed by pack.py, read back as Float64Array.
 // Every number in them is whole; above 2^53 it is rounded, which no pixel can show.
 
 const TYPES = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, f64: Float64Array };

@@ -40,7 +40,7 @@ function drawSegments(panel, context, colours) {
   }
 }
 
-// What is kept for dynamic requests.
+// The regions of dynamic requests.
 function drawRegions(panel, context, colours) {
   const { address, size, start, end } = panel.layout.regions;
   context.fillStyle = colours.dynamic;

@@ -1,4 +1,4 @@
-// What is at a point of the map, and how it is told. Looking through all rectangles takes about a
+// Finds and describes the request at a point of the map. Looking through all rectangles takes about a
 // millisecond for 300,000, less than an index would be worth.
 
 // The rectangle under the point or, where none is, the nearest within a pixel; how many share the

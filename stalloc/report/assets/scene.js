@@ -1,4 +1,4 @@
-// What is drawn, and the part of it that is in view. Times are ticks, addresses bytes; both views
+// The drawn layouts, and the part of them that is in view. Times are ticks, addresses bytes; both views
 // move together, so that the same moment and the same height stand at the same place in each.
 
 class Scene {
@@ -88,7 +88,7 @@ class Scene {
     this.moveAddresses(rectangles.address[i] + size / 2 - height / 2, height);
   }
 
-  // Whether a request is drawn at full strength.
+  // True if a request is drawn at full strength.
   stands(row) {
     return this.shown[this.requests.lifetime[row]] && (this.found === null || this.found[row] === 1);
   }

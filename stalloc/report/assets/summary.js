@@ -1,4 +1,4 @@
-// What stands around the drawings: the savings, the legend, the largest requests, the facts.
+// The texts around the drawings: the savings, the legend, the largest requests, the facts.
 
 const LARGEST = 12;
 
