@@ -53,7 +53,7 @@ check-odr: setup  ## Check that no two files of the library define one name in t
 
 .PHONY: test-python
 test-python: build  ## Run the Python tests
-	@python -m pytest
+	@python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: test-cuda
 test-cuda: setup  ## Run both modes with a CUDA build of torch (several GB) on a pretended GPU

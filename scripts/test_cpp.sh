@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds one of CMakePresets.json's configurations and runs its C++ tests.
 #
-# Usage: scripts/test_cpp.sh cpp|debug|asan|tsan
+# Usage: scripts/test_cpp.sh cpp|asan|tsan
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

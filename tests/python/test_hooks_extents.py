@@ -38,6 +38,9 @@ class Batch:
     def __getitem__(self, key: str) -> Tensor:
         return torch.ones(7, 3) if key == "x" else torch.ones(2, 11)
 
+    def __repr__(self) -> str:  # the test's name, the same in every process that runs it
+        return "Batch()"
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
