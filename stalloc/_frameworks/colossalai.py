@@ -52,11 +52,12 @@ class Integration(installed.Integration):
         if self._scheduler is None:
             self.driver.begin_iteration(self._model)
             return
+        backward = self._positions.followed_backward(self.driver, "output_obj")
         for name, make in {
             "forward_backward_step": self._schedule,
             "forward_step": self._forward,
-            "backward_step": self._backward,
-            "backward_b_step": self._backward,
+            "backward_step": backward,
+            "backward_b_step": backward,
             "schedule_w": self._weight_gradients,
         }.items():
             self.patches.wrap(self._scheduler, name, make)
@@ -98,17 +99,6 @@ class Integration(installed.Integration):
             return output
 
         return forward_step
-
-    def _backward(self, original: Function) -> Function:
-        output = Argument(original, "output_obj")
-
-        def backward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self.driver.active:
-                return original(*args, **kwargs)
-            with self.driver.backward(*self._positions.backward(output.of(args, kwargs))):
-                return original(*args, **kwargs)
-
-        return backward_step
 
     def _weight_gradients(self, original: Function) -> Function:
         chunk = Argument(original, "model_chunk_id")

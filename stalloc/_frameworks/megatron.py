@@ -78,8 +78,9 @@ class Integration(installed.Integration):
         for name in _SCHEDULES:
             self.patches.wrap(schedules, name, self._schedule)
         found = self.patches.wrap(schedules, "forward_step", self._forward_step)
+        backward = self._positions.followed_backward(self.driver, "output_tensor")
         for name in _BACKWARDS:
-            found = self.patches.wrap(schedules, name, self._backward_step) or found
+            found = self.patches.wrap(schedules, name, backward) or found
         if not found:
             self.driver.stand_aside(
                 "this Megatron has neither forward_step nor backward_step in its module schedules"
@@ -187,17 +188,6 @@ class Integration(installed.Integration):
             return output
 
         return forward_step
-
-    def _backward_step(self, original: Function) -> Function:
-        output = Argument(original, "output_tensor")
-
-        def backward_step(*args: Any, **kwargs: Any) -> Any:
-            if not self.driver.active:
-                return original(*args, **kwargs)
-            with self.driver.backward(*self._positions.backward(output.of(args, kwargs))):
-                return original(*args, **kwargs)
-
-        return backward_step
 
     def _chunk_of(self, model: object, vp_stage: int | None) -> int:
         for i, chunk in enumerate(self._chunks):

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stalloc._frameworks.patches import Argument, Function, Make
+from stalloc.driver import Driver
+
 _TAG = "_stalloc_position"
 
 
@@ -58,6 +61,27 @@ class Positions:
                     self._waiting.remove(position)
                 return position
         return self._waiting.popleft() if self._waiting else Position(0)
+
+    def followed_backward(self, driver: Driver, argument: str) -> Make:
+        """Makes a wrapper of a backward function that reports each call to the driver.
+
+        Args:
+            driver: Hears of the phase while an iteration is profiled or planned.
+            argument: The function's name for the output of the forward.
+        """
+
+        def wrap(original: Function) -> Function:
+            output = Argument(original, argument)
+
+            def backward_step(*args: Any, **kwargs: Any) -> Any:
+                if not driver.active:
+                    return original(*args, **kwargs)
+                with driver.backward(*self.backward(output.of(args, kwargs))):
+                    return original(*args, **kwargs)
+
+            return backward_step
+
+        return wrap
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
