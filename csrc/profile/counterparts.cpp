@@ -212,9 +212,20 @@ bool Counterparts::is_everywhere(std::int32_t i) const {
   return true;
 }
 
+bool Counterparts::is_optional(std::int32_t i) const {
+  const LawIndex known = law(reference_, i);
+  if (known == kNone || matches_[reference_][i] == kNone) return false;
+  if (laws_.laws[static_cast<std::size_t>(known)].proof == LawProof::kUnexplained) return false;
+  for (std::int32_t t = first_compared_; t < reference_; ++t) {
+    if (matches_[t][i] != kNone) return true;
+  }
+  return false;
+}
+
 void Counterparts::number_statics() {
   for (std::int32_t i = 0; i < iterations_[reference_].count; ++i) {
-    if (request(reference_, i).thread == 0 && is_everywhere(i)) statics_.push_back(i);
+    if (request(reference_, i).thread != 0) continue;
+    if (is_everywhere(i) || is_optional(i)) statics_.push_back(i);
   }
   numbers_.resize(iterations_.size());
   newest_.resize(iterations_.size());
@@ -222,7 +233,8 @@ void Counterparts::number_statics() {
     auto& numbers = numbers_[t];
     numbers.assign(iterations_[t].count, kNone);
     for (std::size_t n = 0; n < statics_.size(); ++n) {
-      numbers[matches_[t][statics_[n]]] = static_cast<std::int32_t>(n);
+      const std::int32_t index = matches_[t][statics_[n]];
+      if (index != kNone) numbers[index] = static_cast<std::int32_t>(n);
     }
     auto& newest = newest_[t];
     newest.reserve(numbers.size() + 1);

@@ -5,9 +5,10 @@
 //   - The first one, a warm-up, if there are three or more.
 //   - Two or more at the beginning that run another program (another model, or batch). Then the
 //     first iteration of the reference's program is a warm-up too.
-// Requests of the training thread that have a counterpart in all compared iterations are numbered
-// 0, 1, 2, ... in order of allocation. These numbers are a clock that all iterations share: the
-// newest number allocated before a moment dates it.
+// Requests of the training thread are numbered 0, 1, 2, ... in order of allocation if they have a
+// counterpart in all compared iterations, or are optional: they follow a size law, and some shapes
+// of the batch go without them (another kernel, a branch). These numbers are a clock that all
+// iterations share: the newest number allocated before a moment dates it.
 //
 // Cost: O(n log n) for each iteration, and alignment.h's.
 #pragma once
@@ -87,6 +88,9 @@ class Counterparts {
   std::int32_t match(std::int32_t t, std::int32_t i) const { return matches_[t][i]; }
   // True if the reference's request `i` has a counterpart in every compared iteration.
   bool is_everywhere(std::int32_t i) const;
+  // True if the reference's request `i` follows a size law and has a counterpart in some compared
+  // iteration.
+  bool is_optional(std::int32_t i) const;
 
   // The static number of the reference's request `i`, or kNone, and the request of a number.
   std::int32_t number(std::int32_t i) const { return numbers_[reference_][i]; }

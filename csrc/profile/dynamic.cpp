@@ -97,8 +97,9 @@ class Places {
       for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
         const ProfiledRequest& planned = profile_.requests[i];
         if (!profile_.is_plannable(planned)) continue;
-        const trace::Request& r =
-            all_.request(born, all_.match(born, static_cast<std::int32_t>(i)));
+        const std::int32_t index = all_.match(born, static_cast<std::int32_t>(i));
+        if (index == kNone) continue;
+        const trace::Request& r = all_.request(born, index);
         if (r.upper < all_.iteration(t).begin || r.upper >= all_.iteration(t).end) continue;
         frees.push_back({r.upper, planned.upper - periods * profile_.period});
       }
@@ -252,7 +253,8 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
       if (!planned || r.layer_begin == kNone) continue;
       Count& count = counts[{phase, r.layer_begin}];
       ++count.requests;
-      count.varying += all.number_in(t, index) == kNone;
+      // A request that follows a law belongs to a variant of the program.
+      count.varying += all.number_in(t, index) == kNone && all.law(t, index) == kNone;
     }
   }
   std::set<std::pair<trace::PhaseKey, LayerIndex>> stays;

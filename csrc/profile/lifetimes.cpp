@@ -69,7 +69,7 @@ class Profiler {
   }
 
  private:
-  // The lifetime of the counterpart of static request `i` in iteration `t`.
+  // The lifetime of the counterpart of static request `i` in iteration `t`, which has one.
   Sighting sight(std::int32_t t, std::int32_t i) const {
     const trace::Request& r = all_.request(t, all_.match(t, i));
     Sighting sighting;
@@ -93,6 +93,7 @@ class Profiler {
     Sighting result = sight(reference_, i);
     const bool passes_end = result.kind == Sighting::Kind::kStillAlive;
     for (std::int32_t t = all_.first_compared(); t < reference_; ++t) {
+      if (all_.match(t, i) == kNone) continue;
       const Sighting sighting = sight(t, i);
       if (sighting.kind == Sighting::Kind::kTooLong) return sighting;
       if (result.kind == Sighting::Kind::kStillAlive || sighting.outlives(result)) {
@@ -134,7 +135,8 @@ class Profiler {
     result.phase_begin = all_.phases().find(trace_.phases[r.phase_begin].key);
     if (result.phase_begin == kNone) result.phase_begin = all_.phases().at(result.lower);
     const bool planned = all_.match(reference_, i) != kNone;
-    result.dynamic = r.dynamic || is_tagged(i) || (planned && !all_.is_everywhere(i)) ||
+    result.dynamic = r.dynamic || is_tagged(i) ||
+                     (planned && !all_.is_everywhere(i) && !all_.is_optional(i)) ||
                      dynamic_stays_.contains({trace_.phases[r.phase_begin].key, r.layer_begin});
 
     bool wraps = false;

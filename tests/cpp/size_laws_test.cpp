@@ -233,6 +233,33 @@ TEST(SizeLaws, StaysOfAnotherCountLeaveTheRestAligned) {
   }
 }
 
+// A model that interpolates its positions unless the image has the size that it was trained on.
+Program interpolating() {
+  Program program;
+  program.in_forward = [](TraceBuilder& t, Extent n) {
+    t.layer(0);
+    const auto patches = t.alloc(512 * n);
+    if (n != 40) {
+      for (int i = 0; i < 6; ++i) t.free(t.alloc(1'000 + 8 * n));
+    }
+    t.layer(kNone);
+    t.free(patches);
+  };
+  return program;
+}
+
+TEST(SizeLaws, ABranchThatSomeShapesGoWithoutIsStatic) {
+  const trace::Trace trace = run({{10}, {24}, {40}, {20}, {80}, {40}, {50}}, interpolating());
+  const IterationProfile profile = profile::profile_iteration(trace);
+  EXPECT_EQ(dynamic(profile), 0);
+  for (const profile::ProfiledRequest& r : profile.requests) EXPECT_TRUE(profile.is_plannable(r));
+}
+
+TEST(SizeLaws, ABranchThatTheReferenceGoesWithoutLeavesTheOthersStatic) {
+  const trace::Trace trace = run({{10}, {24}, {50}, {20}, {80}, {60}, {40}}, interpolating());
+  EXPECT_EQ(dynamic(profile::profile_iteration(trace)), 0);
+}
+
 // Scratch space of a kernel takes a whole block from a length of 32 on, and less below.
 TEST(SizeLaws, SmallerSizesMayStayBelowALaw) {
   Program program;

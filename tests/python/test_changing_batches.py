@@ -254,6 +254,44 @@ def test_inspect_shows_extents_and_laws(tmp_path: Path, capsys: pytest.CaptureFi
     assert re.search(rf"{shown['laws']['affine']} affine", said)
 
 
+class Interpolating(nn.Module):
+    """Stretches its positions to the length, unless that is the one they were made for."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        self.positions = nn.Parameter(torch.ones(1, 1, 40))
+
+    def forward(self, t: Tensor) -> Tensor:
+        positions = self.positions
+        if t.shape[1] != 40:
+            positions = functional.interpolate(positions.double(), t.shape[1]).float() * 1.0
+        out: Tensor = self.model(t) + positions.transpose(1, 2)
+        return out
+
+
+@isolated
+def test_a_branch_that_some_lengths_go_without_is_planned() -> None:
+    def trainer() -> Trainer:
+        torch.manual_seed(0)
+        return Trainer(Interpolating(Model()))
+
+    torch.set_num_threads(1)
+    plain, planned = trainer(), trainer()
+    served = [of_length(n, n) for n in (25, 40, 40, 63, 7, 40, 50, 40, 33)]
+    profiled = [of_length(n, n) for n in (24, 40, 64, 56, 40, 9, 64)]
+    for step in (*profiled, *served):
+        step(plain)
+    stalloc.enable(profile(planned, profiled))
+    for step in served:
+        step(planned)
+        _core.runtime("cpu").check()
+    assert_same(plain, planned)
+    stats = stalloc.memory_stats()
+    assert stats["hit_rate"] >= 0.99, stats
+    assert stats["dynamic_requests"] == 0
+
+
 class Stepped(nn.Module):
     """Pads to a multiple of 16 up to a length of 64, and to one of 128 beyond."""
 
