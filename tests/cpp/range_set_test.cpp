@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace stalloc {
@@ -12,30 +14,30 @@ namespace {
 // The addresses of a small pool that are in the set.
 class Addresses {
  public:
-  explicit Addresses(Offset size) : in_(static_cast<std::size_t>(size)) {}
+  explicit Addresses(Offset size) : in_(static_cast<std::size_t>(size), mark(false)) {}
 
   void set(Range r, bool in) {
-    for (Offset a = r.begin; a < r.end; ++a) in_[static_cast<std::size_t>(a)] = in;
+    for (Offset a = r.begin; a < r.end; ++a) in_[static_cast<std::size_t>(a)] = mark(in);
   }
   bool all(Range r, bool in) const {
-    for (Offset a = r.begin; a < r.end; ++a) {
-      if (in_[static_cast<std::size_t>(a)] != in) return false;
-    }
-    return true;
+    return in_.find(mark(!in), static_cast<std::size_t>(r.begin)) >=
+           static_cast<std::size_t>(r.end);
   }
   std::vector<Range> ranges() const {
     std::vector<Range> result;
-    for (std::size_t a = 0; a < in_.size(); ++a) {
-      const auto at = static_cast<Offset>(a);
-      if (!in_[a]) continue;
-      if (result.empty() || result.back().end != at) result.push_back({at, at});
-      result.back().end = at + 1;
+    std::size_t begin = in_.find(mark(true));
+    while (begin != std::string::npos) {
+      const std::size_t end = std::min(in_.find(mark(false), begin), in_.size());
+      result.push_back({static_cast<Offset>(begin), static_cast<Offset>(end)});
+      begin = in_.find(mark(true), end);
     }
     return result;
   }
 
  private:
-  std::vector<bool> in_;
+  static char mark(bool in) { return in ? '1' : '0'; }
+
+  std::string in_;  // a mark for each address
 };
 
 Offset best_fit(const std::vector<Range>& ranges, Bytes size) {
