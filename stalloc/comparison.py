@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stalloc.laws import formulas
 from stalloc.plans import Plan
 from stalloc.tables import Flags, Int64s
 from stalloc.trace import Trace
@@ -38,6 +39,8 @@ class Run:
             iteration and, if it lives so long, the next.
         dynamic: Number and bytes of the dynamic requests by phase; of a trace only.
         sites: The call sites of the requests of a phase and shape, if known.
+        laws: Formulas of the sizes of the planned requests by phase, in order; empty for a size
+            that follows none. Of a plan with extents only.
     """
 
     kind: str
@@ -49,6 +52,7 @@ class Run:
     frees: dict[str, list[int]]
     dynamic: dict[str, tuple[int, int]] = field(default_factory=dict)
     sites: dict[tuple[str, Shape], str] = field(default_factory=dict)
+    laws: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,23 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class LawChange:
+    """Requests at the same places whose sizes follow another law.
+
+    Attributes:
+        phase: Its name.
+        requests: How many.
+        a: The formula before; empty for a size that followed none.
+        b: The formula after; the same.
+    """
+
+    phase: str
+    requests: int
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """The differences of two runs.
 
@@ -85,12 +106,15 @@ class Comparison:
         fits: Share of the second run's requests that come at their place in the first one's phases,
             or would if others were not in between.
         changes: The largest first.
+        laws: Different size laws of two plans, by phase. Phases with another number of requests are
+            left out: `changes` has them.
         info: Different facts: before and after, empty if missing.
     """
 
     same: bool
     fits: float
     changes: list[Change]
+    laws: list[LawChange]
     info: dict[str, tuple[str, str]]
 
 
@@ -133,10 +157,12 @@ def compare(a: Run, b: Run) -> Comparison:
         for name in sorted({*a.info, *b.info} - _OF_NO_INTEREST)
         if a.info.get(name, "") != b.info.get(name, "")
     }
+    laws = _law_changes(a, b)
     return Comparison(
-        same=not changes,
+        same=not changes and not laws,
         fits=kept / total if total else float(not any(a.planned.values())),
         changes=changes,
+        laws=laws,
         info=noted,
     )
 
@@ -186,6 +212,17 @@ def _lifetime_changes(a: Run, b: Run) -> list[Change]:
     ]
 
 
+def _law_changes(a: Run, b: Run) -> list[LawChange]:
+    result = []
+    for phase in a.laws.keys() & b.laws.keys():
+        before, after = a.laws[phase], b.laws[phase]
+        if len(before) != len(after):
+            continue
+        pairs = Counter((x, y) for x, y in zip(before, after, strict=True) if x != y)
+        result += [LawChange(phase, count, x, y) for (x, y), count in pairs.items()]
+    return sorted(result, key=lambda change: (-change.requests, change.phase, change.a, change.b))
+
+
 def _dynamic_changes(a: Run, b: Run) -> list[Change]:
     result = []
     for phase in dict.fromkeys((*a.dynamic, *b.dynamic)):
@@ -214,6 +251,11 @@ def _of_plan(plan: Plan) -> Run:
         run.planned[names[phase]].append(shape)
         run.frees[names[phase]].append(freed)
     run.planned = _without_empty(run.planned)
+    if plan.extents:
+        texts = [*formulas(plan), ""]  # the last for decisions without a law
+        run.laws = {name: [] for name in run.planned}
+        for phase, law in zip(decisions.phase.tolist(), decisions.law.tolist(), strict=True):
+            run.laws[names[phase]].append(texts[law])
     return run
 
 

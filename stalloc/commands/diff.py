@@ -28,7 +28,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="list the changes between two traces or plans",
         description="Compares the planned requests of two traces, plans, snapshots or Kineto "
         "traces, phase by phase: requests that are new, gone, resized or reordered, the largest "
-        "first. With a plan and a newer trace it shows why the plan no longer fits.",
+        "first. With a plan and a newer trace it shows why the plan no longer fits. Two plans of "
+        "batches that change are compared by their size laws, too.",
         epilog="Exit codes: 0 done, with or without changes; 1 bad input; 2 wrong usage.",
     )
     parser.add_argument("a", metavar="A", type=Path, help="before: a trace, a plan, a snapshot")
@@ -57,6 +58,7 @@ def main(args: argparse.Namespace) -> int:
                 "same": found.same,
                 "fits": found.fits,
                 "changes": [asdict(change) for change in found.changes],
+                "laws": [asdict(change) for change in found.laws],
                 "info": found.info,
             }
         )
@@ -110,6 +112,25 @@ def _print(args: argparse.Namespace, a: Run, b: Run, found: Comparison) -> None:
         print()
         print_text("The planned requests are the same: a plan of a fits b.")
         return
+    if found.changes:
+        _print_changes(args, found)
+    if found.laws:
+        print_table(
+            "Laws",
+            ("phase", "requests", "a", "b"),
+            (
+                (change.phase, f"{change.requests:,}", change.a or "none", change.b or "none")
+                for change in found.laws[: args.top]
+            ),
+            text={"a", "b"},
+        )
+        if rest := len(found.laws[args.top :]):
+            print(f"and {rest:,} more laws (--top)")
+    print()
+    print_text(_verdict(a, b, found))
+
+
+def _print_changes(args: argparse.Namespace, found: Comparison) -> None:
     named = any(change.site for change in found.changes)
     columns = ("phase", "change", "requests", "each", "bytes", *(("site",) if named else ()))
     print_table(
@@ -122,8 +143,6 @@ def _print(args: argparse.Namespace, a: Run, b: Run, found: Comparison) -> None:
     if rest:
         total = sum(change.bytes for change in rest)
         print(f"and {len(rest):,} more changes, {_signed(total)} in all (--top)")
-    print()
-    print_text(_verdict(a, b, found))
 
 
 def _cells(change: Change, named: bool) -> tuple[str, ...]:
@@ -141,6 +160,11 @@ def _cells(change: Change, named: bool) -> tuple[str, ...]:
 def _verdict(a: Run, b: Run, found: Comparison) -> str:
     share = f"{found.fits:.1%} of b's planned requests are in a, too."
     what = {change.what for change in found.changes}
+    if not what:
+        return (
+            f"{share} Their sizes are equal at the largest extents. Below, they follow other laws: "
+            "requests that a plan of a does not foresee take idle space."
+        )
     if what == {"order"}:
         return f"{share} They come in another order: the runtime looks for them, and misses some."
     if what == {"dynamic"}:

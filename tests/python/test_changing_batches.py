@@ -254,6 +254,27 @@ def test_inspect_shows_extents_and_laws(tmp_path: Path, capsys: pytest.CaptureFi
     assert re.search(rf"{shown['laws']['affine']} affine", said)
 
 
+def test_diff_shows_the_laws_that_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for width in (64, 32):
+        torch.manual_seed(0)
+        plan = profile(Trainer(Model(width=width)), [of_length(n) for n in LENGTHS])
+        files.append(str(tmp_path / f"{width}.json"))
+        plan.save(files[-1])
+    assert cli.main(["diff", *files, "--json"]) == 0
+    laws = json.loads(capsys.readouterr().out)["laws"]
+    # Activations of two rows, four bytes a number.
+    halved = [law for law in laws if (law["a"], law["b"]) == ("512 * tokens.1", "256 * tokens.1")]
+    assert {law["phase"] for law in halved} == {"forward 0", "backward 0"}
+    assert sum(law["requests"] for law in halved) > 20
+    assert cli.main(["diff", *files]) == 0
+    assert "512 * tokens.1" in capsys.readouterr().out
+    assert cli.main(["diff", files[0], files[0], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["same"] is True
+
+
 class Interpolating(nn.Module):
     """Stretches its positions to the length, unless that is the one they were made for."""
 
