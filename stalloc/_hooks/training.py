@@ -48,14 +48,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-from torch.utils.hooks import RemovableHandle
 
-from stalloc._hooks import frames
+from stalloc._hooks import frames, registry
 from stalloc._hooks.engine import add_listener, remove_listener
 from stalloc._hooks.extents import ExtentReader
 from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
@@ -113,10 +107,10 @@ class TrainingHooks:
         self._dynamic = tuple(dynamic)
         self._accepts = accepts
         self._on_forward = on_forward
-        self._handles: list[RemovableHandle] = []
-        self._root_handles: list[RemovableHandle] = []
+        self._handles: list[registry.Handle] = []
+        self._root_handles: list[registry.Handle] = []
         self._extents = ExtentReader()
-        self._discovery: RemovableHandle | None = None
+        self._discovery: registry.Handle | None = None
         self._is_attached = False
         self._reset()
 
@@ -173,8 +167,8 @@ class TrainingHooks:
             self._is_attached = True
             _attached = (*_attached, self)
         try:
-            self._handles.append(register_optimizer_step_pre_hook(self._step_begins))
-            self._handles.append(register_optimizer_step_post_hook(self._step_ends))
+            self._handles.append(registry.before_every_step(self._step_begins))
+            self._handles.append(registry.after_every_step(self._step_ends))
             add_listener(self)
             if self.root is not None:
                 self._watch(self.root)
@@ -228,13 +222,9 @@ class TrainingHooks:
         # Prepended in this order, the phase begins before the root's own layer does.
         self._layers.watch(root, self._root_handles)
         self._root_handles.append(
-            root.register_forward_pre_hook(
-                root_hook(self._root_called), prepend=True, with_kwargs=True
-            )
+            registry.before_forward(root, root_hook(self._root_called), with_kwargs=True)
         )
-        self._root_handles.append(
-            root.register_forward_hook(root_hook(self._root_returned), always_call=True)
-        )
+        self._root_handles.append(registry.after_forward(root, root_hook(self._root_returned)))
 
     def _unwatch(self) -> None:
         for handle in self._root_handles:
@@ -265,7 +255,7 @@ class TrainingHooks:
         self._tracker.end_forward(raised)
 
     def _discover(self) -> None:
-        self._discovery = register_module_forward_pre_hook(root_hook(self._module_called))
+        self._discovery = registry.before_every_forward(root_hook(self._module_called))
 
     def _end_discovery(self) -> None:
         if self._discovery is not None:
