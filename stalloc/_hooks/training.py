@@ -27,8 +27,15 @@ The rules, which make the same loop yield the same phases every time:
   begins no phase.
 - **The iteration ends** when `end_iteration` is called. Until that is first done, it ends at the
   first training forward after the closing optimizer's step (`stalloc._hooks.iterations` tells which
-  that is). A step that a gradient scaler skips ends nothing: call `stalloc.step()` where steps may
-  be skipped. `early_ends` is the number of steps before the first call that end none.
+  that is), in a closure, too. A step that a gradient scaler skips ends nothing: call
+  `stalloc.step()` where steps may be skipped. `early_ends` is the number of steps before the first
+  call that end none.
+- **Without optimizers** (weights updated by hand), with `guesses_ends`, it ends at the first
+  training forward after a backward pass. The first step of an optimizer ends the guessing: what
+  ended by guess before it are parts of one iteration, such as microbatches that accumulate
+  gradients.
+- **Without modules** there is no forward. The iteration ends where the closing optimizer's step
+  returns, and by guess where the engine returns.
 - **Explicit** phases replace all of this while open. One that another interrupted, or that an
   iteration ended in, is entered again as a new occurrence: an occurrence is one uninterrupted run
   of requests. Only unplanned stretches are stepped out of and back.
@@ -86,6 +93,10 @@ class TrainingHooks:
             begun. An exception reaches the caller of the model before anything begins.
         early_ends: How often an optimizer's step seems to end an iteration and does not, before
             `end_iteration` is called for the first time.
+        guesses_ends: End iterations without optimizers, too.
+        on_first_step: Called when the first optimizer's step begins and `guesses_ends` is true. The
+            iterations that the sink has heard of up to now are parts of one.
+        on_rootless: Called before a backward pass while no module was called for training.
     """
 
     def __init__(
@@ -98,9 +109,15 @@ class TrainingHooks:
         accepts: Accepts | None = None,
         on_forward: OnForward | None = None,
         early_ends: int = 0,
+        guesses_ends: bool = False,
+        on_first_step: Callable[[], None] | None = None,
+        on_rootless: Callable[[], object] | None = None,
     ) -> None:
         self._sink = sink
         self._early_ends = early_ends
+        self._guesses_ends = guesses_ends
+        self._on_first_step = on_first_step
+        self._on_rootless = on_rootless
         self._root = weakref.ref(model) if model is not None else None
         self._finds_root = model is None
         self._all_layers = layers
@@ -116,12 +133,13 @@ class TrainingHooks:
 
     def _reset(self) -> None:
         self._thread = threading.get_ident()
-        self._tracker = PhaseTracker(self._sink, self._early_ends)
+        self._tracker = PhaseTracker(self._sink, self._early_ends, self._guesses_ends)
         self._layers = LayerHooks(self._sink, self._thread, self._all_layers, self._dynamic)
         self._layers_at_backward = 0
         self._root_trains = False  # was called for training in this iteration
         self._others_train = False  # a backward pass came without
         self._waited = 0  # iterations in a row that others trained
+        self._has_seen_model = False
 
     @property
     def attached(self) -> bool:
@@ -132,6 +150,11 @@ class TrainingHooks:
     def in_first_cycle(self) -> bool:
         """True if the optimizer that stepped last had not stepped before."""
         return self._tracker.in_first_cycle
+
+    @property
+    def guesses_ends(self) -> bool:
+        """True until an optimizer's step or a call tells an end, if ends were to be guessed."""
+        return self._tracker.guesses_ends
 
     @property
     def root(self) -> nn.Module | None:
@@ -282,6 +305,7 @@ class TrainingHooks:
             return
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return
+        self._has_seen_model = True
         if module is self.root:  # which has been idle for a while
             self._end_discovery()
             return
@@ -302,6 +326,10 @@ class TrainingHooks:
         """Called by the engine; not for users."""
         if not self._drives():
             return False
+        if self._on_rootless is not None and self._is_rootless():
+            self._on_rootless()
+            if not self._is_attached:
+                return False
         self._layers_at_backward = self._layers.depth()
         self._others_train = self._others_train or not self._root_trains
         return self._tracker.begin_backward()
@@ -310,19 +338,23 @@ class TrainingHooks:
         """Called by the engine; not for users."""
         if self._is_attached:
             self._layers.close(self._layers_at_backward)
-            self._tracker.end_backward()
+            self._tracker.end_backward(self._is_rootless())
             self._discover_again_if_gone()
 
     # Optimizers
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._is_attached and self._tracker.guesses_ends:
+            self._tracker.guess_no_longer()
+            if self._on_first_step is not None:
+                self._on_first_step()
         if self._drives():
             self._tracker.begin_step(optimizer)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         over = False
         if self._drives():
-            over = self._tracker.end_step(optimizer)
+            over = self._tracker.end_step(optimizer, self._is_rootless())
         elif torch._C._current_graph_task_id() != -1:
             over = self._tracker.count_step(optimizer)
         if over:
@@ -363,6 +395,10 @@ class TrainingHooks:
             and self._is_attached
             and torch._C._current_graph_task_id() == -1
         )
+
+    def _is_rootless(self) -> bool:
+        """True as long as no module that could be the root was called for training."""
+        return self._finds_root and not self._has_seen_model
 
     def _close_layers_left_open(self, module_calls: int) -> None:
         if self._layers.depth() and frames.module_calls() <= module_calls:
