@@ -14,13 +14,16 @@ import torch
 
 from stalloc import _adapters, _core
 from stalloc.dynamic import dynamic_patterns
-from stalloc.errors import StallocError
+from stalloc.errors import StallocError, TraceError
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
 from stalloc.trace import Trace
 
 if TYPE_CHECKING:
     from stalloc.planner import Streams
     from stalloc.plans import Plan
+
+GUESSED_ENDS = "backward"
+"""Value of the key `ends` in the info of a trace without optimizer steps and calls of `step()`."""
 
 # The profile that is being recorded, of which there is one at a time.
 _active: Profile | None = None
@@ -56,8 +59,13 @@ class Profile:
             layers=layers,
             dynamic=dynamic,
             on_forward=self._on_forward,
+            guesses_ends=True,
+            on_first_step=self._adapter.runtime.join_iterations,
+            on_rootless=self._stop_if_complete,
         )
         self._iterations = iterations
+        self._ends_are_guessed = True
+        self._awaits_step = False  # there is an optimizer, which may accumulate gradients
         self._ends_are_explicit = False
         self._early_ends = 0  # iterations that seemed to end before the first step()
         self._inputs: set[str] = set()
@@ -138,14 +146,17 @@ class Profile:
     def step(self) -> None:
         """Marks the end of an iteration.
 
-        Without any call, an iteration ends with the first forward after the optimizer's step. The
-        first call joins the iterations that ended like that before it, unless the optimizer that
-        stepped last had stepped before: in the first cycle of several optimizers they were parts of
-        one iteration, later they were whole iterations.
+        Without any call, an iteration ends with the first forward after the optimizer's step, or
+        after a backward pass if no optimizer ever steps. The first call joins the iterations that
+        ended like that before it, unless the optimizer that stepped last had stepped before: in the
+        first cycle of several optimizers they were parts of one iteration, later they were whole
+        iterations.
         """
         if _active is self and not self._ends_are_explicit:
             self._ends_are_explicit = True
-            if self._hooks.in_first_cycle:
+            if self._hooks.guesses_ends:
+                self._adapter.runtime.join_iterations()
+            elif self._hooks.in_first_cycle:
                 self._early_ends = self._adapter.runtime.recorded_iterations
                 self._adapter.runtime.join_iterations()
         self._hooks.end_iteration()
@@ -160,6 +171,7 @@ class Profile:
         self._trace.info = self._describe()
 
     def _end(self) -> _core.Trace:
+        self._ends_are_guessed = self._hooks.guesses_ends
         self._hooks.detach()
         self._adapter.uninstall()
         return self._adapter.runtime.finish_recording()
@@ -203,6 +215,7 @@ class Profile:
             TraceError: If no complete iteration was recorded.
             PlanError: There is no such planner or extent, or the options make no sense.
         """
+        self.check()
         return self.trace.plan(
             algorithm=algorithm,
             alignment=alignment,
@@ -213,14 +226,37 @@ class Profile:
             extents=extents,
         )
 
+    def check(self) -> None:
+        """Checks that there is something to plan.
+
+        Raises:
+            TraceError: If no end of an iteration was seen.
+        """
+        if len(self.trace.iterations) > 1 or not self._ends_are_guessed:
+            return
+        raise TraceError(
+            "no complete iteration was seen: there was no step of a torch.optim.Optimizer, and no "
+            "two forwards with a backward pass in between; call stalloc.step() at the end of each "
+            "iteration"
+        )
+
     def _on_forward(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        recorded = self._adapter.runtime.recorded_iterations
-        if self._iterations is not None and recorded >= self._iterations:
-            self.stop()
+        if self._stop_if_complete():
             return
         if self._model is None and self.model is not module:
             self._meet(module)
         self._inputs.add(input_signature(args, kwargs))
+
+    def _stop_if_complete(self) -> bool:
+        recorded = self._adapter.runtime.recorded_iterations
+        if self._iterations is None or recorded < self._iterations:
+            return False
+        if self._hooks.guesses_ends:
+            self._awaits_step = self._awaits_step or _optimizer_exists()
+            if self._awaits_step:
+                return False
+        self.stop()
+        return True
 
     def _meet(self, module: torch.nn.Module) -> None:
         if self._found_signature:
@@ -242,7 +278,13 @@ class Profile:
             info["other_models"] = json.dumps(self._other_models)
         if self._early_ends:
             info["early_ends"] = str(self._early_ends)
+        if self._ends_are_guessed:
+            info["ends"] = GUESSED_ENDS
         return info | self._info
+
+
+def _optimizer_exists() -> bool:
+    return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
 
 
 def profile(

@@ -24,7 +24,7 @@ from stalloc._fit import (
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
 from stalloc.plans import Plan
-from stalloc.profiling import active_profile
+from stalloc.profiling import GUESSED_ENDS, active_profile
 
 
 class Session:
@@ -110,6 +110,7 @@ class _Active(Session):
             accepts=self._accept,
             on_forward=self._check_forward,
             early_ends=count(plan, "early_ends"),
+            guesses_ends=plan.info.get("ends") == GUESSED_ENDS,
         )
         self._fits = False
         self._part = ""  # signature of a trained module that may be a part of the model
@@ -338,7 +339,8 @@ def _in_force() -> _Active:
 def step() -> None:
     """Marks the end of an iteration of a planned or profiled run; otherwise a no-op.
 
-    Without any call, an iteration ends with the first forward after the optimizer's step.
+    Without any call, an iteration ends with the first forward after the optimizer's step, or after
+    a backward pass if no optimizer ever steps.
     """
     if _session is not None:
         _session._hooks.end_iteration()

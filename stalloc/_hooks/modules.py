@@ -1,12 +1,7 @@
-"""Hooks on modules that leave no trace in copies, and the layers of a model.
-
-A hook sits in the module's `__dict__`, so `copy.deepcopy(model)` (averaged weights) and
-`torch.save(model)` copy it. The copy is a callable of the standard library that does nothing.
-"""
+"""Hooks on modules, and the layers of a model."""
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import functools
 import threading
@@ -15,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
+from stalloc._hooks.registry import Handle, after_forward, before_forward
 from stalloc._hooks.sink import PhaseSink
 
 Pattern = str | type[nn.Module]
@@ -31,9 +26,6 @@ class ModuleHook:
     def __call__(self, *args: Any) -> None:
         """Called by the module."""
         self._function(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 @functools.cache
@@ -92,7 +84,7 @@ class LayerHooks:
             self._spans[name] = self._sink.define_layer(name, True)
         return self._spans[name]
 
-    def watch(self, model: nn.Module, handles: list[RemovableHandle]) -> None:
+    def watch(self, model: nn.Module, handles: list[Handle]) -> None:
         """Hooks the modules of `model`; shared ones once, under their first name."""
         if not self._everything and not self.patterns:
             return
@@ -107,16 +99,12 @@ class LayerHooks:
             layer = self._sink.define_layer(name or type(model).__name__, dynamic)
             if module is model:
                 self.root_layer = layer
-            handles.append(
-                module.register_forward_pre_hook(
-                    LayerHook(functools.partial(self.enter, layer)), prepend=True
-                )
+            enter, leave = (
+                functools.partial(self.enter, layer),
+                functools.partial(self.leave, layer),
             )
-            handles.append(
-                module.register_forward_hook(
-                    LayerHook(functools.partial(self.leave, layer)), always_call=True
-                )
-            )
+            handles.append(before_forward(module, LayerHook(enter)))
+            handles.append(after_forward(module, LayerHook(leave)))
 
     def _matches(self, name: str, module: nn.Module) -> bool:
         names = [name, *(base.__name__ for base in type(module).__mro__)]

@@ -33,9 +33,12 @@ class Scope:
 class PhaseTracker:
     """The state between two events of one attached `TrainingHooks`."""
 
-    def __init__(self, sink: PhaseSink, early_ends: int = 0) -> None:
+    def __init__(self, sink: PhaseSink, early_ends: int = 0, guesses_ends: bool = False) -> None:
         self._sink = sink
         self._early_ends = early_ends
+        self._guesses_ends = guesses_ends
+        self._guessed_microbatches = 0  # of the iterations that ended by guess
+        self._went_back = False  # a backward pass began in this iteration
         self._phase = OTHER  # the phase when no scope is open
         self._scopes: list[Scope] = []
         self._scope_has_extents = False  # the explicit phase that was entered last
@@ -50,6 +53,7 @@ class PhaseTracker:
         self._last_backward = -1
         self._iterations = IterationCounter()
         self._iteration_is_over = False
+        self._was_over_before_step = False  # before the outermost step that is on
         self._ends_are_explicit = False
 
     def start(self) -> None:
@@ -131,16 +135,19 @@ class PhaseTracker:
             return False
         self._backward = True
         if not self._forwards and not self._scopes:
+            self._went_back = self._went_back or not self._unplanned
             if self._forwarded:
                 self._last_backward = self._forwarded.pop()
             self._switch(Phase(PhaseKind.BACKWARD, self._last_backward))
         return True
 
-    def end_backward(self) -> None:
-        """The engine returned or raised."""
+    def end_backward(self, rootless: bool = False) -> None:
+        """The engine returned or raised; `rootless` says that no forward will tell an end."""
         self._backward = False
         if self._phase.kind is PhaseKind.BACKWARD:
             self._switch(self._idle())
+        if rootless and self._guesses_ends:
+            self._end_iteration_without_forward()
 
     # Optimizer
 
@@ -149,18 +156,25 @@ class PhaseTracker:
         self._drop_what_is_gone(steps=1)
         if self._unplanned:
             return
+        if not self._steps:
+            self._was_over_before_step = self._iteration_is_over
         self._steps.append(id(optimizer))
         if len(self._steps) == 1 and not self._forwards:
             self._switch(OPTIMIZER)
 
-    def end_step(self, optimizer: object) -> bool:
-        """An optimizer's step returned; returns whether it was an iteration's last."""
+    def end_step(self, optimizer: object, rootless: bool = False) -> bool:
+        """An optimizer's step returned; returns whether it was an iteration's last.
+
+        `rootless` says that no forward will tell the end: it is here.
+        """
         if id(optimizer) not in self._steps:
             return False
         del self._steps[self._steps.index(id(optimizer)) :]
         over = self.count_step(optimizer)
         if not self._steps and not self._forwards:
             self._switch(OTHER)
+        if rootless and self._iteration_is_over:
+            self._end_iteration_without_forward()
         return over
 
     def count_step(self, optimizer: object) -> bool:
@@ -214,19 +228,49 @@ class PhaseTracker:
         """Ends the iteration by the user's call; from now on only such calls do."""
         self._drop_what_is_gone()
         self._ends_are_explicit = True
+        self._guesses_ends = False
         self._end_iteration()
 
+    @property
+    def guesses_ends(self) -> bool:
+        """True until an optimizer's step or a call tells an end, if ends were to be guessed."""
+        return self._guesses_ends
+
+    def guess_no_longer(self) -> None:
+        """Takes the iterations that ended by guess for parts of the one that is on."""
+        self._guesses_ends = False
+        self._went_back = True  # at the latest in the iterations that ended by guess
+        before, self._guessed_microbatches = self._guessed_microbatches, 0
+        self._next_microbatch += before
+        self._forwarded = [microbatch + before for microbatch in self._forwarded]
+        if self._microbatch is not None:
+            self._microbatch += before
+        if self._last_backward >= 0:
+            self._last_backward += before
+
     def _end_iteration_if_over(self) -> None:
-        if not self._iteration_is_over or self._ends_are_explicit or self._steps:
+        guessed = self._guesses_ends and self._went_back
+        if self._ends_are_explicit or not (self._iteration_is_over or guessed):
             return
+        # In a step, only an iteration that was over before it: the closure begins the next one.
+        if self._steps and not self._was_over_before_step:
+            return
+        self._was_over_before_step = False
         if self._early_ends > 0:
             self._early_ends -= 1
             self._iteration_is_over = False
         else:
+            if guessed:
+                self._guessed_microbatches += self._next_microbatch
             self._end_iteration()
+
+    def _end_iteration_without_forward(self) -> None:
+        if self._went_back and not (self._steps or self._scopes or self._unplanned):
+            self._end_iteration_if_over()
 
     def _end_iteration(self) -> None:
         self._iteration_is_over = False
+        self._went_back = False
         self._next_microbatch = 0
         self._forwarded.clear()
         self._last_backward = -1

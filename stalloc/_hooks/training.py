@@ -27,8 +27,15 @@ The rules, which make the same loop yield the same phases every time:
   begins no phase.
 - **The iteration ends** when `end_iteration` is called. Until that is first done, it ends at the
   first training forward after the closing optimizer's step (`stalloc._hooks.iterations` tells which
-  that is). A step that a gradient scaler skips ends nothing: call `stalloc.step()` where steps may
-  be skipped. `early_ends` is the number of steps before the first call that end none.
+  that is), in a closure, too. A step that a gradient scaler skips ends nothing: call
+  `stalloc.step()` where steps may be skipped. `early_ends` is the number of steps before the first
+  call that end none.
+- **Without optimizers** (weights updated by hand), with `guesses_ends`, it ends at the first
+  training forward after a backward pass. The first step of an optimizer ends the guessing: what
+  ended by guess before it are parts of one iteration, such as microbatches that accumulate
+  gradients.
+- **Without modules** there is no forward. The iteration ends where the closing optimizer's step
+  returns, and by guess where the engine returns.
 - **Explicit** phases replace all of this while open. One that another interrupted, or that an
   iteration ended in, is entered again as a new occurrence: an occurrence is one uninterrupted run
   of requests. Only unplanned stretches are stepped out of and back.
@@ -48,14 +55,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-from torch.utils.hooks import RemovableHandle
 
-from stalloc._hooks import frames
+from stalloc._hooks import frames, registry
 from stalloc._hooks.engine import add_listener, remove_listener
 from stalloc._hooks.extents import ExtentReader
 from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
@@ -92,6 +93,10 @@ class TrainingHooks:
             begun. An exception reaches the caller of the model before anything begins.
         early_ends: How often an optimizer's step seems to end an iteration and does not, before
             `end_iteration` is called for the first time.
+        guesses_ends: End iterations without optimizers, too.
+        on_first_step: Called when the first optimizer's step begins and `guesses_ends` is true. The
+            iterations that the sink has heard of up to now are parts of one.
+        on_rootless: Called before a backward pass while no module was called for training.
     """
 
     def __init__(
@@ -104,30 +109,37 @@ class TrainingHooks:
         accepts: Accepts | None = None,
         on_forward: OnForward | None = None,
         early_ends: int = 0,
+        guesses_ends: bool = False,
+        on_first_step: Callable[[], None] | None = None,
+        on_rootless: Callable[[], object] | None = None,
     ) -> None:
         self._sink = sink
         self._early_ends = early_ends
+        self._guesses_ends = guesses_ends
+        self._on_first_step = on_first_step
+        self._on_rootless = on_rootless
         self._root = weakref.ref(model) if model is not None else None
         self._finds_root = model is None
         self._all_layers = layers
         self._dynamic = tuple(dynamic)
         self._accepts = accepts
         self._on_forward = on_forward
-        self._handles: list[RemovableHandle] = []
-        self._root_handles: list[RemovableHandle] = []
+        self._handles: list[registry.Handle] = []
+        self._root_handles: list[registry.Handle] = []
         self._extents = ExtentReader()
-        self._discovery: RemovableHandle | None = None
+        self._discovery: registry.Handle | None = None
         self._is_attached = False
         self._reset()
 
     def _reset(self) -> None:
         self._thread = threading.get_ident()
-        self._tracker = PhaseTracker(self._sink, self._early_ends)
+        self._tracker = PhaseTracker(self._sink, self._early_ends, self._guesses_ends)
         self._layers = LayerHooks(self._sink, self._thread, self._all_layers, self._dynamic)
         self._layers_at_backward = 0
         self._root_trains = False  # was called for training in this iteration
         self._others_train = False  # a backward pass came without
         self._waited = 0  # iterations in a row that others trained
+        self._has_seen_model = False
 
     @property
     def attached(self) -> bool:
@@ -138,6 +150,11 @@ class TrainingHooks:
     def in_first_cycle(self) -> bool:
         """True if the optimizer that stepped last had not stepped before."""
         return self._tracker.in_first_cycle
+
+    @property
+    def guesses_ends(self) -> bool:
+        """True until an optimizer's step or a call tells an end, if ends were to be guessed."""
+        return self._tracker.guesses_ends
 
     @property
     def root(self) -> nn.Module | None:
@@ -173,8 +190,8 @@ class TrainingHooks:
             self._is_attached = True
             _attached = (*_attached, self)
         try:
-            self._handles.append(register_optimizer_step_pre_hook(self._step_begins))
-            self._handles.append(register_optimizer_step_post_hook(self._step_ends))
+            self._handles.append(registry.before_every_step(self._step_begins))
+            self._handles.append(registry.after_every_step(self._step_ends))
             add_listener(self)
             if self.root is not None:
                 self._watch(self.root)
@@ -228,13 +245,9 @@ class TrainingHooks:
         # Prepended in this order, the phase begins before the root's own layer does.
         self._layers.watch(root, self._root_handles)
         self._root_handles.append(
-            root.register_forward_pre_hook(
-                root_hook(self._root_called), prepend=True, with_kwargs=True
-            )
+            registry.before_forward(root, root_hook(self._root_called), with_kwargs=True)
         )
-        self._root_handles.append(
-            root.register_forward_hook(root_hook(self._root_returned), always_call=True)
-        )
+        self._root_handles.append(registry.after_forward(root, root_hook(self._root_returned)))
 
     def _unwatch(self) -> None:
         for handle in self._root_handles:
@@ -265,7 +278,7 @@ class TrainingHooks:
         self._tracker.end_forward(raised)
 
     def _discover(self) -> None:
-        self._discovery = register_module_forward_pre_hook(root_hook(self._module_called))
+        self._discovery = registry.before_every_forward(root_hook(self._module_called))
 
     def _end_discovery(self) -> None:
         if self._discovery is not None:
@@ -292,6 +305,7 @@ class TrainingHooks:
             return
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return
+        self._has_seen_model = True
         if module is self.root:  # which has been idle for a while
             self._end_discovery()
             return
@@ -312,6 +326,10 @@ class TrainingHooks:
         """Called by the engine; not for users."""
         if not self._drives():
             return False
+        if self._on_rootless is not None and self._is_rootless():
+            self._on_rootless()
+            if not self._is_attached:
+                return False
         self._layers_at_backward = self._layers.depth()
         self._others_train = self._others_train or not self._root_trains
         return self._tracker.begin_backward()
@@ -320,19 +338,23 @@ class TrainingHooks:
         """Called by the engine; not for users."""
         if self._is_attached:
             self._layers.close(self._layers_at_backward)
-            self._tracker.end_backward()
+            self._tracker.end_backward(self._is_rootless())
             self._discover_again_if_gone()
 
     # Optimizers
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._is_attached and self._tracker.guesses_ends:
+            self._tracker.guess_no_longer()
+            if self._on_first_step is not None:
+                self._on_first_step()
         if self._drives():
             self._tracker.begin_step(optimizer)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         over = False
         if self._drives():
-            over = self._tracker.end_step(optimizer)
+            over = self._tracker.end_step(optimizer, self._is_rootless())
         elif torch._C._current_graph_task_id() != -1:
             over = self._tracker.count_step(optimizer)
         if over:
@@ -373,6 +395,10 @@ class TrainingHooks:
             and self._is_attached
             and torch._C._current_graph_task_id() == -1
         )
+
+    def _is_rootless(self) -> bool:
+        """True as long as no module that could be the root was called for training."""
+        return self._finds_root and not self._has_seen_model
 
     def _close_layers_left_open(self, module_calls: int) -> None:
         if self._layers.depth() and frames.module_calls() <= module_calls:

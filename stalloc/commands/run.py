@@ -157,6 +157,9 @@ def _profile(args: argparse.Namespace) -> int:
                 f"the script asked for no memory on {device}: name the device it trains on with "
                 "--device; nothing was written"
             )
+        if code != 0 and len(trace.iterations) <= 1:
+            return code  # the script has said why
+        prof.check()
         replace = True  # files written from here on
         plan, said, interrupted = _save(trace, files, args.force, show=sys.stderr.isatty())
     if args.json:

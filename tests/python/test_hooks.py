@@ -294,11 +294,91 @@ def test_the_closure_of_lbfgs_has_phases_inside_the_step(sink: RecordingSink) ->
         optimizer.step(closure)
         one = "optimizer forward 0 backward 0 optimizer forward 1 backward 1 optimizer"
         assert sink.take().startswith(f"other {one}")
+        # The next step's first evaluation begins the next iteration, the others do not.
         optimizer.step(closure)
-        # The closure's first forward does not end an iteration in the middle of a step.
-        assert "|" not in sink.take()
+        assert sink.take() == f"optimizer {NEXT} {one.removeprefix('optimizer ')} other"
         model(X)
         assert sink.take() == f"{NEXT} forward 0"
+
+
+def test_an_evaluation_in_a_closure_that_steps_itself_ends_no_iteration(
+    sink: RecordingSink,
+) -> None:
+    model = Net()
+    inner = torch.optim.SGD(model.parameters())
+
+    class Twice(torch.optim.SGD):
+        """Steps another optimizer between two evaluations, as SAM does."""
+
+        def step(self, closure: Callable[[], None] | None = None) -> None:  # type: ignore[override]
+            assert closure is not None
+            closure()
+            inner.step()
+            closure()
+
+    optimizer = Twice(model.parameters())
+
+    def closure() -> None:
+        model(X).sum().backward()
+
+    with TrainingHooks(sink, model):
+        for _ in range(2):
+            optimizer.step(closure)
+    one = "forward 0 backward 0 optimizer forward 1 backward 1 optimizer"
+    assert sink.take() == f"other optimizer {one} other optimizer {NEXT} {one} other other"
+
+
+def by_hand(model: nn.Module) -> None:
+    model(X).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad)
+
+
+def test_without_optimizers_an_iteration_ends_after_a_backward_pass(sink: RecordingSink) -> None:
+    model = Net()
+    with TrainingHooks(sink, guesses_ends=True) as training:
+        for _ in range(2):
+            by_hand(model)
+            with torch.no_grad():
+                model(X)
+        assert training.guesses_ends
+    assert sink.take() == f"other {accumulate(1)} ( ) {NEXT} {accumulate(1)} ( ) other"
+
+
+def test_the_first_step_makes_one_iteration_of_what_ended_by_guess(sink: RecordingSink) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    told: list[str] = []
+    with TrainingHooks(
+        sink, model, guesses_ends=True, on_first_step=lambda: told.append(sink.take())
+    ) as training:
+        for _ in range(2):
+            for _ in range(3):
+                model(X).sum().backward()
+            optimizer.step()
+        assert not training.guesses_ends
+    assert told == [f"other {f' {NEXT} '.join([accumulate(1)] * 3)}"]
+    assert sink.take() == f"{STEP} {NEXT} {accumulate(3)} {STEP} other"
+
+
+@pytest.mark.parametrize("optimizes", [False, True])
+def test_without_modules_an_iteration_ends_with_the_step_or_the_backward_pass(
+    sink: RecordingSink, optimizes: bool
+) -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    with TrainingHooks(sink, guesses_ends=True):
+        for _ in range(3):
+            weight.square().sum().backward()
+            if optimizes:
+                optimizer.step()
+    words = sink.take()
+    if optimizes:  # the first end was a guess
+        words = words.replace(f"backward other {NEXT} optimizer", "backward other optimizer", 1)
+    one = f"backward other {STEP}" if optimizes else "backward other"
+    assert words == f"other {one} {NEXT} {one} {NEXT} {one} {NEXT} other"
 
 
 def test_two_optimizers_side_by_side_make_one_iteration(sink: RecordingSink) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import gc
 import io
-import subprocess
-import sys
+import pickle
+import pickletools
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -248,20 +250,115 @@ def test_a_copy_of_the_model_is_not_watched(sink: RecordingSink) -> None:
         assert sink.stays == []
 
 
-def test_a_model_saved_whole_loads_where_there_is_no_stalloc(sink: RecordingSink) -> None:
-    model = nn.Sequential(nn.Linear(2, 2))
-    file = io.BytesIO()
+def doubled(module: nn.Module, _: tuple[Tensor, ...], result: Tensor) -> Tensor:
+    """A hook of the user's."""
+    return result * 2
+
+
+def halved(
+    module: nn.Module, args: tuple[Tensor], kwargs: dict[str, Any]
+) -> tuple[tuple[Tensor], dict[str, Any]]:
+    """Another one."""
+    return (args[0] / 2,), kwargs
+
+
+class CopiesItself(nn.Linear):
+    """Has a `__getstate__` and a `__deepcopy__` of its own, as wrappers do."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiesItself:
+        other = CopiesItself(2, 2)
+        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return other
+
+
+class HookedNet(nn.Module):
+    """Has hooks of its own, with and without the keyword arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.first.register_forward_pre_hook(halved, with_kwargs=True)
+        self.copies = CopiesItself(2, 2)
+        self.copies.register_forward_hook(doubled, always_call=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.copies(self.first(x))
+
+
+def told(pickled: bytes) -> list[Any]:
+    """The instructions of a pickle, without the storages of tensors: their names are addresses."""
+    return [
+        (code.name, None if isinstance(value, bytes) else value)
+        for code, value, _ in pickletools.genops(pickled)
+    ]
+
+
+def saved() -> tuple[list[Any], nn.Module]:
+    """Files and pickles of a model and its optimizer after two steps, and a copy of the model."""
+    torch.manual_seed(0)
+    torch.utils.hooks.RemovableHandle.next_id = 1000
+    model = HookedNet()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    model.register_forward_hook(doubled)
+    files: list[Any] = []
+    for thing in (model, optimizer, copy.deepcopy(model), model.state_dict(), model._forward_hooks):
+        file = io.BytesIO()
+        torch.save(thing, file)
+        files += [file.getvalue(), told(pickle.dumps(thing))]
+        files += [told(pickle._dumps(thing))]  # type: ignore[attr-defined]  # not in C
+    return files, copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_a_saved_model_has_the_same_bytes_as_without_hooks(
+    sink: RecordingSink, layers: bool
+) -> None:
+    number = torch.utils.hooks.RemovableHandle.next_id
+    try:
+        plain, _ = saved()
+        with TrainingHooks(sink, layers=layers):
+            hooked, model = saved()
+    finally:
+        torch.utils.hooks.RemovableHandle.next_id = number
+    assert hooked == plain
+    assert OrderedDict not in copyreg.dispatch_table
+    heard = sink.take()
+    model(torch.ones(1, 2)).sum().backward()
+    assert (heard != "", sink.take()) == (True, "")
+    assert hooks_of(model) == hooks_of(copy.deepcopy(model))
+
+
+def test_a_users_reduction_of_dictionaries_is_kept(sink: RecordingSink) -> None:
+    def reduction(value: OrderedDict[Any, Any]) -> tuple[Any, ...]:
+        return OrderedDict, (list(value.items()),)
+
+    model = nn.Linear(1, 1)
+    copyreg.pickle(OrderedDict, reduction)  # type: ignore[arg-type]
+    try:
+        plain = pickle.dumps(model)
+        with TrainingHooks(sink, model, layers=True):
+            assert pickle.dumps(model) == plain
+        assert copyreg.dispatch_table[OrderedDict] is reduction
+    finally:
+        del copyreg.dispatch_table[OrderedDict]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_watched_model_can_be_scripted(sink: RecordingSink) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     with TrainingHooks(sink, model, layers=True):
-        torch.save(model, file)
-    script = (
-        "import io, sys, torch; sys.modules['stalloc'] = None\n"
-        "model = torch.load(io.BytesIO(sys.stdin.buffer.read()), weights_only=False)\n"
-        "print(model(torch.ones(1, 2)).shape)"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", script], input=file.getvalue(), capture_output=True, check=True
-    )
-    assert out.stdout.decode().strip() == "torch.Size([1, 2])"
+        scripted = torch.jit.script(model)
+        assert torch.equal(scripted(X), model(X))
+        sink.take()
+        model(X).sum().backward()
+        assert sink.take() == "forward 1 backward 1 other"
+    assert sum(hooks_of(model)) == 0
 
 
 # Wrappers
@@ -304,8 +401,6 @@ def compiled(kind: str, model: nn.Module, graphs: list[int]) -> nn.Module:
     return torch.compile(model, backend=backend)
 
 
-# Said by torch.compile of any global module hook; ours is gone after the first call.
-@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("layers", [False, True])
 @pytest.mark.parametrize("kind", ["in place", "wrapped"])
@@ -328,6 +423,19 @@ def test_compiled_models_keep_their_graph(
     one = [f"forward {i} backward {i} other" for i in range(3)]
     assert sink.take() == f"other {' '.join(one)} ( ) other"
     assert graphs[: len(plain)] == plain
+
+
+def test_torch_compile_warns_of_the_users_global_hooks_alone(sink: RecordingSink) -> None:
+    model = torch.compile(nn.Linear(8, 8), backend="eager")
+    with TrainingHooks(sink):
+        with torch.no_grad():
+            model(X)
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        try:
+            with pytest.warns(UserWarning, match="global hooks"), torch.no_grad():
+                model(X)
+        finally:
+            handle.remove()
 
 
 def test_data_parallel_replicas_are_not_the_root(sink: RecordingSink) -> None:
