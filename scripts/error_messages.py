@@ -69,6 +69,7 @@ TOPICS = (
         (
             "csrc/runtime/",
             "stalloc/session.py",
+            "stalloc/_auto/",
             "stalloc/_fit.py",
             "stalloc/ranks.py",
             "stalloc/driver.py",

@@ -1,6 +1,11 @@
 # The public names, for `__init__.py` and type checkers. Modules that are imported from `.` can be
 # used as attributes.
 from stalloc import hooks as hooks
+from stalloc._auto.automatic import Auto as Auto
+from stalloc._auto.entry import auto as auto
+from stalloc._auto.entry import status as status
+from stalloc._auto.status import AutoStatus as AutoStatus
+from stalloc._auto.status import Change as Change
 from stalloc._compat import install_compat as install_compat
 from stalloc.errors import NotSupportedError as NotSupportedError
 from stalloc.errors import OutOfMemory as OutOfMemory

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from torch import nn
 
-from stalloc import hooks, session
+from stalloc import _automatic, hooks, session
 from stalloc.errors import PlanError, StallocError, StallocWarning
 from stalloc.hooks import PhaseKind
 from stalloc.options import Dynamic, Options
@@ -415,6 +415,8 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 def _begun() -> Profile | session.Session | None:
     """The profile or session of the whole run that no driver has begun or joined."""
+    if _automatic.current is not None:  # the driver's own calls take over from it
+        return None
     taken = [x for driver in _drivers if driver.active for x in (driver._profile, driver._session)]
     recording, serving = active_profile(), session.current_session()
     if recording is not None and recording not in taken:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stalloc import _adapters, _core
+from stalloc import _adapters, _automatic, _core
 from stalloc.dynamic import dynamic_patterns
 from stalloc.errors import StallocError, TraceError
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
@@ -113,6 +113,7 @@ class Profile:
 
     def __enter__(self) -> Profile:
         global _active
+        _automatic.take_over("stalloc.profile()")
         if _active is not None:
             raise StallocError("a profile is being recorded already; leave its `with` block first")
         # On another device, too: the plan's hooks would take the profiled run for theirs.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stalloc import _adapters, _compat
+from stalloc import _adapters, _automatic, _compat
 from stalloc._fit import (
     count,
     device_to_serve,
@@ -268,6 +268,7 @@ def enable(
     if a later step fails.
     """
     global _session
+    _automatic.take_over("stalloc.enable()")
     if active_profile() is not None:
         raise StallocError("a profile is being recorded; leave its `with` block before enable()")
     if mode not in (None, "compat"):
@@ -293,12 +294,13 @@ def enable(
 
 
 def disable() -> None:
-    """Ends the plan. No-op when none is enabled.
+    """Ends the plan, and `stalloc.auto`. No-op when neither is on.
 
     May be called at any time. Live blocks stay valid; the pool goes back to the device with the
     last of them.
     """
     global _session
+    _automatic.take_over("stalloc.disable()")
     session, _session = _session, None
     if session is not None:
         session._stop()
@@ -346,6 +348,7 @@ def step() -> None:
         _session._hooks.end_iteration()
     elif (profile := active_profile()) is not None:
         profile.step()
+    _automatic.stepped()
 
 
 def current_session() -> _Active | None:

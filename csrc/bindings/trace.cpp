@@ -39,6 +39,20 @@ auto table_of(const auto& columns) {
   };
 }
 
+// The trace as if no request that outlives its iteration were ever freed: a plan then has no
+// address for any of them, and its pool is empty between iterations.
+trace::Trace without_frees_of_later_iterations(const trace::Trace& trace) {
+  trace::Trace result = trace;
+  for (trace::Request& request : result.requests) {
+    const auto end = std::ranges::upper_bound(trace.iterations, request.lower);
+    if (end == trace.iterations.end() || request.upper <= *end) continue;
+    request.upper = kNever;
+    request.phase_end = kNone;
+    request.layer_end = kNone;
+  }
+  return result;
+}
+
 py::dict extents_of(const trace::Trace& trace) {
   const auto rows = static_cast<py::ssize_t>(trace.extents.size());
   const auto names = static_cast<py::ssize_t>(trace.extent_names.size());
@@ -176,6 +190,12 @@ void bind_trace(py::module_& m) {
       .def_readonly("extent_names", &trace::Trace::extent_names)
       .def("extents", &extents_of)
       .def("check", &trace::Trace::check, ReleaseGil())
+      .def(
+          "without_frees_of_later_iterations",
+          [](const trace::Trace& t) {
+            return std::make_shared<trace::Trace>(without_frees_of_later_iterations(t));
+          },
+          ReleaseGil())
       .def("to_json", &json_bytes)
       .def_static(
           "from_json",

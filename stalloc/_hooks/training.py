@@ -231,6 +231,15 @@ class TrainingHooks:
     def __exit__(self, *_: object) -> None:
         self.detach()
 
+    def join_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Takes part in a call of the root that has begun, whose beginning the hooks have missed.
+
+        To be called from a hook before the root's forward, right after `attach`.
+        """
+        self._root_called(module, args, kwargs)
+
     def end_iteration(self) -> None:
         """Ends the iteration; from now on optimizer steps no longer do. Nothing if not attached."""
         if not self._is_attached:

@@ -1,4 +1,4 @@
-"""`stalloc run`: profiles an unchanged training script, or runs it under its plan."""
+"""`stalloc run`: plans an unchanged training script while it runs, or in two runs."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     """Adds the sub-command's parser."""
     parser = subparsers.add_parser(
         "run",
-        help="profile a training script, or run it under its plan",
-        description="Runs a Python script, or a module with -m, unchanged: with --profile its "
-        "first iterations are recorded and planned, with --plan it is served from that plan. An "
+        help="run a training script under a plan made meanwhile; or profile it, or use its plan",
+        description="Runs a Python script, or a module with -m, unchanged. Its first iterations "
+        "are recorded, a plan is solved in the background, and goes into force if it saves memory. "
+        "With --profile the plan is only written; with --plan the script is served from it. An "
         "iteration ends with the optimizer's step, unless the script calls stalloc.step(). Under "
         "torchrun each rank has files of its own.",
-        epilog="Files are written when the script has ended, also by an error, Ctrl-C, SIGTERM or "
-        "SIGHUP. Exit "
-        "codes: the script's own; 1 also when there is nothing to plan or the plan cannot be read; "
-        "2 wrong usage.",
+        epilog="With --profile, files are written when the script has ended, also by an error, "
+        "Ctrl-C, SIGTERM or SIGHUP. Exit codes: the script's own; 1 also when there is nothing to "
+        "plan or the plan cannot be read; 2 wrong usage.",
     )
-    mode = parser.add_mutually_exclusive_group(required=True)
+    mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--profile", metavar="DIR", type=Path, help="record and plan, and write both to DIR"
     )
@@ -92,7 +92,9 @@ def main(args: argparse.Namespace) -> int:
     sys.path.insert(0, str(folder))
     try:
         _check_script(args)
-        return _profile(args) if args.profile else _planned(args)
+        if args.profile:
+            return _profile(args)
+        return _planned(args) if args.plan else _automatic(args)
     finally:
         sys.argv, sys.path[:] = before
 
@@ -252,6 +254,30 @@ def _planned(args: argparse.Namespace) -> int:
             f"{plan.info['framework']} reported the phases of the profile, and nothing reported "
             "them here: serve the plan with the same framework, or profile again"
         )
+    return code
+
+
+def _automatic(args: argparse.Namespace) -> int:
+    from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
+    from stalloc.ranks import use_own_device  # which imports torch
+
+    if args.iterations < LEAST_ITERATIONS:
+        raise StallocError(
+            f"--iterations {args.iterations}: without --profile at least {LEAST_ITERATIONS} are "
+            "needed: a warm-up, and two to compare"
+        )
+    process = os.getpid()
+    device = None if switched_off() else use_own_device(args.device)
+    automatic = stalloc.auto(device=device, iterations=args.iterations)
+    code = 1
+    try:
+        code = _run(args)
+    finally:
+        status = automatic.status()
+        # A script that failed has said so, and its end explains the rest.
+        automatic.stop(silently=code not in (0, INTERRUPTED))
+    if args.json and os.getpid() == process:
+        print_json({"mode": "auto", **status})
     return code
 
 

@@ -1,0 +1,83 @@
+"""Keeps what happened, and tells it: one line on stderr, by rank 0, and in the log of each rank."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from stalloc._auto.proposal import Proposal
+from stalloc._auto.status import AutoStatus, Change, Stage, change_line, last_line, nothing
+from stalloc.ranks import rank
+
+_UNPLANNED = {
+    Stage.RECORDING: "it ended while iterations were being recorded",
+    Stage.PLANNING: "it ended before the plan was solved",
+    Stage.WAITING: "it ended before the plan had room",
+}
+_log = logging.getLogger("stalloc")
+
+
+class Journal:
+    """The status of one `stalloc.auto`.
+
+    Attributes:
+        status: All but its stage.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        self.status: AutoStatus = {**nothing(), "reason": reason}
+
+    def copy(self, stage: Stage) -> AutoStatus:
+        """The status, as it stays."""
+        return {**self.status, "stage": stage.value, "changes": [*self.status["changes"]]}
+
+    def count(self, ended: int, *, served: bool) -> None:
+        """Counts iterations."""
+        self.status["iterations"] += ended
+        self.status["served"] += ended if served else 0
+
+    def count_requests(self, requests: int, as_planned: int) -> None:
+        """Counts requests of iterations under a plan."""
+        self.status["requests"] += requests
+        self.status["served_as_planned"] += as_planned
+
+    def plan_changes(self, proposal: Proposal, *, in_force: bool, reason: str) -> None:
+        """A plan went into force, or out of it."""
+        change = Change(
+            iteration=self.status["iterations"],
+            in_force=in_force,
+            reason=reason,
+            before=proposal.before,
+            after=proposal.after,
+            pool=proposal.plan.pool,
+        )
+        self.status["reason"] = "" if in_force else reason
+        self.status["changes"].append(change)
+        _say(change_line(change))
+
+    def rests(self, reason: str) -> None:
+        """No plan will be in force."""
+        self.status["reason"] = reason
+        _say(f"iteration {self.status['iterations']}: torch serves: {reason}")
+
+    def ends(self, stage: Stage) -> None:
+        """The run is over, in this stage."""
+        self.status["reason"] = self.status["reason"] or self._why_unplanned(stage)
+
+    def tell_end(self) -> None:
+        """Tells about the whole run."""
+        _say(last_line(self.status))
+
+    def _why_unplanned(self, stage: Stage) -> str:
+        if stage is Stage.RECORDING and self.status["iterations"] == 0:
+            return (
+                "no iteration was seen; one ends with the first forward after an optimizer's step, "
+                "or with stalloc.step()"
+            )
+        return _UNPLANNED.get(stage, "")
+
+
+def _say(line: str) -> None:
+    _log.info("rank %d: %s", rank(), line)
+    if rank() == 0:
+        print(f"stalloc: {line}", file=sys.stderr)

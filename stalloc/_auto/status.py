@@ -1,0 +1,75 @@
+"""What `stalloc.auto` tells its user."""
+
+from __future__ import annotations
+
+import enum
+from typing import TypedDict
+
+from stalloc import _core
+
+
+class Stage(enum.Enum):
+    """What `stalloc.auto` does now."""
+
+    RECORDING = "recording"
+    PLANNING = "planning"
+    WAITING = "waiting"
+    SERVING = "serving"
+    RESTING = "resting"
+    OFF = "off"
+
+
+class Change(TypedDict):
+    """A plan went into force, or out of it. Bytes are reserved ones, in one iteration."""
+
+    iteration: int  #: iterations that were complete
+    in_force: bool  #: the plan went into force; else out of it
+    reason: str  #: why
+    before: int  #: bytes under torch's policy, of the recorded requests
+    after: int  #: bytes under the plan
+    pool: int  #: bytes of the plan's pool
+
+
+class AutoStatus(TypedDict):
+    """The state of `stalloc.auto`, or of the last one that has ended."""
+
+    stage: str  #: recording, planning, waiting, serving, resting, or off
+    reason: str  #: why no plan is in force; empty while there is nothing to tell
+    iterations: int  #: complete ones
+    served: int  #: of these, under a plan
+    requests: int  #: of iterations under a plan
+    served_as_planned: int  #: of these, served at their planned place
+    changes: list[Change]  #: in order
+
+
+def nothing() -> AutoStatus:
+    """The status before the first `stalloc.auto`."""
+    return AutoStatus(
+        stage=Stage.OFF.value,
+        reason="stalloc.auto() was not called",
+        iterations=0,
+        served=0,
+        requests=0,
+        served_as_planned=0,
+        changes=[],
+    )
+
+
+def change_line(change: Change) -> str:
+    """One line about a change."""
+    head = f"iteration {change['iteration']}"
+    if not change["in_force"]:
+        return f"{head}: plan out of force: {change['reason']}"
+    before, after = change["before"], change["after"]
+    return (
+        f"{head}: plan in force ({change['reason']}): {_core.format_bytes(after)} instead of "
+        f"{_core.format_bytes(before)} reserved, {1 - after / before:.1%} less"
+    )
+
+
+def last_line(status: AutoStatus) -> str:
+    """One line at the end of a run."""
+    line = f"{status['served']} of {status['iterations']} iterations under a plan"
+    if status["requests"]:
+        line += f", {status['served_as_planned'] / status['requests']:.2%} of requests as planned"
+    return line + (f"; {status['reason']}" if status["reason"] else "")

@@ -1,0 +1,332 @@
+"""`stalloc.auto`: plans a run by itself, follows it, and gives way to explicit calls."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from isolation import isolated
+from torch import nn
+from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens, twins
+
+import stalloc
+from stalloc import _core
+from stalloc._auto.automatic import Auto
+
+
+def settle(auto: Auto) -> None:
+    """Waits for the plan that is being solved, so that the next iteration finds it."""
+    if auto._background is not None:
+        auto._background._thread.join()
+
+
+def train(auto: Auto | None, trainer: Trainer, steps: int, **options: Any) -> None:
+    for _ in range(steps):
+        trainer.step(**options)
+        if auto is not None:
+            settle(auto)
+
+
+def stats() -> dict[str, int]:
+    return _core.runtime("cpu").statistics()
+
+
+class Plain(Trainer):
+    """A loop that never calls `stalloc.step()`; its gradients live into the next forward."""
+
+    def finish(self) -> None:
+        self.optimizer.step()
+        self.steps += 1
+
+    def backward(self, microbatch: int, length: int = 32) -> None:
+        loss = loss_of(self.model, tokens(self.steps, microbatch, length))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.losses.append(loss.item())
+
+
+def plain_twins() -> tuple[Plain, Plain]:
+    a, b = twins()
+    return Plain(a.model, microbatches=1), Plain(b.model, microbatches=1)
+
+
+@isolated
+def test_a_loop_that_calls_nothing_is_planned_within_ten_iterations() -> None:
+    plain, trainer = plain_twins()
+    train(None, plain, 20)
+    with stalloc.auto() as auto:
+        train(auto, trainer, 10)
+        assert stalloc.status()["stage"] == "serving"
+        train(auto, trainer, 10)
+        status = stalloc.status()
+        (change,) = status["changes"]
+        assert change["in_force"]
+        assert change["iteration"] <= 7
+        assert change["after"] < change["before"]
+        assert status["served"] == status["iterations"] - change["iteration"]
+        assert status["served_as_planned"] > 0.95 * status["requests"] > 0
+        figures = stats()
+        assert figures["pool"] == change["pool"]
+        assert figures["live_blocks"] == 0, "nothing in the pool outlives an iteration"
+        gradients = sum(p.nbytes for p in trainer.model.parameters())
+        # The gradients lie beside the pool, in a few segments of 128 KiB and more.
+        assert figures["run_peak_reserved"] <= change["pool"] + gradients + (256 << 10)
+        assert figures["run_peak_reserved"] <= change["after"]
+    assert_same(plain, trainer)
+    assert stalloc.status()["stage"] == "off"
+    assert stalloc.status()["changes"] == [change]
+    assert not stalloc.memory_stats()["enabled"]
+    assert stats()["reserved"] <= gradients + (256 << 10), "the pool has gone back"
+
+
+@isolated
+def test_a_larger_batch_gets_a_plan_of_its_own() -> None:
+    plain, trainer = twins()
+    for t in (plain, trainer):
+        auto = stalloc.auto(trainer.model) if t is trainer else None
+        train(auto, t, 10)
+        train(auto, t, 24, length=64)
+        train(auto, t, 10)
+    assert_same(plain, trainer)
+    status = stalloc.status()
+    assert [change["in_force"] for change in status["changes"]] == [True, False, True]
+    first, out, second = status["changes"]
+    assert "beside the pool" in out["reason"] == second["reason"]
+    assert first["pool"] < second["pool"] == stats()["pool"]
+    # The smaller batch of the last ten iterations fits into the larger pool, but for a label.
+    assert stats()["run_peak_reserved"] <= second["pool"] + (128 << 10)
+    stalloc.disable()
+
+
+@isolated
+def test_an_exchange_needs_a_place_in_the_budget() -> None:
+    plain, trainer = twins()
+    for t in (plain, trainer):
+        auto = stalloc.auto(exchanges=0) if t is trainer else None
+        train(auto, t, 10)
+        train(auto, t, 24, length=36)
+    assert_same(plain, trainer)
+    assert [change["in_force"] for change in stalloc.status()["changes"]] == [True]
+    assert stalloc.status()["stage"] == "serving"
+    # Now the pool and the memory beside it exceed what torch would reserve.
+    train(None, plain, 24, length=160)
+    train(auto, trainer, 24, length=160)
+    assert_same(plain, trainer)
+    status = stalloc.status()
+    assert [change["in_force"] for change in status["changes"]] == [True, False]
+    assert "more than torch's policy would" in status["changes"][-1]["reason"]
+    assert status["stage"] == "resting"
+    assert "no exchange is left" in status["reason"]
+    assert not stalloc.memory_stats()["enabled"]
+    stalloc.disable()
+
+
+class Product(nn.Module):
+    """Has nothing to save: one tensor of 96 MiB, and torch's segments fit it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(24 << 20))
+
+    def forward(self) -> torch.Tensor:
+        return self.weight.square().sum()
+
+
+@isolated
+def test_a_plan_that_saves_nothing_stays_out_of_force() -> None:
+    model = Product()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    auto = stalloc.auto()
+    for _ in range(12):
+        model().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        settle(auto)
+    status = stalloc.status()
+    assert status["stage"] == "resting"
+    assert "save less than 1 %" in status["reason"]
+    assert status["changes"] == []
+    stalloc.disable()
+
+
+@isolated
+def test_evaluations_and_exceptions_are_no_reason_for_an_exchange() -> None:
+    plain, trainer = twins()
+    for t in (plain, trainer):
+        auto = stalloc.auto() if t is trainer else None
+        for i in range(30):
+            train(auto, t, 1)
+            if i % 7 == 3:
+                t.evaluate()
+            if i % 5 == 4:
+                handle = t.model.head.register_forward_hook(_fail)  # type: ignore[union-attr]
+                with pytest.raises(RuntimeError, match="on purpose"):
+                    t.step()
+                handle.remove()
+                t.optimizer.zero_grad()
+    assert_same(plain, trainer)
+    assert stalloc.status()["stage"] == "serving"
+    assert len(stalloc.status()["changes"]) == 1
+    stalloc.disable()
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("on purpose")
+
+
+@isolated
+def test_two_optimizers_and_other_threads_are_served() -> None:
+    def loop(auto: Auto | None) -> list[str]:
+        torch.manual_seed(0)
+        model = Model()
+        blocks = list(model.blocks.parameters())
+        rest = [p for p in model.parameters() if all(p is not q for q in blocks)]
+        optimizers = [torch.optim.AdamW(blocks), torch.optim.SGD(rest, lr=0.1)]
+        losses = []
+        for i in range(16):
+            other = threading.Thread(target=lambda: torch.ones(1000).square().sum())
+            other.start()
+            loss = loss_of(model, tokens(i, 0))
+            loss.backward()
+            other.join()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.item().hex())
+            if auto is not None:
+                settle(auto)
+        return losses
+
+    plain = loop(None)
+    with stalloc.auto() as auto:
+        assert loop(auto) == plain
+        assert stalloc.status()["stage"] == "serving"
+
+
+@isolated
+@pytest.mark.parametrize("when", ["recording", "serving"])
+@pytest.mark.parametrize("call", ["enable", "profile", "disable"])
+def test_explicit_calls_take_over(when: str, call: str) -> None:
+    _, trainer = twins()
+    plan = profiled_plan(trainer)
+    auto = stalloc.auto()
+    train(auto, trainer, 2 if when == "recording" else 10)
+    assert stalloc.status()["stage"] == when
+    if call == "profile":
+        with stalloc.profile(trainer.model) as prof:
+            train(None, trainer, 3)
+        assert len(prof.plan().decisions) > 0
+    elif call == "enable":
+        with stalloc.enable(plan) as session:
+            train(None, trainer, 3)
+            assert session.enabled
+            assert stalloc.memory_stats()["hits"] > 0
+    else:
+        stalloc.disable()
+    assert not auto.enabled
+    assert stalloc.status()["stage"] == "off"
+    assert f"stalloc.{call}() takes over" in stalloc.status()["reason"]
+    train(None, trainer, 2)
+    assert not stalloc.memory_stats()["enabled"]
+
+
+@isolated
+def test_what_is_on_already_is_told_or_returned() -> None:
+    _, trainer = twins()
+    with (
+        stalloc.profile(trainer.model) as prof,
+        pytest.raises(stalloc.StallocError, match="a profile is being recorded"),
+    ):
+        stalloc.auto()
+    train(None, trainer, 1)
+    with stalloc.profile(trainer.model) as prof:
+        train(None, trainer, 3)
+    with (
+        stalloc.enable(prof.plan()),
+        pytest.raises(stalloc.StallocError, match=r"call stalloc\.disable\(\) before auto"),
+    ):
+        stalloc.auto()
+    with stalloc.auto() as auto:
+        assert stalloc.auto(trainer.model) is auto
+    assert stalloc.auto() is not auto
+    stalloc.disable()
+
+
+@isolated
+def test_the_environment_turns_it_off() -> None:
+    os.environ["STALLOC_AUTO"] = "0"
+    _, trainer = twins()
+    with stalloc.auto() as auto:
+        train(auto, trainer, 12)
+        assert stats()["iterations"] == 0
+    status = stalloc.status()
+    assert (status["stage"], status["iterations"]) == ("off", 0)
+    assert status["reason"] == "switched off by STALLOC_AUTO=0"
+
+
+@isolated
+def test_a_forked_child_goes_unplanned() -> None:
+    plain, trainer = twins()
+    train(None, plain, 14)
+    with stalloc.auto() as auto:
+        train(auto, trainer, 3)
+        _in_child(lambda: train(None, trainer, 6))
+        train(auto, trainer, 7)
+        assert auto.status()["stage"] == "serving"
+        _in_child(lambda: train(None, trainer, 2))
+        train(auto, trainer, 4)
+        assert stalloc.memory_stats()["hits"] > 0
+    assert_same(plain, trainer)
+
+
+def _in_child(body: Callable[[], None]) -> None:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    status = 1
+    try:
+        body()
+        status = int(stalloc.status()["stage"] != "off" or stalloc.memory_stats()["enabled"])
+    finally:
+        os._exit(status)
+
+
+@isolated
+def test_its_own_failure_leaves_training_to_torch() -> None:
+    plain, trainer = twins()
+    train(None, plain, 12)
+    auto = stalloc.auto(device="meta")  # where this program asks for nothing
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(auto, trainer, 12)
+    (warning,) = (w for w in caught if issubclass(w.category, stalloc.StallocWarning))
+    assert "training goes on under torch: the program asked for no memory on meta" in str(
+        warning.message
+    )
+    assert not auto.enabled
+    assert_same(plain, trainer)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"iterations": 2}, "iterations=2: at least 3"),
+        ({"threads": 0}, "threads=0"),
+        ({"time_limit": float("nan")}, "time_limit=nan"),
+        ({"exchanges": -1}, "exchanges=-1"),
+        ({"tolerance": 1}, "tolerance=1"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stalloc.auto(**options)
+
+
+def test_a_model_is_a_module() -> None:
+    with pytest.raises(TypeError, match=r"`model` is a torch\.nn\.Module or None, not list"):
+        stalloc.auto([])  # type: ignore[arg-type]

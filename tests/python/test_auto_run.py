@@ -1,0 +1,169 @@
+"""`stalloc run` with neither --profile nor --plan, and the ends of processes that plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documented import documented_keys
+
+import stalloc
+from stalloc import cli
+
+SCRIPT = """
+import sys, torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    *[torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 64))
+      for _ in range(3)]
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+for i in range(int(sys.argv[1])):
+    x = torch.randn(512, 64)
+    loss = (model(x) - x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item().hex())
+    {0}
+"""
+
+# The thread that plans has the lowest priority: the next iteration waits for it.
+WAITS = """
+    import threading
+    for thread in threading.enumerate():
+        if thread.name == "stalloc-planner":
+            thread.join()
+"""
+
+LIBRARY = """
+import os, sys
+import stalloc
+sys.argv[1:] = ["6"]
+stalloc.auto()
+exec(open("train.py").read())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(WAITS))
+    return path
+
+
+def run(
+    *arguments: str | Path, cwd: Path, code: int = 0, plain: bool = False, **environment: str
+) -> tuple[list[str], list[str]]:
+    """Runs a command in a process of its own; the lines of stdout and stderr."""
+    command = [] if plain else ["-m", "stalloc", "run"]
+    done = subprocess.run(
+        [sys.executable, *command, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout.splitlines(), done.stderr.splitlines()
+
+
+def test_an_unchanged_script_is_planned_while_it_runs(script: Path, tmp_path: Path) -> None:
+    losses, _ = run(script, "16", cwd=tmp_path, plain=True)
+    for how in ([script], ["-m", "train"]):
+        out, said = run("--json", *how, "16", cwd=tmp_path)
+        assert out[:-1] == losses
+        status = json.loads(out[-1])
+        assert set(status) == documented_keys()["run"]
+        assert set(status) == {"mode"} | set(stalloc.AutoStatus.__annotations__)
+        (change,) = status["changes"]
+        assert set(change) == documented_keys()["an entry of changes"]
+        assert status["stage"] == "serving"
+        assert change["in_force"]
+        assert change["iteration"] <= 7
+        assert len(said) == 2
+        assert said[0].startswith("stalloc: iteration 6: plan in force (first plan): ")
+        assert said[1] == "stalloc: 9 of 15 iterations under a plan, 100.00% of requests as planned"
+
+
+def test_nothing_is_planned_if_the_environment_says_so(script: Path, tmp_path: Path) -> None:
+    losses, _ = run(script, "3", cwd=tmp_path, plain=True)
+    out, said = run("--json", script, "3", cwd=tmp_path, STALLOC_AUTO="0")
+    assert (out[:-1], said) == (losses, [])
+    assert json.loads(out[-1])["reason"] == "switched off by STALLOC_AUTO=0"
+
+
+def test_a_short_script_is_told_why_it_had_no_plan(script: Path, tmp_path: Path) -> None:
+    _, said = run(script, "3", cwd=tmp_path)
+    assert said == [
+        "stalloc: 0 of 2 iterations under a plan; it ended while iterations were being recorded"
+    ]
+    script.write_text("import torch; torch.ones(1000)\n")
+    _, said = run(script, cwd=tmp_path)
+    assert len(said) == 1
+    assert "no iteration was seen" in said[0]
+    assert "stalloc.step()" in said[0]
+
+
+def test_a_script_that_fails_has_the_last_word(script: Path, tmp_path: Path) -> None:
+    script.write_text(SCRIPT.format("if i == 4: raise ValueError('its own')"))
+    _, said = run(script, "6", cwd=tmp_path, code=1)
+    assert said[-1] == "ValueError: its own"
+    assert not [line for line in said if line.startswith("stalloc")]
+    script.write_text(SCRIPT.format("if i == 4: sys.exit(3)"))
+    run(script, "6", cwd=tmp_path, code=3)
+    script.write_text(SCRIPT.format("if i == 4: raise KeyboardInterrupt"))
+    _, said = run(script, "6", cwd=tmp_path, code=130)
+    assert said[0] == "stalloc run: interrupted"
+
+
+def test_mistakes_are_one_line(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(script.parent)
+    for arguments, message in (
+        (
+            ["--iterations", "2", "train.py"],
+            "--iterations 2: without --profile at least 3 are needed",
+        ),
+        (["--device", "nonsense", "train.py"], "nonsense"),
+        (["nowhere.py"], "nowhere.py: there is no such script"),
+    ):
+        assert cli.main(["run", *arguments]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1
+        assert message in err
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_process_may_end_while_a_plan_is_solved(forks: bool, tmp_path: Path) -> None:
+    end = "if i == 6 and os.fork() == 0: sys.exit()" if forks else ""
+    (tmp_path / "train.py").write_text(SCRIPT.format(end))
+    (tmp_path / "library.py").write_text(LIBRARY.replace('"6"', '"7"'))
+    _, said = run("library.py", cwd=tmp_path, plain=True)
+    assert len([line for line in said if "iterations under a plan" in line]) == 1
+    assert "Traceback" not in "".join(said)
+
+
+def test_under_torchrun_each_rank_plans_for_itself(script: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "stalloc", "run", "--json", str(script), "12"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    states = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [state["stage"] for state in states] == ["serving", "serving"]
+    said = [line for line in done.stderr.splitlines() if line.startswith("stalloc: ")]
+    assert len(said) == 2, "rank 0 alone speaks"
