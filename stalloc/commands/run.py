@@ -45,7 +45,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="profile a training script, or run it under its plan",
         description="Runs a Python script, or a module with -m, unchanged: with --profile its "
         "first iterations are recorded and planned, with --plan it is served from that plan. An "
-        "iteration ends with the optimizer's step, unless the script calls stalloc.step(). Under "
+        "iteration ends with the optimizer's step, or with the backward pass if there is no "
+        "optimizer, unless the script calls stalloc.step(). Under "
         "torchrun each rank has files of its own.",
         epilog="Files are written when the script has ended, also by an error, Ctrl-C, SIGTERM or "
         "SIGHUP. Exit "
