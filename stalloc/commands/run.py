@@ -46,7 +46,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         description="Runs a Python script, or a module with -m, unchanged. Its first iterations "
         "are recorded, a plan is solved in the background, and goes into force if it saves memory. "
         "With --profile the plan is only written; with --plan the script is served from it. An "
-        "iteration ends with the optimizer's step, unless the script calls stalloc.step(). Under "
+        "iteration ends with the optimizer's step, or, under --profile and --plan, with the "
+        "backward pass if there is no optimizer, unless the script calls stalloc.step(). Under "
         "torchrun each rank has files of its own.",
         epilog="With --profile, files are written when the script has ended, also by an error, "
         "Ctrl-C, SIGTERM or SIGHUP. Exit codes: the script's own; 1 also when there is nothing to "
