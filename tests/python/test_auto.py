@@ -271,6 +271,7 @@ def test_the_environment_turns_it_off() -> None:
 
 @isolated
 def test_a_forked_child_goes_unplanned() -> None:
+    torch.set_num_threads(1)  # a forked child has no threads of OpenMP, and waits for them
     plain, trainer = twins()
     train(None, plain, 14)
     with stalloc.auto() as auto:
