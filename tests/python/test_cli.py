@@ -370,7 +370,9 @@ def test_an_output_that_cannot_be_is_named_as_it_was_given(
     assert f"{tmp_path}: is a folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"\x80\x04.", gzip.compress(b"\x80\x04."), b"(dp0\n."])
+@pytest.mark.parametrize(
+    "content", [b"\x80\x04.", gzip.compress(b"\x80\x04.", mtime=0), b"(dp0\n."]
+)
 def test_planning_a_snapshot_says_to_import_it(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
