@@ -12,6 +12,10 @@ namespace {
 // The fewest iterations before the reference among which a change of program can be found.
 constexpr std::int32_t kFewest = 3;
 
+// Fewer requests of a layer that some iterations go without are dynamic: hardly any are lost, and
+// where many sizes are equal nobody could tell which of them are absent.
+constexpr std::size_t kFewestOptional = 4;
+
 // Iterations at the beginning run another program if each of them differs from the reference more
 // than twice as much as any later one does, and by this share of the requests in addition. A
 // program whose sizes always differ may fulfil this by chance. So there must also be three or more
@@ -212,17 +216,50 @@ bool Counterparts::is_everywhere(std::int32_t i) const {
   return true;
 }
 
-bool Counterparts::is_optional(std::int32_t i) const {
+// True if the reference's request `i` follows a law, and every iteration has a counterpart or makes
+// no request in the phase that the reference does not make, too.
+bool Counterparts::may_be_absent(std::int32_t i) const {
   const LawIndex known = law(reference_, i);
-  if (known == kNone || matches_[reference_][i] == kNone) return false;
+  if (known == kNone || matches_[reference_][i] == kNone || is_everywhere(i)) return false;
   if (laws_.laws[static_cast<std::size_t>(known)].proof == LawProof::kUnexplained) return false;
+  const trace::Request& r = request(reference_, i);
+  bool is_seen = false;
   for (std::int32_t t = first_compared_; t < reference_; ++t) {
-    if (matches_[t][i] != kNone) return true;
+    is_seen = is_seen || matches_[t][i] != kNone;
+    if (matches_[t][i] == kNone && others_[t].contains(trace_.phases[r.phase_begin].key)) {
+      return false;
+    }
   }
-  return false;
+  return is_seen;
+}
+
+void Counterparts::find_optional() {
+  const std::int32_t count = iterations_[reference_].count;
+  optional_.assign(count, false);
+  if (laws_.empty()) return;
+  others_.resize(iterations_.size());
+  for (std::int32_t t = first_compared_; t < reference_; ++t) {
+    std::set<std::int32_t> matched(matches_[t].begin(), matches_[t].end());
+    for (std::int32_t index = 0; index < iterations_[t].count; ++index) {
+      const trace::Request& r = request(t, index);
+      if (r.thread != 0 || matched.contains(index)) continue;
+      others_[t].insert(trace_.phases[r.phase_begin].key);
+    }
+  }
+  std::map<std::pair<trace::PhaseKey, LayerIndex>, std::vector<std::int32_t>> absent;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const trace::Request& r = request(reference_, i);
+    if (r.thread != 0 || !may_be_absent(i)) continue;
+    absent[{trace_.phases[r.phase_begin].key, r.layer_begin}].push_back(i);
+  }
+  for (const auto& [stay, requests] : absent) {
+    if (requests.size() < kFewestOptional) continue;
+    for (const std::int32_t i : requests) optional_[i] = true;
+  }
 }
 
 void Counterparts::number_statics() {
+  find_optional();
   for (std::int32_t i = 0; i < iterations_[reference_].count; ++i) {
     if (request(reference_, i).thread != 0) continue;
     if (is_everywhere(i) || is_optional(i)) statics_.push_back(i);

@@ -7,13 +7,14 @@
 //     first iteration of the reference's program is a warm-up too.
 // Requests of the training thread are numbered 0, 1, 2, ... in order of allocation if they have a
 // counterpart in all compared iterations, or are optional: they follow a size law, and some shapes
-// of the batch go without them (another kernel, a branch). These numbers are a clock that all
+// of the batch go without several of their layer (a branch). These numbers are a clock that all
 // iterations share: the newest number allocated before a moment dates it.
 //
 // Cost: O(n log n) for each iteration, and alignment.h's.
 #pragma once
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "base/types.h"
@@ -88,9 +89,8 @@ class Counterparts {
   std::int32_t match(std::int32_t t, std::int32_t i) const { return matches_[t][i]; }
   // True if the reference's request `i` has a counterpart in every compared iteration.
   bool is_everywhere(std::int32_t i) const;
-  // True if the reference's request `i` follows a size law and has a counterpart in some compared
-  // iteration.
-  bool is_optional(std::int32_t i) const;
+  // True if the reference's request `i` is optional, see above.
+  bool is_optional(std::int32_t i) const { return optional_[i]; }
 
   // The static number of the reference's request `i`, or kNone, and the request of a number.
   std::int32_t number(std::int32_t i) const { return numbers_[reference_][i]; }
@@ -113,6 +113,8 @@ class Counterparts {
  private:
   std::int32_t find_first_compared();
   void number_statics();
+  bool may_be_absent(std::int32_t i) const;
+  void find_optional();
 
   const trace::Trace& trace_;
   const SizeLaws& laws_;
@@ -125,6 +127,9 @@ class Counterparts {
   std::vector<std::vector<std::int32_t>> numbers_;  // number of each of its requests, or kNone
   std::vector<std::vector<std::int32_t>> newest_;   // newest number after its first n requests
   std::vector<std::int32_t> statics_;               // by number: the reference's request
+  std::vector<bool> optional_;                      // by the reference's request
+  // By iteration: the phases in which it makes requests that the reference does not make.
+  std::vector<std::set<trace::PhaseKey>> others_;
 };
 
 }  // namespace stalloc::profile
