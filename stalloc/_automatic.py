@@ -1,4 +1,4 @@
-"""Who runs the calls of `stalloc.auto`, so that explicit calls can take over from it.
+"""The `stalloc.auto` that is on, which explicit calls take over from.
 
 Imports nothing of stalloc: `session` and `profiling` ask here, and `_auto` calls them.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Protocol
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -44,12 +43,7 @@ class StatsLogger:
     def __enter__(self) -> StatsLogger:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def check(self) -> None:

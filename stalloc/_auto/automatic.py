@@ -24,7 +24,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -86,12 +85,7 @@ class Auto:
     def __enter__(self) -> Auto:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

@@ -12,7 +12,7 @@ class IterationEnds:
         self._ended = 0
 
     def take(self) -> int:
-        """How many iterations have ended since the last call."""
+        """The number of iterations that have ended since the last call."""
         ended, self._ended = self._ended, 0
         return ended
 

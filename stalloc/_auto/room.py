@@ -35,7 +35,7 @@ class Room:
             self._peak = max(self._peak, torch.cuda.max_memory_reserved(self._adapter.name))
 
     def shortage(self, plan: Plan) -> str | None:
-        """Why the run would need more than torch's peak so far; None if it would not.
+        """The reason if the run would need more than torch's peak so far, else None.
 
         Gives back torch's cache first. Counted are the pool and what then stays reserved. On the
         CPU nothing can be measured: a plan that saves by the model of torch's policy has room.

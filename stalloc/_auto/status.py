@@ -1,4 +1,4 @@
-"""What `stalloc.auto` tells its user."""
+"""The state of `stalloc.auto`, and the lines that tell its user of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stalloc import _core
 
 
 class Stage(enum.Enum):
-    """What `stalloc.auto` does now."""
+    """A stage of `stalloc.auto`; docs/auto.md has a line about each."""
 
     RECORDING = "recording"
     PLANNING = "planning"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from documented import documented_keys
+from processes import python
 
 import stalloc
 from stalloc import cli
@@ -62,15 +60,7 @@ def run(
 ) -> tuple[list[str], list[str]]:
     """Runs a command in a process of its own; the lines of stdout and stderr."""
     command = [] if plain else ["-m", "stalloc", "run"]
-    done = subprocess.run(
-        [sys.executable, *command, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
+    done = python(*command, *arguments, cwd=cwd, code=code, environment=environment)
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
@@ -153,16 +143,8 @@ def test_a_process_may_end_while_a_plan_is_solved(forks: bool, tmp_path: Path) -
 
 
 def test_under_torchrun_each_rank_plans_for_itself(script: Path, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "stalloc", "run", "--json", str(script), "12"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = python(*torchrun, "-m", "stalloc", "run", "--json", script, "12")
     states = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [state["stage"] for state in states] == ["serving", "serving"]
     said = [line for line in done.stderr.splitlines() if line.startswith("stalloc: ")]

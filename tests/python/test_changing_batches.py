@@ -56,18 +56,25 @@ def backward(t: Trainer, microbatch: int, length: int, rows: int = 2) -> None:
 @dataclass
 class Outcome:
     stats: stalloc.MemoryStats
+    before_last: stalloc.MemoryStats  # before the last step
     plan: stalloc.Plan
-    hits_at_last: float  # share of planned requests served at their place in the last step
+
+    @property
+    def hits_at_last(self) -> float:
+        """The share of the last step's requests that were served at their place."""
+        before, after = self.before_last, self.stats
+        asked = after["requests"] - before["requests"]
+        return (after["served_as_planned"] - before["served_as_planned"]) / asked
 
 
 def compare(
     profiled: list[Callable[[Trainer], None]],
     served: list[Callable[[Trainer], None]],
-    recompute: tuple[str | None, ...] = (None,),
+    trainers: tuple[Trainer, Trainer] | None = None,
 ) -> Outcome:
     """Trains twice, with a plan and without; the results are equal. The last step is ordinary."""
     torch.set_num_threads(1)  # no scratch space of other threads
-    plain, planned = twins(recompute=recompute)
+    plain, planned = trainers or twins()
     for step in (*profiled, *served):
         step(plain)
     plan = profile(planned, profiled)
@@ -77,10 +84,16 @@ def compare(
         before = stalloc.memory_stats()
         step(planned)
         _core.runtime("cpu").check()
-    stats = stalloc.memory_stats()
     assert_same(plain, planned)
-    asked = stats["requests"] - before["requests"]
-    return Outcome(stats, plan, (stats["served_as_planned"] - before["served_as_planned"]) / asked)
+    return Outcome(stalloc.memory_stats(), before, plan)
+
+
+def wrapped(wrapper: Callable[[Model], nn.Module]) -> tuple[Trainer, Trainer]:
+    """Two trainers of equal models, each in a wrapper."""
+    models = [trainer.model for trainer in twins()]
+    torch.manual_seed(0)
+    first, second = (Trainer(wrapper(model)) for model in models)
+    return first, second
 
 
 def assert_within_pool(outcome: Outcome) -> None:
@@ -94,7 +107,9 @@ def assert_within_pool(outcome: Outcome) -> None:
 @isolated
 def test_unseen_lengths_are_served_as_planned(recompute: str | None) -> None:
     outcome = compare(
-        [of_length(n, n) for n in LENGTHS], [of_length(n, n) for n in UNSEEN], (recompute,)
+        [of_length(n, n) for n in LENGTHS],
+        [of_length(n, n) for n in UNSEEN],
+        twins(recompute=(recompute,)),
     )
     assert len(outcome.plan.extents) > 0
     stats = outcome.stats
@@ -293,24 +308,13 @@ class Interpolating(nn.Module):
 
 @isolated
 def test_a_branch_that_some_lengths_go_without_is_planned() -> None:
-    def trainer() -> Trainer:
-        torch.manual_seed(0)
-        return Trainer(Interpolating(Model()))
-
-    torch.set_num_threads(1)
-    plain, planned = trainer(), trainer()
-    served = [of_length(n, n) for n in (25, 40, 40, 63, 7, 40, 50, 40, 33)]
-    profiled = [of_length(n, n) for n in (24, 40, 64, 56, 40, 9, 64)]
-    for step in (*profiled, *served):
-        step(plain)
-    stalloc.enable(profile(planned, profiled))
-    for step in served:
-        step(planned)
-        _core.runtime("cpu").check()
-    assert_same(plain, planned)
-    stats = stalloc.memory_stats()
-    assert stats["hit_rate"] >= 0.99, stats
-    assert stats["dynamic_requests"] == 0
+    outcome = compare(
+        [of_length(n, n) for n in (24, 40, 64, 56, 40, 9, 64)],
+        [of_length(n, n) for n in (25, 40, 40, 63, 7, 40, 50, 40, 33)],
+        wrapped(Interpolating),
+    )
+    assert outcome.stats["hit_rate"] >= 0.99, outcome.stats
+    assert outcome.stats["dynamic_requests"] == 0
 
 
 class Stepped(nn.Module):
@@ -330,25 +334,13 @@ class Stepped(nn.Module):
 
 @isolated
 def test_a_law_that_breaks_beyond_the_profile_costs_no_value() -> None:
-    def trainer() -> Trainer:
-        torch.manual_seed(0)
-        return Trainer(Stepped(Model()))
-
-    torch.set_num_threads(1)
-    plain, planned = trainer(), trainer()
-    served = [of_length(n, n) for n in (20, 70, 130, 64, 260, 33, 48)]
-    profiled = [of_length(n, n) for n in (24, 40, 64, 56, 32, 9, 17)]
-    for step in (*profiled, *served):
-        step(plain)
-    stalloc.enable(profile(planned, profiled))
-    for step in served:
-        before = stalloc.memory_stats()
-        step(planned)
-        _core.runtime("cpu").check()
-    after = stalloc.memory_stats()
-    assert_same(plain, planned)
-    found = [stats["hits"] + stats["conflicts"] for stats in (before, after)]
-    assert found[1] - found[0] >= 0.99 * after["planned"], "back in step"
+    outcome = compare(
+        [of_length(n, n) for n in (24, 40, 64, 56, 32, 9, 17)],
+        [of_length(n, n) for n in (20, 70, 130, 64, 260, 33, 48)],
+        wrapped(Stepped),
+    )
+    before, after = (s["hits"] + s["conflicts"] for s in (outcome.before_last, outcome.stats))
+    assert after - before >= 0.99 * outcome.stats["planned"], "back in step"
 
 
 @isolated

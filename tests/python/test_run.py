@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from documented import documented_keys
+from processes import python
 
 from stalloc import MemoryStats, Plan, _core, cli
 
@@ -69,15 +69,7 @@ def script(tmp_path: Path) -> Path:
 
 def run(*arguments: str | Path, cwd: Path, code: int = 0) -> tuple[str, list[str]]:
     """Runs the command in a process of its own; stdout, and the lines of stderr."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "stalloc", "run", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
+    done = python("-m", "stalloc", "run", *arguments, cwd=cwd, code=code)
     return done.stdout, done.stderr.splitlines()
 
 

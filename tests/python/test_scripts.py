@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from isolation import isolated
+from processes import python
 from torch import nn
 
 import stalloc
@@ -92,20 +90,6 @@ torch.save(params, "model.pt")
 """
 
 
-def python(*arguments: str | Path, cwd: Path, code: int = 0) -> tuple[list[str], str]:
-    """Runs Python in a process of its own; the lines of stdout, and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout.splitlines(), done.stderr
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -117,16 +101,15 @@ def python(*arguments: str | Path, cwd: Path, code: int = 0) -> tuple[list[str],
 def test_a_script_says_and_saves_the_same(body: str, tmp_path: Path) -> None:
     script, model = tmp_path / "train.py", tmp_path / "model.pt"
     script.write_text(HEAD + body)
-    plain, said = python(script, cwd=tmp_path)
+    plain = python(script, cwd=tmp_path)
     expected = model.read_bytes()
-    assert said == ""
+    assert plain.stderr == ""
 
     def run(*options: str) -> dict[str, Any]:
         model.unlink()
-        (*out, figures), said = python(
-            "-m", "stalloc", "run", *options, "--json", script, cwd=tmp_path
-        )
-        assert (out, said) == (plain, "")
+        done = python("-m", "stalloc", "run", *options, "--json", script, cwd=tmp_path)
+        *out, figures = done.stdout.splitlines()
+        assert (out, done.stderr) == (plain.stdout.splitlines(), "")
         assert model.read_bytes() == expected
         found: dict[str, Any] = json.loads(figures)
         return found
@@ -141,17 +124,17 @@ def test_a_script_says_and_saves_the_same(body: str, tmp_path: Path) -> None:
 def test_a_script_without_an_end_of_an_iteration_is_told_how_to_mark_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(HEAD + "model = nn.Linear(8, 8)\nmodel(torch.ones(1, 8)).sum().backward()\n")
-    _, said = python("-m", "stalloc", "run", "--profile", "plans", script, cwd=tmp_path, code=1)
-    (line,) = said.splitlines()
+    profile = ("-m", "stalloc", "run", "--profile", "plans", script)
+    (line,) = python(*profile, cwd=tmp_path, code=1).stderr.splitlines()
     assert line.startswith("stalloc run: no complete iteration was seen: there was no step of a ")
     assert "call stalloc.step() at the end of each iteration" in line
     script.write_text(script.read_text() + "raise SystemError('its own')\n")
-    _, said = python("-m", "stalloc", "run", "--profile", "plans", script, cwd=tmp_path, code=1)
+    said = python(*profile, cwd=tmp_path, code=1).stderr
     assert said.splitlines()[-1] == "SystemError: its own"
 
 
 def iterations_of(step: Callable[[], None], steps: int) -> tuple[int, str | None]:
-    """How many iterations are recorded if five are asked for, and how their ends are told."""
+    """The number of recorded iterations if five are asked for, and the way their ends are told."""
     with stalloc.profile(device="cpu", iterations=5) as prof:
         for _ in range(steps):
             step()
