@@ -1,7 +1,8 @@
 // Tables in JSON: an object with an array a column, as their columns declare it (columns.h).
 //
-// An enumeration is written by its name: to_string(value), and from_string(text, value), which
-// throws a std::exception for a text that names none, are found beside it.
+// An index is written as its number. An enumeration is written by its name: to_string(value), and
+// from_string(text, value), which throws a std::exception for a text that names none, are found
+// beside it.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/columns.h"
+#include "base/index.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "base/types.h"
@@ -17,7 +19,7 @@
 namespace stalloc {
 
 template <typename Cell>
-void read_cell(JsonReader& in, JsonReader::Value value, Cell& cell, bool never_is_null) {
+void read_cell(JsonReader& in, JsonReader::Value value, Cell& cell, bool never_is_null = false) {
   if constexpr (std::is_same_v<Cell, bool>) {
     cell = in.boolean(value);
   } else if constexpr (std::is_enum_v<Cell>) {
@@ -27,6 +29,8 @@ void read_cell(JsonReader& in, JsonReader::Value value, Cell& cell, bool never_i
     } catch (const std::exception& error) {
       in.fail(error.what());
     }
+  } else if constexpr (kIsIndex<Cell>) {
+    cell = Cell(in.integer<std::int32_t>(value));
   } else {
     const bool never = never_is_null && in.is_null(value);
     cell = never ? static_cast<Cell>(kNever) : in.integer<Cell>(value);
@@ -34,9 +38,11 @@ void read_cell(JsonReader& in, JsonReader::Value value, Cell& cell, bool never_i
 }
 
 template <typename Cell>
-void write_cell(JsonWriter& out, const Cell& cell, bool never_is_null) {
+void write_cell(JsonWriter& out, const Cell& cell, bool never_is_null = false) {
   if constexpr (std::is_enum_v<Cell>) {
     out.value(to_string(cell));
+  } else if constexpr (kIsIndex<Cell>) {
+    out.value(cell.number());
   } else {
     if (never_is_null && cell == static_cast<Cell>(kNever)) {
       out.null();

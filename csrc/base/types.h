@@ -6,19 +6,20 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/index.h"
+
 namespace stalloc {
 
 using Bytes = std::int64_t;   // a size, in bytes
 using Offset = std::int64_t;  // bytes from the start of a pool
 using Tick = std::int64_t;    // a moment: the number of allocations and frees before it
-using PhaseIndex = std::int32_t;
+using PhaseIndex = Index<struct Phase>;
 using LayerIndex = std::int32_t;     // index into a table of layer names
 using StreamId = std::int32_t;       // ordinal of a stream by first use; 0 is the device's default
 using ThreadOrdinal = std::int32_t;  // ordinal of a thread by first use; 0 is the training thread
 
 inline constexpr Tick kNever = std::numeric_limits<Tick>::max();  // not freed while recorded
 inline constexpr Offset kUnplaced = -1;
-inline constexpr std::int32_t kNone = -1;        // no phase, no layer, no request
 inline constexpr Bytes kDefaultAlignment = 512;  // what CUDA's allocators give
 
 }  // namespace stalloc

@@ -11,16 +11,27 @@
 #include <vector>
 
 #include "base/columns.h"
+#include "base/index.h"
 
 namespace stalloc::bindings {
 
-// The type of a column's numbers. Enumerations come as their numbers.
-template <typename Row, typename Column>
-struct ColumnNumber {
-  using Cell = std::remove_cvref_t<decltype(Column::cell(std::declval<const Row&>()))>;
+// The type of the number that a cell is in memory.
+template <typename Cell>
+struct NumberOf {
   using type = typename std::conditional_t<std::is_enum_v<Cell>, std::underlying_type<Cell>,
                                            std::type_identity<Cell>>::type;
 };
+template <typename Row>
+struct NumberOf<Index<Row>> {
+  static_assert(sizeof(Index<Row>) == sizeof(std::int32_t));
+  static_assert(std::is_standard_layout_v<Index<Row>>);
+  using type = std::int32_t;
+};
+
+// The type of a column's numbers.
+template <typename Row, typename Column>
+using ColumnNumber = typename NumberOf<
+    std::remove_cvref_t<decltype(Column::cell(std::declval<const Row&>()))>>::type;
 
 template <typename Row, typename... Columns>
 pybind11::dict table(const pybind11::object& owner, const std::vector<Row>& rows,
@@ -29,7 +40,7 @@ pybind11::dict table(const pybind11::object& owner, const std::vector<Row>& rows
   const Row& first = rows.empty() ? kEmpty : rows.front();
   pybind11::dict arrays;
   for_each_column(columns, [&]<typename Column>(const Column& column) {
-    using Number = typename ColumnNumber<Row, Column>::type;
+    using Number = ColumnNumber<Row, Column>;
     pybind11::array_t<Number> array({rows.size()}, {sizeof(Row)},
                                     reinterpret_cast<const Number*>(&column.cell(first)), owner);
     array.attr("setflags")(pybind11::arg("write") = false);
@@ -54,9 +65,9 @@ template <typename Row, typename... Columns>
 pybind11::tuple describe(const std::tuple<Columns...>& columns) {
   pybind11::list described;
   for_each_column(columns, [&]<typename Column>(const Column& column) {
-    described.append(pybind11::make_tuple(
-        column.name, pybind11::dtype::of<typename ColumnNumber<Row, Column>::type>(),
-        column.never_is_null, column.optional));
+    described.append(pybind11::make_tuple(column.name,
+                                          pybind11::dtype::of<ColumnNumber<Row, Column>>(),
+                                          column.never_is_null, column.optional));
   });
   return described;
 }

@@ -35,6 +35,13 @@ void set(Number& cell, std::int64_t value, const std::string& column, std::size_
   cell = static_cast<Number>(value);
 }
 
+template <typename Row>
+void set(Index<Row>& cell, std::int64_t value, const std::string& column, std::size_t row) {
+  std::int32_t number = 0;
+  set(number, value, column, row);
+  cell = Index<Row>(number);
+}
+
 void set(bool& cell, std::int64_t value, const std::string&, std::size_t) { cell = value != 0; }
 
 void set(trace::PhaseKind& cell, std::int64_t value, const std::string&, std::size_t row) {

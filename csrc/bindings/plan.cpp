@@ -48,8 +48,8 @@ void bind_plan(py::module_& m) {
   tables["persistent"] = describe<plan::PersistentRequest>(plan::kPersistentColumns);
   tables["startup"] = describe<plan::StartupRequest>(plan::kStartupColumns);
   tables["slots"] = describe<plan::SlotClass>(plan::kSlotColumns);
-  tables["slot_decisions"] = describe<plan::SlotRow>(plan::kSlotDecisionColumns);
-  tables["slot_startup"] = describe<plan::SlotRow>(plan::kSlotStartupColumns);
+  tables["slot_decisions"] = describe<plan::SlotDecisionRow>(plan::kSlotDecisionColumns);
+  tables["slot_startup"] = describe<plan::SlotStartupRow>(plan::kSlotStartupColumns);
   tables["contexts"] = describe<plan::ContextRow>(plan::kContextColumns);
   tables["laws"] = describe<profile::SizeLaw>(plan::kLawColumns);
   tables["law_terms"] = describe<plan::LawTermRow>(plan::kLawTermColumns);
@@ -66,7 +66,14 @@ void bind_plan(py::module_& m) {
       .def_readonly("optimal", &plan::Plan::optimal)
       .def_readonly("pool", &plan::Plan::pool)
       .def_readonly("resident", &plan::Plan::resident)
-      .def_readonly("absent", &plan::Plan::absent)
+      .def_property_readonly("absent",
+                             [](const plan::Plan& plan) {
+                               std::vector<std::int32_t> numbers;
+                               for (const plan::DecisionIndex d : plan.absent) {
+                                 numbers.push_back(d.number());
+                               }
+                               return numbers;
+                             })
       .def_readonly("bound", &plan::Plan::bound)
       .def_readonly("load", &plan::Plan::load)
       .def_readonly("alignment", &plan::Plan::alignment)

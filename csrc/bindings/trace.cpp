@@ -56,11 +56,11 @@ trace::Trace without_frees_of_later_iterations(const trace::Trace& trace) {
 py::dict extents_of(const trace::Trace& trace) {
   const auto rows = static_cast<py::ssize_t>(trace.extents.size());
   const auto names = static_cast<py::ssize_t>(trace.extent_names.size());
-  py::array_t<PhaseIndex> phase(rows);
+  py::array_t<std::int32_t> phase(rows);
   py::array_t<std::int64_t> values({rows, names});
   for (py::ssize_t i = 0; i < rows; ++i) {
     const trace::MicrobatchExtents& row = trace.extents[static_cast<std::size_t>(i)];
-    phase.mutable_at(i) = row.phase;
+    phase.mutable_at(i) = row.phase.number();
     for (py::ssize_t e = 0; e < names; ++e) {
       values.mutable_at(i, e) = row.values[static_cast<std::size_t>(e)];
     }

@@ -20,7 +20,7 @@ namespace {
 // save little. So this many fit side by side at most.
 constexpr Bytes kMostAbreast = 32;
 
-constexpr std::int32_t kMostBoxes = 512;
+constexpr BoxIndex kMostBoxes(512);
 constexpr std::size_t kMostInBox = 256;
 
 struct Interval {
@@ -89,8 +89,8 @@ class Curve {
 // Fills the idle slots of the classes of one stream; of all where streams share addresses.
 class Filler {
  public:
-  Filler(Plan& plan, StreamId stream, std::int32_t& boxes)
-      : plan_(plan), stream_(stream), boxes_(boxes), load_(plan.period) {
+  Filler(Plan& plan, StreamId stream, BoxIndex& next)
+      : plan_(plan), stream_(stream), next_(next), load_(plan.period) {
     const solve::Problem problem = problem_of(plan);
     for (std::size_t i = 0; i + plan.slots.size() < problem.buffers.size(); ++i) {
       const solve::Buffer& b = problem.buffers[i];
@@ -99,23 +99,23 @@ class Filler {
     solve::Problem real = real_problem(plan);
     std::erase_if(real.buffers, [&](const solve::Buffer& b) { return !is_own(b.stream); });
     limit_ = solve::load_bound(real);
-    for (std::size_t c = 0; c < plan.slots.size(); ++c) {
-      if (!is_own(plan.slots[c].stream)) continue;
-      limit_ -= plan.slots[c].size * plan.slots[c].count;
-      classes_.push_back(static_cast<std::int32_t>(c));
+    for (const SlotClassIndex c : indices<SlotClassIndex>(plan.slots)) {
+      if (!is_own(plan[c].stream)) continue;
+      limit_ -= plan[c].size * plan[c].count;
+      classes_.push_back(c);
     }
     std::ranges::stable_sort(classes_, std::greater{},
-                             [&](std::int32_t c) { return slots(c).size; });
+                             [&](SlotClassIndex c) { return plan_[c].size; });
   }
 
   void run() {
-    for (const std::int32_t c : classes_) {
+    for (const SlotClassIndex c : classes_) {
       const Curve spare = spare_of(c);
       const std::int64_t most = spare.most();
       for (std::int64_t level = 1; level <= most; ++level) {
         for (const Interval& window : spare.at_least(level)) {
-          if (load_.most() <= limit_ || boxes_ >= kMostBoxes) return;
-          if (load_.exceeds(limit_, window) && fill(c, window)) ++boxes_;
+          if (load_.most() <= limit_ || next_ >= kMostBoxes) return;
+          if (load_.exceeds(limit_, window) && fill(c, window)) ++next_;
         }
       }
     }
@@ -126,11 +126,9 @@ class Filler {
     return plan_.streams == solve::Streams::kOrdered || stream == stream_;
   }
 
-  SlotClass& slots(std::int32_t c) { return plan_.slots[static_cast<std::size_t>(c)]; }
-
-  Curve spare_of(std::int32_t c) {
+  Curve spare_of(SlotClassIndex c) const {
     Curve spare(plan_.period);
-    spare.add(0, plan_.period, slots(c).count);
+    spare.add(0, plan_.period, plan_[c].count);
     for (const Decision& d : plan_.decisions) {
       if (d.slots != c || d.box != kNone) continue;
       spare.add(0, plan_.period, -1);
@@ -145,8 +143,8 @@ class Filler {
   }
 
   // Fills one slot of the class throughout the window.
-  bool fill(std::int32_t c, Interval window) {
-    const SlotClass slot = slots(c);
+  bool fill(SlotClassIndex c, Interval window) {
+    const SlotClass slot = plan_[c];
     std::vector<Decision*> candidates;
     for (Decision& d : plan_.decisions) {
       if (fits(d, slot, window)) candidates.push_back(&d);
@@ -159,7 +157,7 @@ class Filler {
       const Bytes size = align_up(d->size, plan_.alignment);
       if (offset + size > slot.size || !load_.exceeds(limit_, {d->lower, d->upper})) continue;
       d->slots = c;
-      d->box = boxes_;
+      d->box = next_;
       d->offset = slot.offset + offset;
       load_.add(d->lower, d->upper, -size);
       inside.push_back(d);
@@ -168,11 +166,11 @@ class Filler {
   }
 
   // The lowest offset in the box at which a request meets no other.
-  Offset lowest(const Decision& d, const std::vector<const Decision*>& inside) {
+  Offset lowest(const Decision& d, const std::vector<const Decision*>& inside) const {
     std::vector<std::pair<Offset, Offset>> taken;
     for (const Decision* other : inside) {
       if (other->lower >= d.upper || d.lower >= other->upper) continue;
-      const Offset begin = other->offset - slots(other->slots).offset;
+      const Offset begin = other->offset - plan_[other->slots].offset;
       taken.emplace_back(begin, begin + align_up(other->size, plan_.alignment));
     }
     std::ranges::sort(taken);
@@ -186,13 +184,13 @@ class Filler {
 
   Plan& plan_;
   StreamId stream_;
-  std::int32_t& boxes_;                // so far
-  Curve load_;                         // of what lies above the slots
-  Bytes limit_ = 0;                    // the load above the slots at which the pool meets the bound
-  std::vector<std::int32_t> classes_;  // large slots first
+  BoxIndex& next_;
+  Curve load_;       // of what lies above the slots
+  Bytes limit_ = 0;  // the load above the slots at which the pool meets the bound
+  std::vector<SlotClassIndex> classes_;  // large slots first
 };
 
-std::string named(std::int32_t box) { return "box " + std::to_string(box) + ": "; }
+std::string named(BoxIndex box) { return "box " + to_string(box) + ": "; }
 
 }  // namespace
 
@@ -201,24 +199,23 @@ void add_boxes(Plan& plan) {
   for (const SlotClass& c : plan.slots) {
     streams.insert(plan.streams == solve::Streams::kOrdered ? 0 : c.stream);
   }
-  std::int32_t boxes = 0;
-  for (const StreamId stream : streams) Filler(plan, stream, boxes).run();
+  BoxIndex next(0);
+  for (const StreamId stream : streams) Filler(plan, stream, next).run();
 }
 
 std::vector<verify::SlotUse> check_boxes(const Plan& plan) {
-  std::map<std::int32_t, std::vector<const Decision*>> boxes;
+  std::map<BoxIndex, std::vector<const Decision*>> boxes;
   for (const Decision& d : plan.decisions) {
     if (d.box != kNone) boxes[d.box].push_back(&d);
   }
   std::vector<verify::SlotUse> uses;
   for (const auto& [box, inside] : boxes) {
-    const std::int32_t c = inside.front()->slots;
-    if (box < 0 || static_cast<std::size_t>(box) >= plan.decisions.size() || c < 0 ||
-        static_cast<std::size_t>(c) >= plan.slots.size()) {
-      throw PlanError(named(box) + "there are no slots " + std::to_string(c) + " for it");
+    const SlotClassIndex c = inside.front()->slots;
+    if (!box.points_into(plan.decisions) || !c.points_into(plan.slots)) {
+      throw PlanError(named(box) + "there are no slots " + to_string(c) + " for it");
     }
-    const SlotClass& slots = plan.slots[static_cast<std::size_t>(c)];
-    verify::SlotUse use{.slots = c,
+    const SlotClass& slots = plan[c];
+    verify::SlotUse use{.slots = range_of(c),
                         .size = slots.size,
                         .lower = inside.front()->lower,
                         .upper = inside.front()->upper,

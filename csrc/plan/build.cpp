@@ -35,13 +35,13 @@ solve::Budget budget_of(const PlanOptions& options, const std::atomic<bool>* can
 }
 
 // The profile's phases but the unplanned ones, and where each of the profile's went.
-std::pair<std::vector<profile::ProfiledPhase>, std::vector<PhaseIndex>> planned_phases(
+std::pair<std::vector<profile::ProfiledPhase>, PhaseMap> planned_phases(
     const profile::IterationProfile& profile) {
   std::vector<profile::ProfiledPhase> phases;
-  std::vector<PhaseIndex> index;
+  PhaseMap index;
   for (const profile::ProfiledPhase& phase : profile.phases) {
     const bool planned = phase.key.kind != trace::PhaseKind::kUnplanned;
-    index.push_back(planned ? static_cast<PhaseIndex>(phases.size()) : kNone);
+    index.push_back(planned ? PhaseIndex(phases.size()) : kNone);
     if (planned) phases.push_back(phase);
   }
   return {std::move(phases), std::move(index)};
@@ -56,8 +56,8 @@ void add_laws(Plan& plan, const profile::IterationProfile& profile) {
 }
 
 // The decisions, without offsets, and for each of the profile's requests its row or kNone.
-std::vector<std::int32_t> add_decisions(Plan& plan, const profile::IterationProfile& profile,
-                                        const std::vector<PhaseIndex>& phase_of) {
+std::vector<DecisionIndex> add_decisions(Plan& plan, const profile::IterationProfile& profile,
+                                         const PhaseMap& phase_of) {
   std::vector<std::int32_t> requests;
   for (std::size_t i = 0; i < profile.requests.size(); ++i) {
     if (profile.is_plannable(profile.requests[i])) {
@@ -68,10 +68,10 @@ std::vector<std::int32_t> add_decisions(Plan& plan, const profile::IterationProf
     const profile::ProfiledRequest& r = profile.requests[i];
     return std::pair{r.phase_begin, r.lower};
   });
-  std::vector<std::int32_t> row_of(profile.requests.size(), kNone);
+  std::vector<DecisionIndex> row_of(profile.requests.size());
   for (const std::int32_t i : requests) {
     const profile::ProfiledRequest& r = profile.requests[i];
-    row_of[i] = static_cast<std::int32_t>(plan.decisions.size());
+    row_of[i] = DecisionIndex(plan.decisions.size());
     plan.decisions.push_back({.size = r.size,
                               .lower = r.lower,
                               .upper = r.upper,
@@ -84,31 +84,30 @@ std::vector<std::int32_t> add_decisions(Plan& plan, const profile::IterationProf
 }
 
 void add_persistent(Plan& plan, const profile::IterationProfile& profile,
-                    const std::vector<PhaseIndex>& phase_of) {
+                    const PhaseMap& phase_of) {
   std::vector<const profile::ProfiledRequest*> requests;
   for (const profile::ProfiledRequest& r : profile.requests) {
     if (profile.is_recognisable(r)) requests.push_back(&r);
   }
   std::ranges::stable_sort(requests, {},
                            [](const auto* r) { return std::pair{r->phase_begin, r->lower}; });
-  std::int32_t next = 0;  // the first decision that comes later
-  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
+  DecisionIndex next(0);  // the first decision that comes later
   for (const profile::ProfiledRequest* r : requests) {
     const PhaseIndex phase = phase_of[r->phase_begin];
-    while (next < decisions && std::pair{plan.decisions[next].phase, plan.decisions[next].lower} <
-                                   std::pair{phase, r->lower}) {
+    while (next.points_into(plan.decisions) &&
+           std::pair{plan[next].phase, plan[next].lower} < std::pair{phase, r->lower}) {
       ++next;
     }
-    const bool first = next == 0 || plan.decisions[next - 1].phase != phase;
+    const DecisionIndex last = next - 1;  // kNone before the first
+    const bool follows = last != kNone && plan[last].phase == phase;
     plan.persistent.push_back(
-        {phase, first ? kNone : next - 1, r->size, r->stream, profile.varying(r->law)});
+        {phase, follows ? last : kNone, r->size, r->stream, profile.varying(r->law)});
   }
 }
 
 // The groups, without offsets and reusable space.
-void add_groups(Plan& plan, const profile::IterationProfile& profile,
-                const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of,
-                bool regions) {
+void add_groups(Plan& plan, const profile::IterationProfile& profile, const PhaseMap& phase_of,
+                const std::vector<DecisionIndex>& row_of, bool regions) {
   for (const profile::DynamicPlace& place : profile.places) {
     DynamicGroup group;
     group.phase = phase_of[place.phase];
@@ -129,16 +128,15 @@ void add_groups(Plan& plan, const profile::IterationProfile& profile,
 }
 
 // Adds the groups of kept requests. They sort last within their place.
-void add_kept(Plan& plan, const profile::IterationProfile& profile,
-              const std::vector<PhaseIndex>& phase_of, const std::vector<std::int32_t>& row_of) {
+void add_kept(Plan& plan, const profile::IterationProfile& profile, const PhaseMap& phase_of,
+              const std::vector<DecisionIndex>& row_of) {
   if (plan.period == 0) return;
   for (const profile::KeptPlace& place : profile.kept) {
     DynamicGroup group;
     group.phase = group.phase_end = phase_of[place.phase];
     group.after = place.after == kNone ? kNone : row_of[place.after];
-    group.lower = group.after == kNone
-                      ? std::min(profile.phases[place.phase].begin, plan.period - 1)
-                      : plan.decisions[group.after].lower;
+    group.lower = group.after == kNone ? std::min(profile[place.phase].begin, plan.period - 1)
+                                       : plan[group.after].lower;
     group.upper = group.lower + plan.period;
     group.stream = place.stream;
     group.contexts = place.contexts;
@@ -177,10 +175,10 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   plan.streams = options.streams;
   plan.load = profile.load;
   plan.period = profile.period;
-  std::vector<PhaseIndex> phase_of;
+  PhaseMap phase_of;
   std::tie(plan.phases, phase_of) = planned_phases(profile);
   add_laws(plan, profile);
-  const std::vector<std::int32_t> row_of = add_decisions(plan, profile, phase_of);
+  const std::vector<DecisionIndex> row_of = add_decisions(plan, profile, phase_of);
   add_slots(plan, profile, row_of);
   add_persistent(plan, profile, phase_of);
   if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);

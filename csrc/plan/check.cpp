@@ -45,11 +45,11 @@ void check_phases(const Plan& plan) {
 
 // Checks a decision or a group.
 void check_lifetime(const Plan& plan, const auto& d, std::string_view table, std::size_t row) {
-  const auto phases = static_cast<PhaseIndex>(plan.phases.size());
-  if (d.phase < 0 || d.phase >= phases || d.phase_end < kNone || d.phase_end >= phases) {
-    throw PlanError(named(table, row) + "lives from phase " + std::to_string(d.phase) + " to " +
-                    std::to_string(d.phase_end) + ", but there are " + std::to_string(phases) +
-                    " phases");
+  const bool ends = d.phase_end == kNone || d.phase_end.points_into(plan.phases);
+  if (!d.phase.points_into(plan.phases) || !ends) {
+    throw PlanError(named(table, row) + "lives from phase " + to_string(d.phase) + " to " +
+                    to_string(d.phase_end) + ", but there are " +
+                    std::to_string(plan.phases.size()) + " phases");
   }
   if (d.stream < 0) throw PlanError(named(table, row) + "a negative stream");
   if (d.lower < 0 || d.lower >= plan.period || d.upper <= d.lower ||
@@ -111,10 +111,9 @@ void check_contexts(const Plan& plan, std::size_t row) {
 
 // Checks a group or a persistent request.
 void check_after(const Plan& plan, const auto& r, std::string_view table, std::size_t row) {
-  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
-  if (r.after < kNone || r.after >= decisions ||
-      (r.after != kNone && plan.decisions[r.after].phase != r.phase)) {
-    throw PlanError(named(table, row) + "comes after decision " + std::to_string(r.after) +
+  const bool follows = r.after.points_into(plan.decisions) && plan[r.after].phase == r.phase;
+  if (r.after != kNone && !follows) {
+    throw PlanError(named(table, row) + "comes after decision " + to_string(r.after) +
                     ", which is none of its phase");
   }
 }
@@ -143,8 +142,8 @@ void check_groups(const Plan& plan) {
 void check_persistent(const Plan& plan) {
   for (std::size_t i = 0; i < plan.persistent.size(); ++i) {
     const PersistentRequest& r = plan.persistent[i];
-    if (r.phase < 0 || r.phase >= static_cast<PhaseIndex>(plan.phases.size())) {
-      throw PlanError(named("persistent", i) + "belongs to phase " + std::to_string(r.phase) +
+    if (!r.phase.points_into(plan.phases)) {
+      throw PlanError(named("persistent", i) + "belongs to phase " + to_string(r.phase) +
                       ", but there are " + std::to_string(plan.phases.size()) + " phases");
     }
     if (r.size <= 0 || r.stream < 0) {
@@ -163,8 +162,8 @@ void check_persistent(const Plan& plan) {
 void check_law(const Plan& plan, const auto& rows, std::string_view table) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const profile::LawIndex law = rows[i].law;
-    if (law < kNone || law >= static_cast<profile::LawIndex>(plan.laws.size())) {
-      throw PlanError(named(table, i) + "follows law " + std::to_string(law) + ", but there are " +
+    if (law != kNone && !law.points_into(plan.laws)) {
+      throw PlanError(named(table, i) + "follows law " + to_string(law) + ", but there are " +
                       std::to_string(plan.laws.size()));
     }
   }
@@ -194,7 +193,6 @@ void check_extents(const Plan& plan) {
 
 void check_laws(const Plan& plan) {
   check_extents(plan);
-  const auto names = static_cast<profile::ExtentIndex>(plan.extent_names.size());
   for (std::size_t i = 0; i < plan.laws.size(); ++i) {
     const profile::SizeLaw& law = plan.laws[i];
     if (law.divisor <= 0 || law.step <= 0) {
@@ -203,9 +201,9 @@ void check_laws(const Plan& plan) {
     }
     for (const profile::LawTerm& term : law.terms) {
       for (const profile::ExtentIndex factor : term.factors) {
-        if (factor < kNone || factor >= names) {
-          throw PlanError(named("laws", i) + "extent " + std::to_string(factor) +
-                          ", but there are " + std::to_string(names));
+        if (factor != kNone && !factor.points_into(plan.extent_names)) {
+          throw PlanError(named("laws", i) + "extent " + to_string(factor) + ", but there are " +
+                          std::to_string(plan.extent_names.size()));
         }
       }
     }

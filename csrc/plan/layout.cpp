@@ -21,10 +21,11 @@ void add_reusable(Plan& plan, const solve::Problem& problem, const solve::Layout
 }
 
 // The problem of everything above the slots. Offsets count from the end of the slots.
-solve::Problem above_slots(const Plan& plan, const std::vector<Offset>& fixed, Bytes slots) {
+solve::Problem above_slots(const Plan& plan, const IndexedVector<DecisionIndex, Offset>& fixed,
+                           Bytes slots) {
   solve::Problem problem = problem_of(plan);
   problem.buffers.resize(problem.buffers.size() - plan.slots.size());
-  for (std::size_t i = 0; i < fixed.size(); ++i) problem.buffers[i].fixed = fixed[i];
+  for (const DecisionIndex d : fixed.indices()) problem.buffers[d.position()].fixed = fixed[d];
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     if (plan.decisions[i].slots != kNone) {
       problem.buffers[i].size = 0;

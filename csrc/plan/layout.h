@@ -17,7 +17,7 @@ struct LayoutOptions {
   // A limit for the searches that does not depend on the machine.
   std::int64_t search_steps = std::numeric_limits<std::int64_t>::max();
   // The required offset of each decision, kUnplaced for none. Empty: no decision is fixed.
-  std::vector<Offset> fixed = {};
+  IndexedVector<DecisionIndex, Offset> fixed = {};
 };
 
 // Fills the offsets, `reusable`, `pool`, `bound`, `algorithm` and `optimal` of a plan whose sizes,

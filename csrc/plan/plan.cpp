@@ -55,9 +55,9 @@ solve::Layout layout_of(const Plan& plan) {
 
 std::vector<ContextRow> context_rows(const Plan& plan) {
   std::vector<ContextRow> rows;
-  for (std::size_t i = 0; i < plan.groups.size(); ++i) {
-    for (const profile::DynamicContext& context : plan.groups[i].contexts) {
-      rows.push_back({static_cast<std::int32_t>(i), context});
+  for (const GroupIndex g : indices<GroupIndex>(plan.groups)) {
+    for (const profile::DynamicContext& context : plan[g].contexts) {
+      rows.push_back({g, context});
     }
   }
   return rows;
@@ -65,10 +65,9 @@ std::vector<ContextRow> context_rows(const Plan& plan) {
 
 std::vector<LawTermRow> law_term_rows(const Plan& plan) {
   std::vector<LawTermRow> rows;
-  for (std::size_t i = 0; i < plan.laws.size(); ++i) {
-    for (const auto& [coefficient, factors] : plan.laws[i].terms) {
-      rows.push_back(
-          {static_cast<profile::LawIndex>(i), coefficient, factors[0], factors[1], factors[2]});
+  for (const profile::LawIndex l : indices<profile::LawIndex>(plan.laws)) {
+    for (const auto& [coefficient, factors] : plan[l].terms) {
+      rows.push_back({l, coefficient, factors[0], factors[1], factors[2]});
     }
   }
   return rows;
@@ -76,28 +75,27 @@ std::vector<LawTermRow> law_term_rows(const Plan& plan) {
 
 std::vector<ReusableRow> reusable_rows(const Plan& plan) {
   std::vector<ReusableRow> rows;
-  for (std::size_t i = 0; i < plan.groups.size(); ++i) {
-    for (const AddressRange& range : plan.groups[i].reusable) {
-      rows.push_back({static_cast<std::int32_t>(i), range});
+  for (const GroupIndex g : indices<GroupIndex>(plan.groups)) {
+    for (const AddressRange& range : plan[g].reusable) {
+      rows.push_back({g, range});
     }
   }
   return rows;
 }
 
-std::vector<SlotRow> slot_decision_rows(const Plan& plan) {
-  std::vector<SlotRow> rows;
-  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
-    const Decision& d = plan.decisions[i];
-    if (d.slots != kNone) rows.push_back({static_cast<std::int32_t>(i), d.slots, d.over, d.box});
+std::vector<SlotDecisionRow> slot_decision_rows(const Plan& plan) {
+  std::vector<SlotDecisionRow> rows;
+  for (const DecisionIndex i : indices<DecisionIndex>(plan.decisions)) {
+    const Decision& d = plan[i];
+    if (d.slots != kNone) rows.push_back({i, d.slots, d.over, d.box});
   }
   return rows;
 }
 
-std::vector<SlotRow> slot_startup_rows(const Plan& plan) {
-  std::vector<SlotRow> rows;
-  for (std::size_t i = 0; i < plan.startup.size(); ++i) {
-    const StartupRequest& r = plan.startup[i];
-    if (r.slots != kNone) rows.push_back({.row = static_cast<std::int32_t>(i), .slots = r.slots});
+std::vector<SlotStartupRow> slot_startup_rows(const Plan& plan) {
+  std::vector<SlotStartupRow> rows;
+  for (const StartupIndex i : indices<StartupIndex>(plan.startup)) {
+    if (plan[i].slots != kNone) rows.push_back({i, plan[i].slots});
   }
   return rows;
 }

@@ -20,6 +20,19 @@
 
 namespace stalloc::plan {
 
+struct Decision;
+struct SlotClass;
+struct DynamicGroup;
+struct StartupRequest;
+
+// Indices into the tables of a plan. Plan::operator[] takes each.
+using DecisionIndex = Index<Decision>;
+using SlotClassIndex = Index<SlotClass>;
+using GroupIndex = Index<DynamicGroup>;
+using StartupIndex = Index<StartupRequest>;
+// Boxes have no table: requests with the same index share a slot; see boxes.h.
+using BoxIndex = Index<struct Box>;
+
 // d = m + (a) in the paper (section 5.1).
 struct Decision {
   Bytes size = 0;  // as asked
@@ -32,11 +45,11 @@ struct Decision {
   profile::LawIndex law = kNone;  // index into Plan::laws; kNone for a size that never changes
   // State that is replaced in each iteration takes any free slot of a class; see slots.h. Its
   // offset is then that of the first slot.
-  std::int32_t slots = kNone;  // index into Plan::slots
-  Tick over = 0;               // ticks that it lives beyond `upper`, at most a period
+  SlotClassIndex slots = kNone;
+  Tick over = 0;  // ticks that it lives beyond `upper`, at most a period
   // Other requests use slots that are idle for a while, in boxes; see boxes.h. The offset is then
   // that in the first slot.
-  std::int32_t box = kNone;  // a number: requests with the same one share a slot
+  BoxIndex box = kNone;
 };
 
 // Interchangeable places side by side, for the requests of one size and stream; see slots.h.
@@ -68,9 +81,9 @@ struct AddressRange {
 // are kept for longer than a turn are of a group that has neither (Plan::is_kept): they would be in
 // the plan's way for good.
 struct DynamicGroup {
-  PhaseIndex phase = kNone;    // index into Plan::phases
-  std::int32_t after = kNone;  // index into Plan::decisions; kNone at the beginning of the phase
-  Bytes size = 0;              // of the region; 0 for none
+  PhaseIndex phase = kNone;     // index into Plan::phases
+  DecisionIndex after = kNone;  // kNone at the beginning of the phase
+  Bytes size = 0;               // of the region; 0 for none
   Offset offset = 0;
   Tick lower = 0;  // the window, as Decision's lifetime
   Tick upper = 0;
@@ -87,9 +100,9 @@ struct DynamicGroup {
 // keeps, a state that the optimizer makes anew. It has no address in the plan; the runtime has to
 // know it all the same, or it would take it for a decision of its size.
 struct PersistentRequest {
-  PhaseIndex phase = kNone;    // index into Plan::phases
-  std::int32_t after = kNone;  // as DynamicGroup's
-  Bytes size = 0;              // as asked
+  PhaseIndex phase = kNone;     // index into Plan::phases
+  DecisionIndex after = kNone;  // as DynamicGroup's
+  Bytes size = 0;               // as asked
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // as Decision's
 };
@@ -108,15 +121,15 @@ struct PersistentRequest {
 //            +------------------------------+ 0
 //             start-up  first iteration  ...
 struct StartupRequest {
-  PhaseIndex phase = kNone;    // index into Plan::phases
-  std::int32_t after = kNone;  // as DynamicGroup's
-  Bytes size = 0;              // as asked
-  Offset offset = kUnplaced;   // kUnplaced: the runtime knows it, and it gets no address
-  Tick lower = 0;              // ticks since the run began
-  Tick upper = 0;              // kNever: it stays
+  PhaseIndex phase = kNone;     // index into Plan::phases
+  DecisionIndex after = kNone;  // as DynamicGroup's
+  Bytes size = 0;               // as asked
+  Offset offset = kUnplaced;    // kUnplaced: the runtime knows it, and it gets no address
+  Tick lower = 0;               // ticks since the run began
+  Tick upper = 0;               // kNever: it stays
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // as Decision's
-  std::int32_t slots = kNone;     // it takes a slot of this class, and has no offset
+  SlotClassIndex slots = kNone;   // it takes a slot of this class, and has no offset
 
   bool stays() const { return upper == kNever; }
 };
@@ -141,7 +154,7 @@ struct Plan {
   std::vector<DynamicGroup> groups;  // by phase, after and stream, what fits no context first
   std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
   std::vector<StartupRequest> startup;        // by phase, then by `after`, then by `lower`
-  std::vector<std::int32_t> absent;  // decisions that the first iteration does not make, ascending
+  std::vector<DecisionIndex> absent;  // decisions that the first iteration does not make, ascending
   std::vector<SlotClass> slots;
   std::vector<std::string> dynamic;       // patterns of the modules whose requests are dynamic
   std::vector<std::string> extent_names;  // of the extents that change: "ids.1", ...
@@ -161,6 +174,18 @@ struct Plan {
   std::int32_t headroom = 0;
   Bytes headroom_cost = 0;
   Bytes headroom_saves = 0;
+
+  // The row that an index names.
+  const profile::ProfiledPhase& operator[](PhaseIndex p) const { return phases[p.position()]; }
+  const Decision& operator[](DecisionIndex d) const { return decisions[d.position()]; }
+  Decision& operator[](DecisionIndex d) { return decisions[d.position()]; }
+  const DynamicGroup& operator[](GroupIndex g) const { return groups[g.position()]; }
+  DynamicGroup& operator[](GroupIndex g) { return groups[g.position()]; }
+  const StartupRequest& operator[](StartupIndex s) const { return startup[s.position()]; }
+  StartupRequest& operator[](StartupIndex s) { return startup[s.position()]; }
+  const SlotClass& operator[](SlotClassIndex c) const { return slots[c.position()]; }
+  SlotClass& operator[](SlotClassIndex c) { return slots[c.position()]; }
+  const profile::SizeLaw& operator[](profile::LawIndex l) const { return laws[l.position()]; }
 
   bool is_kept(const DynamicGroup& g) const {
     return g.size == 0 && g.reusable.empty() && g.upper - g.lower == period;
@@ -183,7 +208,7 @@ solve::Layout layout_of(const Plan& plan);
 
 // The contexts of all groups as one table, by group.
 struct ContextRow {
-  std::int32_t group = kNone;  // index into Plan::groups
+  GroupIndex group = kNone;
   profile::DynamicContext context;
 };
 
@@ -202,21 +227,25 @@ std::vector<LawTermRow> law_term_rows(const Plan& plan);
 
 // The reusable space of all groups as one table, by group.
 struct ReusableRow {
-  std::int32_t group = kNone;  // index into Plan::groups
+  GroupIndex group = kNone;
   AddressRange range;
 };
 
 std::vector<ReusableRow> reusable_rows(const Plan& plan);
 
-// A row of another table that takes a slot: a decision, or a request of start-up.
-struct SlotRow {
-  std::int32_t row = kNone;
-  std::int32_t slots = kNone;
-  Tick over = 0;             // of a decision
-  std::int32_t box = kNone;  // of a decision
+// The decisions that take slots, and the requests of start-up that do.
+struct SlotDecisionRow {
+  DecisionIndex row = kNone;
+  SlotClassIndex slots = kNone;
+  Tick over = 0;
+  BoxIndex box = kNone;
+};
+struct SlotStartupRow {
+  StartupIndex row = kNone;
+  SlotClassIndex slots = kNone;
 };
 
-std::vector<SlotRow> slot_decision_rows(const Plan& plan);
-std::vector<SlotRow> slot_startup_rows(const Plan& plan);
+std::vector<SlotDecisionRow> slot_decision_rows(const Plan& plan);
+std::vector<SlotStartupRow> slot_startup_rows(const Plan& plan);
 
 }  // namespace stalloc::plan

@@ -53,15 +53,15 @@ inline constexpr std::tuple kSlotColumns{
 };
 
 inline constexpr std::tuple kSlotDecisionColumns{
-    Column<&SlotRow::row>{"row"},
-    Column<&SlotRow::slots>{"slots"},
-    Column<&SlotRow::over>{"over"},
-    Column<&SlotRow::box>{"box"},
+    Column<&SlotDecisionRow::row>{"row"},
+    Column<&SlotDecisionRow::slots>{"slots"},
+    Column<&SlotDecisionRow::over>{"over"},
+    Column<&SlotDecisionRow::box>{"box"},
 };
 
 inline constexpr std::tuple kSlotStartupColumns{
-    Column<&SlotRow::row>{"row"},
-    Column<&SlotRow::slots>{"slots"},
+    Column<&SlotStartupRow::row>{"row"},
+    Column<&SlotStartupRow::slots>{"slots"},
 };
 
 inline constexpr std::tuple kContextColumns{

@@ -1,7 +1,5 @@
 #include "plan/plan_json.h"
 
-#include <type_traits>
-
 #include "base/error.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
@@ -25,12 +23,11 @@ void raise(const std::string& message) { throw PlanError(message); }
 void add_terms(const std::vector<LawTermRow>& rows, std::vector<profile::SizeLaw>& laws) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const LawTermRow& r = rows[i];
-    if (r.law < 0 || static_cast<std::size_t>(r.law) >= laws.size()) {
+    if (!r.law.points_into(laws)) {
       throw PlanError("law_terms, row " + std::to_string(i) + ": belongs to law " +
-                      std::to_string(r.law) + ", but there are " + std::to_string(laws.size()));
+                      to_string(r.law) + ", but there are " + std::to_string(laws.size()));
     }
-    laws[static_cast<std::size_t>(r.law)].terms.push_back(
-        {r.coefficient, {r.first, r.second, r.third}});
+    laws[r.law.position()].terms.push_back({r.coefficient, {r.first, r.second, r.third}});
   }
 }
 
@@ -53,31 +50,25 @@ void split_seen(const std::vector<profile::Extent>& numbers, Plan& plan) {
 void distribute(const auto& rows, std::vector<DynamicGroup>& groups, std::string_view table,
                 auto add) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const std::int32_t group = rows[i].group;
-    if (group < 0 || static_cast<std::size_t>(group) >= groups.size()) {
+    const GroupIndex group = rows[i].group;
+    if (!group.points_into(groups)) {
       throw PlanError(std::string(table) + ", row " + std::to_string(i) + ": belongs to group " +
-                      std::to_string(group) + ", but there are " + std::to_string(groups.size()) +
+                      to_string(group) + ", but there are " + std::to_string(groups.size()) +
                       " groups");
     }
-    add(groups[group], rows[i]);
+    add(groups[group.position()], rows[i]);
   }
 }
 
-template <typename Row>
-void distribute_slots(const std::vector<SlotRow>& rows, std::vector<Row>& table,
-                      std::string_view name) {
+// Gives each decision or request of start-up its slot: calls set(target, row).
+void distribute_slots(const auto& rows, auto& targets, std::string_view name, auto set) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const SlotRow& r = rows[i];
-    if (r.row < 0 || static_cast<std::size_t>(r.row) >= table.size()) {
+    const auto row = rows[i].row;
+    if (!row.points_into(targets)) {
       throw PlanError(std::string(name) + ", row " + std::to_string(i) + ": there is no row " +
-                      std::to_string(r.row) + " to take a slot");
+                      to_string(row) + " to take a slot");
     }
-    Row& target = table[static_cast<std::size_t>(r.row)];
-    target.slots = r.slots;
-    if constexpr (std::is_same_v<Row, Decision>) {
-      target.over = r.over;
-      target.box = r.box;
-    }
+    set(targets[row.position()], rows[i]);
   }
 }
 
@@ -109,7 +100,7 @@ std::string to_json(const Plan& plan) {
   write_table(out, "groups", plan.groups, kGroupColumns);
   write_table(out, "persistent", plan.persistent, kPersistentColumns);
   write_table(out, "startup", plan.startup, kStartupColumns);
-  out.column("absent", plan.absent, [&](std::int32_t decision) { out.value(decision); });
+  out.column("absent", plan.absent, [&](DecisionIndex d) { out.value(d.number()); });
   if (!plan.slots.empty()) {  // older readers know no such keys
     write_table(out, "slots", plan.slots, kSlotColumns);
     write_table(out, "slot_decisions", slot_decision_rows(plan), kSlotDecisionColumns);
@@ -138,8 +129,8 @@ std::string to_json(const Plan& plan) {
 Plan plan_from_json(std::string_view text, std::string_view source) {
   Plan plan;
   std::vector<ContextRow> contexts;
-  std::vector<SlotRow> slot_decisions;
-  std::vector<SlotRow> slot_startup;
+  std::vector<SlotDecisionRow> slot_decisions;
+  std::vector<SlotStartupRow> slot_startup;
   std::vector<ReusableRow> reusable;
   std::vector<LawTermRow> terms;
   std::vector<profile::Extent> seen;
@@ -190,7 +181,9 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"startup", table(plan.startup, kStartupColumns)},
           {"absent",
            [&](Value v) {
-             in.array(v, [&](Value d) { plan.absent.push_back(in.integer<std::int32_t>(d)); });
+             in.array(v, [&](Value d) {
+               plan.absent.push_back(DecisionIndex(in.integer<std::int32_t>(d)));
+             });
            }},
           {"slots", table(plan.slots, kSlotColumns), /*optional=*/true},
           {"slot_decisions", table(slot_decisions, kSlotDecisionColumns), /*optional=*/true},
@@ -222,8 +215,14 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
                [](DynamicGroup& g, const ContextRow& r) { g.contexts.push_back(r.context); });
     distribute(reusable, plan.groups, "reusable",
                [](DynamicGroup& g, const ReusableRow& r) { g.reusable.push_back(r.range); });
-    distribute_slots(slot_decisions, plan.decisions, "slot_decisions");
-    distribute_slots(slot_startup, plan.startup, "slot_startup");
+    distribute_slots(slot_decisions, plan.decisions, "slot_decisions",
+                     [](Decision& d, const SlotDecisionRow& r) {
+                       d.slots = r.slots;
+                       d.over = r.over;
+                       d.box = r.box;
+                     });
+    distribute_slots(slot_startup, plan.startup, "slot_startup",
+                     [](StartupRequest& s, const SlotStartupRow& r) { s.slots = r.slots; });
     plan.check();
   } catch (const PlanError& error) {
     throw PlanError(std::string(source) + ": " + error.what());

@@ -51,7 +51,7 @@ std::vector<std::vector<std::size_t>> find_families(std::span<const profile::Dyn
                         places[end].stream == places[end - 1].stream;
       if (!same) starts.push_back(end);
     }
-    const trace::PhaseKey& phase = phases[static_cast<std::size_t>(places[begin].phase)].key;
+    const trace::PhaseKey& phase = phases[places[begin].phase.position()].key;
     for (std::size_t at = 0; at < starts.size(); ++at) {
       const std::size_t next = at + 1 < starts.size() ? starts[at + 1] : end;
       for (std::size_t i = starts[at]; i < next; ++i) {

@@ -58,19 +58,18 @@ Bytes law_size(const Plan& plan, const profile::SizeLaw& law, std::span<const Ex
 
 // Gives every row with a law its size at `extents`.
 void set_sizes(Plan& plan, std::span<const Extent> extents) {
-  const std::vector<Bytes> before = law_sizes(plan, plan.extents);
-  const std::vector<Bytes> after = law_sizes(plan, extents);
+  const LawSizes before = law_sizes(plan, plan.extents);
+  const LawSizes after = law_sizes(plan, extents);
   const auto set = [&](auto& rows) {
     for (auto& r : rows) {
-      if (r.law != kNone) r.size = after[static_cast<std::size_t>(r.law)];
+      if (r.law != kNone) r.size = after[r.law];
     }
   };
   set(plan.decisions);
   set(plan.persistent);
   for (DynamicGroup& g : plan.groups) {
     if (g.law == kNone || g.size == 0) continue;
-    const auto law = static_cast<std::size_t>(g.law);
-    g.size = align_up(in_proportion(g.size, after[law], before[law]), plan.alignment);
+    g.size = align_up(in_proportion(g.size, after[g.law], before[g.law]), plan.alignment);
   }
   fit_slots(plan);
   plan.extents.assign(extents.begin(), extents.end());
@@ -97,21 +96,21 @@ Bytes load_of(const Plan& plan) {
 }
 
 // The resident region moves with the end of the pool, and what lies in it moves along.
-void move_startup(Plan& plan, Bytes pool_before, const std::vector<Bytes>& sizes) {
+void move_startup(Plan& plan, Bytes pool_before, const LawSizes& sizes) {
   for (StartupRequest& r : plan.startup) {
     if (r.offset >= pool_before) {
       r.offset += plan.pool - pool_before;
     } else {
       r.offset = kUnplaced;
-      if (r.law != kNone) r.size = sizes[static_cast<std::size_t>(r.law)];
+      if (r.law != kNone) r.size = sizes[r.law];
     }
   }
 }
 
 }  // namespace
 
-std::vector<Bytes> law_sizes(const Plan& plan, std::span<const Extent> extents) {
-  std::vector<Bytes> sizes;
+LawSizes law_sizes(const Plan& plan, std::span<const Extent> extents) {
+  LawSizes sizes;
   sizes.reserve(plan.laws.size());
   for (const profile::SizeLaw& law : plan.laws) {
     const Bytes size = law_size(plan, law, extents);

@@ -30,10 +30,12 @@ struct ResizeOptions {
   std::vector<Offset> walls = {};
 };
 
+using LawSizes = IndexedVector<profile::LawIndex, Bytes>;
+
 // The planned size of every law at `extents`: what the law gives there; for an unexplained one the
 // largest size seen, in proportion to the extents that exceed the envelope. Never 0, and rounded up
 // where a law leaves a remainder. Throws PlanError where a size does not fit in Bytes.
-std::vector<Bytes> law_sizes(const Plan& plan, std::span<const profile::Extent> extents);
+LawSizes law_sizes(const Plan& plan, std::span<const profile::Extent> extents);
 
 // The load bound of the plan at `extents`: no layout for them is lower. O(n log n).
 Bytes bound_at(const Plan& plan, std::span<const profile::Extent> extents);

@@ -24,16 +24,18 @@ class Occupancy {
     ++changes_[upper];
   }
 
-  std::int64_t most() const {
-    std::int64_t live = 0;
-    std::int64_t most = 0;
+  std::int32_t most() const {
+    std::int32_t live = 0;
+    std::int32_t most = 0;
     for (const auto& [tick, change] : changes_) most = std::max(most, live += change);
     return most;
   }
 
  private:
-  std::map<Tick, std::int64_t> changes_;
+  std::map<Tick, std::int32_t> changes_;
 };
+
+using Occupancies = IndexedVector<SlotClassIndex, Occupancy>;
 
 // The part of a request's lifetime beyond a whole period, as a buffer.
 solve::Buffer overlap_of(const Decision& d) {
@@ -41,33 +43,29 @@ solve::Buffer overlap_of(const Decision& d) {
 }
 
 void count_slots(Plan& plan) {
-  std::vector<Occupancy> overlaps(plan.slots.size());
+  Occupancies overlaps(plan.slots.size());
   for (SlotClass& c : plan.slots) c.count = 0;
   for (const Decision& d : plan.decisions) {
     if (d.slots == kNone) continue;
-    const auto c = static_cast<std::size_t>(d.slots);
-    ++plan.slots[c].count;
+    ++plan[d.slots].count;
     const Tick left = plan.period - d.lower;  // of the iteration
-    overlaps[c].add(d.lower, d.lower + std::min(d.over, left));
-    if (d.over > left) overlaps[c].add(0, d.over - left);
+    overlaps[d.slots].add(d.lower, d.lower + std::min(d.over, left));
+    if (d.over > left) overlaps[d.slots].add(0, d.over - left);
   }
-  for (std::size_t c = 0; c < plan.slots.size(); ++c) {
-    plan.slots[c].count += static_cast<std::int32_t>(overlaps[c].most());
-  }
+  for (const SlotClassIndex c : overlaps.indices()) plan[c].count += overlaps[c].most();
 }
 
 }  // namespace
 
 void add_slots(Plan& plan, const profile::IterationProfile& profile,
-               std::span<const std::int32_t> row_of) {
-  std::map<std::pair<Bytes, StreamId>, std::int32_t> index;
+               std::span<const DecisionIndex> row_of) {
+  std::map<std::pair<Bytes, StreamId>, SlotClassIndex> index;
   for (std::size_t i = 0; i < profile.requests.size(); ++i) {
     const profile::ProfiledRequest& r = profile.requests[i];
     if (row_of[i] == kNone || r.over == 0) continue;
-    Decision& d = plan.decisions[static_cast<std::size_t>(row_of[i])];
+    Decision& d = plan[row_of[i]];
     const Bytes size = align_up(d.size, plan.alignment);
-    const auto [it, is_new] =
-        index.try_emplace({size, d.stream}, static_cast<std::int32_t>(plan.slots.size()));
+    const auto [it, is_new] = index.try_emplace({size, d.stream}, plan.slots.size());
     if (is_new) plan.slots.push_back({.size = size, .stream = d.stream});
     d.slots = it->second;
     d.over = r.over;
@@ -80,36 +78,33 @@ void fit_slots(Plan& plan) {
   for (SlotClass& c : plan.slots) c.size = plan.alignment;
   for (const Decision& d : plan.decisions) {
     if (d.slots == kNone || d.box != kNone) continue;
-    SlotClass& c = plan.slots[static_cast<std::size_t>(d.slots)];
+    SlotClass& c = plan[d.slots];
     c.size = std::max(c.size, align_up(d.size, plan.alignment));
   }
 }
 
 void add_startup_slots(Plan& plan, const profile::Startup& startup,
-                       std::span<const std::int32_t> row_of) {
+                       std::span<const DecisionIndex> row_of) {
   if (plan.slots.empty()) return;
-  std::vector<Occupancy> taken(plan.slots.size());
+  Occupancies taken(plan.slots.size());
   struct Stay {
-    std::int32_t slots;
+    SlotClassIndex slots;
     Tick lower;
     Tick upper;
   };
-  std::map<std::int32_t, Stay> boxes;
+  std::map<BoxIndex, Stay> boxes;
   for (const profile::StartupStay& stay : startup.stays) {
-    const std::int32_t row = row_of[static_cast<std::size_t>(stay.request)];
-    const Decision& d = plan.decisions[static_cast<std::size_t>(row)];
+    const Decision& d = plan[row_of[stay.request]];
     if (d.slots == kNone) continue;
     if (d.box == kNone) {
-      taken[static_cast<std::size_t>(d.slots)].add(stay.lower, stay.upper);
+      taken[d.slots].add(stay.lower, stay.upper);
       continue;
     }
     const auto at = boxes.try_emplace(d.box, Stay{d.slots, stay.lower, stay.upper}).first;
     at->second.lower = std::min(at->second.lower, stay.lower);
     at->second.upper = std::max(at->second.upper, stay.upper);
   }
-  for (const auto& [box, stay] : boxes) {
-    taken[static_cast<std::size_t>(stay.slots)].add(stay.lower, stay.upper);
-  }
+  for (const auto& [box, stay] : boxes) taken[stay.slots].add(stay.lower, stay.upper);
   for (StartupRequest& r : plan.startup) {
     if (r.stays() || r.offset != kUnplaced) continue;
     const auto fits = [&](const SlotClass& c) {
@@ -117,12 +112,12 @@ void add_startup_slots(Plan& plan, const profile::Startup& startup,
     };
     const auto found = std::ranges::find_if(plan.slots, fits);
     if (found == plan.slots.end()) continue;
-    Occupancy& occupancy = taken[static_cast<std::size_t>(found - plan.slots.begin())];
-    occupancy.add(r.lower, r.upper);
-    if (occupancy.most() > found->count) {
-      occupancy.remove(r.lower, r.upper);
+    const SlotClassIndex c(found - plan.slots.begin());
+    taken[c].add(r.lower, r.upper);
+    if (taken[c].most() > found->count) {
+      taken[c].remove(r.lower, r.upper);
     } else {
-      r.slots = static_cast<std::int32_t>(found - plan.slots.begin());
+      r.slots = c;
     }
   }
 }
@@ -130,12 +125,12 @@ void add_startup_slots(Plan& plan, const profile::Startup& startup,
 void drop_startup_slots(Plan& plan) {
   for (StartupRequest& r : plan.startup) {
     if (r.slots == kNone) continue;
-    if (r.size > plan.slots[static_cast<std::size_t>(r.slots)].size) r.slots = kNone;
+    if (r.size > plan[r.slots].size) r.slots = kNone;
   }
 }
 
 Bytes place_slots(Plan& plan) {
-  std::vector<Offset> moved;
+  IndexedVector<SlotClassIndex, Offset> moved;
   Bytes end = 0;
   for (SlotClass& c : plan.slots) {
     moved.push_back(end - c.offset);
@@ -144,8 +139,7 @@ Bytes place_slots(Plan& plan) {
   }
   for (Decision& d : plan.decisions) {
     if (d.slots == kNone) continue;
-    const auto c = static_cast<std::size_t>(d.slots);
-    d.offset = d.box == kNone ? plan.slots[c].offset : d.offset + moved[c];
+    d.offset = d.box == kNone ? plan[d.slots].offset : d.offset + moved[d.slots];
   }
   return end;
 }
@@ -174,7 +168,7 @@ void check_slots(const Plan& plan, std::vector<verify::SlotUse> boxes) {
       throw PlanError("slot uses, row " + std::to_string(uses.size()) + ": lives " +
                       std::to_string(d.over) + " ticks beyond its period");
     }
-    uses.push_back({.slots = d.slots,
+    uses.push_back({.slots = range_of(d.slots),
                     .size = d.size,
                     .lower = d.lower,
                     .upper = d.upper + d.over,
@@ -183,11 +177,10 @@ void check_slots(const Plan& plan, std::vector<verify::SlotUse> boxes) {
   verify::validate_slots(classes, uses, plan.period, plan.alignment, plan.pool);
   for (const StartupRequest& r : plan.startup) {
     if (r.slots == kNone) continue;
-    if (r.slots < 0 || static_cast<std::size_t>(r.slots) >= plan.slots.size() ||
-        r.offset != kUnplaced || r.stream != plan.slots[static_cast<std::size_t>(r.slots)].stream ||
-        r.size > plan.slots[static_cast<std::size_t>(r.slots)].size) {
+    if (!r.slots.points_into(plan.slots) || r.offset != kUnplaced ||
+        r.stream != plan[r.slots].stream || r.size > plan[r.slots].size) {
       throw PlanError("startup: a request of " + std::to_string(r.size) +
-                      " bytes does not fit the slots " + std::to_string(r.slots));
+                      " bytes does not fit the slots " + to_string(r.slots));
     }
   }
 }

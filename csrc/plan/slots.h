@@ -34,7 +34,7 @@ namespace stalloc::plan {
 // Adds the classes, without offsets, and their requests. `row_of` leads from the profile's requests
 // to decisions.
 void add_slots(Plan& plan, const profile::IterationProfile& profile,
-               std::span<const std::int32_t> row_of);
+               std::span<const DecisionIndex> row_of);
 
 // Makes the slots of each class as large as its largest request: after sizes have changed.
 void fit_slots(Plan& plan);
@@ -42,7 +42,7 @@ void fit_slots(Plan& plan);
 // Gives requests of start-up that are freed later, and have the size of a class, a slot of it where
 // one is left: the state that the first step replaces.
 void add_startup_slots(Plan& plan, const profile::Startup& startup,
-                       std::span<const std::int32_t> row_of);
+                       std::span<const DecisionIndex> row_of);
 
 // Takes requests of start-up out of slots that have become too small for them.
 void drop_startup_slots(Plan& plan);
@@ -54,6 +54,11 @@ Bytes place_slots(Plan& plan);
 // The requests of problem_of(plan) with their real lifetimes, those in slots too, and no slots. No
 // pool is smaller than the bound of this problem.
 solve::Problem real_problem(const Plan& plan);
+
+// What the validator calls the slots of a class: its classes are Plan::slots, in their order.
+inline verify::SlotRangeIndex range_of(SlotClassIndex c) {
+  return verify::SlotRangeIndex(c.number());
+}
 
 // Throws PlanError unless validate_slots() finds every assignment possible. `boxes`: what
 // check_boxes() returns.

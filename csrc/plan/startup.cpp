@@ -17,7 +17,7 @@ namespace {
 // Places what goes again.
 class Temporaries {
  public:
-  Temporaries(Plan& plan, const profile::Startup& startup, std::span<const std::int32_t> row_of)
+  Temporaries(Plan& plan, const profile::Startup& startup, std::span<const DecisionIndex> row_of)
       : plan_(plan), startup_(startup) {
     for (std::size_t i = 0; i < plan.startup.size(); ++i) {
       const StartupRequest& r = plan.startup[i];
@@ -40,7 +40,7 @@ class Temporaries {
 
  private:
   struct Stay {
-    std::int32_t decision;
+    DecisionIndex decision;
     Tick lower;
     Tick upper;
   };
@@ -83,7 +83,7 @@ class Temporaries {
       if (r.offset != kUnplaced) add(r.size, r.offset, r.lower, r.upper, r.stream);
     }
     for (const Stay& s : stays_) {
-      const Decision& d = plan_.decisions[s.decision];
+      const Decision& d = plan_[s.decision];
       if (d.stream == stream && d.slots == kNone) add(d.size, d.offset, s.lower, s.upper, d.stream);
     }
     for (const Decision& d : plan_.decisions) {
@@ -109,14 +109,13 @@ std::string named(std::size_t row) { return "startup, row " + std::to_string(row
 
 void check_row(const Plan& plan, std::size_t row) {
   const StartupRequest& r = plan.startup[row];
-  if (r.phase < 0 || r.phase >= static_cast<PhaseIndex>(plan.phases.size())) {
-    throw PlanError(named(row) + "belongs to phase " + std::to_string(r.phase) +
-                    ", but there are " + std::to_string(plan.phases.size()) + " phases");
+  if (!r.phase.points_into(plan.phases)) {
+    throw PlanError(named(row) + "belongs to phase " + to_string(r.phase) + ", but there are " +
+                    std::to_string(plan.phases.size()) + " phases");
   }
-  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
-  if (r.after < kNone || r.after >= decisions ||
-      (r.after != kNone && plan.decisions[r.after].phase != r.phase)) {
-    throw PlanError(named(row) + "comes after decision " + std::to_string(r.after) +
+  const bool follows = r.after.points_into(plan.decisions) && plan[r.after].phase == r.phase;
+  if (r.after != kNone && !follows) {
+    throw PlanError(named(row) + "comes after decision " + to_string(r.after) +
                     ", which is none of its phase");
   }
   if (r.size <= 0 || r.stream < 0) {
@@ -200,8 +199,8 @@ void check_streams(const Plan& plan) {
 
 }  // namespace
 
-void add_startup(Plan& plan, const profile::Startup& startup, std::span<const PhaseIndex> phase_of,
-                 std::span<const std::int32_t> row_of) {
+void add_startup(Plan& plan, const profile::Startup& startup, const PhaseMap& phase_of,
+                 std::span<const DecisionIndex> row_of) {
   check_sizes(plan, startup);
   for (const profile::StartupSighting& s : startup.requests) {
     StartupRequest r{.phase = phase_of[s.phase],
@@ -222,10 +221,10 @@ void add_startup(Plan& plan, const profile::Startup& startup, std::span<const Ph
   std::ranges::sort(plan.startup, {},
                     [](const auto& r) { return std::tuple{r.phase, r.after, r.lower}; });
   if (startup.stays.empty()) return;
-  std::vector<bool> made(plan.decisions.size(), false);
+  IndexedVector<DecisionIndex, bool> made(plan.decisions.size());
   for (const profile::StartupStay& stay : startup.stays) made[row_of[stay.request]] = true;
-  for (std::size_t d = 0; d < made.size(); ++d) {
-    if (!made[d]) plan.absent.push_back(static_cast<std::int32_t>(d));
+  for (const DecisionIndex d : made.indices()) {
+    if (!made[d]) plan.absent.push_back(d);
   }
 }
 
@@ -250,10 +249,9 @@ void check_startup(const Plan& plan) {
     }
   }
   for (std::size_t i = 0; i < plan.absent.size(); ++i) {
-    const std::int32_t d = plan.absent[i];
-    if (d < 0 || d >= static_cast<std::int32_t>(plan.decisions.size()) ||
-        (i > 0 && plan.absent[i - 1] >= d)) {
-      throw PlanError("absent, row " + std::to_string(i) + ": decision " + std::to_string(d) +
+    const DecisionIndex d = plan.absent[i];
+    if (!d.points_into(plan.decisions) || (i > 0 && plan.absent[i - 1] >= d)) {
+      throw PlanError("absent, row " + std::to_string(i) + ": decision " + to_string(d) +
                       " is out of order, or there is none");
     }
   }

@@ -15,11 +15,14 @@
 
 namespace stalloc::plan {
 
+// The plan's phase of each phase of the profile; kNone for one that is not planned.
+using PhaseMap = IndexedVector<PhaseIndex, PhaseIndex>;
+
 // Fills `startup`, `absent` and `resident` of a plan that is complete otherwise. `phase_of` and
 // `row_of` lead from the profile's phases and requests to the plan's. Throws OverflowError where
 // sizes do not fit in Bytes.
-void add_startup(Plan& plan, const profile::Startup& startup, std::span<const PhaseIndex> phase_of,
-                 std::span<const std::int32_t> row_of);
+void add_startup(Plan& plan, const profile::Startup& startup, const PhaseMap& phase_of,
+                 std::span<const DecisionIndex> row_of);
 
 // Throws PlanError that names the row unless `startup` is as plan.h says: in order, inside the pool
 // or the region, and without two that share a moment and an address; nothing of another stream's

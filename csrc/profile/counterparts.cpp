@@ -54,7 +54,7 @@ std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
   ThreadOrdinal thread = kNone;
   for (std::int32_t i = 0; i < iteration.count; ++i) {
     const trace::Request& r = trace.requests[iteration.first + i];
-    const trace::PhaseKey& key = trace.phases[r.phase_begin].key;
+    const trace::PhaseKey& key = trace[r.phase_begin].key;
     // A tagged request must not become the counterpart of a static one of the same size.
     if (key.kind == trace::PhaseKind::kUnplanned || r.dynamic) continue;
     if (!current || r.phase_begin != phase || r.thread != thread) {
@@ -153,9 +153,9 @@ PhaseIndex Phases::find(const trace::PhaseKey& key) const {
 }
 
 void Phases::add(const trace::PhaseKey& key, Tick begin, Tick end) {
-  const auto [it, is_new] = index_.try_emplace(key, static_cast<PhaseIndex>(list_.size()));
+  const auto [it, is_new] = index_.try_emplace(key, list_.size());
   if (is_new) list_.push_back({key, begin, end});
-  list_[it->second].end = end;
+  list_[it->second.position()].end = end;
   spans_.push_back({begin, it->second});
 }
 
@@ -203,7 +203,7 @@ Token Counterparts::token(std::int32_t t, std::int32_t index) const {
   Token token{r.size, r.stream, law(t, index)};
   // A constant size needs no law to be alike.
   if (token.law != kNone) {
-    const SizeLaw& law = laws_.laws[static_cast<std::size_t>(token.law)];
+    const SizeLaw& law = laws_[token.law];
     if (law.terms.empty() && law.proof != LawProof::kUnexplained) token.law = kNone;
   }
   return token;
@@ -289,8 +289,8 @@ Tick Counterparts::latest(std::int32_t newest, PhaseIndex phase) const {
   const auto next = static_cast<std::size_t>(newest + 1);
   const Tick latest = next < statics_.size() ? birth(statics_[next]) : period();
   const Tick earliest = newest == kNone ? 0 : birth(statics_[newest]) + 1;
-  const PhaseIndex known = phases_.find(trace_.phases[phase].key);
-  const Tick phase_end = known == kNone ? latest : phases_.list()[known].end;
+  const PhaseIndex known = phases_.find(trace_[phase].key);
+  const Tick phase_end = known == kNone ? latest : phases_.list()[known.position()].end;
   return phase_end >= earliest ? std::min(latest, phase_end) : latest;
 }
 

@@ -76,7 +76,7 @@ class Places {
       if (r.thread != 0) continue;
       if (r.phase_begin != span) {
         span = r.phase_begin;
-        const trace::PhaseKey& key = all_.trace().phases[span].key;
+        const trace::PhaseKey& key = all_.trace()[span].key;
         phase = key.kind == trace::PhaseKind::kUnplanned ? kNone : all_.phases().find(key);
       }
       if (phase == kNone) continue;
@@ -130,7 +130,7 @@ class Places {
       visits[t - first_].push_back({r.size, longevity(t, index)});
     }
     const auto& [phase, after, stream] = key;
-    const ProfiledPhase& within = profile_.phases[phase];
+    const ProfiledPhase& within = profile_[phase];
     const Tick begin = after == kNone ? within.begin : profile_.requests[after].lower;
     const Roles roles = tell_roles(visits, within.end - begin);
     std::vector<std::vector<Asked>> by_role(roles.contexts.size());
@@ -248,7 +248,7 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
   for (std::int32_t t = all.first_compared(); t <= all.reference(); ++t) {
     for (std::int32_t index = 0; index < all.iteration(t).count; ++index) {
       const trace::Request& r = all.request(t, index);
-      const trace::PhaseKey& phase = all.trace().phases[r.phase_begin].key;
+      const trace::PhaseKey& phase = all.trace()[r.phase_begin].key;
       const bool planned = phase.kind != trace::PhaseKind::kUnplanned && r.thread == 0;
       if (!planned || r.layer_begin == kNone) continue;
       Count& count = counts[{phase, r.layer_begin}];

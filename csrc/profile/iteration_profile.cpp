@@ -19,7 +19,7 @@ namespace {
 // True if the request comes in every iteration where the runtime can follow it.
 bool recurs(const IterationProfile& profile, const ProfiledRequest& r) {
   return !r.dynamic && r.thread == 0 &&
-         profile.phases[r.phase_begin].key.kind != trace::PhaseKind::kUnplanned;
+         profile[r.phase_begin].key.kind != trace::PhaseKind::kUnplanned;
 }
 
 }  // namespace
@@ -30,7 +30,7 @@ bool IterationProfile::is_plannable(const ProfiledRequest& r) const {
 
 LawIndex IterationProfile::varying(LawIndex law) const {
   if (law == kNone) return kNone;
-  const SizeLaw& known = laws[static_cast<std::size_t>(law)];
+  const SizeLaw& known = (*this)[law];
   return known.terms.empty() && known.proof != LawProof::kUnexplained ? kNone : law;
 }
 

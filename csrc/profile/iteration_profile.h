@@ -160,6 +160,9 @@ struct IterationProfile {
   std::vector<std::vector<Extent>> seen;  // the distinct extents of microbatches, ascending
   std::vector<SizeLaw> laws;
 
+  const ProfiledPhase& operator[](PhaseIndex p) const { return phases[p.position()]; }
+  const SizeLaw& operator[](LawIndex l) const { return laws[l.position()]; }
+
   // True if the request can be planned: it is not dynamic, not persistent, not of an unplanned
   // phase, and of the training thread. Only that thread's requests come in an order that can be
   // followed.

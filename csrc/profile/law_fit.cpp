@@ -66,25 +66,25 @@ LawFitter::LawFitter(std::span<const std::vector<Extent>> rows, std::span<const 
     point_of_.push_back(it->second);
   }
   points_ = points.size();
-  const auto extents = static_cast<ExtentIndex>(envelope.size());
+  const ExtentIndex extents(envelope.size());
   const auto add = [&](std::array<ExtentIndex, 3> factors) {
     Product product{factors, {}};
     for (const std::vector<Extent>* point : points) {
       std::int64_t value = 1;
       for (const ExtentIndex factor : factors) {
         if (factor == kNone) break;
-        const Extent extent = (*point)[static_cast<std::size_t>(factor)];
+        const Extent extent = (*point)[factor.position()];
         if (extent < 0 || __builtin_mul_overflow(value, extent, &value) || value > kMaxTerm) return;
       }
       product.values.push_back(value);
     }
     products_.push_back(std::move(product));
   };
-  for (ExtentIndex a = 0; a < extents; ++a) add({a, kNone, kNone});
-  for (ExtentIndex a = 0; a < extents; ++a) {
+  for (ExtentIndex a(0); a < extents; ++a) add({a, kNone, kNone});
+  for (ExtentIndex a(0); a < extents; ++a) {
     for (ExtentIndex b = a; b < extents; ++b) add({a, b, kNone});
   }
-  for (ExtentIndex a = 0; a < extents; ++a) {
+  for (ExtentIndex a(0); a < extents; ++a) {
     for (ExtentIndex b = a; b < extents; ++b) {
       for (ExtentIndex c = b; c < extents; ++c) add({a, b, c});
     }

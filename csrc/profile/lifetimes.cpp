@@ -132,12 +132,12 @@ class Profiler {
     result.thread = r.thread;
     result.layer_begin = r.layer_begin;
     result.layer_end = r.layer_end;
-    result.phase_begin = all_.phases().find(trace_.phases[r.phase_begin].key);
+    result.phase_begin = all_.phases().find(trace_[r.phase_begin].key);
     if (result.phase_begin == kNone) result.phase_begin = all_.phases().at(result.lower);
     const bool planned = all_.match(reference_, i) != kNone;
     result.dynamic = r.dynamic || is_tagged(i) ||
                      (planned && !all_.is_everywhere(i) && !all_.is_optional(i)) ||
-                     dynamic_stays_.contains({trace_.phases[r.phase_begin].key, r.layer_begin});
+                     dynamic_stays_.contains({trace_[r.phase_begin].key, r.layer_begin});
 
     bool wraps = false;
     if (all_.number(i) == kNone) {

@@ -38,8 +38,8 @@ Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents) {
     std::int64_t product = term.coefficient;
     for (const ExtentIndex factor : term.factors) {
       if (factor == kNone) break;
-      if (static_cast<std::size_t>(factor) >= extents.size()) return kNone;
-      const Extent extent = extents[static_cast<std::size_t>(factor)];
+      if (!factor.points_into(extents)) return kNone;
+      const Extent extent = extents[factor.position()];
       if (extent < 0 || __builtin_mul_overflow(product, extent, &product)) return kNone;
     }
     if (__builtin_add_overflow(sum, product, &sum)) return kNone;

@@ -25,10 +25,10 @@ namespace stalloc::profile {
 using Extent = std::int64_t;
 
 // Index into a trace's or a plan's table of extent names.
-using ExtentIndex = std::int32_t;
+using ExtentIndex = Index<struct ExtentName>;
 
 // Index into a plan's table of laws.
-using LawIndex = std::int32_t;
+using LawIndex = Index<struct SizeLaw>;
 
 // coefficient * extents[factors[0]] * extents[factors[1]] * extents[factors[2]]; factors are
 // ascending, kNone comes last and stands for 1.

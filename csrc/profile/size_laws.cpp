@@ -108,14 +108,14 @@ class Microbatches {
  public:
   explicit Microbatches(const trace::Trace& trace) : trace_(trace) {
     for (std::size_t i = 0; i < trace.extents.size(); ++i) {
-      const trace::PhaseSpan& span = trace.phases[trace.extents[i].phase];
+      const trace::PhaseSpan& span = trace[trace.extents[i].phase];
       // The first forward of a microbatch counts.
       rows_.try_emplace({span.iteration, span.key.microbatch}, static_cast<std::int32_t>(i));
     }
   }
 
   std::int32_t own(PhaseIndex phase) const {
-    const trace::PhaseSpan& span = trace_.phases[phase];
+    const trace::PhaseSpan& span = trace_[phase];
     if (span.key.microbatch != kNone) {
       const auto row = rows_.find({span.iteration, span.key.microbatch});
       if (row != rows_.end()) return row->second;
@@ -169,7 +169,7 @@ std::map<FamilyKey, std::vector<Run>> families_of(const trace::Trace& trace) {
     }
     if (boundary == 0) continue;
     if (boundary == trace.iterations.size()) break;
-    const trace::PhaseKey& key = trace.phases[r.phase_begin].key;
+    const trace::PhaseKey& key = trace[r.phase_begin].key;
     if (key.kind == trace::PhaseKind::kUnplanned) continue;
     const auto [it, is_new] = open.try_emplace({key, r.thread});
     Run& run = it->second;
@@ -193,14 +193,14 @@ class LawTable {
     SizeLaw formula = law;
     if (law.proof != LawProof::kUnexplained) formula.proof = LawProof::kProven;
     if (law.terms.empty()) formula.source = LawSource::kOwn;
-    const auto [it, is_new] = index_.try_emplace(formula, static_cast<LawIndex>(laws_.size()));
+    const auto [it, is_new] = index_.try_emplace(formula, laws_.size());
     if (is_new) laws_.push_back(law);
     // A law that one family proves is proven for all.
-    SizeLaw& known = laws_[static_cast<std::size_t>(it->second)];
+    SizeLaw& known = laws_[it->second.position()];
     known.proof = std::min(known.proof, law.proof);
     return it->second;
   }
-  const SizeLaw& operator[](LawIndex i) const { return laws_[static_cast<std::size_t>(i)]; }
+  const SizeLaw& operator[](LawIndex i) const { return laws_[i.position()]; }
   std::vector<SizeLaw> take() { return std::move(laws_); }
 
  private:
@@ -624,7 +624,7 @@ trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws) {
   trace::Trace result = trace;
   for (std::size_t i = 0; i < result.requests.size(); ++i) {
     if (laws.of[i] == kNone) continue;
-    const SizeLaw& law = laws.laws[static_cast<std::size_t>(laws.of[i])];
+    const SizeLaw& law = laws[laws.of[i]];
     const Bytes size = evaluate_at_least(law, laws.envelope);
     if (size > 0) result.requests[i].size = size;
   }

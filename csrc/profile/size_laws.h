@@ -39,6 +39,8 @@ struct SizeLaws {
   std::vector<SizeLaw> laws;              // no two have the same sizes everywhere
   std::vector<LawIndex> of;               // by request of the trace; kNone if none is known
 
+  const SizeLaw& operator[](LawIndex l) const { return laws[l.position()]; }
+
   // True if no extent varies: every size is its own law, and the tables are empty.
   bool empty() const { return extent_names.empty(); }
 };

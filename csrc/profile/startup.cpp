@@ -61,7 +61,7 @@ class Finder {
   };
 
   const trace::PhaseKey& key_of(std::int32_t index) const {
-    return all_.trace().phases[all_.request(kFirst, index).phase_begin].key;
+    return all_.trace()[all_.request(kFirst, index).phase_begin].key;
   }
 
   // True if the runtime can follow the request.
@@ -110,10 +110,10 @@ class Finder {
     for (std::size_t i = 0; i < profile_.requests.size(); ++i) {
       const ProfiledRequest& r = profile_.requests[i];
       if (!profile_.is_recognisable(r) && !profile_.is_plannable(r)) continue;
-      Sequence& s = reference[profile_.phases[r.phase_begin].key];
+      Sequence& s = reference[profile_[r.phase_begin].key];
       const auto index = static_cast<std::int32_t>(i);
       s.tokens.push_back(marked(all_.token(all_.reference(), index), until(index)));
-      s.requests.push_back(static_cast<std::int32_t>(i));
+      s.requests.push_back(index);
     }
     matches_.assign(all_.iteration(kFirst).count, kNone);
     for (const auto& [key, ours] : first) {
@@ -130,8 +130,7 @@ class Finder {
   PhaseIndex phase_of(std::int32_t index) {
     const trace::PhaseKey& key = key_of(index);
     if (const PhaseIndex known = all_.phases().find(key); known != kNone) return known;
-    const auto [it, is_new] =
-        added_.try_emplace(key, static_cast<PhaseIndex>(profile_.phases.size()));
+    const auto [it, is_new] = added_.try_emplace(key, profile_.phases.size());
     if (is_new) profile_.phases.push_back({key, profile_.period, profile_.period});
     return it->second;
   }

@@ -98,7 +98,7 @@ class Loop {
   }
 
   void enter_planned(const trace::PhaseSpan& span) {
-    const auto phase = static_cast<PhaseIndex>(&span - trace_.phases.data());
+    const PhaseIndex phase(&span - trace_.phases.data());
     const auto told =
         std::ranges::lower_bound(trace_.extents, phase, {}, &trace::MicrobatchExtents::phase);
     if (told != trace_.extents.end() && told->phase == phase) {

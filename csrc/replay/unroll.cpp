@@ -23,9 +23,7 @@ std::vector<Insertion> insertions(const plan::Plan& plan) {
   for (std::size_t i = 0; i < plan.startup.size(); ++i) {
     const plan::StartupRequest& r = plan.startup[i];
     if (!r.stays() || r.offset == kUnplaced) continue;
-    const Tick tick = r.after == kNone
-                          ? plan.phases[static_cast<std::size_t>(r.phase)].begin
-                          : plan.decisions[static_cast<std::size_t>(r.after)].lower + 1;
+    const Tick tick = r.after == kNone ? plan[r.phase].begin : plan[r.after].lower + 1;
     result.push_back({tick, r.phase, i});
   }
   std::ranges::stable_sort(result, {},
@@ -64,8 +62,7 @@ trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool startup) {
     for (std::size_t p = 0; p < plan.phases.size(); ++p) {
       const Tick begin = turn + plan.phases[p].begin;
       trace.phases.push_back({plan.phases[p].key, static_cast<std::int32_t>(t),
-                              t == 0 ? begun(begin, static_cast<PhaseIndex>(p)) : begin + extra,
-                              end + extra});
+                              t == 0 ? begun(begin, PhaseIndex(p)) : begin + extra, end + extra});
     }
   }
   for (std::size_t i = 1; i < trace.phases.size(); ++i) {
@@ -73,7 +70,7 @@ trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool startup) {
   }
   const auto span_at = [&](Tick tick) {
     const auto after = std::ranges::upper_bound(trace.phases, tick, {}, &trace::PhaseSpan::begin);
-    return static_cast<PhaseIndex>(std::max<std::ptrdiff_t>(after - trace.phases.begin() - 1, 0));
+    return PhaseIndex(std::max<std::ptrdiff_t>(after - trace.phases.begin() - 1, 0));
   };
   for (std::int32_t t = 0; t < turns; ++t) {
     for (const plan::Decision& d : plan.decisions) {
@@ -81,7 +78,7 @@ trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool startup) {
       trace::Request r;
       r.size = d.size;
       r.lower = moved(turn + d.lower);
-      r.phase_begin = d.phase + t * static_cast<PhaseIndex>(plan.phases.size());
+      r.phase_begin = d.phase + t * std::ssize(plan.phases);
       r.stream = d.stream;
       if (turn + d.lower < end && d.upper <= end - turn && d.over <= end - turn - d.upper) {
         r.upper = moved(turn + d.upper + d.over);

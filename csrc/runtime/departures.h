@@ -31,8 +31,8 @@ namespace stalloc::runtime {
 class Departures {
  public:
   // The origin of a request: a phase of the plan, or one of these.
-  static constexpr PhaseIndex kUnplanned = -2;    // a phase the plan has not, an evaluation
-  static constexpr PhaseIndex kOtherThread = -3;  // not the training thread
+  static constexpr PhaseIndex kUnplanned{-2};    // a phase the plan has not, an evaluation
+  static constexpr PhaseIndex kOtherThread{-3};  // not the training thread
 
   // `plan` has passed check().
   explicit Departures(const plan::Plan& plan) {
@@ -40,8 +40,7 @@ class Departures {
       if (size >= profile::kSmallRequest) states_.push_back(size);
     };
     for (const plan::Decision& d : plan.decisions) {
-      const bool backward =
-          plan.phases[static_cast<std::size_t>(d.phase)].key.kind == trace::PhaseKind::kBackward;
+      const bool backward = plan[d.phase].key.kind == trace::PhaseKind::kBackward;
       if (backward && is_gradient(plan, d)) add(d.size);
     }
     for (const plan::StartupRequest& r : plan.startup) {
@@ -72,7 +71,7 @@ class Departures {
   static bool is_gradient(const plan::Plan& plan, const plan::Decision& d) {
     if (d.phase_end == kNone || d.upper > plan.period) return true;
     for (PhaseIndex p = d.phase + 1; p <= d.phase_end; ++p) {
-      if (plan.phases[static_cast<std::size_t>(p)].key.kind == trace::PhaseKind::kOptimizer) {
+      if (plan[p].key.kind == trace::PhaseKind::kOptimizer) {
         return true;
       }
     }

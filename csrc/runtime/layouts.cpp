@@ -35,7 +35,7 @@ bool Layouts::suits(const plan::Plan& layout, std::span<const profile::Extent> e
   if (layout.pool > memory.size || layout.walls != memory.walls) return false;
   if (!plan::covers(layout.extents, extents)) return false;
   return std::ranges::all_of(live, [&](const StaticPool::LiveDecision& l) {
-    return layout.decisions[static_cast<std::size_t>(l.decision)].offset == l.offset;
+    return layout[l.decision].offset == l.offset;
   });
 }
 
@@ -84,17 +84,15 @@ const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> wall
                                 std::span<const StaticPool::LiveDecision> live) {
   const plan::Plan& base = layouts_.front();
   try {
-    const std::vector<Bytes> sizes = plan::law_sizes(base, extents);
+    const plan::LawSizes sizes = plan::law_sizes(base, extents);
     plan::ResizeOptions options;
     options.walls = std::move(walls);
     if (!live.empty()) options.layout.fixed.assign(base.decisions.size(), kUnplaced);
     for (const StaticPool::LiveDecision& l : live) {
-      const auto d = static_cast<std::size_t>(l.decision);
-      const profile::LawIndex law = base.decisions[d].law;
-      const Bytes planned =
-          law == kNone ? base.decisions[d].size : sizes[static_cast<std::size_t>(law)];
+      const plan::Decision& d = base[l.decision];
+      const Bytes planned = d.law == kNone ? d.size : sizes[d.law];
       const bool keeps = align_up(planned, base.alignment) <= align_up(l.size, base.alignment);
-      if (keeps) options.layout.fixed[d] = l.offset;
+      if (keeps) options.layout.fixed[l.decision] = l.offset;
     }
     ++made_;
     plan::Plan layout = plan::resize(base, extents, options);

@@ -28,8 +28,8 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
       is_startup_(part == Part::kStartup) {
   add_phases(plan);
   add_items(plan, part);
-  for (std::size_t p = 0; part == Part::kStartup && p < phases_.size(); ++p) {
-    const trace::PhaseKey& key = plan.phases[p].key;
+  for (PhaseIndex p(0); part == Part::kStartup && p < phases_.end_index(); ++p) {
+    const trace::PhaseKey& key = plan[p].key;
     phases_[p].trusted = key.kind == trace::PhaseKind::kOther && key.occurrence == 0;
     phases_[p].departed = phases_[p].trusted;
   }
@@ -40,19 +40,18 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
   use_extents(plan.extents, {}, /*told=*/true);
   taken_.resize(shapes_.size(), 0);
   by_shape_.resize(shapes_.size());
-  std::iota(by_shape_.begin(), by_shape_.end(), 0);
+  std::iota(by_shape_.begin(), by_shape_.end(), ItemIndex(0));
   for (const Phase& p : phases_) {
-    std::sort(by_shape_.begin() + p.begin, by_shape_.begin() + p.end,
-              [this](std::int32_t a, std::int32_t b) {
-                const auto& x = shapes_[static_cast<std::size_t>(a)];
-                const auto& y = shapes_[static_cast<std::size_t>(b)];
+    std::sort(by_shape_.begin() + p.begin.number(), by_shape_.begin() + p.end.number(),
+              [this](ItemIndex a, ItemIndex b) {
+                const auto& x = shapes_[a];
+                const auto& y = shapes_[b];
                 return x != y ? x < y : a < b;
               });
   }
 }
 
 void Matcher::add_items(const plan::Plan& plan, Part part) {
-  const auto decisions = static_cast<std::int32_t>(plan.decisions.size());
   const bool opens = part == Part::kStartup;
   const std::size_t items =
       plan.decisions.size() + (opens ? plan.startup.size() : plan.persistent.size());
@@ -60,43 +59,42 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
   decision_.reserve(items);
   startup_.reserve(items);
   item_.reserve(plan.decisions.size());
-  const auto add = [&](const auto& r, std::int32_t decision, std::int32_t startup) {
+  const auto add = [&](const auto& r, DecisionIndex decision, StartupIndex startup) {
     shapes_.push_back({slot_of(r.law, r.size), r.stream});
     decision_.push_back(decision);
     startup_.push_back(startup);
   };
   std::size_t next = 0;  // of the others
-  const auto add_others_after = [&](PhaseIndex phase, std::int32_t after) {
+  const auto add_others_after = [&](PhaseIndex phase, DecisionIndex after) {
     const auto come_here = [&](const auto& rows) {
       return next < rows.size() && rows[next].phase == phase && rows[next].after == after;
     };
     for (; opens && come_here(plan.startup); ++next) {
       const plan::StartupRequest& r = plan.startup[next];
-      add(r, kNone, static_cast<std::int32_t>(next));
+      add(r, kNone, StartupIndex(next));
     }
     for (; !opens && come_here(plan.persistent); ++next) {
       add(plan.persistent[next], kNone, kNone);
     }
   };
-  std::int32_t d = 0;
+  DecisionIndex d(0);
   auto absent = plan.absent.begin();
-  for (PhaseIndex p = 0; p < static_cast<PhaseIndex>(phases_.size()); ++p) {
-    Phase& phase = phases_[static_cast<std::size_t>(p)];
-    phase.begin = static_cast<std::int32_t>(shapes_.size());
+  for (const PhaseIndex p : phases_.indices()) {
+    Phase& phase = phases_[p];
+    phase.begin = shapes_.end_index();
     add_others_after(p, kNone);
-    for (; d < decisions && plan.decisions[static_cast<std::size_t>(d)].phase == p; ++d) {
-      const plan::Decision& decision = plan.decisions[static_cast<std::size_t>(d)];
+    for (; d.points_into(plan.decisions) && plan[d].phase == p; ++d) {
       const bool is_absent = opens && absent != plan.absent.end() && *absent == d;
       if (is_absent) {
         ++absent;
       } else {
-        add(decision, d, kNone);
+        add(plan[d], d, kNone);
       }
-      item_.push_back(static_cast<std::int32_t>(shapes_.size()) - 1);
+      item_.push_back(shapes_.end_index() - 1);
       add_others_after(p, d);
     }
-    phase.end = static_cast<std::int32_t>(shapes_.size());
-    const trace::PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
+    phase.end = shapes_.end_index();
+    const trace::PhaseKey& key = plan[p].key;
     if (key.kind == trace::PhaseKind::kOther) phase.wary_end = phase.end + 1;
     if (key.kind == trace::PhaseKind::kOptimizer) phase.wary_end = phase.begin + kWindow;
   }
@@ -104,8 +102,8 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
 
 void Matcher::add_phases(const plan::Plan& plan) {
   Following following;
-  for (PhaseIndex p = 0; p < static_cast<PhaseIndex>(plan.phases.size()); ++p) {
-    const trace::PhaseKey& key = plan.phases[static_cast<std::size_t>(p)].key;
+  for (const PhaseIndex p : indices<PhaseIndex>(plan.phases)) {
+    const trace::PhaseKey& key = plan[p].key;
     if (key.kind == trace::PhaseKind::kOther) {
       others_.emplace(is_startup_ ? Following{kNone, key.occurrence} : following, p);
       ++following.nth;
@@ -123,10 +121,10 @@ void Matcher::add_phases(const plan::Plan& plan) {
   for (auto& [chunk, planned] : microbatches_) std::ranges::sort(planned);
 }
 
-Matcher::Match Matcher::match_of(std::int32_t item) const {
+Matcher::Match Matcher::match_of(ItemIndex item) const {
   if (item == kNone) return {};
-  const std::int32_t decision = decision_[static_cast<std::size_t>(item)];
-  const std::int32_t startup = startup_[static_cast<std::size_t>(item)];
+  const DecisionIndex decision = decision_[item];
+  const StartupIndex startup = startup_[item];
   const bool persistent = decision == kNone && startup == kNone;
   return {decision, kNone, persistent, startup};
 }
@@ -141,15 +139,15 @@ void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::i
     phase_ = find_phase(kind, microbatch, chunk);
     if (!is_startup_) following_ = {phase_ == kNone ? kUnknown : phase_, 0};
   }
-  head_ = end_ = 0;
+  head_ = end_ = ItemIndex(0);
   resync_ = kNone;
   place_ = kNone;
   if (phase_ == kNone) return;
-  Phase& phase = phases_[static_cast<std::size_t>(phase_)];
+  Phase& phase = phases_[phase_];
   head_ = phase.begin;
   end_ = phase.end;
   phase.repeated = std::exchange(phase.entered, turn_) == turn_;
-  if (phase.repeated) std::fill(taken_.begin() + head_, taken_.begin() + end_, 0);
+  if (phase.repeated) std::fill(taken_.begin() + head_.number(), taken_.begin() + end_.number(), 0);
 }
 
 PhaseIndex Matcher::find_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
@@ -209,13 +207,13 @@ void Matcher::end_iteration() {
   assigned_.clear();
   following_ = {};
   kind_ = trace::PhaseKind::kOther;
-  head_ = end_ = 0;
+  head_ = end_ = ItemIndex(0);
   resync_ = kNone;
 }
 
 void Matcher::leave_phase() {
   if (phase_ == kNone) return;
-  Phase& p = phases_[static_cast<std::size_t>(phase_)];
+  Phase& p = phases_[phase_];
   p.trusted = p.trusted || asked_ == p.end - p.begin;
   if (!p.repeated) {
     p.trusted = p.trusted || ++p.turns > kPatience || (p.turns > 1 && asked_ == p.last_asked);
@@ -230,7 +228,7 @@ void Matcher::leave_phase() {
 
 Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   if (phase_ == kNone) return {};
-  const std::int32_t place = place_here(stream);
+  const PlaceIndex place = place_here(stream);
   if (dynamic) return dynamic_match(place, size);
   if (!departed_ && head_ < end_) {
     // A request of no bytes is never made: its item is passed over.
@@ -254,40 +252,39 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   // Where dynamic requests are expected, a decision that was passed over is not: one of a common
   // size would be taken for it.
   if (place != kNone) {
-    const std::int32_t far = match_far(size, stream, kSure);
+    const ItemIndex far = match_far(size, stream, kSure);
     return far == kNone ? dynamic_match(place, size) : match_of(far);
   }
   ++asked_;
-  Phase& phase = phases_[static_cast<std::size_t>(phase_)];
+  Phase& phase = phases_[phase_];
   if (!phase.departs) wary_ = !phase.departed && head_ < phase.wary_end;
   phase.departs = true;
   departed_ = departed_ || !phase.trusted;
   if (departed_) return {};
   if (wary_) return match_of(match_far(size, stream, kSure));
-  const std::int32_t near = match_near(size, stream);
+  const ItemIndex near = match_near(size, stream);
   return match_of(near == kNone ? match_far(size, stream, 1) : near);
 }
 
-Matcher::Match Matcher::dynamic_match(std::int32_t place, Bytes size) {
-  const std::int32_t group = group_of(place, size);
-  if (group != kNone && kept_[static_cast<std::size_t>(group)]) return {.persistent = true};
+Matcher::Match Matcher::dynamic_match(PlaceIndex place, Bytes size) {
+  const GroupIndex group = group_of(place, size);
+  if (group != kNone && kept_[group]) return {.persistent = true};
   return {.group = group};
 }
 
 void Matcher::add_places(const plan::Plan& plan) {
   for (const plan::DynamicGroup& g : plan.groups) kept_.push_back(plan.is_kept(g));
   place_at_.assign(shapes_.size() + plan.phases.size(), kNone);
-  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    const plan::DynamicGroup& group = plan.groups[g];
-    const std::int32_t head = group.after == kNone
-                                  ? phases_[static_cast<std::size_t>(group.phase)].begin
-                                  : item_[static_cast<std::size_t>(group.after)] + 1;
-    const auto at = static_cast<std::size_t>(head + group.phase);
+  for (const GroupIndex g : indices<GroupIndex>(plan.groups)) {
+    const plan::DynamicGroup& group = plan[g];
+    const ItemIndex head =
+        group.after == kNone ? phases_[group.phase].begin : item_[group.after] + 1;
+    const PointIndex at = point(group.phase, head);
     if (places_.empty() || places_.back().at != at || places_.back().stream != group.stream) {
-      if (place_at_[at] == kNone) place_at_[at] = static_cast<std::int32_t>(places_.size());
+      if (place_at_[at] == kNone) place_at_[at] = places_.end_index();
       places_.push_back({.at = at,
                          .stream = group.stream,
-                         .first_group = static_cast<std::int32_t>(g),
+                         .first_group = g,
                          .small_group = kNone,
                          .kept_group = kNone,
                          .kept = {},
@@ -295,29 +292,28 @@ void Matcher::add_places(const plan::Plan& plan) {
                          .contexts = {}});
     }
     DynamicPlace& place = places_.back();
-    const auto index = static_cast<std::int32_t>(g);
     for (const profile::DynamicContext& context : group.contexts) {
-      if (context.size == profile::DynamicContext::kSmall) place.small_group = index;
+      if (context.size == profile::DynamicContext::kSmall) place.small_group = g;
       profile::add_recurring(place.recurring, context);
     }
     if (kept_[g]) {
-      place.kept_group = index;
+      place.kept_group = g;
       for (const profile::DynamicContext& context : group.contexts) {
         const bool is_size =
             context.size > 0 && context.before == profile::DynamicContext::kIgnored;
         if (is_size) place.kept.push_back(context.size);
       }
     }
-    if (place.small_group == index) continue;  // told by their size alone
+    if (place.small_group == g) continue;  // told by their size alone
     for (const profile::DynamicContext& context : group.contexts) {
-      place.contexts.emplace_back(context, index);
+      place.contexts.emplace_back(context, g);
     }
   }
   // An item that is no decision does not end the place it comes in.
-  for (std::size_t p = 0; p < phases_.size(); ++p) {
-    for (std::int32_t i = phases_[p].begin; i < phases_[p].end; ++i) {
-      const auto at = static_cast<std::size_t>(i) + p;
-      if (decision_[static_cast<std::size_t>(i)] == kNone && place_at_[at + 1] == kNone) {
+  for (const PhaseIndex p : phases_.indices()) {
+    for (ItemIndex i = phases_[p].begin; i < phases_[p].end; ++i) {
+      const PointIndex at = point(p, i);
+      if (decision_[i] == kNone && place_at_[at + 1] == kNone) {
         place_at_[at + 1] = place_at_[at];
       }
     }
@@ -329,22 +325,21 @@ void Matcher::add_places(const plan::Plan& plan) {
   }
 }
 
-std::int32_t Matcher::place_here(StreamId stream) const {
-  const auto at = static_cast<std::size_t>(head_ + phase_);
-  std::int32_t p = place_at_[at];
+Matcher::PlaceIndex Matcher::place_here(StreamId stream) const {
+  PlaceIndex p = place_at_[point(phase_, head_)];
   if (p == kNone) return kNone;
-  const std::size_t first = places_[static_cast<std::size_t>(p)].at;
-  for (; static_cast<std::size_t>(p) < places_.size(); ++p) {
-    const DynamicPlace& place = places_[static_cast<std::size_t>(p)];
+  const PointIndex first = places_[p].at;
+  for (; p < places_.end_index(); ++p) {
+    const DynamicPlace& place = places_[p];
     if (place.at != first) return kNone;
     if (place.stream == stream) return p;
   }
   return kNone;
 }
 
-std::int32_t Matcher::group_of(std::int32_t place, Bytes size) {
+Matcher::GroupIndex Matcher::group_of(PlaceIndex place, Bytes size) {
   if (place == kNone) return kNone;
-  const DynamicPlace& here = places_[static_cast<std::size_t>(place)];
+  const DynamicPlace& here = places_[place];
   if (place != place_) window_.restart();
   place_ = place;
   const profile::DynamicContext context = window_.next(here.recurring, size);
@@ -355,57 +350,57 @@ std::int32_t Matcher::group_of(std::int32_t place, Bytes size) {
   }
   if (size < profile::kSmallRequest && small_apart) return here.small_group;
   for (int depth = 3; depth >= 1; --depth) {
-    const std::pair known{profile::shortened(context, depth), std::int32_t{0}};
+    const std::pair known{profile::shortened(context, depth), GroupIndex(0)};
     const auto it = std::ranges::lower_bound(here.contexts, known);
     if (it != here.contexts.end() && it->first == known.first) return it->second;
   }
   return here.first_group;
 }
 
-std::int32_t Matcher::take(std::int32_t i) {
-  taken_[static_cast<std::size_t>(i)] = turn_;
+Matcher::ItemIndex Matcher::take(ItemIndex i) {
+  taken_[i] = turn_;
   head_ = std::max(head_, i + 1);
   resync_ = kNone;
   return i;
 }
 
-std::int32_t Matcher::match_near(Bytes size, StreamId stream) {
-  const std::int32_t begin = phases_[static_cast<std::size_t>(phase_)].begin;
+Matcher::ItemIndex Matcher::match_near(Bytes size, StreamId stream) {
+  const ItemIndex begin = phases_[phase_].begin;
   // Oldest first: requests that were passed over come in their own order.
-  for (std::int32_t i = std::max(begin, head_ - kWindow); i < head_; ++i) {
+  for (ItemIndex i = std::max(begin, head_ - kWindow); i < head_; ++i) {
     if (fits(i, size, stream)) return take(i);
   }
-  for (std::int32_t i = head_ + 1; i < std::min(end_, head_ + kWindow); ++i) {
+  for (ItemIndex i = head_ + 1; i < std::min(end_, head_ + kWindow); ++i) {
     if (fits(i, size, stream)) return take(i);
   }
   return kNone;
 }
 
-std::int32_t Matcher::match_far(Bytes size, StreamId stream, int sure) {
+Matcher::ItemIndex Matcher::match_far(Bytes size, StreamId stream, int sure) {
   if (resync_ != kNone && resync_ < end_ && fits(resync_, size, stream)) {
     if (++in_a_row_ >= sure) return take(resync_);
     ++resync_;
     return kNone;
   }
   in_a_row_ = 0;
-  const std::int32_t far = find_from(head_, size, stream);
+  const ItemIndex far = find_from(head_, size, stream);
   resync_ = far == kNone ? kNone : far + 1;
   return kNone;
 }
 
 // Several slots may have the size, as where rows and tokens are as many.
-std::int32_t Matcher::find_from(std::int32_t from, Bytes size, StreamId stream) const {
-  const auto first = by_shape_.begin() + phases_[static_cast<std::size_t>(phase_)].begin;
-  const auto last = by_shape_.begin() + end_;
-  std::int32_t found = kNone;
-  for (std::size_t slot = 0; slot < sizes_.size(); ++slot) {
+Matcher::ItemIndex Matcher::find_from(ItemIndex from, Bytes size, StreamId stream) const {
+  const auto first = by_shape_.begin() + phases_[phase_].begin.number();
+  const auto last = by_shape_.begin() + end_.number();
+  ItemIndex found = kNone;
+  for (const Slot slot : sizes_.indices()) {
     if (sizes_[slot] != size) continue;
-    const Shape shape{static_cast<Slot>(slot), stream};
-    const auto it = std::lower_bound(first, last, from, [&](std::int32_t i, std::int32_t f) {
-      const Shape& s = shapes_[static_cast<std::size_t>(i)];
+    const Shape shape{slot, stream};
+    const auto it = std::lower_bound(first, last, from, [&](ItemIndex i, ItemIndex f) {
+      const Shape& s = shapes_[i];
       return s != shape ? s < shape : i < f;
     });
-    const bool is_one = it != last && shapes_[static_cast<std::size_t>(*it)] == shape;
+    const bool is_one = it != last && shapes_[*it] == shape;
     if (is_one && (found == kNone || *it < found)) found = *it;
   }
   return found;
@@ -414,8 +409,8 @@ std::int32_t Matcher::find_from(std::int32_t from, Bytes size, StreamId stream) 
 // See Note [Sizes].
 
 Matcher::Slot Matcher::slot_of(profile::LawIndex law, Bytes size) {
-  if (law != kNone) return law;
-  const auto [at, is_new] = slots_.try_emplace(size, static_cast<Slot>(sizes_.size()));
+  if (law != kNone) return slot_of(law);
+  const auto [at, is_new] = slots_.try_emplace(size, sizes_.end_index());
   if (is_new) sizes_.push_back(size);
   return at->second;
 }
@@ -423,12 +418,11 @@ Matcher::Slot Matcher::slot_of(profile::LawIndex law, Bytes size) {
 void Matcher::relayout(const plan::Plan& plan) {
   envelope_ = plan.extents;
   planned_ = sizes_;
-  std::ranges::fill(planned_.begin(), planned_.begin() + static_cast<std::ptrdiff_t>(laws_.size()),
-                    0);
+  std::ranges::fill_n(planned_.begin(), laws_.end_index().number(), 0);
   const auto note = [&](const auto& rows) {
     for (const auto& r : rows) {
       if (r.law == kNone) continue;
-      Bytes& size = planned_[static_cast<std::size_t>(r.law)];
+      Bytes& size = planned_[slot_of(r.law)];
       size = std::max(size, r.size);
     }
   };
@@ -451,31 +445,30 @@ void Matcher::use_extents(std::span<const profile::Extent> extents, std::span<co
   shares_.assign(shares.begin(), shares.end());
   std::ranges::copy(extents, extents_.begin());
   std::ranges::fill(guess_, kNone);
-  for (std::size_t l = 0; l < laws_.size(); ++l) {
-    sizes_[l] = is_unknown(laws_[l]) ? kNone : profile::evaluate(laws_[l], extents_);
+  for (const LawIndex l : laws_.indices()) {
+    sizes_[slot_of(l)] = is_unknown(laws_[l]) ? kNone : profile::evaluate(laws_[l], extents_);
   }
 }
 
 // True if the request is taken for the item at the head, whose size is not known ahead.
 bool Matcher::takes_by_place(Bytes size, StreamId stream) {
-  const Shape& head = shapes_[static_cast<std::size_t>(head_)];
+  const Shape& head = shapes_[head_];
   if (head.stream != stream) return false;
-  const auto slot = static_cast<std::size_t>(head.slot);
-  const Bytes expected = sizes_[slot];
+  const Bytes expected = sizes_[head.slot];
   if (expected != kNone) return !shares_.empty() && is_share(expected, size);
-  const profile::SizeLaw& law = laws_[slot];
+  const profile::SizeLaw& law = laws_[LawIndex(head.slot.number())];
   const bool is_free_size = law.proof == profile::LawProof::kUnexplained ||
                             (told_ && law.source == profile::LawSource::kOwn);
-  return is_free_size ? size <= planned_[slot] : infer(law, size);
+  return is_free_size ? size <= planned_[head.slot] : infer(law, size);
 }
 
 // Solves an affine law of one extent for it. What the law cannot give is none of its requests.
 bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
   const bool is_affine = law.terms.size() == 1 && law.step == 1 && law.terms[0].coefficient > 0 &&
                          law.terms[0].factors[1] == kNone;
-  const Slot slot = shapes_[static_cast<std::size_t>(head_)].slot;
-  if (!is_affine) return size <= planned_[static_cast<std::size_t>(slot)];
-  const auto name = static_cast<std::size_t>(law.terms[0].factors[0]);
+  const Slot slot = shapes_[head_].slot;
+  if (!is_affine) return size <= planned_[slot];
+  const std::size_t name = law.terms[0].factors[0].position();
   Bytes scaled = 0;
   if (__builtin_mul_overflow(size, law.divisor, &scaled)) return false;
   scaled -= law.constant;
@@ -486,10 +479,11 @@ bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
     return false;
   }
   guess_[name] = value;
-  for (std::size_t l = 0; l < laws_.size(); ++l) {
+  for (const LawIndex l : laws_.indices()) {
     const profile::SizeLaw& other = laws_[l];
-    if (other.proof == profile::LawProof::kUnexplained || sizes_[l] != kNone) continue;
-    sizes_[l] = profile::evaluate(other, guess_);
+    Bytes& known = sizes_[slot_of(l)];
+    if (other.proof == profile::LawProof::kUnexplained || known != kNone) continue;
+    known = profile::evaluate(other, guess_);
   }
   return true;
 }
@@ -497,15 +491,13 @@ bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
 // True if the request is taken for the item at the head, though a law gives it another size.
 bool Matcher::breaks_a_law(Bytes size, StreamId stream) const {
   const bool is_pass = kind_ == trace::PhaseKind::kForward || kind_ == trace::PhaseKind::kBackward;
-  const Shape& head = shapes_[static_cast<std::size_t>(head_)];
-  const auto slot = static_cast<std::size_t>(head.slot);
+  const Shape& head = shapes_[head_];
   if ((laws_.empty() && shares_.empty()) || !is_pass || outgrown_ || head.stream != stream ||
-      size > planned_[slot]) {
+      size > planned_[head.slot]) {
     return false;
   }
-  const std::int32_t begin =
-      std::max(phases_[static_cast<std::size_t>(phase_)].begin, head_ - kWindow);
-  for (std::int32_t i = begin; i < std::min(end_, head_ + kWindow); ++i) {
+  const ItemIndex begin = std::max(phases_[phase_].begin, head_ - kWindow);
+  for (ItemIndex i = begin; i < std::min(end_, head_ + kWindow); ++i) {
     if (fits(i, size, stream)) return false;
   }
   return true;

@@ -105,13 +105,17 @@ namespace stalloc::runtime {
 
 class Matcher {
  public:
+  using DecisionIndex = plan::DecisionIndex;
+  using GroupIndex = plan::GroupIndex;
+  using StartupIndex = plan::StartupIndex;
+
   // The answer for a request: a decision of the plan, one of a group of dynamic requests, a
   // persistent one that the plan knows, one of start-up, or none of these.
   struct Match {
-    std::int32_t decision = kNone;  // index into Plan::decisions
-    std::int32_t group = kNone;     // index into Plan::groups
+    DecisionIndex decision = kNone;
+    GroupIndex group = kNone;
     bool persistent = false;
-    std::int32_t startup = kNone;  // index into Plan::startup
+    StartupIndex startup = kNone;
     // Data of a batch that is larger than planned: the pool is exchanged next.
     bool outgrows = false;
   };
@@ -122,7 +126,7 @@ class Matcher {
 
   // Trusts the phases that another matcher of the plan does.
   void trust_like(const Matcher& other) {
-    for (std::size_t p = 0; p < phases_.size(); ++p) phases_[p].trusted = other.phases_[p].trusted;
+    for (const PhaseIndex p : phases_.indices()) phases_[p].trusted = other.phases_[p].trusted;
   }
 
   // Begins a phase. A phase that the plan does not have matches nothing until the next one begins.
@@ -150,51 +154,58 @@ class Matcher {
   // The kind of phase that the training loop entered last, planned or not.
   trace::PhaseKind kind() const { return kind_; }
   // True if the plan has the phase and it is trusted.
-  bool in_step() const {
-    return phase_ != kNone && phases_[static_cast<std::size_t>(phase_)].trusted;
-  }
+  bool in_step() const { return phase_ != kNone && phases_[phase_].trusted; }
   // True if the phase is one whose requests may outlive it, and it has departed from the plan.
   bool wary() const { return wary_; }
 
  private:
-  using Slot = std::int32_t;  // index into sizes_: a law's, or that of a size that never changes
+  using LawIndex = profile::LawIndex;
+  using Slot = Index<struct Size>;  // index into sizes_: a law's, or that of a fixed size
   struct Shape {
-    Slot slot = 0;
+    Slot slot = kNone;
     StreamId stream = 0;
     bool operator==(const Shape&) const = default;
     auto operator<=>(const Shape&) const = default;
   };
+  using ItemIndex = Index<Shape>;
+  struct DynamicPlace;
+  using PlaceIndex = Index<DynamicPlace>;
+  using PointIndex = Index<struct Point>;  // where dynamic requests may be; see point()
   struct Phase {
-    std::int32_t begin = 0;  // range of items
-    std::int32_t end = 0;
+    ItemIndex begin = kNone;  // range of items
+    ItemIndex end = kNone;
     std::int32_t turns = 0;       // it has been run through
     std::int32_t last_asked = 0;  // requests of the turn before
     bool trusted = false;
-    std::int32_t wary_end = 0;  // what does not fit before this item may outlive the phase
+    ItemIndex wary_end{0};      // what does not fit before this item may outlive the phase
     bool departs = false;       // from the plan, in this turn
     bool departed = false;      // in the turn before
     std::uint32_t entered = 0;  // the turn in which it was last entered
     bool repeated = false;      // it was entered before in this turn
   };
 
-  bool is_free(std::int32_t i) const { return taken_[static_cast<std::size_t>(i)] != turn_; }
-  Bytes size_of(std::int32_t i) const {
-    return sizes_[static_cast<std::size_t>(shapes_[static_cast<std::size_t>(i)].slot)];
+  bool is_free(ItemIndex i) const { return taken_[i] != turn_; }
+  Bytes size_of(ItemIndex i) const { return sizes_[shapes_[i].slot]; }
+  bool is_like(ItemIndex i, Bytes size, StreamId stream) const {
+    return size_of(i) == size && shapes_[i].stream == stream;
   }
-  bool is_like(std::int32_t i, Bytes size, StreamId stream) const {
-    return size_of(i) == size && shapes_[static_cast<std::size_t>(i)].stream == stream;
-  }
-  bool fits(std::int32_t i, Bytes size, StreamId stream) const {
+  bool fits(ItemIndex i, Bytes size, StreamId stream) const {
     return is_like(i, size, stream) && is_free(i);
   }
-  Slot slot_of(profile::LawIndex law, Bytes size);
+  // Items of a phase and their ends: a phase of n items has n + 1 points.
+  static PointIndex point(PhaseIndex phase, ItemIndex head) {
+    return PointIndex(phase.number() + head.number());
+  }
+  // The first slots are the laws'.
+  static Slot slot_of(LawIndex law) { return Slot(law.number()); }
+  Slot slot_of(LawIndex law, Bytes size);
   bool is_unknown(const profile::SizeLaw& law) const;
   bool takes_by_place(Bytes size, StreamId stream);
   bool infer(const profile::SizeLaw& law, Bytes size);
   bool is_share(Bytes expected, Bytes size) const;
   bool breaks_a_law(Bytes size, StreamId stream) const;
   // Phases that the plan does not have come after this in the place of a planned one.
-  static constexpr PhaseIndex kUnknown = -2;
+  static constexpr PhaseIndex kUnknown{-2};
 
   PhaseIndex find_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   PhaseIndex find_other() const;
@@ -203,55 +214,54 @@ class Matcher {
   void add_phases(const plan::Plan& plan);
   void add_items(const plan::Plan& plan, Part part);
   void add_places(const plan::Plan& plan);
-  Match match_of(std::int32_t item) const;
+  Match match_of(ItemIndex item) const;
   void leave_phase();
-  std::int32_t take(std::int32_t i);
-  std::int32_t match_near(Bytes size, StreamId stream);
-  std::int32_t match_far(Bytes size, StreamId stream, int sure);
-  std::int32_t place_here(StreamId stream) const;
-  std::int32_t group_of(std::int32_t place, Bytes size);
+  ItemIndex take(ItemIndex i);
+  ItemIndex match_near(Bytes size, StreamId stream);
+  ItemIndex match_far(Bytes size, StreamId stream, int sure);
+  PlaceIndex place_here(StreamId stream) const;
+  GroupIndex group_of(PlaceIndex place, Bytes size);
   // The first decision of the phase from `from` on that fits; kNone if there is none.
-  std::int32_t find_from(std::int32_t from, Bytes size, StreamId stream) const;
+  ItemIndex find_from(ItemIndex from, Bytes size, StreamId stream) const;
 
-  std::vector<profile::SizeLaw> laws_;
-  std::vector<Bytes> sizes_;               // by slot: now; kNone where not known ahead
-  std::vector<Bytes> planned_;             // by slot: in the layout
+  IndexedVector<LawIndex, profile::SizeLaw> laws_;
+  IndexedVector<Slot, Bytes> sizes_;       // now; kNone where not known ahead
+  IndexedVector<Slot, Bytes> planned_;     // in the layout
   std::map<Bytes, Slot> slots_;            // of sizes that never change
   std::vector<profile::Extent> envelope_;  // of the layout
   std::vector<profile::Extent> extents_;   // of the phase; kNone where unknown
   std::vector<profile::Extent> guess_;     // the same, told by sizes of requests
   std::vector<Share> shares_;              // of the phase
   bool told_ = false;
-  bool outgrown_ = false;               // the request at hand told extents beyond the envelope
-  std::vector<Shape> shapes_;           // by item
-  std::vector<std::int32_t> decision_;  // by item; kNone for what has a place only
-  std::vector<std::int32_t> startup_;   // by item; kNone for all but start-up's
-  std::vector<std::int32_t> item_;      // by decision; of an absent one, the item before it
-  std::vector<std::uint32_t> taken_;    // by item: the turn in which it was last taken
-  std::vector<std::int32_t> by_shape_;  // items of each phase, ordered by (shape, index)
-  std::vector<Phase> phases_;
-  Match dynamic_match(std::int32_t place, Bytes size);
+  bool outgrown_ = false;  // the request at hand told extents beyond the envelope
+  IndexedVector<ItemIndex, Shape> shapes_;
+  IndexedVector<ItemIndex, DecisionIndex> decision_;  // kNone for what has a place only
+  IndexedVector<ItemIndex, StartupIndex> startup_;    // kNone for all but start-up's
+  IndexedVector<DecisionIndex, ItemIndex> item_;      // of an absent one, the item before it
+  IndexedVector<ItemIndex, std::uint32_t> taken_;     // the turn in which it was last taken
+  std::vector<ItemIndex> by_shape_;  // items of each phase, ordered by (shape, index)
+  IndexedVector<PhaseIndex, Phase> phases_;
+  Match dynamic_match(PlaceIndex place, Bytes size);
   struct DynamicPlace {  // of one stream
-    std::size_t at = 0;  // phase + head: a phase of n items has n + 1 places
+    PointIndex at = kNone;
     StreamId stream = 0;
-    std::int32_t first_group = kNone;
-    std::int32_t small_group = kNone;  // kNone: small requests are like all others
-    std::int32_t kept_group = kNone;
+    GroupIndex first_group = kNone;
+    GroupIndex small_group = kNone;  // kNone: small requests are like all others
+    GroupIndex kept_group = kNone;
     std::vector<Bytes> kept;  // sizes that alone tell whose a request is: the kept group's
     profile::Recurring recurring;
-    std::vector<std::pair<profile::DynamicContext, std::int32_t>>
-        contexts;  // and their groups, ascending
+    std::vector<std::pair<profile::DynamicContext, GroupIndex>> contexts;  // ascending
   };
 
-  std::vector<bool> kept_;  // by group, whether it is of what is kept
-  std::vector<DynamicPlace> places_;
-  std::vector<std::int32_t> place_at_;           // the first one's index, by phase + head
-  std::int32_t place_ = kNone;                   // where the last dynamic request was asked for
-  profile::ContextWindow window_;                // and what was asked for there
-  std::map<trace::PhaseKey, PhaseIndex> index_;  // of phases that are not `other`
-  struct Following {                             // names an `other` phase
-    PhaseIndex phase = kNone;                    // it follows; kNone: none in this iteration
-    std::int32_t nth = 0;                        // `other` phase since then
+  IndexedVector<GroupIndex, bool> kept_;  // whether it is of what is kept
+  IndexedVector<PlaceIndex, DynamicPlace> places_;
+  IndexedVector<PointIndex, PlaceIndex> place_at_;  // the first one there
+  PlaceIndex place_ = kNone;                        // where the last dynamic request was asked for
+  profile::ContextWindow window_;                   // and what was asked for there
+  std::map<trace::PhaseKey, PhaseIndex> index_;     // of phases that are not `other`
+  struct Following {                                // names an `other` phase
+    PhaseIndex phase = kNone;                       // it follows; kNone: none in this iteration
+    std::int32_t nth = 0;                           // `other` phase since then
     auto operator<=>(const Following&) const = default;
   };
   std::map<Following, PhaseIndex> others_;
@@ -271,10 +281,10 @@ class Matcher {
   std::int32_t asked_ = 0;  // requests in this phase
   bool departed_ = false;   // from the plan, in a phase that is not trusted
   bool wary_ = false;       // it is, and has departed where its requests may outlive it
-  std::int32_t head_ = 0;
-  std::int32_t end_ = 0;
-  std::int32_t resync_ = kNone;  // where the next request would fit if the cursor jumped
-  int in_a_row_ = 0;             // requests that have fit there
+  ItemIndex head_{0};
+  ItemIndex end_{0};
+  ItemIndex resync_ = kNone;  // where the next request would fit if the cursor jumped
+  int in_a_row_ = 0;          // requests that have fit there
 };
 
 }  // namespace stalloc::runtime

@@ -12,8 +12,7 @@ Microbatches::Row Microbatches::row_of(std::span<const std::string> names,
     place_.clear();
     for (const std::string& name : told_names_) {
       const auto at = std::ranges::find(names_, name);
-      place_.push_back(at == names_.end() ? kNone
-                                          : static_cast<profile::ExtentIndex>(at - names_.begin()));
+      place_.push_back(at == names_.end() ? kNone : profile::ExtentIndex(at - names_.begin()));
     }
     largest_.assign(values.begin(), values.end());
     for (std::size_t i = 0; i < told_names_.size(); ++i) {
@@ -25,7 +24,7 @@ Microbatches::Row Microbatches::row_of(std::span<const std::string> names,
   row.extents = unknown_;
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (place_[i] != kNone) {
-      row.extents[static_cast<std::size_t>(place_[i])] = values[i];
+      row.extents[place_[i].position()] = values[i];
       continue;
     }
     largest_[i] = std::max(largest_[i], values[i]);

@@ -34,9 +34,7 @@ trace::Trace Recorder::finish() {
   live_.clear();
   if (span_open_) trace_.phases.back().end = clock_;
   for (const auto& [thread, spans] : open_layers_) {
-    for (const LayerIndex span : spans) {
-      trace_.layer_spans[static_cast<std::size_t>(span)].end = clock_;
-    }
+    for (const trace::LayerSpanIndex span : spans) trace_[span].end = clock_;
   }
   open_layers_.clear();
   for (auto& row : trace_.extents) row.values.resize(trace_.extent_names.size(), kNone);
@@ -115,14 +113,14 @@ void Recorder::set_extents(std::span<const std::string> names,
 }
 
 void Recorder::add_extents(std::vector<std::int64_t> values) {
-  trace_.extents.push_back({static_cast<PhaseIndex>(trace_.phases.size() - 1), std::move(values)});
+  trace_.extents.push_back({PhaseIndex(trace_.phases.size() - 1), std::move(values)});
   wants_extents_ = false;
 }
 
 void Recorder::enter_unplanned() {
   const std::lock_guard lock(mutex_);
   if (!active()) return;
-  interrupted_.push_back(trace_.phases[static_cast<std::size_t>(current_span())].key);
+  interrupted_.push_back(trace_[current_span()].key);
   open_span({trace::PhaseKind::kUnplanned, kNone, 0, 0});
 }
 
@@ -190,7 +188,7 @@ void Recorder::open_span(const trace::PhaseKey& key) {
 PhaseIndex Recorder::current_span() {
   // Between an iteration's end and the first phase of the next, only foreign threads allocate.
   if (!span_open_) open_span({trace::PhaseKind::kUnplanned, kNone, 0, 0});
-  return static_cast<PhaseIndex>(trace_.phases.size() - 1);
+  return PhaseIndex(trace_.phases.size() - 1);
 }
 
 LayerIndex Recorder::define_layer(const std::string& name, bool dynamic) {
@@ -205,7 +203,7 @@ LayerIndex Recorder::define_layer(const std::string& name, bool dynamic) {
 void Recorder::enter_layer(LayerIndex layer, bool recompute) {
   const std::lock_guard lock(mutex_);
   if (!active()) return;
-  open_layers_[this_thread_ordinal()].push_back(static_cast<LayerIndex>(trace_.layer_spans.size()));
+  open_layers_[this_thread_ordinal()].emplace_back(trace_.layer_spans.size());
   trace_.layer_spans.push_back({layer, current_span(), clock_, clock_, recompute});
 }
 
@@ -214,7 +212,7 @@ void Recorder::leave_layer() {
   if (!active()) return;
   const auto mine = open_layers_.find(this_thread_ordinal());
   if (mine == open_layers_.end()) return;
-  trace_.layer_spans[static_cast<std::size_t>(mine->second.back())].end = clock_;
+  trace_[mine->second.back()].end = clock_;
   mine->second.pop_back();
   if (mine->second.empty()) open_layers_.erase(mine);
 }
@@ -237,7 +235,7 @@ void Recorder::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t
 
 LayerIndex Recorder::current_layer(NodeSequence node) const {
   if (const auto mine = open_layers_.find(this_thread_ordinal()); mine != open_layers_.end()) {
-    return trace_.layer_spans[static_cast<std::size_t>(mine->second.back())].layer;
+    return trace_[mine->second.back()].layer;
   }
   if (!node) return kNone;
   const auto makers = tagged_.find(thread_of_node(*node));

@@ -97,7 +97,7 @@ class Recorder {
   std::vector<bool> dynamic_layers_;
   LayerIndex defined_layers_ = 0;
   // By thread; indices into trace_.layer_spans, innermost last.
-  std::unordered_map<ThreadOrdinal, std::vector<LayerIndex>> open_layers_;
+  std::unordered_map<ThreadOrdinal, std::vector<trace::LayerSpanIndex>> open_layers_;
   struct TaggedNodes {  // of one thread, in sequence
     std::uint64_t first = 0;
     std::vector<LayerIndex> layers;

@@ -61,7 +61,7 @@ bool Serving::is_wary() {
   }
 }
 
-void* Serving::allocate_planned(std::int32_t decision, Bytes size, StreamId stream) {
+void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream) {
   Pool& pool = *pools_.active();
   const Offset offset = pool.space.place(decision, size);
   if (offset != kUnplaced && pool.hand_over(offset, capturing())) {
@@ -86,7 +86,7 @@ void* Serving::place_idle(Bytes size, StreamId stream, PhaseIndex origin, Static
   return pool.address(offset);
 }
 
-void* Serving::allocate_startup(std::int32_t i, Bytes size) {
+void* Serving::allocate_startup(plan::StartupIndex i, Bytes size) {
   const auto [in_region, offset] =
       startup_->place(i, size, pools_.active()->space, pools_.resident()->space);
   Pool& pool = in_region ? *pools_.resident() : *pools_.active();
@@ -95,7 +95,7 @@ void* Serving::allocate_startup(std::int32_t i, Bytes size) {
   return pool.address(offset);
 }
 
-void* Serving::allocate_dynamic(std::int32_t group, Bytes size, StreamId stream) {
+void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId stream) {
   ++counts_.dynamic_requests;
   void* p = reuse_ && group != kNone ? place_dynamic(group, size) : nullptr;
   if (!p && reuse_) {
@@ -109,7 +109,7 @@ void* Serving::allocate_dynamic(std::int32_t group, Bytes size, StreamId stream)
   return p;
 }
 
-void* Serving::place_dynamic(std::int32_t group, Bytes size) {
+void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
   Pool& pool = *pools_.active();
   const Offset offset = pool.space.place_dynamic(group, size);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;

@@ -88,12 +88,12 @@ class Serving {
  private:
   Matcher& matcher() { return startup_ ? startup_->matcher() : matcher_; }
   bool capturing() const { return delayed_ && delayed_->capturing(); }
-  void* allocate_planned(std::int32_t decision, Bytes size, StreamId stream);
-  void* allocate_startup(std::int32_t i, Bytes size);
+  void* allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream);
+  void* allocate_startup(plan::StartupIndex i, Bytes size);
   void use_extents();
   void adopt(const plan::Plan* layout);
-  void* allocate_dynamic(std::int32_t group, Bytes size, StreamId stream);
-  void* place_dynamic(std::int32_t group, Bytes size);
+  void* allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId stream);
+  void* place_dynamic(plan::GroupIndex group, Bytes size);
   PhaseIndex origin();
   bool is_wary();
   void* allocate_departed(Bytes size, StreamId stream, PhaseIndex origin, bool wary,

@@ -14,8 +14,8 @@ plan::Plan resident_region(const plan::Plan& plan) {
                                 .offset = r.offset - plan.pool,
                                 .lower = static_cast<Tick>(region.decisions.size()),
                                 .upper = 0,
-                                .phase = 0,
-                                .phase_end = 0,
+                                .phase = PhaseIndex(0),
+                                .phase_end = PhaseIndex(0),
                                 .stream = r.stream});
   }
   region.period = static_cast<Tick>(region.decisions.size());
@@ -27,44 +27,43 @@ StartupGuide::StartupGuide(const plan::Plan& plan)
     : matcher_(plan, Matcher::Part::kStartup),
       requests_(plan.startup),
       region_begin_(plan.pool),
-      resident_(plan.startup.size(), kNone),
-      served_(plan.startup.size(), false),
-      absent_(static_cast<std::int64_t>(plan.absent.size())) {
-  std::int32_t resident = 0;
-  for (std::size_t i = 0; i < requests_.size(); ++i) {
+      resident_(plan.startup.size()),
+      served_(plan.startup.size()),
+      absent_(std::ssize(plan.absent)) {
+  plan::DecisionIndex resident(0);
+  for (const plan::StartupIndex i : requests_.indices()) {
     if (requests_[i].offset == kUnplaced) continue;
     ++placeable_;
     if (requests_[i].stays()) {
       resident_[i] = resident++;
     } else {
-      by_end_.push_back(static_cast<std::int32_t>(i));
+      by_end_.push_back(i);
     }
   }
-  std::ranges::sort(
-      by_end_, {}, [this](std::int32_t i) { return requests_[static_cast<std::size_t>(i)].upper; });
+  std::ranges::sort(by_end_, {}, [this](plan::StartupIndex i) { return requests_[i].upper; });
   late_.reserve(by_end_.size());
 }
 
-StartupGuide::Place StartupGuide::place_of(std::int32_t i) const {
-  const Offset offset = requests_[static_cast<std::size_t>(i)].offset;
+StartupGuide::Place StartupGuide::place_of(plan::StartupIndex i) const {
+  const Offset offset = requests_[i].offset;
   const bool in_region = offset >= region_begin_;
   return {in_region, in_region ? offset - region_begin_ : offset};
 }
 
-StartupGuide::Place StartupGuide::place(std::int32_t i, Bytes size, StaticPool& pool,
+StartupGuide::Place StartupGuide::place(plan::StartupIndex i, Bytes size, StaticPool& pool,
                                         StaticPool& region) {
-  const plan::StartupRequest& r = requests_[static_cast<std::size_t>(i)];
+  const plan::StartupRequest& r = requests_[i];
   if (r.slots != kNone) return {false, pool.place_in_slots(r.slots, size)};
   if (r.offset == kUnplaced || size > r.size) return {};
   Place place = place_of(i);
   if (r.stays()) {
-    place.offset = region.place(resident_[static_cast<std::size_t>(i)], size);
+    place.offset = region.place(resident_[i], size);
   } else {
     StaticPool& space = place.in_region ? region : pool;
     if (overstayed(r.lower, pool, region) || !space.place_at(place.offset, size, r.stream)) {
       return {};
     }
-    served_[static_cast<std::size_t>(i)] = true;
+    served_[i] = true;
   }
   return place;
 }
@@ -72,12 +71,12 @@ StartupGuide::Place StartupGuide::place(std::int32_t i, Bytes size, StaticPool& 
 // See Note [Overstayed].
 bool StartupGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool& region) {
   for (; ended_ < by_end_.size(); ++ended_) {
-    const auto i = static_cast<std::size_t>(by_end_[ended_]);
+    const plan::StartupIndex i = by_end_[ended_];
     if (requests_[i].upper > now) break;
-    if (served_[i]) late_.push_back(by_end_[ended_]);
+    if (served_[i]) late_.push_back(i);
   }
-  std::erase_if(late_, [&](std::int32_t i) {
-    if (requests_[static_cast<std::size_t>(i)].offset == kUnplaced) return true;  // exchanged
+  std::erase_if(late_, [&](plan::StartupIndex i) {
+    if (requests_[i].offset == kUnplaced) return true;  // exchanged
     const auto [in_region, offset] = place_of(i);
     const StaticPool::Block block = (in_region ? region : pool).at(offset);
     return block.size == StaticPool::kNotLive || block.kind != StaticPool::Kind::kStartup;

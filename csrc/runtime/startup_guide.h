@@ -42,7 +42,7 @@ class StartupGuide {
 
   // Makes start-up request `i` live, of `size` bytes. The pools are those of the plan and of its
   // resident_region().
-  Place place(std::int32_t i, Bytes size, StaticPool& pool, StaticPool& region);
+  Place place(plan::StartupIndex i, Bytes size, StaticPool& pool, StaticPool& region);
 
   // Goes on with another layout of the plan. The resident region stays.
   void relayout(const plan::Plan& plan) {
@@ -56,16 +56,16 @@ class StartupGuide {
 
  private:
   bool overstayed(Tick now, const StaticPool& pool, const StaticPool& region);
-  Place place_of(std::int32_t i) const;
+  Place place_of(plan::StartupIndex i) const;
 
   Matcher matcher_;
-  std::vector<plan::StartupRequest> requests_;
+  IndexedVector<plan::StartupIndex, plan::StartupRequest> requests_;
   Offset region_begin_ = 0;
-  std::vector<std::int32_t> resident_;  // by request: decision of the region
-  std::vector<std::int32_t> by_end_;    // temporaries, by the end of their lifetimes
-  std::size_t ended_ = 0;               // of these, whose time is over
-  std::vector<bool> served_;            // by request
-  std::vector<std::int32_t> late_;      // served, and alive when their time was over
+  IndexedVector<plan::StartupIndex, plan::DecisionIndex> resident_;  // decisions of the region
+  std::vector<plan::StartupIndex> by_end_;  // temporaries, by the end of their lifetimes
+  std::size_t ended_ = 0;                   // of these, whose time is over
+  IndexedVector<plan::StartupIndex, bool> served_;
+  std::vector<plan::StartupIndex> late_;  // served, and alive when their time was over
   std::int64_t placeable_ = 0;
   std::int64_t absent_ = 0;
 };

@@ -17,35 +17,33 @@ StaticPool::StaticPool(const plan::Plan& plan)
       decisions_(plan.decisions.size() + plan.groups.size()),
       groups_(plan.groups.size()) {
   std::size_t n = decisions_.size();
-  for (const plan::SlotClass& c : plan.slots) n += static_cast<std::size_t>(c.count);
+  for (const plan::SlotClass& c : plan.slots) n += c.count;
   slot_bits_ = std::bit_width(std::max<std::size_t>(2 * n, 2) - 1);
   slots_.resize(std::size_t{1} << slot_bits_);
 
   // Frees come before allocations of the same tick: lifetimes are half-open. A wrap-around
   // decision's free is the one of the turn before, at the start of this one.
-  std::vector<std::tuple<Tick, bool, std::int32_t>> ordered;  // (tick, is allocation, decision)
+  std::vector<std::tuple<Tick, bool, DecisionIndex>> ordered;  // (tick, is allocation, decision)
   ordered.reserve(2 * n);
-  const auto add = [&](std::size_t i, Bytes size, Offset offset, Tick lower, Tick upper) {
-    const auto index = static_cast<std::int32_t>(i);
-    ordered.emplace_back(lower, true, index);
-    ordered.emplace_back(upper > plan.period ? upper - plan.period : upper, false, index);
-    decisions_[i].offset = offset;
-    decisions_[i].size = align_up(size, alignment_);
-    decisions_[i].requested = size;
-  };
-  for (std::size_t i = 0; i < planned_; ++i) {
-    const plan::Decision& d = plan.decisions[i];
-    add(i, d.size, d.offset, d.lower, d.upper);
+  const auto add = [&](DecisionIndex i, const auto& d) {
+    ordered.emplace_back(d.lower, true, i);
+    ordered.emplace_back(d.upper > plan.period ? d.upper - plan.period : d.upper, false, i);
+    decisions_[i].offset = d.offset;
+    decisions_[i].size = align_up(d.size, alignment_);
+    decisions_[i].requested = d.size;
     phase_of_.push_back(d.phase);
+  };
+  for (DecisionIndex i(0); i < planned_; ++i) {
+    const plan::Decision& d = plan[i];
+    add(i, d);
     decisions_[i].slot = claim_slot(d.offset);
     decisions_[i].slots = d.slots;
     decisions_[i].box = d.box;
     decisions_[i].stream = static_cast<ShortStreamId>(d.stream);
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const plan::DynamicGroup& group = plan.groups[g];
-    add(planned_ + g, group.size, group.offset, group.lower, group.upper);
-    phase_of_.push_back(group.phase);
+  for (const GroupIndex g : groups_.indices()) {
+    const plan::DynamicGroup& group = plan[g];
+    add(planned_ + g.number(), group);
     groups_[g].stream = group.stream;
     groups_[g].passing = group.phase_end == group.phase && group.upper <= plan.period;
     for (const plan::AddressRange& r : group.reusable) groups_[g].reusable.insert({r.begin, r.end});
@@ -57,24 +55,24 @@ StaticPool::StaticPool(const plan::Plan& plan)
   std::sort(ordered.begin(), ordered.end());
   events_.reserve(ordered.size());
   for (const auto& [tick, is_allocation, index] : ordered) {
-    Placed& p = decisions_[static_cast<std::size_t>(index)];
-    (is_allocation ? p.allocated_at : p.freed_at) = static_cast<std::int32_t>(events_.size());
+    Placed& p = decisions_[index];
+    (is_allocation ? p.allocated_at : p.freed_at) = events_.end_index();
     events_.push_back({index, !is_allocation});
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const auto [after, phase] = std::pair{plan.groups[g].after, plan.groups[g].phase};
-    const auto next = after != kNone ? plan.decisions.begin() + after + 1
+  for (const GroupIndex g : groups_.indices()) {
+    const auto [after, phase] = std::pair{plan[g].after, plan[g].phase};
+    const auto next = after != kNone ? plan.decisions.begin() + after.number() + 1
                                      : std::ranges::lower_bound(plan.decisions, phase, {},
                                                                 &plan::Decision::phase);
     const bool follows = next != plan.decisions.end() && next->phase == phase;
-    const Tick tick = follows ? next->lower : plan.phases[static_cast<std::size_t>(phase)].end;
-    const auto passed = std::ranges::lower_bound(ordered, std::tuple{tick, true, std::int32_t{0}});
-    groups_[g].passed_at = static_cast<std::int32_t>(passed - ordered.begin());
+    const Tick tick = follows ? next->lower : plan[phase].end;
+    const auto passed = std::ranges::lower_bound(ordered, std::tuple{tick, true, DecisionIndex(0)});
+    groups_[g].passed_at = Position(passed - ordered.begin());
   }
   for (const profile::ProfiledPhase& phase : plan.phases) {
     const auto begin =
-        std::ranges::lower_bound(ordered, std::tuple{phase.begin, false, std::int32_t{0}});
-    phase_begins_.push_back(static_cast<std::int32_t>(begin - ordered.begin()));
+        std::ranges::lower_bound(ordered, std::tuple{phase.begin, false, DecisionIndex(0)});
+    phase_begins_.push_back(Position(begin - ordered.begin()));
   }
   add_slot_classes(plan);
   divide(plan);
@@ -86,43 +84,40 @@ void StaticPool::add_slot_classes(const plan::Plan& plan) {
     places.whole = {c.offset, c.offset + c.size * c.count};
     places.size = c.size;
     places.stream = c.stream;
-    for (std::int32_t i = c.count; i > 0; --i) places.free.push_back(i - 1);
-    places.keys.resize(static_cast<std::size_t>(c.count));
-    places.requested.resize(static_cast<std::size_t>(c.count));
+    places.keys.resize(c.count);
+    places.requested.resize(c.count);
+    for (PlaceIndex i(c.count); i > PlaceIndex(0); --i) places.free.push_back(i - 1);
     claim_slot_keys(places);
     slot_classes_.push_back(std::move(places));
   }
-  std::vector<std::size_t> members;
+  IndexedVector<BoxIndex, std::size_t> members;
   for (const plan::Decision& d : plan.decisions) {
     if (d.box == kNone) continue;
-    members.resize(std::max(members.size(), static_cast<std::size_t>(d.box) + 1));
-    ++members[static_cast<std::size_t>(d.box)];
+    if (!d.box.points_into(members)) members.resize((d.box + 1).position());
+    ++members[d.box];
   }
   boxes_.resize(members.size());
-  for (std::size_t b = 0; b < boxes_.size(); ++b) boxes_[b].live.reserve(members[b]);
+  for (const BoxIndex b : boxes_.indices()) boxes_[b].live.reserve(members[b]);
 }
 
 void StaticPool::claim_slot_keys(SlotPlaces& places) {
-  for (std::size_t i = 0; i < places.keys.size(); ++i) {
-    places.keys[i] = claim_slot(places.whole.begin + static_cast<Bytes>(i) * places.size);
+  for (const PlaceIndex i : places.keys.indices()) {
+    places.keys[i] = claim_slot(places.begin_of(i));
   }
 }
 
-Offset StaticPool::take_slot(SlotPlaces& places, Bytes size, std::int32_t d) {
+Offset StaticPool::take_slot(SlotPlaces& places, Bytes size, DecisionIndex d) {
   if (places.free.empty() || size > places.size) return kUnplaced;
-  const std::int32_t place = places.free.back();
+  const PlaceIndex place = places.free.back();
   places.free.pop_back();
-  places.requested[static_cast<std::size_t>(place)] = size;
-  if (d != kNone) {
-    const std::int32_t key = places.keys[static_cast<std::size_t>(place)];
-    slots_[static_cast<std::size_t>(key)].live = d;
-  }
+  places.requested[place] = size;
+  if (d != kNone) slots_[places.keys[place]].live = d;
   ++live_;
-  return places.whole.begin + place * places.size;
+  return places.begin_of(place);
 }
 
-Offset StaticPool::place_in_slots(std::int32_t c, Bytes size) {
-  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(c)];
+Offset StaticPool::place_in_slots(SlotClassIndex c, Bytes size) {
+  SlotPlaces& places = slot_classes_[c];
   const Offset offset = take_slot(places, size, kNone);
   if (offset == kUnplaced) return kUnplaced;
   foreign_[offset] = {.size = places.size,
@@ -133,10 +128,10 @@ Offset StaticPool::place_in_slots(std::int32_t c, Bytes size) {
   return offset;
 }
 
-Offset StaticPool::place_in_box(std::int32_t d, Bytes size) {
-  const Placed& p = decisions_[static_cast<std::size_t>(d)];
-  Box& box = boxes_[static_cast<std::size_t>(p.box)];
-  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(p.slots)];
+Offset StaticPool::place_in_box(DecisionIndex d, Bytes size) {
+  const Placed& p = decisions_[d];
+  Box& box = boxes_[p.box];
+  SlotPlaces& places = slot_classes_[p.slots];
   const Range own = range_in_box(p);
   for (const Range& other : box.live) {
     if (other.begin < own.end && own.begin < other.end) return kUnplaced;
@@ -147,7 +142,7 @@ Offset StaticPool::place_in_box(std::int32_t d, Bytes size) {
     places.free.pop_back();
   }
   box.live.push_back(own);
-  const Offset offset = places.whole.begin + box.place * places.size + own.begin;
+  const Offset offset = places.begin_of(box.place) + own.begin;
   foreign_[offset] = {.size = p.size,
                       .requested = size,
                       .kind = Kind::kPlanned,
@@ -160,9 +155,9 @@ Offset StaticPool::place_in_box(std::int32_t d, Bytes size) {
 }
 
 void StaticPool::free_in_box(const Foreign& block, Offset offset) {
-  Box& box = boxes_[static_cast<std::size_t>(block.box)];
-  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(block.slots)];
-  const Offset begin = offset - places.whole.begin - box.place * places.size;
+  Box& box = boxes_[block.box];
+  SlotPlaces& places = slot_classes_[block.slots];
+  const Offset begin = offset - places.begin_of(box.place);
   const auto at = std::ranges::find(box.live, begin, &Range::begin);
   *at = box.live.back();
   box.live.pop_back();
@@ -170,19 +165,18 @@ void StaticPool::free_in_box(const Foreign& block, Offset offset) {
   --live_;
 }
 
-StaticPool::Block StaticPool::block_at(std::int32_t d, Offset offset) const {
+StaticPool::Block StaticPool::block_at(DecisionIndex d, Offset offset) const {
   Block block = block_of(d);
-  const std::int32_t c = decisions_[static_cast<std::size_t>(d)].slots;
+  const SlotClassIndex c = decisions_[d].slots;
   if (c == kNone) return block;
-  const SlotPlaces& places = slot_classes_[static_cast<std::size_t>(c)];
-  block.size =
-      places.requested[static_cast<std::size_t>((offset - places.whole.begin) / places.size)];
+  const SlotPlaces& places = slot_classes_[c];
+  block.size = places.requested[places.place_at(offset)];
   return block;
 }
 
-void StaticPool::free_slot(std::int32_t c, Offset offset) {
-  SlotPlaces& places = slot_classes_[static_cast<std::size_t>(c)];
-  places.free.push_back(static_cast<std::int32_t>((offset - places.whole.begin) / places.size));
+void StaticPool::free_slot(SlotClassIndex c, Offset offset) {
+  SlotPlaces& places = slot_classes_[c];
+  places.free.push_back(places.place_at(offset));
   --live_;
 }
 
@@ -192,8 +186,8 @@ bool StaticPool::is_current(const Placed& p) const {
   return p.allocated_at < p.freed_at ? allocated && !freed : allocated || !freed;
 }
 
-Offset StaticPool::place(std::int32_t d, Bytes size) {
-  Placed& p = decisions_[static_cast<std::size_t>(d)];
+Offset StaticPool::place(DecisionIndex d, Bytes size) {
+  Placed& p = decisions_[d];
   if (size > p.size) return kUnplaced;
   if (p.allocated_at >= clock_) {
     advance(p.allocated_at + 1);
@@ -201,24 +195,24 @@ Offset StaticPool::place(std::int32_t d, Bytes size) {
     return kUnplaced;
   }
   if (p.box != kNone) return place_in_box(d, size);
-  if (p.slots != kNone) return take_slot(slot_classes_[static_cast<std::size_t>(p.slots)], size, d);
+  if (p.slots != kNone) return take_slot(slot_classes_[p.slots], size, d);
   // Not idle when last iteration's block of this decision is still there.
   if (p.state != State::kIdle) return kUnplaced;
   if (!strays_.empty() && strays_.overlaps(range(p))) return kUnplaced;
   p.state = State::kRegular;
   p.requested = size;
-  slots_[static_cast<std::size_t>(p.slot)].live = d;
+  slots_[p.slot].live = d;
   take_idle(range(p));
   ++live_;
   return p.offset;
 }
 
-void StaticPool::advance(std::int32_t position) {
+void StaticPool::advance(Position position) {
   for (; clock_ < position; ++clock_) {
-    const Event e = events_[static_cast<std::size_t>(clock_)];
-    Placed& p = decisions_[static_cast<std::size_t>(e.decision)];
-    if (static_cast<std::size_t>(e.decision) >= planned_) {
-      if (e.is_free) close_region(e.decision - static_cast<std::int32_t>(planned_));
+    const Event e = events_[clock_];
+    Placed& p = decisions_[e.decision];
+    if (e.decision >= planned_) {
+      if (e.is_free) close_region(GroupIndex(e.decision - planned_));
     } else if (e.is_free && p.state == State::kRegular) {
       p.state = State::kStray;
       add_stray(range(p));
@@ -229,13 +223,13 @@ void StaticPool::advance(std::int32_t position) {
   }
 }
 
-void StaticPool::retreat(std::int32_t position) {
+void StaticPool::retreat(Position position) {
   while (clock_ > position) {
     --clock_;
-    const Event e = events_[static_cast<std::size_t>(clock_)];
-    Placed& p = decisions_[static_cast<std::size_t>(e.decision)];
-    if (static_cast<std::size_t>(e.decision) >= planned_) {
-      if (!e.is_free) close_region(e.decision - static_cast<std::int32_t>(planned_));
+    const Event e = events_[clock_];
+    Placed& p = decisions_[e.decision];
+    if (e.decision >= planned_) {
+      if (!e.is_free) close_region(GroupIndex(e.decision - planned_));
     } else if (e.is_free && p.state == State::kStray) {
       p.state = State::kRegular;
       remove_stray(range(p));
@@ -248,12 +242,12 @@ void StaticPool::retreat(std::int32_t position) {
 
 void StaticPool::begin_phase(PhaseIndex phase) {
   idle_known_ = false;  // not to be followed for nothing
-  retreat(phase_begins_[static_cast<std::size_t>(phase)]);
+  retreat(phase_begins_[phase]);
 }
 
 void StaticPool::end_iteration() {
-  advance(static_cast<std::int32_t>(events_.size()));
-  clock_ = 0;
+  advance(events_.end_index());
+  clock_ = Position(0);
   ++iteration_;
   idle_known_ = false;  // not to be followed for nothing
   searched_ = 0;
@@ -270,26 +264,26 @@ void StaticPool::remove_stray(Range r) {
   strays_.erase(r.begin);
   for (Reuse& reuse : reuse_) {
     if (reuse.group == kNone) continue;
-    groups_[static_cast<std::size_t>(reuse.group)].reusable.intersect(
-        r, [&](Range idle) { reuse.space.insert_merged(idle); });
+    groups_[reuse.group].reusable.intersect(r,
+                                            [&](Range idle) { reuse.space.insert_merged(idle); });
   }
 }
 
 StaticPool::Block StaticPool::release(Offset offset) {
-  const std::int32_t slot = find_slot(offset);
-  const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
+  const SlotIndex slot = find_slot(offset);
+  const DecisionIndex d = slot == kNone ? kNone : slots_[slot].live;
   if (d != kNone) {
-    Placed& p = decisions_[static_cast<std::size_t>(d)];
+    Placed& p = decisions_[d];
     if (p.slots != kNone) {
       const Block block = block_at(d, offset);
-      slots_[static_cast<std::size_t>(slot)].live = kNone;
+      slots_[slot].live = kNone;
       free_slot(p.slots, offset);
       return block;
     }
     const bool stray = p.state == State::kStray;
     if (stray) remove_stray(range(p));
     p.state = State::kIdle;
-    slots_[static_cast<std::size_t>(slot)].live = kNone;
+    slots_[slot].live = kNone;
     return_idle(range(p), stray);
     --live_;
     return block_of(d);
@@ -312,7 +306,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
     remove_stray(freed);
     return_idle(freed, /*stray=*/true);
   } else {
-    Group& group = groups_[static_cast<std::size_t>(block.group)];
+    Group& group = groups_[block.group];
     group.idle.insert_merged(freed);
     --group.blocks;
   }
@@ -320,8 +314,8 @@ StaticPool::Block StaticPool::release(Offset offset) {
 }
 
 StaticPool::Block StaticPool::at(Offset offset) const {
-  const std::int32_t slot = find_slot(offset);
-  const std::int32_t d = slot == kNone ? kNone : slots_[static_cast<std::size_t>(slot)].live;
+  const SlotIndex slot = find_slot(offset);
+  const DecisionIndex d = slot == kNone ? kNone : slots_[slot].live;
   if (d != kNone) return block_at(d, offset);
   const auto it = foreign_.find(offset);
   return it == foreign_.end() ? Block{} : block_of(it->second);
@@ -337,24 +331,28 @@ std::vector<Offset> StaticPool::live() const {
   return result;
 }
 
-std::size_t StaticPool::hash(Offset offset) const {
+StaticPool::SlotIndex StaticPool::hash(Offset offset) const {
   // Fibonacci hashing: offsets are multiples of the alignment, so the low bits say nothing.
   const auto key = static_cast<std::uint64_t>(offset / alignment_);
-  return static_cast<std::size_t>((key * 0x9E3779B97F4A7C15u) >> (64 - slot_bits_));
+  return SlotIndex((key * 0x9E3779B97F4A7C15u) >> (64 - slot_bits_));
+}
+
+StaticPool::SlotIndex StaticPool::next(SlotIndex slot) const {
+  return SlotIndex((slot + 1).position() & (slots_.size() - 1));
 }
 
 // Both searches end: at most half of the slots are claimed.
-std::int32_t StaticPool::find_slot(Offset offset) const {
-  for (std::size_t i = hash(offset);; i = (i + 1) & (slots_.size() - 1)) {
-    if (slots_[i].offset == offset) return static_cast<std::int32_t>(i);
+StaticPool::SlotIndex StaticPool::find_slot(Offset offset) const {
+  for (SlotIndex i = hash(offset);; i = next(i)) {
+    if (slots_[i].offset == offset) return i;
     if (slots_[i].offset == kUnplaced) return kNone;
   }
 }
 
-std::int32_t StaticPool::claim_slot(Offset offset) {
-  for (std::size_t i = hash(offset);; i = (i + 1) & (slots_.size() - 1)) {
+StaticPool::SlotIndex StaticPool::claim_slot(Offset offset) {
+  for (SlotIndex i = hash(offset);; i = next(i)) {
     if (slots_[i].offset == kUnplaced) slots_[i].offset = offset;
-    if (slots_[i].offset == offset) return static_cast<std::int32_t>(i);
+    if (slots_[i].offset == offset) return i;
   }
 }
 

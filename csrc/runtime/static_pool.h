@@ -90,6 +90,10 @@ namespace stalloc::runtime {
 
 class StaticPool {
  public:
+  using DecisionIndex = plan::DecisionIndex;
+  using GroupIndex = plan::GroupIndex;
+  using SlotClassIndex = plan::SlotClassIndex;
+
   // `plan` has passed check().
   explicit StaticPool(const plan::Plan& plan);
 
@@ -109,9 +113,9 @@ class StaticPool {
     kReused,      // dynamic: in space that the plan leaves idle through its group's window
     kIdleDynamic  // dynamic: in idle space
   };
-  struct Block {                    // 16 bytes: returned in registers
-    Bytes size = kNotLive;          // as it was asked for
-    std::int32_t decision = kNone;  // if it is one
+  struct Block {                     // 16 bytes: returned in registers
+    Bytes size = kNotLive;           // as it was asked for
+    DecisionIndex decision = kNone;  // if it is one
     ShortStreamId stream = 0;
     Kind kind = Kind::kPlanned;
   };
@@ -121,11 +125,9 @@ class StaticPool {
   // when the plan has less for it, an address of its is taken, or its time on the clock is over.
   // Whatever the size, it has the whole planned range. A decision that takes a slot gets any free
   // one of its class.
-  Offset place(std::int32_t d, Bytes size);
+  Offset place(DecisionIndex d, Bytes size);
   // The same for as many bytes as it had last, at first those that are planned.
-  Offset place(std::int32_t d) {
-    return place(d, decisions_[static_cast<std::size_t>(d)].requested);
-  }
+  Offset place(DecisionIndex d) { return place(d, decisions_[d].requested); }
 
   // Goes on with another layout of the same plan, see plan::resize(), in `memory` >= its pool
   // bytes. What is live stays where it is. Addresses may go from one stream to another: the caller
@@ -133,7 +135,7 @@ class StaticPool {
   void relayout(const plan::Plan& plan, Bytes memory);
 
   struct LiveDecision {
-    std::int32_t decision = 0;
+    DecisionIndex decision = kNone;
     Offset offset = 0;
     Bytes size = 0;  // as asked
   };
@@ -145,7 +147,7 @@ class StaticPool {
   // ranges are not known: they are not followed before the first call in an iteration. kUnplaced
   // when no idle range is as large, or when an iteration has looked for them too often. `origin`
   // comes back from departed().
-  Offset place_idle(Bytes size, StreamId stream, std::int32_t origin = kNone,
+  Offset place_idle(Bytes size, StreamId stream, PhaseIndex origin = kNone,
                     Kind kind = Kind::kIdle);
 
   // Puts a block of `size` (> 0) bytes at `offset`, as place_idle() would have: false unless
@@ -155,12 +157,12 @@ class StaticPool {
 
   // Puts a request of start-up, of `size` (> 0) bytes, into a free slot of class `c`; kUnplaced
   // when there is none. O(1).
-  Offset place_in_slots(std::int32_t c, Bytes size);
+  Offset place_in_slots(SlotClassIndex c, Bytes size);
 
   // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
   // may go besides it, each by best fit; kUnplaced when none has room. O(log n + open regions), and
   // O(strays) more when the region is opened or the group's other space looked for first.
-  Offset place_dynamic(std::int32_t g, Bytes size);
+  Offset place_dynamic(GroupIndex g, Bytes size);
 
   // Ends the block that begins at `offset`; of size kNotLive when none does.
   Block release(Offset offset);
@@ -175,7 +177,7 @@ class StaticPool {
   struct Departed {
     Offset offset = 0;
     Bytes size = 0;  // as asked for
-    std::int32_t origin = kNone;
+    PhaseIndex origin = kNone;
     std::int32_t iterations = 0;  // that have ended since it was placed
   };
   std::vector<Departed> departed() const;
@@ -199,37 +201,48 @@ class StaticPool {
  private:
   enum class State : std::uint8_t { kIdle, kRegular, kStray };
 
+  using BoxIndex = plan::BoxIndex;
+  struct Slot;
+  struct Event;
+  struct SlotPlaces;
+  using SlotIndex = Index<Slot>;
+  using Position = Index<Event>;         // in the plan's sequence of allocations and frees
+  using PlaceIndex = Index<SlotPlaces>;  // of a slot in its class
+
   struct Placed {  // what place() needs of a decision, together in one cache line
     Offset offset = 0;
     Bytes size = 0;       // rounded up
     Bytes requested = 0;  // as asked
-    std::int32_t slot = 0;
-    std::int32_t allocated_at = 0;  // positions in events_
-    std::int32_t freed_at = 0;
+    SlotIndex slot = kNone;
+    Position allocated_at = kNone;
+    Position freed_at = kNone;
     State state = State::kIdle;
     ShortStreamId stream = 0;
-    std::int32_t slots = kNone;  // class of slots, index into slot_classes_
-    std::int32_t box = kNone;    // index into boxes_
+    SlotClassIndex slots = kNone;
+    BoxIndex box = kNone;
   };
   // See Note [Slots].
   struct SlotPlaces {
     Range whole;
     Bytes size = 0;  // of each
     StreamId stream = 0;
-    std::vector<std::int32_t> free;
-    std::vector<std::int32_t> keys;  // by place: index into slots_
-    std::vector<Bytes> requested;    // by place, as asked
+    std::vector<PlaceIndex> free;
+    IndexedVector<PlaceIndex, SlotIndex> keys;
+    IndexedVector<PlaceIndex, Bytes> requested;  // as asked
+
+    Offset begin_of(PlaceIndex place) const { return whole.begin + place.number() * size; }
+    PlaceIndex place_at(Offset offset) const { return PlaceIndex((offset - whole.begin) / size); }
   };
   struct Box {
-    std::int32_t place = kNone;  // in its class, while it is not empty
-    std::vector<Range> live;     // from the start of its slot
+    PlaceIndex place = kNone;  // in its class, while it is not empty
+    std::vector<Range> live;   // from the start of its slot
   };
   struct Slot {  // an offset at which some decision begins
     Offset offset = kUnplaced;
-    std::int32_t live = kNone;  // the decision that is live there
+    DecisionIndex live = kNone;  // the decision that is live there
   };
   struct Event {
-    std::int32_t decision = 0;
+    DecisionIndex decision = kNone;
     bool is_free = false;
   };
 
@@ -237,12 +250,12 @@ class StaticPool {
     Bytes size = 0;  // rounded up
     Bytes requested = 0;
     Kind kind = Kind::kIdle;
-    bool stray = false;             // else it is inside its group's open region
-    std::int32_t group = kNone;     // whose addresses it has, if any's
-    std::int32_t decision = kNone;  // that it was before the layout was exchanged, or is in a box
-    std::int32_t slots = kNone;     // the class whose slot it has, if any's
-    std::int32_t box = kNone;       // the box in that slot, if in one
-    std::int32_t origin = kNone;
+    bool stray = false;              // else it is inside its group's open region
+    GroupIndex group = kNone;        // whose addresses it has, if any's
+    DecisionIndex decision = kNone;  // that it was before the layout was exchanged, or is in a box
+    SlotClassIndex slots = kNone;    // the class whose slot it has, if any's
+    BoxIndex box = kNone;            // the box in that slot, if in one
+    PhaseIndex origin = kNone;
     std::int32_t iteration = 0;  // in which it was placed
     ShortStreamId stream = 0;
   };
@@ -250,7 +263,7 @@ class StaticPool {
     RangeSet reusable;  // idle in the plan through the window
     HoleSet idle;       // of the region, while it is open
     StreamId stream = 0;
-    std::int32_t passed_at = 0;    // position in events_: no more of its requests come after
+    Position passed_at = kNone;    // no more of its requests come after
     std::vector<Bytes> recurring;  // sizes that it asks for every time, ascending
     bool passing = false;          // its window ends in the phase in which it begins
     std::int32_t blocks = 0;       // in it
@@ -259,37 +272,38 @@ class StaticPool {
 
   Range range(const Placed& p) const { return {p.offset, p.offset + p.size}; }
   bool is_current(const Placed& p) const;  // in P(clock)
-  Block block_of(std::int32_t decision) const {
-    const Placed& p = decisions_[static_cast<std::size_t>(decision)];
+  Block block_of(DecisionIndex decision) const {
+    const Placed& p = decisions_[decision];
     return {p.requested, decision, p.stream, Kind::kPlanned};
   }
   static Block block_of(const Foreign& f) { return {f.requested, f.decision, f.stream, f.kind}; }
-  void advance(std::int32_t position);
-  void retreat(std::int32_t position);
+  void advance(Position position);
+  void retreat(Position position);
   void add_slot_classes(const plan::Plan& plan);
-  Offset take_slot(SlotPlaces& places, Bytes size, std::int32_t d);
-  Offset place_in_box(std::int32_t d, Bytes size);
+  Offset take_slot(SlotPlaces& places, Bytes size, DecisionIndex d);
+  Offset place_in_box(DecisionIndex d, Bytes size);
   void free_in_box(const Foreign& block, Offset offset);
   // Where the range of decision `d` lies from the start of its box's slot.
   Range range_in_box(const Placed& p) const {
-    const Offset begin = p.offset - slot_classes_[static_cast<std::size_t>(p.slots)].whole.begin;
+    const Offset begin = p.offset - slot_classes_[p.slots].whole.begin;
     return {begin, begin + p.size};
   }
   void claim_slot_keys(SlotPlaces& places);
   // The block of decision `d`, which is live at `offset`.
-  Block block_at(std::int32_t d, Offset offset) const;
-  void free_slot(std::int32_t c, Offset offset);
+  Block block_at(DecisionIndex d, Offset offset) const;
+  void free_slot(SlotClassIndex c, Offset offset);
   void check_slots(std::vector<Range>& taken) const;
   void check_box(const Foreign& block, Offset offset) const;
-  std::int32_t find_slot(Offset offset) const;
-  std::int32_t claim_slot(Offset offset);
-  std::size_t hash(Offset offset) const;
-  struct Home {  // addresses of one stream
+  SlotIndex find_slot(Offset offset) const;
+  SlotIndex claim_slot(Offset offset);
+  SlotIndex hash(Offset offset) const;
+  SlotIndex next(SlotIndex slot) const;  // in the search for an offset
+  struct Home {                          // addresses of one stream
     Offset begin = 0;
     std::size_t owner = 0;  // index into streams_
   };
   void divide(const plan::Plan& plan);
-  void disown(std::int32_t d);
+  void disown(DecisionIndex d);
   // Calls visit(owner, range) for each part of `r` that is one owner's.
   void visit_homes(Range r, auto visit) const {
     auto home = std::prev(std::ranges::upper_bound(homes_, r.begin, {}, &Home::begin));
@@ -311,35 +325,33 @@ class StaticPool {
     });
   }
   void return_idle(Range r, bool stray);
-  Placed& region(std::int32_t g) { return decisions_[planned_ + static_cast<std::size_t>(g)]; }
-  const Placed& region(std::int32_t g) const {
-    return decisions_[planned_ + static_cast<std::size_t>(g)];
-  }
-  bool enter_window(std::int32_t g);
-  void open_region(std::int32_t g);
-  void close_region(std::int32_t g);
-  Offset place_in_region(std::int32_t g, Bytes size);
-  std::int32_t remaining(std::int32_t g) const;
-  std::int32_t find_host(std::int32_t g, Bytes size, std::int32_t least, bool any_size) const;
-  Offset place_reused(std::int32_t g, Bytes size);
+  Placed& region(GroupIndex g) { return decisions_[planned_ + g.number()]; }
+  const Placed& region(GroupIndex g) const { return decisions_[planned_ + g.number()]; }
+  bool enter_window(GroupIndex g);
+  void open_region(GroupIndex g);
+  void close_region(GroupIndex g);
+  Offset place_in_region(GroupIndex g, Bytes size);
+  std::int32_t remaining(GroupIndex g) const;
+  GroupIndex find_host(GroupIndex g, Bytes size, std::int32_t least, bool any_size) const;
+  Offset place_reused(GroupIndex g, Bytes size);
   std::size_t owner_of(StreamId stream);
   Offset place_anywhere(Bytes size, StreamId stream);
-  std::int32_t find_open(Bytes size, StreamId stream) const;
+  GroupIndex find_open(Bytes size, StreamId stream) const;
   void add_stray(Range r);
   void remove_stray(Range r);
-  HoleSet& reuse_of(std::int32_t g);
+  HoleSet& reuse_of(GroupIndex g);
   void check_regions(const std::vector<Range>& taken,
-                     const std::vector<std::int32_t>& blocks) const;
+                     const IndexedVector<GroupIndex, std::int32_t>& blocks) const;
 
   Bytes size_ = 0;
   Bytes alignment_ = kDefaultAlignment;
   std::vector<Offset> walls_;  // see plan::Plan::walls
-  std::size_t planned_ = 0;    // decisions; their groups' regions come after them
-  std::vector<Placed> decisions_;
-  std::vector<Event> events_;               // the plan's allocations and frees in order
-  std::int32_t clock_ = 0;                  // events passed in this turn
-  std::vector<std::int32_t> phase_begins_;  // by phase: position in events_
-  std::vector<Slot> slots_;                 // open addressing, a power of two, at most half full
+  DecisionIndex planned_;      // one past the last decision: the first group's region
+  IndexedVector<DecisionIndex, Placed> decisions_;  // and regions
+  IndexedVector<Position, Event> events_;
+  Position clock_{0};  // it has passed the events before this
+  IndexedVector<PhaseIndex, Position> phase_begins_;
+  IndexedVector<SlotIndex, Slot> slots_;  // open addressing, a power of two, at most half full
   int slot_bits_ = 0;
   RangeSet strays_;
   std::vector<StreamId> streams_;  // of the plan, ascending
@@ -354,19 +366,19 @@ class StaticPool {
     RangeSet now;          // in a phase
     RangeSet from_now_on;  // in it or a later one
   };
-  std::vector<Need> needs_;             // by phase; empty until a request departs
-  std::vector<std::int32_t> phase_of_;  // by decision and region: the phase that allocates it
+  IndexedVector<PhaseIndex, Need> needs_;              // empty until a request departs
+  IndexedVector<DecisionIndex, PhaseIndex> phase_of_;  // the phase that allocates it
   std::int32_t iteration_ = 0;
   std::size_t searched_ = 0;  // slots, for what is idle, in this iteration
   // Nodes are used again, so that dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
-  std::vector<SlotPlaces> slot_classes_;
-  std::vector<Box> boxes_;
-  std::vector<Group> groups_;
-  std::vector<std::int32_t> open_;  // groups whose regions are
-  struct Reuse {                    // what a group may use besides its region
-    std::int32_t group = kNone;
+  IndexedVector<SlotClassIndex, SlotPlaces> slot_classes_;
+  IndexedVector<BoxIndex, Box> boxes_;
+  IndexedVector<GroupIndex, Group> groups_;
+  std::vector<GroupIndex> open_;  // groups whose regions are
+  struct Reuse {                  // what a group may use besides its region
+    GroupIndex group = kNone;
     HoleSet space;  // what is reusable, less the strays
   };
   std::array<Reuse, 4> reuse_;  // of those that were served last

@@ -11,25 +11,25 @@ namespace stalloc::runtime {
 void StaticPool::check() const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
   std::vector<Range> taken = strays_.ranges();
-  for (std::size_t i = 0; i < planned_; ++i) {
+  for (DecisionIndex i(0); i < planned_; ++i) {
     const Placed& p = decisions_[i];
     if (p.slots != kNone) continue;
     const bool live = p.state != State::kIdle;
-    if (live != (slots_[static_cast<std::size_t>(p.slot)].live == static_cast<std::int32_t>(i))) {
-      fail("decision " + std::to_string(i) + " and its slot disagree about being live");
+    if (live != (slots_[p.slot].live == i)) {
+      fail("decision " + to_string(i) + " and its slot disagree about being live");
     }
     if (p.state == State::kRegular) {
       taken.push_back(range(p));
-      if (!is_current(p)) fail("regular decision " + std::to_string(i) + " is past its time");
+      if (!is_current(p)) fail("regular decision " + to_string(i) + " is past its time");
     }
     if (p.state == State::kStray) {
       if (!(strays_.find(p.offset) == range(p))) {
-        fail("stray decision " + std::to_string(i) + " is not among the strays");
+        fail("stray decision " + to_string(i) + " is not among the strays");
       }
-      if (is_current(p)) fail("stray decision " + std::to_string(i) + " is in its time");
+      if (is_current(p)) fail("stray decision " + to_string(i) + " is in its time");
     }
   }
-  std::vector<std::int32_t> blocks(groups_.size());
+  IndexedVector<GroupIndex, std::int32_t> blocks(groups_.size());
   check_slots(taken);
   for (const auto& [offset, block] : foreign_) {
     if (block.box != kNone) {
@@ -43,8 +43,8 @@ void StaticPool::check() const {
         fail("a foreign block is not among the strays");
       continue;
     }
-    const auto g = static_cast<std::size_t>(block.group);
-    const Range whole = range(decisions_[planned_ + g]);
+    const GroupIndex g = block.group;
+    const Range whole = range(region(g));
     const Range own{offset, offset + block.size};
     if (!groups_[g].open || own.begin < whole.begin || own.end > whole.end) {
       fail("a dynamic block lies outside its region");
@@ -64,7 +64,7 @@ void StaticPool::check() const {
   check_regions(taken, blocks);
   for (const Reuse& reuse : reuse_) {
     if (reuse.group == kNone) continue;
-    RangeSet expected = groups_[static_cast<std::size_t>(reuse.group)].reusable;
+    RangeSet expected = groups_[reuse.group].reusable;
     for (const Range& stray : strays_.ranges()) expected.remove(stray);
     if (!(expected.ranges() == reuse.space.ranges())) {
       fail("a group's reusable space is not what the strays leave of it");
@@ -86,10 +86,10 @@ void StaticPool::check() const {
 // Checks that a block in a box lies where the box does.
 void StaticPool::check_box(const Foreign& block, Offset offset) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
-  const Box& box = boxes_[static_cast<std::size_t>(block.box)];
-  const SlotPlaces& places = slot_classes_[static_cast<std::size_t>(block.slots)];
+  const Box& box = boxes_[block.box];
+  const SlotPlaces& places = slot_classes_[block.slots];
   if (box.place == kNone) fail("a block lies in a box that has no slot");
-  const Offset begin = offset - places.whole.begin - box.place * places.size;
+  const Offset begin = offset - places.begin_of(box.place);
   if (begin < 0 || begin + block.size > places.size) fail("a block lies outside its box's slot");
   if (std::ranges::find(box.live, Range{begin, begin + block.size}) == box.live.end()) {
     fail("a box does not know a block of its own");
@@ -99,33 +99,32 @@ void StaticPool::check_box(const Foreign& block, Offset offset) const {
 // Adds the live blocks in slots to `taken`, but for those in boxes.
 void StaticPool::check_slots(std::vector<Range>& taken) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
-  for (std::size_t c = 0; c < slot_classes_.size(); ++c) {
+  for (const SlotClassIndex c : slot_classes_.indices()) {
     const SlotPlaces& places = slot_classes_[c];
-    std::vector<bool> is_free(places.keys.size(), false);
-    for (const std::int32_t place : places.free) {
-      if (is_free[static_cast<std::size_t>(place)]) fail("a slot is free twice");
-      is_free[static_cast<std::size_t>(place)] = true;
+    IndexedVector<PlaceIndex, bool> is_free(places.keys.size());
+    for (const PlaceIndex place : places.free) {
+      if (is_free[place]) fail("a slot is free twice");
+      is_free[place] = true;
     }
-    std::vector<std::int32_t> box_in(places.keys.size(), kNone);
+    IndexedVector<PlaceIndex, BoxIndex> box_in(places.keys.size());
     for (const Placed& p : decisions_) {
-      if (p.box == kNone || p.slots != static_cast<std::int32_t>(c)) continue;
-      const Box& box = boxes_[static_cast<std::size_t>(p.box)];
+      if (p.box == kNone || p.slots != c) continue;
+      const Box& box = boxes_[p.box];
       if (box.live.empty() != (box.place == kNone)) fail("an empty box has a slot");
       if (box.place == kNone) continue;
-      std::int32_t& known = box_in[static_cast<std::size_t>(box.place)];
+      BoxIndex& known = box_in[box.place];
       if (known != kNone && known != p.box) fail("two boxes have one slot");
       known = p.box;
     }
-    for (std::size_t i = 0; i < places.keys.size(); ++i) {
-      const Offset offset = places.whole.begin + static_cast<Bytes>(i) * places.size;
-      const Slot& slot = slots_[static_cast<std::size_t>(places.keys[i])];
+    for (const PlaceIndex i : places.keys.indices()) {
+      const Offset offset = places.begin_of(i);
+      const Slot& slot = slots_[places.keys[i]];
       const auto guest = foreign_.find(offset);
       const bool has_guest = guest != foreign_.end() && guest->second.box == kNone;
-      if (has_guest && guest->second.slots != static_cast<std::int32_t>(c)) {
+      if (has_guest && guest->second.slots != c) {
         fail("a block that has no slot lies in one");
       }
-      if (slot.live != kNone &&
-          decisions_[static_cast<std::size_t>(slot.live)].slots != static_cast<std::int32_t>(c)) {
+      if (slot.live != kNone && decisions_[slot.live].slots != c) {
         fail("a decision lies in a slot that is not of its class");
       }
       const int users = (slot.live != kNone) + has_guest + (box_in[i] != kNone);
@@ -138,11 +137,11 @@ void StaticPool::check_slots(std::vector<Range>& taken) const {
 
 // `taken`: all live blocks, ascending. `blocks`: how many each group has in its region.
 void StaticPool::check_regions(const std::vector<Range>& taken,
-                               const std::vector<std::int32_t>& blocks) const {
+                               const IndexedVector<GroupIndex, std::int32_t>& blocks) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
   std::size_t open = 0;
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const Placed& p = decisions_[planned_ + g];
+  for (const GroupIndex g : groups_.indices()) {
+    const Placed& p = region(g);
     if (groups_[g].open != (p.state != State::kIdle)) fail("a region and its group disagree");
     if (groups_[g].blocks != blocks[g]) fail("the count of a region's blocks is off");
     if (!groups_[g].open) continue;

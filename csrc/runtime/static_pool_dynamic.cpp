@@ -5,10 +5,10 @@
 
 namespace stalloc::runtime {
 
-Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
+Offset StaticPool::place_dynamic(GroupIndex g, Bytes size) {
   const Bytes rounded = round_up(size);
-  const Group& group = groups_[static_cast<std::size_t>(g)];
-  const auto put = [&](Offset offset, Kind kind, std::int32_t owner) {
+  const Group& group = groups_[g];
+  const auto put = [&](Offset offset, Kind kind, GroupIndex owner) {
     foreign_[offset] = {.size = rounded,
                         .requested = size,
                         .kind = kind,
@@ -19,7 +19,7 @@ Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
     return offset;
   };
   if (enter_window(g)) {
-    std::int32_t host = find_host(g, size, remaining(g) + 1, /*any_size=*/false);
+    GroupIndex host = find_host(g, size, remaining(g) + 1, /*any_size=*/false);
     if (host == kNone) host = g;
     Offset offset = place_in_region(host, rounded);
     if (offset == kUnplaced) {
@@ -36,26 +36,26 @@ Offset StaticPool::place_dynamic(std::int32_t g, Bytes size) {
 }
 
 // Moves the clock to where the group's region is one of P(clock); false when that is past.
-bool StaticPool::enter_window(std::int32_t g) {
+bool StaticPool::enter_window(GroupIndex g) {
   const Placed& p = region(g);
   if (p.allocated_at >= clock_) advance(p.allocated_at + 1);
   return is_current(p);
 }
 
 // The number of events to the end of the group's window, in which the clock is.
-std::int32_t StaticPool::remaining(std::int32_t g) const {
+std::int32_t StaticPool::remaining(GroupIndex g) const {
   const std::int32_t left = region(g).freed_at - clock_;
-  return left >= 0 ? left : left + static_cast<std::int32_t>(events_.size());
+  return left >= 0 ? left : left + events_.end_index().number();
 }
 
 // Among groups without further requests, finds one with room in its region that stays open for
 // `least` more events. Unless `any_size`, one that mostly asks for this size: see Note [Dynamic
 // requests in the pool].
-std::int32_t StaticPool::find_host(std::int32_t g, Bytes size, std::int32_t least,
-                                   bool any_size) const {
-  const StreamId stream = groups_[static_cast<std::size_t>(g)].stream;
-  for (const std::int32_t other : open_) {
-    const Group& o = groups_[static_cast<std::size_t>(other)];
+StaticPool::GroupIndex StaticPool::find_host(GroupIndex g, Bytes size, std::int32_t least,
+                                             bool any_size) const {
+  const StreamId stream = groups_[g].stream;
+  for (const GroupIndex other : open_) {
+    const Group& o = groups_[other];
     if (other == g || o.stream != stream || o.passed_at > clock_) continue;
     if (o.idle.largest() < round_up(size) || remaining(other) < least) continue;
     if (any_size || std::ranges::binary_search(o.recurring, size)) return other;
@@ -63,8 +63,8 @@ std::int32_t StaticPool::find_host(std::int32_t g, Bytes size, std::int32_t leas
   return kNone;
 }
 
-Offset StaticPool::place_in_region(std::int32_t g, Bytes size) {
-  Group& group = groups_[static_cast<std::size_t>(g)];
+Offset StaticPool::place_in_region(GroupIndex g, Bytes size) {
+  Group& group = groups_[g];
   if (!group.open) open_region(g);
   const Offset offset = group.idle.best_fit(size);
   if (offset == kUnplaced) return kUnplaced;
@@ -73,10 +73,10 @@ Offset StaticPool::place_in_region(std::int32_t g, Bytes size) {
   return offset;
 }
 
-void StaticPool::open_region(std::int32_t g) {
+void StaticPool::open_region(GroupIndex g) {
   Placed& p = region(g);
   if (p.size == 0) return;
-  Group& group = groups_[static_cast<std::size_t>(g)];
+  Group& group = groups_[g];
   p.state = State::kRegular;
   group.open = true;
   open_.push_back(g);
@@ -86,8 +86,8 @@ void StaticPool::open_region(std::int32_t g) {
   take_idle(range(p));
 }
 
-void StaticPool::close_region(std::int32_t g) {
-  Group& group = groups_[static_cast<std::size_t>(g)];
+void StaticPool::close_region(GroupIndex g) {
+  Group& group = groups_[g];
   if (!group.open) return;
   region(g).state = State::kIdle;
   group.open = false;
@@ -103,13 +103,13 @@ void StaticPool::close_region(std::int32_t g) {
   group.blocks = 0;
 }
 
-HoleSet& StaticPool::reuse_of(std::int32_t g) {
+HoleSet& StaticPool::reuse_of(GroupIndex g) {
   const auto known = std::ranges::find(reuse_, g, &Reuse::group);
   if (known != reuse_.end()) return known->space;
   Reuse& reuse = reuse_[oldest_reuse_];
   oldest_reuse_ = (oldest_reuse_ + 1) % reuse_.size();
   reuse.group = g;
-  const RangeSet& reusable = groups_[static_cast<std::size_t>(g)].reusable;
+  const RangeSet& reusable = groups_[g].reusable;
   reuse.space.assign(reusable);
   reusable.intersect({0, size_}, [&](Range idle) {
     strays_.intersect(idle, [&](Range stray) { reuse.space.remove(stray); });
@@ -117,8 +117,8 @@ HoleSet& StaticPool::reuse_of(std::int32_t g) {
   return reuse.space;
 }
 
-Offset StaticPool::place_reused(std::int32_t g, Bytes size) {
-  if (groups_[static_cast<std::size_t>(g)].reusable.empty()) return kUnplaced;
+Offset StaticPool::place_reused(GroupIndex g, Bytes size) {
+  if (groups_[g].reusable.empty()) return kUnplaced;
   const Offset offset = reuse_of(g).best_fit(size);
   if (offset == kUnplaced) return kUnplaced;
   add_stray({offset, offset + size});

@@ -44,12 +44,12 @@ void StaticPool::find_needs() {
     set.insert_merged(r);
   };
   needs_.resize(phase_begins_.size());
-  for (std::size_t i = 0; i < decisions_.size(); ++i) {
-    if (decisions_[i].size == 0) continue;
-    add(needs_[static_cast<std::size_t>(phase_of_[i])].now, range(decisions_[i]));
+  for (const DecisionIndex d : decisions_.indices()) {
+    if (decisions_[d].size == 0) continue;
+    add(needs_[phase_of_[d]].now, range(decisions_[d]));
   }
-  for (std::size_t p = needs_.size(); p-- > 0;) {
-    if (p + 1 < needs_.size()) needs_[p].from_now_on = needs_[p + 1].from_now_on;
+  for (PhaseIndex p = needs_.end_index(); p-- > PhaseIndex(0);) {
+    if ((p + 1).points_into(needs_)) needs_[p].from_now_on = needs_[p + 1].from_now_on;
     for (const Range& r : needs_[p].now.ranges()) add(needs_[p].from_now_on, r);
   }
 }
@@ -59,14 +59,13 @@ void StaticPool::find_levels() {
   if (needs_.size() < phase_begins_.size()) find_needs();
   for (Level& level : levels_) level.needed.clear();
   // The clock is just past the allocation that it was moved to last.
-  const auto next = std::ranges::lower_bound(phase_begins_, std::max(clock_, 1));
-  const auto current =
-      static_cast<std::size_t>(std::max<std::ptrdiff_t>(0, next - phase_begins_.begin() - 1));
-  if (current < needs_.size()) {
+  const auto next = std::ranges::lower_bound(phase_begins_, std::max(clock_, Position(1)));
+  const PhaseIndex current(std::max<std::ptrdiff_t>(0, next - phase_begins_.begin() - 1));
+  if (current.points_into(needs_)) {
     levels_[0].needed = needs_[current].from_now_on;
     levels_[1].needed = levels_[2].needed = needs_[current].now;
   }
-  if (current + 1 < needs_.size()) {
+  if ((current + 1).points_into(needs_)) {
     for (const Range& r : needs_[current + 1].now.ranges()) {
       levels_[1].needed.remove(r);
       levels_[1].needed.insert_merged(r);
@@ -95,9 +94,9 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
   return kUnplaced;
 }
 
-Offset StaticPool::place_idle(Bytes size, StreamId stream, std::int32_t origin, Kind kind) {
+Offset StaticPool::place_idle(Bytes size, StreamId stream, PhaseIndex origin, Kind kind) {
   const Bytes rounded = round_up(size);
-  std::int32_t host = kNone;
+  GroupIndex host = kNone;
   Offset offset = place_anywhere(rounded, stream);
   if (offset == kUnplaced) {
     host = find_open(rounded, stream);
@@ -117,11 +116,11 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream, std::int32_t origin, 
 }
 
 // The open region of the stream with the smallest idle range that has room.
-std::int32_t StaticPool::find_open(Bytes size, StreamId stream) const {
-  std::int32_t best = kNone;
+StaticPool::GroupIndex StaticPool::find_open(Bytes size, StreamId stream) const {
+  GroupIndex best = kNone;
   Bytes least = 0;
-  for (const std::int32_t g : open_) {
-    const Group& group = groups_[static_cast<std::size_t>(g)];
+  for (const GroupIndex g : open_) {
+    const Group& group = groups_[g];
     const Bytes largest = group.idle.largest();
     if (group.stream != stream || largest < size || (best != kNone && largest >= least)) continue;
     best = g;
@@ -207,8 +206,8 @@ void StaticPool::divide(const plan::Plan& plan) {
   for (const auto& [r, owner] : owned) {
     if (homes_.empty() || homes_.back().owner != owner) homes_.push_back({r.begin, owner});
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const std::size_t mine = index(plan.groups[g].stream);
+  for (const GroupIndex g : groups_.indices()) {
+    const std::size_t mine = index(plan[g].stream);
     for (std::size_t h = 0; h < homes_.size(); ++h) {
       const Offset end = h + 1 < homes_.size() ? homes_[h + 1].begin : size_;
       if (homes_[h].owner != mine) groups_[g].reusable.remove({homes_[h].begin, end});
@@ -220,11 +219,11 @@ std::vector<HoleSet> StaticPool::find_idle() const {
   std::vector<Range> taken = strays_.ranges();
   for (const Slot& s : slots_) {
     if (s.live == kNone) continue;
-    const Placed& p = decisions_[static_cast<std::size_t>(s.live)];
+    const Placed& p = decisions_[s.live];
     if (p.state == State::kRegular) taken.push_back(range(p));
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    if (groups_[g].open) taken.push_back(range(decisions_[planned_ + g]));
+  for (const GroupIndex g : groups_.indices()) {
+    if (groups_[g].open) taken.push_back(range(region(g)));
   }
   for (const Offset wall : walls_) taken.push_back({wall, wall + alignment_});
   for (const SlotPlaces& places : slot_classes_) taken.push_back(places.whole);

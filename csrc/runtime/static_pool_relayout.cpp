@@ -12,12 +12,12 @@
 namespace stalloc::runtime {
 
 // Turns the live decision `d` into a block that the plan does not know.
-void StaticPool::disown(std::int32_t d) {
-  Placed& p = decisions_[static_cast<std::size_t>(d)];
+void StaticPool::disown(DecisionIndex d) {
+  Placed& p = decisions_[d];
   if (p.state == State::kStray) remove_stray(range(p));
   const Range block{p.offset, p.offset + round_up(p.requested)};
   p.state = State::kIdle;
-  slots_[static_cast<std::size_t>(p.slot)].live = kNone;
+  slots_[p.slot].live = kNone;
   foreign_[p.offset] = {.size = block.size(),
                         .requested = p.requested,
                         .kind = Kind::kPlanned,
@@ -28,19 +28,19 @@ void StaticPool::disown(std::int32_t d) {
 }
 
 void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
-  if (plan.decisions.size() != planned_ || plan.groups.size() != groups_.size() ||
+  if (plan.decisions.size() != planned_.position() || plan.groups.size() != groups_.size() ||
       plan.alignment != alignment_ || plan.pool > memory) {
     throw Error("a layout of another plan, or for more memory");
   }
   bool same_slots = plan.slots.size() == slot_classes_.size();
-  for (std::size_t c = 0; same_slots && c < slot_classes_.size(); ++c) {
-    const plan::SlotClass& next = plan.slots[c];
+  for (SlotClassIndex c(0); same_slots && c < slot_classes_.end_index(); ++c) {
+    const plan::SlotClass& next = plan[c];
     const SlotPlaces& places = slot_classes_[c];
     same_slots = next.size == places.size && next.offset == places.whole.begin &&
-                 static_cast<std::size_t>(next.count) == places.keys.size();
+                 PlaceIndex(next.count) == places.keys.end_index();
   }
-  for (std::size_t i = 0; same_slots && i < planned_; ++i) {
-    const plan::Decision& d = plan.decisions[i];
+  for (DecisionIndex i(0); same_slots && i < planned_; ++i) {
+    const plan::Decision& d = plan[i];
     const Placed& p = decisions_[i];
     same_slots = d.slots == p.slots && d.box == p.box && (d.box == kNone || d.offset == p.offset);
   }
@@ -50,20 +50,20 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
     return p.state == State::kRegular && p.offset == d.offset &&
            round_up(p.requested) <= round_up(d.size);
   };
-  std::vector<std::int32_t> kept;
-  for (std::size_t i = 0; i < planned_; ++i) {
-    if (decisions_[i].state == State::kIdle) continue;
-    if (keeps(decisions_[i], plan.decisions[i])) {
-      kept.push_back(static_cast<std::int32_t>(i));
+  std::vector<DecisionIndex> kept;
+  for (DecisionIndex d(0); d < planned_; ++d) {
+    if (decisions_[d].state == State::kIdle) continue;
+    if (keeps(decisions_[d], plan[d])) {
+      kept.push_back(d);
     } else {
-      disown(static_cast<std::int32_t>(i));
+      disown(d);
     }
   }
   // A kept decision has the whole of its new range, in which no stray may lie. Each that goes may
   // be in the range of another.
   for (bool again = true; again;) {
-    again = std::erase_if(kept, [&](std::int32_t d) {
-              const plan::Decision& next = plan.decisions[static_cast<std::size_t>(d)];
+    again = std::erase_if(kept, [&](DecisionIndex d) {
+              const plan::Decision& next = plan[d];
               if (!strays_.overlaps({next.offset, next.offset + round_up(next.size)})) return false;
               disown(d);
               return true;
@@ -72,30 +72,29 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
 
   size_ = memory;
   walls_ = plan.walls;
-  const std::vector<Slot> before = slots_;
+  const IndexedVector<SlotIndex, Slot> before = slots_;
   std::ranges::fill(slots_, Slot{});
   for (SlotPlaces& places : slot_classes_) {
-    const std::vector<std::int32_t> keys = places.keys;
+    const IndexedVector<PlaceIndex, SlotIndex> keys = places.keys;
     claim_slot_keys(places);
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      slots_[static_cast<std::size_t>(places.keys[i])].live =
-          before[static_cast<std::size_t>(keys[i])].live;
+    for (const PlaceIndex i : keys.indices()) {
+      slots_[places.keys[i]].live = before[keys[i]].live;
     }
   }
-  for (std::size_t i = 0; i < planned_; ++i) {
+  for (DecisionIndex i(0); i < planned_; ++i) {
     Placed& p = decisions_[i];
-    const plan::Decision& d = plan.decisions[i];
+    const plan::Decision& d = plan[i];
     p.offset = d.offset;
     p.size = round_up(d.size);
     if (p.state == State::kIdle) p.requested = d.size;
     p.slot = claim_slot(d.offset);
   }
-  for (const std::int32_t d : kept) {
-    slots_[static_cast<std::size_t>(decisions_[static_cast<std::size_t>(d)].slot)].live = d;
+  for (const DecisionIndex d : kept) {
+    slots_[decisions_[d].slot].live = d;
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const plan::DynamicGroup& group = plan.groups[g];
-    Placed& p = decisions_[planned_ + g];
+  for (const GroupIndex g : groups_.indices()) {
+    const plan::DynamicGroup& group = plan[g];
+    Placed& p = region(g);
     p.offset = group.offset;
     p.size = round_up(group.size);
     groups_[g].reusable = RangeSet{};
@@ -111,10 +110,10 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
 
 std::vector<StaticPool::LiveDecision> StaticPool::live_decisions() const {
   std::vector<LiveDecision> result;
-  for (std::size_t i = 0; i < planned_; ++i) {
-    const Placed& p = decisions_[i];
+  for (DecisionIndex d(0); d < planned_; ++d) {
+    const Placed& p = decisions_[d];
     if (p.state == State::kIdle) continue;
-    result.push_back({static_cast<std::int32_t>(i), p.offset, p.requested});
+    result.push_back({d, p.offset, p.requested});
   }
   return result;
 }

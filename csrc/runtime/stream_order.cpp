@@ -9,7 +9,7 @@ namespace stalloc::runtime {
 
 StreamOrder::StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams,
                          const StreamTable& table)
-    : streams_(streams), table_(table), has_shared_(plan.decisions.size(), false) {
+    : streams_(streams), table_(table), has_shared_(plan.decisions.size()) {
   const solve::Problem problem = plan::problem_of(plan);
   const solve::Layout layout = plan::layout_of(plan);
   const auto range = [&](std::size_t i) {
@@ -18,14 +18,17 @@ StreamOrder::StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams,
   };
   // Time is a circle: where two streams have an address, each of them waits for the other there.
   for (const auto& [buffer, after] : solve::find_waits(problem, layout)) {
-    const Range mine = range(static_cast<std::size_t>(buffer));
-    const Range before = range(static_cast<std::size_t>(after));
+    const Range mine = range(buffer);
+    const Range before = range(after);
     const Range both{std::max(mine.begin, before.begin), std::min(mine.end, before.end)};
     shared_.remove(both);
     shared_.insert_merged(both);
-    if (static_cast<std::size_t>(after) < has_shared_.size()) awaited_.try_emplace(after);
+    const plan::DecisionIndex d(after);  // they are the first buffers
+    if (d.points_into(has_shared_)) awaited_.try_emplace(d);
   }
-  for (std::size_t i = 0; i < has_shared_.size(); ++i) has_shared_[i] = shared_.overlaps(range(i));
+  for (const plan::DecisionIndex d : has_shared_.indices()) {
+    has_shared_[d] = shared_.overlaps(range(d.position()));
+  }
   for (const solve::Buffer& b : problem.buffers) {
     if (b.stream < StreamTable::kStreams) ids_.push_back(b.stream);  // no other ever comes
   }
@@ -39,8 +42,7 @@ StreamOrder::~StreamOrder() {
 }
 
 bool StreamOrder::concerns(const Block& block) const {
-  return block.decision != kNone ? has_shared_[static_cast<std::size_t>(block.decision)]
-                                 : shared_.overlaps(block.range);
+  return block.decision != kNone ? has_shared_[block.decision] : shared_.overlaps(block.range);
 }
 
 std::int64_t& StreamOrder::seen(StreamId stream) {

@@ -48,8 +48,8 @@ class StreamOrder {
 
   struct Block {
     Range range;
-    StreamId stream = 0;            // one of the plan's, with a number in the table
-    std::int32_t decision = kNone;  // if it is one
+    StreamId stream = 0;                   // one of the plan's, with a number in the table
+    plan::DecisionIndex decision = kNone;  // if it is one
   };
 
   // True if `block`, on its way to a request, may be used by what its stream is given from now on:
@@ -68,7 +68,7 @@ class StreamOrder {
  private:
   struct Freed {
     StreamId stream = 0;
-    std::int32_t decision = kNone;
+    plan::DecisionIndex decision = kNone;
     std::int64_t number = 0;  // of the free
   };
   using Events = std::vector<device::EventHandle>;  // by stream; null where none could be recorded
@@ -85,10 +85,10 @@ class StreamOrder {
 
   device::DeviceStreams& streams_;
   const StreamTable& table_;
-  std::vector<StreamId> ids_;     // the plan's streams, ascending
-  RangeSet shared_;               // addresses of several streams
-  std::vector<bool> has_shared_;  // by decision
-  std::map<std::int32_t, Awaited> awaited_;
+  std::vector<StreamId> ids_;  // the plan's streams, ascending
+  RangeSet shared_;            // addresses of several streams
+  IndexedVector<plan::DecisionIndex, bool> has_shared_;
+  std::map<plan::DecisionIndex, Awaited> awaited_;
   std::pmr::unsynchronized_pool_resource nodes_;
   RangeMap<Freed> last_{&nodes_};   // at each address
   Events late_;                     // of take()

@@ -47,7 +47,10 @@ std::string fingerprint(const Trace& trace) {
     hash.add(r.size);
     hash.add(r.lower);
     hash.add(r.upper == kNever ? kNone : r.upper);
-    for (const std::int32_t n : {r.phase_begin, r.phase_end, r.stream, r.thread}) hash.add(n);
+    hash.add(r.phase_begin.number());
+    hash.add(r.phase_end.number());
+    hash.add(r.stream);
+    hash.add(r.thread);
     hash.add(r.dynamic ? 1 : 0);
   }
   if (!trace.extents.empty()) {
@@ -58,7 +61,7 @@ std::string fingerprint(const Trace& trace) {
     }
     hash.add(static_cast<std::int64_t>(trace.extents.size()));
     for (const MicrobatchExtents& e : trace.extents) {
-      hash.add(e.phase);
+      hash.add(e.phase.number());
       for (const std::int64_t value : e.values) hash.add(value);
     }
   }

@@ -64,8 +64,9 @@ void check_phases(const Trace& trace) {
 void check_extents(const Trace& trace) {
   for (std::size_t i = 0; i < trace.extents.size(); ++i) {
     const MicrobatchExtents& row = trace.extents[i];
-    if (!points_into(row.phase, trace.phases.size())) {
-      reject("extents", i, not_in_table("phase", row.phase, "phases", trace.phases.size()));
+    if (!row.phase.points_into(trace.phases)) {
+      reject("extents", i,
+             not_in_table("phase", row.phase.number(), "phases", trace.phases.size()));
     }
     if (i > 0 && row.phase <= trace.extents[i - 1].phase) {
       reject("extents", i, "the phase is not after the previous row's");
@@ -95,8 +96,9 @@ void check_layer_spans(const Trace& trace) {
     if (!points_into(span.layer, trace.layers.size())) {
       reject("layer_spans", i, not_in_table("layer", span.layer, "layers", trace.layers.size()));
     }
-    if (!points_into(span.phase, trace.phases.size())) {
-      reject("layer_spans", i, not_in_table("phase", span.phase, "phases", trace.phases.size()));
+    if (!span.phase.points_into(trace.phases)) {
+      reject("layer_spans", i,
+             not_in_table("phase", span.phase.number(), "phases", trace.phases.size()));
     }
   }
 }
@@ -104,14 +106,14 @@ void check_layer_spans(const Trace& trace) {
 void check_places(const Trace& trace, const Request& r, std::size_t row) {
   const auto phases = trace.phases.size();
   const auto layers = trace.layers.size();
-  if (!points_into(r.phase_begin, phases)) {
-    reject("requests", row, not_in_table("phase_begin", r.phase_begin, "phases", phases));
+  if (!r.phase_begin.points_into(trace.phases)) {
+    reject("requests", row, not_in_table("phase_begin", r.phase_begin.number(), "phases", phases));
   }
   const bool never_freed = r.upper == kNever;
-  if (never_freed ? r.phase_end != kNone : !points_into(r.phase_end, phases)) {
+  if (never_freed ? r.phase_end != kNone : !r.phase_end.points_into(trace.phases)) {
     reject("requests", row,
            never_freed ? "never freed, but has a phase_end"
-                       : not_in_table("phase_end", r.phase_end, "phases", phases));
+                       : not_in_table("phase_end", r.phase_end.number(), "phases", phases));
   }
   if (r.layer_begin != kNone && !points_into(r.layer_begin, layers)) {
     reject("requests", row, not_in_table("layer_begin", r.layer_begin, "layers", layers));

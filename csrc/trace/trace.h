@@ -58,6 +58,8 @@ struct LayerSpan {
   bool recompute = false;
 };
 
+using LayerSpanIndex = Index<LayerSpan>;
+
 // No device addresses more, and rounding up a size of at most this does not overflow.
 inline constexpr Bytes kLargestRequest = Bytes{1} << 48;
 
@@ -90,6 +92,10 @@ struct Trace {
   std::vector<MicrobatchExtents> extents;  // ascending by phase
   std::vector<Request> requests;           // in order of `lower`
   Tick end = 0;                            // one past the last event
+
+  const PhaseSpan& operator[](PhaseIndex p) const { return phases[p.position()]; }
+  const LayerSpan& operator[](LayerSpanIndex s) const { return layer_spans[s.position()]; }
+  LayerSpan& operator[](LayerSpanIndex s) { return layer_spans[s.position()]; }
 
   // Throws TraceError, naming the first offending entry, unless: requests are sorted by `lower`,
   // sizes are positive and their sum fits in Bytes, lifetimes are not reversed and lie before

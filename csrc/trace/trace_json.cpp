@@ -19,18 +19,18 @@ void raise(const std::string& message) { throw TraceError(message); }
 // A table whose cells in one column are arrays, which columns.h does not declare.
 std::vector<MicrobatchExtents> read_extents(JsonReader& in, Value value) {
   return in.table<MicrobatchExtents>(
-      value,
-      {{"phase", [&in](MicrobatchExtents& e, Value v) { e.phase = in.integer<PhaseIndex>(v); }},
-       {"values", [&in](MicrobatchExtents& e, Value v) {
-          in.array(v, [&](Value cell) { e.values.push_back(in.integer<std::int64_t>(cell)); });
-        }}});
+      value, {{"phase", [&in](MicrobatchExtents& e, Value v) { read_cell(in, v, e.phase); }},
+              {"values", [&in](MicrobatchExtents& e, Value v) {
+                 in.array(v,
+                          [&](Value cell) { e.values.push_back(in.integer<std::int64_t>(cell)); });
+               }}});
 }
 
 void write_extents(JsonWriter& out, const Trace& trace) {
   out.column("extent_names", trace.extent_names, [&](const auto& name) { out.value(name); });
   out.key("extents");
   out.begin_object();
-  out.column("phase", trace.extents, [&](const auto& row) { out.value(row.phase); });
+  out.column("phase", trace.extents, [&](const auto& row) { write_cell(out, row.phase); });
   out.column("values", trace.extents, [&](const auto& row) {
     out.array(row.values, [&](std::int64_t value) { out.value(value); });
   });

@@ -27,10 +27,10 @@ void check_range(const SlotRange& r, std::size_t row, Bytes alignment, Bytes poo
 
 void check_use(const SlotUse& use, std::size_t row, std::span<const SlotRange> classes,
                Tick period) {
-  if (use.slots < 0 || static_cast<std::size_t>(use.slots) >= classes.size()) {
-    throw PlanError(named("slot uses", row) + "there are no slots " + std::to_string(use.slots));
+  if (!use.slots.points_into(classes)) {
+    throw PlanError(named("slot uses", row) + "there are no slots " + to_string(use.slots));
   }
-  const SlotRange& range = classes[static_cast<std::size_t>(use.slots)];
+  const SlotRange& range = classes[use.slots.position()];
   if (use.size <= 0 || use.size > range.size || use.stream != range.stream) {
     throw PlanError(named("slot uses", row) + std::to_string(use.size) + " bytes on stream " +
                     std::to_string(use.stream) + " do not fit the slots of " +
@@ -47,7 +47,7 @@ void check_use(const SlotUse& use, std::size_t row, std::span<const SlotRange> c
 }
 
 // The most uses of class `c` that are live at one moment of an endless repetition.
-std::int64_t most_live(std::span<const SlotUse> uses, std::int32_t c, Tick period) {
+std::int64_t most_live(std::span<const SlotUse> uses, SlotRangeIndex c, Tick period) {
   std::vector<std::pair<Tick, std::int64_t>> changes;
   std::int64_t live = 0;
   for (const SlotUse& use : uses) {
@@ -78,7 +78,7 @@ void validate_slots(std::span<const SlotRange> classes, std::span<const SlotUse>
   for (std::size_t i = 0; i < classes.size(); ++i) check_range(classes[i], i, alignment, pool);
   for (std::size_t i = 0; i < uses.size(); ++i) check_use(uses[i], i, classes, period);
   for (std::size_t i = 0; i < classes.size(); ++i) {
-    const std::int64_t needed = most_live(uses, static_cast<std::int32_t>(i), period);
+    const std::int64_t needed = most_live(uses, SlotRangeIndex(i), period);
     if (needed > classes[i].count) {
       throw PlanError(named("slots", i) + std::to_string(classes[i].count) + " slots, and up to " +
                       std::to_string(needed) + " requests live at once");

@@ -16,12 +16,14 @@ struct SlotRange {
   StreamId stream = 0;
 };
 
+using SlotRangeIndex = Index<SlotRange>;
+
 // A request that comes once in every iteration and takes any slot of its class that is free.
 struct SlotUse {
-  std::int32_t slots = kNone;  // index into the classes
-  Bytes size = 0;              // as asked
-  Tick lower = 0;              // within [0, period)
-  Tick upper = 0;              // half-open, at most two periods after `lower`
+  SlotRangeIndex slots = kNone;  // of its class
+  Bytes size = 0;                // as asked
+  Tick lower = 0;                // within [0, period)
+  Tick upper = 0;                // half-open, at most two periods after `lower`
   StreamId stream = 0;
 };
 

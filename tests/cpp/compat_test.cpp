@@ -506,7 +506,7 @@ TEST_F(Compat, NoAddressIsReusedBeforeItsStreamsAreDone) {
       for (std::size_t d = 0; d < plan.decisions.size(); ++d) {
         const plan::Decision& decision = plan.decisions[d];
         if (d == 0 || plan.decisions[d - 1].phase != decision.phase) {
-          allocator().enter_phase(trace::PhaseKind::kForward, decision.phase, 0);
+          allocator().enter_phase(trace::PhaseKind::kForward, decision.phase.number(), 0);
         }
         const bool foreign = pick(0, 9) == 0;
         Block b;

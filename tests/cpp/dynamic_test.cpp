@@ -50,7 +50,7 @@ TEST(DynamicPlaces, FollowFromTheStaticRequestBefore) {
   ASSERT_EQ(profile.places.size(), 1u);
   const profile::DynamicPlace& place = profile.places[0];
   EXPECT_EQ(size_before(profile, place), 10);
-  EXPECT_EQ(profile.phases[place.phase].key.kind, trace::PhaseKind::kForward);
+  EXPECT_EQ(profile[place.phase].key.kind, trace::PhaseKind::kForward);
   EXPECT_EQ(place.phase_end, place.phase);
   // The reference, which has none, is [10 at 0, 11 at 1, 12 at 2].
   EXPECT_EQ(place.lower, 0);
@@ -116,12 +116,12 @@ TEST(DynamicPlaces, MayComeBeforeTheFirstRequestOfTheirPhase) {
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   ASSERT_EQ(profile.places.size(), 2u);
   EXPECT_EQ(profile.places[0].after, kNone);
-  EXPECT_EQ(profile.phases[profile.places[0].phase].key.kind, trace::PhaseKind::kForward);
+  EXPECT_EQ(profile[profile.places[0].phase].key.kind, trace::PhaseKind::kForward);
   EXPECT_EQ(profile.places[0].lower, 0);
   EXPECT_EQ(profile.places[0].upper, 2);
   EXPECT_EQ(profile.places[1].after, kNone);
-  EXPECT_EQ(profile.phases[profile.places[1].phase].key.kind, trace::PhaseKind::kBackward);
-  EXPECT_EQ(profile.phases[profile.places[1].phase_end].key.kind, trace::PhaseKind::kOptimizer);
+  EXPECT_EQ(profile[profile.places[1].phase].key.kind, trace::PhaseKind::kBackward);
+  EXPECT_EQ(profile[profile.places[1].phase_end].key.kind, trace::PhaseKind::kOptimizer);
 }
 
 TEST(DynamicPlaces, ATagMakesDynamicWhateverTheSizesSay) {
@@ -195,9 +195,9 @@ TEST(DynamicPlaces, SeparateLongFromShortLifetimes) {
   EXPECT_EQ(stay.after, pass.after);
   EXPECT_EQ(sizes_of(stay.sightings[1]), (std::vector<Bytes>{kGradient, kGradient}));
   EXPECT_EQ(sizes_of(pass.sightings[1]), (std::vector<Bytes>{100'002, 101'002}));
-  EXPECT_EQ(profile.phases[stay.phase_end].key.kind, trace::PhaseKind::kOptimizer);
+  EXPECT_EQ(profile[stay.phase_end].key.kind, trace::PhaseKind::kOptimizer);
   EXPECT_EQ(pass.phase_end, pass.phase);
-  EXPECT_LT(pass.upper, profile.phases[pass.phase].end);
+  EXPECT_LT(pass.upper, profile[pass.phase].end);
   EXPECT_FALSE(stay.contexts.empty());
   EXPECT_FALSE(pass.contexts.empty());
 }
@@ -276,7 +276,7 @@ TEST(DynamicPlaces, RequestsThatOutliveTheNextIterationAreKeptWithoutRoom) {
         profile::profile_iteration(with_masks({3, 5, 7, 11, 13}, others));
     ASSERT_EQ(profile.kept.size(), 1u);
     const profile::KeptPlace& kept = profile.kept[0];
-    EXPECT_EQ(profile.phases[kept.phase].key.kind, trace::PhaseKind::kForward);
+    EXPECT_EQ(profile[kept.phase].key.kind, trace::PhaseKind::kForward);
     EXPECT_EQ(profile.requests[kept.after].size, 10);
     ASSERT_EQ(profile.places.size(), others ? 1u : 0u);
     if (!others) continue;

@@ -83,14 +83,14 @@ TEST(Lifetimes, ASteadyLoopHasThoseOfItsLastIteration) {
   EXPECT_EQ(activation.lifetime, profile::LifetimeClass::kScoped);
   EXPECT_EQ(activation.lower, 0);
   EXPECT_EQ(activation.upper, 7);
-  EXPECT_EQ(profile.phases[activation.phase_begin].key.kind, trace::PhaseKind::kForward);
-  EXPECT_EQ(profile.phases[activation.phase_end].key.kind, trace::PhaseKind::kBackward);
+  EXPECT_EQ(profile[activation.phase_begin].key.kind, trace::PhaseKind::kForward);
+  EXPECT_EQ(profile[activation.phase_end].key.kind, trace::PhaseKind::kBackward);
   const profile::ProfiledRequest& kept = of_size(profile, 13);
   EXPECT_EQ(kept.lifetime, profile::LifetimeClass::kWrapAround);
   EXPECT_EQ(kept.lower, 6);
   EXPECT_EQ(kept.upper, 10 + 2);
-  EXPECT_EQ(profile.phases[kept.phase_begin].key.kind, trace::PhaseKind::kBackward);
-  EXPECT_EQ(profile.phases[kept.phase_end].key.kind, trace::PhaseKind::kForward);
+  EXPECT_EQ(profile[kept.phase_begin].key.kind, trace::PhaseKind::kBackward);
+  EXPECT_EQ(profile[kept.phase_end].key.kind, trace::PhaseKind::kForward);
 }
 
 TEST(Lifetimes, OneIterationAloneIsTakenAtItsWord) {
@@ -241,7 +241,7 @@ TEST(Lifetimes, AFreeWithNoAllocationAfterItStaysInItsPhase) {
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
   EXPECT_EQ(of_size(profile, 10).lifetime, profile::LifetimeClass::kTransient);
-  EXPECT_EQ(of_size(profile, 10).upper, profile.phases[of_size(profile, 10).phase_begin].end);
+  EXPECT_EQ(of_size(profile, 10).upper, profile[of_size(profile, 10).phase_begin].end);
 }
 
 TEST(Lifetimes, FreedInTheNextIterationOnceAndTheOneAfterAnotherTimeIsPersistent) {
@@ -314,14 +314,12 @@ TEST(Lifetimes, AnEvaluationIsNeverPlannedAndDisturbsNothing) {
     const profile::IterationProfile profile = profile::profile_iteration(t.finish());
     EXPECT_EQ(profile.requests.size(), evaluated == 2 ? 5u : 3u);
     for (const profile::ProfiledRequest& r : profile.requests) {
-      const bool in_evaluation =
-          profile.phases[r.phase_begin].key.kind == trace::PhaseKind::kUnplanned;
+      const bool in_evaluation = profile[r.phase_begin].key.kind == trace::PhaseKind::kUnplanned;
       EXPECT_FALSE(r.dynamic) << r.size;
       EXPECT_EQ(profile.is_plannable(r), !in_evaluation) << r.size;
     }
     EXPECT_LE(of_size(profile, 10).upper, of_size(profile, 12).lower);
-    EXPECT_EQ(profile.phases[of_size(profile, 10).phase_begin].key.kind,
-              trace::PhaseKind::kForward);
+    EXPECT_EQ(profile[of_size(profile, 10).phase_begin].key.kind, trace::PhaseKind::kForward);
     EXPECT_EQ(of_size(profile, 12).phase_begin, of_size(profile, 10).phase_begin);
   }
 }
@@ -533,8 +531,7 @@ TEST(LifetimesProperty, BlocksThatMetInAnyComparedIterationMeetInTheProfile) {
       auto& by_size = seen.emplace_back();
       for (const trace::Request& r : trace.requests) {
         if (r.lower < trace.iterations[i] || r.lower >= trace.iterations[i + 1]) continue;
-        if (trace.phases[r.phase_begin].key.kind != trace::PhaseKind::kUnplanned)
-          by_size[r.size] = &r;
+        if (trace[r.phase_begin].key.kind != trace::PhaseKind::kUnplanned) by_size[r.size] = &r;
       }
     }
     for (const profile::ProfiledRequest* a : plannable) {

@@ -25,7 +25,7 @@ plan::Plan letters(const std::vector<std::string>& phases) {
       decisions.push_back(d);
     }
   }
-  return testing::plan_of(std::move(decisions), tick, static_cast<PhaseIndex>(phases.size()));
+  return testing::plan_of(std::move(decisions), tick, std::ssize(phases));
 }
 
 // The decision that each request of `run` matched, as indices into the plan; '.' for none,
@@ -34,7 +34,7 @@ std::vector<int> run(runtime::Matcher& m, const std::string& requests,
                      std::int32_t microbatch = 0) {
   m.enter_phase(trace::PhaseKind::kForward, microbatch, 0);
   std::vector<int> result;
-  for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0).decision);
+  for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0).decision.number());
   return result;
 }
 
@@ -196,7 +196,8 @@ class OptimizerStep {
   std::vector<int> operator()(const std::string& requests) {
     matcher_.enter_phase(trace::PhaseKind::kOptimizer, kNone, 0);
     std::vector<int> result;
-    for (const char c : requests) result.push_back(matcher_.match(c - 'A' + 1, 0).decision);
+    for (const char c : requests)
+      result.push_back(matcher_.match(c - 'A' + 1, 0).decision.number());
     matcher_.end_iteration();
     return result;
   }
@@ -287,7 +288,8 @@ TEST(Matcher, ExtraMicrobatchesRepeatTheLastPlannedOne) {
     for (std::int32_t k = 0; k < 5; ++k) {
       const PhaseIndex first = k == 0 ? 0 : 3;
       EXPECT_EQ(entered(m, PhaseKind::kForward, k), first);
-      EXPECT_EQ(m.match(1, 0).decision, first) << "each repetition takes the decisions again";
+      EXPECT_EQ(m.match(1, 0).decision, first.number())
+          << "each repetition takes the decisions again";
       EXPECT_EQ(m.match(1, 0).decision, kNone) << "and takes them once";
       EXPECT_EQ(entered(m, PhaseKind::kBackward, k), first + 1);
       EXPECT_EQ(entered(m, PhaseKind::kOther), first + 2);

@@ -16,10 +16,10 @@ namespace stalloc::testing {
 // A plan with one phase (forward, microbatch 0) unless the decisions name others. Pool and bound
 // come from the decisions.
 inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
-                          PhaseIndex phases = 1) {
+                          std::int32_t phases = 1) {
   plan::Plan plan;
   plan.period = period;
-  for (PhaseIndex p = 0; p < phases; ++p) {
+  for (std::int32_t p = 0; p < phases; ++p) {
     plan.phases.push_back({{trace::PhaseKind::kForward, p, 0, 0}, 0, period});
   }
   for (plan::Decision& d : decisions) {
@@ -38,7 +38,7 @@ inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
 
 // A plan of `requests` random requests over `phases` phases and several streams, which may share
 // addresses or not. Some requests wrap round. Sizes repeat, as in training.
-inline plan::Plan random_plan(std::mt19937& random, int requests, PhaseIndex phases,
+inline plan::Plan random_plan(std::mt19937& random, int requests, std::int32_t phases,
                               StreamId streams = 1,
                               solve::Streams reuse = solve::Streams::kSeparate) {
   const auto pick = [&](int low, int high) {
@@ -84,14 +84,15 @@ inline plan::Plan random_plan(std::mt19937& random, int requests, PhaseIndex pha
   const Tick per_phase = (period + phases - 1) / phases;
   for (std::size_t i = 0; i < decisions.size(); ++i) {
     decisions[i].offset = layout.offsets[i];
-    decisions[i].phase = static_cast<PhaseIndex>(decisions[i].lower / per_phase);
-    decisions[i].phase_end = static_cast<PhaseIndex>((decisions[i].upper % period) / per_phase);
+    decisions[i].phase = decisions[i].lower / per_phase;
+    decisions[i].phase_end = (decisions[i].upper % period) / per_phase;
   }
   plan::Plan plan = plan_of(std::move(decisions), period, phases);
   plan.streams = reuse;
-  for (PhaseIndex p = 0; p < phases; ++p) {
-    plan.phases[static_cast<std::size_t>(p)].begin = p * per_phase;
-    plan.phases[static_cast<std::size_t>(p)].end = std::min(period, (p + 1) * per_phase);
+  Tick begin = 0;
+  for (profile::ProfiledPhase& phase : plan.phases) {
+    phase.begin = begin;
+    phase.end = begin = std::min(period, begin + per_phase);
   }
   return plan;
 }
@@ -119,7 +120,7 @@ inline plan::Plan with_groups(plan::Plan plan, std::size_t nth) {
     group.phase = group.phase_end = d.phase;
     group.after = decisions.empty() || decisions.back().phase != d.phase
                       ? kNone
-                      : static_cast<std::int32_t>(decisions.size()) - 1;
+                      : plan::DecisionIndex(decisions.size()) - 1;
     group.size = align_up(d.size, plan.alignment);
     group.offset = d.offset;
     group.lower = d.lower;

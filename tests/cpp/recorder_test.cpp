@@ -167,9 +167,8 @@ TEST_F(RecorderTest, AnInterruptedPhaseResumes) {
   allocate(2, 1);
   recorder_.leave_unplanned();  // one too many does no harm
   const trace::Trace t = recorder_.finish();
-  EXPECT_EQ(t.phases[static_cast<std::size_t>(t.requests[0].phase_begin)].key.kind,
-            trace::PhaseKind::kUnplanned);
-  EXPECT_EQ(t.phases[static_cast<std::size_t>(t.requests[1].phase_begin)].key, t.phases[0].key);
+  EXPECT_EQ(t[t.requests[0].phase_begin].key.kind, trace::PhaseKind::kUnplanned);
+  EXPECT_EQ(t[t.requests[1].phase_begin].key, t.phases[0].key);
 }
 
 TEST_F(RecorderTest, BackwardRequestsBelongToTheModuleOfTheirNode) {

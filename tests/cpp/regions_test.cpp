@@ -31,7 +31,7 @@ plan::Regions regions_of(std::vector<profile::DynamicPlace> places, Bytes static
   std::vector<profile::ProfiledPhase> phases;
   for (profile::DynamicPlace& p : places) {
     p.phase = p.phase_end = static_cast<PhaseIndex>(phases.size());
-    phases.push_back({{trace::PhaseKind::kBackward, p.phase, 0, 0}, 0, 20});
+    phases.push_back({{trace::PhaseKind::kBackward, p.phase.number(), 0, 0}, 0, 20});
     problem.buffers.push_back({.lower = p.lower, .upper = p.upper});
   }
   return plan::size_regions(places, phases, problem);

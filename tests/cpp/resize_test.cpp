@@ -15,6 +15,7 @@ namespace stalloc::plan {
 namespace {
 
 using profile::Extent;
+using profile::LawIndex;
 using profile::LawProof;
 using profile::SizeLaw;
 
@@ -62,16 +63,17 @@ TEST(Resize, RoundsUpWhatALawLeavesAndNeverGivesZero) {
   Plan plan = small_plan(16);
   plan.laws[0] = {.constant = 1, .terms = {{1, {0, kNone, kNone}}}, .divisor = 3, .step = 4};
   plan.laws[1] = {.constant = -600, .terms = {{1, {0, kNone, kNone}}}};
-  EXPECT_EQ(law_sizes(plan, std::vector<Extent>{12})[0], 8);  // 13 / 3, up to a multiple of 4
-  EXPECT_EQ(law_sizes(plan, std::vector<Extent>{12})[1], 1);
+  EXPECT_EQ(law_sizes(plan, std::vector<Extent>{12})[LawIndex(0)],
+            8);  // 13 / 3, up to a multiple of 4
+  EXPECT_EQ(law_sizes(plan, std::vector<Extent>{12})[LawIndex(1)], 1);
 }
 
 TEST(Resize, ScalesWhatNoLawExplains) {
   Plan plan = small_plan(16);
   plan.laws[0] = affine(16384, 0);
   plan.laws[0].proof = LawProof::kUnexplained;
-  EXPECT_EQ(law_sizes(plan, std::vector<Extent>{24})[0], 24576);
-  EXPECT_EQ(law_sizes(plan, std::vector<Extent>{8})[0], 16384);
+  EXPECT_EQ(law_sizes(plan, std::vector<Extent>{24})[LawIndex(0)], 24576);
+  EXPECT_EQ(law_sizes(plan, std::vector<Extent>{8})[LawIndex(0)], 16384);
 }
 
 TEST(Resize, RefusesSizesOfNoRequest) {
@@ -158,10 +160,10 @@ TEST(Resize, RandomLawsAndExtentsGivePlansThatTheValidatorAccepts) {
     options.layout.search_steps = 0;
     if (pick(0, 1)) options.walls = {pick(0, 60) * plan.alignment * 8};
     const Plan resized = resize(plan, extents, options);  // check() is part of it
-    const std::vector<Bytes> sizes = law_sizes(plan, extents);
+    const LawSizes sizes = law_sizes(plan, extents);
     for (const Decision& d : resized.decisions) {
       if (d.law == kNone) continue;
-      EXPECT_EQ(d.size, sizes[static_cast<std::size_t>(d.law)]);
+      EXPECT_EQ(d.size, sizes[d.law]);
     }
     EXPECT_GE(resized.pool, bound_at(plan, extents));
   }

@@ -61,7 +61,7 @@ std::vector<std::int32_t> served(const profile::Roles& roles, const Visit& visit
   for (const profile::RoleSample& s : visit) {
     const runtime::Matcher::Match match = matcher.match(s.size, 0, true);
     EXPECT_EQ(match.persistent, match.group == kNone);
-    groups.push_back(match.group);
+    groups.push_back(match.group.number());
   }
   return groups;
 }

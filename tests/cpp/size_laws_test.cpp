@@ -86,7 +86,7 @@ void expect_exact(const trace::Trace& trace, const SizeLaws& laws) {
   for (std::size_t i = 0; i < trace.requests.size(); ++i) {
     const trace::Request& r = trace.requests[i];
     if (laws.of[i] == kNone) continue;
-    const SizeLaw& law = laws.laws[static_cast<std::size_t>(laws.of[i])];
+    const SizeLaw& law = laws[laws.of[i]];
     const trace::MicrobatchExtents* row = nullptr;
     for (const trace::MicrobatchExtents& x : trace.extents) {
       const bool past = x.phase > r.phase_begin;
@@ -125,7 +125,7 @@ TEST(SizeLaws, DataFollowsTheUpcomingMicrobatch) {
   const SizeLaws laws = profile::find_size_laws(trace);
   const auto law = laws.of[0];
   ASSERT_NE(law, kNone);
-  EXPECT_EQ(laws.laws[static_cast<std::size_t>(law)].source, LawSource::kUpcoming);
+  EXPECT_EQ(laws[law].source, LawSource::kUpcoming);
 }
 
 TEST(SizeLaws, IterationsOfOtherLengthsAlign) {
@@ -283,8 +283,7 @@ TEST(SizeLaws, ARunThatDepartsFromTheLawsIsNotProven) {
   for (std::size_t i = 0; i < trace.requests.size(); ++i) {
     if (trace.requests[i].size != 999'999) continue;
     const bool told = laws.of[i] != kNone;
-    EXPECT_FALSE(told &&
-                 laws.laws[static_cast<std::size_t>(laws.of[i])].proof == LawProof::kProven);
+    EXPECT_FALSE(told && laws[laws.of[i]].proof == LawProof::kProven);
   }
 }
 

@@ -163,13 +163,13 @@ TEST(Slots, ReplacedStateHasOneSpareSlotAClass) {
   std::mt19937 random(1);
   const plan::Plan plan = plan_of_trace(functional_training(30, 4, random));
   ASSERT_EQ(plan.slots.size(), 3u);
-  std::map<std::int32_t, std::int32_t> members;
+  std::map<plan::SlotClassIndex, std::int32_t> members;
   for (const plan::Decision& d : plan.decisions) {
     if (d.slots != kNone && d.box == kNone) ++members[d.slots];
   }
   Bytes spare = 0;
   for (std::size_t c = 0; c < plan.slots.size(); ++c) {
-    EXPECT_EQ(plan.slots[c].count, members[static_cast<std::int32_t>(c)] + 1);
+    EXPECT_EQ(plan.slots[c].count, members[c] + 1);
     spare += plan.slots[c].size;
   }
   EXPECT_LE(plan.pool, plan.bound + spare);

@@ -82,7 +82,7 @@ TEST(Startup, HasTheRequestsOfTheFirstIterationAlone) {
   EXPECT_EQ(stays, (std::vector<bool>{false, true, false, true, true, true}));
   // The gradient comes between the two temporaries of its size and is not taken for one of them.
   const profile::StartupSighting& gradient = profile.startup.requests[4];
-  EXPECT_EQ(profile.phases[gradient.phase].key.kind, trace::PhaseKind::kBackward);
+  EXPECT_EQ(profile[gradient.phase].key.kind, trace::PhaseKind::kBackward);
   EXPECT_EQ(profile.requests[gradient.after].size, 3 * kMiB);
   EXPECT_EQ(profile.startup.stays.size(), 5u);
 }
@@ -158,7 +158,7 @@ TEST(Startup, DecisionsAbsentFromTheFirstIterationCostNothing) {
   }
   const trace::Trace trace = t.finish();
   const plan::Plan plan = plan_of(trace);
-  EXPECT_EQ(plan.absent, std::vector<std::int32_t>{1});
+  EXPECT_EQ(plan.absent, std::vector<plan::DecisionIndex>{1});
   const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.hits, 5 * 3 - 1);
   EXPECT_EQ(result.misses, 0);
@@ -185,7 +185,7 @@ TEST(Startup, ABlockThatTheNextIterationReplacesIsNoTemporary) {
   EXPECT_TRUE(plan.persistent.empty());
   ASSERT_EQ(plan.slots.size(), 1u);
   EXPECT_EQ(plan.slots[0].count, 2) << "one for it, and one for its successor";
-  EXPECT_EQ(plan.absent, std::vector<std::int32_t>{});
+  EXPECT_EQ(plan.absent, std::vector<plan::DecisionIndex>{});
   const replay::ReplayResult result = replay::replay_planned(trace, plan);
   EXPECT_EQ(result.hits, 5 * 4);
   EXPECT_EQ(result.misses, 0);

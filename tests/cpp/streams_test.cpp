@@ -395,7 +395,7 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
       for (const plan::Decision& d : plan.decisions) {
         if (d.phase != phase) {
           phase = d.phase;
-          allocator.enter_phase(trace::PhaseKind::kForward, phase, 0);
+          allocator.enter_phase(trace::PhaseKind::kForward, phase.number(), 0);
         }
         if (chance(40)) continue;
         if (chance(40)) {
