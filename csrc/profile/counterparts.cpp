@@ -221,12 +221,12 @@ bool Counterparts::is_everywhere(std::int32_t i) const {
 bool Counterparts::may_be_absent(std::int32_t i) const {
   const LawIndex known = law(reference_, i);
   if (known == kNone || matches_[reference_][i] == kNone || is_everywhere(i)) return false;
-  if (laws_.laws[static_cast<std::size_t>(known)].proof == LawProof::kUnexplained) return false;
+  if (laws_[known].proof == LawProof::kUnexplained) return false;
   const trace::Request& r = request(reference_, i);
   bool is_seen = false;
   for (std::int32_t t = first_compared_; t < reference_; ++t) {
     is_seen = is_seen || matches_[t][i] != kNone;
-    if (matches_[t][i] == kNone && others_[t].contains(trace_.phases[r.phase_begin].key)) {
+    if (matches_[t][i] == kNone && others_[t].contains(trace_[r.phase_begin].key)) {
       return false;
     }
   }
@@ -243,14 +243,14 @@ void Counterparts::find_optional() {
     for (std::int32_t index = 0; index < iterations_[t].count; ++index) {
       const trace::Request& r = request(t, index);
       if (r.thread != 0 || matched.contains(index)) continue;
-      others_[t].insert(trace_.phases[r.phase_begin].key);
+      others_[t].insert(trace_[r.phase_begin].key);
     }
   }
   std::map<std::pair<trace::PhaseKey, LayerIndex>, std::vector<std::int32_t>> absent;
   for (std::int32_t i = 0; i < count; ++i) {
     const trace::Request& r = request(reference_, i);
     if (r.thread != 0 || !may_be_absent(i)) continue;
-    absent[{trace_.phases[r.phase_begin].key, r.layer_begin}].push_back(i);
+    absent[{trace_[r.phase_begin].key, r.layer_begin}].push_back(i);
   }
   for (const auto& [stay, requests] : absent) {
     if (requests.size() < kFewestOptional) continue;
