@@ -20,7 +20,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, const Delaye
 
 Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   if (unplanned_depth_ > 0) {
-    return {allocate_departed(size, stream, Departures::kUnplanned, /*wary=*/false)};
+    return {allocate_departed(size, stream, {Departures::kUnplanned}, /*wary=*/false)};
   }
   const auto [decision, group, persistent, startup, outgrows] =
       matcher().match(size, stream, tagged);
@@ -37,7 +37,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   const bool is_setup = counts_.iterations == 0 && matcher().phase() == kNone &&
                         matcher().kind() == trace::PhaseKind::kOther;
   if (is_setup) return {};
-  return {allocate_departed(size, stream, origin(), is_wary())};
+  return {allocate_departed(size, stream, {origin()}, is_wary())};
 }
 
 PhaseIndex Serving::origin() {
@@ -69,18 +69,19 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
     return pool.address(offset);
   }
   ++counts_.conflicts;
-  return allocate_departed(size, stream, origin(), /*wary=*/false);
+  return allocate_departed(size, stream, {.origin = origin(), .lifetime = decision},
+                           /*wary=*/false);
 }
 
-void* Serving::allocate_departed(Bytes size, StreamId stream, PhaseIndex origin, bool wary,
-                                 StaticPool::Kind kind) {
-  if (!departures_.admits(origin, size, wary)) return nullptr;
-  return place_idle(size, stream, origin, kind);
+void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure,
+                                 bool wary) {
+  if (!departures_.admits(departure.origin, size, wary)) return nullptr;
+  return place_idle(size, stream, departure);
 }
 
-void* Serving::place_idle(Bytes size, StreamId stream, PhaseIndex origin, StaticPool::Kind kind) {
+void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure departure) {
   Pool& pool = *pools_.active();
-  const Offset offset = pool.space.place_idle(size, stream, origin, kind);
+  const Offset offset = pool.space.place_idle(size, stream, departure);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   ++counts_.idle_requests;
   return pool.address(offset);
@@ -99,7 +100,9 @@ void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId str
   ++counts_.dynamic_requests;
   void* p = reuse_ && group != kNone ? place_dynamic(group, size) : nullptr;
   if (!p && reuse_) {
-    p = allocate_departed(size, stream, origin(), is_wary(), StaticPool::Kind::kIdleDynamic);
+    StaticPool::Departure departure{origin(), StaticPool::Kind::kIdleDynamic};
+    if (group != kNone) departure.lifetime = pools_.active()->space.region_of(group);
+    p = allocate_departed(size, stream, departure, is_wary());
   }
   if (p) {
     counts_.dynamic.add(size);

@@ -57,13 +57,11 @@ class Serving {
 
   // The same for a request of a thread that does not train.
   void* allocate_for_other_thread(Bytes size, StreamId stream) {
-    return allocate_departed(size, stream, Departures::kOtherThread, /*wary=*/false);
+    return allocate_departed(size, stream, {Departures::kOtherThread}, /*wary=*/false);
   }
 
   // A place in idle pool space, whatever the plan. For requests that nobody else can serve.
-  void* allocate_idle(Bytes size, StreamId stream) {
-    return place_idle(size, stream, kNone, StaticPool::Kind::kIdle);
-  }
+  void* allocate_idle(Bytes size, StreamId stream) { return place_idle(size, stream, {}); }
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   // See PlannedAllocator.
@@ -96,9 +94,8 @@ class Serving {
   void* place_dynamic(plan::GroupIndex group, Bytes size);
   PhaseIndex origin();
   bool is_wary();
-  void* allocate_departed(Bytes size, StreamId stream, PhaseIndex origin, bool wary,
-                          StaticPool::Kind kind = StaticPool::Kind::kIdle);
-  void* place_idle(Bytes size, StreamId stream, PhaseIndex origin, StaticPool::Kind kind);
+  void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
+  void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
   void learn_from_departed();
 
   Pools& pools_;

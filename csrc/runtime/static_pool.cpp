@@ -251,6 +251,7 @@ void StaticPool::end_iteration() {
   ++iteration_;
   idle_known_ = false;  // not to be followed for nothing
   searched_ = 0;
+  passed_ = 0;
 }
 
 void StaticPool::add_stray(Range r) {

@@ -50,6 +50,11 @@
 // the first such request of a phase until the next phase begins. The addresses that a phase needs
 // follow from the plan alone and are found once.
 //
+// A displaced decision, and a block of a group whose region is full, live as planned: until a known
+// event. Each allocation before this event takes its addresses from the idle ranges, until they
+// have no room left for the block; it goes to the last place that was left. So a displaced decision
+// displaces none if it need not.
+//
 // Note [Slots]
 // The addresses of a class of slots are nobody else's at any moment, as the validator has shown,
 // and are never idle space. A free slot is told by its class's list alone, so that a request of the
@@ -142,13 +147,23 @@ class StaticPool {
   // The decisions that are live. O(n).
   std::vector<LiveDecision> live_decisions() const;
 
-  // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, by
-  // best fit; outside open regions if there is room. O(log n + open regions), and O(n) where idle
-  // ranges are not known: they are not followed before the first call in an iteration. kUnplaced
-  // when no idle range is as large, or when an iteration has looked for them too often. `origin`
-  // comes back from departed().
-  Offset place_idle(Bytes size, StreamId stream, PhaseIndex origin = kNone,
-                    Kind kind = Kind::kIdle);
+  // A request that the plan has no place for.
+  struct Departure {
+    PhaseIndex origin = kNone;  // comes back from departed()
+    Kind kind = Kind::kIdle;
+    DecisionIndex lifetime = kNone;  // the decision or region as long as which the block lives
+  };
+
+  // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, see
+  // Note [Least in the way]; outside open regions if there is room. O(log n + open regions), and
+  // O(n) where idle ranges are not known: they are not followed before the first call in an
+  // iteration. With a lifetime O(events in it x log n). kUnplaced when no idle range is as large,
+  // or when an iteration has looked for them too often.
+  Offset place_idle(Bytes size, StreamId stream, Departure departure);
+  Offset place_idle(Bytes size, StreamId stream) { return place_idle(size, stream, Departure()); }
+
+  // The index of group `g`'s region as a decision.
+  DecisionIndex region_of(GroupIndex g) const { return planned_ + g.number(); }
 
   // Puts a block of `size` (> 0) bytes at `offset`, as place_idle() would have: false unless
   // nothing is live there, the addresses are `stream`'s, and what is idle is not looked for too
@@ -325,17 +340,19 @@ class StaticPool {
     });
   }
   void return_idle(Range r, bool stray);
-  Placed& region(GroupIndex g) { return decisions_[planned_ + g.number()]; }
-  const Placed& region(GroupIndex g) const { return decisions_[planned_ + g.number()]; }
+  Placed& region(GroupIndex g) { return decisions_[region_of(g)]; }
+  const Placed& region(GroupIndex g) const { return decisions_[region_of(g)]; }
   bool enter_window(GroupIndex g);
   void open_region(GroupIndex g);
   void close_region(GroupIndex g);
   Offset place_in_region(GroupIndex g, Bytes size);
-  std::int32_t remaining(GroupIndex g) const;
+  std::int32_t remaining(const Placed& p) const;
   GroupIndex find_host(GroupIndex g, Bytes size, std::int32_t least, bool any_size) const;
   Offset place_reused(GroupIndex g, Bytes size);
   std::size_t owner_of(StreamId stream);
-  Offset place_anywhere(Bytes size, StreamId stream);
+  Offset place_anywhere(Bytes size, StreamId stream, DecisionIndex lifetime);
+  Offset find_least_in_the_way(Bytes size, std::size_t owner) const;
+  Offset find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner);
   GroupIndex find_open(Bytes size, StreamId stream) const;
   void add_stray(Range r);
   void remove_stray(Range r);
@@ -370,6 +387,7 @@ class StaticPool {
   IndexedVector<DecisionIndex, PhaseIndex> phase_of_;  // the phase that allocates it
   std::int32_t iteration_ = 0;
   std::size_t searched_ = 0;  // slots, for what is idle, in this iteration
+  std::size_t passed_ = 0;    // events, for what is needed last, in this iteration
   // Nodes are used again, so that dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};

@@ -19,12 +19,12 @@ Offset StaticPool::place_dynamic(GroupIndex g, Bytes size) {
     return offset;
   };
   if (enter_window(g)) {
-    GroupIndex host = find_host(g, size, remaining(g) + 1, /*any_size=*/false);
+    GroupIndex host = find_host(g, size, remaining(region(g)) + 1, /*any_size=*/false);
     if (host == kNone) host = g;
     Offset offset = place_in_region(host, rounded);
     if (offset == kUnplaced) {
       // A temporary may lie anywhere; any other needs room for about as long.
-      const std::int32_t least = group.passing ? 0 : remaining(g) / 8 * 7;
+      const std::int32_t least = group.passing ? 0 : remaining(region(g)) / 8 * 7;
       host = find_host(g, size, least, group.passing);
       if (host != kNone) offset = place_in_region(host, rounded);
     }
@@ -42,9 +42,9 @@ bool StaticPool::enter_window(GroupIndex g) {
   return is_current(p);
 }
 
-// The number of events to the end of the group's window, in which the clock is.
-std::int32_t StaticPool::remaining(GroupIndex g) const {
-  const std::int32_t left = region(g).freed_at - clock_;
+// The number of events to the planned free of what is current.
+std::int32_t StaticPool::remaining(const Placed& p) const {
+  const std::int32_t left = p.freed_at - clock_;
   return left >= 0 ? left : left + events_.end_index().number();
 }
 
@@ -57,7 +57,7 @@ StaticPool::GroupIndex StaticPool::find_host(GroupIndex g, Bytes size, std::int3
   for (const GroupIndex other : open_) {
     const Group& o = groups_[other];
     if (other == g || o.stream != stream || o.passed_at > clock_) continue;
-    if (o.idle.largest() < round_up(size) || remaining(other) < least) continue;
+    if (o.idle.largest() < round_up(size) || remaining(region(other)) < least) continue;
     if (any_size || std::ranges::binary_search(o.recurring, size)) return other;
   }
   return kNone;

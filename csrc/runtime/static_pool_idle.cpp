@@ -11,6 +11,9 @@ namespace {
 // An iteration may pass so many slots when it searches the idle ranges: some 20 ms.
 constexpr std::size_t kMaxSearched = std::size_t{1} << 24;
 
+// An iteration may pass so many events when it searches what is needed last: some 30 ms.
+constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
+
 // Calls visit(range) for the parts of `r` that `set` does not have, ascending.
 void visit_gaps(const RangeSet& set, Range r, auto visit) {
   Offset at = r.begin;
@@ -80,24 +83,52 @@ void StaticPool::find_levels() {
   }
 }
 
-// Finds idle addresses by best fit and takes them as a stray.
-Offset StaticPool::place_anywhere(Bytes size, StreamId stream) {
+// Finds idle addresses and takes them as a stray.
+Offset StaticPool::place_anywhere(Bytes size, StreamId stream, DecisionIndex lifetime) {
   const std::size_t owner = owner_of(stream);
   if (owner == streams_.size()) return kUnplaced;
+  const bool is_known = lifetime != kNone && is_current(decisions_[lifetime]);
+  const Offset offset = is_known && passed_ < kMaxPassed
+                            ? find_needed_last(decisions_[lifetime], size, owner)
+                            : find_least_in_the_way(size, owner);
+  if (offset == kUnplaced) return kUnplaced;
+  take_idle({offset, offset + size});
+  add_stray({offset, offset + size});
+  return offset;
+}
+
+Offset StaticPool::find_least_in_the_way(Bytes size, std::size_t owner) const {
   for (const Level& level : levels_) {
     const Offset offset = level.idle[owner].best_fit(size);
-    if (offset == kUnplaced) continue;
-    take_idle({offset, offset + size});
-    add_stray({offset, offset + size});
-    return offset;
+    if (offset != kUnplaced) return offset;
   }
   return kUnplaced;
 }
 
-Offset StaticPool::place_idle(Bytes size, StreamId stream, PhaseIndex origin, Kind kind) {
+// Finds the place that stays idle longest if all goes as planned, up to the end of `lifetime`.
+Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner) {
+  HoleSet idle = levels_.back().idle[owner];
+  Offset found = idle.best_fit(size);
+  Position next = clock_;
+  for (std::int32_t left = remaining(lifetime); left > 0 && found != kUnplaced; --left, ++next) {
+    if (next == events_.end_index()) next = Position(0);
+    ++passed_;
+    const Event e = events_[next];
+    const Range needed = range(decisions_[e.decision]);
+    if (e.is_free || needed.size() == 0) continue;
+    idle.remove(needed);
+    if (needed.end <= found || found + size <= needed.begin) continue;
+    const Offset other = idle.best_fit(size);
+    if (other == kUnplaced) return found;
+    found = other;
+  }
+  return idle.best_fit(size);
+}
+
+Offset StaticPool::place_idle(Bytes size, StreamId stream, Departure departure) {
   const Bytes rounded = round_up(size);
   GroupIndex host = kNone;
-  Offset offset = place_anywhere(rounded, stream);
+  Offset offset = place_anywhere(rounded, stream, departure.lifetime);
   if (offset == kUnplaced) {
     host = find_open(rounded, stream);
     if (host == kNone) return kUnplaced;
@@ -105,10 +136,10 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream, PhaseIndex origin, Ki
   }
   foreign_[offset] = {.size = rounded,
                       .requested = size,
-                      .kind = kind,
+                      .kind = departure.kind,
                       .stray = host == kNone,
                       .group = host,
-                      .origin = origin,
+                      .origin = departure.origin,
                       .iteration = iteration_,
                       .stream = static_cast<ShortStreamId>(stream)};
   ++live_;

@@ -154,6 +154,42 @@ TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
   pool.check();
 }
 
+TEST(StaticPool, ADisplacedDecisionDisplacesNoneIfItNeedNot) {
+  runtime::StaticPool pool(testing::plan_of(
+      {decision(512, 0, 0, 9), decision(512, 512, 3, 4), decision(1024, 1024, 10, 11)}, 12));
+  ASSERT_EQ(pool.place_idle(512, 0), 0);
+  ASSERT_EQ(pool.place(0), kUnplaced);
+  EXPECT_EQ(pool.place_idle(512, 0, {.lifetime = 0}), 1024) << "only decision 1 comes before 9";
+  pool.check();
+  EXPECT_EQ(pool.place(1), 512);
+  EXPECT_EQ(pool.place(2), kUnplaced) << "the displaced one is late";
+  EXPECT_EQ(pool.release(1024).size, 512);
+  EXPECT_EQ(pool.place(2), 1024);
+  pool.check();
+}
+
+TEST(StaticPool, ADisplacedDecisionGoesWhereThePlanNeedsTheAddressesLast) {
+  runtime::StaticPool pool(testing::plan_of({decision(512, 0, 0, 9), decision(512, 1024, 3, 4),
+                                             decision(512, 1536, 5, 6), decision(512, 512, 4, 5)},
+                                            10));
+  ASSERT_EQ(pool.place_idle(512, 0), 0);
+  ASSERT_EQ(pool.place(0), kUnplaced);
+  EXPECT_EQ(pool.place_idle(512, 0, {.lifetime = 0}), 1536);
+  pool.check();
+}
+
+TEST(StaticPool, ADisplacedDecisionThatWrapsLooksIntoTheNextIteration) {
+  runtime::StaticPool pool(testing::plan_of({decision(512, 1024, 1, 2), decision(512, 512, 4, 5),
+                                             decision(512, 0, 6, 13), decision(512, 1536, 8, 9)},
+                                            10));
+  ASSERT_EQ(pool.place(1), 512);
+  ASSERT_EQ(pool.release(512).size, 512);
+  ASSERT_TRUE(pool.place_at(0, 512, 0));
+  ASSERT_EQ(pool.place(2), kUnplaced);
+  EXPECT_EQ(pool.place_idle(512, 0, {.lifetime = 2}), 512) << "1024 is needed at 11, 1536 at 8";
+  pool.check();
+}
+
 plan::DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick lower, Tick upper) {
   plan::DynamicGroup g;
   g.phase = g.phase_end = 0;
@@ -317,7 +353,7 @@ TEST(StaticPool, StressInStepServesEverything) {
 
 // A program that departs from its plan in any way never gets a taken address.
 TEST(StaticPool, StressOutOfStepNeverOverlaps) {
-  int placed = 0, refused = 0, idle = 0, rewound = 0;
+  int placed = 0, refused = 0, idle = 0, rewound = 0, displaced = 0;
   for (unsigned seed = 0; seed < 150; ++seed) {
     int steps = 0;
     std::mt19937 random(seed);
@@ -368,9 +404,14 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
         if (what != 1) {
           const std::int32_t d =
               what == 2 ? pick(0, static_cast<int>(order.size()) - 1) : order[at];
-          const Offset o = pool.place(d);
+          const Bytes size = plan.decisions[static_cast<std::size_t>(d)].size;
+          Offset o = pool.place(d);
           (o == kUnplaced ? refused : placed) += 1;
-          if (o != kUnplaced) add(o, plan.decisions[static_cast<std::size_t>(d)].size);
+          if (o == kUnplaced && pick(0, 1) == 0) {
+            o = pool.place_idle(size, 0, {.lifetime = d});
+            displaced += o != kUnplaced ? 1 : 0;
+          }
+          if (o != kUnplaced) add(o, size);
         }
         while (!live.empty() && pick(0, 9) < 4) {
           const auto i = static_cast<std::size_t>(pick(0, static_cast<int>(live.size()) - 1));
@@ -390,12 +431,13 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
   EXPECT_GT(refused, 100);
   EXPECT_GT(idle, 300);
   EXPECT_GT(rewound, 300);
+  EXPECT_GT(displaced, 100);
 }
 
 // Dynamic requests of all sizes, at their site and elsewhere, among decisions that are skipped,
 // early or late. No address is ever given twice.
 TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
-  int in_region = 0, reused = 0, refused = 0;
+  int in_region = 0, reused = 0, idle = 0, refused = 0;
   for (unsigned seed = 0; seed < 150; ++seed) {
     std::mt19937 random(seed);
     const auto pick = [&](int low, int high) {
@@ -437,12 +479,18 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
               astray ? pick(0, static_cast<int>(plan.groups.size()) - 1) : step.index;
           for (int i = pick(1, 5); i > 0; --i) {
             const Bytes size = pick(0, 1) == 0 ? pick(1, 6000) : 512 * pick(1, 4);
-            const Offset o = pool.place_dynamic(g, size);
+            Offset o = pool.place_dynamic(g, size);
+            if (o == kUnplaced && pick(0, 1) == 0) {
+              o = pool.place_idle(size, 0, {.lifetime = pool.region_of(g)});
+            }
             if (o == kUnplaced) {
               ++refused;
               continue;
             }
-            (pool.at(o).kind == runtime::StaticPool::Kind::kRegion ? in_region : reused) += 1;
+            const auto kind = pool.at(o).kind;
+            in_region += kind == runtime::StaticPool::Kind::kRegion ? 1 : 0;
+            reused += kind == runtime::StaticPool::Kind::kReused ? 1 : 0;
+            idle += kind == runtime::StaticPool::Kind::kIdle ? 1 : 0;
             add(o, size);
             ASSERT_NO_THROW(pool.check()) << "seed " << seed;
           }
@@ -467,6 +515,7 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
   }
   EXPECT_GT(in_region, 5000);
   EXPECT_GT(reused, 1000);
+  EXPECT_GT(idle, 300);
   EXPECT_GT(refused, 100);
 }
 
