@@ -285,7 +285,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
     if (stray) remove_stray(range(p));
     p.state = State::kIdle;
     slots_[slot].live = kNone;
-    return_idle(range(p), stray);
+    return_idle(range(p));
     --live_;
     return block_of(d);
   }
@@ -305,7 +305,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
   const Range freed{offset, offset + block.size};
   if (block.stray) {
     remove_stray(freed);
-    return_idle(freed, /*stray=*/true);
+    return_idle(freed);
   } else {
     Group& group = groups_[block.group];
     group.idle.insert_merged(freed);

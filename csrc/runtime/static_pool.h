@@ -339,7 +339,8 @@ class StaticPool {
       for (Level& level : levels_) level.idle[owner].remove(part);
     });
   }
-  void return_idle(Range r, bool stray);
+  void return_idle(Range r);
+  void return_region(Range r);
   Placed& region(GroupIndex g) { return decisions_[region_of(g)]; }
   const Placed& region(GroupIndex g) const { return decisions_[region_of(g)]; }
   bool enter_window(GroupIndex g);
@@ -395,6 +396,7 @@ class StaticPool {
   IndexedVector<BoxIndex, Box> boxes_;
   IndexedVector<GroupIndex, Group> groups_;
   std::vector<GroupIndex> open_;  // groups whose regions are
+  RangeSet open_ranges_;          // these regions
   struct Reuse {                  // what a group may use besides its region
     GroupIndex group = kNone;
     HoleSet space;  // what is reusable, less the strays

@@ -80,6 +80,7 @@ void StaticPool::open_region(GroupIndex g) {
   p.state = State::kRegular;
   group.open = true;
   open_.push_back(g);
+  open_ranges_.insert(range(p));
   group.idle.clear();
   group.idle.insert(range(p));
   strays_.intersect(range(p), [&](Range stray) { group.idle.remove(stray); });
@@ -93,14 +94,16 @@ void StaticPool::close_region(GroupIndex g) {
   group.open = false;
   group.idle.clear();
   std::erase(open_, g);
-  idle_known_ = false;
-  if (group.blocks == 0) return;
-  for (auto& [offset, block] : foreign_) {
-    if (block.group != g || block.stray) continue;
-    block.stray = true;
-    add_stray({offset, offset + block.size});
+  open_ranges_.erase(region(g).offset);
+  if (group.blocks > 0) {
+    for (auto& [offset, block] : foreign_) {
+      if (block.group != g || block.stray) continue;
+      block.stray = true;
+      add_stray({offset, offset + block.size});
+    }
+    group.blocks = 0;
   }
-  group.blocks = 0;
+  return_region(range(region(g)));
 }
 
 HoleSet& StaticPool::reuse_of(GroupIndex g) {

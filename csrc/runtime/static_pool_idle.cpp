@@ -8,8 +8,8 @@
 namespace stalloc::runtime {
 namespace {
 
-// An iteration may pass so many slots when it searches the idle ranges: some 20 ms.
-constexpr std::size_t kMaxSearched = std::size_t{1} << 24;
+// An iteration may pass so many slots when it searches the idle ranges: some 80 ms.
+constexpr std::size_t kMaxSearched = std::size_t{1} << 26;
 
 // An iteration may pass so many events when it searches what is needed last: some 30 ms.
 constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
@@ -175,17 +175,23 @@ bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
   return true;
 }
 
-void StaticPool::return_idle(Range r, bool stray) {
-  if (stray && !open_.empty()) {
-    idle_known_ = false;  // it may lie in an open region
-  } else if (idle_known_) {
+// Nothing is live in `r` any more. What lies in an open region is the region's.
+void StaticPool::return_idle(Range r) {
+  if (!idle_known_) return;
+  visit_gaps(open_ranges_, r, [this](Range outside) {
     for (Level& level : levels_) {
-      visit_gaps(level.needed, r, [&](Range gap) {
+      visit_gaps(level.needed, outside, [&](Range gap) {
         visit_homes(gap,
                     [&](std::size_t owner, Range part) { level.idle[owner].insert_merged(part); });
       });
     }
-  }
+  });
+}
+
+// The region `r` is closed; the blocks that are still in it are strays.
+void StaticPool::return_region(Range r) {
+  if (!idle_known_) return;
+  visit_gaps(strays_, r, [this](Range gap) { return_idle(gap); });
 }
 
 std::vector<StaticPool::Departed> StaticPool::departed() const {
