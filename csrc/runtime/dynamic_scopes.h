@@ -23,7 +23,10 @@ class DynamicScopes {
   void tag_nodes(std::uint64_t first, std::uint64_t last, std::int64_t iteration);
 
   // True if a request of the calling thread, made while autograd runs `node`, is dynamic.
-  bool covers(NodeSequence node) const { return is_inside() || is_tagged(node); }
+  bool covers(NodeSequence node) const {
+    const bool none = depths_.empty() && nodes_.empty();
+    return !none && (is_inside() || is_tagged(node));
+  }
 
   // True if covers() needs to know the node. Thread-safe.
   bool follows_nodes() const { return follows_nodes_.load(std::memory_order_relaxed); }
