@@ -32,8 +32,9 @@ StartupGuide::StartupGuide(const plan::Plan& plan)
       absent_(static_cast<std::int64_t>(plan.absent.size())) {
   std::int32_t resident = 0;
   for (std::size_t i = 0; i < requests_.size(); ++i) {
+    const bool in_slot = requests_[i].slots != kNone;
+    if (in_slot || requests_[i].offset != kUnplaced) ++placeable_;
     if (requests_[i].offset == kUnplaced) continue;
-    ++placeable_;
     if (requests_[i].stays()) {
       resident_[i] = resident++;
     } else {
