@@ -1,14 +1,17 @@
 """Names the program that a kept plan is for: whatever changes its requests and can be known before.
 
-Batches are told apart by `cache`: a plan knows the inputs that it was recorded with. Options that
-neither the model's tensors nor these entries show, such as recomputation or the optimizer, make a
-plan that does not fit. The run then departs from the plan, which costs memory for a few iterations.
+Batches are told apart by `cache`: a plan knows the inputs that it was recorded with. Options of the
+script, such as recomputation or the optimizer, may make a plan that does not fit. The run then
+departs from the plan, which costs memory for a few iterations.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -35,10 +38,23 @@ def running_program(model: torch.nn.Module, device: torch.device) -> Program:
         "torch": torch.__version__,
         "device": _device(device),
         "rank": f"{rank()} of {world_size()}",
+        "script": _script(),
         "model": model_signature(model),
         "types": _types(device),
         "settings": _settings(device),
     }
+
+
+def _script() -> str:
+    """The main module: its file's name, and a hash of its content."""
+    path: str | None = getattr(sys.modules.get("__main__"), "__file__", None)
+    if path is None:
+        return ""
+    try:
+        content = Path(path).read_bytes()
+    except OSError:  # such as a module in a zip file
+        return os.path.basename(path)
+    return f"{os.path.basename(path)} {hashlib.sha256(content).hexdigest()[:10]}"
 
 
 def _device(device: torch.device) -> str:

@@ -280,12 +280,14 @@ def test_a_kept_plan_serves_a_script_as_torch_does(tmp_path: Path) -> None:
     script.write_text(SCRIPT.format(WAITS))
     folder = tmp_path / "cache"
     losses, _ = run(script, "12", cwd=tmp_path, plain=True)
-    for begin in (6, 0):
+    for begin in (6, 0, 6):
         out, said = run("--json", script, "12", cwd=tmp_path, STALLOC_CACHE=str(folder))
         assert out[:-1] == losses
         status = json.loads(out[-1])
         assert [change["iteration"] for change in status["changes"]] == [begin]
         assert len(said) == 2
+        if begin == 0:
+            script.write_text(script.read_text() + "# is another program now\n")
     # Two ranks are programs of their own.
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     for begin in (6, 0):
@@ -297,7 +299,7 @@ def test_a_kept_plan_serves_a_script_as_torch_does(tmp_path: Path) -> None:
         )
         states = [json.loads(line) for line in out if line.startswith("{")]
         assert [s["changes"][0]["iteration"] for s in states] == [begin, begin]
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 4
 
 
 @isolated
