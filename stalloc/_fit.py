@@ -53,20 +53,32 @@ def input_mismatch(profiled: list[str], args: Any, kwargs: Any) -> str | None:
     if not profiled:
         return None
     running = input_signature(args, kwargs)
-    alike = [shape for shape in profiled if _ranks(shape) == _ranks(running)]
-    seen = list(zip(*map(_dimensions, alike), strict=True))
-    sizes = _dimensions(running)
-    if alike and all(len(set(s)) > 1 or n <= s[0] for n, s in zip(sizes, seen, strict=True)):
+    seen = _seen(profiled, running)
+    if seen is not None and all(len(s) > 1 or n <= max(s) for n, s in seen):
         return None
     hint = (
         "profile again with this batch size and length"
-        if alike
+        if seen is not None
         else "the inputs differ in number, type or rank; profile again"
     )
     return (
         f"it was profiled with inputs {' or '.join(profiled)} and the first forward got "
         f"{running}; {hint}"
     )
+
+
+def same_inputs(profiled: list[str], running: str) -> bool:
+    """True if inputs are those that were profiled, but for dimensions that changed meanwhile."""
+    seen = _seen(profiled, running)
+    return seen is not None and all(len(s) > 1 or n in s for n, s in seen)
+
+
+def _seen(profiled: list[str], running: str) -> list[tuple[int, set[int]]] | None:
+    """The size of each dimension, and the profiled ones; None if number, types or ranks differ."""
+    alike = [_dimensions(shape) for shape in profiled if _ranks(shape) == _ranks(running)]
+    if not alike:
+        return None
+    return list(zip(_dimensions(running), map(set, zip(*alike, strict=True)), strict=True))
 
 
 def _dimensions(signature: str) -> list[int]:

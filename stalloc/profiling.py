@@ -74,10 +74,7 @@ class Profile:
     @property
     def complete(self) -> bool:
         """True if all requested iterations are recorded, or recording has ended."""
-        recorded = self._adapter.runtime.recorded_iterations
-        return _active is not self or (
-            self._iterations is not None and recorded >= self._iterations
-        )
+        return _active is not self or self._has_all()
 
     def follow(
         self,
@@ -243,15 +240,18 @@ class Profile:
         self._inputs.add(input_signature(args, kwargs))
 
     def _stop_if_complete(self) -> bool:
+        if not self._has_all():
+            return False
+        self.stop()
+        return True
+
+    def _has_all(self) -> bool:
         recorded = self._adapter.runtime.recorded_iterations
         if self._iterations is None or recorded < self._iterations:
             return False
         if self._hooks.guesses_ends:
-            self._awaits_step = self._awaits_step or _optimizer_exists()
-            if self._awaits_step:
-                return False
-        self.stop()
-        return True
+            self._awaits_step = self._awaits_step or optimizer_exists()
+        return not (self._hooks.guesses_ends and self._awaits_step)
 
     def _meet(self, module: torch.nn.Module) -> None:
         if self._found_signature:
@@ -278,7 +278,8 @@ class Profile:
         return info | self._info
 
 
-def _optimizer_exists() -> bool:
+def optimizer_exists() -> bool:
+    """True if there is an optimizer, which may step later. Looks at all objects: slow."""
     return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
 
 

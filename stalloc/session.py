@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +141,9 @@ class _Active(Session):
                     "which a pool cannot keep its addresses; leave keep_addresses out: the pool "
                     "can be released all the same"
                 )
-            self._with_room(
-                lambda: self._adapter.runtime.enable(self.plan._core, self._reuse, self._startup)
-            )
+            # The pool replaces what torch has cached.
+            self._adapter.give_back()
+            self._adapter.runtime.enable(self.plan._core, self._reuse, self._startup)
             self._adapter.refresh()
         except BaseException:
             if previous is None:
@@ -162,14 +161,6 @@ class _Active(Session):
             if previous is not None:
                 previous._start(None)
             raise
-
-    def _with_room(self, take: Callable[[], None]) -> None:
-        """Calls `take`, and once more after torch's allocator has given back its cache."""
-        try:
-            take()
-        except OutOfMemory:
-            self._adapter.give_back()
-            take()
 
     def _stop(self) -> None:
         self._hooks.detach()
@@ -223,8 +214,9 @@ def enable(
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
 
-    Best called between two iterations. Live tensors keep their memory. A plan that is in force is
-    replaced. A difference between run and profile costs memory or speed, never a value.
+    Best called between two iterations. Live tensors keep their memory. On a GPU, torch's cached
+    memory is given back first. A plan that is in force is replaced. A difference between run and
+    profile costs memory or speed, never a value.
 
     Args:
         plan: A plan, or the path of its file.
@@ -321,7 +313,11 @@ def acquire_pool() -> None:
         OutOfMemory: If the device lacks the memory; then nothing has changed.
     """
     session = _in_force()
-    session._with_room(session._adapter.runtime.acquire_pool)
+    try:
+        session._adapter.runtime.acquire_pool()
+    except OutOfMemory:
+        session._adapter.give_back()
+        session._adapter.runtime.acquire_pool()
     session._adapter.refresh()
 
 

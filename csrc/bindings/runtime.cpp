@@ -118,6 +118,9 @@ void bind_runtime(py::module_& m) {
           py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false, ReleaseGil())
       .def(
           "disable", [](runtime::DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
+      .def(
+          "drain", [](runtime::DeviceRuntime& r, bool departed) { r.allocator().drain(departed); },
+          py::arg("departed"), ReleaseGil())
       .def_property_readonly("enabled",
                              [](runtime::DeviceRuntime& r) { return r.allocator().enabled(); })
       .def("statistics",

@@ -50,6 +50,11 @@ void PlannedAllocator::disable() {
   update_reserved();
 }
 
+void PlannedAllocator::drain(bool departed) {
+  const std::lock_guard lock(mutex_);
+  if (serving_) serving_->drain(departed);
+}
+
 void PlannedAllocator::release_pool() {
   const std::lock_guard lock(mutex_);
   if (!serving_) throw Error("no plan is enabled, so there is no pool to release");

@@ -74,6 +74,12 @@ class PlannedAllocator {
   // with the last of them. No-op when nothing is enabled.
   void disable();
 
+  // From now on, the fallback serves what lives on into the next iteration, so that the pool comes
+  // to be empty where iterations end. The plan tells which requests these are. Of those that depart
+  // from the plan nothing is known; with `departed`, the fallback serves them, too. No-op when
+  // nothing is enabled.
+  void drain(bool departed);
+
   bool enabled() const { return enabled_.load(std::memory_order_acquire); }
 
   // `size` > 0 bytes. `for_training`: the calling thread runs the training thread's graph. `node`:

@@ -24,7 +24,11 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, persistent, startup, outgrows] =
       matcher().match(size, stream, tagged);
-  if (decision != kNone) return {allocate_planned(decision, size, stream)};
+  if (decision != kNone) {
+    const auto d = static_cast<std::size_t>(decision);
+    if (drains(layouts_.current().decisions[d].upper)) return {};
+    return {allocate_planned(decision, size, stream)};
+  }
   if (startup != kNone) return {allocate_startup(startup, size)};
   // Beside the pool, which is to be exchanged when the batch's extents are told.
   if (outgrows) return {};
@@ -32,6 +36,9 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
     ++counts_.persistent_requests;
     return {};
   }
+  const bool lives_on =
+      group != kNone && drains(layouts_.current().groups[static_cast<std::size_t>(group)].upper);
+  if (lives_on) return {};
   if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
   // Before its first phase a run makes its model.
   const bool is_setup = counts_.iterations == 0 && matcher().phase() == kNone &&
@@ -75,7 +82,7 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
 
 void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure,
                                  bool wary) {
-  if (!departures_.admits(departure.origin, size, wary)) return nullptr;
+  if (shuts_out_departed_ || !departures_.admits(departure.origin, size, wary)) return nullptr;
   return place_idle(size, stream, departure);
 }
 

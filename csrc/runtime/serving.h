@@ -71,6 +71,11 @@ class Serving {
   // Exchanges the layout for one that covers them, and the memory where it takes more. Where that
   // cannot be had, all goes on as it is. Blocks that wait for streams have been collected.
   void fit_layout();
+  // See PlannedAllocator.
+  void drain(bool departed) {
+    draining_ = true;
+    shuts_out_departed_ = departed;
+  }
   // Returns several pieces of memory for one, if nothing is live. True if it did.
   bool join_pieces();
   void enter_unplanned() { ++unplanned_depth_; }
@@ -84,6 +89,8 @@ class Serving {
   std::int64_t hits_now() const { return hits_; }
 
  private:
+  // True if the pool does not serve what lives until `upper`.
+  bool drains(Tick upper) const { return draining_ && upper > layouts_.current().period; }
   Matcher& matcher() { return startup_ ? startup_->matcher() : matcher_; }
   bool capturing() const { return delayed_ && delayed_->capturing(); }
   void* allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream);
@@ -109,6 +116,8 @@ class Serving {
   std::optional<StartupGuide> startup_;  // while the run is in it
   Departures departures_;
   const bool reuse_;
+  bool draining_ = false;
+  bool shuts_out_departed_ = false;
   int unplanned_depth_ = 0;
   std::int64_t hits_ = 0;
 };

@@ -32,8 +32,9 @@ StartupGuide::StartupGuide(const plan::Plan& plan)
       absent_(std::ssize(plan.absent)) {
   plan::DecisionIndex resident(0);
   for (const plan::StartupIndex i : requests_.indices()) {
+    const bool in_slot = requests_[i].slots != kNone;
+    if (in_slot || requests_[i].offset != kUnplaced) ++placeable_;
     if (requests_[i].offset == kUnplaced) continue;
-    ++placeable_;
     if (requests_[i].stays()) {
       resident_[i] = resident++;
     } else {

@@ -50,7 +50,8 @@ class StartupGuide {
     region_begin_ = plan.pool;
   }
 
-  // The number of requests with an address, and of decisions that the first iteration lacks.
+  // The number of requests with an address or a slot, and of decisions absent from the first
+  // iteration.
   std::int64_t placeable() const { return placeable_; }
   std::int64_t absent() const { return absent_; }
 

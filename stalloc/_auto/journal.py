@@ -72,7 +72,7 @@ class Journal:
         if stage is Stage.RECORDING and self.status["iterations"] == 0:
             return (
                 "no iteration was seen; one ends with the first forward after an optimizer's step, "
-                "or with stalloc.step()"
+                "or after a backward pass if there is no optimizer, or with stalloc.step()"
             )
         return _UNPLANNED.get(stage, "")
 

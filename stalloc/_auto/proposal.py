@@ -1,8 +1,17 @@
-"""Solves the plan of a trace, and compares it with torch's policy on the same requests.
+"""Solves plans of a trace, and compares them with torch's policy on the same requests.
 
-The plan serves transients only: requests that are freed before their iteration ends. Weights,
-gradients that live on, optimizer states and the next batch stay where torch has them. So the pool
-is empty between iterations, and can be reserved and given back there.
+There are two plans. That of the *transients* serves requests that are freed before their iteration
+ends. Its pool is empty between iterations, and can be reserved and given back there at no cost.
+
+Requests that live into the next iteration stay where torch has them, such as the gradients of a
+loop that calls `zero_grad` after the forward. They keep their memory although it is idle between
+`zero_grad` and the backward pass, where the load may be highest. So there is a plan of *whole
+iterations*, too, which serves them. Then the pool is never empty. When it is reserved, gradients
+exist outside it:
+
+               transients                        whole iterations
+    pool       activations                       activations and gradients
+    beside it  weights, states, gradients        weights, states; once, the gradients
 
 Torch's policy is replayed. Figures count the recorded requests only: memory that was live before
 the recording is the same under both.
@@ -10,6 +19,7 @@ the recording is the same under both.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +27,11 @@ import numpy as np
 from stalloc.plans import DEFAULT_ALIGNMENT, Plan
 from stalloc.progress import Progress
 from stalloc.replaying import replay_torch
-from stalloc.tables import NEVER, Int64s
+from stalloc.tables import NEVER, Flags, Int64s
 from stalloc.trace import Trace
+
+LEAST_GAIN = 0.01
+"""Share of torch's reserved bytes; less is not worth a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +42,19 @@ class Proposal:
         plan: The plan.
         before: Reserved by torch's policy at the peak of an iteration.
         after: The same under the plan: the pool, and the most that is live beside it. The two may
-            come at different times, so this is no less than the pool takes when it is reserved.
+            come at different times, so this is no less than the plan takes.
+        entering: The pool and all that is live beside it where an iteration begins that is the
+            first one under the plan. Requests that live on from the iteration before lie there.
         beside: Reserved beside the pool in an iteration that runs as recorded.
+        peak: Reserved by torch at its peak, measured while it was recorded; 0 where it cannot be.
     """
 
     plan: Plan
     before: int
     after: int
+    entering: int
     beside: int
+    peak: int = 0
 
     @property
     def gain(self) -> float:
@@ -44,47 +62,91 @@ class Proposal:
         return 1 - self.after / self.before if self.before else 0.0
 
 
-def propose(trace: Trace, time_limit: float, goes_on: Progress) -> Proposal:
-    """Solves the plan of the transients. Releases the GIL for most of the time.
+def propose(trace: Trace, time_limit: float, goes_on: Progress, peak: int = 0) -> list[Proposal]:
+    """Solves plans. Releases the GIL for most of the time.
 
     Args:
         trace: At least one complete iteration.
-        time_limit: Seconds to look for a better plan than the first one.
-        goes_on: Returns False once the best plan so far is to be taken.
+        time_limit: Seconds to look for a better plan than the first one; for each of the two.
+        goes_on: Returns False once the best plans so far are to be taken.
+        peak: See `Proposal`.
+
+    Returns:
+        The plans that save at least `LEAST_GAIN`, the best one first.
 
     Raises:
         TraceError: The trace holds no complete iteration.
         PlanError: There is no plan.
     """
-    transients = Trace(trace._core.without_frees_of_later_iterations())
-    plan = transients.plan(time_limit=time_limit, progress=goes_on)
-    torch = replay_torch(trace)
-    outside, kept = _outside(trace)
-    return Proposal(
-        plan=plan,
-        before=torch.reserved,
-        after=plan.pool + outside,
-        beside=outside - kept,
-    )
+    before = replay_torch(trace).reserved
+    live = _LiveOn(trace)
+
+    def proposal(source: Trace) -> Proposal:
+        plan = source.plan(time_limit=time_limit, progress=goes_on)
+        most = live.most_beside(plan)
+        return Proposal(
+            plan=plan,
+            before=before,
+            after=plan.pool + most,
+            entering=plan.pool + live.at_begin,
+            beside=most - live.kept,
+            peak=peak,
+        )
+
+    proposals = [proposal(Trace(trace._core.without_frees_of_later_iterations()))]
+    if live.freed >= LEAST_GAIN * before:
+        whole = proposal(trace)
+        # At the same size the pool that is empty between iterations is better.
+        if whole.after < (1 - LEAST_GAIN) * proposals[0].after:
+            proposals.insert(0, whole)
+    return [proposal for proposal in proposals if proposal.gain >= LEAST_GAIN]
 
 
-def _outside(trace: Trace) -> tuple[int, int]:
-    """The most bytes live in the last iteration of requests that are no transients.
+class _LiveOn:
+    """The requests of the last iteration that outlive one: all but its transients.
 
-    Returns also how many of them were live before it and were never freed.
+    Attributes:
+        at_begin: Bytes of those that were live before it.
+        freed: Of these, those that it frees and the iteration before it made.
+        kept: Of these, those that are never freed.
     """
-    requests = trace.requests
-    begin, end = trace.iterations[-2:]
-    in_it = (requests.lower < end) & (requests.upper > begin)
-    lower, upper = requests.lower[in_it], requests.upper[in_it]
-    size = _rounded(requests.size[in_it])
-    outlives = (lower < begin) | (upper > end)
-    lower, upper, size = np.maximum(lower, begin)[outlives], upper[outlives], size[outlives]
-    ticks = np.concatenate([lower, upper])
-    live = np.cumsum(np.concatenate([size, -size])[np.argsort(ticks, kind="stable")])
-    kept = (lower == begin) & (upper == NEVER)
-    # Those that are freed later end the sum: the most of it comes before.
-    return int(live.max(initial=0)), int(size[kept].sum())
+
+    def __init__(self, trace: Trace) -> None:
+        requests = trace.requests
+        begin, end = trace.iterations[-2:]
+        live = (requests.lower < end) & (requests.upper > begin)
+        rows = np.flatnonzero(live & ((requests.lower < begin) | (requests.upper > end)))
+        lower, self._upper = requests.lower[rows], requests.upper[rows]
+        self._size: Int64s = _rounded(requests.size[rows])
+        self._lower = np.maximum(lower, begin)
+        before = lower < begin
+        last = trace.iterations[-3] if len(trace.iterations) > 2 else begin
+        self._old: Flags = before & (lower >= last) & (self._upper <= end)
+        self._new: Flags = ~before
+        self.at_begin = int(self._size[before].sum())
+        self.freed = int(self._size[self._old].sum())
+        self.kept = int(self._size[before & (self._upper == NEVER)].sum())
+
+    def most_beside(self, plan: Plan) -> int:
+        """The most bytes that are live at once and that the plan does not serve."""
+        decisions = plan.decisions
+        sizes = _rounded(decisions.size[decisions.upper > plan.period]).tolist()
+        # Those that it serves live into the next iteration, as their like of the last one did.
+        rows = ~(self._among(self._old, sizes) | self._among(self._new, sizes))
+        size = self._size[rows]
+        ticks = np.concatenate([self._lower[rows], self._upper[rows]])
+        order = np.argsort(ticks, kind="stable")
+        return int(np.cumsum(np.concatenate([size, -size])[order]).max(initial=0))
+
+    def _among(self, rows: Flags, sizes: list[int]) -> Flags:
+        """Rows that have these sizes, as many of each as there are."""
+        left = Counter(sizes)
+        found: Flags = np.zeros(len(rows), bool)
+        for row in np.flatnonzero(rows):
+            size = int(self._size[row])
+            found[row] = left[size] > 0
+            left[size] -= 1
+        return found
 
 
 def _rounded(size: Int64s) -> Int64s:

@@ -328,6 +328,40 @@ TEST_F(PlannedAllocatorTest, AnAlignmentTheDeviceCannotGiveIsRefused) {
   }
 }
 
+// Of two requests, one lives into the next iteration. Once the pool is drained, it lies beside it.
+TEST_F(PlannedAllocatorTest, ADrainedPoolIsEmptyWhereIterationsEnd) {
+  allocator_.drain(/*departed=*/false);  // nothing is enabled
+  allocator_.enable(testing::plan_of({decision(kMiB, 0, 0, 1), decision(kMiB, kMiB, 2, 5)}, 4));
+  void* held = nullptr;
+  const auto iterate = [&] {
+    enter();
+    allocator_.deallocate(allocate(kMiB));
+    void* before = std::exchange(held, nullptr);
+    EXPECT_EQ(allocator_.deallocate(before), before != nullptr);
+    held = allocate(kMiB);
+    allocator_.end_iteration();
+  };
+  for (int i = 0; i < 3; ++i) iterate();
+  EXPECT_EQ(allocator_.statistics().hits, 6);
+  EXPECT_EQ(allocator_.statistics().live_blocks, 1);
+  allocator_.drain(/*departed=*/false);
+  EXPECT_EQ(allocator_.statistics().live_blocks, 1) << "what is live stays";
+  iterate();
+  EXPECT_EQ(allocator_.statistics().live_blocks, 0);
+  EXPECT_EQ(allocator_.statistics().hits, 7) << "transients are served as before";
+  EXPECT_EQ(allocator_.statistics().fallback.current, kMiB);
+  for (const bool departed : {false, true}) {
+    allocator_.drain(departed);
+    enter();
+    void* unknown = allocate(kMiB / 2);
+    EXPECT_EQ(allocator_.statistics().live_blocks, departed ? 0 : 1);
+    EXPECT_TRUE(allocator_.deallocate(unknown));
+    allocator_.end_iteration();
+  }
+  EXPECT_TRUE(allocator_.deallocate(held));
+  allocator_.check();
+}
+
 TEST_F(PlannedAllocatorTest, EnablingAnotherPlanRetiresTheFirst) {
   allocator_.enable(two_blocks());
   enter();

@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/align.h"
@@ -337,6 +338,33 @@ TEST_F(StartupRun, NothingIsReservedOrServedMidWay) {
   }
   EXPECT_EQ(allocator_.statistics().startup_requests, 0);
   EXPECT_EQ(allocator_.statistics().resident, 0);
+}
+
+// A state that start-up makes and each iteration replaces may take a slot.
+TEST_F(StartupRun, ARequestThatTakesASlotIsOneOfThoseWithAPlace) {
+  TraceBuilder t;
+  t.alloc(4 * kMiB);
+  auto state = t.alloc(2 * kMiB);
+  for (int i = 0; i < 5; ++i) {
+    t.phase(trace::PhaseKind::kForward, 0);
+    t.free(t.alloc(kMiB));
+    const auto next = t.alloc(2 * kMiB);
+    t.free(std::exchange(state, next));
+    t.free(t.alloc(3 * kMiB));
+    t.step();
+  }
+  plan::Plan plan = plan_of(t.finish());
+  ASSERT_EQ(plan.slots.size(), 1u);
+  ASSERT_EQ(plan.startup.size(), 2u);
+  // As if pool and region had no other place for it.
+  plan.startup[1].offset = kUnplaced;
+  plan.startup[1].slots = 0;
+  allocator_.enable(plan, {.startup = true});
+  enter(trace::PhaseKind::kOther);
+  allocate(4 * kMiB);
+  allocate(2 * kMiB);
+  EXPECT_EQ(allocator_.statistics().startup_requests, 2);
+  EXPECT_EQ(allocator_.statistics().startup, 2);
 }
 
 TEST_F(StartupRun, TheRegionOutlivesThePlanWithItsBlocks) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from stalloc import _core, _torch_cuda
 # Shared with the other tests and the benchmarks.
 sys.path.append(str(Path(__file__).parent.parent / "python"))
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "cuda"))
+
+# No plan of another test or of the developer's own runs.
+os.environ["STALLOC_CACHE"] = "0"
 
 GIB = 1 << 30
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 from phase_sinks import RecordingSink
+
+# No plan of another test or of the developer's own runs; those that test the cache name a folder.
+os.environ["STALLOC_CACHE"] = "0"
 
 
 def pytest_configure() -> None:

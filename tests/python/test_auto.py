@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from isolation import isolated
 from torch import nn
+from torch.nn import functional
 from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens, twins
 
 import stalloc
 from stalloc import _core
 from stalloc._auto.automatic import Auto
+from stalloc._auto.service import Service
 
 
 def settle(auto: Auto) -> None:
     """Waits for the plan that is being solved, so that the next iteration finds it."""
-    if auto._background is not None:
-        auto._background._thread.join()
+    if auto._cycle is not None and auto._cycle._work is not None:
+        auto._cycle._work._thread.join()
 
 
 def train(auto: Auto | None, trainer: Trainer, steps: int, **options: Any) -> None:
@@ -36,8 +40,17 @@ def stats() -> dict[str, int]:
     return _core.runtime("cpu").statistics()
 
 
-class Plain(Trainer):
-    """A loop that never calls `stalloc.step()`; its gradients live into the next forward."""
+class Silent(Trainer):
+    """A loop that never calls `stalloc.step()`."""
+
+    def finish(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+
+
+class Plain(Silent):
+    """Its gradients live into the next forward."""
 
     def finish(self) -> None:
         self.optimizer.step()
@@ -152,6 +165,145 @@ def test_a_plan_that_saves_nothing_stays_out_of_force() -> None:
     assert "save less than 1 %" in status["reason"]
     assert status["changes"] == []
     stalloc.disable()
+    assert "save less than 1 %" in stalloc.status()["reason"], "tells more than who ended it"
+
+
+@isolated
+def test_a_loop_that_rests_is_recorded_again_once_its_inputs_have_changed_for_good() -> None:
+    plain, trainer = twins()
+    train(None, plain, 15)
+    train(None, plain, 14, length=40)
+    auto = stalloc.auto(time_limit=0.5)
+    held = torch.empty(256 << 20, dtype=torch.uint8)  # beside which nothing counts
+    train(auto, trainer, 15)
+    assert stalloc.status()["stage"] == "resting", "the inputs are the same"
+    train(auto, trainer, 14, length=40)
+    assert_same(plain, trainer)
+    assert stalloc.status()["stage"] == "serving"
+    assert stalloc.status()["changes"][0]["reason"] == "other inputs"
+    assert held.numel() > 0
+    stalloc.disable()
+
+
+@isolated
+@pytest.mark.parametrize("microbatches", [1, 7])
+def test_weights_that_are_updated_by_hand_are_trained_under_a_plan(microbatches: int) -> None:
+    def loop(auto: Auto | None) -> list[str]:
+        torch.manual_seed(0)
+        model = Model()
+        losses = []
+        for i in range(16 * microbatches):
+            loss = loss_of(model, tokens(i, 0))
+            loss.backward()
+            if i % microbatches == microbatches - 1:
+                with torch.no_grad():
+                    for p in model.parameters():
+                        assert p.grad is not None
+                        p.sub_(0.1 * p.grad)
+                        p.grad = None
+            losses.append(loss.item().hex())
+            if auto is not None:
+                settle(auto)
+        return losses
+
+    plain = loop(None)
+    with stalloc.auto(time_limit=0.5) as auto:
+        assert loop(auto) == plain
+        assert stalloc.status()["stage"] == "serving"
+        assert stalloc.status()["iterations"] == 16 * microbatches - 1, "a guess at each backward"
+
+
+@isolated
+def test_microbatches_before_the_first_step_are_no_iterations() -> None:
+    a, b = twins()
+    plain, trainer = Silent(a.model, microbatches=7), Silent(b.model, microbatches=7)
+    train(None, plain, 9)
+    with stalloc.auto(time_limit=0.5) as auto:
+        train(auto, trainer, 9)
+        status = stalloc.status()
+        assert status["stage"] == "serving"
+        assert status["iterations"] == 8
+        (change,) = status["changes"]
+        assert change["iteration"] == 6
+    assert_same(plain, trainer)
+
+
+@dataclass
+class Late:
+    """A loop that forgets gradients after the forward, and holds its output until the next one."""
+
+    model: nn.Module
+    losses: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.out = torch.empty(0)
+
+    def step(self, rows: int = 256) -> None:
+        x = torch.randn(rows, 64)
+        self.out = self.model(x)
+        loss = functional.cross_entropy(self.out, torch.arange(rows))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+
+def late_loop(auto: Auto | None, *rows: int) -> Late:
+    torch.manual_seed(0)
+    # The gradient of the second layer takes 8 MiB, as long as the output's gradient is not there.
+    model = nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 2048))
+    loop = Late(model)
+    for number in rows:
+        loop.step(number)
+        if auto is not None:
+            settle(auto)
+    return loop
+
+
+@isolated
+def test_gradients_that_live_into_the_next_forward_are_planned() -> None:
+    plain = late_loop(None, *[256] * 16)
+    auto = stalloc.auto(time_limit=0.5)
+    loop = late_loop(auto, *[256] * 16)
+    assert_same(plain, loop)
+    (change,) = stalloc.status()["changes"]
+    assert change["in_force"]
+    figures = stats()
+    assert figures["live_blocks"] > 0, "the gradients lie in the pool"
+    gradients = sum(p.nbytes for p in loop.model.parameters())
+    assert all(p.grad is not None for p in loop.model.parameters())
+    assert figures["fallback_reserved"] < gradients // 4
+    # Weights and what the loop held before are not in these figures.
+    assert figures["run_peak_reserved"] <= change["after"]
+    assert change["after"] < 0.9 * change["before"]
+    assert stalloc.status()["served_as_planned"] > 0.95 * stalloc.status()["requests"]
+    auto.stop()
+    assert stats()["reserved"] == change["pool"], "until the gradients are gone"
+    loop.optimizer.zero_grad()
+    del loop
+    gc.collect()
+    assert stats()["reserved"] == 0
+
+
+@isolated
+def test_a_pool_with_gradients_is_drained_before_an_exchange() -> None:
+    rows = [256] * 12 + [640] * 20
+    plain = late_loop(None, *rows)
+    auto = stalloc.auto(time_limit=0.5)
+    seen = []
+    leave = Service.end
+
+    def end(service: Service) -> None:
+        seen.append(stats()["live_blocks"])
+        leave(service)
+
+    Service.end = end  # type: ignore[method-assign]
+    loop = late_loop(auto, *rows)
+    assert_same(plain, loop)
+    assert [change["in_force"] for change in stalloc.status()["changes"]] == [True, False, True]
+    assert seen == [0]
+    auto.stop()
 
 
 @isolated

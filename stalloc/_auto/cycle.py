@@ -1,0 +1,320 @@
+"""The stages of `stalloc.auto`: it makes the calls that a user would make.
+
+    RECORDING -> PLANNING -> WAITING -> SERVING       a plan went into force
+      ^   ^                     |          |
+      |   |                     v          |
+      |   +----------------- RESTING       |          torch serves: no plan saves, or none fits
+      +------------------------------------+          the plan is outgrown: back to torch, record
+
+A plan of an earlier run leads from RECORDING to SERVING at once.
+
+Everything happens where an iteration begins; `stalloc.step()` tells its end, too. A plan goes out
+of force where its pool is empty: so at no moment are there two pools, or a pool beside the memory
+that it replaces. The pool of a plan that serves whole iterations is drained first: during one
+iteration, the fallback serves what lives on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+
+from stalloc._adapters import Adapter
+from stalloc._auto.background import Background
+from stalloc._auto.budget import Budget
+from stalloc._auto.cache import PlanCache
+from stalloc._auto.drift import Drift
+from stalloc._auto.forward import Forward
+from stalloc._auto.journal import Journal
+from stalloc._auto.program import Program, running_program
+from stalloc._auto.proposal import Proposal
+from stalloc._auto.recording import Keep, Recording
+from stalloc._auto.room import Room, described
+from stalloc._auto.service import Service
+from stalloc._auto.settings import AutoOptions
+from stalloc._auto.status import Stage
+from stalloc._fit import input_mismatch, model_mismatch, names
+from stalloc.errors import OutOfMemory, StallocWarning
+
+_TRIES = 8  # iterations to wait for a moment in which the plan fits
+_PATIENCE = 3  # iterations of drift; doubled with each exchange
+_MOST_PATIENCE = 96
+
+
+class _Departure(NamedTuple):
+    """Why a plan goes out of force, and if iterations are recorded again."""
+
+    reason: str
+    records: bool
+
+
+class Cycle:
+    """The stages on one device, from the first recording on.
+
+    Args:
+        model: The root; None to find it.
+        device: The device.
+        adapter: Its adapter.
+        options: The user's.
+        journal: Told what happens.
+        cache: Plans of earlier runs; None for none.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        device: torch.device,
+        adapter: Adapter,
+        options: AutoOptions,
+        journal: Journal,
+        cache: PlanCache | None,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._adapter = adapter
+        self._options = options
+        self._journal = journal
+        self._cache = cache
+        self._room = Room(adapter)
+        self._budget = Budget(options.exchanges)
+        self._patience = _PATIENCE
+        self._why = "first plan"
+        self._seeks_kept = True
+        self._warned = False  # of the cache
+        self._work: Background[tuple[list[Proposal], str]] | None = None
+        self._proposals: list[Proposal] = []
+        self._tries = 0
+        self._service: Service | None = None
+        self._leaving: _Departure | None = None
+        self._inputs: list[str] = []  # that were recorded last
+        self._unlike = 0  # iterations in a row with others
+        self._recording: Recording | None = Recording(model, device, options)
+        self.stage = Stage.RECORDING
+
+    def iteration_begins(self, forward: Forward) -> None:
+        """Takes the next step, if it is time for one."""
+        self._room.note()
+        if self.stage is Stage.SERVING:
+            self._follow(forward)
+        elif self.stage is Stage.RESTING:
+            self._watch(forward)
+        if self.stage is Stage.RECORDING:
+            self._use_kept(forward)
+        if self.stage is Stage.RECORDING:
+            self._plan_if_recorded(forward)
+        if self.stage is Stage.PLANNING:
+            self._take_proposals()
+        if self.stage is Stage.WAITING:
+            self._serve_if_it_fits(forward)
+
+    def iteration_ends(self) -> None:
+        """Takes a plan out of force before the next batch is made, if it is time for that."""
+        self._depart(None)
+
+    def count_requests(self) -> None:
+        """Tells the journal what was requested under a plan since the last time."""
+        if self._service is not None and self._service.enabled:
+            self._journal.count_requests(*self._service.new_requests())
+
+    def end(self) -> None:
+        """Ends all that is on."""
+        if self._recording is not None:
+            self._recording.stop()
+        if self._work is not None:
+            self._work.cancel()
+        self.count_requests()
+        if self._service is not None:
+            self._service.end()
+        self._recording = self._work = self._service = None
+        self.stage = Stage.OFF
+
+    # Recording and planning
+
+    def _record(self, forward: Forward | None) -> None:
+        self._proposals = []
+        root = forward.module if forward is not None else self._model
+        self._recording = Recording(root, self._device, self._options, forward)
+        self.stage = Stage.RECORDING
+
+    def _plan_if_recorded(self, forward: Forward) -> None:
+        recording = self._recording
+        assert recording is not None
+        if not recording.complete:
+            return
+        self._recording = None
+        self._work = recording.solve(self._room.peak, self._keeper(forward))
+        self._inputs = recording.inputs
+        self.stage = Stage.PLANNING
+
+    def _take_proposals(self) -> None:
+        assert self._work is not None
+        if not self._work.done:
+            return
+        (self._proposals, problem), self._work = self._work.result(), None
+        if problem:
+            self._warn_of_cache(problem)
+        self._tries = 0
+        if self._proposals:
+            self.stage = Stage.WAITING
+        else:
+            self._rest("a plan would save less than 1 % of what torch reserves")
+
+    # Plans of other runs
+
+    def _keeper(self, forward: Forward) -> Keep:
+        cache = self._cache
+        if cache is None:
+            return lambda proposal: ""
+        program: Program = running_program(forward.module, self._device)
+
+        def keep(proposal: Proposal) -> str:
+            try:
+                cache.keep(program, proposal)
+            except OSError as error:
+                return f"cannot be written: {error.strerror or error}"
+            return ""
+
+        return keep
+
+    def _use_kept(self, forward: Forward) -> None:
+        """Serves the run from its first forward on, if a plan of an earlier run fits."""
+        cache, self._seeks_kept = self._cache if self._seeks_kept else None, False
+        if cache is None or self._recording is None:
+            return
+        program = running_program(forward.module, self._device)
+        proposal = cache.find(program, forward.inputs, self._warn_of_cache)
+        if proposal is None:
+            return
+        first = all(p.grad is None for p in forward.module.parameters())
+        if self._room.shortage(proposal, first=first) is not None:
+            return
+        self._inputs = names(proposal.plan, "inputs")
+        self._recording.stop()
+        self._recording = None
+        try:
+            self._serve(proposal, forward, kept=True)
+        except OutOfMemory:
+            self._record(forward)
+
+    def _warn_of_cache(self, problem: str) -> None:
+        assert self._cache is not None
+        if self._warned:
+            return
+        self._warned = True
+        warnings.warn(
+            f"stalloc: the cache of plans, {self._cache.folder}: {problem}. The run goes on "
+            "without it; STALLOC_CACHE=0 turns the cache off",
+            StallocWarning,
+            stacklevel=2,
+        )
+
+    # Serving
+
+    def _serve_if_it_fits(self, forward: Forward) -> None:
+        problem = model_mismatch(self._proposals[0].plan, forward.module) or input_mismatch(
+            self._inputs, forward.args, forward.kwargs
+        )
+        if problem is not None and self._budget.take():
+            self._why = problem
+            self._record(forward)
+            return
+        problem = problem or self._serve_one(forward)
+        if problem is None:
+            return
+        self._tries += 1
+        if self._tries == _TRIES:
+            self._rest(problem)
+
+    def _serve_one(self, forward: Forward) -> str | None:
+        """Puts the best plan that fits in force. Returns the problem if none does."""
+        problem = None
+        for proposal in self._proposals:
+            problem = self._room.shortage(proposal, first=False)
+            if problem is not None:
+                continue
+            try:
+                self._serve(proposal, forward, kept=False)
+            except OutOfMemory as error:
+                problem = str(error)
+            else:
+                return None
+        return problem
+
+    def _serve(self, proposal: Proposal, forward: Forward, *, kept: bool) -> None:
+        tolerated = self._room.tolerated(proposal, self._options.tolerance)
+        drift = Drift(proposal.beside, tolerated, self._patience)
+        self._service = Service(self._adapter, proposal, forward, drift, kept=kept)
+        self.stage = Stage.SERVING
+        self._leaving = None
+        reason = "plan of an earlier run" if kept else self._why
+        self._journal.plan_changes(proposal, in_force=True, reason=reason)
+
+    def _follow(self, forward: Forward) -> None:
+        service = self._service
+        assert service is not None
+        self.count_requests()
+        if not service.enabled:
+            self._leave(service.refusal)
+            self._rest(service.refusal)
+            return
+        self._leaving = self._leaving or self._reason_to_leave(service)
+        if self._leaving is not None and not self._depart(forward):
+            service.drain()
+
+    def _depart(self, forward: Forward | None) -> bool:
+        """Takes a plan that is to go out of force, if its pool is empty. True if it has."""
+        leaving, service = self._leaving, self._service
+        if leaving is None or service is None or not service.is_empty:
+            return False
+        self._leave(leaving.reason)
+        if leaving.records:
+            self._why = leaving.reason
+            self._record(forward)
+        else:
+            self._rest(f"{leaving.reason}, and no exchange is left in this hour")
+        return True
+
+    def _reason_to_leave(self, service: Service) -> _Departure | None:
+        if service.departs():
+            return _Departure("the run departs from the plan of an earlier run", records=True)
+        if not service.outgrown():
+            return None
+        beside, proposal = service.beside, service.proposal
+        loses = proposal.plan.pool + beside > proposal.before
+        more = "more than torch's policy would, with" if loses else "it is outgrown:"
+        reason = f"{more} {described(beside)} beside the pool"
+        if self._exchange():
+            return _Departure(reason, records=True)
+        return _Departure(reason, records=False) if loses else None
+
+    def _leave(self, reason: str) -> None:
+        assert self._service is not None
+        self.count_requests()
+        self._service.end()
+        self._journal.plan_changes(self._service.proposal, in_force=False, reason=reason)
+        self._service = None
+
+    def _exchange(self) -> bool:
+        """Takes a place in the budget; the next exchange takes more patience."""
+        if not self._budget.take():
+            return False
+        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        return True
+
+    # Resting
+
+    def _rest(self, reason: str) -> None:
+        self._proposals = []
+        self._unlike = 0
+        self.stage = Stage.RESTING
+        self._journal.rests(reason)
+
+    def _watch(self, forward: Forward) -> None:
+        """Records again once the inputs have changed for good."""
+        changed = input_mismatch(self._inputs, forward.args, forward.kwargs)
+        self._unlike = self._unlike + 1 if changed else 0
+        if self._unlike >= self._patience and self._exchange():
+            self._why = "other inputs"
+            self._record(forward)

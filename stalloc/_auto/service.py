@@ -1,0 +1,114 @@
+"""A plan in force, and the figures that tell how it does."""
+
+from __future__ import annotations
+
+from stalloc import session
+from stalloc._adapters import Adapter
+from stalloc._auto.drift import Drift
+from stalloc._auto.forward import Forward
+from stalloc._auto.proposal import Proposal
+from stalloc.errors import StallocError
+
+_COUNTS = ("hits", "misses", "requests", "served_as_planned")
+
+_TRIAL = 4
+"""Iterations until a plan of an earlier run is judged: the first one makes the optimizer's states,
+and phases come to be trusted in the next ones."""
+
+_LEAST_SHARE = 0.9
+"""Share of the planned requests that a run under a plan of an earlier run must make, and of its
+requests that the plan must serve."""
+
+
+class Service:
+    """Puts a plan in force, where an iteration begins.
+
+    Args:
+        adapter: The device.
+        proposal: The plan.
+        forward: The call that begins the iteration.
+        drift: Tells when the plan is outgrown.
+        kept: The plan was made by an earlier run.
+
+    Raises:
+        OutOfMemory: The pool cannot be reserved.
+        StallocError: The plan is refused.
+    """
+
+    def __init__(
+        self, adapter: Adapter, proposal: Proposal, forward: Forward, drift: Drift, *, kept: bool
+    ) -> None:
+        self.proposal = proposal
+        self._adapter = adapter
+        self._drift = drift
+        self._trial = _TRIAL if kept else 0
+        self._session = session.enable(proposal.plan, model=forward.module, strict=False)
+        active = session.current_session()
+        if active is None:
+            raise StallocError(self._session.refusal or "the plan was refused")
+        self._reserved = self._statistics()["fallback_reserved"]
+        self._counts = dict.fromkeys(_COUNTS, 0)
+        self._requests = self._served = 0
+        self._draining = False
+        forward.tell(active._hooks)
+
+    @property
+    def enabled(self) -> bool:
+        """True unless the session has given up."""
+        return self._session.enabled
+
+    @property
+    def refusal(self) -> str:
+        """The reason why it has."""
+        return self._session.refusal or "it was disabled"
+
+    @property
+    def beside(self) -> int:
+        """Bytes reserved beside the pool since the plan went into force, or since its trial."""
+        return max(0, self._statistics()["fallback_reserved"] - self._reserved)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no tensor lies in the pool."""
+        return self._statistics()["live_blocks"] == 0
+
+    def departs(self) -> bool:
+        """Notes an iteration; True if the run does not do what the plan of an earlier run says."""
+        if self._trial == 0:
+            return False
+        self._trial -= 1
+        now = self._statistics()
+        new = {name: now[name] - self._counts[name] for name in _COUNTS}
+        self._counts = now
+        # The optimizer's states, which the first iteration makes, lie beside the pool for good.
+        self._reserved = now["fallback_reserved"]
+        follows = (
+            new["hits"] >= _LEAST_SHARE * (new["hits"] + new["misses"])
+            and new["served_as_planned"] >= _LEAST_SHARE * new["requests"]
+        )
+        return self._trial == 0 and not follows
+
+    def outgrown(self) -> bool:
+        """Notes an iteration; True if the plan no longer fits."""
+        return self._trial == 0 and self._drift.persists(self.beside)
+
+    def drain(self) -> None:
+        """Lets the pool come to be empty where the next iteration ends, or the one after it."""
+        self._adapter.runtime.drain(departed=self._draining)
+        self._draining = True
+
+    def new_requests(self) -> tuple[int, int]:
+        """Requests since the last call, and how many of them were served as planned."""
+        now = self._statistics()
+        new = now["requests"] - self._requests, now["served_as_planned"] - self._served
+        self._requests, self._served = now["requests"], now["served_as_planned"]
+        return new
+
+    def end(self) -> None:
+        """Takes the plan out of force."""
+        if self.enabled:
+            session.disable()
+
+    def _statistics(self) -> dict[str, int]:
+        self._adapter.refresh()
+        return self._adapter.runtime.statistics()
