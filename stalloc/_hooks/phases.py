@@ -99,6 +99,10 @@ class PhaseTracker:
         self._scope_has_extents = True
         return True
 
+    def takes_told_extents(self) -> bool:
+        """The same without a forward of the root: an explicit forward phase has to be open."""
+        return bool(self._scopes) and not self._unplanned and self.takes_extents()
+
     def begin_forward(self, training: bool) -> None:
         """The root is called; `expect_forward` came right before."""
         self._forwards += 1

@@ -50,7 +50,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -398,6 +398,11 @@ class TrainingHooks:
         """Closes a phase of `open`."""
         if self._is_attached:
             self._tracker.close(scope)
+
+    def tell_inputs(self, inputs: Mapping[str, object]) -> None:
+        """Tells the extents of the explicit forward phase that is open."""
+        if self._drives() and self._tracker.takes_told_extents():
+            self._sink.set_extents(*self._extents.read_named(inputs))
 
     # Spans
 
