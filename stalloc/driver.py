@@ -196,6 +196,11 @@ class Driver:
         """Any other phase: `stalloc.hooks.phase` while active, else nothing."""
         return hooks.phase(kind, microbatch, chunk) if self.active else _NOTHING
 
+    def tell_inputs(self, **inputs: object) -> None:
+        """Tells the inputs of the forward that is open, if the model itself is not called."""
+        if self.active:
+            hooks.tell_inputs(**inputs)
+
     def evaluation(self) -> AbstractContextManager[None]:
         """Work that does not repeat: evaluation, checkpointing."""
         return hooks.unplanned() if self.active else _NOTHING

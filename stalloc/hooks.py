@@ -20,6 +20,7 @@ __all__ = [
     "leave_dynamic",
     "model_signature",
     "phase",
+    "tell_inputs",
     "unplanned",
 ]
 
@@ -49,6 +50,16 @@ def unplanned() -> Iterator[None]:
     """
     with _scope(None):
         yield
+
+
+def tell_inputs(**inputs: object) -> None:
+    """Tells the inputs of the microbatch whose explicit forward phase is open.
+
+    This is for loops that do not call the model itself. The sizes of the inputs are the extents of
+    the microbatch, as those of the model's arguments are. The first call in a phase counts.
+    """
+    for hooks in attached():
+        hooks.tell_inputs(inputs)
 
 
 def enter_dynamic(name: str) -> None:

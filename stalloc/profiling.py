@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stalloc import _adapters, _automatic, _core
+from stalloc._hooks import optimizers
+from stalloc._hooks.iterations import MOST_STEPS
 from stalloc.dynamic import dynamic_patterns
 from stalloc.errors import StallocError, TraceError
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 GUESSED_ENDS = "backward"
 """Value of the key `ends` in the info of a trace without optimizer steps and calls of `step()`."""
+
+SLOWER_ENDS = "slower optimizer"
+"""The value if iterations end with the step of an optimizer that steps less often than another."""
 
 # The profile that is being recorded, of which there is one at a time.
 _active: Profile | None = None
@@ -61,10 +66,12 @@ class Profile:
             guesses_ends=True,
             on_first_step=self._adapter.runtime.join_iterations,
             on_rootless=self._stop_if_complete,
+            on_slower=self._join_cycle,
         )
         self._iterations = iterations
         self._ends_are_guessed = True
         self._awaits_step = False  # there is an optimizer, which may accumulate gradients
+        self._has_slower = False
         self._ends_are_explicit = False
         self._early_ends = 0  # iterations that seemed to end before the first step()
         self._inputs: set[str] = set()
@@ -149,8 +156,10 @@ class Profile:
             if self._hooks.guesses_ends:
                 self._adapter.runtime.join_iterations()
             elif self._hooks.in_first_cycle:
-                self._early_ends = self._adapter.runtime.recorded_iterations
+                self._early_ends += self._adapter.runtime.recorded_iterations
                 self._adapter.runtime.join_iterations()
+            else:
+                self._early_ends = 0
         self._hooks.end_iteration()
 
     def stop(self) -> None:
@@ -250,8 +259,17 @@ class Profile:
         if self._iterations is None or recorded < self._iterations:
             return False
         if self._hooks.guesses_ends:
-            self._awaits_step = self._awaits_step or optimizer_exists()
-        return not (self._hooks.guesses_ends and self._awaits_step)
+            self._awaits_step = self._awaits_step or optimizers.any_exists()
+            return not self._awaits_step
+        return not (self._may_find_slower(recorded) and self._hooks.awaits_first_step())
+
+    def _may_find_slower(self, recorded: int) -> bool:
+        return recorded <= MOST_STEPS and not self._has_slower and not self._ends_are_explicit
+
+    def _join_cycle(self) -> None:
+        self._has_slower = True
+        self._early_ends = self._adapter.runtime.recorded_iterations
+        self._adapter.runtime.join_iterations()
 
     def _meet(self, module: torch.nn.Module) -> None:
         if self._found_signature:
@@ -271,16 +289,13 @@ class Profile:
         }
         if self._other_models:
             info["other_models"] = json.dumps(self._other_models)
-        if self._early_ends:
+        if self._early_ends and self._ends_are_explicit:
             info["early_ends"] = str(self._early_ends)
         if self._ends_are_guessed:
             info["ends"] = GUESSED_ENDS
+        elif self._has_slower and not self._ends_are_explicit:
+            info["ends"] = SLOWER_ENDS
         return info | self._info
-
-
-def optimizer_exists() -> bool:
-    """True if there is an optimizer, which may step later. Looks at all objects: slow."""
-    return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
 
 
 def profile(

@@ -22,7 +22,7 @@ from stalloc._fit import (
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
 from stalloc.plans import Plan
-from stalloc.profiling import GUESSED_ENDS, active_profile
+from stalloc.profiling import GUESSED_ENDS, SLOWER_ENDS, active_profile
 
 
 class Session:
@@ -104,6 +104,7 @@ class _Active(Session):
             on_forward=self._check_forward,
             early_ends=count(plan, "early_ends"),
             guesses_ends=plan.info.get("ends") == GUESSED_ENDS,
+            waits_for_slower=plan.info.get("ends") == SLOWER_ENDS,
         )
         self._fits = False
         self._part = ""  # signature of a trained module that may be a part of the model

@@ -173,7 +173,13 @@ Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
 std::int32_t Counterparts::find_first_compared() {
   const std::int32_t usual = reference_ >= 2 ? 1 : 0;
   std::vector<std::map<Place, Sequence>> places;
-  for (std::int32_t t = 0; t <= reference_; ++t) places.push_back(by_place(*this, t));
+  made_in_.resize(iterations_.size());
+  for (std::int32_t t = 0; t <= reference_; ++t) {
+    places.push_back(by_place(*this, t));
+    for (const auto& [place, sequence] : places.back()) {
+      if (place.second == 0) made_in_[t].insert(place.first);
+    }
+  }
   const auto align = [&](std::int32_t a, std::int32_t b) {
     return counterparts(places[a], iterations_[a].count, places[b]);
   };
@@ -210,10 +216,14 @@ Token Counterparts::token(std::int32_t t, std::int32_t index) const {
 }
 
 bool Counterparts::is_everywhere(std::int32_t i) const {
-  for (std::int32_t t = first_compared_; t <= reference_; ++t) {
-    if (matches_[t][i] == kNone) return false;
+  if (matches_[reference_][i] == kNone) return false;
+  const trace::PhaseKey& phase = trace_[request(reference_, i).phase_begin].key;
+  bool is_seen = first_compared_ == reference_;  // there is nothing to compare with
+  for (std::int32_t t = first_compared_; t < reference_; ++t) {
+    if (matches_[t][i] == kNone && made_in_[t].contains(phase)) return false;
+    is_seen = is_seen || matches_[t][i] != kNone;
   }
-  return true;
+  return is_seen;
 }
 
 // True if the reference's request `i` follows a law, and every iteration has a counterpart or makes

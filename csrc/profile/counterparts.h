@@ -6,9 +6,9 @@
 //   - Two or more at the beginning that run another program (another model, or batch). Then the
 //     first iteration of the reference's program is a warm-up too.
 // Requests of the training thread are numbered 0, 1, 2, ... in order of allocation if they have a
-// counterpart in all compared iterations, or are optional: they follow a size law, and some shapes
-// of the batch go without several of their layer (a branch). These numbers are a clock that all
-// iterations share: the newest number allocated before a moment dates it.
+// counterpart in all compared iterations that have their phase, or are optional: they follow a size
+// law, and some shapes of the batch go without several of their layer (a branch). These numbers are
+// a clock that all iterations share: the newest number allocated before a moment dates it.
 //
 // Cost: O(n log n) for each iteration, and alignment.h's.
 #pragma once
@@ -87,7 +87,8 @@ class Counterparts {
   Token token(std::int32_t t, std::int32_t index) const;
   // The counterpart in iteration `t` of the reference's request `i`, or kNone.
   std::int32_t match(std::int32_t t, std::int32_t i) const { return matches_[t][i]; }
-  // True if the reference's request `i` has a counterpart in every compared iteration.
+  // True if the reference's request `i` has a counterpart in every compared iteration that has its
+  // phase, and in another one than the reference.
   bool is_everywhere(std::int32_t i) const;
   // True if the reference's request `i` is optional, see above.
   bool is_optional(std::int32_t i) const { return optional_[i]; }
@@ -124,6 +125,7 @@ class Counterparts {
   Phases phases_;
   // By iteration:
   std::vector<std::vector<std::int32_t>> matches_;  // counterpart of each of the reference's
+  std::vector<std::set<trace::PhaseKey>> made_in_;  // phases in which it makes requests
   std::vector<std::vector<std::int32_t>> numbers_;  // number of each of its requests, or kNone
   std::vector<std::vector<std::int32_t>> newest_;   // newest number after its first n requests
   std::vector<std::int32_t> statics_;               // by number: the reference's request

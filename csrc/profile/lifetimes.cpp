@@ -23,6 +23,7 @@
 #include "base/error.h"
 #include "profile/counterparts.h"
 #include "profile/dynamic.h"
+#include "profile/short_iterations.h"
 #include "profile/size_laws.h"
 #include "profile/startup.h"
 
@@ -201,8 +202,10 @@ class Profiler {
 
 }  // namespace
 
-IterationProfile profile_iteration(const trace::Trace& trace) {
-  trace.check();
+IterationProfile profile_iteration(const trace::Trace& recorded) {
+  recorded.check();
+  const std::optional<trace::Trace> even = even_out(recorded);
+  const trace::Trace& trace = even ? *even : recorded;
   SizeLaws laws = find_size_laws(trace);
   // If no extent varies, the trace is its own envelope and need not be copied.
   std::optional<trace::Trace> enlarged;

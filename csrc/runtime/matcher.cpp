@@ -104,6 +104,7 @@ void Matcher::add_phases(const plan::Plan& plan) {
   Following following;
   for (const PhaseIndex p : indices<PhaseIndex>(plan.phases)) {
     const trace::PhaseKey& key = plan[p].key;
+    kinds_.push_back(key.kind);
     if (key.kind == trace::PhaseKind::kOther) {
       others_.emplace(is_startup_ ? Following{kNone, key.occurrence} : following, p);
       ++following.nth;
@@ -183,6 +184,38 @@ PhaseIndex Matcher::find_other() const {
   return found.phase == following_.phase ? phase : kNone;
 }
 
+// True if the request is the next one of the phase after another backward, which goes on from here.
+bool Matcher::moves_to_sibling(Bytes size, StreamId stream) {
+  const auto is_backward = [this](PhaseIndex p) {
+    return p.points_into(kinds_) && kinds_[p] == trace::PhaseKind::kBackward;
+  };
+  const Phase& here = phases_[phase_];
+  if (departed_ || here.departs || !is_backward(following_.phase)) return false;
+  for (const auto& [following, other] : others_) {
+    const bool is_sibling =
+        other != phase_ && is_backward(following.phase) && following.nth + 1 == following_.nth;
+    if (!is_sibling) continue;
+    Phase& there = phases_[other];
+    const ItemIndex at = there.begin + (head_ - here.begin);
+    if (at >= there.end || !is_like(at, size, stream) || there.entered == turn_) continue;
+    const auto shape = [this](ItemIndex i) { return shapes_.begin() + i.number(); };
+    if (!std::equal(shape(there.begin), shape(at), shape(here.begin))) continue;
+    const std::int32_t asked = asked_;
+    leave_phase();
+    phase_ = other;
+    asked_ = asked;
+    head_ = at;
+    end_ = there.end;
+    there.entered = turn_;
+    there.repeated = false;
+    std::fill(taken_.begin() + there.begin.number(), taken_.begin() + at.number(), turn_);
+    resync_ = kNone;
+    place_ = kNone;
+    return true;
+  }
+  return false;
+}
+
 // The microbatch of the plan whose decisions serve this one.
 std::int32_t Matcher::planned_microbatch(std::int32_t microbatch, std::int32_t chunk) {
   const auto planned = microbatches_.find(chunk);
@@ -248,6 +281,10 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
       take(head_);
       return {.outgrows = true};
     }
+  }
+  if (kind_ == trace::PhaseKind::kOther && moves_to_sibling(size, stream)) {
+    ++asked_;
+    return match_of(take(head_));
   }
   // Where dynamic requests are expected, a decision that was passed over is not: one of a common
   // size would be taken for it.

@@ -60,7 +60,10 @@
 // follows it. A repeated phase may take all of its decisions again.
 //
 // Any other phase has no name of its own: it is found by the phase that it follows. So a phase that
-// is missing or extra does not shift those after it. Start-up alone is different: it runs once, its
+// is missing or extra does not shift those after it. The last microbatch of an iteration may be
+// another one than planned. That shows in the phase after its backward: a request that is not the
+// next one there may be the next one in the phase after another backward. Then the run is in that
+// phase, if both begin alike. Start-up alone is different: it runs once, its
 // phases come in an order of its own, and its other phases are found by their occurrence.
 //
 // Note [Dynamic requests]
@@ -209,6 +212,7 @@ class Matcher {
 
   PhaseIndex find_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   PhaseIndex find_other() const;
+  bool moves_to_sibling(Bytes size, StreamId stream);
   PhaseIndex find_occurrence(trace::PhaseKey key) const;
   std::int32_t planned_microbatch(std::int32_t microbatch, std::int32_t chunk);
   void add_phases(const plan::Plan& plan);
@@ -265,6 +269,7 @@ class Matcher {
     auto operator<=>(const Following&) const = default;
   };
   std::map<Following, PhaseIndex> others_;
+  IndexedVector<PhaseIndex, trace::PhaseKind> kinds_;
   const bool is_startup_;  // `other` phases are numbered: they follow no phase
   std::map<std::int32_t, std::vector<std::int32_t>> microbatches_;  // planned, ascending, by chunk
   // In this iteration:

@@ -25,8 +25,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   const auto [decision, group, persistent, startup, outgrows] =
       matcher().match(size, stream, tagged);
   if (decision != kNone) {
-    const auto d = static_cast<std::size_t>(decision);
-    if (drains(layouts_.current().decisions[d].upper)) return {};
+    if (draining_ && lives_on(layouts_.current()[decision])) return {};
     return {allocate_planned(decision, size, stream)};
   }
   if (startup != kNone) return {allocate_startup(startup, size)};
@@ -36,9 +35,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
     ++counts_.persistent_requests;
     return {};
   }
-  const bool lives_on =
-      group != kNone && drains(layouts_.current().groups[static_cast<std::size_t>(group)].upper);
-  if (lives_on) return {};
+  if (draining_ && group != kNone && lives_on(layouts_.current()[group])) return {};
   if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
   // Before its first phase a run makes its model.
   const bool is_setup = counts_.iterations == 0 && matcher().phase() == kNone &&

@@ -89,8 +89,8 @@ class Serving {
   std::int64_t hits_now() const { return hits_; }
 
  private:
-  // True if the pool does not serve what lives until `upper`.
-  bool drains(Tick upper) const { return draining_ && upper > layouts_.current().period; }
+  // True if a decision or a group lives into the next iteration.
+  bool lives_on(const auto& row) const { return row.upper > layouts_.current().period; }
   Matcher& matcher() { return startup_ ? startup_->matcher() : matcher_; }
   bool capturing() const { return delayed_ && delayed_->capturing(); }
   void* allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream);

@@ -28,9 +28,9 @@ from stalloc._auto.forward import Forward
 from stalloc._auto.journal import Journal
 from stalloc._auto.settings import SWITCH, AutoOptions
 from stalloc._auto.status import AutoStatus, Stage
+from stalloc._hooks import optimizers
 from stalloc.errors import StallocWarning
 from stalloc.hooks import TrainingHooks
-from stalloc.profiling import optimizer_exists
 
 
 class Auto:
@@ -148,7 +148,7 @@ class Auto:
             return ended
         # With an optimizer, these are microbatches before its first step.
         if self._awaits_step is None:
-            self._awaits_step = optimizer_exists()
+            self._awaits_step = optimizers.any_exists()
         return 0 if self._awaits_step else ended
 
     def _end(self) -> None:

@@ -49,6 +49,13 @@ class ExtentReader:
             call.visit(key, value, 0)
         return call.names, call.values
 
+    def read_named(self, inputs: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+        """The same for inputs that go to no module."""
+        call = _Call(self._names)
+        for key, value in inputs.items():
+            call.visit(key, value, 0)
+        return call.names, call.values
+
 
 class _Call:
     """The extents of one call as far as they have been read."""

@@ -1,40 +1,96 @@
 """Finds the end of an iteration from the optimizers' steps, for loops without explicit ends.
 
-The rule: the *first* optimizer that steps ends the iteration each time it steps; the others do not.
-So an iteration is one full cycle, for two optimizers side by side as for a generator and a
-discriminator that alternate. If the first optimizer is gone, or idle while another steps twice, the
-other takes over its role. In a loop in which one optimizer steps several times for each step of
-another, call `stalloc.step()`.
+The rule: one optimizer, the closing one, ends the iteration each time it steps; the others do not.
+So an iteration is one full cycle of all optimizers.
+
+    d g d g d g           the first that steps closes: a discriminator and a generator alternate
+    d d d d d g d d ...   the slower one closes, from its first step on: a generator that steps once
+                          for five steps of its critic
+
+If the closing optimizer is gone, or idle while another steps more than twice as often as before,
+the other takes over its role. A counter that begins in the middle of a run goes on with the closing
+optimizer of the counter before: a profile and its plan have the same iterations.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
+
+MOST_STEPS = 8
+"""Steps in a row of one optimizer that still make one iteration with the step of another."""
+
+
+class _Cycle(NamedTuple):
+    """A cycle of several optimizers."""
+
+    closing: weakref.ref[Any]
+    most: int  # steps of another one in it
+    stepped: weakref.WeakSet[Any]
+
+
+_last_cycle: _Cycle | None = None  # on any counter; None if it was of one optimizer
 
 
 class IterationCounter:
     """Follows the optimizers' steps. Holds no optimizer alive.
 
+    Args:
+        waits_for_slower: The first optimizer does not close at once: a slower one is known to come.
+
     Attributes:
+        stepped: The optimizers that have stepped.
         in_first_cycle: True if the optimizer that stepped last had not stepped before.
+        found_slower: True if the optimizer that stepped last has taken over as the slower one. The
+            iterations that the faster one has ended were parts of one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waits_for_slower: bool = False) -> None:
         self.in_first_cycle = True
-        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.found_slower = False
+        self._waits = MOST_STEPS if waits_for_slower else 0  # steps that it still waits for
+        self.stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing: weakref.ref[Any] | None = None
-        self._others: set[int] = set()  # ids, since `_closing` last stepped
+        self._in_a_row = 0  # steps of the closing optimizer since another one stepped
+        self._most = 1  # steps of another one in the last cycle
+        self._others: dict[int, int] = {}  # steps by id, since the closing optimizer's last one
 
     def ends_with(self, optimizer: object) -> bool:
         """Notes a completed step; returns whether it is the iteration's last."""
-        self.in_first_cycle = optimizer not in self._stepped
-        self._stepped.add(optimizer)
+        self.in_first_cycle = optimizer not in self.stepped
+        self.found_slower = False
+        if not self.stepped and _last_cycle is not None and optimizer in _last_cycle.stepped:
+            self._closing, self._most, self._waits = _last_cycle.closing, _last_cycle.most, 0
+        self.stepped.add(optimizer)
         closing = self._closing() if self._closing is not None else None
-        if closing is not None and closing is not optimizer and id(optimizer) not in self._others:
-            self._others.add(id(optimizer))
+        if closing is optimizer:
+            self._in_a_row += 1
+            self._most = max(self._others.values(), default=1)
+            self._remember()
+            self._others.clear()
+            self._waits = max(0, self._waits - 1)
+            return self._waits == 0
+        if closing is not None and not self._takes_over(optimizer):
+            self._in_a_row = 0
             return False
-        if closing is not optimizer:
-            self._closing = weakref.ref(optimizer)
+        self._closing = weakref.ref(optimizer)
+        self._in_a_row = 1
         self._others.clear()
+        return self._waits == 0
+
+    def _remember(self) -> None:
+        global _last_cycle
+        assert self._closing is not None
+        several = _Cycle(self._closing, self._most, self.stepped)
+        _last_cycle = several if self._others else None
+
+    def _takes_over(self, optimizer: object) -> bool:
+        if 1 < self._in_a_row <= MOST_STEPS:
+            self.found_slower = self._waits == 0
+            self._most, self._waits = self._in_a_row, 0
+            return True
+        steps = self._others[id(optimizer)] = self._others.get(id(optimizer), 0) + 1
+        if steps <= (1 if self._most == 1 else 2 * self._most):
+            return False
+        self._most = 1
         return True

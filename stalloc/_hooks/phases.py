@@ -16,6 +16,7 @@ Knows nothing of torch, and holds no tensor. Not thread-safe: the caller lets on
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from stalloc._hooks import frames
@@ -33,7 +34,13 @@ class Scope:
 class PhaseTracker:
     """The state between two events of one attached `TrainingHooks`."""
 
-    def __init__(self, sink: PhaseSink, early_ends: int = 0, guesses_ends: bool = False) -> None:
+    def __init__(
+        self,
+        sink: PhaseSink,
+        early_ends: int = 0,
+        guesses_ends: bool = False,
+        waits_for_slower: bool = False,
+    ) -> None:
         self._sink = sink
         self._early_ends = early_ends
         self._guesses_ends = guesses_ends
@@ -51,7 +58,7 @@ class PhaseTracker:
         self._next_microbatch = 0
         self._forwarded: list[int] = []  # microbatches that backward has yet to come for
         self._last_backward = -1
-        self._iterations = IterationCounter()
+        self._iterations = IterationCounter(waits_for_slower)
         self._iteration_is_over = False
         self._was_over_before_step = False  # before the outermost step that is on
         self._ends_are_explicit = False
@@ -91,6 +98,10 @@ class PhaseTracker:
             return False
         self._scope_has_extents = True
         return True
+
+    def takes_told_extents(self) -> bool:
+        """The same without a forward of the root: an explicit forward phase has to be open."""
+        return bool(self._scopes) and not self._unplanned and self.takes_extents()
 
     def begin_forward(self, training: bool) -> None:
         """The root is called; `expect_forward` came right before."""
@@ -187,6 +198,16 @@ class PhaseTracker:
     def in_first_cycle(self) -> bool:
         """True if the optimizer that stepped last had not stepped before."""
         return self._iterations.in_first_cycle
+
+    @property
+    def stepped(self) -> Container[object]:
+        """The optimizers that have stepped."""
+        return self._iterations.stepped
+
+    @property
+    def found_slower(self) -> bool:
+        """True if the iterations that ended before the last step were parts of one."""
+        return self._iterations.found_slower and not self._ends_are_explicit
 
     # Scopes
 

@@ -50,13 +50,13 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from stalloc._hooks import frames, registry
+from stalloc._hooks import frames, optimizers, registry
 from stalloc._hooks.engine import add_listener, remove_listener
 from stalloc._hooks.extents import ExtentReader
 from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
@@ -97,6 +97,10 @@ class TrainingHooks:
         on_first_step: Called when the first optimizer's step begins and `guesses_ends` is true. The
             iterations that the sink has heard of up to now are parts of one.
         on_rootless: Called before a backward pass while no module was called for training.
+        waits_for_slower: The loop has a slower optimizer, whose steps end the iterations; see
+            `stalloc._hooks.iterations`.
+        on_slower: Called after the step that tells that there is one. The iterations that the sink
+            has heard of up to now are parts of one.
     """
 
     def __init__(
@@ -112,12 +116,16 @@ class TrainingHooks:
         guesses_ends: bool = False,
         on_first_step: Callable[[], None] | None = None,
         on_rootless: Callable[[], object] | None = None,
+        waits_for_slower: bool = False,
+        on_slower: Callable[[], None] | None = None,
     ) -> None:
         self._sink = sink
         self._early_ends = early_ends
         self._guesses_ends = guesses_ends
         self._on_first_step = on_first_step
         self._on_rootless = on_rootless
+        self._waits_for_slower = waits_for_slower
+        self._on_slower = on_slower
         self._root = weakref.ref(model) if model is not None else None
         self._finds_root = model is None
         self._all_layers = layers
@@ -133,7 +141,9 @@ class TrainingHooks:
 
     def _reset(self) -> None:
         self._thread = threading.get_ident()
-        self._tracker = PhaseTracker(self._sink, self._early_ends, self._guesses_ends)
+        self._tracker = PhaseTracker(
+            self._sink, self._early_ends, self._guesses_ends, self._waits_for_slower
+        )
         self._layers = LayerHooks(self._sink, self._thread, self._all_layers, self._dynamic)
         self._layers_at_backward = 0
         self._root_trains = False  # was called for training in this iteration
@@ -155,6 +165,10 @@ class TrainingHooks:
     def guesses_ends(self) -> bool:
         """True until an optimizer's step or a call tells an end, if ends were to be guessed."""
         return self._tracker.guesses_ends
+
+    def awaits_first_step(self) -> bool:
+        """True if there is an optimizer that has not stepped since the hooks were attached."""
+        return optimizers.awaits_first_step(self._tracker.stepped)
 
     @property
     def root(self) -> nn.Module | None:
@@ -366,6 +380,8 @@ class TrainingHooks:
             over = self._tracker.end_step(optimizer, self._is_rootless())
         elif torch._C._current_graph_task_id() != -1:
             over = self._tracker.count_step(optimizer)
+        if over and self._tracker.found_slower and self._on_slower is not None:
+            self._on_slower()
         if over:
             self._iteration_over()
 
@@ -382,6 +398,11 @@ class TrainingHooks:
         """Closes a phase of `open`."""
         if self._is_attached:
             self._tracker.close(scope)
+
+    def tell_inputs(self, inputs: Mapping[str, object]) -> None:
+        """Tells the extents of the explicit forward phase that is open."""
+        if self._drives() and self._tracker.takes_told_extents():
+            self._sink.set_extents(*self._extents.read_named(inputs))
 
     # Spans
 

@@ -5,9 +5,10 @@
     trainer = Trainer(..., callbacks=[StallocCallback()])
 
 A batch is a microbatch. Its forward lasts from `on_train_batch_start` to the backward, whether
-`training_step` calls the module itself or others in it; the iteration ends with the batch in which
-the optimizer has stepped, and the next one begins there, before its batches are fetched. With
-manual optimization it is the same. Validation and checkpoints are unplanned.
+`training_step` calls the module itself or others in it, and its extents are those of the batch. The
+iteration ends with the batch in which the optimizer has stepped, and the next one begins there,
+before its batches are fetched. With manual optimization it is the same. Validation and checkpoints
+are unplanned.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class _Events(Callback):
         """A microbatch is there."""
         self._scopes.close()
         self._scopes.enter_context(self._driver.forward(self._microbatch))
+        self._driver.tell_inputs(batch=batch)
 
     def on_before_backward(self, trainer: Any, pl_module: nn.Module, loss: Any) -> None:
         """Its loss is there."""

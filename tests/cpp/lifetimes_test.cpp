@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string_view>
 
 #include "base/error.h"
@@ -342,6 +343,63 @@ TEST(Lifetimes, PhasesAreComparedByKeyNotByOrder) {
   EXPECT_FALSE(of_size(profile, 11).dynamic);
 }
 
+// One iteration of so many microbatches, and what follows its step. Sizes identify requests: 10 and
+// 11 of the first microbatch, 20 and 21 of the second, 30 of the optimizer, 40 after it.
+void accumulate(TraceBuilder& t, int microbatches) {
+  std::int32_t occurrence = 0;
+  t.phase(trace::PhaseKind::kOther, kNone, occurrence++);
+  for (int m = 0; m < microbatches; ++m) {
+    t.phase(trace::PhaseKind::kForward, m);
+    const auto activation = t.alloc(10 * (m + 1));
+    t.phase(trace::PhaseKind::kBackward, m);
+    t.free(t.alloc(10 * (m + 1) + 1));
+    t.free(activation);
+    t.phase(trace::PhaseKind::kOther, kNone, occurrence++);
+  }
+  t.phase(trace::PhaseKind::kOptimizer);
+  t.free(t.alloc(30));
+  t.phase(trace::PhaseKind::kOther, kNone, occurrence);
+  t.free(t.alloc(40));
+  t.step();
+}
+
+TEST(Lifetimes, AnIterationThatLacksAMicrobatchLeavesTheOthersStatic) {
+  for (const std::size_t at : {1, 2, 3, 4}) {  // 4 is the last one
+    std::array<int, 5> microbatches{2, 2, 2, 2, 2};
+    microbatches.at(at) = 1;
+    TraceBuilder t;
+    for (const int m : microbatches) accumulate(t, m);
+    const profile::IterationProfile profile = profile::profile_iteration(t.finish());
+    EXPECT_EQ(profile.iteration, at == 4 ? 3 : 4);
+    ASSERT_EQ(profile.requests.size(), 6u);
+    for (const profile::ProfiledRequest& r : profile.requests) {
+      EXPECT_TRUE(profile.is_plannable(r)) << r.size << " of " << at;
+    }
+  }
+}
+
+TEST(Lifetimes, APhaseThatOnlyOneIterationHasIsNotPlanned) {
+  TraceBuilder t;
+  for (const int m : {1, 1, 1, 2}) accumulate(t, m);
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
+  EXPECT_TRUE(of_size(profile, 20).dynamic);
+  EXPECT_TRUE(profile.is_plannable(of_size(profile, 10)));
+  EXPECT_TRUE(profile.is_plannable(of_size(profile, 40)));
+}
+
+TEST(Lifetimes, ALongerProgramThatRanFirstIsNoReference) {
+  TraceBuilder t;
+  for (int i = 0; i < 6; ++i) {
+    const bool first = i < 3;
+    for (int m = 0; m < (first ? 2 : 1); ++m) {
+      t.phase(trace::PhaseKind::kForward, m);
+      for (int k = 0; k < (first ? 1 : 8); ++k) t.free(t.alloc(first ? 100 + m : 10 + k));
+    }
+    t.step();
+  }
+  EXPECT_EQ(profile::profile_iteration(t.finish()).iteration, 5);
+}
+
 TEST(Lifetimes, PhasesInAnotherOrderStayStaticAndLiveAsLongAsTheyMet) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
@@ -525,26 +583,39 @@ TEST(LifetimesProperty, BlocksThatMetInAnyComparedIterationMeetInTheProfile) {
     plannable_in_all += plannable.size();
     requests_in_all += profile.requests.size();
 
-    // Planned counterparts by size, in every iteration from the first compared one on.
+    // Planned counterparts by size, in every iteration from the first compared one on, and the
+    // phases of these iterations. A phase may have lost its only request.
     std::vector<std::map<Bytes, const trace::Request*>> seen;
+    std::vector<std::set<trace::PhaseKey>> phases;
     for (int i = profile.iteration - profile.compared; i <= profile.iteration; ++i) {
       auto& by_size = seen.emplace_back();
+      auto& keys = phases.emplace_back();
       for (const trace::Request& r : trace.requests) {
         if (r.lower < trace.iterations[i] || r.lower >= trace.iterations[i + 1]) continue;
-        if (trace[r.phase_begin].key.kind != trace::PhaseKind::kUnplanned) by_size[r.size] = &r;
+        const trace::PhaseKey& key = trace[r.phase_begin].key;
+        if (key.kind == trace::PhaseKind::kUnplanned) continue;
+        by_size[r.size] = &r;
+        if (r.thread == 0) keys.insert(key);
       }
     }
+    const auto find = [&](std::size_t i, Bytes size) {
+      const auto at = i < seen.size() ? seen[i].find(size) : seen.back().end();
+      return i < seen.size() && at != seen[i].end() ? at->second : nullptr;
+    };
     for (const profile::ProfiledRequest* a : plannable) {
       for (std::size_t i = 0; i < seen.size(); ++i) {
-        ASSERT_TRUE(seen[i].contains(a->size));
-        const trace::Request& first = *seen[i].at(a->size);
-        if (i + 1 < seen.size()) {
-          ASSERT_FALSE(meet(first, *seen[i + 1].at(a->size))) << "seed " << seed;
+        const trace::Request* first = find(i, a->size);
+        if (!first) {
+          ASSERT_FALSE(phases[i].contains(profile[a->phase_begin].key)) << "seed " << seed;
+          continue;
         }
+        const trace::Request* again = find(i + 1, a->size);
+        ASSERT_FALSE(again && meet(*first, *again)) << "seed " << seed;
         for (const profile::ProfiledRequest* b : plannable) {
           if (a == b) continue;
-          bool met = meet(first, *seen[i].at(b->size));
-          if (i + 1 < seen.size()) met = met || meet(first, *seen[i + 1].at(b->size));
+          const trace::Request* other = find(i, b->size);
+          const trace::Request* next = find(i + 1, b->size);
+          const bool met = (other && meet(*first, *other)) || (next && meet(*first, *next));
           if (met) {
             ASSERT_TRUE(meet_on_the_circle(*a, *b, profile.period))
                 << "seed " << seed << ": sizes " << a->size << " and " << b->size

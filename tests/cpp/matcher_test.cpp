@@ -309,6 +309,25 @@ TEST(Matcher, AMissingMicrobatchIsSkipped) {
   EXPECT_EQ(entered(m, PhaseKind::kOther), 7) << "found by the phase that it follows";
 }
 
+TEST(Matcher, ThePhaseAfterTheLastBackwardIsKnownByItsRequests) {
+  plan::Plan plan = letters({"A", "A", "BC", "A", "A", "BCDE", "A"});
+  const plan::Plan phases = two_microbatches();
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) plan.phases[p].key = phases.phases[p].key;
+  runtime::Matcher m(plan);
+  const auto decisions = [&](const std::string& requests) {
+    entered(m, PhaseKind::kBackward, 0);
+    entered(m, PhaseKind::kOther);
+    std::vector<int> result;
+    for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0).decision);
+    m.end_iteration();
+    return result;
+  };
+  EXPECT_EQ(decisions("BC"), (std::vector<int>{2, 3}));
+  EXPECT_EQ(decisions("BCDE"), (std::vector<int>{2, 3, 8, 9})) << "a short accumulation";
+  EXPECT_EQ(decisions("BCED"), (std::vector<int>{2, 3, kNone, kNone})) << "not the next one there";
+  EXPECT_EQ(decisions("CD"), (std::vector<int>{3, kNone})) << "they begin in different ways";
+}
+
 TEST(Matcher, AnExtraMicrobatchOfAPipelineRepeatsOneThatIsNotInFlight) {
   std::vector<trace::PhaseKey> keys;
   const auto add = [&](PhaseKind kind, std::int32_t m) { keys.push_back({kind, m, 0, 0}); };

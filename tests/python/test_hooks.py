@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stalloc import hooks
+from stalloc._hooks.iterations import IterationCounter
 from stalloc.hooks import PhaseKind, TrainingHooks
 
 X = torch.ones(2, 4)
@@ -409,6 +410,53 @@ def test_two_models_trained_in_turn_make_one_iteration_a_cycle(sink: RecordingSi
     # After the critic's first step, an iteration is the generator's turn and then the critic's.
     cycle = f"{NEXT} {first} {second}"
     assert sink.take() == f"other {first} {cycle} {cycle} {NEXT} {first} other"
+
+
+def test_a_slower_optimizer_ends_the_iteration_from_its_first_step_on(sink: RecordingSink) -> None:
+    generator, critic = Net(), nn.Linear(1, 1)
+    of_generator = torch.optim.SGD(generator.parameters())
+    of_critic = torch.optim.SGD(critic.parameters())
+    found: list[str] = []
+    with TrainingHooks(sink, on_slower=lambda: found.append(sink.take())):
+        for _ in range(3):
+            for _ in range(2):
+                critic(generator(X).detach()).sum().backward()
+                of_critic.step()
+            critic(generator(X)).sum().backward()
+            of_generator.step()
+    one, two, three = (f"forward {i} backward {i} other {STEP}" for i in range(3))
+    assert found == [f"other {one} {NEXT} {one} {NEXT} {one}"]
+    assert sink.take() == f"{NEXT} {one} {two} {three} {NEXT} {one} {two} {three} other"
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends", "waits"),
+    [
+        ("abababab", "10101010", False),
+        ("aaabaaab", "11110001", False),
+        ("aaabaaab", "00010001", True),
+        ("abbabbabb", "101011100", False),
+        ("aaaaaaaaabbb", "111111111011", False),  # b replaces a
+        ("aabaaaaaaa", "1110000111", False),  # b steps once
+        ("abababababababababab", "00000000000000001010", True),  # none is slower
+    ],
+)
+def test_one_of_several_optimizers_ends_the_iterations(steps: str, ends: str, waits: bool) -> None:
+    optimizers = {name: Net() for name in "ab"}
+    counter = IterationCounter(waits)
+    assert "".join(str(int(counter.ends_with(optimizers[name]))) for name in steps) == ends
+
+
+def test_hooks_that_begin_amid_a_cycle_end_it_as_those_before_did(sink: RecordingSink) -> None:
+    model = Net()
+    first, second = (torch.optim.SGD(model.parameters()) for _ in range(2))
+    for order, steps in (((first, second), [1, 2]), ((second, first), [2, 2])):
+        with TrainingHooks(sink):
+            for optimizer in 2 * order:
+                train_step(model, optimizer)
+            train_step(model, order[0])
+        iterations = sink.take().split("|")
+        assert [words.count("optimizer") for words in iterations][:2] == steps
 
 
 def test_an_optimizer_that_sits_idle_hands_over_the_end_of_the_iteration(

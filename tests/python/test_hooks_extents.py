@@ -216,3 +216,18 @@ def test_a_saved_trace_keeps_its_extents(tmp_path: Path) -> None:
     schema = json.loads((SCHEMAS / "trace.schema.json").read_text())
     document = json.loads((tmp_path / "trace.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
+
+
+def test_inputs_that_are_told_are_the_extents_of_the_open_forward() -> None:
+    model, sink = Net(), RecordingSink()
+    with TrainingHooks(sink, model):
+        hooks.tell_inputs(batch=X)  # no forward is open
+        for _ in range(2):
+            with hooks.phase("forward", 0):
+                hooks.tell_inputs(batch={"x": X})
+                hooks.tell_inputs(batch=X)  # the first one counts
+                model(X)
+            with hooks.phase("backward", 0):
+                hooks.tell_inputs(batch=X)
+    sink.check()
+    assert sink.extents == [{"batch.x.0": 2, "batch.x.1": 4}] * 2

@@ -247,6 +247,28 @@ def test_networks_that_step_in_turn_are_one_iteration_where_the_loop_says_so(
     assert pair.losses == plain.losses
 
 
+@pytest.mark.parametrize("iterations", [None, 3])
+@isolated
+def test_the_slower_network_ends_the_iteration_where_nobody_says_so(iterations: int | None) -> None:
+    with stalloc.profile(device="cpu", iterations=iterations) as prof:
+        pair = Adversaries(rounds=5)
+        for _ in range(4):
+            pair.cycle()
+    assert len(prof.trace.iterations) == 3 + 1
+    plan = prof.plan()
+    assert len(plan.groups) == 0
+    with stalloc.enable(plan):
+        for _ in range(5):
+            pair.cycle()
+        stats = stalloc.memory_stats()
+    assert stats["iterations"] == 4
+    assert stats["misses"] == 0
+    plain = Adversaries(rounds=5)
+    for _ in range(9):
+        plain.cycle()
+    assert pair.losses == plain.losses
+
+
 @isolated
 def test_steps_that_were_to_come_early_and_do_not_cost_one_iteration() -> None:
     with stalloc.profile(device="cpu") as prof:

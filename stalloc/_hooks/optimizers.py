@@ -1,0 +1,29 @@
+"""Finds the optimizers of the process. A search looks at all objects: some tenths of a second."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Container
+
+import torch
+
+
+def any_exists() -> bool:
+    """True if there is an optimizer, of whatever parameters."""
+    return bool(_optimizers())
+
+
+def awaits_first_step(stepped: Container[object]) -> bool:
+    """True if an optimizer has not stepped whose parameters no other one has stepped for."""
+    optimizers = [o for o in _optimizers() if "param_groups" in vars(o)]
+    known = {id(p) for o in optimizers if o in stepped for p in _parameters(o)}
+    return any(id(p) not in known for o in optimizers if o not in stepped for p in _parameters(o))
+
+
+def _optimizers() -> list[torch.optim.Optimizer]:
+    # type() does not ask a proxy object, which may import its target.
+    return [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
