@@ -131,7 +131,9 @@ class Places {
     }
     const auto& [phase, after, stream] = key;
     const ProfiledPhase& within = profile_[phase];
-    if (within.key.kind == trace::PhaseKind::kOther) keep_small_data(visits);
+    const bool is_between =
+        within.key.kind == trace::PhaseKind::kOther && profile_.phases.size() > 1;
+    if (is_between) keep_small_data(visits);
     const Tick begin = after == kNone ? within.begin : profile_.requests[after].lower;
     const Roles roles = tell_roles(visits, within.end - begin);
     std::vector<std::vector<Asked>> by_role(roles.contexts.size());
@@ -160,17 +162,13 @@ class Places {
     }
   }
 
-  // Between microbatches the next batch is made, perhaps one for the next iteration, of a shape
-  // that no profile has seen. If any small request is kept there, all small ones count as kept: a
-  // small one that stays in the pool displaces large ones.
+  // Between microbatches the next batch is made, of a shape that no profile has seen. All small
+  // requests count as kept there: one that lives longer than others of its site displaces large
+  // ones, and beside the pool it takes next to nothing.
   static void keep_small_data(std::vector<std::vector<RoleSample>>& visits) {
-    const auto is_small = [](const RoleSample& s) { return s.size < kSmallRequest; };
-    const auto is_kept = [&](const RoleSample& s) { return is_small(s) && s.longevity == kKept; };
-    const auto any_kept = [&](const auto& visit) { return std::ranges::any_of(visit, is_kept); };
-    if (std::ranges::none_of(visits, any_kept)) return;
     for (std::vector<RoleSample>& visit : visits) {
       for (RoleSample& s : visit) {
-        if (is_small(s)) s.longevity = kKept;
+        if (s.size < kSmallRequest) s.longevity = kKept;
       }
     }
   }

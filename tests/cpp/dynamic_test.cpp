@@ -287,31 +287,30 @@ TEST(DynamicPlaces, RequestsThatOutliveTheNextIterationAreKeptWithoutRoom) {
   }
 }
 
-// The data of a batch: three small tensors that are stacked, and the stack, made for the next
-// iteration.
-profile::IterationProfile with_data(trace::PhaseKind kind, Bytes scale) {
+// The data of a batch, made before its forward and freed after it: three tensors and their stack.
+profile::IterationProfile with_data(Bytes scale, bool between) {
   TraceBuilder t;
-  std::array<std::int32_t, 2> stacks{kNone, kNone};
-  for (int i = 0; i < 7; ++i) {
-    t.phase(kind, kind == trace::PhaseKind::kOther ? kNone : 0);
+  for (int i = 0; i < 4; ++i) {
+    t.phase(between ? trace::PhaseKind::kOther : trace::PhaseKind::kForward, between ? kNone : 1);
     t.free(t.alloc(10));
     std::vector<std::int32_t> rows;
     for (Bytes row = 0; row < 3; ++row) rows.push_back(t.alloc(scale * (100 + 7 * i + row)));
     const auto stack = t.alloc(3 * scale * (100 + 7 * i + 2));
     for (const auto r : rows) t.free(r);
-    if (stacks[0] != kNone) t.free(stacks[0]);
-    stacks = {stacks[1], stack};
+    t.phase(trace::PhaseKind::kForward, 0);
+    t.free(t.alloc(11));
+    t.free(stack);
     t.step();
   }
   return profile::profile_iteration(t.finish());
 }
 
-TEST(DynamicPlaces, AllSmallDataCountAsKeptIfSomeAre) {
-  const profile::IterationProfile data = with_data(trace::PhaseKind::kOther, 8);
+TEST(DynamicPlaces, SmallDataBetweenMicrobatchesHaveNone) {
+  const profile::IterationProfile data = with_data(8, true);
   EXPECT_TRUE(data.places.empty());
   EXPECT_EQ(data.kept.size(), 1u);
-  EXPECT_FALSE(with_data(trace::PhaseKind::kForward, 8).places.empty());
-  EXPECT_FALSE(with_data(trace::PhaseKind::kOther, 10 * profile::kSmallRequest).places.empty());
+  EXPECT_FALSE(with_data(8, false).places.empty());
+  EXPECT_FALSE(with_data(10 * profile::kSmallRequest, true).places.empty());
 }
 
 TEST(DynamicPlaces, RequestsOfAWarmUpAloneHaveNoPlace) {

@@ -1,0 +1,55 @@
+"""Trainers whose batches change: identical to the bit, served as planned, within the load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from changing_trainers import NAMES, program
+from isolation import run_isolated
+from trainers import Run
+
+import stalloc
+from stalloc import _core
+
+TARGET = 0.99  # hits, of all requests
+# The pool's alignment and the segments of the fallback, which a toy model feels.
+SLACK = 1 << 20
+
+EPOCHS = "small data live longer at the end of an epoch and displace decisions"
+
+# The targets that are missed, and why.
+MISSED_HITS = {
+    "transformers-accumulation": EPOCHS,
+    "transformers-evaluation": "an evaluation has no plan and is served from idle pool space",
+}
+MISSED_BYTES = {
+    "transformers-padding": EPOCHS,
+    "transformers-accumulation": EPOCHS,
+    "transformers-evaluation": EPOCHS,
+}
+
+
+def train(name: str, folder: Path, planned: bool) -> tuple[Run, dict[str, Any]]:
+    run = program(name)(folder, planned)
+    _core.runtime("cpu").check()
+    return run, dict(stalloc.memory_stats())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unseen_shapes_are_served_as_planned(name: str, tmp_path: Path) -> None:
+    plain, _ = run_isolated(train, name, tmp_path, False)
+    planned, stats = run_isolated(train, name, tmp_path, True)
+    plain.assert_same(planned)
+    assert stats["iterations"] > 10
+    assert stats["strays"] == 0
+    missed = []
+    if stats["hit_rate"] < TARGET:
+        assert name in MISSED_HITS, stats
+        missed.append(f"hits {stats['hit_rate']:.3f}: {MISSED_HITS[name]}")
+    if stats["run_peak_reserved"] > 1.02 * stats["run_peak_allocated"] + SLACK:
+        assert name in MISSED_BYTES, stats
+        missed.append(f"efficiency {stats['run_efficiency']:.3f}: {MISSED_BYTES[name]}")
+    if missed:
+        pytest.xfail("; ".join(missed))
