@@ -318,7 +318,9 @@ TEST(Matcher, ThePhaseAfterTheLastBackwardIsKnownByItsRequests) {
     entered(m, PhaseKind::kBackward, 0);
     entered(m, PhaseKind::kOther);
     std::vector<int> result;
-    for (const char c : requests) result.push_back(m.match(c - 'A' + 1, 0).decision);
+    for (const char c : requests) {
+      result.push_back(m.match(c - 'A' + 1, 0).decision.number());
+    }
     m.end_iteration();
     return result;
   };
