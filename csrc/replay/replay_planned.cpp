@@ -84,8 +84,9 @@ class Loop {
     const bool unplanned = span.key.kind == trace::PhaseKind::kUnplanned;
     // Requests from before the first iteration belong to no phase.
     if (unplanned && iteration_ == 0) return;
+    // A span with the key of the one before goes on with its phase: iterations were joined there.
     if (unplanned == unplanned_) {
-      if (!unplanned) enter_planned(span);
+      if (!unplanned && last_ != span.key) enter_planned(span);
       return;
     }
     unplanned_ = unplanned;

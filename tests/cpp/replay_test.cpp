@@ -166,6 +166,29 @@ TEST(Replay, AnUnplannedInterruptionIsServedFromIdleSpace) {
   EXPECT_EQ(result.reserved, plan.pool);
 }
 
+// The recorder ends an iteration between two microbatches by guess, and joins it to the next one.
+TEST(Replay, APhaseThatGoesOnInAnotherSpanCountsOnce) {
+  TraceBuilder builder;
+  builder.alloc(30 * kMiB);
+  for (int i = 0; i < 4; ++i) {
+    builder.phase(trace::PhaseKind::kForward, 0);
+    builder.free(builder.alloc(20 * kMiB));
+    builder.phase(trace::PhaseKind::kOther, kNone, 1);
+    builder.free(builder.alloc(kMiB));
+    if (i == 0) builder.phase(trace::PhaseKind::kOther, kNone, 1);
+    builder.phase(trace::PhaseKind::kForward, 1);
+    builder.free(builder.alloc(20 * kMiB));
+    builder.phase(trace::PhaseKind::kOther, kNone, 2);
+    builder.free(builder.alloc(30 * kMiB));  // as large as the weight
+    builder.step();
+  }
+  const trace::Trace trace = builder.finish();
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
+  EXPECT_EQ(result.load, 60 * kMiB);
+  EXPECT_EQ(result.peak_reserved, 60 * kMiB) << "the last phase of the first iteration is known";
+}
+
 TEST(Replay, DynamicRequestsAreAnnounced) {
   TraceBuilder builder;
   for (int i = 0; i < 5; ++i) {
