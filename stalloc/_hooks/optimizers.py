@@ -14,10 +14,14 @@ def any_exists() -> bool:
 
 
 def awaits_first_step(stepped: Container[object]) -> bool:
-    """True if an optimizer has not stepped whose parameters no other one has stepped for."""
+    """True if an optimizer has not stepped whose parameters no other one has stepped for.
+
+    One with state has stepped before anybody looked.
+    """
     optimizers = [o for o in _optimizers() if "param_groups" in vars(o)]
     known = {id(p) for o in optimizers if o in stepped for p in _parameters(o)}
-    return any(id(p) not in known for o in optimizers if o not in stepped for p in _parameters(o))
+    waiting = [o for o in optimizers if o not in stepped and not o.state]
+    return any(id(p) not in known for o in waiting for p in _parameters(o))
 
 
 def _optimizers() -> list[torch.optim.Optimizer]:
