@@ -72,6 +72,8 @@ class Profile:
         self._ends_are_guessed = True
         self._awaits_step = False  # there is an optimizer, which may accumulate gradients
         self._has_slower = False
+        self._searched = 0  # recorded iterations when a slower optimizer was looked for
+        self._finds_slower = False
         self._ends_are_explicit = False
         self._early_ends = 0  # iterations that seemed to end before the first step()
         self._inputs: set[str] = set()
@@ -261,10 +263,15 @@ class Profile:
         if self._hooks.guesses_ends:
             self._awaits_step = self._awaits_step or optimizers.any_exists()
             return not self._awaits_step
-        return not (self._may_find_slower(recorded) and self._hooks.awaits_first_step())
+        return not self._awaits_slower(recorded)
 
-    def _may_find_slower(self, recorded: int) -> bool:
-        return recorded <= MOST_STEPS and not self._has_slower and not self._ends_are_explicit
+    def _awaits_slower(self, recorded: int) -> bool:
+        if recorded > MOST_STEPS or self._has_slower or self._ends_are_explicit:
+            return False
+        if self._searched != recorded:  # once an iteration: a search is slow
+            self._searched = recorded
+            self._finds_slower = self._hooks.awaits_first_step()
+        return self._finds_slower
 
     def _join_cycle(self) -> None:
         self._has_slower = True

@@ -55,7 +55,7 @@ Bytes place_slots(Plan& plan);
 // pool is smaller than the bound of this problem.
 solve::Problem real_problem(const Plan& plan);
 
-// What the validator calls the slots of a class: its classes are Plan::slots, in their order.
+// The validator's index of a class. Its classes are those of Plan::slots, in the same order.
 inline verify::SlotRangeIndex range_of(SlotClassIndex c) {
   return verify::SlotRangeIndex(c.number());
 }

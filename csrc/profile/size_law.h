@@ -39,7 +39,7 @@ struct LawTerm {
   auto operator<=>(const LawTerm&) const = default;
 };
 
-// How well the observations support a law.
+// The degree to which the observations support a law.
 enum class LawProof : std::uint8_t {
   kProven,       // three or more distinct observations, or a size that other extents did not change
   kUnproven,     // two distinct observations, or one

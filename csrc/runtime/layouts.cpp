@@ -12,7 +12,7 @@ namespace {
 // Layouts that are kept besides the plan's own and the present one.
 constexpr std::size_t kMostLayouts = 64;
 
-// How much more memory a layout for both may take than one for the new extents alone, in per mille.
+// A layout for both may take so much more memory than one for the new extents alone, in per mille.
 constexpr Bytes kTolerance = 5;
 
 }  // namespace

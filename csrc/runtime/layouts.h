@@ -59,7 +59,7 @@ class Layouts {
   // Makes a layout that find() or grow() returned the present one.
   void use(const plan::Plan* layout) { current_ = layout; }
 
-  // How many were made.
+  // The number of layouts that were made.
   std::size_t made() const { return made_; }
 
  private:

@@ -20,7 +20,7 @@
 
 namespace stalloc::runtime {
 
-// How much of what was planned for a microbatch has: factor / divisor, below 1.
+// The share of the planned extents that a microbatch has: factor / divisor, below 1.
 struct Share {
   profile::Extent factor = 1;
   profile::Extent divisor = 1;

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How one attempt learns of the others' results.
+// One attempt learns of the others' results here.
 struct Lane {
   std::atomic<Bytes> limit = std::numeric_limits<Bytes>::max();
   std::atomic<bool> stop = false;

@@ -37,7 +37,7 @@ FOLDER = "STALLOC_CACHE"
 """Environment variable: the folder. Empty or `0` turns the cache off."""
 
 MOST_BYTES = 1 << 30
-"""Of all files together."""
+"""The most bytes that all files together may have."""
 
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.plan\.json")
 _LEFT = re.compile(r"\.stalloc-[0-9a-f]{16}")  # of a process that died while it wrote

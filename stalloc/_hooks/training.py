@@ -167,7 +167,7 @@ class TrainingHooks:
         return self._tracker.guesses_ends
 
     def awaits_first_step(self) -> bool:
-        """True if there is an optimizer that has not stepped since the hooks were attached."""
+        """True if an optimizer is still to make its first step; see `stalloc._hooks.optimizers`."""
         return optimizers.awaits_first_step(self._tracker.stepped)
 
     @property

@@ -328,7 +328,7 @@ TEST_F(PlannedAllocatorTest, AnAlignmentTheDeviceCannotGiveIsRefused) {
   }
 }
 
-// Of two requests, one lives into the next iteration. Once the pool is drained, it lies beside it.
+// One of two requests lives into the next iteration. Once the pool is drained, it lies beside it.
 TEST_F(PlannedAllocatorTest, ADrainedPoolIsEmptyWhereIterationsEnd) {
   allocator_.drain(/*departed=*/false);  // nothing is enabled
   allocator_.enable(testing::plan_of({decision(kMiB, 0, 0, 1), decision(kMiB, kMiB, 2, 5)}, 4));

@@ -69,7 +69,7 @@ class ExactState {
   std::span<const int> unplaced(int section) const {
     return {stacks_[section].data(), static_cast<std::size_t>(sections_[section].unplaced)};
   }
-  // How often a section overflowed, plus one, since the construction or the last reset.
+  // The overflows of a section, plus one, since the construction or the last reset.
   double failures(int section) const { return failures_[section]; }
   void forget_failures();
 
