@@ -127,7 +127,7 @@ Matcher::Match Matcher::match_of(ItemIndex item) const {
   const DecisionIndex decision = decision_[item];
   const StartupIndex startup = startup_[item];
   const bool persistent = decision == kNone && startup == kNone;
-  return {decision, kNone, persistent, startup};
+  return {.decision = decision, .startup = startup, .persistent = persistent};
 }
 
 void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {

@@ -117,11 +117,12 @@ class Matcher {
   struct Match {
     DecisionIndex decision = kNone;
     GroupIndex group = kNone;
-    bool persistent = false;
     StartupIndex startup = kNone;
+    bool persistent = false;
     // Data of a batch that is larger than planned: the pool is exchanged next.
     bool outgrows = false;
   };
+  static_assert(sizeof(Match) == 16);  // two registers
 
   enum class Part : std::uint8_t { kIterations, kStartup };
 

@@ -101,10 +101,15 @@ void PlannedAllocator::drop_empty_pools() {
 
 void PlannedAllocator::update_reserved() {
   const Pools::Held held = pools_.held();
-  accounting_.set_reserved(held.reserved, held.segments, fallback_.reserved());
+  counted_fallback_ = fallback_.reserved();
+  accounting_.set_reserved(held.reserved, held.segments, counted_fallback_);
   if (!callers_fallback_) return;
   low_.store(held.low, std::memory_order_release);
   high_.store(held.high, std::memory_order_release);
+}
+
+void PlannedAllocator::update_fallback() {
+  if (fallback_.reserved() != counted_fallback_) update_reserved();
 }
 
 void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
@@ -151,7 +156,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
     collect_all_delayed();
     p = fallback_.allocate(size, stream, dynamic);
   }
-  update_reserved();
+  update_fallback();
   if (!p) {
     // Idle space of the pool is the last resort. Planned requests then make way.
     const bool may_lie_idle = serving_ && !dynamic && !pools_.is_away();
@@ -207,7 +212,7 @@ bool PlannedAllocator::deallocate(void* p) {
 
 CachingPool::Freed PlannedAllocator::release_fallback(void* p) {
   const CachingPool::Freed freed = fallback_.deallocate(p, keeps_segments());
-  if (!keeps_segments()) update_reserved();
+  update_fallback();
   return freed;
 }
 

@@ -216,6 +216,8 @@ class PlannedAllocator {
   void collect_all_delayed();
   void drop_empty_pools();
   void update_reserved();
+  // The same after each request that the fallback serves or frees: cheap when it holds what it did.
+  void update_fallback();
   std::string name() const { return std::string(device_.name()); }
 
   device::DeviceMemory& device_;
@@ -228,6 +230,7 @@ class PlannedAllocator {
   std::atomic<bool> enabled_{false};
   bool abandoned_ = false;  // this is a forked child
   CachingPool fallback_;
+  Bytes counted_fallback_ = 0;  // what it held when update_reserved() last ran
   Pools pools_;
   std::optional<DelayedFrees> delayed_;  // on a device with streams
   Accounting accounting_;

@@ -22,7 +22,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   if (unplanned_depth_ > 0) {
     return {allocate_departed(size, stream, {Departures::kUnplanned}, /*wary=*/false)};
   }
-  const auto [decision, group, persistent, startup, outgrows] =
+  const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
   if (decision != kNone) {
     if (draining_ && lives_on(layouts_.current()[decision])) return {};
