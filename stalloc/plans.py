@@ -79,7 +79,7 @@ class Plan(Document[_core.Plan]):
 
     @property
     def optimal(self) -> bool:
-        """True if no plan can have a smaller pool: proven."""
+        """True if it is proven that no plan has a smaller pool; with slots, no plan with the same."""
         return self._core.optimal
 
     @property

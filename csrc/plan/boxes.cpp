@@ -1,7 +1,6 @@
 #include "plan/boxes.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "plan/curve.h"
 #include "plan/slots.h"
 #include "solve/core/bound.h"
 #include "verify/validator.h"
@@ -23,68 +23,23 @@ constexpr Bytes kMostAbreast = 32;
 constexpr BoxIndex kMostBoxes(512);
 constexpr std::size_t kMostInBox = 256;
 
-struct Interval {
-  Tick lower = 0;
-  Tick upper = 0;
-};
-
-// A sum over one period that changes at ticks.
-class Curve {
- public:
-  explicit Curve(Tick period) : period_(period) { values_[0] = 0; }
-
-  // `upper` may lie in the next period.
-  void add(Tick lower, Tick upper, std::int64_t value) {
-    if (upper <= lower) return;
-    if (upper > period_) {
-      change(0, upper - period_, value);
-      upper = period_;
-    }
-    change(lower, upper, value);
+// The slots of a class that no request needs, boxes left out.
+Curve spare_of(const Plan& plan, SlotClassIndex c) {
+  Curve spare(plan.period);
+  spare.add(0, plan.period, plan[c].count);
+  for (const Decision& d : plan.decisions) {
+    if (d.slots != c || d.box != kNone) continue;
+    spare.add(0, plan.period, -1);
+    spare.add(d.lower, d.lower + d.over, -1);
   }
+  return spare;
+}
 
-  std::int64_t most() const {
-    std::int64_t most = std::numeric_limits<std::int64_t>::min();
-    for (const auto& [tick, value] : values_) most = std::max(most, value);
-    return most;
-  }
-
-  // True if it is above `limit` anywhere in the interval, which lies within the period.
-  bool exceeds(std::int64_t limit, Interval in) const {
-    for (auto at = std::prev(values_.upper_bound(in.lower));
-         at != values_.end() && at->first < in.upper; ++at) {
-      if (at->second > limit) return true;
-    }
-    return false;
-  }
-
-  // The longest intervals in which it is at least `limit`.
-  std::vector<Interval> at_least(std::int64_t limit) const {
-    std::vector<Interval> result;
-    bool inside = false;
-    for (const auto& [tick, value] : values_) {
-      if (value >= limit && !inside) result.push_back({tick, period_});
-      if (value < limit && inside) result.back().upper = tick;
-      inside = value >= limit;
-    }
-    return result;
-  }
-
- private:
-  std::map<Tick, std::int64_t>::iterator split(Tick tick) {
-    const auto after = values_.upper_bound(tick);
-    return values_.try_emplace(after, tick, std::prev(after)->second);
-  }
-
-  void change(Tick lower, Tick upper, std::int64_t value) {
-    if (upper <= lower) return;
-    const auto end = upper >= period_ ? values_.end() : split(upper);
-    for (auto at = split(lower); at != end; ++at) at->second += value;
-  }
-
-  Tick period_;
-  std::map<Tick, std::int64_t> values_;  // each until the next
-};
+// True if the request may lie in a slot of the class that is idle throughout the window.
+bool fits(const Decision& d, const SlotClass& c, Interval window) {
+  return d.stream == c.stream && d.size <= c.size && d.lower >= window.lower &&
+         d.upper <= window.upper;
+}
 
 // Fills the idle slots of the classes of one stream; of all where streams share addresses.
 class Filler {
@@ -110,7 +65,7 @@ class Filler {
 
   void run() {
     for (const SlotClassIndex c : classes_) {
-      const Curve spare = spare_of(c);
+      const Curve spare = spare_of(plan_, c);
       const std::int64_t most = spare.most();
       for (std::int64_t level = 1; level <= most; ++level) {
         for (const Interval& window : spare.at_least(level)) {
@@ -126,20 +81,9 @@ class Filler {
     return plan_.streams == solve::Streams::kOrdered || stream == stream_;
   }
 
-  Curve spare_of(SlotClassIndex c) const {
-    Curve spare(plan_.period);
-    spare.add(0, plan_.period, plan_[c].count);
-    for (const Decision& d : plan_.decisions) {
-      if (d.slots != c || d.box != kNone) continue;
-      spare.add(0, plan_.period, -1);
-      spare.add(d.lower, d.lower + d.over, -1);
-    }
-    return spare;
-  }
-
-  bool fits(const Decision& d, const SlotClass& c, Interval window) const {
-    return d.slots == kNone && d.law == kNone && d.stream == c.stream && d.size <= c.size &&
-           d.size >= c.size / kMostAbreast && d.lower >= window.lower && d.upper <= window.upper;
+  bool is_candidate(const Decision& d, const SlotClass& c, Interval window) const {
+    return d.slots == kNone && d.law == kNone && d.size >= c.size / kMostAbreast &&
+           fits(d, c, window);
   }
 
   // Fills one slot of the class throughout the window.
@@ -147,7 +91,7 @@ class Filler {
     const SlotClass slot = plan_[c];
     std::vector<Decision*> candidates;
     for (Decision& d : plan_.decisions) {
-      if (fits(d, slot, window)) candidates.push_back(&d);
+      if (is_candidate(d, slot, window)) candidates.push_back(&d);
     }
     std::ranges::stable_sort(candidates, std::greater{}, &Decision::size);
     std::vector<const Decision*> inside;
@@ -201,6 +145,26 @@ void add_boxes(Plan& plan) {
   }
   BoxIndex next(0);
   for (const StreamId stream : streams) Filler(plan, stream, next).run();
+}
+
+Bytes bound_with_slots(const Plan& plan) {
+  std::vector<std::pair<const SlotClass*, Interval>> idle;
+  Bytes slots = 0;
+  for (const SlotClassIndex c : indices<SlotClassIndex>(plan.slots)) {
+    slots += plan[c].size * plan[c].count;
+    for (const Interval& window : spare_of(plan, c).at_least(1))
+      idle.emplace_back(&plan[c], window);
+  }
+  solve::Problem rest = problem_of(plan);
+  rest.buffers.resize(rest.buffers.size() - plan.slots.size());
+  for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
+    const Decision& d = plan.decisions[i];
+    const bool may_lie_in_slot = std::ranges::any_of(
+        idle, [&](const auto& slot) { return fits(d, *slot.first, slot.second); });
+    if (may_lie_in_slot || d.slots != kNone) rest.buffers[i].size = 0;
+  }
+  for (solve::Buffer& b : rest.buffers) b.fixed = kUnplaced;
+  return std::max(solve::load_bound(real_problem(plan)), slots + solve::load_bound(rest));
 }
 
 std::vector<verify::SlotUse> check_boxes(const Plan& plan) {

@@ -32,6 +32,11 @@ namespace stalloc::plan {
 // each request in a box.
 void add_boxes(Plan& plan);
 
+// A proven minimum: no plan that has these slots, and nothing else in their addresses but what lies
+// in idle ones, has a smaller pool. Above the load's bound where the load is at its peak while slots
+// are idle, and the requests of that moment fit into none. Cost: O(n log n + n x idle intervals).
+Bytes bound_with_slots(const Plan& plan);
+
 // The plan's boxes as requests of their classes. Throws PlanError unless the requests of each box
 // have one class and its stream, lie inside a slot and meet none of the others.
 std::vector<verify::SlotUse> check_boxes(const Plan& plan);

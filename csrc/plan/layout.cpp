@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/boxes.h"
 #include "plan/reusable.h"
 #include "plan/slots.h"
 #include "solve/core/bound.h"
@@ -63,7 +64,7 @@ void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budg
   plan.bound = result.bound;
   if (!plan.slots.empty()) {
     plan.bound = solve::load_bound(real_problem(plan));
-    plan.optimal = plan.pool == plan.bound;
+    plan.optimal = plan.pool == bound_with_slots(plan);
   }
   add_reusable(plan, problem_of(plan), layout_of(plan));
 }

@@ -138,7 +138,8 @@ struct Plan {
   std::map<std::string, std::string> info;  // what was profiled: "device", "torch", "model", ...
   std::string fingerprint;                  // of the trace it came from
   std::string algorithm;
-  bool optimal = false;  // proven: pool == bound, or the search was complete
+  // Proven: no plan with the same slots has a smaller pool.
+  bool optimal = false;
   Bytes pool = 0;        // bytes to reserve: M_r of the static part
   Bytes resident = 0;    // bytes of the resident region, above the pool
   Bytes bound = 0;

@@ -171,7 +171,7 @@ def _print(args: argparse.Namespace, trace: Trace, comparison: Comparison) -> No
         {
             "input": str(args.input),
             "requests": f"{len(trace.requests):,} in {iterations} iterations",
-            "plan": f"{_core.format_bytes(plan.pool)}{resident}, gap {plan.gap:.3%}",
+            "plan": f"{_core.format_bytes(plan.pool)}{resident}, gap {plan.gap:.3%}{", proven optimal" if plan.optimal else ""}",
             "covers": comparison.coverage,
         }
     )

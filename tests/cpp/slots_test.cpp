@@ -10,6 +10,7 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "plan/boxes.h"
 #include "plan/build.h"
 #include "plan/layout.h"
 #include "plan/plan_json.h"
@@ -350,6 +351,40 @@ TEST(Boxes, BringThePlanDownToTheBound) {
     EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident) << seed;
   }
   EXPECT_GT(boxed, 50);
+}
+
+// Two slots for one state, and requests of `size` bytes while one of the slots is idle.
+plan::Plan plan_with_idle_slot(Bytes size) {
+  plan::Plan plan = boxed_plan();
+  for (plan::Decision& d : plan.decisions) {
+    if (d.over == 0) d = {.size = size, .lower = d.lower, .upper = d.upper, .phase = 0};
+  }
+  return plan;
+}
+
+TEST(Boxes, ABoundTellsWhatIdleSlotsCannotTake) {
+  // Requests 0 and 1 are live at once, and a state of 8 units with them.
+  const Bytes small = plan::bound_with_slots(plan_with_idle_slot(8 * kUnit));
+  EXPECT_EQ(small, 24 * kUnit) << "the load: they may lie in the idle slot";
+  const Bytes large = plan::bound_with_slots(plan_with_idle_slot(9 * kUnit));
+  EXPECT_EQ(large, (16 + 18) * kUnit) << "they fit into no slot, so the idle one is lost";
+  plan::Plan late = plan_with_idle_slot(8 * kUnit);
+  for (plan::Decision& d : late.decisions) {
+    if (d.over == 0) d.upper = 8;
+  }
+  EXPECT_EQ(plan::bound_with_slots(late), (16 + 24) * kUnit) << "both slots are taken at tick 7";
+  EXPECT_EQ(plan::bound_with_slots(boxed_plan()), 16 * kUnit);
+}
+
+TEST(Boxes, NoPlanIsBelowTheBoundWithSlots) {
+  for (int seed = 0; seed < 12; ++seed) {
+    std::mt19937 random(static_cast<unsigned>(seed));
+    const plan::Plan plan = plan_of_trace(functional_training(4 + seed, 6, random, 1 + seed % 4));
+    const Bytes least = plan::bound_with_slots(plan);
+    EXPECT_GE(least, plan.bound) << seed;
+    EXPECT_GE(plan.pool, least) << seed;
+    EXPECT_EQ(plan.optimal, plan.pool == least) << seed;
+  }
 }
 
 // Slots take no more than their requests need beside a pool that has no slots.
