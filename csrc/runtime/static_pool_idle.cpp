@@ -14,6 +14,9 @@ constexpr std::size_t kMaxSearched = std::size_t{1} << 26;
 // An iteration may pass so many events when it searches what is needed last: some 30 ms.
 constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
 
+// A decision that takes one part in so many of the pool finds no other place when it is displaced.
+constexpr Bytes kLargeParts = 16;
+
 // Calls visit(range) for the parts of `r` that `set` does not have, ascending.
 void visit_gaps(const RangeSet& set, Range r, auto visit) {
   Offset at = r.begin;
@@ -105,7 +108,8 @@ Offset StaticPool::find_least_in_the_way(Bytes size, std::size_t owner) const {
   return kUnplaced;
 }
 
-// Finds the place that stays idle longest if all goes as planned, up to the end of `lifetime`.
+// Finds the place that stays idle longest if all goes as planned, up to the end of `lifetime`. None
+// if a larger decision needs it until then that would find no other place.
 Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner) {
   HoleSet idle = levels_.back().idle[owner];
   Offset found = idle.best_fit(size);
@@ -119,7 +123,10 @@ Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::siz
     idle.remove(needed);
     if (needed.end <= found || found + size <= needed.begin) continue;
     const Offset other = idle.best_fit(size);
-    if (other == kUnplaced) return found;
+    if (other == kUnplaced) {
+      const bool moves = needed.size() <= std::max(size, size_ / kLargeParts);
+      return moves ? found : kUnplaced;
+    }
     found = other;
   }
   return idle.best_fit(size);
