@@ -167,11 +167,12 @@ def _print(args: argparse.Namespace, trace: Trace, comparison: Comparison) -> No
     plan = comparison.plan
     iterations = max(0, len(trace.iterations) - 1)
     resident = f" and {_core.format_bytes(plan.resident)} resident" if plan.resident else ""
+    proven = ", proven optimal" if plan.optimal else ""
     print_facts(
         {
             "input": str(args.input),
             "requests": f"{len(trace.requests):,} in {iterations} iterations",
-            "plan": f"{_core.format_bytes(plan.pool)}{resident}, gap {plan.gap:.3%}{", proven optimal" if plan.optimal else ""}",
+            "plan": f"{_core.format_bytes(plan.pool)}{resident}, gap {plan.gap:.3%}" + proven,
             "covers": comparison.coverage,
         }
     )
