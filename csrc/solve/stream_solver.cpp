@@ -163,7 +163,12 @@ class Solver {
     }
     enough.target = std::max(enough.target, bound);
     run_while_worthwhile(std::move(more), buffers, enough, winner);
-    if (is_small) {
+    // A layout above the capacity is of no use, so time alone limits the search for one within it.
+    const bool must_fit = winner.layout.height > capacity && capacity >= std::max<Bytes>(bound, 1);
+    if (is_small && must_fit) {
+      search("exact", fit_target, problem, std::numeric_limits<std::int64_t>::max(), enough, winner,
+             bound);
+    } else if (is_small) {
       const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
       search("exact", minimise_height, problem, steps, enough, winner, bound);
     }

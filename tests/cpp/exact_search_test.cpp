@@ -34,6 +34,14 @@ void expect_optimal(const solve::Problem& problem, const std::string& what) {
   solve::ExactSearch search(model);
   if (model.buffers() == 0) return;
   if (model.lower_bound() > model.load * model.unit) return;  // a buffer that is never live
+  const solve::Minimum fitted =
+      solve::fit_target(problem, stacked(problem), kUnlimited, {.target = optimum});
+  EXPECT_EQ(fitted.layout.height, optimum) << what;
+  EXPECT_NO_THROW(verify::validate(problem, fitted.layout)) << what;
+  const solve::Minimum unfitted =
+      solve::fit_target(problem, stacked(problem), kUnlimited, {.target = optimum - model.unit});
+  EXPECT_EQ(unfitted.layout.height, stacked(problem).height) << what;
+  EXPECT_EQ(unfitted.bound, optimum) << what;
   const solve::Units lowest = optimum / model.unit;
   for (solve::Units height = std::max<solve::Units>(0, lowest - 3); height <= lowest; ++height) {
     EXPECT_EQ(search.run(height - model.base, kUnlimited, {}),

@@ -60,6 +60,20 @@ Minimum minimise_height(const Problem& problem, const Layout& start, std::int64_
   return result;
 }
 
+Minimum fit_target(const Problem& problem, const Layout& start, std::int64_t nodes,
+                   const Budget& budget) {
+  Minimum result{start, 0};
+  const ExactModel model(problem);
+  result.bound = model.lower_bound();
+  if (!model.fits() || result.bound > budget.target) return result;
+  ExactSearch search(model);
+  const Units height = budget.target / model.unit;
+  const Verdict verdict = search.run(height - model.base, nodes, budget, ExactSearch::Focus::kHard);
+  if (verdict == Verdict::kFound) result.layout = model.layout(problem, search.offsets());
+  if (verdict == Verdict::kInfeasible) result.bound = (height + 1) * model.unit;
+  return result;
+}
+
 Layout ExactPlanner::plan(const Problem& problem, const Budget& budget) const {
   Budget enough = budget;
   enough.target = std::max(budget.target, problem.capacity);

@@ -18,6 +18,11 @@ namespace stalloc::solve {
 Minimum minimise_height(const Problem& problem, const Layout& start, std::int64_t nodes,
                         const Budget& budget);
 
+// The same for one height, the budget's target: a layout that is no higher, `start` if none is
+// found, or a bound above the target if there is none.
+Minimum fit_target(const Problem& problem, const Layout& start, std::int64_t nodes,
+                   const Budget& budget);
+
 class ExactPlanner final : public Planner {
  public:
   std::string_view name() const override { return "exact"; }

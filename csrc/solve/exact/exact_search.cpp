@@ -21,16 +21,27 @@ ExactSearch::ExactSearch(const ExactModel& model)
 // Runs all strategies repeatedly, each time with twice the nodes. No one can tell beforehand which
 // strategy is quick on an instance, and the quick ones are a thousand times quicker. Failed parts
 // are remembered throughout.
-Verdict ExactSearch::run(Units capacity, std::int64_t nodes, const Budget& budget) {
-  static constexpr std::array<Strategy, 9> kStrategies = {{{Branching::kFewestTightest, "WAT"},
-                                                           {Branching::kFewest, "WAT"},
-                                                           {Branching::kLowest, "TAW"},
-                                                           {Branching::kFewestTightest, "TAW"},
-                                                           {Branching::kFewest, "TAW"},
-                                                           {Branching::kLowest, "TWA"},
-                                                           {Branching::kFewestTightest, "TWA"},
-                                                           {Branching::kFewest, "TWA"},
-                                                           {Branching::kLowest, "WAT"}}};
+Verdict ExactSearch::run(Units capacity, std::int64_t nodes, const Budget& budget, Focus focus) {
+  using enum Branching;
+  static constexpr std::array<Strategy, 9> kEven = {{{kFewestTightest, "WAT", 1},
+                                                     {kFewest, "WAT", 1},
+                                                     {kLowest, "TAW", 1},
+                                                     {kFewestTightest, "TAW", 1},
+                                                     {kFewest, "TAW", 1},
+                                                     {kLowest, "TWA", 1},
+                                                     {kFewestTightest, "TWA", 1},
+                                                     {kFewest, "TWA", 1},
+                                                     {kLowest, "WAT", 1}}};
+  static constexpr std::array<Strategy, 9> kHard = {{{kFewest, "WAT", 16},
+                                                     {kFewest, "TWA", 8},
+                                                     {kFewestTightest, "WAT", 1},
+                                                     {kLowest, "TAW", 1},
+                                                     {kFewestTightest, "TAW", 1},
+                                                     {kFewest, "TAW", 1},
+                                                     {kLowest, "TWA", 1},
+                                                     {kFewestTightest, "TWA", 1},
+                                                     {kLowest, "WAT", 1}}};
+  const std::array<Strategy, 9>& strategies = focus == Focus::kEven ? kEven : kHard;
   if (model_.load > capacity) return Verdict::kInfeasible;
   capacity_ = std::min(capacity, model_.total);
   // A part that fails with a capacity also fails with less.
@@ -42,10 +53,10 @@ Verdict ExactSearch::run(Units capacity, std::int64_t nodes, const Budget& budge
 
   const std::int64_t last = nodes_ + std::min(nodes, std::numeric_limits<std::int64_t>::max() / 4);
   for (std::int64_t step = 2 * model_.buffers() + 2;; step *= 2) {
-    for (const Strategy& strategy : kStrategies) {
+    for (const Strategy& strategy : strategies) {
       branching_ = strategy.branching;
       rank(strategy.keys);
-      limit_ = std::min(nodes_ + step, last);
+      limit_ = std::min(nodes_ + strategy.share * step, last);
       const Verdict verdict = restart();
       if (verdict != Verdict::kUnknown) return verdict;
       if (nodes_ >= last || expired_) return Verdict::kUnknown;

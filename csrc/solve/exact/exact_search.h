@@ -41,9 +41,13 @@ class ExactSearch {
   // `model` fits() and outlives the search.
   explicit ExactSearch(const ExactModel& model);
 
+  // How the nodes are divided among the strategies: equally, or most of them for the two that are
+  // quick on most of the instances that are hard for all.
+  enum class Focus : std::uint8_t { kEven, kHard };
+
   // Searches for a layout of at most `capacity` in at most about `nodes` nodes. After kFound,
   // offsets() holds it. May be called again, with any capacity.
-  Verdict run(Units capacity, std::int64_t nodes, const Budget& budget);
+  Verdict run(Units capacity, std::int64_t nodes, const Budget& budget, Focus focus = Focus::kEven);
 
   const std::vector<Units>& offsets() const { return offsets_; }
   std::int64_t nodes() const { return nodes_; }  // visited by all calls so far
@@ -53,6 +57,7 @@ class ExactSearch {
   struct Strategy {
     Branching branching;
     std::string_view keys;  // of the order that breaks ties: W width, T busiest section, A area
+    std::int64_t share;     // of the nodes
   };
   struct HashOfHash {
     std::size_t operator()(const ExactState::Hash& hash) const { return hash.low; }
