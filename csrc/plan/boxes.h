@@ -33,8 +33,9 @@ namespace stalloc::plan {
 void add_boxes(Plan& plan);
 
 // A proven minimum: no plan that has these slots, and nothing else in their addresses but what lies
-// in idle ones, has a smaller pool. Above the load's bound where the load is at its peak while slots
-// are idle, and the requests of that moment fit into none. Cost: O(n log n + n x idle intervals).
+// in idle ones, has a smaller pool. Above the load's bound where the load is at its peak while
+// slots are idle, and the requests of that moment fit into none. Cost: O(n log n + n x idle
+// intervals).
 Bytes bound_with_slots(const Plan& plan);
 
 // The plan's boxes as requests of their classes. Throws PlanError unless the requests of each box

@@ -140,8 +140,8 @@ struct Plan {
   std::string algorithm;
   // Proven: no plan with the same slots has a smaller pool.
   bool optimal = false;
-  Bytes pool = 0;        // bytes to reserve: M_r of the static part
-  Bytes resident = 0;    // bytes of the resident region, above the pool
+  Bytes pool = 0;      // bytes to reserve: M_r of the static part
+  Bytes resident = 0;  // bytes of the resident region, above the pool
   Bytes bound = 0;
   Bytes load = 0;  // M_a of the profiled iteration, all requests, as asked
   Bytes alignment = kDefaultAlignment;
