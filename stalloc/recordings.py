@@ -75,17 +75,18 @@ def one_pass(trace: Trace) -> Trace:
     for key in zip(kind.tolist(), phases.microbatch.tolist(), phases.chunk.tolist(), strict=True):
         occurrence.append(seen[key])
         seen[key] += 1
-    return _like(
+    return changed(
         trace,
-        end + 1,
-        [0, end + 1],
-        {
+        info={**trace.info, SCOPE: RECORDING},
+        end=end + 1,
+        iterations=[0, end + 1],
+        phases={
             "kind": kind,
             "occurrence": occurrence,
             "end": np.append(phases.end[:-1], end + 1),
             "iteration": np.zeros(last + 1),
         },
-        {
+        requests={
             "upper": np.where(never, end, requests.upper),
             "phase_end": np.where(never, last, requests.phase_end),
             "dynamic": np.zeros(len(requests.size)),
@@ -93,21 +94,23 @@ def one_pass(trace: Trace) -> Trace:
     )
 
 
-def _like(
+def changed(
     trace: Trace,
+    *,
+    info: Mapping[str, str],
     end: int,
     iterations: list[int],
     phases: Mapping[str, npt.ArrayLike],
     requests: Mapping[str, npt.ArrayLike],
 ) -> Trace:
-    """A whole trace with other iterations, and other columns in the place of some."""
+    """A trace with another `info` and other iterations, and other columns in the place of some."""
 
     def columns(table: object, names: tuple[str, ...], other: Mapping[str, npt.ArrayLike]) -> Table:
         return {name: _column(other.get(name, getattr(table, name))) for name in names}
 
     return Trace(
         _core.make_trace(
-            info={**trace.info, SCOPE: RECORDING},
+            info=dict(info),
             end=end,
             iterations=iterations,
             layers=trace.layers,
