@@ -120,9 +120,10 @@ class _Rivals:
         if abs(less) < _EQUAL * rival.peak_reserved or less == 0:
             return f"{first}{self.tie(rival)}"
         if less < 0:
+            more = f"{_core.format_bytes(-less)} ({-less / rival.peak_reserved:.1%})"
             return (
-                f"{first}stalloc would reserve {_amount(-less, rival)} more than {_called(rival)}: "
-                f"{self.why()} {self.advice(rival)}."
+                f"{first}stalloc would reserve {more} more than {_called(rival)}: {self.why()} "
+                f"{self.advice(rival)}."
             )
         if first:
             return (
@@ -189,9 +190,12 @@ class _Rivals:
         beside -= plan.resident
         loose = plan.pool - plan.bound
         if loose >= beside:
-            hint = " (a longer --time-limit may help)"
-            hint = "" if self.ours.given or plan.optimal else hint
-            return f"the plan is {plan.gap:.1%} above its bound{hint};"
+            reason = ""
+            if len(plan.slots.size) > 0:
+                reason = ", with spare slots for state that each iteration replaces"
+            elif not (self.ours.given or plan.optimal):
+                reason = " (a longer --time-limit may help)"
+            return f"the plan is {plan.gap:.1%} above its bound{reason};"
         return (
             f"requests that the plan has no address for take {_core.format_bytes(beside)} beside "
             "the pool;"
