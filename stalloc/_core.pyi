@@ -231,7 +231,12 @@ class CachingModel:
 
 def replay_caching(trace: Trace, settings: CachingSettings) -> dict[str, Any]: ...
 def replay_planned(
-    trace: Trace, plan: Plan, capacity: int = 0, reuse: bool = True, startup: bool = True
+    trace: Trace,
+    plan: Plan,
+    capacity: int = 0,
+    reuse: bool = True,
+    startup: bool = True,
+    page: int = 1,
 ) -> dict[str, Any]: ...
 def unroll(plan: Plan, turns: int, startup: bool) -> Trace: ...
 def placements_caching(trace: Trace, settings: CachingSettings) -> _Columns: ...

@@ -1,40 +1,34 @@
 """The plan for a recording of a whole run.
 
-A recording that repeats its iteration gets the plan of one iteration: it serves every longer run,
-too. A recording that does not repeat (one pass of inference, a pruning run) gets a plan of all of
-its requests. Such a plan serves a run that asks for the same again, and no longer one.
+A recording of training gets the plan of one iteration: it serves every longer run, too. Any other
+recording (one pass of inference, a pruning run) may get a plan of all of its requests. Such a plan
+serves a run that makes the same requests again, and no longer one.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stalloc import _core
-from stalloc.importers import KINETO, SNAPSHOT
+from stalloc.importers import KINETO, REPEATED, SNAPSHOT
 from stalloc.planner import Streams
 from stalloc.plans import Plan
 from stalloc.progress import Progress
-from stalloc.replaying import Replay, replay_stalloc
+from stalloc.replaying import ITERATION, PAGE, RECORDING, SCOPE, Replay, replay_stalloc
 from stalloc.tables import NEVER, PHASE_KINDS, Int64s
 from stalloc.trace import Trace
-
-ITERATION = "iteration"
-"""Scope of a plan that is repeated in every iteration."""
-RECORDING = "recording"
-"""Scope of a plan that covers all requests of the recording once."""
-
-TWO_ITERATIONS = "two iterations"
-"""Scope of a plan that is repeated in every second iteration."""
 
 ENOUGH = 0.99
 """Efficiency at the peak from which the plan of one iteration is taken at once."""
 
-_ENOUGH_TO_JOIN = 5  # iterations: three are left, of which two can be compared
+_PIECES = 2  # of memory: the pool and the resident region
+_ONE = 2  # boundaries of a single iteration
 _PHASE_COLUMNS = ("kind", "microbatch", "chunk", "occurrence", "begin", "end", "iteration")
 _REQUEST_COLUMNS = (
     *("size", "lower", "upper", "phase_begin", "phase_end", "layer_begin", "layer_end"),
@@ -52,12 +46,16 @@ class PlannedRecording:
         trace: The trace that it serves: the recording, or the recording as one iteration.
         row: stalloc's row with this plan.
         repeated: The row with the plan of one iteration, if `plan` covers the whole recording.
+        startup: True if the plan is in force from the start of the process.
+        given: True if the plan was made earlier, perhaps for another recording.
     """
 
     plan: Plan
     trace: Trace
     row: Replay
     repeated: Replay | None = None
+    startup: bool = True
+    given: bool = False
 
 
 def one_pass(trace: Trace) -> Trace:
@@ -77,17 +75,18 @@ def one_pass(trace: Trace) -> Trace:
     for key in zip(kind.tolist(), phases.microbatch.tolist(), phases.chunk.tolist(), strict=True):
         occurrence.append(seen[key])
         seen[key] += 1
-    return _like(
+    return changed(
         trace,
-        end + 1,
-        [0, end + 1],
-        {
+        info={**trace.info, SCOPE: RECORDING},
+        end=end + 1,
+        iterations=[0, end + 1],
+        phases={
             "kind": kind,
             "occurrence": occurrence,
             "end": np.append(phases.end[:-1], end + 1),
             "iteration": np.zeros(last + 1),
         },
-        {
+        requests={
             "upper": np.where(never, end, requests.upper),
             "phase_end": np.where(never, last, requests.phase_end),
             "dynamic": np.zeros(len(requests.size)),
@@ -95,59 +94,23 @@ def one_pass(trace: Trace) -> Trace:
     )
 
 
-def joined(trace: Trace) -> Trace | None:
-    """The same requests with two iterations taken for one.
-
-    In training, `stalloc.step()` after every second step has the same effect. The first iteration,
-    which holds start-up, is alone where the number is odd.
-
-    Returns:
-        None where fewer than three iterations are left.
-    """
-    count = len(trace.iterations) - 1
-    iterations = [0, *trace.iterations[1 + (count + 1) % 2 :: 2]]
-    if count < _ENOUGH_TO_JOIN:
-        return None
-    phases = trace.phases
-    iteration = np.searchsorted(iterations, phases.begin, side="right") - 1
-    microbatch, occurrence = phases.microbatch.tolist(), list[int]()
-    spans: Counter[int] = Counter()
-    seen: Counter[tuple[int, int]] = Counter()
-    last = -1
-    for row, (kind, at) in enumerate(zip(phases.kind.tolist(), iteration.tolist(), strict=True)):
-        if at != last:
-            spans.clear()
-            seen.clear()
-            last = at
-        if microbatch[row] >= 0:
-            microbatch[row] = spans[kind]
-            spans[kind] += 1
-        occurrence.append(seen[kind, microbatch[row]])
-        seen[kind, microbatch[row]] += 1
-    return _like(
-        trace,
-        trace.end,
-        iterations,
-        {"microbatch": microbatch, "occurrence": occurrence, "iteration": iteration},
-        {},
-    )
-
-
-def _like(
+def changed(
     trace: Trace,
+    *,
+    info: Mapping[str, str],
     end: int,
     iterations: list[int],
     phases: Mapping[str, npt.ArrayLike],
     requests: Mapping[str, npt.ArrayLike],
 ) -> Trace:
-    """A trace with other iterations, and other columns in the place of some."""
+    """A trace with another `info` and other iterations, and other columns in the place of some."""
 
     def columns(table: object, names: tuple[str, ...], other: Mapping[str, npt.ArrayLike]) -> Table:
         return {name: _column(other.get(name, getattr(table, name))) for name in names}
 
     return Trace(
         _core.make_trace(
-            info=trace.info,
+            info=dict(info),
             end=end,
             iterations=iterations,
             layers=trace.layers,
@@ -163,51 +126,91 @@ def plan_recording(
     time_limit: float,
     startup: bool = True,
     capacity: int | None = None,
+    once: Callable[[], Trace] | None = None,
     progress: bool | Progress = False,
 ) -> PlannedRecording:
     """Plans a recording and replays it.
 
-    The plan of one iteration is preferred. If that leaves more than a hundredth of the
-    peak unused, an imported recording is planned by two iterations, too, and then as a whole; the
-    smallest one is taken.
+    The plan of one iteration is preferred. An imported recording without training (inference,
+    pruning) is planned as a whole, too, if the plan of one iteration leaves more than a hundredth
+    of the peak unused; the better one is taken.
     Several streams keep to addresses of their own, unless it saves memory that they share them.
 
     Args:
         trace: The recording.
-        time_limit: Seconds for each plan.
+        time_limit: Seconds for all plans together.
         startup: True if the plan is in force from the start of the process. Otherwise it comes into
             force later: it is the plan of one iteration, and start-up's blocks lie beside it.
         capacity: Bytes of the device; None for no limit.
+        once: Makes the trace of the recording as it is, where the importer has repeated its
+            iteration. Repetitions that nobody recorded are never planned as a whole.
         progress: As `Trace.plan` takes it.
 
     Raises:
         TraceError: The trace is inconsistent.
     """
+    deadline = time.monotonic() + time_limit
 
-    def planned(served: Trace, scope: str) -> PlannedRecording:
-        def with_streams(streams: Streams) -> PlannedRecording:
-            plan = served.plan(time_limit=time_limit, progress=progress, streams=streams)
-            row = replay_stalloc(
-                served, plan, capacity=capacity, startup=startup, scope=scope, streams=streams.value
+    def planned(served: Trace, *, last: bool) -> PlannedRecording:
+        several = len(np.unique(served.requests.stream)) > 1
+
+        def with_streams(streams: Streams, *, last: bool) -> PlannedRecording:
+            left = max(deadline - time.monotonic(), 0.0)
+            plan = served.plan(
+                time_limit=left if last else left / 2, progress=progress, streams=streams
             )
-            return PlannedRecording(plan, served, row)
+            return replayed(served, plan, startup=startup, capacity=capacity)
 
-        result = with_streams(Streams.SEPARATE)
-        if _is_dense(result.row) or len(np.unique(served.requests.stream)) == 1:
+        result = with_streams(Streams.SEPARATE, last=last and not several)
+        if _is_dense(result.row) or not several:
             return result
-        return min(result, with_streams(Streams.ORDERED), key=_cost)
+        return max(result, with_streams(Streams.ORDERED, last=last), key=_merit)
 
-    result = planned(trace, ITERATION) if len(trace.iterations) > 1 else None
-    if result is not None and (not startup or not is_imported(trace) or _is_dense(result.row)):
+    is_alone = len(trace.iterations) <= _ONE  # no iteration repeats, or there is none
+    may_be_whole = startup and is_imported(trace) and (is_alone or not is_training(trace))
+    if is_repeated(trace) and once is None:
+        may_be_whole = False
+    if len(trace.iterations) == 1:
+        return planned(one_pass(trace), last=True)
+    result = planned(trace, last=not may_be_whole)
+    if not may_be_whole or _is_dense(result.row):
         return result
-    if result is not None and (pairs := joined(trace)) is not None:
-        result = min(result, planned(pairs, TWO_ITERATIONS), key=_cost)
-        if _is_dense(result.row):
-            return result
-    whole = planned(one_pass(trace), RECORDING)
-    if result is None:
-        return whole
-    return min(result, replace(whole, repeated=result.row), key=_cost)
+    whole = planned(one_pass(once() if once is not None else trace), last=True)
+    return max(result, replace(whole, repeated=result.row), key=_merit)
+
+
+def replayed(
+    trace: Trace,
+    plan: Plan,
+    *,
+    startup: bool = True,
+    capacity: int | None = None,
+    given: bool = False,
+) -> PlannedRecording:
+    """Replays a recording with a plan.
+
+    Args:
+        trace: The recording.
+        plan: Its plan, or that of another one. If it covers a whole recording, so does the replay.
+        startup: As for `plan_recording`.
+        capacity: As for `plan_recording`.
+        given: True if the plan was made earlier.
+
+    Raises:
+        TraceError: The trace is inconsistent.
+        PlanError: The plan is not sound.
+    """
+    if is_whole(plan.info) and not is_whole(trace.info):
+        trace = one_pass(trace)
+    row = replay_stalloc(
+        trace,
+        plan,
+        capacity=capacity,
+        startup=startup,
+        scope=RECORDING if is_whole(plan.info) else ITERATION,
+        streams=plan.streams.value,
+    )
+    return PlannedRecording(plan, trace, row, startup=startup, given=given)
 
 
 def is_imported(trace: Trace) -> bool:
@@ -219,12 +222,35 @@ def is_imported(trace: Trace) -> bool:
     return trace.info.get("source") in (SNAPSHOT, KINETO)
 
 
+def is_training(trace: Trace) -> bool:
+    """True if the trace has an optimizer's step.
+
+    A backward alone is none: importers also take the layers of a single pass for iterations.
+    """
+    return bool((trace.phases.kind == PHASE_KINDS.index("optimizer")).any())
+
+
+def is_repeated(trace: Trace) -> bool:
+    """True if the importer has repeated the only iteration that was recorded."""
+    return REPEATED in trace.info
+
+
+def is_whole(info: Mapping[str, str]) -> bool:
+    """True if a trace or plan with this `info` covers a whole recording."""
+    return info.get(SCOPE) == RECORDING
+
+
 def _is_dense(row: Replay) -> bool:
-    return row.peak_efficiency is not None and row.peak_efficiency >= ENOUGH
+    """True if no other plan is worth a search: the ends of two pages cannot be helped."""
+    unavoidable = _PIECES * PAGE
+    return row.peak_efficiency is not None and (
+        row.peak_load >= ENOUGH * (row.peak_reserved - unavoidable)
+    )
 
 
-def _cost(result: PlannedRecording) -> tuple[bool, int]:
-    return result.row.peak_efficiency is None, result.row.peak_reserved
+def _merit(result: PlannedRecording) -> float:
+    """The share of the memory that is used: comparable where traces differ in length."""
+    return result.row.peak_efficiency or 0.0
 
 
 def _column(values: npt.ArrayLike) -> Int64s:

@@ -24,8 +24,18 @@ MAX_SPLIT_SIZE = "torch_max_split_size"
 GARBAGE_COLLECTION = "torch_garbage_collection_threshold"
 DIVISIONS = "torch_roundup_power2_divisions"
 
+SCOPE = "scope"
+"""The key in the `info` of a plan, and of the trace it was made of, for what the plan covers."""
+ITERATION = "iteration"
+"""Scope of a plan that is repeated in every iteration."""
+RECORDING = "recording"
+"""Scope of a plan that covers all requests of the recording once."""
+
 _INTERVALS = 16  # of roundup_power2_divisions
 _UNLIMITED = 1 << 48  # bytes; torch writes a larger value for no limit
+
+PAGE = 2 << 20
+"""Bytes of a page of the device: each piece of memory that an allocator takes has whole ones."""
 
 UNROLLED = 5
 """Iterations that a plan without its trace is replayed for."""
@@ -53,8 +63,7 @@ class Replay:
         failed_size: Its bytes.
         hit_rate: The share of static requests that a plan served at their address.
         measured: For torch, the most bytes it held when the trace was recorded, where known.
-        scope: `iteration` or `two iterations` if the plan is repeated, `recording` if it covers all
-            requests once.
+        scope: `iteration` if the plan is repeated, `recording` if it covers all requests once.
         streams: `ordered` if the streams of the plan share addresses, else `separate`.
     """
 
@@ -108,12 +117,11 @@ def recorded_expandable(trace: Trace) -> bool:
 
 
 def other_settings(trace: Trace) -> str:
-    """The recorded settings of torch that are not its defaults, in words; or nothing.
-
-    Expandable segments are not among them: torch is replayed with and without.
-    """
+    """The settings of torch that are not its defaults, in words; or nothing."""
     info = trace.info
     found = []
+    if recorded_expandable(trace):
+        found.append("expandable_segments (the other row is without)")
     if _number(info.get(MAX_SPLIT_SIZE, "")):
         size = _core.format_bytes(_number(info[MAX_SPLIT_SIZE]))
         found.append(f"max_split_size of {size}")
@@ -189,7 +197,7 @@ def replay_stalloc(
         TraceError: The trace is inconsistent.
         PlanError: The plan is not sound.
     """
-    result = _core.replay_planned(trace._core, plan._core, capacity or 0, reuse, startup)
+    result = _core.replay_planned(trace._core, plan._core, capacity or 0, reuse, startup, PAGE)
     asked = result["hits"] + result["misses"]
     rate = result["hits"] / asked if asked else 1.0
     row = _to_replay(STALLOC, result, capacity, hit_rate=rate)

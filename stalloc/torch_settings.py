@@ -1,7 +1,8 @@
 """The settings of torch's allocator, as `PYTORCH_CUDA_ALLOC_CONF` has them.
 
 The grammar is torch's own: `key:value` pairs, separated by commas. A replay models the settings
-that decide where memory lies. The others (pinned memory, threads, locks) change no figure.
+that decide where memory lies. Some change no figure (pinned memory, threads, locks). Those that
+would change figures and have no model are refused: another backend, and a limit of memory.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _INTERVALS = 16
 _MIB = 1 << 20
 _PAIR = re.compile(r"\s*([a-z0-9_]+)\s*:\s*(\[[^\]]*\]|[^,\[\]]*?)\s*(?:,|$)")
 
+_LEAST_SPLIT = 20  # MiB; torch refuses a smaller max_split_size_mb
+
 WITHOUT_EFFECT = (
-    "backend",
     "graph_capture_record_stream_reuse",
     "max_non_split_rounding_mb",
-    "per_process_memory_fraction",
     "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb",
     "pinned_use_background_threads",
@@ -33,7 +34,7 @@ WITHOUT_EFFECT = (
     "release_lock_on_cudamalloc",
     "release_lock_on_hipmalloc",
 )
-"""Settings that the model does not know."""
+"""Settings that change no figure."""
 
 
 def parse(text: str) -> dict[str, str]:
@@ -43,7 +44,8 @@ def parse(text: str) -> dict[str, str]:
         All settings by their name in a trace's `info`; torch's defaults where the text has none.
 
     Raises:
-        ValueError: The text contains an unknown or malformed setting; the message names it.
+        ValueError: The text contains a setting that is unknown, malformed or without a model; the
+            message names it.
     """
     info = {EXPANDABLE_SEGMENTS: "False", MAX_SPLIT_SIZE: "", GARBAGE_COLLECTION: "", DIVISIONS: ""}
     at = 0
@@ -58,13 +60,18 @@ def parse(text: str) -> dict[str, str]:
                 raise ValueError(f"{key}: {value!r} is neither True nor False")
             info[EXPANDABLE_SEGMENTS] = value
         elif key == "max_split_size_mb":
-            info[MAX_SPLIT_SIZE] = str(_whole(key, value) * _MIB)
+            info[MAX_SPLIT_SIZE] = str(_split_size(key, value) * _MIB)
         elif key == "garbage_collection_threshold":
             if not re.fullmatch(r"0?\.[0-9]{1,18}", value) or not float(value):
                 raise ValueError(f"{key}: {value!r} is not between 0 and 1")
             info[GARBAGE_COLLECTION] = value
         elif key == "roundup_power2_divisions":
             info[DIVISIONS] = ",".join(map(str, _divisions(key, value)))
+        elif key == "backend":
+            if value != "native":
+                raise ValueError(f"{key}: {value!r} is another allocator, which has no model")
+        elif key == "per_process_memory_fraction":
+            raise ValueError(f"{key}: give the bytes that it allows as --capacity")
         elif key not in WITHOUT_EFFECT:
             raise ValueError(f"torch's allocator has no setting {key!r}")
     return info
@@ -86,9 +93,11 @@ def _normal(value: str) -> str:
     return "" if value in ("False", "None") or not value.strip("0.,") else value
 
 
-def _whole(key: str, value: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,7}", value) or not int(value):
+def _split_size(key: str, value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,7}", value):
         raise ValueError(f"{key}: {value!r} is no number of MiB")
+    if int(value) < _LEAST_SPLIT:
+        raise ValueError(f"{key}: {value} is below {_LEAST_SPLIT}, the least that torch takes")
     return int(value)
 
 

@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from stalloc import _core
+from stalloc.importers import LIVE_BEFORE
 from stalloc.plans import Plan
-from stalloc.recordings import RECORDING, TWO_ITERATIONS, PlannedRecording
-from stalloc.replaying import EXPANDABLE_SEGMENTS, Replay
+from stalloc.recordings import PlannedRecording, is_repeated
+from stalloc.replaying import EXPANDABLE_SEGMENTS, RECORDING, Replay
 from stalloc.trace import Trace
 
 _LARGE = 0.05  # share of the measured bytes by which the model may be off without a word
+_EQUAL = 0.0005  # share below which a difference is none: it is printed as 0.0 %
+_FITTING = 0.999  # share of requests at their address from which a plan fits
 _EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_SMALLER = "train with smaller batches, or more recomputation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +34,10 @@ class Comparison:
         plan: The plan that stalloc serves.
         saved: Bytes that stalloc reserves less at the peak than torch with the settings of the
             recording does, negative when more; None where one of them runs out of memory.
-        best: Name of the allocator that reserves least and fits; None where all run out of memory.
+        best: Name of the allocator that reserves least and fits, torch's where two are equal; None
+            where all run out of memory.
         coverage: The part of the recording that the plan covers, in words.
-        verdict: The answer in one sentence; empty where `saved` is None.
+        verdict: The answer in a sentence or two.
         notes: Facts that a reader needs to judge the figures.
     """
 
@@ -54,22 +61,20 @@ class Comparison:
             torch: Torch's row, and the one with expandable segments.
             expandable: True if the second row has the settings of the recording.
         """
-        base = torch[expandable]
-        rows = [*torch, ours.row]
-        fitting = [row for row in (ours.row, *torch) if row.peak_efficiency is not None]
-        best = min(fitting, key=lambda row: row.peak_reserved) if fitting else None
+        base, other = torch[expandable], torch[not expandable]
+        fitting = [row for row in (base, other, ours.row) if _fits(row)]
+        best = min(fitting, key=lambda row: row.peak_reserved, default=None)
         saved = None
-        if base in fitting and ours.row in fitting:
+        if _fits(base) and _fits(ours.row):
             saved = base.peak_reserved - ours.row.peak_reserved
-        verdict = "" if saved is None or best is None else _verdict(ours, torch, base, best)
         return cls(
-            rows=rows,
+            rows=[*torch, ours.row],
             plan=ours.plan,
             saved=saved,
             best=None if best is None else best.allocator,
-            coverage=_coverage(ours.row),
-            verdict=verdict,
-            notes=[*_notes(trace, base), *_limits(ours)],
+            coverage=_coverage(ours),
+            verdict=_Rivals(ours, base, other, expandable).verdict(),
+            notes=_notes(trace, base, saved),
         )
 
 
@@ -81,86 +86,179 @@ def failure(row: Replay) -> str:
     )
 
 
-def _verdict(ours: PlannedRecording, torch: Sequence[Replay], base: Replay, best: Replay) -> str:
-    row = ours.row
-    if best is row:
-        saved = base.peak_reserved - row.peak_reserved
-        text = f"With stalloc you would save {_amount(saved, base)}."
-        other = min(torch, key=lambda rival: rival.peak_reserved)
-        if other is not base and other.peak_reserved < base.peak_reserved:
-            alone = _core.format_bytes(base.peak_reserved - other.peak_reserved)
-            text += f" Expandable segments alone would save {alone}."
+@dataclass(frozen=True, slots=True)
+class _Rivals:
+    """The sentences on stalloc and its rivals.
+
+    Attributes:
+        ours: stalloc's plan and row.
+        base: Torch with the settings of the recording.
+        other: Torch with expandable segments on instead of off, or the reverse.
+        expandable: True if `base` has expandable segments.
+    """
+
+    ours: PlannedRecording
+    base: Replay
+    other: Replay
+    expandable: bool
+
+    def verdict(self) -> str:
+        row = self.ours.row
+        rivals = [rival for rival in (self.base, self.other) if _fits(rival)]
+        if not rivals:
+            if not _fits(row):
+                return f"No allocator fits: {_SMALLER}."
+            return (
+                "Only stalloc fits: torch runs out of memory, with expandable segments, too."
+                f"{self.limits()}"
+            )
+        rival = min(rivals, key=lambda rival: rival.peak_reserved)
+        if not _fits(row):
+            return f"stalloc does not fit, and {_called(rival)} does: {self.advice(rival)}."
+        first = "" if self.base in rivals else f"{_begin(self.base)} does not fit. "
+        less = rival.peak_reserved - row.peak_reserved
+        if abs(less) < _EQUAL * rival.peak_reserved or less == 0:
+            return f"{first}{self.tie(rival)}"
+        if less < 0:
+            more = f"{_core.format_bytes(-less)} ({-less / rival.peak_reserved:.1%})"
+            return (
+                f"{first}stalloc would reserve {more} more than {_called(rival)}: {self.why()} "
+                f"{self.advice(rival)}."
+            )
+        if first:
+            return (
+                f"{first}stalloc fits, and so does {_called(rival)}; stalloc would reserve "
+                f"{_amount(less, rival)} less.{self.limits()}"
+            )
+        saved = self.base.peak_reserved - row.peak_reserved
+        text = f"With stalloc you would save {_amount(saved, self.base)}."
+        alone = self.base.peak_reserved - rival.peak_reserved
+        if alone > 0:
+            text += f" {self.switch()} alone would save {_core.format_bytes(alone)}."
+        return text + self.limits()
+
+    def limits(self) -> str:
+        """The sentences on a plan that covers a whole recording; else nothing."""
+        if self.ours.row.scope != RECORDING:
+            return ""
+        text = " The plan is of this recording as a whole"
+        if not self.ours.given:
+            text += " (`stalloc replay IN -o PLAN` writes it)"
+        text += ", and holds for a run that makes the same requests once again."
+        once = self.ours.repeated
+        if once is not None and _fits(once):
+            reserved = _core.format_bytes(once.peak_reserved)
+            text += (
+                " If the program repeats its iteration with other requests, a plan of one "
+                f"iteration has to serve it: stalloc would reserve {reserved}."
+            )
         return text
-    more = row.peak_reserved - best.peak_reserved
-    use = "stay with torch's allocator" if best is base else f"use {_EXPANDABLE} instead"
-    if best is not base and base is torch[1]:
-        use = "turn expandable segments off instead"
-    return (
-        f"stalloc would reserve {_amount(more, best)} more than {best.allocator}: {_why(ours)}; "
-        f"{use}."
-    )
+
+    def tie(self, rival: Replay) -> str:
+        """The verdict where stalloc and the best rival reserve the same."""
+        if rival is self.base:
+            return (
+                "stalloc would not save anything: torch's allocator reserves as little here; "
+                f"{self.advice(rival)}."
+            )
+        return (
+            f"stalloc would reserve as much as {_called(rival)} does, and no less; "
+            f"{self.advice(rival)}."
+        )
+
+    def advice(self, rival: Replay) -> str:
+        """The setting with which a user gets this rival."""
+        if rival is self.base:
+            return "stay with torch's allocator"
+        return "turn expandable segments off instead" if self.expandable else f"use {_EXPANDABLE}"
+
+    def switch(self) -> str:
+        """The step from torch as recorded to the other rival."""
+        return "Turning expandable segments off" if self.expandable else "Expandable segments"
+
+    def why(self) -> str:
+        """The reason why stalloc reserves more, up to the advice."""
+        plan, row = self.ours.plan, self.ours.row
+        if self.ours.given and row.hit_rate is not None and row.hit_rate < _FITTING:
+            return f"the plan fits {row.hit_rate:.1%} of the requests that it could serve;"
+        beside = row.peak_reserved - plan.pool
+        if not self.ours.startup:
+            return (
+                f"what start-up made lies beside the pool ({_core.format_bytes(beside)} there); "
+                "serve from the start with `stalloc run --plan`, or else"
+            )
+        beside -= plan.resident
+        loose = plan.pool - plan.bound
+        if loose >= beside:
+            reason = ""
+            if len(plan.slots.size) > 0:
+                reason = ", with spare slots for state that each iteration replaces"
+            elif not (self.ours.given or plan.optimal):
+                reason = " (a longer --time-limit may help)"
+            return f"the plan is {plan.gap:.1%} above its bound{reason};"
+        return (
+            f"requests that the plan has no address for take {_core.format_bytes(beside)} beside "
+            "the pool;"
+        )
+
+
+def _fits(row: Replay) -> bool:
+    return row.peak_efficiency is not None
+
+
+def _called(row: Replay) -> str:
+    return row.allocator.replace(", ", " with ")
+
+
+def _begin(row: Replay) -> str:
+    return _called(row)[0].upper() + _called(row)[1:]
 
 
 def _amount(amount: int, rival: Replay) -> str:
     share = amount / rival.peak_reserved if rival.peak_reserved else 0.0
-    return f"{_core.format_bytes(amount)} ({share:.1%} of what {rival.allocator} reserves)"
+    return f"{_core.format_bytes(amount)} ({share:.1%} of what {_called(rival)} reserves)"
 
 
-def _why(ours: PlannedRecording) -> str:
-    plan, row = ours.plan, ours.row
-    loose = plan.pool - plan.bound
-    beside = row.peak_reserved - plan.pool - plan.resident
-    if loose >= beside:
-        return f"the plan is {plan.gap:.1%} above its bound (a longer --time-limit may help)"
-    return f"requests that do not repeat take {_core.format_bytes(beside)} beside the pool"
-
-
-def _coverage(row: Replay) -> str:
-    if row.scope is None:
-        return "the iteration it was made for"
+def _coverage(ours: PlannedRecording) -> str:
+    row = ours.row
     text = "one iteration, repeated"
-    if row.scope == TWO_ITERATIONS:
-        text = "two iterations, repeated, as if stalloc.step() came after every second one"
     if row.scope == RECORDING:
-        text = "the recording as a whole, once: a run that asks for more departs from it"
+        text = "the recording as a whole, once"
     if row.streams == "ordered":
         text += "; streams share addresses and wait for each other"
+    elif (streams := len(np.unique(ours.trace.requests.stream))) > 1:
+        text += f"; {streams} streams, each with addresses of its own"
     return text
 
 
-def _notes(trace: Trace, base: Replay) -> list[str]:
-    if base.measured is None:
+def _notes(trace: Trace, base: Replay, saved: int | None) -> list[str]:
+    if base.measured is None or not _fits(base):
         return []
     off = base.measured - base.peak_reserved
-    if abs(off) <= _LARGE * base.measured:
+    limit = _LARGE * base.measured
+    if saved is not None:
+        limit = min(limit, abs(saved) / 2)
+    if abs(off) <= limit:
         return []
     reasons = []
-    if len(trace.iterations) > 1 and "repeated" in trace.info.get("assumptions", ""):
+    if is_repeated(trace):
         reasons.append("the replay repeats the recorded iteration")
-    if "live before the first event" in trace.info.get("assumptions", ""):
+    if trace.info.get(LIVE_BEFORE):
+        earlier = _core.format_bytes(int(trace.info[LIVE_BEFORE]))
         reasons.append(
-            "the recording does not tell how the blocks that were live before it were laid out, "
-            "nor what was cached"
+            f"{earlier} were live before the recording, which does not tell how they were laid "
+            "out, nor what was cached"
         )
     if EXPANDABLE_SEGMENTS not in trace.info:
         reasons.append("the recording does not tell torch's settings, and the defaults are taken")
-    reasons.append("memory of CUDA graphs is not modelled")
+    if not reasons:
+        reasons.append(
+            "the model has neither CUDA graphs nor torch.cuda.empty_cache, and frees a block in "
+            "the moment that was recorded"
+        )
     which = "more" if off > 0 else "less"
     return [
         f"Torch held {_core.format_bytes(base.measured)} when this was recorded, "
-        f"{_core.format_bytes(abs(off))} {which} than its model: {'; '.join(reasons)}. The saving "
-        "compares modelled figures."
+        f"{_core.format_bytes(abs(off))} {which} than its model: {'; '.join(reasons)}. All other "
+        "figures are modelled."
     ]
-
-
-def _limits(ours: PlannedRecording) -> list[str]:
-    if ours.row.scope != RECORDING:
-        return []
-    text = (
-        "The plan covers every request of the recording once. It holds for a run that asks for the "
-        "same again"
-    )
-    if ours.repeated is not None and ours.repeated.peak_efficiency is not None:
-        reserved = _core.format_bytes(ours.repeated.peak_reserved)
-        text += f"; with a plan of its iterations, which serves any longer run, it is {reserved}"
-    return [f"{text}."]

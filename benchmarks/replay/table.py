@@ -11,21 +11,24 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
+
+import periods
 
 from stalloc import planner
 from stalloc.commands.inputs import read
 from stalloc.errors import StallocError
-from stalloc.recordings import PlannedRecording, plan_recording
-from stalloc.replaying import Replay, recorded_expandable, replay_both_torch
+from stalloc.recordings import is_repeated, plan_recording, replayed
+from stalloc.replaying import RECORDING, recorded_expandable, replay_both_torch
+from stalloc.trace import Trace
 from stalloc.verdicts import Comparison
 
-TIME_LIMIT = 2.0  # seconds for each plan
+TIME_LIMIT = 2.0  # seconds for the plans of a recording
 KINDS = (".pickle", ".pickle.gz", ".json", ".json.gz")
 HEAD = (
-    "| recording | requests | load | torch | expandable | stalloc | efficiency | plan | gap | best "
-    "| seconds of CPU |\n|---|---:|---:|---:|---:|---:|---:|---|---:|---|---:|"
+    "| recording | requests | load | torch | measured | expandable | stalloc | enabled later "
+    "| efficiency | plan | gap | best | seconds of CPU | seconds |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---|---:|---:|"
 )
 
 
@@ -80,42 +83,48 @@ def instance_lines(path: Path) -> list[str]:
 
 def line_of(path: Path) -> str:
     """A recording's line of the table, or the reason why it has none."""
-    begin = time.process_time()
+    begin, begin_cpu = time.monotonic(), time.process_time()
     try:
         trace = read(path).trace
         if trace is None:
-            return f"| {path.name} | a plan, not a recording |||||||||||"
-        ours = plan_recording(trace, time_limit=TIME_LIMIT)
-        torch = replay_both_torch(trace)
+            return f"| {path.name} | a plan, not a recording |"
+        ours = plan_recording(
+            trace,
+            time_limit=TIME_LIMIT,
+            once=(lambda: as_recorded(path)) if is_repeated(trace) else None,
+        )
+        torch = replay_both_torch(ours.trace)
     except StallocError as error:
-        return f"| {path.name} | {error} ||||||||||"
-    seconds = time.process_time() - begin
-    comparison = Comparison.of(trace, ours, torch, recorded_expandable(trace))
-    return _line(path, len(trace.requests), torch, ours, comparison, seconds)
-
-
-def _line(
-    path: Path,
-    requests: int,
-    torch: Sequence[Replay],
-    ours: PlannedRecording,
-    comparison: Comparison,
-    seconds: float,
-) -> str:
+        return f"| {path.name} | {error} |"
+    seconds = f"{time.process_time() - begin_cpu:.1f}", f"{time.monotonic() - begin:.1f}"
+    expandable = recorded_expandable(trace)
+    comparison = Comparison.of(ours.trace, ours, torch, expandable)
+    later = replayed(ours.trace, ours.plan, startup=False).row
+    measured = torch[expandable].measured
     row = ours.row
     cells = [
         path.name.split(".")[0],
-        f"{requests:,}",
+        f"{len(ours.trace.requests):,}",
         _mib(row.peak_load),
-        *(_mib(rival.peak_reserved) for rival in torch),
+        _mib(torch[0].peak_reserved),
+        "" if measured is None else _mib(measured),
+        _mib(torch[1].peak_reserved),
         _mib(row.peak_reserved),
+        _mib(later.peak_reserved),
         f"{row.peak_load / row.peak_reserved:.4f}",
-        f"{row.scope}, streams {row.streams}",
-        f"{ours.plan.gap:.2%}",
+        f"{row.scope}{', once' if row.scope == RECORDING else ''}, streams {row.streams}",
+        f"{ours.plan.gap:.2%}{', proven optimal' if ours.plan.optimal else ''}",
         str(comparison.best),
-        f"{seconds:.1f}",
+        *seconds,
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def as_recorded(path: Path) -> Trace:
+    """The recording without repetitions."""
+    trace = read(path, repetitions=1).trace
+    assert trace is not None
+    return trace
 
 
 def write(folder: Path, output: Path) -> None:
@@ -125,10 +134,22 @@ def write(folder: Path, output: Path) -> None:
     output.write_text(
         "# Recordings\n\n"
         f"{platform.machine()}, {platform.platform()}, commit {_commit()}; time limit "
-        f"{TIME_LIMIT:g} s a plan. MiB reserved at the peak of the whole replay. Written by "
+        f"{TIME_LIMIT:g} s a recording. MiB reserved at the peak of the whole replay. Written by "
         "`python benchmarks/replay DIR -o FILE`.\n\n"
-        f"{HEAD}\n" + "\n".join(lines) + "\n\n## Instances\n\nBytes. Planned alone, without a "
-        f"replay.\n\n{INSTANCE_HEAD}\n" + "\n".join(instances) + "\n"
+        f"{HEAD}\n" + "\n".join(lines) + "\n\n"
+        "*torch*, *expandable*: the model of torch's allocator, with default and with expandable "
+        "segments. *measured*: the most that torch held during the recording, with its settings. "
+        "*enabled later*: the plan in force after start-up, whose blocks lie beside the pool. "
+        "A plan of a recording serves it once. The seconds include reading the file.\n\n"
+        "## State that each iteration replaces\n\n"
+        "MiB of the plan: pool and resident region. *beside*: the replaced state has no address, "
+        "and lies in the caching fallback (peak of the replay). *period 2*, *period 4*: a plan of "
+        "so many iterations, in which each request has its own address. *slots*: as stalloc plans. "
+        f"Functional AdamW: 24 layers (benchmarks/replay/adamw.py). Time limit "
+        f"{periods.TIME_LIMIT:g} s a plan.\n\n"
+        f"{periods.table(folder)}\n"
+        f"## Instances\n\nBytes. Planned alone, without a replay.\n\n"
+        f"{INSTANCE_HEAD}\n" + "\n".join(instances) + "\n"
     )
 
 

@@ -114,15 +114,15 @@ void bind_replay(py::module_& m) {
   m.def(
       "replay_planned",
       [](const trace::Trace& trace, const plan::Plan& plan, Bytes capacity, bool reuse,
-         bool startup) {
-        const replay::PlannedReplay options{or_unlimited(capacity), reuse, startup};
+         bool startup, Bytes page) {
+        const replay::PlannedReplay options{or_unlimited(capacity), reuse, startup, page};
         const replay::ReplayResult result = run_interruptibly(
             py::none(),
             [&](const auto*, const auto&) { return replay::replay_planned(trace, plan, options); });
         return to_dict(result, trace);
       },
       py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0, py::arg("reuse") = true,
-      py::arg("startup") = true);
+      py::arg("startup") = true, py::arg("page") = 1);
   m.def(
       "unroll",
       [](const plan::Plan& plan, std::int32_t turns, bool startup) {

@@ -1,6 +1,9 @@
 #include "profile/alignment.h"
 
 #include <algorithm>
+#include <set>
+#include <tuple>
+#include <utility>
 
 namespace stalloc::profile {
 namespace {
@@ -92,22 +95,71 @@ class Search {
   std::vector<std::int32_t> furthest_;  // row d has d + 1 entries
 };
 
-}  // namespace
+struct Alignment {
+  std::vector<std::int32_t> matches;  // as align_sequences() returns them
+  std::size_t count = 0;
+  bool longest = true;  // a single search reached the ends
+};
 
-std::vector<std::int32_t> align_sequences(std::span<const Token> a, std::span<const Token> b) {
-  std::vector<std::int32_t> result(a.size(), kNone);
+Alignment align(std::span<const Token> a, std::span<const Token> b) {
+  Alignment result{.matches = std::vector<std::int32_t>(a.size(), kNone)};
   std::size_t x = 0;
   std::size_t y = 0;
   while (x < a.size() && y < b.size()) {
     Search search(a.subspan(x), b.subspan(y));
     const Search::End end = search.run();
     search.trace_back(end, [&](std::int32_t i, std::int32_t j) {
-      result[x + i] = static_cast<std::int32_t>(y) + j;
+      result.matches[x + i] = static_cast<std::int32_t>(y) + j;
+      ++result.count;
     });
     x += end.x;
     y += end.y;
+    if (x < a.size() || y < b.size()) result.longest = false;
   }
   return result;
+}
+
+// The elements of a sequence that the other one has, too, from the last to the first.
+struct Common {
+  std::vector<Token> tokens;
+  std::vector<std::int32_t> places;  // in the sequence
+};
+
+Common common(std::span<const Token> sequence, std::span<const Token> other) {
+  const auto key = [](const Token& t) { return std::tuple{t.size, t.stream, t.law.number()}; };
+  std::set<decltype(key(Token{}))> known;
+  for (const Token& t : other) known.insert(key(t));
+  Common result;
+  for (std::size_t i = sequence.size(); i-- > 0;) {
+    if (!known.contains(key(sequence[i]))) continue;
+    result.tokens.push_back(sequence[i]);
+    result.places.push_back(static_cast<std::int32_t>(i));
+  }
+  return result;
+}
+
+// The same from the ends, without elements that only one of the sequences has: the edits that they
+// cost can be more than a search makes.
+Alignment align_backwards(std::span<const Token> a, std::span<const Token> b) {
+  const Common ours = common(a, b);
+  const Common theirs = common(b, a);
+  Alignment found = align(ours.tokens, theirs.tokens);
+  std::vector<std::int32_t> matches(a.size(), kNone);
+  for (std::size_t i = 0; i < ours.places.size(); ++i) {
+    const std::int32_t match = found.matches[i];
+    if (match != kNone) matches[ours.places[i]] = theirs.places[match];
+  }
+  found.matches = std::move(matches);
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> align_sequences(std::span<const Token> a, std::span<const Token> b) {
+  Alignment forwards = align(a, b);
+  if (forwards.longest) return std::move(forwards.matches);
+  Alignment backwards = align_backwards(a, b);
+  return std::move(backwards.count > forwards.count ? backwards.matches : forwards.matches);
 }
 
 }  // namespace stalloc::profile

@@ -4,8 +4,11 @@
 // missing, extra or of another size. The counterparts are the longest common subsequence, found by
 // Myers' O(ND) algorithm ("An O(ND) difference algorithm and its variations", 1986). If more than
 // kMaxEdits edits lie together, the search keeps the furthest-reaching path and starts afresh from
-// its end. The result is then still a common subsequence, but perhaps not the longest. The cost
-// stays O(N * kMaxEdits), with O(kMaxEdits^2) memory, however different the two sequences are.
+// its end. The result is then still a common subsequence, but perhaps not the longest. So a second
+// alignment runs from the ends, without elements that only one sequence has: hundreds of weights
+// before the first iteration's requests no longer exhaust the edits. The one with more pairs
+// counts. The cost stays O(N * kMaxEdits + N log N), with O(kMaxEdits^2) memory, however different
+// the two sequences are.
 #pragma once
 
 #include <span>

@@ -48,6 +48,9 @@ struct PlannedReplay {
   bool reuse = true;                             // as PlannedAllocator::Scope's
   // False: the plan is enabled after start-up, and its resident region stays empty.
   bool startup = true;
+  // Each piece of memory counts as a multiple of this in ReplayResult's reserved bytes: a power of
+  // two.
+  Bytes page = 1;
 };
 
 // Replays under stalloc's own runtime with this plan. With `startup` the plan is enabled from the

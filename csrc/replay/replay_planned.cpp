@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/align.h"
 #include "base/error.h"
 #include "device/pretend.h"
 #include "replay/events.h"
@@ -16,33 +17,40 @@ namespace {
 
 Offset address_of(const void* p) { return static_cast<Offset>(std::bit_cast<std::uintptr_t>(p)); }
 
-// Counts the memory that the runtime takes from the device, and records it in `placements`, if any.
+// Counts the memory that the runtime takes from the device, in whole pages, and records it in
+// `placements`, if any.
 class CountingMemory final : public device::DeviceMemory {
  public:
-  CountingMemory(Bytes capacity, Placements* placements)
-      : memory_(capacity), placements_(placements) {}
+  CountingMemory(const PlannedReplay& options, Placements* placements)
+      : memory_(options.capacity), page_(options.page), placements_(placements) {}
 
   std::string_view name() const override { return memory_.name(); }
   void* allocate(Bytes size) override {
     void* piece = memory_.allocate(size);
     if (!piece) return nullptr;
     ++mallocs_;
+    held_.add(align_up(size, page_));
     if (placements_) placements_->take(address_of(piece), size);
     return piece;
   }
   void release(void* piece, Bytes size) noexcept override {
     ++frees_;
+    held_.add(-align_up(size, page_));
     if (placements_) placements_->give_back(address_of(piece), size);
     memory_.release(piece, size);
   }
   Bytes available() const override { return memory_.available(); }
 
+  const runtime::Gauge& held() const { return held_; }
+  void reset_peak() { held_.reset_peak(); }
   std::int64_t mallocs() const { return mallocs_; }
   std::int64_t frees() const { return frees_; }
 
  private:
   device::PretendMemory memory_;
+  const Bytes page_;
   Placements* const placements_;
+  runtime::Gauge held_;
   std::int64_t mallocs_ = 0;
   std::int64_t frees_ = 0;
 };
@@ -135,7 +143,7 @@ bool begins_with_run(const trace::Trace& trace, const plan::Plan& plan) {
 ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
                             const PlannedReplay& options, Placements* placements) {
   trace.check();
-  CountingMemory memory(options.capacity, placements);
+  CountingMemory memory(options, placements);
   ReplayResult result;
   std::vector<void*> blocks(trace.requests.size(), nullptr);
   runtime::PlannedAllocator allocator(memory);
@@ -154,10 +162,10 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
         if (placements) placements->advance(tick);
         loop.advance(tick);
         if (!last.begins(tick)) return;
-        const runtime::Statistics before = allocator.statistics();
-        result.peak_load = before.allocated.peak;
-        result.peak_reserved = before.reserved.peak;
+        result.peak_load = allocator.statistics().allocated.peak;
+        result.peak_reserved = memory.held().peak;
         allocator.reset_peaks();
+        memory.reset_peak();
       },
       [&](std::int32_t i) {
         const trace::Request& r = trace.requests[static_cast<std::size_t>(i)];
@@ -178,7 +186,7 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
   if (result.failed == kNone) loop.advance(trace.end);
   const runtime::Statistics stats = allocator.statistics();
   result.load = stats.allocated.peak;
-  result.reserved = stats.reserved.peak;
+  result.reserved = memory.held().peak;
   result.peak_load = std::max(result.peak_load, result.load);
   result.peak_reserved = std::max(result.peak_reserved, result.reserved);
   result.hits = stats.hits;

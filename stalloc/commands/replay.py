@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 from stalloc import _core
 from stalloc.commands import import_
-from stalloc.commands.inputs import bytes_of, check_requests, naming, read, read_plan, seconds_of
+from stalloc.commands.inputs import (
+    Input,
+    bytes_of,
+    check_requests,
+    naming,
+    read,
+    read_plan,
+    seconds_of,
+)
 from stalloc.commands.output import (
     DoesNotFit,
     print_assumptions,
@@ -20,8 +28,16 @@ from stalloc.commands.output import (
     print_text,
     size,
 )
+from stalloc.files import check_output
+from stalloc.importers.history import REPETITION
 from stalloc.plans import Plan
-from stalloc.recordings import PlannedRecording, plan_recording
+from stalloc.recordings import (
+    PlannedRecording,
+    is_repeated,
+    is_whole,
+    plan_recording,
+    replayed,
+)
 from stalloc.replaying import (
     STALLOC,
     UNROLLED,
@@ -29,7 +45,6 @@ from stalloc.replaying import (
     other_settings,
     recorded_expandable,
     replay_both_torch,
-    replay_stalloc,
     unroll,
 )
 from stalloc.torch_settings import applied, parse
@@ -39,6 +54,7 @@ from stalloc.verdicts import Comparison, failure
 if TYPE_CHECKING:
     from stalloc.commands import Subparsers
 
+_MIB = 1 << 20
 _TIME_LIMIT = 2.0  # seconds; an answer is wanted soon, and is within a per mille by then
 
 
@@ -61,6 +77,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--plan", metavar="PLAN", type=Path, help="serve from this plan (default: make one)"
     )
     parser.add_argument(
+        "-o",
+        "--output",
+        metavar="PLAN",
+        type=Path,
+        help="write the plan that stalloc is replayed with",
+    )
+    parser.add_argument(
         "--startup",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -81,9 +104,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="SECONDS",
         type=seconds_of,
         default=_TIME_LIMIT,
-        help="for planning (default: %(default)g)",
+        help="for all plans together (default: %(default)g)",
     )
     import_.add_options(parser)
+    parser.add_argument("--force", action="store_true", help="replace PLAN if it is there")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
 
@@ -97,6 +121,8 @@ def _settings_of(text: str) -> dict[str, str]:
 
 def main(args: argparse.Namespace) -> int:
     """Replays the input under every allocator and prints a row for each."""
+    if args.output is not None:
+        check_output(args.output, args.input, overwrite=args.force)
     given = read(args.input, args.device, args.repeat)
     assumptions = list(given.imported.assumptions) if given.imported is not None else []
     plan = read_plan(args.plan) if args.plan is not None else given.plan
@@ -110,19 +136,23 @@ def main(args: argparse.Namespace) -> int:
                 f"a plan has no dynamic requests; the others are replayed for {UNROLLED} iterations"
             )
         check_requests(trace)
-        if args.torch_settings is not None:
-            trace = applied(trace, args.torch_settings)
+        trace = _with_settings(args, trace)
         settings = other_settings(trace)
         if settings:
             had = "it had" if args.torch_settings is None else "given"
             assumptions.append(f"torch is replayed with the settings {had}: {settings}")
-        ours = _planned(args, trace, plan)
+        ours = _planned(args, given, trace, plan)
+        if is_repeated(trace) and not is_repeated(ours.trace):
+            assumptions = [text for text in assumptions if not text.startswith(REPETITION)]
+        trace = ours.trace
         comparison = Comparison.of(
             trace,
             ours,
             replay_both_torch(trace, capacity=args.capacity),
             recorded_expandable(trace),
         )
+    if args.output is not None:
+        ours.plan.save(args.output, overwrite=args.force)
     if args.json:
         print_json(
             {
@@ -136,46 +166,63 @@ def main(args: argparse.Namespace) -> int:
                 "verdict": comparison.verdict,
                 "notes": comparison.notes,
                 "plan": ours.plan.summary(),
+                "repeated": None if ours.repeated is None else asdict(ours.repeated),
+                "output": None if args.output is None else str(args.output),
                 "assumptions": assumptions,
             }
         )
     else:
-        _print(args, trace, comparison)
+        _print(args, ours, comparison)
         print_assumptions(assumptions)
     if ours.row.fits is False:
         raise DoesNotFit(
-            f"{args.input}: stalloc does not fit {size(args.capacity)} either: "
-            f"{failure(ours.row)}; train with smaller batches, or more recomputation"
+            f"{args.input}: stalloc does not fit {size(args.capacity)}: {failure(ours.row)}"
         )
     return 0
 
 
-def _planned(args: argparse.Namespace, trace: Trace, plan: Plan | None) -> PlannedRecording:
+def _with_settings(args: argparse.Namespace, trace: Trace) -> Trace:
+    return trace if args.torch_settings is None else applied(trace, args.torch_settings)
+
+
+def _planned(
+    args: argparse.Namespace, given: Input, trace: Trace, plan: Plan | None
+) -> PlannedRecording:
+    def once() -> Trace:
+        alone = read(args.input, args.device, 1).trace
+        assert alone is not None
+        return _with_settings(args, alone)
+
+    again = once if given.imported is not None and is_repeated(trace) else None
     if plan is not None:
-        row = replay_stalloc(trace, plan, capacity=args.capacity, startup=args.startup)
-        return PlannedRecording(plan, trace, row)
+        if again is not None and is_whole(plan.info):
+            trace = again()
+        return replayed(trace, plan, startup=args.startup, capacity=args.capacity, given=True)
     return plan_recording(
         trace,
         time_limit=args.time_limit,
         startup=args.startup,
         capacity=args.capacity,
+        once=again,
         progress=sys.stderr.isatty(),
     )
 
 
-def _print(args: argparse.Namespace, trace: Trace, comparison: Comparison) -> None:
-    plan = comparison.plan
-    iterations = max(0, len(trace.iterations) - 1)
-    resident = f" and {_core.format_bytes(plan.resident)} resident" if plan.resident else ""
+def _print(args: argparse.Namespace, ours: PlannedRecording, comparison: Comparison) -> None:
+    plan = ours.plan
+    # A plan that comes into force after start-up has no resident region.
+    has_resident = plan.resident and ours.startup
+    resident = f" and {_core.format_bytes(plan.resident)} resident" if has_resident else ""
     proven = ", proven optimal" if plan.optimal else ""
-    print_facts(
-        {
-            "input": str(args.input),
-            "requests": f"{len(trace.requests):,} in {iterations} iterations",
-            "plan": f"{_core.format_bytes(plan.pool)}{resident}, gap {plan.gap:.3%}" + proven,
-            "covers": comparison.coverage,
-        }
-    )
+    facts = {
+        "input": str(args.input),
+        "requests": _requests(ours.trace),
+        "plan": f"{_core.format_bytes(plan.pool)}{resident}, gap {plan.gap:.3%}{proven}",
+        "covers": comparison.coverage,
+    }
+    if args.output is not None:
+        facts["written to"] = str(args.output)
+    print_facts(facts)
     columns = ["allocator", "load", "reserved", "efficiency", "calls"]
     title = "Reserved by each allocator at its peak"
     measured = any(row.measured is not None for row in comparison.rows)
@@ -197,16 +244,33 @@ def _print(args: argparse.Namespace, trace: Trace, comparison: Comparison) -> No
         print_text(note)
 
 
+def _requests(trace: Trace) -> str:
+    count = f"{len(trace.requests):,}"
+    iterations = max(0, len(trace.iterations) - 1)
+    if is_repeated(trace):
+        return f"{count}: one iteration was recorded, and is repeated {iterations} times"
+    if is_whole(trace.info):
+        return f"{count} in one pass"
+    return f"{count} in {iterations} iteration{'' if iterations == 1 else 's'}"
+
+
+def _mib(size: int) -> str:
+    """Bytes for a comparison, where small differences count."""
+    if size < _MIB:
+        return _core.format_bytes(size)
+    return f"{size / _MIB:,.1f} MiB"
+
+
 def _cells(row: Replay, measured: bool) -> list[str]:
     cells = [
         row.allocator,
-        _core.format_bytes(row.peak_load),
-        _core.format_bytes(row.peak_reserved),
+        _mib(row.peak_load),
+        _mib(row.peak_reserved),
         "-" if row.peak_efficiency is None else f"{row.peak_efficiency:.4f}",
         f"{row.native_calls:,}",
     ]
     if measured:
-        cells.append("" if row.measured is None else _core.format_bytes(row.measured))
+        cells.append("" if row.measured is None else _mib(row.measured))
     if row.fits is not None:
         cells.append("yes" if row.fits else "no")
     return cells

@@ -14,6 +14,7 @@ from stalloc.errors import TraceError
 from stalloc.files import named
 from stalloc.importers.chrome import trace_events
 from stalloc.importers.history import (
+    LARGEST,
     History,
     add_startup,
     make_trace,
@@ -31,6 +32,10 @@ from stalloc.trace import Trace
 REPETITIONS = 5
 """Iterations that are made of a single one: by then the runtime trusts its plan."""
 
+REPEATED = "repeated"
+"""The key of a trace's `info` for how often the importer has repeated the only iteration."""
+LIVE_BEFORE = "live_before"
+"""The key for the bytes that were live before the first event."""
 
 SNAPSHOT = "pytorch snapshot"
 """The name of a memory snapshot in `Imported.kind`."""
@@ -128,11 +133,15 @@ def _build(
             0, f"{device} is imported; allocations of others are left out: {listed} (--device)"
         )
     lifetimes = pair(history)
+    if lifetimes.before:
+        earlier = sum(lifetimes.size[lifetimes.born < 0].tolist())
+        history.info[LIVE_BEFORE] = str(min(earlier, LARGEST))
     said = history.assumptions
     runs = find_runs(history.hints, history.allocates, said)
     boundaries = find_iterations(runs, marks, history.allocates, history.sizes, said)
     if len(boundaries) == 2 and repetitions > 1:
         boundaries = repeat(history, lifetimes, boundaries[0], boundaries[1], repetitions)
+        history.info[REPEATED] = str(repetitions)
         history.assumptions = []  # the same once more
         lifetimes = pair(history)
         runs = find_runs(history.hints, history.allocates, history.assumptions)

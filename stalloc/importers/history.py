@@ -21,6 +21,8 @@ from stalloc.tables import NEVER, Int64s
 LARGEST = (1 << 63) - 1
 """The largest size, in bytes, that a trace can hold."""
 
+REPETITION = "the iteration is repeated"
+"""The beginning of the assumption that the importer repeats the only iteration."""
 
 _FEW = 2  # iterations that are all compared
 
@@ -308,7 +310,7 @@ class _Repetition:
 
 
 def _described(lifetimes: Lifetimes, repetitions: int, matched: list[int], rest: list[int]) -> str:
-    text = f"the iteration is repeated {repetitions} times"
+    text = f"{REPETITION} {repetitions} times"
     if matched:
         total = _core.format_bytes(int(lifetimes.size[matched].sum()))
         text += (

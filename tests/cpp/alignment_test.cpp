@@ -108,6 +108,30 @@ TEST(Alignment, MatchesEqualRequestsPastTheCapOnEdits) {
   EXPECT_GE(matched(alignment), 5000);
 }
 
+// The weights of a large model, before the requests of its first iteration.
+TEST(Alignment, ElementsThatOnlyOneSequenceHasCostNoMatch) {
+  std::mt19937 random(7);
+  const Tokens iteration = random_tokens(random, 2000, 30);
+  Tokens first;
+  for (Bytes size = 0; size < 1000; ++size) first.push_back({-1 - size, 0});
+  first.insert(first.end(), iteration.begin(), iteration.end());
+  const auto alignment = profile::align_sequences(first, iteration);
+  expect_common_subsequence(first, iteration, alignment);
+  EXPECT_EQ(matched(alignment), 2000);
+  EXPECT_EQ(matched(profile::align_sequences(iteration, first)), 2000);
+}
+
+// The same where the weights have the sizes of temporaries.
+TEST(Alignment, ManyExtraElementsInFrontCostNoMatch) {
+  std::mt19937 random(8);
+  const Tokens iteration = random_tokens(random, 2000, 30);
+  Tokens first = random_tokens(random, 1000, 30);
+  first.insert(first.end(), iteration.begin(), iteration.end());
+  const auto alignment = profile::align_sequences(first, iteration);
+  expect_common_subsequence(first, iteration, alignment);
+  EXPECT_EQ(matched(alignment), 2000);
+}
+
 TEST(Alignment, SequencesWithNothingInCommonEndQuickly) {
   Tokens a;
   Tokens b;

@@ -267,4 +267,4 @@ def test_a_terminal_of_80_columns_is_wide_enough(tmp_path: Path) -> None:
         assert wide == []
     lines = plain(in_terminal(80, "replay", snapshot, "--capacity", "1000GiB"))
     (row,) = (line for line in lines if line.startswith("stalloc "))
-    assert re.search(r"stalloc( +[\d.]+ [MG]iB){2} +[01]\.\d{4} +\d+ +yes", row), row
+    assert re.search(r"stalloc( +[\d,.]+ [MG]iB){2} +[01]\.\d{4} +\d+ +yes", row), row

@@ -667,7 +667,7 @@ def test_a_model_far_larger_than_the_machine_is_profiled_on_meta() -> None:
             prof.step()
     plan = prof.plan()
     assert plan.pool > 100 << 30
-    assert plan.gap <= 0.01
+    assert plan.optimal, plan.gap
 
 
 @isolated
