@@ -79,7 +79,7 @@ class Plan(Document[_core.Plan]):
 
     @property
     def optimal(self) -> bool:
-        """True if it is proven that no plan has a smaller pool; with slots, no plan with the same."""
+        """True if it is proven that no pool is smaller; with slots, none with these slots."""
         return self._core.optimal
 
     @property
