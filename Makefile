@@ -7,10 +7,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
-# What `make test-cuda` installs, in an environment of its own.
+# The torch that `make test-cuda` installs, in an environment of its own.
 CUDA_TORCH ?= torch==2.14.1
 CUDA_VENV ?= .venv-cuda
-# What `make check-torch` compiles native mode against.
+# The versions of torch that `make check-torch` compiles native mode against.
 TORCH_VERSIONS ?= 2.11.0 2.12.0 2.13.0 2.14.1
 JOBS ?= $(shell nproc)
 
@@ -18,7 +18,7 @@ override VENV := $(abspath $(VENV))
 export PATH := $(VENV)/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
-# ccache, where there is one, makes builds from nothing cheap.
+# ccache, if it is installed, makes builds from scratch cheap.
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
 
 CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cpp')
@@ -40,7 +40,7 @@ quickstart: build  ## Train a small GPT with and without stalloc
 	@python examples/quickstart.py
 
 .PHONY: test
-test: lint test-wheel sanitize test-cpp check-odr test-python docs  ## Run every test and check
+test: lint test-wheel sanitize test-cpp check-odr test-python docs  ## Run the checks and the tests that need no GPU and no framework
 
 .PHONY: test-cpp
 test-cpp: setup  ## Run the C++ tests

@@ -2,6 +2,7 @@
 
 C++: the table in csrc/README.md lists the folders bottom-up, and a file includes only from its own
 folder and those above it in the table. A header and the source of the same name are one unit.
+`ALLOWED` narrows that for the folders that stand by themselves.
 
 Python: `LAYERS` lists the package's parts bottom-up. Imports inside functions count, those under
 `if TYPE_CHECKING` do not.
@@ -27,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "files", "progress"),  # need nothing else of stalloc
     ("_hooks",),  # follow a training loop; know neither traces nor plans
     ("*",),  # traces, plans, profiling, sessions, the driver
+    ("_auto",),  # makes the calls that a user would make
     ("_frameworks",),  # what the integrations share
     ("integrations", "megatron", "colossalai"),
     ("importers",),  # foreign profiles as traces
@@ -35,6 +37,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("commands",),
     ("cli", "__main__"),
 )
+
+# The folders that stand by themselves, with all that each may include besides its own files: names
+# of folders and of single files. The first entry whose folder contains a file applies to it.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "trace": ("base",),
+    "profile": ("base", "trace"),
+    "verify": ("base", "solve/core/problem"),  # shares no code with the planners
+    "solve/core": ("base",),
+    "solve/portfolio": ("base", "solve", "verify/validator"),  # validates its result
+    "solve": ("base", "solve"),  # usable without a trace
+}
 
 # Violations that are still to be mended, as (includer, included).
 KNOWN: frozenset[tuple[str, str]] = frozenset()
@@ -55,6 +69,7 @@ def violations(
     root: Path,
     known: frozenset[tuple[str, str]] = KNOWN,
     layers: tuple[tuple[str, ...], ...] = LAYERS,
+    allowed: Mapping[str, tuple[str, ...]] = ALLOWED,
 ) -> list[str]:
     """Checks the tree below `root`; returns a line for each violation, in order."""
     folders = FOLDER.findall((root / "csrc" / "README.md").read_text())
@@ -68,6 +83,7 @@ def violations(
             *missing,
             *upward(cpp, cpp_ranks, "includes", "which stands higher in csrc/README.md's table"),
             *upward(python, python_ranks, "imports", "which is of a higher layer"),
+            *foreign(cpp, cpp_ranks, allowed),
             *cycles(cpp, "include"),
             *cycles(python, "import"),
         ]
@@ -155,6 +171,28 @@ def upward(graph: Graph, ranks: Mapping[str, int], verb: str, why: str) -> Itera
         for target in sorted(targets):
             if ranks[target] > ranks[source]:
                 yield f"{source} {verb} {target}, {why}"
+
+
+def foreign(
+    graph: Graph, ranks: Mapping[str, int], allowed: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    """A line for each edge that leaves a folder of `allowed` for a file outside its list.
+
+    Edges upwards are left out: `upward` reports them.
+    """
+    for source, targets in graph.items():
+        place = next((name for name in allowed if within(source, name)), None)
+        if place is None:
+            continue
+        for target in sorted(targets):
+            is_allowed = any(within(target, name) for name in (place, *allowed[place]))
+            if not is_allowed and ranks[target] <= ranks[source]:
+                yield f"{source} includes {target}, which scripts/check_includes.py forbids {place}"
+
+
+def within(unit: str, name: str) -> bool:
+    """True if `unit` is `name`, or lies in the folder `name`."""
+    return unit == name or unit.startswith(name + "/")
 
 
 def cycles(graph: Graph, verb: str) -> Iterator[str]:

@@ -35,12 +35,12 @@ class Run:
         load: The most bytes live at once in the iteration.
         pool: Bytes of a plan's pool; None for a trace.
         planned: Shapes of the planned requests by phase, in order.
-        frees: The same requests: how many of all are allocated before each is freed, this
-            iteration and, if it lives so long, the next.
-        dynamic: Number and bytes of the dynamic requests by phase; of a trace only.
+        frees: For each of these requests, the number of requests that are allocated before its
+            free, in this iteration and, if it lives so long, the next.
+        dynamic: Number and bytes of the dynamic requests by phase; only for a trace.
         sites: The call sites of the requests of a phase and shape, if known.
         laws: Formulas of the sizes of the planned requests by phase, in order; empty for a size
-            that follows none. Of a plan with extents only.
+            that follows none. Only for a plan with extents.
     """
 
     kind: str
@@ -60,14 +60,14 @@ class Change:
     """A group of requests that differ in the same way.
 
     Attributes:
-        phase: Its name.
-        what: `new phase`, `phase gone`, `more`, `fewer`, `resized`, `order`, `longer`, `shorter`
-            (their lives, where they overlap others that they did not, or no longer do), or
+        phase: The name of the phase.
+        what: The kind of change: `new phase`, `phase gone`, `more`, `fewer`, `resized`, `order`,
+            `longer`, `shorter` (lifetimes that now overlap other requests, or no longer do), or
             `dynamic`.
-        requests: How many are concerned.
-        size_a: Bytes of each before; 0 for none.
-        size_b: Bytes of each after; 0 for none.
-        bytes: By how much their sum changes.
+        requests: The number of requests.
+        size_a: Bytes of each before; 0 if there was none.
+        size_b: Bytes of each after; 0 if there is none.
+        bytes: The change of their sum.
         site: Their call site; empty if unknown.
     """
 
@@ -82,13 +82,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class LawChange:
-    """Requests at the same places whose sizes follow another law.
+    """Requests at the same positions whose sizes follow another law.
 
     Attributes:
-        phase: Its name.
-        requests: How many.
-        a: The formula before; empty for a size that followed none.
-        b: The formula after; the same.
+        phase: The name of the phase.
+        requests: The number of requests.
+        a: The formula before; empty if the size followed none.
+        b: The formula after; empty if the size follows none.
     """
 
     phase: str
@@ -103,8 +103,8 @@ class Comparison:
 
     Attributes:
         same: True if there is no difference.
-        fits: Share of the second run's requests that come at their place in the first one's phases,
-            or would if others were not in between.
+        fits: Share of the second run's requests that come in the order of the first one's phases,
+            apart from others in between.
         changes: The largest first.
         laws: Different size laws of two plans, by phase. Phases with another number of requests are
             left out: `changes` has them.
@@ -170,7 +170,7 @@ def compare(a: Run, b: Run) -> Comparison:
 def _changes(
     a: Run, b: Run, phase: str, before: Counter[Shape], after: Counter[Shape]
 ) -> list[Change]:
-    """As many of one shape gone as of another new, in order: these were resized."""
+    """Pairs missing requests of one shape with as many new ones of another, in order: resized."""
     gone, new = before - after, after - before
     result: list[Change] = []
     waiting: dict[tuple[int, int], list[Shape]] = defaultdict(list)  # by number and stream

@@ -197,7 +197,7 @@ class Driver:
         return hooks.phase(kind, microbatch, chunk) if self.active else _NOTHING
 
     def tell_inputs(self, **inputs: object) -> None:
-        """Tells the inputs of the forward that is open, if the model itself is not called."""
+        """Reports the inputs of the open forward, if the model itself is not called."""
         if self.active:
             hooks.tell_inputs(**inputs)
 

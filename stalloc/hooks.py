@@ -53,7 +53,7 @@ def unplanned() -> Iterator[None]:
 
 
 def tell_inputs(**inputs: object) -> None:
-    """Tells the inputs of the microbatch whose explicit forward phase is open.
+    """Reports the inputs of the microbatch whose explicit forward phase is open.
 
     This is for loops that do not call the model itself. The sizes of the inputs are the extents of
     the microbatch, as those of the model's arguments are. The first call in a phase counts.

@@ -107,7 +107,7 @@ def log_stats(
         tensorboard: A `torch.utils.tensorboard.SummaryWriter`, or any object with its `add_scalar`.
 
     Returns:
-        What to `stop()`; as a context manager it stops at the end.
+        The running logger. Call `stop()`, or use it as a context manager.
 
     Raises:
         ValueError: `every` is less than 1.

@@ -94,8 +94,8 @@ class Profile:
         """A driver takes over, which knows the model and the ends of iterations.
 
         Args:
-            model: The module whose calls are forwards; None to find it.
-            dynamic: As for `profile`; None leaves it as it is.
+            model: The module whose calls are forwards; None: the first module that is called.
+            dynamic: As for `profile`; None: no change.
             info: More entries for the info of the trace.
         """
         if dynamic is not None:
@@ -334,8 +334,8 @@ def profile(
             none. Classes go by name. Other requests are dynamic if their size or
             presence differs between the profiled iterations.
         layers: Record the module of each request. Costs two Python calls a module and forward.
-        iterations: How many to record; the rest of the block runs unrecorded. None records to the
-            end of the block.
+        iterations: The number of iterations to record; the rest of the block runs unrecorded. None
+            records to the end of the block.
         exact: On a GPU, allocate each recorded request directly from the device. This is slower,
             but a model that fits without fragmentation can be profiled even if torch's cache would
             run out of memory. False records through the cache.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 Progress: TypeAlias = Callable[[float], object]
-"""Told the fraction that is done, from any thread; when it returns False, the work ends early."""
+"""Called with the finished fraction, from any thread. If it returns False, the work ends early."""
 
 _PATIENCE = 1.0  # seconds without a bar
 

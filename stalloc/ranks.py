@@ -110,7 +110,7 @@ def rank_info(parallelism: Parallelism) -> dict[str, str]:
 
 
 def rank_mismatch(plan: Plan, info: Mapping[str, str]) -> str | None:
-    """Why the plan is not for the rank that `rank_info` describes; None when it is.
+    """The reason why the plan is not for the rank that `rank_info` describes; None if it is.
 
     A plan without these entries fits.
     """
@@ -122,10 +122,11 @@ def rank_mismatch(plan: Plan, info: Mapping[str, str]) -> str | None:
 
 
 def use_own_device(name: str | None) -> str:
-    """Makes this rank's own GPU the current one, if a GPU is meant, and says what is.
+    """Makes this rank's own GPU the current one, if the device is a GPU, and returns the device.
 
-    That is the device named, or else the GPU where there is one, or the CPU. Which GPU is a rank's
-    own the launcher says (`LOCAL_RANK`), and the script, later; "cuda" means the current one.
+    The device is the one named, else the GPU if there is one, else the CPU. The launcher
+    (`LOCAL_RANK`) tells the rank's GPU; the script may choose another later. "cuda" means the
+    current one.
     """
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     local = _from_environment("LOCAL_RANK", 0)

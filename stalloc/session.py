@@ -28,11 +28,11 @@ from stalloc.profiling import GUESSED_ENDS, SLOWER_ENDS, active_profile
 class Session:
     """The result of `enable`, and a context manager that disables the plan at its end.
 
-    This class itself is a plan that was refused: never in force, and nothing changes that.
+    An object of this class itself is a refused plan, which is never in force.
 
     Attributes:
         plan: The plan.
-        refusal: Why the plan does not fit this run; None while it fits.
+        refusal: The reason why the plan does not fit this run; None while it fits.
         followed: True once a framework's driver reports phases, see `follow`.
     """
 
@@ -133,7 +133,7 @@ class _Active(Session):
         _refuse(problem, self._strict)
 
     def _start(self, previous: _Active | None) -> None:
-        """Puts the plan in force in place of `previous`, which stays so if that fails."""
+        """Puts the plan in force instead of `previous`, which stays in force if that fails."""
         try:
             self._adapter.install()
             if not self._adapter.runtime.keep_addresses(self._keep_addresses):
@@ -237,7 +237,7 @@ def enable(
         keep_addresses: A pool that is released and acquired again keeps its addresses, as it always
             does on the CPU. On a GPU, such a pool needs the driver's virtual memory calls, and
             tensors in it cannot be shared with other processes.
-        mode: How stalloc intercepts torch's allocator for GPUs. "compat" uses torch's pluggable
+        mode: The way to intercept torch's allocator for GPUs. "compat" uses torch's pluggable
             allocator interface for the rest of the process, and must come before the first use of
             the GPU. None keeps compat mode if it is on, and is native mode otherwise.
 

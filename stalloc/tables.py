@@ -346,7 +346,7 @@ class Laws(_Table):
         divisor: Divisor of the sum.
         step: Bytes that the size is rounded up to.
         proof: Index into `LAW_PROOFS`.
-        source: Whose extents it follows: index into `LAW_SOURCES`.
+        source: Index into `LAW_SOURCES`: the microbatch whose extents the law takes.
     """
 
     constant: Int64s

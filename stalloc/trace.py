@@ -79,7 +79,7 @@ class IterationProfile:
     @cached_property
     def sites(self) -> Sites:
         """The sites of its dynamic requests."""
-        return Sites(**self._core.places())
+        return Sites(**self._core.groups())
 
     def tallies(self) -> dict[str, Tally]:
         """Requests by kind.

@@ -19,8 +19,8 @@ from runs import Result, planned, start
 from training import GIB, Run
 
 MIB = 1 << 20
-SLACK = 64 * MIB  # of what stalloc needed: both divide memory by 2 MiB
-# Some two thirds of 139 GiB.
+SLACK = 64 * MIB  # beyond the memory that stalloc needed: both divide memory by 2 MiB
+# These batches fill about two thirds of 139 GiB.
 BATCHES = {"gpt2-345m": 32, "llama-1.3b": 10, "moe-8x": 16}
 CARD = 139 * GIB
 TRIAL = {"steps": 2, "warmup": 3}

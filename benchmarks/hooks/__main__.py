@@ -4,7 +4,7 @@ The same model trains the same batches alternately with all hooks of a plan (pha
 optimizer, patterns of dynamic modules) and without, and the medians are compared. The allocator is
 the same in both, so this is the cost of the Python part. The cost of one event is measured, too.
 
-    python -m benchmarks.hooks [--steps 12]
+    python benchmarks/hooks [--steps 12]
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ class Programs:
     """The programs that replay with real allocators; None for a missing one.
 
     Attributes:
-        torch: torch's.
-        planned: stalloc's runtime, for its time.
-        rounds: How often each allocator's time is taken.
+        torch: The replay with torch's allocators.
+        planned: The replay with stalloc's runtime, for its time.
+        rounds: The number of measurements of each allocator's time.
     """
 
     torch: real.Torch | None = None

@@ -14,12 +14,12 @@ Group = dict[str, Row]
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to reach.
+    """One target.
 
     Attributes:
-        text: What.
-        applies: Which workloads it is for; those without what it takes are left out.
-        margin: How far a workload is above it; below 0 it is missed.
+        text: Its description.
+        applies: True for the workloads of the target that have the necessary rows.
+        margin: The distance of a workload above the target; below 0 it misses the target.
         shown: A workload's figure, for the report.
     """
 
@@ -34,10 +34,10 @@ class Outcome:
     """The result for a target.
 
     Attributes:
-        target: Which.
-        groups: The workloads that it is for.
-        missed: Those of them that miss it, the furthest first.
-        worst: The one with the least margin.
+        target: The target.
+        groups: The target's workloads.
+        missed: The workloads that miss it, the furthest first.
+        worst: The workload with the least margin.
     """
 
     target: Target

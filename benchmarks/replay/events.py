@@ -26,7 +26,7 @@ _KINDS = 256  # a chunk is above the kind of a phase
 def events_of(trace: stalloc.Trace) -> Events:
     """Allocations and frees in their order with what the loop does between, [events, 3].
 
-    What is never freed in the trace is not freed here either.
+    A request that is never freed in the trace is not freed here either.
 
     Raises:
         ValueError: The trace has evaluation or another phase that repeats with no iteration.

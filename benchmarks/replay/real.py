@@ -48,7 +48,7 @@ def build_torch(environment: Path, folder: Path) -> Torch:
 
     Args:
         environment: A virtual environment, or a folder of packages.
-        folder: Where the program goes.
+        folder: The folder of the program.
 
     Raises:
         Unavailable: There is no such torch in it, or its runtime library is missing.
@@ -108,12 +108,12 @@ def run(
     """The output of a replay program.
 
     Args:
-        program: Which.
-        files: Its arguments.
+        program: The program.
+        files: The program's arguments.
         policy: torch's PYTORCH_ALLOC_CONF.
         memory: Bytes of the pretended device.
         standin: The folder of stand-ins, by CUDA's major version.
-        cuda: Which of them.
+        cuda: The major version of CUDA.
 
     Raises:
         RuntimeError: It failed.

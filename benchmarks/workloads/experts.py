@@ -32,8 +32,8 @@ class Routing:
     Attributes:
         seed: Seed of all random draws.
         skew: Standard deviation of the logarithm of the experts' popularity.
-        iteration: Which iteration runs now.
-        microbatch: Which microbatch runs now.
+        iteration: The current iteration.
+        microbatch: The current microbatch.
     """
 
     seed: int

@@ -11,7 +11,7 @@ class Experts:
 
     Attributes:
         count: Experts in all.
-        top_k: How many each token goes to.
+        top_k: The number of experts of each token.
         ffn: Inner width of one expert.
         shared_ffn: Inner width of the expert that sees every token; 0 for none.
     """

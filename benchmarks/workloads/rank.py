@@ -30,7 +30,7 @@ class Rank:
     """A rank with its model, gradients and optimizer.
 
     Attributes:
-        config: Which one.
+        config: The configuration.
         stage: Its model.
     """
 

@@ -1,8 +1,8 @@
 // The instructions are those of protocols 0 to 5. Only their arguments' lengths matter here, so one
 // table holds them all. Instructions that look up, call or fill in an object of a class are refused
 // by name. A memo index above the pickle's length is refused: no pickler writes one, and an
-// unpickler that keeps its memo in an array would allocate up to it. Of the results only the parts
-// of tuples are followed; see PickleStack.
+// unpickler that keeps its memo in an array would allocate up to it. PickleStack follows the parts
+// of tuples only.
 #include "base/pickle.h"
 
 #include <array>

@@ -94,7 +94,6 @@ void bind_plan(py::module_& m) {
       .def_readonly("extent_names", &plan::Plan::extent_names)
       .def_readonly("extents", &plan::Plan::extents)
       .def_readonly("seen", &plan::Plan::seen)
-      .def_readonly("fixed_extents", &plan::Plan::fixed_extents)
       .def("laws", table_of<&plan::Plan::laws>(plan::kLawColumns))
       .def("law_terms",
            [](const plan::Plan& plan) {

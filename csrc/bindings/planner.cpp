@@ -49,21 +49,22 @@ std::int32_t narrow(std::int64_t value) {
   return static_cast<std::int32_t>(value);
 }
 
-// The gaps may come in any order.
-std::vector<solve::Gap> to_gaps(const Numbers& rows) {
+// The rows may come in any order.
+std::vector<solve::IdleInterval> to_gaps(const Numbers& rows) {
   if (rows.ndim() != 2 || rows.shape(1) != 3) {
     throw PlanError("gaps must be an array of three columns: a buffer, and from when to when");
   }
-  std::vector<solve::Gap> gaps;
+  std::vector<solve::IdleInterval> gaps;
   for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
     gaps.push_back({narrow(rows.at(i, 0)), rows.at(i, 1), rows.at(i, 2)});
   }
-  std::ranges::sort(gaps, {},
-                    [](const solve::Gap& gap) { return std::pair{gap.buffer, gap.lower}; });
+  std::ranges::sort(gaps, {}, [](const solve::IdleInterval& interval) {
+    return std::pair{interval.buffer, interval.lower};
+  });
   return gaps;
 }
 
-Numbers to_array(const std::vector<solve::Gap>& gaps) {
+Numbers to_array(const std::vector<solve::IdleInterval>& gaps) {
   Numbers rows({static_cast<py::ssize_t>(gaps.size()), py::ssize_t{3}});
   std::int64_t* next = rows.mutable_data();
   for (const auto& [buffer, lower, upper] : gaps) {
@@ -96,7 +97,7 @@ solve::Problem make_problem(const Numbers& lower, const Numbers& upper, const Nu
        [](solve::Buffer& b, std::int64_t v) { b.phase_begin = narrow(v); });
   fill(problem, "phase_end", phase_end,
        [](solve::Buffer& b, std::int64_t v) { b.phase_end = narrow(v); });
-  if (gaps) problem.gaps = to_gaps(*gaps);
+  if (gaps) problem.idle = to_gaps(*gaps);
   return problem;
 }
 
@@ -234,8 +235,8 @@ void bind_planner(py::module_& m) {
         d["lower"] = to_array(lower);
         d["upper"] = to_array(upper);
         d["size"] = to_array(size);
-        d["gaps"] = csv.problem.gaps.empty() ? py::object(py::none())
-                                             : py::object(to_array(csv.problem.gaps));
+        d["gaps"] = csv.problem.idle.empty() ? py::object(py::none())
+                                             : py::object(to_array(csv.problem.idle));
         d["offsets"] = csv.has_offsets ? py::object(to_array(csv.offsets)) : py::none();
         return d;
       },

@@ -125,10 +125,10 @@ void bind_replay(py::module_& m) {
       py::arg("startup") = true, py::arg("page") = 1);
   m.def(
       "unroll",
-      [](const plan::Plan& plan, std::int32_t turns, bool startup) {
-        return std::make_shared<trace::Trace>(replay::unroll(plan, turns, startup));
+      [](const plan::Plan& plan, std::int32_t repetitions, bool startup) {
+        return std::make_shared<trace::Trace>(replay::unroll(plan, repetitions, startup));
       },
-      py::arg("plan"), py::arg("turns"), py::arg("startup"),
+      py::arg("plan"), py::arg("repetitions"), py::arg("startup"),
       py::call_guard<py::gil_scoped_release>());
 }
 

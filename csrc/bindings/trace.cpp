@@ -100,8 +100,8 @@ py::dict profiled_requests_of(const py::object& self) {
   return columns;
 }
 
-// A place, and the most requests and bytes of any compared iteration there.
-struct PlaceRow {
+// A group, and the most requests and bytes of any compared iteration there.
+struct GroupRow {
   PhaseIndex phase = kNone;
   PhaseIndex phase_end = kNone;
   StreamId stream = 0;
@@ -111,18 +111,18 @@ struct PlaceRow {
   Bytes bytes = 0;
 };
 
-constexpr std::tuple kPlaceColumns{
-    Column<&PlaceRow::phase>{"phase"},   Column<&PlaceRow::phase_end>{"phase_end"},
-    Column<&PlaceRow::stream>{"stream"}, Column<&PlaceRow::lower>{"lower"},
-    Column<&PlaceRow::upper>{"upper"},   Column<&PlaceRow::requests>{"requests"},
-    Column<&PlaceRow::bytes>{"bytes"},
+constexpr std::tuple kGroupColumns{
+    Column<&GroupRow::phase>{"phase"},   Column<&GroupRow::phase_end>{"phase_end"},
+    Column<&GroupRow::stream>{"stream"}, Column<&GroupRow::lower>{"lower"},
+    Column<&GroupRow::upper>{"upper"},   Column<&GroupRow::requests>{"requests"},
+    Column<&GroupRow::bytes>{"bytes"},
 };
 
-py::dict places_of(const profile::IterationProfile& profile) {
-  std::vector<PlaceRow> rows;
-  for (const profile::DynamicPlace& place : profile.places) {
-    PlaceRow row{place.phase, place.phase_end, place.stream, place.lower, place.upper};
-    for (const auto& sightings : place.sightings) {
+py::dict groups_of(const profile::IterationProfile& profile) {
+  std::vector<GroupRow> rows;
+  for (const profile::ProfiledGroup& group : profile.groups) {
+    GroupRow row{group.phase, group.phase_end, group.stream, group.lower, group.upper};
+    for (const auto& sightings : group.sightings) {
       Bytes bytes = 0;
       for (const profile::DynamicSighting& s : sightings) bytes += s.size;
       row.requests = std::max(row.requests, static_cast<std::int64_t>(sightings.size()));
@@ -130,7 +130,7 @@ py::dict places_of(const profile::IterationProfile& profile) {
     }
     rows.push_back(row);
   }
-  return owning_table(std::move(rows), kPlaceColumns);
+  return owning_table(std::move(rows), kGroupColumns);
 }
 
 plan::Plan plan_of(const trace::Trace& trace, const std::string& algorithm, Bytes alignment,
@@ -176,7 +176,7 @@ void bind_trace(py::module_& m) {
       .def("phases", table_of<&profile::IterationProfile::phases, profile::IterationProfile>(
                          trace::kPhaseColumns<profile::ProfiledPhase>))
       .def("requests", &profiled_requests_of)
-      .def("places", &places_of);
+      .def("groups", &groups_of);
 
   py::class_<trace::Trace, std::shared_ptr<trace::Trace>>(m, "Trace")
       .def_readwrite("info", &trace::Trace::info)

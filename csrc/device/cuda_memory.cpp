@@ -27,7 +27,7 @@ void CudaMemory::fail(const std::string& what, CudaRuntime::Error error) const {
               "process must be started anew.");
 }
 
-bool CudaMemory::has_room(Bytes size) const {
+bool CudaMemory::has_space(Bytes size) const {
   return limit_ == 0 || size <= limit_ - held_.all.bytes.current;
 }
 
@@ -41,7 +41,7 @@ void CudaMemory::note(Bytes size, bool taken) noexcept {
 
 bool CudaMemory::take(Bytes size) {
   const std::lock_guard lock(mutex_);
-  if (!has_room(size)) return false;
+  if (!has_space(size)) return false;
   note(size, /*taken=*/true);
   return true;
 }
@@ -162,7 +162,7 @@ bool CudaMemory::resume(void* piece, Bytes size) {
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
   if (it == ranges_.end()) return false;
   if (it->second.mapped) return true;
-  if (!has_room(size)) return false;
+  if (!has_space(size)) return false;
   if (!map(it->first, it->second.size)) return false;
   it->second.mapped = true;
   note(size, /*taken=*/true);

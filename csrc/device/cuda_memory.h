@@ -63,7 +63,7 @@ class CudaMemory final : public DeviceMemory {
 
   // Counts `size` bytes as held unless they exceed the limit.
   bool take(Bytes size);
-  bool has_room(Bytes size) const;  // the mutex is held
+  bool has_space(Bytes size) const;  // the mutex is held
   void note(Bytes size, bool taken) noexcept;
   void give_back(Bytes size) noexcept;
   void* allocate_plain(Bytes size);

@@ -34,7 +34,7 @@ solve::Budget budget_of(const PlanOptions& options, const std::atomic<bool>* can
   return budget;
 }
 
-// The profile's phases but the unplanned ones, and where each of the profile's went.
+// The planned phases, and the plan's phase of each phase of the profile.
 std::pair<std::vector<profile::ProfiledPhase>, PhaseMap> planned_phases(
     const profile::IterationProfile& profile) {
   std::vector<profile::ProfiledPhase> phases;
@@ -55,7 +55,7 @@ void add_laws(Plan& plan, const profile::IterationProfile& profile) {
   plan.laws = profile.laws;
 }
 
-// The decisions, without offsets, and for each of the profile's requests its row or kNone.
+// Adds the decisions, without offsets. Returns the row of each of the profile's requests, or kNone.
 std::vector<DecisionIndex> add_decisions(Plan& plan, const profile::IterationProfile& profile,
                                          const PhaseMap& phase_of) {
   std::vector<std::int32_t> requests;
@@ -105,41 +105,41 @@ void add_persistent(Plan& plan, const profile::IterationProfile& profile,
   }
 }
 
-// The groups, without offsets and reusable space.
+// Adds the groups, without offsets and reusable space.
 void add_groups(Plan& plan, const profile::IterationProfile& profile, const PhaseMap& phase_of,
                 const std::vector<DecisionIndex>& row_of, bool regions) {
-  for (const profile::DynamicPlace& place : profile.places) {
+  for (const profile::ProfiledGroup& profiled : profile.groups) {
     DynamicGroup group;
-    group.phase = phase_of[place.phase];
-    group.after = place.after == kNone ? kNone : row_of[place.after];
-    group.lower = place.lower;
-    group.upper = place.upper;
-    group.phase_end = phase_of[place.phase_end];
-    group.stream = place.stream;
-    group.contexts = place.contexts;
+    group.phase = phase_of[profiled.phase];
+    group.after = profiled.after == kNone ? kNone : row_of[profiled.after];
+    group.lower = profiled.lower;
+    group.upper = profiled.upper;
+    group.phase_end = phase_of[profiled.phase_end];
+    group.stream = profiled.stream;
+    group.contexts = profiled.contexts;
     plan.groups.push_back(std::move(group));
   }
   if (!regions) return;
-  const Regions sized = size_regions(profile.places, profile.phases, problem_of(plan));
+  const Regions sized = size_regions(profile.groups, profile.phases, problem_of(plan));
   for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
   plan.headroom = sized.headroom;
   plan.headroom_cost = sized.cost;
   plan.headroom_saves = sized.saves;
 }
 
-// Adds the groups of kept requests. They sort last within their place.
+// Adds the groups of kept requests. They sort last within their site.
 void add_kept(Plan& plan, const profile::IterationProfile& profile, const PhaseMap& phase_of,
               const std::vector<DecisionIndex>& row_of) {
   if (plan.period == 0) return;
-  for (const profile::KeptPlace& place : profile.kept) {
+  for (const profile::KeptGroup& kept : profile.kept) {
     DynamicGroup group;
-    group.phase = group.phase_end = phase_of[place.phase];
-    group.after = place.after == kNone ? kNone : row_of[place.after];
-    group.lower = group.after == kNone ? std::min(profile[place.phase].begin, plan.period - 1)
+    group.phase = group.phase_end = phase_of[kept.phase];
+    group.after = kept.after == kNone ? kNone : row_of[kept.after];
+    group.lower = group.after == kNone ? std::min(profile[kept.phase].begin, plan.period - 1)
                                        : plan[group.after].lower;
     group.upper = group.lower + plan.period;
-    group.stream = place.stream;
-    group.contexts = place.contexts;
+    group.stream = kept.stream;
+    group.contexts = kept.contexts;
     plan.groups.push_back(std::move(group));
   }
   std::ranges::stable_sort(plan.groups, {}, [](const DynamicGroup& g) {
@@ -147,8 +147,8 @@ void add_kept(Plan& plan, const profile::IterationProfile& profile, const PhaseM
   });
 }
 
-// Lays the plan out with requests in idle slots. The offsets of a box leave the rest less choice,
-// so a layout without boxes is kept where it is lower.
+// Lays the plan out with requests in idle slots. Boxes restrict the other offsets, so the plan
+// keeps the layout without boxes if that is lower.
 void lay_out_with_boxes(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
   Plan boxed = plan;
   add_boxes(boxed);

@@ -1,4 +1,4 @@
-// From a profiled iteration to its plan.
+// Makes the plan of a profiled iteration.
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,16 @@ struct PlanOptions {
   std::string algorithm = {};  // empty: the portfolio
   Bytes alignment = kDefaultAlignment;
   double time_limit = 10.0;  // seconds
-  bool regions = true;       // off: groups have only what the static requests leave idle
-  bool dynamic = true;       // off: no groups
+  bool regions = true;       // false: groups have reusable space only
+  bool dynamic = true;       // false: the plan has no groups
   solve::Streams streams = solve::Streams::kSeparate;
-  // The envelope, by name; what it leaves out is as large as the profile has it. See extents.h for
-  // the names.
+  // The envelope, by name. Missing extents keep their profiled values. docs/changing-batches.md
+  // explains the names.
   std::map<std::string, profile::Extent> extents = {};
 };
 
-// Plans one profiled iteration. The result has been validated; its `info` and `fingerprint` are the
-// caller's to fill. Throws PlanError for options that make no sense.
+// Plans one profiled iteration and validates the plan. The caller fills its `info` and
+// `fingerprint`. Throws PlanError for invalid options.
 Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
                const std::atomic<bool>* cancel = nullptr,
                const std::function<void(double)>& progress = {});

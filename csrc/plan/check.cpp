@@ -1,4 +1,4 @@
-// Plan::check(): checks all that must hold before a plan serves a request.
+// Plan::check(): the conditions that a plan meets before it serves a request.
 #include <algorithm>
 #include <set>
 #include <string>

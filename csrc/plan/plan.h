@@ -1,9 +1,9 @@
-// A plan: the decision for every static request of one iteration, and what the runtime needs to
-// recognise them. Written once by the planner, read by every training run after it.
+// A plan: the decision for every static request of one iteration, and the data by which the runtime
+// recognises the requests. The planner writes it once; every later training run reads it.
 //
 // Note [Envelope]
 // A plan is made for one set of extents, the envelope. Each size is the one at the envelope, and
-// the row's law tells the size at other extents. Sizes grow with extents, so the offsets are valid
+// the row's law gives the size at other extents. Sizes grow with extents, so the offsets are valid
 // for every batch within the envelope. resize.h makes the plan for other extents.
 #pragma once
 
@@ -35,26 +35,26 @@ using BoxIndex = Index<struct Box>;
 
 // d = m + (a) in the paper (section 5.1).
 struct Decision {
-  Bytes size = 0;  // as asked
+  Bytes size = 0;  // as requested
   Offset offset = 0;
   Tick lower = 0;                // within [0, period)
   Tick upper = 0;                // lower < upper <= lower + period; past the period it wraps round
-  PhaseIndex phase = kNone;      // where it is born, index into Plan::phases
-  PhaseIndex phase_end = kNone;  // kNone when freed in an unplanned one
+  PhaseIndex phase = kNone;      // of the allocation, index into Plan::phases
+  PhaseIndex phase_end = kNone;  // of the free; kNone if that is unplanned
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // index into Plan::laws; kNone for a size that never changes
-  // State that is replaced in each iteration takes any free slot of a class; see slots.h. Its
-  // offset is then that of the first slot.
+  // State that is replaced in each iteration takes any free slot of a class; see slots.h. Then
+  // `offset` is the first slot's.
   SlotClassIndex slots = kNone;
   Tick over = 0;  // ticks that it lives beyond `upper`, at most a period
-  // Other requests use slots that are idle for a while, in boxes; see boxes.h. The offset is then
-  // that in the first slot.
+  // Other requests use slots that are idle for a while, in boxes; see boxes.h. Then `offset` is the
+  // one in the first slot.
   BoxIndex box = kNone;
 };
 
-// Interchangeable places side by side, for the requests of one size and stream; see slots.h.
+// Interchangeable slots side by side, for the requests of one size and stream; see slots.h.
 struct SlotClass {
-  Bytes size = 0;  // of each, a multiple of the alignment
+  Bytes size = 0;  // of each slot, a multiple of the alignment
   Offset offset = 0;
   std::int32_t count = 0;
   StreamId stream = 0;
@@ -65,52 +65,51 @@ struct AddressRange {
   Offset end = 0;  // half-open
 };
 
-// The dynamic requests of one place in the iteration that live as long: those of one phase that are
-// asked for after one of its static requests and before the next. Their sizes, and even their
-// number, are known only at run time; the window in which they live is known ahead. A HomoLayer
-// group of the paper (section 5.2), with places among the static requests for layers: finer, and
-// found without tags. Where some of a place live longer than others, it has several groups, and
-// contexts that tell whose a request is (profile/roles.h).
+// The dynamic requests of one role at one site. They come after one static request of a phase and
+// before the next. Their sizes and their number are known only at run time; their window is known
+// ahead. This is a HomoLayer group of the paper (section 5.2) with sites for layers: finer, and
+// found without tags. A site with several roles has several groups, and contexts predict the group
+// of a request (profile/roles.h).
 //
 //   decisions   ...  [after]                 [after + 1]   ...
 //                            d  d  d  d  d                          dynamic requests
 //   window                   [---------------------------------)    until the last of them is freed
 //
-// A group has a region of its own in the pool, sized by what the profiled iterations needed, and
-// may use addresses that the rest of the plan leaves idle through its whole window. Requests that
-// are kept for longer than a turn are of a group that has neither (Plan::is_kept): they would be in
-// the plan's way for good.
+// A group has a region of its own in the pool, sized by the needs of the profiled iterations, and
+// may use addresses that the rest of the plan leaves idle through its whole window. A group of kept
+// requests, which outlive the next iteration, has neither (Plan::is_kept): its blocks would occupy
+// the pool for the rest of the run.
 struct DynamicGroup {
   PhaseIndex phase = kNone;     // index into Plan::phases
-  DecisionIndex after = kNone;  // kNone at the beginning of the phase
+  DecisionIndex after = kNone;  // the static request before it; kNone at the phase's beginning
   Bytes size = 0;               // of the region; 0 for none
   Offset offset = 0;
-  Tick lower = 0;  // the window, as Decision's lifetime
+  Tick lower = 0;  // the window, in the form of Decision's lifetime
   Tick upper = 0;
   PhaseIndex phase_end = kNone;
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // the region grows and shrinks in proportion to it
   std::vector<profile::DynamicContext> contexts;  // ascending
-  // Idle through the window, the region itself left out, and never another stream's: ascending,
-  // disjoint, not adjacent.
+  // The reusable space: idle through the window, outside of the region, and never another stream's.
+  // Ascending, disjoint, not adjacent.
   std::vector<AddressRange> reusable;
 };
 
-// A request that comes back in every iteration and outlives the next one: a loss that the loop
-// keeps, a state that the optimizer makes anew. It has no address in the plan; the runtime has to
-// know it all the same, or it would take it for a decision of its size.
+// A request that comes in every iteration and outlives the next one: a loss that the loop keeps, or
+// a state that the optimizer makes anew. It has no address in the plan. The runtime must recognise
+// it nevertheless, because it could match a decision of its size.
 struct PersistentRequest {
   PhaseIndex phase = kNone;     // index into Plan::phases
   DecisionIndex after = kNone;  // as DynamicGroup's
-  Bytes size = 0;               // as asked
+  Bytes size = 0;               // as requested
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // as Decision's
 };
 
-// A request that only the beginning of a run makes: start-up, which is the first phase of the first
-// iteration, and the rest of that iteration. Most such requests are permanent (weights, gradients,
-// the optimizer's states) and lie without holes in the resident region, above the pool. Temporaries
-// lie where pool and region are idle meanwhile.
+// A request of the beginning of a run: of start-up, which is the first phase of the first
+// iteration, or of the rest of that iteration. Most such requests are permanent (weights,
+// gradients, the optimizer's states) and lie without holes in the resident region, above the pool.
+// Temporaries lie in parts of the pool and the region that are idle during their lifetimes.
 //
 //   offset   +------------------------------+ pool + resident
 //            |        _______________________  optimizer states
@@ -123,10 +122,10 @@ struct PersistentRequest {
 struct StartupRequest {
   PhaseIndex phase = kNone;     // index into Plan::phases
   DecisionIndex after = kNone;  // as DynamicGroup's
-  Bytes size = 0;               // as asked
-  Offset offset = kUnplaced;    // kUnplaced: the runtime knows it, and it gets no address
+  Bytes size = 0;               // as requested
+  Offset offset = kUnplaced;    // kUnplaced: the runtime recognises it, and the fallback serves it
   Tick lower = 0;               // ticks since the run began
-  Tick upper = 0;               // kNever: it stays
+  Tick upper = 0;               // kNever: it is permanent
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // as Decision's
   SlotClassIndex slots = kNone;   // it takes a slot of this class, and has no offset
@@ -135,25 +134,26 @@ struct StartupRequest {
 };
 
 struct Plan {
-  std::map<std::string, std::string> info;  // what was profiled: "device", "torch", "model", ...
-  std::string fingerprint;                  // of the trace it came from
+  std::map<std::string, std::string> info;  // on the profiled run: "device", "torch", "model", ...
+  std::string fingerprint;                  // of the trace of this plan
   std::string algorithm;
-  // Proven: no plan with the same slots has a smaller pool.
+  // True if it is proven that no plan with the same slots has a smaller pool.
   bool optimal = false;
   Bytes pool = 0;      // bytes to reserve: M_r of the static part
   Bytes resident = 0;  // bytes of the resident region, above the pool
   Bytes bound = 0;
-  Bytes load = 0;  // M_a of the profiled iteration, all requests, as asked
+  Bytes load = 0;  // M_a of the profiled iteration: all requests, sizes as requested
   Bytes alignment = kDefaultAlignment;
   Tick period = 0;
-  // kOrdered: addresses go from one stream's decisions and regions to another's, and the runtime
-  // lets the later stream wait; see waits.h. Dynamic requests beyond their region, and start-up,
-  // keep to addresses that no other stream ever has.
+  // kOrdered: decisions and regions of several streams may share addresses, and the runtime lets
+  // the later stream wait; see waits.h. Dynamic requests outside their region, and start-up
+  // requests, only get addresses that no other stream ever has.
   solve::Streams streams = solve::Streams::kSeparate;
   std::vector<profile::ProfiledPhase> phases;  // the planned ones, in order of their beginning
   std::vector<Decision> decisions;             // by phase, then by lower
-  std::vector<DynamicGroup> groups;  // by phase, after and stream, what fits no context first
-  std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then as they come
+  std::vector<DynamicGroup>
+      groups;  // by phase, after and stream; the default of a site comes first
+  std::vector<PersistentRequest> persistent;  // by phase, then by `after`, then in program order
   std::vector<StartupRequest> startup;        // by phase, then by `after`, then by `lower`
   std::vector<DecisionIndex> absent;  // decisions that the first iteration does not make, ascending
   std::vector<SlotClass> slots;
@@ -165,18 +165,16 @@ struct Plan {
   // largest profiled value. A run may change them; see runtime/microbatches.h.
   std::map<std::string, profile::Extent> fixed_extents;
   std::vector<profile::SizeLaw> laws;
-  // Where the pool is in several pieces of memory, each but the first begins behind a wall: an
-  // aligned unit that belongs to nobody, so that nothing straddles two pieces. Ascending. Of a run,
-  // not of a file.
+  // A wall is an aligned unit that no request gets. It separates two pieces of the pool's memory,
+  // so no request straddles both. Ascending offsets. Not stored in files.
   std::vector<Offset> walls;
-  // The regions' head room over what they typically need: in per cent of what the largest need has
-  // above the median, what it adds to the bound, and how much less fell back at the worst peak when
-  // iterations were replayed against each other.
-  std::int32_t headroom = 0;
-  Bytes headroom_cost = 0;
+  std::int32_t headroom = 0;  // of the regions: per cent of (largest need - median)
+  Bytes headroom_cost = 0;    // the bytes that it adds to the bound
+  // The bytes by which it lowers the overflow at its worst peak, in the cross-validation of the
+  // profiled iterations.
   Bytes headroom_saves = 0;
 
-  // The row that an index names.
+  // The row of an index.
   const profile::ProfiledPhase& operator[](PhaseIndex p) const { return phases[p.position()]; }
   const Decision& operator[](DecisionIndex d) const { return decisions[d.position()]; }
   Decision& operator[](DecisionIndex d) { return decisions[d.position()]; }
@@ -194,16 +192,16 @@ struct Plan {
 
   double gap() const { return bound > 0 ? static_cast<double>(pool) / bound - 1.0 : 0.0; }
 
-  // Throws PlanError, naming the decision, unless the plan is one the runtime can follow: indices
-  // in range, ticks within the period, order as stated, validator.h finds no overlap among
-  // decisions and regions, nor among the requests of start-up, and idle_validator.h nothing in the
-  // reusable space.
+  // Throws PlanError, with the row's name, unless the runtime can follow the plan: indices are in
+  // range, ticks within the period, rows in the order above. validator.h finds no overlap among
+  // decisions and regions, nor among the requests of start-up. idle_validator.h finds the reusable
+  // space idle.
   void check() const;
 };
 
-// The problem that a plan solves (its decisions as buffers, then its groups' regions, its walls,
-// and the slots of each class as one buffer), and the solution. Decisions in slots have no lifetime
-// there.
+// The problem that a plan solves, and its solution. The buffers are the decisions, then the groups'
+// regions, the walls, and the slots of each class as one buffer. Decisions in slots have empty
+// lifetimes.
 solve::Problem problem_of(const Plan& plan);
 solve::Layout layout_of(const Plan& plan);
 
@@ -234,7 +232,7 @@ struct ReusableRow {
 
 std::vector<ReusableRow> reusable_rows(const Plan& plan);
 
-// The decisions that take slots, and the requests of start-up that do.
+// The decisions, and the requests of start-up, that take slots.
 struct SlotDecisionRow {
   DecisionIndex row = kNone;
   SlotClassIndex slots = kNone;

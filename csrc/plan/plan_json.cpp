@@ -89,7 +89,7 @@ std::string to_json(const Plan& plan) {
   out.entry("load", plan.load);
   out.entry("alignment", plan.alignment);
   out.entry("period", plan.period);
-  // Left out where it would say nothing: older readers know no such key.
+  // The default is left out: older readers do not know the key.
   if (plan.streams == solve::Streams::kOrdered) out.entry("streams", kOrdered);
   out.entry("headroom", plan.headroom);
   out.entry("headroom_cost", plan.headroom_cost);
@@ -101,7 +101,7 @@ std::string to_json(const Plan& plan) {
   write_table(out, "persistent", plan.persistent, kPersistentColumns);
   write_table(out, "startup", plan.startup, kStartupColumns);
   out.column("absent", plan.absent, [&](DecisionIndex d) { out.value(d.number()); });
-  if (!plan.slots.empty()) {  // older readers know no such keys
+  if (!plan.slots.empty()) {  // older readers do not know the keys
     write_table(out, "slots", plan.slots, kSlotColumns);
     write_table(out, "slot_decisions", slot_decision_rows(plan), kSlotDecisionColumns);
     write_table(out, "slot_startup", slot_startup_rows(plan), kSlotStartupColumns);
@@ -190,7 +190,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"slot_startup", table(slot_startup, kSlotStartupColumns), /*optional=*/true},
           {"contexts", table(contexts, kContextColumns)},
           {"reusable", table(reusable, kReusableColumns)},
-          // Files from before batches could change have none of these.
+          // Files of versions without changing batches lack these.
           {"extent_names",
            [&](Value v) { in.array(v, [&](Value n) { plan.extent_names.push_back(in.text(n)); }); },
            /*optional=*/true},

@@ -15,7 +15,7 @@ namespace {
 struct Event {
   Tick tick = 0;
   bool is_allocation = false;  // frees come before allocations of the same tick
-  std::size_t place = 0;
+  std::size_t group = 0;
   std::size_t request = 0;
 
   auto operator<=>(const Event&) const = default;
@@ -33,16 +33,16 @@ Offset take_best_fit(HoleSet& holes, Bytes size) {
 
 class Trial {
  public:
-  Trial(std::span<const profile::DynamicPlace> places, std::size_t iteration,
+  Trial(std::span<const profile::ProfiledGroup> groups, std::size_t iteration,
         std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment, Tick period)
-      : places_(places), idle_(idle), alignment_(alignment) {
-    for (std::size_t p = 0; p < places.size(); ++p) {
-      const auto& requests = places[p].sightings[iteration];
+      : groups_(groups), idle_(idle), alignment_(alignment) {
+    for (std::size_t p = 0; p < groups.size(); ++p) {
+      const auto& requests = groups[p].sightings[iteration];
       Visit visit;
       visit.requests = &requests;
       visit.blocks.resize(requests.size());
       if (sizes[p] > 0) visit.holes.insert({0, sizes[p]});
-      visit.passing = places[p].phase_end == places[p].phase && places[p].upper <= period;
+      visit.passing = groups[p].phase_end == groups[p].phase && groups[p].upper <= period;
       for (std::size_t i = 0; i < requests.size(); ++i) {
         events_.push_back({requests[i].lower, true, p, i});
         events_.push_back({requests[i].upper, false, p, i});
@@ -82,38 +82,38 @@ class Trial {
   };
 
   Bytes rounded(const Event& e) const {
-    return align_up((*visits_[e.place].requests)[e.request].size, alignment_);
+    return align_up((*visits_[e.group].requests)[e.request].size, alignment_);
   }
 
   bool put(const Event& e, std::size_t host) {
     const Offset offset = take_best_fit(visits_[host].holes, rounded(e));
     if (offset == kUnplaced) return false;
-    visits_[e.place].blocks[e.request] = {host, offset};
+    visits_[e.group].blocks[e.request] = {host, offset};
     return true;
   }
 
   void allocate(const Event& e) {
-    Visit& visit = visits_[e.place];
-    if (!visit.open) open_.push_back(e.place);
+    Visit& visit = visits_[e.group];
+    if (!visit.open) open_.push_back(e.group);
     visit.open = true;
-    if (put(e, e.place)) return;
+    if (put(e, e.group)) return;
     std::erase_if(open_, [&](std::size_t p) { return visits_[p].closes <= now_; });
     const Tick least = visit.passing ? 0 : (visit.closes - now_) / 8 * 7;
     for (const std::size_t p : open_) {
       const Visit& host = visits_[p];
-      const bool lends = p != e.place && places_[p].stream == places_[e.place].stream &&
+      const bool lends = p != e.group && groups_[p].stream == groups_[e.group].stream &&
                          host.last_birth < now_ && host.closes - now_ >= least;
       if (lends && put(e, p)) return;
     }
     Block& block = visit.blocks[e.request];
-    block.host = visit.passing && in_idle_ + rounded(e) <= idle_[e.place] / 2 ? kIdle : kOver;
+    block.host = visit.passing && in_idle_ + rounded(e) <= idle_[e.group] / 2 ? kIdle : kOver;
     Bytes& live = block.host == kIdle ? in_idle_ : over_;
     live += rounded(e);
     most_over_ = std::max(most_over_, over_);
   }
 
   void release(const Event& e) {
-    const Block& block = visits_[e.place].blocks[e.request];
+    const Block& block = visits_[e.group].blocks[e.request];
     if (block.host == kOver) {
       over_ -= rounded(e);
     } else if (block.host == kIdle) {
@@ -123,7 +123,7 @@ class Trial {
     }
   }
 
-  std::span<const profile::DynamicPlace> places_;
+  std::span<const profile::ProfiledGroup> groups_;
   std::span<const Bytes> idle_;
   Bytes alignment_;
   std::vector<Visit> visits_;
@@ -161,10 +161,10 @@ Bytes region_need(std::span<const profile::DynamicSighting> requests, Bytes alig
   return need;
 }
 
-Bytes region_overflow(std::span<const profile::DynamicPlace> places, std::size_t iteration,
+Bytes region_overflow(std::span<const profile::ProfiledGroup> groups, std::size_t iteration,
                       std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
                       Tick period) {
-  return Trial(places, iteration, sizes, idle, alignment, period).run();
+  return Trial(groups, iteration, sizes, idle, alignment, period).run();
 }
 
 }  // namespace stalloc::plan

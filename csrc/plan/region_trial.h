@@ -22,7 +22,7 @@ Bytes region_need(std::span<const profile::DynamicSighting> requests, Bytes alig
 
 // The most bytes that overflow at once in the compared iteration `iteration`. `sizes` are those of
 // the regions. `idle` has the bytes that are idle beside each region through its window.
-Bytes region_overflow(std::span<const profile::DynamicPlace> places, std::size_t iteration,
+Bytes region_overflow(std::span<const profile::ProfiledGroup> groups, std::size_t iteration,
                       std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
                       Tick period);
 

@@ -31,11 +31,11 @@ constexpr Bytes kLeastSpread = 20;
 // A family's largest need is at most so many halves of the least need of its groups.
 constexpr Bytes kAlikeHalves = 3;
 
-using Needs = std::vector<std::vector<Bytes>>;  // by place, by iteration
+using Needs = std::vector<std::vector<Bytes>>;  // by group, by iteration
 using Levels = std::vector<std::int32_t>;       // of head room, by family
 
 // Finds the families: groups that correspond to each other, in order.
-std::vector<std::vector<std::size_t>> find_families(std::span<const profile::DynamicPlace> places,
+std::vector<std::vector<std::size_t>> find_families(std::span<const profile::ProfiledGroup> groups,
                                                     std::span<const profile::ProfiledPhase> phases,
                                                     const Needs& needs) {
   // kind, chunk, occurrence; stream; the phase's number of sites, the site's index among them; the
@@ -43,20 +43,20 @@ std::vector<std::vector<std::size_t>> find_families(std::span<const profile::Dyn
   using Kind = std::tuple<trace::PhaseKind, std::int32_t, std::int32_t>;
   using Key = std::tuple<Kind, StreamId, std::size_t, std::size_t, std::size_t, std::size_t>;
   std::map<Key, std::vector<std::size_t>> alike;
-  for (std::size_t begin = 0; begin < places.size();) {
+  for (std::size_t begin = 0; begin < groups.size();) {
     std::size_t end = begin;
-    std::vector<std::size_t> starts;  // of each place's groups
-    for (; end < places.size() && places[end].phase == places[begin].phase; ++end) {
-      const bool same = end > begin && places[end].after == places[end - 1].after &&
-                        places[end].stream == places[end - 1].stream;
+    std::vector<std::size_t> starts;  // of each group's groups
+    for (; end < groups.size() && groups[end].phase == groups[begin].phase; ++end) {
+      const bool same = end > begin && groups[end].after == groups[end - 1].after &&
+                        groups[end].stream == groups[end - 1].stream;
       if (!same) starts.push_back(end);
     }
-    const trace::PhaseKey& phase = phases[places[begin].phase.position()].key;
+    const trace::PhaseKey& phase = phases[groups[begin].phase.position()].key;
     for (std::size_t at = 0; at < starts.size(); ++at) {
       const std::size_t next = at + 1 < starts.size() ? starts[at + 1] : end;
       for (std::size_t i = starts[at]; i < next; ++i) {
         alike[{{phase.kind, phase.chunk, phase.occurrence},
-               places[i].stream,
+               groups[i].stream,
                starts.size(),
                at,
                next - starts[at],
@@ -67,7 +67,7 @@ std::vector<std::vector<std::size_t>> find_families(std::span<const profile::Dyn
     begin = end;
   }
   std::vector<std::vector<std::size_t>> families;
-  const auto most = [&](std::size_t place) { return std::ranges::max(needs[place]); };
+  const auto most = [&](std::size_t group) { return std::ranges::max(needs[group]); };
   for (auto& [key, members] : alike) {
     std::ranges::stable_sort(members, {}, most);
     for (std::size_t i = 0; i < members.size(); ++i) {
@@ -82,19 +82,19 @@ std::vector<std::vector<std::size_t>> find_families(std::span<const profile::Dyn
 
 class Chooser {
  public:
-  Chooser(std::span<const profile::DynamicPlace> places,
+  Chooser(std::span<const profile::ProfiledGroup> groups,
           std::span<const profile::ProfiledPhase> phases, solve::Problem problem)
-      : places_(places), problem_(std::move(problem)), loads_(places, problem_) {
-    for (const profile::DynamicPlace& place : places_) {
+      : groups_(groups), problem_(std::move(problem)), loads_(groups, problem_) {
+    for (const profile::ProfiledGroup& group : groups_) {
       auto& needs = needs_.emplace_back();
-      for (const auto& requests : place.sightings) {
+      for (const auto& requests : group.sightings) {
         needs.push_back(region_need(requests, problem_.alignment));
         if (needs.back() < 0) throw_overflow();
       }
       iterations_ = needs.size();
     }
-    families_ = find_families(places_, phases, needs_);
-    sizes_.resize(places_.size());
+    families_ = find_families(groups_, phases, needs_);
+    sizes_.resize(groups_.size());
   }
 
   Regions run() {
@@ -126,7 +126,7 @@ class Chooser {
   static constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
 
   [[noreturn]] void throw_overflow() const {
-    throw OverflowError("the dynamic requests of one place, rounded up to multiples of " +
+    throw OverflowError("the dynamic requests of one site, rounded up to multiples of " +
                         std::to_string(problem_.alignment) +
                         ", do not fit in 63 bits; use a smaller alignment");
   }
@@ -136,7 +136,7 @@ class Chooser {
     Levels levels(families_.size(), headroom);
     set_sizes(sizes_of(levels, kNobody));
     std::map<StreamId, Bytes> peaks;
-    for (const profile::DynamicPlace& p : places_) peaks[p.stream] = loads_.peak(p.stream);
+    for (const profile::ProfiledGroup& p : groups_) peaks[p.stream] = loads_.peak(p.stream);
     for (const std::int32_t more : kCandidates) {
       if (more <= headroom) continue;
       if (more > kDefaultHeadroom) break;
@@ -144,8 +144,8 @@ class Chooser {
         const std::size_t first = families_[f].front();
         const Bytes before = sizes_[first];
         resize(families_[f], family_size(f, more, kNobody));
-        const bool costs = std::ranges::any_of(families_[f], [&](std::size_t place) {
-          return loads_.most(place) > peaks.at(places_[place].stream);
+        const bool costs = std::ranges::any_of(families_[f], [&](std::size_t group) {
+          return loads_.most(group) > peaks.at(groups_[group].stream);
         });
         if (costs) {
           resize(families_[f], before);
@@ -159,19 +159,19 @@ class Chooser {
 
   // The sizes of the regions, by group, from the needs of all iterations except one.
   std::vector<Bytes> sizes_of(const Levels& levels, std::size_t without) const {
-    std::vector<Bytes> sizes(places_.size());
+    std::vector<Bytes> sizes(groups_.size());
     for (std::size_t f = 0; f < families_.size(); ++f) {
       const Bytes size = family_size(f, levels[f], without);
-      for (const std::size_t place : families_[f]) sizes[place] = size;
+      for (const std::size_t group : families_[f]) sizes[group] = size;
     }
     return sizes;
   }
 
   Bytes family_size(std::size_t family, std::int32_t headroom, std::size_t without) const {
     std::vector<Bytes> needs;
-    for (const std::size_t place : families_[family]) {
+    for (const std::size_t group : families_[family]) {
       for (std::size_t t = 0; t < iterations_; ++t) {
-        if (t != without) needs.push_back(needs_[place][t]);
+        if (t != without) needs.push_back(needs_[group][t]);
       }
     }
     return size_of(needs, headroom);
@@ -186,14 +186,14 @@ class Chooser {
     if (needs.size() == 1 || (differs && needs.size() < kFewNeeds)) {
       spread = std::max(spread, median / kLeastSpread);
     }
-    Bytes room = 0;
+    Bytes extra = 0;
     Bytes size = 0;
-    const bool fits = !__builtin_mul_overflow(spread, headroom, &room);
-    room = room / 100;
+    const bool fits = !__builtin_mul_overflow(spread, headroom, &extra);
+    extra = extra / 100;
     if (differs && headroom > 0) {
-      room = std::max(room, std::min(median / 2, kLeastHeadroom) / kPage * kPage);
+      extra = std::max(extra, std::min(median / 2, kLeastHeadroom) / kPage * kPage);
     }
-    if (!fits || __builtin_add_overflow(median, room, &size) ||
+    if (!fits || __builtin_add_overflow(median, extra, &size) ||
         size > std::numeric_limits<Bytes>::max() - problem_.alignment) {
       throw OverflowError("a region of " + std::to_string(median) +
                           " bytes for dynamic requests leaves no head room within 63 bits");
@@ -202,40 +202,40 @@ class Chooser {
   }
 
   void set_sizes(const std::vector<Bytes>& sizes) {
-    const std::size_t first = problem_.buffers.size() - places_.size();
-    for (std::size_t i = 0; i < places_.size(); ++i) problem_.buffers[first + i].size = sizes[i];
+    const std::size_t first = problem_.buffers.size() - groups_.size();
+    for (std::size_t i = 0; i < groups_.size(); ++i) problem_.buffers[first + i].size = sizes[i];
     problem_.check();
-    for (std::size_t i = 0; i < places_.size(); ++i) {
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
       loads_.grow(i, sizes[i] - sizes_[i]);
       sizes_[i] = sizes[i];
     }
   }
 
   void resize(const std::vector<std::size_t>& family, Bytes size) {
-    for (const std::size_t place : family) {
-      loads_.grow(place, size - sizes_[place]);
-      sizes_[place] = size;
+    for (const std::size_t group : family) {
+      loads_.grow(group, size - sizes_[group]);
+      sizes_[group] = size;
     }
   }
 
   // The worst overflow of an iteration whose regions are sized by the other iterations.
   Bytes overflow(const Levels& levels) const {
     std::vector<Bytes> idle;
-    for (std::size_t i = 0; i < places_.size(); ++i) {
-      idle.push_back(loads_.peak(places_[i].stream) - loads_.most(i));
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      idle.push_back(loads_.peak(groups_[i].stream) - loads_.most(i));
     }
     Bytes worst = 0;
     for (std::size_t t = 0; t < iterations_; ++t) {
-      worst = std::max(worst, region_overflow(places_, t, sizes_of(levels, t), idle,
+      worst = std::max(worst, region_overflow(groups_, t, sizes_of(levels, t), idle,
                                               problem_.alignment, problem_.period));
     }
     return worst;
   }
 
-  std::span<const profile::DynamicPlace> places_;
+  std::span<const profile::ProfiledGroup> groups_;
   solve::Problem problem_;
   WindowLoads loads_;
-  std::vector<Bytes> sizes_;  // of the regions in `loads_`, by place
+  std::vector<Bytes> sizes_;  // of the regions in `loads_`, by group
   Needs needs_;
   std::vector<std::vector<std::size_t>> families_;
   std::size_t iterations_ = 0;
@@ -243,11 +243,11 @@ class Chooser {
 
 }  // namespace
 
-Regions size_regions(std::span<const profile::DynamicPlace> places,
+Regions size_regions(std::span<const profile::ProfiledGroup> groups,
                      std::span<const profile::ProfiledPhase> phases, solve::Problem problem) {
   problem.check();
-  if (places.empty()) return {};
-  return Chooser(places, phases, std::move(problem)).run();
+  if (groups.empty()) return {};
+  return Chooser(groups, phases, std::move(problem)).run();
 }
 
 }  // namespace stalloc::plan

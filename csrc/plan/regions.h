@@ -34,7 +34,7 @@ struct Regions {
 
 // `problem` passes check() and ends with one buffer a group, whose sizes do not matter. `phases`
 // are the profile's. Throws OverflowError if the regions' sizes do not fit in Bytes.
-Regions size_regions(std::span<const profile::DynamicPlace> places,
+Regions size_regions(std::span<const profile::ProfiledGroup> groups,
                      std::span<const profile::ProfiledPhase> phases, solve::Problem problem);
 
 }  // namespace stalloc::plan

@@ -15,7 +15,7 @@ namespace {
 
 using profile::Extent;
 
-// As large as a request may be: rounding it up does not overflow.
+// The largest size of a request: rounding it up does not overflow.
 constexpr Bytes kLargest = trace::kLargestRequest;
 
 // `extents` with the envelope's for the unknown ones.
@@ -75,7 +75,7 @@ void set_sizes(Plan& plan, std::span<const Extent> extents) {
   plan.extents.assign(extents.begin(), extents.end());
 }
 
-// The most bytes of decisions and regions that are live at once, as asked.
+// The most bytes of decisions and regions that are live at once, not rounded up.
 Bytes load_of(const Plan& plan) {
   std::map<Tick, Bytes> changes;
   const auto add = [&](const auto& r) {
@@ -95,7 +95,7 @@ Bytes load_of(const Plan& plan) {
   return most;
 }
 
-// The resident region moves with the end of the pool, and what lies in it moves along.
+// Moves the resident region, and the requests in it, with the end of the pool.
 void move_startup(Plan& plan, Bytes pool_before, const LawSizes& sizes) {
   for (StartupRequest& r : plan.startup) {
     if (r.offset >= pool_before) {

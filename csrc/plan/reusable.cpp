@@ -1,8 +1,8 @@
 // A sweep over time with a tree over addresses. For each address the tree knows the end of the last
 // occupation that has begun. The layout is valid, so that is the latest end. An address is idle
 // through [lower, upper) exactly if no occupation that begins before `upper` ends after `lower`.
-// The tree's nodes hold the least and the largest end. So an idle range comes out whole, and costs
-// the same however many buffers' edges lie within it.
+// The tree's nodes hold the least and the largest end. So the cost of an idle range does not depend
+// on the number of buffers' edges within it.
 //
 // Time is unrolled. A window ends within the second period, so each buffer is swept over three
 // times: in the period before the one where the window begins, in that one and in the next.
@@ -143,13 +143,13 @@ std::vector<std::vector<AddressRange>> reusable_space(const solve::Problem& prob
       });
     }
     std::size_t next = 0;  // buffer of the unrolled periods
-    const std::size_t turns = problem.period > 0 ? 3 : 1;
+    const std::size_t periods = problem.period > 0 ? 3 : 1;
     for (const std::size_t w : order) {
       if (windows[w].stream != stream) continue;
-      for (; next < turns * own.size(); ++next) {
+      for (; next < periods * own.size(); ++next) {
         const Occupation& o = own[next % own.size()];
         const Tick shift =
-            turns == 1 ? 0 : (static_cast<Tick>(next / own.size()) - 1) * problem.period;
+            periods == 1 ? 0 : (static_cast<Tick>(next / own.size()) - 1) * problem.period;
         if (o.lower + shift >= windows[w].upper) break;
         last_ends.occupy(o.begin, o.end, o.upper + shift);
       }

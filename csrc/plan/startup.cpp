@@ -14,7 +14,7 @@
 namespace stalloc::plan {
 namespace {
 
-// Places what goes again.
+// Places the temporaries of start-up.
 class Temporaries {
  public:
   Temporaries(Plan& plan, const profile::Startup& startup, std::span<const DecisionIndex> row_of)
@@ -45,7 +45,7 @@ class Temporaries {
     Tick upper;
   };
 
-  // Gives those of the stream that have no address yet one in [begin, end), where there is room.
+  // Gives addresses in [begin, end) to the stream's unplaced temporaries that fit there.
   void fit(StreamId stream, Offset begin, Offset end) {
     solve::Problem problem;
     problem.alignment = plan_.alignment;
@@ -99,10 +99,10 @@ class Temporaries {
 
   Plan& plan_;
   const profile::Startup& startup_;
-  std::vector<std::size_t> rows_;  // of start-up: those that are gone when it ends
-  std::set<StreamId> streams_;     // theirs
-  Tick last_ = 0;                  // when all of them are
-  std::vector<Stay> stays_;        // decisions that are served meanwhile
+  std::vector<std::size_t> rows_;  // of the temporaries, in Plan::startup
+  std::set<StreamId> streams_;     // of the temporaries
+  Tick last_ = 0;                  // no temporary is live from this tick on
+  std::vector<Stay> stays_;        // lifetimes of decisions before this tick
 };
 
 std::string named(std::size_t row) { return "startup, row " + std::to_string(row) + ": "; }
@@ -138,7 +138,7 @@ void check_row(const Plan& plan, std::size_t row) {
   }
 }
 
-// That all of them, rounded up, fit above the pool.
+// Checks that the sum of all requests, rounded up, fits above the pool.
 void check_sizes(const Plan& plan, const profile::Startup& startup) {
   solve::Problem problem;
   problem.alignment = plan.alignment;
@@ -148,7 +148,7 @@ void check_sizes(const Plan& plan, const profile::Startup& startup) {
   problem.check();
 }
 
-// Unplaced ones keep their row, as buffers that conflict with nothing.
+// Adds one buffer for each request of start-up. Those of unplaced requests conflict with no other.
 void add_buffers(solve::Problem& problem, solve::Layout& layout, const Plan& plan) {
   for (const StartupRequest& r : plan.startup) {
     const bool placed = r.offset != kUnplaced;
@@ -168,7 +168,7 @@ void check_stream(const Plan& plan, StreamId stream) {
   layout.height = plan.pool + plan.resident;
   add_buffers(problem, layout, plan);
   const auto add = [&](const auto& d) {
-    const bool is_other = d.stream != stream;  // its own have been checked
+    const bool is_other = d.stream != stream;  // its own addresses have been checked
     problem.buffers.push_back({.size = is_other ? d.size : 0, .stream = d.stream});
     layout.offsets.push_back(d.offset);
   };
@@ -178,7 +178,8 @@ void check_stream(const Plan& plan, StreamId stream) {
     c.size *= c.count;
     add(c);
   }
-  // One after another, and the others as one: of the same stream, none meets any.
+  // All buffers of `stream` become one stream, all others another, and no two are live together:
+  // the validator then reports only addresses that both streams have.
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     solve::Buffer& b = problem.buffers[i];
     b.stream = b.stream == stream ? 0 : 1;
@@ -236,7 +237,7 @@ void check_startup(const Plan& plan) {
                     " bytes, which is negative, too large above the pool, or no multiple of " +
                     std::to_string(plan.alignment));
   }
-  // Addresses above the pool are relative to its end: the region is a piece of memory by itself.
+  // The region is a piece of memory of its own, so its addresses are relative to the pool's end.
   if (plan.resident > 0 && plan.pool % plan.alignment != 0) {
     throw PlanError("pool: " + std::to_string(plan.pool) + " bytes, no multiple of " +
                     std::to_string(plan.alignment) + ", where the resident region begins");

@@ -1,11 +1,11 @@
 // Places the requests that only start-up and the first iteration make.
 //
-// Permanent requests are packed in the order in which they come. Temporaries are placed, largest
-// first, where pool and region are idle meanwhile. They never make the two larger: the fallback
-// serves those that find no room, and gives its memory back.
+// Permanent requests are packed in program order. Temporaries are placed, largest first, into parts
+// of the pool and the region that are idle during their lifetimes. They never make the two larger:
+// the fallback serves those that find no space, and returns its memory.
 //
-// Cost: O(n log n) for n requests of start-up and the decisions that are live beside those that
-// go again, at a few intervals each.
+// Cost: O(n log n) for n requests of start-up, plus the decisions that are live together with
+// temporaries, at a few intervals each.
 #pragma once
 
 #include <span>
@@ -19,14 +19,14 @@ namespace stalloc::plan {
 using PhaseMap = IndexedVector<PhaseIndex, PhaseIndex>;
 
 // Fills `startup`, `absent` and `resident` of a plan that is complete otherwise. `phase_of` and
-// `row_of` lead from the profile's phases and requests to the plan's. Throws OverflowError where
-// sizes do not fit in Bytes.
+// `row_of` map the profile's phases and requests to the plan's. Throws OverflowError if sizes do
+// not fit in Bytes.
 void add_startup(Plan& plan, const profile::Startup& startup, const PhaseMap& phase_of,
                  std::span<const DecisionIndex> row_of);
 
-// Throws PlanError that names the row unless `startup` is as plan.h says: in order, inside the pool
-// or the region, and without two that share a moment and an address; nothing of another stream's
-// ever does, decisions and groups included.
+// Throws PlanError that names the row unless `startup` is as plan.h says: in order, and inside the
+// pool or the region. No two requests share a tick and an address. No address of a start-up request
+// ever belongs to another stream's request, decision or group.
 void check_startup(const Plan& plan);
 
 }  // namespace stalloc::plan

@@ -36,11 +36,11 @@ class Load {
 
 }  // namespace
 
-WindowLoads::WindowLoads(std::span<const profile::DynamicPlace> places,
+WindowLoads::WindowLoads(std::span<const profile::ProfiledGroup> groups,
                          const solve::Problem& problem) {
   const Tick period = problem.period;
   std::vector<Tick> edges = {0, period};
-  for (const profile::DynamicPlace& p : places) {
+  for (const profile::ProfiledGroup& p : groups) {
     edges.push_back(p.lower);
     edges.push_back(p.upper > period ? p.upper - period : p.upper);
   }
@@ -49,18 +49,18 @@ WindowLoads::WindowLoads(std::span<const profile::DynamicPlace> places,
   const auto index_of = [&](Tick tick) {
     return static_cast<std::size_t>(std::ranges::lower_bound(edges, tick) - edges.begin());
   };
-  for (const profile::DynamicPlace& p : places) {
+  for (const profile::ProfiledGroup& p : groups) {
     const std::size_t begin = index_of(p.lower);
     const bool wraps = p.upper > period;
-    const std::size_t turn = edges.size() - 1;
-    windows_.push_back({begin, wraps ? turn + index_of(p.upper - period) : index_of(p.upper)});
+    const std::size_t pieces = edges.size() - 1;
+    windows_.push_back({begin, wraps ? pieces + index_of(p.upper - period) : index_of(p.upper)});
     streams_.push_back(p.stream);
   }
   std::map<StreamId, Load> loads;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     const solve::Buffer& b = problem.buffers[i];
     const auto load = loads.try_emplace(b.stream, period).first;
-    const bool planned = i + places.size() < problem.buffers.size() && b.upper > b.lower;
+    const bool planned = i + groups.size() < problem.buffers.size() && b.upper > b.lower;
     if (planned) load->second.add(b.lower, b.upper, align_up(b.size, problem.alignment));
   }
   for (auto& [stream, load] : loads) live_[stream] = load.most_between(edges);
@@ -68,20 +68,20 @@ WindowLoads::WindowLoads(std::span<const profile::DynamicPlace> places,
 
 template <typename Visit>
 void WindowLoads::for_each(const Stretch& s, Visit visit) const {
-  const std::size_t turn = live_.begin()->second.size();
-  for (std::size_t i = s.begin; i < std::min(s.end, turn); ++i) visit(i);
-  for (std::size_t i = turn; i < s.end; ++i) visit(i - turn);
+  const std::size_t pieces = live_.begin()->second.size();
+  for (std::size_t i = s.begin; i < std::min(s.end, pieces); ++i) visit(i);
+  for (std::size_t i = pieces; i < s.end; ++i) visit(i - pieces);
 }
 
-void WindowLoads::grow(std::size_t place, Bytes by) {
-  std::vector<Bytes>& live = live_.at(streams_[place]);
-  for_each(windows_[place], [&](std::size_t i) { live[i] += by; });
+void WindowLoads::grow(std::size_t group, Bytes by) {
+  std::vector<Bytes>& live = live_.at(streams_[group]);
+  for_each(windows_[group], [&](std::size_t i) { live[i] += by; });
 }
 
-Bytes WindowLoads::most(std::size_t place) const {
-  const std::vector<Bytes>& live = live_.at(streams_[place]);
+Bytes WindowLoads::most(std::size_t group) const {
+  const std::vector<Bytes>& live = live_.at(streams_[group]);
   Bytes result = 0;
-  for_each(windows_[place], [&](std::size_t i) { result = std::max(result, live[i]); });
+  for_each(windows_[group], [&](std::size_t i) { result = std::max(result, live[i]); });
   return result;
 }
 

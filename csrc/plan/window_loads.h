@@ -18,14 +18,14 @@ class WindowLoads {
  public:
   // `problem` passes check(), has a period and ends with one buffer a group. The sizes of these do
   // not matter: regions begin empty. O(n log n).
-  WindowLoads(std::span<const profile::DynamicPlace> places, const solve::Problem& problem);
+  WindowLoads(std::span<const profile::ProfiledGroup> groups, const solve::Problem& problem);
 
   // Makes the region of a group larger, or smaller. All functions below are O(edges in the window)
   // unless they say otherwise.
-  void grow(std::size_t place, Bytes by);
+  void grow(std::size_t group, Bytes by);
 
   // The highest load of the group's stream within its window, regions included.
-  Bytes most(std::size_t place) const;
+  Bytes most(std::size_t group) const;
 
   // The highest load of a stream at any time. O(edges).
   Bytes peak(StreamId stream) const;
@@ -41,8 +41,8 @@ class WindowLoads {
   template <typename Visit>
   void for_each(const Stretch& s, Visit visit) const;
 
-  std::vector<Stretch> windows_;   // by place
-  std::vector<StreamId> streams_;  // by place
+  std::vector<Stretch> windows_;   // by group
+  std::vector<StreamId> streams_;  // by group
   std::map<StreamId, std::vector<Bytes>> live_;
 };
 

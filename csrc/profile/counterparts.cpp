@@ -39,16 +39,16 @@ std::vector<IterationSpan> complete_iterations(const trace::Trace& trace) {
 }
 
 // The planned requests of one iteration by phase and thread, each list in order.
-using Place = std::pair<trace::PhaseKey, ThreadOrdinal>;
+using SequenceKey = std::pair<trace::PhaseKey, ThreadOrdinal>;
 struct Sequence {
   std::vector<Token> tokens;
   std::vector<std::int32_t> requests;  // relative to IterationSpan::first
 };
 
-std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
+std::map<SequenceKey, Sequence> by_key(const Counterparts& all, std::int32_t t) {
   const trace::Trace& trace = all.trace();
   const IterationSpan& iteration = all.iteration(t);
-  std::map<Place, Sequence> places;
+  std::map<SequenceKey, Sequence> sequences;
   Sequence* current = nullptr;
   PhaseIndex phase = kNone;
   ThreadOrdinal thread = kNone;
@@ -60,21 +60,21 @@ std::map<Place, Sequence> by_place(const Counterparts& all, std::int32_t t) {
     if (!current || r.phase_begin != phase || r.thread != thread) {
       phase = r.phase_begin;
       thread = r.thread;
-      current = &places[{key, thread}];
+      current = &sequences[{key, thread}];
     }
     current->tokens.push_back(all.token(t, i));
     current->requests.push_back(i);
   }
-  return places;
+  return sequences;
 }
 
 // For each of the `count` requests of iteration `a`, its counterpart in iteration `b`, or kNone.
 // All relative to IterationSpan::first.
-std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::int32_t count,
-                                       const std::map<Place, Sequence>& b) {
+std::vector<std::int32_t> counterparts(const std::map<SequenceKey, Sequence>& a, std::int32_t count,
+                                       const std::map<SequenceKey, Sequence>& b) {
   std::vector<std::int32_t> result(count, kNone);
-  for (const auto& [place, ours] : a) {
-    const auto theirs = b.find(place);
+  for (const auto& [key, ours] : a) {
+    const auto theirs = b.find(key);
     if (theirs == b.end()) continue;
     const auto matches = align_sequences(ours.tokens, theirs->second.tokens);
     for (std::size_t i = 0; i < matches.size(); ++i) {
@@ -85,11 +85,11 @@ std::vector<std::int32_t> counterparts(const std::map<Place, Sequence>& a, std::
 }
 
 // The share of an iteration's requests that have no counterpart in another one.
-double share_without(const std::map<Place, Sequence>& places,
+double share_without(const std::map<SequenceKey, Sequence>& sequences,
                      const std::vector<std::int32_t>& matches) {
   std::int64_t all = 0;
   std::int64_t without = 0;
-  for (const auto& [place, sequence] : places) {
+  for (const auto& [key, sequence] : sequences) {
     for (const std::int32_t i : sequence.requests) {
       ++all;
       without += matches[i] == kNone;
@@ -172,23 +172,24 @@ Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
 // Aligns the reference with the iterations before it. Returns the first that runs its program.
 std::int32_t Counterparts::find_first_compared() {
   const std::int32_t usual = reference_ >= 2 ? 1 : 0;
-  std::vector<std::map<Place, Sequence>> places;
+  std::vector<std::map<SequenceKey, Sequence>> sequences;
   made_in_.resize(iterations_.size());
   for (std::int32_t t = 0; t <= reference_; ++t) {
-    places.push_back(by_place(*this, t));
-    for (const auto& [place, sequence] : places.back()) {
-      if (place.second == 0) made_in_[t].insert(place.first);
+    sequences.push_back(by_key(*this, t));
+    for (const auto& [key, sequence] : sequences.back()) {
+      if (key.second == 0) made_in_[t].insert(key.first);
     }
   }
   const auto align = [&](std::int32_t a, std::int32_t b) {
-    return counterparts(places[a], iterations_[a].count, places[b]);
+    return counterparts(sequences[a], iterations_[a].count, sequences[b]);
   };
   matches_.resize(iterations_.size());
   const std::int32_t first = reference_ >= kFewest ? 0 : usual;
   for (std::int32_t t = first; t <= reference_; ++t) matches_[t] = align(reference_, t);
   if (first == usual) return usual;
   std::vector<double> unlike;  // by iteration: how much the reference differs from it
-  for (const auto& matches : matches_) unlike.push_back(share_without(places[reference_], matches));
+  for (const auto& matches : matches_)
+    unlike.push_back(share_without(sequences[reference_], matches));
   for (std::int32_t begin = 2; begin < reference_; ++begin) {
     const auto rest = unlike.begin() + begin;
     const double most_alike = *std::min_element(unlike.begin(), rest);
@@ -197,7 +198,7 @@ std::int32_t Counterparts::find_first_compared() {
     if (reference_ - begin >= 2) return begin + 1;
     bool alike = true;  // the iterations at the beginning
     for (std::int32_t t = 1; t < begin && alike; ++t) {
-      alike = share_without(places[t], align(t, t - 1)) <= least_alike + kOtherProgram;
+      alike = share_without(sequences[t], align(t, t - 1)) <= least_alike + kOtherProgram;
     }
     if (alike) return begin;
   }

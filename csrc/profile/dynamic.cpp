@@ -1,4 +1,4 @@
-// Where a window begins and ends, and why that is safe. Let `m` be the newest number at a birth
+// The bounds of a window, and the proof that they are safe. Let `m` be the newest number at a birth
 // and `n` the newest at a free, m <= n if both are in one iteration.
 //
 // The window ends with the birth of number n + 1, or with the phase if that comes first. So it
@@ -40,14 +40,14 @@ struct Free {
   Tick upper = 0;  // the end of its planned lifetime, since that iteration began
 };
 
-class Places {
+class GroupFinder {
  public:
-  Places(const Counterparts& all, const IterationProfile& profile)
+  GroupFinder(const Counterparts& all, const IterationProfile& profile)
       : all_(all), profile_(profile), first_(all.first_compared()), last_(all.reference()) {}
 
   struct Found {
-    std::vector<DynamicPlace> places;
-    std::vector<KeptPlace> kept;
+    std::vector<ProfiledGroup> groups;
+    std::vector<KeptGroup> kept;
   };
 
   Found run() {
@@ -56,7 +56,7 @@ class Places {
       frees_.push_back(frees_in(t));
     }
     Found found;
-    for (const auto& [key, requests] : found_) add_places(key, requests, found);
+    for (const auto& [key, requests] : found_) add_groups(key, requests, found);
     return found;
   }
 
@@ -123,7 +123,7 @@ class Places {
   }
 
   // Adds a group for each role of the site's requests, the longest first.
-  void add_places(const Key& key, const std::vector<Asked>& asked, Found& found) const {
+  void add_groups(const Key& key, const std::vector<Asked>& asked, Found& found) const {
     std::vector<std::vector<RoleSample>> visits(static_cast<std::size_t>(last_ - first_ + 1));
     for (const auto& [t, index] : asked) {
       const trace::Request& r = all_.request(t, index);
@@ -145,17 +145,17 @@ class Places {
       // The exceptions of a role outlive it and belong to no group.
       if (visits[visit][i].longevity <= roles.longevity[role]) by_role[role].push_back(a);
     }
-    const std::size_t others = found.places.size();
+    const std::size_t others = found.groups.size();
     for (std::size_t role = 0; role < by_role.size(); ++role) {
       if (roles.longevity[role] == kKept) continue;
-      DynamicPlace place = make_place(key, by_role[role]);
-      if (place.upper == kNone) continue;
-      place.contexts = roles.contexts[role];
-      found.places.push_back(std::move(place));
+      ProfiledGroup group = make_group(key, by_role[role]);
+      if (group.upper == kNone) continue;
+      group.contexts = roles.contexts[role];
+      found.groups.push_back(std::move(group));
     }
     // The run does not repeat requests that only its warm-up made.
     const auto is_later = [](const Asked& a) { return a.iteration > 0; };
-    if (found.places.size() == others && std::ranges::none_of(asked, is_later)) return;
+    if (found.groups.size() == others && std::ranges::none_of(asked, is_later)) return;
     for (std::size_t role = 0; role < by_role.size(); ++role) {
       if (roles.longevity[role] != kKept) continue;
       found.kept.push_back({phase, after, stream, roles.contexts[role]});
@@ -203,39 +203,39 @@ class Places {
   }
 
   // Makes a group. `upper` stays kNone if none of its requests can be served.
-  DynamicPlace make_place(const Key& key, const std::vector<Asked>& found) const {
-    DynamicPlace place;
-    std::tie(place.phase, place.after, place.stream) = key;
-    place.lower = profile_.period;
-    place.upper = kNone;
-    place.sightings.resize(static_cast<std::size_t>(last_ - first_ + 1));
+  ProfiledGroup make_group(const Key& key, const std::vector<Asked>& found) const {
+    ProfiledGroup group;
+    std::tie(group.phase, group.after, group.stream) = key;
+    group.lower = profile_.period;
+    group.upper = kNone;
+    group.sightings.resize(static_cast<std::size_t>(last_ - first_ + 1));
     std::int32_t iteration = kNone;
     for (const auto& [t, index] : found) {
-      if (t != iteration) place.lower = std::min(place.lower, beginning(t, index));
+      if (t != iteration) group.lower = std::min(group.lower, beginning(t, index));
       iteration = t;
     }
     for (const auto& [t, index] : found) {
       const End end = end_of(t, all_.request(t, index));
-      if (end.upper - place.lower > profile_.period || end.upper <= place.upper) continue;
-      place.upper = end.upper;
-      place.phase_end = end.phase_end;
+      if (end.upper - group.lower > profile_.period || end.upper <= group.upper) continue;
+      group.upper = end.upper;
+      group.phase_end = end.phase_end;
     }
-    if (place.upper == kNone) return place;
+    if (group.upper == kNone) return group;
     for (const auto& [t, index] : found) {
       const trace::Request& r = all_.request(t, index);
       const End end = end_of(t, r);
       const bool passes_last = t == last_ && r.upper >= all_.iteration(t).end;
       // The reference does not see this end. The other iterations' ends stand for it.
-      const bool wraps = passes_last && place.upper > profile_.period;
-      if (!wraps && (end.upper == kNone || end.upper > place.upper)) continue;
-      place.sightings[t - first_].push_back(
+      const bool wraps = passes_last && group.upper > profile_.period;
+      if (!wraps && (end.upper == kNone || end.upper > group.upper)) continue;
+      group.sightings[t - first_].push_back(
           {r.size, r.lower, wraps ? kNever : r.upper, all_.law(t, index)});
     }
-    if (place.lower < 0) {
-      place.lower += profile_.period;
-      place.upper += profile_.period;
+    if (group.lower < 0) {
+      group.lower += profile_.period;
+      group.upper += profile_.period;
     }
-    return place;
+    return group;
   }
 
   const Counterparts& all_;
@@ -290,9 +290,9 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
   return stays;
 }
 
-void find_places(const Counterparts& all, IterationProfile& profile) {
-  auto [places, kept] = Places(all, profile).run();
-  profile.places = std::move(places);
+void find_groups(const Counterparts& all, IterationProfile& profile) {
+  auto [groups, kept] = GroupFinder(all, profile).run();
+  profile.groups = std::move(groups);
   profile.kept = std::move(kept);
 }
 

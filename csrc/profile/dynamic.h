@@ -22,16 +22,16 @@ namespace stalloc::profile {
 // applies to the modules inside. O(n log n) for each iteration.
 std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all);
 
-// Fills `profile.places` and `profile.kept` from the dynamic requests of every compared iteration.
+// Fills `profile.groups` and `profile.kept` from the dynamic requests of every compared iteration.
 // Only requests count that the training thread makes in a planned phase of the reference. Requests
-// that live longer than a period are kept. Requests that perhaps do belong to no group. `profile`
-// is complete except for these and start-up.
+// that live longer than a period are kept. A request that possibly lives that long belongs to no
+// group. `profile` is complete except for these and start-up.
 //
 // Windows are safe to plan with. If a dynamic request and a plannable one were live together in any
 // compared iteration, the window and the lifetime overlap, on the circle. The same applies to two
 // dynamic requests of different groups.
 //
 // O(n log n) for each iteration.
-void find_places(const Counterparts& all, IterationProfile& profile);
+void find_groups(const Counterparts& all, IterationProfile& profile);
 
 }  // namespace stalloc::profile

@@ -89,7 +89,7 @@ struct DynamicContext {
 
 // A group of dynamic requests: their site and their window, the same in every iteration. See
 // dynamic.h.
-struct DynamicPlace {
+struct ProfiledGroup {
   PhaseIndex phase = kNone;    // index into IterationProfile::phases
   std::int32_t after = kNone;  // index into IterationProfile::requests, a plannable one of that
                                // phase; kNone at the beginning of the phase
@@ -105,8 +105,8 @@ struct DynamicPlace {
 };
 
 // A group of dynamic requests that are kept: they outlive the next iteration, and no plan has a
-// region for them. Members as in DynamicPlace.
-struct KeptPlace {
+// region for them. Members as in ProfiledGroup.
+struct KeptGroup {
   PhaseIndex phase = kNone;
   std::int32_t after = kNone;
   StreamId stream = 0;
@@ -121,7 +121,7 @@ struct StartupSighting {
   Tick lower = 0;
   Tick upper = 0;              // kNever if it outlives the reference: it is permanent
   PhaseIndex phase = kNone;    // index into IterationProfile::phases
-  std::int32_t after = kNone;  // as DynamicPlace's
+  std::int32_t after = kNone;  // as ProfiledGroup's
   StreamId stream = 0;
   bool recurs = false;  // later iterations make a counterpart, which is persistent too
 };
@@ -149,8 +149,8 @@ struct IterationProfile {
   Bytes load = 0;                  // M_a of the reference: largest sum of live bytes, as requested
   std::vector<ProfiledPhase> phases;      // those of start-up alone come last, and are empty
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
-  std::vector<DynamicPlace> places;       // by phase, `after` and stream, the longest first
-  std::vector<KeptPlace> kept;            // by phase, `after` and stream
+  std::vector<ProfiledGroup> groups;      // by phase, `after` and stream, the longest first
+  std::vector<KeptGroup> kept;            // by phase, `after` and stream
   Startup startup;                        // empty unless there are three iterations or more
   // The extents that vary between microbatches, and the laws of sizes in them. Empty if no extent
   // varies. See size_laws.h.

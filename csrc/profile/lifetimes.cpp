@@ -212,7 +212,7 @@ IterationProfile profile_iteration(const trace::Trace& recorded) {
   if (!laws.empty()) enlarged = at_envelope(trace, laws);
   const Counterparts all(enlarged ? *enlarged : trace, laws);
   IterationProfile profile = Profiler(all).run();
-  find_places(all, profile);
+  find_groups(all, profile);
   add_startup(all, profile);
   profile.extent_names = std::move(laws.extent_names);
   profile.fixed = std::move(laws.fixed);

@@ -51,9 +51,9 @@ std::vector<RecurringPair> common_pairs(const std::vector<std::vector<RoleSample
   for (const auto& visit : visits) {
     if (visit.empty()) continue;
     std::set<RecurringPair> pairs;
-    ContextWindow window;
+    ContextTracker tracker;
     for (const RoleSample& s : visit) {
-      const DynamicContext context = window.next(recurring, s.size);
+      const DynamicContext context = tracker.next(recurring, s.size);
       if (context.size > 0) pairs.insert({context.size, context.before});
     }
     std::vector<RecurringPair> both;
@@ -107,12 +107,12 @@ std::vector<Ratio> recurring_ratios(const std::vector<std::vector<RoleSample>>& 
   std::int32_t count = 0;
   for (const auto& visit : visits) {
     count += !visit.empty();
-    ContextWindow window;
+    ContextTracker tracker;
     Bytes first = 0;
     Bytes last = 0;
     std::map<Bytes, std::int64_t> here;
     for (const RoleSample& s : visit) {
-      if (window.next(sizes, s.size).size > 0) continue;
+      if (tracker.next(sizes, s.size).size > 0) continue;
       for (const bool to_last : {true, false}) {
         const Bytes of = to_last ? last : first;
         const Bytes divisor = std::gcd(s.size, of);
@@ -175,9 +175,9 @@ void add_varies_after(const std::vector<std::vector<RoleSample>>& visits, Recurr
   do {
     recurring.varies_after.assign(before.begin(), before.end());
     for (const auto& visit : visits) {
-      ContextWindow window;
+      ContextTracker tracker;
       for (const RoleSample& s : visit) {
-        const DynamicContext context = window.next(recurring, s.size);
+        const DynamicContext context = tracker.next(recurring, s.size);
         if (context.size == DynamicContext::kVaries) before.insert(context.before);
       }
     }
@@ -221,7 +221,7 @@ void sort_recurring(Recurring& recurring) {
   std::ranges::sort(recurring.varies_after);
 }
 
-DynamicContext ContextWindow::next(const Recurring& recurring, Bytes size) {
+DynamicContext ContextTracker::next(const Recurring& recurring, Bytes size) {
   DynamicContext context{DynamicContext::kVaries, before_, earlier_};
   if (std::ranges::binary_search(recurring.sizes, RecurringPair{size, without_ratio(before_)})) {
     context.size = size;
@@ -409,9 +409,9 @@ Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity p
   Histograms large;
   Histograms small;
   for (std::size_t v = 0; v < visits.size(); ++v) {
-    ContextWindow window;
+    ContextTracker tracker;
     for (const RoleSample& s : visits[v]) {
-      const DynamicContext context = seen[v].emplace_back(window.next(recurring, s.size));
+      const DynamicContext context = seen[v].emplace_back(tracker.next(recurring, s.size));
       for (int depth = 1; depth <= kDepth; ++depth) {
         Histogram& histogram = (is_small(s) ? small : large)[shortened(context, depth)];
         histogram.add(v, s.longevity, phase);

@@ -14,7 +14,7 @@
 //   lives       soon  long    long soon   soon  long    long  soon
 //
 // A size that varies with an expert's tokens is replaced by its ratio to the last size that varied.
-// That is a ratio of widths, the same for every token count. If there is no such ratio, the ratio
+// This is a ratio of widths, the same for every token count. If there is no such ratio, the ratio
 // to the site's first varying size is tried: a layer allocates buffers for all its tokens before
 // and after its experts.
 //
@@ -65,7 +65,7 @@ struct Roles {
 
 // `visits` has the requests of one site, by iteration, in order. A context's requests get the role
 // of the longest-lived of them. Exceptions do not count: longer lives that are fewer than one in
-// five. But they do count if every iteration has some and they live no longer than `phase`: each
+// five. Exceptions count if every iteration has some and they live no longer than `phase`: each
 // would then cause a conflict in every iteration, and a region for them is cheap. O(n log n) for n
 // requests.
 Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits,
@@ -108,7 +108,7 @@ void add_recurring(Recurring& recurring, const DynamicContext& context);
 void sort_recurring(Recurring& recurring);
 
 // Follows the requests of a site and tells the context of each.
-class ContextWindow {
+class ContextTracker {
  public:
   // The context of the next request, of that size.
   DynamicContext next(const Recurring& recurring, Bytes size);

@@ -5,9 +5,9 @@
 //   short   f0 b0 o0 step o1              its o1 is the other's o2: both follow the step
 //
 // An iteration profile shows one iteration, the reference, which is the last one of a trace. A plan
-// of a short one has no place for the phases that it lacks. So iterations behind the last long one
-// are left out. And `other` phases, which are numbered in the order in which they come, get the
-// numbers that the reference has for them.
+// of a short one has no decisions for the phases that it lacks. So iterations after the last long
+// one are left out. `other` phases, which are numbered in program order, get the reference's
+// numbers.
 #pragma once
 
 #include <optional>

@@ -15,7 +15,7 @@ constexpr std::int32_t kFirst = 0;  // the iteration that start-up belongs to
 class Finder {
  public:
   Finder(const Counterparts& all, IterationProfile& profile) : all_(all), profile_(profile) {
-    for (const DynamicPlace& p : profile.places) places_.insert({p.phase, p.after, p.stream});
+    for (const ProfiledGroup& p : profile.groups) sites_.insert({p.phase, p.after, p.stream});
   }
 
   void run() {
@@ -48,7 +48,7 @@ class Finder {
       sighting.recurs = recurs;
       if (r.upper >= all_.iteration(all_.reference()).end) sighting.upper = kNever;
       // At a site of dynamic requests, a request that is freed again is one of them.
-      const bool dynamic = places_.contains({sighting.phase, sighting.after, sighting.stream});
+      const bool dynamic = sites_.contains({sighting.phase, sighting.after, sighting.stream});
       if (sighting.upper != kNever && dynamic) continue;
       profile_.startup.requests.push_back(sighting);
     }
@@ -137,7 +137,7 @@ class Finder {
 
   const Counterparts& all_;
   IterationProfile& profile_;
-  std::set<std::tuple<PhaseIndex, std::int32_t, StreamId>> places_;
+  std::set<std::tuple<PhaseIndex, std::int32_t, StreamId>> sites_;
   std::vector<std::int32_t> matches_;  // by request of the first iteration, the profile's
   std::map<trace::PhaseKey, PhaseIndex> added_;
 };

@@ -9,9 +9,8 @@
 //     from a segment of 20 MiB. A larger one has a segment of its own, rounded up to 2 MiB.
 //   - Best fit among the free blocks of the same stream and pool, by size, then address.
 //   - A block is split if the rest is at least 512 B (small, or expandable) or over 1 MiB (large).
-//   - If the device has no memory left, all wholly cached segments go back to it, and the request
-//   is
-//     tried once more.
+//   - If the device has no memory left, all wholly cached segments go back to it. Then the request
+//     is tried once more.
 //
 //   segments       [####|..|##]  [#####.....]            each from one cudaMalloc
 //   expandable     [####|..|##|.......~~~~~~~~~~~~~~]    address space; # live . free ~ not mapped

@@ -60,8 +60,8 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
                             const PlannedReplay& options = {}, Placements* placements = nullptr);
 
 // Makes a trace of a plan, to replay a plan whose trace is not available. The trace has the planned
-// iteration `turns` times: its static requests and, with `startup`, the permanent requests of
+// iteration `repetitions` times: its static requests and, with `startup`, the permanent requests of
 // start-up in the first iteration.
-trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool startup = true);
+trace::Trace unroll(const plan::Plan& plan, std::int32_t repetitions, bool startup = true);
 
 }  // namespace stalloc::replay

@@ -33,14 +33,14 @@ std::vector<Insertion> insertions(const plan::Plan& plan) {
 
 }  // namespace
 
-trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool startup) {
+trace::Trace unroll(const plan::Plan& plan, std::int32_t repetitions, bool startup) {
   plan.check();
   trace::Trace trace;
   trace.info = plan.info;
   const std::vector<Insertion> inserted = startup ? insertions(plan) : std::vector<Insertion>();
   const auto extra = static_cast<Tick>(inserted.size());
   Tick end = 0;
-  if (__builtin_mul_overflow(plan.period, turns, &end) || end >= kNever - extra - 1) {
+  if (__builtin_mul_overflow(plan.period, repetitions, &end) || end >= kNever - extra - 1) {
     throw PlanError("a period of " + std::to_string(plan.period) + " ticks is too long to replay");
   }
   // The tick of an event, and of the beginning of a phase, after the insertions.
@@ -55,12 +55,12 @@ trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool startup) {
     return tick + (after - inserted.begin());
   };
   trace.end = end + extra + 1;
-  for (Tick t = 0; t <= turns; ++t) {
-    const Tick turn = t * plan.period;
-    trace.iterations.push_back(t == 0 ? 0 : turn + extra);
-    if (t == turns) break;
+  for (Tick t = 0; t <= repetitions; ++t) {
+    const Tick start = t * plan.period;
+    trace.iterations.push_back(t == 0 ? 0 : start + extra);
+    if (t == repetitions) break;
     for (std::size_t p = 0; p < plan.phases.size(); ++p) {
-      const Tick begin = turn + plan.phases[p].begin;
+      const Tick begin = start + plan.phases[p].begin;
       trace.phases.push_back({plan.phases[p].key, static_cast<std::int32_t>(t),
                               t == 0 ? begun(begin, PhaseIndex(p)) : begin + extra, end + extra});
     }
@@ -72,22 +72,22 @@ trace::Trace unroll(const plan::Plan& plan, std::int32_t turns, bool startup) {
     const auto after = std::ranges::upper_bound(trace.phases, tick, {}, &trace::PhaseSpan::begin);
     return PhaseIndex(std::max<std::ptrdiff_t>(after - trace.phases.begin() - 1, 0));
   };
-  for (std::int32_t t = 0; t < turns; ++t) {
+  for (std::int32_t t = 0; t < repetitions; ++t) {
     for (const plan::Decision& d : plan.decisions) {
-      const Tick turn = t * plan.period;
+      const Tick start = t * plan.period;
       trace::Request r;
       r.size = d.size;
-      r.lower = moved(turn + d.lower);
+      r.lower = moved(start + d.lower);
       r.phase_begin = d.phase + t * std::ssize(plan.phases);
       r.stream = d.stream;
-      if (turn + d.lower < end && d.upper <= end - turn && d.over <= end - turn - d.upper) {
-        r.upper = moved(turn + d.upper + d.over);
+      if (start + d.lower < end && d.upper <= end - start && d.over <= end - start - d.upper) {
+        r.upper = moved(start + d.upper + d.over);
         r.phase_end = span_at(r.upper);
       }
       trace.requests.push_back(r);
     }
   }
-  for (std::size_t i = 0; turns > 0 && i < inserted.size(); ++i) {
+  for (std::size_t i = 0; repetitions > 0 && i < inserted.size(); ++i) {
     const plan::StartupRequest& o = plan.startup[inserted[i].row];
     trace::Request r;
     r.size = o.size;

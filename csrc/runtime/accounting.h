@@ -86,11 +86,11 @@ class Accounting {
 
   // The caller's fallback holds `figures` now.
   void note_fallback(const JointGauges::Values& figures) {
-    gauges_.note(figures);
+    gauges_.record(figures);
     stats_.fallback.add(figures[JointGauges::kRequested] - stats_.fallback.current);
     behind_.store(false, std::memory_order_relaxed);
   }
-  // True if note_fallback() has to be called before peaks are right. Thread-safe.
+  // True if the peaks are out of date until note_fallback() is called. Thread-safe.
   bool is_behind() const { return behind_.load(std::memory_order_relaxed); }
 
   void reset_peaks() {

@@ -1,11 +1,12 @@
-// A small caching allocator: the fallback where the device brings none of its own.
+// A small caching allocator: the fallback of devices without an allocator of their own.
 //
 // Follows the policy of torch's CUDA caching allocator, which is the paper's fallback
 // (section 6.2): sizes rounded to 512 B; requests up to 1 MiB cut from segments of 2 MiB, those
 // under 10 MiB from segments of 20 MiB, larger ones get a segment rounded up to 2 MiB; best fit per
 // stream by size, then address; a block is split when what remains is worth keeping, and merged
 // with its neighbours when freed. Segments stay until release_cached(), or until the device runs
-// out, unless whoever frees says otherwise; and release_unused() drops what a surprise has left.
+// out. deallocate() with `keep` false returns an empty segment at once; release_unused() returns
+// the empty segments that nobody used since its last call.
 //
 // Not thread-safe: PlannedAllocator locks.
 #pragma once
@@ -28,8 +29,9 @@ class CachingPool {
   CachingPool& operator=(const CachingPool&) = delete;
   ~CachingPool();
 
-  // `size` > 0 bytes, aligned to kDefaultAlignment; null when the device has not the memory even
-  // after all cached segments went back. `marked` comes back with the block.
+  // Returns `size` > 0 bytes, aligned to kDefaultAlignment; null if the device lacks the memory
+  // even after all cached segments have been returned. deallocate() returns `marked` with the
+  // block.
   void* allocate(Bytes size, StreamId stream, bool marked = false);
 
   void set_thrifty(bool thrifty) { thrifty_ = thrifty; }
@@ -40,15 +42,15 @@ class CachingPool {
     bool marked = false;
   };
 
-  // Takes back a block; of size kNotOurs for any other pointer. Unless `keep`, its segment goes
-  // back to the device when no live block is left in it.
+  // Frees a block. For any other pointer the result has the size kNotOurs. Unless `keep`, the
+  // segment goes back to the device if no live block is left in it.
   Freed deallocate(void* p, bool keep = true);
 
   // Returns what deallocate() would, and the stream of a live block.
   Freed find(const void* p) const;
   StreamId stream_of(const void* p) const;  // of a live block
 
-  // The segment that holds `p`; null when none does.
+  // The segment that holds `p`; null if none does.
   struct Segment {
     void* begin = nullptr;
     Bytes size = 0;
@@ -65,10 +67,10 @@ class CachingPool {
   };
   std::vector<BlockInfo> blocks() const;
 
-  // Gives segments without a live block back to the device. Returns how many bytes that were.
+  // Returns segments without a live block to the device. Returns their bytes.
   Bytes release_cached();
 
-  // The same of segments that nothing was asked of since the last call.
+  // The same for the segments that have served no request since the last call.
   Bytes release_unused();
 
   Bytes reserved() const { return reserved_; }

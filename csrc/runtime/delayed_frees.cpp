@@ -63,8 +63,8 @@ void* DelayedFrees::next_done() {
   if (!done_.empty()) return take_done();
   if (captures_ > 0) return nullptr;
   for (std::size_t asked = 0; asked < order_.size(); ++asked) {
-    turn_ = (turn_ + 1) % order_.size();
-    Queue& queue = queues_.at(order_[turn_]);
+    next_queue_ = (next_queue_ + 1) % order_.size();
+    Queue& queue = queues_.at(order_[next_queue_]);
     if (queue.empty()) continue;
     const auto [event, p] = queue.front();
     const device::DeviceStreams::Progress progress = streams_.query(event);

@@ -1,14 +1,14 @@
 // Blocks that were freed while streams other than their own may still use them (record_stream).
 //
-// The owner of the memory says which streams use a block, and that it is freed; then an event is
-// recorded on each of them, and next_done() gives the block back once all of these have passed. The
-// events of one stream pass in order, so only the oldest of each stream is ever asked after, and a
-// call asks in vain at most once: O(1) amortised, and never a wait.
+// The owner of the memory reports the streams that use a block, and the free of the block. Then an
+// event is recorded on each of these streams, and next_done() returns the block once all events
+// have passed. The events of one stream pass in order, so only the oldest of each stream is
+// queried, and a call makes at most one query in vain: O(1) amortised, and never a wait.
 //
-// While a graph is captured, events may be neither recorded nor asked after: blocks freed then get
-// theirs when the last capture is over. A block whose event cannot be recorded, or fails, is lost:
-// only finish(), which waits for the whole device, frees it, or nothing does. It is never given
-// back too early.
+// While a graph is captured, events can be neither recorded nor queried: blocks freed then get
+// their events when the last capture ends. A block whose event cannot be recorded, or fails, is
+// lost: only finish(), which waits for the whole device, can free it. No block is returned too
+// early.
 //
 // Not thread-safe: PlannedAllocator locks.
 #pragma once
@@ -30,35 +30,35 @@ class DelayedFrees {
   DelayedFrees(device::DeviceStreams& streams, const StreamTable& table)
       : streams_(streams), table_(table) {}
 
-  // Work on `stream`, which is not the block's own, uses the live block `p`. A stream without a
-  // number (kNone) cannot be asked: the block is lost when it is freed.
+  // Registers that `stream`, which is not the block's own, uses the live block `p`. kNone (a stream
+  // without a number) makes the block lost when it is freed.
   void use(void* p, StreamId stream);
 
-  // True if `p` has to be freed by wait(). Cheap when no stream uses any block.
+  // True if wait() must free `p`. Cheap if no stream uses any block.
   bool holds(const void* p) const {
     return !blocks_.empty() && blocks_.contains(const_cast<void*>(p));
   }
   bool is_waiting(const void* p) const;
 
-  // `p`, which is held and not waiting, is freed.
+  // Frees the held block `p`, which is not waiting yet, once its users are done.
   void wait(void* p);
 
   bool any_waiting() const { return waiting_ > 0; }
   bool any_lost() const { return lost_ > 0; }
 
-  // A waiting block that no stream uses any more, no longer held from now on; null when none is
+  // Returns a waiting block that no stream uses any more, and holds it no longer; null if none is
   // known.
   void* next_done();
 
-  // Waits for the device; then next_done() gives every block that waits. False, and nothing has
-  // changed, when the device cannot say, or while a graph is captured.
+  // Waits for the device; then next_done() returns every block that waits. Changes nothing and
+  // returns false if the device cannot be waited for, or while a graph is captured.
   bool finish();
 
   void begin_capture() { ++captures_; }
   bool capturing() const { return captures_ > 0; }
   void end_capture();
 
-  // After a fork the device is out of reach: forgets all events, and holds nothing any more.
+  // After a fork the device is out of reach: forgets all events and blocks.
   void abandon();
 
  private:
@@ -83,8 +83,8 @@ class DelayedFrees {
   const StreamTable& table_;
   std::unordered_map<void*, Block> blocks_;
   std::unordered_map<StreamId, Queue> queues_;
-  std::vector<StreamId> order_;  // of the queues, asked in turn
-  std::size_t turn_ = 0;
+  std::vector<StreamId> order_;  // of the queues, which are queried one after another
+  std::size_t next_queue_ = 0;   // index into order_
   std::vector<void*> deferred_;  // freed during a capture
   std::vector<void*> done_;
   int captures_ = 0;

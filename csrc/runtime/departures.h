@@ -1,16 +1,17 @@
-// Decides which requests that have no place in the plan may be put into idle pool space.
+// Decides which requests that are not in the plan may be put into idle pool space.
 //
-// The pool is paid for, so a request that departs from the plan belongs there. It costs nothing if
-// its block is gone before the plan needs the addresses; else the decisions concerned are put
-// elsewhere in turn. Only a block that stays for good does lasting harm: it displaces decisions in
-// every later iteration, and beside the pool it would take no more memory. How long a block will
-// live is not known, but two things tell:
+// The pool's memory is reserved anyway, so a request that departs from the plan belongs there. It
+// costs nothing if its block is freed before the plan needs the addresses. Otherwise the decisions
+// that need its addresses move. Only a permanent block does lasting harm: it displaces decisions in
+// every later iteration, and outside the pool it would take no more memory. The lifetime of a block
+// is not known in advance, but two properties predict it:
 //
 //   kind    A request of an origin (the phase that makes it, an evaluation, another thread) whose
 //           block outlived a whole iteration is permanent, and so is every later one of this origin
 //           and size. All small sizes are one kind.
-//   size    Weights, gradients, optimizer states and their copies have one of a few sizes. Where
-//           copies of weights or new states are expected, a request of such a size is not admitted.
+//   size    Weights, gradients, optimizer states and their copies have one of a few sizes. A
+//   request
+//           of such a size is not admitted while copies of weights or new states are expected.
 //
 // Cost: O(log kinds) a request. Remembers up to kMaxKinds kinds of each origin; an origin with more
 // is not admitted any more. Not thread-safe.
@@ -31,7 +32,7 @@ namespace stalloc::runtime {
 class Departures {
  public:
   // The origin of a request: a phase of the plan, or one of these.
-  static constexpr PhaseIndex kUnplanned{-2};    // a phase the plan has not, an evaluation
+  static constexpr PhaseIndex kUnplanned{-2};    // a phase that is not in the plan, an evaluation
   static constexpr PhaseIndex kOtherThread{-3};  // not the training thread
 
   // `plan` has passed check().
@@ -51,13 +52,13 @@ class Departures {
   }
 
   // True if a request of `size` bytes may lie in the pool. `wary`: new states or copies of weights
-  // are expected where it comes from.
+  // are expected from its origin.
   bool admits(PhaseIndex origin, Bytes size, bool wary) const {
     return !(wary && is_state_size(size)) && !has_stayed(origin, size);
   }
 
-  // A block of this kind has outlived an iteration.
-  void note_stayed(PhaseIndex origin, Bytes size) {
+  // Records that a block of this kind has outlived an iteration.
+  void record_stayed(PhaseIndex origin, Bytes size) {
     std::set<Bytes>& kinds = stayed_[origin];
     if (kinds.size() < kMaxKinds) kinds.insert(kind_of(size));
   }
@@ -85,7 +86,7 @@ class Departures {
            (kinds->second.size() == kMaxKinds || kinds->second.contains(kind_of(size)));
   }
 
-  // A copy may have half or twice the width of its original. Small states are not told apart.
+  // A copy may have half or twice the width of its original. Any small size may be a state's.
   bool is_state_size(Bytes size) const {
     if (size < profile::kSmallRequest) return true;
     const auto known = [this](Bytes s) { return std::ranges::binary_search(states_, s); };

@@ -2,8 +2,8 @@
 // Every adapter finds them here.
 //
 // The objects are made on first use and never destroyed, since tensors die after static destructors
-// have run. After a fork the child's new requests go unplanned (data loading workers are forked all
-// the time); blocks it inherited can still be freed there.
+// have run. After a fork the child's new requests are not planned (data loading workers are forked
+// all the time); the child can still free the blocks that it inherited.
 #pragma once
 
 #include <array>
@@ -24,10 +24,10 @@ class DeviceRuntime {
   static DeviceRuntime& cpu();
   static DeviceRuntime& meta();  // profiling only: there is no memory to serve
 
-  // A GPU's, made when it is first asked for: throws Error when the process has no GPU runtime
-  // loaded. `fallback` is who serves what a pool does not; the first to ask decides.
+  // The runtime of a GPU, made by the first call. Throws Error if the process has no GPU runtime
+  // loaded. `fallback` serves requests outside the pool; the first call decides.
   static DeviceRuntime& gpu(int device, PlannedAllocator::Fallback fallback);
-  // The same where it has been made, else null. Takes no lock.
+  // The same if it has been made, else null. Takes no lock.
   static DeviceRuntime* find_gpu(int device) {
     return device >= 0 && device < kGpus
                ? gpus_[static_cast<std::size_t>(device)].load(std::memory_order_acquire)
@@ -35,9 +35,9 @@ class DeviceRuntime {
   }
   static constexpr int kGpus = 64;
 
-  // "cpu", "meta", or "cuda:0" when that has been made; throws Error for any other.
+  // The runtime of "cpu", "meta", or "cuda:0" if that has been made; throws Error for any other.
   static DeviceRuntime& of(std::string_view device);
-  // All that have been made.
+  // All runtimes that have been made.
   static std::vector<DeviceRuntime*> all();
 
   PlannedAllocator& allocator() { return allocator_; }
@@ -45,24 +45,24 @@ class DeviceRuntime {
   StreamTable& streams() { return streams_; }
   device::DeviceMemory& memory() { return memory_; }
 
-  // The training loop's events, for whichever of the two is at work.
+  // Forwards the training loop's events to the recorder and the allocator.
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
-  // Layers, for the recorder; under a plan only those with dynamic requests are reported.
+  // Forwards layers to the recorder. Under a plan only those with dynamic requests are reported.
   void enter_layer(LayerIndex layer, bool recompute);
   void leave_layer();
-  // The calling thread's own numbers.
+  // `first` and `last` are the calling thread's own sequence numbers.
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
 
-  // Sets how to find the number by which autograd nodes know the calling thread; until it is set
-  // all threads have the same.
+  // Sets the function that returns autograd's number of the calling thread. Until it is set, all
+  // threads have the same number.
   static void set_autograd_thread(std::uint64_t (*number)());
 
-  // Called whenever a phase begins, on the thread that says so: for what is too dear to be asked at
-  // every request.
+  // Sets the function that is called when a phase begins, on the thread that reports it: for
+  // queries that are too expensive for each request.
   static void set_phase_listener(void (*listener)());
 
  private:

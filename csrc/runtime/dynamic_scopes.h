@@ -1,5 +1,5 @@
-// Tells which requests come from modules tagged as dynamic: those of a thread that is inside such a
-// module, and those of the autograd nodes that the module made, on whatever thread they run.
+// Recognizes requests of modules that are tagged as dynamic: those of a thread that is inside such
+// a module, and those of the autograd nodes that the module made, on any thread.
 //
 // Not thread-safe, but for follows_nodes(): PlannedAllocator locks.
 #pragma once

@@ -1,10 +1,11 @@
-// Quantities of which a part is the pool's and a part another allocator's, and the highest their
-// sums have been: what a caller that serves the fallback itself must report as one allocator.
+// Quantities that are the sum of the pool's part and another allocator's part, and the peaks of
+// these sums. A caller that serves the fallback itself reports them as those of one allocator.
 //
-// The other part is known only when note() tells it, since asking is expensive. A sum can pass its
-// peak by the other part growing, so the caller notes it after each allocation of its own; or by
-// ours growing, and then behind() asks for a note. Between notes the other part can only have
-// shrunk, so behind() is never late, and in a run that has reached its peaks it stays silent.
+// The other part is known only from record(), since querying it is expensive. A sum can exceed its
+// peak if the other part grows: the caller calls record() after each allocation of its own. Or our
+// part grows: then behind() becomes true until the next record(). Between two calls of record() the
+// other part can only shrink, so behind() is never late. In a run that has reached its peaks it
+// stays false.
 // Not thread-safe.
 #pragma once
 
@@ -53,9 +54,11 @@ class JointGauges {
     add(kSegments, segments - ours_[kSegments]);
   }
 
+  // True if a sum may exceed its peak until record() is called.
   bool behind() const { return behind_; }
 
-  void note(const Values& other) {
+  // The other part is `other` now.
+  void record(const Values& other) {
     other_ = other;
     for (std::size_t q = 0; q < kQuantities; ++q) {
       peaks_[q] = std::max(peaks_[q], ours_[q] + other_[q]);
@@ -63,14 +66,14 @@ class JointGauges {
     behind_ = false;
   }
 
-  // Starts peaks() anew; all_time_peaks() keeps what they were. The other part is to be noted next.
+  // Starts peaks() anew; all_time_peaks() keeps their old values. Call record() next.
   void begin() {
     all_time_ = all_time_peaks();
     other_ = {};
     peaks_ = ours_;
     behind_ = true;
   }
-  // Starts both anew. The other part has just been noted.
+  // Starts both anew. Call it right after record().
   void reset_peaks() {
     for (std::size_t q = 0; q < kQuantities; ++q) peaks_[q] = ours_[q] + other_[q];
     all_time_ = peaks_;
@@ -85,7 +88,7 @@ class JointGauges {
     for (std::size_t q = 0; q < kQuantities; ++q) result[q] = std::max(all_time_[q], peaks_[q]);
     return result;
   }
-  // All that was ever added to ours.
+  // The sums of everything that was ever added to our part.
   const Values& totals() const { return totals_; }
 
  private:

@@ -9,7 +9,7 @@
 namespace stalloc::runtime {
 namespace {
 
-// Layouts that are kept besides the plan's own and the present one.
+// The number of layouts that are kept besides the plan's own and the current one.
 constexpr std::size_t kMostLayouts = 64;
 
 // A layout for both may take so much more memory than one for the new extents alone, in per mille.
@@ -79,7 +79,7 @@ const plan::Plan* Layouts::in_one_piece() {
   return make(current_->extents, {}, {});
 }
 
-// Null where no layout can be made, as for sizes that no device has.
+// Null if no layout exists, for example because a size exceeds any device.
 const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> walls,
                                 std::span<const StaticPool::LiveDecision> live) {
   const plan::Plan& base = layouts_.front();
@@ -96,12 +96,12 @@ const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> wall
     }
     ++made_;
     plan::Plan layout = plan::resize(base, extents, options);
-    // There is always something live in the slots, and no block moves.
+    // Slots always hold live requests, which do not move.
     const auto same = [](const plan::SlotClass& a, const plan::SlotClass& b) {
       return a.size == b.size && a.offset == b.offset && a.count == b.count;
     };
     if (!std::ranges::equal(layout.slots, base.slots, same)) return nullptr;
-    // The oldest goes, but for the plan's own and the present one.
+    // Drops the oldest, except the plan's own and the current one.
     for (auto at = std::next(layouts_.begin());
          layouts_.size() > kMostLayouts && at != layouts_.end(); ++at) {
       if (&*at == current_) continue;

@@ -1,15 +1,17 @@
-// The layouts of one plan for different extents, and which of them serves a microbatch.
+// The layouts of one plan for different extents, and the choice of the one that serves a
+// microbatch.
 //
-// A layout for the largest extents serves all smaller ones. Where extents come that the present
-// layout does not cover, in this order:
+// A layout for the largest extents serves all smaller ones. If the current layout does not cover
+// the extents of a microbatch, Layouts tries in this order:
 //
-//   1  a layout made before that covers them and fits the memory there is
-//   2  one for these extents and the present ones together, if it fits
-//   3  one for these extents alone, if it fits: batches that obey a budget (many short rows, or few
-//      long ones) share the memory, where one layout for the longest of both would need far more
-//   4  more memory, for both together unless that takes more than these alone
+//   1  an earlier layout that covers them and fits the memory
+//   2  a new layout for these extents and the current ones together, if it fits
+//   3  a new layout for these extents alone, if it fits: batches that obey a budget (many short
+//   rows,
+//      or few long ones) share the memory; one layout for the largest of both would need far more
+//   4  more memory: for both together, unless one layout for both needs more than for these alone
 //
-// Decisions that are live keep their address in what is made anew, as far as their size stays.
+// In a new layout, live decisions keep their addresses if their sizes stay the same.
 //
 // Cost: O(layouts) to find one, plan::resize()'s to make one. Not thread-safe.
 #pragma once
@@ -31,7 +33,7 @@ class Layouts {
  public:
   explicit Layouts(const plan::Plan& plan);
 
-  // The present layout.
+  // The current layout.
   const plan::Plan& current() const { return *current_; }
   bool covers(std::span<const profile::Extent> extents) const {
     return plan::covers(current_->extents, extents);
@@ -43,20 +45,20 @@ class Layouts {
     std::vector<Offset> walls;
   };
 
-  // A layout that covers `extents` (by the plan's names; negative ones as at present) and fits the
-  // memory; null when there is none. It is valid until the next call.
+  // A layout that covers `extents` (by the plan's names; negative ones as in the current layout)
+  // and fits the memory; null if there is none. It is valid until the next call.
   const plan::Plan* find(std::span<const profile::Extent> extents, const Memory& memory,
                          std::span<const StaticPool::LiveDecision> live);
 
-  // One that covers them in more memory than there is: behind a new wall at its end if something
-  // is live in it, else in one piece.
+  // A layout that covers `extents` in more memory than there is. `in_place`: blocks are live, so
+  // the new memory lies behind a new wall at the end; else all memory is one piece.
   const plan::Plan* grow(std::span<const profile::Extent> extents, const Memory& memory,
                          std::span<const StaticPool::LiveDecision> live, bool in_place);
 
-  // One for the present extents in one piece.
+  // A layout for the current extents in one piece.
   const plan::Plan* in_one_piece();
 
-  // Makes a layout that find() or grow() returned the present one.
+  // Makes a layout that find() or grow() returned the current one.
   void use(const plan::Plan* layout) { current_ = layout; }
 
   // The number of layouts that were made.

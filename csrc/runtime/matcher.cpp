@@ -7,16 +7,15 @@
 namespace stalloc::runtime {
 namespace {
 
-// A request that changed places is looked for so far from the head, in decisions. Less than the
-// requests of one layer, so that a foreign request does not take its like from the next layer.
-constexpr std::int32_t kWindow = 12;
+// The distance from the head, in items, in which a displaced request is searched. It is below the
+// requests of one layer, so a foreign request does not take its equal from the next layer.
+constexpr std::int32_t kLookAhead = 12;
 
-// So many requests in a row have to fit a place further on for the cursor to jump there where
-// others are expected (dynamic ones, or such as stay), whose sizes may be those of decisions by
-// chance.
+// The number of requests in a row that must fit further on before the cursor jumps there, if
+// dynamic requests or new states are expected, whose sizes may equal decisions by chance.
 constexpr int kSure = 4;
 
-// Turns after which a phase is trusted whatever it did in them.
+// A phase that has run in more iterations than this is trusted, even if it departed in all of them.
 constexpr std::int32_t kPatience = 3;
 
 }  // namespace
@@ -33,7 +32,7 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
     phases_[p].trusted = key.kind == trace::PhaseKind::kOther && key.occurrence == 0;
     phases_[p].departed = phases_[p].trusted;
   }
-  add_places(plan);
+  add_sites(plan);
   extents_.assign(plan.extent_names.size(), kNone);
   guess_ = extents_;
   relayout(plan);
@@ -60,7 +59,7 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
   startup_.reserve(items);
   item_.reserve(plan.decisions.size());
   const auto add = [&](const auto& r, DecisionIndex decision, StartupIndex startup) {
-    shapes_.push_back({slot_of(r.law, r.size), r.stream});
+    shapes_.push_back({size_index(r.law, r.size), r.stream});
     decision_.push_back(decision);
     startup_.push_back(startup);
   };
@@ -96,7 +95,7 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
     phase.end = shapes_.end_index();
     const trace::PhaseKey& key = plan[p].key;
     if (key.kind == trace::PhaseKind::kOther) phase.wary_end = phase.end + 1;
-    if (key.kind == trace::PhaseKind::kOptimizer) phase.wary_end = phase.begin + kWindow;
+    if (key.kind == trace::PhaseKind::kOptimizer) phase.wary_end = phase.begin + kLookAhead;
   }
 }
 
@@ -142,12 +141,12 @@ void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::i
   }
   head_ = end_ = ItemIndex(0);
   resync_ = kNone;
-  place_ = kNone;
+  site_ = kNone;
   if (phase_ == kNone) return;
   Phase& phase = phases_[phase_];
   head_ = phase.begin;
   end_ = phase.end;
-  phase.repeated = std::exchange(phase.entered, turn_) == turn_;
+  phase.repeated = std::exchange(phase.entered, iteration_) == iteration_;
   if (phase.repeated) std::fill(taken_.begin() + head_.number(), taken_.begin() + end_.number(), 0);
 }
 
@@ -184,7 +183,7 @@ PhaseIndex Matcher::find_other() const {
   return found.phase == following_.phase ? phase : kNone;
 }
 
-// True if the request is the next one of the phase after another backward, which goes on from here.
+// Moves to the phase after another backward if the request is the next one there. True if it moved.
 bool Matcher::moves_to_sibling(Bytes size, StreamId stream) {
   const auto is_backward = [this](PhaseIndex p) {
     return p.points_into(kinds_) && kinds_[p] == trace::PhaseKind::kBackward;
@@ -197,7 +196,7 @@ bool Matcher::moves_to_sibling(Bytes size, StreamId stream) {
     if (!is_sibling) continue;
     Phase& there = phases_[other];
     const ItemIndex at = there.begin + (head_ - here.begin);
-    if (at >= there.end || !is_like(at, size, stream) || there.entered == turn_) continue;
+    if (at >= there.end || !is_like(at, size, stream) || there.entered == iteration_) continue;
     const auto shape = [this](ItemIndex i) { return shapes_.begin() + i.number(); };
     if (!std::equal(shape(there.begin), shape(at), shape(here.begin))) continue;
     const std::int32_t asked = asked_;
@@ -206,11 +205,11 @@ bool Matcher::moves_to_sibling(Bytes size, StreamId stream) {
     asked_ = asked;
     head_ = at;
     end_ = there.end;
-    there.entered = turn_;
+    there.entered = iteration_;
     there.repeated = false;
-    std::fill(taken_.begin() + there.begin.number(), taken_.begin() + at.number(), turn_);
+    std::fill(taken_.begin() + there.begin.number(), taken_.begin() + at.number(), iteration_);
     resync_ = kNone;
-    place_ = kNone;
+    site_ = kNone;
     return true;
   }
   return false;
@@ -235,7 +234,7 @@ std::int32_t Matcher::planned_microbatch(std::int32_t microbatch, std::int32_t c
 
 void Matcher::end_iteration() {
   leave_phase();
-  ++turn_;
+  ++iteration_;
   for (auto& [key, count] : seen_) count = 0;
   assigned_.clear();
   following_ = {};
@@ -249,7 +248,7 @@ void Matcher::leave_phase() {
   Phase& p = phases_[phase_];
   p.trusted = p.trusted || asked_ == p.end - p.begin;
   if (!p.repeated) {
-    p.trusted = p.trusted || ++p.turns > kPatience || (p.turns > 1 && asked_ == p.last_asked);
+    p.trusted = p.trusted || ++p.runs > kPatience || (p.runs > 1 && asked_ == p.last_asked);
     p.last_asked = asked_;
   }
   p.departed = std::exchange(p.departs, false);
@@ -261,17 +260,17 @@ void Matcher::leave_phase() {
 
 Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   if (phase_ == kNone) return {};
-  const PlaceIndex place = place_here(stream);
-  if (dynamic) return dynamic_match(place, size);
+  const SiteIndex site = site_here(stream);
+  if (dynamic) return dynamic_match(site, size);
   if (!departed_ && head_ < end_) {
-    // A request of no bytes is never made: its item is passed over.
+    // Requests of zero bytes are never made: the cursor skips their items.
     while (!is_free(head_) || size_of(head_) == 0) {
       if (++head_ == end_) break;
     }
     const bool at_head =
         head_ < end_ &&
         (is_like(head_, size, stream) ||
-         (place == kNone && (takes_by_place(size, stream) || breaks_a_law(size, stream))));
+         (site == kNone && (takes_by_position(size, stream) || breaks_a_law(size, stream))));
     if (at_head) {
       ++asked_;
       return match_of(take(head_));
@@ -286,11 +285,11 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
     ++asked_;
     return match_of(take(head_));
   }
-  // Where dynamic requests are expected, a decision that was passed over is not: one of a common
-  // size would be taken for it.
-  if (place != kNone) {
+  // If dynamic requests are expected, skipped decisions are not searched: a dynamic request of a
+  // common size would match one.
+  if (site != kNone) {
     const ItemIndex far = match_far(size, stream, kSure);
-    return far == kNone ? dynamic_match(place, size) : match_of(far);
+    return far == kNone ? dynamic_match(site, size) : match_of(far);
   }
   ++asked_;
   Phase& phase = phases_[phase_];
@@ -303,83 +302,83 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   return match_of(near == kNone ? match_far(size, stream, 1) : near);
 }
 
-Matcher::Match Matcher::dynamic_match(PlaceIndex place, Bytes size) {
-  const GroupIndex group = group_of(place, size);
+Matcher::Match Matcher::dynamic_match(SiteIndex site, Bytes size) {
+  const GroupIndex group = group_of(site, size);
   if (group != kNone && kept_[group]) return {.persistent = true};
   return {.group = group};
 }
 
-void Matcher::add_places(const plan::Plan& plan) {
+void Matcher::add_sites(const plan::Plan& plan) {
   for (const plan::DynamicGroup& g : plan.groups) kept_.push_back(plan.is_kept(g));
-  place_at_.assign(shapes_.size() + plan.phases.size(), kNone);
+  site_at_.assign(shapes_.size() + plan.phases.size(), kNone);
   for (const GroupIndex g : indices<GroupIndex>(plan.groups)) {
     const plan::DynamicGroup& group = plan[g];
     const ItemIndex head =
         group.after == kNone ? phases_[group.phase].begin : item_[group.after] + 1;
     const PointIndex at = point(group.phase, head);
-    if (places_.empty() || places_.back().at != at || places_.back().stream != group.stream) {
-      if (place_at_[at] == kNone) place_at_[at] = places_.end_index();
-      places_.push_back({.at = at,
-                         .stream = group.stream,
-                         .first_group = g,
-                         .small_group = kNone,
-                         .kept_group = kNone,
-                         .kept = {},
-                         .recurring = {},
-                         .contexts = {}});
+    if (sites_.empty() || sites_.back().at != at || sites_.back().stream != group.stream) {
+      if (site_at_[at] == kNone) site_at_[at] = sites_.end_index();
+      sites_.push_back({.at = at,
+                        .stream = group.stream,
+                        .first_group = g,
+                        .small_group = kNone,
+                        .kept_group = kNone,
+                        .kept = {},
+                        .recurring = {},
+                        .contexts = {}});
     }
-    DynamicPlace& place = places_.back();
+    Site& site = sites_.back();
     for (const profile::DynamicContext& context : group.contexts) {
-      if (context.size == profile::DynamicContext::kSmall) place.small_group = g;
-      profile::add_recurring(place.recurring, context);
+      if (context.size == profile::DynamicContext::kSmall) site.small_group = g;
+      profile::add_recurring(site.recurring, context);
     }
     if (kept_[g]) {
-      place.kept_group = g;
+      site.kept_group = g;
       for (const profile::DynamicContext& context : group.contexts) {
         const bool is_size =
             context.size > 0 && context.before == profile::DynamicContext::kIgnored;
-        if (is_size) place.kept.push_back(context.size);
+        if (is_size) site.kept.push_back(context.size);
       }
     }
-    if (place.small_group == g) continue;  // told by their size alone
+    if (site.small_group == g) continue;  // selected by the size alone
     for (const profile::DynamicContext& context : group.contexts) {
-      place.contexts.emplace_back(context, g);
+      site.contexts.emplace_back(context, g);
     }
   }
-  // An item that is no decision does not end the place it comes in.
+  // A persistent item does not end its site.
   for (const PhaseIndex p : phases_.indices()) {
     for (ItemIndex i = phases_[p].begin; i < phases_[p].end; ++i) {
       const PointIndex at = point(p, i);
-      if (decision_[i] == kNone && place_at_[at + 1] == kNone) {
-        place_at_[at + 1] = place_at_[at];
+      if (decision_[i] == kNone && site_at_[at + 1] == kNone) {
+        site_at_[at + 1] = site_at_[at];
       }
     }
   }
-  for (DynamicPlace& place : places_) {
-    std::ranges::sort(place.contexts);
-    std::ranges::sort(place.kept);
-    profile::sort_recurring(place.recurring);
+  for (Site& site : sites_) {
+    std::ranges::sort(site.contexts);
+    std::ranges::sort(site.kept);
+    profile::sort_recurring(site.recurring);
   }
 }
 
-Matcher::PlaceIndex Matcher::place_here(StreamId stream) const {
-  PlaceIndex p = place_at_[point(phase_, head_)];
+Matcher::SiteIndex Matcher::site_here(StreamId stream) const {
+  SiteIndex p = site_at_[point(phase_, head_)];
   if (p == kNone) return kNone;
-  const PointIndex first = places_[p].at;
-  for (; p < places_.end_index(); ++p) {
-    const DynamicPlace& place = places_[p];
-    if (place.at != first) return kNone;
-    if (place.stream == stream) return p;
+  const PointIndex first = sites_[p].at;
+  for (; p < sites_.end_index(); ++p) {
+    const Site& site = sites_[p];
+    if (site.at != first) return kNone;
+    if (site.stream == stream) return p;
   }
   return kNone;
 }
 
-Matcher::GroupIndex Matcher::group_of(PlaceIndex place, Bytes size) {
-  if (place == kNone) return kNone;
-  const DynamicPlace& here = places_[place];
-  if (place != place_) window_.restart();
-  place_ = place;
-  const profile::DynamicContext context = window_.next(here.recurring, size);
+Matcher::GroupIndex Matcher::group_of(SiteIndex site, Bytes size) {
+  if (site == kNone) return kNone;
+  const Site& here = sites_[site];
+  if (site != site_) context_.restart();
+  site_ = site;
+  const profile::DynamicContext context = context_.next(here.recurring, size);
   const bool small_apart = here.small_group != kNone;
   if (profile::size_alone_tells(size, context, small_apart) &&
       std::ranges::binary_search(here.kept, size)) {
@@ -395,7 +394,7 @@ Matcher::GroupIndex Matcher::group_of(PlaceIndex place, Bytes size) {
 }
 
 Matcher::ItemIndex Matcher::take(ItemIndex i) {
-  taken_[i] = turn_;
+  taken_[i] = iteration_;
   head_ = std::max(head_, i + 1);
   resync_ = kNone;
   return i;
@@ -403,11 +402,11 @@ Matcher::ItemIndex Matcher::take(ItemIndex i) {
 
 Matcher::ItemIndex Matcher::match_near(Bytes size, StreamId stream) {
   const ItemIndex begin = phases_[phase_].begin;
-  // Oldest first: requests that were passed over come in their own order.
-  for (ItemIndex i = std::max(begin, head_ - kWindow); i < head_; ++i) {
+  // Oldest first: skipped requests come in their own order.
+  for (ItemIndex i = std::max(begin, head_ - kLookAhead); i < head_; ++i) {
     if (fits(i, size, stream)) return take(i);
   }
-  for (ItemIndex i = head_ + 1; i < std::min(end_, head_ + kWindow); ++i) {
+  for (ItemIndex i = head_ + 1; i < std::min(end_, head_ + kLookAhead); ++i) {
     if (fits(i, size, stream)) return take(i);
   }
   return kNone;
@@ -425,17 +424,17 @@ Matcher::ItemIndex Matcher::match_far(Bytes size, StreamId stream, int sure) {
   return kNone;
 }
 
-// Several slots may have the size, as where rows and tokens are as many.
+// Several entries may have the same size, for example if rows and tokens are equally many.
 Matcher::ItemIndex Matcher::find_from(ItemIndex from, Bytes size, StreamId stream) const {
   const auto first = by_shape_.begin() + phases_[phase_].begin.number();
   const auto last = by_shape_.begin() + end_.number();
   ItemIndex found = kNone;
-  for (const Slot slot : sizes_.indices()) {
-    if (sizes_[slot] != size) continue;
-    const Shape shape{slot, stream};
+  for (const SizeIndex s : sizes_.indices()) {
+    if (sizes_[s] != size) continue;
+    const Shape shape{s, stream};
     const auto it = std::lower_bound(first, last, from, [&](ItemIndex i, ItemIndex f) {
-      const Shape& s = shapes_[i];
-      return s != shape ? s < shape : i < f;
+      const Shape& other = shapes_[i];
+      return other != shape ? other < shape : i < f;
     });
     const bool is_one = it != last && shapes_[*it] == shape;
     if (is_one && (found == kNone || *it < found)) found = *it;
@@ -445,9 +444,9 @@ Matcher::ItemIndex Matcher::find_from(ItemIndex from, Bytes size, StreamId strea
 
 // See Note [Sizes].
 
-Matcher::Slot Matcher::slot_of(profile::LawIndex law, Bytes size) {
-  if (law != kNone) return slot_of(law);
-  const auto [at, is_new] = slots_.try_emplace(size, sizes_.end_index());
+Matcher::SizeIndex Matcher::size_index(profile::LawIndex law, Bytes size) {
+  if (law != kNone) return size_index(law);
+  const auto [at, is_new] = constant_sizes_.try_emplace(size, sizes_.end_index());
   if (is_new) sizes_.push_back(size);
   return at->second;
 }
@@ -456,19 +455,19 @@ void Matcher::relayout(const plan::Plan& plan) {
   envelope_ = plan.extents;
   planned_ = sizes_;
   std::ranges::fill_n(planned_.begin(), laws_.end_index().number(), 0);
-  const auto note = [&](const auto& rows) {
+  const auto add = [&](const auto& rows) {
     for (const auto& r : rows) {
       if (r.law == kNone) continue;
-      Bytes& size = planned_[slot_of(r.law)];
+      Bytes& size = planned_[size_index(r.law)];
       size = std::max(size, r.size);
     }
   };
-  note(plan.decisions);
-  note(plan.persistent);
-  note(plan.startup);
+  add(plan.decisions);
+  add(plan.persistent);
+  add(plan.startup);
 }
 
-// True if the size of the law's requests in this phase is told by no extents.
+// True if the known extents do not determine the size of the law's requests in this phase.
 bool Matcher::is_unknown(const profile::SizeLaw& law) const {
   if (law.proof == profile::LawProof::kUnexplained) return true;
   const bool is_other = phase_ != kNone && kind_ == trace::PhaseKind::kOther;
@@ -483,28 +482,28 @@ void Matcher::use_extents(std::span<const profile::Extent> extents, std::span<co
   std::ranges::copy(extents, extents_.begin());
   std::ranges::fill(guess_, kNone);
   for (const LawIndex l : laws_.indices()) {
-    sizes_[slot_of(l)] = is_unknown(laws_[l]) ? kNone : profile::evaluate(laws_[l], extents_);
+    sizes_[size_index(l)] = is_unknown(laws_[l]) ? kNone : profile::evaluate(laws_[l], extents_);
   }
 }
 
-// True if the request is taken for the item at the head, whose size is not known ahead.
-bool Matcher::takes_by_place(Bytes size, StreamId stream) {
+// True if the request matches the item at the head, whose size is not known ahead.
+bool Matcher::takes_by_position(Bytes size, StreamId stream) {
   const Shape& head = shapes_[head_];
   if (head.stream != stream) return false;
-  const Bytes expected = sizes_[head.slot];
+  const Bytes expected = sizes_[head.size];
   if (expected != kNone) return !shares_.empty() && is_share(expected, size);
-  const profile::SizeLaw& law = laws_[LawIndex(head.slot.number())];
+  const profile::SizeLaw& law = laws_[LawIndex(head.size.number())];
   const bool is_free_size = law.proof == profile::LawProof::kUnexplained ||
                             (told_ && law.source == profile::LawSource::kOwn);
-  return is_free_size ? size <= planned_[head.slot] : infer(law, size);
+  return is_free_size ? size <= planned_[head.size] : infer(law, size);
 }
 
-// Solves an affine law of one extent for it. What the law cannot give is none of its requests.
+// Solves an affine law of one extent for this extent. False if the law cannot give the size.
 bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
   const bool is_affine = law.terms.size() == 1 && law.step == 1 && law.terms[0].coefficient > 0 &&
                          law.terms[0].factors[1] == kNone;
-  const Slot slot = shapes_[head_].slot;
-  if (!is_affine) return size <= planned_[slot];
+  const SizeIndex head = shapes_[head_].size;
+  if (!is_affine) return size <= planned_[head];
   const std::size_t name = law.terms[0].factors[0].position();
   Bytes scaled = 0;
   if (__builtin_mul_overflow(size, law.divisor, &scaled)) return false;
@@ -518,23 +517,23 @@ bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
   guess_[name] = value;
   for (const LawIndex l : laws_.indices()) {
     const profile::SizeLaw& other = laws_[l];
-    Bytes& known = sizes_[slot_of(l)];
+    Bytes& known = sizes_[size_index(l)];
     if (other.proof == profile::LawProof::kUnexplained || known != kNone) continue;
     known = profile::evaluate(other, guess_);
   }
   return true;
 }
 
-// True if the request is taken for the item at the head, though a law gives it another size.
+// True if the request matches the item at the head although the law gives another size.
 bool Matcher::breaks_a_law(Bytes size, StreamId stream) const {
   const bool is_pass = kind_ == trace::PhaseKind::kForward || kind_ == trace::PhaseKind::kBackward;
   const Shape& head = shapes_[head_];
   if ((laws_.empty() && shares_.empty()) || !is_pass || outgrown_ || head.stream != stream ||
-      size > planned_[head.slot]) {
+      size > planned_[head.size]) {
     return false;
   }
-  const ItemIndex begin = std::max(phases_[phase_].begin, head_ - kWindow);
-  for (ItemIndex i = begin; i < std::min(end_, head_ + kWindow); ++i) {
+  const ItemIndex begin = std::max(phases_[phase_].begin, head_ - kLookAhead);
+  for (ItemIndex i = begin; i < std::min(end_, head_ + kLookAhead); ++i) {
     if (fits(i, size, stream)) return false;
   }
   return true;

@@ -9,10 +9,10 @@ Microbatches::Row Microbatches::row_of(std::span<const std::string> names,
                                        std::span<const std::int64_t> values) {
   if (!std::ranges::equal(names, told_names_)) {
     told_names_.assign(names.begin(), names.end());
-    place_.clear();
+    index_.clear();
     for (const std::string& name : told_names_) {
       const auto at = std::ranges::find(names_, name);
-      place_.push_back(at == names_.end() ? kNone : profile::ExtentIndex(at - names_.begin()));
+      index_.push_back(at == names_.end() ? kNone : profile::ExtentIndex(at - names_.begin()));
     }
     largest_.assign(values.begin(), values.end());
     for (std::size_t i = 0; i < told_names_.size(); ++i) {
@@ -23,8 +23,8 @@ Microbatches::Row Microbatches::row_of(std::span<const std::string> names,
   Row row;
   row.extents = unknown_;
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (place_[i] != kNone) {
-      row.extents[place_[i].position()] = values[i];
+    if (index_[i] != kNone) {
+      row.extents[index_[i].position()] = values[i];
       continue;
     }
     largest_[i] = std::max(largest_[i], values[i]);
@@ -72,7 +72,7 @@ void Microbatches::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, s
       take(std::exchange(next_, Row{}));
       return;
     }
-    // A later chunk may be told nothing: its microbatch's first chunk was.
+    // Extents may be reported for a microbatch's first chunk only.
     const auto known = std::ranges::find(in_flight_, microbatch, &Row::microbatch);
     if (known != in_flight_.end()) {
       latest_ = *known;

@@ -1,9 +1,9 @@
-// The extents of the microbatches of a run: told when a forward begins, kept until its backward is
-// over, and given in the order of the plan's names.
+// The extents of the microbatches of a run. They are reported when a forward begins, kept until its
+// backward is over, and returned in the order of the plan's names.
 //
 // A run may change a dimension that never changed while it was profiled: the last batch of an epoch
-// has fewer rows. No law of the plan uses it. For these, the share of the largest value that was
-// profiled or told is kept: sizes mostly are in proportion to one dimension, or to none.
+// has fewer rows. No law of the plan uses such a dimension. The runtime keeps its share of the
+// largest value: most sizes are proportional to one dimension, or to none.
 //
 // Cost: O(names) for each forward, O(microbatches in the iteration) for each other phase. Not
 // thread-safe, and neither copied nor moved.
@@ -41,14 +41,14 @@ class Microbatches {
     std::int32_t microbatch = kNone;
     std::int32_t chunk = 0;
     std::vector<profile::Extent> extents;  // by the plan's names; kNone where unknown
-    std::vector<Share> shares;             // of dimensions that the plan has no name for
+    std::vector<Share> shares;             // of dimensions that the plan does not name
   };
 
-  // The extents of the forward that is on, if it has none yet, else of the next one. `values` are
-  // as many as `names`.
+  // Sets the extents of the current forward if it has none yet, else of the next one. There is one
+  // value for each name.
   void set(std::span<const std::string> names, std::span<const std::int64_t> values);
 
-  // Begins a phase. Its extents are those of now().
+  // Begins a phase. now() returns its extents.
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
 
   void end_iteration() {
@@ -57,10 +57,10 @@ class Microbatches {
     now_ = &latest_;
   }
 
-  // A forward has its own extents, a backward those of its forward, any other phase those of the
-  // forward that began last.
+  // The extents of the current phase: a forward has its own, a backward those of its forward, any
+  // other phase those of the forward that began last.
   const Row& now() const { return *now_; }
-  // True if the extents of the phase that is on were told.
+  // True if the extents of the current phase were reported.
   bool is_told() const { return told_; }
 
  private:
@@ -70,15 +70,15 @@ class Microbatches {
   const std::vector<std::string> names_;
   const std::vector<profile::Extent> unknown_;
   const std::map<std::string, profile::Extent> fixed_;
-  // The names told last, where each is in the plan (kNone: nowhere), and the largest values.
+  // By reported name: the name, its index in the plan (kNone: absent) and the largest value.
   std::vector<std::string> told_names_;
-  std::vector<profile::ExtentIndex> place_;
+  std::vector<profile::ExtentIndex> index_;
   std::vector<profile::Extent> largest_;
   std::vector<Row> in_flight_;  // of this iteration
   Row latest_;
-  Row next_;  // told ahead of its forward
+  Row next_;  // reported ahead of its forward
   bool has_next_ = false;
-  bool waits_ = false;  // the forward that is on has no extents yet
+  bool waits_ = false;  // the current forward has no extents yet
   bool told_ = false;
   const Row* now_ = &latest_;
 };

@@ -9,8 +9,8 @@
 namespace stalloc::runtime {
 namespace {
 
-// Phases come to be trusted in the first iterations (see Matcher). The fallback caches in them what
-// is of no use later.
+// Phases become trusted in these first iterations (see Matcher). The fallback's cache of that time
+// is useless later.
 constexpr std::int64_t kSettling = 4;
 
 }  // namespace
@@ -93,8 +93,8 @@ void PlannedAllocator::stop_serving() {
   serving_.reset();
 }
 
-// Not during a capture: memory is returned only when the device is idle, and waiting for that would
-// spoil the capture.
+// Does nothing during a capture: returning memory waits for the device, which would invalidate the
+// capture.
 void PlannedAllocator::drop_empty_pools() {
   if (!capturing() && pools_.drop_empty()) update_reserved();
 }
@@ -158,7 +158,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   }
   update_fallback();
   if (!p) {
-    // Idle space of the pool is the last resort. Planned requests then make way.
+    // The last resort is idle space of the pool. Planned requests then give way.
     const bool may_lie_idle = serving_ && !dynamic && !pools_.is_away();
     void* idle = may_lie_idle ? serving_->allocate_idle(size, stream) : nullptr;
     if (!idle) throw OutOfMemory(describe_shortage(size));
@@ -216,7 +216,7 @@ CachingPool::Freed PlannedAllocator::release_fallback(void* p) {
   return freed;
 }
 
-// A block that other streams use is freed: it is counted as such, and keeps its place.
+// Frees a block that other streams still use: it counts as freed, and keeps its addresses.
 bool PlannedAllocator::delay(void* p) {
   if (delayed_->is_waiting(p)) return false;
   if (const Pool* pool = pools_.find(p)) {
@@ -294,8 +294,8 @@ void PlannedAllocator::set_extents(std::span<const std::string> names,
   fit_layout();
 }
 
-// Exchanges the layout where the microbatch that begins is larger than the present one has it. Not
-// during a capture, whose addresses must stay, nor while the pool's memory is released.
+// Exchanges the layout if the new microbatch exceeds it. Not during a capture, whose addresses must
+// stay the same, and not while the pool's memory is released.
 void PlannedAllocator::fit_layout() {
   if (!serving_->outgrows() || pools_.is_away() || capturing()) return;
   if (delayed_ && delayed_->any_waiting()) collect_all_delayed();

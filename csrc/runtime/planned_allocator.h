@@ -1,23 +1,24 @@
 // The allocator of a planned run: a facade with one lock over its parts.
 //
 //   Pools          reserves, releases and retires the memory of plans
-//   Serving        follows the training loop and finds a request its place in the pool
-//   CachingPool    the own fallback, for what the pool does not serve
+//   Serving        follows the training loop and finds the address of a request in the pool
+//   CachingPool    the own fallback, for requests outside the pool
 //   DelayedFrees   blocks that were freed while other streams use them; captures of graphs
-//   DynamicScopes  tells which requests come from dynamic modules
+//   DynamicScopes  recognizes requests of dynamic modules
 //   Accounting     statistics and joint figures
 //
 // Note [Streams]
-// A block is of the stream it was asked for. Its address goes only to requests of that stream: by
-// the plan, whose streams share no address, by the pool's division of idle space, and by the
-// caching pool's shelves. So a freed address needs no wait. A plan may let its streams share
-// addresses: then whoever gets one is made to wait (StreamOrder). Where record_stream() said that
-// other streams use a block too, it keeps its place after it was freed until their work is done, as
-// a stray if the plan has it gone: then its next user is a conflict, and served by the fallback.
+// A block belongs to the stream of its request. Its addresses go only to requests of that stream:
+// the streams of a plan share no address, the pool divides its idle space among the streams, and
+// the caching pool keeps the free blocks of each stream apart. So a freed address needs no wait. A
+// plan may let its streams share addresses: then the stream that gets one waits (StreamOrder). A
+// block that record_stream() reports keeps its addresses after the free until these streams are
+// done. If its planned lifetime has ended by then, it is a stray, and the next decision there is a
+// conflict.
 //
-// Thread-safe. One mutex, held for the few operations of a request; the device is asked for memory
-// under it, which only the fallback does and rarely, and for events, which only blocks need that
-// several streams use. The caller's own allocator is never called.
+// Thread-safe. One mutex guards each call. Under it the fallback rarely asks the device for memory,
+// and blocks that several streams use ask it for events. The caller's own allocator is never
+// called.
 #pragma once
 
 #include <atomic>
@@ -46,14 +47,15 @@ namespace stalloc::runtime {
 
 class PlannedAllocator {
  public:
-  // Serves requests that the pool does not: a caching pool here, while a plan is enabled or always,
-  // or the caller, told by null.
+  // The allocator that serves requests outside the pool: the own caching pool while a plan is
+  // enabled (kOwn), the own caching pool always (kAlways), or the caller (kCallers: null is
+  // returned).
   enum class Fallback : std::uint8_t { kOwn, kAlways, kCallers };
 
   explicit PlannedAllocator(device::DeviceMemory& device)
       : PlannedAllocator(device, nullptr, nullptr, Fallback::kOwn) {}
 
-  // On a device with streams. Both outlive this.
+  // For a device with streams. Both outlive this object.
   PlannedAllocator(device::DeviceMemory& device, device::DeviceStreams& streams,
                    const StreamTable& table, Fallback fallback)
       : PlannedAllocator(device, &streams, &table, fallback) {
@@ -64,66 +66,65 @@ class PlannedAllocator {
 
   using Scope = Serving::Scope;
 
-  // Reserves the pool of `plan` and serves from it from now on; a plan that was enabled before is
-  // retired. Statistics start anew. Throws PlanError when the plan is not sound and OutOfMemory
-  // when the pool cannot be reserved; then nothing has changed.
+  // Reserves the pool of `plan` and serves from it; a plan that was enabled before is retired.
+  // Statistics start anew. Throws PlanError if the plan is invalid and OutOfMemory if the pool
+  // cannot be reserved; then nothing has changed.
   void enable(const plan::Plan& plan, Scope scope);
   void enable(const plan::Plan& plan) { enable(plan, Scope{}); }
 
-  // Serves nothing more. Blocks that are still live stay valid; the pool goes back to the device
-  // with the last of them. No-op when nothing is enabled.
+  // Stops serving. Live blocks stay valid; the pool goes back to the device with the last of them.
+  // No-op if no plan is enabled.
   void disable();
 
-  // From now on, the fallback serves what lives on into the next iteration, so that the pool comes
-  // to be empty where iterations end. The plan tells which requests these are. Of those that depart
-  // from the plan nothing is known; with `departed`, the fallback serves them, too. No-op when
-  // nothing is enabled.
+  // Empties the pool by the end of iterations: from now on the fallback serves requests that live
+  // into the next iteration. The plan knows these. With `departed`, the fallback also serves
+  // requests that depart from the plan, whose lifetimes are unknown. No-op if no plan is enabled.
   void drain(bool departed);
 
   bool enabled() const { return enabled_.load(std::memory_order_acquire); }
 
-  // `size` > 0 bytes. `for_training`: the calling thread runs the training thread's graph. `node`:
-  // the autograd node that runs on it; needed only if follows_nodes(). Null when no plan is
-  // enabled (unless the fallback is always there), or with the caller's fallback when the pool does
-  // not serve it: the caller's own allocator has to. Throws OutOfMemory.
+  // Serves a request of `size` > 0 bytes. `for_training`: the calling thread runs the training
+  // thread's graph. `node`: the autograd node that runs on it; needed only if follows_nodes(). Null
+  // if no plan is enabled (except with kAlways), or if the caller's own allocator must serve the
+  // request (kCallers). Throws OutOfMemory.
   void* allocate(Bytes size, StreamId stream, bool for_training, NodeSequence node = {});
 
-  // For a caller whose own allocator has run out: a block in the pool's idle space, whatever the
-  // phase. Null when there is no room either.
+  // Returns a block in the pool's idle space, in any phase, for a caller whose own allocator has
+  // run out of memory. Null if no idle range is large enough.
   void* rescue(Bytes size, StreamId stream);
 
-  // Describes the memory held, for the caller's message about a request that could not be served.
+  // Describes the memory held, for the caller's message about a request that cannot be served.
   std::string out_of_memory_message(Bytes size) const;
 
-  // Takes a block back; false when `p` is not a live block of this allocator.
+  // Frees a block; false if `p` is no live block of this allocator.
   bool deallocate(void* p);
 
-  // Work on `stream` uses the live block `p`, too: once freed it is not handed out again before
-  // what that stream has been given by then is done. False when `p` is no live block of this
-  // allocator. Needs a device with streams.
+  // Records that `stream` also uses the live block `p`: after the free, the block is reused only
+  // when all work submitted to `stream` before the free is done. False if `p` is no live block of
+  // this allocator. Needs a device with streams.
   bool record_stream(void* p, StreamId stream);
 
-  // While a graph is captured (calls nest) no event is recorded or asked after.
+  // Between these calls, which nest, a graph is captured: no event is recorded or queried.
   void begin_capture();
   void end_capture();
 
-  // True if `p` may lie in a pool of this allocator: when not, it is the caller's, where the caller
-  // has the fallback. Takes no lock.
+  // True if `p` may lie in a pool of this allocator. If false, `p` belongs to the caller's
+  // fallback. Only with kCallers. Takes no lock.
   bool may_own(const void* p) const {
     const auto address = reinterpret_cast<std::uintptr_t>(p);
     return address >= low_.load(std::memory_order_acquire) &&
            address < high_.load(std::memory_order_acquire);
   }
 
-  // The pool, or segment of the own fallback, that holds `p`: its beginning and size. Null
-  // beginning when none does.
+  // The beginning and size of the pool, or segment of the own fallback, that holds `p`. The
+  // beginning is null if none does.
   struct Piece {
     void* begin = nullptr;
     Bytes size = 0;
   };
   Piece pool_of(const void* p) const;
 
-  // The bytes that the live block `p` of a pool occupies; 0 when it is none.
+  // The bytes that the live block `p` of a pool occupies; 0 if `p` is no such block.
   Bytes block_size(const void* p) const;
 
   // The pools, and the segments of the own fallback, with their live blocks, ascending, for
@@ -142,50 +143,49 @@ class PlannedAllocator {
   std::vector<LivePool> pools() const;
 
   // Events of the training loop; see Matcher and hooks.py. The calling thread becomes the
-  // training thread. No-ops when nothing is enabled.
+  // training thread. No-ops if no plan is enabled.
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
-  // The sizes of the dimensions of a microbatch's inputs: of the forward that is on if it has none
-  // yet, else of the next one. `values` are as many as `names`.
+  // Sets the extents of a microbatch's inputs: of the current forward if it has none yet, else of
+  // the next one. There is one value for each name.
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
 
-  // The modules whose requests are dynamic: entered and left by the calling thread, whose requests
-  // alone are meant, and which autograd nodes they made. Backward requests of these nodes are
-  // dynamic as well, on whatever thread.
+  // The calling thread enters or leaves a dynamic module: its requests in between are dynamic.
+  // Requests of autograd nodes [first, last), which the module made, are dynamic on any thread.
   void enter_dynamic();
   void leave_dynamic();
   void tag_dynamic_nodes(std::uint64_t first, std::uint64_t last);
   bool follows_nodes() const { return dynamic_scopes_.follows_nodes(); }
 
   Statistics statistics() const;
-  // The pools' part of the figures that the caller's fallback has the rest of.
+  // The pools' part of the joint figures; the caller's fallback has the other part.
   JointGauges joint_gauges() const;
-  // With the caller's fallback: what its allocator holds now. To be told after each of its
-  // allocations, and when figures_are_behind() after one of ours. The caller takes its figures
-  // without a lock of ours, so peaks may be off by what other threads do meanwhile.
+  // With the caller's fallback: its allocator holds `figures` now. Call it after each of its
+  // allocations, and after one of ours if figures_are_behind(). The caller reads its figures
+  // without our lock, so concurrent requests of other threads may make peaks inexact.
   void note_fallback(const JointGauges::Values& figures);
   bool figures_are_behind() const { return accounting_.is_behind(); }
   void reset_peaks();
-  // Gives cached fallback segments back to the device, after waiting for the streams that blocks in
-  // them wait for. Returns how many bytes.
+  // Returns cached fallback segments to the device, after it has waited for the streams that still
+  // use blocks in them. Returns their bytes.
   Bytes release_cached();
 
-  // Gives the pool's memory back for a while, and keeps its addresses where the device can;
-  // requests go to the fallback meanwhile. Throws Error when no plan is enabled, or blocks lie in
-  // the pool, after waiting for those that are only waiting for streams. No-op when the pool is
-  // gone already.
+  // Returns the pool's memory to the device until acquire_pool(), and keeps its addresses if the
+  // device can; meanwhile requests go to the fallback. First waits for blocks that only wait for
+  // streams. Throws Error if no plan is enabled, or if a block lies in the pool. No-op if the
+  // memory is released already.
   void release_pool();
-  // Takes it again. Throws OutOfMemory when it cannot be had; then nothing has changed. No-op when
-  // it is there.
+  // Reserves the memory again. Throws OutOfMemory and changes nothing if the device lacks it. No-op
+  // if the pool has its memory.
   void acquire_pool();
 
-  // For fork handlers: between the two, no other thread is inside.
+  // For fork handlers: between the two calls, no other thread is in a call of this object.
   void lock_for_fork() { mutex_.lock(); }
   void unlock_after_fork() { mutex_.unlock(); }
-  // In the child, where the device is out of reach: serves nothing more, and never touches the
-  // device again. Blocks that were inherited can still be freed.
+  // For the child of a fork, where the device is out of reach: serves no request and never uses the
+  // device again. The child can still free the blocks that it inherited.
   void abandon();
 
   // Throws Error unless the pools' invariants hold. For tests.
@@ -216,7 +216,8 @@ class PlannedAllocator {
   void collect_all_delayed();
   void drop_empty_pools();
   void update_reserved();
-  // The same after each request that the fallback serves or frees: cheap when it holds what it did.
+  // The same after each request that the fallback serves or frees. Cheap if its memory is
+  // unchanged.
   void update_fallback();
   std::string name() const { return std::string(device_.name()); }
 
@@ -230,7 +231,7 @@ class PlannedAllocator {
   std::atomic<bool> enabled_{false};
   bool abandoned_ = false;  // this is a forked child
   CachingPool fallback_;
-  Bytes counted_fallback_ = 0;  // what it held when update_reserved() last ran
+  Bytes counted_fallback_ = 0;  // its reserved bytes when update_reserved() last ran
   Pools pools_;
   std::optional<DelayedFrees> delayed_;  // on a device with streams
   Accounting accounting_;

@@ -1,11 +1,11 @@
-// Device memory that a plan lays out: one piece, or several behind each other's addresses.
+// Device memory that a plan lays out: one piece, or several with consecutive offsets.
 //
 //   offsets   0            wall  wall + alignment        size
 //             +------------+--+--+-----------------------+
 //   memory    | first piece   |  | a piece that was added |
 //             +---------------+  +------------------------+
 //
-// The layout has nothing at a wall, so nothing straddles two pieces (plan::Plan::walls).
+// No request gets the addresses of a wall, so no block straddles two pieces (plan::Plan::walls).
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ struct Pool {
     return piece ? piece->begin + (static_cast<const std::byte*>(p) - piece->memory)
                  : static_cast<const std::byte*>(p) - base;
   }
-  // The pieces of memory, if there is any.
+  // The pieces of memory; none if the memory is released.
   std::vector<Piece> pieces() const {
     std::vector<Piece> all;
     if (base) all.push_back({base, first_size, 0});
@@ -53,8 +53,8 @@ struct Pool {
     return {{offset, offset + space.round_up(block.size)}, block.stream, block.decision};
   }
 
-  // Lets the stream of the new block at `offset` use the block from now on. False when the stream
-  // could not be made to wait for earlier users; then the block is released again.
+  // Lets the stream of the new block at `offset` use the block from now on. Releases the block
+  // again and returns false if the stream cannot be made to wait for earlier users.
   bool hand_over(Offset offset, bool capturing) {
     if (!order) return true;
     const StaticPool::Block block = space.at(offset);
@@ -63,7 +63,7 @@ struct Pool {
     return false;
   }
 
-  // Ends the block at `p`; of size kNotLive when none begins there.
+  // Frees the block at `p`. The result has the size kNotLive if none begins there.
   StaticPool::Block release(const void* p, bool capturing) {
     const Offset offset = offset_of(p);
     const StaticPool::Block block = space.release(offset);
@@ -73,11 +73,11 @@ struct Pool {
     return block;
   }
 
-  std::byte* base;          // the first piece; null where there is no memory
+  std::byte* base;          // the first piece; null while there is no memory
   Bytes first_size;         // of the first piece
   std::vector<Piece> more;  // ascending by address in the pool
   StaticPool space;
-  std::optional<StreamOrder> order;  // where the plan's streams share addresses
+  std::optional<StreamOrder> order;  // only if the plan's streams share addresses
 
  private:
   std::byte* address_in_more(Offset offset) const {

@@ -10,8 +10,8 @@
 namespace stalloc::runtime {
 namespace {
 
-// Torch promises this alignment for every tensor in the host's memory, and its kernels rely on it.
-// On other devices torch gives kDefaultAlignment.
+// Torch guarantees this alignment for every tensor in the host's memory, and its kernels rely on
+// it. On other devices torch guarantees kDefaultAlignment.
 constexpr Bytes kHostAlignment = 64;
 
 }  // namespace
@@ -80,7 +80,7 @@ std::byte* Pools::try_reserve(Bytes size) {
 std::byte* Pools::reserve(Bytes size) {
   if (size == 0) return nullptr;
   std::byte* memory = try_reserve(size);
-  if (!memory) throw_no_room(size);
+  if (!memory) throw_out_of_memory(size);
   return memory;
 }
 
@@ -122,7 +122,7 @@ bool Pools::extend(const plan::Plan& layout) {
   return true;
 }
 
-void Pools::throw_no_room(Bytes pool) const {
+void Pools::throw_out_of_memory(Bytes pool) const {
   throw OutOfMemory("the plan's pool of " + format_bytes(pool) +
                     " cannot be reserved: the device (" + name() + ") has " +
                     format_bytes(device_.available()) +
@@ -135,7 +135,7 @@ void Pools::release() {
                 " tensors lie in it, of " + format_bytes(live_bytes()) +
                 "; delete them, or move them to the CPU, first");
   }
-  // Several pieces come back as one.
+  // One piece replaces several.
   const bool keeps = active_->more.empty();
   if (active_->base && !(keeps && device_.suspend(active_->base, active_->first_size))) {
     free_pool(*active_);
@@ -152,7 +152,7 @@ void Pools::acquire() {
   } else {
     const auto resume = [&] { return device_.resume(active_->base, active_->space.size()); };
     if (!resume() && !(fallback_.release_cached() > 0 && resume())) {
-      throw_no_room(active_->space.size());
+      throw_out_of_memory(active_->space.size());
     }
   }
   away_ = false;

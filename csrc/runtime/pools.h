@@ -31,8 +31,8 @@ namespace stalloc::runtime {
 
 class Pools {
  public:
-  // `fallback` gives back cached segments when the device has no room for a pool. `streams` and
-  // `table` are null on a device without streams. All outlive this.
+  // `fallback` returns cached segments if the device lacks the memory for a pool. `streams` and
+  // `table` are null on a device without streams. All outlive this object.
   Pools(device::DeviceMemory& device, CachingPool& fallback, device::DeviceStreams* streams,
         const StreamTable* table)
       : device_(device), fallback_(fallback), streams_(streams), table_(table) {}
@@ -44,40 +44,40 @@ class Pools {
   Pool* resident() const { return resident_.get(); }
   bool is_away() const { return away_; }
 
-  // Throws PlanError when the device cannot place a pool as `plan`'s alignment asks.
+  // Throws PlanError if the device cannot align a pool as `plan` requires.
   void check_alignment(const plan::Plan& plan) const;
 
-  // Reserves the pool of `plan` and, if asked, its resident region, and retires those before them.
-  // Throws OutOfMemory when either cannot be reserved; then nothing has changed.
+  // Reserves the pool of `plan` and, if asked, its resident region, and retires the previous ones.
+  // Throws OutOfMemory and changes nothing if either cannot be reserved.
   void enable(const plan::Plan& plan, bool with_resident);
 
   // Retires the active pool and the resident region.
   void disable();
   void retire_resident() { retire(std::move(resident_)); }
 
-  // Returns the memory of retired pools without a live block. False when there are none.
+  // Returns the memory of retired pools without a live block. False if there are none.
   bool drop_empty();
 
-  // Returns the active pool's memory to the device, and keeps its addresses where the device can.
-  // Throws Error when a block lies in the pool.
+  // Returns the active pool's memory to the device, and keeps its addresses if the device can.
+  // Throws Error if a block lies in the pool.
   void release();
-  // Takes the memory again. Throws OutOfMemory when it cannot be had; then nothing has changed.
+  // Reserves the memory again. Throws OutOfMemory and changes nothing if the device lacks it.
   void acquire();
 
-  // Lays the active pool out anew, in the memory there is; see StaticPool::relayout().
+  // Lays the active pool out anew, in the present memory; see StaticPool::relayout().
   void relayout(const plan::Plan& layout);
-  // Returns the memory of the active pool, in which nothing is live, and takes as much as `layout`
-  // needs. Where that cannot be had, takes what there was again, and goes on as before: false. If
-  // that is gone, too, the pool is away.
+  // Returns the memory of the active pool, in which nothing is live, and reserves as much as
+  // `layout` needs. If that fails, reserves the old size again and returns false. If that fails
+  // too, the pool is released.
   bool exchange(const plan::Plan& layout);
-  // Adds a piece of memory to the active pool for `layout`, whose last wall is at its end. False,
-  // and nothing has changed, where the memory cannot be had.
+  // Adds a piece of memory to the active pool for `layout`, whose last wall is at the pool's end.
+  // Changes nothing and returns false if the device lacks the memory.
   bool extend(const plan::Plan& layout);
 
   // After a fork the device is out of reach: no memory is returned from now on.
   void abandon();
 
-  // The pool that holds `p`; null when none does.
+  // The pool that holds `p`; null if none does.
   Pool* find(const void* p) const {
     return active_ && active_->contains(p) ? active_.get() : find_other(p);
   }
@@ -98,7 +98,7 @@ class Pools {
   };
   Held held() const;
 
-  // Live in the active pool, as asked for. O(n log n), for messages.
+  // The requested bytes that are live in the active pool. O(n log n), for messages.
   Bytes live_bytes() const;
   // The largest hole of the active pool. O(n).
   Bytes largest_hole() const { return active_ && !away_ ? active_->space.largest_hole() : 0; }
@@ -114,7 +114,7 @@ class Pools {
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
   void retire(std::unique_ptr<Pool> pool);
   void free_pool(Pool& pool) noexcept;
-  [[noreturn]] void throw_no_room(Bytes pool) const;
+  [[noreturn]] void throw_out_of_memory(Bytes pool) const;
   std::string name() const { return std::string(device_.name()); }
 
   device::DeviceMemory& device_;

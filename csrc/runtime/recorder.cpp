@@ -40,7 +40,7 @@ trace::Trace Recorder::finish() {
   for (auto& row : trace_.extents) row.values.resize(trace_.extent_names.size(), kNone);
   trace_.end = clock_;
   trace_.requests.reserve(records_.size());
-  // One by one, so that the records' chunks go as the trace comes.
+  // One record at a time: the records' chunks are freed while the trace grows.
   for (; !records_.empty(); records_.pop_front()) trace_.requests.push_back(records_.front());
   return std::exchange(trace_, trace::Trace{});
 }
@@ -145,8 +145,8 @@ void Recorder::end_iteration() {
 void Recorder::join_iterations() {
   const std::lock_guard lock(mutex_);
   if (!active() || iteration_ == 0) return;
-  // Microbatches and occurrences are counted on from one part to the next; a phase that one ended
-  // in goes on.
+  // The counts of microbatches and occurrences continue from one part to the next, and so does the
+  // phase in which a part ended.
   std::map<trace::PhaseKey, std::int32_t> before;
   std::map<trace::PhaseKey, std::int32_t> seen;
   std::int32_t microbatches_before = 0;
@@ -222,12 +222,12 @@ void Recorder::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t
   if (!active() || first >= last) return;
   auto& [begin, layers] = tagged_[thread_of_node(first)];
   if (layers.empty()) begin = first;
-  if (first < begin) {  // the first outer module, tagged after the first inner one
+  if (first < begin) {  // the first outer module gets its tag after the first inner one
     layers.insert(layers.begin(), begin - first, kNone);
     begin = first;
   }
   if (layers.size() < last - begin) layers.resize(last - begin, kNone);
-  // Inner modules are left, and so tagged, before outer ones, which get what is over.
+  // Inner modules end first and are tagged first; outer ones get the remaining nodes.
   for (std::uint64_t i = first - begin; i < last - begin; ++i) {
     if (layers[i] == kNone) layers[i] = layer;
   }

@@ -1,13 +1,13 @@
-// Writes down every allocation and free of a profiled run (section 4 of the paper).
+// Records every allocation and free of a profiled run (section 4 of the paper).
 //
 // A request costs one 64-byte record in a chunked array, plus an entry in a hash table while it
 // lives. The clock is the count of events, so recording is as deterministic as the run.
 //
-// Layers of backward requests are not known from module hooks, which only see forward. Instead each
-// stay in a module is tagged with the autograd sequence numbers its nodes got, and a request made
-// while a node runs belongs to the module that holds the node's number. The modules that a thread
-// is inside of come first; they are nobody else's: an accelerator's backward pass runs on a thread
-// of its own, perhaps while the thread that called it is still inside a module.
+// Module hooks see only the forward, so they do not tell the layers of backward requests. Instead
+// each call of a module is tagged with the autograd sequence numbers of its nodes: a request made
+// while a node runs belongs to the module with the node's number. Modules that the calling thread
+// is in take precedence. They belong to that thread only: an accelerator's backward pass runs on a
+// thread of its own, perhaps while the thread that called it is still inside a module.
 //
 // Thread-safe.
 #pragma once
@@ -31,52 +31,52 @@ namespace stalloc::runtime {
 
 class Recorder {
  public:
-  // Forgets whatever was recorded and begins, in an unnamed phase of iteration 0. The calling
-  // thread becomes the training thread.
+  // Drops any earlier recording and starts a new one, in an unnamed phase of iteration 0. The
+  // calling thread becomes the training thread.
   void start();
   bool active() const { return active_.load(std::memory_order_acquire); }
 
-  // Ends recording and hands over what there is; empty when nothing was started. Frees that come
-  // later are not seen: such requests have no end.
+  // Ends the recording and returns it; empty if none was started. A request that is freed later has
+  // no end.
   trace::Trace finish();
 
-  // Ends recording and drops what there is, which stays in memory until the next start(). For the
-  // child of a fork: it shares those pages with its parent, and must not copy them.
+  // Ends the recording and drops it; its memory stays until the next start(). For the child of a
+  // fork: it shares these pages with its parent and must not copy them.
   void abandon();
 
-  // `block` tells live blocks apart; an address will do. `size` > 0 bytes. `for_training`: see
-  // PlannedAllocator::allocate. What is for a stream without a number (kNone) is no plan's.
+  // `block` identifies the live block, for example by its address. `size` > 0 bytes.
+  // `for_training`: see PlannedAllocator::allocate. Requests on a stream without a number (kNone)
+  // are not planned.
   void on_allocate(const void* block, Bytes size, StreamId stream, bool for_training,
                    NodeSequence node);
-  // To be called before the memory can be handed out again. Unknown blocks are none of its
-  // business.
+  // Call it before the memory can serve another request. Ignores unknown blocks.
   void on_free(const void* block, NodeSequence node);
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
-  // The extents of a microbatch: those of the forward that is on if it has none yet, else of the
-  // next phase if that is a forward. `values` are as many as `names`; a trace has at most
-  // kMaxExtents names, and those beyond are left out.
+  // Sets the extents of a microbatch: of the current forward if it has none yet, else of the next
+  // phase if that is a forward. There is one value for each name. A trace has at most kMaxExtents
+  // names; further ones are left out.
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   static constexpr std::size_t kMaxExtents = 64;
 
   void enter_unplanned();
   void leave_unplanned();
   void end_iteration();
-  // The ends of iterations so far were a guess: these iterations are parts of the one that goes on.
+  // Merges all iterations so far into the current one: their ends were wrong guesses.
   void join_iterations();
 
-  // A number for a layer; its name is kept only while recording.
+  // Returns a number for a layer. Its name is kept only while recording.
   LayerIndex define_layer(const std::string& name, bool dynamic);
-  // The calling thread enters a layer that was defined while recording; leaves the one it entered
-  // last.
+  // The calling thread enters a layer that was defined while recording, or leaves the one that it
+  // entered last.
   void enter_layer(LayerIndex layer, bool recompute);
   void leave_layer();
-  // Nodes of one thread.
+  // Autograd nodes [first, last) of one thread belong to the layer.
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
 
   std::size_t requests() const;
   std::int32_t iterations() const;  // complete ones
-  // Bytes that the records take now. At most 100 bytes a request are promised.
+  // The bytes of the records now: at most 100 a request.
   std::size_t memory_bytes() const;
 
   void lock_for_fork() { mutex_.lock(); }
@@ -104,11 +104,11 @@ class Recorder {
   };
   std::unordered_map<std::uint64_t, TaggedNodes> tagged_;  // by thread_of_node()
   std::map<trace::PhaseKey, std::int32_t> seen_;           // occurrences in this iteration
-  std::vector<trace::PhaseKey>
-      interrupted_;  // phases that unplanned stretches suspend, outermost first
+  // Phases that unplanned stretches suspend, outermost first.
+  std::vector<trace::PhaseKey> interrupted_;
   std::unordered_map<std::string, std::size_t> extent_index_;  // into trace_.extent_names
   std::optional<std::vector<std::int64_t>> upcoming_extents_;  // of the next forward
-  bool wants_extents_ = false;  // the phase that is on is a forward without extents
+  bool wants_extents_ = false;  // the current phase is a forward without extents
   bool span_open_ = false;
   std::int32_t iteration_ = 0;
   Tick clock_ = 0;

@@ -29,7 +29,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
     return {allocate_planned(decision, size, stream)};
   }
   if (startup != kNone) return {allocate_startup(startup, size)};
-  // Beside the pool, which is to be exchanged when the batch's extents are told.
+  // Served outside the pool, which is exchanged once the batch's extents are reported.
   if (outgrows) return {};
   if (persistent) {
     ++counts_.persistent_requests;
@@ -37,7 +37,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   if (draining_ && group != kNone && lives_on(layouts_.current()[group])) return {};
   if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
-  // Before its first phase a run makes its model.
+  // Before its first phase a run makes its model, which is permanent.
   const bool is_setup = counts_.iterations == 0 && matcher().phase() == kNone &&
                         matcher().kind() == trace::PhaseKind::kOther;
   if (is_setup) return {};
@@ -49,8 +49,8 @@ PhaseIndex Serving::origin() {
   return phase == kNone ? Departures::kUnplanned : phase;
 }
 
-// True where new states or copies of weights may be made: by an optimizer that departs from the
-// plan, between the planned phases, and in a run that has not yet followed the plan.
+// True if new states or copies of weights are expected: from an optimizer that departs from the
+// plan, between the planned phases, and in a run that has not followed the plan yet.
 bool Serving::is_wary() {
   const Matcher& m = matcher();
   switch (m.kind()) {
@@ -175,7 +175,7 @@ bool Serving::join_pieces() {
   return true;
 }
 
-// The pools are laid out by `layout`.
+// Continues with `layout`, by which the pools have been laid out.
 void Serving::adopt(const plan::Plan* layout) {
   layouts_.use(layout);
   ++counts_.relayouts;
@@ -202,12 +202,12 @@ bool Serving::end_iteration() {
   return true;
 }
 
-// A block that has outlived a whole iteration tells that its kind stays. One that only waits for
-// streams is gone.
+// A block that outlives a whole iteration marks its kind as permanent. A block that only waits for
+// streams does not count.
 void Serving::learn_from_departed() {
   for (const StaticPool::Departed& d : pools_.active()->space.departed()) {
     const bool waits = delayed_ && delayed_->is_waiting(pools_.active()->address(d.offset));
-    if (d.iterations > 1 && !waits) departures_.note_stayed(d.origin, d.size);
+    if (d.iterations > 1 && !waits) departures_.record_stayed(d.origin, d.size);
   }
 }
 

@@ -1,15 +1,15 @@
 // Serves the requests of a run under one plan: follows the training loop through the plan's phases
-// and finds each request its place in the pool.
+// and finds the address of each request in the pool.
 //
-//   request --> in a planned phase? --matcher--> its decision's place
-//                  |                      |----> its dynamic group's region, or space beside it
-//                  |                      |----> its place in start-up
+//   request --> in a planned phase? --matcher--> its decision's addresses
+//                  |                      |----> its group's region, or the group's reusable space
+//                  |                      |----> its start-up request's addresses
 //                  v                      v
-//               idle pool space <---- no decision, or the place is taken
+//               idle pool space <---- no decision, or its addresses are taken
 //               (if Departures admits it)
 //
-// A request that none of these serves goes to the fallback, which the caller has. Made for a plan
-// when it is enabled. Not thread-safe: PlannedAllocator locks.
+// The caller's fallback serves all other requests. One object serves one enabled plan. Not
+// thread-safe: PlannedAllocator locks.
 #pragma once
 
 #include <cstdint>
@@ -35,57 +35,57 @@ class Serving {
  public:
   struct Scope {
     bool reuse = true;     // dynamic requests may lie in the pool
-    bool startup = false;  // the run is served from its very beginning
+    bool startup = false;  // the run is served from its beginning
   };
 
   // `plan` has passed check(). `delayed` is null on a device without streams. The others outlive
-  // this, and `pools` has the plan's pools active while requests are served.
+  // this object. The plan's pools are active in `pools` while requests are served.
   Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
           Statistics& counts);
 
   bool has_startup() const { return startup_.has_value(); }
-  // Requests of start-up that have a place; 0 once it has ended.
+  // The number of start-up requests with an address; 0 after start-up.
   std::int64_t placeable() const { return startup_ ? startup_->placeable() : 0; }
 
-  // The place of a request of `size` (> 0) bytes; `p` is null when the pool does not serve it.
-  // `tagged`: it comes from a module tagged as dynamic.
+  // Serves a request of `size` (> 0) bytes; `p` is null if the pool does not serve it. `tagged`:
+  // the request comes from a module tagged as dynamic.
   struct Place {
     void* p = nullptr;
     bool dynamic = false;
   };
   Place allocate(Bytes size, StreamId stream, bool tagged);
 
-  // The same for a request of a thread that does not train.
+  // The same for a request of any thread but the training thread.
   void* allocate_for_other_thread(Bytes size, StreamId stream) {
     return allocate_departed(size, stream, {Departures::kOtherThread}, /*wary=*/false);
   }
 
-  // A place in idle pool space, whatever the plan. For requests that nobody else can serve.
+  // Takes idle pool space regardless of the plan, for requests that no other allocator can serve.
   void* allocate_idle(Bytes size, StreamId stream) { return place_idle(size, stream, {}); }
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   // See PlannedAllocator.
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
-  // True if the phase that is on has extents that the layout does not cover.
+  // True if the layout does not cover the extents of the current phase.
   bool outgrows() const { return outgrows_ && !refused_; }
-  // Exchanges the layout for one that covers them, and the memory where it takes more. Where that
-  // cannot be had, all goes on as it is. Blocks that wait for streams have been collected.
+  // Exchanges the layout for one that covers them, and the memory if that layout needs more. If
+  // that fails, nothing changes. The caller has collected the blocks that wait for streams.
   void fit_layout();
   // See PlannedAllocator.
   void drain(bool departed) {
     draining_ = true;
     shuts_out_departed_ = departed;
   }
-  // Returns several pieces of memory for one, if nothing is live. True if it did.
+  // Exchanges several pieces of memory for one if no block is live. True if it did.
   bool join_pieces();
   void enter_unplanned() { ++unplanned_depth_; }
   void leave_unplanned() {
     if (unplanned_depth_ > 0) --unplanned_depth_;
   }
-  // Returns true if start-up ends with this iteration; the resident region is to be retired.
+  // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 
-  // Decisions served at their place in this iteration.
+  // The hits of this iteration.
   std::int64_t hits_now() const { return hits_; }
 
  private:
@@ -111,9 +111,9 @@ class Serving {
   Layouts layouts_;
   Microbatches microbatches_;
   bool outgrows_ = false;
-  bool refused_ = false;  // in this iteration there was no room for a larger layout
+  bool refused_ = false;  // in this iteration the memory for a larger layout was refused
   Matcher matcher_;
-  std::optional<StartupGuide> startup_;  // while the run is in it
+  std::optional<StartupGuide> startup_;  // during start-up
   Departures departures_;
   const bool reuse_;
   bool draining_ = false;

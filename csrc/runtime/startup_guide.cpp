@@ -77,7 +77,7 @@ bool StartupGuide::overstayed(Tick now, const StaticPool& pool, const StaticPool
     if (served_[i]) late_.push_back(i);
   }
   std::erase_if(late_, [&](plan::StartupIndex i) {
-    if (requests_[i].offset == kUnplaced) return true;  // exchanged
+    if (requests_[i].offset == kUnplaced) return true;  // the new layout has no address for it
     const auto [in_region, offset] = place_of(i);
     const StaticPool::Block block = (in_region ? region : pool).at(offset);
     return block.size == StaticPool::kNotLive || block.kind != StaticPool::Kind::kStartup;

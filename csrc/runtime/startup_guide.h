@@ -1,18 +1,18 @@
-// Follows a run through start-up: finds the start-up request of the plan that a request is, and its
-// place. Made with the plan, gone when the first iteration ends.
+// Follows a run through start-up: finds the plan's start-up request that a request corresponds to,
+// and its addresses. Exists from the enabling of the plan to the end of the first iteration.
 //
-// Permanent requests lie in the resident region, a pool of its own whose decisions are live
-// throughout. So it is checked, divided among streams and retired like any other, it goes back to
-// the device with its last block, and the plan's own pool can be given back without it.
+// Permanent requests lie in the resident region, a pool of its own whose decisions are live all the
+// time. Like any pool it is checked, divided among streams and retired; it goes back to the device
+// with its last block, and the plan's own pool can be released without it.
 //
 // Note [Overstayed]
-// Temporaries are told from permanent requests by position alone. Where weights and temporaries of
-// one size take turns, a request that the profile did not have shifts them by one, and every other
-// weight would be given a temporary's address, in the way of the plan for good. So when one of them
-// is still alive at the time it was to be gone, no other is served until it is.
+// Temporaries differ from permanent requests by position alone. If weights and temporaries of one
+// size alternate, one unexpected request shifts their positions, and weights would take
+// temporaries' addresses permanently. So if a temporary outlives its planned end, no further
+// temporary is served until it is freed.
 //
-// As everywhere, the pools check each address: nothing is handed out that is not idle. Cost: O(1)
-// a request but for their search. Not thread-safe.
+// As everywhere, the pools check each address: it is idle. Cost: O(1) a request, without the pools'
+// search. Not thread-safe.
 #pragma once
 
 #include <vector>
@@ -34,7 +34,7 @@ class StartupGuide {
 
   Matcher& matcher() { return matcher_; }
 
-  // The place of a request, if it has one.
+  // The address of a request, if it has one.
   struct Place {
     bool in_region = false;
     Offset offset = kUnplaced;  // in the region, or in the pool
@@ -44,7 +44,7 @@ class StartupGuide {
   // resident_region().
   Place place(plan::StartupIndex i, Bytes size, StaticPool& pool, StaticPool& region);
 
-  // Goes on with another layout of the plan. The resident region stays.
+  // Continues with another layout of the plan. The resident region stays.
   void relayout(const plan::Plan& plan) {
     requests_ = plan.startup;
     region_begin_ = plan.pool;
@@ -64,9 +64,9 @@ class StartupGuide {
   Offset region_begin_ = 0;
   IndexedVector<plan::StartupIndex, plan::DecisionIndex> resident_;  // decisions of the region
   std::vector<plan::StartupIndex> by_end_;  // temporaries, by the end of their lifetimes
-  std::size_t ended_ = 0;                   // of these, whose time is over
+  std::size_t ended_ = 0;                   // the number of these whose planned end has passed
   IndexedVector<plan::StartupIndex, bool> served_;
-  std::vector<plan::StartupIndex> late_;  // served, and alive when their time was over
+  std::vector<plan::StartupIndex> late_;  // served, and live after their planned end
   std::int64_t placeable_ = 0;
   std::int64_t absent_ = 0;
 };

@@ -18,11 +18,11 @@ StaticPool::StaticPool(const plan::Plan& plan)
       groups_(plan.groups.size()) {
   std::size_t n = decisions_.size();
   for (const plan::SlotClass& c : plan.slots) n += c.count;
-  slot_bits_ = std::bit_width(std::max<std::size_t>(2 * n, 2) - 1);
-  slots_.resize(std::size_t{1} << slot_bits_);
+  entry_bits_ = std::bit_width(std::max<std::size_t>(2 * n, 2) - 1);
+  entries_.resize(std::size_t{1} << entry_bits_);
 
-  // Frees come before allocations of the same tick: lifetimes are half-open. A wrap-around
-  // decision's free is the one of the turn before, at the start of this one.
+  // Frees come before allocations of the same tick: lifetimes are half-open. The free of a
+  // wrap-around decision belongs to the iteration before, at the start of this one.
   std::vector<std::tuple<Tick, bool, DecisionIndex>> ordered;  // (tick, is allocation, decision)
   ordered.reserve(2 * n);
   const auto add = [&](DecisionIndex i, const auto& d) {
@@ -36,8 +36,8 @@ StaticPool::StaticPool(const plan::Plan& plan)
   for (DecisionIndex i(0); i < planned_; ++i) {
     const plan::Decision& d = plan[i];
     add(i, d);
-    decisions_[i].slot = claim_slot(d.offset);
-    decisions_[i].slots = d.slots;
+    decisions_[i].entry = claim_entry(d.offset);
+    decisions_[i].slot_class = d.slots;
     decisions_[i].box = d.box;
     decisions_[i].stream = static_cast<ShortStreamId>(d.stream);
   }
@@ -80,15 +80,15 @@ StaticPool::StaticPool(const plan::Plan& plan)
 
 void StaticPool::add_slot_classes(const plan::Plan& plan) {
   for (const plan::SlotClass& c : plan.slots) {
-    SlotPlaces places;
-    places.whole = {c.offset, c.offset + c.size * c.count};
-    places.size = c.size;
-    places.stream = c.stream;
-    places.keys.resize(c.count);
-    places.requested.resize(c.count);
-    for (PlaceIndex i(c.count); i > PlaceIndex(0); --i) places.free.push_back(i - 1);
-    claim_slot_keys(places);
-    slot_classes_.push_back(std::move(places));
+    SlotClass slots;
+    slots.whole = {c.offset, c.offset + c.size * c.count};
+    slots.size = c.size;
+    slots.stream = c.stream;
+    slots.entries.resize(c.count);
+    slots.requested.resize(c.count);
+    for (SlotNumber i(c.count); i > SlotNumber(0); --i) slots.free.push_back(i - 1);
+    claim_entries(slots);
+    slot_classes_.push_back(std::move(slots));
   }
   IndexedVector<BoxIndex, std::size_t> members;
   for (const plan::Decision& d : plan.decisions) {
@@ -100,54 +100,55 @@ void StaticPool::add_slot_classes(const plan::Plan& plan) {
   for (const BoxIndex b : boxes_.indices()) boxes_[b].live.reserve(members[b]);
 }
 
-void StaticPool::claim_slot_keys(SlotPlaces& places) {
-  for (const PlaceIndex i : places.keys.indices()) {
-    places.keys[i] = claim_slot(places.begin_of(i));
+void StaticPool::claim_entries(SlotClass& slots) {
+  for (const SlotNumber i : slots.entries.indices()) {
+    slots.entries[i] = claim_entry(slots.begin_of(i));
   }
 }
 
-Offset StaticPool::take_slot(SlotPlaces& places, Bytes size, DecisionIndex d) {
-  if (places.free.empty() || size > places.size) return kUnplaced;
-  const PlaceIndex place = places.free.back();
-  places.free.pop_back();
-  places.requested[place] = size;
-  if (d != kNone) slots_[places.keys[place]].live = d;
+Offset StaticPool::take_slot(SlotClass& slots, Bytes size, DecisionIndex d) {
+  if (slots.free.empty() || size > slots.size) return kUnplaced;
+  const SlotNumber slot = slots.free.back();
+  slots.free.pop_back();
+  slots.requested[slot] = size;
+  if (d != kNone) entries_[slots.entries[slot]].live = d;
   ++live_;
-  return places.begin_of(place);
+  return slots.begin_of(slot);
 }
 
 Offset StaticPool::place_in_slots(SlotClassIndex c, Bytes size) {
-  SlotPlaces& places = slot_classes_[c];
-  const Offset offset = take_slot(places, size, kNone);
+  SlotClass& slots = slot_classes_[c];
+  const Offset offset = take_slot(slots, size, kNone);
   if (offset == kUnplaced) return kUnplaced;
-  foreign_[offset] = {.size = places.size,
+  foreign_[offset] = {.size = slots.size,
                       .requested = size,
                       .kind = Kind::kIdle,
-                      .slots = c,
-                      .stream = static_cast<ShortStreamId>(places.stream)};
+                      .slot_class = c,
+                      .stream = static_cast<ShortStreamId>(slots.stream)};
   return offset;
 }
 
 Offset StaticPool::place_in_box(DecisionIndex d, Bytes size) {
   const Placed& p = decisions_[d];
   Box& box = boxes_[p.box];
-  SlotPlaces& places = slot_classes_[p.slots];
-  const Range own = range_in_box(p);
+  SlotClass& slots = slot_classes_[p.slot_class];
+  const Offset from_slot = p.offset - slots.whole.begin;
+  const Range own{from_slot, from_slot + p.size};
   for (const Range& other : box.live) {
     if (other.begin < own.end && own.begin < other.end) return kUnplaced;
   }
   if (box.live.empty()) {
-    if (places.free.empty()) return kUnplaced;
-    box.place = places.free.back();
-    places.free.pop_back();
+    if (slots.free.empty()) return kUnplaced;
+    box.slot = slots.free.back();
+    slots.free.pop_back();
   }
   box.live.push_back(own);
-  const Offset offset = places.begin_of(box.place) + own.begin;
+  const Offset offset = slots.begin_of(box.slot) + own.begin;
   foreign_[offset] = {.size = p.size,
                       .requested = size,
                       .kind = Kind::kPlanned,
                       .decision = d,
-                      .slots = p.slots,
+                      .slot_class = p.slot_class,
                       .box = p.box,
                       .stream = p.stream};
   ++live_;
@@ -156,27 +157,27 @@ Offset StaticPool::place_in_box(DecisionIndex d, Bytes size) {
 
 void StaticPool::free_in_box(const Foreign& block, Offset offset) {
   Box& box = boxes_[block.box];
-  SlotPlaces& places = slot_classes_[block.slots];
-  const Offset begin = offset - places.begin_of(box.place);
+  SlotClass& slots = slot_classes_[block.slot_class];
+  const Offset begin = offset - slots.begin_of(box.slot);
   const auto at = std::ranges::find(box.live, begin, &Range::begin);
   *at = box.live.back();
   box.live.pop_back();
-  if (box.live.empty()) places.free.push_back(std::exchange(box.place, kNone));
+  if (box.live.empty()) slots.free.push_back(std::exchange(box.slot, kNone));
   --live_;
 }
 
 StaticPool::Block StaticPool::block_at(DecisionIndex d, Offset offset) const {
   Block block = block_of(d);
-  const SlotClassIndex c = decisions_[d].slots;
+  const SlotClassIndex c = decisions_[d].slot_class;
   if (c == kNone) return block;
-  const SlotPlaces& places = slot_classes_[c];
-  block.size = places.requested[places.place_at(offset)];
+  const SlotClass& slots = slot_classes_[c];
+  block.size = slots.requested[slots.slot_at(offset)];
   return block;
 }
 
 void StaticPool::free_slot(SlotClassIndex c, Offset offset) {
-  SlotPlaces& places = slot_classes_[c];
-  places.free.push_back(places.place_at(offset));
+  SlotClass& slots = slot_classes_[c];
+  slots.free.push_back(slots.slot_at(offset));
   --live_;
 }
 
@@ -191,17 +192,17 @@ Offset StaticPool::place(DecisionIndex d, Bytes size) {
   if (size > p.size) return kUnplaced;
   if (p.allocated_at >= clock_) {
     advance(p.allocated_at + 1);
-  } else if (p.slots == kNone && !is_current(p)) {
+  } else if (p.slot_class == kNone && !is_current(p)) {
     return kUnplaced;
   }
   if (p.box != kNone) return place_in_box(d, size);
-  if (p.slots != kNone) return take_slot(slot_classes_[p.slots], size, d);
-  // Not idle when last iteration's block of this decision is still there.
+  if (p.slot_class != kNone) return take_slot(slot_classes_[p.slot_class], size, d);
+  // Not idle if the block of the last iteration is still live.
   if (p.state != State::kIdle) return kUnplaced;
   if (!strays_.empty() && strays_.overlaps(range(p))) return kUnplaced;
   p.state = State::kRegular;
   p.requested = size;
-  slots_[p.slot].live = d;
+  entries_[p.entry].live = d;
   take_idle(range(p));
   ++live_;
   return p.offset;
@@ -241,7 +242,7 @@ void StaticPool::retreat(Position position) {
 }
 
 void StaticPool::begin_phase(PhaseIndex phase) {
-  idle_known_ = false;  // not to be followed for nothing
+  idle_known_ = false;  // not kept up to date until the next block needs it
   retreat(phase_begins_[phase]);
 }
 
@@ -249,7 +250,7 @@ void StaticPool::end_iteration() {
   advance(events_.end_index());
   clock_ = Position(0);
   ++iteration_;
-  idle_known_ = false;  // not to be followed for nothing
+  idle_known_ = false;
   searched_ = 0;
   passed_ = 0;
 }
@@ -271,20 +272,20 @@ void StaticPool::remove_stray(Range r) {
 }
 
 StaticPool::Block StaticPool::release(Offset offset) {
-  const SlotIndex slot = find_slot(offset);
-  const DecisionIndex d = slot == kNone ? kNone : slots_[slot].live;
+  const EntryIndex entry = find_entry(offset);
+  const DecisionIndex d = entry == kNone ? kNone : entries_[entry].live;
   if (d != kNone) {
     Placed& p = decisions_[d];
-    if (p.slots != kNone) {
+    if (p.slot_class != kNone) {
       const Block block = block_at(d, offset);
-      slots_[slot].live = kNone;
-      free_slot(p.slots, offset);
+      entries_[entry].live = kNone;
+      free_slot(p.slot_class, offset);
       return block;
     }
     const bool stray = p.state == State::kStray;
     if (stray) remove_stray(range(p));
     p.state = State::kIdle;
-    slots_[slot].live = kNone;
+    entries_[entry].live = kNone;
     return_idle(range(p));
     --live_;
     return block_of(d);
@@ -297,8 +298,8 @@ StaticPool::Block StaticPool::release(Offset offset) {
     free_in_box(block, offset);
     return block_of(block);
   }
-  if (block.slots != kNone) {
-    free_slot(block.slots, offset);
+  if (block.slot_class != kNone) {
+    free_slot(block.slot_class, offset);
     return block_of(block);
   }
   --live_;
@@ -315,8 +316,8 @@ StaticPool::Block StaticPool::release(Offset offset) {
 }
 
 StaticPool::Block StaticPool::at(Offset offset) const {
-  const SlotIndex slot = find_slot(offset);
-  const DecisionIndex d = slot == kNone ? kNone : slots_[slot].live;
+  const EntryIndex entry = find_entry(offset);
+  const DecisionIndex d = entry == kNone ? kNone : entries_[entry].live;
   if (d != kNone) return block_at(d, offset);
   const auto it = foreign_.find(offset);
   return it == foreign_.end() ? Block{} : block_of(it->second);
@@ -324,36 +325,36 @@ StaticPool::Block StaticPool::at(Offset offset) const {
 
 std::vector<Offset> StaticPool::live() const {
   std::vector<Offset> result;
-  for (const Slot& s : slots_) {
-    if (s.live != kNone) result.push_back(s.offset);
+  for (const Entry& e : entries_) {
+    if (e.live != kNone) result.push_back(e.offset);
   }
   for (const auto& [offset, block] : foreign_) result.push_back(offset);
   std::ranges::sort(result);
   return result;
 }
 
-StaticPool::SlotIndex StaticPool::hash(Offset offset) const {
-  // Fibonacci hashing: offsets are multiples of the alignment, so the low bits say nothing.
+StaticPool::EntryIndex StaticPool::hash(Offset offset) const {
+  // Fibonacci hashing: consecutive offsets spread over the table.
   const auto key = static_cast<std::uint64_t>(offset / alignment_);
-  return SlotIndex((key * 0x9E3779B97F4A7C15u) >> (64 - slot_bits_));
+  return EntryIndex((key * 0x9E3779B97F4A7C15u) >> (64 - entry_bits_));
 }
 
-StaticPool::SlotIndex StaticPool::next(SlotIndex slot) const {
-  return SlotIndex((slot + 1).position() & (slots_.size() - 1));
+StaticPool::EntryIndex StaticPool::next(EntryIndex entry) const {
+  return EntryIndex((entry + 1).position() & (entries_.size() - 1));
 }
 
-// Both searches end: at most half of the slots are claimed.
-StaticPool::SlotIndex StaticPool::find_slot(Offset offset) const {
-  for (SlotIndex i = hash(offset);; i = next(i)) {
-    if (slots_[i].offset == offset) return i;
-    if (slots_[i].offset == kUnplaced) return kNone;
+// Both searches end: at most half of the entries are claimed.
+StaticPool::EntryIndex StaticPool::find_entry(Offset offset) const {
+  for (EntryIndex i = hash(offset);; i = next(i)) {
+    if (entries_[i].offset == offset) return i;
+    if (entries_[i].offset == kUnplaced) return kNone;
   }
 }
 
-StaticPool::SlotIndex StaticPool::claim_slot(Offset offset) {
-  for (SlotIndex i = hash(offset);; i = next(i)) {
-    if (slots_[i].offset == kUnplaced) slots_[i].offset = offset;
-    if (slots_[i].offset == offset) return i;
+StaticPool::EntryIndex StaticPool::claim_entry(Offset offset) {
+  for (EntryIndex i = hash(offset);; i = next(i)) {
+    if (entries_[i].offset == kUnplaced) entries_[i].offset = offset;
+    if (entries_[i].offset == offset) return i;
   }
 }
 

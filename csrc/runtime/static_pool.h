@@ -1,4 +1,4 @@
-// The pool that a plan fills: hands out planned addresses, and proves each one idle without a
+// The pool of a plan: serves requests at planned addresses, and proves each address idle without a
 // search.
 //
 // Note [Why a planned address is safe]
@@ -7,17 +7,17 @@
 // of allocations and frees. Two kinds of blocks lie in the pool:
 //
 //   regular  a live decision that belongs to P(clock)
-//   stray    anything else: a decision that lives on past its planned free, and a block that the
-//            plan does not know, put into idle space
+//   stray    any other block: a decision that outlives its planned free, and a block that the plan
+//            does not know, put into idle space
 //
-// At every position of the clock, in whatever order the run visits them:
+// At every position of the clock, in any order of positions:
 //
 //   (1)  a live decision is regular if and only if it is in P(clock)
 //   (2)  no two live blocks overlap
 //
-// Before decision d is placed, the clock is at a position where d is in P(clock). So d cannot meet
-// a regular block, and only the strays need to be looked at; in a run that follows its plan there
-// are none. This needs (1) at one position only. It does not matter how the clock came there.
+// Before decision d is placed, the clock is at a position where d is in P(clock). So d cannot
+// overlap a regular block, and only the strays need a check; in a run that follows its plan there
+// are none. This needs (1) at this position only. The clock's path to it does not matter.
 //
 // The clock moves by single events, and each keeps (1). No block moves, so each keeps (2).
 //
@@ -25,57 +25,55 @@
 //   allocation of d        stray -> regular     regular -> stray
 //   planned free of d      regular -> stray     stray -> regular
 //
-// The clock moves forwards to the allocation of the decision to be placed, over whatever the run
-// leaves out. It moves back to the beginning of a phase that is repeated, or that comes later than
-// the plan has it. Decisions that are allocated after this beginning and are still live are strays
-// from then on, until the clock passes their allocation again. A block that is freed early causes
-// no transition. A decision that is requested after its whole lifetime has passed on the clock is
-// refused.
+// The clock moves forwards to the allocation of the decision to be placed, past all events that the
+// run omits. It moves back to the beginning of a phase that is repeated, or that comes later than
+// planned. Live decisions that are allocated after this beginning are strays from then on, until
+// the clock passes their allocation again. A block that is freed early causes no transition. The
+// pool refuses a decision whose whole lifetime has passed on the clock.
 //
 // Note [Dynamic requests in the pool]
-// A group's region is opened when the first request of the group turns up, and holds its blocks
-// wherever no stray lies in it. It is one of P(clock), and what is inside it nobody else's
-// business, until the clock passes its end: then it is closed, and blocks that are still in it are
-// strays from there on, each by itself. A region may serve a group that comes later, too: an
-// expert without a token in the first microbatch has its weight gradient made in a later one, and a
-// size that a region holds every time is put there if its place was left free. Beyond its region a
-// group may use the addresses that the plan leaves idle through its whole window: once the clock is
-// inside the window no regular block lies there, and none will before the window ends, so that only
-// strays have to be avoided. Anywhere else it might be in the way of a decision that lives long.
+// The first request of a group opens the group's region. The region holds the group's blocks in its
+// addresses without a stray. It is in P(clock) until the clock passes its end. Then it closes, and
+// each block left in it becomes a stray. A region may also serve a later group: an expert without a
+// token in the first microbatch gets its weight gradient in a later one, and a size that a region
+// holds in every iteration may lie there if it is missing in this one. Beyond its region a group
+// may use its reusable space, which the plan leaves idle through the group's whole window. Inside
+// the window no regular block lies there and none will come before the window ends, so a request
+// only has to avoid strays. Elsewhere it might displace a decision with a long lifetime.
 //
 // Note [Least in the way]
-// A block that the plan does not know goes where the plan needs the addresses last: never again in
-// this iteration, else not in this phase and the next, else not in this phase, else anywhere idle;
-// best fit among these. The pool keeps the idle ranges of each of these levels, from
-// the first such request of a phase until the next phase begins. The addresses that a phase needs
-// follow from the plan alone and are found once.
+// A block that the plan does not know goes to addresses that the plan needs as late as possible:
+// never again in this iteration, else not in this phase and the next, else not in this phase, else
+// any idle addresses; best fit among these. The pool keeps the idle ranges of each of these levels,
+// from the first such request of a phase until the next phase begins. The addresses that a phase
+// needs follow from the plan alone and are found once.
 //
 // A displaced decision, and a block of a group whose region is full, live as planned: until a known
-// event. Each allocation before this event takes its addresses from the idle ranges, until they
-// have no room left for the block; it goes to the last place that was left. So a displaced decision
-// displaces none if it need not.
+// event. Each allocation before this event removes its addresses from the idle ranges, until no
+// idle range holds the block; the block then goes to the last remaining range. So a displaced
+// decision displaces no other unless it must.
 //
 // Note [Slots]
-// The addresses of a class of slots are nobody else's at any moment, as the validator has shown,
-// and are never idle space. A free slot is told by its class's list alone, so that a request of the
-// class needs no clock and no strays: it gets a slot that no block is in, or none. Which slot it
-// gets does not matter, and that it is freed late costs a slot, not an address twice.
+// No other request ever has the addresses of a class of slots, as the validator has shown, and they
+// are never idle space. The class's list of free slots is the only record, so a request of the
+// class needs neither the clock nor the strays. It gets any free slot; the choice does not matter.
+// A late free costs one slot, never an overlap.
 //
-// A box (plan/boxes.h) takes a free slot with its first request and gives it back with its last.
-// Its requests lie at fixed offsets from the start of this slot. Each is checked against those that
-// are live in the box: there are few at a time.
+// A box (plan/boxes.h) takes a free slot with its first request and frees it with its last. Its
+// requests lie at fixed offsets from the start of this slot. Each is checked against the live ones
+// of the box, which are few.
 //
 // Note [Streams]
-// Idle addresses are divided among the streams for good: work of another stream would be ordered
-// after what was done there by nothing. Decisions and regions of different streams share none, as
-// the validator has shown; or the plan's streams are ordered, then those that several have are the
-// first's as far as idle space goes, and whoever places a block waits (StreamOrder). Of what is
-// left, addresses that only one stream's groups may reuse are that stream's, those that several may
-// go to the first, and the rest to the plan's first stream.
+// Idle addresses are divided among the streams permanently: nothing would order another stream's
+// work after the earlier work there. Decisions and regions of different streams share no address,
+// as the validator has shown. If the plan's streams are ordered, they may share addresses: then the
+// stream of the first decision there owns them as idle space, and a stream that gets a block waits
+// (StreamOrder). The remaining addresses go to the first stream whose groups may reuse them,
+// otherwise to the plan's first stream.
 //
 // The clock passes each event once an iteration, so all this costs O(1) amortised per request; a
-// stray costs O(log strays). Planned service allocates nothing after construction, but the strays'
-// array as it grows. Not thread-safe: PlannedAllocator locks.
+// stray costs O(log strays). Planned service allocates nothing after construction, except for the
+// strays' array when it grows. Not thread-safe: PlannedAllocator locks.
 #pragma once
 
 #include <algorithm>
@@ -106,105 +104,105 @@ class StaticPool {
   // The bytes that a block of `size` bytes occupies.
   Bytes round_up(Bytes size) const { return align_up(size, alignment_); }
 
-  // There are at most StreamTable::kStreams: a plan may name more, and none of these ever comes.
+  // Enough for StreamTable::kStreams: a plan may name more, but these make no requests.
   using ShortStreamId = std::int16_t;
 
-  // Names the way by which a block came to its place.
+  // The reason for a block's addresses.
   enum class Kind : std::uint8_t {
     kPlanned,     // at its decision's address
     kIdle,        // in idle space
-    kStartup,     // a temporary of start-up, at the address the plan has for it
+    kStartup,     // a temporary of start-up, at its planned address
     kRegion,      // dynamic: in a group's region
     kReused,      // dynamic: in space that the plan leaves idle through its group's window
     kIdleDynamic  // dynamic: in idle space
   };
   struct Block {                     // 16 bytes: returned in registers
-    Bytes size = kNotLive;           // as it was asked for
-    DecisionIndex decision = kNone;  // if it is one
+    Bytes size = kNotLive;           // as requested
+    DecisionIndex decision = kNone;  // kNone if it is no decision
     ShortStreamId stream = 0;
     Kind kind = Kind::kPlanned;
   };
   static constexpr Bytes kNotLive = -1;
 
   // Makes decision `d` live for a request of `size` (> 0) bytes and returns its offset; kUnplaced
-  // when the plan has less for it, an address of its is taken, or its time on the clock is over.
-  // Whatever the size, it has the whole planned range. A decision that takes a slot gets any free
-  // one of its class.
+  // if the request is larger than planned, if an address of the decision is taken, or if the clock
+  // has passed its lifetime. The decision occupies its whole planned range. A decision that takes a
+  // slot gets any free one of its class.
   Offset place(DecisionIndex d, Bytes size);
-  // The same for as many bytes as it had last, at first those that are planned.
+  // The same for the size of its last request, at first the planned size.
   Offset place(DecisionIndex d) { return place(d, decisions_[d].requested); }
 
-  // Goes on with another layout of the same plan, see plan::resize(), in `memory` >= its pool
-  // bytes. What is live stays where it is. Addresses may go from one stream to another: the caller
-  // has waited for the device where there are several. O(n log n). Throws Error for another plan's.
+  // Continues with another layout of the same plan, see plan::resize(), in `memory` >= its pool
+  // bytes. Live blocks do not move. Addresses may go from one stream to another: with several
+  // streams the caller has waited for the device. O(n log n). Throws Error for another plan's
+  // layout.
   void relayout(const plan::Plan& plan, Bytes memory);
 
   struct LiveDecision {
     DecisionIndex decision = kNone;
     Offset offset = 0;
-    Bytes size = 0;  // as asked
+    Bytes size = 0;  // as requested
   };
-  // The decisions that are live. O(n).
+  // The live decisions. O(n).
   std::vector<LiveDecision> live_decisions() const;
 
-  // A request that the plan has no place for.
+  // A request without addresses in the plan.
   struct Departure {
-    PhaseIndex origin = kNone;  // comes back from departed()
+    PhaseIndex origin = kNone;  // departed() returns it
     Kind kind = Kind::kIdle;
-    DecisionIndex lifetime = kNone;  // the decision or region as long as which the block lives
+    DecisionIndex lifetime = kNone;  // the decision or region with the block's lifetime
   };
 
-  // Puts a block of `size` (> 0) bytes where nothing is live and the addresses are `stream`'s, see
-  // Note [Least in the way]; outside open regions if there is room. O(log n + open regions), and
-  // O(n) where idle ranges are not known: they are not followed before the first call in an
-  // iteration. With a lifetime O(events in it x log n). kUnplaced when no idle range is as large,
-  // or when an iteration has looked for them too often.
+  // Puts a block of `size` (> 0) bytes into idle addresses of `stream`, see Note [Least in the
+  // way]; outside open regions if possible. O(log n + open regions), and O(n) if the idle ranges
+  // are not known: the first call in a phase finds them. With a lifetime O(events in it x log n).
+  // kUnplaced if no idle range is large enough, or if this iteration has searched the idle ranges
+  // too often.
   Offset place_idle(Bytes size, StreamId stream, Departure departure);
   Offset place_idle(Bytes size, StreamId stream) { return place_idle(size, stream, Departure()); }
 
   // The index of group `g`'s region as a decision.
   DecisionIndex region_of(GroupIndex g) const { return planned_ + g.number(); }
 
-  // Puts a block of `size` (> 0) bytes at `offset`, as place_idle() would have: false unless
-  // nothing is live there, the addresses are `stream`'s, and what is idle is not looked for too
-  // often.
+  // Puts a block of `size` (> 0) bytes at `offset`. False unless these are idle addresses of
+  // `stream`, or if this iteration has searched the idle ranges too often.
   bool place_at(Offset offset, Bytes size, StreamId stream);
 
-  // Puts a request of start-up, of `size` (> 0) bytes, into a free slot of class `c`; kUnplaced
-  // when there is none. O(1).
+  // Puts a start-up request of `size` (> 0) bytes into a free slot of class `c`; kUnplaced if there
+  // is none. O(1).
   Offset place_in_slots(SlotClassIndex c, Bytes size);
 
-  // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else where the group
-  // may go besides it, each by best fit; kUnplaced when none has room. O(log n + open regions), and
-  // O(strays) more when the region is opened or the group's other space looked for first.
+  // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else into the group's
+  // reusable space, each by best fit; kUnplaced if neither has the space. O(log n + open regions),
+  // and O(strays) more if the region opens or the reusable space is used for the first time.
   Offset place_dynamic(GroupIndex g, Bytes size);
 
-  // Ends the block that begins at `offset`; of size kNotLive when none does.
+  // Frees the block that begins at `offset`. The result has the size kNotLive if none does.
   Block release(Offset offset);
 
-  // The block that begins at `offset`; of size kNotLive when none does.
+  // The block that begins at `offset`; its size is kNotLive if none does.
   Block at(Offset offset) const;
 
   // The offsets of the live blocks, ascending. O(n log n).
   std::vector<Offset> live() const;
 
-  // The live blocks that place_idle() was given an origin of. O(blocks that are no decisions).
+  // The live blocks that place_idle() placed with an origin. O(blocks that are no decisions).
   struct Departed {
     Offset offset = 0;
-    Bytes size = 0;  // as asked for
+    Bytes size = 0;  // as requested
     PhaseIndex origin = kNone;
-    std::int32_t iterations = 0;  // that have ended since it was placed
+    std::int32_t iterations = 0;  // the number of iteration ends since it was placed
   };
   std::vector<Departed> departed() const;
 
-  // A phase of the plan begins. Moves the clock back to its beginning if the clock is past it: the
+  // Begins a phase of the plan. Moves the clock back to its beginning if the clock is past it: the
   // phase is repeated, or comes later than planned. O(events in between).
   void begin_phase(PhaseIndex phase);
 
-  // The clock turns over.
+  // Moves the clock to the end of the plan, then to its beginning.
   void end_iteration();
 
-  // The largest stretch with nothing live in it. O(n).
+  // The largest idle range. O(n).
   Bytes largest_hole() const;
   std::size_t live_blocks() const { return live_; }
   std::size_t strays() const { return strays_.count(); }
@@ -217,42 +215,42 @@ class StaticPool {
   enum class State : std::uint8_t { kIdle, kRegular, kStray };
 
   using BoxIndex = plan::BoxIndex;
-  struct Slot;
+  struct Entry;
   struct Event;
-  struct SlotPlaces;
-  using SlotIndex = Index<Slot>;
-  using Position = Index<Event>;         // in the plan's sequence of allocations and frees
-  using PlaceIndex = Index<SlotPlaces>;  // of a slot in its class
+  struct SlotClass;
+  using EntryIndex = Index<Entry>;
+  using Position = Index<Event>;        // in the plan's sequence of allocations and frees
+  using SlotNumber = Index<SlotClass>;  // of a slot in its class
 
-  struct Placed {  // what place() needs of a decision, together in one cache line
+  struct Placed {  // the data of a decision or region that place() needs, in one cache line
     Offset offset = 0;
     Bytes size = 0;       // rounded up
-    Bytes requested = 0;  // as asked
-    SlotIndex slot = kNone;
+    Bytes requested = 0;  // by its last request
+    EntryIndex entry = kNone;
     Position allocated_at = kNone;
     Position freed_at = kNone;
     State state = State::kIdle;
     ShortStreamId stream = 0;
-    SlotClassIndex slots = kNone;
+    SlotClassIndex slot_class = kNone;
     BoxIndex box = kNone;
   };
   // See Note [Slots].
-  struct SlotPlaces {
+  struct SlotClass {
     Range whole;
     Bytes size = 0;  // of each
     StreamId stream = 0;
-    std::vector<PlaceIndex> free;
-    IndexedVector<PlaceIndex, SlotIndex> keys;
-    IndexedVector<PlaceIndex, Bytes> requested;  // as asked
+    std::vector<SlotNumber> free;
+    IndexedVector<SlotNumber, EntryIndex> entries;
+    IndexedVector<SlotNumber, Bytes> requested;  // by the request in each slot
 
-    Offset begin_of(PlaceIndex place) const { return whole.begin + place.number() * size; }
-    PlaceIndex place_at(Offset offset) const { return PlaceIndex((offset - whole.begin) / size); }
+    Offset begin_of(SlotNumber slot) const { return whole.begin + slot.number() * size; }
+    SlotNumber slot_at(Offset offset) const { return SlotNumber((offset - whole.begin) / size); }
   };
   struct Box {
-    PlaceIndex place = kNone;  // in its class, while it is not empty
-    std::vector<Range> live;   // from the start of its slot
+    SlotNumber slot = kNone;  // its slot in the class, while it is not empty
+    std::vector<Range> live;  // from the start of its slot
   };
-  struct Slot {  // an offset at which some decision begins
+  struct Entry {  // an offset at which some decision begins
     Offset offset = kUnplaced;
     DecisionIndex live = kNone;  // the decision that is live there
   };
@@ -265,23 +263,23 @@ class StaticPool {
     Bytes size = 0;  // rounded up
     Bytes requested = 0;
     Kind kind = Kind::kIdle;
-    bool stray = false;              // else it is inside its group's open region
-    GroupIndex group = kNone;        // whose addresses it has, if any's
-    DecisionIndex decision = kNone;  // that it was before the layout was exchanged, or is in a box
-    SlotClassIndex slots = kNone;    // the class whose slot it has, if any's
-    BoxIndex box = kNone;            // the box in that slot, if in one
+    bool stray = false;                 // else it is inside its group's open region
+    GroupIndex group = kNone;           // the group that owns its addresses, if any
+    DecisionIndex decision = kNone;     // if it was one before a new layout, or is one in a box
+    SlotClassIndex slot_class = kNone;  // the class of its slot, if it has one
+    BoxIndex box = kNone;               // the box in that slot, if any
     PhaseIndex origin = kNone;
-    std::int32_t iteration = 0;  // in which it was placed
+    std::int32_t iteration = 0;  // the iteration in which it was placed
     ShortStreamId stream = 0;
   };
   struct Group {
     RangeSet reusable;  // idle in the plan through the window
     HoleSet idle;       // of the region, while it is open
     StreamId stream = 0;
-    Position passed_at = kNone;    // no more of its requests come after
-    std::vector<Bytes> recurring;  // sizes that it asks for every time, ascending
+    Position passed_at = kNone;    // the position after which it makes no request
+    std::vector<Bytes> recurring;  // sizes that it requests in every iteration, ascending
     bool passing = false;          // its window ends in the phase in which it begins
-    std::int32_t blocks = 0;       // in it
+    std::int32_t blocks = 0;       // in the region
     bool open = false;
   };
 
@@ -295,31 +293,26 @@ class StaticPool {
   void advance(Position position);
   void retreat(Position position);
   void add_slot_classes(const plan::Plan& plan);
-  Offset take_slot(SlotPlaces& places, Bytes size, DecisionIndex d);
+  Offset take_slot(SlotClass& slots, Bytes size, DecisionIndex d);
   Offset place_in_box(DecisionIndex d, Bytes size);
   void free_in_box(const Foreign& block, Offset offset);
-  // Where the range of decision `d` lies from the start of its box's slot.
-  Range range_in_box(const Placed& p) const {
-    const Offset begin = p.offset - slot_classes_[p.slots].whole.begin;
-    return {begin, begin + p.size};
-  }
-  void claim_slot_keys(SlotPlaces& places);
+  void claim_entries(SlotClass& slots);
   // The block of decision `d`, which is live at `offset`.
   Block block_at(DecisionIndex d, Offset offset) const;
   void free_slot(SlotClassIndex c, Offset offset);
   void check_slots(std::vector<Range>& taken) const;
   void check_box(const Foreign& block, Offset offset) const;
-  SlotIndex find_slot(Offset offset) const;
-  SlotIndex claim_slot(Offset offset);
-  SlotIndex hash(Offset offset) const;
-  SlotIndex next(SlotIndex slot) const;  // in the search for an offset
-  struct Home {                          // addresses of one stream
+  EntryIndex find_entry(Offset offset) const;
+  EntryIndex claim_entry(Offset offset);
+  EntryIndex hash(Offset offset) const;
+  EntryIndex next(EntryIndex entry) const;  // the next to probe in the search for an offset
+  struct Home {                             // addresses of one stream
     Offset begin = 0;
     std::size_t owner = 0;  // index into streams_
   };
   void divide(const plan::Plan& plan);
   void disown(DecisionIndex d);
-  // Calls visit(owner, range) for each part of `r` that is one owner's.
+  // Calls visit(owner, range) for each part of `r` with a single owner.
   void visit_homes(Range r, auto visit) const {
     auto home = std::prev(std::ranges::upper_bound(homes_, r.begin, {}, &Home::begin));
     while (r.begin < r.end) {
@@ -367,18 +360,18 @@ class StaticPool {
   DecisionIndex planned_;      // one past the last decision: the first group's region
   IndexedVector<DecisionIndex, Placed> decisions_;  // and regions
   IndexedVector<Position, Event> events_;
-  Position clock_{0};  // it has passed the events before this
+  Position clock_{0};  // the next event; those before it have passed
   IndexedVector<PhaseIndex, Position> phase_begins_;
-  IndexedVector<SlotIndex, Slot> slots_;  // open addressing, a power of two, at most half full
-  int slot_bits_ = 0;
+  IndexedVector<EntryIndex, Entry> entries_;  // open addressing, a power of two, at most half full
+  int entry_bits_ = 0;
   RangeSet strays_;
   std::vector<StreamId> streams_;  // of the plan, ascending
-  std::vector<Home> homes_;        // in order of address; each reaches to the next
+  std::vector<Home> homes_;        // in order of address; each ends at the beginning of the next
   struct Level {                   // see Note [Least in the way]
-    RangeSet needed;               // addresses that it leaves out
+    RangeSet needed;               // addresses that `idle` excludes
     std::vector<HoleSet> idle;     // by owner
   };
-  std::array<Level, 4> levels_;  // the last leaves out nothing; valid while idle_known_
+  std::array<Level, 4> levels_;  // the last excludes nothing; valid while idle_known_
   bool idle_known_ = false;
   struct Need {            // addresses of decisions and regions that are allocated
     RangeSet now;          // in a phase
@@ -387,21 +380,21 @@ class StaticPool {
   IndexedVector<PhaseIndex, Need> needs_;              // empty until a request departs
   IndexedVector<DecisionIndex, PhaseIndex> phase_of_;  // the phase that allocates it
   std::int32_t iteration_ = 0;
-  std::size_t searched_ = 0;  // slots, for what is idle, in this iteration
-  std::size_t passed_ = 0;    // events, for what is needed last, in this iteration
-  // Nodes are used again, so that dynamic requests allocate nothing in the long run.
+  std::size_t searched_ = 0;  // entries visited in this iteration to find the idle ranges
+  std::size_t passed_ = 0;    // events visited in this iteration by find_needed_last()
+  // Nodes are reused, so dynamic requests allocate nothing in the long run.
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
-  IndexedVector<SlotClassIndex, SlotPlaces> slot_classes_;
+  IndexedVector<SlotClassIndex, SlotClass> slot_classes_;
   IndexedVector<BoxIndex, Box> boxes_;
   IndexedVector<GroupIndex, Group> groups_;
-  std::vector<GroupIndex> open_;  // groups whose regions are
+  std::vector<GroupIndex> open_;  // groups with an open region
   RangeSet open_ranges_;          // these regions
-  struct Reuse {                  // what a group may use besides its region
+  struct Reuse {                  // the free part of a group's reusable space
     GroupIndex group = kNone;
-    HoleSet space;  // what is reusable, less the strays
+    HoleSet space;  // the reusable ranges without the strays
   };
-  std::array<Reuse, 4> reuse_;  // of those that were served last
+  std::array<Reuse, 4> reuse_;  // of the groups that were served last
   std::size_t oldest_reuse_ = 0;
   std::size_t live_ = 0;
 };

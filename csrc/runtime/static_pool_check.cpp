@@ -13,9 +13,9 @@ void StaticPool::check() const {
   std::vector<Range> taken = strays_.ranges();
   for (DecisionIndex i(0); i < planned_; ++i) {
     const Placed& p = decisions_[i];
-    if (p.slots != kNone) continue;
+    if (p.slot_class != kNone) continue;
     const bool live = p.state != State::kIdle;
-    if (live != (slots_[p.slot].live == i)) {
+    if (live != (entries_[p.entry].live == i)) {
       fail("decision " + to_string(i) + " and its slot disagree about being live");
     }
     if (p.state == State::kRegular) {
@@ -37,7 +37,7 @@ void StaticPool::check() const {
       taken.push_back({offset, offset + block.size});
       continue;
     }
-    if (block.slots != kNone) continue;
+    if (block.slot_class != kNone) continue;
     if (block.stray) {
       if (strays_.find(offset).size() != block.size)
         fail("a foreign block is not among the strays");
@@ -83,59 +83,59 @@ void StaticPool::check() const {
   }
 }
 
-// Checks that a block in a box lies where the box does.
+// Checks that a block of a box lies in the box's slot.
 void StaticPool::check_box(const Foreign& block, Offset offset) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
   const Box& box = boxes_[block.box];
-  const SlotPlaces& places = slot_classes_[block.slots];
-  if (box.place == kNone) fail("a block lies in a box that has no slot");
-  const Offset begin = offset - places.begin_of(box.place);
-  if (begin < 0 || begin + block.size > places.size) fail("a block lies outside its box's slot");
+  const SlotClass& slots = slot_classes_[block.slot_class];
+  if (box.slot == kNone) fail("a block lies in a box that has no slot");
+  const Offset begin = offset - slots.begin_of(box.slot);
+  if (begin < 0 || begin + block.size > slots.size) fail("a block lies outside its box's slot");
   if (std::ranges::find(box.live, Range{begin, begin + block.size}) == box.live.end()) {
     fail("a box does not know a block of its own");
   }
 }
 
-// Adds the live blocks in slots to `taken`, but for those in boxes.
+// Checks the slots, and adds their live blocks to `taken`, except those in boxes.
 void StaticPool::check_slots(std::vector<Range>& taken) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
   for (const SlotClassIndex c : slot_classes_.indices()) {
-    const SlotPlaces& places = slot_classes_[c];
-    IndexedVector<PlaceIndex, bool> is_free(places.keys.size());
-    for (const PlaceIndex place : places.free) {
-      if (is_free[place]) fail("a slot is free twice");
-      is_free[place] = true;
+    const SlotClass& slots = slot_classes_[c];
+    IndexedVector<SlotNumber, bool> is_free(slots.entries.size());
+    for (const SlotNumber slot : slots.free) {
+      if (is_free[slot]) fail("a slot is free twice");
+      is_free[slot] = true;
     }
-    IndexedVector<PlaceIndex, BoxIndex> box_in(places.keys.size());
+    IndexedVector<SlotNumber, BoxIndex> box_in(slots.entries.size());
     for (const Placed& p : decisions_) {
-      if (p.box == kNone || p.slots != c) continue;
+      if (p.box == kNone || p.slot_class != c) continue;
       const Box& box = boxes_[p.box];
-      if (box.live.empty() != (box.place == kNone)) fail("an empty box has a slot");
-      if (box.place == kNone) continue;
-      BoxIndex& known = box_in[box.place];
+      if (box.live.empty() != (box.slot == kNone)) fail("an empty box has a slot");
+      if (box.slot == kNone) continue;
+      BoxIndex& known = box_in[box.slot];
       if (known != kNone && known != p.box) fail("two boxes have one slot");
       known = p.box;
     }
-    for (const PlaceIndex i : places.keys.indices()) {
-      const Offset offset = places.begin_of(i);
-      const Slot& slot = slots_[places.keys[i]];
-      const auto guest = foreign_.find(offset);
-      const bool has_guest = guest != foreign_.end() && guest->second.box == kNone;
-      if (has_guest && guest->second.slots != c) {
+    for (const SlotNumber i : slots.entries.indices()) {
+      const Offset offset = slots.begin_of(i);
+      const Entry& entry = entries_[slots.entries[i]];
+      const auto stray = foreign_.find(offset);
+      const bool has_stray = stray != foreign_.end() && stray->second.box == kNone;
+      if (has_stray && stray->second.slot_class != c) {
         fail("a block that has no slot lies in one");
       }
-      if (slot.live != kNone && decisions_[slot.live].slots != c) {
+      if (entry.live != kNone && decisions_[entry.live].slot_class != c) {
         fail("a decision lies in a slot that is not of its class");
       }
-      const int users = (slot.live != kNone) + has_guest + (box_in[i] != kNone);
+      const int users = (entry.live != kNone) + has_stray + (box_in[i] != kNone);
       if (users > 1) fail("a slot has two users");
       if (is_free[i] == (users == 1)) fail("a slot and its block disagree");
-      if (!is_free[i] && box_in[i] == kNone) taken.push_back({offset, offset + places.size});
+      if (!is_free[i] && box_in[i] == kNone) taken.push_back({offset, offset + slots.size});
     }
   }
 }
 
-// `taken`: all live blocks, ascending. `blocks`: how many each group has in its region.
+// `taken`: all live blocks, ascending. `blocks`: the number of blocks in each group's region.
 void StaticPool::check_regions(const std::vector<Range>& taken,
                                const IndexedVector<GroupIndex, std::int32_t>& blocks) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };

@@ -23,7 +23,7 @@ Offset StaticPool::place_dynamic(GroupIndex g, Bytes size) {
     if (host == kNone) host = g;
     Offset offset = place_in_region(host, rounded);
     if (offset == kUnplaced) {
-      // A temporary may lie anywhere; any other needs room for about as long.
+      // A temporary may go to any region; other requests need one that stays open about as long.
       const std::int32_t least = group.passing ? 0 : remaining(region(g)) / 8 * 7;
       host = find_host(g, size, least, group.passing);
       if (host != kNone) offset = place_in_region(host, rounded);
@@ -35,22 +35,22 @@ Offset StaticPool::place_dynamic(GroupIndex g, Bytes size) {
   return kUnplaced;
 }
 
-// Moves the clock to where the group's region is one of P(clock); false when that is past.
+// Moves the clock until the group's region is in P(clock); false if the region's end has passed.
 bool StaticPool::enter_window(GroupIndex g) {
   const Placed& p = region(g);
   if (p.allocated_at >= clock_) advance(p.allocated_at + 1);
   return is_current(p);
 }
 
-// The number of events to the planned free of what is current.
+// The number of events until the planned free of the current decision or region.
 std::int32_t StaticPool::remaining(const Placed& p) const {
   const std::int32_t left = p.freed_at - clock_;
   return left >= 0 ? left : left + events_.end_index().number();
 }
 
-// Among groups without further requests, finds one with room in its region that stays open for
-// `least` more events. Unless `any_size`, one that mostly asks for this size: see Note [Dynamic
-// requests in the pool].
+// Finds another group without further requests, whose region has the space and stays open for
+// `least` more events. Unless `any_size`, the group requests this size in every iteration: see Note
+// [Dynamic requests in the pool].
 StaticPool::GroupIndex StaticPool::find_host(GroupIndex g, Bytes size, std::int32_t least,
                                              bool any_size) const {
   const StreamId stream = groups_[g].stream;

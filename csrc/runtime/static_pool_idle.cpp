@@ -1,4 +1,4 @@
-// The idle space of the pool: whose addresses it is, and the blocks outside the plan in it.
+// The idle space of the pool: its owners among the streams, and the blocks outside the plan in it.
 #include <algorithm>
 #include <iterator>
 
@@ -8,17 +8,17 @@
 namespace stalloc::runtime {
 namespace {
 
-// An iteration may pass so many slots when it searches the idle ranges: some 80 ms.
+// The number of entries that an iteration may visit to find the idle ranges: some 80 ms.
 constexpr std::size_t kMaxSearched = std::size_t{1} << 26;
 
-// An iteration may pass so many events when it searches what is needed last: some 30 ms.
+// The number of events that an iteration may visit in find_needed_last(): some 30 ms.
 constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
 
-// A decision that takes one part in so many of the pool finds no other place when it is displaced.
+// A decision of at least this part of the pool finds no other place when it is displaced.
 constexpr Bytes kLargeParts = 16;
 
-// Calls visit(range) for the parts of `r` that `set` does not have, ascending.
-void visit_gaps(const RangeSet& set, Range r, auto visit) {
+// Calls visit(range) for the parts of `r` outside of `set`, ascending.
+void visit_outside(const RangeSet& set, Range r, auto visit) {
   Offset at = r.begin;
   set.intersect(r, [&](Range common) {
     if (at < common.begin) visit(Range{at, common.begin});
@@ -30,20 +30,20 @@ void visit_gaps(const RangeSet& set, Range r, auto visit) {
 }  // namespace
 
 // Finds the idle ranges if they are not known. Returns the stream's index, or the number of streams
-// if it has no addresses here or the ranges were searched for too often.
+// if the stream owns no addresses here or the ranges were searched too often.
 std::size_t StaticPool::owner_of(StreamId stream) {
   const auto owner = std::ranges::find(streams_, stream);
   if (owner == streams_.end()) return streams_.size();
   if (!idle_known_) {
     if (searched_ > kMaxSearched) return streams_.size();
-    searched_ += slots_.size();
+    searched_ += entries_.size();
     find_levels();
     idle_known_ = true;
   }
   return static_cast<std::size_t>(owner - streams_.begin());
 }
 
-// Finds the addresses that each phase needs, and those that any phase from it on needs.
+// Finds the addresses that each phase needs, and those that it or a later phase needs.
 void StaticPool::find_needs() {
   const auto add = [](RangeSet& set, Range r) {
     set.remove(r);
@@ -64,7 +64,7 @@ void StaticPool::find_needs() {
 void StaticPool::find_levels() {
   if (needs_.size() < phase_begins_.size()) find_needs();
   for (Level& level : levels_) level.needed.clear();
-  // The clock is just past the allocation that it was moved to last.
+  // The clock has just passed the allocation that it was moved to last.
   const auto next = std::ranges::lower_bound(phase_begins_, std::max(clock_, Position(1)));
   const PhaseIndex current(std::max<std::ptrdiff_t>(0, next - phase_begins_.begin() - 1));
   if (current.points_into(needs_)) {
@@ -108,8 +108,8 @@ Offset StaticPool::find_least_in_the_way(Bytes size, std::size_t owner) const {
   return kUnplaced;
 }
 
-// Finds the place that stays idle longest if all goes as planned, up to the end of `lifetime`. None
-// if a larger decision needs it until then that would find no other place.
+// Finds the addresses that the plan leaves idle longest, up to the end of `lifetime`. kUnplaced if a
+// large decision needs them before: to displace it would cost more than a block beside the pool.
 Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner) {
   HoleSet idle = levels_.back().idle[owner];
   Offset found = idle.best_fit(size);
@@ -124,8 +124,8 @@ Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::siz
     if (needed.end <= found || found + size <= needed.begin) continue;
     const Offset other = idle.best_fit(size);
     if (other == kUnplaced) {
-      const bool moves = needed.size() <= std::max(size, size_ / kLargeParts);
-      return moves ? found : kUnplaced;
+      const bool may_move = needed.size() <= std::max(size, size_ / kLargeParts);
+      return may_move ? found : kUnplaced;
     }
     found = other;
   }
@@ -153,7 +153,7 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream, Departure departure) 
   return offset;
 }
 
-// The open region of the stream with the smallest idle range that has room.
+// The open region of the stream whose largest idle range is the smallest that holds `size`.
 StaticPool::GroupIndex StaticPool::find_open(Bytes size, StreamId stream) const {
   GroupIndex best = kNone;
   Bytes least = 0;
@@ -182,12 +182,13 @@ bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
   return true;
 }
 
-// Nothing is live in `r` any more. What lies in an open region is the region's.
+// Adds `r`, which has just become free, to the idle ranges. Addresses in an open region belong to
+// the region.
 void StaticPool::return_idle(Range r) {
   if (!idle_known_) return;
-  visit_gaps(open_ranges_, r, [this](Range outside) {
+  visit_outside(open_ranges_, r, [this](Range outside) {
     for (Level& level : levels_) {
-      visit_gaps(level.needed, outside, [&](Range gap) {
+      visit_outside(level.needed, outside, [&](Range gap) {
         visit_homes(gap,
                     [&](std::size_t owner, Range part) { level.idle[owner].insert_merged(part); });
       });
@@ -195,10 +196,10 @@ void StaticPool::return_idle(Range r) {
   });
 }
 
-// The region `r` is closed; the blocks that are still in it are strays.
+// Adds the closed region `r` to the idle ranges, except for the strays in it.
 void StaticPool::return_region(Range r) {
   if (!idle_known_) return;
-  visit_gaps(strays_, r, [this](Range gap) { return_idle(gap); });
+  visit_outside(strays_, r, [this](Range gap) { return_idle(gap); });
 }
 
 std::vector<StaticPool::Departed> StaticPool::departed() const {
@@ -261,16 +262,16 @@ void StaticPool::divide(const plan::Plan& plan) {
 
 std::vector<HoleSet> StaticPool::find_idle() const {
   std::vector<Range> taken = strays_.ranges();
-  for (const Slot& s : slots_) {
-    if (s.live == kNone) continue;
-    const Placed& p = decisions_[s.live];
+  for (const Entry& e : entries_) {
+    if (e.live == kNone) continue;
+    const Placed& p = decisions_[e.live];
     if (p.state == State::kRegular) taken.push_back(range(p));
   }
   for (const GroupIndex g : groups_.indices()) {
     if (groups_[g].open) taken.push_back(range(region(g)));
   }
   for (const Offset wall : walls_) taken.push_back({wall, wall + alignment_});
-  for (const SlotPlaces& places : slot_classes_) taken.push_back(places.whole);
+  for (const SlotClass& slots : slot_classes_) taken.push_back(slots.whole);
   std::sort(taken.begin(), taken.end(),
             [](const Range& a, const Range& b) { return a.begin < b.begin; });
   taken.push_back({size_, size_});

@@ -1,9 +1,9 @@
-// The exchange of a pool's layout for another of the same plan, with blocks live or not.
+// The exchange of a pool's layout for another of the same plan, with or without live blocks.
 //
 // Both layouts have the same decisions and the same events, so the clock stays where it is. No
-// block moves. A live decision that the new layout has at the same address, with room enough, goes
-// on as it is: it is in P(clock) of both. Any other live decision becomes a stray block that the
-// plan does not know, and the new layout's decisions are checked against it.
+// block moves. A live decision that has the same address and enough bytes in the new layout stays a
+// decision: it is in P(clock) of both. Any other live decision becomes a stray block that the plan
+// does not know, and the new layout's decisions are checked against it.
 #include <algorithm>
 
 #include "base/error.h"
@@ -11,13 +11,13 @@
 
 namespace stalloc::runtime {
 
-// Turns the live decision `d` into a block that the plan does not know.
+// Makes the live decision `d` a stray block that the plan does not know.
 void StaticPool::disown(DecisionIndex d) {
   Placed& p = decisions_[d];
   if (p.state == State::kStray) remove_stray(range(p));
   const Range block{p.offset, p.offset + round_up(p.requested)};
   p.state = State::kIdle;
-  slots_[p.slot].live = kNone;
+  entries_[p.entry].live = kNone;
   foreign_[p.offset] = {.size = block.size(),
                         .requested = p.requested,
                         .kind = Kind::kPlanned,
@@ -35,14 +35,15 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   bool same_slots = plan.slots.size() == slot_classes_.size();
   for (SlotClassIndex c(0); same_slots && c < slot_classes_.end_index(); ++c) {
     const plan::SlotClass& next = plan[c];
-    const SlotPlaces& places = slot_classes_[c];
-    same_slots = next.size == places.size && next.offset == places.whole.begin &&
-                 PlaceIndex(next.count) == places.keys.end_index();
+    const SlotClass& slots = slot_classes_[c];
+    same_slots = next.size == slots.size && next.offset == slots.whole.begin &&
+                 SlotNumber(next.count) == slots.entries.end_index();
   }
   for (DecisionIndex i(0); same_slots && i < planned_; ++i) {
     const plan::Decision& d = plan[i];
     const Placed& p = decisions_[i];
-    same_slots = d.slots == p.slots && d.box == p.box && (d.box == kNone || d.offset == p.offset);
+    same_slots =
+        d.slots == p.slot_class && d.box == p.box && (d.box == kNone || d.offset == p.offset);
   }
   if (!same_slots) throw Error("a layout with other slots");
   while (!open_.empty()) close_region(open_.back());
@@ -59,8 +60,8 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
       disown(d);
     }
   }
-  // A kept decision has the whole of its new range, in which no stray may lie. Each that goes may
-  // be in the range of another.
+  // A kept decision occupies its whole new range, in which no stray may lie. A decision that
+  // becomes a stray may lie in the range of another kept one.
   for (bool again = true; again;) {
     again = std::erase_if(kept, [&](DecisionIndex d) {
               const plan::Decision& next = plan[d];
@@ -72,13 +73,13 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
 
   size_ = memory;
   walls_ = plan.walls;
-  const IndexedVector<SlotIndex, Slot> before = slots_;
-  std::ranges::fill(slots_, Slot{});
-  for (SlotPlaces& places : slot_classes_) {
-    const IndexedVector<PlaceIndex, SlotIndex> keys = places.keys;
-    claim_slot_keys(places);
-    for (const PlaceIndex i : keys.indices()) {
-      slots_[places.keys[i]].live = before[keys[i]].live;
+  const IndexedVector<EntryIndex, Entry> before = entries_;
+  std::ranges::fill(entries_, Entry{});
+  for (SlotClass& slots : slot_classes_) {
+    const IndexedVector<SlotNumber, EntryIndex> entries = slots.entries;
+    claim_entries(slots);
+    for (const SlotNumber i : entries.indices()) {
+      entries_[slots.entries[i]].live = before[entries[i]].live;
     }
   }
   for (DecisionIndex i(0); i < planned_; ++i) {
@@ -87,10 +88,10 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
     p.offset = d.offset;
     p.size = round_up(d.size);
     if (p.state == State::kIdle) p.requested = d.size;
-    p.slot = claim_slot(d.offset);
+    p.entry = claim_entry(d.offset);
   }
   for (const DecisionIndex d : kept) {
-    slots_[decisions_[d].slot].live = d;
+    entries_[decisions_[d].entry].live = d;
   }
   for (const GroupIndex g : groups_.indices()) {
     const plan::DynamicGroup& group = plan[g];

@@ -17,26 +17,26 @@ struct Gauge {
   void reset_peak() { peak = current; }
 };
 
-// Counts are of requests since enable(); gauges are in bytes. Sizes are as asked for, except what
-// says "reserved".
+// Counts are of requests since enable(); gauges are in bytes. Sizes are those of the requests,
+// except in names with "reserved".
 struct Statistics {
   std::int64_t iterations = 0;        // completed
   std::int64_t planned = 0;           // decisions of one iteration
   std::int64_t hits = 0;              // decisions served at their planned address
-  std::int64_t misses = 0;            // decisions of completed iterations that were not; a repeated
+  std::int64_t misses = 0;            // decisions of completed iterations without a hit; a repeated
                                       // phase may make up for them
-  std::int64_t startup = 0;           // requests of start-up that the plan has a place for
-  std::int64_t startup_requests = 0;  // of these, served there
-  std::int64_t conflicts = 0;         // of requests matched to a decision whose place was taken
-  std::int64_t dynamic_requests = 0;  // of dynamic groups, wherever they were served
+  std::int64_t startup = 0;           // requests of start-up with an address in the plan
+  std::int64_t startup_requests = 0;  // of these, served at this address
+  std::int64_t conflicts = 0;  // of requests matched to a decision whose addresses were taken
+  std::int64_t dynamic_requests = 0;           // of dynamic groups, wherever they were served
   std::int64_t dynamic_region_requests = 0;    // served from their group's region
   std::int64_t dynamic_reused_requests = 0;    // served from idle space of the static plan
   std::int64_t dynamic_fallback_requests = 0;  // served by the fallback
-  std::int64_t idle_requests = 0;        // without a place in the plan: served from idle pool space
-  std::int64_t persistent_requests = 0;  // served by the fallback, as the plan has it
-  std::int64_t fallback_requests = 0;    // served by the fallback
-  std::int64_t relayouts = 0;            // exchanges of the layout for that of other extents
-  std::int64_t stream_waits = 0;  // of one stream for another, which an ordered plan asks for
+  std::int64_t idle_requests = 0;              // not in the plan: served from idle pool space
+  std::int64_t persistent_requests = 0;        // served by the fallback, as the plan has it
+  std::int64_t fallback_requests = 0;          // served by the fallback
+  std::int64_t relayouts = 0;                  // exchanges of the layout; for tests
+  std::int64_t stream_waits = 0;  // of one stream for another, which an ordered plan requires
   Gauge allocated;                // all live blocks: M_a
   Gauge reserved;                 // pool and fallback segments: M_r
   Bytes run_peak_allocated = 0;   // since enable(), whatever reset the gauges' peaks
@@ -56,7 +56,7 @@ struct Statistics {
     return hits + startup_requests + dynamic_region_requests + dynamic_reused_requests +
            idle_requests + fallback_requests;
   }
-  // Requests that were served where the plan has them.
+  // Requests that were served as planned.
   std::int64_t served_as_planned() const {
     return hits + startup_requests + dynamic_region_requests + dynamic_reused_requests +
            persistent_requests;

@@ -16,21 +16,21 @@ StreamOrder::StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams,
     return Range{layout.offsets[i],
                  layout.offsets[i] + align_up(problem.buffers[i].size, problem.alignment)};
   };
-  // Time is a circle: where two streams have an address, each of them waits for the other there.
+  // Time is circular: of two streams that share an address, each waits for the other.
   for (const auto& [buffer, after] : solve::find_waits(problem, layout)) {
     const Range mine = range(buffer);
     const Range before = range(after);
     const Range both{std::max(mine.begin, before.begin), std::min(mine.end, before.end)};
     shared_.remove(both);
     shared_.insert_merged(both);
-    const plan::DecisionIndex d(after);  // they are the first buffers
+    const plan::DecisionIndex d(after);  // decisions are the first buffers
     if (d.points_into(has_shared_)) awaited_.try_emplace(d);
   }
   for (const plan::DecisionIndex d : has_shared_.indices()) {
     has_shared_[d] = shared_.overlaps(range(d.position()));
   }
   for (const solve::Buffer& b : problem.buffers) {
-    if (b.stream < StreamTable::kStreams) ids_.push_back(b.stream);  // no other ever comes
+    if (b.stream < StreamTable::kStreams) ids_.push_back(b.stream);  // others make no requests
   }
   std::ranges::sort(ids_);
   ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
@@ -99,7 +99,7 @@ void StreamOrder::release(const Block& block, bool capturing) {
   last_.assign(block.range, {block.stream, block.decision, frees_});
   const auto awaited = awaited_.find(block.decision);
   if (awaited == awaited_.end() || capturing) return;
-  // Whoever waits for the events of an earlier turn has been told to.
+  // Streams that wait for an earlier iteration's events have received the wait already.
   recycle(awaited->second.events);
   record_all(awaited->second.events);
   awaited->second.number = frees_;

@@ -1,25 +1,24 @@
 // Orders the streams of a plan that lets addresses go from one stream to another
 // (Streams::kOrdered).
 //
-// Freed only means that the host has let go of a block: its stream may still be at work on it, and
-// so may others, for which it was to wait later. So it is remembered who was freed last at every
-// address that several streams have, and when a block of another stream gets the address, that
-// stream waits on the device for all that any stream had been given by the free. The host never
-// waits.
+// A free only means that the host no longer uses a block: its stream may still work on it, and so
+// may other streams, for which that stream waits later. So for each shared address the pool
+// remembers the last free. When another stream gets the address, it waits on the device for all
+// work submitted by that free, on any stream. The host never waits.
 //
-//   stream 0   [ a ] event                    what is given to them from here on is not waited for
+//   stream 0   [ a ] event                    later work on streams 0 and 1 is not waited for
 //   stream 1         event
-//   stream 2                 wait for both [ b, where a lay ]
+//   stream 2                 wait for both [ b, at the address of a ]
 //
-// The last user is known from what has happened, not from the plan: requests that are late, missing
-// or unknown to the plan change nothing. The plan tells which frees will be waited for if all goes
-// by it: with these, events are recorded. Where another is waited for, events are recorded when
-// they are needed: after more work than need be, never after less.
+// The last user is known from the run, not from the plan: requests that are late, missing or
+// unknown to the plan change nothing. The plan tells the frees that another stream waits for in a
+// run that follows it: these record events. Waits that the plan does not foresee record their event
+// late: they wait longer than necessary, never shorter.
 //
-// A stream that has waited waits for nothing that was freed earlier. During a capture no event is
+// A stream that has waited for a free never waits for an earlier one. During a capture no event is
 // recorded or waited for.
 //
-// Cost: for a decision whose addresses are one stream's, a look at its entry; for others O(log n)
+// Cost: one table look-up for a decision whose addresses belong to one stream; for others O(log n)
 // and a handful of calls of the device's library for each stream that the process has used. Not
 // thread-safe: PlannedAllocator locks.
 #pragma once
@@ -40,7 +39,7 @@ namespace stalloc::runtime {
 
 class StreamOrder {
  public:
-  // `plan` has passed check(). The others outlive this. O(n log n) for n decisions.
+  // `plan` has passed check(). The others outlive this object. O(n log n) for n decisions.
   StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams, const StreamTable& table);
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
@@ -52,11 +51,11 @@ class StreamOrder {
     plan::DecisionIndex decision = kNone;  // if it is one
   };
 
-  // True if `block`, on its way to a request, may be used by what its stream is given from now on:
-  // false when the stream could not be made to wait for those before it.
+  // Makes the stream of the new block `block` wait for the earlier users of its addresses. False if
+  // the stream cannot be made to wait.
   bool take(const Block& block, bool capturing);
 
-  // `block` is free: a stream that is given its addresses next waits for what all have been given.
+  // `block` is freed: the next stream that gets its addresses waits for all work submitted so far.
   void release(const Block& block, bool capturing);
 
   // The number of times that a stream was made to wait for another.
@@ -71,14 +70,14 @@ class StreamOrder {
     plan::DecisionIndex decision = kNone;
     std::int64_t number = 0;  // of the free
   };
-  using Events = std::vector<device::EventHandle>;  // by stream; null where none could be recorded
+  using Events = std::vector<device::EventHandle>;  // by stream; null if none could be recorded
   struct Awaited {                                  // a decision
     Events events;
     std::int64_t number = 0;  // of the free that they were recorded with
   };
 
   bool concerns(const Block& block) const;
-  void record_all(Events& events);  // which are none
+  void record_all(Events& events);  // `events` is empty
   void recycle(Events& events);
   bool wait_for_all(StreamId stream, const Events& events);
   std::int64_t& seen(StreamId stream);

@@ -1,10 +1,10 @@
 // Numbers for a device's streams, by first use, as plans name them: the default stream is 0. A
 // program that uses its streams in the same order numbers them alike in every run.
 //
-// Lookups take no lock and scan from the front: programs have a handful of streams, and those they
-// use most they use first. Thread-safe. Streams are never forgotten; past kStreams different ones,
-// further ones have no number, and their requests no plan. Nor has cudaStreamPerThread: that handle
-// is another stream on each thread.
+// Lookups take no lock and scan from the front: programs have a handful of streams, and they use
+// the most frequent ones first. Thread-safe. Streams are never forgotten. After kStreams different
+// ones, further streams have no number and their requests are not planned. The same holds for
+// cudaStreamPerThread, which is another stream on each thread.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ class StreamTable {
  public:
   static constexpr StreamId kStreams = 256;
 
-  // kNone when the table is full, or the handle is not of one stream.
+  // kNone if the table is full, or if the handle does not name a single stream.
   StreamId id_of(device::StreamHandle stream) {
     if (reinterpret_cast<std::uintptr_t>(stream) <= kPerThread) {
       return reinterpret_cast<std::uintptr_t>(stream) == kPerThread ? kNone : 0;
@@ -39,7 +39,7 @@ class StreamTable {
   }
 
  private:
-  // cudaStreamPerThread; 1, cudaStreamLegacy, is the default stream by another name.
+  // Reserved handles: cudaStreamPerThread is 2; cudaStreamLegacy, 1, is the default stream.
   static constexpr std::uintptr_t kPerThread = 2;
 
   StreamId find(device::StreamHandle stream, StreamId count) const {

@@ -1,4 +1,4 @@
-// Small numbers for threads, and which of them trains.
+// Small numbers for threads, and the thread that trains.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ inline ThreadOrdinal this_thread_ordinal() {
 }
 
 // The autograd node that runs on a thread, if any. Every thread numbers the nodes that it makes by
-// itself (a backward thread too, when it recomputes), so the maker's number goes before the node's.
+// itself (a backward thread too, when it recomputes), so the thread's number precedes the node's.
 using NodeSequence = std::optional<std::uint64_t>;
 constexpr int kSequenceBits = 48;
 constexpr std::uint64_t node_of_thread(std::uint64_t thread, std::uint64_t sequence) {
@@ -25,9 +25,9 @@ constexpr std::uint64_t node_of_thread(std::uint64_t thread, std::uint64_t seque
 }
 constexpr std::uint64_t thread_of_node(std::uint64_t node) { return node >> kSequenceBits; }
 
-// Tells the training thread's requests, whose order repeats, from those of threads that come and
-// go as they like (data loading, communication). Autograd's worker threads act for the training
-// thread while they run its graph: the caller says when. Thread-safe.
+// Distinguishes the training thread, whose requests repeat in order, from threads without a fixed
+// order (data loading, communication). Autograd's worker threads act for the training thread while
+// they run its graph: the caller reports this. Thread-safe.
 class TrainingThread {
  public:
   void set_to_this_thread() { ordinal_.store(this_thread_ordinal(), std::memory_order_relaxed); }

@@ -93,16 +93,16 @@ void read_gaps(std::string_view field, std::size_t line, Problem& problem) {
       fail(line, quoted + " is not within the lifetime");
     }
     if (lower < reached) fail(line, quoted + " overlaps the one before it, or is out of order");
-    problem.gaps.push_back({static_cast<std::int32_t>(problem.buffers.size() - 1), lower, upper});
+    problem.idle.push_back({static_cast<std::int32_t>(problem.buffers.size() - 1), lower, upper});
     reached = upper;
   }
 }
 
 // Writes gaps as read_gaps() reads them, and moves `gap` to the first of the next buffer.
 std::string gaps_of(const Problem& problem, std::size_t buffer,
-                    std::vector<Gap>::const_iterator& gap) {
+                    std::vector<IdleInterval>::const_iterator& gap) {
   std::string text;
-  for (; gap != problem.gaps.end() && static_cast<std::size_t>(gap->buffer) == buffer; ++gap) {
+  for (; gap != problem.idle.end() && static_cast<std::size_t>(gap->buffer) == buffer; ++gap) {
     if (!text.empty()) text += ' ';
     text += std::to_string(gap->lower);
     text += '-';
@@ -163,10 +163,10 @@ CsvProblem read_csv(std::string_view text) {
 
 std::string write_csv(const std::vector<std::string>& ids, const Problem& problem,
                       const Layout& layout) {
-  const bool has_gaps = !problem.gaps.empty();
+  const bool has_gaps = !problem.idle.empty();
   std::string text =
       has_gaps ? "id,lower,upper,size,gaps,offset\n" : "id,lower,upper,size,offset\n";
-  auto gap = problem.gaps.begin();
+  auto gap = problem.idle.begin();
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const Buffer& b = problem.buffers[i];
     text += ids[i];

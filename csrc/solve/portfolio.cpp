@@ -38,9 +38,9 @@ std::vector<Stream> split_by_stream(const Problem& problem) {
       place[stream.buffers[k]] = static_cast<std::int32_t>(k);
     }
   }
-  for (const Gap& gap : problem.gaps) {
-    streams[problem.buffers[gap.buffer].stream].problem.gaps.push_back(
-        {place[gap.buffer], gap.lower, gap.upper});
+  for (const IdleInterval& interval : problem.idle) {
+    streams[problem.buffers[interval.buffer].stream].problem.idle.push_back(
+        {place[interval.buffer], interval.lower, interval.upper});
   }
   std::vector<Stream> result;
   for (auto& [id, stream] : streams) {
@@ -58,13 +58,14 @@ void check_fixed(const Problem& problem) {
   fixed.alignment = problem.alignment;
   fixed.streams = problem.streams;
   Layout layout;
-  auto gap = problem.gaps.begin();
+  auto interval = problem.idle.begin();
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     const Buffer& b = problem.buffers[i];
-    for (; gap != problem.gaps.end() && static_cast<std::size_t>(gap->buffer) == i; ++gap) {
+    for (; interval != problem.idle.end() && static_cast<std::size_t>(interval->buffer) == i;
+         ++interval) {
       if (b.fixed == kUnplaced) continue;
-      fixed.gaps.push_back(
-          {static_cast<std::int32_t>(fixed.buffers.size()), gap->lower, gap->upper});
+      fixed.idle.push_back(
+          {static_cast<std::int32_t>(fixed.buffers.size()), interval->lower, interval->upper});
     }
     if (b.fixed == kUnplaced) continue;
     fixed.buffers.push_back(b);

@@ -55,7 +55,7 @@ class Solver {
       const Planner& only = planner(options_.algorithm);
       return {only.plan(problem, budget), std::string(only.name()), load_bound(problem)};
     }
-    if (!problem.gaps.empty()) {
+    if (!problem.idle.empty()) {
       budget.target = std::max(budget.target, problem.capacity);
       Minimum minimum = plan_gaps(problem, warm, budget);
       return {std::move(minimum.layout), "gaps", minimum.bound};

@@ -2,8 +2,8 @@
 //
 // FNV-1a with 128 bits over the columns of the requests, phases and iterations, each number as
 // eight little-endian bytes; documented in docs/formats.md so that other tools can compute it.
-// Names of layers and the free text in `info` do not count, because they do not change a plan. Not
-// proof against forgery.
+// Names of layers and the free text in `info` do not count, because they do not change a plan. A
+// fingerprint does not resist forgery.
 #pragma once
 
 #include <string>

@@ -8,7 +8,7 @@
 
 namespace stalloc::verify {
 
-// The slots of one class: `count` places of `size` bytes, side by side from `offset`.
+// The slots of one class: `count` slots of `size` bytes, side by side from `offset`.
 struct SlotRange {
   Bytes size = 0;
   Offset offset = 0;

@@ -77,11 +77,12 @@ void check_time(const solve::Problem& problem, const solve::Layout& layout,
     if (lower < std::min(upper, end)) live(lower, std::min(upper, end), i);
     if (upper > end) live(std::max(lower, end) - end, upper - end, i);
   };
-  std::multimap<Index, const solve::Gap*> gaps;
-  for (const solve::Gap& gap : problem.gaps) gaps.emplace(gap.buffer, &gap);
+  std::multimap<Index, const solve::IdleInterval*> intervals;
+  for (const solve::IdleInterval& interval : problem.idle)
+    intervals.emplace(interval.buffer, &interval);
   for (const Index i : indices) {
     Tick reached = problem.buffers[i].lower;
-    const auto [first, last] = gaps.equal_range(i);
+    const auto [first, last] = intervals.equal_range(i);
     for (auto it = first; it != last; ++it) {
       if (reached < it->second->lower) active(reached, it->second->lower, i);
       reached = it->second->upper;
@@ -145,7 +146,8 @@ void validate(const solve::Problem& problem, const solve::Layout& layout) {
   for (Index i = 0; i < active.size(); ++i) {
     active[i] = problem.buffers[i].upper - problem.buffers[i].lower;
   }
-  for (const solve::Gap& gap : problem.gaps) active[gap.buffer] -= gap.upper - gap.lower;
+  for (const solve::IdleInterval& interval : problem.idle)
+    active[interval.buffer] -= interval.upper - interval.lower;
   std::vector<Index> indices;
   for (Index i = 0; i < problem.buffers.size(); ++i) {
     if (problem.buffers[i].size > 0 && active[i] > 0) indices.push_back(i);

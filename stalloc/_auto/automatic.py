@@ -1,8 +1,8 @@
-"""The result of `stalloc.auto`: it hears of the training loop, and begins and ends the stages.
+"""The result of `stalloc.auto`: it follows the training loop, and begins and ends the stages.
 
 An iteration ends at the first training forward after the optimizer's step, or after
-`stalloc.step()`, or without any optimizer at the first one after a backward pass. Hooks of its own
-tell that.
+`stalloc.step()`. Without any optimizer it ends at the first forward after a backward pass. Hooks of
+its own report this.
 
 An error ends it with a warning, and training goes on under torch. In a forked child it does
 nothing.
@@ -48,7 +48,7 @@ class Auto:
         self._worker: int | None = None  # the thread that makes a call
         self._ends = IterationEnds()
         self._begun = False  # a training forward was seen
-        self._awaits_step: bool | None = None  # there is an optimizer; None: not known
+        self._awaits_step: bool | None = None  # there is an optimizer; None: unknown
         self._cycle: Cycle | None = None
         self._hooks = TrainingHooks(
             self._ends,

@@ -1,16 +1,16 @@
-"""The cache of plans: what one run has planned, the next one is served from.
+"""The cache of plans: the plans of one run serve the next one.
 
 A plan is one file, in stalloc's own format. Its name has a hash of the program and one of the
 inputs. The file's `info` has the program itself and the figures of the proposal:
 
     <folder>/5d41402abc4b2a76-b9719d91.plan.json
 
-A file is written as a whole or not at all, under its name only when it is complete, so any number
-of ranks and jobs may share the folder: whoever writes last wins. A plan is validated when it is
-loaded, as always. Whatever else goes wrong is told and costs the plan only.
+A file gets its name only when it is complete, so any number of ranks and jobs may share the folder:
+the last writer wins. A plan is validated when it is loaded, as always. Any other error is reported
+and costs the plan only.
 
-Where the files exceed a size in all, those that were not used for longest are deleted. Nothing is
-deleted but files of such a name.
+If all files together exceed a size, the least recently used ones are deleted. Only files with such
+a name are deleted.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class PlanCache:
     """The plans in a folder.
 
     Args:
-        folder: It need not exist.
-        most_bytes: Of all files together.
+        folder: The folder, which need not exist.
+        most_bytes: The limit for all files together.
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:

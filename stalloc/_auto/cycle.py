@@ -8,10 +8,10 @@
 
 A plan of an earlier run leads from RECORDING to SERVING at once.
 
-Everything happens where an iteration begins; `stalloc.step()` tells its end, too. A plan goes out
-of force where its pool is empty: so at no moment are there two pools, or a pool beside the memory
-that it replaces. The pool of a plan that serves whole iterations is drained first: during one
-iteration, the fallback serves what lives on.
+Every change happens at the beginning of an iteration, or at its end if `stalloc.step()` reports
+that. A plan goes out of force only when its pool is empty. So two pools, or a pool and the memory
+that it replaces, never exist together. The pool of a plan that serves whole iterations is drained
+first: during one iteration, the fallback serves the requests that outlive it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from stalloc._auto.cache import PlanCache
 from stalloc._auto.drift import Drift
 from stalloc._auto.forward import Forward
 from stalloc._auto.journal import Journal
+from stalloc._auto.memory import DeviceMemory, described
 from stalloc._auto.program import Program, running_program
 from stalloc._auto.proposal import Proposal
 from stalloc._auto.recording import Keep, Recording
-from stalloc._auto.room import Room, described
 from stalloc._auto.service import Service
 from stalloc._auto.settings import AutoOptions
 from stalloc._auto.status import Stage
 from stalloc._fit import input_mismatch, model_mismatch, names
 from stalloc.errors import OutOfMemory, StallocWarning
 
-_TRIES = 8  # iterations to wait for a moment in which the plan fits
+_TRIES = 8  # iterations to wait until the plan fits
 _PATIENCE = 3  # iterations of drift; doubled with each exchange
 _MOST_PATIENCE = 96
 
 
 class _Departure(NamedTuple):
-    """Why a plan goes out of force, and if iterations are recorded again."""
+    """The reason why a plan goes out of force; True if iterations are recorded again."""
 
     reason: str
     records: bool
@@ -54,12 +54,12 @@ class Cycle:
     """The stages on one device, from the first recording on.
 
     Args:
-        model: The root; None to find it.
+        model: The root module; None: the first module that is called.
         device: The device.
-        adapter: Its adapter.
-        options: The user's.
-        journal: Told what happens.
-        cache: Plans of earlier runs; None for none.
+        adapter: The device's adapter.
+        options: The user's options.
+        journal: Gets a record of each event.
+        cache: The plans of earlier runs; None: no cache.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Cycle:
         self._options = options
         self._journal = journal
         self._cache = cache
-        self._room = Room(adapter)
+        self._memory = DeviceMemory(adapter)
         self._budget = Budget(options.exchanges)
         self._patience = _PATIENCE
         self._why = "first plan"
@@ -95,7 +95,7 @@ class Cycle:
 
     def iteration_begins(self, forward: Forward) -> None:
         """Takes the next step, if it is time for one."""
-        self._room.note()
+        self._memory.record_peak()
         if self.stage is Stage.SERVING:
             self._follow(forward)
         elif self.stage is Stage.RESTING:
@@ -114,7 +114,7 @@ class Cycle:
         self._depart(None)
 
     def count_requests(self) -> None:
-        """Tells the journal what was requested under a plan since the last time."""
+        """Gives the journal the requests under a plan since the last call."""
         if self._service is not None and self._service.enabled:
             self._journal.count_requests(*self._service.new_requests())
 
@@ -144,7 +144,7 @@ class Cycle:
         if not recording.complete:
             return
         self._recording = None
-        self._work = recording.solve(self._room.peak, self._keeper(forward))
+        self._work = recording.solve(self._memory.peak, self._keeper(forward))
         self._inputs = recording.inputs
         self.stage = Stage.PLANNING
 
@@ -188,7 +188,7 @@ class Cycle:
         if proposal is None:
             return
         first = all(p.grad is None for p in forward.module.parameters())
-        if self._room.shortage(proposal, first=first) is not None:
+        if self._memory.shortage(proposal, first=first) is not None:
             return
         self._inputs = names(proposal.plan, "inputs")
         self._recording.stop()
@@ -231,7 +231,7 @@ class Cycle:
         """Puts the best plan that fits in force. Returns the problem if none does."""
         problem = None
         for proposal in self._proposals:
-            problem = self._room.shortage(proposal, first=False)
+            problem = self._memory.shortage(proposal, first=False)
             if problem is not None:
                 continue
             try:
@@ -243,7 +243,7 @@ class Cycle:
         return problem
 
     def _serve(self, proposal: Proposal, forward: Forward, *, kept: bool) -> None:
-        tolerated = self._room.tolerated(proposal, self._options.tolerance)
+        tolerated = self._memory.tolerated(proposal, self._options.tolerance)
         drift = Drift(proposal.beside, tolerated, self._patience)
         self._service = Service(self._adapter, proposal, forward, drift, kept=kept)
         self.stage = Stage.SERVING

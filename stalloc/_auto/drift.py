@@ -1,4 +1,4 @@
-"""Tells when a plan no longer fits: it looks at the bytes that requests take beside the pool.
+"""Detects that a plan no longer fits, from the bytes of requests outside the pool.
 
 A departure that fits into idle pool space costs nothing, and a single unusual iteration, such as
 one with an evaluation, costs memory only for a while. So a plan is outgrown once several iterations

@@ -1,4 +1,4 @@
-"""A sink that hears of the ends of iterations, and of nothing else."""
+"""A sink that uses the ends of iterations only."""
 
 from __future__ import annotations
 

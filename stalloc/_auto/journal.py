@@ -1,4 +1,4 @@
-"""Keeps what happened, and tells it: one line on stderr, by rank 0, and in the log of each rank."""
+"""Records the events and prints them: one line on stderr by rank 0, and in each rank's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stalloc.ranks import rank
 _UNPLANNED = {
     Stage.RECORDING: "it ended while iterations were being recorded",
     Stage.PLANNING: "it ended before the plan was solved",
-    Stage.WAITING: "it ended before the plan had room",
+    Stage.WAITING: "it ended before the plan fitted",
 }
 _log = logging.getLogger("stalloc")
 

@@ -1,6 +1,6 @@
-"""Names the program that a kept plan is for: whatever changes its requests and can be known before.
+"""Names the program of a kept plan: everything that changes its requests and is known in advance.
 
-Batches are told apart by `cache`: a plan knows the inputs that it was recorded with. Options of the
+`cache` distinguishes batches: a plan knows the inputs that it was recorded with. Options of the
 script, such as recomputation or the optimizer, may make a plan that does not fit. The run then
 departs from the plan, which costs memory for a few iterations.
 """

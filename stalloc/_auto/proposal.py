@@ -1,7 +1,8 @@
 """Solves plans of a trace, and compares them with torch's policy on the same requests.
 
-There are two plans. That of the *transients* serves requests that are freed before their iteration
-ends. Its pool is empty between iterations, and can be reserved and given back there at no cost.
+There are two plans. The plan of the *transients* serves requests that are freed before their
+iteration ends. Its pool is empty between iterations, and can be reserved and returned there at no
+cost.
 
 Requests that live into the next iteration stay where torch has them, such as the gradients of a
 loop that calls `zero_grad` after the forward. They keep their memory although it is idle between
@@ -106,9 +107,9 @@ class _LiveOn:
     """The requests of the last iteration that outlive one: all but its transients.
 
     Attributes:
-        at_begin: Bytes of those that were live before it.
-        freed: Of these, those that it frees and the iteration before it made.
-        kept: Of these, those that are never freed.
+        at_begin: Bytes of the requests that were live before it.
+        freed: The part of `at_begin` that it frees and the iteration before it made.
+        kept: The part of `at_begin` that is never freed.
     """
 
     def __init__(self, trace: Trace) -> None:

@@ -1,4 +1,4 @@
-"""Iterations that are recorded while torch serves, and the plans that are solved of them."""
+"""The recording of iterations while torch serves, and the planning of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Recording:
     """Records from now on.
 
     Args:
-        root: The model; None to find it.
+        root: The model; None: the first module that is called.
         device: The device.
-        options: How many iterations, and how plans are solved.
-        forward: The call that begins an iteration now, if one does.
+        options: The number of iterations, and the options for planning.
+        forward: The call that begins an iteration now, if any.
 
     Raises:
         StallocError: Something else is on.

@@ -1,4 +1,4 @@
-"""A plan in force, and the figures that tell how it does."""
+"""A plan in force, and its figures."""
 
 from __future__ import annotations
 

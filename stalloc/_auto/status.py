@@ -1,4 +1,4 @@
-"""The state of `stalloc.auto`, and the lines that tell its user of it."""
+"""The state of `stalloc.auto`, and the lines that describe it to its user."""
 
 from __future__ import annotations
 

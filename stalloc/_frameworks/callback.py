@@ -1,7 +1,7 @@
 """The base of callbacks: a driver for each run, and classes that are made on demand.
 
-A callback has to be of a class of its framework, which its module must not import: the class is
-made, once, when somebody asks the module for it.
+A callback's class derives from a class of its framework, which its module must not import. So the
+class is made once, when the module's attribute is first read.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Callback:
         self._driver.finish()
 
     def _start(self, run: object, parallelism: Parallelism, model: Model | None) -> bool:
-        """A run begins; False for a second callback of it, which is to do nothing."""
+        """A run begins; False for a second callback of the same run, which does nothing."""
         global _leader
         if _leader is not None:
             at_work, leader = _leader
             if at_work() is run and leader is not self:
                 self._driver = Driver(Options("off"))
                 return False
-            leader.finish()  # left behind by an exception
+            leader.finish()  # an exception ended its run
         _leader = (weakref.ref(run), self)
         self._driver = self._make(parallelism)
         self._driver.begin_iteration(model)

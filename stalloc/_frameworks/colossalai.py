@@ -1,7 +1,7 @@
 """The wrapped methods of a booster's objects, and the report of each to the driver.
 
 optimizer.step                    OPTIMIZER; ends the iteration and begins the next
-scheduler.forward_backward_step   evaluation when gradients are off
+scheduler.forward_backward_step   evaluation if gradients are off
 scheduler.forward_step            FORWARD of the chunk's next microbatch
 scheduler.backward_step,
 scheduler.backward_b_step         BACKWARD of the position that tags its output

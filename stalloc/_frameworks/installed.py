@@ -1,6 +1,6 @@
 """The base of integrations that are installed into an object.
 
-A process has one at a time, because it has one plan in force at a time.
+A process has one such integration at a time, because it has one plan in force at a time.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def config_of(chunks: Sequence[nn.Module]) -> Any:
 
 
 def unplannable(config: Any) -> str | None:
-    """Why a model of this configuration can't be trained under a plan; None if it can."""
+    """The reason why a model of this configuration cannot be planned; None if it can."""
     if getattr(config, "overlap_moe_expert_parallel_comm", False):
         return COMBINED
     kind = str(getattr(config, "cuda_graph_impl", "") or "none")

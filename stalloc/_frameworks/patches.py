@@ -1,7 +1,7 @@
 """Replaces attributes of other people's modules, classes and objects, and puts them back.
 
-A wrapper stays transparent: it has the original's name and signature. When someone else has
-replaced it since, it is left below theirs, and the wrapper has to do nothing but pass calls on.
+A wrapper stays transparent: it has the original's name and signature. If other code has replaced it
+since, the wrapper stays below the replacement and only passes calls on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tells which microbatch and chunk of the model a backward belongs to.
+"""Finds the microbatch and the chunk of the model of a backward.
 
 Pipelines' backward functions get the output tensor of the forward and no number. So the forward's
 output is tagged, as an attribute of the Python object, which lives as long as the schedule keeps

@@ -1,8 +1,8 @@
-"""The stages of torch.distributed.pipelining: each says which microbatch it is at.
+"""The stages of torch.distributed.pipelining: each reports its current microbatch.
 
-Schedules call a stage's methods with the microbatch's number, in any order. A
-rank's stages, in ascending order, are its chunks. The part of a backward that makes the weights'
-gradients, which zero-bubble schedules put off, is another occurrence of the same backward.
+Schedules call a stage's methods with the microbatch's number, in any order. A rank's stages, in
+ascending order, are its chunks. The part of a backward that makes the weights' gradients, which
+zero-bubble schedules put off, is another occurrence of the same backward.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Tells when the autograd engine runs.
+"""Observes the calls of the autograd engine.
 
-`torch.autograd.backward`, `torch.autograd.grad`, `Tensor.backward` and what calls the engine past
-them (Megatron's pipeline does) all look it up as `Variable._execution_engine`, in every torch so
-far. So that one attribute is replaced while anyone listens, by an engine of the same type, which is
-what torch.compile wants to see. Full-backward hooks would turn modules' outputs into views.
+`torch.autograd.backward`, `torch.autograd.grad`, `Tensor.backward` and direct callers of the engine
+(such as Megatron's pipeline) look it up as `Variable._execution_engine`, in every torch so far. So
+this attribute is replaced while there is a listener, by an engine of the same type, because
+torch.compile checks the type. Full-backward hooks would turn modules' outputs into views.
 
-Calls from inside a running graph task (reentrant checkpointing) come through here like all others,
-on whatever thread: which of them matter, the listeners know.
+Calls from inside a running graph task (reentrant checkpointing) also arrive here, on any thread.
+The listeners select the calls that matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.autograd.variable import Variable
 
 
 class BackwardListener(Protocol):
-    """Hears of each engine call, on the thread that makes it."""
+    """Receives a report of each engine call, on the thread that makes it."""
 
     def backward_begins(self) -> bool:
         """Returns whether `backward_ends` shall follow."""

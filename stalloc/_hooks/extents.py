@@ -2,7 +2,7 @@
 
 An extent is named after its input and dimension: `ids.0` and `ids.1` of a parameter `ids`. Inputs
 inside tuples, lists, mappings and dataclasses add their index, key or field: `batch.ids.1`. A plain
-integer goes by the name of its input. Tensors are looked at only: none is kept alive or changed.
+integer has the name of its input. Tensors are only read: none is kept alive or changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ExtentReader:
     ) -> tuple[list[str], list[int]]:
         """Returns the names of the extents of a call, and their values.
 
-        What raises when it is looked at has no extents.
+        An input that raises on inspection has no extents.
         """
         if self._module is None or self._module() is not module:
             self._module = weakref.ref(module)

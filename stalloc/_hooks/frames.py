@@ -1,9 +1,9 @@
 """Finds the running functions in the interpreter's stack.
 
-Module and optimizer hooks promise no call on the way out when a KeyboardInterrupt passes through a
-module, or any exception through an optimizer's step. So what the hooks believe to be open is
-checked here before it is acted on. Only asked when something seems to be open, which in a plain
-loop is never; the walk costs about 50 ns a frame and keeps no frame alive.
+torch does not guarantee that hooks are called when a KeyboardInterrupt leaves a module, or any
+exception leaves an optimizer's step. So a call that the hooks believe to be open is checked here
+before they act on it. In a plain loop no call seems to be open, and nothing is checked. The walk
+costs about 50 ns a frame and keeps no frame alive.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ The automatic phases form no stack: each replaces the one before. Module calls, 
 and scopes nest; they are counted, and the counts are checked against the interpreter's stack
 (`frames`) before a decision, so an unseen exception mislabels no later step.
 
-Knows nothing of torch, and holds no tensor. Not thread-safe: the caller lets one thread in.
+This module does not use torch and holds no tensor. Not thread-safe: the caller lets one thread in.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class PhaseTracker:
         return True
 
     def takes_extents(self) -> bool:
-        """Returns whether the sink shall hear of the extents of the forward that was expected.
+        """True if the extents of the expected forward go to the sink.
 
-        Of several forwards in one explicit phase, the first one tells.
+        The first forward of an explicit phase sets its extents.
         """
         if not self._scopes:
             return True

@@ -1,9 +1,9 @@
 """Puts stalloc's hooks into torch's dictionaries of hooks, and keeps them out of every copy.
 
 A module's hooks are part of its `__dict__`, so `torch.save(model)`, `pickle` and `copy.deepcopy`
-copy them. Nothing of stalloc may be in a checkpoint. So stalloc's entries have keys that begin with
-`_MARK`, and while there are any, an OrderedDict is reduced without them (`copyreg`). pickle,
-deepcopy and torch.save all ask copyreg. The bytes of a pickle are the same as without stalloc.
+copy them. A checkpoint must contain nothing of stalloc. So stalloc's entries have keys that begin
+with `_MARK`, and while there are any, an OrderedDict is reduced without them (`copyreg`). pickle,
+deepcopy and torch.save all use copyreg. The bytes of a pickle are the same as without stalloc.
 
 torch numbers hooks with `RemovableHandle.next_id`, and these numbers are saved with the user's
 hooks. stalloc's keys take no number.
@@ -133,7 +133,7 @@ def _reduce(hooks: OrderedDict[Any, Any]) -> Any:
 
 
 def _has_any_global_hook() -> bool:
-    """For torch.compile, which warns of global hooks: of the user's, not of stalloc's."""
+    """Makes torch.compile, which warns of global hooks, warn of the user's hooks only."""
     return any(
         not _is_ours(key)
         for name, hooks in vars(module_globals).items()
@@ -143,7 +143,7 @@ def _has_any_global_hook() -> bool:
 
 
 def _get_hook_stubs(module: nn.Module) -> Any:
-    """For torch.jit.script, which compiles the hooks of a module."""
+    """Hides stalloc's hooks from torch.jit.script, which compiles the hooks of a module."""
     ours = []
     for name in _OF_MODULE:
         hooks = getattr(module, name)

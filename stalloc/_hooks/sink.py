@@ -48,7 +48,7 @@ class PhaseSink(Protocol):
         """Ends the phase there is and begins another; `microbatch` is -1 where none applies."""
 
     def set_extents(self, names: Sequence[str], values: Sequence[int]) -> None:
-        """Tells the sizes of the dimensions of a microbatch's inputs: its extents.
+        """Reports the sizes of the dimensions of a microbatch's inputs: its extents.
 
         They are those of the next forward phase, or of the one that is on if it has none yet.
         """
@@ -75,7 +75,7 @@ class PhaseSink(Protocol):
         """Leaves the layer that the calling thread entered last."""
 
     def tag_sequence(self, layer: int, first: int, last: int) -> None:
-        """Says that the layer itself made the autograd nodes [first, last) of this thread.
+        """Reports that the layer itself made the autograd nodes [first, last) of this thread.
 
         Ranges of one thread ascend and never overlap: those of inner layers are cut out of those
         of outer ones.

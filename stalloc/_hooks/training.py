@@ -5,11 +5,11 @@ alive, and change no result. A call of the model, a backward pass and a step cos
 
 The rules, which make the same loop yield the same phases every time:
 
-- **Root**: the model given, or else the first module that is called for training (in training
-  mode, with gradients, having parameters that want some). Only its calls count. Others (a
-  discriminator, a loss with parameters) belong to the phase that is on. When the root found is
-  gone, or an iteration was trained without it (as after a warm-up of a model that is thrown away),
-  the next module that is called takes its part.
+- **Root**: the given model, or else the first module that is called for training (in training
+  mode, with gradients, with parameters that require some). Only its calls count. Calls of other
+  modules (a discriminator, a loss with parameters) belong to the current phase. If the root that
+  was found is deleted, or an iteration was trained without it (as after a warm-up of a model that
+  is thrown away), the next module that is called becomes the root.
 - **Forward** of the next microbatch begins when the root is called for training and lasts until
   the next phase: the loss is part of it. A call that raises gives its number back. Microbatches
   count from 0 in each iteration.
@@ -17,28 +17,29 @@ The rules, which make the same loop yield the same phases every time:
   `model.eval()`, gradients or not, is unplanned. To *train* in eval mode, open phases explicitly.
   A call with gradients off inside a custom autograd function (a checkpoint over the whole model)
   is training.
-- **Extents**, the sizes of the dimensions of the root's inputs, are told of each training forward.
+- **Extents**, the sizes of the dimensions of the root's inputs, are reported for each training
+  forward.
 - **Recomputation** inside a backward pass begins no phase.
-- **Backward** begins when the autograd engine is called, for the newest forward that none came
-  for yet; then OTHER begins. When all have had theirs, it counts for the last one again; before
-  the first forward, as microbatch -1. A gradient taken inside the root's forward is part of that.
+- **Backward** begins when the autograd engine is called, for the newest forward without a backward;
+  then OTHER begins. If all forwards have had theirs, it counts for the last one again; before the
+  first forward, as microbatch -1. A gradient taken inside the root's forward belongs to it.
 - **Optimizer**: while a `torch.optim.Optimizer` steps; then OTHER. Code in a closure gets phases as
   anywhere, and OPTIMIZER resumes after each backward. A step inside a backward pass (fused into it)
   begins no phase.
-- **The iteration ends** when `end_iteration` is called. Until that is first done, it ends at the
-  first training forward after the closing optimizer's step (`stalloc._hooks.iterations` tells which
-  that is), in a closure, too. A step that a gradient scaler skips ends nothing: call
-  `stalloc.step()` where steps may be skipped. `early_ends` is the number of steps before the first
-  call that end none.
+- **The iteration ends** when `end_iteration` is called. Before the first such call, it ends at the
+  first training forward after the closing optimizer's step, in a closure, too.
+  `stalloc._hooks.iterations` finds the closing optimizer. A step that a gradient scaler skips ends
+  no iteration: a loop whose steps may be skipped calls `stalloc.step()`. `early_ends` is the number
+  of steps before the first call that end no iteration.
 - **Without optimizers** (weights updated by hand), with `guesses_ends`, it ends at the first
-  training forward after a backward pass. The first step of an optimizer ends the guessing: what
-  ended by guess before it are parts of one iteration, such as microbatches that accumulate
+  training forward after a backward pass. The first step of an optimizer ends the guessing: the
+  iterations guessed before it are parts of one iteration, such as microbatches that accumulate
   gradients.
 - **Without modules** there is no forward. The iteration ends where the closing optimizer's step
   returns, and by guess where the engine returns.
-- **Explicit** phases replace all of this while open. One that another interrupted, or that an
-  iteration ended in, is entered again as a new occurrence: an occurrence is one uninterrupted run
-  of requests. Only unplanned stretches are stepped out of and back.
+- **Explicit** phases replace all of this while open. A phase that another phase or the end of an
+  iteration interrupted continues as a new occurrence: an occurrence is one uninterrupted run of
+  requests. Only after unplanned stretches does the same occurrence continue.
 - **Threads**: the thread that attached is the one that trains. Other threads are not
   seen, except for recomputed layers and optimizer steps inside a backward pass.
 
@@ -79,15 +80,16 @@ class TrainingHooks:
     """Reports the position of the attaching thread's training loop to `sink`.
 
     Args:
-        sink: Hears of it.
-        model: The root; None to find it. Wrapped by DistributedDataParallel or torch.compile, it
-            may be the wrapper or the wrapped module.
+        sink: Receives the reports.
+        model: The root; None: the first module that is called. With DistributedDataParallel or
+            torch.compile, the wrapper or the wrapped module.
         layers: Report every submodule's calls, too: for profiling. Costs about 8 us a call.
         dynamic: Patterns for modules whose requests change in size from iteration to iteration:
             names of classes or of modules, or classes. Without `layers`, only the modules that
             match are reported.
-        accepts: Called as `accepts(module, waited)` of a module that is called first: whether it
-            may be the root, for which others have trained `waited` iterations; None takes any.
+        accepts: Called as `accepts(module, waited)` for a module that is called first, while other
+            modules have trained `waited` iterations. True if the module may be the root. None: any
+            module may be.
         on_forward: Called as `on_forward(module, args, kwargs)` before each training forward of
             the root, when an iteration that is over has been ended and the forward phase not yet
             begun. An exception reaches the caller of the model before anything begins.
@@ -176,10 +178,10 @@ class TrainingHooks:
         return self._root() if self._root is not None else None
 
     def follow(self, model: nn.Module | None, dynamic: Iterable[Pattern] | None = None) -> None:
-        """Takes `model` for the root, in place of the one given or found; between two iterations.
+        """Makes `model` the root instead of the one given or found, between two iterations.
 
-        None leaves the root as it is. So does None for `dynamic` the patterns, which else are those
-        of the root's layers from now on.
+        If `model` is None, the root stays. `dynamic` has the new patterns of dynamic modules; if it
+        is None, the patterns stay.
         """
         if model is None and dynamic is None:
             return
@@ -400,7 +402,7 @@ class TrainingHooks:
             self._tracker.close(scope)
 
     def tell_inputs(self, inputs: Mapping[str, object]) -> None:
-        """Tells the extents of the explicit forward phase that is open."""
+        """Reports the extents of the open explicit forward phase."""
         if self._drives() and self._tracker.takes_told_extents():
             self._sink.set_extents(*self._extents.read_named(inputs))
 

@@ -26,7 +26,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog="The folder is STALLOC_CACHE, else $XDG_CACHE_HOME/stalloc, else ~/.cache/stalloc. "
         "Exit codes: 0 done; 1 there is no cache or no such plan; 2 wrong usage.",
     )
-    parser.add_argument("action", choices=_ACTIONS, metavar="list | show | clear", help="which")
+    parser.add_argument(
+        "action", choices=_ACTIONS, metavar="list | show | clear", help="the action"
+    )
     parser.add_argument(
         "name", metavar="PLAN", nargs="?", help="a file of the list, or the beginning of its name"
     )

@@ -39,7 +39,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="N",
         type=positive,
         default=20,
-        help="how many changes to show (default: %(default)s)",
+        help="number of changes to show (default: %(default)s)",
     )
     import_.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")

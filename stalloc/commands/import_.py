@@ -30,10 +30,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("input", metavar="IN", type=Path, help="a snapshot or a Kineto trace")
     parser.add_argument(
-        "-o", "--output", metavar="OUT", type=Path, required=True, help="where to write the trace"
+        "-o", "--output", metavar="OUT", type=Path, required=True, help="the trace file to write"
     )
     add_options(parser)
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
 
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=repetitions,
         default=importers.REPETITIONS,
-        help="when only one iteration was recorded, repeat it so often (default: %(default)s)",
+        help="repetitions of the iteration if only one was recorded (default: %(default)s)",
     )
 
 

@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="N",
         type=positive,
         default=10,
-        help="how many rows of each table to show (default: %(default)s)",
+        help="rows of each table to show (default: %(default)s)",
     )
     import_.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")

@@ -50,12 +50,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "codes: 0 done, 1 bad input, 2 wrong usage, 3 no plan fits the capacity, 130 interrupted.",
     )
     parser.add_argument("input", metavar="IN", type=Path, help="a trace or a MiniMalloc CSV")
-    parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="where to write the plan")
+    parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="the plan file to write")
     parser.add_argument(
         "--alignment",
         metavar="BYTES",
         type=bytes_of,
-        help="every address is a multiple of it (default: "
+        help="alignment of every address (default: "
         f"{DEFAULT_ALIGNMENT} for a trace, 1 for a CSV, as MiniMalloc has it)",
     )
     parser.add_argument(
@@ -63,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="SECONDS",
         type=seconds_of,
         default=DEFAULT_TIME_LIMIT,
-        help="when to take the best plan so far (default: %(default)g)",
+        help="time limit of the search, which then takes the best plan (default: %(default)g)",
     )
     parser.add_argument(
         "--algorithm",
@@ -82,7 +82,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--capacity",
         metavar="BYTES",
         type=bytes_of,
-        help="fail when the pool is larger; as in 80GiB",
+        help="fail if the pool is larger, as in 80GiB",
     )
     parser.add_argument(
         "--extent",
@@ -91,10 +91,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         action="append",
         default=[],
         dest="extents",
-        help="plan a trace for batches as large as this, as in ids.1=8192; may be given several "
+        help="plan a trace for batches of this size, as in ids.1=8192; may be given several "
         "times (default: the largest that the trace has)",
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
 

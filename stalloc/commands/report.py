@@ -39,7 +39,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="OUT",
         type=Path,
         default=Path("report.html"),
-        help="where to write it (default: %(default)s)",
+        help="the output file (default: %(default)s)",
     )
     parser.add_argument(
         "--plan", metavar="PLAN", type=Path, help="the plan of IN (default: make one)"
@@ -49,10 +49,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="SECONDS",
         type=seconds_of,
         default=DEFAULT_TIME_LIMIT,
-        help="for planning (default: %(default)g)",
+        help="time for planning (default: %(default)g)",
     )
     import_.add_options(parser)
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     return parser
 

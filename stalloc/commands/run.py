@@ -63,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="N",
         type=positive,
         default=PROFILED_ITERATIONS,
-        help="how many iterations to record; the script goes on after them (default: %(default)s)",
+        help="iterations to record; then the script continues unrecorded (default: %(default)s)",
     )
     parser.add_argument(
         "--device", help="the device to record (default: the GPU if torch finds one, else the CPU)"
@@ -71,9 +71,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="fail when the plan does not fit the script, instead of running it unplanned",
+        help="fail if the plan does not fit the script, instead of running it unplanned",
     )
-    parser.add_argument("--force", action="store_true", help="replace files that are there already")
+    parser.add_argument("--force", action="store_true", help="replace existing files")
     parser.add_argument(
         "--json", action="store_true", help="print one line of JSON when the script has ended"
     )

@@ -34,9 +34,9 @@ class Search:
         return not self.interrupted
 
     def check(self, gap: float) -> None:
-        """Raises KeyboardInterrupt where Ctrl-C came before there was a plan worth having.
+        """Raises KeyboardInterrupt if Ctrl-C came before there was a useful plan.
 
-        What is not placed by then is stacked up, many times as high as it need be.
+        Buffers without an offset are stacked on top, many times as high as necessary.
         """
         if self.interrupted and gap > 1.0:
             raise KeyboardInterrupt

@@ -94,7 +94,7 @@ def from_bytes(
     repetitions: int = REPETITIONS,
     progress: Progress | None = None,
 ) -> Imported:
-    """As `read`, for the content of a file; `source` is its name in messages."""
+    """Does what `read` does, for the content of a file; `source` is its name in messages."""
     content = unpacked(content, source)
     kind = kind_of(content, source)
     if kind is Kind.KINETO:

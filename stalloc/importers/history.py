@@ -239,7 +239,7 @@ def add_startup(runs: list[Run], boundaries: list[int], before: int) -> list[int
     Args:
         runs: The phases.
         boundaries: The events before which iterations begin, and the end of the last.
-        before: How many requests were live before the first event.
+        before: The number of requests that were live before the first event.
     """
     if boundaries[0] == 0 and before == 0:
         return boundaries
@@ -392,7 +392,7 @@ def make_trace(history: History, lifetimes: Lifetimes, spans: Spans) -> _core.Tr
             requests={name: _column(rows) for name, rows in requests.items()},
         )
     except TraceError as error:
-        raise TraceError(f"what was recorded makes no trace: {error}") from error
+        raise TraceError(f"the recording is no valid trace: {error}") from error
 
 
 def _with_startup(phases: dict[str, Int64s]) -> dict[str, Int64s]:

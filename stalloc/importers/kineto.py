@@ -31,7 +31,7 @@ class KinetoTrace:
     """A trace of the profiler, with its memory events by device.
 
     Attributes:
-        devices: How many allocations are recorded of each device.
+        devices: The number of recorded allocations by device.
     """
 
     def __init__(self, events: Iterable[Any], source: str) -> None:

@@ -28,7 +28,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _Watched(io.BytesIO):
-    """Tells how much of it has been read."""
+    """Reports the fraction of the file that has been read."""
 
     def __init__(self, content: bytes, progress: Progress) -> None:
         super().__init__(content)

@@ -32,10 +32,10 @@ Progress = Callable[[float], object]
 
 
 class Snapshot:
-    """A snapshot, checked as far as one can without reading its events.
+    """A snapshot, checked as far as possible without reading its events.
 
     Attributes:
-        devices: How many allocations are recorded of each device.
+        devices: The number of recorded allocations by device.
     """
 
     def __init__(self, content: Any, source: str) -> None:
@@ -65,7 +65,7 @@ class Snapshot:
                 raise TraceError(
                     f"{source}: the history holds {frees:,} events and no allocation among them; "
                     "call torch.cuda.memory._record_memory_history() before the iterations of "
-                    "interest, with room for them in max_entries"
+                    "interest, with enough max_entries for them"
                 )
             raise TraceError(
                 f"{source}: the snapshot holds no history of allocations; call "

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Runs a training script as it is, with stalloc in its trainer. STALLOC_MODE "
         "(auto, profile, plan, off) and STALLOC_DIR say what to do.",
     )
-    parser.add_argument("framework", choices=sorted(FRAMEWORKS), help="what the script trains with")
+    parser.add_argument("framework", choices=sorted(FRAMEWORKS), help="the script's framework")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT names a module")
     parser.add_argument("script", metavar="SCRIPT", help="the script to run")
     parser.add_argument(

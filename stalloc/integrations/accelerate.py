@@ -7,9 +7,9 @@
 
 The loop stays as it is. An iteration ends when the gradients are zeroed after the optimizer has
 really stepped, that is, after the last microbatch that it accumulates, even if a gradient scaler
-skips that step; where they never are, with the step. Of several optimizers, the first that steps or
-a slower one closes it. Microbatches, forward and backward the model's own hooks find, and
-evaluation is what runs with gradients off. Saved and loaded states are unplanned.
+skips that step. If the gradients are never zeroed, it ends with the step. With several optimizers,
+the first one that steps or a slower one ends it. The model's own hooks find microbatches, forward
+and backward. Evaluation runs with gradients off. Saved and loaded states are unplanned.
 """
 
 from __future__ import annotations

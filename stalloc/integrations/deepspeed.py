@@ -6,7 +6,7 @@
     stalloc.integrations.deepspeed.install(engine)
 
 An iteration ends with the `engine.step` in which the engine's count of steps rises, which is the
-last of those that accumulate; microbatches, forward and backward the model's own hooks find. A
+last of those that accumulate. The model's own hooks find microbatches, forward and backward. A
 `PipelineEngine` trains with `train_batch`, which is an iteration, and runs the instructions of its
 schedule from a map: its forwards are counted, and a backward is known by the buffer it works on.
 Evaluation and checkpoints are unplanned.

@@ -5,8 +5,8 @@
     trainer = Trainer(..., callbacks=[StallocCallback()])
 
 An iteration is one step of the optimizer: it begins where the last one ended, so that the batches
-that it fetches are part of it, and ends with `on_step_end`. Its microbatches, and what in them is
-forward and backward, the model's own hooks find. Evaluation and checkpoints are unplanned.
+that it fetches are part of it, and ends with `on_step_end`. The model's own hooks find
+microbatches, forward and backward. Evaluation and checkpoints are unplanned.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _columns(scene: Scene) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64
 
 
 def _description(scene: Scene, packed: Packed) -> str:
-    """Whatever is no column, as JSON that can stand in a script element."""
+    """All data that is not a column, as JSON that can stand in a script element."""
     phases = scene.phases
     content = {
         "title": scene.title,

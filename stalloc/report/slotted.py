@@ -1,7 +1,7 @@
 """Drawings of requests that have no fixed address in a plan: each lies in a slot of its class.
 
-Which slot a request takes changes from iteration to iteration. So the hand-over is played through
-for a few iterations, with the lowest free slot for each request, and the last one is drawn.
+A request's slot changes from iteration to iteration. So a few iterations are simulated, with the
+lowest free slot for each request, and the last one is drawn.
 """
 
 from __future__ import annotations

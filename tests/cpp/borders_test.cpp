@@ -38,12 +38,12 @@ void check(const std::vector<int>& slots, const solve::Crossings& crossings) {
     ASSERT_EQ(std::abs(hole - freed), 1) << "peak " << t;
     ASSERT_EQ(owners.at(hole), last) << "peak " << t;
     ASSERT_EQ(owners.at(freed), slots[t]) << "peak " << t;
-    for (const solve::Crossings::Room& room : crossings.rooms) {
-      ASSERT_NE(room.cell, std::max(hole, freed)) << "peak " << t << ": a room comes between";
+    for (const solve::Crossings::Rest& rest : crossings.rests) {
+      ASSERT_NE(rest.cell, std::max(hole, freed)) << "peak " << t << ": a rest comes between";
     }
     owners[hole] = last = slots[t];
   }
-  EXPECT_TRUE(std::ranges::is_sorted(crossings.rooms, {}, &solve::Crossings::Room::cell));
+  EXPECT_TRUE(std::ranges::is_sorted(crossings.rests, {}, &solve::Crossings::Rest::cell));
 }
 
 TEST(Crossings, AreCrossedAgain) {
@@ -54,7 +54,7 @@ TEST(Crossings, AreCrossedAgain) {
   for (int slot = 0; slot < 15; ++slot) {
     EXPECT_GE(std::ranges::count(slots, slot), 6);
     EXPECT_LE(std::ranges::count(crossings.owners, slot), 5) << slot;
-    EXPECT_EQ(std::ranges::count(crossings.rooms, slot, &solve::Crossings::Room::slot), 1) << slot;
+    EXPECT_EQ(std::ranges::count(crossings.rests, slot, &solve::Crossings::Rest::slot), 1) << slot;
   }
 }
 

@@ -148,7 +148,7 @@ TEST(CachingModel, ExpandableSegmentsSplitToTheLastPage) {
   EXPECT_EQ(other.stats().allocated.current, 20 * kMiB);
 }
 
-TEST(CachingModel, ExpandableSegmentsUnmapWholeChunksAndFillTheGapsAgain) {
+TEST(CachingModel, ExpandableSegmentsUnmapWholeChunksAndMapThemAgain) {
   replay::CachingModel model(expandable(120 * kMiB));
   std::vector<replay::CachingModel::Id> blocks;
   for (int i = 0; i < 6; ++i) blocks.push_back(model.malloc(20 * kMiB, 0));

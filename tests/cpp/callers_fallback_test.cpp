@@ -21,17 +21,17 @@ runtime::JointGauges::Values other(Bytes bytes) {
 
 TEST(JointGauges, ASumPassesItsPeakOnlyWhenNoted) {
   runtime::JointGauges gauges;
-  gauges.note(other(100));
+  gauges.record(other(100));
   gauges.add_block(10, 512);
   EXPECT_TRUE(gauges.behind());
-  gauges.note(other(60));  // freed meanwhile
+  gauges.record(other(60));  // freed meanwhile
   EXPECT_FALSE(gauges.behind());
   EXPECT_EQ(gauges.peaks()[runtime::JointGauges::kRequested], 100);
   EXPECT_EQ(gauges.peaks()[runtime::JointGauges::kRounded], 512);
   gauges.free_block(10, 512);
   gauges.add_block(10, 512);
   EXPECT_TRUE(gauges.behind()) << "the freed block is still active";
-  gauges.note(other(60));
+  gauges.record(other(60));
   gauges.free_block(10, 512);
   gauges.release_block(512);
   gauges.release_block(512);
@@ -43,11 +43,11 @@ TEST(JointGauges, ASumPassesItsPeakOnlyWhenNoted) {
 TEST(JointGauges, PeaksBeginAnewAndAreRemembered) {
   runtime::JointGauges gauges;
   gauges.add_block(100, 512);
-  gauges.note(other(50));
+  gauges.record(other(50));
   gauges.free_block(100, 512);
   gauges.release_block(512);
   gauges.begin();
-  gauges.note(other(20));
+  gauges.record(other(20));
   EXPECT_EQ(gauges.peaks()[runtime::JointGauges::kRequested], 20);
   EXPECT_EQ(gauges.all_time_peaks()[runtime::JointGauges::kRequested], 150);
   gauges.reset_peaks();

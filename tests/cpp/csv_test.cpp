@@ -73,11 +73,11 @@ TEST(Csv, RefusesAmbiguousText) {
 TEST(Csv, ReadsAndWritesGaps) {
   const solve::CsvProblem csv =
       solve::read_csv("id,gaps,lower,upper,size\na,2-3 5-9,0,9,8\nb,,0,9,4\nc,4-5,4,5,4\n");
-  ASSERT_EQ(csv.problem.gaps.size(), 3u);
-  EXPECT_EQ(csv.problem.gaps[1].buffer, 0);
-  EXPECT_EQ(csv.problem.gaps[1].lower, 5);
-  EXPECT_EQ(csv.problem.gaps[1].upper, 9);
-  EXPECT_EQ(csv.problem.gaps[2].buffer, 2);
+  ASSERT_EQ(csv.problem.idle.size(), 3u);
+  EXPECT_EQ(csv.problem.idle[1].buffer, 0);
+  EXPECT_EQ(csv.problem.idle[1].lower, 5);
+  EXPECT_EQ(csv.problem.idle[1].upper, 9);
+  EXPECT_EQ(csv.problem.idle[2].buffer, 2);
   csv.problem.check();
   EXPECT_EQ(solve::write_csv(csv.ids, csv.problem, {{4, 0, 0}, 12}),
             "id,lower,upper,size,gaps,offset\na,0,9,8,2-3 5-9,4\nb,0,9,4,,0\nc,4,5,4,4-5,0\n");

@@ -23,7 +23,7 @@ std::vector<Bytes> sizes_of(const std::vector<profile::DynamicSighting>& sightin
 }
 
 // The size of the profiled request that a site comes after; 0 for none.
-Bytes size_before(const profile::IterationProfile& profile, const profile::DynamicPlace& place) {
+Bytes size_before(const profile::IterationProfile& profile, const profile::ProfiledGroup& place) {
   return place.after == kNone ? 0 : profile.requests[place.after].size;
 }
 
@@ -38,7 +38,7 @@ void moe_layer(TraceBuilder& t, const std::vector<Bytes>& tokens) {
   for (const auto r : {router, sum, next}) t.free(r);
 }
 
-TEST(DynamicPlaces, FollowFromTheStaticRequestBefore) {
+TEST(DynamicGroups, FollowFromTheStaticRequestBefore) {
   TraceBuilder t;
   const std::vector<std::vector<Bytes>> steps = {{9, 9, 9, 9}, {3, 1}, {2}, {}};
   for (const auto& tokens : steps) {
@@ -47,8 +47,8 @@ TEST(DynamicPlaces, FollowFromTheStaticRequestBefore) {
     t.step();
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-  ASSERT_EQ(profile.places.size(), 1u);
-  const profile::DynamicPlace& place = profile.places[0];
+  ASSERT_EQ(profile.groups.size(), 1u);
+  const profile::ProfiledGroup& place = profile.groups[0];
   EXPECT_EQ(size_before(profile, place), 10);
   EXPECT_EQ(profile[place.phase].key.kind, trace::PhaseKind::kForward);
   EXPECT_EQ(place.phase_end, place.phase);
@@ -61,7 +61,7 @@ TEST(DynamicPlaces, FollowFromTheStaticRequestBefore) {
   EXPECT_TRUE(place.sightings[2].empty());
 }
 
-TEST(DynamicPlaces, BeginWhereTheReferenceFirstAsksAndNothingElseWasAlive) {
+TEST(DynamicGroups, BeginWhereTheReferenceFirstAsksAndNothingElseWasAlive) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kForward, 0);
@@ -75,13 +75,13 @@ TEST(DynamicPlaces, BeginWhereTheReferenceFirstAsksAndNothingElseWasAlive) {
     t.step();
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-  ASSERT_EQ(profile.places.size(), 1u);
-  EXPECT_EQ(profile.places[0].lower, 3);
-  EXPECT_EQ(profile.places[0].upper, 6);
+  ASSERT_EQ(profile.groups.size(), 1u);
+  EXPECT_EQ(profile.groups[0].lower, 3);
+  EXPECT_EQ(profile.groups[0].upper, 6);
   EXPECT_EQ(profile.requests[0].upper, 2);
 }
 
-TEST(DynamicPlaces, BeginBeforeTheEndOfAllBlocksLiveInAnyIteration) {
+TEST(DynamicGroups, BeginBeforeTheEndOfAllBlocksLiveInAnyIteration) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kForward, 0);
@@ -96,11 +96,11 @@ TEST(DynamicPlaces, BeginBeforeTheEndOfAllBlocksLiveInAnyIteration) {
     t.step();
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-  ASSERT_EQ(profile.places.size(), 1u);
-  EXPECT_LT(profile.places[0].lower, profile.requests[0].upper);
+  ASSERT_EQ(profile.groups.size(), 1u);
+  EXPECT_LT(profile.groups[0].lower, profile.requests[0].upper);
 }
 
-TEST(DynamicPlaces, MayComeBeforeTheFirstRequestOfTheirPhase) {
+TEST(DynamicGroups, MayComeBeforeTheFirstRequestOfTheirPhase) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kForward, 0);
@@ -114,17 +114,17 @@ TEST(DynamicPlaces, MayComeBeforeTheFirstRequestOfTheirPhase) {
     t.step();
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-  ASSERT_EQ(profile.places.size(), 2u);
-  EXPECT_EQ(profile.places[0].after, kNone);
-  EXPECT_EQ(profile[profile.places[0].phase].key.kind, trace::PhaseKind::kForward);
-  EXPECT_EQ(profile.places[0].lower, 0);
-  EXPECT_EQ(profile.places[0].upper, 2);
-  EXPECT_EQ(profile.places[1].after, kNone);
-  EXPECT_EQ(profile[profile.places[1].phase].key.kind, trace::PhaseKind::kBackward);
-  EXPECT_EQ(profile[profile.places[1].phase_end].key.kind, trace::PhaseKind::kOptimizer);
+  ASSERT_EQ(profile.groups.size(), 2u);
+  EXPECT_EQ(profile.groups[0].after, kNone);
+  EXPECT_EQ(profile[profile.groups[0].phase].key.kind, trace::PhaseKind::kForward);
+  EXPECT_EQ(profile.groups[0].lower, 0);
+  EXPECT_EQ(profile.groups[0].upper, 2);
+  EXPECT_EQ(profile.groups[1].after, kNone);
+  EXPECT_EQ(profile[profile.groups[1].phase].key.kind, trace::PhaseKind::kBackward);
+  EXPECT_EQ(profile[profile.groups[1].phase_end].key.kind, trace::PhaseKind::kOptimizer);
 }
 
-TEST(DynamicPlaces, ATagMakesDynamicWhateverTheSizesSay) {
+TEST(DynamicGroups, ATagMakesRequestsOfEqualSizesDynamic) {
   for (const int tagged : {0, 1, 2, 3}) {  // 3: nowhere; 0, the warm-up, does not count
     TraceBuilder t;
     for (int i = 0; i < 3; ++i) {
@@ -138,15 +138,15 @@ TEST(DynamicPlaces, ATagMakesDynamicWhateverTheSizesSay) {
     }
     const profile::IterationProfile profile = profile::profile_iteration(t.finish());
     const bool counts = tagged == 1 || tagged == 2;
-    ASSERT_EQ(profile.places.size(), counts ? 1u : 0u);
+    ASSERT_EQ(profile.groups.size(), counts ? 1u : 0u);
     EXPECT_EQ(profile.requests[1].dynamic, counts);
     if (!counts) continue;
-    EXPECT_EQ(sizes_of(profile.places[0].sightings[0]), (std::vector<Bytes>{100}));
-    EXPECT_EQ(sizes_of(profile.places[0].sightings[1]), (std::vector<Bytes>{100}));
+    EXPECT_EQ(sizes_of(profile.groups[0].sightings[0]), (std::vector<Bytes>{100}));
+    EXPECT_EQ(sizes_of(profile.groups[0].sightings[1]), (std::vector<Bytes>{100}));
   }
 }
 
-TEST(DynamicPlaces, SeparateStreamsAndLeaveOutOtherThreadsAndEvaluations) {
+TEST(DynamicGroups, SeparateStreamsAndLeaveOutOtherThreadsAndEvaluations) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     t.phase(trace::PhaseKind::kForward, 0);
@@ -160,15 +160,15 @@ TEST(DynamicPlaces, SeparateStreamsAndLeaveOutOtherThreadsAndEvaluations) {
     t.step();
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-  ASSERT_EQ(profile.places.size(), 2u);
-  EXPECT_EQ(profile.places[0].stream, 0);
-  EXPECT_EQ(sizes_of(profile.places[0].sightings[1]), (std::vector<Bytes>{102}));
-  EXPECT_EQ(profile.places[1].stream, 1);
-  EXPECT_EQ(sizes_of(profile.places[1].sightings[1]), (std::vector<Bytes>{202}));
+  ASSERT_EQ(profile.groups.size(), 2u);
+  EXPECT_EQ(profile.groups[0].stream, 0);
+  EXPECT_EQ(sizes_of(profile.groups[0].sightings[1]), (std::vector<Bytes>{102}));
+  EXPECT_EQ(profile.groups[1].stream, 1);
+  EXPECT_EQ(sizes_of(profile.groups[1].sightings[1]), (std::vector<Bytes>{202}));
 }
 
 // Backward of two experts: temporaries, and gradients that stay until the optimizer.
-TEST(DynamicPlaces, SeparateLongFromShortLifetimes) {
+TEST(DynamicGroups, SeparateLongFromShortLifetimes) {
   constexpr Bytes kGradient = Bytes{1} << 20;
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
@@ -189,9 +189,9 @@ TEST(DynamicPlaces, SeparateLongFromShortLifetimes) {
     t.step();
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-  ASSERT_EQ(profile.places.size(), 2u);
-  const profile::DynamicPlace& stay = profile.places[0];
-  const profile::DynamicPlace& pass = profile.places[1];
+  ASSERT_EQ(profile.groups.size(), 2u);
+  const profile::ProfiledGroup& stay = profile.groups[0];
+  const profile::ProfiledGroup& pass = profile.groups[1];
   EXPECT_EQ(stay.after, pass.after);
   EXPECT_EQ(sizes_of(stay.sightings[1]), (std::vector<Bytes>{kGradient, kGradient}));
   EXPECT_EQ(sizes_of(pass.sightings[1]), (std::vector<Bytes>{100'002, 101'002}));
@@ -203,7 +203,7 @@ TEST(DynamicPlaces, SeparateLongFromShortLifetimes) {
 }
 
 // All are freed before the next static request, and some before three more have come.
-TEST(DynamicPlaces, SeparateBriefLifetimesFromOthersOfTheSameMoment) {
+TEST(DynamicGroups, SeparateBriefLifetimesFromOthersOfTheSameMoment) {
   TraceBuilder t;
   for (Bytes i = 0; i < 3; ++i) {
     const Bytes tokens = 100'000 + 1000 * i;
@@ -218,14 +218,14 @@ TEST(DynamicPlaces, SeparateBriefLifetimesFromOthersOfTheSameMoment) {
     t.step();
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-  ASSERT_EQ(profile.places.size(), 2u);
-  EXPECT_EQ(sizes_of(profile.places[0].sightings[1]), (std::vector<Bytes>{102'000, 2 * 102'000}));
-  EXPECT_EQ(sizes_of(profile.places[1].sightings[1]),
+  ASSERT_EQ(profile.groups.size(), 2u);
+  EXPECT_EQ(sizes_of(profile.groups[0].sightings[1]), (std::vector<Bytes>{102'000, 2 * 102'000}));
+  EXPECT_EQ(sizes_of(profile.groups[1].sightings[1]),
             (std::vector<Bytes>{102'000, 3 * 102'000, 4 * 102'000, 5 * 102'000}));
-  EXPECT_EQ(profile.places[0].upper, profile.places[1].upper);
+  EXPECT_EQ(profile.groups[0].upper, profile.groups[1].upper);
 }
 
-TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
+TEST(DynamicGroups, MayWrapRoundButNotOutliveAnIteration) {
   for (const bool too_long : {false, true}) {
     TraceBuilder t;
     std::int32_t kept = kNone;
@@ -242,10 +242,10 @@ TEST(DynamicPlaces, MayWrapRoundButNotOutliveATurn) {
       t.step();
     }
     const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-    ASSERT_EQ(profile.places.size(), too_long ? 0u : 1u);
+    ASSERT_EQ(profile.groups.size(), too_long ? 0u : 1u);
     ASSERT_EQ(profile.kept.size(), too_long ? 1u : 0u);
     if (too_long) continue;
-    const profile::DynamicPlace& place = profile.places[0];
+    const profile::ProfiledGroup& place = profile.groups[0];
     EXPECT_GT(place.upper, profile.period);
     EXPECT_LE(place.upper - place.lower, profile.period);
     // The reference does not see the end of its own; the other iterations do.
@@ -270,17 +270,17 @@ trace::Trace with_masks(const std::vector<Bytes>& lengths, bool others) {
   return t.finish();
 }
 
-TEST(DynamicPlaces, RequestsThatOutliveTheNextIterationAreKeptWithoutRoom) {
+TEST(DynamicGroups, RequestsThatOutliveTheNextIterationAreKeptWithoutARegion) {
   for (const bool others : {false, true}) {
     const profile::IterationProfile profile =
         profile::profile_iteration(with_masks({3, 5, 7, 11, 13}, others));
     ASSERT_EQ(profile.kept.size(), 1u);
-    const profile::KeptPlace& kept = profile.kept[0];
+    const profile::KeptGroup& kept = profile.kept[0];
     EXPECT_EQ(profile[kept.phase].key.kind, trace::PhaseKind::kForward);
     EXPECT_EQ(profile.requests[kept.after].size, 10);
-    ASSERT_EQ(profile.places.size(), others ? 1u : 0u);
+    ASSERT_EQ(profile.groups.size(), others ? 1u : 0u);
     if (!others) continue;
-    for (const auto& sightings : profile.places[0].sightings) {
+    for (const auto& sightings : profile.groups[0].sightings) {
       ASSERT_EQ(sightings.size(), 1u);
       EXPECT_EQ(sightings[0].size % 70'000, 0);
     }
@@ -305,15 +305,15 @@ profile::IterationProfile with_data(Bytes scale, bool between) {
   return profile::profile_iteration(t.finish());
 }
 
-TEST(DynamicPlaces, SmallDataBetweenMicrobatchesHaveNone) {
+TEST(DynamicGroups, SmallDataBetweenMicrobatchesHaveNone) {
   const profile::IterationProfile data = with_data(8, true);
-  EXPECT_TRUE(data.places.empty());
+  EXPECT_TRUE(data.groups.empty());
   EXPECT_EQ(data.kept.size(), 1u);
-  EXPECT_FALSE(with_data(8, false).places.empty());
-  EXPECT_FALSE(with_data(10 * profile::kSmallRequest, true).places.empty());
+  EXPECT_FALSE(with_data(8, false).groups.empty());
+  EXPECT_FALSE(with_data(10 * profile::kSmallRequest, true).groups.empty());
 }
 
-TEST(DynamicPlaces, RequestsOfAWarmUpAloneHaveNoPlace) {
+TEST(DynamicGroups, RequestsOfAWarmUpAloneHaveNoGroup) {
   TraceBuilder t;
   for (int i = 0; i < 2; ++i) {
     t.phase(trace::PhaseKind::kOptimizer);
@@ -328,7 +328,7 @@ TEST(DynamicPlaces, RequestsOfAWarmUpAloneHaveNoPlace) {
       << "where there is room";
 }
 
-TEST(DynamicPlaces, AFirstMomentBeforeTheIterationIsTheLastOfTheOneBefore) {
+TEST(DynamicGroups, AFirstMomentBeforeTheIterationIsTheLastOfTheOneBefore) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
     if (i == 1) t.free(t.alloc(100));
@@ -336,9 +336,9 @@ TEST(DynamicPlaces, AFirstMomentBeforeTheIterationIsTheLastOfTheOneBefore) {
     t.step();
   }
   const profile::IterationProfile profile = profile::profile_iteration(t.finish());
-  ASSERT_EQ(profile.places.size(), 1u);
-  EXPECT_EQ(profile.places[0].lower, profile.period - 1);
-  EXPECT_EQ(profile.places[0].upper, profile.period);
+  ASSERT_EQ(profile.groups.size(), 1u);
+  EXPECT_EQ(profile.groups[0].lower, profile.period - 1);
+  EXPECT_EQ(profile.groups[0].upper, profile.period);
 }
 
 // Random programs with dynamic requests. Each static request has a size of its own, each dynamic
@@ -428,7 +428,7 @@ bool meet_on_the_circle(const Planned& a, const Planned& b, Tick period) {
   return reaches(a, b) || reaches(b, a);
 }
 
-TEST(DynamicPlacesProperty, BlocksThatMetInAnyComparedIterationMeetInTheProfile) {
+TEST(DynamicGroupsProperty, BlocksThatMetInAnyComparedIterationMeetInTheProfile) {
   std::size_t served = 0;
   std::size_t dynamic = 0;
   for (unsigned seed = 0; seed < 1000; ++seed) {
@@ -439,8 +439,8 @@ TEST(DynamicPlacesProperty, BlocksThatMetInAnyComparedIterationMeetInTheProfile)
     for (const profile::ProfiledRequest& r : profile.requests) {
       if (profile.is_plannable(r)) planned[r.size] = {r.lower, r.upper, std::nullopt};
     }
-    for (std::size_t p = 0; p < profile.places.size(); ++p) {
-      const profile::DynamicPlace& place = profile.places[p];
+    for (std::size_t p = 0; p < profile.groups.size(); ++p) {
+      const profile::ProfiledGroup& place = profile.groups[p];
       ASSERT_TRUE(0 <= place.lower && place.lower < profile.period) << seed;
       ASSERT_TRUE(place.lower < place.upper) << seed;
       ASSERT_LE(place.upper - place.lower, profile.period) << seed;

@@ -26,7 +26,7 @@ solve::Problem with_gaps(RandomProblems& random, int most, bool circular) {
     while (reached < b.upper && random.number(0, 2) > 0) {
       const Tick lower = random.number(reached, b.upper - 1);
       const Tick upper = random.number(lower + 1, b.upper);
-      problem.gaps.push_back({static_cast<std::int32_t>(i), lower, upper});
+      problem.idle.push_back({static_cast<std::int32_t>(i), lower, upper});
       reached = upper;
     }
   }
@@ -38,7 +38,7 @@ bool is_active(const solve::Problem& problem, std::size_t i, Tick t) {
   const auto at = [&](Tick tick) {
     const solve::Buffer& b = problem.buffers[i];
     if (tick < b.lower || tick >= b.upper) return false;
-    return std::ranges::none_of(problem.gaps, [&](const solve::Gap& gap) {
+    return std::ranges::none_of(problem.idle, [&](const solve::IdleInterval& gap) {
       return static_cast<std::size_t>(gap.buffer) == i && tick >= gap.lower && tick < gap.upper;
     });
   };
@@ -54,7 +54,7 @@ bool meet(const solve::Problem& problem, std::size_t i, std::size_t j) {
   return false;
 }
 
-TEST(Gaps, PlansAreOptimalForSmallProblems) {
+TEST(IdleIntervals, PlansAreOptimalForSmallProblems) {
   RandomProblems random(31);
   int lower = 0;
   for (int k = 0; k < 300; ++k) {
@@ -67,13 +67,13 @@ TEST(Gaps, PlansAreOptimalForSmallProblems) {
         << "problem " << k;
     EXPECT_TRUE(result.optimal) << "problem " << k;
     EXPECT_GE(result.bound, solve::load_bound(problem));
-    problem.gaps.clear();
+    problem.idle.clear();
     lower += result.layout.height < solve::solve(problem, {.threads = 1}, {}).layout.height;
   }
   EXPECT_GT(lower, 100);  // gaps are worth something
 }
 
-TEST(Gaps, TheLoadCountsActiveBuffers) {
+TEST(IdleIntervals, TheLoadCountsActiveBuffers) {
   RandomProblems random(32);
   for (int k = 0; k < 200; ++k) {
     const solve::Problem problem = with_gaps(random, 12, k % 2 == 0);
@@ -92,7 +92,7 @@ TEST(Gaps, TheLoadCountsActiveBuffers) {
   }
 }
 
-TEST(Gaps, TheValidatorSeesEveryOverlapAndNoOther) {
+TEST(IdleIntervals, TheValidatorSeesEveryOverlapAndNoOther) {
   RandomProblems random(33);
   int good = 0;
   for (int k = 0; k < 2000; ++k) {
@@ -124,7 +124,7 @@ TEST(Gaps, TheValidatorSeesEveryOverlapAndNoOther) {
   EXPECT_GT(good, 200);
 }
 
-TEST(Gaps, LargeProblemsStreamsFixedOffsetsAndWarmStarts) {
+TEST(IdleIntervals, ServesLargeProblemsWithStreamsFixedOffsetsAndWarmStarts) {
   RandomProblems random(34);
   for (int k = 0; k < 60; ++k) {
     solve::Problem problem = with_gaps(random, 60, k % 2 == 0);
@@ -145,7 +145,7 @@ TEST(Gaps, LargeProblemsStreamsFixedOffsetsAndWarmStarts) {
   }
 }
 
-TEST(Gaps, HaveAPlanEvenWithoutTime) {
+TEST(IdleIntervals, HasAPlanEvenWithoutTime) {
   RandomProblems random(35);
   for (int k = 0; k < 50; ++k) {
     const solve::Problem problem = with_gaps(random, 300, k % 2 == 0);
@@ -155,24 +155,24 @@ TEST(Gaps, HaveAPlanEvenWithoutTime) {
   }
 }
 
-TEST(Gaps, StackNothingUpForWantOfTime) {
+TEST(IdleIntervals, StacksNoBuffersUpForWantOfTime) {
   const solve::Budget none{.deadline = std::chrono::steady_clock::time_point::min()};
   solve::Problem problem{.alignment = 1};
   for (std::int32_t t = 0; t < 1000; ++t) {
     problem.buffers.push_back({.size = 1, .lower = 3 * t, .upper = 3 * t + 6});
-    problem.gaps.push_back({t, 3 * t + 4, 3 * t + 5});
+    problem.idle.push_back({t, 3 * t + 4, 3 * t + 5});
   }
   EXPECT_EQ(solve::solve(problem, {}, none).layout.height, 2);
 }
 
-TEST(Gaps, AreRefusedIfTheyMakeNoSense) {
-  const auto complaint = [](std::vector<solve::Gap> gaps,
+TEST(IdleIntervals, RefusesInvalidIntervals) {
+  const auto complaint = [](std::vector<solve::IdleInterval> gaps,
                             solve::Streams streams = solve::Streams::kSeparate) {
     const solve::Problem problem{
         .buffers = {{.size = 8, .lower = 2, .upper = 9}, {.size = 8, .upper = 9}},
         .alignment = 1,
         .streams = streams,
-        .gaps = std::move(gaps)};
+        .idle = std::move(gaps)};
     try {
       problem.check();
     } catch (const PlanError& error) {
@@ -181,7 +181,7 @@ TEST(Gaps, AreRefusedIfTheyMakeNoSense) {
     return std::string();
   };
   EXPECT_EQ(complaint({{0, 2, 4}, {0, 4, 9}, {1, 0, 9}}), "");
-  EXPECT_NE(complaint({{0, 1, 4}}).find("buffer 0 has a gap from tick 1 to 4, outside"),
+  EXPECT_NE(complaint({{0, 1, 4}}).find("buffer 0 has an idle interval from tick 1 to 4, outside"),
             std::string::npos);
   EXPECT_NE(complaint({{0, 3, 10}}).find("outside"), std::string::npos);
   EXPECT_NE(complaint({{0, 4, 4}}).find("empty"), std::string::npos);

@@ -97,7 +97,7 @@ TEST(LawFit, AsManyObservationsAsUnknownsProveNothing) {
   EXPECT_EQ(unsure->proof, LawProof::kUnproven);
 }
 
-TEST(LawFit, WhatBreaksLaterHasNoLaw) {
+TEST(LawFit, ASizeThatBreaksTheLawLaterHasNoLaw) {
   const Rows rows = {{100}, {200}, {300}, {400}, {500}};
   EXPECT_FALSE(fit(rows, {400, 800, 1200, 1600, 2001}));
   EXPECT_FALSE(fit(rows, {1000, 7, 500, 31, 900}));
@@ -142,7 +142,7 @@ TEST(LawFit, HugeExtentsOverflowNothing) {
   EXPECT_FALSE(fit({{seed}, {seed + 5}, {seed + 7}}, {400, 900, 1200}));
 }
 
-TEST(LawFit, TheRoomForAnIndivisibleExtentIsRoundedUp) {
+TEST(LawFit, RoundsUpForAnIndivisibleExtent) {
   const SizeLaw law{.constant = 0, .terms = {{3, kFirst}}, .divisor = 4};
   EXPECT_EQ(evaluate(law, std::vector<Extent>{5}), kNone);
   EXPECT_EQ(profile::evaluate_at_least(law, std::vector<Extent>{5}), 4);

@@ -79,7 +79,7 @@ plan::Plan letters_with_persistent(const std::vector<std::string>& phases) {
 TEST(Matcher, APersistentRequestIsNotTakenForADecisionOfItsSize) {
   // In each phase, a loss that is kept (a) comes before temporaries of its size.
   runtime::Matcher m(letters_with_persistent({"BaAAC", "aAa", "b"}));
-  for (int turn = 0; turn < 3; ++turn) {
+  for (int iteration = 0; iteration < 3; ++iteration) {
     EXPECT_EQ(run(m, "BAAAC"), (std::vector<int>{0, kNone, 1, 2, 3}));
     EXPECT_EQ(run(m, "AAA", 1), (std::vector<int>{kNone, 4, kNone}));
     EXPECT_EQ(run(m, "B", 2), (std::vector<int>{kNone}));
@@ -106,7 +106,7 @@ TEST(Matcher, DynamicRequestsComeBeforeAndAfterAPersistentOne) {
   plan.groups.push_back(
       {.phase = 0, .after = 0, .upper = 1, .phase_end = 0, .contexts = {}, .reusable = {}});
   runtime::Matcher m(plan);
-  for (int turn = 0; turn < 3; ++turn) {
+  for (int iteration = 0; iteration < 3; ++iteration) {
     m.enter_phase(trace::PhaseKind::kForward, 0, 0);
     EXPECT_EQ(m.match(1, 0).decision, 0);
     EXPECT_EQ(m.match(50, 0).group, 0);
@@ -117,26 +117,26 @@ TEST(Matcher, DynamicRequestsComeBeforeAndAfterAPersistentOne) {
   }
 }
 
-TEST(Matcher, FollowsThePlanTurnAfterTurn) {
+TEST(Matcher, FollowsThePlanInEachIteration) {
   runtime::Matcher m(letters({"ABAC", "BB"}));
-  for (int turn = 0; turn < 3; ++turn) {
+  for (int iteration = 0; iteration < 3; ++iteration) {
     EXPECT_EQ(run(m, "ABAC"), upto(4));
     EXPECT_EQ(run(m, "BB", 1), (std::vector<int>{4, 5}));
     m.end_iteration();
   }
 }
 
-TEST(Matcher, TwoChangedPlaces) {
+TEST(Matcher, MatchesTwoRequestsThatChangedPlaces) {
   runtime::Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABDCEF"), (std::vector<int>{0, 1, 3, 2, 4, 5}));
 }
 
-TEST(Matcher, OneMissing) {
+TEST(Matcher, MatchesAfterAMissingRequest) {
   runtime::Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABDEF"), (std::vector<int>{0, 1, 3, 4, 5}));
 }
 
-TEST(Matcher, OneNew) {
+TEST(Matcher, LeavesANewRequestUnmatched) {
   runtime::Matcher m(trusting({"ABCDEF"}));
   EXPECT_EQ(run(m, "ABXCDEF"), (std::vector<int>{0, 1, kNone, 2, 3, 4, 5}));
 }
@@ -156,7 +156,7 @@ TEST(Matcher, AForeignRequestOfACommonSizeDoesNotThrowItOff) {
   EXPECT_EQ(run(m, "P" + layer + layer + layer), expected);
 }
 
-TEST(Matcher, NoDecisionIsTakenTwiceInATurn) {
+TEST(Matcher, NoDecisionIsTakenTwiceInAnIteration) {
   runtime::Matcher m(trusting({"AAA"}));
   EXPECT_EQ(run(m, "AAAA"), (std::vector<int>{0, 1, 2, kNone}));
   EXPECT_EQ(run(m, "AA"), upto(2)) << "the phase is repeated";
@@ -175,15 +175,15 @@ TEST(Matcher, AnUntrustedPhaseIsServedUpToItsFirstDeparture) {
   EXPECT_EQ(run(m, "ABXCD"), (std::vector<int>{0, 1, kNone, kNone, kNone}));
   EXPECT_EQ(run(m, "ABCD", 1), (std::vector<int>{4, 5, 6, 7}));
   m.end_iteration();
-  EXPECT_EQ(run(m, "ABCD"), upto(4)) << "this turn it is as it was profiled";
+  EXPECT_EQ(run(m, "ABCD"), upto(4)) << "this iteration runs as profiled";
   m.end_iteration();
   EXPECT_EQ(run(m, "ABXCD"), (std::vector<int>{0, 1, kNone, 2, 3})) << "now it is trusted";
 }
 
 TEST(Matcher, APhaseThatRepeatsItsDepartureIsTrusted) {
   runtime::Matcher m(letters({"ABCD"}));
-  for (int turn = 0; turn < 2; ++turn) {
-    EXPECT_EQ(run(m, "AXBCD"), (std::vector<int>{0, kNone, kNone, kNone, kNone})) << turn;
+  for (int iteration = 0; iteration < 2; ++iteration) {
+    EXPECT_EQ(run(m, "AXBCD"), (std::vector<int>{0, kNone, kNone, kNone, kNone})) << iteration;
     m.end_iteration();
   }
   EXPECT_EQ(run(m, "AXBCD"), (std::vector<int>{0, kNone, 1, 2, 3}));
@@ -237,7 +237,7 @@ TEST(Matcher, AParameterThatTheOptimizerPassesOverCostsNothingElse) {
 TEST(Matcher, PatienceWithAPhaseThatNeverRepeats) {
   runtime::Matcher m(letters({"ABCD"}));
   std::string requests = "AX";
-  for (int turn = 0; turn < 4; ++turn, requests += "X") {
+  for (int iteration = 0; iteration < 4; ++iteration, requests += "X") {
     EXPECT_EQ(run(m, requests + "BCD").back(), kNone);
     m.end_iteration();
   }
@@ -284,7 +284,7 @@ plan::Plan two_microbatches() {
 
 TEST(Matcher, ExtraMicrobatchesRepeatTheLastPlannedOne) {
   runtime::Matcher m(two_microbatches());
-  for (int turn = 0; turn < 2; ++turn) {
+  for (int iteration = 0; iteration < 2; ++iteration) {
     for (std::int32_t k = 0; k < 5; ++k) {
       const PhaseIndex first = k == 0 ? 0 : 3;
       EXPECT_EQ(entered(m, PhaseKind::kForward, k), first);

@@ -123,7 +123,7 @@ TEST(PaperPlanner, SaysThatItCannotKeepFixedOffsets) {
   EXPECT_THROW(solve::PaperPlanner().plan(problem, {}), PlanError);
 }
 
-TEST(Rotate, CutsWhereLeastCrosses) {
+TEST(Origin, CutsWhereLeastCrosses) {
   RandomProblems random(9);
   for (int k = 0; k < 400; ++k) {
     const solve::Problem problem = random.next(12, /*circular=*/true);

@@ -1,20 +1,39 @@
-// The contract of solve::Planner, checked for every planner in the registry.
+// The contract of solve::Planner, checked for every planner in the registry and for the planner of
+// idle intervals, which the portfolio calls directly.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "brute_force.h"
 #include "random_problems.h"
 #include "solve/core/bound.h"
 #include "solve/core/planner.h"
+#include "solve/search/gaps.h"
 #include "verify/validator.h"
 
 namespace stalloc {
 namespace {
+
+class IdleIntervals final : public solve::Planner {
+ public:
+  std::string_view name() const override { return "gaps"; }
+  solve::Layout plan(const solve::Problem& problem, const solve::Budget& budget) const override {
+    return solve::plan_gaps(problem, {}, budget).layout;
+  }
+};
+
+std::vector<const solve::Planner*> all_planners() {
+  static const IdleIntervals idle_intervals;
+  std::vector<const solve::Planner*> all = solve::planners();
+  all.push_back(&idle_intervals);
+  return all;
+}
 
 class PlannerContract : public ::testing::TestWithParam<const solve::Planner*> {
  protected:
@@ -92,7 +111,7 @@ TEST_P(PlannerContract, ReturnsAValidLayoutWhenCancelledOrLate) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Planners, PlannerContract, ::testing::ValuesIn(solve::planners()),
+INSTANTIATE_TEST_SUITE_P(Planners, PlannerContract, ::testing::ValuesIn(all_planners()),
                          [](const auto& tested) {
                            std::string name(tested.param->name());
                            std::erase(name, '-');

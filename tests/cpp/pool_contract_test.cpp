@@ -11,7 +11,9 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "base/range_set.h"
+#include "compat/graph_pools.h"
 #include "device/pretend.h"
+#include "fake_streams.h"
 #include "plans.h"
 #include "replay/caching_model.h"
 #include "runtime/caching_pool.h"
@@ -80,6 +82,62 @@ struct Planned {
   runtime::PlannedAllocator allocator{device};
 };
 
+// The fallback of compat mode, which serves without a plan.
+struct Unplanned {
+  std::optional<std::uintptr_t> allocate(Bytes size, StreamId stream) {
+    try {
+      void* p = allocator.allocate(size, stream, /*for_training=*/false);
+      return reinterpret_cast<std::uintptr_t>(p);
+    } catch (const OutOfMemory&) {
+      return std::nullopt;
+    }
+  }
+  bool free(std::uintptr_t p) { return allocator.deallocate(reinterpret_cast<void*>(p)); }
+  void check() const { allocator.check(); }
+
+  device::PretendMemory device{kCapacity};
+  testing::FakeStreams streams;
+  runtime::StreamTable table;
+  runtime::PlannedAllocator allocator{device, streams, table,
+                                      runtime::PlannedAllocator::Fallback::kAlways};
+};
+
+// A plan's pool alone, beside the caller's allocator.
+struct Beside {
+  Beside() {
+    allocator.enable(half_of_the_capacity());
+    allocator.enter_unplanned();  // requests go into idle space
+  }
+  std::optional<std::uintptr_t> allocate(Bytes size, StreamId) {
+    void* p = allocator.allocate(size, 0, /*for_training=*/false);
+    return p ? std::optional(reinterpret_cast<std::uintptr_t>(p)) : std::nullopt;
+  }
+  bool free(std::uintptr_t p) { return allocator.deallocate(reinterpret_cast<void*>(p)); }
+  void check() const { allocator.check(); }
+
+  device::PretendMemory device{kCapacity};
+  testing::FakeStreams streams;
+  runtime::StreamTable table;
+  runtime::PlannedAllocator allocator{device, streams, table,
+                                      runtime::PlannedAllocator::Fallback::kCallers};
+};
+
+// The memory of one CUDA graph.
+struct Graph {
+  Graph() {
+    pools.open({0, 1}, [](device::StreamHandle) { return true; });
+  }
+  std::optional<std::uintptr_t> allocate(Bytes size, StreamId stream) {
+    void* p = pools.allocate(size, testing::FakeStreams::stream(stream), stream).block;
+    return p ? std::optional(reinterpret_cast<std::uintptr_t>(p)) : std::nullopt;
+  }
+  bool free(std::uintptr_t p) { return pools.deallocate(reinterpret_cast<void*>(p)); }
+  void check() const {}
+
+  device::PretendMemory device{kCapacity};
+  compat::GraphPools pools{device};
+};
+
 // The model of torch's allocator, which names blocks by numbers.
 template <bool kExpandable>
 struct Model {
@@ -111,7 +169,8 @@ class PoolContract : public ::testing::Test {
   Pool pool_;
 };
 
-using Pools = ::testing::Types<Caching, Static, Planned, Model<false>, Model<true>>;
+using Pools =
+    ::testing::Types<Caching, Static, Planned, Unplanned, Beside, Graph, Model<false>, Model<true>>;
 TYPED_TEST_SUITE(PoolContract, Pools);
 
 TYPED_TEST(PoolContract, LiveBlocksAreAlignedAndNeverOverlap) {

@@ -176,7 +176,7 @@ solve::Attempt attempt_of(std::string name, Bytes height) {
           }};
 }
 
-TEST(Race, IsWonByTheLowestAndOfEqualsByTheFirst) {
+TEST(Attempts, TheLowestWinsAndAmongEqualsTheFirst) {
   for (int threads = 1; threads <= 4; ++threads) {
     for (int k = 0; k < 50; ++k) {
       solve::Winner winner;
@@ -190,7 +190,7 @@ TEST(Race, IsWonByTheLowestAndOfEqualsByTheFirst) {
   }
 }
 
-TEST(Race, PassesOnAnErrorOnlyWhenNoneHasALayout) {
+TEST(Attempts, PassesOnAnErrorOnlyWhenNoneHasALayout) {
   const solve::Attempt broken{
       "broken",
       [](const solve::Budget&, const std::atomic<Bytes>&) -> std::optional<solve::Layout> {
@@ -204,7 +204,7 @@ TEST(Race, PassesOnAnErrorOnlyWhenNoneHasALayout) {
   }
 }
 
-TEST(Race, ReportsProgressUpToTheEnd) {
+TEST(Attempts, ReportsProgressUpToTheEnd) {
   std::atomic<int> reports = 0;
   std::atomic<bool> in_range = true;
   solve::Budget budget;

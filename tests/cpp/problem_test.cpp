@@ -42,7 +42,7 @@ TEST(Problem, RefusesSettingsWithoutSense) {
   EXPECT_NE(complaint({.capacity = -1}), "");
 }
 
-TEST(Problem, KeepsLifetimesWithinOneTurn) {
+TEST(Problem, KeepsLifetimesWithinOnePeriod) {
   solve::Problem problem{.buffers = {{.size = 1, .lower = 5, .upper = 6}}, .period = 5};
   EXPECT_NE(complaint(problem).find("outside the period"), std::string::npos);
   problem.buffers[0] = {.size = 1, .lower = 0, .upper = 6};

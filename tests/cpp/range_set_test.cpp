@@ -48,7 +48,7 @@ Offset best_fit(const std::vector<Range>& ranges, Bytes size) {
   return best ? best->begin : kUnplaced;
 }
 
-TEST(HoleSetProperty, FindsTheBestFitWhateverWasDone) {
+TEST(HoleSetProperty, FindsTheBestFitAfterAnySequence) {
   std::size_t most = 0;
   for (unsigned seed = 0; seed < 30; ++seed) {
     std::mt19937 random(seed);

@@ -59,7 +59,7 @@ TEST(Resize, UnknownExtentsAreThoseOfTheEnvelope) {
   EXPECT_THROW(resize(plan, std::vector<Extent>{}), PlanError);
 }
 
-TEST(Resize, RoundsUpWhatALawLeavesAndNeverGivesZero) {
+TEST(Resize, RoundsUpRemaindersOfLawsAndNeverGivesZero) {
   Plan plan = small_plan(16);
   plan.laws[0] = {.constant = 1, .terms = {{1, {0, kNone, kNone}}}, .divisor = 3, .step = 4};
   plan.laws[1] = {.constant = -600, .terms = {{1, {0, kNone, kNone}}}};
@@ -68,7 +68,7 @@ TEST(Resize, RoundsUpWhatALawLeavesAndNeverGivesZero) {
   EXPECT_EQ(law_sizes(plan, std::vector<Extent>{12})[LawIndex(1)], 1);
 }
 
-TEST(Resize, ScalesWhatNoLawExplains) {
+TEST(Resize, ScalesUnexplainedSizes) {
   Plan plan = small_plan(16);
   plan.laws[0] = affine(16384, 0);
   plan.laws[0].proof = LawProof::kUnexplained;
@@ -81,7 +81,7 @@ TEST(Resize, RefusesSizesOfNoRequest) {
   EXPECT_THROW(resize(plan, std::vector<Extent>{Extent{1} << 47}), PlanError);
 }
 
-TEST(Resize, KeepsWhatIsFixedAndPutsNothingAcrossAWall) {
+TEST(Resize, KeepsFixedOffsetsAndPutsNothingAcrossAWall) {
   const Plan plan = small_plan(16);
   ResizeOptions options;
   options.layout.fixed = {kUnplaced, kUnplaced, 1536 * 16};

@@ -220,7 +220,7 @@ TEST(ServingSizes, AddsAPieceWhereSomethingIsLive) {
   EXPECT_EQ(run.iterate({40, 40}), 9);
 }
 
-TEST(ServingSizes, GoesOnWithTheOldPoolWhereThereIsNoRoomForALarger) {
+TEST(ServingSizes, KeepsTheOldPoolIfALargerOneDoesNotFit) {
   const Program program(1, 16);
   const Bytes enough = program.plan.pool + (Bytes{4} << 20);
   Session run(program.plan, enough);
@@ -342,11 +342,11 @@ TEST(ServingSizes, NoTwoLiveBlocksEverShareAnAddress) {
     Session run(program.plan,
                 pick(0, 3) == 0 ? program.plan.pool * 3 + (Bytes{8} << 20) : Bytes{1} << 40);
     int strangers = 0;
-    for (int turn = 0; turn < 12; ++turn) {
+    for (int iteration = 0; iteration < 12; ++iteration) {
       const int microbatches = pick(0, 5) == 0 ? pick(1, 6) : program.count;
       for (int m = 0; m < microbatches; ++m) {
         const Extent tokens = pick(0, 7) == 0 ? pick(0, 200) : pick(0, 40);
-        const std::string own = std::to_string(turn) + "." + std::to_string(m);
+        const std::string own = std::to_string(iteration) + "." + std::to_string(m);
         if (pick(0, 3) == 0) {
           run.alloc("stranger" + std::to_string(strangers++), pick(1, 90) * 700);
         }

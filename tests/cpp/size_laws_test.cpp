@@ -141,7 +141,7 @@ TEST(SizeLaws, IterationsOfOtherLengthsAlign) {
   EXPECT_EQ(sizes.count(kWeights), 1u);
 }
 
-TEST(SizeLaws, PhasesSayWhoseExtentsTheyFollow) {
+TEST(SizeLaws, PhasesNameTheMicrobatchOfTheirExtents) {
   const IterationProfile profile = profile::profile_iteration(run({{10, 90}, {40, 70}, {20, 35}}));
   std::vector<std::pair<std::int32_t, std::int32_t>> found;
   for (const auto& phase : profile.phases) found.emplace_back(phase.own, phase.upcoming);

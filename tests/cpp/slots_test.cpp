@@ -95,7 +95,7 @@ TEST(SlotsValidator, CountsARequestAndItsSuccessor) {
   EXPECT_THROW(check(3), PlanError);
 }
 
-TEST(SlotsValidator, RefusesWhatDoesNotFit) {
+TEST(SlotsValidator, RefusesRequestsThatDoNotFit) {
   const SlotRange good{.size = kUnit, .offset = 0, .count = 2, .stream = 0};
   const SlotUse use{.slots = 0, .size = 100, .lower = 2, .upper = 15, .stream = 0};
   const auto check = [](SlotRange range, SlotUse u, Tick period = 10) {
@@ -362,7 +362,7 @@ plan::Plan plan_with_idle_slot(Bytes size) {
   return plan;
 }
 
-TEST(Boxes, ABoundTellsWhatIdleSlotsCannotTake) {
+TEST(Boxes, ABoundCountsRequestsThatIdleSlotsCannotTake) {
   // Requests 0 and 1 are live at once, and a state of 8 units with them.
   const Bytes small = plan::bound_with_slots(plan_with_idle_slot(8 * kUnit));
   EXPECT_EQ(small, 24 * kUnit) << "the load: they may lie in the idle slot";

@@ -307,7 +307,7 @@ TEST_F(Standin, MapsAndUnmapsAtTheSameAddresses) {
   ASSERT_EQ(reserve(&at, size, 0, 0, 0), kCudaSuccess);
   EXPECT_EQ(standin_used(0), 0u);
   void* s = stream();
-  for (int turn = 0; turn < 2; ++turn) {
+  for (int iteration = 0; iteration < 2; ++iteration) {
     std::uint64_t handle = 0;
     ASSERT_EQ(create(&handle, size, properties, 0), kCudaSuccess);
     EXPECT_EQ(standin_used(0), size);

@@ -412,7 +412,7 @@ TEST_F(StartupRun, ARegionThatNothingCameForGoesBackAfterTheFirstIteration) {
   EXPECT_EQ(device_.used(), plan_.pool);
 }
 
-TEST_F(StartupRun, WithoutRoomForTheRegionNothingChanges) {
+TEST_F(StartupRun, NothingChangesIfTheRegionDoesNotFit) {
   device::PretendMemory small(plan_.pool + plan_.resident - 1);
   runtime::PlannedAllocator allocator(small);
   EXPECT_THROW(allocator.enable(plan_, {.startup = true}), OutOfMemory);
@@ -645,7 +645,7 @@ TEST_P(RandomStartup, AsProfiledIsServedThroughout) {
   }
 }
 
-TEST_P(RandomStartup, WhateverDepartsNoTwoBlocksOverlap) {
+TEST_P(RandomStartup, NoTwoBlocksOverlapAfterAnyDeparture) {
   std::mt19937 random(GetParam());
   const std::vector<Action> program =
       random_program(random, static_cast<StreamId>(1 + GetParam() % 3), /*sizes=*/false);

@@ -23,7 +23,7 @@ plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
 TEST(StaticPool, ServesThePlanAndNothingIsStray) {
   runtime::StaticPool pool(testing::plan_of(
       {decision(512, 0, 0, 2), decision(512, 512, 1, 3), decision(512, 0, 4, 5)}, 6));
-  for (int turn = 0; turn < 3; ++turn) {
+  for (int iteration = 0; iteration < 3; ++iteration) {
     EXPECT_EQ(pool.place(0), 0);
     EXPECT_EQ(pool.place(1), 512);
     EXPECT_EQ(pool.release(0).size, 512);
@@ -48,12 +48,12 @@ TEST(StaticPool, RefusesAnAddressThatALateBlockHolds) {
   EXPECT_EQ(pool.release(0).size, 100) << "sizes are given back as they were asked for";
 }
 
-TEST(StaticPool, ALateBlockIsRegularAgainInItsNextTurn) {
+TEST(StaticPool, ALateBlockIsRegularAgainInTheNextIteration) {
   runtime::StaticPool pool(testing::plan_of({decision(512, 0, 0, 1), decision(512, 512, 2, 3)}, 4));
   ASSERT_EQ(pool.place(0), 0);
   pool.end_iteration();
   EXPECT_EQ(pool.strays(), 1u);
-  EXPECT_EQ(pool.place(0), kUnplaced) << "still live from the turn before";
+  EXPECT_EQ(pool.place(0), kUnplaced) << "still live from the iteration before";
   EXPECT_EQ(pool.strays(), 0u);
   pool.check();
   EXPECT_EQ(pool.place(1), 512);
@@ -61,7 +61,7 @@ TEST(StaticPool, ALateBlockIsRegularAgainInItsNextTurn) {
   pool.check();
 }
 
-TEST(StaticPool, WrapAroundLivesIntoTheNextTurn) {
+TEST(StaticPool, WrapAroundLivesIntoTheNextIteration) {
   runtime::StaticPool pool(testing::plan_of({decision(512, 0, 6, 10), decision(512, 0, 4, 5)}, 8));
   ASSERT_EQ(pool.place(1), 0);  // decisions are ordered by their start: 1 is the later one
   pool.end_iteration();
@@ -239,7 +239,7 @@ TEST(StaticPool, ABlockThatOutlivesItsRegionDisplacesOnlyItsOwnAddresses) {
   EXPECT_EQ(pool.place_dynamic(0, 1000), 512);
   pool.check();
   EXPECT_EQ(pool.release(512 + 1024).size, 700);
-  EXPECT_EQ(pool.strays(), 1u) << "decision 2, which lives from the turn before";
+  EXPECT_EQ(pool.strays(), 1u) << "decision 2, which lives from the iteration before";
   pool.check();
 }
 
@@ -266,7 +266,7 @@ TEST(StaticPool, ASizeThatALongerRegionDidNotGetGoesThereLater) {
   pool.check();
 }
 
-TEST(StaticPool, BriefRequestsMayUseFinishedRoom) {
+TEST(StaticPool, BriefRequestsMayUseFinishedRegions) {
   plan::Plan plan = testing::plan_of({decision(512, 0, 0, 20), decision(512, 512, 6, 20)}, 20);
   plan.groups = {group(0, 2 * kUnit, 1024, 1, 19), group(1, kUnit, 1024 + 2 * kUnit, 7, 9)};
   plan.pool = plan.bound = 1024 + 3 * kUnit;
@@ -341,12 +341,13 @@ TEST(StaticPool, StressInStepServesEverything) {
     }
     std::sort(program.begin(), program.end());
     std::vector<bool> live(plan.decisions.size());
-    for (int turn = 0; turn < 3; ++turn) {
+    for (int iteration = 0; iteration < 3; ++iteration) {
       for (const auto& [tick, is_allocation, i] : program) {
         const auto index = static_cast<std::size_t>(i);
         const plan::Decision& d = plan.decisions[index];
         if (is_allocation) {
-          ASSERT_EQ(pool.place(i), d.offset) << "seed " << seed << " turn " << turn << " d" << i;
+          ASSERT_EQ(pool.place(i), d.offset)
+              << "seed " << seed << " iteration " << iteration << " d" << i;
           shadow.add(d.offset, d.size, plan.pool);
           live[index] = true;
         } else if (live[index]) {
@@ -386,7 +387,7 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
       shadow.add(offset, size, plan.pool);
       live.push_back(offset);
     };
-    for (int turn = 0; turn < 4; ++turn) {
+    for (int iteration = 0; iteration < 4; ++iteration) {
       for (std::size_t at = 0; at < order.size(); ++at) {
         const int what = pick(0, 19);
         if (pick(0, 19) == 0) {
@@ -477,7 +478,7 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
       shadow.add(offset, size, plan.pool);
       live.push_back(offset);
     };
-    for (int turn = 0; turn < 5; ++turn) {
+    for (int iteration = 0; iteration < 5; ++iteration) {
       for (const Step& step : program) {
         const int what = pick(0, 29);
         if (what == 0) continue;

@@ -100,7 +100,7 @@ TEST(Walk, MeetsTheBoundOfAVirtualPipelineWhereNothingElseDoes) {
   EXPECT_TRUE(result.optimal);
 }
 
-TEST(Walk, ComesBackWhenTheCellsAreFewerThanTheTurns) {
+TEST(Walk, ComesBackIfThereAreFewerCellsThanPeaks) {
   const solve::Problem problem = Interleaved(7).problem(16);  // 98 turns, some seven a slot
   const Bytes bound = solve::load_bound(problem);
   const std::optional<solve::Layout> layout =
@@ -128,7 +128,7 @@ TEST(Walk, KeepsFixedBuffersAndItsLimit) {
 }
 
 // Pipelines with some buffers of irregular sizes and lifetimes, as in real ones.
-TEST(Walk, IsValidWhateverElseThereIs) {
+TEST(Walk, IsValidBesideAnyOtherBuffers) {
   RandomProblems random(53);
   int walks = 0;
   for (int k = 0; k < 300; ++k) {

@@ -388,7 +388,7 @@ def test_explicit_calls_take_over(when: str, call: str) -> None:
 
 
 @isolated
-def test_what_is_on_already_is_told_or_returned() -> None:
+def test_a_second_call_returns_the_handle_or_names_the_conflict() -> None:
     _, trainer = twins()
     with (
         stalloc.profile(trainer.model) as prof,

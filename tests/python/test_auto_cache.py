@@ -55,7 +55,7 @@ def refuse(problem: str) -> None:
 # The folder
 
 
-def test_what_was_kept_is_found_by_program_and_inputs(tmp_path: Path, proposal: Proposal) -> None:
+def test_a_kept_plan_is_found_by_program_and_inputs(tmp_path: Path, proposal: Proposal) -> None:
     cache = PlanCache(tmp_path / "new" / "folder")
     assert cache.find(PROGRAM, inputs_of(proposal), refuse) is None
     cache.keep(PROGRAM, proposal)
@@ -185,7 +185,7 @@ def test_a_plan_of_another_program_under_the_name_is_not_used(
     assert "another program" in problems[0]
 
 
-def test_what_is_no_file_is_left_alone(tmp_path: Path, proposal: Proposal) -> None:
+def test_only_regular_files_are_deleted(tmp_path: Path, proposal: Proposal) -> None:
     cache = PlanCache(tmp_path)
     cache.keep(PROGRAM, proposal)
     (file,) = tmp_path.iterdir()
@@ -207,7 +207,7 @@ def _race(folder: Path, text: bytes, seed: int) -> None:
     sys.exit(0)
 
 
-def test_processes_that_race_read_whole_plans_only(tmp_path: Path, plan_text: bytes) -> None:
+def test_concurrent_processes_read_whole_plans_only(tmp_path: Path, plan_text: bytes) -> None:
     context = multiprocessing.get_context("spawn")
     racers = [context.Process(target=_race, args=(tmp_path, plan_text, i)) for i in range(4)]
     for racer in racers:

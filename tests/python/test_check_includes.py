@@ -1,4 +1,4 @@
-"""The check of includes: what it lets pass and what it reports, on trees made up for it."""
+"""The check of includes: its reports on small source trees."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ README = """
 | folder | purpose |
 |---|---|
 | `base/` | units |
+| `trace/` | the trace |
 | `solve/core/` | the problem |
 | `verify/` | validators |
 | `solve/` | the portfolio |
@@ -63,6 +64,36 @@ def test_reports_an_include_upwards(tree: Path) -> None:
     add(tree, "csrc/solve/core/problem.cpp", include("solve/portfolio.h"))
     assert found(tree) == [
         "solve/core/problem includes solve/portfolio, which stands higher in csrc/README.md's table"
+    ]
+
+
+@pytest.mark.parametrize("unit", ["solve/core/order", "solve/csv", "solve/portfolio"])
+def test_the_solver_may_not_include_traces(tree: Path, unit: str) -> None:
+    add(tree, "csrc/trace/trace.h")
+    add(tree, f"csrc/{unit}.cpp", include("trace/trace.h"))
+    place = {"solve/csv": "solve", "solve/core/order": "solve/core"}.get(unit, unit)
+    assert found(tree) == [
+        f"{unit} includes trace/trace, which scripts/check_includes.py forbids {place}"
+    ]
+
+
+def test_a_validator_may_include_the_problem_and_no_planner(tree: Path) -> None:
+    for name in ("problem", "planner"):
+        add(tree, f"csrc/solve/core/{name}.h")
+        add(tree, f"csrc/verify/{name}.cpp", include(f"solve/core/{name}.h"))
+    assert found(tree) == [
+        "verify/planner includes solve/core/planner, which scripts/check_includes.py forbids verify"
+    ]
+
+
+def test_a_session_may_not_import_the_automatic(tree: Path) -> None:
+    add(tree, "stalloc/_auto/cycle.py", "from stalloc import session")
+    add(tree, "stalloc/session.py")
+    assert violations(tree) == []
+    add(tree, "stalloc/_auto/cycle.py")
+    add(tree, "stalloc/session.py", "from stalloc._auto import cycle")
+    assert violations(tree) == [
+        "stalloc.session imports stalloc._auto.cycle, which is of a higher layer"
     ]
 
 

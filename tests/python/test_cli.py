@@ -1,4 +1,4 @@
-"""The command line: what it prints, writes and exits with."""
+"""The command line: its output, files and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a process: what its streams, signals and file names may be."""
+"""The command line as a process: its streams, signals and file names."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_no_color_and_no_terminal_are_plain_text(trace: Path) -> None:
     assert not any("\x1b" in line for line in shown)
 
 
-def test_help_and_usage() -> None:
+def test_help_and_usage_go_to_the_right_stream() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert done.stdout.startswith("usage: stalloc ")

@@ -1,4 +1,4 @@
-"""The driver that every integration is on: what it does when, and what goes wrong."""
+"""The driver under every integration: the order of its actions, and its errors."""
 
 from __future__ import annotations
 

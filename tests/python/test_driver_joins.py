@@ -73,7 +73,7 @@ def said_by(output: str) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("mode", ["auto", "profile", "plan"])
 def test_stalloc_run_of_a_script_with_a_driver(mode: str, script: Path, tmp_path: Path) -> None:
-    """Whatever the driver's mode is; of its own folder nothing comes."""
+    """This holds in every mode; the driver writes nothing to its own folder."""
     plain = subprocess.run(
         [sys.executable, script, "off"], capture_output=True, text=True, check=True
     ).stdout

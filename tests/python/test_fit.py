@@ -26,7 +26,9 @@ def profiled(*shapes: tuple[int, ...]) -> list[str]:
         ([()], ()),
     ],
 )
-def test_served(shapes: list[tuple[int, ...]], running: tuple[int, ...]) -> None:
+def test_serves_inputs_like_the_profiled_ones(
+    shapes: list[tuple[int, ...]], running: tuple[int, ...]
+) -> None:
     assert input_mismatch(profiled(*shapes), (torch.zeros(running),), {}) is None
 
 
@@ -39,7 +41,9 @@ def test_served(shapes: list[tuple[int, ...]], running: tuple[int, ...]) -> None
         ([(4, 8)], (), "number, type or rank"),
     ],
 )
-def test_refused(shapes: list[tuple[int, ...]], running: tuple[int, ...], hint: str) -> None:
+def test_refuses_other_inputs(
+    shapes: list[tuple[int, ...]], running: tuple[int, ...], hint: str
+) -> None:
     problem = input_mismatch(profiled(*shapes), (torch.zeros(running),), {})
     assert problem is not None
     assert hint in problem

@@ -348,7 +348,7 @@ def test_without_optimizers_an_iteration_ends_after_a_backward_pass(sink: Record
     assert sink.take() == f"other {accumulate(1)} ( ) {NEXT} {accumulate(1)} ( ) other"
 
 
-def test_the_first_step_makes_one_iteration_of_what_ended_by_guess(sink: RecordingSink) -> None:
+def test_the_first_step_joins_iterations_that_ended_by_guess(sink: RecordingSink) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters())
     told: list[str] = []

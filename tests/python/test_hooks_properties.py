@@ -1,4 +1,4 @@
-"""Whatever a program does, the sink hears a well-formed story, and the next clean step is clean."""
+"""Any program gives the sink a well-formed sequence, and the next clean step is clean."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def loop() -> list[Any]:
         ((loop(),), {}, "(((((((((_)))))))))"),
     ],
 )
-def test_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], expected: str) -> None:
+def test_describes_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], expected: str) -> None:
     assert input_signature(args, kwargs) == expected
 
 

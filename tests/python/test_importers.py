@@ -1,4 +1,4 @@
-"""Importers: what snapshots and Kineto traces become, and what is assumed."""
+"""Importers: the traces of snapshots and Kineto traces, and the assumptions that are reported."""
 
 from __future__ import annotations
 
@@ -462,7 +462,7 @@ def kineto_document(steps: int = 3) -> Document:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_a_kineto_trace(zipped: bool, tmp_path: Path) -> None:
+def test_imports_a_kineto_trace(zipped: bool, tmp_path: Path) -> None:
     content = json.dumps(kineto_document()).encode()
     path = tmp_path / "trace.json"
     path.write_bytes(gzip.compress(content) if zipped else content)

@@ -1,4 +1,4 @@
-"""Whatever a file holds: a trace that is sound, or one clear error."""
+"""Every file gives a valid trace or one clear error."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def damaged(document: Document, data: st.DataObject) -> Document:
 
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_damaged_snapshots(data: st.DataObject) -> None:
+def test_damaged_snapshots_give_a_valid_trace_or_one_error(data: st.DataObject) -> None:
     read(dump(damaged(SNAPSHOT, data)))
 
 
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_damaged_kineto_traces(data: st.DataObject) -> None:
+def test_damaged_kineto_traces_give_a_valid_trace_or_one_error(data: st.DataObject) -> None:
     document = damaged(KINETO, data)
     try:
         content = json.dumps(document).encode()
@@ -96,7 +96,7 @@ def test_damaged_kineto_traces(data: st.DataObject) -> None:
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_damaged_pickles(data: st.DataObject) -> None:
+def test_damaged_pickles_give_a_valid_trace_or_one_error(data: st.DataObject) -> None:
     content = bytearray(data.draw(st.sampled_from(PICKLES)))
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -112,7 +112,7 @@ def test_truncated_pickles(data: st.DataObject) -> None:
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x80\x04", b"{", b"[", b"\x1f\x8b"]))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes(content: bytes, head: bytes) -> None:
+def test_any_bytes_give_a_valid_trace_or_one_error(content: bytes, head: bytes) -> None:
     read(head + content)
 
 
@@ -130,7 +130,9 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.lists(st.integers(0, 6), unique=True), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_any_history(events: list[Any], live: list[int], repetitions: int) -> None:
+def test_any_history_imports_or_fails_once(
+    events: list[Any], live: list[int], repetitions: int
+) -> None:
     """Frees without allocations, addresses allocated and freed twice, segments that disagree."""
     trace = [
         {"action": action, "addr": address, "size": size, "stream": stream, "time_us": row}

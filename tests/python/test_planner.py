@@ -49,7 +49,11 @@ class Problem:
         ]
 
     def best_height(self) -> int:
-        """By brute force: in some order, every buffer lies on top of those before it."""
+        """By brute force: in some order, every buffer lies on top of those before it.
+
+        The C++ tests have a brute force and a generator of their own. These two share no code with
+        the library, so they also check the bindings.
+        """
         size = self.rounded()
         meets: list[list[int]] = [[] for _ in size]
         for i, j in self.conflicts():

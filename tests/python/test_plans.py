@@ -30,7 +30,7 @@ def document(plan: Plan, tmp_path: Path) -> Document:
     return document
 
 
-def test_figures_and_columns(plan: Plan) -> None:
+def test_shows_figures_and_columns(plan: Plan) -> None:
     assert plan.decisions.size.tolist() == [1000, 2000, 3000, 400]
     assert plan.pool == plan.bound == 1024 + 2048 + 3072
     assert plan.optimal

@@ -214,7 +214,7 @@ def snapshot(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_verdict_names_what_the_plan_covers(
+def test_the_verdict_names_the_part_that_the_plan_covers(
     snapshot: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A recording without repetition is replayed as it is, even if the importer repeats it."""
@@ -252,7 +252,7 @@ def test_a_written_plan_serves_the_recording_with_the_same_figures(
     assert cli.main(["replay", snapshot, "-o", plan, "--force"]) == 0
 
 
-def test_the_verdict_recommends_who_reserves_less(tmp_path: Path) -> None:
+def test_the_verdict_recommends_the_allocator_that_reserves_less(tmp_path: Path) -> None:
     """With a plan of another run, stalloc reserves more; the verdict says what to use instead."""
     trace = importers.from_bytes(dump(pruning().document()), "s.pickle", repetitions=1).trace
     other = recordings.one_pass(
@@ -275,7 +275,7 @@ def test_the_verdict_recommends_who_reserves_less(tmp_path: Path) -> None:
     assert expected[str(given.best)] in given.verdict
 
 
-def test_a_large_difference_to_what_was_measured_is_explained(
+def test_a_large_difference_to_the_measurement_is_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = last_step()
@@ -336,7 +336,7 @@ def test_settings_that_torch_does_not_have_are_wrong_usage(text: str, snapshot: 
     assert exit_.value.code == 2
 
 
-def test_what_torch_held_counts_for_its_settings_only() -> None:
+def test_the_measured_memory_counts_for_its_settings_only() -> None:
     trace = importers.from_bytes(dump(last_step()), "snapshot.pickle").trace
     assert "torch_reserved" in trace.info
     same = torch_settings.applied(trace, torch_settings.parse(""))

@@ -1,4 +1,4 @@
-"""Files that are not what they ought to be: every command says the same of them, and by name."""
+"""Invalid files: every command reports them with the same message and the file's name."""
 
 from __future__ import annotations
 

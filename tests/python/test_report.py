@@ -1,4 +1,4 @@
-"""Reports: what is drawn, how it is packed, and what the command says, writes and exits with."""
+"""Reports: the drawing, its packed data, and the command's output and exit codes."""
 
 from __future__ import annotations
 

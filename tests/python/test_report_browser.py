@@ -296,7 +296,7 @@ def test_a_damaged_report_says_so(show: Open, driver: webdriver.Chrome, tmp_path
 
 
 def test_names_are_shown_and_never_obeyed(show: Open) -> None:
-    """Whatever a file calls its layers, notes and itself, none of it is HTML or a script."""
+    """Names of layers, notes and the file are never HTML or a script."""
     evil = "</script><img src=x onerror=\"document.title='obeyed'\">'\"`${1}&lt;\x1b[2J\u2028"
     document = training_document() | {"layers": [evil]}
     document["info"] = {evil: evil, "assumptions": f"{evil}\nsecond", "__proto__": "plain"}

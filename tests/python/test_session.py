@@ -1,4 +1,4 @@
-"""Profiling, enabling and disabling: what is refused, what is said, and what is counted."""
+"""Profiling, enabling and disabling: refusals, messages and figures."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ ActiveParts active_parts(const Problem& problem) {
   parts.problem.period = problem.period;
   parts.problem.alignment = problem.alignment;
   parts.problem.streams = problem.streams;
-  auto gap = problem.gaps.begin();
+  auto interval = problem.idle.begin();
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     const auto index = static_cast<std::int32_t>(i);
     parts.first.push_back(parts.owner.size());
@@ -22,9 +22,9 @@ ActiveParts active_parts(const Problem& problem) {
     };
     Tick reached = part.lower;
     const Tick end = part.upper;
-    for (; gap != problem.gaps.end() && gap->buffer == index; ++gap) {
-      if (gap->lower > reached) add(reached, gap->lower);
-      reached = gap->upper;
+    for (; interval != problem.idle.end() && interval->buffer == index; ++interval) {
+      if (interval->lower > reached) add(reached, interval->lower);
+      reached = interval->upper;
     }
     if (reached < end || parts.owner.size() == parts.first.back()) add(reached, end);
   }

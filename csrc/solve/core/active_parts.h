@@ -9,9 +9,9 @@
 
 namespace stalloc::solve {
 
-// The active parts of all buffers, as buffers of a problem without gaps. Its load is the load of
-// the whole problem. A layout of it in which all parts of a buffer have one offset is a layout of
-// the whole problem.
+// The active parts of all buffers, as buffers of a problem without idle intervals. Its load is the
+// load of the whole problem. A layout of it in which all parts of a buffer have one offset is a
+// layout of the whole problem.
 struct ActiveParts {
   Problem problem;
   std::vector<std::int32_t> owner;  // of each part: index into the buffers of the whole problem

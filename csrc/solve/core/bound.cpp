@@ -28,7 +28,7 @@ Bytes highest_sum(std::vector<Change>& changes) {
 }  // namespace
 
 Bytes load_bound(const Problem& problem) {
-  if (!problem.gaps.empty()) return load_bound(active_parts(problem).problem);
+  if (!problem.idle.empty()) return load_bound(active_parts(problem).problem);
   std::map<StreamId, std::vector<Change>> streams;
   Bytes alone = 0;
   for (const Buffer& b : problem.buffers) {

@@ -1,7 +1,7 @@
 // The load bound: the largest sum of rounded live sizes over time. No layout is lower.
 //
-// Nor is any layout lower than its largest buffer, even one with an empty lifetime, or than the end
-// of a fixed buffer.
+// No layout is lower than its largest buffer (even one with an empty lifetime) or than the end of a
+// fixed buffer.
 #pragma once
 
 #include "solve/core/problem.h"

@@ -41,28 +41,31 @@ void check_fixed(const Problem& problem, std::size_t index) {
   }
 }
 
-void check_gaps(const Problem& problem) {
-  if (!problem.gaps.empty() && problem.streams == Streams::kOrdered) {
-    throw PlanError("gaps and reuse across streams do not go together");
+void check_idle(const Problem& problem) {
+  if (!problem.idle.empty() && problem.streams == Streams::kOrdered) {
+    throw PlanError("idle intervals and ordered streams do not go together");
   }
-  for (std::size_t k = 0; k < problem.gaps.size(); ++k) {
-    const Gap& gap = problem.gaps[k];
-    if (gap.buffer < 0 || static_cast<std::size_t>(gap.buffer) >= problem.buffers.size()) {
-      throw PlanError("gap " + std::to_string(k) + " is of buffer " + std::to_string(gap.buffer) +
-                      ", and there are " + std::to_string(problem.buffers.size()));
+  for (std::size_t k = 0; k < problem.idle.size(); ++k) {
+    const IdleInterval& interval = problem.idle[k];
+    if (interval.buffer < 0 ||
+        static_cast<std::size_t>(interval.buffer) >= problem.buffers.size()) {
+      throw PlanError("idle interval " + std::to_string(k) + " is of buffer " +
+                      std::to_string(interval.buffer) + ", and there are " +
+                      std::to_string(problem.buffers.size()));
     }
-    const auto index = static_cast<std::size_t>(gap.buffer);
-    const std::string named = "has a gap from tick " + std::to_string(gap.lower) + " to " +
-                              std::to_string(gap.upper) + ", ";
+    const auto index = static_cast<std::size_t>(interval.buffer);
+    const std::string named = "has an idle interval from tick " + std::to_string(interval.lower) +
+                              " to " + std::to_string(interval.upper) + ", ";
     const Buffer& b = problem.buffers[index];
-    if (gap.upper <= gap.lower) fail(index, named + "which is empty or reversed");
-    if (gap.lower < b.lower || gap.upper > b.upper) {
+    if (interval.upper <= interval.lower) fail(index, named + "which is empty or reversed");
+    if (interval.lower < b.lower || interval.upper > b.upper) {
       fail(index, named + "outside its lifetime from " + std::to_string(b.lower) + " to " +
                       std::to_string(b.upper));
     }
     if (k == 0) continue;
-    const Gap& before = problem.gaps[k - 1];
-    if (before.buffer > gap.buffer || (before.buffer == gap.buffer && before.upper > gap.lower)) {
+    const IdleInterval& before = problem.idle[k - 1];
+    if (before.buffer > interval.buffer ||
+        (before.buffer == interval.buffer && before.upper > interval.lower)) {
       fail(index, named + "which overlaps the one before it, or is out of order");
     }
   }
@@ -92,7 +95,7 @@ void Problem::check() const {
                           " add up to more than fits in 63 bits; scale them down");
     }
   }
-  check_gaps(*this);
+  check_idle(*this);
   if (Bytes top = 0; __builtin_add_overflow(sum, highest_fixed, &top)) {
     throw OverflowError("the fixed offset " + std::to_string(highest_fixed) +
                         " and the sum of all sizes do not fit in 63 bits; scale them down");

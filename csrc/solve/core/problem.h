@@ -32,7 +32,7 @@ struct Buffer {
 };
 
 // An idle interval: a part of a buffer's lifetime in which others may use its addresses.
-struct Gap {
+struct IdleInterval {
   std::int32_t buffer = kNone;  // index into Problem::buffers
   Tick lower = 0;               // lies within the buffer's lifetime
   Tick upper = 0;               // half-open, not empty
@@ -50,12 +50,13 @@ struct Problem {
   Bytes alignment = kDefaultAlignment;
   Bytes capacity = 0;  // 0: none. Otherwise a plan must not be higher
   Streams streams = Streams::kSeparate;
-  std::vector<Gap> gaps = {};  // by buffer, then by lower; disjoint. Not with ordered streams
+  std::vector<IdleInterval> idle =
+      {};  // by buffer, then by lower; disjoint. Not with ordered streams
 
   // Throws PlanError, naming the first offending buffer, unless: sizes are not negative, and their
   // rounded sum above the highest fixed offset fits in Bytes; alignment is positive; lifetimes are
   // neither negative nor reversed; fixed offsets are aligned; with a period lower < period and
-  // upper - lower <= period; and gaps are as stated.
+  // upper - lower <= period; and idle intervals are as stated.
   void check() const;
 };
 

@@ -7,8 +7,8 @@
 // * Canonical layouts are stricter. A canonical layout has the least sum of size * weight * offset
 //   of all feasible ones, where the weight falls with the rank among twins. In it each free buffer
 //   rests on the ground or on a neighbour. A neighbour blocks each lower offset at which it could
-//   rest. And of two twins that touch, the one of lower rank is below: swapping them would lessen
-//   the sum. So the two branches are "the buffer lies at its floor" and "it is blocked there", and
+//   rest. If two twins touch, the one of lower rank is below: swapping them would lessen the sum.
+//   So the two branches are "the buffer lies at its floor" and "it is blocked there", and
 //   all conclusions are drawn from either (exact_state.h).
 // * Any section may be filled next, not only the one with the lowest floor. The search takes the
 //   section with the fewest buffers that can come next, weighed by how often it failed before.

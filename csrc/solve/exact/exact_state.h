@@ -1,8 +1,8 @@
 // The state of the exact search: a floor for each unplaced buffer, and the conclusions from it.
 //
-// A buffer is placed at its floor, and only if no unplaced neighbour fits below it. Or it is barred
-// from its floor: a neighbour will be in its way there. In both cases the floors of other buffers
-// rise, until no further conclusion follows or a section overflows.
+// A buffer is placed at its floor, and only if no unplaced neighbour fits below it. Otherwise it is
+// barred: a neighbour will block its floor. In both cases the floors of other buffers rise, until
+// no further conclusion follows or a section overflows.
 //
 //        |   +---+            Later buffers that conflict with i lie above it. So the state is only
 //        |   | i |  +---+     a floor for each unplaced buffer.
@@ -13,7 +13,7 @@
 //   lowest top among them. That neighbour is its witness; the floor is checked again if it rises.
 // * A section is a single machine with release dates: for every floor f, f plus all sizes whose
 //   floor is f or higher must be within the capacity.
-// * Of two twins (buffers of the same sections) that touch, the one of lower rank is below; twins
+// * If two twins (buffers of the same sections) touch, the one of lower rank is below; twins
 //   of the same size are stacked by rank even if they do not touch.
 //
 // Every change is undone in O(1). A placement costs about the sum of the sections of the buffers

@@ -40,15 +40,15 @@ class Borders {
   Crossings lay_out() {
     Crossings result;
     std::vector<int> at(size(), kNoEnd);  // the first cell right of the border
-    choose_rooms();
-    const auto add_room = [&](int end) {
-      const auto chosen = room_at_.find(owner(end));
-      if (chosen == room_at_.end() || chosen->second != end) return;
-      result.rooms.push_back({owner(end), static_cast<int>(result.owners.size())});
+    choose_rests();
+    const auto add_rest = [&](int end) {
+      const auto chosen = rest_at_.find(owner(end));
+      if (chosen == rest_at_.end() || chosen->second != end) return;
+      result.rests.push_back({owner(end), static_cast<int>(result.owners.size())});
     };
     for (int end = 0; end < std::ssize(beside_); ++end) {
       if (beside_[end] != kNoEnd || at[end / 2] != kNoEnd) continue;
-      add_room(end);
+      add_rest(end);
       result.owners.insert(result.owners.end(), cells(end), owner(end));
       for (int left = end; left != kNoEnd; left = beside_[left ^ 1]) {
         const int right = left ^ 1;
@@ -57,13 +57,13 @@ class Borders {
         result.owners.insert(result.owners.end(), count, owner(right));
         gives_left_.resize(size());
         gives_left_[left / 2] = left % 2 == 0;
-        if (beside_[right] == kNoEnd) add_room(right);
+        if (beside_[right] == kNoEnd) add_rest(right);
       }
     }
     for (const int owner : result.owners) {
-      if (owner == kNobody || room_at_.contains(owner)) continue;
-      room_at_[owner] = kNoEnd;
-      result.rooms.push_back({owner, static_cast<int>(result.owners.size())});
+      if (owner == kNobody || rest_at_.contains(owner)) continue;
+      rest_at_[owner] = kNoEnd;
+      result.rests.push_back({owner, static_cast<int>(result.owners.size())});
     }
     for (const int b : border_of_) {
       if (gives_left_[b]) {
@@ -98,11 +98,11 @@ class Borders {
     return fewest;
   }
 
-  // Puts a slot's room at the end of a row, preferably one that the slot needs late.
-  void choose_rooms() {
+  // Puts a slot's rest at the end of a row, preferably one that the slot needs late.
+  void choose_rests() {
     for (int end = 0; end < std::ssize(beside_); ++end) {
       if (beside_[end] != kNoEnd || owner(end) == kNobody) continue;
-      const auto [at, is_new] = room_at_.try_emplace(owner(end), end);
+      const auto [at, is_new] = rest_at_.try_emplace(owner(end), end);
       if (peaks(end).front() > peaks(at->second).front()) at->second = end;
     }
   }
@@ -142,7 +142,7 @@ class Borders {
   std::vector<int> border_of_;    // by peak: the border that the hole crosses
   std::vector<int> beside_;       // the end on the other side of the same cells
   std::vector<int> row_;          // rows of borders with two free ends each; a forest
-  std::map<int, int> room_at_;    // by slot: the end of a row where its room lies
+  std::map<int, int> rest_at_;    // by slot: the end of a row where its rest lies
   std::vector<char> gives_left_;  // true if the hole crosses the border from the left
 };
 

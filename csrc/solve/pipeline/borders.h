@@ -20,9 +20,9 @@ struct Crossings {
     int freed = 0;  // the slot's cell next to it
   };
 
-  struct Room {
+  struct Rest {
     int slot = 0;
-    int cell = 0;  // the room lies before this cell
+    int cell = 0;  // the rest lies before this cell
   };
 
   // The first owner of each cell, in order of address: a slot, or -1 for the first hole.
@@ -30,7 +30,7 @@ struct Crossings {
   std::vector<Step> steps = {};  // one a peak
   // The offset of each slot's other addresses: next to a cell of the slot if possible, so that the
   // two together hold buffers that are longer than one of them.
-  std::vector<Room> rooms = {};  // by cell; one a slot
+  std::vector<Rest> rests = {};  // by cell; one a slot
 };
 
 // `slots` has the slot of each peak, in order; slots are numbered from 0. Returns nothing if a slot

@@ -39,7 +39,7 @@ struct Hole {
   Moment above = kNever;
 };
 
-struct Place {
+struct Candidate {
   Offset offset = kUnplaced;
   std::size_t hole = 0;
 };
@@ -159,7 +159,7 @@ class Chain {
     const std::vector<Block> late = freed_between(next_born, twins.born);
     const bool is_brief = first_born_after(twins.step) >= twins.dies;
     for (const BufferIndex i : twins.members) {
-      const Place best = best_place(holes, late, size(i), twins.dies, is_brief, is_last);
+      const Candidate best = best_candidate(holes, late, size(i), twins.dies, is_brief, is_last);
       if (best.offset == kUnplaced) return false;
       put(i, best.offset, twins);
       const Hole hole = holes[best.hole];
@@ -173,9 +173,9 @@ class Chain {
     return true;
   }
 
-  Place best_place(const std::vector<Hole>& holes, const std::vector<Block>& late, Bytes size,
-                   Moment dies, bool is_brief, bool is_last) const {
-    Place best;
+  Candidate best_candidate(const std::vector<Hole>& holes, const std::vector<Block>& late,
+                           Bytes size, Moment dies, bool is_brief, bool is_last) const {
+    Candidate best;
     Score lowest;
     for (std::size_t h = 0; h < holes.size(); ++h) {
       const Hole& hole = holes[h];

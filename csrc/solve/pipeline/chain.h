@@ -4,13 +4,17 @@
 // hundreds of moments have to be packed without holes. Between two of them, as much is born as was
 // freed before. The new buffers have to fill the holes exactly, and leave holes that suit the next:
 //
-//   offset ^          tight         tight
-//          |  ----------+  +----------|--     f is as large as two of the others. It cannot be born
-//          |      c     |  |     f    |       until a and b have died: they had better lie
-//          together, |  ----+-----+  |          |       though a died a little earlier than b, and
-//          what dies |    a |    b   |          |       next after them next to them. |
-//          ----+-----+--+----------|--
-//          +------------------------------> tick
+// clang-format off
+//
+//   offset ^    tight          tight
+//          |  ----|----+         |
+//          |   b  |    |   +-----|---     f is as large as a and b together. It fits only if a and b
+//          |  ----|--+-+   |  f  |        are neighbours. So buffers that die at nearly the same time
+//          |   a  |  |     |     |        lie next to each other.
+//          |  ----|--+-----+-----|---
+//          +--------------------------> tick
+//
+// clang-format on
 //
 // Three rules suffice for the buffers between two tight moments:
 // 1. The last one to be born goes first. It alone can use addresses that are freed late, and covers

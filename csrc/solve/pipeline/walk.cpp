@@ -59,7 +59,7 @@ class Walk {
   // Each of these two comes after find() and returns false if the cells do not suffice.
   bool go_straight() {
     ways_.clear();
-    std::vector<std::vector<Range>> slots(room_.size());
+    std::vector<std::vector<Range>> slots(rest_sizes_.size());
     for (std::size_t t = 0; t < peaks_.size(); ++t) {
       const Offset begin = static_cast<Offset>(t) * cell_;
       const Range cell{begin + hole_, begin + hole_ + cell_};
@@ -69,7 +69,7 @@ class Walk {
                        .taken = cell});
       slots[slot_of_peak_[t]].push_back(cell);
     }
-    std::vector<Bytes> rest = room_;
+    std::vector<Bytes> rest = rest_sizes_;
     for (const int slot : slot_of_peak_) rest[slot] -= cell_;
     return place(std::move(slots), rest, ways_.back().freed.end);
   }
@@ -77,19 +77,19 @@ class Walk {
   bool go_back_and_forth() {
     if (hole_ != cell_) return false;
     const Crossings crossings = find_crossings(slot_of_peak_);
-    std::vector<Bytes> rest = room_;
+    std::vector<Bytes> rest = rest_sizes_;
     for (const int slot : crossings.owners) {
       if (slot >= 0 && (rest[slot] -= cell_) < 0) return false;
     }
-    std::vector<std::vector<Range>> slots(room_.size());
+    std::vector<std::vector<Range>> slots(rest_sizes_.size());
     std::vector<Range> cells;
     Offset top = 0;
-    auto room = crossings.rooms.begin();
+    auto other = crossings.rests.begin();
     for (int k = 0; k <= std::ssize(crossings.owners); ++k) {
-      for (; room != crossings.rooms.end() && room->cell == k; ++room) {
-        if (rest[room->slot] > height_ - top) return false;
-        slots[room->slot].push_back({top, top + rest[room->slot]});
-        top += std::exchange(rest[room->slot], 0);
+      for (; other != crossings.rests.end() && other->cell == k; ++other) {
+        if (rest[other->slot] > height_ - top) return false;
+        slots[other->slot].push_back({top, top + rest[other->slot]});
+        top += std::exchange(rest[other->slot], 0);
       }
       if (k == std::ssize(crossings.owners)) break;
       if (cell_ > height_ - top) return false;
@@ -171,10 +171,10 @@ class Walk {
     for (Chunk& chunk : chunks_) {
       chunk.slot = chunk.begin < 0 ? kNone : slot_of[chunk.begin];
       if (chunk.slot == kNone) {
-        chunk.slot = static_cast<int>(room_.size());
-        room_.push_back(0);
+        chunk.slot = static_cast<int>(rest_sizes_.size());
+        rest_sizes_.push_back(0);
       }
-      room_[chunk.slot] = std::max(room_[chunk.slot], chunk.bytes);
+      rest_sizes_[chunk.slot] = std::max(rest_sizes_[chunk.slot], chunk.bytes);
       for (const BufferIndex i : chunk.buffers) {
         if (peaks_[chunk.end].freed[0] == i) slot_of[chunk.end] = chunk.slot;
       }
@@ -251,7 +251,7 @@ class Walk {
   Bytes hole_ = 0;  // bytes that it needs beyond these
   std::vector<Peak> peaks_;
   std::vector<Chunk> chunks_;      // by begin, then by end
-  std::vector<Bytes> room_;        // of each slot
+  std::vector<Bytes> rest_sizes_;  // of each slot
   std::vector<int> slot_of_peak_;  // by peak: the slot of the chunk that it frees
   std::vector<Way> ways_;          // by peak
   std::vector<std::vector<Range>> slots_;

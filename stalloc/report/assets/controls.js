@@ -57,7 +57,7 @@ class Controls {
     overlay.addEventListener(
       "wheel",
       (event) => {
-        // Whoever scrolls past on the way down the page does not mean to zoom.
+        // A reader who scrolls past on the way down the page does not want to zoom.
         if (document.activeElement !== overlay && !event.ctrlKey) return;
         event.preventDefault();
         const turned = Math.abs(event.deltaY) > Math.abs(event.deltaX) ? event.deltaY : event.deltaX;

@@ -1,5 +1,5 @@
-// The live curve, stacked by lifetime class, and the reserved line above it. What lies between the
-// two is hatched: held of the device, and used by nobody.
+// The live curve, stacked by lifetime class, and the reserved line above it. The area between the
+// two is hatched: memory that is held and not used.
 
 // From the bottom: what lives longest first, so that its edge is calm.
 const STACK = ["persistent", "wrap-around", "scoped", "transient", "dynamic"];

@@ -1,5 +1,5 @@
 // The map: a rectangle for each request over ticks and addresses, in the colour of its lifetime
-// class. What the allocator holds and nobody uses is left blank.
+// class. Memory that is held and not used is blank.
 
 // From this size on, in device pixels, a rectangle has an edge that sets it apart from its
 // neighbours.

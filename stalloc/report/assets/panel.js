@@ -1,6 +1,6 @@
 // One allocator's drawing: the live curve and the reserved line above, the phases, the map of
-// addresses below, all over the same ticks. What follows the pointer is on a canvas of its own, so
-// that nothing else has to be drawn again for it.
+// addresses below, all over the same ticks. A second canvas on top shows the pointer, so the first
+// one is not redrawn when it moves.
 
 const MARGIN = { left: 62, right: 10, top: 6 };
 const CURVE_HEIGHT = 96;

@@ -1,7 +1,7 @@
 """The memory of a device while plans come and go.
 
-On a GPU in native mode, torch's allocator tells what it has reserved. On the CPU torch caches
-nothing, so the model of its caching policy stands in for it, as in `stalloc replay`.
+On a GPU in native mode, torch's allocator reports its reserved bytes. On the CPU torch caches
+nothing, so the model of its caching policy replaces it, as in `stalloc replay`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from stalloc._adapters import Adapter
 from stalloc._auto.proposal import Proposal
 
 _SEGMENTS = {"cuda": 64 << 20, "cpu": 256 << 10}
-"""Bytes of the few segments that the fallback reserves for any small requests: torch's of 2 and 20
-MiB, stalloc's own of 128 KiB."""
+"""Bytes of the few segments that the fallback reserves for small requests: torch's segments have 2
+and 20 MiB, stalloc's own 128 KiB."""
 
 
-class Room:
+class DeviceMemory:
     """Follows the reserved bytes of one device.
 
     Attributes:
-        peak: Reserved by torch, the most seen; 0 where it cannot be measured.
+        peak: The most bytes that torch has reserved; 0 if that cannot be measured.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -29,8 +29,8 @@ class Room:
         self._measured = adapter.name.startswith("cuda")
         self.peak = 0
 
-    def note(self) -> None:
-        """Notes torch's peak; to be called after each iteration."""
+    def record_peak(self) -> None:
+        """Records torch's peak. Call it after each iteration."""
         if self._measured and not self._adapter.runtime.enabled:
             self.peak = max(self.peak, torch.cuda.max_memory_reserved(self._adapter.name))
 
@@ -42,7 +42,7 @@ class Room:
 
         Args:
             proposal: The plan.
-            first: Nothing lives on from an iteration, since there was none.
+            first: True before the first iteration.
         """
         if self._measured:
             self._adapter.give_back()
