@@ -108,8 +108,8 @@ Offset StaticPool::find_least_in_the_way(Bytes size, std::size_t owner) const {
   return kUnplaced;
 }
 
-// Finds the addresses that the plan leaves idle longest, up to the end of `lifetime`. kUnplaced if a
-// large decision needs them before: to displace it would cost more than a block beside the pool.
+// Finds the addresses that the plan leaves idle longest, up to the end of `lifetime`. kUnplaced if
+// a large decision needs them before: to displace it would cost more than a block beside the pool.
 Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner) {
   HoleSet idle = levels_.back().idle[owner];
   Offset found = idle.best_fit(size);
