@@ -63,7 +63,7 @@ class Snapshot:
             frees = sum(map(len, self._traces))
             if frees:
                 raise TraceError(
-                    f"{source}: the history holds {frees:,} events and no allocation among them; "
+                    f"{source}: the history lists no allocation, only other events ({frees:,}); "
                     "call torch.cuda.memory._record_memory_history() before the iterations of "
                     "interest, with enough max_entries for them"
                 )

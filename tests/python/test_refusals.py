@@ -44,7 +44,7 @@ SNAPSHOTS: dict[str, tuple[bytes, str]] = {
     "another dictionary": (pickle.dumps({"state_dict": 1}), "holds one with 'state_dict'"),
     "frees only": (
         dump({"segments": [], "device_traces": [FREES]}),
-        f"the history holds {len(FREES)} events and no allocation",
+        f"the history lists no allocation, only other events ({len(FREES)})",
     ),
     "protocol 0": (dump({"segments": []}, 0), "the snapshot holds no history"),
     "cut protocol 0": (dump(SNAPSHOT, 0)[:3000], "the pickle is cut off"),
