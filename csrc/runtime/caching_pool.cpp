@@ -96,7 +96,7 @@ std::vector<CachingPool::BlockInfo> CachingPool::blocks() const {
 }
 
 CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& shelf) {
-  if (thrifty_) release_cached();
+  if (thrifty_ && returns_) release_cached();
   void* piece = device_.allocate(size);
   if (!piece && release_cached() > 0) piece = device_.allocate(size);
   if (!piece) return blocks_.end();

@@ -34,7 +34,12 @@ class CachingPool {
   // block.
   void* allocate(Bytes size, StreamId stream, bool marked = false);
 
-  void set_thrifty(bool thrifty) { thrifty_ = thrifty; }
+  // A thrifty pool makes segments as large as the request needs. If it also `returns`, it gives
+  // empty segments back before it adds one, for which a GPU waits until all streams are idle.
+  void set_thrifty(bool thrifty, bool returns) {
+    thrifty_ = thrifty;
+    returns_ = returns;
+  }
 
   static constexpr Bytes kNotOurs = -1;
   struct Freed {
@@ -112,6 +117,7 @@ class CachingPool {
   device::DeviceMemory& device_;
   const Bytes unit_;
   bool thrifty_ = false;
+  bool returns_ = false;
   Blocks blocks_;           // all blocks, live and free, of all segments
   std::set<FreeKey> free_;  // the free ones
   struct Held {

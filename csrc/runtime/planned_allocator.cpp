@@ -149,8 +149,9 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
     ++counts.fallback_requests;
     return nullptr;
   }
-  // No memory may be returned during a capture.
-  fallback_.set_thrifty(serving_ && !capturing());
+  // No memory may be returned during a capture. On a device with streams the host would wait for
+  // them, which is too slow once training has settled.
+  fallback_.set_thrifty(serving_ && !capturing(), !delayed_ || counts.iterations < kSettling);
   void* p = fallback_.allocate(size, stream, dynamic);
   if (!p && delayed_ && delayed_->any_waiting()) {
     collect_all_delayed();

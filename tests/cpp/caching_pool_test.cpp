@@ -66,7 +66,7 @@ TEST(CachingPool, GivesBackUnusualMemoryOnceItIsOver) {
 TEST(CachingPool, AThriftyPoolGrowsByNoMoreThanTheRequestNeeds) {
   device::PretendMemory device(kGiB);
   runtime::CachingPool pool(device);
-  pool.set_thrifty(true);
+  pool.set_thrifty(true, true);
   void* a = pool.allocate(8 * kMiB, 0);
   EXPECT_EQ(pool.reserved(), 8 * kMiB);
   pool.deallocate(a);
@@ -77,6 +77,11 @@ TEST(CachingPool, AThriftyPoolGrowsByNoMoreThanTheRequestNeeds) {
   EXPECT_EQ(pool.reserved(), 12 * kMiB) << "empty segments go back first";
   pool.allocate(kMiB + 1, 0);
   EXPECT_EQ(pool.reserved(), 32 * kMiB) << "small requests share a segment";
+  a = pool.allocate(24 * kMiB, 0);
+  pool.deallocate(a);
+  pool.set_thrifty(true, false);
+  pool.allocate(32 * kMiB, 0);
+  EXPECT_EQ(pool.reserved(), 88 * kMiB) << "the empty segment of 24 MiB stays";
   pool.check();
 }
 
