@@ -36,7 +36,7 @@ Curve spare_of(const Plan& plan, SlotClassIndex c) {
 }
 
 // True if the request may lie in a slot of the class that is idle throughout the window.
-bool fits(const Decision& d, const SlotClass& c, Interval window) {
+bool fits(const Decision& d, const SlotClass& c, TickInterval window) {
   return d.stream == c.stream && d.size <= c.size && d.lower >= window.lower &&
          d.upper <= window.upper;
 }
@@ -68,7 +68,7 @@ class Filler {
       const Curve spare = spare_of(plan_, c);
       const std::int64_t most = spare.most();
       for (std::int64_t level = 1; level <= most; ++level) {
-        for (const Interval& window : spare.at_least(level)) {
+        for (const TickInterval& window : spare.at_least(level)) {
           if (load_.most() <= limit_ || next_ >= kMostBoxes) return;
           if (load_.exceeds(limit_, window) && fill(c, window)) ++next_;
         }
@@ -81,13 +81,13 @@ class Filler {
     return plan_.streams == solve::Streams::kOrdered || stream == stream_;
   }
 
-  bool is_candidate(const Decision& d, const SlotClass& c, Interval window) const {
+  bool is_candidate(const Decision& d, const SlotClass& c, TickInterval window) const {
     return d.slots == kNone && d.law == kNone && d.size >= c.size / kMostAbreast &&
            fits(d, c, window);
   }
 
   // Fills one slot of the class throughout the window.
-  bool fill(SlotClassIndex c, Interval window) {
+  bool fill(SlotClassIndex c, TickInterval window) {
     const SlotClass slot = plan_[c];
     std::vector<Decision*> candidates;
     for (Decision& d : plan_.decisions) {
@@ -148,12 +148,13 @@ void add_boxes(Plan& plan) {
 }
 
 Bytes bound_with_slots(const Plan& plan) {
-  std::vector<std::pair<const SlotClass*, Interval>> idle;
+  std::vector<std::pair<const SlotClass*, TickInterval>> idle;
   Bytes slots = 0;
   for (const SlotClassIndex c : indices<SlotClassIndex>(plan.slots)) {
     slots += plan[c].size * plan[c].count;
-    for (const Interval& window : spare_of(plan, c).at_least(1))
+    for (const TickInterval& window : spare_of(plan, c).at_least(1)) {
       idle.emplace_back(&plan[c], window);
+    }
   }
   solve::Problem rest = problem_of(plan);
   rest.buffers.resize(rest.buffers.size() - plan.slots.size());

@@ -12,7 +12,7 @@
 
 namespace stalloc::plan {
 
-struct Interval {
+struct TickInterval {
   Tick lower = 0;
   Tick upper = 0;
 };
@@ -39,7 +39,7 @@ class Curve {
   }
 
   // True if it is above `limit` anywhere in the interval, which lies within the period.
-  bool exceeds(std::int64_t limit, Interval in) const {
+  bool exceeds(std::int64_t limit, TickInterval in) const {
     for (auto at = std::prev(values_.upper_bound(in.lower));
          at != values_.end() && at->first < in.upper; ++at) {
       if (at->second > limit) return true;
@@ -48,8 +48,8 @@ class Curve {
   }
 
   // The longest intervals in which it is at least `limit`.
-  std::vector<Interval> at_least(std::int64_t limit) const {
-    std::vector<Interval> result;
+  std::vector<TickInterval> at_least(std::int64_t limit) const {
+    std::vector<TickInterval> result;
     bool inside = false;
     for (const auto& [tick, value] : values_) {
       if (value >= limit && !inside) result.push_back({tick, period_});

@@ -82,8 +82,20 @@ struct Planned {
   runtime::PlannedAllocator allocator{device};
 };
 
+// An allocator on a device with streams.
+template <runtime::PlannedAllocator::Fallback kFallback>
+struct WithStreams {
+  bool free(std::uintptr_t p) { return allocator.deallocate(reinterpret_cast<void*>(p)); }
+  void check() const { allocator.check(); }
+
+  device::PretendMemory device{kCapacity};
+  testing::FakeStreams streams;
+  runtime::StreamTable table;
+  runtime::PlannedAllocator allocator{device, streams, table, kFallback};
+};
+
 // The fallback of compat mode, which serves without a plan.
-struct Unplanned {
+struct Unplanned : WithStreams<runtime::PlannedAllocator::Fallback::kAlways> {
   std::optional<std::uintptr_t> allocate(Bytes size, StreamId stream) {
     try {
       void* p = allocator.allocate(size, stream, /*for_training=*/false);
@@ -92,18 +104,10 @@ struct Unplanned {
       return std::nullopt;
     }
   }
-  bool free(std::uintptr_t p) { return allocator.deallocate(reinterpret_cast<void*>(p)); }
-  void check() const { allocator.check(); }
-
-  device::PretendMemory device{kCapacity};
-  testing::FakeStreams streams;
-  runtime::StreamTable table;
-  runtime::PlannedAllocator allocator{device, streams, table,
-                                      runtime::PlannedAllocator::Fallback::kAlways};
 };
 
 // A plan's pool alone, beside the caller's allocator.
-struct Beside {
+struct Beside : WithStreams<runtime::PlannedAllocator::Fallback::kCallers> {
   Beside() {
     allocator.enable(half_of_the_capacity());
     allocator.enter_unplanned();  // requests go into idle space
@@ -112,14 +116,6 @@ struct Beside {
     void* p = allocator.allocate(size, 0, /*for_training=*/false);
     return p ? std::optional(reinterpret_cast<std::uintptr_t>(p)) : std::nullopt;
   }
-  bool free(std::uintptr_t p) { return allocator.deallocate(reinterpret_cast<void*>(p)); }
-  void check() const { allocator.check(); }
-
-  device::PretendMemory device{kCapacity};
-  testing::FakeStreams streams;
-  runtime::StreamTable table;
-  runtime::PlannedAllocator allocator{device, streams, table,
-                                      runtime::PlannedAllocator::Fallback::kCallers};
 };
 
 // The memory of one CUDA graph.
