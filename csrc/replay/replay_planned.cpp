@@ -26,18 +26,20 @@ class CountingMemory final : public device::DeviceMemory {
 
   std::string_view name() const override { return memory_.name(); }
   void* allocate(Bytes size) override {
-    void* piece = memory_.allocate(size);
+    const Bytes pages = align_up(size, page_);
+    void* piece = memory_.allocate(pages);
     if (!piece) return nullptr;
     ++mallocs_;
-    held_.add(align_up(size, page_));
+    held_.add(pages);
     if (placements_) placements_->take(address_of(piece), size);
     return piece;
   }
   void release(void* piece, Bytes size) noexcept override {
+    const Bytes pages = align_up(size, page_);
     ++frees_;
-    held_.add(-align_up(size, page_));
+    held_.add(-pages);
     if (placements_) placements_->give_back(address_of(piece), size);
-    memory_.release(piece, size);
+    memory_.release(piece, pages);
   }
   Bytes available() const override { return memory_.available(); }
 
