@@ -293,7 +293,7 @@ def _problem(
             fixed=optional(fixed, "fixed"),
             phase_begin=optional(phase_begin, "phase_begin"),
             phase_end=optional(phase_end, "phase_end"),
-            ordered=Streams(streams) is Streams.ORDERED,
+            streams=Streams(streams),
             gaps=None if gaps is None or np.size(gaps) == 0 else _numbers(gaps, "gaps"),
         )
     except TypeError:

@@ -90,7 +90,7 @@ class Plan(Document[_core.Plan]):
     @property
     def streams(self) -> Streams:
         """ORDERED if requests of different streams share addresses."""
-        return Streams.ORDERED if self._core.ordered else Streams.SEPARATE
+        return Streams(self._core.streams)
 
     @property
     def alignment(self) -> int:

@@ -208,7 +208,7 @@ def replayed(
         capacity=capacity,
         startup=startup,
         scope=RECORDING if is_whole(plan.info) else ITERATION,
-        streams=plan.streams.value,
+        streams=plan.streams,
     )
     return PlannedRecording(plan, trace, row, startup=startup, given=given)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stalloc import _core
+from stalloc.planner import Streams
 from stalloc.plans import Plan
 from stalloc.trace import Trace
 
@@ -85,7 +86,7 @@ class Replay:
     hit_rate: float | None = None
     measured: int | None = None
     scope: str | None = None
-    streams: str | None = None
+    streams: Streams | None = None
 
 
 def recorded_settings(
@@ -178,7 +179,7 @@ def replay_stalloc(
     reuse: bool = True,
     startup: bool = True,
     scope: str | None = None,
-    streams: str | None = None,
+    streams: Streams | None = None,
 ) -> Replay:
     """Replays a trace under stalloc's own runtime, with a plan, on a pretended device.
 

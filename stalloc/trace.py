@@ -208,11 +208,12 @@ class Trace(Document[_core.Trace]):
             TraceError: The trace is inconsistent, or holds no complete iteration.
             PlanError: There is no such planner, or the options make no sense.
         """
-        ordered = Streams(streams) is Streams.ORDERED
         with shown(progress) as report:
             plan = Plan(
                 self._core.plan(
-                    algorithm or "", alignment, time_limit, regions, dynamic, ordered, report
+                    *(algorithm or "", alignment, time_limit, regions, dynamic),
+                    streams=Streams(streams),
+                    progress=report,
                 )
             )
         return plan.resized(extents, time_limit=time_limit) if extents else plan

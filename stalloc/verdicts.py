@@ -13,6 +13,7 @@ import numpy as np
 
 from stalloc import _core
 from stalloc.importers import LIVE_BEFORE
+from stalloc.planner import Streams
 from stalloc.plans import Plan
 from stalloc.recordings import PlannedRecording, is_repeated
 from stalloc.replaying import EXPANDABLE_SEGMENTS, RECORDING, Replay
@@ -224,7 +225,7 @@ def _coverage(ours: PlannedRecording) -> str:
     text = "one iteration, repeated"
     if row.scope == RECORDING:
         text = "the recording as a whole, once"
-    if row.streams == "ordered":
+    if row.streams is Streams.ORDERED:
         text += "; streams share addresses and wait for each other"
     elif (streams := len(np.unique(ours.trace.requests.stream))) > 1:
         text += f"; {streams} streams, each with addresses of its own"

@@ -7,6 +7,7 @@
 
 #include "bindings/columns.h"
 #include "bindings/parts.h"
+#include "bindings/streams.h"
 #include "plan/plan_columns.h"
 #include "plan/plan_json.h"
 #include "plan/resize.h"
@@ -79,9 +80,7 @@ void bind_plan(py::module_& m) {
       .def_readonly("alignment", &plan::Plan::alignment)
       .def_readonly("period", &plan::Plan::period)
       .def_property_readonly("gap", &plan::Plan::gap)
-      .def_property_readonly(
-          "ordered",
-          [](const plan::Plan& plan) { return plan.streams == solve::Streams::kOrdered; })
+      .def_readonly("streams", &plan::Plan::streams)
       .def("phases", table_of<&plan::Plan::phases>(kPhaseColumns))
       .def("decisions", table_of<&plan::Plan::decisions>(plan::kDecisionColumns))
       .def("groups", table_of<&plan::Plan::groups>(plan::kGroupColumns))

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "bindings/interruptible.h"
+#include "bindings/streams.h"
 #include "solve/core/bound.h"
 #include "solve/csv.h"
 #include "solve/portfolio.h"
@@ -80,10 +81,10 @@ solve::Problem make_problem(const Numbers& lower, const Numbers& upper, const Nu
                             const std::optional<Numbers>& stream,
                             const std::optional<Numbers>& fixed,
                             const std::optional<Numbers>& phase_begin,
-                            const std::optional<Numbers>& phase_end, bool ordered,
+                            const std::optional<Numbers>& phase_end, solve::Streams streams,
                             const std::optional<Numbers>& gaps) {
   solve::Problem problem;
-  if (ordered) problem.streams = solve::Streams::kOrdered;
+  problem.streams = streams;
   problem.alignment = alignment;
   problem.period = period;
   problem.capacity = capacity;
@@ -178,7 +179,7 @@ void bind_planner(py::module_& m) {
            py::arg("size").noconvert(), py::arg("alignment"), py::arg("period"),
            py::arg("capacity"), py::arg("stream").noconvert(), py::arg("fixed").noconvert(),
            py::arg("phase_begin").noconvert(), py::arg("phase_end").noconvert(),
-           py::arg("ordered") = false, py::arg("gaps").noconvert() = py::none())
+           py::arg("streams") = solve::Streams::kSeparate, py::arg("gaps").noconvert() = py::none())
       .def("check", &solve::Problem::check)
       .def("bound",
            [](const solve::Problem& problem) {

@@ -9,6 +9,7 @@
 #include "bindings/columns.h"
 #include "bindings/interruptible.h"
 #include "bindings/parts.h"
+#include "bindings/streams.h"
 #include "plan/build.h"
 #include "profile/lifetimes.h"
 #include "trace/fingerprint.h"
@@ -134,11 +135,9 @@ py::dict groups_of(const profile::IterationProfile& profile) {
 }
 
 plan::Plan plan_of(const trace::Trace& trace, const std::string& algorithm, Bytes alignment,
-                   double time_limit, bool regions, bool dynamic, bool ordered,
+                   double time_limit, bool regions, bool dynamic, solve::Streams streams,
                    const py::object& progress) {
-  const plan::PlanOptions options{
-      algorithm, alignment, time_limit,
-      regions,   dynamic,   ordered ? solve::Streams::kOrdered : solve::Streams::kSeparate};
+  const plan::PlanOptions options{algorithm, alignment, time_limit, regions, dynamic, streams};
   return run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& report) {
     plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), options, cancel, report);
     plan.info = trace.info;
@@ -213,7 +212,7 @@ void bind_trace(py::module_& m) {
           },
           ReleaseGil())
       .def("plan", &plan_of, py::arg("algorithm"), py::arg("alignment"), py::arg("time_limit"),
-           py::arg("regions"), py::arg("dynamic"), py::arg("ordered"), py::arg("progress"));
+           py::arg("regions"), py::arg("dynamic"), py::arg("streams"), py::arg("progress"));
 }
 
 }  // namespace stalloc::bindings

@@ -14,7 +14,7 @@ using Value = JsonReader::Value;
 
 constexpr std::string_view kFormat = "stalloc-plan";
 constexpr std::int64_t kVersion = 1;
-constexpr std::string_view kOrdered = "ordered";
+constexpr std::string_view kOrdered = solve::name(solve::Streams::kOrdered);
 constexpr const auto& kPhaseColumns = trace::kPhaseColumns<profile::ProfiledPhase>;
 
 void raise(const std::string& message) { throw PlanError(message); }

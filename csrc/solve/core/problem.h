@@ -15,6 +15,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "base/types.h"
@@ -43,6 +44,10 @@ enum class Streams : std::uint8_t {
   kSeparate,  // those of its own stream only
   kOrdered,   // any; the user of the layout then orders the streams as waits.h says
 };
+
+constexpr std::string_view name(Streams streams) {
+  return streams == Streams::kOrdered ? "ordered" : "separate";
+}
 
 struct Problem {
   std::vector<Buffer> buffers = {};
