@@ -42,7 +42,7 @@ TOPICS = (
         "The device does not have the requested bytes, even after everything cached was given "
         "back. Train with smaller microbatches or more recomputation, free tensors that outlive "
         "their step, or leave other programs less of the device.",
-        ("csrc/runtime/planned_allocator.cpp",),
+        ("csrc/runtime/figures.cpp",),
         ("tried to allocate", "cannot be reserved"),
     ),
     Topic(

@@ -54,8 +54,8 @@ void planned_pair(benchmark::State& state) {
       for (void* b : blocks) {
         if (b) allocator.deallocate(b);
       }
-      allocator.end_iteration();
-      allocator.enter_phase(trace::PhaseKind::kForward, 0, 0);
+      allocator.loop().end_iteration();
+      allocator.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
       for (void*& b : blocks) b = allocator.allocate(size, 0, false);
       left = kPairs;
       state.ResumeTiming();
@@ -65,7 +65,7 @@ void planned_pair(benchmark::State& state) {
     allocator.deallocate(p);
     --left;
   }
-  const runtime::Statistics s = allocator.statistics();
+  const runtime::Statistics s = allocator.figures().statistics();
   if (s.fallback_requests > 0) state.SkipWithError("the plan was not followed");
   for (void* b : blocks) allocator.deallocate(b);
 }
@@ -74,9 +74,9 @@ BENCHMARK(planned_pair)->Arg(1000)->Arg(10000);
 // The group of the dynamic requests in nested_plan(1, 1): `live` of them, with a hole between any
 // two.
 void fill_with_dynamic(runtime::PlannedAllocator& allocator, std::int64_t live, Bytes size) {
-  allocator.enter_phase(trace::PhaseKind::kForward, 0, 0);
+  allocator.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   allocator.allocate(4096, 0, false);
-  allocator.enter_dynamic();
+  allocator.loop().enter_dynamic();
   std::vector<void*> blocks;
   for (std::int64_t i = 0; i < 2 * live; ++i) blocks.push_back(allocator.allocate(size, 0, false));
   for (std::size_t i = 1; i < blocks.size(); i += 2) allocator.deallocate(blocks[i]);
@@ -108,7 +108,8 @@ void dynamic_pair(benchmark::State& state) {
     benchmark::DoNotOptimize(p);
     allocator.deallocate(p);
   }
-  if (allocator.statistics().fallback_requests > 0) state.SkipWithError("it was not served inside");
+  if (allocator.figures().statistics().fallback_requests > 0)
+    state.SkipWithError("it was not served inside");
 }
 BENCHMARK(dynamic_pair)->Arg(1000)->Arg(10000);
 
@@ -141,7 +142,8 @@ void reused_pair(benchmark::State& state) {
     allocator.deallocate(p);
     wanted = wanted == size ? size + 512 : size;
   }
-  if (allocator.statistics().fallback_requests > 0) state.SkipWithError("it was not served inside");
+  if (allocator.figures().statistics().fallback_requests > 0)
+    state.SkipWithError("it was not served inside");
 }
 BENCHMARK(reused_pair)->Arg(1000)->Arg(10000);
 

@@ -48,18 +48,18 @@ void tell(const replay::Event& event, runtime::PlannedAllocator& allocator, repl
   switch (event.request) {
     case replay::kIterationEnds:
       laps.end_iteration();
-      allocator.end_iteration();
+      allocator.loop().end_iteration();
       break;
     case replay::kPhaseBegins:
-      allocator.enter_phase(static_cast<trace::PhaseKind>(event.size % kKinds),
-                            static_cast<std::int32_t>(event.stream),
-                            static_cast<std::int32_t>(event.size / kKinds));
+      allocator.loop().enter_phase(static_cast<trace::PhaseKind>(event.size % kKinds),
+                                   static_cast<std::int32_t>(event.stream),
+                                   static_cast<std::int32_t>(event.size / kKinds));
       break;
     case replay::kDynamicBegins:
-      allocator.enter_dynamic();
+      allocator.loop().enter_dynamic();
       break;
     default:
-      allocator.leave_dynamic();
+      allocator.loop().leave_dynamic();
   }
 }
 
@@ -70,8 +70,7 @@ int run(const char* events_path, const char* plan_path) {
   device::CudaMemory memory(0);
   device::CudaStreams device_streams(0);
   runtime::StreamTable table;
-  runtime::PlannedAllocator allocator(memory, device_streams, table,
-                                      runtime::PlannedAllocator::Fallback::kOwn);
+  runtime::PlannedAllocator allocator(memory, device_streams, table, runtime::Fallback::kOwn);
   allocator.enable(plan, {.reuse = true, .startup = true});  // events begin with start-up
   const std::vector<device::StreamHandle> streams = make_streams(replay::count_streams(events));
   for (device::StreamHandle stream : streams) table.id_of(stream);  // numbered as in the plan
@@ -92,7 +91,7 @@ int run(const char* events_path, const char* plan_path) {
       block = allocator.allocate(event.size, table.id_of(stream), true);
     }
   }
-  const runtime::Statistics stats = allocator.statistics();
+  const runtime::Statistics stats = allocator.figures().statistics();
   std::printf("{");
   laps.print();
   std::printf(", \"reserved\": %lld, \"load\": %lld, \"hits\": %lld, \"misses\": %lld}\n",

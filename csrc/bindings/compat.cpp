@@ -65,7 +65,7 @@ py::dict statistics(int device) {
   return d;
 }
 
-py::dict to_dict(const runtime::PlannedAllocator::LiveBlock& block) {
+py::dict to_dict(const runtime::Inspection::LiveBlock& block) {
   py::dict d;
   d["address"] = reinterpret_cast<std::uintptr_t>(block.begin);
   d["size"] = block.rounded;

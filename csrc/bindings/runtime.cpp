@@ -124,8 +124,8 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("enabled",
                              [](runtime::DeviceRuntime& r) { return r.allocator().enabled(); })
       .def("statistics",
-           [](runtime::DeviceRuntime& r) { return to_dict(r.allocator().statistics()); })
-      .def("reset_peaks", [](runtime::DeviceRuntime& r) { r.allocator().reset_peaks(); })
+           [](runtime::DeviceRuntime& r) { return to_dict(r.allocator().figures().statistics()); })
+      .def("reset_peaks", [](runtime::DeviceRuntime& r) { r.allocator().figures().reset_peaks(); })
       .def(
           "release_cached",
           [](runtime::DeviceRuntime& r) { return r.allocator().release_cached(); }, ReleaseGil())
@@ -141,7 +141,7 @@ void bind_runtime(py::module_& m) {
           "acquire_pool", [](runtime::DeviceRuntime& r) { r.allocator().acquire_pool(); },
           ReleaseGil())
       .def(
-          "check", [](runtime::DeviceRuntime& r) { r.allocator().check(); }, ReleaseGil(),
+          "check", [](runtime::DeviceRuntime& r) { r.allocator().inspect().check(); }, ReleaseGil(),
           "Throws unless the pools' invariants hold; for tests.");
 
   m.def("format_bytes", &format_bytes, py::arg("size"));

@@ -17,7 +17,7 @@ std::array<std::atomic<CompatGpu*>, runtime::DeviceRuntime::kGpus>& gpus() {
 }
 
 runtime::DeviceRuntime& runtime_of(int device) {
-  return runtime::DeviceRuntime::gpu(device, runtime::PlannedAllocator::Fallback::kAlways);
+  return runtime::DeviceRuntime::gpu(device, runtime::Fallback::kAlways);
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ void* CompatGpu::allocate(Bytes size, device::StreamHandle stream) {
   if (planned) {
     try {
       p = allocator.allocate(size, id, for_training(),
-                             allocator.follows_nodes() ? node() : std::nullopt);
+                             allocator.loop().follows_nodes() ? node() : std::nullopt);
     } catch (const OutOfMemory& e) {
       run_out(e.what());
     }
@@ -153,13 +153,13 @@ bool CompatGpu::record_stream(void* p, device::StreamHandle stream) {
     if (direct_.contains(p)) return true;  // freeing the block waits anyway
   }
   // Only the owner numbers the stream.
-  if (!runtime_.allocator().pool_of(p).begin) return false;
+  if (!runtime_.allocator().inspect().pool_of(p).begin) return false;
   const int device = device::device_of_stream(stream);
   const bool is_own = device < 0 || memory_.device() == device;
   return runtime_.allocator().record_stream(p, is_own ? runtime_.streams().id_of(stream) : kNone);
 }
 
-runtime::PlannedAllocator::Piece CompatGpu::piece_of(const void* p) const {
+runtime::Inspection::Piece CompatGpu::piece_of(const void* p) const {
   if (graphs_.any()) {
     const auto [begin, size] = graphs_.segment_of(p);
     if (begin) return {begin, size};
@@ -173,7 +173,7 @@ runtime::PlannedAllocator::Piece CompatGpu::piece_of(const void* p) const {
       if (p < static_cast<std::byte*>(begin) + rounded) return {begin, rounded};
     }
   }
-  return runtime_.allocator().pool_of(p);
+  return runtime_.allocator().inspect().pool_of(p);
 }
 
 void CompatGpu::begin_graph_pool(GraphPools::Id id, GraphPools::Filter filter) {
@@ -214,7 +214,7 @@ CompatGpu::Figures CompatGpu::figures() const {
 
 void CompatGpu::reset_peaks() {
   memory_.reset_peaks();
-  runtime_.allocator().reset_peaks();
+  runtime_.allocator().figures().reset_peaks();
   const std::lock_guard lock(mutex_);
   for (Counts* counts : {&figures_.all, &figures_.small, &figures_.large}) {
     for (device::Tally* t : {&counts->blocks, &counts->requested, &counts->rounded})
@@ -234,7 +234,8 @@ void CompatGpu::reset_totals() {
 
 std::vector<CompatGpu::Segment> CompatGpu::segments() const {
   std::vector<Segment> result;
-  for (auto& content : runtime_.allocator().pools()) result.push_back({std::move(content), {0, 0}});
+  for (auto& content : runtime_.allocator().inspect().pools())
+    result.push_back({std::move(content), {0, 0}});
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [p, size] : direct_) {

@@ -48,7 +48,7 @@ class CompatGpu {
   bool record_stream(void* p, device::StreamHandle stream);
 
   // Returns the pool or segment that contains `p`; its beginning is null if there is none.
-  runtime::PlannedAllocator::Piece piece_of(const void* p) const;
+  runtime::Inspection::Piece piece_of(const void* p) const;
 
   void begin_graph_pool(GraphPools::Id id, GraphPools::Filter filter);
   void end_graph_pool(GraphPools::Id id);
@@ -83,7 +83,7 @@ class CompatGpu {
 
   // Returns all memory held, for snapshots, with the live blocks in ascending order.
   struct Segment {
-    runtime::PlannedAllocator::LivePool content;
+    runtime::Inspection::LivePool content;
     GraphPools::Id graph{0, 0};
   };
   std::vector<Segment> segments() const;

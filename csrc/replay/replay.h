@@ -45,7 +45,7 @@ ReplayResult replay_caching(const trace::Trace& trace, const CachingSettings& se
 
 struct PlannedReplay {
   Bytes capacity = CachingSettings::kUnlimited;  // of the device
-  bool reuse = true;                             // as PlannedAllocator::Scope's
+  bool reuse = true;                             // as Serving::Scope's
   // False: the plan is enabled after start-up, and its resident region stays empty.
   bool startup = true;
   // Each piece of memory counts as a multiple of this in ReplayResult's reserved bytes: a power of

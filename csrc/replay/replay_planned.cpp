@@ -74,7 +74,7 @@ class Loop {
       if (ends_next && (!phase_next || ends[iteration_] < spans[span_].begin ||
                         (ends[iteration_] == spans[span_].begin && !is_of_before(spans[span_])))) {
         if (iteration_++ > 0) {
-          allocator_.end_iteration();
+          allocator_.loop().end_iteration();
           last_.reset();
         }
       } else if (phase_next) {
@@ -101,10 +101,10 @@ class Loop {
     }
     unplanned_ = unplanned;
     if (unplanned) {
-      allocator_.enter_unplanned();
+      allocator_.loop().enter_unplanned();
       return;
     }
-    allocator_.leave_unplanned();
+    allocator_.loop().leave_unplanned();
     if (last_ != span.key) enter_planned(span);  // otherwise it goes on after an interruption
   }
 
@@ -113,9 +113,9 @@ class Loop {
     const auto told =
         std::ranges::lower_bound(trace_.extents, phase, {}, &trace::MicrobatchExtents::phase);
     if (told != trace_.extents.end() && told->phase == phase) {
-      allocator_.set_extents(trace_.extent_names, told->values);
+      allocator_.loop().set_extents(trace_.extent_names, told->values);
     }
-    allocator_.enter_phase(span.key.kind, span.key.microbatch, span.key.chunk);
+    allocator_.loop().enter_phase(span.key.kind, span.key.microbatch, span.key.chunk);
     last_ = span.key;
   }
 
@@ -164,21 +164,21 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
         if (placements) placements->advance(tick);
         loop.advance(tick);
         if (!last.begins(tick)) return;
-        result.peak_load = allocator.statistics().allocated.peak;
+        result.peak_load = allocator.figures().statistics().allocated.peak;
         result.peak_reserved = memory.held().peak;
-        allocator.reset_peaks();
+        allocator.figures().reset_peaks();
         memory.reset_peak();
       },
       [&](std::int32_t i) {
         const trace::Request& r = trace.requests[static_cast<std::size_t>(i)];
-        if (r.dynamic) allocator.enter_dynamic();
+        if (r.dynamic) allocator.loop().enter_dynamic();
         void*& block = blocks[static_cast<std::size_t>(i)];
         try {
           block = allocator.allocate(r.size, r.stream, r.thread == 0);
         } catch (const OutOfMemory&) {
           result.failed = i;
         }
-        if (r.dynamic) allocator.leave_dynamic();
+        if (r.dynamic) allocator.loop().leave_dynamic();
         if (!block) return false;
         if (placements) placements->place(i, address_of(block));
         return true;
@@ -186,7 +186,7 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
       [&](std::int32_t i) { allocator.deallocate(blocks[static_cast<std::size_t>(i)]); });
   if (placements) placements->advance(trace.end);
   if (result.failed == kNone) loop.advance(trace.end);
-  const runtime::Statistics stats = allocator.statistics();
+  const runtime::Statistics stats = allocator.figures().statistics();
   result.load = stats.allocated.peak;
   result.reserved = memory.held().peak;
   result.peak_load = std::max(result.peak_load, result.load);

@@ -65,7 +65,7 @@ std::array<std::atomic<DeviceRuntime*>, DeviceRuntime::kGpus> DeviceRuntime::gpu
 std::atomic<std::uint64_t (*)()> DeviceRuntime::autograd_thread_{nullptr};
 std::atomic<void (*)()> DeviceRuntime::phase_listener_{nullptr};
 
-DeviceRuntime& DeviceRuntime::gpu(int device, PlannedAllocator::Fallback fallback) {
+DeviceRuntime& DeviceRuntime::gpu(int device, Fallback fallback) {
   if (device < 0 || device >= kGpus) {
     throw Error("stalloc serves GPUs 0 to " + std::to_string(kGpus - 1) + ", not " +
                 std::to_string(device));
@@ -114,38 +114,38 @@ void DeviceRuntime::enter_phase(trace::PhaseKind kind, std::int32_t microbatch,
                                 std::int32_t chunk) {
   if (const auto listener = phase_listener_.load(std::memory_order_relaxed)) listener();
   recorder_.enter_phase(kind, microbatch, chunk);
-  allocator_.enter_phase(kind, microbatch, chunk);
+  allocator_.loop().enter_phase(kind, microbatch, chunk);
 }
 
 void DeviceRuntime::set_extents(std::span<const std::string> names,
                                 std::span<const std::int64_t> values) {
   recorder_.set_extents(names, values);
-  allocator_.set_extents(names, values);
+  allocator_.loop().set_extents(names, values);
 }
 
 void DeviceRuntime::enter_unplanned() {
   recorder_.enter_unplanned();
-  allocator_.enter_unplanned();
+  allocator_.loop().enter_unplanned();
 }
 
 void DeviceRuntime::leave_unplanned() {
   recorder_.leave_unplanned();
-  allocator_.leave_unplanned();
+  allocator_.loop().leave_unplanned();
 }
 
 void DeviceRuntime::end_iteration() {
   recorder_.end_iteration();
-  allocator_.end_iteration();
+  allocator_.loop().end_iteration();
 }
 
 void DeviceRuntime::enter_layer(LayerIndex layer, bool recompute) {
   recorder_.enter_layer(layer, recompute);
-  allocator_.enter_dynamic();
+  allocator_.loop().enter_dynamic();
 }
 
 void DeviceRuntime::leave_layer() {
   recorder_.leave_layer();
-  allocator_.leave_dynamic();
+  allocator_.loop().leave_dynamic();
 }
 
 void DeviceRuntime::tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last) {
@@ -154,7 +154,7 @@ void DeviceRuntime::tag_sequence(LayerIndex layer, std::uint64_t first, std::uin
   const std::uint64_t thread = number ? number() : 0;
   const std::uint64_t from = node_of_thread(thread, first);
   recorder_.tag_sequence(layer, from, from + (last - first));
-  allocator_.tag_dynamic_nodes(from, from + (last - first));
+  allocator_.loop().tag_dynamic_nodes(from, from + (last - first));
 }
 
 void DeviceRuntime::set_autograd_thread(std::uint64_t (*number)()) {

@@ -26,7 +26,7 @@ class DeviceRuntime {
 
   // The runtime of a GPU, made by the first call. Throws Error if the process has no GPU runtime
   // loaded. `fallback` serves requests outside the pool; the first call decides.
-  static DeviceRuntime& gpu(int device, PlannedAllocator::Fallback fallback);
+  static DeviceRuntime& gpu(int device, Fallback fallback);
   // The same if it has been made, else null. Takes no lock.
   static DeviceRuntime* find_gpu(int device) {
     return device >= 0 && device < kGpus
@@ -67,8 +67,7 @@ class DeviceRuntime {
 
  private:
   explicit DeviceRuntime(device::DeviceMemory& memory) : memory_(memory), allocator_(memory) {}
-  DeviceRuntime(device::DeviceMemory& memory, device::DeviceStreams& streams,
-                PlannedAllocator::Fallback fallback)
+  DeviceRuntime(device::DeviceMemory& memory, device::DeviceStreams& streams, Fallback fallback)
       : memory_(memory), allocator_(memory, streams, streams_, fallback) {}
   static DeviceRuntime& make(device::DeviceMemory& memory);
 

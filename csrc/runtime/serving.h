@@ -64,7 +64,7 @@ class Serving {
   void* allocate_idle(Bytes size, StreamId stream) { return place_idle(size, stream, {}); }
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
-  // See PlannedAllocator.
+  // See TrainingLoop.
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   // True if the layout does not cover the extents of the current phase.
   bool outgrows() const { return outgrows_ && !refused_; }

@@ -27,7 +27,7 @@ constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::m
 void delete_block(void* p) {
   if (!p) return;
   runtime::DeviceRuntime& runtime = runtime::DeviceRuntime::cpu();
-  if (c10::memoryProfilingEnabled() && runtime.allocator().pool_of(p).begin) {
+  if (c10::memoryProfilingEnabled() && runtime.allocator().inspect().pool_of(p).begin) {
     // Reported before the free, after which another thread may get the block.
     c10::profiledCPUMemoryReporter().Delete(p);
   }
@@ -67,7 +67,7 @@ class CpuAllocator final : public c10::Allocator {
     try {
       runtime::PlannedAllocator& allocator = runtime.allocator();
       return allocator.allocate(size, /*stream=*/0, in_backward(),
-                                allocator.follows_nodes() ? running_node() : std::nullopt);
+                                allocator.loop().follows_nodes() ? running_node() : std::nullopt);
     } catch (const OutOfMemory& e) {
       TORCH_CHECK_WITH(OutOfMemoryError, false, e.what());
     }

@@ -61,7 +61,7 @@ class CallersFallbackTest : public ::testing::Test {
     a.size = kMiB;
     a.upper = 1;
     allocator_.enable(testing::plan_of({a}, 2));
-    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   void* allocate(Bytes size, StreamId stream = 0) {
     return allocator_.allocate(size, stream, true);
@@ -70,22 +70,21 @@ class CallersFallbackTest : public ::testing::Test {
   device::PretendMemory device_{100 * kMiB};
   testing::FakeStreams streams_;
   runtime::StreamTable table_;
-  runtime::PlannedAllocator allocator_{device_, streams_, table_,
-                                       runtime::PlannedAllocator::Fallback::kCallers};
+  runtime::PlannedAllocator allocator_{device_, streams_, table_, runtime::Fallback::kCallers};
 };
 
 TEST_F(CallersFallbackTest, TheCallerServesRequestsOutsideThePool) {
   void* a = allocate(kMiB);
   ASSERT_NE(a, nullptr);
   EXPECT_TRUE(allocator_.may_own(a));
-  EXPECT_EQ(allocator_.pool_of(a).begin, a);
+  EXPECT_EQ(allocator_.inspect().pool_of(a).begin, a);
   EXPECT_EQ(allocate(3 * kMiB), nullptr);
   EXPECT_EQ(allocate(kMiB), nullptr);
-  EXPECT_EQ(allocator_.statistics().fallback_requests, 2);
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 2);
   EXPECT_EQ(device_.used(), kMiB) << "no fallback of its own";
   int foreign = 0;
   EXPECT_FALSE(allocator_.may_own(&foreign));
-  EXPECT_EQ(allocator_.pool_of(&foreign).begin, nullptr);
+  EXPECT_EQ(allocator_.inspect().pool_of(&foreign).begin, nullptr);
   EXPECT_FALSE(allocator_.deallocate(&foreign));
   EXPECT_TRUE(allocator_.deallocate(a));
   allocator_.disable();
@@ -93,27 +92,27 @@ TEST_F(CallersFallbackTest, TheCallerServesRequestsOutsideThePool) {
 }
 
 TEST_F(CallersFallbackTest, FiguresAreThoseOfBoth) {
-  allocator_.note_fallback(other(7 * kMiB));
-  EXPECT_FALSE(allocator_.figures_are_behind());
+  allocator_.figures().note_fallback(other(7 * kMiB));
+  EXPECT_FALSE(allocator_.figures().are_behind());
   void* a = allocate(kMiB);
-  EXPECT_TRUE(allocator_.figures_are_behind());
-  allocator_.note_fallback(other(5 * kMiB));
-  runtime::Statistics s = allocator_.statistics();
+  EXPECT_TRUE(allocator_.figures().are_behind());
+  allocator_.figures().note_fallback(other(5 * kMiB));
+  runtime::Statistics s = allocator_.figures().statistics();
   EXPECT_EQ(s.allocated.current, 6 * kMiB);
   EXPECT_EQ(s.allocated.peak, 7 * kMiB);
   EXPECT_EQ(s.reserved.current, 6 * kMiB);
   EXPECT_EQ(s.fallback.current, 5 * kMiB);
   EXPECT_EQ(s.fallback_reserved, 5 * kMiB);
-  const auto pools = allocator_.pools();
+  const auto pools = allocator_.inspect().pools();
   ASSERT_EQ(pools.size(), 1u);
   ASSERT_EQ(pools[0].blocks.size(), 1u);
   EXPECT_EQ(pools[0].blocks[0].begin, a);
   EXPECT_FALSE(pools[0].blocks[0].waiting);
   allocator_.record_stream(a, 1);
   allocator_.deallocate(a);
-  EXPECT_TRUE(allocator_.pools()[0].blocks[0].waiting);
-  EXPECT_EQ(allocator_.joint_gauges().ours()[runtime::JointGauges::kBlocks], 0);
-  EXPECT_EQ(allocator_.joint_gauges().ours()[runtime::JointGauges::kActiveBlocks], 1);
+  EXPECT_TRUE(allocator_.inspect().pools()[0].blocks[0].waiting);
+  EXPECT_EQ(allocator_.figures().joint_gauges().ours()[runtime::JointGauges::kBlocks], 0);
+  EXPECT_EQ(allocator_.figures().joint_gauges().ours()[runtime::JointGauges::kActiveBlocks], 1);
 }
 
 TEST_F(CallersFallbackTest, WhenTheCallerRunsOutIdleSpaceServes) {
@@ -122,8 +121,8 @@ TEST_F(CallersFallbackTest, WhenTheCallerRunsOutIdleSpaceServes) {
   void* a = allocator_.rescue(kMiB, 0);
   ASSERT_NE(a, nullptr);
   EXPECT_EQ(allocate(kMiB), nullptr) << "the plan makes way";
-  EXPECT_EQ(allocator_.statistics().conflicts, 1);
-  EXPECT_NE(allocator_.out_of_memory_message(5 * kMiB).find("1.0 MiB of its 1.0 MiB"),
+  EXPECT_EQ(allocator_.figures().statistics().conflicts, 1);
+  EXPECT_NE(allocator_.figures().out_of_memory_message(5 * kMiB).find("1.0 MiB of its 1.0 MiB"),
             std::string::npos);
   EXPECT_TRUE(allocator_.deallocate(a));
 }

@@ -52,8 +52,7 @@ class Compat : public ::testing::Test {
   }
 
   static runtime::PlannedAllocator& allocator(int device = 0) {
-    return runtime::DeviceRuntime::gpu(device, runtime::PlannedAllocator::Fallback::kAlways)
-        .allocator();
+    return runtime::DeviceRuntime::gpu(device, runtime::Fallback::kAlways).allocator();
   }
   static void* stream() {
     void* s = nullptr;
@@ -79,7 +78,7 @@ class Compat : public ::testing::Test {
     d.upper = 1;
     return testing::plan_of({d}, 2);
   }
-  static void enter_phase() { allocator().enter_phase(trace::PhaseKind::kForward, 0, 0); }
+  static void enter_phase() { allocator().loop().enter_phase(trace::PhaseKind::kForward, 0, 0); }
 
   std::int64_t hazards_ = standin_hazards();
   std::int64_t misuses_ = standin_misuses();
@@ -130,8 +129,8 @@ TEST_F(Compat, ServesThePlanAndFallsBack) {
   EXPECT_EQ(pool.begin, planned);
   EXPECT_EQ(pool.size, kGiB);
   EXPECT_NE(compat::CompatGpu::of(0).piece_of(other).begin, pool.begin);
-  EXPECT_EQ(allocator().statistics().hits, 1);
-  EXPECT_EQ(allocator().statistics().fallback_requests, 1);
+  EXPECT_EQ(allocator().figures().statistics().hits, 1);
+  EXPECT_EQ(allocator().figures().statistics().fallback_requests, 1);
   use(nullptr, planned, kGiB, 1);
   use(nullptr, other, 3 * kGiB, 2);
   allocator().disable();
@@ -205,7 +204,7 @@ TEST_F(Compat, EveryFailureOfTheDeviceIsSurvived) {
       EXPECT_EQ(cudaGetLastError(), kCudaSuccess);
       EXPECT_EQ(threw, error == kCudaIllegalAddress || blocks.size() < 4);
       for (void* p : blocks) stalloc_free(p, kLarge, 0, nullptr);
-      allocator().check();
+      allocator().inspect().check();
       stalloc_reset();
     }
   }
@@ -366,7 +365,8 @@ TEST_F(Compat, GraphsHaveTheirMemoryToThemselves) {
   stalloc_begin_allocate_to_pool(0, kGraph, filter);
   ASSERT_EQ(cudaStreamBeginCapture(captured, 0), kCudaSuccess);
   void* temporary = stalloc_malloc(5000, 0, captured);
-  EXPECT_NE(compat::CompatGpu::of(0).piece_of(temporary).size, allocator().statistics().pool)
+  EXPECT_NE(compat::CompatGpu::of(0).piece_of(temporary).size,
+            allocator().figures().statistics().pool)
       << "captured requests keep away from planned addresses";
   use(captured, temporary, 5000, 1);
   stalloc_free(temporary, 5000, 0, captured);
@@ -506,7 +506,7 @@ TEST_F(Compat, NoAddressIsReusedBeforeItsStreamsAreDone) {
       for (std::size_t d = 0; d < plan.decisions.size(); ++d) {
         const plan::Decision& decision = plan.decisions[d];
         if (d == 0 || plan.decisions[d - 1].phase != decision.phase) {
-          allocator().enter_phase(trace::PhaseKind::kForward, decision.phase.number(), 0);
+          allocator().loop().enter_phase(trace::PhaseKind::kForward, decision.phase.number(), 0);
         }
         const bool foreign = pick(0, 9) == 0;
         Block b;
@@ -530,14 +530,14 @@ TEST_F(Compat, NoAddressIsReusedBeforeItsStreamsAreDone) {
         }
         ASSERT_EQ(standin_hazards(), hazards_) << standin_last_complaint() << ", seed " << seed;
       }
-      allocator().end_iteration();
+      allocator().loop().end_iteration();
     }
-    EXPECT_GT(allocator().statistics().hits, 0) << "seed " << seed;
+    EXPECT_GT(allocator().figures().statistics().hits, 0) << "seed " << seed;
     if (standin_calls("cudaFree") == frees) {
       EXPECT_EQ(standin_host_waits(), waits) << "the host waited in the hot path";
     }
     while (!live.empty()) free_one(0);
-    allocator().check();
+    allocator().inspect().check();
     allocator().disable();
     standin_drain_all();
   }
@@ -568,7 +568,7 @@ TEST_F(Compat, ThreadsShareAGpu) {
     });
   }
   for (std::thread& t : threads) t.join();
-  for (int device = 0; device < 2; ++device) allocator(device).check();
+  for (int device = 0; device < 2; ++device) allocator(device).inspect().check();
 }
 
 TEST_F(Compat, AStreamWithoutANumberSharesNoAddresses) {
@@ -591,9 +591,9 @@ TEST_F(Compat, AStreamWithoutANumberSharesNoAddresses) {
 
 TEST_F(Compat, OnlyItsOwnerLearnsOfAStream) {
   runtime::StreamTable& first =
-      runtime::DeviceRuntime::gpu(0, runtime::PlannedAllocator::Fallback::kAlways).streams();
+      runtime::DeviceRuntime::gpu(0, runtime::Fallback::kAlways).streams();
   runtime::StreamTable& second =
-      runtime::DeviceRuntime::gpu(1, runtime::PlannedAllocator::Fallback::kAlways).streams();
+      runtime::DeviceRuntime::gpu(1, runtime::Fallback::kAlways).streams();
   compat::CompatGpu::of(0);
   const StreamId before = first.count(), owners = second.count();
   void* p = stalloc_malloc(kMiB, 1, nullptr);
@@ -615,11 +615,11 @@ TEST_F(Compat, ABlockThatAnotherDeviceUsesKeepsItsPlaceUntilThatIsDone) {
   use(there, p, kMiB, 1);
   stalloc_record_stream(p, there);
   stalloc_free(p, kMiB, 0, nullptr);
-  allocator().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  allocator().loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   void* q = stalloc_malloc(kMiB, 0, nullptr);
   EXPECT_NE(q, p);
   stalloc_free(q, kMiB, 0, nullptr);
-  allocator().end_iteration();
+  allocator().loop().end_iteration();
   EXPECT_EQ(standin_pending(there), 0) << "no event tells: the other device is waited for";
   enter_phase();
   q = stalloc_malloc(kMiB, 0, nullptr);
@@ -631,7 +631,7 @@ TEST_F(Compat, ABlockThatAnotherDeviceUsesKeepsItsPlaceUntilThatIsDone) {
 // Waiting for the device is forbidden now, so the block stays until it is known to be unused.
 TEST_F(Compat, APoolWhoseLastBlockGoesDuringACaptureGoesAfterIt) {
   device::DeviceMemory& memory =
-      runtime::DeviceRuntime::gpu(0, runtime::PlannedAllocator::Fallback::kAlways).memory();
+      runtime::DeviceRuntime::gpu(0, runtime::Fallback::kAlways).memory();
   ASSERT_TRUE(memory.keep_addresses(true));
   allocator().enable(one_block(kMiB));
   enter_phase();

@@ -37,7 +37,7 @@ class PlannedAllocatorTest : public ::testing::Test {
  protected:
   void* allocate(Bytes size) { return allocator_.allocate(size, 0, /*for_training=*/false); }
   void enter(std::int32_t microbatch = 0) {
-    allocator_.enter_phase(trace::PhaseKind::kForward, microbatch, 0);
+    allocator_.loop().enter_phase(trace::PhaseKind::kForward, microbatch, 0);
   }
 
   device::PretendMemory device_{100 * kMiB};
@@ -59,15 +59,15 @@ TEST_F(PlannedAllocatorTest, ServesThePlanAndCountsIt) {
     auto* a = static_cast<std::byte*>(allocate(kMiB));
     auto* b = static_cast<std::byte*>(allocate(kMiB));
     EXPECT_EQ(b - a, kMiB);
-    EXPECT_EQ(allocator_.block_size(b), kMiB);
-    EXPECT_EQ(allocator_.block_size(b + 1), 0);
+    EXPECT_EQ(allocator_.inspect().block_size(b), kMiB);
+    EXPECT_EQ(allocator_.inspect().block_size(b + 1), 0);
     EXPECT_TRUE(allocator_.deallocate(b));
-    EXPECT_EQ(allocator_.block_size(b), 0);
+    EXPECT_EQ(allocator_.inspect().block_size(b), 0);
     EXPECT_TRUE(allocator_.deallocate(a));
     EXPECT_FALSE(allocator_.deallocate(a)) << "freed twice";
-    allocator_.end_iteration();
+    allocator_.loop().end_iteration();
   }
-  const runtime::Statistics s = allocator_.statistics();
+  const runtime::Statistics s = allocator_.figures().statistics();
   EXPECT_EQ(s.iterations, 3);
   EXPECT_EQ(s.hits, 6);
   EXPECT_EQ(s.misses, 0);
@@ -82,8 +82,8 @@ TEST_F(PlannedAllocatorTest, MissesAreDecisionsNotServed) {
   enter();
   void* a = allocate(kMiB);
   void* other = allocate(3 * kMiB);
-  allocator_.end_iteration();
-  runtime::Statistics s = allocator_.statistics();
+  allocator_.loop().end_iteration();
+  runtime::Statistics s = allocator_.figures().statistics();
   EXPECT_EQ(s.hits, 1);
   EXPECT_EQ(s.misses, 1);
   EXPECT_EQ(s.fallback_requests, 1);
@@ -94,11 +94,11 @@ TEST_F(PlannedAllocatorTest, MissesAreDecisionsNotServed) {
   enter();
   void* again = allocate(kMiB);
   EXPECT_NE(again, a);
-  EXPECT_EQ(allocator_.statistics().conflicts, 1);
+  EXPECT_EQ(allocator_.figures().statistics().conflicts, 1);
   EXPECT_TRUE(allocator_.deallocate(a));
   EXPECT_TRUE(allocator_.deallocate(again));
   EXPECT_TRUE(allocator_.deallocate(other));
-  allocator_.end_iteration();
+  allocator_.loop().end_iteration();
   enter();
   EXPECT_EQ(allocate(kMiB), a) << "back in step";
   void* big = allocate(30 * kMiB);
@@ -109,22 +109,24 @@ TEST_F(PlannedAllocatorTest, MissesAreDecisionsNotServed) {
 TEST_F(PlannedAllocatorTest, DynamicModulesAreOfTheThreadThatEntersThem) {
   allocator_.enable(two_blocks());
   enter();
-  std::thread([&] { allocator_.enter_dynamic(); }).join();
+  std::thread([&] { allocator_.loop().enter_dynamic(); }).join();
   void* a = allocate(kMiB);
-  EXPECT_EQ(allocator_.statistics().hits, 1);
-  allocator_.enter_dynamic();
-  allocator_.enter_dynamic();
-  allocator_.leave_dynamic();
+  EXPECT_EQ(allocator_.figures().statistics().hits, 1);
+  allocator_.loop().enter_dynamic();
+  allocator_.loop().enter_dynamic();
+  allocator_.loop().leave_dynamic();
   void* b = allocate(kMiB);
-  EXPECT_EQ(allocator_.statistics().dynamic_requests, 1) << "it has left the inner one alone";
-  EXPECT_EQ(allocator_.statistics().dynamic_fallback_requests, 0) << "it lies in the pool";
-  EXPECT_EQ(allocator_.statistics().dynamic.current, kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().dynamic_requests, 1)
+      << "it has left the inner one alone";
+  EXPECT_EQ(allocator_.figures().statistics().dynamic_fallback_requests, 0)
+      << "it lies in the pool";
+  EXPECT_EQ(allocator_.figures().statistics().dynamic.current, kMiB);
   EXPECT_TRUE(allocator_.deallocate(b));
-  EXPECT_EQ(allocator_.statistics().dynamic.current, 0);
-  allocator_.leave_dynamic();
-  allocator_.leave_dynamic();  // one too many does no harm
+  EXPECT_EQ(allocator_.figures().statistics().dynamic.current, 0);
+  allocator_.loop().leave_dynamic();
+  allocator_.loop().leave_dynamic();  // one too many does no harm
   void* c = allocate(kMiB);
-  EXPECT_EQ(allocator_.statistics().hits, 2);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 2);
   for (void* p : {a, c}) EXPECT_TRUE(allocator_.deallocate(p));
 }
 
@@ -132,15 +134,15 @@ TEST_F(PlannedAllocatorTest, NodesAreToldApartByTheThreadThatMadeThem) {
   allocator_.enable(two_blocks());
   enter();
   const auto dynamic_after = [&](runtime::NodeSequence node) {
-    const auto before = allocator_.statistics().dynamic_requests;
+    const auto before = allocator_.figures().statistics().dynamic_requests;
     EXPECT_TRUE(allocator_.deallocate(allocator_.allocate(kMiB, 0, /*for_training=*/true, node)));
-    return allocator_.statistics().dynamic_requests > before;
+    return allocator_.figures().statistics().dynamic_requests > before;
   };
-  allocator_.tag_dynamic_nodes(runtime::node_of_thread(2, 5), runtime::node_of_thread(2, 8));
-  allocator_.tag_dynamic_nodes(runtime::node_of_thread(1, 20),
-                               runtime::node_of_thread(1, 24));  // its own numbers
-  allocator_.tag_dynamic_nodes(runtime::node_of_thread(2, 3),
-                               runtime::node_of_thread(2, 10));  // an outer module
+  allocator_.loop().tag_dynamic_nodes(runtime::node_of_thread(2, 5), runtime::node_of_thread(2, 8));
+  allocator_.loop().tag_dynamic_nodes(runtime::node_of_thread(1, 20),
+                                      runtime::node_of_thread(1, 24));  // its own numbers
+  allocator_.loop().tag_dynamic_nodes(runtime::node_of_thread(2, 3),
+                                      runtime::node_of_thread(2, 10));  // an outer module
   EXPECT_TRUE(dynamic_after(runtime::node_of_thread(2, 3)));
   EXPECT_TRUE(dynamic_after(runtime::node_of_thread(2, 9)));
   EXPECT_FALSE(dynamic_after(runtime::node_of_thread(2, 10)));
@@ -148,7 +150,7 @@ TEST_F(PlannedAllocatorTest, NodesAreToldApartByTheThreadThatMadeThem) {
   EXPECT_TRUE(dynamic_after(runtime::node_of_thread(1, 23)));
   EXPECT_FALSE(dynamic_after(runtime::node_of_thread(3, 6)));
   EXPECT_FALSE(dynamic_after(runtime::node_of_thread(2, ~std::uint64_t{0})));
-  for (int i = 0; i < 3; ++i) allocator_.end_iteration();
+  for (int i = 0; i < 3; ++i) allocator_.loop().end_iteration();
   enter();
   EXPECT_FALSE(dynamic_after(runtime::node_of_thread(1, 23)))
       << "two iterations later they are forgotten";
@@ -158,19 +160,19 @@ TEST_F(PlannedAllocatorTest, EvaluationUsesIdlePoolSpace) {
   allocator_.enable(two_blocks());
   enter();
   auto* a = static_cast<std::byte*>(allocate(kMiB));
-  allocator_.enter_unplanned();
+  allocator_.loop().enter_unplanned();
   auto* e = static_cast<std::byte*>(allocate(1000));
   EXPECT_EQ(e, a + kMiB);
-  allocator_.enter_unplanned();
-  allocator_.leave_unplanned();
+  allocator_.loop().enter_unplanned();
+  allocator_.loop().leave_unplanned();
   EXPECT_EQ(allocate(1000), e + 1024) << "one leave does not end two";
   EXPECT_TRUE(allocator_.deallocate(e + 1024));
   EXPECT_TRUE(allocator_.deallocate(e));
-  allocator_.leave_unplanned();
+  allocator_.loop().leave_unplanned();
   EXPECT_EQ(allocate(kMiB), a + kMiB) << "the phase goes on where it was";
-  EXPECT_EQ(allocator_.statistics().idle_requests, 2);
-  EXPECT_EQ(allocator_.statistics().fallback_requests, 0);
-  allocator_.check();
+  EXPECT_EQ(allocator_.figures().statistics().idle_requests, 2);
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 0);
+  allocator_.inspect().check();
 }
 
 // A backward that makes a gradient of 1 MiB beside a temporary, a step, and the phase after it.
@@ -188,55 +190,56 @@ TEST_F(PlannedAllocatorTest, CopiesOfWeightsBetweenIterationsTakeNoPlannedAddres
   allocator_.enable(gradient_and_rest());
   std::vector<void*> copies;
   for (int i = 0; i < 6; ++i) {
-    allocator_.enter_phase(trace::PhaseKind::kBackward, 0, 0);
+    allocator_.loop().enter_phase(trace::PhaseKind::kBackward, 0, 0);
     void* gradient = allocate(kMiB);
     EXPECT_TRUE(allocator_.deallocate(allocate(kMiB)));
-    allocator_.enter_phase(trace::PhaseKind::kOptimizer, kNone, 0);
+    allocator_.loop().enter_phase(trace::PhaseKind::kOptimizer, kNone, 0);
     void* step = allocate(kMiB);
     EXPECT_TRUE(allocator_.deallocate(gradient));
     EXPECT_TRUE(allocator_.deallocate(step));
-    allocator_.enter_phase(trace::PhaseKind::kOther, kNone, 0);
+    allocator_.loop().enter_phase(trace::PhaseKind::kOther, kNone, 0);
     if (i == 2) {
       for (const Bytes size : {kMiB, kMiB / 2, 2 * kMiB}) copies.push_back(allocate(size));
     }
     EXPECT_TRUE(allocator_.deallocate(allocate(kMiB / 4))) << "another size may use the pool";
-    allocator_.end_iteration();
+    allocator_.loop().end_iteration();
   }
-  EXPECT_EQ(allocator_.statistics().fallback_requests, 3);
-  EXPECT_EQ(allocator_.statistics().idle_requests, 6);
-  EXPECT_EQ(allocator_.statistics().hits, 18) << "the copies stay, and are in nobody's way";
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 3);
+  EXPECT_EQ(allocator_.figures().statistics().idle_requests, 6);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 18)
+      << "the copies stay, and are in nobody's way";
   for (void* c : copies) EXPECT_TRUE(allocator_.deallocate(c));
 }
 
 TEST_F(PlannedAllocatorTest, AKindThatOutlivesAnIterationIsNotAdmittedAgain) {
   allocator_.enable(two_blocks());
   const auto evaluate = [this](Bytes size) {
-    allocator_.enter_unplanned();
+    allocator_.loop().enter_unplanned();
     void* p = allocate(size);
-    allocator_.leave_unplanned();
+    allocator_.loop().leave_unplanned();
     return p;
   };
   const auto hits_of_iteration = [this] {
-    const std::int64_t before = allocator_.statistics().hits;
+    const std::int64_t before = allocator_.figures().statistics().hits;
     enter();
     void* a = allocate(kMiB);
     EXPECT_TRUE(allocator_.deallocate(allocate(kMiB)));
     EXPECT_TRUE(allocator_.deallocate(a));
-    allocator_.end_iteration();
-    return allocator_.statistics().hits - before;
+    allocator_.loop().end_iteration();
+    return allocator_.figures().statistics().hits - before;
   };
   void* kept = evaluate(kMiB);
   void* loss = evaluate(100);
-  EXPECT_EQ(allocator_.statistics().idle_requests, 2);
-  allocator_.end_iteration();
+  EXPECT_EQ(allocator_.figures().statistics().idle_requests, 2);
+  allocator_.loop().end_iteration();
   EXPECT_EQ(hits_of_iteration(), 0) << "both places are taken";
-  const std::int64_t before = allocator_.statistics().idle_requests;
+  const std::int64_t before = allocator_.figures().statistics().idle_requests;
 
   EXPECT_TRUE(allocator_.deallocate(evaluate(kMiB)));
   EXPECT_TRUE(allocator_.deallocate(evaluate(200))) << "all small sizes are one kind";
-  EXPECT_EQ(allocator_.statistics().idle_requests, before);
+  EXPECT_EQ(allocator_.figures().statistics().idle_requests, before);
   EXPECT_TRUE(allocator_.deallocate(evaluate(kMiB / 2))) << "another kind";
-  EXPECT_EQ(allocator_.statistics().idle_requests, before + 1);
+  EXPECT_EQ(allocator_.figures().statistics().idle_requests, before + 1);
 
   EXPECT_TRUE(allocator_.deallocate(kept));
   EXPECT_TRUE(allocator_.deallocate(loss));
@@ -253,11 +256,11 @@ TEST_F(PlannedAllocatorTest, ABlockThatOutlivesItsPhaseButNoIterationIsAdmittedA
     enter(1);
     EXPECT_TRUE(allocator_.deallocate(scoped));
     EXPECT_TRUE(allocator_.deallocate(allocate(kMiB)));
-    allocator_.end_iteration();
-    EXPECT_EQ(allocator_.statistics().idle_requests, i + 1);
+    allocator_.loop().end_iteration();
+    EXPECT_EQ(allocator_.figures().statistics().idle_requests, i + 1);
   }
-  EXPECT_EQ(allocator_.statistics().hits, 8);
-  EXPECT_EQ(allocator_.statistics().fallback_requests, 0);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 8);
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 0);
 }
 
 TEST_F(PlannedAllocatorTest, OtherThreadsAreNotMatchedAndUseIdleSpace) {
@@ -265,17 +268,17 @@ TEST_F(PlannedAllocatorTest, OtherThreadsAreNotMatchedAndUseIdleSpace) {
   enter();
   std::thread([this] {
     void* large = allocate(3 * kMiB);
-    EXPECT_EQ(allocator_.statistics().fallback_requests, 1) << "it does not fit";
+    EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 1) << "it does not fit";
     // Unless they run the training thread's graph.
     EXPECT_NE(allocator_.allocate(kMiB, 0, /*for_training=*/true), nullptr);
-    EXPECT_EQ(allocator_.statistics().hits, 1);
+    EXPECT_EQ(allocator_.figures().statistics().hits, 1);
     void* foreign = allocate(kMiB);
-    EXPECT_EQ(allocator_.statistics().idle_requests, 1);
-    EXPECT_EQ(allocator_.statistics().hits, 1);
+    EXPECT_EQ(allocator_.figures().statistics().idle_requests, 1);
+    EXPECT_EQ(allocator_.figures().statistics().hits, 1);
     EXPECT_TRUE(allocator_.deallocate(foreign));
     EXPECT_TRUE(allocator_.deallocate(large));
   }).join();
-  EXPECT_EQ(allocator_.statistics().fallback_requests, 1);
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 1);
 }
 
 TEST_F(PlannedAllocatorTest, DisabledPoolsGoBackWithTheirLastBlock) {
@@ -291,7 +294,7 @@ TEST_F(PlannedAllocatorTest, DisabledPoolsGoBackWithTheirLastBlock) {
   EXPECT_EQ(device_.used(), 2 * kMiB);
   EXPECT_TRUE(allocator_.deallocate(f));
   EXPECT_EQ(device_.used(), 0);
-  EXPECT_EQ(allocator_.statistics().reserved.current, 0);
+  EXPECT_EQ(allocator_.figures().statistics().reserved.current, 0);
 }
 
 TEST_F(PlannedAllocatorTest, DisabledFallbackSegmentsGoBackOneByOne) {
@@ -302,7 +305,7 @@ TEST_F(PlannedAllocatorTest, DisabledFallbackSegmentsGoBackOneByOne) {
   EXPECT_EQ(device_.used(), 32 * kMiB);
   EXPECT_TRUE(allocator_.deallocate(large));
   EXPECT_EQ(device_.used(), 2 * kMiB) << "the small block keeps its own segment only";
-  EXPECT_EQ(allocator_.statistics().reserved.current, 2 * kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().reserved.current, 2 * kMiB);
   EXPECT_TRUE(allocator_.deallocate(small));
   EXPECT_EQ(device_.used(), 0);
 }
@@ -339,27 +342,27 @@ TEST_F(PlannedAllocatorTest, ADrainedPoolIsEmptyWhereIterationsEnd) {
     void* before = std::exchange(held, nullptr);
     EXPECT_EQ(allocator_.deallocate(before), before != nullptr);
     held = allocate(kMiB);
-    allocator_.end_iteration();
+    allocator_.loop().end_iteration();
   };
   for (int i = 0; i < 3; ++i) iterate();
-  EXPECT_EQ(allocator_.statistics().hits, 6);
-  EXPECT_EQ(allocator_.statistics().live_blocks, 1);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 6);
+  EXPECT_EQ(allocator_.figures().statistics().live_blocks, 1);
   allocator_.drain(/*departed=*/false);
-  EXPECT_EQ(allocator_.statistics().live_blocks, 1) << "what is live stays";
+  EXPECT_EQ(allocator_.figures().statistics().live_blocks, 1) << "what is live stays";
   iterate();
-  EXPECT_EQ(allocator_.statistics().live_blocks, 0);
-  EXPECT_EQ(allocator_.statistics().hits, 7) << "transients are served as before";
-  EXPECT_EQ(allocator_.statistics().fallback.current, kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().live_blocks, 0);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 7) << "transients are served as before";
+  EXPECT_EQ(allocator_.figures().statistics().fallback.current, kMiB);
   for (const bool departed : {false, true}) {
     allocator_.drain(departed);
     enter();
     void* unknown = allocate(kMiB / 2);
-    EXPECT_EQ(allocator_.statistics().live_blocks, departed ? 0 : 1);
+    EXPECT_EQ(allocator_.figures().statistics().live_blocks, departed ? 0 : 1);
     EXPECT_TRUE(allocator_.deallocate(unknown));
-    allocator_.end_iteration();
+    allocator_.loop().end_iteration();
   }
   EXPECT_TRUE(allocator_.deallocate(held));
-  allocator_.check();
+  allocator_.inspect().check();
 }
 
 TEST_F(PlannedAllocatorTest, EnablingAnotherPlanRetiresTheFirst) {
@@ -369,11 +372,11 @@ TEST_F(PlannedAllocatorTest, EnablingAnotherPlanRetiresTheFirst) {
   allocator_.enable(testing::plan_of({decision(512, 0, 0, 1)}, 2));
   enter();
   void* b = allocate(512);
-  EXPECT_EQ(allocator_.statistics().hits, 1);
-  EXPECT_EQ(allocator_.statistics().reserved.current, 2 * kMiB + 512);
-  EXPECT_EQ(allocator_.statistics().allocated.current, kMiB + 512);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 1);
+  EXPECT_EQ(allocator_.figures().statistics().reserved.current, 2 * kMiB + 512);
+  EXPECT_EQ(allocator_.figures().statistics().allocated.current, kMiB + 512);
   EXPECT_TRUE(allocator_.deallocate(a));
-  EXPECT_EQ(allocator_.statistics().reserved.current, 512);
+  EXPECT_EQ(allocator_.figures().statistics().reserved.current, 512);
   EXPECT_TRUE(allocator_.deallocate(b));
   EXPECT_EQ(device_.wrong_releases(), 0);
 }
@@ -411,9 +414,10 @@ TEST_F(PlannedAllocatorTest, OutOfMemoryListsTheMemoryThereIs) {
       EXPECT_NE(what.find(part), std::string::npos) << part << " in: " << what;
     }
   }
-  EXPECT_EQ(allocator_.statistics().allocated.current, 91 * kMiB) << "a failure is not counted";
+  EXPECT_EQ(allocator_.figures().statistics().allocated.current, 91 * kMiB)
+      << "a failure is not counted";
   EXPECT_TRUE(allocator_.deallocate(kept));
-  allocator_.check();
+  allocator_.inspect().check();
 }
 
 TEST_F(PlannedAllocatorTest, PeaksAreReset) {
@@ -422,10 +426,10 @@ TEST_F(PlannedAllocatorTest, PeaksAreReset) {
   void* a = allocate(kMiB);
   void* b = allocate(kMiB);
   allocator_.deallocate(b);
-  allocator_.reset_peaks();
-  EXPECT_EQ(allocator_.statistics().allocated.peak, kMiB);
+  allocator_.figures().reset_peaks();
+  EXPECT_EQ(allocator_.figures().statistics().allocated.peak, kMiB);
   allocator_.deallocate(a);
-  EXPECT_EQ(allocator_.statistics().allocated.current, 0);
+  EXPECT_EQ(allocator_.figures().statistics().allocated.current, 0);
 }
 
 // Threads that train, evaluate and free each other's blocks at the same time, on real memory: every
@@ -493,29 +497,29 @@ TEST(PlannedAllocatorStress, ThreadsNeverShareAnAddress) {
       if (random() % 4 == 0) microbatches.push_back(1);
     }
     for (const std::int32_t microbatch : microbatches) {
-      allocator.enter_phase(trace::PhaseKind::kForward, microbatch, 0);
+      allocator.loop().enter_phase(trace::PhaseKind::kForward, microbatch, 0);
       for (const plan::Decision& d : plan.decisions) {
         if (d.phase != std::min(microbatch, 3) || random() % 50 == 0) continue;
-        if (random() % 100 == 0) allocator.enter_unplanned();
+        if (random() % 100 == 0) allocator.loop().enter_unplanned();
         void* p = allocator.allocate(d.size, 0, false);
-        allocator.leave_unplanned();
+        allocator.loop().leave_unplanned();
         fill(p, d.size, 1);
         live.emplace_back(p, d.size);
         free_some(random() % 10 == 0 ? 0 : 12);
-        if (random() % 20 == 0) allocator.check();
+        if (random() % 20 == 0) allocator.inspect().check();
       }
     }
-    allocator.end_iteration();
-    allocator.check();
+    allocator.loop().end_iteration();
+    allocator.inspect().check();
     if (iteration % 20 == 9) allocator.enable(plan);
   }
   stop = true;
   for (std::thread& t : others) t.join();
   free_some(0);
-  allocator.check();
+  allocator.inspect().check();
   EXPECT_EQ(damaged.load(), 0);
-  EXPECT_EQ(allocator.statistics().allocated.current, 0);
-  EXPECT_GT(allocator.statistics().hits, 1000);
+  EXPECT_EQ(allocator.figures().statistics().allocated.current, 0);
+  EXPECT_GT(allocator.figures().statistics().hits, 1000);
 }
 
 }  // namespace

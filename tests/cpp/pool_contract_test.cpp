@@ -76,17 +76,17 @@ struct Planned {
     }
   }
   bool free(std::uintptr_t p) { return allocator.deallocate(reinterpret_cast<void*>(p)); }
-  void check() const { allocator.check(); }
+  void check() const { allocator.inspect().check(); }
 
   device::PretendMemory device{kCapacity};
   runtime::PlannedAllocator allocator{device};
 };
 
 // An allocator on a device with streams.
-template <runtime::PlannedAllocator::Fallback kFallback>
+template <runtime::Fallback kFallback>
 struct WithStreams {
   bool free(std::uintptr_t p) { return allocator.deallocate(reinterpret_cast<void*>(p)); }
-  void check() const { allocator.check(); }
+  void check() const { allocator.inspect().check(); }
 
   device::PretendMemory device{kCapacity};
   testing::FakeStreams streams;
@@ -95,7 +95,7 @@ struct WithStreams {
 };
 
 // The fallback of compat mode, which serves without a plan.
-struct Unplanned : WithStreams<runtime::PlannedAllocator::Fallback::kAlways> {
+struct Unplanned : WithStreams<runtime::Fallback::kAlways> {
   std::optional<std::uintptr_t> allocate(Bytes size, StreamId stream) {
     try {
       void* p = allocator.allocate(size, stream, /*for_training=*/false);
@@ -107,10 +107,10 @@ struct Unplanned : WithStreams<runtime::PlannedAllocator::Fallback::kAlways> {
 };
 
 // A plan's pool alone, beside the caller's allocator.
-struct Beside : WithStreams<runtime::PlannedAllocator::Fallback::kCallers> {
+struct Beside : WithStreams<runtime::Fallback::kCallers> {
   Beside() {
     allocator.enable(half_of_the_capacity());
-    allocator.enter_unplanned();  // requests go into idle space
+    allocator.loop().enter_unplanned();  // requests go into idle space
   }
   std::optional<std::uintptr_t> allocate(Bytes size, StreamId) {
     void* p = allocator.allocate(size, 0, /*for_training=*/false);

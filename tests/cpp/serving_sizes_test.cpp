@@ -131,43 +131,43 @@ class Session {
   }
 
   void microbatch(int m, Extent tokens, bool told = true, Extent rows = 4) {
-    allocator_.enter_phase(PhaseKind::kOther, kNone, 0);
+    allocator_.loop().enter_phase(PhaseKind::kOther, kNone, 0);
     const Bytes share = rows;
     const auto size = [&](Bytes of) { return of * share / 4; };
     alloc("data", size(2 * kUnit * tokens));
     if (told) {
       const std::vector<std::int64_t> values = {rows, tokens};
-      allocator_.set_extents(kNames, values);
+      allocator_.loop().set_extents(kNames, values);
     }
-    allocator_.enter_phase(PhaseKind::kForward, m, 0);
+    allocator_.loop().enter_phase(PhaseKind::kForward, m, 0);
     alloc("one", size(kUnit + 8 * kUnit * tokens));
     alloc("two", size(4 * kUnit * tokens));
-    allocator_.enter_phase(PhaseKind::kBackward, m, 0);
+    allocator_.loop().enter_phase(PhaseKind::kBackward, m, 0);
     alloc("scratch", size(4 * kUnit * tokens));
     if (m == 0) alloc("gradient", 16 * kUnit);
     for (const char* name : {"scratch", "two", "one", "data"}) free(name);
-    allocator_.check();
+    allocator_.inspect().check();
   }
   void step() {
-    allocator_.enter_phase(PhaseKind::kOptimizer, kNone, 0);
+    allocator_.loop().enter_phase(PhaseKind::kOptimizer, kNone, 0);
     free("gradient");
-    allocator_.end_iteration();
-    allocator_.check();
+    allocator_.loop().end_iteration();
+    allocator_.inspect().check();
   }
   // The hits of one iteration whose microbatches have these numbers of tokens.
   std::int64_t iterate(const std::vector<Extent>& tokens, bool told = true) {
-    const std::int64_t before = allocator_.statistics().hits;
+    const std::int64_t before = allocator_.figures().statistics().hits;
     for (std::size_t m = 0; m < tokens.size(); ++m) {
       microbatch(static_cast<int>(m), tokens[m], told);
     }
     step();
-    return allocator_.statistics().hits - before;
+    return allocator_.figures().statistics().hits - before;
   }
 
   PlannedAllocator& allocator() { return allocator_; }
   device::PretendMemory& memory() { return memory_; }
-  Bytes reserved() const { return allocator_.statistics().reserved.current; }
-  Bytes peak_reserved() const { return allocator_.statistics().reserved.peak; }
+  Bytes reserved() const { return allocator_.figures().statistics().reserved.current; }
+  Bytes peak_reserved() const { return allocator_.figures().statistics().reserved.peak; }
 
  private:
   struct Live {
@@ -187,14 +187,14 @@ TEST(ServingSizes, ServesSmallerBatchesFromTheLayoutOfTheLargest) {
     EXPECT_EQ(run.iterate({tokens, 65 - tokens}), 9) << tokens;
   }
   EXPECT_EQ(run.peak_reserved(), program.plan.pool);
-  EXPECT_EQ(run.allocator().statistics().relayouts, 0);
+  EXPECT_EQ(run.allocator().figures().statistics().relayouts, 0);
 }
 
 TEST(ServingSizes, CountsTheBytesThatAreAskedFor) {
   const Program program(1, 64);
   Session run(program.plan);
   run.iterate({2});
-  EXPECT_EQ(run.allocator().statistics().allocated.peak, (4 + 17 + 8 + 8 + 16) * kUnit);
+  EXPECT_EQ(run.allocator().figures().statistics().allocated.peak, (4 + 17 + 8 + 8 + 16) * kUnit);
 }
 
 TEST(ServingSizes, ExchangesAnEmptyPoolForALargerOneWithoutHoldingBoth) {
@@ -214,7 +214,8 @@ TEST(ServingSizes, AddsAPieceWhereSomethingIsLive) {
   Session run(program.plan);
   run.iterate({16, 16});
   EXPECT_EQ(run.iterate({16, 40}), 8) << "the gradient is live when the second one begins";
-  EXPECT_EQ(run.allocator().statistics().relayouts, 2) << "one with two pieces, one without";
+  EXPECT_EQ(run.allocator().figures().statistics().relayouts, 2)
+      << "one with two pieces, one without";
   const Bytes larger = plan::bound_at(program.plan, std::vector<Extent>{40});
   EXPECT_EQ(run.reserved(), larger) << "joined when the pool is empty again";
   EXPECT_EQ(run.iterate({40, 40}), 9);
@@ -225,11 +226,11 @@ TEST(ServingSizes, KeepsTheOldPoolIfALargerOneDoesNotFit) {
   const Bytes enough = program.plan.pool + (Bytes{4} << 20);
   Session run(program.plan, enough);
   run.iterate({16});
-  run.allocator().enter_phase(PhaseKind::kOther, kNone, 0);
+  run.allocator().loop().enter_phase(PhaseKind::kOther, kNone, 0);
   const std::vector<std::int64_t> values = {4, 1 << 20};
-  run.allocator().set_extents(kNames, values);
-  run.allocator().enter_phase(PhaseKind::kForward, 0, 0);
-  run.allocator().end_iteration();
+  run.allocator().loop().set_extents(kNames, values);
+  run.allocator().loop().enter_phase(PhaseKind::kForward, 0, 0);
+  run.allocator().loop().end_iteration();
   EXPECT_EQ(run.reserved(), program.plan.pool);
   EXPECT_EQ(run.iterate({16}), 5);
 }
@@ -247,10 +248,10 @@ TEST(ServingSizes, AShortLastBatchKeepsThePlacesOfAFullOne) {
   Session run(program.plan);
   run.iterate({64});
   run.iterate({64});
-  const std::int64_t before = run.allocator().statistics().hits;
+  const std::int64_t before = run.allocator().figures().statistics().hits;
   run.microbatch(0, 64, true, /*rows=*/1);
   run.step();
-  EXPECT_GE(run.allocator().statistics().hits - before, 4);
+  EXPECT_GE(run.allocator().figures().statistics().hits - before, 4);
   EXPECT_EQ(run.peak_reserved(), program.plan.pool);
 }
 
@@ -283,9 +284,9 @@ TEST(ServingSizes, ALawThatBreaksCostsHitsAndNoAddress) {
   other.plan.check();
   Session run(other.plan);
   for (int i = 0; i < 4; ++i) {
-    const std::int64_t idle = run.allocator().statistics().idle_requests;
+    const std::int64_t idle = run.allocator().figures().statistics().idle_requests;
     const std::int64_t hits = run.iterate({64, 20});
-    EXPECT_GE(hits + run.allocator().statistics().idle_requests - idle, 5)
+    EXPECT_GE(hits + run.allocator().figures().statistics().idle_requests - idle, 5)
         << "a departure may take a decision's place, which then lies elsewhere in the pool";
   }
 }
@@ -312,15 +313,15 @@ TEST(ServingSizes, BatchesThatObeyABudgetShareThePool) {
   Session run(plan);
   const auto iterate = [&](Extent r, Extent t) {
     const std::vector<std::int64_t> values = {r, t};
-    const std::int64_t before = run.allocator().statistics().hits;
-    run.allocator().set_extents(kNames, values);
-    run.allocator().enter_phase(PhaseKind::kForward, 0, 0);
+    const std::int64_t before = run.allocator().figures().statistics().hits;
+    run.allocator().loop().set_extents(kNames, values);
+    run.allocator().loop().enter_phase(PhaseKind::kForward, 0, 0);
     run.alloc("a", kUnit * r * t);
     run.alloc("b", kUnit * r);
     run.alloc("c", kUnit * r * t);
     for (const char* name : {"a", "b", "c"}) run.free(name);
-    run.allocator().end_iteration();
-    return run.allocator().statistics().hits - before;
+    run.allocator().loop().end_iteration();
+    return run.allocator().figures().statistics().hits - before;
   };
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(iterate(64, 8), 3);

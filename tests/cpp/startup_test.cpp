@@ -321,7 +321,7 @@ class StartupRun : public ::testing::Test {
     return allocator_.allocate(size, stream, /*for_training=*/true);
   }
   void enter(trace::PhaseKind kind, std::int32_t microbatch = kNone) {
-    allocator_.enter_phase(kind, microbatch, 0);
+    allocator_.loop().enter_phase(kind, microbatch, 0);
   }
 
   const plan::Plan plan_ = plan_of(training(4));
@@ -336,8 +336,8 @@ TEST_F(StartupRun, NothingIsReservedOrServedMidWay) {
   for (const plan::StartupRequest& r : plan_.startup) {
     if (r.phase == 0) allocator_.deallocate(allocate(r.size));
   }
-  EXPECT_EQ(allocator_.statistics().startup_requests, 0);
-  EXPECT_EQ(allocator_.statistics().resident, 0);
+  EXPECT_EQ(allocator_.figures().statistics().startup_requests, 0);
+  EXPECT_EQ(allocator_.figures().statistics().resident, 0);
 }
 
 // A state that start-up makes and each iteration replaces may take a slot.
@@ -363,8 +363,8 @@ TEST_F(StartupRun, ARequestThatTakesASlotIsOneOfThoseWithAPlace) {
   enter(trace::PhaseKind::kOther);
   allocate(4 * kMiB);
   allocate(2 * kMiB);
-  EXPECT_EQ(allocator_.statistics().startup_requests, 2);
-  EXPECT_EQ(allocator_.statistics().startup, 2);
+  EXPECT_EQ(allocator_.figures().statistics().startup_requests, 2);
+  EXPECT_EQ(allocator_.figures().statistics().startup, 2);
 }
 
 TEST_F(StartupRun, TheRegionOutlivesThePlanWithItsBlocks) {
@@ -374,9 +374,9 @@ TEST_F(StartupRun, TheRegionOutlivesThePlanWithItsBlocks) {
   void* raw = allocate(8 * kMiB);
   void* weight = allocate(4 * kMiB + 100);
   allocator_.deallocate(raw);
-  EXPECT_EQ(allocator_.statistics().startup_requests, 2);
-  EXPECT_EQ(allocator_.statistics().fallback_requests, 0);
-  allocator_.end_iteration();
+  EXPECT_EQ(allocator_.figures().statistics().startup_requests, 2);
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 0);
+  allocator_.loop().end_iteration();
   allocator_.disable();
   EXPECT_EQ(device_.used(), plan_.resident) << "the pool is not held up by the weight";
   EXPECT_TRUE(allocator_.deallocate(weight));
@@ -393,7 +393,7 @@ TEST_F(StartupRun, ThePoolsFiguresLeaveOutTheResidentRegion) {
   enter(trace::PhaseKind::kForward, 0);
   void* activation = allocate(6 * kMiB);
   EXPECT_PRED_FORMAT2(IsSubstring, "pool holds 6.0 MiB of its 14.0 MiB",
-                      allocator_.out_of_memory_message(kMiB));
+                      allocator_.figures().out_of_memory_message(kMiB));
   try {
     allocator_.release_pool();
     ADD_FAILURE() << "the activation is live";
@@ -408,7 +408,7 @@ TEST_F(StartupRun, ThePoolsFiguresLeaveOutTheResidentRegion) {
 TEST_F(StartupRun, ARegionThatNothingCameForGoesBackAfterTheFirstIteration) {
   allocator_.enable(plan_, {.startup = true});
   enter(trace::PhaseKind::kForward, 0);
-  allocator_.end_iteration();
+  allocator_.loop().end_iteration();
   EXPECT_EQ(device_.used(), plan_.pool);
 }
 
@@ -443,8 +443,8 @@ TEST_F(StartupRun, ATemporaryThatStaysIsTheOnlyOne) {
     allocate(kMiB);  // weight
     allocator_.deallocate(allocate(kMiB));
   }
-  allocator_.check();
-  EXPECT_EQ(allocator_.statistics().live_blocks, 1) << "in the pool";
+  allocator_.inspect().check();
+  EXPECT_EQ(allocator_.figures().statistics().live_blocks, 1) << "in the pool";
   enter(trace::PhaseKind::kForward, 0);
 }
 
@@ -465,13 +465,13 @@ TEST_F(StartupRun, TheFirstIterationIsServedAndTheNextAreTrusted) {
     enter(trace::PhaseKind::kOptimizer);
     if (i == 0) allocate(8 * kMiB);
     allocator_.deallocate(allocate(8 * kMiB));
-    allocator_.end_iteration();
-    allocator_.check();
+    allocator_.loop().end_iteration();
+    allocator_.inspect().check();
   }
-  EXPECT_EQ(allocator_.statistics().misses, 0);
-  EXPECT_EQ(allocator_.statistics().hits, 10);
-  EXPECT_EQ(allocator_.statistics().startup_requests, 2) << "the weights never came";
-  EXPECT_EQ(allocator_.statistics().startup, 6);
+  EXPECT_EQ(allocator_.figures().statistics().misses, 0);
+  EXPECT_EQ(allocator_.figures().statistics().hits, 10);
+  EXPECT_EQ(allocator_.figures().statistics().startup_requests, 2) << "the weights never came";
+  EXPECT_EQ(allocator_.figures().statistics().startup, 6);
 }
 
 // Live blocks must be disjoint, and of a stream's own addresses.
@@ -592,7 +592,7 @@ void run(const std::vector<Action>& program, const plan::Plan& plan, std::mt1993
     live.erase(it);
   };
   allocator.enable(plan, {.startup = true});
-  allocator.enter_phase(trace::PhaseKind::kOther, kNone, 0);
+  allocator.loop().enter_phase(trace::PhaseKind::kOther, kNone, 0);
   for (const Action& a : program) {
     if (departs()) allocate(foreign--, static_cast<Bytes>(random() % 6 + 1) * 700, a.stream);
     if (departs() && foreign < -1) release(foreign + 1 + static_cast<int>(random() % 3));
@@ -612,17 +612,17 @@ void run(const std::vector<Action>& program, const plan::Plan& plan, std::mt1993
         }
         break;
       case Action::kPhase:
-        allocator.enter_phase(a.kind, a.microbatch, 0);
+        allocator.loop().enter_phase(a.kind, a.microbatch, 0);
         break;
       case Action::kStep:
-        allocator.end_iteration();
-        allocator.enter_phase(trace::PhaseKind::kOther, kNone, 0);
+        allocator.loop().end_iteration();
+        allocator.loop().enter_phase(trace::PhaseKind::kOther, kNone, 0);
         break;
     }
     if (::testing::Test::HasFatalFailure()) return;
-    allocator.check();
+    allocator.inspect().check();
   }
-  statistics = allocator.statistics();
+  statistics = allocator.figures().statistics();
   while (!live.empty()) release(live.begin()->first);
   allocator.disable();
   EXPECT_EQ(device.used(), 0);

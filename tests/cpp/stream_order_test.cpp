@@ -32,7 +32,7 @@ class StreamOrderTest : public ::testing::Test {
  protected:
   void enable(const plan::Plan& plan) {
     allocator_.enable(plan);
-    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   std::byte* allocate(StreamId stream, Bytes size = kMiB) {
     auto* p = static_cast<std::byte*>(allocator_.allocate(size, stream, true));
@@ -44,8 +44,8 @@ class StreamOrderTest : public ::testing::Test {
   }
   void free(std::byte* p) { ASSERT_TRUE(allocator_.deallocate(p)); }
   void next_iteration() {
-    allocator_.end_iteration();
-    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+    allocator_.loop().end_iteration();
+    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   // One iteration as planned, so that the allocator recognizes departures.
   void follow(const plan::Plan& plan) {
@@ -56,7 +56,7 @@ class StreamOrderTest : public ::testing::Test {
   }
   std::int64_t waits() const { return statistics().stream_waits - waits_before_; }
   int records() const { return streams_.records - records_before_; }
-  runtime::Statistics statistics() const { return allocator_.statistics(); }
+  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
 
   device::PretendMemory device_{100 * kMiB};
   FakeStreams streams_;
@@ -65,8 +65,7 @@ class StreamOrderTest : public ::testing::Test {
   runtime::StreamTable table_;
   const device::StreamHandle side_ = FakeStreams::stream(7);
   const StreamId side_id_ = table_.id_of(side_);
-  runtime::PlannedAllocator allocator_{device_, streams_, table_,
-                                       runtime::PlannedAllocator::Fallback::kOwn};
+  runtime::PlannedAllocator allocator_{device_, streams_, table_, runtime::Fallback::kOwn};
 };
 
 TEST_F(StreamOrderTest, TheLaterStreamWaitsForTheEarlierOnesWorkUpToItsFree) {
@@ -147,9 +146,9 @@ TEST_F(StreamOrderTest, ABlockThePlanDoesNotKnowIsWaitedFor) {
   const plan::Plan plan = ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4);
   enable(plan);
   follow(plan);
-  allocator_.enter_unplanned();
+  allocator_.loop().enter_unplanned();
   std::byte* guest = allocate(kMain, kMiB / 2);
-  allocator_.leave_unplanned();
+  allocator_.loop().leave_unplanned();
   EXPECT_EQ(statistics().idle_requests, 1);
   EXPECT_EQ(waits(), 1) << "for the side stream's of the iteration before";
   free(guest);
@@ -183,7 +182,7 @@ TEST_F(StreamOrderTest, AStreamThatCannotBeMadeToWaitDoesNotGetTheAddress) {
   std::byte* b = allocate(kSide);
   EXPECT_NE(b, a);
   EXPECT_EQ(statistics().conflicts, 1);
-  allocator_.check();
+  allocator_.inspect().check();
   free(b);
   streams_.fail_records = false;
   streams_.fail_waits = true;
@@ -279,8 +278,8 @@ TEST_F(StreamOrderTest, ThreadsTakeTurns) {
       if (i % 11 == 0) allocator_.begin_capture();
       EXPECT_TRUE(allocator_.deallocate(p));
       if (i % 11 == 0) allocator_.end_capture();
-      if (i % 4 == 0) allocator_.end_iteration();
-      if (i % 4 == 0) allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+      if (i % 4 == 0) allocator_.loop().end_iteration();
+      if (i % 4 == 0) allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
     }
   };
   {
@@ -289,7 +288,7 @@ TEST_F(StreamOrderTest, ThreadsTakeTurns) {
   }
   EXPECT_GT(statistics().hits, 0);
   EXPECT_EQ(streams_.misuses, 0);
-  allocator_.check();
+  allocator_.inspect().check();
   allocator_.disable();
   EXPECT_EQ(streams_.live_events(), 0u);
 }

@@ -97,14 +97,14 @@ class StreamsTest : public ::testing::Test {
  protected:
   void enable(plan::Plan plan) {
     allocator_.enable(plan);
-    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   void* allocate(Bytes size, StreamId stream = 0) {
     return allocator_.allocate(size, stream, true);
   }
   void next_iteration() {
-    allocator_.end_iteration();
-    allocator_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+    allocator_.loop().end_iteration();
+    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   static plan::Plan two_blocks() {
     return testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4);
@@ -115,8 +115,7 @@ class StreamsTest : public ::testing::Test {
   runtime::StreamTable table_;
   const device::StreamHandle side_ = FakeStreams::stream(7);
   const StreamId side_id_ = table_.id_of(side_);
-  runtime::PlannedAllocator allocator_{device_, streams_, table_,
-                                       runtime::PlannedAllocator::Fallback::kOwn};
+  runtime::PlannedAllocator allocator_{device_, streams_, table_, runtime::Fallback::kOwn};
 };
 
 TEST_F(StreamsTest, ARecordedBlockKeepsItsPlaceUntilItsUsersAreDone) {
@@ -128,14 +127,14 @@ TEST_F(StreamsTest, ARecordedBlockKeepsItsPlaceUntilItsUsersAreDone) {
   EXPECT_TRUE(allocator_.deallocate(a));
   EXPECT_FALSE(allocator_.deallocate(a)) << "freed twice";
   EXPECT_FALSE(allocator_.record_stream(a, kSide)) << "freed already";
-  EXPECT_EQ(allocator_.statistics().allocated.current, 0);
-  EXPECT_EQ(allocator_.statistics().live_blocks, 1);
+  EXPECT_EQ(allocator_.figures().statistics().allocated.current, 0);
+  EXPECT_EQ(allocator_.figures().statistics().live_blocks, 1);
 
   next_iteration();
   void* other = allocate(kMiB);
   EXPECT_NE(other, a);
-  EXPECT_EQ(allocator_.statistics().conflicts, 1);
-  allocator_.check();
+  EXPECT_EQ(allocator_.figures().statistics().conflicts, 1);
+  allocator_.inspect().check();
   EXPECT_TRUE(allocator_.deallocate(other));
 
   streams_.complete(side_);
@@ -166,7 +165,7 @@ TEST_F(StreamsTest, TheFallbackKeepsStreamsApartAndBlocksInPlace) {
   ASSERT_TRUE(allocator_.record_stream(b, kSide));
   streams_.submit(side_);
   EXPECT_TRUE(allocator_.deallocate(b));
-  EXPECT_EQ(allocator_.statistics().fallback.current, 3 * kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().fallback.current, 3 * kMiB);
   EXPECT_NE(allocate(3 * kMiB, 0), b);
   streams_.complete(side_);
   EXPECT_EQ(allocate(3 * kMiB, 0), b);
@@ -214,7 +213,7 @@ TEST_F(StreamsTest, ABlockWhoseEventFailsIsNotHandedOutAgain) {
   next_iteration();
   EXPECT_NE(allocate(kMiB), a);
   EXPECT_EQ(streams_.live_events(), 0u);
-  allocator_.check();
+  allocator_.inspect().check();
 }
 
 TEST_F(StreamsTest, DuringACaptureNoEventIsRecordedOrAskedAfter) {
@@ -261,7 +260,7 @@ TEST_F(StreamsTest, WhenMemoryRunsOutStreamsAreWaitedForFirst) {
   EXPECT_THROW(allocate(10 * kMiB), OutOfMemory);
   // As the last resort, the allocator uses addresses that the plan does not need at the moment.
   EXPECT_NE(allocate(2 * kMiB), nullptr);
-  EXPECT_EQ(allocator_.statistics().idle_requests, 1);
+  EXPECT_EQ(allocator_.figures().statistics().idle_requests, 1);
 }
 
 TEST_F(StreamsTest, AReleasedPoolComesBack) {
@@ -281,10 +280,10 @@ TEST_F(StreamsTest, AReleasedPoolComesBack) {
   allocator_.release_pool();
   allocator_.release_pool();
   EXPECT_EQ(device_.used(), 0);
-  EXPECT_EQ(allocator_.statistics().reserved.current, 0);
+  EXPECT_EQ(allocator_.figures().statistics().reserved.current, 0);
   next_iteration();
   void* b = allocate(kMiB);
-  EXPECT_EQ(allocator_.statistics().hits, 1) << "that of the first iteration";
+  EXPECT_EQ(allocator_.figures().statistics().hits, 1) << "that of the first iteration";
   EXPECT_TRUE(allocator_.deallocate(b));
   allocator_.release_cached();
   device_.fail_at(1);
@@ -293,8 +292,8 @@ TEST_F(StreamsTest, AReleasedPoolComesBack) {
   allocator_.acquire_pool();
   next_iteration();
   allocator_.deallocate(allocate(kMiB));
-  EXPECT_EQ(allocator_.statistics().hits, 2);
-  allocator_.check();
+  EXPECT_EQ(allocator_.figures().statistics().hits, 2);
+  allocator_.inspect().check();
 }
 
 TEST_F(StreamsTest, AForkedChildLeavesTheDeviceAlone) {
@@ -353,8 +352,7 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     std::vector<device::StreamHandle> handles = {nullptr};
     for (int s = 1; s < 3; ++s) handles.push_back(FakeStreams::stream(s));
     for (const device::StreamHandle h : handles) table.id_of(h);
-    runtime::PlannedAllocator allocator(device, streams, table,
-                                        runtime::PlannedAllocator::Fallback::kOwn);
+    runtime::PlannedAllocator allocator(device, streams, table, runtime::Fallback::kOwn);
     plan::Plan plan = testing::random_plan(random, 200, 4, /*streams=*/3, GetParam());
     if (seed % 2 == 1) plan = testing::with_groups(std::move(plan), 5);
     plan.check();
@@ -395,18 +393,18 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
       for (const plan::Decision& d : plan.decisions) {
         if (d.phase != phase) {
           phase = d.phase;
-          allocator.enter_phase(trace::PhaseKind::kForward, phase.number(), 0);
+          allocator.loop().enter_phase(trace::PhaseKind::kForward, phase.number(), 0);
         }
         if (chance(40)) continue;
         if (chance(40)) {
-          allocator.enter_unplanned();
+          allocator.loop().enter_unplanned();
           allocate(d.size, static_cast<StreamId>(random() % 3));
-          allocator.leave_unplanned();
+          allocator.loop().leave_unplanned();
         }
         if (!plan.groups.empty() && chance(4)) {
-          allocator.enter_dynamic();
+          allocator.loop().enter_dynamic();
           allocate(512 * static_cast<Bytes>(1 + random() % 4), static_cast<StreamId>(random() % 3));
-          allocator.leave_dynamic();
+          allocator.loop().leave_dynamic();
         }
         allocate(d.size, d.stream);
         while (live.size() > 12) free_one();
@@ -416,13 +414,14 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
         if (chance(20)) streams.fail_waits = chance(4);
       }
       while (!live.empty() && !chance(20)) free_one();
-      allocator.end_iteration();
-      allocator.check();
+      allocator.loop().end_iteration();
+      allocator.inspect().check();
     }
     EXPECT_EQ(streams.hazards, 0) << "seed " << seed;
     EXPECT_EQ(streams.misuses, 0);
-    EXPECT_GT(allocator.statistics().hits, 1000);
-    EXPECT_EQ(allocator.statistics().stream_waits > 100, GetParam() == solve::Streams::kOrdered);
+    EXPECT_GT(allocator.figures().statistics().hits, 1000);
+    EXPECT_EQ(allocator.figures().statistics().stream_waits > 100,
+              GetParam() == solve::Streams::kOrdered);
     streams.fail_records = streams.fail_waits = false;
     while (!live.empty()) free_one();
     allocator.disable();

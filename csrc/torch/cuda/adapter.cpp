@@ -32,8 +32,7 @@ void install_cuda(int device) {
               "have for its fallback; do not replace it, or use stalloc's own pluggable allocator");
   TORCH_CHECK(device >= 0 && device < c10::cuda::device_count(), "there is no device cuda:", device,
               "; there are ", static_cast<int>(c10::cuda::device_count()));
-  add_gpu_runtime(
-      runtime::DeviceRuntime::gpu(device, runtime::PlannedAllocator::Fallback::kCallers));
+  add_gpu_runtime(runtime::DeviceRuntime::gpu(device, runtime::Fallback::kCallers));
   if (!ours) ours = new CudaAllocator(*current);
   ours->share_out(static_cast<c10::DeviceIndex>(device));
   if (current == ours) return;

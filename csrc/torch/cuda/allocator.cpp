@@ -32,9 +32,9 @@ void report(runtime::DeviceRuntime& runtime, void* p, bool allocated) {
   if (!c10::memoryProfilingEnabled()) return;
   c10::DeviceIndex device = 0;
   while (runtime::DeviceRuntime::find_gpu(device) != &runtime) ++device;
-  const Bytes size = runtime.allocator().block_size(p);
+  const Bytes size = runtime.allocator().inspect().block_size(p);
   if (size == 0) return;
-  const runtime::JointGauges gauges = runtime.allocator().joint_gauges();
+  const runtime::JointGauges gauges = runtime.allocator().figures().joint_gauges();
   const auto total = [&](runtime::JointGauges::Quantity q) {
     return static_cast<size_t>(gauges.ours()[q] + gauges.other()[q]);
   };
@@ -106,7 +106,10 @@ void CudaAllocator::adopt(c10::DataPtr& block) {
 bool CudaAllocator::has_blocks() const {
   if (adopted_.load() > 0 || directs_.load() > 0 || private_pools_.load() > 0) return true;
   return std::ranges::any_of(gpu_runtimes(), [](runtime::DeviceRuntime* runtime) {
-    return runtime->allocator().joint_gauges().ours()[runtime::JointGauges::kActiveBlocks] > 0;
+    return runtime->allocator()
+               .figures()
+               .joint_gauges()
+               .ours()[runtime::JointGauges::kActiveBlocks] > 0;
   });
 }
 
@@ -131,11 +134,11 @@ void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& reque
   const StreamId stream = runtime.streams().id_of(request.stream);
   if (stream == kNone) return nullptr;
   void* p = allocator.allocate(request.size, stream, in_backward(),
-                               allocator.follows_nodes() ? running_node() : std::nullopt);
+                               allocator.loop().follows_nodes() ? running_node() : std::nullopt);
   if (p) {
     trace(p, /*allocated=*/true);
     report(runtime, p, /*allocated=*/true);
-    if (allocator.figures_are_behind()) note(request.device);
+    if (allocator.figures().are_behind()) note(request.device);
   }
   return p;
 }
@@ -246,12 +249,12 @@ bool CudaAllocator::free_directly(void* p) {
 void CudaAllocator::throw_out_of_memory(runtime::DeviceRuntime& runtime, const Request& request,
                                         const std::string& why) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, why, "\n",
-                   runtime.allocator().out_of_memory_message(request.size));
+                   runtime.allocator().figures().out_of_memory_message(request.size));
 }
 
 void* CudaAllocator::getBaseAllocation(void* p, size_t* size) {
   if (runtime::DeviceRuntime* runtime = owner_of(p)) {
-    if (const auto pool = runtime->allocator().pool_of(p); pool.begin) {
+    if (const auto pool = runtime->allocator().inspect().pool_of(p); pool.begin) {
       if (size) *size = static_cast<size_t>(pool.size);
       return pool.begin;
     }

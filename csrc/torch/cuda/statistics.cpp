@@ -61,7 +61,7 @@ void CudaAllocator::note(c10::DeviceIndex device) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime || !to().initialized()) return;
   DeviceStats stats = to().getDeviceStats(device);
-  runtime->allocator().note_fallback(sum(held_by(stats), held_directly(device)));
+  runtime->allocator().figures().note_fallback(sum(held_by(stats), held_directly(device)));
 }
 
 runtime::JointGauges::Values CudaAllocator::held_directly(c10::DeviceIndex device) const {
@@ -88,8 +88,8 @@ DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime) return stats;
   const runtime::JointGauges::Values direct = held_directly(device);
-  runtime->allocator().note_fallback(sum(held_by(stats), direct));
-  const runtime::JointGauges gauges = runtime->allocator().joint_gauges();
+  runtime->allocator().figures().note_fallback(sum(held_by(stats), direct));
+  const runtime::JointGauges gauges = runtime->allocator().figures().joint_gauges();
   const runtime::JointGauges::Values peaks = gauges.all_time_peaks();
   runtime::JointGauges::Values before{};
   {
@@ -169,7 +169,8 @@ void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   to().resetAccumulatedStats(device);
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime) return;
-  const runtime::JointGauges::Values totals = runtime->allocator().joint_gauges().totals();
+  const runtime::JointGauges::Values totals =
+      runtime->allocator().figures().joint_gauges().totals();
   const std::lock_guard lock(mutex_);
   reset_totals_[device] = totals;
 }
@@ -178,7 +179,7 @@ void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
   to().resetPeakStats(device);
   note(device);
   if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
-    runtime->allocator().reset_peaks();
+    runtime->allocator().figures().reset_peaks();
   }
 }
 
@@ -188,7 +189,7 @@ allocator_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool 
   for (int i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
     runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(i);
     if (!runtime) continue;
-    for (const auto& live : runtime->allocator().pools()) {
+    for (const auto& live : runtime->allocator().inspect().pools()) {
       allocator_api::SegmentInfo segment;
       const auto begin = reinterpret_cast<std::size_t>(live.piece.begin);
       segment.device = static_cast<c10::DeviceIndex>(i);
@@ -225,9 +226,9 @@ allocator_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool 
 // torch's handle is a few bytes of type, which depend on the version of torch, followed by CUDA's
 // handle of the whole segment. The type is copied from a handle that torch makes.
 allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
-  runtime::PlannedAllocator::Piece piece;
+  runtime::Inspection::Piece piece;
   for (runtime::DeviceRuntime* runtime : gpu_runtimes()) {
-    if (runtime->allocator().may_own(p)) piece = runtime->allocator().pool_of(p);
+    if (runtime->allocator().may_own(p)) piece = runtime->allocator().inspect().pool_of(p);
     if (piece.begin) break;
   }
   if (!piece.begin) return to().shareIpcHandle(p);

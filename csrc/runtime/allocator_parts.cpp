@@ -1,0 +1,50 @@
+#include "runtime/allocator_parts.h"
+
+namespace stalloc::runtime {
+
+void AllocatorParts::stop_serving() {
+  accounting.counts().hits += serving->hits_now();
+  pools.disable();
+  serving.reset();
+}
+
+// Does nothing during a capture: returning memory waits for the device, which would invalidate the
+// capture.
+void AllocatorParts::drop_empty_pools() {
+  if (!capturing() && pools.drop_empty()) update_reserved();
+}
+
+void AllocatorParts::update_reserved() {
+  const Pools::Held held = pools.held();
+  counted_fallback = fallback.reserved();
+  accounting.set_reserved(held.reserved, held.segments, counted_fallback);
+  if (!callers_fallback) return;
+  low.store(held.low, std::memory_order_release);
+  high.store(held.high, std::memory_order_release);
+}
+
+CachingPool::Freed AllocatorParts::release_fallback(void* p) {
+  const CachingPool::Freed freed = fallback.deallocate(p, keeps_segments());
+  update_fallback();
+  return freed;
+}
+
+void AllocatorParts::collect_delayed() {
+  while (void* p = delayed->next_done()) {
+    if (Pool* pool = pools.find(p)) {
+      const StaticPool::Block block = pool->release(p, capturing());
+      accounting.release_block(pool->space.round_up(block.size));
+    } else {
+      release_fallback(p);
+    }
+  }
+  drop_empty_pools();
+}
+
+void AllocatorParts::collect_all_delayed() {
+  if (!delayed || !delayed->any_waiting()) return;
+  delayed->finish();
+  collect_delayed();
+}
+
+}  // namespace stalloc::runtime

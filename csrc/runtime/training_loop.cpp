@@ -1,0 +1,78 @@
+#include "runtime/training_loop.h"
+
+namespace stalloc::runtime {
+
+void TrainingLoop::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  const std::lock_guard lock(parts_.mutex);
+  if (!parts_.serving) return;
+  parts_.training_thread.set_to_this_thread();
+  parts_.serving->enter_phase(kind, microbatch, chunk);
+  fit_layout();
+}
+
+void TrainingLoop::set_extents(std::span<const std::string> names,
+                               std::span<const std::int64_t> values) {
+  const std::lock_guard lock(parts_.mutex);
+  if (!parts_.serving) return;
+  parts_.serving->set_extents(names, values);
+  fit_layout();
+}
+
+// Exchanges the layout if the new microbatch exceeds it. Not during a capture, whose addresses must
+// stay the same, and not while the pool's memory is released.
+void TrainingLoop::fit_layout() {
+  if (!parts_.serving->outgrows() || parts_.pools.is_away() || parts_.capturing()) return;
+  parts_.collect_all_delayed();
+  parts_.fallback.release_cached();
+  parts_.serving->fit_layout();
+  parts_.accounting.counts().pool = parts_.pools.active()->space.size();
+  parts_.update_reserved();
+}
+
+void TrainingLoop::enter_unplanned() {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->enter_unplanned();
+}
+
+void TrainingLoop::leave_unplanned() {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->leave_unplanned();
+}
+
+void TrainingLoop::end_iteration() {
+  const std::lock_guard lock(parts_.mutex);
+  if (!parts_.serving) return;
+  if (parts_.serving->end_iteration()) {
+    parts_.pools.retire_resident();
+    parts_.drop_empty_pools();
+  }
+  if (!parts_.pools.is_away() && !parts_.capturing() && parts_.serving->join_pieces()) {
+    parts_.accounting.counts().pool = parts_.pools.active()->space.size();
+    parts_.update_reserved();
+  }
+  if (parts_.delayed && parts_.delayed->any_lost()) parts_.collect_all_delayed();
+  const std::int64_t iterations = parts_.accounting.counts().iterations;
+  parts_.dynamic_scopes.forget_nodes_before(iterations - 1);
+  CachingPool& fallback = parts_.fallback;
+  const Bytes released =
+      iterations <= kSettling ? fallback.release_cached() : fallback.release_unused();
+  if (released > 0) parts_.update_reserved();
+}
+
+void TrainingLoop::enter_dynamic() {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.dynamic_scopes.enter();
+}
+
+void TrainingLoop::leave_dynamic() {
+  const std::lock_guard lock(parts_.mutex);
+  parts_.dynamic_scopes.leave();
+}
+
+void TrainingLoop::tag_dynamic_nodes(std::uint64_t first, std::uint64_t last) {
+  const std::lock_guard lock(parts_.mutex);
+  if (!parts_.serving) return;
+  parts_.dynamic_scopes.tag_nodes(first, last, parts_.accounting.counts().iterations);
+}
+
+}  // namespace stalloc::runtime

@@ -1,0 +1,41 @@
+// The events of the training loop, as the planned allocator follows them; see Matcher and hooks.py.
+// No-ops if no plan is enabled. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "runtime/allocator_parts.h"
+#include "trace/trace.h"
+
+namespace stalloc::runtime {
+
+class TrainingLoop {
+ public:
+  explicit TrainingLoop(AllocatorParts& parts) : parts_(parts) {}
+
+  // The calling thread becomes the training thread.
+  void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
+  // Sets the extents of a microbatch's inputs: of the current forward if it has none yet, else of
+  // the next one. There is one value for each name.
+  void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
+  void enter_unplanned();
+  void leave_unplanned();
+  void end_iteration();
+
+  // The calling thread enters or leaves a dynamic module: its requests in between are dynamic.
+  // Requests of autograd nodes [first, last), which the module made, are dynamic on any thread.
+  void enter_dynamic();
+  void leave_dynamic();
+  void tag_dynamic_nodes(std::uint64_t first, std::uint64_t last);
+  // True if a request has to name the autograd node that runs. Takes no lock.
+  bool follows_nodes() const { return parts_.dynamic_scopes.follows_nodes(); }
+
+ private:
+  void fit_layout();
+
+  AllocatorParts& parts_;
+};
+
+}  // namespace stalloc::runtime
