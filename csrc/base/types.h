@@ -14,7 +14,7 @@ using Bytes = std::int64_t;   // a size, in bytes
 using Offset = std::int64_t;  // bytes from the start of a pool
 using Tick = std::int64_t;    // a moment: the number of allocations and frees before it
 using PhaseIndex = Index<struct Phase>;
-using LayerIndex = std::int32_t;     // index into a table of layer names
+using LayerIndex = Index<struct Layer>;  // of a table of layer names
 using StreamId = std::int32_t;       // ordinal of a stream by first use; 0 is the device's default
 using ThreadOrdinal = std::int32_t;  // ordinal of a thread by first use; 0 is the training thread
 

@@ -279,9 +279,9 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
   // Adds the modules inside them, which their names tell.
   const std::vector<std::string>& names = all.trace().layers;
   std::set<std::pair<trace::PhaseKey, std::string>> outer;
-  for (const auto& [phase, layer] : stays) outer.insert({phase, names[layer]});
+  for (const auto& [phase, layer] : stays) outer.insert({phase, names[layer.position()]});
   for (const auto& [stay, count] : counts) {
-    std::string name = names[stay.second];
+    std::string name = names[stay.second.position()];
     for (auto dot = name.rfind('.'); dot != std::string::npos; dot = name.rfind('.')) {
       name.resize(dot);
       if (outer.contains({stay.first, name})) stays.insert(stay);

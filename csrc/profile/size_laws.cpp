@@ -140,9 +140,9 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
 }
 
 std::uint64_t structure_of(const trace::Request& r) {
-  return mixed(
-      mixed(static_cast<std::uint64_t>(r.layer_begin) + 2, static_cast<std::uint64_t>(r.stream)),
-      r.dynamic ? 1 : 0);
+  return mixed(mixed(static_cast<std::uint64_t>(r.layer_begin.number()) + 2,
+                     static_cast<std::uint64_t>(r.stream)),
+               r.dynamic ? 1 : 0);
 }
 
 std::map<FamilyKey, std::vector<Run>> families_of(const trace::Trace& trace) {

@@ -61,7 +61,7 @@ void Recorder::on_allocate(const void* block, Bytes size, StreamId stream, bool 
   r.layer_begin = current_layer(node);
   r.stream = stream;
   r.thread = for_training || training_thread_.is_this_thread() ? 0 : this_thread_ordinal();
-  r.dynamic = r.layer_begin != kNone && dynamic_layers_[static_cast<std::size_t>(r.layer_begin)];
+  r.dynamic = r.layer_begin != kNone && dynamic_layers_[r.layer_begin];
   live_[block] = static_cast<std::uint32_t>(records_.size());
   records_.push_back(r);
 }

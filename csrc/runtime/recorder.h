@@ -94,7 +94,7 @@ class Recorder {
   trace::Trace trace_;  // all but the requests
   std::deque<trace::Request> records_;
   std::unordered_map<const void*, std::uint32_t> live_;
-  std::vector<bool> dynamic_layers_;
+  IndexedVector<LayerIndex, std::uint8_t> dynamic_layers_;
   LayerIndex defined_layers_ = 0;
   // By thread; indices into trace_.layer_spans, innermost last.
   std::unordered_map<ThreadOrdinal, std::vector<trace::LayerSpanIndex>> open_layers_;

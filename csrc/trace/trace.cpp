@@ -15,13 +15,10 @@ constexpr std::array<std::string_view, 5> kPhaseKinds = {"other", "forward", "ba
   throw TraceError(std::string(table) + ", row " + std::to_string(row) + ": " + what);
 }
 
-bool points_into(std::int32_t index, std::size_t size) {
-  return index >= 0 && static_cast<std::size_t>(index) < size;
-}
-
-std::string not_in_table(std::string_view column, std::int32_t index, std::string_view table,
+template <typename Row>
+std::string not_in_table(std::string_view column, Index<Row> index, std::string_view table,
                          std::size_t size) {
-  return std::string(column) + " is " + std::to_string(index) + ", but there are " +
+  return std::string(column) + " is " + to_string(index) + ", but there are " +
          std::to_string(size) + " " + std::string(table);
 }
 
@@ -66,7 +63,7 @@ void check_extents(const Trace& trace) {
     const MicrobatchExtents& row = trace.extents[i];
     if (!row.phase.points_into(trace.phases)) {
       reject("extents", i,
-             not_in_table("phase", row.phase.number(), "phases", trace.phases.size()));
+             not_in_table("phase", row.phase, "phases", trace.phases.size()));
     }
     if (i > 0 && row.phase <= trace.extents[i - 1].phase) {
       reject("extents", i, "the phase is not after the previous row's");
@@ -93,12 +90,12 @@ void check_layer_spans(const Trace& trace) {
     if (i > 0 && span.begin < trace.layer_spans[i - 1].begin) {
       reject("layer_spans", i, "begins before the previous one: they go in order of `begin`");
     }
-    if (!points_into(span.layer, trace.layers.size())) {
+    if (!span.layer.points_into(trace.layers)) {
       reject("layer_spans", i, not_in_table("layer", span.layer, "layers", trace.layers.size()));
     }
     if (!span.phase.points_into(trace.phases)) {
       reject("layer_spans", i,
-             not_in_table("phase", span.phase.number(), "phases", trace.phases.size()));
+             not_in_table("phase", span.phase, "phases", trace.phases.size()));
     }
   }
 }
@@ -107,18 +104,18 @@ void check_places(const Trace& trace, const Request& r, std::size_t row) {
   const auto phases = trace.phases.size();
   const auto layers = trace.layers.size();
   if (!r.phase_begin.points_into(trace.phases)) {
-    reject("requests", row, not_in_table("phase_begin", r.phase_begin.number(), "phases", phases));
+    reject("requests", row, not_in_table("phase_begin", r.phase_begin, "phases", phases));
   }
   const bool never_freed = r.upper == kNever;
   if (never_freed ? r.phase_end != kNone : !r.phase_end.points_into(trace.phases)) {
     reject("requests", row,
            never_freed ? "never freed, but has a phase_end"
-                       : not_in_table("phase_end", r.phase_end.number(), "phases", phases));
+                       : not_in_table("phase_end", r.phase_end, "phases", phases));
   }
-  if (r.layer_begin != kNone && !points_into(r.layer_begin, layers)) {
+  if (r.layer_begin != kNone && !r.layer_begin.points_into(trace.layers)) {
     reject("requests", row, not_in_table("layer_begin", r.layer_begin, "layers", layers));
   }
-  if (r.layer_end != kNone && !points_into(r.layer_end, layers)) {
+  if (r.layer_end != kNone && !r.layer_end.points_into(trace.layers)) {
     reject("requests", row, not_in_table("layer_end", r.layer_end, "layers", layers));
   }
 }
