@@ -16,21 +16,24 @@
 namespace stalloc::plan {
 namespace {
 
-// The runtime looks through the live requests of a box, and requests much smaller than the slot
-// save little. So this many fit side by side at most.
+// Limits of the planner's time.
+constexpr std::int32_t kMostBoxes = 512;
+constexpr std::size_t kMostInBox = 256;
+constexpr std::size_t kMostInGeneration = 4096;  // in a slot that also holds a generation
+
+// A request much smaller than the slot of one state saves little, and each makes the rest harder to
+// lay out. So this many fit side by side at most, except in the slot of a generation.
 constexpr Bytes kMostAbreast = 32;
 
-constexpr BoxIndex kMostBoxes(512);
-constexpr std::size_t kMostInBox = 256;
-
-// The slots of a class that no request needs, boxes left out.
+// The slots of a class that no state needs.
 Curve spare_of(const Plan& plan, SlotClassIndex c) {
   Curve spare(plan.period);
   spare.add(0, plan.period, plan[c].count);
-  for (const Decision& d : plan.decisions) {
-    if (d.slots != c || d.box != kNone) continue;
-    spare.add(0, plan.period, -1);
-    spare.add(d.lower, d.lower + d.over, -1);
+  for (const StateUse& use : state_uses(plan)) {
+    if (use.slots != c) continue;
+    const Tick ticks = use.upper - use.lower;
+    spare.add(0, plan.period, -(ticks / plan.period));
+    spare.add(use.lower, use.lower + ticks % plan.period, -1);
   }
   return spare;
 }
@@ -44,8 +47,16 @@ bool fits(const Decision& d, const SlotClass& c, TickInterval window) {
 // Fills the idle slots of the classes of one stream; of all where streams share addresses.
 class Filler {
  public:
-  Filler(Plan& plan, StreamId stream, BoxIndex& next)
-      : plan_(plan), stream_(stream), next_(next), load_(plan.period) {
+  Filler(Plan& plan, StreamId stream, BoxIndex& next, BoxIndex end)
+      : plan_(plan),
+        stream_(stream),
+        next_(next),
+        end_(end),
+        load_(plan.period),
+        holds_generations_(plan.slots.size()) {
+    for (const Decision& d : plan.decisions) {
+      if (d.over > 0 && d.box != kNone) holds_generations_[d.slots] = true;
+    }
     const solve::Problem problem = problem_of(plan);
     for (std::size_t i = 0; i + plan.slots.size() < problem.buffers.size(); ++i) {
       const solve::Buffer& b = problem.buffers[i];
@@ -69,7 +80,7 @@ class Filler {
       const std::int64_t most = spare.most();
       for (std::int64_t level = 1; level <= most; ++level) {
         for (const TickInterval& window : spare.at_least(level)) {
-          if (load_.most() <= limit_ || next_ >= kMostBoxes) return;
+          if (load_.most() <= limit_ || next_ >= end_) return;
           if (load_.exceeds(limit_, window) && fill(c, window)) ++next_;
         }
       }
@@ -82,21 +93,22 @@ class Filler {
   }
 
   bool is_candidate(const Decision& d, const SlotClass& c, TickInterval window) const {
-    return d.slots == kNone && d.law == kNone && d.size >= c.size / kMostAbreast &&
-           fits(d, c, window);
+    return d.slots == kNone && d.law == kNone && fits(d, c, window);
   }
 
   // Fills one slot of the class throughout the window.
   bool fill(SlotClassIndex c, TickInterval window) {
     const SlotClass slot = plan_[c];
+    const std::size_t most = holds_generations_[c] ? kMostInGeneration : kMostInBox;
+    const Bytes least = holds_generations_[c] ? 0 : slot.size / kMostAbreast;
     std::vector<Decision*> candidates;
     for (Decision& d : plan_.decisions) {
-      if (is_candidate(d, slot, window)) candidates.push_back(&d);
+      if (d.size >= least && is_candidate(d, slot, window)) candidates.push_back(&d);
     }
     std::ranges::stable_sort(candidates, std::greater{}, &Decision::size);
     std::vector<const Decision*> inside;
     for (Decision* d : candidates) {
-      if (inside.size() >= kMostInBox) break;
+      if (inside.size() >= most) break;
       const Offset offset = lowest(*d, inside);
       const Bytes size = align_up(d->size, plan_.alignment);
       if (offset + size > slot.size || !load_.exceeds(limit_, {d->lower, d->upper})) continue;
@@ -129,10 +141,18 @@ class Filler {
   Plan& plan_;
   StreamId stream_;
   BoxIndex& next_;
+  BoxIndex end_;
   Curve load_;       // of what lies above the slots
   Bytes limit_ = 0;  // the load above the slots at which the pool meets the bound
+  IndexedVector<SlotClassIndex, bool> holds_generations_;
   std::vector<SlotClassIndex> classes_;  // large slots first
 };
+
+// True for state in a box of state, and for a request that is freed in its iteration in any other.
+bool may_live_in_box(const Decision& d, bool is_state, Tick period) {
+  if (!is_state) return d.over == 0 && d.lower < d.upper && d.upper <= period;
+  return d.over > 0 && d.over <= period && d.upper - d.lower == period;
+}
 
 std::string named(BoxIndex box) { return "box " + to_string(box) + ": "; }
 
@@ -143,8 +163,10 @@ void add_boxes(Plan& plan) {
   for (const SlotClass& c : plan.slots) {
     streams.insert(plan.streams == solve::Streams::kOrdered ? 0 : c.stream);
   }
-  BoxIndex next(0);
-  for (const StreamId stream : streams) Filler(plan, stream, next).run();
+  BoxIndex next(0);  // after those of generations
+  for (const Decision& d : plan.decisions) next = std::max(next, d.box + 1);
+  const BoxIndex end = next + kMostBoxes;
+  for (const StreamId stream : streams) Filler(plan, stream, next, end).run();
 }
 
 Bytes bound_with_slots(const Plan& plan) {
@@ -180,6 +202,7 @@ std::vector<verify::SlotUse> check_boxes(const Plan& plan) {
       throw PlanError(named(box) + "there are no slots " + to_string(c) + " for it");
     }
     const SlotClass& slots = plan[c];
+    const bool is_state = inside.front()->over > 0;
     verify::SlotUse use{.slots = range_of(c),
                         .size = slots.size,
                         .lower = inside.front()->lower,
@@ -190,14 +213,20 @@ std::vector<verify::SlotUse> check_boxes(const Plan& plan) {
     solve::Layout layout;
     layout.height = slots.size;
     for (const Decision* d : inside) {
-      if (d->slots != c || d->stream != slots.stream || d->over != 0 || d->law != kNone ||
-          d->upper > plan.period || d->upper <= d->lower) {
+      if (d->slots != c || d->stream != slots.stream || d->law != kNone) {
         throw PlanError(named(box) + "a request of " + std::to_string(d->size) +
-                        " bytes has another class or stream, or lives too long");
+                        " bytes has another class or stream, or varies");
       }
+      if (!may_live_in_box(*d, is_state, plan.period)) {
+        throw PlanError(named(box) + "a request of " + std::to_string(d->size) +
+                        " bytes lives from tick " + std::to_string(d->lower) + " to " +
+                        std::to_string(d->upper) + " and " + std::to_string(d->over) +
+                        " beyond, with iterations of " + std::to_string(plan.period));
+      }
+      const Tick upper = d->upper + d->over;
       use.lower = std::min(use.lower, d->lower);
-      use.upper = std::max(use.upper, d->upper);
-      problem.buffers.push_back({.size = d->size, .lower = d->lower, .upper = d->upper});
+      use.upper = std::max(use.upper, upper);
+      problem.buffers.push_back({.size = d->size, .lower = d->lower, .upper = upper});
       layout.offsets.push_back(d->offset - slots.offset);
     }
     try {

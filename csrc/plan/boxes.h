@@ -16,6 +16,8 @@
 // To its class a box is one more request, from its first allocation to its last free. So the
 // validator of slots proves that it finds one, and the validator of layouts what lies inside.
 //
+// State that is handed over together lies in boxes, too (generations.h).
+//
 // Only requests of a constant size are put into boxes: a layout for other extents leaves the boxes
 // as they are.
 #pragma once

@@ -7,10 +7,12 @@
 
 #include "base/error.h"
 #include "plan/boxes.h"
+#include "plan/generations.h"
 #include "plan/layout.h"
 #include "plan/regions.h"
 #include "plan/slots.h"
 #include "plan/startup.h"
+#include "plan/startup_slots.h"
 #include "solve/core/bound.h"
 
 namespace stalloc::plan {
@@ -165,6 +167,19 @@ void lay_out_with_boxes(Plan& plan, const LayoutOptions& options, const solve::B
   if (has_boxes && boxed.pool < plan.pool) plan = std::move(boxed);
 }
 
+// True if generations are worth their price: a late free keeps the slot of a whole generation.
+bool saves(Bytes with_generations, Bytes without) {
+  return with_generations < without - without / 1000;
+}
+
+// The same budget with three quarters of the time that is left.
+solve::Budget most_of(const solve::Budget& budget) {
+  solve::Budget most = budget;
+  const auto now = std::chrono::steady_clock::now();
+  if (most.deadline > now) most.deadline -= (most.deadline - now) / 4;
+  return most;
+}
+
 }  // namespace
 
 Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
@@ -181,9 +196,17 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   const std::vector<DecisionIndex> row_of = add_decisions(plan, profile, phase_of);
   add_slots(plan, profile, row_of);
   add_persistent(plan, profile, phase_of);
-  if (options.dynamic) add_groups(plan, profile, phase_of, row_of, options.regions);
-
-  lay_out_with_boxes(plan, {.algorithm = options.algorithm}, budget);
+  const auto complete = [&](Plan& draft, const solve::Budget& time) {
+    if (options.dynamic) add_groups(draft, profile, phase_of, row_of, options.regions);
+    lay_out_with_boxes(draft, {.algorithm = options.algorithm}, time);
+  };
+  Plan together = plan;
+  const bool may_join = join_generations(together);
+  complete(plan, may_join ? most_of(budget) : budget);
+  if (may_join && saves(plan.bound, plan.pool)) {
+    complete(together, budget);
+    if (saves(together.pool, plan.pool)) plan = std::move(together);
+  }
   if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
   add_startup(plan, profile.startup, phase_of, row_of);
   add_startup_slots(plan, profile.startup, row_of);

@@ -11,6 +11,7 @@
 #include "plan/plan.h"
 #include "plan/slots.h"
 #include "plan/startup.h"
+#include "plan/startup_slots.h"
 #include "profile/roles.h"
 #include "verify/idle_validator.h"
 #include "verify/validator.h"
@@ -257,6 +258,7 @@ void Plan::check() const {
   check_idle(*this, problem, layout);
   check_startup(*this);
   check_slots(*this, check_boxes(*this));
+  check_startup_slots(*this);
 }
 
 }  // namespace stalloc::plan

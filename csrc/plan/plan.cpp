@@ -95,7 +95,7 @@ std::vector<SlotDecisionRow> slot_decision_rows(const Plan& plan) {
 std::vector<SlotStartupRow> slot_startup_rows(const Plan& plan) {
   std::vector<SlotStartupRow> rows;
   for (const StartupIndex i : indices<StartupIndex>(plan.startup)) {
-    if (plan[i].slots != kNone) rows.push_back({i, plan[i].slots});
+    if (plan[i].slots != kNone) rows.push_back({i, plan[i].slots, plan[i].decision});
   }
   return rows;
 }

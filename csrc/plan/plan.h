@@ -47,8 +47,8 @@ struct Decision {
   // `offset` is the first slot's.
   SlotClassIndex slots = kNone;
   Tick over = 0;  // ticks that it lives beyond `upper`, at most a period
-  // Other requests use slots that are idle for a while, in boxes; see boxes.h. Then `offset` is the
-  // one in the first slot.
+  // Requests that share a slot: state that is handed over together (generations.h), or others while
+  // the slot is idle (boxes.h). Then `offset` is the one in the first slot.
   BoxIndex box = kNone;
 };
 
@@ -129,6 +129,8 @@ struct StartupRequest {
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // as Decision's
   SlotClassIndex slots = kNone;   // it takes a slot of this class, and has no offset
+  // The decision whose place in a box it takes; kNone if it has its slot for itself.
+  DecisionIndex decision = kNone;
 
   bool stays() const { return upper == kNever; }
 };
@@ -242,6 +244,7 @@ struct SlotDecisionRow {
 struct SlotStartupRow {
   StartupIndex row = kNone;
   SlotClassIndex slots = kNone;
+  DecisionIndex decision = kNone;
 };
 
 std::vector<SlotDecisionRow> slot_decision_rows(const Plan& plan);

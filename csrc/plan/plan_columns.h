@@ -62,6 +62,7 @@ inline constexpr std::tuple kSlotDecisionColumns{
 inline constexpr std::tuple kSlotStartupColumns{
     Column<&SlotStartupRow::row>{"row"},
     Column<&SlotStartupRow::slots>{"slots"},
+    Column<&SlotStartupRow::decision>{.name = "decision", .optional = true},
 };
 
 inline constexpr std::tuple kContextColumns{

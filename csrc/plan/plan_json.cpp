@@ -222,7 +222,10 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
                        d.box = r.box;
                      });
     distribute_slots(slot_startup, plan.startup, "slot_startup",
-                     [](StartupRequest& s, const SlotStartupRow& r) { s.slots = r.slots; });
+                     [](StartupRequest& s, const SlotStartupRow& r) {
+                       s.slots = r.slots;
+                       s.decision = r.decision;
+                     });
     plan.check();
   } catch (const PlanError& error) {
     throw PlanError(std::string(source) + ": " + error.what());

@@ -8,6 +8,7 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "plan/slots.h"
+#include "plan/startup_slots.h"
 #include "solve/core/bound.h"
 
 namespace stalloc::plan {

@@ -7,52 +7,14 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "plan/occupancy.h"
 
 namespace stalloc::plan {
 namespace {
 
-// Counts the requests of a class that are live at once, on a line of ticks.
-class Occupancy {
- public:
-  void add(Tick lower, Tick upper) {
-    ++changes_[lower];
-    --changes_[upper];
-  }
-
-  void remove(Tick lower, Tick upper) {
-    --changes_[lower];
-    ++changes_[upper];
-  }
-
-  std::int32_t most() const {
-    std::int32_t live = 0;
-    std::int32_t most = 0;
-    for (const auto& [tick, change] : changes_) most = std::max(most, live += change);
-    return most;
-  }
-
- private:
-  std::map<Tick, std::int32_t> changes_;
-};
-
-using Occupancies = IndexedVector<SlotClassIndex, Occupancy>;
-
 // The part of a request's lifetime beyond a whole period, as a buffer.
 solve::Buffer overlap_of(const Decision& d) {
   return {.size = d.size, .lower = d.lower, .upper = d.lower + d.over, .stream = d.stream};
-}
-
-void count_slots(Plan& plan) {
-  Occupancies overlaps(plan.slots.size());
-  for (SlotClass& c : plan.slots) c.count = 0;
-  for (const Decision& d : plan.decisions) {
-    if (d.slots == kNone) continue;
-    ++plan[d.slots].count;
-    const Tick left = plan.period - d.lower;  // of the iteration
-    overlaps[d.slots].add(d.lower, d.lower + std::min(d.over, left));
-    if (d.over > left) overlaps[d.slots].add(0, d.over - left);
-  }
-  for (const SlotClassIndex c : overlaps.indices()) plan[c].count += overlaps[c].most();
 }
 
 }  // namespace
@@ -74,58 +36,48 @@ void add_slots(Plan& plan, const profile::IterationProfile& profile,
   count_slots(plan);
 }
 
-void fit_slots(Plan& plan) {
-  for (SlotClass& c : plan.slots) c.size = plan.alignment;
+std::vector<StateUse> state_uses(const Plan& plan) {
+  std::vector<StateUse> uses;
+  std::map<BoxIndex, std::size_t> use_of;
   for (const Decision& d : plan.decisions) {
-    if (d.slots == kNone || d.box != kNone) continue;
-    SlotClass& c = plan[d.slots];
-    c.size = std::max(c.size, align_up(d.size, plan.alignment));
-  }
-}
-
-void add_startup_slots(Plan& plan, const profile::Startup& startup,
-                       std::span<const DecisionIndex> row_of) {
-  if (plan.slots.empty()) return;
-  Occupancies taken(plan.slots.size());
-  struct Stay {
-    SlotClassIndex slots;
-    Tick lower;
-    Tick upper;
-  };
-  std::map<BoxIndex, Stay> boxes;
-  for (const profile::StartupStay& stay : startup.stays) {
-    const Decision& d = plan[row_of[stay.request]];
-    if (d.slots == kNone) continue;
-    if (d.box == kNone) {
-      taken[d.slots].add(stay.lower, stay.upper);
+    if (d.over == 0) continue;
+    const StateUse use{d.slots, d.lower, d.upper + d.over};
+    const auto [it, is_new] =
+        d.box == kNone ? std::pair{use_of.end(), true} : use_of.try_emplace(d.box, uses.size());
+    if (is_new) {
+      uses.push_back(use);
       continue;
     }
-    const auto at = boxes.try_emplace(d.box, Stay{d.slots, stay.lower, stay.upper}).first;
-    at->second.lower = std::min(at->second.lower, stay.lower);
-    at->second.upper = std::max(at->second.upper, stay.upper);
+    StateUse& box = uses[it->second];
+    box.lower = std::min(box.lower, use.lower);
+    box.upper = std::max(box.upper, use.upper);
   }
-  for (const auto& [box, stay] : boxes) taken[stay.slots].add(stay.lower, stay.upper);
-  for (StartupRequest& r : plan.startup) {
-    if (r.stays() || r.offset != kUnplaced) continue;
-    const auto fits = [&](const SlotClass& c) {
-      return c.stream == r.stream && c.size == align_up(r.size, plan.alignment);
-    };
-    const auto found = std::ranges::find_if(plan.slots, fits);
-    if (found == plan.slots.end()) continue;
-    const SlotClassIndex c(found - plan.slots.begin());
-    taken[c].add(r.lower, r.upper);
-    if (taken[c].most() > found->count) {
-      taken[c].remove(r.lower, r.upper);
-    } else {
-      r.slots = c;
-    }
-  }
+  return uses;
 }
 
-void drop_startup_slots(Plan& plan) {
-  for (StartupRequest& r : plan.startup) {
-    if (r.slots == kNone) continue;
-    if (r.size > plan[r.slots].size) r.slots = kNone;
+void count_slots(Plan& plan) {
+  Occupancies parts(plan.slots.size());  // of uses, beyond whole periods
+  for (SlotClass& c : plan.slots) c.count = 0;
+  for (const StateUse& use : state_uses(plan)) {
+    const Tick ticks = use.upper - use.lower;
+    plan[use.slots].count += static_cast<std::int32_t>(ticks / plan.period);
+    const Tick part = ticks % plan.period;
+    const Tick left = plan.period - use.lower;  // of the iteration
+    parts[use.slots].add(use.lower, use.lower + std::min(part, left));
+    if (part > left) parts[use.slots].add(0, part - left);
+  }
+  for (const SlotClassIndex c : parts.indices()) plan[c].count += parts[c].most();
+}
+
+void fit_slots(Plan& plan) {
+  IndexedVector<SlotClassIndex, Bytes> largest(plan.slots.size());
+  for (const Decision& d : plan.decisions) {
+    if (d.slots == kNone || d.box != kNone) continue;
+    largest[d.slots] = std::max(largest[d.slots], align_up(d.size, plan.alignment));
+  }
+  for (const SlotClassIndex c : largest.indices()) {
+    if (largest[c] > 0)
+      plan[c].size = largest[c];  // else it holds boxes, whose sizes do not change
   }
 }
 
@@ -175,14 +127,6 @@ void check_slots(const Plan& plan, std::vector<verify::SlotUse> boxes) {
                     .stream = d.stream});
   }
   verify::validate_slots(classes, uses, plan.period, plan.alignment, plan.pool);
-  for (const StartupRequest& r : plan.startup) {
-    if (r.slots == kNone) continue;
-    if (!r.slots.points_into(plan.slots) || r.offset != kUnplaced ||
-        r.stream != plan[r.slots].stream || r.size > plan[r.slots].size) {
-      throw PlanError("startup: a request of " + std::to_string(r.size) +
-                      " bytes does not fit the slots " + to_string(r.slots));
-    }
-  }
 }
 
 }  // namespace stalloc::plan

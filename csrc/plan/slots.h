@@ -10,10 +10,13 @@
 //   slot 0 |          (free)            |  m1'' ....     the free slot moves on with each iteration
 //                     optimizer                          optimizer
 //
-// A class has as many slots as requests of it are ever live at once. So a free slot exists for each
-// request, whichever slots the others have: the count alone proves every assignment
-// (verify/slots_validator.h). A longer period needs more: in a plan of K iterations, n requests
-// need n / (K - 1) spare places.
+// A class has as many slots as requests of it are ever live at once, and no more: n requests, and
+// those that are made before as many old ones are freed. An optimizer that replaces two states of
+// one size before it frees both has n + 2 of them live, so no plan has fewer slots. Hence a free
+// slot exists for each request, whichever slots the others have: the count alone proves every
+// assignment (verify/slots_validator.h). A longer period needs more: in a plan of K iterations, n
+// requests need n / (K - 1) spare places. State that is handed over as a whole may share slots
+// (generations.h).
 //
 // Slots lie at the bottom of the pool, and everything else is laid out above them as if there were
 // none. So they cost what their requests would need beside the pool, and never more, and a layout
@@ -36,16 +39,21 @@ namespace stalloc::plan {
 void add_slots(Plan& plan, const profile::IterationProfile& profile,
                std::span<const DecisionIndex> row_of);
 
-// Makes the slots of each class as large as its largest request: after sizes have changed.
+// State as its class sees it: a request with a slot of its own, or a box of state, from its first
+// allocation to its last free.
+struct StateUse {
+  SlotClassIndex slots = kNone;
+  Tick lower = 0;
+  Tick upper = 0;  // at most two periods after `lower`
+};
+
+std::vector<StateUse> state_uses(const Plan& plan);
+
+// Sets the number of slots of each class to the most uses that are live at once.
+void count_slots(Plan& plan);
+
+// Makes slots as large as the largest request that has one for itself: after sizes have changed.
 void fit_slots(Plan& plan);
-
-// Gives requests of start-up that are freed later, and have the size of a class, a slot of it where
-// one is left: the state that the first step replaces.
-void add_startup_slots(Plan& plan, const profile::Startup& startup,
-                       std::span<const DecisionIndex> row_of);
-
-// Takes requests of start-up out of slots that have become too small for them.
-void drop_startup_slots(Plan& plan);
 
 // Puts the slots one above the other at the bottom of the pool, and their requests into the first
 // of each class. Returns the bytes below the rest.

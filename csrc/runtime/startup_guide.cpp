@@ -54,6 +54,7 @@ StartupGuide::Place StartupGuide::place_of(plan::StartupIndex i) const {
 StartupGuide::Place StartupGuide::place(plan::StartupIndex i, Bytes size, StaticPool& pool,
                                         StaticPool& region) {
   const plan::StartupRequest& r = requests_[i];
+  if (r.decision != kNone) return {false, pool.place_before(r.decision, size)};
   if (r.slots != kNone) return {false, pool.place_in_slots(r.slots, size)};
   if (r.offset == kUnplaced || size > r.size) return {};
   Place place = place_of(i);

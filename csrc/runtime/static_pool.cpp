@@ -8,6 +8,12 @@
 #include "base/align.h"
 
 namespace stalloc::runtime {
+namespace {
+
+// Slots that a box of state may have at once: two during a hand-over, and one that is freed late.
+constexpr std::size_t kMostFillings = 3;
+
+}  // namespace
 
 StaticPool::StaticPool(const plan::Plan& plan)
     : size_(plan.pool),
@@ -90,14 +96,11 @@ void StaticPool::add_slot_classes(const plan::Plan& plan) {
     claim_entries(slots);
     slot_classes_.push_back(std::move(slots));
   }
-  IndexedVector<BoxIndex, std::size_t> members;
   for (const plan::Decision& d : plan.decisions) {
     if (d.box == kNone) continue;
-    if (!d.box.points_into(members)) members.resize((d.box + 1).position());
-    ++members[d.box];
+    if (!d.box.points_into(boxes_)) boxes_.resize((d.box + 1).position());
+    boxes_[d.box].fillings.resize(d.over > 0 ? kMostFillings : 1);
   }
-  boxes_.resize(members.size());
-  for (const BoxIndex b : boxes_.indices()) boxes_[b].live.reserve(members[b]);
 }
 
 void StaticPool::claim_entries(SlotClass& slots) {
@@ -128,41 +131,69 @@ Offset StaticPool::place_in_slots(SlotClassIndex c, Bytes size) {
   return offset;
 }
 
-Offset StaticPool::place_in_box(DecisionIndex d, Bytes size) {
-  const Placed& p = decisions_[d];
-  Box& box = boxes_[p.box];
+// The slot of a box in which a request finds its addresses idle: the one of this iteration if
+// possible, else a free one, else one that a late free keeps. Null if there is none.
+StaticPool::Box::Filling* StaticPool::filling_for(const Placed& p, std::int32_t iteration) {
+  std::vector<Box::Filling>& fillings = boxes_[p.box].fillings;
   SlotClass& slots = slot_classes_[p.slot_class];
-  const Offset from_slot = p.offset - slots.whole.begin;
-  const Range own{from_slot, from_slot + p.size};
-  for (const Range& other : box.live) {
-    if (other.begin < own.end && own.begin < other.end) return kUnplaced;
+  const auto has_room = [&](const Box::Filling& f) {
+    return f.slot != kNone && !f.live.overlaps(in_slot(p));
+  };
+  for (Box::Filling& f : fillings) {
+    if (f.iteration == iteration && has_room(f)) return &f;
   }
-  if (box.live.empty()) {
-    if (slots.free.empty()) return kUnplaced;
-    box.slot = slots.free.back();
+  const auto unused = std::ranges::find(fillings, SlotNumber(kNone), &Box::Filling::slot);
+  if (unused != fillings.end() && !slots.free.empty()) {
+    unused->slot = slots.free.back();
     slots.free.pop_back();
+    return &*unused;
   }
-  box.live.push_back(own);
-  const Offset offset = slots.begin_of(box.slot) + own.begin;
-  foreign_[offset] = {.size = p.size,
-                      .requested = size,
-                      .kind = Kind::kPlanned,
-                      .decision = d,
-                      .slot_class = p.slot_class,
-                      .box = p.box,
-                      .stream = p.stream};
+  const auto late = std::ranges::find_if(fillings, has_room);
+  return late == fillings.end() ? nullptr : &*late;
+}
+
+Offset StaticPool::fill_box(DecisionIndex d, std::int32_t iteration, const Foreign& block) {
+  const Placed& p = decisions_[d];
+  Box::Filling* filling = filling_for(p, iteration);
+  if (!filling) return kUnplaced;
+  filling->iteration = iteration;
+  filling->live.insert(in_slot(p));
+  const Offset offset = slot_classes_[p.slot_class].begin_of(filling->slot) + in_slot(p).begin;
+  foreign_[offset] = block;
   ++live_;
   return offset;
 }
 
+Offset StaticPool::place_in_box(DecisionIndex d, Bytes size) {
+  const Placed& p = decisions_[d];
+  return fill_box(d, iteration_,
+                  {.size = p.size,
+                   .requested = size,
+                   .kind = Kind::kPlanned,
+                   .decision = d,
+                   .slot_class = p.slot_class,
+                   .box = p.box,
+                   .stream = p.stream});
+}
+
+Offset StaticPool::place_before(DecisionIndex d, Bytes size) {
+  const Placed& p = decisions_[d];
+  if (size > p.size) return kUnplaced;
+  return fill_box(d, kBefore,
+                  {.size = p.size,
+                   .requested = size,
+                   .kind = Kind::kIdle,
+                   .slot_class = p.slot_class,
+                   .box = p.box,
+                   .stream = p.stream});
+}
+
 void StaticPool::free_in_box(const Foreign& block, Offset offset) {
-  Box& box = boxes_[block.box];
   SlotClass& slots = slot_classes_[block.slot_class];
-  const Offset begin = offset - slots.begin_of(box.slot);
-  const auto at = std::ranges::find(box.live, begin, &Range::begin);
-  *at = box.live.back();
-  box.live.pop_back();
-  if (box.live.empty()) slots.free.push_back(std::exchange(box.slot, kNone));
+  const SlotNumber slot = slots.slot_at(offset);
+  Box::Filling& filling = *std::ranges::find(boxes_[block.box].fillings, slot, &Box::Filling::slot);
+  filling.live.erase(offset - slots.begin_of(slot));
+  if (filling.live.empty()) slots.free.push_back(std::exchange(filling.slot, kNone));
   --live_;
 }
 

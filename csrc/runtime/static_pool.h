@@ -60,8 +60,9 @@
 // A late free costs one slot, never an overlap.
 //
 // A box (plan/boxes.h) takes a free slot with its first request and frees it with its last. Its
-// requests lie at fixed offsets from the start of this slot. Each is checked against the live ones
-// of the box, which are few.
+// requests lie at fixed offsets from the start of this slot, and each is checked against the live
+// ones there. A box of state (plan/generations.h) takes another slot in each iteration, and holds
+// two during a hand-over. If a late free keeps a slot, the next generation lies around it.
 //
 // Note [Streams]
 // Idle addresses are divided among the streams permanently: nothing would order another stream's
@@ -172,6 +173,10 @@ class StaticPool {
   // is none. O(1).
   Offset place_in_slots(SlotClassIndex c, Bytes size);
 
+  // Puts a start-up request of `size` (> 0) bytes where decision `d` of a box of state would lie in
+  // the generation before the first; kUnplaced if that is taken. O(log n).
+  Offset place_before(DecisionIndex d, Bytes size);
+
   // Puts a dynamic request of `size` (> 0) bytes into group `g`'s region, or else into the group's
   // reusable space, each by best fit; kUnplaced if neither has the space. O(log n + open regions),
   // and O(strays) more if the region opens or the reusable space is used for the first time.
@@ -247,10 +252,15 @@ class StaticPool {
     SlotNumber slot_at(Offset offset) const { return SlotNumber((offset - whole.begin) / size); }
   };
   struct Box {
-    SlotNumber slot = kNone;  // its slot in the class, while it is not empty
-    std::vector<Range> live;  // from the start of its slot
+    struct Filling {               // one of its slots
+      SlotNumber slot = kNone;     // in the class, while something is live in it
+      std::int32_t iteration = 0;  // the latest in which it got a request
+      RangeSet live;               // from the start of the slot
+    };
+    std::vector<Filling> fillings;  // as many as it may have at once
   };
-  struct Entry {  // an offset at which some decision begins
+  static constexpr std::int32_t kBefore = -1;  // the iteration of start-up's generation
+  struct Entry {                               // an offset at which some decision begins
     Offset offset = kUnplaced;
     DecisionIndex live = kNone;  // the decision that is live there
   };
@@ -294,6 +304,13 @@ class StaticPool {
   void retreat(Position position);
   void add_slot_classes(const plan::Plan& plan);
   Offset take_slot(SlotClass& slots, Bytes size, DecisionIndex d);
+  // The addresses of a request of a box, from the start of its slot.
+  Range in_slot(const Placed& p) const {
+    const Offset begin = p.offset - slot_classes_[p.slot_class].whole.begin;
+    return {begin, begin + p.size};
+  }
+  Box::Filling* filling_for(const Placed& p, std::int32_t iteration);
+  Offset fill_box(DecisionIndex d, std::int32_t iteration, const Foreign& block);
   Offset place_in_box(DecisionIndex d, Bytes size);
   void free_in_box(const Foreign& block, Offset offset);
   void claim_entries(SlotClass& slots);

@@ -83,15 +83,20 @@ void StaticPool::check() const {
   }
 }
 
-// Checks that a block of a box lies in the box's slot.
+// Checks that a block of a box lies in one of the box's slots.
 void StaticPool::check_box(const Foreign& block, Offset offset) const {
   const auto fail = [](const std::string& what) { throw Error("static pool: " + what); };
-  const Box& box = boxes_[block.box];
   const SlotClass& slots = slot_classes_[block.slot_class];
-  if (box.slot == kNone) fail("a block lies in a box that has no slot");
-  const Offset begin = offset - slots.begin_of(box.slot);
-  if (begin < 0 || begin + block.size > slots.size) fail("a block lies outside its box's slot");
-  if (std::ranges::find(box.live, Range{begin, begin + block.size}) == box.live.end()) {
+  if (offset < slots.whole.begin || offset >= slots.whole.end) {
+    fail("a block of a box lies outside its class");
+  }
+  const SlotNumber slot = slots.slot_at(offset);
+  const std::vector<Box::Filling>& fillings = boxes_[block.box].fillings;
+  const auto filling = std::ranges::find(fillings, slot, &Box::Filling::slot);
+  if (filling == fillings.end()) fail("a block lies in a slot that its box does not have");
+  const Offset begin = offset - slots.begin_of(slot);
+  if (begin + block.size > slots.size) fail("a block lies outside its box's slot");
+  if (!(filling->live.find(begin) == Range{begin, begin + block.size})) {
     fail("a box does not know a block of its own");
   }
 }
@@ -109,12 +114,13 @@ void StaticPool::check_slots(std::vector<Range>& taken) const {
     IndexedVector<SlotNumber, BoxIndex> box_in(slots.entries.size());
     for (const Placed& p : decisions_) {
       if (p.box == kNone || p.slot_class != c) continue;
-      const Box& box = boxes_[p.box];
-      if (box.live.empty() != (box.slot == kNone)) fail("an empty box has a slot");
-      if (box.slot == kNone) continue;
-      BoxIndex& known = box_in[box.slot];
-      if (known != kNone && known != p.box) fail("two boxes have one slot");
-      known = p.box;
+      for (const Box::Filling& filling : boxes_[p.box].fillings) {
+        if (filling.live.empty() != (filling.slot == kNone)) fail("an empty box has a slot");
+        if (filling.slot == kNone) continue;
+        BoxIndex& known = box_in[filling.slot];
+        if (known != kNone && known != p.box) fail("two boxes have one slot");
+        known = p.box;
+      }
     }
     for (const SlotNumber i : slots.entries.indices()) {
       const Offset offset = slots.begin_of(i);

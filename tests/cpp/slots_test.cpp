@@ -10,6 +10,7 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "functional_training.h"
 #include "plan/boxes.h"
 #include "plan/build.h"
 #include "plan/layout.h"
@@ -28,61 +29,9 @@ namespace {
 using verify::SlotRange;
 using verify::SlotUse;
 
-constexpr Bytes kUnit = 512;
-
-// Training that replaces `states` states of several sizes in each iteration, besides activations
-// that live in between.
-trace::Trace functional_training(int states, int iterations, std::mt19937& random, int ahead = 1) {
-  trace::Trace trace;
-  trace.info["device"] = "cuda";
-  Tick now = 0;
-  const auto request = [&](Bytes size) {
-    trace.requests.push_back({.size = size, .lower = now++, .phase_begin = 0});
-    return trace.requests.size() - 1;
-  };
-  const auto release = [&](std::size_t i) { trace.requests[i].upper = now++; };
-  std::vector<Bytes> sizes;
-  for (int i = 0; i < states; ++i) {
-    sizes.push_back(kUnit * std::vector<Bytes>{1, 4, 16}[random() % 3]);
-  }
-  std::vector<std::size_t> live;
-  for (int t = 0; t < iterations; ++t) {
-    trace.iterations.push_back(now);
-    std::vector<std::size_t> activations;
-    for (int i = 0; i < 20; ++i) activations.push_back(request(kUnit * (1 + i % 7)));
-    for (const std::size_t i : activations) release(i);
-    std::vector<std::size_t> next;
-    for (int i = 0; i < states + ahead; ++i) {
-      if (i < states) next.push_back(request(sizes[static_cast<std::size_t>(i)]));
-      const int old = i - ahead + 1;
-      if (old >= 0 && old < states && !live.empty()) release(live[static_cast<std::size_t>(old)]);
-    }
-    live = next;
-  }
-  trace.iterations.push_back(now);
-  trace.end = now + 1;
-  for (int t = 0; t < iterations; ++t) {
-    trace.phases.push_back({{trace::PhaseKind::kForward, 0, 0, 0},
-                            t,
-                            trace.iterations[static_cast<std::size_t>(t)],
-                            trace.iterations[static_cast<std::size_t>(t) + 1]});
-  }
-  const auto phase_at = [&](Tick tick) {
-    const auto after = std::ranges::upper_bound(trace.iterations, tick);
-    return std::min(static_cast<PhaseIndex>(after - trace.iterations.begin()) - 1,
-                    static_cast<PhaseIndex>(iterations) - 1);
-  };
-  trace.phases.back().end = trace.end;
-  for (trace::Request& r : trace.requests) {
-    r.phase_begin = phase_at(r.lower);
-    if (r.upper != kNever) r.phase_end = phase_at(r.upper);
-  }
-  return trace;
-}
-
-plan::Plan plan_of_trace(const trace::Trace& trace) {
-  return plan::make_plan(profile::profile_iteration(trace), {.time_limit = 1});
-}
+using testing::functional_training;
+using testing::kUnit;
+using testing::plan_of_trace;
 
 TEST(SlotsValidator, CountsARequestAndItsSuccessor) {
   const std::vector<SlotUse> uses = {{.slots = 0, .size = 100, .lower = 2, .upper = 15},
@@ -176,6 +125,28 @@ TEST(Slots, ReplacedStateHasOneSpareSlotAClass) {
   EXPECT_LE(plan.pool, plan.bound + spare);
 }
 
+TEST(Slots, AClassHasAsManySlotsAsTheTraceHoldsAtOnce) {
+  for (const int ahead : {1, 2, 3, 7}) {
+    std::mt19937 random(static_cast<unsigned>(ahead));
+    const trace::Trace trace = functional_training(30, 5, random, {.ahead = ahead});
+    const plan::Plan plan = plan_of_trace(trace);
+    std::map<Bytes, std::map<Tick, std::int32_t>> changes;  // by size
+    const Tick period = trace.iterations[4] - trace.iterations[3];
+    for (const trace::Request& r : trace.requests) {
+      if (r.upper - r.lower <= period && r.upper != kNever) continue;
+      ++changes[r.size][r.lower];
+      --changes[r.size][r.upper];
+    }
+    std::map<Bytes, std::int32_t> most;
+    for (const auto& [size, at] : changes) {
+      std::int32_t live = 0;
+      for (const auto& [tick, change] : at) most[size] = std::max(most[size], live += change);
+    }
+    ASSERT_EQ(plan.slots.size(), most.size()) << ahead;
+    for (const plan::SlotClass& c : plan.slots) EXPECT_EQ(c.count, most[c.size]) << ahead;
+  }
+}
+
 TEST(Slots, ThePlanSurvivesItsFile) {
   std::mt19937 random(2);
   const plan::Plan plan = plan_of_trace(functional_training(12, 4, random));
@@ -196,7 +167,7 @@ TEST(Slots, ThePlanSurvivesItsFile) {
 TEST(Slots, ServeEveryIterationAtTheirPlaces) {
   for (const int ahead : {1, 2, 5}) {
     std::mt19937 random(3);
-    const trace::Trace trace = functional_training(40, 12, random, ahead);
+    const trace::Trace trace = functional_training(40, 12, random, {.ahead = ahead});
     const plan::Plan plan = plan_of_trace(trace);
     const replay::ReplayResult result = replay::replay_planned(trace, plan);
     EXPECT_EQ(result.misses, 0) << ahead;
@@ -207,7 +178,7 @@ TEST(Slots, ServeEveryIterationAtTheirPlaces) {
 TEST(Slots, NoTwoLiveRequestsShareAnAddress) {
   for (int seed = 0; seed < 8; ++seed) {
     std::mt19937 random(static_cast<unsigned>(seed));
-    const trace::Trace trace = functional_training(15, 7, random, 1 + seed % 3);
+    const trace::Trace trace = functional_training(15, 7, random, {.ahead = 1 + seed % 3});
     const plan::Plan plan = plan_of_trace(trace);
     replay::Placements placements(trace.requests.size());
     replay::replay_planned(trace, plan, {}, &placements);
@@ -343,7 +314,7 @@ TEST(Boxes, BringThePlanDownToTheBound) {
   std::int64_t boxed = 0;
   for (int seed = 0; seed < 12; ++seed) {
     std::mt19937 random(static_cast<unsigned>(seed));
-    const trace::Trace trace = functional_training(4 + seed, 6, random, 1 + seed % 3);
+    const trace::Trace trace = functional_training(4 + seed, 6, random, {.ahead = 1 + seed % 3});
     const plan::Plan plan = plan_of_trace(trace);
     boxed += std::ranges::count_if(plan.decisions, [](const auto& d) { return d.box != kNone; });
     const replay::ReplayResult result = replay::replay_planned(trace, plan);
@@ -379,7 +350,8 @@ TEST(Boxes, ABoundCountsRequestsThatIdleSlotsCannotTake) {
 TEST(Boxes, NoPlanIsBelowTheBoundWithSlots) {
   for (int seed = 0; seed < 12; ++seed) {
     std::mt19937 random(static_cast<unsigned>(seed));
-    const plan::Plan plan = plan_of_trace(functional_training(4 + seed, 6, random, 1 + seed % 4));
+    const plan::Plan plan =
+        plan_of_trace(functional_training(4 + seed, 6, random, {.ahead = 1 + seed % 4}));
     const Bytes least = plan::bound_with_slots(plan);
     EXPECT_GE(least, plan.bound) << seed;
     EXPECT_GE(plan.pool, least) << seed;
@@ -391,8 +363,8 @@ TEST(Boxes, NoPlanIsBelowTheBoundWithSlots) {
 TEST(Slots, NeverMakeAPlanWorse) {
   for (int seed = 0; seed < 12; ++seed) {
     std::mt19937 random(static_cast<unsigned>(seed));
-    profile::IterationProfile profile =
-        profile::profile_iteration(functional_training(4 + 3 * seed, 5, random, 1 + seed % 4));
+    profile::IterationProfile profile = profile::profile_iteration(
+        functional_training(4 + 3 * seed, 5, random, {.ahead = 1 + seed % 4}));
     const plan::Plan plan = plan::make_plan(profile, {.time_limit = 1});
     Bytes beside = 0;
     for (const plan::SlotClass& c : plan.slots) beside += c.size * c.count;
