@@ -122,7 +122,10 @@ void add_groups(Plan& plan, const profile::IterationProfile& profile, const Phas
     plan.groups.push_back(std::move(group));
   }
   if (!regions) return;
-  const Regions sized = size_regions(profile.groups, profile.phases, problem_of(plan));
+  solve::Problem problem = problem_of(plan);  // whose groups come last
+  const auto groups = problem.buffers.begin() + std::ssize(plan.decisions);
+  std::rotate(groups, groups + std::ssize(plan.groups), problem.buffers.end());
+  const Regions sized = size_regions(profile.groups, profile.phases, std::move(problem));
   for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
   plan.headroom = sized.headroom;
   plan.headroom_cost = sized.cost;
