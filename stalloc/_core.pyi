@@ -215,6 +215,7 @@ class CachingSettings:
         max_split_size: int = 0,
         garbage_collection_threshold: float = 0.0,
         roundup_power2_divisions: list[int] = ...,
+        max_non_split_rounding: int = 0,
         capacity: int = 0,
     ) -> None: ...
 
@@ -235,6 +236,7 @@ def replay_planned(
     reuse: bool = True,
     startup: bool = True,
     page: int = 1,
+    torch: CachingSettings | None = None,
 ) -> dict[str, Any]: ...
 def unroll(plan: Plan, repetitions: int, startup: bool) -> Trace: ...
 def placements_caching(trace: Trace, settings: CachingSettings) -> _Columns: ...

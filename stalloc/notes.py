@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from stalloc import _core
 
-_SIZES = ("torch_reserved", "torch_max_split_size")
+_SIZES = ("torch_reserved", "torch_max_split_size", "torch_max_non_split_rounding")
 _LISTS = ("dynamic", "inputs", "other_models")
 _LONGEST = 18  # digits of a size; a longer number is none
 _SHOWN = 3  # of a list's entries

@@ -20,7 +20,15 @@ from stalloc.importers import KINETO, REPEATED, SNAPSHOT
 from stalloc.planner import Streams
 from stalloc.plans import Plan
 from stalloc.progress import Progress
-from stalloc.replaying import ITERATION, PAGE, RECORDING, SCOPE, Replay, replay_stalloc
+from stalloc.replaying import (
+    ITERATION,
+    PAGE,
+    RECORDING,
+    SCOPE,
+    Replay,
+    default_fallback,
+    replay_stalloc,
+)
 from stalloc.tables import NEVER, PHASE_KINDS, Int64s
 from stalloc.trace import Trace
 
@@ -127,6 +135,7 @@ def plan_recording(
     startup: bool = True,
     capacity: int | None = None,
     once: Callable[[], Trace] | None = None,
+    fallback: str | None = None,
     progress: bool | Progress = False,
 ) -> PlannedRecording:
     """Plans a recording and replays it.
@@ -144,6 +153,8 @@ def plan_recording(
         capacity: Bytes of the device; None for no limit.
         once: Makes the trace of the recording as it is, where the importer has repeated its
             iteration. Repetitions that nobody recorded are never planned as a whole.
+        fallback: The allocator of the requests outside the pool, `torch` or `stalloc`; None for the
+            one of the recording's device.
         progress: As `Trace.plan` takes it.
 
     Raises:
@@ -159,7 +170,7 @@ def plan_recording(
             plan = served.plan(
                 time_limit=left if last else left / 2, progress=progress, streams=streams
             )
-            return replayed(served, plan, startup=startup, capacity=capacity)
+            return replayed(served, plan, startup=startup, capacity=capacity, fallback=fallback)
 
         result = with_streams(Streams.SEPARATE, last=last and not several)
         if _is_dense(result.row) or not several:
@@ -185,6 +196,7 @@ def replayed(
     *,
     startup: bool = True,
     capacity: int | None = None,
+    fallback: str | None = None,
     given: bool = False,
 ) -> PlannedRecording:
     """Replays a recording with a plan.
@@ -194,6 +206,7 @@ def replayed(
         plan: Its plan, or that of another one. If it covers a whole recording, so does the replay.
         startup: As for `plan_recording`.
         capacity: As for `plan_recording`.
+        fallback: As for `plan_recording`.
         given: True if the plan was made earlier.
 
     Raises:
@@ -209,6 +222,7 @@ def replayed(
         startup=startup,
         scope=RECORDING if is_whole(plan.info) else ITERATION,
         streams=plan.streams,
+        fallback=fallback or default_fallback(trace),
     )
     return PlannedRecording(plan, trace, row, startup=startup, given=given)
 

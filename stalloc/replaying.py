@@ -22,6 +22,7 @@ STALLOC = "stalloc"
 # Keys of a trace's info for the settings of torch's allocator during the recording.
 EXPANDABLE_SEGMENTS = "torch_expandable_segments"
 MAX_SPLIT_SIZE = "torch_max_split_size"
+NON_SPLIT_ROUNDING = "torch_max_non_split_rounding"
 GARBAGE_COLLECTION = "torch_garbage_collection_threshold"
 DIVISIONS = "torch_roundup_power2_divisions"
 
@@ -66,6 +67,7 @@ class Replay:
         measured: For torch, the most bytes it held when the trace was recorded, where known.
         scope: `iteration` if the plan is repeated, `recording` if it covers all requests once.
         streams: `ordered` if the streams of the plan share addresses, else `separate`.
+        fallback: For stalloc, the allocator of the requests outside the pool: `torch` or `stalloc`.
     """
 
     allocator: str
@@ -87,6 +89,15 @@ class Replay:
     measured: int | None = None
     scope: str | None = None
     streams: Streams | None = None
+    fallback: str | None = None
+
+
+def default_fallback(trace: Trace) -> str:
+    """The allocator of the requests outside the pool where a user follows the documentation.
+
+    In native mode, which CUDA has, that is torch's. Elsewhere it is stalloc's own.
+    """
+    return TORCH if trace.info.get("device") == "cuda" else STALLOC
 
 
 def recorded_settings(
@@ -108,6 +119,7 @@ def recorded_settings(
         max_split_size=_number(info.get(MAX_SPLIT_SIZE, "")),
         garbage_collection_threshold=_fraction(info.get(GARBAGE_COLLECTION, "")),
         roundup_power2_divisions=divisions,
+        max_non_split_rounding=_number(info.get(NON_SPLIT_ROUNDING, "")),
         capacity=capacity or 0,
     )
 
@@ -126,6 +138,9 @@ def other_settings(trace: Trace) -> str:
     if _number(info.get(MAX_SPLIT_SIZE, "")):
         size = _core.format_bytes(_number(info[MAX_SPLIT_SIZE]))
         found.append(f"max_split_size of {size}")
+    if _number(info.get(NON_SPLIT_ROUNDING, "")):
+        size = _core.format_bytes(_number(info[NON_SPLIT_ROUNDING]))
+        found.append(f"max_non_split_rounding of {size}")
     if _fraction(info.get(GARBAGE_COLLECTION, "")):
         found.append(f"garbage_collection_threshold {_fraction(info[GARBAGE_COLLECTION])}")
     if any(map(_number, info.get(DIVISIONS, "").split(","))):
@@ -180,6 +195,7 @@ def replay_stalloc(
     startup: bool = True,
     scope: str | None = None,
     streams: Streams | None = None,
+    fallback: str = STALLOC,
 ) -> Replay:
     """Replays a trace under stalloc's own runtime, with a plan, on a pretended device.
 
@@ -193,16 +209,21 @@ def replay_stalloc(
         startup: True if the plan is in force from the start of the trace.
         scope: The scope that the row states.
         streams: The handling of streams that the row states.
+        fallback: The allocator of the requests outside the pool: `torch` with the settings that a
+            snapshot recorded, or `stalloc`.
 
     Raises:
         TraceError: The trace is inconsistent.
         PlanError: The plan is not sound.
     """
-    result = _core.replay_planned(trace._core, plan._core, capacity or 0, reuse, startup, PAGE)
+    settings = recorded_settings(trace) if fallback == TORCH else None
+    result = _core.replay_planned(
+        trace._core, plan._core, capacity or 0, reuse, startup, PAGE, settings
+    )
     asked = result["hits"] + result["misses"]
     rate = result["hits"] / asked if asked else 1.0
     row = _to_replay(STALLOC, result, capacity, hit_rate=rate)
-    return replace(row, scope=scope, streams=streams)
+    return replace(row, scope=scope, streams=streams, fallback=fallback)
 
 
 def replay_both_torch(trace: Trace, *, capacity: int | None = None) -> list[Replay]:

@@ -15,6 +15,7 @@ from stalloc.replaying import (
     EXPANDABLE_SEGMENTS,
     GARBAGE_COLLECTION,
     MAX_SPLIT_SIZE,
+    NON_SPLIT_ROUNDING,
 )
 from stalloc.trace import Trace
 
@@ -22,11 +23,10 @@ _INTERVALS = 16
 _MIB = 1 << 20
 _PAIR = re.compile(r"\s*([a-z0-9_]+)\s*:\s*(\[[^\]]*\]|[^,\[\]]*?)\s*(?:,|$)")
 
-_LEAST_SPLIT = 20  # MiB; torch refuses a smaller max_split_size_mb
+_LEAST = 20  # MiB; torch refuses a smaller max_split_size_mb or max_non_split_rounding_mb
 
 WITHOUT_EFFECT = (
     "graph_capture_record_stream_reuse",
-    "max_non_split_rounding_mb",
     "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb",
     "pinned_use_background_threads",
@@ -47,7 +47,8 @@ def parse(text: str) -> dict[str, str]:
         ValueError: The text contains a setting that is unknown, malformed or without a model; the
             message names it.
     """
-    info = {EXPANDABLE_SEGMENTS: "False", MAX_SPLIT_SIZE: "", GARBAGE_COLLECTION: "", DIVISIONS: ""}
+    info = {EXPANDABLE_SEGMENTS: "False"}
+    info |= dict.fromkeys((MAX_SPLIT_SIZE, NON_SPLIT_ROUNDING, GARBAGE_COLLECTION, DIVISIONS), "")
     at = 0
     while at < len(text):
         found = _PAIR.match(text, at)
@@ -60,7 +61,9 @@ def parse(text: str) -> dict[str, str]:
                 raise ValueError(f"{key}: {value!r} is neither True nor False")
             info[EXPANDABLE_SEGMENTS] = value
         elif key == "max_split_size_mb":
-            info[MAX_SPLIT_SIZE] = str(_split_size(key, value) * _MIB)
+            info[MAX_SPLIT_SIZE] = str(_mib(key, value) * _MIB)
+        elif key == "max_non_split_rounding_mb":
+            info[NON_SPLIT_ROUNDING] = str(_mib(key, value) * _MIB)
         elif key == "garbage_collection_threshold":
             if not re.fullmatch(r"0?\.[0-9]{1,18}", value) or not float(value):
                 raise ValueError(f"{key}: {value!r} is not between 0 and 1")
@@ -93,11 +96,11 @@ def _normal(value: str) -> str:
     return "" if value in ("False", "None") or not value.strip("0.,") else value
 
 
-def _split_size(key: str, value: str) -> int:
+def _mib(key: str, value: str) -> int:
     if not re.fullmatch(r"[0-9]{1,7}", value):
         raise ValueError(f"{key}: {value!r} is no number of MiB")
-    if int(value) < _LEAST_SPLIT:
-        raise ValueError(f"{key}: {value} is below {_LEAST_SPLIT}, the least that torch takes")
+    if int(value) < _LEAST:
+        raise ValueError(f"{key}: {value} is below {_LEAST}, the least that torch takes")
     return int(value)
 
 

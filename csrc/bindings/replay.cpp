@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,10 +44,11 @@ Bytes or_unlimited(Bytes limit) { return limit > 0 ? limit : replay::CachingSett
 replay::CachingSettings make_settings(bool expandable_segments, Bytes max_split_size,
                                       double garbage_collection_threshold,
                                       const std::vector<std::int64_t>& roundup_power2_divisions,
-                                      Bytes capacity) {
+                                      Bytes max_non_split_rounding, Bytes capacity) {
   replay::CachingSettings settings;
   settings.expandable_segments = expandable_segments;
   settings.max_split_size = or_unlimited(max_split_size);
+  if (max_non_split_rounding > 0) settings.max_non_split_rounding = max_non_split_rounding;
   settings.garbage_collection_threshold = garbage_collection_threshold;
   settings.capacity = or_unlimited(capacity);
   if (roundup_power2_divisions.size() > replay::CachingSettings::kRoundupIntervals) {
@@ -83,7 +85,7 @@ void bind_replay(py::module_& m) {
       .def(py::init(&make_settings), py::kw_only(), py::arg("expandable_segments") = false,
            py::arg("max_split_size") = 0, py::arg("garbage_collection_threshold") = 0.0,
            py::arg("roundup_power2_divisions") = std::vector<std::int64_t>(),
-           py::arg("capacity") = 0);
+           py::arg("max_non_split_rounding") = 0, py::arg("capacity") = 0);
 
   py::class_<replay::CachingModel>(m, "CachingModel")
       .def(py::init<const replay::CachingSettings&>(),
@@ -114,15 +116,19 @@ void bind_replay(py::module_& m) {
   m.def(
       "replay_planned",
       [](const trace::Trace& trace, const plan::Plan& plan, Bytes capacity, bool reuse,
-         bool startup, Bytes page) {
-        const replay::PlannedReplay options{or_unlimited(capacity), reuse, startup, page};
+         bool startup, Bytes page, const std::optional<replay::CachingSettings>& torch) {
+        const replay::PlannedReplay options{.capacity = or_unlimited(capacity),
+                                            .reuse = reuse,
+                                            .startup = startup,
+                                            .torch = torch,
+                                            .page = page};
         const replay::ReplayResult result = run_interruptibly(
             py::none(),
             [&](const auto*, const auto&) { return replay::replay_planned(trace, plan, options); });
         return to_dict(result, trace);
       },
       py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0, py::arg("reuse") = true,
-      py::arg("startup") = true, py::arg("page") = 1);
+      py::arg("startup") = true, py::arg("page") = 1, py::arg("torch") = py::none());
   m.def(
       "unroll",
       [](const plan::Plan& plan, std::int32_t repetitions, bool startup) {

@@ -228,7 +228,7 @@ CachingModel::Block* CachingModel::find_free(const Search& search) {
   Block* block = *it;
   if (search.size < settings_.max_split_size) {
     if (block->size >= settings_.max_split_size) return nullptr;
-  } else if (block->size - search.size >= kLargeSegment) {
+  } else if (block->size - search.size >= settings_.max_non_split_rounding) {
     return nullptr;
   }
   shelf.free.erase(it);
@@ -237,7 +237,7 @@ CachingModel::Block* CachingModel::find_free(const Search& search) {
 
 CachingModel::Block* CachingModel::allocate_segment(const Search& search) {
   const Bytes size = segment_size(search.size);
-  if (size > settings_.capacity - stats_.reserved.current) return nullptr;
+  if (size > available()) return nullptr;
   const Offset address = next_address_;
   if (__builtin_add_overflow(address, size, &next_address_)) {
     throw OverflowError("the segments of all requests do not fit in 63 bits");

@@ -46,6 +46,8 @@ struct CachingSettings {
 
   bool expandable_segments = false;
   Bytes max_split_size = kUnlimited;
+  // A block above `max_split_size` serves requests that are smaller by less than this.
+  Bytes max_non_split_rounding = Bytes{20} << 20;
   double garbage_collection_threshold = 0;  // of the capacity; 0: off
   std::array<std::int64_t, kRoundupIntervals> roundup_power2_divisions = {};
   Bytes capacity = kUnlimited;  // of the device
@@ -80,6 +82,9 @@ class CachingModel {
 
   // Frees a live block; throws Error for any other number.
   void free(Id id);
+
+  // Another allocator holds so many bytes of the device from now on.
+  void set_withheld(Bytes bytes) { withheld_ = bytes; }
 
   // Gives all wholly cached segments back to the device, as torch.cuda.empty_cache() does.
   void empty_cache();
@@ -163,7 +168,11 @@ class CachingModel {
   void collect_garbage();
   Id hand_out(Block* block, const Search& search, Bytes requested);
 
+  // The bytes that the device has left.
+  Bytes available() const { return settings_.capacity - withheld_ - stats_.reserved.current; }
+
   const CachingSettings settings_;
+  Bytes withheld_ = 0;
   std::deque<Block> blocks_;  // by id; addresses of its elements are stable
   std::vector<Id> unused_;    // ids
   Pool large_;

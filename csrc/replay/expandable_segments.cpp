@@ -71,7 +71,7 @@ CachingModel::Block* CachingModel::find_expandable(const Search& search) {
 bool CachingModel::map(Block* block, Bytes size) {
   const Range& range = ranges_[static_cast<std::size_t>(block->range)];
   const Bytes mapped = chunks(size, range.chunk) * range.chunk;
-  if (mapped > settings_.capacity - stats_.reserved.current) return false;
+  if (mapped > available()) return false;
   if (placements_) placements_->take(block->address, mapped);
   Pool& shelf = pool(block->small);
   shelf.unmapped.erase(block);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/types.h"
 #include "plan/plan.h"
@@ -48,14 +49,17 @@ struct PlannedReplay {
   bool reuse = true;                             // as Serving::Scope's
   // False: the plan is enabled after start-up, and its resident region stays empty.
   bool startup = true;
+  // Torch's settings where its allocator serves the requests outside the pool, as in native mode.
+  // `capacity` above replaces theirs. Empty: stalloc's own fallback serves them, as in compat mode.
+  std::optional<CachingSettings> torch = {};
   // Each piece of memory counts as a multiple of this in ReplayResult's reserved bytes: a power of
   // two.
   Bytes page = 1;
 };
 
 // Replays under stalloc's own runtime with this plan. With `startup` the plan is enabled from the
-// beginning of the run, if the trace begins there. Throws TraceError as above, and PlanError if the
-// plan is not valid.
+// beginning of the run, if the trace begins there. `placements` gets no address of a request that
+// torch serves. Throws TraceError as above, and PlanError if the plan is not valid.
 ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
                             const PlannedReplay& options = {}, Placements* placements = nullptr);
 

@@ -1,13 +1,11 @@
 // Drives the runtime as the hooks do: phases, iterations and the scopes of dynamic modules from the
 // trace's tables, requests from its rows.
 #include <algorithm>
-#include <bit>
 #include <optional>
 #include <vector>
 
-#include "base/align.h"
 #include "base/error.h"
-#include "device/pretend.h"
+#include "replay/counting_memory.h"
 #include "replay/events.h"
 #include "replay/replay.h"
 #include "runtime/planned_allocator.h"
@@ -15,46 +13,71 @@
 namespace stalloc::replay {
 namespace {
 
-Offset address_of(const void* p) { return static_cast<Offset>(std::bit_cast<std::uintptr_t>(p)); }
+using runtime::PlannedAllocator;
 
-// Counts the memory that the runtime takes from the device, in whole pages, and records it in
-// `placements`, if any.
-class CountingMemory final : public device::DeviceMemory {
+// The allocator of a run: the runtime, and a model of torch's where that serves the requests
+// outside the pool.
+class Allocator {
  public:
-  CountingMemory(const PlannedReplay& options, Placements* placements)
-      : memory_(options.capacity), page_(options.page), placements_(placements) {}
+  struct Block {
+    void* planned = nullptr;
+    CachingModel::Id torch = CachingModel::kOutOfMemory;
 
-  std::string_view name() const override { return memory_.name(); }
-  void* allocate(Bytes size) override {
-    const Bytes pages = align_up(size, page_);
-    void* piece = memory_.allocate(pages);
-    if (!piece) return nullptr;
-    ++mallocs_;
-    held_.add(pages);
-    if (placements_) placements_->take(address_of(piece), size);
-    return piece;
-  }
-  void release(void* piece, Bytes size) noexcept override {
-    const Bytes pages = align_up(size, page_);
-    ++frees_;
-    held_.add(-pages);
-    if (placements_) placements_->give_back(address_of(piece), size);
-    memory_.release(piece, pages);
-  }
-  Bytes available() const override { return memory_.available(); }
+    bool is_served() const { return planned || torch != CachingModel::kOutOfMemory; }
+  };
 
-  const runtime::Gauge& held() const { return held_; }
-  void reset_peak() { held_.reset_peak(); }
-  std::int64_t mallocs() const { return mallocs_; }
-  std::int64_t frees() const { return frees_; }
+  Allocator(const PlannedReplay& options, CountingMemory& memory)
+      : memory_(memory),
+        planned_(memory, options.torch ? runtime::Fallback::kCallers : runtime::Fallback::kOwn) {
+    if (!options.torch) return;
+    CachingSettings settings = *options.torch;
+    settings.capacity = options.capacity;
+    torch_.emplace(settings);
+  }
+
+  PlannedAllocator& planned() { return planned_; }
+
+  // The block is not served if memory has run out.
+  Block allocate(const trace::Request& r) {
+    Block block;
+    try {
+      block.planned = planned_.allocate(r.size, r.stream, r.thread == 0);
+    } catch (const OutOfMemory&) {
+      return {};
+    }
+    if (!block.planned && torch_) {
+      torch_->set_withheld(memory_.in_pieces());
+      block.torch = torch_->malloc(r.size, r.stream);
+      memory_.set_others(torch_->stats().reserved.current);
+      if (!block.is_served()) block.planned = planned_.rescue(r.size, r.stream);
+    }
+    if (block.is_served()) requested_.add(r.size);
+    return block;
+  }
+
+  void free(const Block& block, Bytes size) {
+    requested_.add(-size);
+    if (block.planned) {
+      planned_.deallocate(block.planned);
+    } else {
+      torch_->free(block.torch);
+    }
+  }
+
+  void reset_peaks() {
+    requested_.reset_peak();
+    memory_.reset_peak();
+  }
+
+  // Live bytes, as asked.
+  const runtime::Gauge& requested() const { return requested_; }
+  CachingStats torch_stats() const { return torch_ ? torch_->stats() : CachingStats{}; }
 
  private:
-  device::PretendMemory memory_;
-  const Bytes page_;
-  Placements* const placements_;
-  runtime::Gauge held_;
-  std::int64_t mallocs_ = 0;
-  std::int64_t frees_ = 0;
+  CountingMemory& memory_;
+  PlannedAllocator planned_;
+  std::optional<CachingModel> torch_;
+  runtime::Gauge requested_;
 };
 
 // Reports to the allocator what the training loop did up to a tick.
@@ -145,18 +168,19 @@ bool begins_with_run(const trace::Trace& trace, const plan::Plan& plan) {
 ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
                             const PlannedReplay& options, Placements* placements) {
   trace.check();
-  CountingMemory memory(options, placements);
+  CountingMemory memory(options.capacity, options.page, placements);
   ReplayResult result;
-  std::vector<void*> blocks(trace.requests.size(), nullptr);
-  runtime::PlannedAllocator allocator(memory);
+  std::vector<Allocator::Block> blocks(trace.requests.size());
+  Allocator allocator(options, memory);
+  PlannedAllocator& planned = allocator.planned();
   try {
-    allocator.enable(
+    planned.enable(
         plan, {.reuse = options.reuse, .startup = options.startup && begins_with_run(trace, plan)});
   } catch (const OutOfMemory&) {
     result.failed = 0;
     return result;
   }
-  Loop loop(trace, allocator);
+  Loop loop(trace, planned);
   LastIteration last(trace);
   for_each_event(
       trace,
@@ -164,37 +188,41 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
         if (placements) placements->advance(tick);
         loop.advance(tick);
         if (!last.begins(tick)) return;
-        result.peak_load = allocator.figures().statistics().allocated.peak;
+        result.peak_load = allocator.requested().peak;
         result.peak_reserved = memory.held().peak;
-        allocator.figures().reset_peaks();
-        memory.reset_peak();
+        allocator.reset_peaks();
       },
       [&](std::int32_t i) {
         const trace::Request& r = trace.requests[static_cast<std::size_t>(i)];
-        if (r.dynamic) allocator.loop().enter_dynamic();
-        void*& block = blocks[static_cast<std::size_t>(i)];
-        try {
-          block = allocator.allocate(r.size, r.stream, r.thread == 0);
-        } catch (const OutOfMemory&) {
+        if (r.dynamic) planned.loop().enter_dynamic();
+        Allocator::Block& block = blocks[static_cast<std::size_t>(i)];
+        block = allocator.allocate(r);
+        if (r.dynamic) planned.loop().leave_dynamic();
+        if (!block.is_served()) {
           result.failed = i;
+          return false;
         }
-        if (r.dynamic) allocator.loop().leave_dynamic();
-        if (!block) return false;
-        if (placements) placements->place(i, address_of(block));
+        if (placements && block.planned) placements->place(i, address_of(block.planned));
         return true;
       },
-      [&](std::int32_t i) { allocator.deallocate(blocks[static_cast<std::size_t>(i)]); });
+      [&](std::int32_t i) {
+        const auto row = static_cast<std::size_t>(i);
+        allocator.free(blocks[row], trace.requests[row].size);
+      });
   if (placements) placements->advance(trace.end);
   if (result.failed == kNone) loop.advance(trace.end);
-  const runtime::Statistics stats = allocator.figures().statistics();
-  result.load = stats.allocated.peak;
+  const runtime::Statistics stats = planned.figures().statistics();
+  const CachingStats torch = allocator.torch_stats();
+  result.load = allocator.requested().peak;
   result.reserved = memory.held().peak;
   result.peak_load = std::max(result.peak_load, result.load);
   result.peak_reserved = std::max(result.peak_reserved, result.reserved);
   result.hits = stats.hits;
   result.misses = stats.misses;
-  result.mallocs = memory.mallocs();
-  result.frees = memory.frees();
+  result.mallocs = memory.mallocs() + torch.mallocs;
+  result.frees = memory.frees() + torch.frees;
+  result.maps = torch.maps;
+  result.unmaps = torch.unmaps;
   return result;
 }
 

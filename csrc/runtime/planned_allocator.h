@@ -31,8 +31,8 @@ namespace stalloc::runtime {
 
 class PlannedAllocator {
  public:
-  explicit PlannedAllocator(device::DeviceMemory& device)
-      : parts_(device, nullptr, nullptr, Fallback::kOwn) {}
+  explicit PlannedAllocator(device::DeviceMemory& device, Fallback fallback = Fallback::kOwn)
+      : parts_(device, nullptr, nullptr, fallback) {}
   // For a device with streams. All outlive this object.
   PlannedAllocator(device::DeviceMemory& device, device::DeviceStreams& streams,
                    const StreamTable& table, Fallback fallback)

@@ -40,6 +40,7 @@ from stalloc.recordings import (
 )
 from stalloc.replaying import (
     STALLOC,
+    TORCH,
     UNROLLED,
     Replay,
     other_settings,
@@ -95,6 +96,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         metavar="SETTINGS",
         type=_settings_of,
         help="of torch's allocator, as in PYTORCH_CUDA_ALLOC_CONF (default: what was recorded)",
+    )
+    parser.add_argument(
+        "--fallback",
+        choices=(TORCH, STALLOC),
+        help="the allocator of the requests outside stalloc's pool: torch's with its settings, as "
+        "in native mode (default for CUDA), or stalloc's own, as in compat mode",
     )
     parser.add_argument(
         "--capacity", metavar="BYTES", type=bytes_of, help="of the device, as in 80GiB"
@@ -197,13 +204,21 @@ def _planned(
     if plan is not None:
         if again is not None and is_whole(plan.info):
             trace = again()
-        return replayed(trace, plan, startup=args.startup, capacity=args.capacity, given=True)
+        return replayed(
+            trace,
+            plan,
+            startup=args.startup,
+            capacity=args.capacity,
+            fallback=args.fallback,
+            given=True,
+        )
     return plan_recording(
         trace,
         time_limit=args.time_limit,
         startup=args.startup,
         capacity=args.capacity,
         once=again,
+        fallback=args.fallback,
         progress=sys.stderr.isatty(),
     )
 
@@ -219,6 +234,7 @@ def _print(args: argparse.Namespace, ours: PlannedRecording, comparison: Compari
         "requests": _requests(ours.trace),
         "plan": f"{_core.format_bytes(plan.pool)}{resident}, gap {plan.gap:.3%}{proven}",
         "covers": comparison.coverage,
+        "fallback": _fallback(ours.row),
     }
     if args.output is not None:
         facts["written to"] = str(args.output)
@@ -242,6 +258,12 @@ def _print(args: argparse.Namespace, ours: PlannedRecording, comparison: Compari
     for note in comparison.notes:
         print()
         print_text(note)
+
+
+def _fallback(row: Replay) -> str:
+    if row.fallback == TORCH:
+        return "torch's allocator, as in native mode"
+    return "stalloc's own, as in compat mode"
 
 
 def _requests(trace: Trace) -> str:

@@ -207,6 +207,51 @@ TEST(CachingModel, BlocksAboveTheLargestSizeToSplitStayWhole) {
   model.check();
 }
 
+// With both settings, torch splits blocks of expandable segments whatever their size, keeps large
+// ones from small requests, and cannot give single ones back.
+TEST(CachingModel, TheLargestSizeToSplitLimitsReuseInExpandableSegments) {
+  replay::CachingSettings settings = expandable(240 * kMiB);
+  settings.max_split_size = 64 * kMiB;
+  replay::CachingModel model(settings);
+  const auto large = model.malloc(100 * kMiB, 0);
+  model.malloc(20 * kMiB, 0);
+  model.free(large);
+  EXPECT_EQ(model.stats().reserved.current, 120 * kMiB);
+  model.malloc(30 * kMiB, 0);
+  EXPECT_EQ(model.stats().reserved.current, 160 * kMiB) << "not cut from the 100 MiB";
+  const auto close = model.malloc(90 * kMiB, 0);
+  EXPECT_EQ(model.stats().reserved.current, 160 * kMiB) << "but used for what is nearly as large";
+  EXPECT_EQ(model.stats().allocated.current, 140 * kMiB) << "and the rest is split off";
+  model.free(close);
+  model.malloc(75 * kMiB, 0);
+  EXPECT_EQ(model.stats().reserved.current, 240 * kMiB) << "not for what is smaller by 20 MiB";
+  model.malloc(70 * kMiB, 0);
+  EXPECT_EQ(model.stats().reserved.current, 220 * kMiB);
+  EXPECT_EQ(model.stats().retries, 1) << "all that is cached goes back at once";
+  EXPECT_EQ(model.stats().frees, 0);
+  model.check();
+}
+
+TEST(CachingModel, TheRoundingOfBlocksThatAreNotSplitIsASetting) {
+  for (const Bytes rounding : {20 * kMiB, 40 * kMiB}) {
+    replay::CachingSettings settings;
+    settings.max_split_size = 64 * kMiB;
+    settings.max_non_split_rounding = rounding;
+    replay::CachingModel model(settings);
+    model.free(model.malloc(100 * kMiB, 0));
+    model.malloc(70 * kMiB, 0);
+    EXPECT_EQ(model.stats().reserved.current, rounding > 30 * kMiB ? 100 * kMiB : 170 * kMiB);
+  }
+}
+
+TEST(CachingModel, LeavesWhatAnotherAllocatorHolds) {
+  replay::CachingModel model(limited(100 * kMiB));
+  model.set_withheld(60 * kMiB);
+  EXPECT_EQ(model.malloc(42 * kMiB, 0), replay::CachingModel::kOutOfMemory);
+  model.set_withheld(58 * kMiB);
+  EXPECT_NE(model.malloc(42 * kMiB, 0), replay::CachingModel::kOutOfMemory);
+}
+
 TEST(CachingModel, CollectsBlocksUnusedForLong) {
   replay::CachingSettings settings;
   settings.garbage_collection_threshold = 0.5;

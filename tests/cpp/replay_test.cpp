@@ -112,6 +112,30 @@ TEST(Replay, APlanFailsIfItsPoolDoesNotFit) {
   EXPECT_EQ(replay::replay_planned(trace, plan, {.capacity = plan.pool + 30 * kMiB}).failed, kNone);
 }
 
+TEST(Replay, TorchsSettingsApplyToTheRequestsOutsideThePool) {
+  const trace::Trace trace = training(4);
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
+  const auto replayed = [&](const replay::CachingSettings& settings, Bytes capacity) {
+    return replay::replay_planned(trace, plan,
+                                  {.capacity = capacity, .startup = false, .torch = settings});
+  };
+  constexpr Bytes kEndless = replay::CachingSettings::kUnlimited;
+  replay::CachingSettings settings;
+  const replay::ReplayResult own = replay::replay_planned(trace, plan, {.startup = false});
+  const replay::ReplayResult torch = replayed(settings, kEndless);
+  EXPECT_EQ(torch.hits, own.hits);
+  EXPECT_EQ(torch.misses, 0);
+  EXPECT_EQ(torch.peak_load, own.peak_load);
+  EXPECT_EQ(torch.load, own.load);
+  EXPECT_EQ(torch.peak_reserved, plan.pool + 30 * kMiB) << "the weights";
+  settings.expandable_segments = true;
+  const replay::ReplayResult expandable = replayed(settings, kEndless);
+  EXPECT_EQ(expandable.peak_reserved, plan.pool + 40 * kMiB) << "two chunks";
+  EXPECT_EQ(expandable.maps, 2);
+  EXPECT_EQ(replayed({}, plan.pool + 30 * kMiB).failed, kNone);
+  EXPECT_NE(replayed({}, plan.pool + 29 * kMiB).failed, kNone) << "the capacity is that of both";
+}
+
 TEST(Replay, APlanOfAnotherTraceCostsMemoryOnly) {
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(training(3)), {});
   TraceBuilder other;

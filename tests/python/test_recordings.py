@@ -306,6 +306,51 @@ def test_torch_settings_are_those_given(snapshot: str, capsys: pytest.CaptureFix
     assert any("settings given" in text for text in given["assumptions"])
 
 
+def test_requests_outside_the_pool_lie_in_the_fallback_of_the_mode(
+    snapshot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(*options: str) -> dict[str, Any]:
+        return report(capsys, snapshot, "--no-startup", *options)["rows"][2]
+
+    native, compat = row(), row("--fallback", "stalloc")
+    assert (native["fallback"], compat["fallback"]) == ("torch", "stalloc")
+    assert native["maps"] == compat["maps"] == 0
+    settings = ("--torch-settings", "expandable_segments:True")
+    assert row(*settings)["maps"] > 0
+    assert row(*settings, "--fallback", "stalloc") == compat
+    assert native["peak_load"] == compat["peak_load"]
+    assert native["hit_rate"] == compat["hit_rate"]
+
+
+def test_the_fallback_is_that_of_the_recordings_device() -> None:
+    for device, fallback in (("cuda", "torch"), ("hip", "stalloc"), ("cpu", "stalloc")):
+        trace = importers.from_bytes(dump(last_step()), "snapshot.pickle").trace
+        trace.info = {**trace.info, "device": device}
+        assert replaying.default_fallback(trace) == fallback
+        assert recordings.plan_recording(trace, time_limit=2.0).row.fallback == fallback
+
+
+def test_a_replay_names_its_fallback(snapshot: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", snapshot]) == 0
+    assert "torch's allocator, as in native mode" in capsys.readouterr().out
+    assert cli.main(["replay", snapshot, "--fallback", "stalloc"]) == 0
+    assert "stalloc's own, as in compat mode" in capsys.readouterr().out
+
+
+def test_the_rounding_of_blocks_that_are_not_split_is_replayed() -> None:
+    model = {}
+    for text in ("max_split_size_mb:64", "max_split_size_mb:64,max_non_split_rounding_mb:40"):
+        trace = importers.from_bytes(dump(last_step()), "snapshot.pickle").trace
+        settings = replaying.recorded_settings(
+            torch_settings.applied(trace, torch_settings.parse(text))
+        )
+        allocator = _core.CachingModel(settings)
+        allocator.free(allocator.malloc(100 * MIB))
+        allocator.malloc(70 * MIB)
+        model[text] = allocator.stats()["reserved"]
+    assert list(model.values()) == [170 * MIB, 100 * MIB]
+
+
 @pytest.mark.parametrize(
     ("text", "divisions"),
     [
@@ -327,7 +372,12 @@ def test_divisions_are_read_as_torch_reads_them(text: str, divisions: list[int])
     [
         *("expandable_segments", "expandable_segments:perhaps", "max_split_size_mb:-1", "x:1"),
         *("garbage_collection_threshold:1.5", "roundup_power2_divisions:[1:3]", "a:[1,b:2"),
-        *("max_split_size_mb:19", "backend:cudaMallocAsync", "per_process_memory_fraction:0.5"),
+        *(
+            "max_split_size_mb:19",
+            "max_non_split_rounding_mb:1",
+            "backend:cudaMallocAsync",
+            "per_process_memory_fraction:0.5",
+        ),
     ],
 )
 def test_settings_that_torch_does_not_have_are_wrong_usage(text: str, snapshot: str) -> None:

@@ -18,7 +18,7 @@ from stalloc.trace import Trace
 ROW = [
     *("allocator", "load", "reserved", "peak_load", "peak_reserved", "efficiency"),
     *("peak_efficiency", "native_calls", "mallocs", "frees", "maps", "unmaps", "fits"),
-    *("failed_request", "failed_size", "hit_rate", "measured", "scope", "streams"),
+    *("failed_request", "failed_size", "hit_rate", "measured", "scope", "streams", "fallback"),
 ]
 
 

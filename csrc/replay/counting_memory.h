@@ -1,0 +1,70 @@
+// The pretended device of a replay: counts the memory that allocators take, in whole pages.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "base/align.h"
+#include "device/pretend.h"
+#include "replay/placements.h"
+#include "runtime/statistics.h"
+
+namespace stalloc::replay {
+
+// The address of a piece of the pretended device as a number.
+inline Offset address_of(const void* p) {
+  return static_cast<Offset>(std::bit_cast<std::uintptr_t>(p));
+}
+
+// Records pieces in `placements` unless that is null. Another allocator of the device, which asks
+// no DeviceMemory, may hold a share of it.
+class CountingMemory final : public device::DeviceMemory {
+ public:
+  CountingMemory(Bytes capacity, Bytes page, Placements* placements)
+      : memory_(capacity), page_(page), placements_(placements) {}
+
+  std::string_view name() const override { return memory_.name(); }
+  void* allocate(Bytes size) override {
+    const Bytes pages = align_up(size, page_);
+    if (pages > available()) return nullptr;
+    void* piece = memory_.allocate(pages);
+    if (!piece) return nullptr;
+    ++mallocs_;
+    held_.add(pages);
+    if (placements_) placements_->take(address_of(piece), size);
+    return piece;
+  }
+  void release(void* piece, Bytes size) noexcept override {
+    const Bytes pages = align_up(size, page_);
+    ++frees_;
+    held_.add(-pages);
+    if (placements_) placements_->give_back(address_of(piece), size);
+    memory_.release(piece, pages);
+  }
+  Bytes available() const override { return memory_.available() - others_; }
+
+  // The other allocator holds `bytes` now.
+  void set_others(Bytes bytes) {
+    held_.add(bytes - others_);
+    others_ = bytes;
+  }
+  // The bytes of pieces.
+  Bytes in_pieces() const { return held_.current - others_; }
+
+  // The bytes of pieces and of the other allocator.
+  const runtime::Gauge& held() const { return held_; }
+  void reset_peak() { held_.reset_peak(); }
+  std::int64_t mallocs() const { return mallocs_; }
+  std::int64_t frees() const { return frees_; }
+
+ private:
+  device::PretendMemory memory_;
+  const Bytes page_;
+  Placements* const placements_;
+  Bytes others_ = 0;
+  runtime::Gauge held_;
+  std::int64_t mallocs_ = 0;
+  std::int64_t frees_ = 0;
+};
+
+}  // namespace stalloc::replay
