@@ -1,8 +1,8 @@
 """Recordings of a functional AdamW, which replaces weights and states instead of updating them.
 
 A transformer of 24 layers, as a memory snapshot of one training step: forward, backward, and an
-optimizer that makes each new weight and state before it frees the old one. Three orders differ in
-how much of the new is made before the first of the old is freed.
+optimizer that makes each new weight and state before it frees the old one. The orders differ in how
+much of the new is made before the first of the old is freed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-ORDERS = ("each", "pair", "all")
-"""One block after another; the weight and both states of a layer together; everything."""
+ORDERS = ("each", "pair", "kind", "all")
+"""One block after another; a weight and both of its states together; all weights, then all states
+of one kind; everything."""
 
 _MIB = 1 << 20
 _LAYERS = 24
@@ -73,19 +74,15 @@ def recording(order: str) -> bytes:
             recorder.free(activations.pop())
 
     recorder.note("START")
-    if order == "all":
-        for size in sizes:
-            for _ in range(3):
-                recorder.make(size)
-    for size, group in zip(sizes, old, strict=True):
-        if order == "pair":
-            for _ in group:
-                recorder.make(size)
-        for address in group:
+    for blocks in _handed_over(order, sizes, old):
+        for size, _ in blocks:
             if order == "each":
                 temporary = recorder.make(size)
                 recorder.make(size)
                 recorder.free(temporary)
+            else:
+                recorder.make(size)
+        for _, address in blocks:
             recorder.free(address)
     for address in gradients:
         recorder.free(address)
@@ -98,3 +95,17 @@ def recording(order: str) -> bytes:
             "external_annotations": recorder.notes,
         }
     )
+
+
+def _handed_over(order: str, sizes: list[int], old: list[list[int]]) -> list[list[tuple[int, int]]]:
+    """Sizes and old addresses of the blocks that are made together, in the order of the steps."""
+    groups = [
+        [(size, address) for address in group] for size, group in zip(sizes, old, strict=True)
+    ]
+    if order == "each":
+        return [[block] for group in groups for block in group]
+    if order == "pair":
+        return groups
+    if order == "kind":
+        return [list(kind) for kind in zip(*groups, strict=True)]
+    return [[block for group in groups for block in group]]

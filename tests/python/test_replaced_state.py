@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ from torch import Tensor
 from training import Trainer, assert_same, twins
 
 import stalloc
-from stalloc import _core
+from stalloc import _core, importers
+from stalloc.replaying import PAGE, replay_stalloc
+
+ADAMW = Path(__file__).parents[2] / "benchmarks" / "replay" / "adamw.py"
 
 LENGTH = 64
 """Tokens of a row. Activations are then larger than each state, and about as large as all."""
@@ -135,3 +140,20 @@ def test_a_run_comes_back_to_its_slots_after_departures() -> None:
     check()
     plain.step(LENGTH)
     assert_same(plain, planned)
+
+
+@pytest.mark.parametrize("order", ["each", "pair", "kind", "all"])
+def test_the_plan_of_a_large_functional_adamw_is_near_its_bound(order: str) -> None:
+    spec = importlib.util.spec_from_file_location("adamw", ADAMW)
+    assert spec is not None
+    assert spec.loader is not None
+    adamw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(adamw)
+    content = adamw.recording(order)
+    trace = importers.from_bytes(content, order, repetitions=6).trace
+    plan = trace.plan(time_limit=2.0)
+    assert plan.gap <= 0.015
+    assert plan.gap == 0 or order != "all"
+    row = replay_stalloc(trace, plan)
+    assert row.hit_rate == 1
+    assert row.peak_reserved <= plan.pool + plan.resident + PAGE
