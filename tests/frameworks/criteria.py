@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import stalloc
+
 
 def static_hits(stats: Mapping[str, Any]) -> float:
     """The share of static requests that were served at their planned address.
@@ -14,3 +16,8 @@ def static_hits(stats: Mapping[str, Any]) -> float:
     """
     share: float = stats["hits"] / (stats["hits"] + stats["misses"])
     return share
+
+
+def assert_tight(plan: stalloc.Plan) -> None:
+    """The plan meets its bound, or no plan does."""
+    assert plan.gap == 0 or plan.optimal, f"{plan.gap:.3%} above the bound, without a proof"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from colossalai_training import Settings, train
-from criteria import static_hits
+from criteria import assert_tight, static_hits
 from isolation import isolated, run_isolated
 from megatron_training import Result
 from phase_sinks import RecordingSink
@@ -68,7 +68,9 @@ def test_each_rank_of_a_pipeline_profiles_plans_and_is_served(
     prefix = "pp2-vp2-" if settings.chunks == 2 else "pp2-"
     assert [name.rpartition(".rank")[0] for name in names] == [f"{prefix}mbs2-mb4"] * 2
     for name in names:
-        phases = stalloc.Plan.load(plans / name).phases
+        plan = stalloc.Plan.load(plans / name)
+        assert_tight(plan)
+        phases = plan.phases
         for kind in (1, 2):
             found = set(phases.microbatch[phases.kind == kind].tolist())
             assert found == {0, 1, 2, 3}

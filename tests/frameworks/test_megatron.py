@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from criteria import static_hits
+from criteria import assert_tight, static_hits
 from isolation import run_isolated
 from megatron_cpu import on_cpu
 from megatron_training import Result, Settings, train
@@ -94,6 +94,7 @@ def test_a_profile_of_one_run_serves_another(packages: str, tmp_path: Path) -> N
     assert static_hits(planned.stats) >= 0.99
     version = {"stable": "0.16.1", "newest": "0.19.2"}[packages]
     plan = stalloc.Plan.load(tmp_path / f"{name}.plan.json")
+    assert_tight(plan)
     assert plan.info["framework"] == f"megatron-core {version}"
     microbatches = {m for k, m in zip(plan.phases.kind, plan.phases.microbatch, strict=True) if k}
     assert microbatches == {-1, 0, 1, 2, 3}

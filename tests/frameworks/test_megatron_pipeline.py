@@ -8,7 +8,7 @@ from pathlib import Path
 
 import megatron_training
 import pytest
-from criteria import static_hits
+from criteria import assert_tight, static_hits
 from launcher import together, torchrun
 from megatron_training import Result, Settings, train
 
@@ -79,7 +79,9 @@ def compare(settings: Settings, plain: list[Result], planned: list[Result], plan
     for rank, name in enumerate(names):
         assert name.startswith(f"{size}-")
         assert name.endswith(f".rank{rank}.plan.json")
-        phases = stalloc.Plan.load(plans / name).phases
+        plan = stalloc.Plan.load(plans / name)
+        assert_tight(plan)
+        phases = plan.phases
         for kind in (1, 2):
             of_kind = phases.kind == kind
             microbatches = set(phases.microbatch[of_kind].tolist())

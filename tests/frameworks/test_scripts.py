@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from colossalai_package import load
-from criteria import static_hits
+from criteria import assert_tight, static_hits
 from isolation import run_isolated
 from packages import folders
 from trainers import prepare
@@ -117,6 +117,7 @@ def test_a_script_is_served_from_its_start(framework: str, tmp_path: Path) -> No
         figures = run_isolated(run_whole, framework, script, folder, mode, plans)
     plan = stalloc.Plan.load(tmp_path / "plans" / "rank0.plan.json")
     assert plan.info["framework"].partition(" ")[0].partition("-")[0] == framework
+    assert_tight(plan)
     assert plan.resident > 0
     assert figures["enabled"]
     assert figures["iterations"] > 5

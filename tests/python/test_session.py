@@ -151,7 +151,7 @@ def test_a_model_that_is_thrown_away_first_is_another_in_profile_and_plan(
             misses.append(stalloc.memory_stats()["misses"])
         assert session.refusal is None
         stats = stalloc.memory_stats()
-    assert len(set(misses)) == 1, "after the first iteration there are none"
+    assert len(set(misses)) == 1, f"after the first iteration there are none: {misses}"
     assert stats["hits"] > 4 * len(plan.decisions.size)
     assert stats["startup_requests"] > 0.9 * stats["startup"] > 0
     assert_same(plain, planned)
