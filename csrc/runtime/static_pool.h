@@ -73,8 +73,9 @@
 // otherwise to the plan's first stream.
 //
 // The clock passes each event once an iteration, so all this costs O(1) amortised per request; a
-// stray costs O(log strays). Planned service allocates nothing after construction, except for the
-// strays' array when it grows. Not thread-safe: PlannedAllocator locks.
+// stray costs O(log strays), and a request in a box O(log live requests there). Planned service
+// allocates nothing once the lists of strays and of boxes have grown to their working size. Not
+// thread-safe: PlannedAllocator locks.
 #pragma once
 
 #include <algorithm>
