@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "base/format.h"
+#include "bindings/index.h"
 #include "bindings/parts.h"
 #include "runtime/device_runtime.h"
 

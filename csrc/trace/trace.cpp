@@ -62,8 +62,7 @@ void check_extents(const Trace& trace) {
   for (std::size_t i = 0; i < trace.extents.size(); ++i) {
     const MicrobatchExtents& row = trace.extents[i];
     if (!row.phase.points_into(trace.phases)) {
-      reject("extents", i,
-             not_in_table("phase", row.phase, "phases", trace.phases.size()));
+      reject("extents", i, not_in_table("phase", row.phase, "phases", trace.phases.size()));
     }
     if (i > 0 && row.phase <= trace.extents[i - 1].phase) {
       reject("extents", i, "the phase is not after the previous row's");
@@ -94,8 +93,7 @@ void check_layer_spans(const Trace& trace) {
       reject("layer_spans", i, not_in_table("layer", span.layer, "layers", trace.layers.size()));
     }
     if (!span.phase.points_into(trace.phases)) {
-      reject("layer_spans", i,
-             not_in_table("phase", span.phase, "phases", trace.phases.size()));
+      reject("layer_spans", i, not_in_table("phase", span.phase, "phases", trace.phases.size()));
     }
   }
 }
