@@ -240,6 +240,7 @@ class Groups(_Table):
         phase_end: Phase of the last free; -1 in an unplanned phase.
         stream: Ordinal of the stream.
         law: Size law: row of the plan's laws; -1 for a size that never changes.
+        host: Row of the group whose region it uses; -1 for its own region.
     """
 
     phase: Int32s
@@ -251,6 +252,7 @@ class Groups(_Table):
     phase_end: Int32s
     stream: Int32s
     law: Int32s
+    host: Int32s
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from models import (
     QWEN25_72B,
     Model,
 )
+from router_drift import NONE, Drift
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Config:
     last: bool = False
     skew: float = 0.5
     seed: int = 1
+    drift: Drift = NONE
 
     @property
     def recompute(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from layers import MLP, swiglu
 from models import Experts, Model
 from parallel import ColumnParallelLinear, GatherBuffer, RowParallelLinear
+from router_drift import NONE, Drift
 from torch import Tensor, nn
 from torch.autograd import Function
 
@@ -27,17 +28,20 @@ class Routing:
     Every layer has a popularity of its experts, exp(skew x standard normal), which drifts a little
     with each microbatch (a tenth of the skew); tokens choose by a multinomial draw. Skew 0 is a
     perfectly balanced router but for chance; at 0.5, of 60 experts, the most popular gets about
-    three times the mean. The same microbatch has the same counts when it is recomputed.
+    three times the mean. The same microbatch has the same counts when it is recomputed. Over many
+    iterations the popularity may drift as well (`Drift`).
 
     Attributes:
         seed: Seed of all random draws.
         skew: Standard deviation of the logarithm of the experts' popularity.
+        drift: Its change over the run.
         iteration: The current iteration.
         microbatch: The current microbatch.
     """
 
     seed: int
     skew: float
+    drift: Drift = NONE
     iteration: int = 0
     microbatch: int = 0
 
@@ -45,7 +49,8 @@ class Routing:
         """Tokens that each of `ranks` senders sends to each of all `experts`, [ranks][experts]."""
         fixed = np.random.default_rng((self.seed, layer))
         drawn = np.random.default_rng((self.seed, layer, self.iteration, self.microbatch))
-        popularity = self.skew * fixed.standard_normal(experts)
+        start = fixed.standard_normal(experts)
+        popularity = self.skew * self.drift.apply(start, self.seed, layer, self.iteration)
         popularity += 0.1 * self.skew * drawn.standard_normal(experts)
         share = np.exp(popularity)
         return drawn.multinomial(choices, share / share.sum(), size=ranks).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -41,17 +42,19 @@ class Rank:
         self.stage = Stage(self.config)
         self._gradients = GradientBuffer(self.stage)
         self._optimizer = Optimizer(self.config, self._gradients)
-        self._iteration = 0
 
-    def iterate(self) -> None:
-        """One iteration: every microbatch forward and backward, then the optimizer's step."""
-        self.stage.shared.routing.iteration = self._iteration
+    def iterate(self, iteration: int) -> None:
+        """One iteration: every microbatch forward and backward, then the optimizer's step.
+
+        Args:
+            iteration: Its number in the run, which the routing depends on.
+        """
+        self.stage.shared.routing.iteration = iteration
         self._gradients.zero()
         self._run_schedule()
         with phase("optimizer"):
             self._gradients.reduce_norms()
             self._optimizer.step()
-        self._iteration += 1
 
     def _run_schedule(self) -> None:
         parallelism, stage = self.config.parallelism, self.config.stage
@@ -119,11 +122,14 @@ def record(config: Config, iterations: int = 3) -> stalloc.Trace:
     Start-up (weights, gradients, optimizer states) belongs to the first recorded iteration, which
     comparing iterations leaves out.
     """
+    return record_run(config, range(iterations + 1))
+
+
+def record_run(config: Config, iterations: Iterable[int]) -> stalloc.Trace:
+    """A trace of some of a run's iterations, by their numbers; the first one is the warm-up."""
     with stalloc.profile(device="meta", dynamic=(ROUTED,)) as prof:
         rank = Rank(config)
-        rank.iterate()
-        prof.step()
-        for _ in range(iterations):
-            rank.iterate()
+        for iteration in iterations:
+            rank.iterate(iteration)
             prof.step()
     return prof.trace

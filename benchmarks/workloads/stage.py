@@ -87,7 +87,7 @@ class Shared:
     def __init__(self, config: Config) -> None:
         model = config.model
         self.buffer = GatherBuffer()
-        self.routing = Routing(config.seed, config.skew)
+        self.routing = Routing(config.seed, config.skew, config.drift)
         positions = torch.arange(model.sequence, dtype=torch.float32, device="meta")
         frequencies = torch.empty(model.head_size // 2, dtype=torch.float32, device="meta")
         half = torch.outer(positions, frequencies)

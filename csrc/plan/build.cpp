@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "plan/boxes.h"
 #include "plan/generations.h"
+#include "plan/hosts.h"
 #include "plan/layout.h"
 #include "plan/regions.h"
 #include "plan/slots.h"
@@ -17,6 +18,10 @@
 
 namespace stalloc::plan {
 namespace {
+
+// One region for several groups may cost one part in so many of the pool, according to the profile.
+// It pays once the run drifts away from the profile.
+constexpr Bytes kSharingCosts = 64;
 
 solve::Budget budget_of(const PlanOptions& options, const std::atomic<bool>* cancel,
                         const std::function<void(double)>& progress) {
@@ -107,6 +112,28 @@ void add_persistent(Plan& plan, const profile::IterationProfile& profile,
   }
 }
 
+// The plan's problem, with the buffers of the regions last.
+solve::Problem regions_last(const Plan& plan) {
+  solve::Problem problem = problem_of(plan);
+  const auto groups = problem.buffers.begin() + std::ssize(plan.decisions);
+  std::rotate(groups, groups + std::ssize(plan.groups), problem.buffers.end());
+  return problem;
+}
+
+// The sizes of the regions if groups share them as `hosts` says; changes the plan's groups for it.
+Regions share_regions(Plan& plan, const profile::IterationProfile& profile,
+                      const PhaseMap& phase_of, const std::vector<GroupIndex>& hosts) {
+  const std::vector<profile::ProfiledGroup> groups = with_hosts(profile.groups, hosts);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    DynamicGroup& group = plan.groups[i];
+    group.host = hosts[i];
+    group.lower = groups[i].lower;
+    group.upper = groups[i].upper;
+    group.phase_end = phase_of[groups[i].phase_end];
+  }
+  return size_regions(groups, profile.phases, regions_last(plan));
+}
+
 // Adds the groups, without offsets and reusable space.
 void add_groups(Plan& plan, const profile::IterationProfile& profile, const PhaseMap& phase_of,
                 const std::vector<DecisionIndex>& row_of, bool regions) {
@@ -122,10 +149,16 @@ void add_groups(Plan& plan, const profile::IterationProfile& profile, const Phas
     plan.groups.push_back(std::move(group));
   }
   if (!regions) return;
-  solve::Problem problem = problem_of(plan);  // whose groups come last
-  const auto groups = problem.buffers.begin() + std::ssize(plan.decisions);
-  std::rotate(groups, groups + std::ssize(plan.groups), problem.buffers.end());
-  const Regions sized = size_regions(profile.groups, profile.phases, std::move(problem));
+  Regions sized = size_regions(profile.groups, profile.phases, regions_last(plan));
+  const std::vector<GroupIndex> hosts = find_hosts(profile.groups, plan.period);
+  if (std::ranges::any_of(hosts, [](GroupIndex host) { return host != kNone; })) {
+    Plan shared = plan;
+    Regions jointly = share_regions(shared, profile, phase_of, hosts);
+    if (jointly.total <= sized.total + sized.total / kSharingCosts) {
+      plan = std::move(shared);
+      sized = std::move(jointly);
+    }
+  }
   for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
   plan.headroom = sized.headroom;
   plan.headroom_cost = sized.cost;
@@ -147,9 +180,21 @@ void add_kept(Plan& plan, const profile::IterationProfile& profile, const PhaseM
     group.contexts = kept.contexts;
     plan.groups.push_back(std::move(group));
   }
-  std::ranges::stable_sort(plan.groups, {}, [](const DynamicGroup& g) {
-    return std::tuple{g.phase, g.after, g.stream};
+  std::vector<GroupIndex> order;
+  for (GroupIndex g(0); g.points_into(plan.groups); ++g) order.push_back(g);
+  std::ranges::stable_sort(order, {}, [&](GroupIndex g) {
+    return std::tuple{plan[g].phase, plan[g].after, plan[g].stream};
   });
+  std::vector<GroupIndex> row_after(order.size());
+  std::vector<DynamicGroup> sorted;
+  for (const GroupIndex g : order) {
+    row_after[g.position()] = GroupIndex(sorted.size());
+    sorted.push_back(std::move(plan[g]));
+  }
+  for (DynamicGroup& g : sorted) {
+    if (g.host != kNone) g.host = row_after[g.host.position()];
+  }
+  plan.groups = std::move(sorted);
 }
 
 // Lays the plan out with requests in idle slots. Boxes restrict the other offsets, so the plan

@@ -119,6 +119,18 @@ void check_after(const Plan& plan, const auto& r, std::string_view table, std::s
   }
 }
 
+void check_host(const Plan& plan, std::size_t row) {
+  const DynamicGroup& g = plan.groups[row];
+  if (g.host == kNone) return;
+  const bool is_row = g.host >= GroupIndex(0) && g.host <= GroupIndex(row);
+  const bool fits = is_row && plan[g.host].host == g.host && plan[g.host].stream == g.stream &&
+                    plan[g.host].phase == g.phase && plan[g.host].lower <= g.lower &&
+                    plan[g.host].upper >= g.upper;
+  if (!fits || (g.host != GroupIndex(row) && g.size > 0)) {
+    throw PlanError(named("groups", row) + "cannot use the region of group " + to_string(g.host));
+  }
+}
+
 void check_groups(const Plan& plan) {
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
     const DynamicGroup& g = plan.groups[i];
@@ -128,6 +140,7 @@ void check_groups(const Plan& plan) {
     }
     check_lifetime(plan, g, "groups", i);
     check_after(plan, g, "groups", i);
+    check_host(plan, i);
     check_contexts(plan, i);
     check_reusable(plan, i);
     if (i == 0) continue;

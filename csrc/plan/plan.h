@@ -89,6 +89,9 @@ struct DynamicGroup {
   PhaseIndex phase_end = kNone;
   StreamId stream = 0;
   profile::LawIndex law = kNone;  // the region grows and shrinks in proportion to it
+  // The group whose region it uses, an earlier one or itself; then only that one has a size. Its
+  // window holds this one. kNone: its own. See hosts.h.
+  Index<DynamicGroup> host = kNone;
   std::vector<profile::DynamicContext> contexts;  // ascending
   // The reusable space: idle through the window, outside of the region, and never another stream's.
   // Ascending, disjoint, not adjacent.

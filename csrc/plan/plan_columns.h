@@ -24,6 +24,7 @@ inline constexpr std::tuple kGroupColumns{
     Column<&DynamicGroup::phase_end>{"phase_end"},
     Column<&DynamicGroup::stream>{"stream"},
     Column<&DynamicGroup::law>{.name = "law", .optional = true},
+    Column<&DynamicGroup::host>{.name = "host", .optional = true},
 };
 
 inline constexpr std::tuple kPersistentColumns{

@@ -101,6 +101,7 @@ class Chooser {
     Regions best{.sizes = {}, .headroom = kDefaultHeadroom};
     set_sizes(sizes_of(Levels(families_.size(), 0), kNobody));
     const Bytes least = loads_.bound();
+    Bytes over_best = 0;
     if (iterations_ >= 2) {
       Bytes lowest = std::numeric_limits<Bytes>::max();
       Bytes most = 0;
@@ -114,11 +115,13 @@ class Chooser {
           lowest = cost + over;
           best.headroom = headroom;
           best.saves = most - over;
+          over_best = over;
         }
       }
     }
     best.sizes = sizes_of(filled(best.headroom), kNobody);
     best.cost = loads_.bound() - least;
+    best.total = loads_.bound() + over_best;
     return best;
   }
 

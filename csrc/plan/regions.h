@@ -30,6 +30,7 @@ struct Regions {
   std::int32_t headroom = 0;  // at the peak: per cent of (largest need - median)
   Bytes cost = 0;             // what the head room adds to the bound
   Bytes saves = 0;            // by how much it lowers the overflow at its worst peak
+  Bytes total = 0;            // the bound with the regions, and the overflow that remains
 };
 
 // `problem` passes check() and ends with one buffer a group, whose sizes do not matter. `phases`

@@ -51,6 +51,7 @@ StaticPool::StaticPool(const plan::Plan& plan)
     const plan::DynamicGroup& group = plan[g];
     add(planned_ + g.number(), group);
     groups_[g].stream = group.stream;
+    groups_[g].host = group.host == kNone ? g : group.host;
     groups_[g].passing = group.phase_end == group.phase && group.upper <= plan.period;
     for (const plan::AddressRange& r : group.reusable) groups_[g].reusable.insert({r.begin, r.end});
     for (const profile::DynamicContext& context : group.contexts) {
@@ -74,6 +75,8 @@ StaticPool::StaticPool(const plan::Plan& plan)
     const Tick tick = follows ? next->lower : plan[phase].end;
     const auto passed = std::ranges::lower_bound(ordered, std::tuple{tick, true, DecisionIndex(0)});
     groups_[g].passed_at = Position(passed - ordered.begin());
+    Group& host = groups_[groups_[g].host];  // an earlier group, or this one
+    host.passed_at = std::max(host.passed_at, groups_[g].passed_at);
   }
   for (const profile::ProfiledPhase& phase : plan.phases) {
     const auto begin =

@@ -36,7 +36,8 @@
 // addresses without a stray. It is in P(clock) until the clock passes its end. Then it closes, and
 // each block left in it becomes a stray. A region may also serve a later group: an expert without a
 // token in the first microbatch gets its weight gradient in a later one, and a size that a region
-// holds in every iteration may lie there if it is missing in this one. Beyond its region a group
+// holds in every iteration may lie there if it is missing in this one. Groups that share a region
+// (plan/hosts.h) open that of their host, whose window holds theirs. Beyond its region a group
 // may use its reusable space, which the plan leaves idle through the group's whole window. Inside
 // the window no regular block lies there and none will come before the window ends, so a request
 // only has to avoid strays. Elsewhere it might displace a decision with a long lifetime.
@@ -287,6 +288,7 @@ class StaticPool {
     RangeSet reusable;  // idle in the plan through the window
     HoleSet idle;       // of the region, while it is open
     StreamId stream = 0;
+    GroupIndex host = kNone;       // the group whose region it uses
     Position passed_at = kNone;    // the position after which it makes no request
     std::vector<Bytes> recurring;  // sizes that it requests in every iteration, ascending
     bool passing = false;          // its window ends in the phase in which it begins
@@ -363,9 +365,9 @@ class StaticPool {
   Offset place_reused(GroupIndex g, Bytes size);
   std::size_t owner_of(StreamId stream);
   Offset place_anywhere(Bytes size, StreamId stream, DecisionIndex lifetime);
-  Offset find_least_in_the_way(Bytes size, std::size_t owner) const;
+  Offset find_least_in_the_way(Bytes size, std::size_t owner, std::size_t levels) const;
   Offset find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner);
-  GroupIndex find_open(Bytes size, StreamId stream) const;
+  GroupIndex find_open(Bytes size, StreamId stream, std::int32_t least) const;
   void add_stray(Range r);
   void remove_stray(Range r);
   HoleSet& reuse_of(GroupIndex g);

@@ -20,7 +20,7 @@ Offset StaticPool::place_dynamic(GroupIndex g, Bytes size) {
   };
   if (enter_window(g)) {
     GroupIndex host = find_host(g, size, remaining(region(g)) + 1, /*any_size=*/false);
-    if (host == kNone) host = g;
+    if (host == kNone) host = group.host;
     Offset offset = place_in_region(host, rounded);
     if (offset == kUnplaced) {
       // A temporary may go to any region; other requests need one that stays open about as long.
@@ -65,6 +65,7 @@ StaticPool::GroupIndex StaticPool::find_host(GroupIndex g, Bytes size, std::int3
 
 Offset StaticPool::place_in_region(GroupIndex g, Bytes size) {
   Group& group = groups_[g];
+  if (!is_current(region(g))) return kUnplaced;
   if (!group.open) open_region(g);
   const Offset offset = group.idle.best_fit(size);
   if (offset == kUnplaced) return kUnplaced;

@@ -91,18 +91,21 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, DecisionIndex lif
   const std::size_t owner = owner_of(stream);
   if (owner == streams_.size()) return kUnplaced;
   const bool is_known = lifetime != kNone && is_current(decisions_[lifetime]);
-  const Offset offset = is_known && passed_ < kMaxPassed
-                            ? find_needed_last(decisions_[lifetime], size, owner)
-                            : find_least_in_the_way(size, owner);
+  const bool is_dynamic = lifetime != kNone && lifetime >= planned_;
+  const Offset offset =
+      is_known && passed_ < kMaxPassed
+          ? find_needed_last(decisions_[lifetime], size, owner)
+          : find_least_in_the_way(size, owner, is_dynamic && is_known ? 2 : levels_.size());
   if (offset == kUnplaced) return kUnplaced;
   take_idle({offset, offset + size});
   add_stray({offset, offset + size});
   return offset;
 }
 
-Offset StaticPool::find_least_in_the_way(Bytes size, std::size_t owner) const {
-  for (const Level& level : levels_) {
-    const Offset offset = level.idle[owner].best_fit(size);
+// Searches so many levels.
+Offset StaticPool::find_least_in_the_way(Bytes size, std::size_t owner, std::size_t levels) const {
+  for (std::size_t i = 0; i < levels; ++i) {
+    const Offset offset = levels_[i].idle[owner].best_fit(size);
     if (offset != kUnplaced) return offset;
   }
   return kUnplaced;
@@ -135,9 +138,16 @@ Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::siz
 Offset StaticPool::place_idle(Bytes size, StreamId stream, Departure departure) {
   const Bytes rounded = round_up(size);
   GroupIndex host = kNone;
+  const bool is_dynamic = departure.lifetime != kNone && departure.lifetime >= planned_;
+  const GroupIndex group =
+      is_dynamic ? groups_[GroupIndex(departure.lifetime - planned_)].host : GroupIndex(kNone);
   Offset offset = place_anywhere(rounded, stream, departure.lifetime);
   if (offset == kUnplaced) {
-    host = find_open(rounded, stream);
+    // In a region that closes before its own, a dynamic request that stays would soon be a stray,
+    // which may displace a large decision.
+    const bool stays = is_dynamic && !groups_[group].passing;
+    const std::int32_t least = stays ? remaining(decisions_[departure.lifetime]) : 0;
+    host = find_open(rounded, stream, least);
     if (host == kNone) return kUnplaced;
     offset = place_in_region(host, rounded);
   }
@@ -153,16 +163,19 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream, Departure departure) 
   return offset;
 }
 
-// The open region of the stream whose largest idle range is the smallest that holds `size`.
-StaticPool::GroupIndex StaticPool::find_open(Bytes size, StreamId stream) const {
+// The open region of the stream that stays open for `least` more events and whose largest idle
+// range is the smallest that holds `size`.
+StaticPool::GroupIndex StaticPool::find_open(Bytes size, StreamId stream,
+                                             std::int32_t least) const {
   GroupIndex best = kNone;
-  Bytes least = 0;
+  Bytes smallest = 0;
   for (const GroupIndex g : open_) {
     const Group& group = groups_[g];
     const Bytes largest = group.idle.largest();
-    if (group.stream != stream || largest < size || (best != kNone && largest >= least)) continue;
+    if (group.stream != stream || largest < size || remaining(region(g)) < least) continue;
+    if (best != kNone && largest >= smallest) continue;
     best = g;
-    least = largest;
+    smallest = largest;
   }
   return best;
 }

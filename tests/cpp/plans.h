@@ -136,4 +136,22 @@ inline plan::Plan with_groups(plan::Plan plan, std::size_t nth) {
   return plan;
 }
 
+// Lets each group use the region of an earlier one whose window holds its own, if there is one.
+inline void share_regions(plan::Plan& plan) {
+  for (plan::GroupIndex g(0); g.points_into(plan.groups); ++g) {
+    plan::DynamicGroup& group = plan[g];
+    group.host = g;
+    for (plan::GroupIndex h(0); h < g; ++h) {
+      const plan::DynamicGroup& host = plan[h];
+      if (host.host != h || host.phase != group.phase || host.stream != group.stream ||
+          host.lower > group.lower || host.upper < group.upper) {
+        continue;
+      }
+      group.host = h;
+      group.size = group.offset = 0;
+      break;
+    }
+  }
+}
+
 }  // namespace stalloc::testing

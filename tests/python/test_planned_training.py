@@ -26,6 +26,7 @@ def check() -> None:
 )
 @isolated
 def test_every_static_request_is_served(recompute: tuple[str | None, ...]) -> None:
+    torch.set_num_threads(1)  # no scratch space of other threads
     plain, planned = twins(recompute=recompute)
     for _ in range(8):
         plain.step()
@@ -40,8 +41,7 @@ def test_every_static_request_is_served(recompute: tuple[str | None, ...]) -> No
     assert stats["hits"] == 5 * stats["planned"] > 0
     assert stats["misses"] == 0
     assert stats["conflicts"] == stats["strays"] == 0
-    # Scratch memory of the worker threads inside an operator; nothing of the training thread.
-    assert stats["peak_fallback_allocated"] <= 1024
+    assert stats["peak_fallback_allocated"] == 0
     assert stats["peak_reserved"] <= plan.pool + (2 << 20)
     assert stats["peak_allocated"] > 0.95 * plan.pool
     assert_same(plain, planned)
@@ -74,6 +74,7 @@ def test_the_optimizer_marks_iterations_when_step_is_not_called() -> None:
 
 @isolated
 def test_a_fresh_run_is_served_as_soon_as_it_has_warmed_up() -> None:
+    torch.set_num_threads(1)  # no scratch space of other threads
     plain, fresh = twins(recompute=(None, "non-reentrant"))
     _, profiled = twins(recompute=(None, "non-reentrant"))
     plan = profiled_plan(profiled)

@@ -1,0 +1,55 @@
+#include "plan/hosts.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace stalloc::plan {
+
+std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> groups, Tick period) {
+  struct Shared {
+    std::vector<std::size_t> groups;
+    Tick lower = 0;
+    Tick upper = 0;
+  };
+  std::map<std::pair<PhaseIndex, StreamId>, Shared> phases;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const profile::ProfiledGroup& g = groups[i];
+    if (g.phase_end == g.phase && g.upper <= period) continue;
+    Shared& shared = phases[{g.phase, g.stream}];
+    shared.lower = shared.groups.empty() ? g.lower : std::min(shared.lower, g.lower);
+    shared.upper = std::max(shared.upper, g.upper);
+    shared.groups.push_back(i);
+  }
+  std::vector<GroupIndex> hosts(groups.size());
+  for (const auto& [phase, shared] : phases) {
+    if (shared.groups.size() < 2 || shared.upper - shared.lower > period) continue;
+    for (const std::size_t i : shared.groups) hosts[i] = GroupIndex(shared.groups.front());
+  }
+  return hosts;
+}
+
+std::vector<profile::ProfiledGroup> with_hosts(std::span<const profile::ProfiledGroup> groups,
+                                               const std::vector<GroupIndex>& hosts) {
+  std::vector<profile::ProfiledGroup> result(groups.begin(), groups.end());
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (hosts[i] == kNone || hosts[i].position() == i) continue;
+    profile::ProfiledGroup& host = result[hosts[i].position()];
+    host.lower = std::min(host.lower, groups[i].lower);
+    if (groups[i].upper > host.upper) host.phase_end = groups[i].phase_end;
+    host.upper = std::max(host.upper, groups[i].upper);
+    for (std::size_t t = 0; t < groups[i].sightings.size(); ++t) {
+      const auto& more = groups[i].sightings[t];
+      host.sightings[t].insert(host.sightings[t].end(), more.begin(), more.end());
+      result[i].sightings[t].clear();
+    }
+  }
+  for (profile::ProfiledGroup& group : result) {
+    for (auto& sightings : group.sightings) {
+      std::ranges::stable_sort(sightings, {}, &profile::DynamicSighting::lower);
+    }
+  }
+  return result;
+}
+
+}  // namespace stalloc::plan

@@ -1,0 +1,35 @@
+// Lets the groups of a phase share one region.
+//
+// What the layers of a forward keep for its backward is live together in the end. The tokens that
+// one layer's experts get vary more than those of all layers together, and drift apart from each
+// other. So these groups use one region, that of their host:
+//
+//   own regions              one region, of the host
+//   +---------+ l_3          +---------+
+//   |    +----+--+ l_2       | l_3     |
+//   +----+-------+           | l_2     |       a layer with more tokens takes what
+//   |    +-------+--+ l_1    | l_1     |       another one leaves
+//   +----+----------+        +---------+
+//
+// The region is open from the first request of all these groups until the last free. That costs
+// nothing unless the load is highest while only a part of the layers has run.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "plan/plan.h"
+#include "profile/lifetimes.h"
+
+namespace stalloc::plan {
+
+// The host of each group: the first group of its phase and stream whose requests live beyond the
+// phase. kNone for a group that keeps its own region.
+std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> groups, Tick period);
+
+// The groups as their regions see them: a host has the requests of all its groups, and the window
+// that holds theirs; the other groups have no requests.
+std::vector<profile::ProfiledGroup> with_hosts(std::span<const profile::ProfiledGroup> groups,
+                                               const std::vector<GroupIndex>& hosts);
+
+}  // namespace stalloc::plan
