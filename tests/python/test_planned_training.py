@@ -26,7 +26,6 @@ def check() -> None:
 )
 @isolated
 def test_every_static_request_is_served(recompute: tuple[str | None, ...]) -> None:
-    torch.set_num_threads(1)  # no scratch space of other threads
     plain, planned = twins(recompute=recompute)
     for _ in range(8):
         plain.step()
@@ -74,7 +73,6 @@ def test_the_optimizer_marks_iterations_when_step_is_not_called() -> None:
 
 @isolated
 def test_a_fresh_run_is_served_as_soon_as_it_has_warmed_up() -> None:
-    torch.set_num_threads(1)  # no scratch space of other threads
     plain, fresh = twins(recompute=(None, "non-reentrant"))
     _, profiled = twins(recompute=(None, "non-reentrant"))
     plan = profiled_plan(profiled)

@@ -126,8 +126,6 @@ def test_a_warm_up_does_not_end_the_wait_for_the_model() -> None:
 def test_a_model_that_is_thrown_away_first_is_another_in_profile_and_plan(
     warm_steps: int,
 ) -> None:
-    torch.set_num_threads(1)  # no scratch space of other threads
-
     def start() -> Trainer:
         torch.manual_seed(0)
         warm = Trainer(Model(layers=3))

@@ -77,7 +77,10 @@ def loss_of(model: nn.Module, t: Tensor) -> Tensor:
 
 @dataclass
 class Trainer:
-    """Trains `model`; whatever a test lets it do, it does the same with and without a plan."""
+    """Trains `model`; whatever a test lets it do, it does the same with and without a plan.
+
+    One thread trains: others would ask for scratch space at moments that differ from run to run.
+    """
 
     model: nn.Module
     microbatches: int = 3
@@ -86,6 +89,7 @@ class Trainer:
     steps: int = 0
 
     def __post_init__(self) -> None:
+        torch.set_num_threads(1)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
     def backward(self, microbatch: int, length: int = 32) -> None:
