@@ -6,17 +6,22 @@ import contextlib
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from phase_sinks import RecordingSink
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stalloc import hooks
+from stalloc._hooks.iterations import MOST_STEPS
 from stalloc.hooks import TrainingHooks
 
 X = torch.ones(1, 2, requires_grad=True)
 CLEAN = "forward 0 backward 0 other optimizer other"
+
+# An optimizer that steps alone closes iterations again once it has stepped more than twice as often
+# as in a cycle of two (stalloc/_hooks/iterations.py).
+ENOUGH = 2 * MOST_STEPS + 2
 
 OUTCOMES = ["fine", "raises", "interrupts"]
 Operation = tuple[Any, ...]
@@ -166,13 +171,14 @@ def test_after_any_program_a_new_iteration_is_clean(operations: list[Operation])
 
 @settings(deadline=None, max_examples=150)
 @given(NESTED)
+@example([("closure", "fine"), ("step", "fine", 0), ("step", "fine", 1)])
 def test_after_any_program_a_plain_loop_finds_its_iterations_again(
     operations: list[Operation],
 ) -> None:
     sink, program = RecordingSink(), Program()
     with TrainingHooks(sink) as training:
         program.run(operations)
-        for _ in range(3):
+        for _ in range(ENOUGH):
             program.clean_step()
         assert training.root is program.model
         sink.take()
