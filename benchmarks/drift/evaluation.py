@@ -52,7 +52,7 @@ class Row:
 
     @property
     def efficiency(self) -> float:
-        """Of stalloc."""
+        """The load, divided by the bytes that stalloc reserves at its peak."""
         return self.load / self.stalloc
 
 

@@ -45,7 +45,7 @@ class Recorded:
 
 
 def recorded(config: Config, folder: Path) -> Recorded:
-    """Where the traces of a workload are, or will be."""
+    """The paths of a workload's traces, which need not exist yet."""
     stem = f"{config.name}.{_key(config)}"
     trace = folder / f"{stem}.json"
     profiled = folder / f"{stem}.profiled.json" if config.model.experts else trace

@@ -228,7 +228,7 @@ def planners_for(instance: Instance, chosen: list[str]) -> list[str]:
 
 
 def machine() -> dict[str, str]:
-    """Where and from what the figures are."""
+    """The machine and the commit that the figures come from."""
     cpu = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

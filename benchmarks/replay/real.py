@@ -19,7 +19,7 @@ from stalloc import _core
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).parent
 STANDIN = ROOT / "build" / "cpp" / "standin"
-"""Where `cmake --preset cpp` builds the stand-ins, by CUDA's major version."""
+"""The folder in which `cmake --preset cpp` builds the stand-ins, by CUDA's major version."""
 
 UNLIMITED = 1 << 42  # bytes of a device on which nothing runs out of memory
 

@@ -1,14 +1,14 @@
 // Lets the groups of a phase share one region.
 //
-// What the layers of a forward keep for its backward is live together in the end. The tokens that
-// one layer's experts get vary more than those of all layers together, and drift apart from each
-// other. So these groups use one region, that of their host:
+// The layers of a forward keep activations for its backward, and those of all layers are live
+// together when the forward ends. The experts of one layer get a number of tokens that varies more
+// than the sum over all layers. So these groups use one region, that of their host:
 //
 //   own regions              one region, of the host
 //   +---------+ l_3          +---------+
 //   |    +----+--+ l_2       | l_3     |
-//   +----+-------+           | l_2     |       a layer with more tokens takes what
-//   |    +-------+--+ l_1    | l_1     |       another one leaves
+//   +----+-------+           | l_2     |       a layer with more tokens takes
+//   |    +-------+--+ l_1    | l_1     |       the space that another one leaves
 //   +----+----------+        +---------+
 //
 // The region is open from the first request of all these groups until the last free. That costs

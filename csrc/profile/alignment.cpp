@@ -22,7 +22,7 @@ class Search {
         n_(static_cast<std::int32_t>(a.size())),
         m_(static_cast<std::int32_t>(b.size())) {}
 
-  // Where the path that was found ends: (n, m), or the furthest point within kMaxEdits.
+  // The end of the path that was found: (n, m), or the furthest point within kMaxEdits.
   struct End {
     std::int32_t edits = 0;
     std::int32_t x = 0;

@@ -1,4 +1,4 @@
-// Why the lifetimes are safe to plan with. The reference's static requests are numbered 0, 1, 2,
+// The lifetimes are safe to plan with. The reference's static requests are numbered 0, 1, 2,
 // ... in order of allocation (counterparts.h), and `newest_before(tick)` is the largest number that
 // a compared iteration had allocated before `tick`. A profiled lifetime lasts until after the
 // allocation of number `newest_before(its free)`, the largest such number over all iterations.

@@ -3,15 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <iterator>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "base/align.h"
 #include "base/error.h"
 #include "functional_training.h"
+#include "live_blocks.h"
 #include "plan/plan_json.h"
 #include "plan/resize.h"
 #include "replay/replay.h"
@@ -24,6 +22,7 @@ using plan::Decision;
 using runtime::StaticPool;
 using testing::functional_training;
 using testing::kUnit;
+using testing::LiveBlocks;
 using testing::plan_of_trace;
 
 constexpr int kStates = 60;
@@ -114,15 +113,12 @@ plan::Plan small_plan() {
                      .phase = 0,
                      .slots = 0,
                      .over = 2,
-                     .box = 0},
-                    {.size = 4 * kUnit,
-                     .offset = 4 * kUnit,
-                     .lower = 6,
-                     .upper = 16,
-                     .phase = 0,
-                     .slots = 0,
-                     .over = 2,
                      .box = 0}};
+  Decision second = plan.decisions.back();
+  second.offset += 4 * kUnit;
+  second.lower += 1;
+  second.upper += 1;
+  plan.decisions.push_back(second);
   plan.slots.push_back({.size = 8 * kUnit, .offset = 0, .count = 2});
   plan.pool = plan.bound = 16 * kUnit;
   return plan;
@@ -219,39 +215,25 @@ TEST(Generations, StressKeepsThePoolSound) {
     const plan::Plan plan = plan_of_trace(handed_over_together(seed, /*startup=*/true));
     ASSERT_TRUE(std::ranges::any_of(plan.decisions, is_in_generation));
     StaticPool pool(plan);
-    std::map<Offset, Bytes> live;
-    const auto note = [&](Offset offset, Bytes size) {
-      if (offset == kUnplaced) return;
-      const Bytes rounded = align_up(size, plan.alignment);
-      const auto next = live.lower_bound(offset);
-      ASSERT_TRUE(next == live.end() || next->first >= offset + rounded);
-      ASSERT_TRUE(next == live.begin() ||
-                  std::prev(next)->first + std::prev(next)->second <= offset);
-      ASSERT_LE(offset + rounded, plan.pool);
-      live[offset] = rounded;
-    };
+    LiveBlocks live(pool, plan.pool, plan.alignment);
     for (int step = 0; step < 500; ++step) {
       const auto pick = random() % 20;
       const auto d = static_cast<std::int32_t>(random() % plan.decisions.size());
       const Decision& decision = plan.decisions[static_cast<std::size_t>(d)];
       if (pick < 10) {
-        note(pool.place(d), decision.size);
+        live.note(pool.place(d), decision.size);
       } else if (pick < 12) {
-        if (is_in_generation(decision)) note(pool.place_before(d, decision.size), decision.size);
+        if (is_in_generation(decision))
+          live.note(pool.place_before(d, decision.size), decision.size);
       } else if (pick < 13) {
         const Bytes size = 1 + static_cast<Bytes>(random() % (40 * kUnit));
-        note(pool.place_idle(size, 0), size);
+        live.note(pool.place_idle(size, 0), size);
       } else if (pick < 19) {
-        if (live.empty()) continue;
-        const auto block =
-            std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
-        EXPECT_NE(pool.release(block->first).size, StaticPool::kNotLive);
-        live.erase(block);
+        live.release_any(random);
       } else {
         pool.end_iteration();
       }
-      pool.check();
-      EXPECT_EQ(pool.live_blocks(), live.size());
+      live.check();
     }
   }
 }

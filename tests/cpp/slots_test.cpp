@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "base/align.h"
 #include "base/error.h"
 #include "functional_training.h"
+#include "live_blocks.h"
 #include "plan/boxes.h"
 #include "plan/build.h"
 #include "plan/layout.h"
@@ -31,6 +31,7 @@ using verify::SlotUse;
 
 using testing::functional_training;
 using testing::kUnit;
+using testing::LiveBlocks;
 using testing::plan_of_trace;
 
 TEST(SlotsValidator, CountsARequestAndItsSuccessor) {
@@ -199,39 +200,24 @@ TEST(Slots, AFrameOfStressKeepsThePoolSound) {
     std::mt19937 random(static_cast<unsigned>(100 + seed));
     const plan::Plan plan = plan_of_trace(functional_training(10, 4, random));
     runtime::StaticPool pool(plan);
-    std::map<Offset, Bytes> live;
-    const auto note = [&](Offset offset, Bytes size) {
-      if (offset == kUnplaced) return;
-      const Bytes rounded = align_up(size, plan.alignment);
-      const auto next = live.lower_bound(offset);
-      ASSERT_TRUE(next == live.end() || next->first >= offset + rounded);
-      ASSERT_TRUE(next == live.begin() ||
-                  std::prev(next)->first + std::prev(next)->second <= offset);
-      ASSERT_LE(offset + rounded, plan.pool);
-      live[offset] = rounded;
-    };
+    LiveBlocks live(pool, plan.pool, plan.alignment);
     for (int step = 0; step < 600; ++step) {
       const auto pick = random() % 10;
       if (pick < 4) {
         const auto d = static_cast<std::int32_t>(random() % plan.decisions.size());
-        note(pool.place(d), plan.decisions[static_cast<std::size_t>(d)].size);
+        live.note(pool.place(d), plan.decisions[static_cast<std::size_t>(d)].size);
       } else if (pick < 5) {
         const auto c = static_cast<std::int32_t>(random() % plan.slots.size());
-        note(pool.place_in_slots(c, 100), plan.slots[static_cast<std::size_t>(c)].size);
+        live.note(pool.place_in_slots(c, 100), plan.slots[static_cast<std::size_t>(c)].size);
       } else if (pick < 6) {
         const Bytes size = 1 + static_cast<Bytes>(random() % (4 * kUnit));
-        note(pool.place_idle(size, 0), size);
+        live.note(pool.place_idle(size, 0), size);
       } else if (pick < 9) {
-        if (live.empty()) continue;
-        const auto block =
-            std::next(live.begin(), static_cast<std::ptrdiff_t>(random() % live.size()));
-        EXPECT_NE(pool.release(block->first).size, runtime::StaticPool::kNotLive);
-        live.erase(block);
+        live.release_any(random);
       } else {
         pool.end_iteration();
       }
-      pool.check();
-      EXPECT_EQ(pool.live_blocks(), live.size());
+      live.check();
     }
   }
 }

@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def pool_segment(plan: stalloc.Plan) -> tuple[int, int]:
-    """Where the plan's pool is: begin and end."""
+    """The addresses at which the plan's pool begins and ends."""
     segments = [s for s in torch.cuda.memory_snapshot() if s["total_size"] == plan.pool]
     assert len(segments) == 1
     return segments[0]["address"], segments[0]["address"] + plan.pool

@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 
 def _pool(plan: stalloc.Plan) -> int:
-    """Where the pool is."""
+    """The address at which the pool begins."""
     segments = [s for s in torch.cuda.memory_snapshot() if s["total_size"] == plan.pool]
     assert len(segments) == 1
     return int(segments[0]["address"])

@@ -1,8 +1,9 @@
-"""Where `make test-frameworks` puts the frameworks, apart from the environment of all other tests.
+"""The folders of the frameworks, which `make test-frameworks` fills.
 
-A framework is imported in processes of its own, from one of the folders that are sections of
-requirements/frameworks.txt: `stable` has what most people run, `newest` other versions of the same
-packages, `trainers` the trainers that people use.
+They lie apart from the environment of all other tests. A framework is imported in processes of its
+own, from one of the folders that are sections of requirements/frameworks.txt: `stable` has the
+versions that most people run, `newest` other versions of the same packages, `trainers` the trainers
+that people use.
 """
 
 from __future__ import annotations

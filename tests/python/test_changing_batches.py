@@ -152,7 +152,7 @@ def test_rows_and_length_may_change_together() -> None:
 
 @isolated
 def test_rows_that_are_as_many_as_tokens_cost_one_iteration() -> None:
-    """Where the two are equal, many sizes are, and which request is which is hard to tell."""
+    """Rows that equal tokens make many sizes equal, so requests are mistaken for each other."""
     outcome = compare(
         [
             of_length(n, n, rows=r)

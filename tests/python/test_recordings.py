@@ -397,8 +397,7 @@ def test_the_measured_memory_counts_for_its_settings_only() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_two_live_requests_share_an_address(seed: int) -> None:
-    """Where the replay puts everything, told by the replay itself and checked by brute force."""
-
+    """Brute force compares the addresses that the replay tells."""
     writer = inference(seed) if seed % 2 else pruning(seed)
     trace = importers.from_bytes(dump(writer.document()), "s.pickle", repetitions=1).trace
     ours = recordings.plan_recording(trace, time_limit=2.0)

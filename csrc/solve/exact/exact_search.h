@@ -41,8 +41,8 @@ class ExactSearch {
   // `model` fits() and outlives the search.
   explicit ExactSearch(const ExactModel& model);
 
-  // How the nodes are divided among the strategies: equally, or most of them for the two that are
-  // quick on most of the instances that are hard for all.
+  // The division of the nodes among the strategies: kEven gives all the same number, kHard gives
+  // most of them to the two that are quick on most of the instances that are hard for all.
   enum class Focus : std::uint8_t { kEven, kHard };
 
   // Searches for a layout of at most `capacity` in at most about `nodes` nodes. After kFound,
