@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from stalloc.plans import Plan
 from stalloc.tables import LAW_PROOFS, LAW_SOURCES
 
 
-def formulas(plan: Plan) -> list[str]:
-    """The formula of each of the plan's laws: bytes, in the extents of a microbatch."""
-    names = list(plan.extents)
-    sums: dict[int, list[str]] = defaultdict(list)
+def terms_of(plan: Plan) -> list[list[tuple[int, list[int]]]]:
+    """The terms of each of the plan's laws: a coefficient, and the extents' indices."""
     terms = plan.law_terms
+    result: list[list[tuple[int, list[int]]]] = [[] for _ in range(len(plan.laws))]
     for law, coefficient, *factors in zip(
         terms.law.tolist(),
         terms.coefficient.tolist(),
@@ -21,9 +18,24 @@ def formulas(plan: Plan) -> list[str]:
         terms.third.tolist(),
         strict=True,
     ):
-        product = [names[factor] for factor in factors if factor >= 0]
-        sums[law].append(" * ".join([f"{coefficient:,}", *product]))
-    return [_formula(plan, law, sums[law]) for law in range(len(plan.laws))]
+        result[law].append((coefficient, [factor for factor in factors if factor >= 0]))
+    return result
+
+
+def formulas(plan: Plan) -> list[str]:
+    """The formula of each of the plan's laws: bytes, in the extents of a microbatch."""
+    names = list(plan.extents)
+    return [
+        _formula(
+            plan,
+            law,
+            [
+                " * ".join([f"{coefficient:,}", *(names[factor] for factor in factors)])
+                for coefficient, factors in terms
+            ],
+        )
+        for law, terms in enumerate(terms_of(plan))
+    ]
 
 
 def _formula(plan: Plan, law: int, terms: list[str]) -> str:

@@ -34,6 +34,10 @@ class Rectangles:
     def __len__(self) -> int:
         return len(self.request)
 
+    def chosen(self, rows: npt.NDArray[np.bool_]) -> Rectangles:
+        """The rows that are true."""
+        return Rectangles(*(getattr(self, field.name)[rows] for field in fields(Rectangles)))
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:

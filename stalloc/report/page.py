@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import json
 import string
+from dataclasses import asdict
 from importlib.resources import files
 
 import numpy as np
@@ -18,12 +19,14 @@ import stalloc
 from stalloc.report.drawing import Drawing
 from stalloc.report.pack import Packed, pack
 from stalloc.report.scene import CLASSES, Requests, Scene
+from stalloc.report.sized import Sized
 from stalloc.tables import PHASE_KINDS
 
 _SCRIPTS = (
     "data.js",
     "format.js",
     "raster.js",
+    "sizes.js",
     "scene.js",
     "panel.js",
     "curve.js",
@@ -31,6 +34,7 @@ _SCRIPTS = (
     "pick.js",
     "controls.js",
     "summary.js",
+    "sliders.js",
     "main.js",
 )
 """In this order they make up the script."""
@@ -67,6 +71,11 @@ def _columns(scene: Scene) -> dict[str, np.ndarray[tuple[int], np.dtype[np.int64
                 columns[f"layouts.{number}.{table}.{name}"] = getattr(rows, name)
         ticks, held = drawing.held()
         columns |= {f"layouts.{number}.held.tick": ticks, f"layouts.{number}.held.bytes": held}
+    if scene.sized is not None:
+        columns |= {"sized.law": scene.sized.law, "sized.size": scene.sized.size}
+        rows = scene.sized.rectangles
+        for name in () if rows is None else rows.__slots__:
+            columns[f"sized.rectangles.{name}"] = getattr(rows, name)
     return columns
 
 
@@ -91,6 +100,7 @@ def _description(scene: Scene, packed: Packed) -> str:
             for row in range(len(phases))
         ],
         "layouts": [_layout_description(drawing) for drawing in scene.drawings],
+        "sized": None if scene.sized is None else _sized_description(scene.sized),
         "columns": packed.manifest,
     }
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
@@ -100,3 +110,27 @@ def _description(scene: Scene, packed: Packed) -> str:
 
 def _layout_description(drawing: Drawing) -> dict[str, object]:
     return {"allocator": drawing.allocator, "title": drawing.title, "reserved": drawing.reserved}
+
+
+def _sized_description(sized: Sized) -> dict[str, object]:
+    """The laws; their numbers as text, for the script's numbers are exact up to 2^53 only."""
+    return {
+        "extents": [
+            {"name": name, "largest": largest, "used": name in sized.used}
+            for name, largest in sized.extents.items()
+        ],
+        "recorded": sized.rectangles is not None,
+        "laws": [
+            {
+                "constant": str(law.constant),
+                "divisor": str(law.divisor),
+                "step": str(law.step),
+                "terms": [
+                    {"coefficient": str(coefficient), "factors": factors}
+                    for coefficient, factors in law.terms
+                ],
+            }
+            for law in sized.laws
+        ],
+        "summaries": [asdict(summary) for summary in sized.summaries],
+    }

@@ -18,12 +18,10 @@ from stalloc.report.drawing import (
     Drawing,
     Rectangles,
     Segments,
-    around_the_end,
     running_sum,
-    together,
 )
 from stalloc.report.replayed import Extract, live_rows, regions, stalloc_drawing, torch_drawing
-from stalloc.report.slotted import slotted
+from stalloc.report.sized import Sized, planned, sized_of_plan, sized_of_trace
 from stalloc.tables import LIFETIME_CLASSES, Int64s, Phases
 from stalloc.trace import IterationProfile, Trace
 
@@ -80,6 +78,7 @@ class Scene:
         live: The summands of the live curve, by `request`, `start` and `end`.
         drawings: One for each allocator.
         assumptions: Assumptions of the importer.
+        sized: The sizes at other extents, for the last drawing; None if no size follows a law.
     """
 
     title: str
@@ -92,6 +91,7 @@ class Scene:
     live: Rectangles
     drawings: list[Drawing]
     assumptions: list[str]
+    sized: Sized | None
 
 
 def scene_of_plan(plan: Plan, title: str) -> Scene:
@@ -112,13 +112,9 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
         layer=np.full(len(decisions), -1, np.int64),
         stream=decisions.stream.astype(np.int64),
     )
-    rows = np.setdiff1d(np.arange(len(decisions), dtype=np.int64), plan.slot_decisions.row)
-    fixed = around_the_end(
-        rows, decisions.offset[rows], decisions.lower[rows], decisions.upper[rows], period
-    )
-    planned = together(fixed, slotted(plan))
+    rectangles = planned(plan)
     pool = Segments(*(np.array([number], np.int64) for number in (0, plan.pool, 0, period)))
-    drawings = [Drawing("stalloc", "stalloc's plan", planned, pool, regions(plan))]
+    drawings = [Drawing("stalloc", "stalloc's plan", rectangles, pool, regions(plan))]
     if len(decisions) > 0:
         drawings.insert(0, _torch_drawing_of_plan(plan))
     facts, assumptions = readable(plan.info)
@@ -126,13 +122,14 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
         title=title,
         facts=facts | _plan_facts(plan),
         period=period,
-        load=_load(requests, planned),
+        load=_load(requests, rectangles),
         phases=plan.phases,
         layers=[],
         requests=requests,
-        live=planned,
+        live=rectangles,
         drawings=drawings,
         assumptions=assumptions,
+        sized=sized_of_plan(plan),
     )
 
 
@@ -165,6 +162,12 @@ def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
     rows = live_rows(trace, begin, period)
     requests = _requests_of_iteration(trace, profile, rows)
     own = np.arange(len(rows), dtype=np.int64)
+    live = Rectangles(
+        request=own,
+        address=np.zeros(len(own), np.int64),
+        start=np.maximum(requests.start, 0),
+        end=np.minimum(requests.end, period),
+    )
     extract = Extract(begin, period, rows, own)
     drawings = [torch_drawing(trace, extract), stalloc_drawing(trace, plan, extract)]
     facts, assumptions = readable(trace.info)
@@ -177,19 +180,23 @@ def scene_of_trace(trace: Trace, plan: Plan, title: str) -> Scene:
         }
         | _plan_facts(plan),
         period=period,
-        load=profile.load_bytes,
+        load=_load(requests, live),
         phases=profile.phases,
         layers=trace.layers,
         requests=requests,
-        live=Rectangles(
-            request=own,
-            address=np.zeros(len(own), np.int64),
-            start=np.maximum(requests.start, 0),
-            end=np.minimum(requests.end, period),
-        ),
+        live=live,
         drawings=drawings,
         assumptions=assumptions,
+        sized=sized_of_trace(
+            plan, requests.start, requests.size, _lasting(requests, drawings[-1].rectangles, plan)
+        ),
     )
+
+
+def _lasting(requests: Requests, rectangles: Rectangles, plan: Plan) -> Rectangles:
+    """The requests beside the pool that outlive the iteration: no extents change them."""
+    kept = requests.lifetime[rectangles.request] == _PERSISTENT
+    return rectangles.chosen(kept & (rectangles.address >= plan.pool))
 
 
 def _requests_of_iteration(trace: Trace, profile: IterationProfile, rows: Int64s) -> Requests:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from stalloc.trace import Trace
@@ -21,7 +23,8 @@ class TraceWriter:
         self._phases: list[Document] = []
         self._requests: list[Document] = []
 
-    def phase(self, kind: str, microbatch: int = -1) -> None:
+    def phase(self, kind: str, microbatch: int = -1) -> int:
+        """Begins a phase; returns its row."""
         self._close_phase()
         self._phases.append(
             {
@@ -34,6 +37,7 @@ class TraceWriter:
                 "iteration": len(self._iterations) - 1,
             }
         )
+        return len(self._phases) - 1
 
     def alloc(self, size: int, stream: int = 0, dynamic: bool = False) -> int:
         if not self._phases:
@@ -136,6 +140,76 @@ def random_document(seed: int, iterations: int = 3) -> Document:
             clock += 1
         writer.step()
     return writer.document()
+
+
+def changing_document(shapes: Sequence[tuple[int, int]]) -> Document:
+    """Training whose iterations have a microbatch of each shape of rows and tokens.
+
+    The sizes are constant, affine, quadratic, cubic and stepped; one request wraps round.
+    """
+    writer = TraceWriter()
+    forwards = []
+    writer.alloc(100_000)
+    gradient = None
+    for rows, tokens in shapes:
+        forwards.append(writer.phase("forward", 0))
+        kept = [writer.alloc(size) for size in changing_sizes(rows, tokens)]
+        if gradient is not None:
+            writer.free(gradient)
+        writer.phase("backward", 0)
+        gradient = writer.alloc(3000)
+        for request in reversed(kept):
+            writer.free(writer.alloc(256 * tokens))
+            writer.free(request)
+        writer.phase("optimizer")
+        writer.free(writer.alloc(400))
+        writer.step()
+    return writer.document() | {
+        "extent_names": ["ids.0", "ids.1"],
+        "extents": {"phase": forwards, "values": [list(shape) for shape in shapes]},
+    }
+
+
+def changing_sizes(rows: int, tokens: int) -> list[int]:
+    """The sizes of the requests of a forward of `changing_document`."""
+    return [
+        8 * rows * tokens,
+        4096 * rows * tokens,
+        64 * rows * tokens * tokens,
+        2000,
+        -(-1000 * tokens // 512) * 512,
+        96 * tokens + 40,
+    ]
+
+
+def random_laws(seed: int, count: int) -> Document:
+    """Tables of a plan: size laws of three extents, of up to 2^46 bytes at the largest."""
+    rng = random.Random(seed)
+    largest = [rng.choice([7, 64, 4096, 131_072, 1_000_003]) for _ in range(3)]
+    laws: Document = {name: [] for name in ("constant", "divisor", "step", "proof", "source")}
+    terms: Document = {name: [] for name in ("law", "coefficient", "first", "second", "third")}
+    for law in range(count):
+        divisor = rng.choice([1, 1, 2, 3, 8, 4096])
+        row = (rng.choice([0, rng.randrange(-(1 << 20), 1 << 40)]), divisor)
+        row = (*row, rng.choice([1, 1, 16, 512, 2 << 20]), "proven", "own")
+        for column, value in zip(laws.values(), row, strict=True):
+            column.append(value)
+        for _ in range(rng.randrange(3)):
+            factors = sorted(rng.choices(range(3), k=rng.randint(1, 3)))
+            # The sum may exceed 2^53; the size is that of a request.
+            most = divisor * (1 << 45) // math.prod(largest[factor] for factor in factors)
+            if most == 0:
+                continue
+            row = (law, rng.randint(1, most), *factors, *[-1] * (3 - len(factors)))
+            for column, value in zip(terms.values(), row, strict=True):
+                column.append(value)
+    return {
+        "laws": laws,
+        "law_terms": terms,
+        "extent_names": ["a", "b", "c"],
+        "extents": largest,
+        "seen": [],
+    }
 
 
 def to_trace(document: Document) -> Trace:

@@ -8,7 +8,7 @@ function drawCurve(panel, context, colours) {
   const { scene } = panel;
   const { x, y, width, height } = panel.curve;
   const yOf = (bytes) => y + height * (1 - bytes / (scene.top * 1.08));
-  const columns = highestTicks(scene, Math.round(width * panel.ratio));
+  const columns = highestTicks(panel, Math.round(width * panel.ratio));
   context.save();
   context.beginPath();
   context.rect(x, y, width, height);
@@ -23,7 +23,7 @@ function drawCurve(panel, context, colours) {
   const step = width / columns.length;
   const base = new Float64Array(columns.length);
   for (const name of STACK) {
-    const bytes = scene.live.byClass[scene.classes.indexOf(name)];
+    const bytes = panel.layout.live.byClass[scene.classes.indexOf(name)];
     context.fillStyle = colours[name];
     for (let i = 0; i < columns.length; ++i) {
       const from = yOf(base[i]);
@@ -41,9 +41,9 @@ function drawCurve(panel, context, colours) {
 }
 
 // For each of `count` stretches of the view the tick at which most is live.
-function highestTicks(scene, count) {
+function highestTicks({ scene, layout }, count) {
   const { t0, t1 } = scene.view;
-  const { total } = scene.live;
+  const { total } = layout.live;
   const last = scene.period - 1;
   const result = new Int32Array(Math.max(1, count));
   for (let i = 0; i < result.length; ++i) {

@@ -14,6 +14,7 @@ class App {
     fillLegend(this);
     fillPeak(this);
     fillFactsOf(scene);
+    this.sliders = new Sliders(this);
     this.controls = new Controls(this);
     const search = document.getElementById("search");
     search.addEventListener("input", () => {
@@ -37,6 +38,16 @@ class App {
       const hex = read(name);
       this.colours.pixels[name] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
     }
+  }
+
+  // Draws the plan at these extents, or, for null, as it was first.
+  resize(values) {
+    this.scene.resize(values);
+    this.panels.at(-1).fillHeading();
+    fillBars(this.scene);
+    fillPeak(this);
+    this.showTooltip(null);
+    this.redraw();
   }
 
   measure() {
@@ -90,11 +101,12 @@ class App {
 
   describeTick(panel) {
     const t = Math.min(Math.max(Math.floor(this.tick), 0), this.scene.period - 1);
-    const live = this.scene.live.total[t];
+    const { live: byTick } = panel.layout;
+    const live = byTick.total[t];
     const reserved = reservedAt(panel.layout, t);
     const facts = { reserved: formatBytes(reserved), idle: formatBytes(reserved - live) };
     this.scene.classes.forEach((name, kind) => {
-      const bytes = this.scene.live.byClass[kind][t];
+      const bytes = byTick.byClass[kind][t];
       if (bytes > 0) facts[name] = formatBytes(bytes);
     });
     return tooltipContent(null, formatBytes(live), `live at tick ${formatCount(t)}`, facts);

@@ -69,7 +69,8 @@ function rasterise(panel, colours) {
   const { scene, raster, ratio } = panel;
   const { t0, t1, a0, a1 } = scene.view;
   const { request, address, start, end } = panel.layout.rectangles;
-  const { size, lifetime } = scene.requests;
+  const { size } = panel.layout;
+  const { lifetime } = scene.requests;
   raster.clear(Math.max(1, Math.round(panel.map.width * ratio)), Math.max(1, Math.round(panel.map.height * ratio)));
   const perTick = raster.width / (t1 - t0);
   const perByte = raster.height / (a1 - a0);

@@ -21,17 +21,17 @@ class Panel {
       "aria-label": `${layout.title}: requests by time and address. Arrow keys move, plus and minus zoom, n and p step through requests.`,
     });
     this.drawing = makeElement("div", { className: "drawing" }, this.base, this.overlay);
-    this.element = makeElement(
-      "article",
-      { className: "panel" },
-      makeElement(
-        "h2",
-        {},
-        layout.title,
-        makeElement("span", {}, `${formatBytes(layout.reserved)} reserved, efficiency ${formatShare(scene.load, layout.reserved)}`),
-      ),
-      this.drawing,
-    );
+    this.heading = makeElement("h2", {});
+    this.element = makeElement("article", { className: "panel" }, this.heading, this.drawing);
+    this.fillHeading();
+  }
+
+  fillHeading() {
+    const { title, reserved, load, chosen } = this.layout;
+    const sized = this.scene.sized;
+    const extents = sized === null ? "" : ` · ${chosen ?? (sized.recorded ? "as recorded" : "the largest batches")}`;
+    const facts = `${formatBytes(reserved)} reserved, efficiency ${formatShare(load, reserved)}`;
+    this.heading.replaceChildren(title + extents, makeElement("span", {}, facts));
   }
 
   // Fits the canvases to the element. Lengths are CSS pixels; the canvases have device pixels.
@@ -113,7 +113,7 @@ function outline(panel, context, colours, row) {
   const { request, address, start, end } = panel.layout.rectangles;
   for (let i = request.indexOf(row); i >= 0; i = request.indexOf(row, i + 1)) {
     const x = panel.xOf(start[i]);
-    const y = panel.yOf(address[i] + panel.scene.requests.size[row]);
+    const y = panel.yOf(address[i] + panel.layout.size[row]);
     const width = Math.max(3, panel.xOf(end[i]) - x);
     const height = Math.max(3, panel.yOf(address[i]) - y);
     context.strokeStyle = colours.held;

@@ -11,7 +11,7 @@ function pickAt(panel, x, y) {
   const ticks = (t1 - t0) / map.width;
   const bytes = (a1 - a0) / map.height;
   const { request, address, start, end } = panel.layout.rectangles;
-  const { size } = scene.requests;
+  const { size } = panel.layout;
   const result = { tick, address: at, row: -1, rectangle: -1, sharing: 0, below: 0, above: reservedAt(panel.layout, tick) };
   let exact = false;
   for (let i = 0; i < request.length; ++i) {
@@ -74,14 +74,12 @@ function describeRequest(scene, row, panel, pick) {
         : start < 0
           ? `from ${before} to tick ${formatCount(end)}`
           : `ticks ${before} to ${formatCount(end)} (${formatCount(end - start)})`;
-  if (panel) {
-    const { request, address } = panel.layout.rectangles;
-    const i = pick ? pick.rectangle : request.indexOf(row);
-    if (i >= 0) facts.address = `${formatBytes(address[i])} (0x${address[i].toString(16)})`;
-  }
+  const { request, address } = panel.layout.rectangles;
+  const i = pick ? pick.rectangle : request.indexOf(row);
+  if (i >= 0) facts.address = `${formatBytes(address[i])} (0x${address[i].toString(16)})`;
   if (requests.stream[row] > 0) facts.stream = String(requests.stream[row]);
   if (pick && pick.sharing > 1) facts.beside = `${formatCount(pick.sharing - 1)} more within a pixel: zoom in`;
-  return tooltipContent(name, formatBytes(requests.size[row]), name, facts);
+  return tooltipContent(name, formatBytes(panel.layout.size[row]), name, facts);
 }
 
 function tooltipContent(kind, strong, what, facts) {

@@ -14,21 +14,52 @@ class Scene {
       held: tableOf(columns, `layouts.${i}.held`),
     }));
     this.top = Math.max(1, this.load, ...this.layouts.map((layout) => layout.reserved));
-    this.live = this.addUp();
+    const recorded = { size: this.requests.size, liveRows: this.liveRows, load: this.load, chosen: null, larger: 0 };
+    recorded.live = this.addUp(recorded);
+    for (const layout of this.layouts) Object.assign(layout, recorded);
+    this.sized = null; // the sizes at other extents, which the last layout can have
+    if (description.sized !== null) {
+      const moved = tableOf(columns, "sized.rectangles");
+      const { rectangles, title } = this.layouts.at(-1);
+      this.sized = new Sizes(description.sized, tableOf(columns, "sized"), "address" in moved ? moved : rectangles);
+      this.recorded = { ...recorded, rectangles, title };
+    }
     this.shown = this.classes.map(() => true);
     this.found = null; // of each request, whether it is what was searched for
     this.selected = -1; // row of the requests
     this.showAll();
   }
 
+  // Lays out the plan at these extents, or, for null, as it was first.
+  resize(values) {
+    const layout = this.layouts.at(-1);
+    if (values === null) {
+      Object.assign(layout, this.recorded);
+      return;
+    }
+    const { rectangles } = this.sized;
+    const size = this.sized.at(values);
+    const live = this.addUp({ size, liveRows: rectangles });
+    Object.assign(layout, {
+      title: "stalloc's plan",
+      rectangles,
+      size,
+      liveRows: rectangles,
+      live,
+      load: live.total.reduce((most, bytes) => Math.max(most, bytes), 0),
+      chosen: this.sized.describe(values),
+      larger: size.reduce((count, bytes, row) => count + (bytes > this.sized.places[row]), 0),
+    });
+  }
+
   // Bytes live at each tick, of each class and of all together.
-  addUp() {
+  addUp({ size, liveRows }) {
     const byClass = this.classes.map(() => new Float64Array(this.period + 1));
-    const { request, start, end } = this.liveRows;
+    const { request, start, end } = liveRows;
     for (let i = 0; i < request.length; ++i) {
       const bytes = byClass[this.requests.lifetime[request[i]]];
-      bytes[start[i]] += this.requests.size[request[i]];
-      bytes[end[i]] -= this.requests.size[request[i]];
+      bytes[start[i]] += size[request[i]];
+      bytes[end[i]] -= size[request[i]];
     }
     const total = new Float64Array(this.period + 1);
     for (const bytes of byClass) {
@@ -39,7 +70,7 @@ class Scene {
   }
 
   peak() {
-    return this.live.total.reduce((best, bytes, t, all) => (bytes > all[best] ? t : best), 0);
+    return this.layouts.at(-1).live.total.reduce((best, bytes, t, all) => (bytes > all[best] ? t : best), 0);
   }
 
   showAll() {
@@ -76,14 +107,14 @@ class Scene {
 
   // Brings a request into view, with some room around it.
   zoomTo(row) {
-    const { rectangles } = this.layouts.at(-1);
+    const { rectangles, size: sizes } = this.layouts.at(-1);
     const i = rectangles.request.indexOf(row);
     const start = Math.max(0, this.requests.start[row]);
     const end = Math.min(this.period, this.requests.end[row]);
     const length = Math.min(this.period, Math.max(8, (end - start) * 1.6));
     this.moveTime((start + end - length) / 2, length);
     if (i < 0) return;
-    const size = this.requests.size[row];
+    const size = sizes[row];
     const height = Math.min(this.top * 1.03, Math.max(512, size * 6));
     this.moveAddresses(rectangles.address[i] + size / 2 - height / 2, height);
   }

@@ -20,10 +20,11 @@ function fillHeadline(scene) {
 
 function fillBars(scene) {
   const bars = document.getElementById("bars");
+  bars.replaceChildren();
   for (const layout of scene.layouts) {
     const used = makeElement("div", { className: "used" });
     const idle = makeElement("div", { className: "idle" });
-    used.style.width = `${(100 * Math.min(scene.load, layout.reserved)) / scene.top}%`;
+    used.style.width = `${(100 * Math.min(layout.load, layout.reserved)) / scene.top}%`;
     idle.style.width = `${(100 * layout.reserved) / scene.top}%`;
     bars.append(
       makeElement("span", {}, layout.title),
@@ -32,7 +33,7 @@ function fillBars(scene) {
         "span",
         { className: "figure" },
         `${formatBytes(layout.reserved)} reserved `,
-        makeElement("small", {}, `· ${formatBytes(scene.load)} live at the peak · ${formatBytes(layout.reserved - scene.load)} idle`),
+        makeElement("small", {}, `· ${formatBytes(layout.load)} live at the peak · ${formatBytes(layout.reserved - layout.load)} idle`),
       ),
     );
   }
@@ -65,8 +66,9 @@ function fillLegend(app) {
 function fillPeak(app) {
   const { scene } = app;
   const peak = scene.peak();
-  const { request, start, end } = scene.liveRows;
-  const { size, lifetime, layer, phase_begin: phase } = scene.requests;
+  const { size, liveRows } = scene.layouts.at(-1);
+  const { request, start, end } = liveRows;
+  const { lifetime, layer, phase_begin: phase } = scene.requests;
   const rows = [];
   for (let i = 0; i < request.length; ++i) if (start[i] <= peak && peak < end[i]) rows.push(request[i]);
   rows.sort((a, b) => size[b] - size[a]);
@@ -94,7 +96,7 @@ function fillPeak(app) {
     body.append(line);
   }
   const table = document.getElementById("peak");
-  table.append(
+  table.replaceChildren(
     makeElement("caption", { className: "hidden" }, "Largest requests at the peak"),
     makeElement("thead", {}, makeElement("tr", {}, ...head)),
     body,
