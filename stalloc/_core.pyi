@@ -205,7 +205,11 @@ def make_trace(
     layers: list[str],
     phases: dict[str, _Int64Array],
     requests: dict[str, _Int64Array],
+    extent_names: list[str] = ...,
+    extent_phases: list[int] = ...,
+    extents: list[list[int]] = ...,
 ) -> Trace: ...
+def fit_laws(extents: list[list[int]], sizes: list[list[int]]) -> list[tuple[int, int]]: ...
 
 class CachingSettings:
     def __init__(

@@ -1,12 +1,14 @@
-// The core's part of the importers, which are written in Python: a check of pickles, and a trace
-// from tables.
+// The core's part of the importers, which are written in Python: a check of pickles, a trace from
+// tables, and the test whether sizes follow laws of assumed extents.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "base/error.h"
 #include "base/pickle.h"
 #include "bindings/parts.h"
+#include "profile/law_fit.h"
 #include "trace/trace.h"
 #include "trace/trace_columns.h"
 
@@ -80,6 +83,44 @@ std::vector<Row> rows_of(const Arrays& arrays, const std::string& name,
   return rows;
 }
 
+// Reads the extents of the forwards `phases`: a row of `values` for each.
+std::vector<trace::MicrobatchExtents> extents_of(
+    const std::vector<std::int32_t>& phases, const std::vector<std::vector<std::int64_t>>& values) {
+  if (phases.size() != values.size()) throw TraceError("extents: not as many rows as phases");
+  std::vector<trace::MicrobatchExtents> rows;
+  rows.reserve(phases.size());
+  for (std::size_t i = 0; i < phases.size(); ++i)
+    rows.push_back({PhaseIndex(phases[i]), values[i]});
+  return rows;
+}
+
+// For each request the law that explains its sizes, by observation of extents: the proof, an index
+// into LAW_PROOFS, and the size at the largest extents. The proof is -1 if there is no law.
+std::vector<std::pair<int, Bytes>> fit_laws(
+    const std::vector<std::vector<profile::Extent>>& extents,
+    const std::vector<std::vector<Bytes>>& sizes) {
+  std::vector<profile::Extent> envelope;
+  for (const std::vector<profile::Extent>& row : extents) {
+    if (envelope.empty()) envelope = row;
+    if (row.size() != envelope.size()) throw TraceError("extents: rows of different lengths");
+    for (std::size_t i = 0; i < row.size(); ++i) envelope[i] = std::max(envelope[i], row[i]);
+  }
+  const profile::LawFitter fitter(extents, envelope);
+  std::vector<std::pair<int, Bytes>> laws;
+  for (const std::vector<Bytes>& observed : sizes) {
+    if (observed.size() != extents.size()) {
+      throw TraceError("sizes: not as many as rows of extents");
+    }
+    const std::optional<profile::SizeLaw> law = fitter.fit(observed);
+    if (law) {
+      laws.emplace_back(static_cast<int>(law->proof), evaluate_at_least(*law, envelope));
+    } else {
+      laws.emplace_back(-1, 0);
+    }
+  }
+  return laws;
+}
+
 }  // namespace
 
 void bind_make_trace(py::module_& m) {
@@ -91,10 +132,14 @@ void bind_make_trace(py::module_& m) {
         check_plain_pickle(view, source);
       },
       py::arg("content"), py::arg("source"));
+  m.def("fit_laws", &fit_laws, py::arg("extents"), py::arg("sizes"),
+        py::call_guard<py::gil_scoped_release>());
   m.def(
       "make_trace",
       [](std::map<std::string, std::string> info, Tick end, std::vector<Tick> iterations,
-         std::vector<std::string> layers, const Arrays& phases, const Arrays& requests) {
+         std::vector<std::string> layers, const Arrays& phases, const Arrays& requests,
+         std::vector<std::string> extent_names, const std::vector<std::int32_t>& extent_phases,
+         const std::vector<std::vector<std::int64_t>>& extents) {
         auto trace = std::make_shared<trace::Trace>();
         trace->info = std::move(info);
         trace->end = end;
@@ -102,11 +147,15 @@ void bind_make_trace(py::module_& m) {
         trace->layers = std::move(layers);
         trace->phases = rows_of<trace::PhaseSpan>(phases, "phases", trace::kPhaseSpanColumns);
         trace->requests = rows_of<trace::Request>(requests, "requests", trace::kRequestColumns);
+        trace->extent_names = std::move(extent_names);
+        trace->extents = extents_of(extent_phases, extents);
         trace->check();
         return trace;
       },
       py::arg("info"), py::arg("end"), py::arg("iterations"), py::arg("layers"), py::arg("phases"),
-      py::arg("requests"));
+      py::arg("requests"), py::arg("extent_names") = std::vector<std::string>(),
+      py::arg("extent_phases") = std::vector<std::int32_t>(),
+      py::arg("extents") = std::vector<std::vector<std::int64_t>>());
 }
 
 }  // namespace stalloc::bindings

@@ -13,11 +13,11 @@ from pathlib import Path
 from stalloc.errors import TraceError
 from stalloc.files import named
 from stalloc.importers.chrome import trace_events
+from stalloc.importers.extents import find_extents
 from stalloc.importers.history import (
     LARGEST,
     History,
     add_startup,
-    make_trace,
     pair,
     repeat,
 )
@@ -26,6 +26,7 @@ from stalloc.importers.kineto import KinetoTrace
 from stalloc.importers.phases import find_iterations, find_runs, number
 from stalloc.importers.pickles import load_plain
 from stalloc.importers.snapshot import Snapshot
+from stalloc.importers.traces import make_trace
 from stalloc.progress import Progress, part
 from stalloc.trace import Trace
 
@@ -148,6 +149,7 @@ def _build(
         history.assumptions = said
     boundaries = add_startup(runs, boundaries, lifetimes.before)
     spans = number(runs, boundaries, len(history))
+    extents = find_extents(lifetimes, spans, history.names, history.assumptions)
     reserved = history.info.get("torch_reserved")
     history.info |= {"source": kind, "device": device.partition(":")[0]}
     if history.assumptions:
@@ -156,7 +158,7 @@ def _build(
         name: text.encode(errors="replace").decode() for name, text in history.info.items()
     }
     try:
-        trace = Trace(make_trace(history, lifetimes, spans))
+        trace = Trace(make_trace(history, lifetimes, spans, extents))
     except TraceError as error:
         raise TraceError(f"{source}: {error}") from None
     return Imported(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Document = dict[str, Any]
@@ -201,3 +202,66 @@ def last_step(**options: Any) -> Document:
 
 def dump(document: Any, protocol: int = 4) -> bytes:
     return pickle.dumps(document, protocol)
+
+
+Shape = tuple[int, int]
+
+
+def changing_sizes(rows: int, tokens: int) -> list[int]:
+    """A layer's activations: affine in the tokens, and quadratic."""
+    return [4 * 4096 * rows * tokens, 4 * 16 * rows * tokens * tokens, 4 * 1024 * rows * tokens]
+
+
+def changing(
+    iterations: Sequence[Sequence[Shape]],
+    *,
+    layers: int = 6,
+    noise: Callable[[int], list[int]] = lambda _: [],
+    rounded: int = 1,
+    sizes: Callable[[int, int], list[int]] = changing_sizes,
+) -> SnapshotWriter:
+    """Steps of a transformer whose microbatches have shapes of their own.
+
+    Args:
+        iterations: The rows and tokens of the microbatches of each iteration.
+        layers: Number of layers.
+        noise: Sizes of further requests of a layer that follow no shape; gets the layer.
+        rounded: Bytes that sizes are rounded up to.
+        sizes: Sizes of a layer's activations by rows and tokens.
+    """
+    writer = SnapshotWriter()
+
+    def alloc(size: int, frames: list[Document]) -> int:
+        return writer.alloc(-(-size // rounded) * rounded, frames)
+
+    def call(line: int) -> list[Document]:
+        return [*FORWARD[:2], frame("forward", "/home/me/model.py", line), *FORWARD[3:]]
+
+    for layer in range(layers):
+        alloc(1 << 20, call(layer))
+    states: list[int] = []
+    for microbatches in iterations:
+        gradients: list[int] = []
+        for number, (rows, tokens) in enumerate(microbatches):
+            ids = alloc(8 * rows * tokens, call(100))
+            positions = alloc(8 * tokens, call(101))
+            kept = []
+            for layer in range(layers):
+                here = call(200 + layer)
+                kept += [alloc(size, here) for size in (*sizes(rows, tokens), 4096)]
+                for size in noise(layer):
+                    writer.free(alloc(size, here))
+            loss = alloc(4, call(300))
+            for activation in reversed(kept):
+                writer.free(alloc(writer.live[activation][0], BACKWARD))
+                writer.free(activation)
+            if number == 0:
+                gradients = [alloc(1 << 20, BACKWARD) for _ in range(layers)]
+            for address in (loss, positions, ids):
+                writer.free(address)
+        for _ in range(layers):
+            writer.free(alloc(1 << 20, STEP))
+        states = states or [alloc(2 << 20, STEP) for _ in range(layers)]
+        for gradient in gradients:
+            writer.free(gradient)
+    return writer
