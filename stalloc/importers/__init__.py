@@ -139,7 +139,7 @@ def _build(
         history.info[LIVE_BEFORE] = str(min(earlier, LARGEST))
     said = history.assumptions
     runs = find_runs(history.hints, history.allocates, said)
-    boundaries = find_iterations(runs, marks, history.allocates, history.sizes, said)
+    boundaries = find_iterations(runs, marks, history.allocates, history.sizes, history.sites, said)
     if len(boundaries) == 2 and repetitions > 1:
         boundaries = repeat(history, lifetimes, boundaries[0], boundaries[1], repetitions)
         history.info[REPEATED] = str(repetitions)

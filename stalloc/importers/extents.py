@@ -37,9 +37,11 @@ _CLASSES = 12  # sets of proportional requests that may be an extent
 _QUOTIENTS = 16
 _SCORED = 64  # classes that choose between candidates
 _CHECKED = 256  # requests of an odd forward that are compared
+_PROGRAMS = 8  # sets of forwards that may have extents of their own
 _WORD = 8  # bytes of a token number
 _LARGEST_SIZE = 1 << 48  # bytes; larger than any request of a device
 _LARGEST_EXTENT = 1 << 40
+_NAME = "size.{}"
 _PROVEN = LAW_PROOFS.index("proven")
 
 Key = tuple[int, int, int]
@@ -117,10 +119,52 @@ class _Class:
         return len(self.keys)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """The extents of forwards that make the same requests.
+
+    Attributes:
+        alike: The forwards.
+        chosen: One or two candidates, which are the extents.
+        explained: The requests that follow them.
+        share: Their share of the requests that vary.
+    """
+
+    alike: list[Sizes]
+    chosen: list[_Candidate]
+    explained: list[_Class]
+    share: float
+
+    def of(self, sizes: Sizes) -> list[int] | None:
+        """The extents of a forward; None if the laws do not explain it."""
+        if sizes.keys() != self.alike[0].keys() and not self._fits(sizes):
+            return None
+        return [candidate.of(sizes) for candidate in self.chosen]
+
+    def _fits(self, sizes: Sizes) -> bool:
+        """True if the laws explain a forward that makes other requests besides."""
+        row = [candidate.of(sizes) for candidate in self.chosen]
+        keys = [
+            key
+            for each in self.explained
+            for key in each.keys
+            if sizes.get(key, _LARGEST_SIZE + 1) <= _LARGEST_SIZE
+        ][:_CHECKED]
+        if min(row) < 0 or len(keys) <= len(row):
+            return False
+        rows = [*_rows(self.chosen, self.alike), row]
+        observed = [[*(each[key] for each in self.alike), sizes[key]] for key in keys]
+        proven = sum(proof == _PROVEN for proof, _ in _core.fit_laws(rows, observed))
+        return proven >= _EXPLAINED * len(keys)
+
+
 def find_extents(
     lifetimes: Lifetimes, spans: Spans, sites: Sequence[str], assumptions: list[str]
 ) -> Extents | None:
     """Finds one or two extents that explain the sizes of the forwards' requests.
+
+    Forwards of different programs, such as those of a generator and its critic, have extents of
+    their own under the same names. A forward that has fewer extents than others has ones.
 
     Args:
         lifetimes: The requests.
@@ -132,27 +176,39 @@ def find_extents(
         The extents, or None if sizes do not vary, or not by laws that three forwards prove.
     """
     forwards = _forwards(lifetimes, spans)
-    alike = _alike(forwards.values())
-    if len(alike) < _FEWEST:
+    rules: list[_Rule] = []
+    for alike in _sets(forwards.values())[:_PROGRAMS]:
+        if all(any(rule.of(sizes) for rule in rules) for sizes in alike):
+            continue
+        rule = _rule(alike)
+        if rule is not None:
+            rules.append(rule)
+    if not rules:
         return None
-    classes = _classes(alike)
-    varying = sum(each.weight for each in classes)
+    values: list[list[int]] = []
+    followers: dict[int, list[list[int]]] = defaultdict(list)
+    width = max(len(rule.chosen) for rule in rules)
+    for sizes in forwards.values():
+        found = [(number, row) for number, rule in enumerate(rules) if (row := rule.of(sizes))]
+        for number, row in found[:1]:
+            followers[number].append(row)
+            values.append([*row, *[1] * (width - len(row))])
+        if not found:
+            values.append([-1] * width)
+    for number, rows in followers.items():
+        assumptions.append(_described(rules[number], rows, len(values), sites))
+    return Extents([_NAME.format(number) for number in range(width)], list(forwards), values)
+
+
+def _rule(alike: list[Sizes]) -> _Rule | None:
+    """The extents of forwards that make the same requests; None if nothing explains enough."""
+    classes = _classes(alike) if len(alike) >= _FEWEST else []
     chosen = _chosen(alike, classes)
     if not chosen:
         return None
     explained = [each for each, _ in _explained(classes, _rows(chosen, alike))]
-    share = sum(each.weight for each in explained) / varying
-    if share < _EXPLAINED:
-        return None
-    values = [
-        [candidate.of(sizes) for candidate in chosen]
-        if sizes.keys() == alike[0].keys() or _fits(sizes, alike, chosen, explained)
-        else [-1] * len(chosen)
-        for sizes in forwards.values()
-    ]
-    named = {f"size.{i}": candidate.text(sites) for i, candidate in enumerate(chosen)}
-    assumptions.append(_described(named, values, share))
-    return Extents(list(named), list(forwards), values)
+    share = sum(each.weight for each in explained) / sum(each.weight for each in classes)
+    return _Rule(alike, chosen, explained, share) if share >= _EXPLAINED else None
 
 
 def _forwards(lifetimes: Lifetimes, spans: Spans) -> dict[int, Sizes]:
@@ -173,12 +229,12 @@ def _forwards(lifetimes: Lifetimes, spans: Spans) -> dict[int, Sizes]:
     return result
 
 
-def _alike(forwards: Iterable[Sizes]) -> list[Sizes]:
-    """The largest set of forwards that make the same requests."""
+def _sets(forwards: Iterable[Sizes]) -> list[list[Sizes]]:
+    """The forwards by the requests that they make; the largest set comes first."""
     sets: dict[frozenset[Key], list[Sizes]] = defaultdict(list)
     for sizes in forwards:
         sets[frozenset(sizes)].append(sizes)
-    return max(sets.values(), key=len, default=[])
+    return sorted(sets.values(), key=len, reverse=True)
 
 
 def _classes(alike: Sequence[Sizes]) -> list[_Class]:
@@ -296,36 +352,16 @@ def _quotients(classes: Sequence[_Class]) -> list[_Candidate]:
     return [candidate for _, candidate in sorted(found, key=lambda f: sum(f[0]))[:_QUOTIENTS]]
 
 
-def _fits(
-    sizes: Sizes,
-    alike: Sequence[Sizes],
-    chosen: Sequence[_Candidate],
-    explained: Sequence[_Class],
-) -> bool:
-    """True if the laws explain a forward, too, that may make other requests besides."""
-    row = [candidate.of(sizes) for candidate in chosen]
-    keys = [
-        key
-        for each in explained
-        for key in each.keys
-        if sizes.get(key, _LARGEST_SIZE + 1) <= _LARGEST_SIZE
-    ][:_CHECKED]
-    if min(row) < 0 or len(keys) <= len(chosen):
-        return False
-    rows = [*_rows(chosen, alike), row]
-    observed = [[*(each[key] for each in alike), sizes[key]] for key in keys]
-    proven = sum(proof == _PROVEN for proof, _ in _core.fit_laws(rows, observed))
-    return proven >= _EXPLAINED * len(keys)
-
-
-def _described(named: Mapping[str, str], values: Sequence[Sequence[int]], share: float) -> str:
-    known = [row for row in values if min(row) >= 0]
+def _described(rule: _Rule, rows: list[list[int]], forwards: int, sites: Sequence[str]) -> str:
+    """The assumption that these rows of extents are."""
     parts = [
-        f"{name} = {text}, from {min(column):,} to {max(column):,}"
-        for (name, text), column in zip(named.items(), zip(*known, strict=True), strict=True)
+        f"{_NAME.format(number)} = {candidate.text(sites)}, from {min(column):,} to {max(column):,}"
+        for number, (candidate, column) in enumerate(
+            zip(rule.chosen, zip(*rows, strict=True), strict=True)
+        )
     ]
     return (
-        f"inputs are not recorded: extents are taken from sizes, in {len(known):,} of "
-        f"{len(values):,} forwards, and {share:.0%} of the sizes that vary in forward follow them: "
+        f"inputs are not recorded: extents are taken from sizes, in {len(rows):,} of {forwards:,} "
+        f"forwards, and {rule.share:.0%} of the sizes that vary in forward follow them: "
         + "; ".join(parts)
     )

@@ -90,6 +90,7 @@ def find_iterations(
     marks: Sequence[int],
     allocates: Sequence[bool],
     sizes: Sequence[int],
+    sites: Sequence[int],
     assumptions: list[str],
 ) -> list[int]:
     """The events before which iterations begin, and the end of the last: one more than there are.
@@ -99,6 +100,7 @@ def find_iterations(
         marks: Events before which an iteration is known to begin or end, ascending; may be empty.
         allocates: True for each event that is an allocation.
         sizes: Size of each event.
+        sites: Call site of each event.
         assumptions: Receives the assumptions.
     """
     count = len(allocates)
@@ -111,7 +113,8 @@ def find_iterations(
         return list(marks)
     ends = _steps(runs, count)
     if ends:
-        return _iterations(ends, places, sequence, count, assumptions)
+        calls = np.array(sites, np.int64)[allocating]
+        return _iterations(ends, places, sequence, calls, count, assumptions)
     repeated = _repeated(sequence)
     if repeated:
         cut = _lowest(allocating, tokens, places, repeated)
@@ -149,11 +152,14 @@ def _iterations(
     ends: list[int],
     places: Int64s,
     sequence: Int64s,
+    calls: Int64s,
     count: int,
     assumptions: list[str],
 ) -> list[int]:
     """The boundaries of the iterations that end with these steps of the optimizer."""
-    steps = _steps_an_iteration(_allocations_of(ends, places, sequence))
+    steps = _steps_an_iteration(
+        _allocations_of(ends, places, sequence), _allocations_of(ends, places, calls)
+    )
     ends = ends[(len(ends) - 1) % steps :: steps]
     if len(ends) == 1:
         whole = [0, ends[0]] if 2 * ends[0] >= count else [ends[0], count]
@@ -185,12 +191,17 @@ def _alike(a: Counter[int], b: Counter[int]) -> float:
     return (a & b).total() / larger if larger else 1.0
 
 
-def _steps_an_iteration(parts: list[Counter[int]]) -> int:
-    """Two optimizers that alternate make one iteration of two steps."""
-    for steps in range(1, min(_MOST_STEPS, len(parts) // 2) + 1):
-        pairs = list(zip(parts, parts[steps:], strict=False))
-        if sum(_alike(a, b) for a, b in pairs) >= _ALIKE * len(pairs):
-            return steps
+def _steps_an_iteration(*parts: list[Counter[int]]) -> int:
+    """Two optimizers that alternate make one iteration of two steps.
+
+    Args:
+        parts: The requests of each step by size; by call site, where batches change all sizes.
+    """
+    for counters in parts:
+        for steps in range(1, min(_MOST_STEPS, len(counters) // 2) + 1):
+            pairs = list(zip(counters, counters[steps:], strict=False))
+            if sum(_alike(a, b) for a, b in pairs) >= _ALIKE * len(pairs):
+                return steps
     return 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from snapshot_documents import (
     changing,
     changing_sizes,
     dump,
+    frame,
 )
 from test_importers import load, memory_event, scope
 
@@ -222,6 +223,55 @@ def test_a_forward_that_breaks_the_laws_has_no_extent() -> None:
     odd = [1, 8 * 77, 1000, 1003, 512]
     given = load(forwards(*usual[:3], odd, *usual[4:]).document())
     assert values(given) == [[n] if n != 77 else [-1] for n in LENGTHS]
+
+
+def adversarial(lengths: Sequence[int]) -> SnapshotWriter:
+    """A critic and a generator step in turn, with batches of one length."""
+    writer = SnapshotWriter()
+    for tokens in lengths:
+        for program, layers in (("critic", 6), ("generator", 9)):
+            call = [*FORWARD[:2], frame("forward", f"/home/me/{program}.py", 10), *FORWARD[3:]]
+            sizes = [size for layer in range(layers) for size in (512 * tokens, layer * 4096 + 512)]
+            kept = [writer.alloc(size, call) for size in (8 * tokens, *sizes, 12 * tokens * tokens)]
+            for request in reversed(kept):
+                writer.free(writer.alloc(512, BACKWARD))
+                writer.free(request)
+            for _ in range(layers):
+                writer.free(writer.alloc(4096, STEP))
+    return writer
+
+
+def test_two_programs_that_take_turns_have_extents_each() -> None:
+    given = load(adversarial(LENGTHS).document())
+    assert any("every 2th step of an optimizer" in text for text in given.assumptions)
+    assert values(given) == [[tokens] for tokens in LENGTHS for _ in range(2)]
+    told = [text for text in given.assumptions if text.startswith(EXTENTS)]
+    assert [name in text for text, name in zip(told, ("critic", "generator"), strict=True)]
+    plan = given.trace.plan()
+    assert proofs(plan) == {"proven"}
+    assert len(plan.groups) == 0
+
+
+def test_a_program_with_fewer_extents_than_another_has_ones() -> None:
+    """The critic sees the tokens alone, and the generator rows and tokens."""
+    writer = SnapshotWriter()
+    for rows, tokens in SHAPES:
+        both = [8 * tokens, 64 * rows * tokens, 256 * rows * tokens, 4 * tokens * tokens]
+        for program, sizes in (
+            ("critic", [8 * tokens, 512 * tokens, 4 * tokens * tokens]),
+            ("generator", [*both, 40 * rows * tokens * tokens, 80 * rows * tokens * tokens]),
+        ):
+            call = [*FORWARD[:2], frame("forward", f"/home/me/{program}.py", 10), *FORWARD[3:]]
+            kept = [writer.alloc(size, call) for size in sizes]
+            for request in kept:
+                writer.free(writer.alloc(512, BACKWARD))
+                writer.free(request)
+        writer.free(writer.alloc(4096, STEP))
+    given = load(writer.document())
+    assert given.trace.extent_names == ["size.0", "size.1"]
+    assert values(given)[::2] == [[tokens, 1] for tokens in LENGTHS]
+    assert all(min(row) > 1 for row in values(given)[1::2])
+    assert proofs(given.trace.plan()) == {"proven"}
 
 
 def test_shapes_that_sizes_have_as_quotients_only() -> None:
