@@ -1,8 +1,8 @@
 """Makes the documentation's pictures: reports of a real model, in a headless browser.
 
 A GPT with recomputation in every other layer is profiled on the meta device, which takes seconds
-and no memory, with sequence lengths that differ between microbatches: what online allocators find
-hard. Needs chromium and chromedriver.
+and no memory, with sequence lengths that change from one microbatch to the next and from one
+iteration to the next: what online allocators find hard. Needs chromium and chromedriver.
 
     python scripts/docs_pictures.py docs/pictures
 """
@@ -30,17 +30,19 @@ from quickstart import Config, Gpt
 
 CONFIG = Config(layers=12, width=1024, heads=16, vocabulary=8192, length=1024, microbatch=4)
 LENGTHS = (1024, 640, 896, 768)
+CHOSEN = 512
+"""The length of the picture of the slider."""
 SIZE = (1366, 740)
 
 
 def profiled() -> stalloc.Trace:
-    """Three iterations of training."""
+    """Iterations of training, each with the lengths in another order."""
     with torch.device("meta"):
         model = Gpt(CONFIG)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
     with stalloc.profile(model) as prof:
-        for _ in range(3):
-            for length in LENGTHS:
+        for iteration in range(len(LENGTHS)):
+            for length in (*LENGTHS[iteration:], *LENGTHS[:iteration]):
                 tokens = torch.zeros((CONFIG.microbatch, length + 1), dtype=torch.long).to("meta")
                 logits = model(tokens[:, :-1])
                 loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -111,6 +113,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         browser = open_report(scene, Path(temporary))
         browser.save_screenshot(str(folder / "report.png"))
+        browser.execute_script(
+            "const { sliders } = stallocReport; sliders.choose([arguments[0]], true);"
+            "stallocReport.draw();",
+            CHOSEN,
+        )
+        browser.save_screenshot(str(folder / "slider.png"))
+        browser.execute_script("stallocReport.sliders.reset.click();")
         browser.execute_script(
             "const { scene } = stallocReport;"
             "scene.zoomTime(0.14, 0.27); scene.zoomAddresses(0.55, 0); stallocReport.draw();"
