@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
 from snapshot_documents import (
     BACKWARD,
     FORWARD,
@@ -28,7 +31,7 @@ from stalloc import Plan, TraceError, cli, importers, recordings, replaying
 from stalloc.importers import Imported
 from stalloc.importers.extents import find_extents
 from stalloc.report import scene_of_trace
-from stalloc.tables import LAW_PROOFS
+from stalloc.tables import LAW_PROOFS, PHASE_KINDS
 
 LENGTHS = (128, 512, 300, 77, 400, 256, 511, 33)
 BETWEEN = (500, 129, 34, 301, 77, 412)
@@ -225,24 +228,72 @@ def test_a_forward_that_breaks_the_laws_has_no_extent() -> None:
     assert values(given) == [[n] if n != 77 else [-1] for n in LENGTHS]
 
 
-def adversarial(lengths: Sequence[int]) -> SnapshotWriter:
-    """A critic and a generator step in turn, with batches of one length."""
+TERMS = st.tuples(st.integers(1, 4096), st.integers(0, 1), st.integers(0, 2))
+POLYNOMIALS = st.lists(
+    st.tuples(TERMS, st.sampled_from([0, 0, 512, 4000])) | st.tuples(TERMS, TERMS, st.just(0)),
+    min_size=3,
+    max_size=8,
+)
+BATCHES = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 600)),
+    min_size=5,
+    max_size=8,
+    unique_by=lambda shape: shape[1],
+)
+
+
+@for_all(BATCHES, POLYNOMIALS)
+@settings(max_examples=200, deadline=None)
+def test_proven_laws_give_the_recorded_sizes(shapes: list[Shape], polynomials: Any) -> None:
+    """The sizes are polynomials of rows and tokens, whether extents are found or not."""
+    recorded = [
+        [
+            sum(factor * rows**i * tokens**j for factor, i, j in terms) + constant
+            for *terms, constant in polynomials
+        ]
+        for rows, tokens in shapes
+    ]
+    given = load(forwards(*recorded).document())
+    trace = given.trace
+    plan = trace.plan(time_limit=0.1)
+    if not trace.extent_names or proofs(plan) - {"proven"}:
+        return
+    forward = int(np.flatnonzero(plan.phases.kind == PHASE_KINDS.index("forward"))[0])
+    first = np.flatnonzero(plan.decisions.phase == forward)
+    if len(first) != len(polynomials):
+        return
+    lawful = plan.decisions.law[first] >= 0
+    # A law may leave out the first iteration, which warms up.
+    for row, sizes in list(zip(values(given), recorded, strict=True))[1:]:
+        if min(row) < 0 or not plan.extents:
+            continue
+        names = {f"size.{i}": value for i, value in enumerate(row) if f"size.{i}" in plan.extents}
+        resized = plan.resized(names, time_limit=0.1).decisions.size[first]
+        assert resized[lawful].tolist() == np.array(sizes)[lawful].tolist()
+
+
+def adversarial(*turns: dict[str, list[int]]) -> SnapshotWriter:
+    """Programs that step in turn; each turn has the sizes of each program's forward."""
     writer = SnapshotWriter()
-    for tokens in lengths:
-        for program, layers in (("critic", 6), ("generator", 9)):
+    for turn in turns:
+        for program, sizes in turn.items():
             call = [*FORWARD[:2], frame("forward", f"/home/me/{program}.py", 10), *FORWARD[3:]]
-            sizes = [size for layer in range(layers) for size in (512 * tokens, layer * 4096 + 512)]
-            kept = [writer.alloc(size, call) for size in (8 * tokens, *sizes, 12 * tokens * tokens)]
+            kept = [writer.alloc(size, call) for size in sizes]
             for request in reversed(kept):
                 writer.free(writer.alloc(512, BACKWARD))
                 writer.free(request)
-            for _ in range(layers):
+            for _ in sizes:
                 writer.free(writer.alloc(4096, STEP))
     return writer
 
 
 def test_two_programs_that_take_turns_have_extents_each() -> None:
-    given = load(adversarial(LENGTHS).document())
+    def sizes(tokens: int, layers: int) -> list[int]:
+        each = [size for layer in range(layers) for size in (512 * tokens, layer * 4096 + 512)]
+        return [8 * tokens, *each, 12 * tokens * tokens]
+
+    turns = [{"critic": sizes(tokens, 6), "generator": sizes(tokens, 9)} for tokens in LENGTHS]
+    given = load(adversarial(*turns).document())
     assert any("every 2th step of an optimizer" in text for text in given.assumptions)
     assert values(given) == [[tokens] for tokens in LENGTHS for _ in range(2)]
     told = [text for text in given.assumptions if text.startswith(EXTENTS)]
@@ -254,20 +305,12 @@ def test_two_programs_that_take_turns_have_extents_each() -> None:
 
 def test_a_program_with_fewer_extents_than_another_has_ones() -> None:
     """The critic sees the tokens alone, and the generator rows and tokens."""
-    writer = SnapshotWriter()
+    turns = []
     for rows, tokens in SHAPES:
-        both = [8 * tokens, 64 * rows * tokens, 256 * rows * tokens, 4 * tokens * tokens]
-        for program, sizes in (
-            ("critic", [8 * tokens, 512 * tokens, 4 * tokens * tokens]),
-            ("generator", [*both, 40 * rows * tokens * tokens, 80 * rows * tokens * tokens]),
-        ):
-            call = [*FORWARD[:2], frame("forward", f"/home/me/{program}.py", 10), *FORWARD[3:]]
-            kept = [writer.alloc(size, call) for size in sizes]
-            for request in kept:
-                writer.free(writer.alloc(512, BACKWARD))
-                writer.free(request)
-        writer.free(writer.alloc(4096, STEP))
-    given = load(writer.document())
+        both, square = rows * tokens, tokens * tokens
+        sizes = [8 * tokens, 64 * both, 256 * both, 4 * square, 40 * rows * square]
+        turns.append({"critic": [8 * tokens, 512 * tokens, 4 * square], "generator": sizes})
+    given = load(adversarial(*turns).document())
     assert given.trace.extent_names == ["size.0", "size.1"]
     assert values(given)[::2] == [[tokens, 1] for tokens in LENGTHS]
     assert all(min(row) > 1 for row in values(given)[1::2])

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from snapshot_documents import Document, dump, trained
+from snapshot_documents import Document, changing, dump, trained
 from test_importers import kineto_document
 
 from stalloc import TraceError, importers, replaying
@@ -18,6 +18,7 @@ from stalloc.importers import Imported
 SNAPSHOT = trained(3).document()
 PICKLES = [dump(SNAPSHOT, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
 KINETO = kineto_document()
+CHANGING = changing([[(4, tokens)] for tokens in (24, 40, 64, 56)], layers=2).document()
 
 ODD = st.one_of(
     st.none(),
@@ -80,7 +81,7 @@ def damaged(document: Document, data: st.DataObject) -> Document:
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_damaged_snapshots_give_a_valid_trace_or_one_error(data: st.DataObject) -> None:
-    read(dump(damaged(SNAPSHOT, data)))
+    read(dump(damaged(data.draw(st.sampled_from([SNAPSHOT, CHANGING])), data)))
 
 
 @given(st.data())
