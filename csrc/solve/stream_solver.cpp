@@ -152,17 +152,21 @@ class Solver {
     run_attempts(first, threads_, unhurried, winner);
     run_while_worthwhile(std::move(quick), buffers, budget, winner);
     Bytes bound = 0;
-    if (buffers >= kMultilevelBuffers && patience(winner, enough) > kMultilevelPatience) {
+    const double before = patience(winner, enough);
+    if (buffers >= kMultilevelBuffers && before > kMultilevelPatience) {
       search("multilevel", search_multilevel, problem, kMultilevelPlacements, enough, winner,
              bound);
     }
+    // Peak-core and the planners left place all buffers in an order, with repair. They do not come
+    // as low as the multilevel search where that leaves all orders behind.
+    const bool is_coarse_best = patience(winner, enough) < before / 2;
     const bool is_small = problem.buffers.size() <= kSearchable;
     if (is_small) search("exact", minimise_height, problem, kFirstSteps, enough, winner, bound);
-    if (is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
+    if (!is_coarse_best && is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
       search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
     }
     enough.target = std::max(enough.target, bound);
-    run_while_worthwhile(std::move(more), buffers, enough, winner);
+    if (!is_coarse_best) run_while_worthwhile(std::move(more), buffers, enough, winner);
     // A layout above the capacity is of no use, so time alone limits the search for one within it.
     const bool must_fit = winner.layout.height > capacity && capacity >= std::max<Bytes>(bound, 1);
     if (is_small && must_fit) {
@@ -174,7 +178,7 @@ class Solver {
     }
     if (buffers <= kLastResortBuffers) {
       const double most = std::min(kLastResortPatience * patience(winner, enough),
-                                   static_cast<double>(kMultilevelPlacements));
+                                   static_cast<double>(kLastResortPlacements));
       search("multilevel", search_multilevel, problem, static_cast<std::int64_t>(most), enough,
              winner, bound);
     }
@@ -243,10 +247,11 @@ class Solver {
   static constexpr double kSearchPatience = 20'000;
   // With fewer buffers, other planners meet the bound as fast as the multilevel search.
   static constexpr std::int64_t kMultilevelBuffers = 20'000;
-  static constexpr double kMultilevelPatience = 11;                 // a gap of 0.5 %
-  static constexpr std::int64_t kMultilevelPlacements = 1'200'000;  // of blocks: half a second
+  static constexpr double kMultilevelPatience = 5;                  // a gap of 0.2 %
+  static constexpr std::int64_t kMultilevelPlacements = 2'400'000;  // of blocks: one second
   // The multilevel search as the last resort: with more buffers, it costs more than it gains.
   static constexpr std::int64_t kLastResortBuffers = 5'000;
+  static constexpr std::int64_t kLastResortPlacements = 1'200'000;
   static constexpr double kLastResortPatience = 300'000;  // its placements at no gap
   static constexpr double kSmallGap = 0.0005;             // the gap that doubles the effort
   static constexpr std::int64_t kPeakCorePlacements = 8;  // of each buffer, about

@@ -18,20 +18,20 @@
 namespace stalloc {
 namespace {
 
-// The first of three stages of a pipeline: two microbatches ahead, lengths that differ between
-// microbatches, one checkpoint a layer, and everything else of the layer recomputed.
+// The first stage of a pipeline: `ahead` microbatches ahead, one less than stages. Lengths differ
+// between microbatches. There is one checkpoint a layer, and everything else of it is recomputed.
 class RecomputingStage {
  public:
-  RecomputingStage(int layers, std::uint32_t seed) : layers_(layers), random_(seed) {}
+  RecomputingStage(int layers, std::uint32_t seed, int ahead = 2)
+      : layers_(layers), ahead_(ahead), random_(seed) {}
 
   solve::Problem problem(int microbatches) {
     std::vector<Bytes> lengths;
     for (int m = 0; m < microbatches; ++m) lengths.push_back(random_.number(45, 64));
     std::vector<std::vector<std::size_t>> checkpoints;
-    constexpr int kAhead = 2;
-    for (int m = 0; m < microbatches + kAhead; ++m) {
+    for (int m = 0; m < microbatches + ahead_; ++m) {
       if (m < microbatches) checkpoints.push_back(forward(lengths[m]));
-      if (m >= kAhead) backward(lengths[m - kAhead], checkpoints[m - kAhead]);
+      if (m >= ahead_) backward(lengths[m - ahead_], checkpoints[m - ahead_]);
     }
     return problem_;
   }
@@ -81,6 +81,7 @@ class RecomputingStage {
   }
 
   int layers_;
+  int ahead_;
   RandomProblems random_;
   solve::Problem problem_{.alignment = 1};
   Tick tick_ = 0;
@@ -104,6 +105,24 @@ TEST(Multilevel, ComesCloserToTheBoundOfARecomputingStageThanAnyOrder) {
   const solve::Layout layout = solve::MultilevelPlanner().plan(problem, {});
   EXPECT_NO_THROW(verify::validate(problem, layout));
   EXPECT_LT(layout.height, limit);
+}
+
+TEST(Multilevel, MeetsTheBoundWhereOrdersWithRepairFail) {
+  const solve::Problem problem = RecomputingStage(32, 7).problem(48);
+  const Bytes bound = solve::load_bound(problem);
+  for (const solve::GreedyPlanner& greedy : solve::greedy_planners()) {
+    EXPECT_GT(greedy.plan(problem, {.target = bound}).height, bound) << greedy.name();
+  }
+  EXPECT_EQ(solve::MultilevelPlanner().plan(problem, {}).height, bound);
+}
+
+TEST(Multilevel, ComesCloseToTheBoundWithEightMicrobatchesInFlight) {
+  const solve::Problem problem = RecomputingStage(16, 5, 7).problem(64);
+  const Bytes bound = solve::load_bound(problem);
+  const Bytes first = first_fit(problem).height;
+  const Bytes height = solve::MultilevelPlanner().plan(problem, {}).height;
+  EXPECT_GT(first, bound + bound / 20);
+  EXPECT_LT(height, bound + bound / 50);
 }
 
 TEST(Multilevel, WinsInThePortfolioWhereOrdersFail) {

@@ -19,6 +19,9 @@ namespace {
 
 constexpr std::int64_t kNodesPerCore = 20000;
 constexpr int kRepairs = 4;
+// With more buffers, the other orders and repairs cost more than they gain.
+constexpr std::size_t kManyBuffers = 20'000;
+constexpr int kRepairsOfMany = 2;
 
 // The problem without free buffers that live at no critical moment. It has all buffers of the whole
 // problem, in the same order, but those left out have an empty lifetime.
@@ -42,12 +45,14 @@ class PeakCore {
   PeakCore(const Problem& problem, const Layout& start, const Budget& budget)
       : problem_(problem),
         budget_(budget),
+        is_many_(problem.buffers.size() > kManyBuffers),
         timeline_(problem),
         load_(timeline_.load(problem)),
         is_critical_(load_.size(), false),
         best_{start, 0} {
     for (const Order order : {Order::kPeakRankSize, Order::kCentreOutSize, Order::kSize,
                               Order::kPeakRankEnd, Order::kArea}) {
+      if (is_many_ && !orders_.empty()) break;
       orders_.push_back(ordered(problem, timeline_, order));
     }
     for (const Bytes load : load_) best_.bound = std::max(best_.bound, load);
@@ -94,9 +99,10 @@ class PeakCore {
     }
     Budget budget = budget_;
     budget.target = aim();
+    const int repairs = is_many_ ? kRepairsOfMany : kRepairs;
     Layout lowest;
     for (const std::vector<BufferIndex>& order : orders_) {
-      Layout layout = repaired(rest, timeline_, order, Fit::kFirst, kRepairs, budget);
+      Layout layout = repaired(rest, timeline_, order, Fit::kFirst, repairs, budget);
       if (lowest.offsets.empty() || layout.height < lowest.height) lowest = std::move(layout);
       if (lowest.height <= aim()) break;
     }
@@ -121,6 +127,7 @@ class PeakCore {
 
   const Problem& problem_;
   const Budget& budget_;
+  const bool is_many_;
   Timeline timeline_;
   std::vector<Bytes> load_;
   std::vector<char> is_critical_;

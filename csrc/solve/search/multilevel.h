@@ -10,8 +10,10 @@
 //   2. Bundle: blocks that are born one after another and freed in reverse form a unit, as the
 //      checkpoints of a microbatch do. Each rectangle is a unit of its own.
 //   3. Squeaky wheel: units are placed by first fit in the order of their priorities. Each unit
-//      that ends above the target gains priority, and all are placed again.
-//   4. Refine: the long buffers keep the offsets found, the others go between them by first fit.
+//      that ends above the target gains priority, and all are placed again. Priorities start in
+//      order of birth, later in reverse order of death and by load.
+//   4. Refine: the long buffers keep the offsets found, the others go between them by first fit,
+//      with some repair.
 //
 // Random numbers come from a fixed seed and the search ends after a number of placements, so the
 // result does not depend on the machine. A round costs one first fit of blocks and rectangles: a
