@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdint>
 #include <string>
 
 #include "base/error.h"
@@ -166,6 +167,21 @@ TEST(ExactSearch, NeverDisprovesAnExistingLayout) {
   }
   EXPECT_GT(found, 100);
   EXPECT_LT(found, 200);  // else they are too easy to tell anything
+}
+
+TEST(ExactSearch, FitsOneHeightInFewNodes) {
+  std::int64_t nodes = 0;
+  for (std::uint32_t seed = 0; seed < 20; ++seed) {
+    const solve::Problem problem = cut_block(32, 1000, 6, seed);
+    const solve::ExactModel model(problem);
+    solve::ExactSearch search(model);
+    const solve::Units height = 1000 / model.unit - model.base;
+    EXPECT_EQ(search.run(height, 100'000, {}, solve::ExactSearch::Focus::kHard),
+              solve::Verdict::kFound)
+        << seed;
+    nodes += search.nodes();
+  }
+  EXPECT_LT(nodes, 20'000);  // runs that double in length take 26,000
 }
 
 TEST(ExactSearch, GivesTheSameLayoutEveryTime) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -12,36 +13,47 @@ namespace {
 
 constexpr std::size_t kMaxRemembered = std::size_t{1} << 20;  // 40 MB
 constexpr std::int64_t kPollEvery = 64;  // nodes between two looks at the clock
+constexpr std::int64_t kCyclesToForget = 4;
+
+// Luby's sequence: 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ... Long runs are rare but come again and again.
+std::int64_t luby(std::int64_t i) {
+  auto k = static_cast<std::uint64_t>(i);
+  while (!std::has_single_bit(k + 1)) k -= std::bit_floor(k) - 1;
+  return static_cast<std::int64_t>((k + 1) / 2);
+}
 
 }  // namespace
 
 ExactSearch::ExactSearch(const ExactModel& model)
     : model_(model), state_(model), rank_(model.buffers()) {}
 
-// Runs all strategies repeatedly, each time with twice the nodes. No one can tell beforehand which
-// strategy is quick on an instance, and the quick ones are a thousand times quicker. Failed parts
-// are remembered throughout.
+// Runs all strategies repeatedly. No one can tell beforehand which strategy is quick on an
+// instance, and the quick ones are a thousand times quicker. Failed parts are remembered
+// throughout. With an even focus, each cycle has twice the nodes of the one before. On hard
+// instances, many short runs succeed sooner than a long one: cycles have lengths by Luby's
+// sequence.
 Verdict ExactSearch::run(Units capacity, std::int64_t nodes, const Budget& budget, Focus focus) {
   using enum Branching;
-  static constexpr std::array<Strategy, 9> kEven = {{{kFewestTightest, "WAT", 1},
-                                                     {kFewest, "WAT", 1},
-                                                     {kLowest, "TAW", 1},
-                                                     {kFewestTightest, "TAW", 1},
-                                                     {kFewest, "TAW", 1},
-                                                     {kLowest, "TWA", 1},
-                                                     {kFewestTightest, "TWA", 1},
-                                                     {kFewest, "TWA", 1},
-                                                     {kLowest, "WAT", 1}}};
-  static constexpr std::array<Strategy, 9> kHard = {{{kFewest, "WAT", 16},
-                                                     {kFewest, "TWA", 8},
-                                                     {kFewestTightest, "WAT", 1},
-                                                     {kLowest, "TAW", 1},
-                                                     {kFewestTightest, "TAW", 1},
-                                                     {kFewest, "TAW", 1},
-                                                     {kLowest, "TWA", 1},
-                                                     {kFewestTightest, "TWA", 1},
-                                                     {kLowest, "WAT", 1}}};
-  const std::array<Strategy, 9>& strategies = focus == Focus::kEven ? kEven : kHard;
+  static constexpr std::array<Strategy, 9> kEven = {{{kFewestTightest, "WAT"},
+                                                     {kFewest, "WAT"},
+                                                     {kLowest, "TAW"},
+                                                     {kFewestTightest, "TAW"},
+                                                     {kFewest, "TAW"},
+                                                     {kLowest, "TWA"},
+                                                     {kFewestTightest, "TWA"},
+                                                     {kFewest, "TWA"},
+                                                     {kLowest, "WAT"}}};
+  static constexpr std::array<Strategy, 9> kHard = {{{kFewest, "WAT"},
+                                                     {kFewest, "TWA"},
+                                                     {kLowest, "WAT"},
+                                                     {kFewest, "WAT"},
+                                                     {kFewest, "TWA"},
+                                                     {kFewest, "WAT"},
+                                                     {kFewest, "TWA"},
+                                                     {kLowest, "TWA"},
+                                                     {kFewest, "WAT"}}};
+  const bool is_even = focus == Focus::kEven;
+  const std::array<Strategy, 9>& strategies = is_even ? kEven : kHard;
   if (model_.load > capacity) return Verdict::kInfeasible;
   capacity_ = std::min(capacity, model_.total);
   // A part that fails with a capacity also fails with less.
@@ -52,11 +64,16 @@ Verdict ExactSearch::run(Units capacity, std::int64_t nodes, const Budget& budge
   state_.forget_failures();
 
   const std::int64_t last = nodes_ + std::min(nodes, std::numeric_limits<std::int64_t>::max() / 4);
-  for (std::int64_t step = 2 * model_.buffers() + 2;; step *= 2) {
+  const std::int64_t shortest = 2 * model_.buffers() + 2;
+  std::int64_t doubled = shortest;
+  for (std::int64_t cycle = 1;; ++cycle, doubled = std::min(2 * doubled, last)) {
+    // Old failures mislead the search once it has been everywhere.
+    if (!is_even && cycle % kCyclesToForget == 0) state_.forget_failures();
+    const std::int64_t step = is_even ? doubled : shortest * luby(cycle);
     for (const Strategy& strategy : strategies) {
       branching_ = strategy.branching;
       rank(strategy.keys);
-      limit_ = std::min(nodes_ + strategy.share * step, last);
+      limit_ = std::min(nodes_ + step, last);
       const Verdict verdict = restart();
       if (verdict != Verdict::kUnknown) return verdict;
       if (nodes_ >= last || expired_) return Verdict::kUnknown;

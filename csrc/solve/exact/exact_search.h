@@ -14,7 +14,7 @@
 //   section with the fewest buffers that can come next, weighed by how often it failed before.
 // * Failed parts are remembered by a 128-bit hash of their floors, across restarts.
 //
-// Restarts alternate between several strategies with limits that double. No clock is read, so the
+// Restarts alternate between several strategies with limits that grow. No clock is read, so the
 // search is deterministic.
 // A result of "infeasible" is a proof, up to a collision of hashes (2^-64 for 2^32 parts).
 #pragma once
@@ -41,8 +41,9 @@ class ExactSearch {
   // `model` fits() and outlives the search.
   explicit ExactSearch(const ExactModel& model);
 
-  // The division of the nodes among the strategies: kEven gives all the same number, kHard gives
-  // most of them to the two that are quick on most of the instances that are hard for all.
+  // The division of the nodes among the strategies: kEven gives all the same number, in runs that
+  // double in length. kHard gives most of them to those that are quick on instances that are hard
+  // for all, in many short runs.
   enum class Focus : std::uint8_t { kEven, kHard };
 
   // Searches for a layout of at most `capacity` in at most about `nodes` nodes. After kFound,
@@ -57,7 +58,6 @@ class ExactSearch {
   struct Strategy {
     Branching branching;
     std::string_view keys;  // of the order that breaks ties: W width, T busiest section, A area
-    std::int64_t share;     // of the nodes
   };
   struct HashOfHash {
     std::size_t operator()(const ExactState::Hash& hash) const { return hash.low; }
