@@ -1,6 +1,8 @@
 // Training that replaces state instead of updating it, as a trace and as its plan.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <random>
@@ -8,6 +10,7 @@
 
 #include "plan/build.h"
 #include "profile/lifetimes.h"
+#include "replay/replay.h"
 #include "trace/trace.h"
 
 namespace stalloc::testing {
@@ -76,6 +79,21 @@ inline trace::Trace functional_training(int states, int iterations, std::mt19937
 
 inline plan::Plan plan_of_trace(const trace::Trace& trace) {
   return plan::make_plan(profile::profile_iteration(trace), {.time_limit = 1});
+}
+
+// Replays `trace` under `plan`, and fails the test if two live requests share an address. O(n^2).
+inline void expect_no_shared_address(const trace::Trace& trace, const plan::Plan& plan) {
+  replay::Placements placements(trace.requests.size());
+  replay::replay_planned(trace, plan, {}, &placements);
+  const std::vector<Offset>& at = placements.addresses();
+  for (std::size_t i = 0; i < at.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const trace::Request& a = trace.requests[i];
+      const trace::Request& b = trace.requests[j];
+      const bool meet = a.lower < b.upper && b.lower < a.upper;
+      EXPECT_FALSE(meet && at[i] < at[j] + b.size && at[j] < at[i] + a.size) << i << " " << j;
+    }
+  }
 }
 
 }  // namespace stalloc::testing

@@ -20,6 +20,7 @@ namespace {
 
 using plan::Decision;
 using runtime::StaticPool;
+using testing::expect_no_shared_address;
 using testing::functional_training;
 using testing::kUnit;
 using testing::LiveBlocks;
@@ -79,17 +80,7 @@ TEST(Generations, NoTwoLiveRequestsShareAnAddress) {
                                                     .activation = 5 * kUnit,
                                                     .startup = seed % 4 < 2});
     const plan::Plan plan = plan_of_trace(trace);
-    replay::Placements placements(trace.requests.size());
-    replay::replay_planned(trace, plan, {}, &placements);
-    const std::vector<Offset>& at = placements.addresses();
-    for (std::size_t i = 0; i < at.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) {
-        const trace::Request& a = trace.requests[i];
-        const trace::Request& b = trace.requests[j];
-        const bool meet = a.lower < b.upper && b.lower < a.upper;
-        EXPECT_FALSE(meet && at[i] < at[j] + b.size && at[j] < at[i] + a.size) << i << " " << j;
-      }
-    }
+    expect_no_shared_address(trace, plan);
   }
 }
 

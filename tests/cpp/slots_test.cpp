@@ -29,6 +29,7 @@ namespace {
 using verify::SlotRange;
 using verify::SlotUse;
 
+using testing::expect_no_shared_address;
 using testing::functional_training;
 using testing::kUnit;
 using testing::LiveBlocks;
@@ -181,17 +182,7 @@ TEST(Slots, NoTwoLiveRequestsShareAnAddress) {
     std::mt19937 random(static_cast<unsigned>(seed));
     const trace::Trace trace = functional_training(15, 7, random, {.ahead = 1 + seed % 3});
     const plan::Plan plan = plan_of_trace(trace);
-    replay::Placements placements(trace.requests.size());
-    replay::replay_planned(trace, plan, {}, &placements);
-    const std::vector<Offset>& at = placements.addresses();
-    for (std::size_t i = 0; i < at.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) {
-        const trace::Request& a = trace.requests[i];
-        const trace::Request& b = trace.requests[j];
-        const bool meet = a.lower < b.upper && b.lower < a.upper;
-        EXPECT_FALSE(meet && at[i] < at[j] + b.size && at[j] < at[i] + a.size) << i << " " << j;
-      }
-    }
+    expect_no_shared_address(trace, plan);
   }
 }
 
