@@ -116,6 +116,8 @@ Offset StaticPool::find_least_in_the_way(Bytes size, std::size_t owner, std::siz
 Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner) {
   HoleSet idle = levels_.back().idle[owner];
   Offset found = idle.best_fit(size);
+  bool is_last = false;  // no other range is left
+  const Bytes may_move = std::max(size, size_ / kLargeParts);
   Position next = clock_;
   for (std::int32_t left = remaining(lifetime); left > 0 && found != kUnplaced; --left, ++next) {
     if (next == events_.end_index()) next = Position(0);
@@ -123,16 +125,14 @@ Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::siz
     const Event e = events_[next];
     const Range needed = range(decisions_[e.decision]);
     if (e.is_free || needed.size() == 0) continue;
-    idle.remove(needed);
+    if (!is_last) idle.remove(needed);
     if (needed.end <= found || found + size <= needed.begin) continue;
-    const Offset other = idle.best_fit(size);
-    if (other == kUnplaced) {
-      const bool may_move = needed.size() <= std::max(size, size_ / kLargeParts);
-      return may_move ? found : kUnplaced;
-    }
-    found = other;
+    const Offset other = is_last ? kUnplaced : idle.best_fit(size);
+    is_last = other == kUnplaced;
+    if (!is_last) found = other;
+    if (is_last && needed.size() > may_move) return kUnplaced;
   }
-  return idle.best_fit(size);
+  return is_last || found == kUnplaced ? found : idle.best_fit(size);
 }
 
 Offset StaticPool::place_idle(Bytes size, StreamId stream, Departure departure) {

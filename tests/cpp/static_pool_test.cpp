@@ -190,6 +190,18 @@ TEST(StaticPool, ADisplacedDecisionIsNotInTheWayOfALargeOne) {
   EXPECT_EQ(place_before(512), 512) << "it is no larger";
 }
 
+TEST(StaticPool, ADisplacedDecisionIsNotInTheWayOfALargeOneThatComesLater) {
+  const auto place_before = [](Bytes needed) {
+    runtime::StaticPool pool(testing::plan_of(
+        {decision(512, 0, 0, 9), decision(512, 512, 3, 4), decision(needed, 512, 5, 6)}, 10));
+    EXPECT_EQ(pool.place_idle(512, 0), 0);
+    EXPECT_EQ(pool.place(0), kUnplaced);
+    return pool.place_idle(512, 0, {.lifetime = 0});
+  };
+  EXPECT_EQ(place_before(1024), kUnplaced);
+  EXPECT_EQ(place_before(512), 512);
+}
+
 TEST(StaticPool, ADisplacedDecisionThatWrapsLooksIntoTheNextIteration) {
   runtime::StaticPool pool(testing::plan_of({decision(512, 1024, 1, 2), decision(512, 512, 4, 5),
                                              decision(512, 0, 6, 13), decision(512, 1536, 8, 9)},
