@@ -213,7 +213,7 @@ class Plan(Document[_core.Plan]):
 
     @property
     def dynamic(self) -> list[str]:
-        """Patterns of the modules whose requests are dynamic."""
+        """Names of the modules that the profile found to be dynamic, besides the tagged ones."""
         return self._core.dynamic
 
     @dynamic.setter

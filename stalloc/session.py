@@ -19,6 +19,7 @@ from stalloc._fit import (
     model_mismatch,
     names,
 )
+from stalloc._hooks.modules import ModuleName
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
 from stalloc.plans import Plan
@@ -99,7 +100,7 @@ class _Active(Session):
         self._hooks = TrainingHooks(
             self._adapter.runtime,
             model,
-            dynamic=names(plan, "dynamic"),
+            dynamic=[*names(plan, "dynamic"), *map(ModuleName, plan.dynamic)],
             accepts=self._accept,
             on_forward=self._check_forward,
             early_ends=count(plan, "early_ends"),

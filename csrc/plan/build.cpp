@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -120,19 +121,54 @@ solve::Problem regions_last(const Plan& plan) {
   return problem;
 }
 
-// The sizes of the regions if groups share them as `hosts` says; changes the plan's groups for it.
-Regions share_regions(Plan& plan, const profile::IterationProfile& profile,
-                      const PhaseMap& phase_of, const std::vector<GroupIndex>& hosts) {
-  const std::vector<profile::ProfiledGroup> groups = with_hosts(profile.groups, hosts);
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    DynamicGroup& group = plan.groups[i];
-    group.host = hosts[i];
-    group.lower = groups[i].lower;
-    group.upper = groups[i].upper;
-    group.phase_end = phase_of[groups[i].phase_end];
+// Lets groups share regions, where that pays.
+class RegionSharing {
+ public:
+  RegionSharing(const profile::IterationProfile& profile, const PhaseMap& phase_of)
+      : profile_(profile), phase_of_(phase_of), groups_(profile.groups) {}
+
+  // Sets the sizes of the regions of `plan`, whose last rows are the profile's groups.
+  void run(Plan& plan) {
+    Regions sized = size_regions(groups_, profile_.phases, regions_last(plan));
+    if (!attempt(Sharing::kKept, kSharingCosts, plan, sized)) {
+      attempt(Sharing::kKeptOfSite, kSharingCosts, plan, sized);
+    }
+    attempt(Sharing::kTemporaries, kNoCosts, plan, sized);
+    for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
+    plan.headroom = sized.headroom;
+    plan.headroom_cost = sized.cost;
+    plan.headroom_saves = sized.saves;
   }
-  return size_regions(groups, profile.phases, regions_last(plan));
-}
+
+ private:
+  static constexpr Bytes kNoCosts = std::numeric_limits<Bytes>::max();
+
+  // Keeps a kind of sharing if it costs at most one part in `costs` of the pool. True if it does.
+  bool attempt(Sharing sharing, Bytes costs, Plan& plan, Regions& sized) {
+    const std::vector<GroupIndex> hosts = find_hosts(profile_.groups, plan.period, sharing);
+    if (std::ranges::all_of(hosts, [](GroupIndex host) { return host == kNone; })) return false;
+    std::vector<profile::ProfiledGroup> groups = with_hosts(groups_, hosts);
+    Plan shared = plan;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      DynamicGroup& group = shared.groups[i];
+      if (hosts[i] != kNone) group.host = hosts[i];
+      group.lower = groups[i].lower;
+      group.upper = groups[i].upper;
+      group.phase_end = phase_of_[groups[i].phase_end];
+      group.law = profile_.varying(groups[i].law);
+    }
+    Regions jointly = size_regions(groups, profile_.phases, regions_last(shared));
+    if (jointly.total > sized.total + sized.total / costs) return false;
+    plan = std::move(shared);
+    sized = std::move(jointly);
+    groups_ = std::move(groups);
+    return true;
+  }
+
+  const profile::IterationProfile& profile_;
+  const PhaseMap& phase_of_;
+  std::vector<profile::ProfiledGroup> groups_;  // as their regions see them
+};
 
 // Adds the groups, without offsets and reusable space.
 void add_groups(Plan& plan, const profile::IterationProfile& profile, const PhaseMap& phase_of,
@@ -145,24 +181,12 @@ void add_groups(Plan& plan, const profile::IterationProfile& profile, const Phas
     group.upper = profiled.upper;
     group.phase_end = phase_of[profiled.phase_end];
     group.stream = profiled.stream;
+    group.law = profile.varying(profiled.law);
     group.contexts = profiled.contexts;
     plan.groups.push_back(std::move(group));
   }
   if (!regions) return;
-  Regions sized = size_regions(profile.groups, profile.phases, regions_last(plan));
-  const std::vector<GroupIndex> hosts = find_hosts(profile.groups, plan.period);
-  if (std::ranges::any_of(hosts, [](GroupIndex host) { return host != kNone; })) {
-    Plan shared = plan;
-    Regions jointly = share_regions(shared, profile, phase_of, hosts);
-    if (jointly.total <= sized.total + sized.total / kSharingCosts) {
-      plan = std::move(shared);
-      sized = std::move(jointly);
-    }
-  }
-  for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
-  plan.headroom = sized.headroom;
-  plan.headroom_cost = sized.cost;
-  plan.headroom_saves = sized.saves;
+  RegionSharing(profile, phase_of).run(plan);
 }
 
 // Adds the groups of kept requests. They sort last within their site.
@@ -238,6 +262,7 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   plan.streams = options.streams;
   plan.load = profile.load;
   plan.period = profile.period;
+  plan.dynamic = profile.dynamic_modules;
   PhaseMap phase_of;
   std::tie(plan.phases, phase_of) = planned_phases(profile);
   add_laws(plan, profile);

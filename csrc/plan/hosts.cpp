@@ -2,27 +2,41 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 namespace stalloc::plan {
+namespace {
 
-std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> groups, Tick period) {
+Bytes bytes_of(const profile::ProfiledGroup& group) {
+  Bytes sum = 0;
+  for (const auto& sightings : group.sightings) {
+    for (const profile::DynamicSighting& s : sightings) sum += s.size;
+  }
+  return sum;
+}
+
+}  // namespace
+
+std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> groups, Tick period,
+                                   Sharing sharing) {
   struct Shared {
     std::vector<std::size_t> groups;
     Tick lower = 0;
     Tick upper = 0;
   };
-  std::map<std::pair<PhaseIndex, StreamId>, Shared> phases;
+  std::map<std::tuple<PhaseIndex, StreamId, std::int32_t>, Shared> all;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const profile::ProfiledGroup& g = groups[i];
-    if (g.phase_end == g.phase && g.upper <= period) continue;
-    Shared& shared = phases[{g.phase, g.stream}];
+    const bool is_kept = g.phase_end != g.phase || g.upper > period;
+    if (is_kept == (sharing == Sharing::kTemporaries)) continue;
+    Shared& shared = all[{g.phase, g.stream, sharing == Sharing::kKept ? kNone : g.after}];
     shared.lower = shared.groups.empty() ? g.lower : std::min(shared.lower, g.lower);
     shared.upper = std::max(shared.upper, g.upper);
     shared.groups.push_back(i);
   }
   std::vector<GroupIndex> hosts(groups.size());
-  for (const auto& [phase, shared] : phases) {
+  for (const auto& [key, shared] : all) {
     if (shared.groups.size() < 2 || shared.upper - shared.lower > period) continue;
     for (const std::size_t i : shared.groups) hosts[i] = GroupIndex(shared.groups.front());
   }
@@ -32,6 +46,15 @@ std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> group
 std::vector<profile::ProfiledGroup> with_hosts(std::span<const profile::ProfiledGroup> groups,
                                                const std::vector<GroupIndex>& hosts) {
   std::vector<profile::ProfiledGroup> result(groups.begin(), groups.end());
+  std::vector<Bytes> most(groups.size());  // by host: what its largest group asks for
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    if (hosts[i] == kNone) continue;
+    const std::size_t host = hosts[i].position();
+    const Bytes asked = bytes_of(groups[i]);
+    if (asked <= most[host]) continue;
+    most[host] = asked;
+    result[host].law = groups[i].law;
+  }
   for (std::size_t i = 0; i < groups.size(); ++i) {
     if (hosts[i] == kNone || hosts[i].position() == i) continue;
     profile::ProfiledGroup& host = result[hosts[i].position()];

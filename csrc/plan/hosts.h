@@ -1,4 +1,4 @@
-// Lets the groups of a phase share one region.
+// Lets groups share one region: those that a phase keeps, or the temporaries of one site.
 //
 // The layers of a forward keep activations for its backward, and those of all layers are live
 // together when the forward ends. The experts of one layer get a number of tokens that varies more
@@ -13,8 +13,12 @@
 //
 // The region is open from the first request of all these groups until the last free. That costs
 // nothing unless the load is highest while only a part of the layers has run.
+//
+// The temporaries of a site (a call of a layer) fall into groups by their lifetimes. One group
+// often needs most before another does, so together they need less than the sum.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -23,12 +27,19 @@
 
 namespace stalloc::plan {
 
-// The host of each group: the first group of its phase and stream whose requests live beyond the
-// phase. kNone for a group that keeps its own region.
-std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> groups, Tick period);
+enum class Sharing : std::uint8_t {
+  kKept,         // groups of one phase whose requests live beyond it
+  kKeptOfSite,   // the same of one site
+  kTemporaries,  // groups of one site whose requests do not
+};
+
+// The host of each group: the first of the groups of its stream that share their region. kNone for
+// a group that keeps its own region.
+std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> groups, Tick period,
+                                   Sharing sharing);
 
 // The groups as their regions see them: a host has the requests of all its groups, and the window
-// that holds theirs; the other groups have no requests.
+// that holds theirs; the other groups have no requests. A host has the law of its largest group.
 std::vector<profile::ProfiledGroup> with_hosts(std::span<const profile::ProfiledGroup> groups,
                                                const std::vector<GroupIndex>& hosts);
 

@@ -162,9 +162,9 @@ struct Plan {
   std::vector<StartupRequest> startup;        // by phase, then by `after`, then by `lower`
   std::vector<DecisionIndex> absent;  // decisions that the first iteration does not make, ascending
   std::vector<SlotClass> slots;
-  std::vector<std::string> dynamic;       // patterns of the modules whose requests are dynamic
-  std::vector<std::string> extent_names;  // of the extents that change: "ids.1", ...
-  std::vector<profile::Extent> extents;   // by name: the envelope, see Note [Envelope]
+  std::vector<std::string> dynamic;                // names of the modules found to be dynamic
+  std::vector<std::string> extent_names;           // of the extents that change: "ids.1", ...
+  std::vector<profile::Extent> extents;            // by name: the envelope, see Note [Envelope]
   std::vector<std::vector<profile::Extent>> seen;  // the distinct extents that were profiled
   // Extents that no law uses, since they never changed or always equalled another, by name: the
   // largest profiled value. A run may change them; see runtime/microbatches.h.

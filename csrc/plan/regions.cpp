@@ -90,6 +90,10 @@ class Chooser {
       for (const auto& requests : group.sightings) {
         needs.push_back(region_need(requests, problem_.alignment));
         if (needs.back() < 0) throw_overflow();
+        // Sizes that were enlarged round up differently from those at the envelope.
+        if (group.law != kNone) {
+          needs.back() += problem_.alignment * static_cast<Bytes>(requests.size());
+        }
       }
       iterations_ = needs.size();
     }

@@ -159,9 +159,11 @@ void Phases::add(const trace::PhaseKey& key, Tick begin, Tick end) {
   spans_.push_back({begin, it->second});
 }
 
-Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws)
+Counterparts::Counterparts(const trace::Trace& trace, const SizeLaws& laws,
+                           const trace::Trace& recorded)
     : trace_(trace),
       laws_(laws),
+      recorded_(recorded),
       iterations_(complete_iterations(trace)),
       reference_(last(iterations_)),
       phases_(trace, iterations_[reference_], reference_) {

@@ -15,6 +15,7 @@
 
 #include <map>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "base/types.h"
@@ -65,9 +66,9 @@ class Phases {
 // outlives this object.
 class Counterparts {
  public:
-  // `laws` belong to the trace, whose sizes are those at the envelope. They outlive this object.
-  // Throws TraceError if there is no complete iteration.
-  Counterparts(const trace::Trace& trace, const SizeLaws& laws);
+  // `laws` belong to the trace, whose sizes are those at the envelope; `recorded` has the sizes as
+  // asked for. They outlive this object. Throws TraceError if there is no complete iteration.
+  Counterparts(const trace::Trace& trace, const SizeLaws& laws, const trace::Trace& recorded);
 
   const trace::Trace& trace() const { return trace_; }
   std::int32_t reference() const { return reference_; }
@@ -79,9 +80,19 @@ class Counterparts {
   const trace::Request& request(std::int32_t t, std::int32_t index) const {
     return trace_.requests[iterations_[t].first + index];
   }
+  // The size that was asked for; that of request() is the one at the envelope.
+  Bytes asked(std::int32_t t, std::int32_t index) const {
+    return recorded_.requests[iterations_[t].first + index].size;
+  }
   // The law of that request, or kNone.
   LawIndex law(std::int32_t t, std::int32_t index) const {
     return laws_.empty() ? kNone : laws_.of[iterations_[t].first + index];
+  }
+  const SizeLaws& laws() const { return laws_; }
+  // The extents that the request's size follows; empty if unknown.
+  std::span<const Extent> extents(std::int32_t t, std::int32_t index) const {
+    if (laws_.empty()) return {};
+    return laws_.own[request(t, index).phase_begin.position()];
   }
   // The request's token for the alignment.
   Token token(std::int32_t t, std::int32_t index) const;
@@ -119,6 +130,7 @@ class Counterparts {
 
   const trace::Trace& trace_;
   const SizeLaws& laws_;
+  const trace::Trace& recorded_;
   std::vector<IterationSpan> iterations_;
   std::int32_t reference_;
   std::int32_t first_compared_ = 0;

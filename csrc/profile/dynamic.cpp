@@ -13,11 +13,14 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "profile/group_law.h"
 #include "profile/roles.h"
+#include "trace/layers.h"
 
 namespace stalloc::profile {
 namespace {
@@ -47,6 +50,7 @@ class GroupFinder {
 
   struct Found {
     std::vector<ProfiledGroup> groups;
+    std::vector<std::optional<SizeLaw>> laws;  // by group
     std::vector<KeptGroup> kept;
   };
 
@@ -126,8 +130,7 @@ class GroupFinder {
   void add_groups(const Key& key, const std::vector<Asked>& asked, Found& found) const {
     std::vector<std::vector<RoleSample>> visits(static_cast<std::size_t>(last_ - first_ + 1));
     for (const auto& [t, index] : asked) {
-      const trace::Request& r = all_.request(t, index);
-      visits[t - first_].push_back({r.size, longevity(t, index)});
+      visits[t - first_].push_back({all_.asked(t, index), longevity(t, index)});
     }
     const auto& [phase, after, stream] = key;
     const ProfiledPhase& within = profile_[phase];
@@ -135,7 +138,7 @@ class GroupFinder {
         within.key.kind == trace::PhaseKind::kOther && profile_.phases.size() > 1;
     if (is_between) keep_small_data(visits);
     const Tick begin = after == kNone ? within.begin : profile_.requests[after].lower;
-    const Roles roles = tell_roles(visits, within.end - begin);
+    const Roles roles = tell_roles(visits, within.end - begin, !all_.laws().empty());
     std::vector<std::vector<Asked>> by_role(roles.contexts.size());
     std::vector<std::size_t> next(visits.size());
     for (const Asked& a : asked) {
@@ -148,10 +151,12 @@ class GroupFinder {
     const std::size_t others = found.groups.size();
     for (std::size_t role = 0; role < by_role.size(); ++role) {
       if (roles.longevity[role] == kKept) continue;
-      ProfiledGroup group = make_group(key, by_role[role]);
+      std::optional<SizeLaw> law;
+      ProfiledGroup group = make_group(key, by_role[role], law);
       if (group.upper == kNone) continue;
       group.contexts = roles.contexts[role];
       found.groups.push_back(std::move(group));
+      found.laws.push_back(std::move(law));
     }
     // The run does not repeat requests that only its warm-up made.
     const auto is_later = [](const Asked& a) { return a.iteration > 0; };
@@ -202,8 +207,32 @@ class GroupFinder {
     return {tick + periods * profile_.period, all_.phases().at(std::max<Tick>(tick - 1, 0))};
   }
 
-  // Makes a group. `upper` stays kNone if none of its requests can be served.
-  ProfiledGroup make_group(const Key& key, const std::vector<Asked>& found) const {
+  // The bytes of these requests by iteration, as asked for.
+  std::vector<GroupSum> sums_of(const std::vector<Asked>& served) const {
+    std::vector<GroupSum> sums;
+    std::int32_t iteration = kNone;
+    for (const auto& [t, index] : served) {
+      if (t != iteration) sums.push_back({.extents = all_.extents(t, index)});
+      iteration = t;
+      sums.back().bytes += all_.asked(t, index);
+    }
+    return sums;
+  }
+
+  // Gives the group's sightings, of requests without a law of their own, the sizes at the envelope.
+  void enlarge(ProfiledGroup& group, const std::vector<Asked>& served, const SizeLaw& law) const {
+    std::vector<std::size_t> next(group.sightings.size());
+    for (const auto& [t, index] : served) {
+      const auto visit = static_cast<std::size_t>(t - first_);
+      DynamicSighting& sighting = group.sightings[visit][next[visit]++];
+      if (all_.law(t, index) != kNone) continue;
+      sighting.size = at_envelope(sighting.size, law, all_.extents(t, index), all_.laws().envelope);
+    }
+  }
+
+  // Makes a group and finds its law. `upper` stays kNone if none of its requests can be served.
+  ProfiledGroup make_group(const Key& key, const std::vector<Asked>& found,
+                           std::optional<SizeLaw>& law) const {
     ProfiledGroup group;
     std::tie(group.phase, group.after, group.stream) = key;
     group.lower = profile_.period;
@@ -221,6 +250,7 @@ class GroupFinder {
       group.phase_end = end.phase_end;
     }
     if (group.upper == kNone) return group;
+    std::vector<Asked> served;
     for (const auto& [t, index] : found) {
       const trace::Request& r = all_.request(t, index);
       const End end = end_of(t, r);
@@ -228,9 +258,11 @@ class GroupFinder {
       // The reference does not see this end. The other iterations' ends stand for it.
       const bool wraps = passes_last && group.upper > profile_.period;
       if (!wraps && (end.upper == kNone || end.upper > group.upper)) continue;
-      group.sightings[t - first_].push_back(
-          {r.size, r.lower, wraps ? kNever : r.upper, all_.law(t, index)});
+      group.sightings[t - first_].push_back({r.size, r.lower, wraps ? kNever : r.upper});
+      served.push_back({t, index});
     }
+    law = find_group_law(sums_of(served), all_.laws().envelope);
+    if (law) enlarge(group, served, *law);
     if (group.lower < 0) {
       group.lower += profile_.period;
       group.upper += profile_.period;
@@ -250,6 +282,17 @@ class GroupFinder {
 // vary in an iteration.
 constexpr std::int64_t kMostlyStatic = 8;
 constexpr std::int64_t kFewVary = 4;
+
+// The index of the law with these sizes, which is added if there is none.
+LawIndex find_or_add(std::vector<SizeLaw>& laws, SizeLaw law) {
+  for (std::size_t i = 0; i < laws.size(); ++i) {
+    law.proof = laws[i].proof;
+    if (law == laws[i] && law.proof != LawProof::kUnexplained) return LawIndex(i);
+  }
+  law.proof = LawProof::kUnproven;
+  laws.push_back(std::move(law));
+  return LawIndex(laws.size() - 1);
+}
 
 }  // namespace
 
@@ -278,22 +321,49 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
   }
   // Adds the modules inside them, which their names tell.
   const std::vector<std::string>& names = all.trace().layers;
-  std::set<std::pair<trace::PhaseKey, std::string>> outer;
-  for (const auto& [phase, layer] : stays) outer.insert({phase, names[layer.position()]});
+  std::map<trace::PhaseKey, trace::LayerNames> outer;
+  for (const auto& [phase, layer] : stays) outer[phase].insert(names[layer.position()]);
   for (const auto& [stay, count] : counts) {
-    std::string name = names[stay.second.position()];
-    for (auto dot = name.rfind('.'); dot != std::string::npos; dot = name.rfind('.')) {
-      name.resize(dot);
-      if (outer.contains({stay.first, name})) stays.insert(stay);
-    }
+    const auto modules = outer.find(stay.first);
+    if (modules == outer.end()) continue;
+    if (trace::lies_inside(names[stay.second.position()], modules->second)) stays.insert(stay);
   }
   return stays;
 }
 
+std::vector<std::string> dynamic_modules(
+    const Counterparts& all, const std::set<std::pair<trace::PhaseKey, LayerIndex>>& stays) {
+  std::set<LayerIndex> layers;
+  std::set<LayerIndex> static_in_a_phase;
+  for (std::int32_t t = all.first_compared(); t <= all.reference(); ++t) {
+    for (std::int32_t index = 0; index < all.iteration(t).count; ++index) {
+      const trace::Request& r = all.request(t, index);
+      const trace::PhaseKey& phase = all.trace()[r.phase_begin].key;
+      if (phase.kind == trace::PhaseKind::kUnplanned || r.thread != 0) continue;
+      if (!stays.contains({phase, r.layer_begin})) {
+        static_in_a_phase.insert(r.layer_begin);
+      } else if (!r.dynamic) {
+        layers.insert(r.layer_begin);
+      }
+    }
+  }
+  for (const LayerIndex layer : static_in_a_phase) layers.erase(layer);
+  trace::LayerNames names;
+  for (const LayerIndex layer : layers) names.insert(all.trace().layers[layer.position()]);
+  std::vector<std::string> outermost;
+  for (const std::string& name : names) {
+    if (!trace::lies_inside(name, names)) outermost.push_back(name);
+  }
+  return outermost;
+}
+
 void find_groups(const Counterparts& all, IterationProfile& profile) {
-  auto [groups, kept] = GroupFinder(all, profile).run();
+  auto [groups, laws, kept] = GroupFinder(all, profile).run();
   profile.groups = std::move(groups);
   profile.kept = std::move(kept);
+  for (std::size_t g = 0; g < laws.size(); ++g) {
+    if (laws[g]) profile.groups[g].law = find_or_add(profile.laws, *laws[g]);
+  }
 }
 
 }  // namespace stalloc::profile

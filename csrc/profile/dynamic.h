@@ -8,6 +8,7 @@
 #pragma once
 
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,10 +23,16 @@ namespace stalloc::profile {
 // applies to the modules inside. O(n log n) for each iteration.
 std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all);
 
+// The dynamic modules among `stays` that nobody has tagged: those that make no request in any other
+// phase, by name. Only the outermost of nested ones.
+std::vector<std::string> dynamic_modules(
+    const Counterparts& all, const std::set<std::pair<trace::PhaseKey, LayerIndex>>& stays);
+
 // Fills `profile.groups` and `profile.kept` from the dynamic requests of every compared iteration.
 // Only requests count that the training thread makes in a planned phase of the reference. Requests
 // that live longer than a period are kept. A request that possibly lives that long belongs to no
-// group. `profile` is complete except for these and start-up.
+// group. Adds the laws of groups to `profile.laws`. `profile` is complete except for these and
+// start-up.
 //
 // Windows are safe to plan with. If a dynamic request and a plannable one were live together in any
 // compared iteration, the window and the lifetime overlap, on the circle. The same applies to two

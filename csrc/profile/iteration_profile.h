@@ -60,10 +60,9 @@ struct ProfiledPhase {
 
 // A dynamic request as one iteration saw it. Ticks of the trace.
 struct DynamicSighting {
-  Bytes size = 0;  // as asked; at the envelope where there is a law
+  Bytes size = 0;  // as asked; at the envelope where the request or its group has a law
   Tick lower = 0;
-  Tick upper = 0;        // kNever where the trace does not tell
-  LawIndex law = kNone;  // as ProfiledRequest's
+  Tick upper = 0;  // kNever where the trace does not tell
 };
 
 // Requests below this size form one class of their own. A region for them costs next to nothing,
@@ -100,6 +99,7 @@ struct ProfiledGroup {
   // The contexts that tell its requests from those of the site's other groups, ascending. A request
   // whose context no group has belongs to the first group, which lives longest.
   std::vector<DynamicContext> contexts;
+  LawIndex law = kNone;  // its need grows in proportion to it; kNone: the same for all extents
   // The requests by compared iteration, the reference last, each in order.
   std::vector<std::vector<DynamicSighting>> sightings;
 };
@@ -151,7 +151,10 @@ struct IterationProfile {
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
   std::vector<ProfiledGroup> groups;      // by phase, `after` and stream, the longest first
   std::vector<KeptGroup> kept;            // by phase, `after` and stream
-  Startup startup;                        // empty unless there are three iterations or more
+  // The modules, by name, that were found to be dynamic in all their phases: their requests count
+  // as tagged.
+  std::vector<std::string> dynamic_modules;
+  Startup startup;  // empty unless there are three iterations or more
   // The extents that vary between microbatches, and the laws of sizes in them. Empty if no extent
   // varies. See size_laws.h.
   std::vector<std::string> extent_names;

@@ -66,8 +66,7 @@ LawFitter::LawFitter(std::span<const std::vector<Extent>> rows, std::span<const 
     point_of_.push_back(it->second);
   }
   points_ = points.size();
-  const ExtentIndex extents(envelope.size());
-  const auto add = [&](std::array<ExtentIndex, 3> factors) {
+  const auto add = [&](const Factors& factors) {
     Product product{factors, {}};
     for (const std::vector<Extent>* point : points) {
       std::int64_t value = 1;
@@ -80,15 +79,7 @@ LawFitter::LawFitter(std::span<const std::vector<Extent>> rows, std::span<const 
     }
     products_.push_back(std::move(product));
   };
-  for (ExtentIndex a(0); a < extents; ++a) add({a, kNone, kNone});
-  for (ExtentIndex a(0); a < extents; ++a) {
-    for (ExtentIndex b = a; b < extents; ++b) add({a, b, kNone});
-  }
-  for (ExtentIndex a(0); a < extents; ++a) {
-    for (ExtentIndex b = a; b < extents; ++b) {
-      for (ExtentIndex c = b; c < extents; ++c) add({a, b, c});
-    }
-  }
+  std::ranges::for_each(products_of(envelope.size()), add);
 }
 
 std::optional<SizeLaw> LawFitter::fit(std::span<const Bytes> sizes) const {

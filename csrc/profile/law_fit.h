@@ -45,7 +45,7 @@ class LawFitter {
 
  private:
   struct Product {
-    std::array<ExtentIndex, 3> factors = {kNone, kNone, kNone};
+    Factors factors = {kNone, kNone, kNone};
     std::vector<std::int64_t> values;  // by point
   };
   // The sizes at some of the points.

@@ -26,6 +26,7 @@
 #include "profile/short_iterations.h"
 #include "profile/size_laws.h"
 #include "profile/startup.h"
+#include "trace/layers.h"
 
 namespace stalloc::profile {
 namespace {
@@ -148,7 +149,7 @@ class Profiler {
     } else {
       const Sighting sighting = longest(i);
       const Tick tick = sighting.kind < Sighting::Kind::kStillAlive ? free_tick(sighting) : kNone;
-      if (sighting.kind == Sighting::Kind::kReplaced && tick > result.lower) {
+      if (sighting.kind == Sighting::Kind::kReplaced && tick > result.lower && !varies(result)) {
         result.over = tick - result.lower;
       }
       if (sighting.kind != Sighting::Kind::kFreed) return persistent(result);
@@ -166,6 +167,12 @@ class Profiler {
                                                                : LifetimeClass::kScoped;
     }
     return result;
+  }
+
+  // True for a batch that the next one replaces and whose size varies. It lies beside the pool: a
+  // pool that always holds it could not be exchanged for a larger one.
+  bool varies(const ProfiledRequest& r) const {
+    return r.law != kNone && !all_.laws()[r.law].terms.empty();
   }
 
   // Gives a persistent request the longest lifetime that a profile can express: a whole period.
@@ -200,26 +207,50 @@ class Profiler {
   std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays_;
 };
 
+// Profiles a trace. `modules` are dynamic, and their requests are tagged. If more modules are found
+// to be dynamic, they are added to `modules` and nothing is returned.
+std::optional<IterationProfile> profile_with(const trace::Trace& trace,
+                                             std::vector<std::string>& modules) {
+  SizeLaws laws = find_size_laws(trace);
+  // If no extent varies, the trace is its own envelope and need not be copied.
+  std::optional<trace::Trace> enlarged;
+  if (!laws.empty()) enlarged = at_envelope(trace, laws);
+  const Counterparts all(enlarged ? *enlarged : trace, laws, trace);
+  if (modules.empty()) {
+    modules = dynamic_modules(all, dynamic_stays(all));
+    if (!modules.empty()) return std::nullopt;
+  }
+  IterationProfile profile = Profiler(all).run();
+  profile.laws = laws.laws;
+  find_groups(all, profile);
+  add_startup(all, profile);
+  profile.dynamic_modules = modules;
+  profile.extent_names = std::move(laws.extent_names);
+  profile.fixed = std::move(laws.fixed);
+  profile.envelope = std::move(laws.envelope);
+  profile.seen = std::move(laws.seen);
+  return profile;
+}
+
+// The trace with the requests of these modules tagged as dynamic.
+trace::Trace tag(const trace::Trace& trace, std::span<const std::string> modules) {
+  const std::vector<bool> is_dynamic = trace::layers_in(trace, modules);
+  trace::Trace tagged = trace;
+  for (trace::Request& r : tagged.requests) {
+    if (r.layer_begin != kNone && is_dynamic[r.layer_begin.position()]) r.dynamic = true;
+  }
+  return tagged;
+}
+
 }  // namespace
 
 IterationProfile profile_iteration(const trace::Trace& recorded) {
   recorded.check();
   const std::optional<trace::Trace> even = even_out(recorded);
   const trace::Trace& trace = even ? *even : recorded;
-  SizeLaws laws = find_size_laws(trace);
-  // If no extent varies, the trace is its own envelope and need not be copied.
-  std::optional<trace::Trace> enlarged;
-  if (!laws.empty()) enlarged = at_envelope(trace, laws);
-  const Counterparts all(enlarged ? *enlarged : trace, laws);
-  IterationProfile profile = Profiler(all).run();
-  find_groups(all, profile);
-  add_startup(all, profile);
-  profile.extent_names = std::move(laws.extent_names);
-  profile.fixed = std::move(laws.fixed);
-  profile.envelope = std::move(laws.envelope);
-  profile.seen = std::move(laws.seen);
-  profile.laws = std::move(laws.laws);
-  return profile;
+  std::vector<std::string> modules;
+  if (auto profile = profile_with(trace, modules)) return std::move(*profile);
+  return *profile_with(tag(trace, modules), modules);
 }
 
 }  // namespace stalloc::profile

@@ -20,6 +20,9 @@ static_assert(Ratio::kTermEnd == Bytes{1} << kTermBits);
 // The most ratios of a site; the most frequent ones are kept. Each is tried for each request.
 constexpr std::size_t kMaxRatios = 16;
 
+// Where sizes grow with the batch, a request may be so many times larger than it was seen.
+constexpr Bytes kGrowth = 64;
+
 // One in so many of a context's requests may live longer than its role.
 constexpr std::int64_t kExceptions = 5;
 
@@ -400,7 +403,8 @@ void tell_small(const Histograms& small, std::vector<DynamicContext>& contexts) 
 
 }  // namespace
 
-Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity phase) {
+Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity phase,
+                 bool sizes_grow) {
   Recurring recurring = recurring_sizes(visits);
   recurring.ratios = recurring_ratios(visits, recurring);
   sort_recurring(recurring);
@@ -413,8 +417,10 @@ Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity p
     for (const RoleSample& s : visits[v]) {
       const DynamicContext context = seen[v].emplace_back(tracker.next(recurring, s.size));
       for (int depth = 1; depth <= kDepth; ++depth) {
-        Histogram& histogram = (is_small(s) ? small : large)[shortened(context, depth)];
-        histogram.add(v, s.longevity, phase);
+        const DynamicContext known = shortened(context, depth);
+        if (is_small(s)) small[known].add(v, s.longevity, phase);
+        const bool may_be_large = sizes_grow && kGrowth * s.size >= kSmallRequest;
+        if (!is_small(s) || may_be_large) large[known].add(v, s.longevity, phase);
       }
     }
   }

@@ -56,6 +56,21 @@ Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents) {
   return sum;
 }
 
+std::vector<Factors> products_of(std::size_t extents) {
+  std::vector<Factors> products;
+  const ExtentIndex end(extents);
+  for (ExtentIndex a(0); a < end; ++a) products.push_back({a, kNone, kNone});
+  for (ExtentIndex a(0); a < end; ++a) {
+    for (ExtentIndex b = a; b < end; ++b) products.push_back({a, b, kNone});
+  }
+  for (ExtentIndex a(0); a < end; ++a) {
+    for (ExtentIndex b = a; b < end; ++b) {
+      for (ExtentIndex c = b; c < end; ++c) products.push_back({a, b, c});
+    }
+  }
+  return products;
+}
+
 std::string_view kind_of(const SizeLaw& law) {
   if (law.proof == LawProof::kUnexplained) return "unexplained";
   if (law.terms.empty()) return "constant";

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -30,11 +31,13 @@ using ExtentIndex = Index<struct ExtentName>;
 // Index into a plan's table of laws.
 using LawIndex = Index<struct SizeLaw>;
 
-// coefficient * extents[factors[0]] * extents[factors[1]] * extents[factors[2]]; factors are
-// ascending, kNone comes last and stands for 1.
+// The factors of a product of extents: ascending, kNone comes last and stands for 1.
+using Factors = std::array<ExtentIndex, 3>;
+
+// coefficient * extents[factors[0]] * extents[factors[1]] * extents[factors[2]].
 struct LawTerm {
   std::int64_t coefficient = 0;
-  std::array<ExtentIndex, 3> factors = {kNone, kNone, kNone};
+  Factors factors = {kNone, kNone, kNone};
 
   auto operator<=>(const LawTerm&) const = default;
 };
@@ -66,6 +69,9 @@ struct SizeLaw {
 // The size in bytes, at least 0. kNone (-1) if an extent is unknown (negative), the division leaves
 // a remainder, or the result does not fit in Bytes. O(terms), allocates nothing.
 Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents);
+
+// All products of one to three of so many extents, those of fewer factors first.
+std::vector<Factors> products_of(std::size_t extents);
 
 std::string_view to_string(LawProof proof);    // "proven", "unproven", "unexplained"
 std::string_view to_string(LawSource source);  // "own", "upcoming"

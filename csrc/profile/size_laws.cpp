@@ -21,6 +21,10 @@ constexpr std::size_t kMostExtents = 4;  // that laws use
 // exceptions, such as scratch space.
 constexpr std::int64_t kMostlyExplained = 8;
 
+// A family has at most so many laws that may be chance. A mixture of experts would have one for
+// each size; other programs repeat theirs from layer to layer.
+constexpr std::size_t kMostByChance = 4;
+
 // The extents of the microbatches, reduced to those that vary.
 class ExtentTable {
  public:
@@ -356,26 +360,40 @@ class Family {
         return hash;
       }
     };
-    std::unordered_map<std::vector<Bytes>, LawIndex, Hash> known;
-    std::vector<std::int32_t> still_open;
+    const bool all = std::ranges::count(included, false) == 0;
+    std::unordered_map<std::vector<Bytes>, std::optional<SizeLaw>, Hash> known;
+    std::vector<const std::optional<SizeLaw>*> found;  // by open position
+    std::set<SizeLaw> chance;
     for (const std::int32_t position : open) {
       std::vector<Bytes> sizes = sizes_[position];
       for (std::size_t r = 0; r < sizes.size(); ++r) {
         if (!included[r]) sizes[r] = kNone;
       }
-      const auto [it, is_new] = known.try_emplace(std::move(sizes), kNone);
-      if (is_new) {
-        const auto law = simplest(it->first, own, upcoming, own_fitter, upcoming_fitter);
-        if (law) it->second = table.add(*law);
-      }
-      if (it->second == kNone) {
-        still_open.push_back(position);
+      const auto [it, is_new] = known.try_emplace(std::move(sizes));
+      std::optional<SizeLaw>& law = it->second;
+      if (is_new) law = simplest(it->first, own, upcoming, own_fitter, upcoming_fitter);
+      if (law && may_be_chance(*law, all)) chance.insert(*law);
+      found.push_back(&law);
+    }
+    std::vector<std::int32_t> still_open;
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      const std::optional<SizeLaw>& law = *found[i];
+      if (!law || (chance.size() > kMostByChance && may_be_chance(*law, all))) {
+        still_open.push_back(open[i]);
         continue;
       }
-      if (laws_[position] == kNone) laws_[position] = it->second;
-      assign(position, included, it->second, of);
+      const LawIndex index = table.add(*law);
+      if (laws_[open[i]] == kNone) laws_[open[i]] = index;
+      assign(open[i], included, index, of);
     }
     open = std::move(still_open);
+  }
+
+  // True if the law would explain any sizes: it has as many unknowns as there are observations.
+  // Two unknowns are believed if all runs agree. `all`: no run was left out.
+  static bool may_be_chance(const SizeLaw& law, bool all) {
+    const std::size_t unknowns = law.terms.size() + (law.constant != 0 ? 1 : 0);
+    return law.proof == LawProof::kUnproven && unknowns >= (all ? 3 : 2);
   }
 
   std::optional<SizeLaw> simplest(const std::vector<Bytes>& sizes,
@@ -614,6 +632,13 @@ SizeLaws find_size_laws(const trace::Trace& trace) {
   if (extents.size() > kMostExtents) extents.choose(most_explaining(trace, extents, families));
   extents.describe(result);
   result.of.assign(trace.requests.size(), kNone);
+  const Microbatches microbatches(trace);
+  for (PhaseIndex phase(0); phase.points_into(trace.phases); ++phase) {
+    const std::int32_t row = microbatches.own(phase);
+    const bool known =
+        row != kNone && std::ranges::none_of(extents.row(row), [](Extent e) { return e < 0; });
+    result.own.push_back(known ? extents.row(row) : std::vector<Extent>{});
+  }
   LawTable table;
   for (auto& [key, runs] : families) Family(trace, extents, runs).find_laws(table, result.of);
   result.laws = table.take();

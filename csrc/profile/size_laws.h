@@ -38,6 +38,8 @@ struct SizeLaws {
   std::vector<std::vector<Extent>> seen;  // distinct rows without unknown extents, ascending
   std::vector<SizeLaw> laws;              // no two have the same sizes everywhere
   std::vector<LawIndex> of;               // by request of the trace; kNone if none is known
+  // By phase of the trace: the extents that its requests follow. Empty where they are unknown.
+  std::vector<std::vector<Extent>> own;
 
   const SizeLaw& operator[](LawIndex l) const { return laws[l.position()]; }
 

@@ -9,6 +9,7 @@
 #include "replay/events.h"
 #include "replay/replay.h"
 #include "runtime/planned_allocator.h"
+#include "trace/layers.h"
 
 namespace stalloc::replay {
 namespace {
@@ -180,6 +181,7 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
     result.failed = 0;
     return result;
   }
+  const std::vector<bool> found = trace::layers_in(trace, plan.dynamic);
   Loop loop(trace, planned);
   LastIteration last(trace);
   for_each_event(
@@ -194,10 +196,12 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
       },
       [&](std::int32_t i) {
         const trace::Request& r = trace.requests[static_cast<std::size_t>(i)];
-        if (r.dynamic) planned.loop().enter_dynamic();
+        const bool dynamic =
+            r.dynamic || (r.layer_begin != kNone && found[r.layer_begin.position()]);
+        if (dynamic) planned.loop().enter_dynamic();
         Allocator::Block& block = blocks[static_cast<std::size_t>(i)];
         block = allocator.allocate(r);
-        if (r.dynamic) planned.loop().leave_dynamic();
+        if (dynamic) planned.loop().leave_dynamic();
         if (!block.is_served()) {
           result.failed = i;
           return false;

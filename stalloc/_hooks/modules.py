@@ -17,6 +17,12 @@ from stalloc._hooks.sink import PhaseSink
 Pattern = str | type[nn.Module]
 
 
+class ModuleName(str):
+    """A pattern that names one module, without wildcards; the root has no name."""
+
+    __slots__ = ()
+
+
 class ModuleHook:
     """Calls `function`, on the way into a module or out of it."""
 
@@ -109,7 +115,10 @@ class LayerHooks:
     def _matches(self, name: str, module: nn.Module) -> bool:
         names = [name, *(base.__name__ for base in type(module).__mro__)]
         for pattern in self.patterns:
-            if isinstance(pattern, str):
+            if isinstance(pattern, ModuleName):
+                if name == pattern:
+                    return True
+            elif isinstance(pattern, str):
                 if any(fnmatch.fnmatchcase(n, pattern) for n in names):
                     return True
             elif isinstance(module, pattern):

@@ -146,7 +146,7 @@ def _dynamic_facts(plan: Plan) -> dict[str, str]:
         f"saves {size(plan.headroom_saves)}",
     }
     if plan.dynamic:
-        facts["dynamic modules"] = listed(plan.dynamic)
+        facts["found dynamic"] = listed(plan.dynamic)
     return facts
 
 

@@ -29,7 +29,7 @@ profile::ProfiledGroup profiled(Tick lower, Tick upper, PhaseIndex phase_end,
 TEST(Hosts, GroupsThatOutliveTheirPhaseShareTheRegionOfTheFirst) {
   const std::vector<profile::ProfiledGroup> groups = {
       profiled(1, 3, 0, {5}), profiled(2, 19, 1, {10, 20}), profiled(4, 17, 1, {20, 10})};
-  const auto hosts = plan::find_hosts(groups, 20);
+  const auto hosts = plan::find_hosts(groups, 20, plan::Sharing::kKept);
   EXPECT_EQ(hosts, (std::vector<plan::GroupIndex>{kNone, 1, 1}));
   const auto shared = plan::with_hosts(groups, hosts);
   EXPECT_EQ(shared[1].lower, 2);
@@ -42,21 +42,44 @@ TEST(Hosts, GroupsThatOutliveTheirPhaseShareTheRegionOfTheFirst) {
 TEST(Hosts, AHostsWindowHoldsThoseOfItsGroups) {
   const std::vector<profile::ProfiledGroup> groups = {profiled(3, 12, 1, {5}),
                                                       profiled(2, 19, 2, {10})};
-  const auto shared = plan::with_hosts(groups, plan::find_hosts(groups, 20));
+  const auto shared = plan::with_hosts(groups, plan::find_hosts(groups, 20, plan::Sharing::kKept));
   EXPECT_EQ(shared[0].lower, 2);
   EXPECT_EQ(shared[0].upper, 19);
   EXPECT_EQ(shared[0].phase_end, PhaseIndex(2));
 }
 
+TEST(Hosts, TheGroupsOfASiteShareARegionOfTheirKind) {
+  std::vector<profile::ProfiledGroup> groups = {profiled(1, 3, 0, {5}), profiled(1, 4, 0, {7}),
+                                                profiled(2, 19, 1, {10}), profiled(2, 18, 1, {20}),
+                                                profiled(4, 17, 1, {20})};
+  for (const std::size_t i : {2u, 3u}) groups[i].after = 7;
+  groups[4].after = 9;
+  EXPECT_EQ(plan::find_hosts(groups, 20, plan::Sharing::kKeptOfSite),
+            (std::vector<plan::GroupIndex>{kNone, kNone, 2, 2, kNone}));
+  EXPECT_EQ(plan::find_hosts(groups, 20, plan::Sharing::kTemporaries),
+            (std::vector<plan::GroupIndex>{0, 0, kNone, kNone, kNone}));
+}
+
+TEST(Hosts, AHostHasTheLawOfItsLargestGroup) {
+  std::vector<profile::ProfiledGroup> groups = {profiled(2, 19, 1, {10}), profiled(4, 17, 1, {20})};
+  const auto hosts = plan::find_hosts(groups, 20, plan::Sharing::kKept);
+  groups[0].law = 3;
+  EXPECT_EQ(plan::with_hosts(groups, hosts)[0].law, profile::LawIndex(kNone));
+  groups[1].law = 4;
+  EXPECT_EQ(plan::with_hosts(groups, hosts)[0].law, profile::LawIndex(4));
+}
+
 TEST(Hosts, OneGroupAloneKeepsItsRegion) {
   const std::vector<profile::ProfiledGroup> groups = {profiled(2, 19, 1, {10})};
-  EXPECT_EQ(plan::find_hosts(groups, 20), (std::vector<plan::GroupIndex>{kNone}));
+  EXPECT_EQ(plan::find_hosts(groups, 20, plan::Sharing::kKept),
+            (std::vector<plan::GroupIndex>{kNone}));
 }
 
 TEST(Hosts, GroupsThatTogetherExceedAPeriodKeepTheirRegions) {
   const std::vector<profile::ProfiledGroup> groups = {profiled(2, 21, 1, {10}),
                                                       profiled(4, 23, 1, {10})};
-  EXPECT_EQ(plan::find_hosts(groups, 20), (std::vector<plan::GroupIndex>{kNone, kNone}));
+  EXPECT_EQ(plan::find_hosts(groups, 20, plan::Sharing::kKept),
+            (std::vector<plan::GroupIndex>{kNone, kNone}));
 }
 
 // Two groups with one region of three units, after decisions 0 and 1.

@@ -1,0 +1,88 @@
+// The law of what a group of dynamic requests needs in batches of other extents.
+#include "profile/group_law.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace stalloc {
+namespace {
+
+using profile::Extent;
+using profile::ExtentIndex;
+using profile::GroupSum;
+using profile::SizeLaw;
+
+// The sums of a group at these extents.
+std::vector<GroupSum> sums_at(const std::vector<std::vector<Extent>>& rows, auto bytes) {
+  std::vector<GroupSum> sums;
+  for (const std::vector<Extent>& row : rows) sums.push_back({row, bytes(row)});
+  return sums;
+}
+
+const std::vector<std::vector<Extent>> kRows = {{4, 100}, {2, 700}, {4, 300}, {8, 50}, {1, 900}};
+const std::vector<Extent> kEnvelope = {8, 900};
+
+TEST(GroupLaw, TheTokensOfALayerAreRowsTimesLength) {
+  const auto law = profile::find_group_law(
+      sums_at(kRows, [](const auto& row) { return 2048 * row[0] * row[1]; }), kEnvelope);
+  ASSERT_TRUE(law);
+  ASSERT_EQ(law->terms.size(), 1u);
+  EXPECT_EQ(law->terms[0].coefficient, 2048);
+  EXPECT_EQ(law->terms[0].factors, (profile::Factors{0, 1, kNone}));
+  EXPECT_EQ(law->constant, 0);
+  EXPECT_EQ(profile::at_envelope(1000, *law, kRows[0], kEnvelope), 18'000);
+}
+
+TEST(GroupLaw, AConstantPartStays) {
+  const auto law = profile::find_group_law(
+      sums_at(kRows, [](const auto& row) { return 1'000'000 + 512 * row[1]; }), kEnvelope);
+  ASSERT_TRUE(law);
+  EXPECT_EQ(law->terms[0].factors, (profile::Factors{1, kNone, kNone}));
+  EXPECT_NEAR(static_cast<double>(law->constant), 1e6, 10);
+}
+
+TEST(GroupLaw, RoutingThatVariesALittleHidesNoLaw) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> noise(0.9, 1.1);
+  const auto law = profile::find_group_law(
+      sums_at(kRows,
+              [&](const auto& row) {
+                const Bytes exact = 4096 * row[0] * row[1];
+                return static_cast<Bytes>(noise(random) * static_cast<double>(exact));
+              }),
+      kEnvelope);
+  ASSERT_TRUE(law);
+  EXPECT_EQ(law->terms[0].factors, (profile::Factors{0, 1, kNone}));
+}
+
+TEST(GroupLaw, SumsThatNoExtentExplainsHaveNone) {
+  EXPECT_FALSE(
+      profile::find_group_law(sums_at(kRows, [](const auto&) { return 4096; }), kEnvelope));
+  std::mt19937 random(2);
+  const auto chance = [&](const auto&) { return static_cast<Bytes>(1000 + random() % 1000); };
+  EXPECT_FALSE(profile::find_group_law(sums_at(kRows, chance), kEnvelope));
+  const auto falls = [](const auto& row) { return 1'000'000 - 1000 * row[1]; };
+  EXPECT_FALSE(profile::find_group_law(sums_at(kRows, falls), {{900}}));
+}
+
+TEST(GroupLaw, UnknownExtentsTellNothing) {
+  std::vector<GroupSum> sums = sums_at(kRows, [](const auto& row) { return 100 * row[1]; });
+  for (GroupSum& sum : sums) sum.extents = {};
+  EXPECT_FALSE(profile::find_group_law(sums, kEnvelope));
+  EXPECT_FALSE(profile::find_group_law({}, kEnvelope));
+}
+
+TEST(GroupLaw, NoSizeShrinks) {
+  SizeLaw law;
+  law.terms = {{3, {ExtentIndex(0), kNone, kNone}}};
+  const std::vector<Extent> small = {2};
+  const std::vector<Extent> large = {7};
+  EXPECT_EQ(profile::at_envelope(10, law, small, large), 35);
+  EXPECT_EQ(profile::at_envelope(10, law, large, small), 10);
+  EXPECT_EQ(profile::at_envelope(10, law, std::vector<Extent>{0}, large), 10);
+}
+
+}  // namespace
+}  // namespace stalloc
