@@ -20,7 +20,7 @@ static_assert(Ratio::kTermEnd == Bytes{1} << kTermBits);
 // The most ratios of a site; the most frequent ones are kept. Each is tried for each request.
 constexpr std::size_t kMaxRatios = 16;
 
-// Where sizes grow with the batch, a request may be so many times larger than it was seen.
+// A request may be so many times larger than it was seen, where sizes grow with the batch.
 constexpr Bytes kGrowth = 64;
 
 // One in so many of a context's requests may live longer than its role.

@@ -1,0 +1,136 @@
+#include "profile/runs.h"
+
+#include <algorithm>
+#include <set>
+
+namespace stalloc::profile {
+
+ExtentTable::ExtentTable(const trace::Trace& trace) : trace_(trace) {
+  std::vector<std::size_t> kept;
+  for (std::size_t e = 0; e < trace.extent_names.size(); ++e) {
+    const auto same = [&](std::size_t other) {
+      return std::ranges::all_of(
+          trace.extents, [&](const auto& row) { return row.values[e] == row.values[other]; });
+    };
+    if (std::ranges::all_of(trace.extents, [&](const auto& row) {
+          return row.values[e] == trace.extents.front().values[e];
+        })) {
+      continue;
+    }
+    if (std::ranges::none_of(kept, same)) kept.push_back(e);
+  }
+  keep(std::move(kept));
+}
+
+void ExtentTable::choose(const std::vector<std::size_t>& chosen) {
+  std::vector<std::size_t> kept;
+  for (const std::size_t e : chosen) kept.push_back(columns_[e]);
+  std::ranges::sort(kept);
+  keep(std::move(kept));
+}
+
+void ExtentTable::describe(SizeLaws& laws) const {
+  for (const std::size_t e : columns_) laws.extent_names.push_back(trace_.extent_names[e]);
+  for (std::size_t e = 0; e < trace_.extent_names.size(); ++e) {
+    if (std::ranges::find(columns_, e) != columns_.end()) continue;
+    Extent largest = 0;
+    for (const auto& row : trace_.extents) largest = std::max(largest, row.values[e]);
+    laws.fixed.emplace_back(trace_.extent_names[e], largest);
+  }
+  laws.envelope = envelope_;
+  std::set<std::vector<Extent>> seen;
+  for (const std::vector<Extent>& row : rows_) {
+    if (std::ranges::none_of(row, [](Extent e) { return e < 0; })) seen.insert(row);
+  }
+  laws.seen.assign(seen.begin(), seen.end());
+}
+
+void ExtentTable::keep(std::vector<std::size_t> columns) {
+  columns_ = std::move(columns);
+  envelope_.assign(columns_.size(), 0);
+  rows_.clear();
+  for (const trace::MicrobatchExtents& all : trace_.extents) {
+    std::vector<Extent> row;
+    for (std::size_t c = 0; c < columns_.size(); ++c) {
+      row.push_back(all.values[columns_[c]]);
+      envelope_[c] = std::max(envelope_[c], row.back());
+    }
+    rows_.push_back(std::move(row));
+  }
+}
+
+MicrobatchRows::MicrobatchRows(const trace::Trace& trace) : trace_(trace) {
+  for (std::size_t i = 0; i < trace.extents.size(); ++i) {
+    const trace::PhaseSpan& span = trace[trace.extents[i].phase];
+    // The first forward of a microbatch counts.
+    rows_.try_emplace({span.iteration, span.key.microbatch}, static_cast<std::int32_t>(i));
+  }
+}
+
+std::int32_t MicrobatchRows::own(PhaseIndex phase) const {
+  const trace::PhaseSpan& span = trace_[phase];
+  if (span.key.microbatch != kNone) {
+    const auto row = rows_.find({span.iteration, span.key.microbatch});
+    if (row != rows_.end()) return row->second;
+  }
+  return upcoming(phase) - 1;  // the row before, kNone for the first
+}
+
+std::int32_t MicrobatchRows::upcoming(PhaseIndex phase) const {
+  const auto after =
+      std::ranges::upper_bound(trace_.extents, phase, {}, &trace::MicrobatchExtents::phase);
+  return static_cast<std::int32_t>(after - trace_.extents.begin());
+}
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
+  return (hash ^ value) * 0x100000001b3;  // as FNV-1a
+}
+
+std::uint64_t structure_of(const trace::Request& r) {
+  return mixed(mixed(static_cast<std::uint64_t>(r.layer_begin.number()) + 2,
+                     static_cast<std::uint64_t>(r.stream)),
+               r.dynamic ? 1 : 0);
+}
+
+std::map<FamilyKey, std::vector<Run>> families_of(const trace::Trace& trace) {
+  const MicrobatchRows microbatches(trace);
+  std::map<FamilyKey, std::vector<Run>> families;
+  std::map<std::pair<trace::PhaseKey, ThreadOrdinal>, Run> open;
+  const auto close = [&] {
+    for (auto& [where, run] : open) {
+      const trace::PhaseKey& key = where.first;
+      for (const std::int32_t i : run.requests) {
+        run.structure = mixed(run.structure, structure_of(trace.requests[i]));
+      }
+      run.positions.assign(run.requests.size(), kNone);
+      families[{key.kind, key.chunk, key.occurrence, where.second}].push_back(std::move(run));
+    }
+    open.clear();
+  };
+  std::size_t boundary = 0;
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+    const trace::Request& r = trace.requests[i];
+    while (boundary < trace.iterations.size() && r.lower >= trace.iterations[boundary]) {
+      ++boundary;
+      close();
+    }
+    if (boundary == 0) continue;
+    if (boundary == trace.iterations.size()) break;
+    const trace::PhaseKey& key = trace[r.phase_begin].key;
+    if (key.kind == trace::PhaseKind::kUnplanned) continue;
+    const auto [it, is_new] = open.try_emplace({key, r.thread});
+    Run& run = it->second;
+    if (is_new) {
+      run.iteration = static_cast<std::int32_t>(boundary) - 1;
+      run.microbatch = key.microbatch;
+      run.own = microbatches.own(r.phase_begin);
+      run.upcoming = microbatches.upcoming(r.phase_begin);
+      if (run.upcoming == static_cast<std::int32_t>(trace.extents.size())) run.upcoming = kNone;
+    }
+    run.requests.push_back(static_cast<std::int32_t>(i));
+  }
+  close();
+  return families;
+}
+
+}  // namespace stalloc::profile

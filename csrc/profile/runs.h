@@ -1,0 +1,78 @@
+// The runs of a trace's phases, and the extents that their requests follow.
+//
+// A run is what one iteration requests in one phase on one thread. A family has the runs of all
+// iterations and microbatches that are the same part of the program.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "profile/size_laws.h"
+#include "trace/trace.h"
+
+namespace stalloc::profile {
+
+// The extents of the microbatches, reduced to those that vary.
+class ExtentTable {
+ public:
+  explicit ExtentTable(const trace::Trace& trace);
+
+  // Keeps these of the extents that vary, by their index among them.
+  void choose(const std::vector<std::size_t>& chosen);
+
+  std::size_t size() const { return columns_.size(); }
+  const std::vector<Extent>& row(std::int32_t i) const { return rows_[i]; }
+  const std::vector<Extent>& envelope() const { return envelope_; }
+
+  // Fills the names, the envelope and the distinct rows.
+  void describe(SizeLaws& laws) const;
+
+ private:
+  void keep(std::vector<std::size_t> columns);
+
+  const trace::Trace& trace_;
+  std::vector<std::size_t> columns_;  // index into Trace::extent_names
+  std::vector<std::vector<Extent>> rows_;
+  std::vector<Extent> envelope_;
+};
+
+// Finds the row of Trace::extents that a phase's requests follow.
+class MicrobatchRows {
+ public:
+  explicit MicrobatchRows(const trace::Trace& trace);
+
+  // The row of the phase's own microbatch, else of the one that began last; kNone before the first.
+  std::int32_t own(PhaseIndex phase) const;
+  // The first row of a later phase; the number of rows if there is none.
+  std::int32_t upcoming(PhaseIndex phase) const;
+
+ private:
+  const trace::Trace& trace_;
+  std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> rows_;
+};
+
+// The requests of one iteration in one phase on one thread.
+struct Run {
+  std::int32_t iteration = 0;
+  std::int32_t microbatch = kNone;
+  std::int32_t own = kNone;             // row of Trace::extents, as LawSource has it
+  std::int32_t upcoming = kNone;        // the same
+  std::vector<std::int32_t> requests;   // index into Trace::requests
+  std::vector<std::int32_t> positions;  // by request: index into the reference's, or kNone
+  std::uint64_t structure = 0;
+};
+
+using FamilyKey = std::tuple<trace::PhaseKind, std::int32_t, std::int32_t, ThreadOrdinal>;
+
+// The runs of a trace's complete iterations, by family.
+std::map<FamilyKey, std::vector<Run>> families_of(const trace::Trace& trace);
+
+// The layer, stream and tag of a request as a number: those of runs of one structure are the same.
+std::uint64_t structure_of(const trace::Request& r);
+// `hash` with another value.
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t value);
+
+}  // namespace stalloc::profile
