@@ -33,7 +33,9 @@ CONTENTS = (
 )
 # Every machine with Python and torch has these.
 SYSTEM_LIBRARIES = re.compile(r"(lib(c|m|dl|pthread|rt|gcc_s|stdc\+\+)|ld-linux.*)\.so")
-TORCH_LIBRARIES = re.compile(r"lib(c10|torch|torch_cpu)\.so")
+# Torch has these, with CUDA the last two, too. The wheel's libraries with these names link to them.
+TORCH_LIBRARIES = re.compile(r"lib(c10|torch|torch_cpu|c10_cuda|torch_cuda)\.so")
+LINKED_TO_TORCH = ("_torch.", "_torch_cuda.")
 
 
 def main() -> int:
@@ -121,7 +123,7 @@ def check_libraries(wheel: Path) -> list[str]:
         for needed in re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic):
             if needed in own or SYSTEM_LIBRARIES.match(needed):
                 continue
-            if library.name.startswith("_torch.") and TORCH_LIBRARIES.match(needed):
+            if library.name.startswith(LINKED_TO_TORCH) and TORCH_LIBRARIES.match(needed):
                 continue
             problems.append(f"{library.name} needs {needed}, which the wheel does not hold")
         problems += [
