@@ -52,8 +52,9 @@ std::int64_t narrow(Wide number) { return static_cast<std::int64_t>(number); }
 
 }  // namespace
 
-LawFitter::LawFitter(std::span<const std::vector<Extent>> rows, std::span<const Extent> envelope)
-    : envelope_(envelope.begin(), envelope.end()) {
+LawFitter::LawFitter(std::span<const std::vector<Extent>> rows, std::span<const Extent> envelope,
+                     std::span<const std::size_t> inputs)
+    : envelope_(envelope.begin(), envelope.end()), inputs_(inputs.begin(), inputs.end()) {
   std::map<std::vector<Extent>, std::size_t> index;
   std::vector<const std::vector<Extent>*> points;
   for (const std::vector<Extent>& row : rows) {
@@ -67,6 +68,7 @@ LawFitter::LawFitter(std::span<const std::vector<Extent>> rows, std::span<const 
   }
   points_ = points.size();
   const auto add = [&](const Factors& factors) {
+    if (mixes(factors, factors)) return;
     Product product{factors, {}};
     for (const std::vector<Extent>* point : points) {
       std::int64_t value = 1;
@@ -94,6 +96,17 @@ std::optional<SizeLaw> LawFitter::fit(std::span<const Bytes> sizes) const {
   if (auto law = fit_one_product(*seen)) return law;
   if (auto law = fit_two_products(*seen)) return law;
   return fit_steps(*seen);
+}
+
+bool LawFitter::mixes(const Factors& a, const Factors& b) const {
+  if (inputs_.empty()) return false;
+  for (const ExtentIndex i : a) {
+    for (const ExtentIndex j : b) {
+      if (i == kNone || j == kNone || i == j) continue;
+      if (inputs_[i.position()] == inputs_[j.position()]) return true;
+    }
+  }
+  return false;
 }
 
 // The sizes by point; std::nullopt if two differ at the same extents.
@@ -175,6 +188,7 @@ std::optional<SizeLaw> LawFitter::fit_two_products(const Sample& sample) const {
       for (std::size_t b = a + 1; b < products_.size(); ++b) {
         const Product& first = products_[a];
         const Product& second = products_[b];
+        if (mixes(first.factors, second.factors)) continue;
         // As many observations as unknowns fit any pair of products. Only the most usual laws are
         // tried then: a polynomial of one extent, or a sum of two.
         const bool unsure = count == unknowns;

@@ -33,8 +33,10 @@ class LawFitter {
  public:
   // Takes one row of extents for each observation, all of one length. Rows may repeat. kNone stands
   // for an unknown extent; a row of unknown extents is ignored. `envelope` is at least as large as
-  // every row.
-  LawFitter(std::span<const std::vector<Extent>> rows, std::span<const Extent> envelope);
+  // every row. `inputs` has the input that each extent comes from, if several may come from
+  // one: no law mixes an extent and the same one padded. Together they would explain anything.
+  LawFitter(std::span<const std::vector<Extent>> rows, std::span<const Extent> envelope,
+            std::span<const std::size_t> inputs = {});
 
   // The law of a request that had these sizes: one for each row, kNone if it was not seen there.
   // std::nullopt if no law explains them, or if the request was never seen.
@@ -54,6 +56,8 @@ class LawFitter {
     std::vector<Bytes> sizes;
   };
 
+  // True if both have extents of one input that are not the same.
+  bool mixes(const Factors& a, const Factors& b) const;
   std::optional<Sample> sample(std::span<const Bytes> sizes) const;
   std::optional<SizeLaw> fit_one_product(const Sample& sample) const;
   std::optional<SizeLaw> fit_two_products(const Sample& sample) const;
@@ -66,6 +70,7 @@ class LawFitter {
   std::size_t points_ = 0;             // distinct rows
   std::vector<Product> products_;      // ascending by number of factors
   std::vector<Extent> envelope_;
+  std::vector<std::size_t> inputs_;  // by extent; empty if each has an input of its own
 };
 
 // As evaluate(), but rounds up if the division leaves a remainder. A layout for these extents

@@ -3,56 +3,82 @@
 #include <algorithm>
 #include <set>
 
-namespace stalloc::profile {
+#include "profile/padded_extent.h"
 
-ExtentTable::ExtentTable(const trace::Trace& trace) : trace_(trace) {
-  std::vector<std::size_t> kept;
-  for (std::size_t e = 0; e < trace.extent_names.size(); ++e) {
-    const auto same = [&](std::size_t other) {
+namespace stalloc::profile {
+namespace {
+
+// The fewest values of a padded extent. One of two values would explain any single exception.
+constexpr std::size_t kFewestPadded = 3;
+
+}  // namespace
+
+ExtentTable::ExtentTable(const trace::Trace& trace, Extent multiple) : trace_(trace) {
+  std::vector<Column> kept;
+  const auto add = [&](const Column& column) {
+    const auto equals = [&](const Column& other) {
       return std::ranges::all_of(
-          trace.extents, [&](const auto& row) { return row.values[e] == row.values[other]; });
+          trace.extents, [&](const auto& row) { return value(row, column) == value(row, other); });
     };
-    if (std::ranges::all_of(trace.extents, [&](const auto& row) {
-          return row.values[e] == trace.extents.front().values[e];
-        })) {
-      continue;
-    }
-    if (std::ranges::none_of(kept, same)) kept.push_back(e);
+    std::set<Extent> values;
+    for (const auto& row : trace.extents) values.insert(value(row, column));
+    const std::size_t least = column.multiple > 1 ? kFewestPadded : 2;
+    if (values.size() >= least && std::ranges::none_of(kept, equals)) kept.push_back(column);
+  };
+  for (const Extent m : {Extent{1}, multiple}) {
+    for (std::size_t e = 0; e < trace.extent_names.size(); ++e) add({e, m});
   }
   keep(std::move(kept));
 }
 
+Extent ExtentTable::value(const trace::MicrobatchExtents& row, const Column& column) const {
+  return PaddedExtent{{}, column.multiple}.of(row.values[column.extent]);
+}
+
 void ExtentTable::choose(const std::vector<std::size_t>& chosen) {
-  std::vector<std::size_t> kept;
+  std::vector<Column> kept;
   for (const std::size_t e : chosen) kept.push_back(columns_[e]);
   std::ranges::sort(kept);
   keep(std::move(kept));
 }
 
-void ExtentTable::describe(SizeLaws& laws) const {
-  for (const std::size_t e : columns_) laws.extent_names.push_back(trace_.extent_names[e]);
+std::vector<std::string> ExtentTable::names() const {
+  std::vector<std::string> names;
+  for (const Column& c : columns_) {
+    names.push_back(padded_name(trace_.extent_names[c.extent], c.multiple));
+  }
+  return names;
+}
+
+std::vector<std::pair<std::string, Extent>> ExtentTable::others() const {
+  std::vector<std::pair<std::string, Extent>> others;
   for (std::size_t e = 0; e < trace_.extent_names.size(); ++e) {
-    if (std::ranges::find(columns_, e) != columns_.end()) continue;
+    if (std::ranges::find(columns_, e, &Column::extent) != columns_.end()) continue;
     Extent largest = 0;
     for (const auto& row : trace_.extents) largest = std::max(largest, row.values[e]);
-    laws.fixed.emplace_back(trace_.extent_names[e], largest);
+    others.emplace_back(trace_.extent_names[e], largest);
   }
-  laws.envelope = envelope_;
+  return others;
+}
+
+std::vector<std::vector<Extent>> ExtentTable::seen() const {
   std::set<std::vector<Extent>> seen;
   for (const std::vector<Extent>& row : rows_) {
     if (std::ranges::none_of(row, [](Extent e) { return e < 0; })) seen.insert(row);
   }
-  laws.seen.assign(seen.begin(), seen.end());
+  return {seen.begin(), seen.end()};
 }
 
-void ExtentTable::keep(std::vector<std::size_t> columns) {
+void ExtentTable::keep(std::vector<Column> columns) {
   columns_ = std::move(columns);
+  inputs_.clear();
+  for (const Column& c : columns_) inputs_.push_back(c.extent);
   envelope_.assign(columns_.size(), 0);
   rows_.clear();
   for (const trace::MicrobatchExtents& all : trace_.extents) {
     std::vector<Extent> row;
     for (std::size_t c = 0; c < columns_.size(); ++c) {
-      row.push_back(all.values[columns_[c]]);
+      row.push_back(value(all, columns_[c]));
       envelope_[c] = std::max(envelope_[c], row.back());
     }
     rows_.push_back(std::move(row));

@@ -6,11 +6,13 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "profile/size_laws.h"
+#include "base/types.h"
+#include "profile/size_law.h"
 #include "trace/trace.h"
 
 namespace stalloc::profile {
@@ -18,7 +20,8 @@ namespace stalloc::profile {
 // The extents of the microbatches, reduced to those that vary.
 class ExtentTable {
  public:
-  explicit ExtentTable(const trace::Trace& trace);
+  // With a `multiple` above 1 the table has each extent padded to it, too; see padded_extent.h.
+  explicit ExtentTable(const trace::Trace& trace, Extent multiple = 1);
 
   // Keeps these of the extents that vary, by their index among them.
   void choose(const std::vector<std::size_t>& chosen);
@@ -27,14 +30,28 @@ class ExtentTable {
   const std::vector<Extent>& row(std::int32_t i) const { return rows_[i]; }
   const std::vector<Extent>& envelope() const { return envelope_; }
 
-  // Fills the names, the envelope and the distinct rows.
-  void describe(SizeLaws& laws) const;
+  // By extent: the input that it comes from. See LawFitter.
+  const std::vector<std::size_t>& inputs() const { return inputs_; }
+
+  std::vector<std::string> names() const;
+  // All extents of the inputs that have no part in these, each with its largest value.
+  std::vector<std::pair<std::string, Extent>> others() const;
+  // The distinct rows without unknown extents, ascending.
+  std::vector<std::vector<Extent>> seen() const;
 
  private:
-  void keep(std::vector<std::size_t> columns);
+  struct Column {
+    std::size_t extent = 0;  // index into Trace::extent_names
+    Extent multiple = 1;
+
+    auto operator<=>(const Column&) const = default;
+  };
+  Extent value(const trace::MicrobatchExtents& row, const Column& column) const;
+  void keep(std::vector<Column> columns);
 
   const trace::Trace& trace_;
-  std::vector<std::size_t> columns_;  // index into Trace::extent_names
+  std::vector<Column> columns_;
+  std::vector<std::size_t> inputs_;
   std::vector<std::vector<Extent>> rows_;
   std::vector<Extent> envelope_;
 };

@@ -1,6 +1,7 @@
 #include "profile/size_laws.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <map>
 #include <optional>
@@ -25,6 +26,9 @@ constexpr std::int64_t kMostlyExplained = 8;
 // A family has at most so many laws that may be chance. A mixture of experts would have one for
 // each size; other programs repeat theirs from layer to layer.
 constexpr std::size_t kMostByChance = 4;
+
+// The multiples to which models pad. They are tried if the extents explain too little without.
+constexpr std::array<Extent, 7> kMultiples = {8, 16, 32, 64, 128, 256, 512};
 
 // The laws found so far, each once.
 class LawTable {
@@ -187,8 +191,8 @@ class Family {
            std::vector<LawIndex>& of) {
     const std::vector<std::vector<Extent>> own = rows(LawSource::kOwn);
     const std::vector<std::vector<Extent>> upcoming = rows(LawSource::kUpcoming);
-    const LawFitter own_fitter(own, extents_.envelope());
-    const LawFitter upcoming_fitter(upcoming, extents_.envelope());
+    const LawFitter own_fitter(own, extents_.envelope(), extents_.inputs());
+    const LawFitter upcoming_fitter(upcoming, extents_.envelope(), extents_.inputs());
     struct Hash {
       std::size_t operator()(const std::vector<Bytes>& sizes) const {
         std::uint64_t hash = 0;
@@ -292,7 +296,7 @@ class Family {
   void fit_from_above(std::vector<std::int32_t>& open, bool has_warm_up, LawTable& table,
                       std::vector<LawIndex>& of) {
     const std::vector<std::vector<Extent>> own = rows(LawSource::kOwn);
-    const LawFitter fitter(own, extents_.envelope());
+    const LawFitter fitter(own, extents_.envelope(), extents_.inputs());
     std::vector<bool> included;
     for (std::size_t r = 0; r < runs_.size(); ++r) {
       included.push_back((!has_warm_up || runs_[r].iteration > 0) && is_known(own[r]));
@@ -433,7 +437,11 @@ std::vector<std::size_t> most_explaining(const trace::Trace& trace, const Extent
       std::vector<std::size_t> tried = chosen;
       tried.push_back(e);
       std::vector<Extent> envelope;
-      for (const std::size_t t : tried) envelope.push_back(extents.envelope()[t]);
+      std::vector<std::size_t> inputs;
+      for (const std::size_t t : tried) {
+        envelope.push_back(extents.envelope()[t]);
+        inputs.push_back(extents.inputs()[t]);
+      }
       std::size_t explained = 0;
       for (const Case& c : cases) {
         std::vector<std::vector<Extent>> rows;
@@ -441,7 +449,7 @@ std::vector<std::size_t> most_explaining(const trace::Trace& trace, const Extent
           rows.emplace_back();
           for (const std::size_t t : tried) rows.back().push_back(row[t]);
         }
-        const LawFitter fitter(rows, envelope);
+        const LawFitter fitter(rows, envelope, inputs);
         for (const std::vector<Bytes>& sizes : c.sizes) explained += fitter.fit(sizes).has_value();
       }
       if (best == extents.size() || explained > most) {
@@ -454,19 +462,15 @@ std::vector<std::size_t> most_explaining(const trace::Trace& trace, const Extent
   return chosen;
 }
 
-}  // namespace
-
-SizeLaws find_size_laws(const trace::Trace& trace) {
-  SizeLaws result;
-  ExtentTable extents(trace);
-  if (extents.size() == 0) {
-    extents.describe(result);
-    result.seen.clear();
-    return result;
-  }
-  std::map<FamilyKey, std::vector<Run>> families = families_of(trace);
+// The laws in the extents of a table, or in the few of them that explain the most.
+SizeLaws laws_in(const trace::Trace& trace, ExtentTable extents,
+                 std::map<FamilyKey, std::vector<Run>>& families) {
   if (extents.size() > kMostExtents) extents.choose(most_explaining(trace, extents, families));
-  extents.describe(result);
+  SizeLaws result;
+  result.extent_names = extents.names();
+  result.fixed = extents.others();
+  result.envelope = extents.envelope();
+  result.seen = extents.seen();
   result.of.assign(trace.requests.size(), kNone);
   const MicrobatchRows microbatches(trace);
   for (PhaseIndex phase(0); phase.points_into(trace.phases); ++phase) {
@@ -479,6 +483,35 @@ SizeLaws find_size_laws(const trace::Trace& trace) {
   for (auto& [key, runs] : families) Family(trace, extents, runs).find_laws(table, result.of);
   result.laws = table.take();
   return result;
+}
+
+// The number of requests whose law is proven.
+std::int64_t count_proven(const SizeLaws& laws) {
+  return std::ranges::count_if(
+      laws.of, [&](LawIndex law) { return law != kNone && laws[law].proof == LawProof::kProven; });
+}
+
+}  // namespace
+
+SizeLaws find_size_laws(const trace::Trace& trace) {
+  if (ExtentTable(trace).size() == 0) {
+    SizeLaws none;
+    none.fixed = ExtentTable(trace).others();
+    return none;
+  }
+  std::map<FamilyKey, std::vector<Run>> families = families_of(trace);
+  SizeLaws best = laws_in(trace, ExtentTable(trace), families);
+  std::int64_t proven = count_proven(best);
+  const std::int64_t open = std::ranges::count(best.of, LawIndex(kNone));
+  if (kMostlyExplained * open < std::ssize(best.of)) return best;
+  for (const Extent multiple : kMultiples) {
+    SizeLaws padded = laws_in(trace, ExtentTable(trace, multiple), families);
+    const std::int64_t more = count_proven(padded) - proven;
+    if (kMostlyExplained * more < std::ssize(best.of)) continue;
+    proven += more;
+    best = std::move(padded);
+  }
+  return best;
 }
 
 trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws) {

@@ -3,30 +3,35 @@
 #include <algorithm>
 #include <utility>
 
+#include "profile/padded_extent.h"
+
 namespace stalloc::runtime {
 
 Microbatches::Row Microbatches::row_of(std::span<const std::string> names,
                                        std::span<const std::int64_t> values) {
   if (!std::ranges::equal(names, told_names_)) {
     told_names_.assign(names.begin(), names.end());
-    index_.clear();
-    for (const std::string& name : told_names_) {
-      const auto at = std::ranges::find(names_, name);
-      index_.push_back(at == names_.end() ? kNone : profile::ExtentIndex(at - names_.begin()));
-    }
     largest_.assign(values.begin(), values.end());
     for (std::size_t i = 0; i < told_names_.size(); ++i) {
       const auto profiled = fixed_.find(told_names_[i]);
       if (profiled != fixed_.end()) largest_[i] = std::max(largest_[i], profiled->second);
     }
+    sources_.clear();
+    for (std::size_t p = 0; p < names_.size(); ++p) {
+      const profile::PaddedExtent extent = profile::parse_extent(names_[p]);
+      const auto at = std::ranges::find(told_names_, extent.base);
+      if (at == told_names_.end()) continue;
+      sources_.push_back({static_cast<std::size_t>(at - told_names_.begin()), p, extent.multiple});
+      largest_[sources_.back().told] = kNone;
+    }
   }
   Row row;
   row.extents = unknown_;
+  for (const Source& s : sources_) {
+    row.extents[s.planned] = profile::PaddedExtent{{}, s.multiple}.of(values[s.told]);
+  }
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (index_[i] != kNone) {
-      row.extents[index_[i].position()] = values[i];
-      continue;
-    }
+    if (largest_[i] == kNone) continue;
     largest_[i] = std::max(largest_[i], values[i]);
     if (values[i] > 0 && values[i] < largest_[i]) row.shares.push_back({values[i], largest_[i]});
   }

@@ -70,10 +70,15 @@ class Microbatches {
   const std::vector<std::string> names_;
   const std::vector<profile::Extent> unknown_;
   const std::map<std::string, profile::Extent> fixed_;
-  // By reported name: the name, its index in the plan (kNone: absent) and the largest value.
+  // By reported name: the name, and the largest value if the plan does not name it, else kNone.
   std::vector<std::string> told_names_;
-  std::vector<profile::ExtentIndex> index_;
   std::vector<profile::Extent> largest_;
+  struct Source {  // of a plan's extent
+    std::size_t told = 0;
+    std::size_t planned = 0;
+    profile::Extent multiple = 1;
+  };
+  std::vector<Source> sources_;
   std::vector<Row> in_flight_;  // of this iteration
   Row latest_;
   Row next_;  // reported ahead of its forward

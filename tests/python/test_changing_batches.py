@@ -400,3 +400,31 @@ def test_two_hundred_steps_of_random_shapes_are_identical(seed: int) -> None:
     assert outcome.hits_at_last >= 0.99
     assert outcome.stats["fallback_requests"] <= 0.01 * outcome.stats["requests"]
     assert_within_pool(outcome)
+
+
+class Padded(nn.Module):
+    """Rounds the length of a batch up to a multiple of 16 inside the model."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        scores: Tensor = self.model(functional.pad(ids, (0, -length % 16)))
+        return scores[:, :length]
+
+
+@isolated
+def test_padding_inside_the_model_is_an_extent_of_its_own() -> None:
+    outcome = compare(
+        [of_length(n) for n in (61, 24, 90, 33, 75, 50, 100, 10)],
+        [of_length(n) for n in (17, 88, 64, 3, 96, 70, 49, 81)],
+        wrapped(Padded),
+    )
+    assert list(outcome.plan.extents) == ["ids.1", "ids.1:16"]
+    larger = outcome.plan.resized({"tokens": 200})
+    assert larger.extents == {"ids.1": 200, "ids.1:16": 208}
+    assert larger.pool > outcome.plan.pool
+    assert outcome.stats["hit_rate"] >= 0.99
+    assert_within_pool(outcome)
