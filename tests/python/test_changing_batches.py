@@ -317,19 +317,18 @@ def test_a_branch_that_some_lengths_go_without_is_planned() -> None:
     assert outcome.stats["dynamic_requests"] == 0
 
 
-class Stepped(nn.Module):
-    """Pads to a multiple of 16 up to a length of 64, and to one of 128 beyond."""
+class Padded(nn.Module):
+    """Rounds the length of a batch up inside the model, to the multiple for that length."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, multiple: Callable[[int], int]) -> None:
         super().__init__()
         self.model = model
+        self.multiple = multiple
 
-    def forward(self, t: Tensor) -> Tensor:
-        length = t.shape[1]
-        multiple = 16 if length <= 64 else 128
-        padded = functional.pad(t, (0, -length % multiple))
-        out: Tensor = self.model(padded)
-        return out[:, :length]
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        scores: Tensor = self.model(functional.pad(ids, (0, -length % self.multiple(length))))
+        return scores[:, :length]
 
 
 @isolated
@@ -337,7 +336,7 @@ def test_a_law_that_breaks_beyond_the_profile_costs_no_value() -> None:
     outcome = compare(
         [of_length(n, n) for n in (24, 40, 64, 56, 32, 9, 17)],
         [of_length(n, n) for n in (20, 70, 130, 64, 260, 33, 48)],
-        wrapped(Stepped),
+        wrapped(lambda model: Padded(model, lambda length: 16 if length <= 64 else 128)),
     )
     before, after = (s["hits"] + s["conflicts"] for s in (outcome.before_last, outcome.stats))
     assert after - before >= 0.99 * outcome.stats["planned"], "back in step"
@@ -402,25 +401,12 @@ def test_two_hundred_steps_of_random_shapes_are_identical(seed: int) -> None:
     assert_within_pool(outcome)
 
 
-class Padded(nn.Module):
-    """Rounds the length of a batch up to a multiple of 16 inside the model."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        length = ids.shape[1]
-        scores: Tensor = self.model(functional.pad(ids, (0, -length % 16)))
-        return scores[:, :length]
-
-
 @isolated
 def test_padding_inside_the_model_is_an_extent_of_its_own() -> None:
     outcome = compare(
         [of_length(n) for n in (61, 24, 90, 33, 75, 50, 100, 10)],
         [of_length(n) for n in (17, 88, 64, 3, 96, 70, 49, 81)],
-        wrapped(Padded),
+        wrapped(lambda model: Padded(model, lambda length: 16)),
     )
     assert list(outcome.plan.extents) == ["ids.1", "ids.1:16"]
     larger = outcome.plan.resized({"tokens": 200})
