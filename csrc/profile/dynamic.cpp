@@ -219,14 +219,19 @@ class GroupFinder {
     return sums;
   }
 
-  // Gives the group's sightings, of requests without a law of their own, the sizes at the envelope.
+  // Gives the group's sightings, of requests without a law of their own, the sizes in the batch
+  // that needs most. Batches of a budget never have the largest of all extents at once.
   void enlarge(ProfiledGroup& group, const std::vector<Asked>& served, const SizeLaw& law) const {
+    Bytes most = 0;
+    for (const std::vector<Extent>& row : all_.laws().seen) {
+      most = std::max(most, evaluate(law, row));
+    }
     std::vector<std::size_t> next(group.sightings.size());
     for (const auto& [t, index] : served) {
       const auto visit = static_cast<std::size_t>(t - first_);
       DynamicSighting& sighting = group.sightings[visit][next[visit]++];
       if (all_.law(t, index) != kNone) continue;
-      sighting.size = at_envelope(sighting.size, law, all_.extents(t, index), all_.laws().envelope);
+      sighting.size = in_proportion(sighting.size, evaluate(law, all_.extents(t, index)), most);
     }
   }
 
@@ -348,6 +353,7 @@ std::vector<std::string> dynamic_modules(
     }
   }
   for (const LayerIndex layer : static_in_a_phase) layers.erase(layer);
+  for (const LayerIndex layer : trace::layers_with_guests(all.trace())) layers.erase(layer);
   trace::LayerNames names;
   for (const LayerIndex layer : layers) names.insert(all.trace().layers[layer.position()]);
   std::vector<std::string> outermost;

@@ -24,7 +24,7 @@ namespace stalloc::profile {
 std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all);
 
 // The dynamic modules among `stays` that nobody has tagged: those that make no request in any other
-// phase, by name. Only the outermost of nested ones.
+// phase and call no modules but their own, by name. Only the outermost of nested ones.
 std::vector<std::string> dynamic_modules(
     const Counterparts& all, const std::set<std::pair<trace::PhaseKey, LayerIndex>>& stays);
 

@@ -28,8 +28,8 @@ struct GroupSum {
 std::optional<SizeLaw> find_group_law(std::span<const GroupSum> sums,
                                       std::span<const Extent> envelope);
 
-// `size` at the envelope, if it is seen at `extents`: in proportion to `law`, rounded up.
-Bytes at_envelope(Bytes size, const SizeLaw& law, std::span<const Extent> extents,
-                  std::span<const Extent> envelope);
+// `size`, seen where the law gives `here`, in proportion where it gives `there`; rounded up, and no
+// less than `size`.
+Bytes in_proportion(Bytes size, Bytes here, Bytes there);
 
 }  // namespace stalloc::profile

@@ -67,6 +67,7 @@ class Profiler {
     profile.phases = all_.phases().list();
     profile.requests.reserve(count);
     for (std::int32_t i = 0; i < count; ++i) profile.requests.push_back(profiled(i));
+    if (!all_.laws().empty()) set_apart(profile);
     return profile;
   }
 
@@ -167,6 +168,26 @@ class Profiler {
                                                                : LifetimeClass::kScoped;
     }
     return result;
+  }
+
+  // Makes small requests persistent that are all that lives when a microbatch begins, such as a
+  // loss that the loop keeps. A larger pool replaces one only while that is empty.
+  void set_apart(IterationProfile& profile) const {
+    for (const ProfiledPhase& phase : profile.phases) {
+      if (phase.key.kind != trace::PhaseKind::kForward) continue;
+      std::vector<ProfiledRequest*> live;
+      for (ProfiledRequest& r : profile.requests) {
+        if (!profile.is_plannable(r)) continue;
+        const bool begun = r.lower < phase.begin && phase.begin < r.upper + r.over;
+        if (begun || phase.begin + profile.period < r.upper + r.over) live.push_back(&r);
+      }
+      const auto is_small = [](const ProfiledRequest* r) { return r->size < kSmallRequest; };
+      if (!std::ranges::all_of(live, is_small)) continue;
+      for (ProfiledRequest* r : live) {
+        *r = persistent(*r);
+        r->over = 0;
+      }
+    }
   }
 
   // True for a batch that the next one replaces and whose size varies. It lies beside the pool: a

@@ -55,8 +55,9 @@ class LawTable {
 // One family: aligns its runs and finds the laws of its positions.
 class Family {
  public:
-  Family(const trace::Trace& trace, const ExtentTable& extents, std::vector<Run>& runs)
-      : trace_(trace), extents_(extents), runs_(runs) {
+  Family(const trace::Trace& trace, const ExtentTable& extents, trace::PhaseKind kind,
+         std::vector<Run>& runs)
+      : trace_(trace), extents_(extents), kind_(kind), runs_(runs) {
     choose_reference();
     for (std::size_t r = 0; r < runs_.size(); ++r) align(runs_[r]);
     sizes_.assign(reference().requests.size(), std::vector<Bytes>(runs_.size(), kNone));
@@ -201,6 +202,8 @@ class Family {
       }
     };
     const bool all = std::ranges::count(included, false) == 0;
+    // Chance does not explain sizes that come again with their extents.
+    const bool repeats = has_repeated_row(included);
     std::unordered_map<std::vector<Bytes>, std::optional<SizeLaw>, Hash> known;
     std::vector<const std::optional<SizeLaw>*> found;  // by open position
     std::set<SizeLaw> chance;
@@ -212,7 +215,7 @@ class Family {
       const auto [it, is_new] = known.try_emplace(std::move(sizes));
       std::optional<SizeLaw>& law = it->second;
       if (is_new) law = simplest(it->first, own, upcoming, own_fitter, upcoming_fitter);
-      if (law && may_be_chance(*law, all)) chance.insert(*law);
+      if (law && !repeats && may_be_chance(*law, all)) chance.insert(*law);
       found.push_back(&law);
     }
     std::vector<std::int32_t> still_open;
@@ -227,6 +230,17 @@ class Family {
       assign(open[i], included, index, of);
     }
     open = std::move(still_open);
+  }
+
+  // True if two of the included runs have the same extents.
+  bool has_repeated_row(const std::vector<bool>& included) const {
+    std::set<std::vector<Extent>> rows;
+    for (std::size_t r = 0; r < runs_.size(); ++r) {
+      if (!included[r]) continue;
+      const std::vector<Extent> own = row(runs_[r], LawSource::kOwn);
+      if (is_known(own) && !rows.insert(own).second) return true;
+    }
+    return false;
   }
 
   // True if the law would explain any sizes: it has as many unknowns as there are observations.
@@ -258,7 +272,9 @@ class Family {
       if (constant) return mine;
       mine.reset();
     }
-    std::optional<SizeLaw> next = fit(upcoming_fitter, upcoming);
+    // Only what comes between microbatches may be made for the next one.
+    std::optional<SizeLaw> next;
+    if (kind_ == trace::PhaseKind::kOther) next = fit(upcoming_fitter, upcoming);
     if (next) next->source = LawSource::kUpcoming;
     if (next && next->terms.empty()) next.reset();
     if (!mine || !next) return mine ? mine : next;
@@ -406,6 +422,7 @@ class Family {
 
   const trace::Trace& trace_;
   const ExtentTable& extents_;
+  const trace::PhaseKind kind_;
   std::vector<Run>& runs_;
   std::size_t reference_ = 0;
   std::vector<std::vector<Bytes>> sizes_;               // by position and run
@@ -423,7 +440,7 @@ std::vector<std::size_t> most_explaining(const trace::Trace& trace, const Extent
   };
   std::vector<Case> cases;
   for (auto& [key, runs] : families) {
-    const Family family(trace, extents, runs);
+    const Family family(trace, extents, std::get<0>(key), runs);
     Case c{family.rows(LawSource::kOwn), {}};
     for (const std::vector<Bytes>& sizes : family.sizes()) c.sizes.insert(sizes);
     cases.push_back(std::move(c));
@@ -480,7 +497,8 @@ SizeLaws laws_in(const trace::Trace& trace, ExtentTable extents,
     result.own.push_back(known ? extents.row(row) : std::vector<Extent>{});
   }
   LawTable table;
-  for (auto& [key, runs] : families) Family(trace, extents, runs).find_laws(table, result.of);
+  for (auto& [key, runs] : families)
+    Family(trace, extents, std::get<0>(key), runs).find_laws(table, result.of);
   result.laws = table.take();
   return result;
 }

@@ -40,7 +40,7 @@ bool Layouts::suits(const plan::Plan& layout, std::span<const profile::Extent> e
 }
 
 const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const Memory& memory,
-                                std::span<const StaticPool::LiveDecision> live) {
+                                std::span<const StaticPool::LiveDecision> live) try {
   const Extents alone = complete(extents);
   const plan::Plan* found = nullptr;
   for (const plan::Plan& layout : layouts_) {
@@ -56,10 +56,12 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
     if (layout && layout->pool <= memory.size) return layout;
   }
   return nullptr;
+} catch (const Error&) {
+  return nullptr;  // a law has no size at these extents
 }
 
 const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const Memory& memory,
-                                std::span<const StaticPool::LiveDecision> live, bool in_place) {
+                                std::span<const StaticPool::LiveDecision> live, bool in_place) try {
   const Extents alone = complete(extents);
   Extents both = alone;
   for (std::size_t i = 0; i < both.size(); ++i) both[i] = std::max(both[i], current_->extents[i]);
@@ -70,6 +72,8 @@ const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const 
   std::vector<Offset> walls = memory.walls;
   walls.push_back(memory.size);
   return make(wanted, std::move(walls), live);
+} catch (const Error&) {
+  return nullptr;  // a law has no size at these extents
 }
 
 const plan::Plan* Layouts::in_one_piece() {

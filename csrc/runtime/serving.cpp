@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace stalloc::runtime {
+namespace {
+
+// A layout in several pieces of memory exceeds its bound by at most one part in so many.
+constexpr Bytes kMostForPieces = 10;
+
+}  // namespace
 
 Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
                  Statistics& counts)
@@ -162,6 +168,11 @@ void Serving::fit_layout() {
   }
   const bool empty = pool.space.live_blocks() == 0;
   const plan::Plan* layout = layouts_.grow(row.extents, memory, live, !empty);
+  // Pieces of memory that no request may straddle can need far more than one. Then the rest of this
+  // iteration's requests that do not fit lie beside the pool.
+  if (!empty && layout && layout->pool > layout->bound + layout->bound / kMostForPieces) {
+    layout = nullptr;
+  }
   refused_ = !layout || !(empty ? pools_.exchange(*layout) : pools_.extend(*layout));
   if (!refused_) adopt(layout);
 }

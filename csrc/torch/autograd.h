@@ -1,6 +1,7 @@
 // The state of autograd on the calling thread.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -15,8 +16,10 @@ inline bool in_backward() { return torch::autograd::get_current_graph_task_id() 
 // Returns the thread_id() of nodes that the calling thread makes.
 inline std::uint64_t autograd_thread() { return at::RecordFunction::currentThreadId(); }
 
+// The node that autograd runs on the calling thread. None while checkpointing computes a forward
+// anew: the node that asks for it has made none of these requests.
 inline runtime::NodeSequence running_node() {
-  if (!in_backward()) return std::nullopt;
+  if (!in_backward() || at::GradMode::is_enabled()) return std::nullopt;
   const auto node = torch::autograd::get_current_node();
   return node ? runtime::NodeSequence(
                     runtime::node_of_thread(node->thread_id(), node->sequence_nr()))

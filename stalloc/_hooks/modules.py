@@ -116,7 +116,7 @@ class LayerHooks:
         names = [name, *(base.__name__ for base in type(module).__mro__)]
         for pattern in self.patterns:
             if isinstance(pattern, ModuleName):
-                if name == pattern:
+                if name and name == pattern:
                     return True
             elif isinstance(pattern, str):
                 if any(fnmatch.fnmatchcase(n, pattern) for n in names):

@@ -10,9 +10,7 @@ namespace stalloc {
 namespace {
 
 using profile::Extent;
-using profile::ExtentIndex;
 using profile::GroupSum;
-using profile::SizeLaw;
 
 // The sums of a group at these extents.
 std::vector<GroupSum> sums_at(const std::vector<std::vector<Extent>>& rows, auto bytes) {
@@ -32,7 +30,7 @@ TEST(GroupLaw, TheTokensOfALayerAreRowsTimesLength) {
   EXPECT_EQ(law->terms[0].coefficient, 2048);
   EXPECT_EQ(law->terms[0].factors, (profile::Factors{0, 1, kNone}));
   EXPECT_EQ(law->constant, 0);
-  EXPECT_EQ(profile::at_envelope(1000, *law, kRows[0], kEnvelope), 18'000);
+  EXPECT_EQ(profile::evaluate(*law, kEnvelope), 2048 * 8 * 900);
 }
 
 TEST(GroupLaw, AConstantPartStays) {
@@ -75,13 +73,10 @@ TEST(GroupLaw, UnknownExtentsTellNothing) {
 }
 
 TEST(GroupLaw, NoSizeShrinks) {
-  SizeLaw law;
-  law.terms = {{3, {ExtentIndex(0), kNone, kNone}}};
-  const std::vector<Extent> small = {2};
-  const std::vector<Extent> large = {7};
-  EXPECT_EQ(profile::at_envelope(10, law, small, large), 35);
-  EXPECT_EQ(profile::at_envelope(10, law, large, small), 10);
-  EXPECT_EQ(profile::at_envelope(10, law, std::vector<Extent>{0}, large), 10);
+  EXPECT_EQ(profile::in_proportion(10, 2, 7), 35);
+  EXPECT_EQ(profile::in_proportion(10, 3, 7), 24) << "rounded up";
+  EXPECT_EQ(profile::in_proportion(10, 7, 2), 10);
+  EXPECT_EQ(profile::in_proportion(10, 0, 7), 10);
 }
 
 }  // namespace

@@ -1,0 +1,1 @@
+"""Programs whose batches change in shape, and the peak that each allocator reserves for them."""

@@ -1,0 +1,194 @@
+"""Models on the meta device: a mixture of experts without tags, and one that pads its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import stalloc
+
+_WIDTH = 1024
+_HEADS = 16
+_VOCABULARY = 32_000
+_EXPERTS = 16
+_TOP_K = 4
+_EXPERT_WIDTH = 1408
+_LONGEST = 4096
+_PROFILED = 5  # iterations
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program.
+
+    Attributes:
+        longest: The profile has a batch of the longest length.
+        padding: The model rounds lengths up to a multiple of it; a mixture of experts has none.
+        skew: Standard deviation of the log popularity of experts.
+        drift: The part of the way to another popularity that the experts go in 50 iterations.
+    """
+
+    name: str
+    layers: int = 8
+    microbatches: int = 1
+    longest: bool = True
+    fixed: bool = False
+    rows: bool = False
+    recompute: bool = False
+    padding: int = 0
+    skew: float = 0.5
+    drift: float = 0.0
+    iterations: int = 24
+
+
+CASES = (
+    Case("experts, fixed length", fixed=True),
+    Case("experts", longest=False),
+    Case("experts, longest profiled"),
+    Case("experts, 4 microbatches", layers=4, microbatches=4),
+    Case("experts, 2 microbatches, longest not profiled", layers=4, microbatches=2, longest=False),
+    Case("experts, recomputed", recompute=True),
+    Case("experts, recomputed, 3 microbatches", layers=4, microbatches=3, recompute=True),
+    Case("experts, rows change, too", rows=True),
+    Case("experts that drift", skew=1.5, drift=5.0),
+    Case("padded to 64", layers=6, padding=64),
+    Case("padded to 128, longest not profiled", layers=6, padding=128, longest=False),
+)
+
+
+def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
+    """The trace of the profiled iterations, or of the whole run, which begins like them."""
+    rng = np.random.default_rng(seed)
+    moment = _Moment()
+    with stalloc.profile(device="meta", dynamic=()) as prof, torch.device("meta"):
+        model = _Model(case, rng, moment).bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        for i in range(_PROFILED if profiled else case.iterations):
+            for microbatch in range(case.microbatches):
+                moment.at = (i, microbatch)
+                rows, length = _shape(case, i, rng)
+                ids = torch.zeros(rows, length + 1, dtype=torch.long)
+                scores = model(ids[:, :-1]).flatten(0, 1).float()
+                functional.cross_entropy(scores, ids[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    return prof.trace
+
+
+def _shape(case: Case, iteration: int, rng: np.random.Generator) -> tuple[int, int]:
+    if case.fixed:
+        return 4, _LONGEST // 4
+    if case.longest and iteration == 1:
+        return 4, _LONGEST
+    length = int(np.clip(rng.lognormal(6.3, 0.7, 4), 64, _LONGEST).max())
+    return int(rng.integers(1, 5)) if case.rows else 4, length
+
+
+class _Moment:
+    """The iteration and microbatch. A recomputed layer routes as it did before."""
+
+    at = (0, 0)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.qkv = nn.Linear(_WIDTH, 3 * _WIDTH, bias=False)
+        self.out = nn.Linear(_WIDTH, _WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        heads = self.qkv(self.norm(x)).view(rows, length, 3, _HEADS, -1)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return x + out
+
+
+class _Expert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(_WIDTH, 2 * _EXPERT_WIDTH, bias=False)
+        self.down = nn.Linear(_EXPERT_WIDTH, _WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, -1)
+        out: Tensor = self.down(functional.silu(gate) * up)
+        return out
+
+
+class _Mixture(nn.Module):
+    def __init__(self, case: Case, rng: np.random.Generator, moment: _Moment) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.gate = nn.Linear(_WIDTH, _EXPERTS, bias=False)
+        self.experts = nn.ModuleList(_Expert() for _ in range(_EXPERTS))
+        self._case, self._rng, self._moment = case, rng, moment
+        self._from, self._to = rng.normal(size=(2, _EXPERTS))
+        self._routed: tuple[tuple[int, int] | None, list[int]] = (None, [])
+
+    def _route(self, tokens: int) -> list[int]:
+        """The tokens of each expert."""
+        if self._routed[0] != self._moment.at:
+            way = self._case.drift * self._moment.at[0] / 50
+            logits = self._case.skew * (self._from + way * (self._to - self._from))
+            odds = np.exp(logits) / np.exp(logits).sum()
+            counts = self._rng.multinomial(tokens * _TOP_K, odds)
+            self._routed = (self._moment.at, counts.tolist())
+        return self._routed[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.norm(x).flatten(0, 1)
+        weights = self.gate(flat).softmax(-1).topk(_TOP_K, -1).values.flatten()
+        out = torch.zeros_like(flat)
+        for expert, count in zip(self.experts, self._route(len(flat)), strict=True):
+            if count == 0:
+                continue
+            chosen = torch.empty(count, dtype=torch.long)
+            y = expert(flat[chosen]) * weights[:count, None]
+            out = out.index_add(0, chosen, y)
+        return x + out.view_as(x)
+
+
+class _Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.LayerNorm(_WIDTH),
+            nn.Linear(_WIDTH, 4 * _WIDTH),
+            nn.GELU(),
+            nn.Linear(4 * _WIDTH, _WIDTH),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return x + out
+
+
+class _Model(nn.Module):
+    def __init__(self, case: Case, rng: np.random.Generator, moment: _Moment) -> None:
+        super().__init__()
+        self._case = case
+        self.embed = nn.Embedding(_VOCABULARY, _WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(_Attention(), _Mlp() if case.padding else _Mixture(case, rng, moment))
+            for _ in range(case.layers)
+        )
+        self.head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        if self._case.padding:
+            ids = functional.pad(ids, (0, -length % self._case.padding))
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self._case.recompute else block(x)
+        scores: Tensor = self.head(x)
+        return scores[:, :length]
