@@ -117,9 +117,12 @@ def test_two_extents_have_a_slider_each(show: Open) -> None:
     sliders[0].send_keys(Keys.HOME)
     sliders[1].send_keys(Keys.HOME, Keys.ARROW_RIGHT)
     page.settle()
-    resized = scene_of_plan(plan.resized({"ids.0": 1, "ids.1": 2}, time_limit=0.1), "resized")
-    weight = 100_000
-    assert page.ask("app.scene.layouts.at(-1).load") == resized.load + weight
+    small = plan.resized({"ids.0": 1, "ids.1": 2}, time_limit=0.1)
+    beside = 100_000 + sum(
+        json.loads(small._core.to_json())["persistent"]["size"]
+    )  # the weight, and data beside the pool
+    resized = scene_of_plan(small, "resized")
+    assert page.ask("app.scene.layouts.at(-1).load") == resized.load + beside
     assert page.ask("app.scene.layouts[0].chosen") is None
     reset = page.driver.find_element(By.CSS_SELECTOR, "#sliders button")
     assert reset.text == "as recorded"
