@@ -60,7 +60,9 @@ struct ProfiledPhase {
 
 // A dynamic request as one iteration saw it. Ticks of the trace.
 struct DynamicSighting {
-  Bytes size = 0;  // as asked; at the envelope where the request or its group has a law
+  // As asked; at the envelope if the request has a law; in the profiled batch that needs most if
+  // its group has one.
+  Bytes size = 0;
   Tick lower = 0;
   Tick upper = 0;  // kNever where the trace does not tell
 };

@@ -228,8 +228,8 @@ class Profiler {
   std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays_;
 };
 
-// Profiles a trace. `modules` are dynamic, and their requests are tagged. If more modules are found
-// to be dynamic, they are added to `modules` and nothing is returned.
+// Profiles a trace. `modules` are dynamic, and their requests are tagged. If there are none, looks
+// for some: if it finds any, it sets `modules` and returns nothing.
 std::optional<IterationProfile> profile_with(const trace::Trace& trace,
                                              std::vector<std::string>& modules) {
   SizeLaws laws = find_size_laws(trace);

@@ -3,6 +3,11 @@
 #include <charconv>
 
 namespace stalloc::profile {
+namespace {
+
+constexpr Extent kMostPadded = Extent{1} << 20;  // no name means a multiple above it
+
+}  // namespace
 
 PaddedExtent parse_extent(std::string_view name) {
   const std::size_t colon = name.rfind(':');
@@ -10,7 +15,9 @@ PaddedExtent parse_extent(std::string_view name) {
   Extent multiple = 0;
   const char* const end = name.data() + name.size();
   const auto [rest, error] = std::from_chars(name.data() + colon + 1, end, multiple);
-  if (error != std::errc() || rest != end || multiple < 2) return {name};
+  const bool valid =
+      error == std::errc() && rest == end && multiple >= 2 && multiple <= kMostPadded;
+  if (!valid) return {name};
   return {name.substr(0, colon), multiple};
 }
 

@@ -17,7 +17,8 @@ inline bool in_backward() { return torch::autograd::get_current_graph_task_id() 
 inline std::uint64_t autograd_thread() { return at::RecordFunction::currentThreadId(); }
 
 // The node that autograd runs on the calling thread. None while checkpointing computes a forward
-// anew: the node that asks for it has made none of these requests.
+// anew: the node that asks for it has made none of these requests. The same applies to a backward
+// with create_graph, which cannot be told from that.
 inline runtime::NodeSequence running_node() {
   if (!in_backward() || at::GradMode::is_enabled()) return std::nullopt;
   const auto node = torch::autograd::get_current_node();

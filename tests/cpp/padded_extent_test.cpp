@@ -23,7 +23,8 @@ TEST(PaddedExtent, IsNamedAfterTheInputs) {
   EXPECT_EQ(profile::padded_name("ids.1", 1), "ids.1");
   EXPECT_EQ(parse_extent("ids.1:64").base, "ids.1");
   EXPECT_EQ(parse_extent("ids.1:64").multiple, 64);
-  for (const std::string name : {"ids.1", "a:b.0", "ids.1:", ":", "x:-8", "x:1", "x:8y"}) {
+  for (const std::string name :
+       {"ids.1", "a:b.0", "ids.1:", ":", "x:-8", "x:1", "x:8y", "x:9223372036854775807"}) {
     EXPECT_EQ(parse_extent(name).base, name);
     EXPECT_EQ(parse_extent(name).multiple, 1) << name;
   }
