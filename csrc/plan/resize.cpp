@@ -15,6 +15,7 @@ namespace stalloc::plan {
 namespace {
 
 using profile::Extent;
+using profile::in_proportion;
 
 // The largest size of a request: rounding it up does not overflow.
 constexpr Bytes kLargest = trace::kLargestRequest;
@@ -30,13 +31,6 @@ std::vector<Extent> completed(const Plan& plan, std::span<const Extent> extents)
     if (all[i] < 0) all[i] = plan.extents[i];
   }
   return all;
-}
-
-// `size` * `factor` / `divisor`, rounded up; at most one more than kLargest.
-Bytes in_proportion(Bytes size, Extent factor, Extent divisor) {
-  if (divisor <= 0) return size;
-  const auto product = static_cast<__int128>(size) * factor;
-  return static_cast<Bytes>(std::min<__int128>((product + divisor - 1) / divisor, kLargest + 1));
 }
 
 Bytes law_size(const Plan& plan, const profile::SizeLaw& law, std::span<const Extent> extents) {

@@ -231,7 +231,7 @@ class GroupFinder {
       const auto visit = static_cast<std::size_t>(t - first_);
       DynamicSighting& sighting = group.sightings[visit][next[visit]++];
       if (all_.law(t, index) != kNone) continue;
-      sighting.size = in_proportion(sighting.size, evaluate(law, all_.extents(t, index)), most);
+      sighting.size = in_proportion(sighting.size, most, evaluate(law, all_.extents(t, index)));
     }
   }
 
@@ -301,7 +301,7 @@ LawIndex find_or_add(std::vector<SizeLaw>& laws, SizeLaw law) {
 
 }  // namespace
 
-std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all) {
+DynamicStays dynamic_stays(const Counterparts& all) {
   struct Count {
     std::int64_t requests = 0;
     std::int64_t varying = 0;
@@ -319,7 +319,7 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
       count.varying += all.number_in(t, index) == kNone && all.law(t, index) == kNone;
     }
   }
-  std::set<std::pair<trace::PhaseKey, LayerIndex>> stays;
+  DynamicStays stays;
   for (const auto& [stay, count] : counts) {
     const bool often = count.varying >= kFewVary * (all.reference() - all.first_compared() + 1);
     if (often && kMostlyStatic * count.varying >= count.requests) stays.insert(stay);
@@ -336,8 +336,8 @@ std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterpart
   return stays;
 }
 
-std::vector<std::string> dynamic_modules(
-    const Counterparts& all, const std::set<std::pair<trace::PhaseKey, LayerIndex>>& stays) {
+std::vector<std::string> dynamic_modules(const Counterparts& all, const DynamicStays& stays) {
+  if (stays.empty()) return {};
   std::set<LayerIndex> layers;
   std::set<LayerIndex> static_in_a_phase;
   for (std::int32_t t = all.first_compared(); t <= all.reference(); ++t) {

@@ -17,16 +17,18 @@
 
 namespace stalloc::profile {
 
+// Calls of modules, by phase and layer.
+using DynamicStays = std::set<std::pair<trace::PhaseKey, LayerIndex>>;
+
 // Finds dynamic modules that nobody has tagged. The result has the calls of modules, by phase and
 // layer, in which one request in eight or more, and four in an iteration, has no counterpart. The
 // other requests of such a call are dynamic too: they have a counterpart by chance only. The same
 // applies to the modules inside. O(n log n) for each iteration.
-std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays(const Counterparts& all);
+DynamicStays dynamic_stays(const Counterparts& all);
 
 // The dynamic modules among `stays` that nobody has tagged: those that make no request in any other
 // phase and call no modules but their own, by name. Only the outermost of nested ones.
-std::vector<std::string> dynamic_modules(
-    const Counterparts& all, const std::set<std::pair<trace::PhaseKey, LayerIndex>>& stays);
+std::vector<std::string> dynamic_modules(const Counterparts& all, const DynamicStays& stays);
 
 // Fills `profile.groups` and `profile.kept` from the dynamic requests of every compared iteration.
 // Only requests count that the training thread makes in a planned phase of the reference. Requests

@@ -74,10 +74,4 @@ std::optional<SizeLaw> find_group_law(std::span<const GroupSum> sums,
   return best;
 }
 
-Bytes in_proportion(Bytes size, Bytes here, Bytes there) {
-  if (here <= 0 || there <= here) return size;
-  const double factor = static_cast<double>(there) / static_cast<double>(here);
-  return static_cast<Bytes>(std::ceil(static_cast<double>(size) * factor));
-}
-
 }  // namespace stalloc::profile

@@ -28,8 +28,4 @@ struct GroupSum {
 std::optional<SizeLaw> find_group_law(std::span<const GroupSum> sums,
                                       std::span<const Extent> envelope);
 
-// `size`, seen where the law gives `here`, in proportion where it gives `there`; rounded up, and no
-// less than `size`.
-Bytes in_proportion(Bytes size, Bytes here, Bytes there);
-
 }  // namespace stalloc::profile

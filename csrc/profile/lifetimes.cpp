@@ -51,11 +51,8 @@ struct Sighting {
 
 class Profiler {
  public:
-  explicit Profiler(const Counterparts& all)
-      : all_(all),
-        trace_(all.trace()),
-        reference_(all.reference()),
-        dynamic_stays_(dynamic_stays(all)) {}
+  Profiler(const Counterparts& all, const DynamicStays& stays)
+      : all_(all), trace_(all.trace()), reference_(all.reference()), dynamic_stays_(stays) {}
 
   IterationProfile run() const {
     const std::int32_t count = all_.iteration(reference_).count;
@@ -225,7 +222,7 @@ class Profiler {
   const Counterparts& all_;
   const trace::Trace& trace_;
   std::int32_t reference_;
-  std::set<std::pair<trace::PhaseKey, LayerIndex>> dynamic_stays_;
+  const DynamicStays& dynamic_stays_;
 };
 
 // Profiles a trace. `modules` are dynamic, and their requests are tagged. If there are none, looks
@@ -237,11 +234,12 @@ std::optional<IterationProfile> profile_with(const trace::Trace& trace,
   std::optional<trace::Trace> enlarged;
   if (!laws.empty()) enlarged = at_envelope(trace, laws);
   const Counterparts all(enlarged ? *enlarged : trace, laws, trace);
+  const DynamicStays stays = dynamic_stays(all);
   if (modules.empty()) {
-    modules = dynamic_modules(all, dynamic_stays(all));
+    modules = dynamic_modules(all, stays);
     if (!modules.empty()) return std::nullopt;
   }
-  IterationProfile profile = Profiler(all).run();
+  IterationProfile profile = Profiler(all, stays).run();
   profile.laws = laws.laws;
   find_groups(all, profile);
   add_startup(all, profile);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "trace/trace.h"
 
 namespace stalloc::profile {
 namespace {
@@ -54,6 +55,12 @@ Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents) {
     sum -= sum % law.step;
   }
   return sum;
+}
+
+Bytes in_proportion(Bytes size, std::int64_t factor, std::int64_t divisor) {
+  if (divisor <= 0) return size;
+  const auto scaled = (static_cast<__int128>(size) * factor + divisor - 1) / divisor;
+  return static_cast<Bytes>(std::min<__int128>(scaled, trace::kLargestRequest + 1));
 }
 
 std::vector<Factors> products_of(std::size_t extents) {

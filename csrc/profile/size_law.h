@@ -70,6 +70,10 @@ struct SizeLaw {
 // a remainder, or the result does not fit in Bytes. O(terms), allocates nothing.
 Bytes evaluate(const SizeLaw& law, std::span<const Extent> extents);
 
+// `size` * `factor` / `divisor`, rounded up; at most one more than trace::kLargestRequest. `size`
+// if the divisor is not positive.
+Bytes in_proportion(Bytes size, std::int64_t factor, std::int64_t divisor);
+
 // All products of one to three of so many extents, those of fewer factors first.
 std::vector<Factors> products_of(std::size_t extents);
 

@@ -6,6 +6,8 @@
 #include <random>
 #include <vector>
 
+#include "trace/trace.h"
+
 namespace stalloc {
 namespace {
 
@@ -72,11 +74,11 @@ TEST(GroupLaw, UnknownExtentsTellNothing) {
   EXPECT_FALSE(profile::find_group_law({}, kEnvelope));
 }
 
-TEST(GroupLaw, NoSizeShrinks) {
-  EXPECT_EQ(profile::in_proportion(10, 2, 7), 35);
-  EXPECT_EQ(profile::in_proportion(10, 3, 7), 24) << "rounded up";
-  EXPECT_EQ(profile::in_proportion(10, 7, 2), 10);
-  EXPECT_EQ(profile::in_proportion(10, 0, 7), 10);
+TEST(GroupLaw, SizesFollowInProportion) {
+  EXPECT_EQ(profile::in_proportion(10, 7, 2), 35);
+  EXPECT_EQ(profile::in_proportion(10, 7, 3), 24) << "rounded up";
+  EXPECT_EQ(profile::in_proportion(10, 7, 0), 10);
+  EXPECT_EQ(profile::in_proportion(Bytes{1} << 40, Bytes{1} << 40, 1), trace::kLargestRequest + 1);
 }
 
 }  // namespace
