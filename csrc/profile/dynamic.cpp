@@ -137,8 +137,7 @@ class GroupFinder {
     const bool is_between =
         within.key.kind == trace::PhaseKind::kOther && profile_.phases.size() > 1;
     if (is_between) keep_small_data(visits);
-    const Tick begin = after == kNone ? within.begin : profile_.requests[after].lower;
-    const Roles roles = tell_roles(visits, within.end - begin, !all_.laws().empty());
+    const Roles roles = tell_roles(visits, !all_.laws().empty());
     std::vector<std::vector<Asked>> by_role(roles.contexts.size());
     std::vector<std::size_t> next(visits.size());
     for (const Asked& a : asked) {

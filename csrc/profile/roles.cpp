@@ -145,13 +145,13 @@ std::vector<Ratio> recurring_ratios(const std::vector<std::vector<RoleSample>>& 
 // The longevities of one context's requests.
 struct Histogram {
   std::map<Longevity, std::int64_t> times;
-  std::map<std::size_t, Longevity> longest;  // by visit, of requests that end with their phase
+  std::map<std::size_t, Longevity> longest;  // by visit, of requests that are not kept
 
-  void add(std::size_t visit, Longevity longevity, Longevity phase) {
+  void add(std::size_t visit, Longevity longevity) {
     if (longevity == kUnknownLongevity) return;
     ++times[longevity];
     Longevity& most = longest[visit];
-    if (longevity <= phase) most = std::max(most, longevity);
+    if (longevity != kKept) most = std::max(most, longevity);
   }
 };
 
@@ -403,8 +403,7 @@ void tell_small(const Histograms& small, std::vector<DynamicContext>& contexts) 
 
 }  // namespace
 
-Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity phase,
-                 bool sizes_grow) {
+Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, bool sizes_grow) {
   Recurring recurring = recurring_sizes(visits);
   recurring.ratios = recurring_ratios(visits, recurring);
   sort_recurring(recurring);
@@ -418,9 +417,9 @@ Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, Longevity p
       const DynamicContext context = seen[v].emplace_back(tracker.next(recurring, s.size));
       for (int depth = 1; depth <= kDepth; ++depth) {
         const DynamicContext known = shortened(context, depth);
-        if (is_small(s)) small[known].add(v, s.longevity, phase);
+        if (is_small(s)) small[known].add(v, s.longevity);
         const bool may_be_large = sizes_grow && kGrowth * s.size >= kSmallRequest;
-        if (!is_small(s) || may_be_large) large[known].add(v, s.longevity, phase);
+        if (!is_small(s) || may_be_large) large[known].add(v, s.longevity);
       }
     }
   }

@@ -65,11 +65,10 @@ struct Roles {
 
 // `visits` has the requests of one site, by iteration, in order. A context's requests get the role
 // of the longest-lived of them. Exceptions do not count: longer lives that are fewer than one in
-// five. Exceptions count if every iteration has some and they live no longer than `phase`: each
-// would then cause a conflict in every iteration, and a region for them is cheap. `sizes_grow`: a
-// request that is small here may be large in another batch. O(n log n) for n requests.
-Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits,
-                 Longevity phase = kUnknownLongevity, bool sizes_grow = false);
+// five. Exceptions count if every iteration has some: each would then cause a conflict in every
+// iteration. `sizes_grow`: a request that is small here may be large in another batch. O(n log n)
+// for n requests.
+Roles tell_roles(const std::vector<std::vector<RoleSample>>& visits, bool sizes_grow = false);
 
 // The ratio `factor` / `divisor`, in lowest terms, of a size to another one that varies: the last
 // such size, or the first of the site.

@@ -203,15 +203,12 @@ TEST(Roles, AnExceptionInEveryVisitIsARole) {
   for (auto& visit : visits) {
     for (int i = 0; i < 10; ++i) visit.push_back({100'000, i < 9 ? profile::kBrief : 5});
   }
-  const profile::Roles roles = profile::tell_roles(visits, kLong);
+  const profile::Roles roles = profile::tell_roles(visits);
   ASSERT_EQ(roles.longevity, (std::vector<profile::Longevity>{5, profile::kBrief}));
   EXPECT_EQ(roles.of[0].back(), 0);
   EXPECT_EQ(roles.of[0].front(), 1) << "told by having none before";
-  EXPECT_EQ(profile::tell_roles(visits, 4).longevity,
-            (std::vector<profile::Longevity>{profile::kBrief}))
-      << "another phase";
   visits[1].back().longevity = profile::kBrief;
-  EXPECT_EQ(profile::tell_roles(visits, kLong).longevity,
+  EXPECT_EQ(profile::tell_roles(visits).longevity,
             (std::vector<profile::Longevity>{profile::kBrief}))
       << "not always";
 }
