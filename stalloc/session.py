@@ -87,7 +87,7 @@ class _Active(Session):
         strict: bool,
         reuse: bool,
         startup: bool,
-        keep_addresses: bool,
+        keep_addresses: bool | None,
     ) -> None:
         super().__init__(plan)
         self._reuse = reuse
@@ -211,7 +211,7 @@ def enable(
     strict: bool = True,
     reuse: bool = True,
     startup: bool = False,
-    keep_addresses: bool = False,
+    keep_addresses: bool | None = None,
     mode: str | None = None,
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
@@ -237,7 +237,10 @@ def enable(
             serves start-up requests that the plan does not know.
         keep_addresses: A pool that is released and acquired again keeps its addresses, as it always
             does on the CPU. On a GPU, such a pool needs the driver's virtual memory calls, and
-            tensors in it cannot be shared with other processes.
+            tensors in it cannot be shared with other processes. None: only a pool whose sizes
+            follow the batch has such memory, in which it grows while tensors lie in it; the
+            resident region has not. False: no pool has. If it must grow while tensors lie in it,
+            a second piece is added, which costs some memory.
         mode: The way to intercept torch's allocator for GPUs. "compat" uses torch's pluggable
             allocator interface for the rest of the process, and must come before the first use of
             the GPU. None keeps compat mode if it is on, and is native mode otherwise.

@@ -132,9 +132,13 @@ void bind_runtime(py::module_& m) {
           [](runtime::DeviceRuntime& r) { return r.allocator().release_cached(); }, ReleaseGil())
       .def(
           "keep_addresses",
-          [](runtime::DeviceRuntime& r, bool keep) { return r.memory().keep_addresses(keep); },
+          [](runtime::DeviceRuntime& r, std::optional<bool> keep) {
+            using enum device::VirtualPools;
+            return r.memory().use_virtual(!keep ? kGrowing : *keep ? kAll : kNone);
+          },
           py::arg("keep"),
-          "Sets whether pools reserved from now on keep their addresses when released.")
+          "Sets whether pools reserved from now on keep their addresses when released. None: those "
+          "that can grow do. False if the device has no virtual memory and all shall.")
       .def(
           "release_pool", [](runtime::DeviceRuntime& r) { r.allocator().release_pool(); },
           ReleaseGil())

@@ -3,6 +3,7 @@
 #include "device/cuda_memory.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/align.h"
 #include "base/error.h"
@@ -76,49 +77,84 @@ void* CudaMemory::allocate_plain(Bytes size) {
   return nullptr;
 }
 
-void* CudaMemory::allocate_pool(Bytes size) {
-  if (!virtual_pools_.load(std::memory_order_relaxed)) return allocate(size);
+void* CudaMemory::allocate_pool(Bytes size, bool grows) {
+  const VirtualPools which = virtual_pools_.load(std::memory_order_relaxed);
+  const bool must = which == VirtualPools::kAll;
+  const bool may = which == VirtualPools::kGrowing && grows && runtime_.has_virtual_memory();
+  if (!must && !may) return allocate(size);
   if (!take(size)) return nullptr;
   void* piece = nullptr;
   try {
-    piece = allocate_virtual(size);
+    piece = allocate_virtual(size, grows);
   } catch (...) {
     give_back(size);
-    throw;
+    if (must) throw;
+    return allocate(size);  // some devices and containers have no virtual memory
   }
   if (!piece) give_back(size);
   return piece;
 }
 
-void* CudaMemory::allocate_virtual(Bytes size) {
-  const DeviceGuard device(runtime_, device_);
-  if (device.error()) fail("allocating " + format_bytes(size), device.error());
-  // Memory needs a context. The driver's calls make none; the runtime makes one on any call.
-  if (const auto error = runtime_.free(nullptr)) fail("using the device", error);
+// `size` in whole chunks of virtual memory.
+std::size_t CudaMemory::whole_chunks(Bytes size) const {
   std::size_t granularity = 0;
   const auto wanted = properties();
   if (const auto error = runtime_.memory_granularity(&granularity, &wanted, /*minimum=*/0)) {
     fail("asking for the granularity of virtual memory", error);
   }
-  const auto rounded = static_cast<std::size_t>(align_up(size, static_cast<Bytes>(granularity)));
+  return static_cast<std::size_t>(align_up(size, static_cast<Bytes>(granularity)));
+}
+
+void* CudaMemory::allocate_virtual(Bytes size, bool grows) {
+  const DeviceGuard device(runtime_, device_);
+  if (device.error()) fail("allocating " + format_bytes(size), device.error());
+  // Memory needs a context. The driver's calls make none; the runtime makes one on any call.
+  if (const auto error = runtime_.free(nullptr)) fail("using the device", error);
+  const std::size_t mapped = whole_chunks(size);
+  const std::size_t room = grows ? std::max(mapped, whole_chunks(total())) : mapped;
   std::uintptr_t begin = 0;
-  if (const auto error = runtime_.address_reserve(&begin, rounded, 0, 0, 0)) {
-    fail("reserving " + format_bytes(size) + " of addresses", error);
+  if (const auto error = runtime_.address_reserve(&begin, room, 0, 0, 0)) {
+    fail("reserving " + format_bytes(static_cast<Bytes>(room)) + " of addresses", error);
   }
-  bool mapped = false;
+  bool done = false;
   try {
-    mapped = map(begin, rounded);
+    done = map(begin, mapped);
   } catch (...) {
-    runtime_.address_free(begin, rounded);
+    runtime_.address_free(begin, room);
     throw;
   }
-  if (!mapped) {
-    runtime_.address_free(begin, rounded);
+  if (!done) {
+    runtime_.address_free(begin, room);
     return nullptr;
   }
   const std::lock_guard lock(mutex_);
-  ranges_[begin] = {rounded, true};
+  ranges_[begin] = {room, mapped, {mapped}};
   return reinterpret_cast<void*>(begin);
+}
+
+bool CudaMemory::can_grow(const void* pool) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(pool));
+  return it != ranges_.end() && it->second.end < it->second.size;
+}
+
+bool CudaMemory::grow(void* pool, Bytes before, Bytes size) {
+  const DeviceGuard device(runtime_, device_);
+  const std::lock_guard lock(mutex_);
+  const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(pool));
+  if (it == ranges_.end() || it->second.mappings.empty()) return false;
+  Range& range = it->second;
+  const std::size_t end = whole_chunks(size);
+  if (end > range.size || !has_space(size - before)) return false;
+  if (end > range.end) {
+    range.mappings.reserve(range.mappings.size() + 1);
+    if (!map(it->first + range.end, end - range.end)) return false;
+    range.mappings.push_back(end - range.end);
+    range.end = end;
+  }
+  note(before, /*taken=*/false);
+  note(size, /*taken=*/true);
+  return true;
 }
 
 void CudaMemory::release(void* piece, Bytes size) noexcept {
@@ -129,14 +165,15 @@ void CudaMemory::release(void* piece, Bytes size) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = ranges_.find(begin); it != ranges_.end()) {
-      range = it->second;
+      range = std::move(it->second);
       ranges_.erase(it);
     }
   }
   if (range.size > 0) {
-    if (range.mapped) unmap(begin, range.size);
+    const bool mapped = !range.mappings.empty();
+    unmap(begin, range);
     runtime_.address_free(begin, range.size);
-    if (range.mapped) give_back(size);
+    if (mapped) give_back(size);
     return;
   }
   // Errors go unreported: at the end of the process, or after a crash, the memory goes by itself.
@@ -149,9 +186,8 @@ bool CudaMemory::suspend(void* piece, Bytes size) {
   const std::lock_guard lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
   if (it == ranges_.end()) return false;
-  if (!it->second.mapped) return true;
-  unmap(it->first, it->second.size);
-  it->second.mapped = false;
+  if (it->second.mappings.empty()) return true;
+  unmap(it->first, it->second);
   note(size, /*taken=*/false);
   return true;
 }
@@ -161,10 +197,12 @@ bool CudaMemory::resume(void* piece, Bytes size) {
   const std::lock_guard lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
   if (it == ranges_.end()) return false;
-  if (it->second.mapped) return true;
+  Range& range = it->second;
+  if (!range.mappings.empty()) return true;
   if (!has_space(size)) return false;
-  if (!map(it->first, it->second.size)) return false;
-  it->second.mapped = true;
+  range.mappings.reserve(1);
+  if (!map(it->first, range.end)) return false;
+  range.mappings.push_back(range.end);
   note(size, /*taken=*/true);
   return true;
 }
@@ -239,16 +277,20 @@ bool CudaMemory::map(std::uintptr_t begin, std::size_t size) {
   return true;
 }
 
-void CudaMemory::unmap(std::uintptr_t begin, std::size_t size) noexcept {
-  if (runtime_.device_synchronize() != CudaRuntime::kSuccess ||
-      runtime_.memory_unmap(begin, size) != CudaRuntime::kSuccess) {
-    runtime_.get_last_error();
+void CudaMemory::unmap(std::uintptr_t begin, Range& range) noexcept {
+  if (range.mappings.empty()) return;
+  bool failed = runtime_.device_synchronize() != CudaRuntime::kSuccess;
+  for (const std::size_t size : range.mappings) {
+    failed = runtime_.memory_unmap(begin, size) != CudaRuntime::kSuccess || failed;
+    begin += size;
   }
+  if (failed) runtime_.get_last_error();
+  range.mappings.clear();
 }
 
-bool CudaMemory::keep_addresses(bool keep) {
-  if (keep && !runtime_.has_virtual_memory()) return false;
-  virtual_pools_.store(keep, std::memory_order_relaxed);
+bool CudaMemory::use_virtual(VirtualPools pools) {
+  if (pools == VirtualPools::kAll && !runtime_.has_virtual_memory()) return false;
+  virtual_pools_.store(pools, std::memory_order_relaxed);
   return true;
 }
 

@@ -1,9 +1,10 @@
-// A GPU's memory: pieces from cudaMalloc, and pools that can be suspended and resumed.
+// A GPU's memory: pieces from cudaMalloc, and pools of virtual memory.
 //
-// A pool that can be suspended is a permanently reserved range of addresses with memory mapped into
-// it (CUDA's virtual memory calls): suspend() unmaps the memory and keeps the addresses, resume()
-// maps other memory there. All devices that can reach this one have access, as with cudaMalloc, but
-// cudaIpcGetMemHandle cannot share such memory between processes. So it is optional.
+// A pool of virtual memory is a reserved range of addresses with memory mapped into it (CUDA's
+// virtual memory calls): suspend() unmaps the memory and keeps the addresses, resume() maps other
+// memory there, grow() maps more behind it. A pool that grows has addresses for the whole device.
+// All devices that can reach this one have access, as with cudaMalloc, but cudaIpcGetMemHandle
+// cannot share such memory between processes. So only pools that need it are virtual.
 #pragma once
 
 #include <atomic>
@@ -29,8 +30,10 @@ class CudaMemory final : public DeviceMemory {
 
   // All these throw Error if the device fails, except for lack of memory.
   void* allocate(Bytes size) override;
-  bool keep_addresses(bool keep) override;
-  void* allocate_pool(Bytes size) override;
+  bool use_virtual(VirtualPools pools) override;
+  void* allocate_pool(Bytes size, bool grows) override;
+  bool can_grow(const void* pool) const override;
+  bool grow(void* pool, Bytes before, Bytes size) override;
   void release(void* piece, Bytes size) noexcept override;
   bool suspend(void* piece, Bytes size) override;
   bool resume(void* piece, Bytes size) override;
@@ -58,7 +61,8 @@ class CudaMemory final : public DeviceMemory {
  private:
   struct Range {  // of reserved addresses
     std::size_t size = 0;
-    bool mapped = false;
+    std::size_t end = 0;                // of the memory, when it is mapped
+    std::vector<std::size_t> mappings;  // sizes, one after the other; none if nothing is mapped
   };
 
   // Counts `size` bytes as held unless they exceed the limit.
@@ -67,7 +71,7 @@ class CudaMemory final : public DeviceMemory {
   void note(Bytes size, bool taken) noexcept;
   void give_back(Bytes size) noexcept;
   void* allocate_plain(Bytes size);
-  void* allocate_virtual(Bytes size);
+  void* allocate_virtual(Bytes size, bool grows);
   struct Info {
     Bytes free = 0;
     Bytes total = 0;
@@ -75,14 +79,15 @@ class CudaMemory final : public DeviceMemory {
   Info info() const;
   CudaRuntime::AllocationProperties properties() const;
   std::vector<CudaRuntime::Access> accesses() const;
+  std::size_t whole_chunks(Bytes size) const;
   bool map(std::uintptr_t begin, std::size_t size);
-  void unmap(std::uintptr_t begin, std::size_t size) noexcept;
+  void unmap(std::uintptr_t begin, Range& range) noexcept;
   [[noreturn]] void fail(const std::string& what, CudaRuntime::Error error) const;
 
   const CudaRuntime& runtime_;
   const int device_;
   const std::string name_;
-  std::atomic<bool> virtual_pools_{false};
+  std::atomic<VirtualPools> virtual_pools_{VirtualPools::kGrowing};
   mutable std::atomic<Bytes> total_{0};  // 0: not known yet
   mutable std::mutex mutex_;             // guards the members below
   std::map<std::uintptr_t, Range> ranges_;

@@ -50,9 +50,47 @@ void* HostMemory::allocate(Bytes size) {
   return piece;
 }
 
-void HostMemory::release(void* piece, Bytes size) noexcept {
-  munmap(piece, static_cast<std::size_t>(size));
+// The addresses of a growing pool suffice for all memory of the machine.
+void* HostMemory::allocate_pool(Bytes size, bool grows) {
+  if (!grows) return allocate(size);
+  const Bytes room = std::max(size, Bytes{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
+  void* pool = mmap(nullptr, static_cast<std::size_t>(room), PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pool == MAP_FAILED) return allocate(size);  // the process has a limit of addresses
+  {
+    const std::lock_guard lock(mutex_);
+    rooms_[pool] = room;
+  }
+  if (grow(pool, 0, size)) return pool;
   const std::lock_guard lock(mutex_);
+  rooms_.erase(pool);
+  munmap(pool, static_cast<std::size_t>(room));
+  return nullptr;
+}
+
+bool HostMemory::can_grow(const void* pool) const {
+  const std::lock_guard lock(mutex_);
+  return rooms_.contains(pool);
+}
+
+bool HostMemory::grow(void* pool, Bytes before, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  const auto room = rooms_.find(pool);
+  if (room == rooms_.end() || size > room->second || suspended_.contains(pool)) return false;
+  if (!take(size - before)) return false;
+  if (mprotect(pool, static_cast<std::size_t>(size), PROT_READ | PROT_WRITE) != 0) {
+    used_.fetch_sub(size - before, std::memory_order_relaxed);
+    return false;
+  }
+  madvise(pool, static_cast<std::size_t>(size), MADV_HUGEPAGE);
+  return true;
+}
+
+void HostMemory::release(void* piece, Bytes size) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto room = rooms_.find(piece);
+  munmap(piece, static_cast<std::size_t>(room == rooms_.end() ? size : room->second));
+  if (room != rooms_.end()) rooms_.erase(room);
   if (suspended_.erase(piece) == 0) used_.fetch_sub(size, std::memory_order_relaxed);
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "device/memory.h"
@@ -18,8 +19,11 @@ class HostMemory final : public DeviceMemory {
   Bytes unit() const override { return Bytes{128} << 10; }
   Bytes alignment() const override;  // a page
   // Pools always keep their addresses.
-  bool keep_addresses(bool) override { return true; }
+  bool use_virtual(VirtualPools) override { return true; }
   void* allocate(Bytes size) override;
+  void* allocate_pool(Bytes size, bool grows) override;
+  bool can_grow(const void* pool) const override;
+  bool grow(void* pool, Bytes before, Bytes size) override;
   void release(void* piece, Bytes size) noexcept override;
   bool suspend(void* piece, Bytes size) override;
   bool resume(void* piece, Bytes size) override;
@@ -30,8 +34,9 @@ class HostMemory final : public DeviceMemory {
   bool take(Bytes size);
 
   std::atomic<Bytes> used_{0};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::unordered_set<void*> suspended_;
+  std::unordered_map<const void*, Bytes> rooms_;  // addresses of the pools that can grow
 };
 
 }  // namespace stalloc::device

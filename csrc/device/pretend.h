@@ -11,24 +11,37 @@ namespace stalloc::device {
 
 class PretendMemory final : public DeviceMemory {
  public:
-  explicit PretendMemory(Bytes capacity) : capacity_(capacity) {}
+  // `grows`: pools can grow in place.
+  explicit PretendMemory(Bytes capacity, bool grows = false) : capacity_(capacity), grows_(grows) {}
 
   std::string_view name() const override { return "pretend"; }
   Bytes alignment() const override;
   void* allocate(Bytes size) override;
+  void* allocate_pool(Bytes size, bool grows) override;
+  bool can_grow(const void* pool) const override;
+  bool grow(void* pool, Bytes before, Bytes size) override;
   void release(void* piece, Bytes size) noexcept override;
   Bytes available() const override;
 
   Bytes used() const;
-  int calls() const;           // calls of allocate()
+  int calls() const;           // calls of allocate(), allocate_pool() and grow()
   int wrong_releases() const;  // releases of pieces never given: bugs of the caller
-  // Makes the n-th call of allocate() from now fail (1 is the next); 0 cancels that.
+  // Makes the n-th of these calls from now fail (1 is the next); 0 cancels that.
   void fail_at(int n);
 
  private:
+  struct Piece {
+    Bytes size = 0;
+    Bytes room = 0;  // addresses that no other piece gets
+  };
+
+  void* place(Bytes size, Bytes room);
+  bool take(Bytes size);  // the mutex is held
+
   const Bytes capacity_;
+  const bool grows_;
   mutable std::mutex mutex_;
-  std::map<std::uintptr_t, Bytes> pieces_;
+  std::map<std::uintptr_t, Piece> pieces_;
   Bytes used_ = 0;
   int calls_ = 0;
   int fail_in_ = 0;

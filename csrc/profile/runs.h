@@ -17,7 +17,8 @@
 
 namespace stalloc::profile {
 
-// The extents of the microbatches, reduced to those that vary.
+// The extents of the microbatches, reduced to those that vary. Extents that differ between the
+// microbatches of an iteration, but not between iterations, do not vary.
 class ExtentTable {
  public:
   // With a `multiple` above 1 the table has each extent padded to it, too; see padded_extent.h.

@@ -512,13 +512,14 @@ std::int64_t count_proven(const SizeLaws& laws) {
 }  // namespace
 
 SizeLaws find_size_laws(const trace::Trace& trace) {
-  if (ExtentTable(trace).size() == 0) {
+  const ExtentTable extents(trace);
+  if (extents.size() == 0) {
     SizeLaws none;
-    none.fixed = ExtentTable(trace).others();
+    none.fixed = extents.others();
     return none;
   }
   std::map<FamilyKey, std::vector<Run>> families = families_of(trace);
-  SizeLaws best = laws_in(trace, ExtentTable(trace), families);
+  SizeLaws best = laws_in(trace, extents, families);
   std::int64_t proven = count_proven(best);
   const std::int64_t open = std::ranges::count(best.of, LawIndex(kNone));
   if (kMostlyExplained * open < std::ssize(best.of)) return best;

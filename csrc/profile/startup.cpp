@@ -47,9 +47,10 @@ class Finder {
       sighting.stream = r.stream;
       sighting.recurs = recurs;
       if (r.upper >= all_.iteration(all_.reference()).end) sighting.upper = kNever;
-      // At a site of dynamic requests, a request that is freed again is one of them.
+      // At a site of dynamic requests, a request that is freed again is one of them, unless later
+      // iterations make it, too.
       const bool dynamic = sites_.contains({sighting.phase, sighting.after, sighting.stream});
-      if (sighting.upper != kNever && dynamic) continue;
+      if (sighting.upper != kNever && dynamic && !recurs) continue;
       profile_.startup.requests.push_back(sighting);
     }
   }

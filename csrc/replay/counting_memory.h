@@ -1,4 +1,5 @@
-// The pretended device of a replay: counts the memory that allocators take, in whole pages.
+// The pretended device of a replay: counts the memory that allocators take, in whole pages. It has
+// virtual memory, like every GPU that torch supports.
 #pragma once
 
 #include <bit>
@@ -21,18 +22,29 @@ inline Offset address_of(const void* p) {
 class CountingMemory final : public device::DeviceMemory {
  public:
   CountingMemory(Bytes capacity, Bytes page, Placements* placements)
-      : memory_(capacity), page_(page), placements_(placements) {}
+      : memory_(capacity, /*grows=*/true), page_(page), placements_(placements) {}
 
   std::string_view name() const override { return memory_.name(); }
-  void* allocate(Bytes size) override {
+  void* allocate(Bytes size) override { return allocate_pool(size, /*grows=*/false); }
+  void* allocate_pool(Bytes size, bool grows) override {
     const Bytes pages = align_up(size, page_);
     if (pages > available()) return nullptr;
-    void* piece = memory_.allocate(pages);
+    void* piece = memory_.allocate_pool(pages, grows);
     if (!piece) return nullptr;
     ++mallocs_;
     held_.add(pages);
     if (placements_) placements_->take(address_of(piece), size);
     return piece;
+  }
+  bool can_grow(const void* pool) const override { return memory_.can_grow(pool); }
+  bool grow(void* pool, Bytes before, Bytes size) override {
+    const Bytes pages = align_up(size, page_);
+    const Bytes more = pages - align_up(before, page_);
+    if (more > available() || !memory_.grow(pool, pages - more, pages)) return false;
+    ++maps_;
+    held_.add(more);
+    if (placements_) placements_->take(address_of(pool) + before, size - before);
+    return true;
   }
   void release(void* piece, Bytes size) noexcept override {
     const Bytes pages = align_up(size, page_);
@@ -56,6 +68,7 @@ class CountingMemory final : public device::DeviceMemory {
   void reset_peak() { held_.reset_peak(); }
   std::int64_t mallocs() const { return mallocs_; }
   std::int64_t frees() const { return frees_; }
+  std::int64_t maps() const { return maps_; }
 
  private:
   device::PretendMemory memory_;
@@ -65,6 +78,7 @@ class CountingMemory final : public device::DeviceMemory {
   runtime::Gauge held_;
   std::int64_t mallocs_ = 0;
   std::int64_t frees_ = 0;
+  std::int64_t maps_ = 0;
 };
 
 }  // namespace stalloc::replay

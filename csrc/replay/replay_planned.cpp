@@ -225,7 +225,7 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
   result.misses = stats.misses;
   result.mallocs = memory.mallocs() + torch.mallocs;
   result.frees = memory.frees() + torch.frees;
-  result.maps = torch.maps;
+  result.maps = memory.maps() + torch.maps;
   result.unmaps = torch.unmaps;
   return result;
 }

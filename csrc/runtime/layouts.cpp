@@ -61,16 +61,16 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
 }
 
 const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const Memory& memory,
-                                std::span<const StaticPool::LiveDecision> live, bool in_place) try {
+                                std::span<const StaticPool::LiveDecision> live, More more) try {
   const Extents alone = complete(extents);
   Extents both = alone;
   for (std::size_t i = 0; i < both.size(); ++i) both[i] = std::max(both[i], current_->extents[i]);
   const Bytes least = plan::bound_at(layouts_.front(), alone);
-  const Bytes more = plan::bound_at(layouts_.front(), both);
-  const Extents& wanted = more <= least + least / 1000 * kTolerance ? both : alone;
-  if (!in_place) return make(wanted, {}, live);
+  const Bytes for_both = plan::bound_at(layouts_.front(), both);
+  const Extents& wanted = for_both <= least + least / 1000 * kTolerance ? both : alone;
+  if (more == More::kNewPool) return make(wanted, {}, live);
   std::vector<Offset> walls = memory.walls;
-  walls.push_back(memory.size);
+  if (more == More::kBehindWall) walls.push_back(memory.size);
   return make(wanted, std::move(walls), live);
 } catch (const Error&) {
   return nullptr;  // a law has no size at these extents

@@ -50,10 +50,16 @@ class Layouts {
   const plan::Plan* find(std::span<const profile::Extent> extents, const Memory& memory,
                          std::span<const StaticPool::LiveDecision> live);
 
-  // A layout that covers `extents` in more memory than there is. `in_place`: blocks are live, so
-  // the new memory lies behind a new wall at the end; else all memory is one piece.
+  // The place of additional memory.
+  enum class More {
+    kNewPool,     // nothing is live: one new piece
+    kBehindPool,  // the last piece grows
+    kBehindWall,  // another piece, behind a new wall at the end
+  };
+
+  // A layout that covers `extents` in more memory than there is.
   const plan::Plan* grow(std::span<const profile::Extent> extents, const Memory& memory,
-                         std::span<const StaticPool::LiveDecision> live, bool in_place);
+                         std::span<const StaticPool::LiveDecision> live, More more);
 
   // A layout for the current extents in one piece.
   const plan::Plan* in_one_piece();

@@ -14,6 +14,9 @@ namespace {
 // it. On other devices torch guarantees kDefaultAlignment.
 constexpr Bytes kHostAlignment = 64;
 
+// Only a plan whose sizes follow the batch has other layouts.
+bool follows_batch(const plan::Plan& plan) { return !plan.laws.empty(); }
+
 }  // namespace
 
 Pools::~Pools() {
@@ -58,9 +61,9 @@ void Pools::disable() {
 }
 
 std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan) {
-  std::byte* memory = reserve(plan.pool);
+  std::byte* memory = reserve(plan.pool, follows_batch(plan));
   try {
-    auto pool = std::make_unique<Pool>(plan, memory);
+    auto pool = std::make_unique<Pool>(plan, memory, follows_batch(plan));
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *table_);
     }
@@ -71,15 +74,15 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan) {
   }
 }
 
-std::byte* Pools::try_reserve(Bytes size) {
-  void* memory = device_.allocate_pool(size);
-  if (!memory && fallback_.release_cached() > 0) memory = device_.allocate_pool(size);
+std::byte* Pools::try_reserve(Bytes size, bool grows) {
+  void* memory = device_.allocate_pool(size, grows);
+  if (!memory && fallback_.release_cached() > 0) memory = device_.allocate_pool(size, grows);
   return static_cast<std::byte*>(memory);
 }
 
-std::byte* Pools::reserve(Bytes size) {
+std::byte* Pools::reserve(Bytes size, bool grows) {
   if (size == 0) return nullptr;
-  std::byte* memory = try_reserve(size);
+  std::byte* memory = try_reserve(size, grows);
   if (!memory) throw_out_of_memory(size);
   return memory;
 }
@@ -101,9 +104,9 @@ bool Pools::exchange(const plan::Plan& layout) {
   free_pool(*active_);
   active_->base = nullptr;
   active_->more.clear();
-  std::byte* memory = try_reserve(layout.pool);
+  std::byte* memory = try_reserve(layout.pool, /*grows=*/true);
   const bool exchanged = memory || layout.pool == 0;
-  if (!memory && before > 0) memory = try_reserve(before);
+  if (!memory && before > 0) memory = try_reserve(before, /*grows=*/true);
   active_->base = memory;
   active_->first_size = exchanged ? layout.pool : before;
   away_ = !memory && active_->first_size > 0;
@@ -111,10 +114,26 @@ bool Pools::exchange(const plan::Plan& layout) {
   return exchanged;
 }
 
+bool Pools::can_grow() const {
+  return active_->base && active_->more.empty() && device_.can_grow(active_->base);
+}
+
+bool Pools::grow(const plan::Plan& layout) {
+  Pool& pool = *active_;
+  const Bytes before = pool.first_size;
+  if (layout.pool > before) {
+    const auto grow = [&] { return device_.grow(pool.base, before, layout.pool); };
+    if (!grow() && !(fallback_.release_cached() > 0 && grow())) return false;
+    pool.first_size = layout.pool;
+  }
+  adopt(layout, std::max(layout.pool, before));
+  return true;
+}
+
 bool Pools::extend(const plan::Plan& layout) {
   const Offset begin = layout.walls.back() + layout.alignment;
   if (layout.pool > begin) {
-    std::byte* memory = try_reserve(layout.pool - begin);
+    std::byte* memory = try_reserve(layout.pool - begin, /*grows=*/false);
     if (!memory) return false;
     active_->more.push_back({memory, layout.pool - begin, begin});
   }
@@ -148,7 +167,7 @@ void Pools::release() {
 
 void Pools::acquire() {
   if (!active_->base) {
-    active_->base = reserve(active_->space.size());
+    active_->base = reserve(active_->space.size(), active_->grows);
   } else {
     const auto resume = [&] { return device_.resume(active_->base, active_->space.size()); };
     if (!resume() && !(fallback_.release_cached() > 0 && resume())) {

@@ -70,6 +70,11 @@ class Pools {
   // `layout` needs. If that fails, reserves the old size again and returns false. If that fails
   // too, the pool is released.
   bool exchange(const plan::Plan& layout);
+  // True if memory can be added behind the active pool, so that it stays one piece.
+  bool can_grow() const;
+  // Lays the active pool out anew, and adds the memory behind it that `layout` needs. Changes
+  // nothing and returns false if the device lacks the memory.
+  bool grow(const plan::Plan& layout);
   // Adds a piece of memory to the active pool for `layout`, whose last wall is at the pool's end.
   // Changes nothing and returns false if the device lacks the memory.
   bool extend(const plan::Plan& layout);
@@ -108,8 +113,8 @@ class Pools {
 
  private:
   Pool* find_other(const void* p) const;
-  std::byte* reserve(Bytes size);
-  std::byte* try_reserve(Bytes size);
+  std::byte* reserve(Bytes size, bool grows);
+  std::byte* try_reserve(Bytes size, bool grows);
   void adopt(const plan::Plan& layout, Bytes memory);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
   void retire(std::unique_ptr<Pool> pool);

@@ -6,8 +6,8 @@
 namespace stalloc::runtime {
 namespace {
 
-// A layout in several pieces of memory exceeds its bound by at most one part in so many.
-constexpr Bytes kMostForPieces = 10;
+// A layout around walls and live blocks exceeds its bound by at most one part in so many.
+constexpr Bytes kMostForFixed = 10;
 
 }  // namespace
 
@@ -167,14 +167,29 @@ void Serving::fit_layout() {
     return;
   }
   const bool empty = pool.space.live_blocks() == 0;
-  const plan::Plan* layout = layouts_.grow(row.extents, memory, live, !empty);
-  // Pieces of memory that no request may straddle can need far more than one. Then the rest of this
-  // iteration's requests that do not fit lie beside the pool.
-  if (!empty && layout && layout->pool > layout->bound + layout->bound / kMostForPieces) {
+  using enum Layouts::More;
+  const auto more = pools_.can_grow() ? kBehindPool : empty ? kNewPool : kBehindWall;
+  const plan::Plan* layout = layouts_.grow(row.extents, memory, live, more);
+  // Pieces of memory that no request may straddle can need far more than one, and so can live
+  // blocks that do not move. Then the rest of this iteration's requests that do not fit lie beside
+  // the pool.
+  if (!empty && layout && layout->pool > layout->bound + layout->bound / kMostForFixed) {
     layout = nullptr;
   }
-  refused_ = !layout || !(empty ? pools_.exchange(*layout) : pools_.extend(*layout));
+  refused_ = !layout || !add_memory(*layout, more);
   if (!refused_) adopt(layout);
+}
+
+bool Serving::add_memory(const plan::Plan& layout, Layouts::More more) {
+  switch (more) {
+    case Layouts::More::kBehindPool:
+      return pools_.grow(layout);
+    case Layouts::More::kNewPool:
+      return pools_.exchange(layout);
+    case Layouts::More::kBehindWall:
+      return pools_.extend(layout);
+  }
+  return false;
 }
 
 bool Serving::join_pieces() {

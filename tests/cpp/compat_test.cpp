@@ -632,7 +632,7 @@ TEST_F(Compat, ABlockThatAnotherDeviceUsesKeepsItsPlaceUntilThatIsDone) {
 TEST_F(Compat, APoolWhoseLastBlockGoesDuringACaptureGoesAfterIt) {
   device::DeviceMemory& memory =
       runtime::DeviceRuntime::gpu(0, runtime::Fallback::kAlways).memory();
-  ASSERT_TRUE(memory.keep_addresses(true));
+  ASSERT_TRUE(memory.use_virtual(device::VirtualPools::kAll));
   allocator().enable(one_block(kMiB));
   enter_phase();
   void* p = stalloc_malloc(kMiB, 0, nullptr);
@@ -648,7 +648,7 @@ TEST_F(Compat, APoolWhoseLastBlockGoesDuringACaptureGoesAfterIt) {
   stalloc_end_allocate_to_pool(0, kGraph);
   EXPECT_EQ(standin_used(0), 0u);
   stalloc_release_pool(0, kGraph);
-  memory.keep_addresses(false);
+  memory.use_virtual(device::VirtualPools::kNone);
 }
 
 }  // namespace

@@ -96,8 +96,8 @@ TEST_F(CudaDevice, NothingIsDoneToDevicesThatAreNotInUse) {
   standin_set_devices(3);
   std::thread([] {
     device::CudaMemory memory(1);
-    memory.keep_addresses(true);
-    void* pool = memory.allocate_pool(kGiB);
+    memory.use_virtual(device::VirtualPools::kAll);
+    void* pool = memory.allocate_pool(kGiB, /*grows=*/false);
     EXPECT_TRUE(memory.suspend(pool, kGiB));
     EXPECT_TRUE(memory.resume(pool, kGiB));
     void* piece = memory.allocate(kGiB);
@@ -167,9 +167,9 @@ TEST_F(CudaDevice, AllocatesWhileAGraphIsCaptured) {
 
 TEST_F(CudaDevice, PoolsGoAndComeBackAtTheirAddresses) {
   device::CudaMemory memory(0);
-  ASSERT_TRUE(memory.keep_addresses(true));
+  ASSERT_TRUE(memory.use_virtual(device::VirtualPools::kAll));
   const Bytes size = 70 * kGiB + 512;
-  void* pool = memory.allocate_pool(size);
+  void* pool = memory.allocate_pool(size, /*grows=*/false);
   ASSERT_NE(pool, nullptr);
   EXPECT_EQ(standin_use(nullptr, pool, static_cast<std::uint64_t>(size), 1), kCudaSuccess);
   EXPECT_GE(standin_used(0), static_cast<std::uint64_t>(size));
@@ -193,11 +193,11 @@ TEST_F(CudaDevice, PoolsGoAndComeBackAtTheirAddresses) {
 TEST_F(CudaDevice, PoolsThatKeepTheirAddressesAreOpenToTheDevicesThatReachThem) {
   standin_set_devices(3);
   device::CudaMemory memory(1);
-  memory.keep_addresses(true);
-  void* alone = memory.allocate_pool(kGiB);
+  memory.use_virtual(device::VirtualPools::kAll);
+  void* alone = memory.allocate_pool(kGiB, /*grows=*/false);
   EXPECT_EQ(standin_accesses(alone), 1);
   standin_set_peers(1);
-  void* open = memory.allocate_pool(kGiB);
+  void* open = memory.allocate_pool(kGiB, /*grows=*/false);
   EXPECT_EQ(standin_accesses(open), 3);
   ASSERT_TRUE(memory.suspend(alone, kGiB));
   ASSERT_TRUE(memory.resume(alone, kGiB));
@@ -209,8 +209,8 @@ TEST_F(CudaDevice, PoolsThatKeepTheirAddressesAreOpenToTheDevicesThatReachThem) 
 TEST_F(CudaDevice, SuspendsNoPoolWhileItIsInUse) {
   standin_set_manual(1);
   device::CudaMemory memory(0);
-  memory.keep_addresses(true);
-  void* pool = memory.allocate_pool(kGiB);
+  memory.use_virtual(device::VirtualPools::kAll);
+  void* pool = memory.allocate_pool(kGiB, /*grows=*/false);
   standin_use(stream(), pool, 1, 1);
   EXPECT_TRUE(memory.suspend(pool, kGiB));
   EXPECT_EQ(standin_host_waits(), 1);
@@ -220,9 +220,72 @@ TEST_F(CudaDevice, SuspendsNoPoolWhileItIsInUse) {
   EXPECT_EQ(standin_host_waits(), 2);
 }
 
+TEST_F(CudaDevice, PoolsGrowInPlace) {
+  device::CudaMemory memory(0);
+  void* pool = memory.allocate_pool(kGiB + 512, /*grows=*/true);
+  ASSERT_NE(pool, nullptr);
+  EXPECT_TRUE(memory.can_grow(pool)) << "without being asked for";
+  ASSERT_TRUE(memory.grow(pool, kGiB + 512, 3 * kGiB));
+  ASSERT_TRUE(memory.grow(pool, 3 * kGiB, 3 * kGiB + 512));
+  const Bytes size = 3 * kGiB + 512;
+  EXPECT_EQ(standin_use(nullptr, pool, static_cast<std::uint64_t>(size), 1), kCudaSuccess);
+  EXPECT_EQ(memory.held().all.bytes.current, size);
+  EXPECT_EQ(memory.held().all.pieces.current, 1);
+  EXPECT_FALSE(memory.grow(pool, size, Bytes{1} << 50)) << "beyond its addresses";
+
+  ASSERT_TRUE(memory.suspend(pool, size));
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_FALSE(memory.grow(pool, size, 4 * kGiB)) << "it has no memory now";
+  ASSERT_TRUE(memory.resume(pool, size));
+  ASSERT_TRUE(memory.grow(pool, size, 4 * kGiB));
+  EXPECT_EQ(standin_use(nullptr, pool, static_cast<std::uint64_t>(4 * kGiB), 2), kCudaSuccess);
+
+  memory.release(pool, 4 * kGiB);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_reservations(), 0);
+  EXPECT_EQ(standin_mappings(), 0);
+  EXPECT_EQ(memory.held().all.bytes.current, 0);
+}
+
+TEST_F(CudaDevice, APoolThatCannotGrowStaysAsItIs) {
+  device::CudaMemory memory(0);
+  void* pool = memory.allocate_pool(kGiB, /*grows=*/true);
+  memory.set_limit(2 * kGiB);
+  EXPECT_FALSE(memory.grow(pool, kGiB, 3 * kGiB)) << "the limit";
+  memory.set_limit(0);
+  standin_fail("cuMemCreate", 1, kCudaOutOfMemory, 1);
+  EXPECT_FALSE(memory.grow(pool, kGiB, 3 * kGiB));
+  for (const char* call : {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}) {
+    standin_fail(call, 1, kCudaInvalidValue, 1);
+    EXPECT_THROW(memory.grow(pool, kGiB, 3 * kGiB), Error) << call;
+    EXPECT_EQ(standin_mappings(), 1) << call;
+  }
+  EXPECT_EQ(memory.held().all.bytes.current, kGiB);
+  EXPECT_TRUE(memory.grow(pool, kGiB, 3 * kGiB));
+  memory.release(pool, 3 * kGiB);
+  EXPECT_EQ(standin_used(0), 0u);
+}
+
+TEST_F(CudaDevice, PoolsArePlainWhereThereIsNoVirtualMemory) {
+  device::CudaMemory memory(0);
+  standin_fail("cuMemAddressReserve", 1, kCudaInvalidValue, 1);
+  void* refused = memory.allocate_pool(kGiB, /*grows=*/true);
+  ASSERT_NE(refused, nullptr);
+  EXPECT_FALSE(memory.can_grow(refused));
+  EXPECT_FALSE(memory.grow(refused, kGiB, 2 * kGiB));
+  EXPECT_EQ(memory.held().all.bytes.current, kGiB);
+  memory.use_virtual(device::VirtualPools::kNone);
+  void* unwanted = memory.allocate_pool(kGiB, /*grows=*/true);
+  EXPECT_FALSE(memory.can_grow(unwanted));
+  EXPECT_EQ(standin_reservations(), 0);
+  memory.release(refused, kGiB);
+  memory.release(unwanted, kGiB);
+  EXPECT_EQ(standin_used(0), 0u);
+}
+
 TEST_F(CudaDevice, PlainPiecesAreNotSuspended) {
   device::CudaMemory memory(0);
-  void* pool = memory.allocate_pool(kGiB);
+  void* pool = memory.allocate_pool(kGiB, /*grows=*/false);
   EXPECT_FALSE(memory.suspend(pool, kGiB));
   EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kGiB));
   memory.release(pool, kGiB);
@@ -231,19 +294,19 @@ TEST_F(CudaDevice, PlainPiecesAreNotSuspended) {
 // If any of the calls fails, in any way, nothing stays behind.
 TEST_F(CudaDevice, FailuresOnTheWayToAPoolLeaveNothingBehind) {
   device::CudaMemory memory(0);
-  memory.keep_addresses(true);
+  memory.use_virtual(device::VirtualPools::kAll);
   for (const char* call : {"cuMemGetAllocationGranularity", "cuMemAddressReserve", "cuMemCreate",
                            "cuMemMap", "cuMemSetAccess"}) {
     standin_fail(call, 1, kCudaInvalidValue, 1);
-    EXPECT_THROW(memory.allocate_pool(kGiB), Error) << call;
+    EXPECT_THROW(memory.allocate_pool(kGiB, /*grows=*/false), Error) << call;
     EXPECT_EQ(standin_used(0), 0u) << call;
     EXPECT_EQ(standin_reservations(), 0) << call;
     EXPECT_EQ(standin_mappings(), 0) << call;
   }
   standin_fail("cuMemCreate", 1, kCudaOutOfMemory, 1);
-  EXPECT_EQ(memory.allocate_pool(kGiB), nullptr);
+  EXPECT_EQ(memory.allocate_pool(kGiB, /*grows=*/false), nullptr);
   EXPECT_EQ(standin_reservations(), 0);
-  void* pool = memory.allocate_pool(kGiB);
+  void* pool = memory.allocate_pool(kGiB, /*grows=*/false);
   EXPECT_NE(pool, nullptr);
   memory.release(pool, kGiB);
 }

@@ -23,8 +23,8 @@ TEST(HipDevice, IsFoundOnceItIsLoaded) {
   void* piece = memory.allocate(kGiB);
   EXPECT_EQ(memory.available(), 79 * kGiB);
   memory.release(piece, kGiB);
-  ASSERT_TRUE(memory.keep_addresses(true));
-  void* pool = memory.allocate_pool(70 * kGiB);
+  ASSERT_TRUE(memory.use_virtual(device::VirtualPools::kAll));
+  void* pool = memory.allocate_pool(70 * kGiB, /*grows=*/false);
   EXPECT_TRUE(memory.suspend(pool, 70 * kGiB));
   EXPECT_EQ(memory.available(), 80 * kGiB);
   EXPECT_TRUE(memory.resume(pool, 70 * kGiB));

@@ -96,8 +96,9 @@ struct Program {
 // Runs it, and checks that no two live blocks overlap.
 class Session {
  public:
-  explicit Session(const plan::Plan& plan, Bytes capacity = Bytes{1} << 40)
-      : memory_(capacity), allocator_(memory_) {
+  // `grows`: the device can add memory behind a pool.
+  explicit Session(const plan::Plan& plan, Bytes capacity = Bytes{1} << 40, bool grows = false)
+      : memory_(capacity, grows), allocator_(memory_) {
     allocator_.enable(plan);
   }
   ~Session() {
@@ -166,6 +167,8 @@ class Session {
 
   PlannedAllocator& allocator() { return allocator_; }
   device::PretendMemory& memory() { return memory_; }
+  // The first address of the pool.
+  const void* base() { return allocator_.inspect().pools().front().piece.begin; }
   Bytes reserved() const { return allocator_.figures().statistics().reserved.current; }
   Bytes peak_reserved() const { return allocator_.figures().statistics().reserved.peak; }
 
@@ -221,18 +224,36 @@ TEST(ServingSizes, AddsAPieceWhereSomethingIsLive) {
   EXPECT_EQ(run.iterate({40, 40}), 9);
 }
 
+TEST(ServingSizes, GrowsInPlaceWhereSomethingIsLive) {
+  const Program program(2, 16);
+  Session run(program.plan, Bytes{1} << 40, /*grows=*/true);
+  run.iterate({16, 16});
+  const void* base = run.base();
+  EXPECT_EQ(run.iterate({16, 40}), 8) << "the data of the larger batch came before its extents";
+  EXPECT_EQ(run.allocator().figures().statistics().relayouts, 1) << "there is nothing to join";
+  const Bytes larger = plan::bound_at(program.plan, std::vector<Extent>{40});
+  EXPECT_EQ(run.reserved(), larger);
+  EXPECT_EQ(run.iterate({40, 40}), 9);
+  EXPECT_EQ(run.base(), base);
+  EXPECT_EQ(run.iterate({80, 16}), 8) << "with an empty pool, too";
+  EXPECT_EQ(run.reserved(), plan::bound_at(program.plan, std::vector<Extent>{80}));
+  EXPECT_EQ(run.base(), base);
+}
+
 TEST(ServingSizes, KeepsTheOldPoolIfALargerOneDoesNotFit) {
-  const Program program(1, 16);
-  const Bytes enough = program.plan.pool + (Bytes{4} << 20);
-  Session run(program.plan, enough);
-  run.iterate({16});
-  run.allocator().loop().enter_phase(PhaseKind::kOther, kNone, 0);
-  const std::vector<std::int64_t> values = {4, 1 << 20};
-  run.allocator().loop().set_extents(kNames, values);
-  run.allocator().loop().enter_phase(PhaseKind::kForward, 0, 0);
-  run.allocator().loop().end_iteration();
-  EXPECT_EQ(run.reserved(), program.plan.pool);
-  EXPECT_EQ(run.iterate({16}), 5);
+  for (const bool grows : {false, true}) {
+    const Program program(1, 16);
+    const Bytes enough = program.plan.pool + (Bytes{4} << 20);
+    Session run(program.plan, enough, grows);
+    run.iterate({16});
+    run.allocator().loop().enter_phase(PhaseKind::kOther, kNone, 0);
+    const std::vector<std::int64_t> values = {4, 1 << 20};
+    run.allocator().loop().set_extents(kNames, values);
+    run.allocator().loop().enter_phase(PhaseKind::kForward, 0, 0);
+    run.allocator().loop().end_iteration();
+    EXPECT_EQ(run.reserved(), program.plan.pool);
+    EXPECT_EQ(run.iterate({16}), 5);
+  }
 }
 
 TEST(ServingSizes, TheFirstSizesTellTheExtentsWhereNobodyDoes) {
@@ -340,8 +361,10 @@ TEST(ServingSizes, NoTwoLiveBlocksEverShareAnAddress) {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
     const Program program(pick(1, 4), pick(1, 40));
+    const bool scarce = pick(0, 3) == 0;
     Session run(program.plan,
-                pick(0, 3) == 0 ? program.plan.pool * 3 + (Bytes{8} << 20) : Bytes{1} << 40);
+                scarce ? program.plan.pool * 3 + (Bytes{8} << 20) : Bytes{1} << 40,
+                /*grows=*/seed % 2 == 0);
     int strangers = 0;
     for (int iteration = 0; iteration < 12; ++iteration) {
       const int microbatches = pick(0, 5) == 0 ? pick(1, 6) : program.count;

@@ -1,0 +1,47 @@
+// The machine's memory as a device: pools that grow in place, and limits.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "device/host.h"
+
+namespace stalloc::device {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+
+TEST(HostMemory, PoolsGrowInPlaceAndKeepTheirContent) {
+  HostMemory memory(64 * kMiB);
+  auto* pool = static_cast<unsigned char*>(memory.allocate_pool(kMiB + 100, /*grows=*/true));
+  ASSERT_NE(pool, nullptr);
+  ASSERT_TRUE(memory.can_grow(pool));
+  std::memset(pool, 7, kMiB + 100);
+  ASSERT_TRUE(memory.grow(pool, kMiB + 100, 3 * kMiB + 1));
+  std::memset(pool + kMiB + 100, 9, 2 * kMiB - 99);
+  EXPECT_EQ(pool[kMiB + 99], 7);
+  EXPECT_EQ(pool[3 * kMiB], 9);
+  EXPECT_EQ(memory.available(), 61 * kMiB - 1);
+  EXPECT_FALSE(memory.grow(pool, 3 * kMiB + 1, 65 * kMiB)) << "the limit";
+  EXPECT_EQ(memory.available(), 61 * kMiB - 1);
+
+  ASSERT_TRUE(memory.suspend(pool, 3 * kMiB + 1));
+  EXPECT_FALSE(memory.grow(pool, 3 * kMiB + 1, 4 * kMiB)) << "it has no memory now";
+  ASSERT_TRUE(memory.resume(pool, 3 * kMiB + 1));
+  ASSERT_TRUE(memory.grow(pool, 3 * kMiB + 1, 4 * kMiB));
+  std::memset(pool, 1, 4 * kMiB);
+  memory.release(pool, 4 * kMiB);
+  EXPECT_EQ(memory.available(), 64 * kMiB);
+}
+
+TEST(HostMemory, OtherPoolsDoNotGrow) {
+  HostMemory memory(64 * kMiB);
+  void* pool = memory.allocate_pool(kMiB, /*grows=*/false);
+  EXPECT_FALSE(memory.can_grow(pool));
+  EXPECT_FALSE(memory.grow(pool, kMiB, 2 * kMiB));
+  memory.release(pool, kMiB);
+  EXPECT_EQ(memory.allocate_pool(65 * kMiB, /*grows=*/true), nullptr);
+  EXPECT_EQ(memory.available(), 64 * kMiB);
+}
+
+}  // namespace
+}  // namespace stalloc::device
