@@ -23,6 +23,7 @@
 #include "base/error.h"
 #include "profile/counterparts.h"
 #include "profile/dynamic.h"
+#include "profile/envelope.h"
 #include "profile/short_iterations.h"
 #include "profile/size_laws.h"
 #include "profile/startup.h"
@@ -232,7 +233,10 @@ std::optional<IterationProfile> profile_with(const trace::Trace& trace,
   SizeLaws laws = find_size_laws(trace);
   // If no extent varies, the trace is its own envelope and need not be copied.
   std::optional<trace::Trace> enlarged;
-  if (!laws.empty()) enlarged = at_envelope(trace, laws);
+  if (!laws.empty()) {
+    laws.envelope = planned_extents(trace, laws);
+    enlarged = at_envelope(trace, laws);
+  }
   const Counterparts all(enlarged ? *enlarged : trace, laws, trace);
   const DynamicStays stays = dynamic_stays(all);
   if (modules.empty()) {

@@ -1,6 +1,7 @@
 #include "runtime/layouts.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/align.h"
@@ -15,11 +16,19 @@ constexpr std::size_t kMostLayouts = 64;
 // A layout for both may take so much more memory than one for the new extents alone, in per mille.
 constexpr Bytes kTolerance = 5;
 
+// The steps in which an extent of a new layout is raised to what the memory holds.
+constexpr int kSteps = 5;
+
+void raise(std::vector<profile::Extent>& extents, std::span<const profile::Extent> to) {
+  for (std::size_t i = 0; i < extents.size(); ++i) extents[i] = std::max(extents[i], to[i]);
+}
+
 }  // namespace
 
-Layouts::Layouts(const plan::Plan& plan) {
+Layouts::Layouts(const plan::Plan& plan) : largest_(plan.extents) {
   layouts_.push_back(plan);
   current_ = &layouts_.front();
+  for (const Extents& row : plan.seen) raise(largest_, row);
 }
 
 Layouts::Extents Layouts::complete(std::span<const profile::Extent> extents) const {
@@ -28,6 +37,33 @@ Layouts::Extents Layouts::complete(std::span<const profile::Extent> extents) con
     if (all[i] < 0) all[i] = current_->extents[i];
   }
   return all;
+}
+
+// The extents, each raised as far as the memory allows, but not beyond the largest known.
+Layouts::Extents Layouts::widened(const Extents& extents, Bytes memory) const {
+  const Bytes limit = memory - memory / 1000 * kTolerance;
+  const auto fits = [&](const Extents& wide) {
+    try {
+      return plan::bound_at(layouts_.front(), wide) <= limit;
+    } catch (const Error&) {
+      return false;  // a law has no size at these extents
+    }
+  };
+  Extents result = extents;
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    Extents wide = result;
+    wide[i] = largest_[i];
+    profile::Extent too_much = largest_[i] + 1;
+    for (int step = 0; step < kSteps && wide[i] > result[i]; ++step) {
+      if (fits(wide)) {
+        result[i] = wide[i];
+      } else {
+        too_much = wide[i];
+      }
+      wide[i] = std::midpoint(result[i], too_much);
+    }
+  }
+  return result;
 }
 
 bool Layouts::suits(const plan::Plan& layout, std::span<const profile::Extent> extents,
@@ -48,9 +84,10 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
     if (better) found = &layout;
   }
   if (found) return found;
+  raise(largest_, alone);
   Extents both = alone;
-  for (std::size_t i = 0; i < both.size(); ++i) both[i] = std::max(both[i], current_->extents[i]);
-  for (const Extents& wanted : {both, alone}) {
+  raise(both, current_->extents);
+  for (const Extents& wanted : {both, widened(alone, memory.size), alone}) {
     if (plan::bound_at(layouts_.front(), wanted) > memory.size) continue;
     const plan::Plan* layout = make(wanted, memory.walls, live);
     if (layout && layout->pool <= memory.size) return layout;
@@ -64,7 +101,7 @@ const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const 
                                 std::span<const StaticPool::LiveDecision> live, More more) try {
   const Extents alone = complete(extents);
   Extents both = alone;
-  for (std::size_t i = 0; i < both.size(); ++i) both[i] = std::max(both[i], current_->extents[i]);
+  raise(both, current_->extents);
   const Bytes least = plan::bound_at(layouts_.front(), alone);
   const Bytes for_both = plan::bound_at(layouts_.front(), both);
   const Extents& wanted = for_both <= least + least / 1000 * kTolerance ? both : alone;

@@ -7,8 +7,9 @@
 //   1  an earlier layout that covers them and fits the memory
 //   2  a new layout for these extents and the current ones together, if it fits
 //   3  a new layout for these extents alone, if it fits: batches that obey a budget (many short
-//   rows,
-//      or few long ones) share the memory; one layout for the largest of both would need far more
+//      rows, or few long ones) share the memory; one layout for the largest of both would need far
+//      more. It covers as much beyond these extents as the memory holds, so that few layouts serve
+//      all batches
 //   4  more memory: for both together, unless one layout for both needs more than for these alone
 //
 // In a new layout, live decisions keep their addresses if their sizes stay the same.
@@ -74,6 +75,7 @@ class Layouts {
   using Extents = std::vector<profile::Extent>;
 
   Extents complete(std::span<const profile::Extent> extents) const;
+  Extents widened(const Extents& extents, Bytes memory) const;
   bool suits(const plan::Plan& layout, std::span<const profile::Extent> extents,
              const Memory& memory, std::span<const StaticPool::LiveDecision> live) const;
   const plan::Plan* make(const Extents& extents, std::vector<Offset> walls,
@@ -81,6 +83,7 @@ class Layouts {
 
   std::deque<plan::Plan> layouts_;  // the plan's own first; the newest last
   const plan::Plan* current_;
+  Extents largest_;  // of each extent, as far as is known
   std::size_t made_ = 0;
 };
 

@@ -1,0 +1,22 @@
+// The extents that a plan is made for.
+//
+// One microbatch with the largest of every extent needs the most memory. If batches obey a budget
+// (many short rows, or few long ones), no such microbatch exists, and a plan for it would need many
+// times the memory of any real one. Then the plan is made for the microbatch that needs the most,
+// and the runtime lays the pool out anew for others (runtime/layouts.h).
+//
+// Cost: O(n log n) for n requests of an iteration, and O(n) for each of a few rows.
+#pragma once
+
+#include <vector>
+
+#include "profile/size_laws.h"
+#include "trace/trace.h"
+
+namespace stalloc::profile {
+
+// The largest of each extent if that needs hardly more memory than the row of `laws.seen` that
+// needs the most, else this row.
+std::vector<Extent> planned_extents(const trace::Trace& trace, const SizeLaws& laws);
+
+}  // namespace stalloc::profile
