@@ -1,4 +1,4 @@
-"""Measures programs whose batches change in shape: mixtures of experts, and models that pad.
+"""Measures programs whose batches change in shape: experts, models that pad, budgets of tokens.
 
     python benchmarks/changing [--seeds 2] [--only NAME ...] [-o FILE]
 
@@ -15,12 +15,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from changing.programs import CASES, Case, record
+from commit import last_change
 from stalloc.replaying import replay_stalloc, replay_torch
 
 _GIB = 1 << 30
 _HEAD = """# Programs whose batches change in shape
 
-Written by `python benchmarks/changing`. GiB at the peak over the whole run of 24 iterations,
+Written by `python benchmarks/changing` at {commit}. GiB at the peak over the whole run of 24 iterations,
 start-up included, and the load in relation to it. stalloc's plan is made of the first five
 iterations; nobody has tagged the experts. torch's columns come from the model of its policy.
 
@@ -45,7 +46,8 @@ def main() -> int:
             lines.append(measure(case, seed))
             print(lines[-1], flush=True)
     if args.output:
-        args.output.write_text(_HEAD + "".join(f"{line}\n" for line in lines))
+        head = _HEAD.format(commit=last_change("csrc", "stalloc"))
+        args.output.write_text(head + "".join(f"{line}\n" for line in lines))
     return 0
 
 

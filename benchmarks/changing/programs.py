@@ -1,4 +1,4 @@
-"""Models on the meta device: a mixture of experts without tags, and one that pads its inputs."""
+"""Models on the meta device: a mixture of experts without tags, and dense ones with odd batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Case:
 
     Attributes:
         longest: The profile has a batch of the longest length.
-        padding: The model rounds lengths up to a multiple of it; a mixture of experts has none.
+        dense: No experts.
+        padding: The model rounds lengths up to a multiple of it.
+        budget: Tokens that a batch has at most. Shorter rows are more.
+        kept: A variable of the loop holds the scores until the next ones exist.
         skew: Standard deviation of the log popularity of experts.
         drift: The part of the way to another popularity that the experts go in 50 iterations.
     """
@@ -40,7 +43,10 @@ class Case:
     fixed: bool = False
     rows: bool = False
     recompute: bool = False
-    padding: int = 0
+    dense: bool = False
+    padding: int = 1
+    budget: int = 0
+    kept: bool = True
     skew: float = 0.5
     drift: float = 0.0
     iterations: int = 24
@@ -56,8 +62,12 @@ CASES = (
     Case("experts, recomputed, 3 microbatches", layers=4, microbatches=3, recompute=True),
     Case("experts, rows change, too", rows=True),
     Case("experts that drift", skew=1.5, drift=5.0),
-    Case("padded to 64", layers=6, padding=64),
-    Case("padded to 128, longest not profiled", layers=6, padding=128, longest=False),
+    Case("padded to 64", layers=6, dense=True, padding=64),
+    Case("padded to 128, longest not profiled", layers=6, dense=True, padding=128, longest=False),
+    Case("budget of tokens", layers=6, dense=True, budget=8192, kept=False),
+    Case("budget, longest not profiled", layers=6, dense=True, budget=8192, longest=False),
+    Case("budget, 2 microbatches", layers=6, dense=True, budget=8192, microbatches=2, kept=False),
+    Case("budget, experts", layers=4, budget=8192, longest=False, kept=False),
 )
 
 
@@ -74,7 +84,11 @@ def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
                 rows, length = _shape(case, i, rng)
                 ids = torch.zeros(rows, length + 1, dtype=torch.long)
                 scores = model(ids[:, :-1]).flatten(0, 1).float()
-                functional.cross_entropy(scores, ids[:, 1:].flatten()).backward()
+                loss = functional.cross_entropy(scores, ids[:, 1:].flatten())
+                if not case.kept:
+                    del scores
+                loss.backward()
+                del loss
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
@@ -85,9 +99,21 @@ def _shape(case: Case, iteration: int, rng: np.random.Generator) -> tuple[int, i
     if case.fixed:
         return 4, _LONGEST // 4
     if case.longest and iteration == 1:
-        return 4, _LONGEST
+        return (case.budget // _LONGEST if case.budget else 4), _LONGEST
+    if case.budget:
+        return _within(case.budget, rng)
     length = int(np.clip(rng.lognormal(6.3, 0.7, 4), 64, _LONGEST).max())
     return int(rng.integers(1, 5)) if case.rows else 4, length
+
+
+def _within(budget: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Rows are added as long as all together, as long as the longest, stay within the budget."""
+    rows = longest = 0
+    while True:
+        length = max(longest, int(np.clip(rng.lognormal(5.8, 0.8), 64, _LONGEST)))
+        if rows and length * (rows + 1) > budget:
+            return rows, longest
+        rows, longest = rows + 1, length
 
 
 class _Moment:
@@ -178,14 +204,14 @@ class _Model(nn.Module):
         self._case = case
         self.embed = nn.Embedding(_VOCABULARY, _WIDTH)
         self.blocks = nn.ModuleList(
-            nn.Sequential(_Attention(), _Mlp() if case.padding else _Mixture(case, rng, moment))
+            nn.Sequential(_Attention(), _Mlp() if case.dense else _Mixture(case, rng, moment))
             for _ in range(case.layers)
         )
         self.head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]
-        if self._case.padding:
+        if self._case.padding > 1:
             ids = functional.pad(ids, (0, -length % self._case.padding))
         x = self.embed(ids)
         for block in self.blocks:

@@ -14,7 +14,6 @@ import fnmatch
 import os
 import platform
 import resource
-import subprocess
 import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -27,6 +26,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "workloads"))
 sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "replay"))
 
 import real
+from commit import last_change
 from compact_json import one_row_a_line
 from configs import Config
 
@@ -99,7 +99,7 @@ def _write(finished: list[Done], folder: Path, programs: Programs, seconds: floa
         "cores": str(os.cpu_count()),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": last_change("csrc", "stalloc"),
         "torch": programs.torch.version if programs.torch else "modelled",
         "rounds": f"{programs.rounds}",
         "cpu_seconds_record": f"{sum(done.record_seconds for done in finished):.0f}",
@@ -125,20 +125,6 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.split(":")[1].strip()
     return platform.machine()
-
-
-def _commit() -> str:
-    """The last that changed what is measured."""
-    measured = ("--", "csrc", "stalloc")
-    changed = _git("status", "--short", *measured)
-    return _git("log", "-1", "--format=%h", *measured) + ("+" if changed else "")
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

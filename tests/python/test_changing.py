@@ -1,0 +1,54 @@
+"""The measurement of programs whose batches change in shape, with small models."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from changing.programs import CASES, Case, record
+
+from stalloc.replaying import replay_stalloc, replay_torch
+
+NAMES = {case.name: case for case in CASES}
+# Of the load, for programs that no loop variable holds back.
+LEAST_EFFICIENCY = 0.98
+
+
+def small(name: str, **changes: object) -> Case:
+    return replace(NAMES[name], layers=2, iterations=12, **changes)  # type: ignore[arg-type]
+
+
+def test_a_profile_is_the_beginning_of_its_run() -> None:
+    case = small("budget, 2 microbatches")
+    profile, run = (record(case, 1, profiled=profiled) for profiled in (True, False))
+    begun = run.requests.lower < profile.iterations[-1]
+    for column in ("size", "lower", "phase_begin"):
+        expected = getattr(profile.requests, column)[: begun.sum()]
+        assert np.array_equal(expected, getattr(run.requests, column)[begun]), column
+
+
+def test_batches_of_a_budget_have_no_more_tokens() -> None:
+    run = record(small("budget, longest not profiled"), 2, profiled=False)
+    shapes = [tuple(values) for values in run.extents.values.tolist()]
+    assert len(set(shapes)) > 6
+    assert all(rows * length <= 8192 for rows, length in shapes)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "name", ["budget of tokens", "budget, 2 microbatches", "budget, longest not profiled"]
+)
+def test_a_budget_needs_no_more_than_its_largest_batch(name: str, seed: int) -> None:
+    case = small(name, kept=False)
+    plan = record(case, seed, profiled=True).plan()
+    run = record(case, seed, profiled=False)
+    ours = replay_stalloc(run, plan)
+    assert ours.peak_load >= LEAST_EFFICIENCY * ours.peak_reserved
+    assert ours.peak_reserved <= replay_torch(run, expandable_segments=True).peak_reserved
+    assert ours.peak_reserved <= replay_torch(run).peak_reserved
