@@ -498,12 +498,17 @@ bool Matcher::takes_by_position(Bytes size, StreamId stream) {
   return is_free_size ? size <= planned_[head.size] : infer(law, size);
 }
 
-// Solves an affine law of one extent for this extent. False if the law cannot give the size.
+// Solves an affine law of one extent for this extent. Takes any size for another law: batches of a
+// budget follow a law of two extents, and the next one may be larger than the layout of the last.
+// False if the law cannot give the size.
 bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
   const bool is_affine = law.terms.size() == 1 && law.step == 1 && law.terms[0].coefficient > 0 &&
                          law.terms[0].factors[1] == kNone;
   const SizeIndex head = shapes_[head_].size;
-  if (!is_affine) return size <= planned_[head];
+  if (!is_affine) {
+    outgrown_ = size > planned_[head];
+    return !outgrown_;
+  }
   const std::size_t name = law.terms[0].factors[0].position();
   Bytes scaled = 0;
   if (__builtin_mul_overflow(size, law.divisor, &scaled)) return false;
