@@ -19,6 +19,11 @@ constexpr Bytes kTolerance = 5;
 // The steps in which an extent of a new layout is raised to what the memory holds.
 constexpr int kSteps = 5;
 
+// Seconds of search for a layout in the same memory, and in more. A run needs few of the latter,
+// and keeps their memory.
+constexpr double kSearch = 0.1;
+constexpr double kSearchForMore = 0.5;
+
 void raise(std::vector<profile::Extent>& extents, std::span<const profile::Extent> to) {
   for (std::size_t i = 0; i < extents.size(); ++i) extents[i] = std::max(extents[i], to[i]);
 }
@@ -89,7 +94,7 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
   raise(both, current_->extents);
   for (const Extents& wanted : {both, widened(alone, memory.size), alone}) {
     if (plan::bound_at(layouts_.front(), wanted) > memory.size) continue;
-    const plan::Plan* layout = make(wanted, memory.walls, live);
+    const plan::Plan* layout = make(wanted, memory.walls, live, kSearch);
     if (layout && layout->pool <= memory.size) return layout;
   }
   return nullptr;
@@ -105,10 +110,10 @@ const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const 
   const Bytes least = plan::bound_at(layouts_.front(), alone);
   const Bytes for_both = plan::bound_at(layouts_.front(), both);
   const Extents& wanted = for_both <= least + least / 1000 * kTolerance ? both : alone;
-  if (more == More::kNewPool) return make(wanted, {}, live);
+  if (more == More::kNewPool) return make(wanted, {}, live, kSearchForMore);
   std::vector<Offset> walls = memory.walls;
   if (more == More::kBehindWall) walls.push_back(memory.size);
-  return make(wanted, std::move(walls), live);
+  return make(wanted, std::move(walls), live, kSearchForMore);
 } catch (const Error&) {
   return nullptr;  // a law has no size at these extents
 }
@@ -117,16 +122,17 @@ const plan::Plan* Layouts::in_one_piece() {
   for (const plan::Plan& layout : layouts_) {
     if (layout.walls.empty() && layout.extents == current_->extents) return &layout;
   }
-  return make(current_->extents, {}, {});
+  return make(current_->extents, {}, {}, kSearch);
 }
 
 // Null if no layout exists, for example because a size exceeds any device.
 const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> walls,
-                                std::span<const StaticPool::LiveDecision> live) {
+                                std::span<const StaticPool::LiveDecision> live, double seconds) {
   const plan::Plan& base = layouts_.front();
   try {
     const plan::LawSizes sizes = plan::law_sizes(base, extents);
     plan::ResizeOptions options;
+    options.time_limit = seconds;
     options.walls = std::move(walls);
     if (!live.empty()) options.layout.fixed.assign(base.decisions.size(), kUnplaced);
     for (const StaticPool::LiveDecision& l : live) {

@@ -78,8 +78,9 @@ class Layouts {
   Extents widened(const Extents& extents, Bytes memory) const;
   bool suits(const plan::Plan& layout, std::span<const profile::Extent> extents,
              const Memory& memory, std::span<const StaticPool::LiveDecision> live) const;
+  // `seconds` limit the search.
   const plan::Plan* make(const Extents& extents, std::vector<Offset> walls,
-                         std::span<const StaticPool::LiveDecision> live);
+                         std::span<const StaticPool::LiveDecision> live, double seconds);
 
   std::deque<plan::Plan> layouts_;  // the plan's own first; the newest last
   const plan::Plan* current_;
