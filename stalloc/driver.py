@@ -28,7 +28,7 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -178,9 +178,16 @@ class Driver:
 
     # Phases
 
-    def forward(self, microbatch: int, chunk: int = 0) -> AbstractContextManager[None]:
-        """The forward of a microbatch through a chunk of the model; both count from 0."""
-        return self.phase(PhaseKind.FORWARD, microbatch, chunk)
+    def forward(
+        self, microbatch: int, chunk: int = 0, inputs: Mapping[str, object] | None = None
+    ) -> AbstractContextManager[None]:
+        """The forward of a microbatch through a chunk of the model; both count from 0.
+
+        `inputs` are as for `stalloc.hooks.phase`.
+        """
+        if not self.active:
+            return _NOTHING
+        return hooks.phase(PhaseKind.FORWARD, microbatch, chunk, inputs)
 
     def backward(self, microbatch: int, chunk: int = 0) -> AbstractContextManager[None]:
         """The backward of a microbatch through a chunk of the model."""

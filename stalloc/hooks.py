@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from stalloc._hooks.phases import Scope
 from stalloc._hooks.signatures import input_signature, model_signature
@@ -27,18 +27,22 @@ __all__ = [
 
 @contextlib.contextmanager
 def phase(
-    kind: PhaseKind | int | str, microbatch: int | None = None, chunk: int = 0
+    kind: PhaseKind | int | str,
+    microbatch: int | None = None,
+    chunk: int = 0,
+    inputs: Mapping[str, object] | None = None,
 ) -> Iterator[None]:
     """States the phase of the code inside, for custom schedules.
 
     Nothing else changes the phase while it is open; phases nest. It does nothing without attached
     hooks and on other threads than theirs. `microbatch` defaults to 0, and is ignored for kinds
-    without microbatches. Kind UNPLANNED is the same as `unplanned()`.
+    without microbatches. Kind UNPLANNED is the same as `unplanned()`. `inputs` are those of a
+    forward that the model gets besides its arguments, such as what a stage of a pipeline receives.
 
     Raises:
         ValueError: There is no such kind, or the numbers are negative.
     """
-    with _scope(_explicit_phase(kind, microbatch, chunk)):
+    with _scope(_explicit_phase(kind, microbatch, chunk), inputs):
         yield
 
 
@@ -82,8 +86,8 @@ def leave_dynamic(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _scope(explicit: Phase | None) -> Iterator[None]:
-    scope = Scope(explicit)
+def _scope(explicit: Phase | None, inputs: Mapping[str, object] | None = None) -> Iterator[None]:
+    scope = Scope(explicit, inputs or {})
     entered = [hooks for hooks in attached() if hooks.open(scope)]
     try:
         yield

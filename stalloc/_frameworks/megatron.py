@@ -170,6 +170,7 @@ class Integration(installed.Integration):
         model = Argument(original, "model")
         microbatch = Argument(original, "current_microbatch")
         chunk = Argument(original, "vp_stage")
+        received = Argument(original, "input_tensor")
 
         def forward_step(*args: Any, **kwargs: Any) -> Any:
             if self.evaluations:
@@ -182,7 +183,9 @@ class Integration(installed.Integration):
                 self._chunk_of(model.of(args, kwargs), chunk.of(args, kwargs)),
                 microbatch.of(args, kwargs),
             )
-            with self.driver.forward(*position):
+            # Stages after the first may get no arguments, only the output of the stage before.
+            inputs = {"input_tensor": received.of(args, kwargs)}
+            with self.driver.forward(*position, inputs):
                 output = original(*args, **kwargs)
             self._positions.forwarded(position, output)
             return output

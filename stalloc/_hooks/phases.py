@@ -16,8 +16,8 @@ This module does not use torch and holds no tensor. Not thread-safe: the caller 
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 
 from stalloc._hooks import frames
 from stalloc._hooks.iterations import IterationCounter
@@ -26,9 +26,15 @@ from stalloc._hooks.sink import OPTIMIZER, OTHER, Phase, PhaseKind, PhaseSink
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """One `with phase(...)`, or with `phase` None one `with unplanned()`; compared by identity."""
+    """One `with phase(...)`, or with `phase` None one `with unplanned()`; compared by identity.
+
+    Attributes:
+        phase: The phase.
+        inputs: Those that the model gets besides its arguments.
+    """
 
     phase: Phase | None
+    inputs: Mapping[str, object] = field(default_factory=dict)
 
 
 class PhaseTracker:
@@ -102,6 +108,10 @@ class PhaseTracker:
     def takes_told_extents(self) -> bool:
         """The same without a forward of the root: an explicit forward phase has to be open."""
         return bool(self._scopes) and not self._unplanned and self.takes_extents()
+
+    def further_inputs(self) -> Mapping[str, object]:
+        """The inputs of the innermost scope, which the root's arguments do not tell."""
+        return self._scopes[-1].inputs if self._scopes else {}
 
     def begin_forward(self, training: bool) -> None:
         """The root is called; `expect_forward` came right before."""

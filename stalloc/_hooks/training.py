@@ -273,6 +273,12 @@ class TrainingHooks:
             registry.before_forward(root, root_hook(self._root_called), with_kwargs=True)
         )
         self._root_handles.append(registry.after_forward(root, root_hook(self._root_returned)))
+        if isinstance(root, nn.ModuleList) and len(root) > 0:
+            # Chunks of a pipeline, which are called instead. The first begins a microbatch here.
+            chunk_hook = root_hook(self._chunk_called)
+            self._root_handles.append(
+                registry.before_forward(root[0], chunk_hook, with_kwargs=True)
+            )
 
     def _unwatch(self) -> None:
         for handle in self._root_handles:
@@ -292,8 +298,20 @@ class TrainingHooks:
             if self._on_forward is not None:
                 self._on_forward(module, args, kwargs)
             if self._tracker.takes_extents():
-                self._sink.set_extents(*self._extents.read(module, args, kwargs))
+                self._read_extents(module, args, kwargs)
         self._tracker.begin_forward(training)
+
+    def _chunk_called(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._drives() and self._tracker.takes_told_extents():
+            self._read_extents(module, args, kwargs)
+
+    def _read_extents(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        inputs = {**self._tracker.further_inputs(), **kwargs}
+        self._sink.set_extents(*self._extents.read(module, args, inputs))
 
     def _root_returned(self, module: nn.Module, _: tuple[Any, ...], result: object) -> None:
         if not self._drives() or module is not self.root:

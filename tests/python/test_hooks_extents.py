@@ -231,3 +231,29 @@ def test_inputs_that_are_told_are_the_extents_of_the_open_forward() -> None:
                 hooks.tell_inputs(batch=X)
     sink.check()
     assert sink.extents == [{"batch.x.0": 2, "batch.x.1": 4}] * 2
+
+
+def test_inputs_of_a_phase_come_beside_the_arguments_of_the_model() -> None:
+    model, sink = Net(), RecordingSink()
+    with TrainingHooks(sink, model):
+        with hooks.phase("forward", 0, inputs={"received": [torch.ones(3, 5)]}):
+            model(X)
+        with hooks.phase("forward", 1, inputs={"received": None}):
+            model(X)
+    sink.check()
+    assert sink.extents == [
+        {"x.0": 2, "x.1": 4, "received.0.0": 3, "received.0.1": 5},
+        {"x.0": 2, "x.1": 4},
+    ]
+
+
+def test_of_several_chunks_the_first_tells_the_extents() -> None:
+    """The root of chunks is a list, which is never called."""
+    chunks, sink = nn.ModuleList([Net(), Net()]), RecordingSink()
+    with TrainingHooks(sink, chunks):
+        for chunk, module in enumerate(chunks):
+            with hooks.phase("forward", 0, chunk, {"received": torch.ones(3)}):
+                module(X)
+        chunks[0](X)  # in no phase
+    sink.check()
+    assert sink.extents == [{"x.0": 2, "x.1": 4, "received.0": 3}]
