@@ -5,6 +5,11 @@ from __future__ import annotations
 from stalloc.plans import Plan
 from stalloc.tables import LAW_PROOFS, LAW_SOURCES
 
+_SOURCES = {
+    "upcoming": ", of the next microbatch",
+    "returning": ", of the next microbatch that goes back",
+}
+
 
 def terms_of(plan: Plan) -> list[list[tuple[int, list[int]]]]:
     """The terms of each of the plan's laws: a coefficient, and the extents' indices."""
@@ -51,6 +56,5 @@ def _formula(plan: Plan, law: int, terms: list[str]) -> str:
         text = f"({text}) / {divisor:,}" if len(parts) > 1 else f"{text} / {divisor:,}"
     if step > 1:
         text = f"{text}, up to a multiple of {step:,}"
-    if LAW_SOURCES[laws.source[law]] == "upcoming":
-        text += ", of the next microbatch"
+    text += _SOURCES.get(LAW_SOURCES[laws.source[law]], "")
     return text

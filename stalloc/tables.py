@@ -335,7 +335,7 @@ class Reusable(_Table):
 LAW_PROOFS: tuple[str, ...] = ("proven", "unproven", "unexplained")
 """Names of the numbers in a column `proof`."""
 
-LAW_SOURCES: tuple[str, ...] = ("own", "upcoming")
+LAW_SOURCES: tuple[str, ...] = ("own", "upcoming", "returning")
 """Names of the numbers in a column `source`."""
 
 

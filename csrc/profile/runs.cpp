@@ -112,21 +112,31 @@ MicrobatchRows::MicrobatchRows(const trace::Trace& trace) : trace_(trace) {
     // The first forward of a microbatch counts.
     rows_.try_emplace({span.iteration, span.key.microbatch}, static_cast<std::int32_t>(i));
   }
-}
-
-std::int32_t MicrobatchRows::own(PhaseIndex phase) const {
-  const trace::PhaseSpan& span = trace_[phase];
-  if (span.key.microbatch != kNone) {
-    const auto row = rows_.find({span.iteration, span.key.microbatch});
-    if (row != rows_.end()) return row->second;
+  const auto is_a = [&](std::size_t p, trace::PhaseKind kind) {
+    return trace.phases[p].key.kind == kind;
+  };
+  std::int32_t latest = kNone;
+  for (std::size_t p = 0; p < trace.phases.size(); ++p) {
+    const std::int32_t row = row_of(trace.phases[p]);
+    if (row != kNone && is_a(p, trace::PhaseKind::kForward)) latest = row;
+    own_.push_back(row != kNone ? row : latest);
   }
-  return upcoming(phase) - 1;  // the row before, kNone for the first
+  upcoming_.assign(trace.phases.size(), kNone);
+  returning_ = upcoming_;
+  std::int32_t forward = kNone;
+  std::int32_t backward = kNone;
+  for (std::size_t p = trace.phases.size(); p-- > 0;) {
+    upcoming_[p] = forward;
+    returning_[p] = backward;
+    const std::int32_t row = row_of(trace.phases[p]);
+    if (row != kNone && is_a(p, trace::PhaseKind::kForward)) forward = row;
+    if (row != kNone && is_a(p, trace::PhaseKind::kBackward)) backward = row;
+  }
 }
 
-std::int32_t MicrobatchRows::upcoming(PhaseIndex phase) const {
-  const auto after =
-      std::ranges::upper_bound(trace_.extents, phase, {}, &trace::MicrobatchExtents::phase);
-  return static_cast<std::int32_t>(after - trace_.extents.begin());
+std::int32_t MicrobatchRows::row_of(const trace::PhaseSpan& span) const {
+  const auto row = rows_.find({span.iteration, span.key.microbatch});
+  return row == rows_.end() ? kNone : row->second;
 }
 
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
@@ -172,7 +182,7 @@ std::map<FamilyKey, std::vector<Run>> families_of(const trace::Trace& trace) {
       run.microbatch = key.microbatch;
       run.own = microbatches.own(r.phase_begin);
       run.upcoming = microbatches.upcoming(r.phase_begin);
-      if (run.upcoming == static_cast<std::int32_t>(trace.extents.size())) run.upcoming = kNone;
+      run.returning = microbatches.returning(r.phase_begin);
     }
     run.requests.push_back(static_cast<std::int32_t>(i));
   }

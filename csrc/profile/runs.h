@@ -62,14 +62,20 @@ class MicrobatchRows {
  public:
   explicit MicrobatchRows(const trace::Trace& trace);
 
-  // The row of the phase's own microbatch, else of the one that began last; kNone before the first.
-  std::int32_t own(PhaseIndex phase) const;
-  // The first row of a later phase; the number of rows if there is none.
-  std::int32_t upcoming(PhaseIndex phase) const;
+  // The row of the phase's own microbatch, else of the last forward; kNone before the first.
+  std::int32_t own(PhaseIndex phase) const { return own_[phase.position()]; }
+  // The row of the next forward after the phase, and of the next backward; kNone if there is none.
+  std::int32_t upcoming(PhaseIndex phase) const { return upcoming_[phase.position()]; }
+  std::int32_t returning(PhaseIndex phase) const { return returning_[phase.position()]; }
 
  private:
+  std::int32_t row_of(const trace::PhaseSpan& span) const;
+
   const trace::Trace& trace_;
   std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> rows_;
+  std::vector<std::int32_t> own_;
+  std::vector<std::int32_t> upcoming_;
+  std::vector<std::int32_t> returning_;
 };
 
 // The requests of one iteration in one phase on one thread.
@@ -78,6 +84,7 @@ struct Run {
   std::int32_t microbatch = kNone;
   std::int32_t own = kNone;             // row of Trace::extents, as LawSource has it
   std::int32_t upcoming = kNone;        // the same
+  std::int32_t returning = kNone;       // the same
   std::vector<std::int32_t> requests;   // index into Trace::requests
   std::vector<std::int32_t> positions;  // by request: index into the reference's, or kNone
   std::uint64_t structure = 0;

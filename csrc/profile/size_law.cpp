@@ -10,7 +10,7 @@ namespace stalloc::profile {
 namespace {
 
 constexpr std::array<std::string_view, 3> kProofs = {"proven", "unproven", "unexplained"};
-constexpr std::array<std::string_view, 2> kSources = {"own", "upcoming"};
+constexpr std::array<std::string_view, 3> kSources = {"own", "upcoming", "returning"};
 
 template <typename Enum>
 void find_name(std::string_view text, const auto& names, Enum& value) {

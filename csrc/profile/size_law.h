@@ -51,8 +51,9 @@ enum class LawProof : std::uint8_t {
 
 // The microbatch whose extents a request follows.
 enum class LawSource : std::uint8_t {
-  kOwn,       // its own microbatch's, or the one that began last
-  kUpcoming,  // the next microbatch's: its data are made before its forward begins
+  kOwn,        // its own microbatch's, or the one that began last
+  kUpcoming,   // the next forward's: its data are made, or received, before it begins
+  kReturning,  // the next backward's: a pipeline receives the gradient before it begins
 };
 
 struct SizeLaw {
@@ -78,7 +79,7 @@ Bytes in_proportion(Bytes size, std::int64_t factor, std::int64_t divisor);
 std::vector<Factors> products_of(std::size_t extents);
 
 std::string_view to_string(LawProof proof);    // "proven", "unproven", "unexplained"
-std::string_view to_string(LawSource source);  // "own", "upcoming"
+std::string_view to_string(LawSource source);  // "own", "upcoming", "returning"
 // Throw TraceError for any other text.
 void from_string(std::string_view text, LawProof& proof);
 void from_string(std::string_view text, LawSource& source);

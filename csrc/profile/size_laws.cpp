@@ -123,7 +123,8 @@ class Family {
   }
 
   std::vector<Extent> row(const Run& run, LawSource source) const {
-    const std::int32_t i = source == LawSource::kOwn ? run.own : run.upcoming;
+    const std::array<std::int32_t, 3> rows = {run.own, run.upcoming, run.returning};
+    const std::int32_t i = rows.at(static_cast<std::size_t>(source));
     return i == kNone ? std::vector<Extent>(extents_.size(), kNone) : extents_.row(i);
   }
   static bool is_known(const std::vector<Extent>& row) {
@@ -190,10 +191,13 @@ class Family {
   // Finds laws of the open positions in the included runs, and closes those that have one.
   void fit(std::vector<std::int32_t>& open, const std::vector<bool>& included, LawTable& table,
            std::vector<LawIndex>& of) {
-    const std::vector<std::vector<Extent>> own = rows(LawSource::kOwn);
-    const std::vector<std::vector<Extent>> upcoming = rows(LawSource::kUpcoming);
-    const LawFitter own_fitter(own, extents_.envelope(), extents_.inputs());
-    const LawFitter upcoming_fitter(upcoming, extents_.envelope(), extents_.inputs());
+    std::vector<Candidate> candidates;
+    candidates.push_back(candidate(LawSource::kOwn));
+    // Only what comes between microbatches may be made for another one.
+    if (kind_ == trace::PhaseKind::kOther) {
+      candidates.push_back(candidate(LawSource::kUpcoming));
+      candidates.push_back(candidate(LawSource::kReturning));
+    }
     struct Hash {
       std::size_t operator()(const std::vector<Bytes>& sizes) const {
         std::uint64_t hash = 0;
@@ -214,7 +218,7 @@ class Family {
       }
       const auto [it, is_new] = known.try_emplace(std::move(sizes));
       std::optional<SizeLaw>& law = it->second;
-      if (is_new) law = simplest(it->first, own, upcoming, own_fitter, upcoming_fitter);
+      if (is_new) law = simplest(it->first, candidates);
       if (law && !repeats && may_be_chance(*law, all)) chance.insert(*law);
       found.push_back(&law);
     }
@@ -250,38 +254,45 @@ class Family {
     return law.proof == LawProof::kUnproven && unknowns >= (all ? 3 : 2);
   }
 
-  std::optional<SizeLaw> simplest(const std::vector<Bytes>& sizes,
-                                  const std::vector<std::vector<Extent>>& own,
-                                  const std::vector<std::vector<Extent>>& upcoming,
-                                  const LawFitter& own_fitter,
-                                  const LawFitter& upcoming_fitter) const {
-    const auto fit = [&](const LawFitter& fitter, const auto& rows) -> std::optional<SizeLaw> {
-      std::set<std::vector<Extent>> distinct;
-      for (std::size_t r = 0; r < sizes.size(); ++r) {
-        if (sizes[r] != kNone && is_known(rows[r])) distinct.insert(rows[r]);
-      }
-      // A single point supports no law.
-      if (distinct.size() < 2) return std::nullopt;
-      return fitter.fit(sizes);
-    };
-    std::optional<SizeLaw> mine = fit(own_fitter, own);
-    if (mine && mine->terms.empty()) {
-      // A size is not constant if it differs where extents are unknown.
-      const bool constant =
-          std::ranges::all_of(sizes, [&](Bytes s) { return s == kNone || s == mine->constant; });
-      if (constant) return mine;
-      mine.reset();
-    }
-    // Only what comes between microbatches may be made for the next one.
-    std::optional<SizeLaw> next;
-    if (kind_ == trace::PhaseKind::kOther) next = fit(upcoming_fitter, upcoming);
-    if (next) next->source = LawSource::kUpcoming;
-    if (next && next->terms.empty()) next.reset();
-    if (!mine || !next) return mine ? mine : next;
+  // The extents that a source gives the runs, and laws in them.
+  struct Candidate {
+    LawSource source = LawSource::kOwn;
+    std::vector<std::vector<Extent>> rows;
+    LawFitter fitter;
+  };
+  Candidate candidate(LawSource source) const {
+    std::vector<std::vector<Extent>> found = rows(source);
+    LawFitter fitter(found, extents_.envelope(), extents_.inputs());
+    return {source, std::move(found), std::move(fitter)};
+  }
+
+  // The simplest law of any candidate; of several, that of the first.
+  static std::optional<SizeLaw> simplest(const std::vector<Bytes>& sizes,
+                                         const std::vector<Candidate>& candidates) {
     const auto rank = [](const SizeLaw& law) {
       return std::tuple(law.proof, law.step > 1, law.terms.size(), law.constant != 0);
     };
-    return rank(*next) < rank(*mine) ? next : mine;
+    std::optional<SizeLaw> best;
+    for (const Candidate& c : candidates) {
+      std::set<std::vector<Extent>> distinct;
+      for (std::size_t r = 0; r < sizes.size(); ++r) {
+        if (sizes[r] != kNone && is_known(c.rows[r])) distinct.insert(c.rows[r]);
+      }
+      // A single point supports no law.
+      if (distinct.size() < 2) continue;
+      std::optional<SizeLaw> law = c.fitter.fit(sizes);
+      if (!law) continue;
+      law->source = c.source;
+      if (law->terms.empty()) {
+        // A size is not constant if it differs where extents are unknown.
+        const bool constant =
+            std::ranges::all_of(sizes, [&](Bytes s) { return s == kNone || s == law->constant; });
+        if (constant && c.source == LawSource::kOwn) return law;
+        continue;
+      }
+      if (!best || rank(*law) < rank(*best)) best = std::move(law);
+    }
+    return best;
   }
 
   // Gives the law to the position's requests in the included runs.
@@ -395,15 +406,13 @@ class Family {
       const bool complete =
           std::ranges::all_of(run.requests, [&](std::int32_t i) { return of[i] != kNone; });
       if (complete) continue;
-      const std::vector<Extent> own = row(run, LawSource::kOwn);
-      const std::vector<Extent> upcoming = row(run, LawSource::kUpcoming);
       std::vector<Token> predicted;
       for (std::size_t p = 0; p < laws_.size(); ++p) {
         Token token{kNone, request(reference(), p).stream};
         if (laws_[p] != kNone) {
           const SizeLaw& law = table[laws_[p]];
           if (law.proof != LawProof::kUnexplained) {
-            token.size = evaluate(law, law.source == LawSource::kOwn ? own : upcoming);
+            token.size = evaluate(law, row(run, law.source));
           }
         }
         predicted.push_back(token);

@@ -471,7 +471,7 @@ void Matcher::relayout(const plan::Plan& plan) {
 bool Matcher::is_unknown(const profile::SizeLaw& law) const {
   if (law.proof == profile::LawProof::kUnexplained) return true;
   const bool is_other = phase_ != kNone && kind_ == trace::PhaseKind::kOther;
-  return law.source == profile::LawSource::kUpcoming && is_other;
+  return law.source != profile::LawSource::kOwn && is_other;
 }
 
 void Matcher::use_extents(std::span<const profile::Extent> extents, std::span<const Share> shares,
@@ -523,7 +523,8 @@ bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
   for (const LawIndex l : laws_.indices()) {
     const profile::SizeLaw& other = laws_[l];
     Bytes& known = sizes_[size_index(l)];
-    if (other.proof == profile::LawProof::kUnexplained || known != kNone) continue;
+    const bool follows = other.source == law.source || !is_unknown(other);
+    if (other.proof == profile::LawProof::kUnexplained || known != kNone || !follows) continue;
     known = profile::evaluate(other, guess_);
   }
   return true;

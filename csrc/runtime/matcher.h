@@ -38,8 +38,9 @@
 // Three kinds of sizes are not known ahead. Their item matches at the head by its position:
 //
 //   unexplained   no law gives the size: any size up to the planned one
-//   upcoming      data of the next microbatch, made before its extents are reported: any size up to
-//                 the planned one that the law can give. It tells the extents of later requests
+//   upcoming      data of the next microbatch, made before its extents are reported, or, in a
+//                 pipeline, the gradient of the one that goes back next: any size up to the planned
+//                 one that the law can give. It tells the sizes of later requests like it
 //   a share       a dimension changes that never changed while the program was profiled, such as
 //   the
 //                 rows of an epoch's last batch: the expected size times the dimension's share

@@ -38,12 +38,13 @@ SizeLaw law_of(Bytes constant, Bytes a_token, LawSource source = LawSource::kOwn
 // A program with that number of microbatches: data, activations that backward frees, a temporary in
 // each backward, and a gradient that the optimizer frees.
 struct Program {
-  explicit Program(int microbatches, Extent tokens) : count(microbatches) {
+  // `receives`: between the phases it gets a gradient, too, of the microbatch that goes back next.
+  explicit Program(int microbatches, Extent tokens, bool receives = false) : count(microbatches) {
     plan.extent_names = kTokens;
     plan.extents = {tokens};
     plan.seen = {{tokens}};
     plan.laws = {law_of(0, 2 * kUnit, LawSource::kUpcoming), law_of(kUnit, 8 * kUnit),
-                 law_of(0, 4 * kUnit)};
+                 law_of(0, 4 * kUnit), law_of(0, 2 * kUnit, LawSource::kReturning)};
     Tick t = 0;
     const auto phase = [&](PhaseKind kind, int microbatch, int occurrence) {
       if (!plan.phases.empty()) plan.phases.back().end = t;
@@ -53,6 +54,7 @@ struct Program {
     for (int m = 0; m < count; ++m) {
       const PhaseIndex other = phase(PhaseKind::kOther, kNone, m);
       const Tick data = t++;
+      const Tick received = receives ? t++ : kNever;
       const PhaseIndex forward = phase(PhaseKind::kForward, m, 0);
       const Tick one = t++;
       const Tick two = t++;
@@ -60,7 +62,7 @@ struct Program {
       const Tick scratch = t++;
       const Tick gradient = m == 0 ? t++ : kNever;
       const Tick end = t;
-      t += 4;
+      t += 5;
       const auto add = [&](Bytes size, Tick lower, Tick upper, PhaseIndex p, profile::LawIndex l) {
         plan.decisions.push_back({.size = size,
                                   .lower = lower,
@@ -70,6 +72,7 @@ struct Program {
                                   .law = l});
       };
       add(2 * kUnit * tokens, data, end + 3, other, 0);
+      if (receives) add(2 * kUnit * tokens, received, end + 4, other, 3);
       add(kUnit + 8 * kUnit * tokens, one, end + 2, forward, 1);
       add(4 * kUnit * tokens, two, end + 1, forward, 2);
       add(4 * kUnit * tokens, scratch, end, backward, 2);
@@ -261,6 +264,21 @@ TEST(ServingSizes, TheFirstSizesTellTheExtentsWhereNobodyDoes) {
   Session run(program.plan);
   for (const Extent tokens : {64, 1, 63, 17, 64}) {
     EXPECT_EQ(run.iterate({tokens, 65 - tokens}, /*told=*/false), 9) << tokens;
+  }
+}
+
+TEST(ServingSizes, TheNextBatchTellsNothingOfTheGradientThatComesWithIt) {
+  const Program program(1, 64, /*receives=*/true);
+  Session run(program.plan);
+  for (const Extent tokens : {64, 1, 17}) {
+    const std::int64_t before = run.allocator().figures().statistics().hits;
+    run.allocator().loop().enter_phase(PhaseKind::kOther, kNone, 0);
+    run.alloc("data", 2 * kUnit * tokens);
+    run.alloc("received", 2 * kUnit * (65 - tokens));
+    run.allocator().loop().end_iteration();
+    EXPECT_EQ(run.allocator().figures().statistics().hits - before, 2) << tokens;
+    run.free("data");
+    run.free("received");
   }
 }
 

@@ -36,7 +36,7 @@ def schema_type(column: dict[str, Any]) -> tuple[str, bool]:
     items = column["items"]
     if "enum" in items:
         # A plan has no unplanned phases.
-        names = [_core.PHASE_KINDS, ("proven", "unproven", "unexplained"), ("own", "upcoming")]
+        names = [_core.PHASE_KINDS, tables.LAW_PROOFS, tables.LAW_SOURCES]
         assert any(set(items["enum"]) <= set(known) for known in names)
         return "name", False
     types = items["type"] if isinstance(items["type"], list) else [items["type"]]
