@@ -43,6 +43,7 @@ using SequenceKey = std::pair<trace::PhaseKey, ThreadOrdinal>;
 struct Sequence {
   std::vector<Token> tokens;
   std::vector<std::int32_t> requests;  // relative to IterationSpan::first
+  std::vector<bool> outlives;          // true for those that are freed after the iteration
 };
 
 std::map<SequenceKey, Sequence> by_key(const Counterparts& all, std::int32_t t) {
@@ -64,8 +65,44 @@ std::map<SequenceKey, Sequence> by_key(const Counterparts& all, std::int32_t t) 
     }
     current->tokens.push_back(all.token(t, i));
     current->requests.push_back(i);
+    current->outlives.push_back(r.upper >= iteration.end);
   }
   return sequences;
+}
+
+// Moves matches to a neighbour of the same token that lives alike. A buffer that a program enlarges
+// now and then, and keeps, would else be the counterpart of a temporary of its size:
+//
+//   ours           a b c            a b c
+//                 / / /      ->     | | |
+//   theirs     kept a b c      kept a b c      all of one token
+void match_lives(const Sequence& ours, const Sequence& theirs, std::vector<std::int32_t>& matches) {
+  const auto count = static_cast<std::int32_t>(theirs.tokens.size());
+  std::vector<std::int32_t> taken(theirs.tokens.size() + 1, kNone);
+  for (std::size_t i = 0; i < matches.size(); ++i) {
+    if (matches[i] != kNone) taken[matches[i]] = static_cast<std::int32_t>(i);
+  }
+  for (std::size_t i = 0; i < matches.size(); ++i) {
+    if (matches[i] == kNone || ours.outlives[i] || !theirs.outlives[matches[i]]) continue;
+    // The chain of matches that have to move by one each.
+    std::size_t end = i;
+    const auto moves = [&](std::size_t k) {
+      const std::int32_t to = matches[k] + 1;
+      return to < count && theirs.tokens[to] == ours.tokens[k] &&
+             ours.outlives[k] == theirs.outlives[to];
+    };
+    bool fits = moves(end);
+    while (fits && taken[matches[end] + 1] != kNone) {
+      end = static_cast<std::size_t>(taken[matches[end] + 1]);
+      fits = moves(end);
+    }
+    if (!fits) continue;
+    for (std::size_t k = end + 1; k-- > i;) {
+      if (matches[k] == kNone) continue;
+      taken[matches[k]] = kNone;
+      taken[++matches[k]] = static_cast<std::int32_t>(k);
+    }
+  }
 }
 
 // For each of the `count` requests of iteration `a`, its counterpart in iteration `b`, or kNone.
@@ -76,7 +113,8 @@ std::vector<std::int32_t> counterparts(const std::map<SequenceKey, Sequence>& a,
   for (const auto& [key, ours] : a) {
     const auto theirs = b.find(key);
     if (theirs == b.end()) continue;
-    const auto matches = align_sequences(ours.tokens, theirs->second.tokens);
+    std::vector<std::int32_t> matches = align_sequences(ours.tokens, theirs->second.tokens);
+    match_lives(ours, theirs->second, matches);
     for (std::size_t i = 0; i < matches.size(); ++i) {
       if (matches[i] != kNone) result[ours.requests[i]] = theirs->second.requests[matches[i]];
     }

@@ -140,6 +140,77 @@ TEST(SizeLaws, DataFollowsTheUpcomingMicrobatch) {
   EXPECT_EQ(laws[law].source, LawSource::kUpcoming);
 }
 
+// A stage of a pipeline with two microbatches. It receives the gradient of the first one after the
+// forward of the second.
+trace::Trace pipeline(const Lengths& lengths) {
+  TraceBuilder t;
+  t.phase(trace::PhaseKind::kOther);
+  for (const std::vector<Extent>& n : lengths) {
+    std::vector<std::int32_t> hidden;
+    for (std::int32_t m = 0; m < 2; ++m) {
+      t.phase(trace::PhaseKind::kOther, kNone, 2 * m + 1);
+      const auto data = t.alloc(8 * n[m]);
+      t.phase(trace::PhaseKind::kForward, m);
+      t.extents({"ids.1"}, {n[m]});
+      hidden.push_back(t.alloc(256 * n[m]));
+      t.free(data);
+    }
+    for (std::int32_t m = 0; m < 2; ++m) {
+      t.phase(trace::PhaseKind::kOther, kNone, 2 * m + 2);
+      const auto gradient = t.alloc(64 * n[m]);
+      t.phase(trace::PhaseKind::kBackward, m);
+      t.free(t.alloc(512 * n[m]));
+      t.free(gradient);
+      t.free(hidden[m]);
+    }
+    t.phase(trace::PhaseKind::kOptimizer);
+    t.free(t.alloc(4));
+    t.step();
+  }
+  return t.finish();
+}
+
+TEST(SizeLaws, AReceivedGradientFollowsTheNextMicrobatchThatGoesBack) {
+  const trace::Trace trace = pipeline({{10, 90}, {40, 70}, {20, 35}, {80, 55}});
+  const SizeLaws laws = profile::find_size_laws(trace);
+  std::set<LawSource> sources;
+  for (std::size_t i = 0; i < trace.requests.size(); ++i) {
+    ASSERT_NE(laws.of[i], kNone) << "request " << i;
+    const SizeLaw& law = laws[laws.of[i]];
+    EXPECT_EQ(law.proof, LawProof::kProven) << "request " << i;
+    if (law.terms.size() == 1 && law.terms[0].coefficient == 64) sources.insert(law.source);
+  }
+  EXPECT_EQ(sources, (std::set{LawSource::kOwn, LawSource::kReturning}))
+      << "the second one's forward was the last";
+  EXPECT_EQ(dynamic(profile::profile_iteration(trace)), 0);
+}
+
+TEST(SizeLaws, ABufferThatGrowsLeavesTemporariesOfItsSizeStatic) {
+  Program program;
+  Extent largest = 0;
+  std::int32_t buffer = kNone;
+  program.in_forward = [&](TraceBuilder& t, Extent n) {
+    if (n > largest) {
+      largest = n;
+      const auto larger = t.alloc(2 * n * n + 64);
+      if (buffer != kNone) t.free(buffer);
+      buffer = larger;
+    }
+    t.free(t.alloc(2 * n * n + 64));
+  };
+  const IterationProfile profile =
+      profile::profile_iteration(run({{10, 20}, {15, 40}, {90, 90}, {50, 60}}, program));
+  int count = 0;
+  for (const profile::ProfiledRequest& r : profile.requests) {
+    if (r.size != 2 * 90 * 90 + 64) continue;
+    ++count;
+    EXPECT_NE(r.lifetime, profile::LifetimeClass::kPersistent);
+    EXPECT_FALSE(r.dynamic);
+    EXPECT_LE(r.upper, profile.period);
+  }
+  EXPECT_EQ(count, 4) << "of each microbatch, scores and a temporary";
+}
+
 TEST(SizeLaws, IterationsOfOtherLengthsAlign) {
   const IterationProfile profile =
       profile::profile_iteration(run({{10, 90}, {40, 70}, {20, 35}, {80, 55}}));
