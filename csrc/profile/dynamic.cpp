@@ -133,10 +133,7 @@ class GroupFinder {
       visits[t - first_].push_back({all_.asked(t, index), longevity(t, index)});
     }
     const auto& [phase, after, stream] = key;
-    const ProfiledPhase& within = profile_[phase];
-    const bool is_between =
-        within.key.kind == trace::PhaseKind::kOther && profile_.phases.size() > 1;
-    if (is_between) keep_small_data(visits);
+    if (makes_data(phase)) keep_small_data(visits);
     const Roles roles = tell_roles(visits, !all_.laws().empty());
     std::vector<std::vector<Asked>> by_role(roles.contexts.size());
     std::vector<std::size_t> next(visits.size());
@@ -164,6 +161,16 @@ class GroupFinder {
       if (roles.longevity[role] != kKept) continue;
       found.kept.push_back({phase, after, stream, roles.contexts[role]});
     }
+  }
+
+  // True for a phase between microbatches. The clipping of gradients inside an optimizer's step
+  // makes no data.
+  bool makes_data(PhaseIndex phase) const {
+    const auto is_optimizer = [this](PhaseIndex p) {
+      return p.points_into(profile_.phases) && profile_[p].key.kind == trace::PhaseKind::kOptimizer;
+    };
+    return profile_[phase].key.kind == trace::PhaseKind::kOther && profile_.phases.size() > 1 &&
+           !(is_optimizer(phase - 1) && is_optimizer(phase + 1));
   }
 
   // Between microbatches the next batch is made, of a shape that no profile has seen. All small

@@ -313,6 +313,25 @@ TEST(DynamicGroups, SmallDataBetweenMicrobatchesHaveNone) {
   EXPECT_FALSE(with_data(10 * profile::kSmallRequest, true).groups.empty());
 }
 
+// Gradients are clipped inside the optimizer's step, if at all.
+TEST(DynamicGroups, SmallTemporariesInsideAStepAreNoData) {
+  TraceBuilder t;
+  for (int i = 0; i < 4; ++i) {
+    t.phase(trace::PhaseKind::kOptimizer);
+    t.free(t.alloc(10));
+    t.phase(trace::PhaseKind::kOther, kNone, 1);
+    if (i == 1) {
+      for (int j = 0; j < 4; ++j) t.free(t.alloc(500 + j));
+    }
+    t.phase(trace::PhaseKind::kOptimizer, kNone, 1);
+    t.free(t.alloc(10));
+    t.step();
+  }
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
+  EXPECT_TRUE(profile.kept.empty());
+  EXPECT_EQ(profile.groups.size(), 1u);
+}
+
 TEST(DynamicGroups, RequestsOfAWarmUpAloneHaveNoGroup) {
   TraceBuilder t;
   for (int i = 0; i < 2; ++i) {
