@@ -302,14 +302,19 @@ class Driver:
 
     def _find_plan(self) -> Plan | None:
         files = self._files
-        if files is None or (self._options.mode == "auto" and not files.plan.exists()):
+        if files is None:
             return None
-        if not files.plan.exists():
+        path = files.find_plan()
+        if self._options.mode == "auto" and not path.exists():
+            return None
+        if not path.exists():
             raise PlanError(_no_plan(files))
         try:
-            plan = Plan.load(files.plan)
+            plan = Plan.load(path)
+            if path != files.plan and not plan.extents:
+                raise PlanError(_no_plan(files))
             if problem := rank_mismatch(plan, self._rank_info):
-                raise PlanError(f"{files.plan} does not fit this run: {problem}")
+                raise PlanError(f"{path} does not fit this run: {problem}")
         except PlanError as e:
             if self._options.mode == "plan":
                 raise

@@ -3,7 +3,8 @@
 Every rank of a job plans for itself, in its own files, and never waits for another rank: ranks may
 have different requests, and a rank that dies blocks no other. The file name contains the rank and
 the parallelism: all numbers that decide the sizes of a rank's tensors, such as the degree of tensor
-parallelism or the sequence length. So plans for several settings share a folder.
+parallelism or the sequence length. So plans for several settings share a folder. A plan for lengths
+that change serves all of them, whatever length its run began with.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Parallelism = Mapping[str, int]
 """Sizes by name, such as `{"tp": 2, "pp": 4, "seq": 4096}`. Names are lower-case letters."""
 
 _NAME = re.compile(r"[a-z]+")
+_LENGTH = "seq"
+_LENGTH_IN_NAME = re.compile(rf"\b{_LENGTH}\d+\b")
 
 
 def rank() -> int:
@@ -74,6 +77,14 @@ class RankFiles:
         """Path of the plan."""
         return self.folder / f"{self._stem}.plan.json"
 
+    def find_plan(self) -> Path:
+        """Path of the plan; if there is none, of the newest one that another length began."""
+        if self.plan.exists():
+            return self.plan
+        name = _LENGTH_IN_NAME.sub("", self.plan.name)
+        alike = [path for path in self.others() if _LENGTH_IN_NAME.sub("", path.name) == name]
+        return max(alike, key=lambda path: path.stat().st_mtime, default=self.plan)
+
     def others(self) -> list[Path]:
         """Plans of this rank in the folder with another parallelism."""
         endings = (f"rank{self.rank}.plan.json", f".rank{self.rank}.plan.json")
@@ -112,13 +123,21 @@ def rank_info(parallelism: Parallelism) -> dict[str, str]:
 def rank_mismatch(plan: Plan, info: Mapping[str, str]) -> str | None:
     """The reason why the plan is not for the rank that `rank_info` describes; None if it is.
 
-    A plan without these entries fits.
+    A plan without these entries fits. One for changing batches fits any length.
     """
     for key, now in info.items():
         profiled = plan.info.get(key, now)
-        if profiled != now:
+        fits_any = key == "layout" and plan.extents and _but_length(profiled) == _but_length(now)
+        if profiled != now and not fits_any:
             return f"it was profiled with {key} {profiled} and this is {now}; profile again"
     return None
+
+
+def _but_length(layout: str) -> object:
+    sizes = json.loads(layout)
+    if isinstance(sizes, dict):
+        sizes.pop(_LENGTH, None)
+    return sizes
 
 
 def use_own_device(name: str | None) -> str:

@@ -171,6 +171,26 @@ def test_missing_plan_names_plans_of_other_parallelism(tmp_path: Path) -> None:
     refused(driver, trainer, r"no .*tp4\.rank0.*there are tp2-seq32\.rank0\.plan\.json")
 
 
+@isolated
+def test_a_plan_for_many_lengths_is_found_by_any(tmp_path: Path) -> None:
+    profiled, planned = twins()
+    driver = make_driver("profile", tmp_path, parallelism=PARALLELISM, warmup=1, iterations=5)
+    for length in (32, 32, 12, 24, 32, 20):
+        train(driver, profiled, 1, length=length)
+    driver = make_driver("plan", tmp_path, parallelism=PARALLELISM | {"seq": 28})
+    for length in (28, 28, 9, 17, 32):
+        train(driver, planned, 1, length=length)
+    assert driver.stage is Stage.SERVING
+    assert stalloc.memory_stats()["misses"] == 0
+
+
+@isolated
+def test_a_plan_for_one_length_is_for_no_other(tmp_path: Path) -> None:
+    trainer = leave_plan(tmp_path)
+    driver = make_driver("plan", tmp_path, parallelism=PARALLELISM | {"seq": 28})
+    refused(driver, trainer, r"no .*seq28\.rank0.*there are tp2-seq32\.rank0\.plan\.json")
+
+
 @pytest.mark.parametrize("key", ["rank", "world_size", "layout"])
 @isolated
 def test_a_plan_of_another_rank_or_job_is_refused(tmp_path: Path, key: str) -> None:
