@@ -10,12 +10,12 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from megatron_batches import VOCABULARY, Batches, forward
 from megatron_cpu import on_cpu
 from megatron_loop import Loop
 from packages import folders
@@ -23,9 +23,6 @@ from packages import folders
 import stalloc
 import stalloc.megatron
 
-SEQUENCE = 32
-VOCABULARY = 128
-ROWS = 2  # of a microbatch
 DEATH = 77  # exit code of a rank that dies
 
 
@@ -49,6 +46,9 @@ class Settings:
         serve_from: See `stalloc.driver.Driver`.
         extra: Rank whose pipeline asks for more than the others', in each iteration.
         dies: Rank that dies in iteration `dies_at`.
+        batches: The microbatches of each iteration.
+        width: Features of each token in the model.
+        layers: Of each chunk of the model.
     """
 
     packages: str = "stable"
@@ -71,6 +71,9 @@ class Settings:
     extra: int | None = None
     dies: int | None = None
     dies_at: int = 4
+    batches: Batches = field(default_factory=Batches)
+    width: int = 64
+    layers: int = 2
 
     @property
     def ranks(self) -> int:
@@ -159,11 +162,11 @@ class Run:
             self.loop = Loop(
                 self.models,
                 self.optimizer,
-                _forward,
-                _batches,
+                forward,
+                settings.batches,
                 graphs=settings.graphs,
-                seq_length=SEQUENCE,
-                micro_batch_size=ROWS,
+                seq_length=settings.batches.longest,
+                micro_batch_size=settings.batches.rows,
                 num_microbatches=settings.microbatches,
             )
 
@@ -203,13 +206,14 @@ class Run:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         seed = number + 10_000 * parallel_state.get_data_parallel_rank()
+        batches = self.settings.batches
         reported = get_forward_backward_func()(
-            forward_step_func=_forward,
-            data_iterator=[_batches(seed) for _ in self.models],
+            forward_step_func=forward,
+            data_iterator=[batches(seed) for _ in self.models],
             model=self.models,
             num_microbatches=self.settings.microbatches,
-            seq_length=SEQUENCE,
-            micro_batch_size=ROWS,
+            seq_length=batches.announced(seed),
+            micro_batch_size=batches.rows,
             forward_only=forward_only,
         )
         return [report["loss"].item() for report in reported]
@@ -242,6 +246,9 @@ def _models(settings: Settings) -> list[torch.nn.Module]:
             moe_router_load_balancing_type="aux_loss",
             moe_aux_loss_coeff=1e-2,
         )
+    if settings.batches.differ:
+        # The allgather dispatcher refuses it; without pipelining nothing asks for it.
+        options.update(moe_token_dispatcher_type="alltoall", variable_seq_lengths=True)
     if settings.recompute:
         options.update(
             recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
@@ -249,8 +256,8 @@ def _models(settings: Settings) -> list[torch.nn.Module]:
     if settings.chunks > 1:
         options.update(virtual_pipeline_model_parallel_size=settings.chunks)
     config = TransformerConfig(
-        num_layers=2 * settings.stages * settings.chunks,
-        hidden_size=64,
+        num_layers=settings.layers * settings.stages * settings.chunks,
+        hidden_size=settings.width,
         num_attention_heads=4,
         pipeline_model_parallel_size=settings.stages,
         pipeline_dtype=torch.float32,
@@ -278,7 +285,7 @@ def _models(settings: Settings) -> list[torch.nn.Module]:
             config,
             get_gpt_layer_local_spec(num_experts=settings.experts or None, moe_grouped_gemm=False),
             vocab_size=VOCABULARY,
-            max_sequence_length=SEQUENCE,
+            max_sequence_length=settings.batches.longest,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=True) and chunk == 0,
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=True)
             and chunk == last,
@@ -291,30 +298,9 @@ def _models(settings: Settings) -> list[torch.nn.Module]:
     return models
 
 
-def _batches(number: int) -> Iterator[torch.Tensor]:
-    generator = torch.Generator().manual_seed(number)
-    while True:
-        # Squared, so that some tokens are much more common than others, and experts with them.
-        yield (VOCABULARY * torch.rand(ROWS, SEQUENCE + 1, generator=generator) ** 2).long()
-
-
-def _forward(
-    batches: Iterator[torch.Tensor], model: torch.nn.Module
-) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
-    batch: Any = next(batches)
-    tokens = batch["tokens"] if isinstance(batch, dict) else batch
-    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    positions = torch.arange(SEQUENCE).expand(ROWS, -1)
-    return model(inputs, positions, None, labels=labels), _loss
-
-
-def _loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    loss = output.float().mean()
-    return loss, {"loss": loss.detach().clone()}
-
-
 def main() -> None:
-    settings = Settings(**json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    settings = Settings(**given | {"batches": Batches(**given["batches"])})
     result = train(settings)
     path = Path(sys.argv[2]) / f"rank{os.environ['RANK']}.result.json"
     path.write_text(json.dumps(asdict(result)))
