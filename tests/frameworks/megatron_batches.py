@@ -24,11 +24,13 @@ class Batches:
         lengths: "same", or which lengths are drawn: "iterations" or "microbatches".
         longest: Tokens of the longest microbatch.
         rows: Sequences of each microbatch.
+        first: Iteration in which, as in every 16th after it, all microbatches are the longest.
     """
 
     lengths: str = "same"
     longest: int = 32
     rows: int = 2
+    first: int = 3
 
     @property
     def differ(self) -> bool:
@@ -40,8 +42,8 @@ class Batches:
         return self.longest if self.differ else self.length(number, 0)
 
     def length(self, number: int, microbatch: int) -> int:
-        """Tokens of a microbatch of an iteration. In some iterations all have the longest."""
-        if self.lengths == "same" or number % 16 == 3:
+        """Tokens of a microbatch of an iteration."""
+        if self.lengths == "same" or number % 16 == self.first:
             return self.longest
         drawn = microbatch if self.differ else 0
         return random.Random(1000 * number + drawn).randint(self.longest // 6, self.longest)
