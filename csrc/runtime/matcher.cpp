@@ -297,9 +297,22 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   phase.departs = true;
   departed_ = departed_ || !phase.trusted;
   if (departed_) return {};
-  if (wary_) return match_of(match_far(size, stream, kSure));
-  const ItemIndex near = match_near(size, stream);
-  return match_of(near == kNone ? match_far(size, stream, 1) : near);
+  ItemIndex found = wary_ ? ItemIndex(kNone) : match_near(size, stream);
+  if (found == kNone) found = match_far(size, stream, wary_ ? kSure : 1);
+  return found == kNone ? match_passed(size, stream) : match_of(found);
+}
+
+// Matches a small request that comes after its site: the first batch of an epoch is fetched after
+// requests that other iterations make later. Only kept requests, which need no region.
+Matcher::Match Matcher::match_passed(Bytes size, StreamId stream) {
+  if (kind_ != trace::PhaseKind::kOther || size >= profile::kSmallRequest) return {};
+  const ItemIndex head = head_;
+  const ItemIndex first = std::max(phases_[phase_].begin, head - kLookAhead);
+  SiteIndex passed = kNone;
+  for (; passed == kNone && head_ > first; --head_) passed = site_here(stream);
+  head_ = head;
+  const GroupIndex group = group_of(passed, size);
+  return {.persistent = group != kNone && kept_[group]};
 }
 
 Matcher::Match Matcher::dynamic_match(SiteIndex site, Bytes size) {

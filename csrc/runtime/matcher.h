@@ -224,6 +224,7 @@ class Matcher {
   ItemIndex match_near(Bytes size, StreamId stream);
   ItemIndex match_far(Bytes size, StreamId stream, int sure);
   SiteIndex site_here(StreamId stream) const;
+  Match match_passed(Bytes size, StreamId stream);
   GroupIndex group_of(SiteIndex site, Bytes size);
   // The first fitting item of the phase from `from` on; kNone if there is none.
   ItemIndex find_from(ItemIndex from, Bytes size, StreamId stream) const;
