@@ -30,6 +30,7 @@ class MemoryStats(TypedDict):
     dynamic_region_requests: int  #: of these, served from the region kept for their group
     dynamic_reused_requests: int  #: of these, served from reusable space
     dynamic_fallback_requests: int  #: served by the fallback
+    evaluation_requests: int  #: of evaluations, served where their layout has them
     idle_requests: int  #: without a place in the plan, served from idle pool space
     persistent_requests: int  #: served by the fallback, as the plan has it
     stream_waits: int  #: of one stream for another, on the device, which an ordered plan asks for
@@ -174,6 +175,7 @@ def memory_summary(device: torch.device | str | None = None) -> str:
             f"{s['dynamic_fallback_requests']:,}",
             share(s["dynamic_fallback_requests"], dynamic),
         ),
+        row("evaluations, as planned", f"{s['evaluation_requests']:,}"),
         row("departed, in idle space", f"{s['idle_requests']:,}"),
         row("persistent, as planned", f"{s['persistent_requests']:,}"),
         row("waits between streams", f"{s['stream_waits']:,}"),

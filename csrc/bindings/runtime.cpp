@@ -29,6 +29,7 @@ py::dict to_dict(const runtime::Statistics& s) {
   d["dynamic_region_requests"] = s.dynamic_region_requests;
   d["dynamic_reused_requests"] = s.dynamic_reused_requests;
   d["dynamic_fallback_requests"] = s.dynamic_fallback_requests;
+  d["evaluation_requests"] = s.evaluation_requests;
   d["idle_requests"] = s.idle_requests;
   d["persistent_requests"] = s.persistent_requests;
   d["stream_waits"] = s.stream_waits;
@@ -80,6 +81,7 @@ void bind_runtime(py::module_& m) {
           },
           py::arg("names"), py::arg("values"))
       .def("enter_unplanned", &runtime::DeviceRuntime::enter_unplanned)
+      .def("begin_evaluation", &runtime::DeviceRuntime::begin_evaluation)
       .def("leave_unplanned", &runtime::DeviceRuntime::leave_unplanned)
       .def("end_iteration", &runtime::DeviceRuntime::end_iteration)
       .def(

@@ -128,6 +128,8 @@ void DeviceRuntime::enter_unplanned() {
   allocator_.loop().enter_unplanned();
 }
 
+void DeviceRuntime::begin_evaluation() { allocator_.loop().begin_evaluation(); }
+
 void DeviceRuntime::leave_unplanned() {
   recorder_.leave_unplanned();
   allocator_.loop().leave_unplanned();

@@ -49,6 +49,7 @@ class DeviceRuntime {
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   void enter_unplanned();
+  void begin_evaluation();
   void leave_unplanned();
   void end_iteration();
   // Forwards layers to the recorder. Under a plan only those with dynamic requests are reported.

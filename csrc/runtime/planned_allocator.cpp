@@ -154,6 +154,7 @@ bool PlannedAllocator::deallocate(void* p) {
     const Bytes rounded = pool->space.round_up(block.size);
     parts_.accounting.free_block(block, rounded);
     parts_.accounting.release_block(rounded);
+    if (parts_.serving) parts_.serving->released(p);
     if (pool != parts_.pools.active()) parts_.drop_empty_pools();
     return true;
   }

@@ -20,14 +20,13 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, const Delaye
       microbatches_(plan),
       matcher_(plan),
       departures_(plan),
+      evaluations_(plan.alignment),
       reuse_(scope.reuse) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
 }
 
 Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
-  if (unplanned_depth_ > 0) {
-    return {allocate_departed(size, stream, {Departures::kUnplanned}, /*wary=*/false)};
-  }
+  if (unplanned_depth_ > 0) return {allocate_evaluation(size, stream)};
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
   if (decision != kNone) {
@@ -91,10 +90,60 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
 
 void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure departure) {
   Pool& pool = *pools_.active();
-  const Offset offset = pool.space.place_idle(size, stream, departure);
+  Offset offset = pool.space.place_idle(size, stream, departure);
+  if (offset == kUnplaced && pool.space.has_zone()) {
+    // The evaluation does without its layout rather than use memory beside the pool.
+    pool.space.close_zone();
+    offset = pool.space.place_idle(size, stream, departure);
+  }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   ++counts_.idle_requests;
   return pool.address(offset);
+}
+
+void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
+  const Offset offset = evaluations_.next(size, stream);
+  void* planned = offset == kUnplaced ? nullptr : place_evaluation(offset, size, stream);
+  void* p =
+      planned ? planned : allocate_departed(size, stream, {Departures::kUnplanned}, /*wary=*/false);
+  if (p) evaluations_.serve(p, planned != nullptr);
+  return p;
+}
+
+void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {
+  Pool& pool = *pools_.active();
+  if (shuts_out_departed_ || !pool.space.has_zone()) return nullptr;
+  offset = pool.space.place_in_zone(offset, size, stream, {Departures::kUnplanned});
+  if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
+  ++counts_.evaluation_requests;
+  return pool.address(offset);
+}
+
+void Serving::enter_unplanned() {
+  if (unplanned_depth_++ == 0) begin_part(Evaluations::Part::kBeginning);
+}
+
+void Serving::begin_evaluation() {
+  if (unplanned_depth_ > 0) begin_part(Evaluations::Part::kForward);
+}
+
+void Serving::leave_unplanned() {
+  if (unplanned_depth_ > 0 && --unplanned_depth_ == 0) end_evaluation();
+}
+
+void Serving::begin_part(Evaluations::Part part) {
+  end_evaluation();
+  evaluations_.begin(part);
+  const Bytes height = evaluations_.height();
+  if (height > 0 && !pools_.is_away()) {
+    pools_.active()->space.open_zone(height, evaluations_.stream());
+  }
+}
+
+void Serving::end_evaluation() {
+  if (!evaluations_.active()) return;
+  evaluations_.end();
+  pools_.active()->space.close_zone();
 }
 
 void* Serving::allocate_startup(plan::StartupIndex i, Bytes size) {

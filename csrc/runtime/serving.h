@@ -22,6 +22,7 @@
 #include "plan/plan.h"
 #include "runtime/delayed_frees.h"
 #include "runtime/departures.h"
+#include "runtime/evaluations.h"
 #include "runtime/layouts.h"
 #include "runtime/matcher.h"
 #include "runtime/microbatches.h"
@@ -78,9 +79,14 @@ class Serving {
   }
   // Exchanges several pieces of memory for one if no block is live. True if it did.
   bool join_pieces();
-  void enter_unplanned() { ++unplanned_depth_; }
-  void leave_unplanned() {
-    if (unplanned_depth_ > 0) --unplanned_depth_;
+  void enter_unplanned();
+  void leave_unplanned();
+  // A forward of the model begins in an unplanned stretch, and lasts until the next one or to the
+  // end of the stretch.
+  void begin_evaluation();
+  // The block at `p` was freed.
+  void released(const void* p) {
+    if (evaluations_.active()) evaluations_.release(p);
   }
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
@@ -104,6 +110,10 @@ class Serving {
   bool is_wary();
   void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
   void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
+  void* allocate_evaluation(Bytes size, StreamId stream);
+  void* place_evaluation(Offset offset, Bytes size, StreamId stream);
+  void begin_part(Evaluations::Part part);
+  void end_evaluation();
   void learn_from_departed();
 
   Pools& pools_;
@@ -116,6 +126,7 @@ class Serving {
   Matcher matcher_;
   std::optional<StartupGuide> startup_;  // during start-up
   Departures departures_;
+  Evaluations evaluations_;
   const bool reuse_;
   bool draining_ = false;
   bool shuts_out_departed_ = false;

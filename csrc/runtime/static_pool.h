@@ -65,6 +65,12 @@
 // ones there. A box of state (plan/generations.h) takes another slot in each iteration, and holds
 // two during a hand-over. If a late free keeps a slot, the next generation lies around it.
 //
+// Note [Zone]
+// An evaluation has a layout of its own (evaluations.h). While one of its forwards runs, it has a
+// range of idle addresses, the zone, to itself. The plan's clock stands still meanwhile, so every
+// block in the zone is a stray, and a request at an offset of the zone needs only a check against
+// the strays. Blocks that are left in the zone when it closes stay strays.
+//
 // Note [Streams]
 // Idle addresses are divided among the streams permanently: nothing would order another stream's
 // work after the earlier work there. Decisions and regions of different streams share no address,
@@ -170,6 +176,16 @@ class StaticPool {
   // Puts a block of `size` (> 0) bytes at `offset`. False unless these are idle addresses of
   // `stream`, or if this iteration has searched the idle ranges too often.
   bool place_at(Offset offset, Bytes size, StreamId stream);
+
+  // Sets `size` (> 0) bytes of idle addresses of `stream` aside, for place_in_zone() alone; false
+  // if no idle range is large enough. Until the zone closes, no decision and no dynamic request is
+  // placed. See Note [Zone].
+  bool open_zone(Bytes size, StreamId stream);
+  bool has_zone() const { return zone_.size() > 0; }
+  // Closes the zone, if one is open.
+  void close_zone();
+  // Puts a block at `offset` from the start of the open zone; kUnplaced if that is taken.
+  Offset place_in_zone(Offset offset, Bytes size, StreamId stream, Departure departure);
 
   // Puts a start-up request of `size` (> 0) bytes into a free slot of class `c`; kUnplaced if there
   // is none. O(1).
@@ -409,7 +425,8 @@ class StaticPool {
   IndexedVector<BoxIndex, Box> boxes_;
   IndexedVector<GroupIndex, Group> groups_;
   std::vector<GroupIndex> open_;  // groups with an open region
-  RangeSet open_ranges_;          // these regions
+  RangeSet open_ranges_;          // these regions, and the zone
+  Range zone_;                    // empty if none is open
   struct Reuse {                  // the free part of a group's reusable space
     GroupIndex group = kNone;
     HoleSet space;  // the reusable ranges without the strays

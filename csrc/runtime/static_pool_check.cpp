@@ -61,6 +61,10 @@ void StaticPool::check() const {
     at = t.end;
   }
   if (at > size_) fail("a live block ends at " + std::to_string(at) + ", past the pool");
+  for (const Range& t : taken) {
+    const bool in_zone = has_zone() && t.begin < zone_.end && zone_.begin < t.end;
+    if (in_zone && !(strays_.find(t.begin) == t)) fail("a block of the plan lies in the zone");
+  }
   check_regions(taken, blocks);
   for (const Reuse& reuse : reuse_) {
     if (reuse.group == kNone) continue;

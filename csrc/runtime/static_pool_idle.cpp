@@ -1,6 +1,7 @@
 // The idle space of the pool: its owners among the streams, and the blocks outside the plan in it.
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "base/align.h"
 #include "runtime/static_pool.h"
@@ -195,6 +196,38 @@ bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
   return true;
 }
 
+bool StaticPool::open_zone(Bytes size, StreamId stream) {
+  const std::size_t owner = owner_of(stream);
+  if (owner == streams_.size()) return false;
+  const Offset offset = find_least_in_the_way(round_up(size), owner, levels_.size());
+  if (offset == kUnplaced) return false;
+  zone_ = {offset, offset + round_up(size)};
+  take_idle(zone_);
+  open_ranges_.insert(zone_);
+  return true;
+}
+
+void StaticPool::close_zone() {
+  if (!has_zone()) return;
+  open_ranges_.erase(zone_.begin);
+  return_region(std::exchange(zone_, Range{}));
+}
+
+Offset StaticPool::place_in_zone(Offset offset, Bytes size, StreamId stream, Departure departure) {
+  const Range block{zone_.begin + offset, zone_.begin + offset + round_up(size)};
+  if (block.end > zone_.end || strays_.overlaps(block)) return kUnplaced;
+  add_stray(block);
+  foreign_[block.begin] = {.size = block.size(),
+                           .requested = size,
+                           .kind = departure.kind,
+                           .stray = true,
+                           .origin = departure.origin,
+                           .iteration = iteration_,
+                           .stream = static_cast<ShortStreamId>(stream)};
+  ++live_;
+  return block.begin;
+}
+
 // Adds `r`, which has just become free, to the idle ranges. Addresses in an open region belong to
 // the region.
 void StaticPool::return_idle(Range r) {
@@ -283,6 +316,7 @@ std::vector<HoleSet> StaticPool::find_idle() const {
   for (const GroupIndex g : groups_.indices()) {
     if (groups_[g].open) taken.push_back(range(region(g)));
   }
+  taken.push_back(zone_);
   for (const Offset wall : walls_) taken.push_back({wall, wall + alignment_});
   for (const SlotClass& slots : slot_classes_) taken.push_back(slots.whole);
   std::sort(taken.begin(), taken.end(),

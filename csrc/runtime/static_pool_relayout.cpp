@@ -47,6 +47,7 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   }
   if (!same_slots) throw Error("a layout with other slots");
   while (!open_.empty()) close_region(open_.back());
+  close_zone();
   const auto keeps = [&](const Placed& p, const plan::Decision& d) {
     return p.state == State::kRegular && p.offset == d.offset &&
            round_up(p.requested) <= round_up(d.size);

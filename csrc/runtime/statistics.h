@@ -33,6 +33,7 @@ struct Statistics {
   std::int64_t dynamic_reused_requests = 0;    // served from idle space of the static plan
   std::int64_t dynamic_fallback_requests = 0;  // served by the fallback
   std::int64_t idle_requests = 0;              // not in the plan: served from idle pool space
+  std::int64_t evaluation_requests = 0;        // served where the layout of evaluations has them
   std::int64_t persistent_requests = 0;        // served by the fallback, as the plan has it
   std::int64_t fallback_requests = 0;          // served by the fallback
   std::int64_t relayouts = 0;                  // exchanges of the layout; for tests
@@ -54,12 +55,12 @@ struct Statistics {
   // All requests. Each is counted once.
   std::int64_t requests() const {
     return hits + startup_requests + dynamic_region_requests + dynamic_reused_requests +
-           idle_requests + fallback_requests;
+           evaluation_requests + idle_requests + fallback_requests;
   }
   // Requests that were served as planned.
   std::int64_t served_as_planned() const {
     return hits + startup_requests + dynamic_region_requests + dynamic_reused_requests +
-           persistent_requests;
+           evaluation_requests + persistent_requests;
   }
 };
 

@@ -34,6 +34,11 @@ void TrainingLoop::enter_unplanned() {
   if (parts_.serving) parts_.serving->enter_unplanned();
 }
 
+void TrainingLoop::begin_evaluation() {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->begin_evaluation();
+}
+
 void TrainingLoop::leave_unplanned() {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.serving) parts_.serving->leave_unplanned();

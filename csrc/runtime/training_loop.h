@@ -21,6 +21,8 @@ class TrainingLoop {
   // the next one. There is one value for each name.
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   void enter_unplanned();
+  // A forward of the model begins in an unplanned stretch, see Evaluations.
+  void begin_evaluation();
   void leave_unplanned();
   void end_iteration();
 

@@ -29,6 +29,9 @@ class IterationEnds:
     def enter_unplanned(self) -> None:
         """Ignored."""
 
+    def begin_evaluation(self) -> None:
+        """Ignored."""
+
     def leave_unplanned(self) -> None:
         """Ignored."""
 

@@ -116,7 +116,12 @@ class PhaseTracker:
     def begin_forward(self, training: bool) -> None:
         """The root is called; `expect_forward` came right before."""
         self._forwards += 1
-        if self._forwards > 1 or self._scopes:
+        if self._forwards > 1:
+            return
+        if self._unplanned:
+            self._sink.begin_evaluation()
+            return
+        if self._scopes:
             return
         if training:
             self._microbatch = self._next_microbatch
@@ -125,6 +130,7 @@ class PhaseTracker:
         else:
             self._evaluating = True
             self._suspend()
+            self._sink.begin_evaluation()
 
     def end_forward(self, raised: bool) -> None:
         """The root returned, or raised: then its microbatch's number is free again."""

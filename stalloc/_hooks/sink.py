@@ -36,7 +36,8 @@ class PhaseSink(Protocol):
 
     - A phase lasts until the next one is entered. Entering the same one again is a new occurrence.
     - `enter_unplanned` and `leave_unplanned` come in pairs and never nest; between them nothing is
-      called but the layer functions. Leaving resumes the interrupted phase, the same occurrence.
+      called but `begin_evaluation` and the layer functions. Leaving resumes the interrupted phase,
+      the same occurrence.
     - `end_iteration` is followed at once by `enter_phase`.
     - `set_extents` is followed at once by `enter_phase(FORWARD, ...)`, or comes at most once in a
       forward phase that had none before it.
@@ -55,6 +56,12 @@ class PhaseSink(Protocol):
 
     def enter_unplanned(self) -> None:
         """Interrupts the phase for work that does not repeat, such as an evaluation."""
+
+    def begin_evaluation(self) -> None:
+        """Begins a forward of the model in an unplanned stretch.
+
+        It lasts until the next one, or to the end of the stretch.
+        """
 
     def leave_unplanned(self) -> None:
         """Resumes the interrupted phase."""

@@ -20,6 +20,7 @@ class RecordingSink:
         self.tags: list[tuple[int, str, int, int]] = []  # (thread, layer, first, last)
         self.open_layers: dict[int, list[int]] = {}
         self.extents: list[dict[str, int]] = []  # one for each forward that has some
+        self.evaluations = 0  # forwards in unplanned stretches
         self.suspended = False
         self._needs_phase = True
         self._extents_upcoming = False
@@ -67,6 +68,10 @@ class RecordingSink:
         self._require(not self.suspended and not self._needs_phase, "unplanned stretches nest")
         self.suspended = True
         self.words.append("(")
+
+    def begin_evaluation(self) -> None:
+        self._require(self.suspended, "an evaluation outside an unplanned stretch")
+        self.evaluations += 1
 
     def leave_unplanned(self) -> None:
         self._require(self.suspended, "left an unplanned stretch that was not entered")

@@ -706,6 +706,22 @@ def test_an_explicit_phase_ends_with_the_exception_that_leaves_it(sink: Recordin
         assert sink.take() == "other forward 0 ( ) other"
 
 
+def test_each_forward_in_an_unplanned_stretch_is_an_evaluation(sink: RecordingSink) -> None:
+    model = nn.Sequential(Net())
+    with TrainingHooks(sink, model):
+        model(X).sum().backward()
+        model.eval()
+        with torch.no_grad():
+            model(X)
+        assert sink.evaluations == 1
+        with hooks.unplanned():
+            with torch.no_grad():
+                model(X)
+            model(X)
+        assert sink.evaluations == 3
+    assert sink.take() == "other forward 0 backward 0 other ( ) ( ) other"
+
+
 def test_nothing_begins_or_ends_in_an_unplanned_stretch(sink: RecordingSink) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters())

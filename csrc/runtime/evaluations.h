@@ -1,0 +1,90 @@
+// Plans the evaluations of a run, which no profile has.
+//
+// An unplanned stretch has parts: its beginning, and each forward of the model with what follows.
+//
+//   stretch   | fetch a batch | forward, loss, fetch | forward, loss, fetch | forward, loss |
+//   part      | beginning     | forward              | forward              | forward       |
+//
+// Each forward makes the same requests in the same order; only the batch differs. So the first one
+// is recorded, and its requests are laid out for the later ones:
+//
+//   forward 1   idle pool space serves, by best fit; sizes and lifetimes are recorded
+//   forward 2   request i lies at the i-th offset of the layout, which has an idle range of the
+//               pool to itself for the time of the part (StaticPool::open_zone)
+//
+// The same applies to beginnings. A request has a place if it is at most as large as the largest
+// one at its position before. The layout grows with the batches. A part that differs in more than
+// half of its requests is that of another program, and replaces what is known. Requests that
+// outlive their part have no place.
+//
+// Safety does not depend on the layout: the pool checks every address.
+//
+// Cost: O(1) a request. A layout costs milliseconds; the number of layouts is limited. Memory: some
+// dozen bytes a request of the largest part. Not thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory_resource>
+#include <unordered_map>
+#include <vector>
+
+#include "base/types.h"
+
+namespace stalloc::runtime {
+
+class Evaluations {
+ public:
+  explicit Evaluations(Bytes alignment) : alignment_(alignment) {}
+  Evaluations(const Evaluations&) = delete;
+  Evaluations& operator=(const Evaluations&) = delete;
+
+  enum class Part : std::uint8_t { kBeginning, kForward };
+
+  // Begins a part. The one before has ended.
+  void begin(Part part);
+  // Ends the part, if one has begun, and learns from it.
+  void end();
+  bool active() const { return active_; }
+
+  // The height of the part's layout; 0 before the first.
+  Bytes height() const { return program_->height; }
+  StreamId stream() const { return program_->stream(); }
+
+  // Counts the part's next request. Returns its offset in the layout; kUnplaced if it has none.
+  Offset next(Bytes size, StreamId stream);
+  // Tells the block that serves this request, and whether it lies where the layout has it.
+  void serve(const void* p, bool as_planned);
+  // The block at `p` was freed.
+  void release(const void* p);
+
+ private:
+  struct Request {
+    Bytes size = 0;
+    StreamId stream = 0;
+    std::int32_t freed_at = kNone;  // the number of requests before its free; kNone: outlives them
+    Offset offset = kUnplaced;
+  };
+
+  struct Program {
+    std::vector<Request> known;  // the largest at each position
+    Bytes height = 0;
+    int layouts = 0;  // made so far
+
+    StreamId stream() const { return known.empty() ? 0 : known.front().stream; }
+  };
+
+  bool learn();
+  void lay_out();
+
+  Bytes alignment_;
+  std::array<Program, 2> programs_;      // by part
+  Program* program_ = programs_.data();  // of this part
+  std::vector<Request> now_;             // of this part
+  std::pmr::unsynchronized_pool_resource nodes_;
+  std::pmr::unordered_map<const void*, std::int32_t> live_{&nodes_};  // indices into now_
+  std::size_t served_ = 0;  // requests of this part that lie as planned
+  bool active_ = false;
+};
+
+}  // namespace stalloc::runtime

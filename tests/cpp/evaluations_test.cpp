@@ -1,0 +1,185 @@
+#include "runtime/evaluations.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "device/pretend.h"
+#include "plans.h"
+#include "runtime/planned_allocator.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+constexpr auto kForward = runtime::Evaluations::Part::kForward;
+
+// One iteration has one request of `pool` bytes.
+plan::Plan one_block(Bytes pool) {
+  plan::Decision d;
+  d.size = pool;
+  d.upper = 1;
+  return testing::plan_of({d}, 2);
+}
+
+class EvaluationsTest : public ::testing::Test {
+ protected:
+  void* allocate(Bytes size) { return allocator_.allocate(size, 0, /*for_training=*/false); }
+  void free(void* p) { EXPECT_TRUE(allocator_.deallocate(p)); }
+  std::int64_t planned() const { return allocator_.figures().statistics().evaluation_requests; }
+  runtime::TrainingLoop& loop() { return allocator_.loop(); }
+
+  // A forward of two layers: the output of each lives until that of the next one is made.
+  void forward(Bytes size) {
+    loop().begin_evaluation();
+    void* before = allocate(size);
+    for (int i = 0; i < 2; ++i) {
+      void* next = allocate(size);
+      free(before);
+      before = next;
+    }
+    free(before);
+    allocator_.inspect().check();
+  }
+  void evaluate(const std::vector<Bytes>& sizes) {
+    loop().enter_unplanned();
+    for (const Bytes size : sizes) forward(size);
+    loop().leave_unplanned();
+    allocator_.inspect().check();
+  }
+
+  device::PretendMemory device_{100 * kMiB};
+  runtime::PlannedAllocator allocator_{device_};
+};
+
+TEST_F(EvaluationsTest, PlansAllForwardsButTheFirst) {
+  allocator_.enable(one_block(4 * kMiB));
+  evaluate({kMiB, kMiB, kMiB / 2});
+  EXPECT_EQ(planned(), 6) << "a smaller batch is served at the same offsets";
+  evaluate({kMiB});
+  EXPECT_EQ(planned(), 9);
+  const runtime::Statistics s = allocator_.figures().statistics();
+  EXPECT_EQ(s.idle_requests, 3);
+  EXPECT_EQ(s.served_as_planned(), 9);
+  EXPECT_EQ(s.requests(), 12);
+  EXPECT_EQ(s.run_peak_reserved, 4 * kMiB);
+}
+
+TEST_F(EvaluationsTest, GrowsWithTheBatches) {
+  allocator_.enable(one_block(4 * kMiB));
+  evaluate({kMiB, 2 * kMiB, 2 * kMiB});
+  EXPECT_EQ(planned(), 3) << "the second is larger than the first";
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 0);
+}
+
+TEST_F(EvaluationsTest, AnotherProgramReplacesTheFirst) {
+  allocator_.enable(one_block(8 * kMiB));
+  evaluate({kMiB});
+  for (int i = 0; i < 2; ++i) {
+    loop().enter_unplanned();
+    loop().begin_evaluation();
+    for (int r = 0; r < 9; ++r) free(allocate(2 * kMiB));
+    loop().leave_unplanned();
+  }
+  EXPECT_EQ(planned(), 9);
+}
+
+TEST_F(EvaluationsTest, AnEvaluationThatThePoolCannotHoldIsServedAsBefore) {
+  allocator_.enable(one_block(kMiB));
+  evaluate({kMiB / 4});
+  loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  void* all = allocate(kMiB);
+  evaluate({kMiB / 4});
+  EXPECT_EQ(planned(), 0);
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 3);
+  free(all);
+}
+
+TEST_F(EvaluationsTest, ABlockThatOutlivesItsForwardIsNoneOfTheLayout) {
+  allocator_.enable(one_block(8 * kMiB));
+  std::vector<void*> kept;
+  loop().enter_unplanned();
+  for (int i = 0; i < 4; ++i) {
+    loop().begin_evaluation();
+    void* p = allocate(kMiB);
+    kept.push_back(allocate(1000));
+    free(p);
+    allocator_.inspect().check();
+  }
+  loop().leave_unplanned();
+  EXPECT_EQ(planned(), 3);
+  loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  EXPECT_NE(allocate(8 * kMiB), nullptr);
+  EXPECT_EQ(allocator_.figures().statistics().conflicts, 1) << "they are in the way";
+  for (void* p : kept) free(p);
+}
+
+TEST_F(EvaluationsTest, NoBlocksOverlapWhateverAnEvaluationDoes) {
+  allocator_.enable(one_block(16 * kMiB));
+  std::mt19937 random(1);
+  const auto below = [&](std::size_t n) { return random() % n; };
+  std::vector<void*> live;
+  const auto free_one = [&](std::vector<void*>& blocks) {
+    std::swap(blocks[below(blocks.size())], blocks.back());
+    free(blocks.back());
+    blocks.pop_back();
+  };
+  const auto end_iteration = [&] {
+    loop().end_iteration();
+    loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  };
+  for (int step = 0; step < 300; ++step) {
+    if (below(4) == 0) end_iteration();
+    if (below(4) == 0) live.push_back(allocate(below(2) == 0 ? 16 * kMiB : 200000));
+    if (live.size() > 3) free_one(live);
+    loop().enter_unplanned();
+    for (std::size_t f = below(4); f > 0; --f) {
+      loop().begin_evaluation();
+      std::vector<void*> mine;
+      for (std::size_t r = 0; r < 8; ++r) {
+        const std::size_t size = (r + 1) * 100000 / (1 + below(2));
+        mine.push_back(allocate(static_cast<Bytes>(below(20) == 0 ? 2 * size : size)));
+        if (mine.size() > 2) free_one(mine);
+        if (below(50) == 0) end_iteration();
+        allocator_.inspect().check();
+      }
+      if (below(8) == 0) {
+        live.push_back(mine.back());
+        mine.pop_back();
+      }
+      while (!mine.empty()) free_one(mine);
+    }
+    loop().leave_unplanned();
+    allocator_.inspect().check();
+  }
+  EXPECT_GT(planned(), 300);
+  for (void* p : live) free(p);
+}
+
+TEST(Evaluations, TellsOffsetsOfTheSecondForward) {
+  runtime::Evaluations evaluations(512);
+  int a = 0;
+  int b = 0;
+  for (int i = 0; i < 2; ++i) {
+    evaluations.begin(kForward);
+    const Offset first = evaluations.next(1000, 0);
+    evaluations.serve(&a, first != kUnplaced);
+    const Offset second = evaluations.next(1000, 0);
+    evaluations.serve(&b, second != kUnplaced);
+    evaluations.release(&b);
+    evaluations.release(&a);
+    EXPECT_EQ(first != kUnplaced, i == 1);
+    if (i == 1) {
+      EXPECT_EQ(std::abs(first - second), 1024);
+    }
+    EXPECT_EQ(evaluations.next(8, 0), kUnplaced) << "a third was never made";
+    evaluations.end();
+  }
+  EXPECT_EQ(evaluations.height(), 2048);
+}
+
+}  // namespace
+}  // namespace stalloc
