@@ -22,6 +22,7 @@ class _Events(Callback):
     __doc__ = Callback.__doc__
 
     _package = "transformers"
+    _pauses_after_log = False
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: object
@@ -42,6 +43,12 @@ class _Events(Callback):
         self._next_iteration(model)
         self._pause_if_it_evaluates(control)
 
+    def on_log(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        """The step's figures have been logged; an evaluation comes next."""
+        if self._pauses_after_log:
+            self._pauses_after_log = False
+            self._pause()
+
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
         """An epoch is over."""
         self._pause_if_it_evaluates(control)
@@ -60,7 +67,10 @@ class _Events(Callback):
         self.finish()
 
     def _pause_if_it_evaluates(self, control: Any) -> None:
-        if control.should_evaluate or control.should_save:
+        """Logging recurs, so it is not part of the pause."""
+        pauses = control.should_evaluate or control.should_save
+        self._pauses_after_log = pauses and control.should_log
+        if pauses and not control.should_log:
             self._pause()
 
 
