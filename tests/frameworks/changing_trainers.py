@@ -128,6 +128,54 @@ def _transformers(**arguments: Any) -> Program:
     return train
 
 
+def _sft(count: int, packing: bool) -> Program:
+    """TRL's supervised fine-tuning: padded batches, or several sequences packed into a row."""
+
+    def train(folder: Path, planned: bool) -> Run:
+        from datasets import Dataset
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from transformers import PreTrainedTokenizerFast
+        from trl import SFTConfig, SFTTrainer
+
+        from stalloc.integrations.transformers import StallocCallback
+
+        prepare()
+        logging.disable(logging.WARNING)
+        words = {f"w{i}": i for i in range(VOCABULARY)}
+        trainer = SFTTrainer(
+            model=language_model(),
+            args=SFTConfig(
+                output_dir=str(folder / "output"),
+                num_train_epochs=4,
+                per_device_train_batch_size=ROWS,
+                learning_rate=1e-3,
+                max_length=LONGEST,
+                packing=packing,
+                gradient_checkpointing=False,
+                bf16=False,
+                logging_steps=1,
+                save_strategy="no",
+                disable_tqdm=True,
+                report_to=[],
+                use_cpu=True,
+            ),
+            train_dataset=Dataset.from_list([{"input_ids": r.tolist()} for r in samples(count, 1)]),
+            processing_class=PreTrainedTokenizerFast(
+                tokenizer_object=Tokenizer(WordLevel(words, unk_token="w2")),
+                eos_token="w0",
+                pad_token="w1",
+                unk_token="w2",
+            ),
+            callbacks=[StallocCallback(warmup=1)] if planned else [],
+        )
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        return Run(losses).keep(trainer.model)
+
+    return train
+
+
 def _batches(count: int, seed: int) -> torch.utils.data.DataLoader[Any]:
     data: Any = samples(count, seed)
     order = torch.Generator().manual_seed(seed)
@@ -261,6 +309,8 @@ _PROGRAMS: dict[str, Program] = {
     "transformers-grouped": _transformers(train_sampling_strategy="group_by_length"),
     "transformers-accumulation": _transformers(gradient_accumulation_steps=2),
     "transformers-evaluation": _transformers(eval_strategy="steps", eval_steps=10),
+    "trl-padding": _sft(131, packing=False),
+    "trl-packing": _sft(140, packing=True),
     "lightning-accumulation": _lightning(131),
     "lightning-short-epochs": _lightning(5 * ROWS),
     "accelerate-accumulation": _accelerate,
