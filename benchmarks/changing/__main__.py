@@ -14,16 +14,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from changing.programs import CASES, Case, record
 from commit import last_change
+
+from changing.programs import CASES, Case, record
 from stalloc.replaying import replay_stalloc, replay_torch
 
 _GIB = 1 << 30
 _HEAD = """# Programs whose batches change in shape
 
-Written by `python benchmarks/changing` at {commit}. GiB at the peak over the whole run of 24 iterations,
-start-up included, and the load in relation to it. stalloc's plan is made of the first five
-iterations; nobody has tagged the experts. torch's columns come from the model of its policy.
+Written by `python benchmarks/changing` at {commit}. GiB at the peak over the whole run of 24
+iterations, start-up included, and the load in relation to it. stalloc's plan is made of the first
+five iterations; nobody has tagged the experts. torch's columns come from the model of its policy.
 
 | program | seed | load | torch | expandable segments | stalloc |
 |---|---|---|---|---|---|

@@ -1,5 +1,6 @@
 #include "plan/layout.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -22,11 +23,15 @@ void add_reusable(Plan& plan, const solve::Problem& problem, const solve::Layout
 }
 
 // The problem of everything above the slots. Offsets count from the end of the slots.
-solve::Problem above_slots(const Plan& plan, const IndexedVector<DecisionIndex, Offset>& fixed,
-                           Bytes slots) {
+solve::Problem above_slots(const Plan& plan, const LayoutOptions& options, Bytes slots) {
   solve::Problem problem = problem_of(plan);
   problem.buffers.resize(problem.buffers.size() - plan.slots.size());
-  for (const DecisionIndex d : fixed.indices()) problem.buffers[d.position()].fixed = fixed[d];
+  for (const DecisionIndex d : options.fixed.indices()) {
+    problem.buffers[d.position()].fixed = options.fixed[d];
+  }
+  for (const GroupIndex g : options.fixed_regions.indices()) {
+    problem.buffers[plan.decisions.size() + g.position()].fixed = options.fixed_regions[g];
+  }
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     if (plan.decisions[i].slots != kNone) {
       problem.buffers[i].size = 0;
@@ -45,12 +50,14 @@ solve::Problem above_slots(const Plan& plan, const IndexedVector<DecisionIndex, 
 
 void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
   const Bytes slots = place_slots(plan);
-  const solve::Problem problem = above_slots(plan, options.fixed, slots);
+  const solve::Problem problem = above_slots(plan, options, slots);
+  solve::Budget above = budget;
+  if (budget.target > 0) above.target = std::max<Bytes>(budget.target - slots, 1);
   const solve::PortfolioResult result = solve::solve(problem,
                                                      {.algorithm = options.algorithm,
                                                       .threads = options.threads,
                                                       .search_steps = options.search_steps},
-                                                     budget);
+                                                     above);
   const std::vector<Offset>& offsets = result.layout.offsets;
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     if (plan.decisions[i].slots == kNone) plan.decisions[i].offset = slots + offsets[i];

@@ -18,6 +18,8 @@ struct LayoutOptions {
   std::int64_t search_steps = std::numeric_limits<std::int64_t>::max();
   // The required offset of each decision, kUnplaced for none. Empty: no decision is fixed.
   IndexedVector<DecisionIndex, Offset> fixed = {};
+  // The same for the region of each group.
+  IndexedVector<GroupIndex, Offset> fixed_regions = {};
 };
 
 // Fills the offsets, `reusable`, `pool`, `bound`, `algorithm` and `optimal` of a plan whose sizes,

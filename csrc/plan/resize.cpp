@@ -134,6 +134,7 @@ Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptio
   set_sizes(resized, all);
   resized.load = std::max<Bytes>(plan.load + load_of(resized) - load_of(plan), 0);
   solve::Budget budget;
+  budget.target = options.enough;
   budget.deadline =
       std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
                                              std::chrono::duration<double>(options.time_limit));

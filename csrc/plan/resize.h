@@ -25,6 +25,7 @@ namespace stalloc::plan {
 
 struct ResizeOptions {
   double time_limit = 0.1;  // seconds, for the search after the first layout
+  Bytes enough = 0;         // the search ends with a pool of at most so many bytes
   LayoutOptions layout = {};
   // The walls between several pieces of memory. See Plan::walls.
   std::vector<Offset> walls = {};

@@ -90,7 +90,8 @@ std::vector<Extent> planned_extents(const trace::Trace& trace, const SizeLaws& l
   if (laws.seen.empty() || trace.iterations.size() < 2) return laws.envelope;
   const Need need(trace, laws);
   std::vector<std::pair<Bytes, std::size_t>> largest;
-  for (std::size_t i = 0; i < laws.seen.size(); ++i) largest.emplace_back(need.sum(laws.seen[i]), i);
+  for (std::size_t i = 0; i < laws.seen.size(); ++i)
+    largest.emplace_back(need.sum(laws.seen[i]), i);
   std::ranges::sort(largest, std::greater{});
   largest.resize(std::min(largest.size(), kMostRows));
   Bytes most = 0;

@@ -72,16 +72,20 @@ Layouts::Extents Layouts::widened(const Extents& extents, Bytes memory) const {
 }
 
 bool Layouts::suits(const plan::Plan& layout, std::span<const profile::Extent> extents,
-                    const Memory& memory, std::span<const StaticPool::LiveDecision> live) const {
+                    const Memory& memory, const StaticPool::LiveRows& live) const {
   if (layout.pool > memory.size || layout.walls != memory.walls) return false;
   if (!plan::covers(layout.extents, extents)) return false;
-  return std::ranges::all_of(live, [&](const StaticPool::LiveDecision& l) {
-    return layout[l.decision].offset == l.offset;
-  });
+  return std::ranges::all_of(live.decisions,
+                             [&](const StaticPool::LiveDecision& l) {
+                               return layout[l.decision].offset == l.offset;
+                             }) &&
+         std::ranges::all_of(live.regions, [&](const StaticPool::LiveRegion& l) {
+           return layout[l.group].offset == l.offset;
+         });
 }
 
 const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const Memory& memory,
-                                std::span<const StaticPool::LiveDecision> live) try {
+                                const StaticPool::LiveRows& live) try {
   const Extents alone = complete(extents);
   const plan::Plan* found = nullptr;
   for (const plan::Plan& layout : layouts_) {
@@ -94,7 +98,7 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
   raise(both, current_->extents);
   for (const Extents& wanted : {both, widened(alone, memory.size), alone}) {
     if (plan::bound_at(layouts_.front(), wanted) > memory.size) continue;
-    const plan::Plan* layout = make(wanted, memory.walls, live, kSearch);
+    const plan::Plan* layout = make(wanted, memory.walls, live, memory.size, kSearch);
     if (layout && layout->pool <= memory.size) return layout;
   }
   return nullptr;
@@ -103,17 +107,17 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
 }
 
 const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const Memory& memory,
-                                std::span<const StaticPool::LiveDecision> live, More more) try {
+                                const StaticPool::LiveRows& live, More more) try {
   const Extents alone = complete(extents);
   Extents both = alone;
   raise(both, current_->extents);
   const Bytes least = plan::bound_at(layouts_.front(), alone);
   const Bytes for_both = plan::bound_at(layouts_.front(), both);
   const Extents& wanted = for_both <= least + least / 1000 * kTolerance ? both : alone;
-  if (more == More::kNewPool) return make(wanted, {}, live, kSearchForMore);
+  if (more == More::kNewPool) return make(wanted, {}, live, 0, kSearchForMore);
   std::vector<Offset> walls = memory.walls;
   if (more == More::kBehindWall) walls.push_back(memory.size);
-  return make(wanted, std::move(walls), live, kSearchForMore);
+  return make(wanted, std::move(walls), live, 0, kSearchForMore);
 } catch (const Error&) {
   return nullptr;  // a law has no size at these extents
 }
@@ -122,24 +126,34 @@ const plan::Plan* Layouts::in_one_piece() {
   for (const plan::Plan& layout : layouts_) {
     if (layout.walls.empty() && layout.extents == current_->extents) return &layout;
   }
-  return make(current_->extents, {}, {}, kSearch);
+  return make(current_->extents, {}, {}, 0, kSearch);
 }
 
 // Null if no layout exists, for example because a size exceeds any device.
 const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> walls,
-                                std::span<const StaticPool::LiveDecision> live, double seconds) {
+                                const StaticPool::LiveRows& live, Bytes enough, double seconds) {
   const plan::Plan& base = layouts_.front();
   try {
     const plan::LawSizes sizes = plan::law_sizes(base, extents);
     plan::ResizeOptions options;
     options.time_limit = seconds;
+    options.enough = enough;
     options.walls = std::move(walls);
-    if (!live.empty()) options.layout.fixed.assign(base.decisions.size(), kUnplaced);
-    for (const StaticPool::LiveDecision& l : live) {
+    if (!live.decisions.empty()) options.layout.fixed.assign(base.decisions.size(), kUnplaced);
+    for (const StaticPool::LiveDecision& l : live.decisions) {
       const plan::Decision& d = base[l.decision];
       const Bytes planned = d.law == kNone ? d.size : sizes[d.law];
       const bool keeps = align_up(planned, base.alignment) <= align_up(l.size, base.alignment);
       if (keeps) options.layout.fixed[l.decision] = l.offset;
+    }
+    const plan::LawSizes before = plan::law_sizes(base, base.extents);
+    if (!live.regions.empty()) options.layout.fixed_regions.assign(base.groups.size(), kUnplaced);
+    for (const StaticPool::LiveRegion& l : live.regions) {
+      const plan::DynamicGroup& g = base[l.group];
+      const Bytes planned =
+          g.law == kNone ? g.size : profile::in_proportion(g.size, sizes[g.law], before[g.law]);
+      const bool keeps = align_up(planned, base.alignment) <= l.size;
+      if (keeps) options.layout.fixed_regions[l.group] = l.offset;
     }
     ++made_;
     plan::Plan layout = plan::resize(base, extents, options);

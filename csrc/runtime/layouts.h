@@ -12,7 +12,8 @@
 //      all batches
 //   4  more memory: for both together, unless one layout for both needs more than for these alone
 //
-// In a new layout, live decisions keep their addresses if their sizes stay the same.
+// In a new layout, live decisions and the regions of live blocks keep their addresses if their
+// sizes stay the same.
 //
 // Cost: O(layouts) to find one, plan::resize()'s to make one. Not thread-safe.
 #pragma once
@@ -49,7 +50,7 @@ class Layouts {
   // A layout that covers `extents` (by the plan's names; negative ones as in the current layout)
   // and fits the memory; null if there is none. It is valid until the next call.
   const plan::Plan* find(std::span<const profile::Extent> extents, const Memory& memory,
-                         std::span<const StaticPool::LiveDecision> live);
+                         const StaticPool::LiveRows& live);
 
   // The place of additional memory.
   enum class More {
@@ -60,7 +61,7 @@ class Layouts {
 
   // A layout that covers `extents` in more memory than there is.
   const plan::Plan* grow(std::span<const profile::Extent> extents, const Memory& memory,
-                         std::span<const StaticPool::LiveDecision> live, More more);
+                         const StaticPool::LiveRows& live, More more);
 
   // A layout for the current extents in one piece.
   const plan::Plan* in_one_piece();
@@ -77,10 +78,10 @@ class Layouts {
   Extents complete(std::span<const profile::Extent> extents) const;
   Extents widened(const Extents& extents, Bytes memory) const;
   bool suits(const plan::Plan& layout, std::span<const profile::Extent> extents,
-             const Memory& memory, std::span<const StaticPool::LiveDecision> live) const;
-  // `seconds` limit the search.
+             const Memory& memory, const StaticPool::LiveRows& live) const;
+  // `seconds` limit the search, which ends with a layout of at most `enough` bytes.
   const plan::Plan* make(const Extents& extents, std::vector<Offset> walls,
-                         std::span<const StaticPool::LiveDecision> live, double seconds);
+                         const StaticPool::LiveRows& live, Bytes enough, double seconds);
 
   std::deque<plan::Plan> layouts_;  // the plan's own first; the newest last
   const plan::Plan* current_;

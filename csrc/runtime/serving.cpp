@@ -208,7 +208,7 @@ void Serving::fit_layout() {
   outgrows_ = false;
   Pool& pool = *pools_.active();
   const Microbatches::Row& row = microbatches_.now();
-  const std::vector<StaticPool::LiveDecision> live = pool.space.live_decisions();
+  const StaticPool::LiveRows live = pool.space.live_rows();
   const Layouts::Memory memory{pool.space.size(), layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(row.extents, memory, live)) {
     pools_.relayout(*layout);

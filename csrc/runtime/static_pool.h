@@ -152,8 +152,17 @@ class StaticPool {
     Offset offset = 0;
     Bytes size = 0;  // as requested
   };
-  // The live decisions. O(n).
-  std::vector<LiveDecision> live_decisions() const;
+  struct LiveRegion {  // in which blocks of its group are live
+    GroupIndex group = kNone;
+    Offset offset = 0;
+    Bytes size = 0;
+  };
+  struct LiveRows {
+    std::vector<LiveDecision> decisions;
+    std::vector<LiveRegion> regions;
+  };
+  // O(n).
+  LiveRows live_rows() const;
 
   // A request without addresses in the plan.
   struct Departure {

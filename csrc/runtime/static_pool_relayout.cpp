@@ -3,8 +3,10 @@
 // Both layouts have the same decisions and the same events, so the clock stays where it is. No
 // block moves. A live decision that has the same address and enough bytes in the new layout stays a
 // decision: it is in P(clock) of both. Any other live decision becomes a stray block that the plan
-// does not know, and the new layout's decisions are checked against it.
+// does not know, and the new layout's decisions are checked against it. So do the blocks of open
+// regions; a region that keeps its addresses opens again around them.
 #include <algorithm>
+#include <set>
 
 #include "base/error.h"
 #include "runtime/static_pool.h"
@@ -110,12 +112,21 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   idle_known_ = false;
 }
 
-std::vector<StaticPool::LiveDecision> StaticPool::live_decisions() const {
-  std::vector<LiveDecision> result;
+StaticPool::LiveRows StaticPool::live_rows() const {
+  LiveRows result;
   for (DecisionIndex d(0); d < planned_; ++d) {
     const Placed& p = decisions_[d];
     if (p.state == State::kIdle) continue;
-    result.push_back({d, p.offset, p.requested});
+    result.decisions.push_back({d, p.offset, p.requested});
+  }
+  std::set<GroupIndex> groups;
+  for (const auto& [offset, block] : foreign_) {
+    if (block.group == kNone) continue;
+    const Range whole = range(region(block.group));
+    if (offset >= whole.begin && offset < whole.end) groups.insert(block.group);
+  }
+  for (const GroupIndex g : groups) {
+    result.regions.push_back({g, region(g).offset, region(g).size});
   }
   return result;
 }

@@ -117,6 +117,9 @@ TEST(Resize, ScalesRegionsAndLeavesKeptGroupsWithout) {
   const Plan larger = resize(plan, std::vector<Extent>{40});
   EXPECT_EQ(larger.groups[0].size, 2560);
   EXPECT_TRUE(larger.is_kept(larger.groups[1]));
+  ResizeOptions options;
+  options.layout.fixed_regions = {100 * 512, kUnplaced};
+  EXPECT_EQ(resize(plan, std::vector<Extent>{40}, options).groups[0].offset, 100 * 512);
 }
 
 TEST(Resize, MovesTheResidentRegionWithTheEndOfThePool) {

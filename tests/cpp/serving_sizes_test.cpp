@@ -380,8 +380,7 @@ TEST(ServingSizes, NoTwoLiveBlocksEverShareAnAddress) {
     };
     const Program program(pick(1, 4), pick(1, 40));
     const bool scarce = pick(0, 3) == 0;
-    Session run(program.plan,
-                scarce ? program.plan.pool * 3 + (Bytes{8} << 20) : Bytes{1} << 40,
+    Session run(program.plan, scarce ? program.plan.pool * 3 + (Bytes{8} << 20) : Bytes{1} << 40,
                 /*grows=*/seed % 2 == 0);
     int strangers = 0;
     for (int iteration = 0; iteration < 12; ++iteration) {
