@@ -63,31 +63,6 @@ void add_laws(Plan& plan, const profile::IterationProfile& profile) {
   plan.laws = profile.laws;
 }
 
-// True if the loop holds a request of a forward while another microbatch begins. Pipelines do so
-// with all that a backward needs, which the request's own backward frees.
-bool outlives_next_forward(const profile::IterationProfile& profile,
-                           const profile::ProfiledRequest& r) {
-  const trace::PhaseKey& made = profile[r.phase_begin].key;
-  const trace::PhaseKey& freed = profile[r.phase_end].key;
-  if (made.kind != trace::PhaseKind::kForward || r.upper >= profile.period) return false;
-  if (freed.kind == trace::PhaseKind::kBackward && freed.microbatch == made.microbatch)
-    return false;
-  for (PhaseIndex p = r.phase_begin + 1; p <= r.phase_end; ++p) {
-    const trace::PhaseKey& key = profile[p].key;
-    if (key.kind == made.kind && key.microbatch != made.microbatch) return true;
-  }
-  return false;
-}
-
-// The end of a request's planned lifetime. A scalar that the loop holds, such as a loss, keeps its
-// addresses to the end of the iteration. The last accumulation of an epoch may lack the microbatch
-// that replaces the scalar, and temporaries share addresses: one late free would displace many.
-Tick planned_end(const profile::IterationProfile& profile, const profile::ProfiledRequest& r,
-                 Bytes alignment) {
-  const bool is_held = r.size <= alignment && outlives_next_forward(profile, r);
-  return is_held ? profile.period : r.upper;
-}
-
 // Adds the decisions, without offsets. Returns the row of each of the profile's requests, or kNone.
 std::vector<DecisionIndex> add_decisions(Plan& plan, const profile::IterationProfile& profile,
                                          const PhaseMap& phase_of) {
@@ -107,7 +82,7 @@ std::vector<DecisionIndex> add_decisions(Plan& plan, const profile::IterationPro
     row_of[i] = DecisionIndex(plan.decisions.size());
     plan.decisions.push_back({.size = r.size,
                               .lower = r.lower,
-                              .upper = planned_end(profile, r, plan.alignment),
+                              .upper = r.upper,
                               .phase = phase_of[r.phase_begin],
                               .phase_end = phase_of[r.phase_end],
                               .stream = r.stream,

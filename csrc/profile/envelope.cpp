@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <map>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -16,6 +18,12 @@ constexpr Bytes kTolerance = 5;
 
 // The rows whose memory is computed: those with the largest requests.
 constexpr std::size_t kMostRows = 16;
+
+// In fewer complete iterations, microbatches of the same extents may be chance.
+constexpr std::size_t kFewestAlike = 3;
+
+// A plan for repeated batches knows no others. So it must save one part in so many.
+constexpr Bytes kLeastSaving = 20;
 
 // The memory of the last complete iteration at any extents.
 class Need {
@@ -43,10 +51,28 @@ class Need {
 
   // The most bytes live at once.
   Bytes most(const std::vector<Extent>& extents) const {
+    return most_of([&](std::size_t request) { return size_of(request, extents); });
+  }
+
+  // The same with the sizes that were recorded.
+  Bytes recorded() const {
+    return most_of([&](std::size_t request) { return trace_.requests[request].size; });
+  }
+
+ private:
+  static constexpr Bytes kTooMuch = std::numeric_limits<Bytes>::max();
+
+  struct Event {
+    Tick tick = 0;
+    bool is_birth = false;  // after the frees of the same tick
+    std::size_t request = 0;
+  };
+
+  Bytes most_of(const auto& size_of_request) const {
     Bytes live = 0;
     Bytes most = 0;
     for (const Event& e : events_) {
-      const Bytes size = size_of(e.request, extents);
+      const Bytes size = size_of_request(e.request);
       if (size == kTooMuch) return kTooMuch;
       if (e.is_birth) {
         live = plus(live, size);
@@ -58,15 +84,6 @@ class Need {
     }
     return most;
   }
-
- private:
-  static constexpr Bytes kTooMuch = std::numeric_limits<Bytes>::max();
-
-  struct Event {
-    Tick tick = 0;
-    bool is_birth = false;  // after the frees of the same tick
-    std::size_t request = 0;
-  };
 
   static Bytes plus(Bytes a, Bytes b) {
     Bytes sum = 0;
@@ -104,6 +121,25 @@ std::vector<Extent> planned_extents(const trace::Trace& trace, const SizeLaws& l
   }
   const Bytes together = need.most(laws.envelope);
   return together - most <= most / 1000 * kTolerance ? laws.envelope : best;
+}
+
+bool is_repeated(const trace::Trace& trace, const SizeLaws& laws) {
+  using Rows = std::vector<std::vector<Extent>>;
+  std::map<std::int32_t, Rows> rows_of;  // by iteration
+  for (const trace::MicrobatchExtents& row : trace.extents) {
+    rows_of[trace[row.phase].iteration].push_back(row.values);
+  }
+  if (trace.iterations.size() <= kFewestAlike || rows_of.size() < kFewestAlike) return false;
+  const Rows& first = rows_of.begin()->second;
+  const auto complete = static_cast<std::int32_t>(trace.iterations.size()) - 1;
+  for (const auto& [iteration, rows] : rows_of) {
+    const bool alike = rows.size() <= first.size() &&
+                       std::ranges::equal(rows, first | std::views::take(rows.size()));
+    if (!alike || (iteration < complete && rows.size() < first.size())) return false;
+  }
+  const Need need(trace, laws);
+  const Bytes recorded = need.recorded();
+  return need.most(laws.envelope) - recorded > recorded / kLeastSaving;
 }
 
 }  // namespace stalloc::profile

@@ -5,6 +5,10 @@
 // times the memory of any real one. Then the plan is made for the microbatch that needs the most,
 // and the runtime lays the pool out anew for others (runtime/layouts.h).
 //
+// Batches may repeat: in a recording, each microbatch of an iteration may have its own extents, the
+// same in every iteration. Where microbatches are in flight together, a plan in which any of them
+// may be the largest needs more memory than the recording. Then the trace is planned as it is.
+//
 // Cost: O(n log n) for n requests of an iteration, and O(n) for each of a few rows.
 #pragma once
 
@@ -18,5 +22,9 @@ namespace stalloc::profile {
 // The largest of each extent if that needs hardly more memory than the row of `laws.seen` that
 // needs the most, else this row.
 std::vector<Extent> planned_extents(const trace::Trace& trace, const SizeLaws& laws);
+
+// True if the microbatches of all iterations have the same extents in the same order, and need much
+// less memory than with the planned extents.
+bool is_repeated(const trace::Trace& trace, const SizeLaws& laws);
 
 }  // namespace stalloc::profile

@@ -12,29 +12,9 @@ namespace {
 // The fewest values of a padded extent. One of two values would explain any single exception.
 constexpr std::size_t kFewestPadded = 3;
 
-// In fewer complete iterations, microbatches of the same extents may be chance.
-constexpr int kFewestAlike = 3;
-
-// True if all complete iterations have microbatches of the same extents in the same order. Then the
-// extents are part of the program, as in a recording that repeats its batches: each microbatch has
-// its own sizes, and none is ever as large as another one.
-bool repeats(const trace::Trace& trace) {
-  using Rows = std::vector<std::vector<Extent>>;
-  const auto complete = static_cast<std::int32_t>(trace.iterations.size()) - 1;
-  std::map<std::int32_t, Rows> rows_of;
-  for (const trace::MicrobatchExtents& row : trace.extents) {
-    const std::int32_t iteration = trace[row.phase].iteration;
-    if (iteration < complete) rows_of[iteration].push_back(row.values);
-  }
-  const auto first = rows_of.begin();
-  return std::ssize(rows_of) >= kFewestAlike &&
-         std::ranges::all_of(rows_of, [&](const auto& of) { return of.second == first->second; });
-}
-
 }  // namespace
 
 ExtentTable::ExtentTable(const trace::Trace& trace, Extent multiple) : trace_(trace) {
-  if (repeats(trace)) return;
   std::vector<Column> kept;
   const auto add = [&](const Column& column) {
     const auto equals = [&](const Column& other) {

@@ -17,8 +17,7 @@
 
 namespace stalloc::profile {
 
-// The extents of the microbatches, reduced to those that vary. Extents that differ between the
-// microbatches of an iteration, but not between iterations, do not vary.
+// The extents of the microbatches, reduced to those that vary.
 class ExtentTable {
  public:
   // With a `multiple` above 1 the table has each extent padded to it, too; see padded_extent.h.

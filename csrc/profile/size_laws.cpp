@@ -524,13 +524,17 @@ std::int64_t count_proven(const SizeLaws& laws) {
 
 }  // namespace
 
+SizeLaws no_laws(const trace::Trace& trace) {
+  ExtentTable extents(trace);
+  extents.choose({});
+  SizeLaws none;
+  none.fixed = extents.others();
+  return none;
+}
+
 SizeLaws find_size_laws(const trace::Trace& trace) {
   const ExtentTable extents(trace);
-  if (extents.size() == 0) {
-    SizeLaws none;
-    none.fixed = extents.others();
-    return none;
-  }
+  if (extents.size() == 0) return no_laws(trace);
   std::map<FamilyKey, std::vector<Run>> families = families_of(trace);
   SizeLaws best = laws_in(trace, extents, families);
   std::int64_t proven = count_proven(best);

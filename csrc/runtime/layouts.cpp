@@ -58,14 +58,14 @@ Layouts::Extents Layouts::widened(const Extents& extents, Bytes memory) const {
   for (std::size_t i = 0; i < extents.size(); ++i) {
     Extents wide = result;
     wide[i] = largest_[i];
-    profile::Extent too_much = largest_[i] + 1;
-    for (int step = 0; step < kSteps && wide[i] > result[i]; ++step) {
-      if (fits(wide)) {
-        result[i] = wide[i];
-      } else {
-        too_much = wide[i];
-      }
+    if (wide[i] > result[i] && fits(wide)) {
+      result[i] = wide[i];
+      continue;
+    }
+    profile::Extent too_much = wide[i];
+    for (int step = 1; step < kSteps && too_much - result[i] > 1; ++step) {
       wide[i] = std::midpoint(result[i], too_much);
+      (fits(wide) ? result[i] : too_much) = wide[i];
     }
   }
   return result;
@@ -96,7 +96,9 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
   raise(largest_, alone);
   Extents both = alone;
   raise(both, current_->extents);
-  for (const Extents& wanted : {both, widened(alone, memory.size), alone}) {
+  // A layout around live decisions serves no other microbatch, so it need not be wide.
+  const Extents wide = live.decisions.empty() ? widened(alone, memory.size) : alone;
+  for (const Extents& wanted : {both, wide, alone}) {
     if (plan::bound_at(layouts_.front(), wanted) > memory.size) continue;
     const plan::Plan* layout = make(wanted, memory.walls, live, memory.size, kSearch);
     if (layout && layout->pool <= memory.size) return layout;

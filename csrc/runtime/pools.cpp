@@ -122,7 +122,14 @@ bool Pools::grow(const plan::Plan& layout) {
   Pool& pool = *active_;
   const Bytes before = pool.first_size;
   if (layout.pool > before) {
-    const auto grow = [&] { return device_.grow(pool.base, before, layout.pool); };
+    // A driver that fails here has no memory to add. A later call tells if the device is lost.
+    const auto grow = [&] {
+      try {
+        return device_.grow(pool.base, before, layout.pool);
+      } catch (const Error&) {
+        return false;
+      }
+    };
     if (!grow() && !(fallback_.release_cached() > 0 && grow())) return false;
     pool.first_size = layout.pool;
   }

@@ -6,7 +6,7 @@
 namespace stalloc::runtime {
 namespace {
 
-// A layout around walls and live blocks exceeds its bound by at most one part in so many.
+// A layout around walls and live blocks may exceed its bound by one part in so many.
 constexpr Bytes kMostForFixed = 10;
 
 }  // namespace
@@ -142,8 +142,8 @@ void Serving::begin_part(Evaluations::Part part) {
 
 void Serving::end_evaluation() {
   if (!evaluations_.active()) return;
-  evaluations_.end();
   pools_.active()->space.close_zone();
+  evaluations_.end();
 }
 
 void* Serving::allocate_startup(plan::StartupIndex i, Bytes size) {
@@ -221,9 +221,11 @@ void Serving::fit_layout() {
   const plan::Plan* layout = layouts_.grow(row.extents, memory, live, more);
   // Pieces of memory that no request may straddle can need far more than one, and so can live
   // blocks that do not move. Then the rest of this iteration's requests that do not fit lie beside
-  // the pool.
-  if (!empty && layout && layout->pool > layout->bound + layout->bound / kMostForFixed) {
-    layout = nullptr;
+  // the pool, which costs at least what the pool lacks.
+  if (!empty && layout) {
+    const Bytes beside = more == kBehindPool ? layout->bound - memory.size : 0;
+    const Bytes most = std::max(layout->bound / kMostForFixed, beside);
+    if (layout->pool > layout->bound + most) layout = nullptr;
   }
   refused_ = !layout || !add_memory(*layout, more);
   if (!refused_) adopt(layout);

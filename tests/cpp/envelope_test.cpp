@@ -65,6 +65,49 @@ TEST(Envelope, IsTheLargestOfEachExtentIfThatNeedsHardlyMore) {
             (std::vector<Extent>{1000, 100}));
 }
 
+// Iterations of several microbatches, in flight together or one after another.
+trace::Trace pipelined(const std::vector<std::vector<Extent>>& iterations, bool in_flight) {
+  TraceBuilder t;
+  for (const std::vector<Extent>& lengths : iterations) {
+    std::vector<std::int32_t> hidden;
+    const auto backward = [&](std::size_t m) {
+      t.phase(trace::PhaseKind::kBackward, static_cast<std::int32_t>(m));
+      t.free(t.alloc(512 * lengths[m]));
+      t.free(hidden[m]);
+    };
+    for (std::size_t m = 0; m < lengths.size(); ++m) {
+      t.phase(trace::PhaseKind::kForward, static_cast<std::int32_t>(m));
+      t.extents({"ids.1"}, {lengths[m]});
+      hidden.push_back(t.alloc(4096 * lengths[m]));
+      if (!in_flight) backward(m);
+    }
+    for (std::size_t m = 0; in_flight && m < lengths.size(); ++m) backward(m);
+    t.step();
+  }
+  return t.finish();
+}
+
+TEST(Envelope, BatchesThatRepeatInFlightHaveTheirOwnSizes) {
+  const std::vector<Extent> one = {640, 200, 350};
+  const auto repeated = [](const trace::Trace& trace) {
+    return profile::is_repeated(trace, profile::find_size_laws(trace));
+  };
+  EXPECT_TRUE(repeated(pipelined({one, one, one}, true)));
+  EXPECT_FALSE(repeated(pipelined({one, one, one}, false))) << "laws cost nothing";
+  EXPECT_FALSE(repeated(pipelined({one, one}, true))) << "may be chance";
+  EXPECT_FALSE(repeated(pipelined({one, one, {200, 640, 350}}, true)));
+  const profile::IterationProfile profile =
+      profile::profile_iteration(pipelined({one, one, one, one}, true));
+  EXPECT_TRUE(profile.extent_names.empty());
+  EXPECT_EQ(profile.fixed.at(0).second, 640);
+  std::vector<Bytes> sizes;
+  for (const profile::ProfiledRequest& r : profile.requests) {
+    EXPECT_FALSE(r.dynamic);
+    if (r.size % 4096 == 0) sizes.push_back(r.size / 4096);
+  }
+  EXPECT_EQ(std::vector<Bytes>(sizes.begin(), sizes.begin() + 3), one);
+}
+
 TEST(Envelope, ToleratesSizesOfNoRequest) {
   EXPECT_EQ(planned(run({{1 << 18, 4}, {1, 1 << 18}, {1 << 10, 1 << 10}, {7, 300}})),
             (std::vector<Extent>{1, 1 << 18}));

@@ -107,18 +107,6 @@ TEST(SizeLaws, FixedShapesHaveNone) {
   for (const auto& r : profile.requests) EXPECT_EQ(r.law, kNone);
 }
 
-// Each microbatch has its own extents, the same in every iteration: none is ever as large as
-// another one.
-TEST(SizeLaws, BatchesThatRepeatHaveNone) {
-  const trace::Trace trace = run({{64, 20, 35}, {64, 20, 35}, {64, 20, 35}});
-  EXPECT_TRUE(profile::find_size_laws(trace).empty());
-  const IterationProfile profile = profile::profile_iteration(trace);
-  EXPECT_TRUE(profile.extent_names.empty());
-  EXPECT_EQ(dynamic(profile), 0);
-  EXPECT_FALSE(profile::find_size_laws(run({{64, 20}, {64, 20}})).empty()) << "may be chance";
-  EXPECT_FALSE(profile::find_size_laws(run({{64, 20}, {64, 20}, {20, 64}})).empty());
-}
-
 TEST(SizeLaws, EverySizeFollowsItsMicrobatch) {
   const trace::Trace trace = run({{10, 90}, {40, 70}, {20, 35}, {80, 55}});
   const SizeLaws laws = profile::find_size_laws(trace);
