@@ -134,7 +134,11 @@ def rank_mismatch(plan: Plan, info: Mapping[str, str]) -> str | None:
 
 
 def _but_length(layout: str) -> object:
-    sizes = json.loads(layout)
+    """The sizes without the length; the text itself if it is damaged."""
+    try:
+        sizes = json.loads(layout)
+    except ValueError:
+        return layout
     if isinstance(sizes, dict):
         sizes.pop(_LENGTH, None)
     return sizes

@@ -22,7 +22,7 @@ from stalloc.driver import Driver, Stage
 from stalloc.errors import PlanError, StallocWarning
 from stalloc.options import Options
 from stalloc.plans import Plan
-from stalloc.ranks import RankFiles
+from stalloc.ranks import RankFiles, rank_info, rank_mismatch
 from stalloc.session import current_session
 
 PARALLELISM = {"tp": 2, "pp": 1, "seq": 32}
@@ -182,6 +182,10 @@ def test_a_plan_for_many_lengths_is_found_by_any(tmp_path: Path) -> None:
         train(driver, planned, 1, length=length)
     assert driver.stage is Stage.SERVING
     assert stalloc.memory_stats()["misses"] == 0
+    document = json.loads(next(tmp_path.glob("*.plan.json")).read_text())
+    document["info"]["layout"] = "{"
+    damaged = Plan.from_json(json.dumps(document).encode(), "damaged")
+    assert "profiled with layout {" in str(rank_mismatch(damaged, rank_info(PARALLELISM)))
 
 
 @isolated
