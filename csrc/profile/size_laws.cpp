@@ -425,7 +425,7 @@ class Family {
       for (std::size_t i = 0; i < matches.size(); ++i) {
         LawIndex& law = of[run.requests[i]];
         if (law == kNone && matches[i] != kNone) law = laws_[matches[i]];
-        // Of two equal requests in a row, either may be the one that other runs lack.
+        // Either of two equal requests in a row may be the one that other runs lack.
         const bool again =
             law == kNone && i > 0 && matches[i - 1] != kNone && found[i] == found[i - 1];
         if (again) law = laws_[matches[i - 1]];

@@ -16,7 +16,7 @@ from changing.programs import CASES, Case, record
 from stalloc.replaying import replay_stalloc, replay_torch
 
 NAMES = {case.name: case for case in CASES}
-# Of the load, for programs that no loop variable holds back.
+# The least share of the load, for programs whose loop keeps no large tensor.
 LEAST_EFFICIENCY = 0.98
 
 
