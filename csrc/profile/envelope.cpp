@@ -112,7 +112,7 @@ std::vector<Extent> planned_extents(const trace::Trace& trace, const SizeLaws& l
   std::ranges::sort(largest, std::greater{});
   largest.resize(std::min(largest.size(), kMostRows));
   Bytes most = 0;
-  std::vector<Extent> best;
+  std::vector<Extent> best = laws.envelope;
   for (const auto& [sum, row] : largest) {
     const Bytes here = need.most(laws.seen[row]);
     if (here <= most) continue;

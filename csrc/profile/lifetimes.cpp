@@ -237,9 +237,7 @@ std::optional<IterationProfile> profile_with(const trace::Trace& trace,
     laws.envelope = planned_extents(trace, laws);
     if (is_repeated(trace, laws)) laws = no_laws(trace);
   }
-  if (!laws.empty()) {
-    enlarged = at_envelope(trace, laws);
-  }
+  if (!laws.empty()) enlarged = at_envelope(trace, laws);
   const Counterparts all(enlarged ? *enlarged : trace, laws, trace);
   const DynamicStays stays = dynamic_stays(all);
   if (modules.empty()) {

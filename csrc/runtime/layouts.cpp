@@ -96,9 +96,11 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
   raise(largest_, alone);
   Extents both = alone;
   raise(both, current_->extents);
+  std::vector<Extents> candidates = {both};
   // A layout around live decisions serves no other microbatch, so it need not be wide.
-  const Extents wide = live.decisions.empty() ? widened(alone, memory.size) : alone;
-  for (const Extents& wanted : {both, wide, alone}) {
+  if (live.decisions.empty()) candidates.push_back(widened(alone, memory.size));
+  if (candidates.back() != alone) candidates.push_back(alone);
+  for (const Extents& wanted : candidates) {
     if (plan::bound_at(layouts_.front(), wanted) > memory.size) continue;
     const plan::Plan* layout = make(wanted, memory.walls, live, memory.size, kSearch);
     if (layout && layout->pool <= memory.size) return layout;
@@ -148,8 +150,11 @@ const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> wall
       const bool keeps = align_up(planned, base.alignment) <= align_up(l.size, base.alignment);
       if (keeps) options.layout.fixed[l.decision] = l.offset;
     }
-    const plan::LawSizes before = plan::law_sizes(base, base.extents);
-    if (!live.regions.empty()) options.layout.fixed_regions.assign(base.groups.size(), kUnplaced);
+    plan::LawSizes before;
+    if (!live.regions.empty()) {
+      before = plan::law_sizes(base, base.extents);
+      options.layout.fixed_regions.assign(base.groups.size(), kUnplaced);
+    }
     for (const StaticPool::LiveRegion& l : live.regions) {
       const plan::DynamicGroup& g = base[l.group];
       const Bytes planned =

@@ -91,6 +91,19 @@ def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return functional.cross_entropy(scores, batch["labels"].flatten(), ignore_index=IGNORED)
 
 
+# Arguments of all trainers of Hugging Face.
+_TRAINING: dict[str, Any] = {
+    "num_train_epochs": 4,
+    "per_device_train_batch_size": ROWS,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "report_to": [],
+    "use_cpu": True,
+}
+
+
 def _transformers(**arguments: Any) -> Program:
     def train(folder: Path, planned: bool) -> Run:
         from transformers import Trainer, TrainingArguments
@@ -103,16 +116,9 @@ def _transformers(**arguments: Any) -> Program:
             model=language_model(),
             args=TrainingArguments(
                 output_dir=str(folder / "output"),
-                num_train_epochs=4,
-                per_device_train_batch_size=ROWS,
                 per_device_eval_batch_size=2 * ROWS,
-                learning_rate=1e-3,
-                logging_steps=1,
-                save_strategy="no",
-                disable_tqdm=True,
-                report_to=[],
-                use_cpu=True,
                 remove_unused_columns=False,
+                **_TRAINING,
                 **arguments,
             ),
             train_dataset=[{"input_ids": row} for row in samples(131, 1)],
@@ -147,18 +153,11 @@ def _sft(count: int, packing: bool) -> Program:
             model=language_model(),
             args=SFTConfig(
                 output_dir=str(folder / "output"),
-                num_train_epochs=4,
-                per_device_train_batch_size=ROWS,
-                learning_rate=1e-3,
                 max_length=LONGEST,
                 packing=packing,
                 gradient_checkpointing=False,
                 bf16=False,
-                logging_steps=1,
-                save_strategy="no",
-                disable_tqdm=True,
-                report_to=[],
-                use_cpu=True,
+                **_TRAINING,
             ),
             train_dataset=Dataset.from_list([{"input_ids": r.tolist()} for r in samples(count, 1)]),
             processing_class=PreTrainedTokenizerFast(
