@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stalloc import _compat, _core
+from stalloc import _compat, _core, _meta_kernels
 from stalloc._torch_modules import cuda_module, torch_module
 from stalloc.errors import StallocError
 
@@ -55,8 +55,9 @@ def adapter(device: torch.device | str) -> Adapter:
         module = torch_module()
         return Adapter("cpu", _core.runtime("cpu"), module.install_cpu, module.uninstall_cpu)
     if device.type == "meta":
-        module = torch_module()
-        return Adapter("meta", _core.runtime("meta"), module.install_meta, module.uninstall_meta)
+        return Adapter(
+            "meta", _core.runtime("meta"), _meta_kernels.install, _meta_kernels.uninstall
+        )
     raise StallocError(
         f"stalloc does not serve device '{device.type}'; it serves 'cpu' and 'cuda', and profiles "
         "'meta'"

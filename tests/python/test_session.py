@@ -638,7 +638,8 @@ def test_torchs_profiler_sees_served_requests() -> None:
 def test_meta_device_records_the_same_as_the_cpu() -> None:
     def profile(device: str) -> stalloc.IterationProfile:
         with torch.device(device):
-            layers = [(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))] * 3
+            widths = [(64, 256), (256, 64)] * 3
+            layers = [(torch.nn.Linear(*width), torch.nn.GELU()) for width in widths]
             model = torch.nn.Sequential(*(m for layer in layers for m in layer))
             optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
             batch = torch.zeros(32, 64)
@@ -655,8 +656,13 @@ def test_meta_device_records_the_same_as_the_cpu() -> None:
         return prof.trace.profile()
 
     meta, cpu = profile("meta"), profile("cpu")
-    # Operators without a kernel for meta are decomposed, and leave a few more temporaries.
-    assert meta.load_bytes == pytest.approx(cpu.load_bytes, rel=0.02)
+
+    def sizes(profile: stalloc.IterationProfile) -> list[int]:
+        # The CPU has a tensor for each number that a kernel of a GPU gets as an argument.
+        return [size for size in profile.requests.size.tolist() if size > 16]
+
+    assert sizes(meta) == sizes(cpu)
+    assert cpu.load_bytes - 1024 <= meta.load_bytes <= cpu.load_bytes
     assert list(meta.phases.kind) == list(cpu.phases.kind)
 
 
