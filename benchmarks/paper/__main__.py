@@ -1,23 +1,27 @@
 """The paper's evaluation: records its workloads, replays them, and writes the report.
 
     python benchmarks/paper [--torch DIR] [--only NAME ...]
+    python benchmarks/paper --report
 
 `make paper` calls it. Traces and rows are kept under build/paper: what has not changed is not done
 again. Without a CUDA build of torch (`make test-cuda` installs one) torch's rows come from the
-model of its policy.
+model of its policy. `--report` measures nothing: it writes the report of paper.json again, which
+says so if the figures are older than the code.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib.util
+import json
 import os
 import platform
 import resource
 import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -26,17 +30,25 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "workloads"))
 sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "replay"))
 
 import real
-from commit import last_change
+from commit import last_change, older_than
 from compact_json import one_row_a_line
 from configs import Config
 
 from paper import published, report
 from paper.evaluation import ROUNDS, Programs
 from paper.figures import workloads
+from paper.rows import Row
 from paper.work import Done, do
 
 ROOT = Path(__file__).resolve().parents[2]
 _RESULTS = ROOT / "benchmarks" / "results"
+MEASURED = (
+    *("csrc", "stalloc", "benchmarks/workloads"),
+    *(f"benchmarks/paper/{name}.py" for name in ("evaluation", "figures", "recording", "rows")),
+    *(f"benchmarks/replay/{name}" for name in ("events.py", "real.py", "planned_replay.cpp")),
+    *(f"benchmarks/replay/{name}" for name in ("events.h", "torch_replay.cpp")),
+)
+"""The sources that the figures depend on."""
 
 
 def main() -> int:
@@ -58,7 +70,11 @@ def main() -> int:
     )
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "paper", metavar="DIR")
     parser.add_argument("--output", type=Path, default=_RESULTS, metavar="DIR")
+    parser.add_argument("--report", action="store_true", help="only write the report again")
     args = parser.parse_args()
+    if args.report:
+        report_again(args.output)
+        return 0
     chosen = [c for c in workloads() if any(fnmatch.fnmatch(c.name, p) for p in args.only)]
     if not chosen:
         parser.error(f"no workload is called {' or '.join(args.only)}; see benchmarks/workloads")
@@ -99,7 +115,7 @@ def _write(finished: list[Done], folder: Path, programs: Programs, seconds: floa
         "cores": str(os.cpu_count()),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "commit": last_change("csrc", "stalloc"),
+        "commit": last_change(*MEASURED),
         "torch": programs.torch.version if programs.torch else "modelled",
         "rounds": f"{programs.rounds}",
         "cpu_seconds_record": f"{sum(done.record_seconds for done in finished):.0f}",
@@ -113,11 +129,28 @@ def _write(finished: list[Done], folder: Path, programs: Programs, seconds: floa
     folder.mkdir(parents=True, exist_ok=True)
     document = {**machine, "rows": described}
     (folder / "paper.json").write_text(one_row_a_line(document))
+    _render(rows, machine, folder)
+    print(f"{folder / 'paper.md'}: {len(rows)} rows in {seconds:.0f} s")
+
+
+def report_again(folder: Path) -> None:
+    """Writes the report of a folder's paper.json, and says there if the code has changed since."""
+    document = json.loads((folder / "paper.json").read_text())
+    known = {field.name for field in fields(Row)}
+    rows = [Row(**{k: v for k, v in row.items() if k in known}) for row in document.pop("rows")]
+    if older_than(document["commit"], *MEASURED):
+        document["older"] = "yes"
+    _render(rows, document, folder)
+
+
+def _render(rows: list[Row], machine: dict[str, str], folder: Path) -> None:
     (folder / "paper.md").write_text(report.render(rows, machine))
+    if importlib.util.find_spec("matplotlib") is None:
+        print("without plots: matplotlib is missing; see requirements/paper.txt", file=sys.stderr)
+        return
     from paper import plots
 
     plots.draw(rows, folder)
-    print(f"{folder / 'paper.md'}: {len(rows)} rows in {seconds:.0f} s")
 
 
 def _cpu() -> str:

@@ -26,11 +26,6 @@ from paper.recording import Recorded
 from paper.rows import EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
 from stalloc.replaying import Replay, replay_stalloc, replay_torch
 
-PLAN_SECONDS = 1.2
-"""For comparing the iterations and the search for a plan, on a core of its own. Two seconds have to
-do for validating it, too."""
-SEARCH_SECONDS = 0.8
-"""Time limit of that search at least, however long comparing takes."""
 ROUNDS = 3
 """Default number of times that each allocator is timed."""
 STEP = 64 << 20
@@ -150,6 +145,7 @@ def _torch_row(
         peak_load=seen["load"],
         peak_reserved=seen["reserved"],
         efficiency=seen["load"] / seen["reserved"],
+        peak_efficiency=seen["load"] / seen["reserved"],
         native_calls=sum(seen["native_calls"].values()),
         mallocs=seen["native_calls"]["malloc"],
         frees=seen["native_calls"]["free"],
@@ -210,29 +206,20 @@ def _row(
         fits=fits,
         needs=needs,
         pool=plan.pool if plan else None,
+        optimal=plan.optimal if plan else None,
         resident=plan.resident if plan else None,
     )
 
 
 def _plan(trace: stalloc.Trace, *, dynamic: bool = True) -> tuple[stalloc.Plan, float]:
-    """A plan, and the CPU time that it took.
+    """A plan as `Trace.plan` makes it by default, and the CPU time that it took.
 
-    The time limit is one of a clock: where the core is shared, it is extended until planning has
-    had as much of it as it would have alone.
+    Without a proof that it is optimal, the search goes on to the default time limit.
     """
     with _one_core():
         cpu = time.process_time()
-        trace.profile()
-        search = max(PLAN_SECONDS - (time.process_time() - cpu), SEARCH_SECONDS)
-        limit = search
-        for _ in range(5):
-            clock, cpu = time.perf_counter(), time.process_time()
-            plan = trace.plan(time_limit=limit, dynamic=dynamic)
-            clock, cpu = time.perf_counter() - clock, time.process_time() - cpu
-            if plan.optimal or clock < limit or cpu > 0.9 * clock:
-                break
-            limit = search * clock / cpu
-        return plan, cpu
+        plan = trace.plan(dynamic=dynamic)
+        return plan, time.process_time() - cpu
 
 
 @contextmanager

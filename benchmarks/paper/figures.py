@@ -13,10 +13,12 @@ from configs import (
     scale_configs,
 )
 
-A800 = 80 * 10**9
-H200 = 141 * 10**9
-"""The names of the paper's GPUs. They hold some 7 % more, which is left to what is not
-modelled: CUDA's own context, workspaces, NCCL."""
+A800 = 7933 * 2**30 // 100
+H200 = 1398 * 2**30 // 10
+"""Bytes that a GPU of "80 GB" and one of "141 GB" have for CUDA, which torch's message on running
+out of memory names as their total capacity: 79.33 GiB (an A800 in
+github.com/hahnyuan/PB-LLM/issues/3) and 139.8 GiB. Requests that are not modelled (CUDA's own
+context, workspaces, NCCL) take some of it, so a load close to it would not fit a real one."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Traces of the evaluation's workloads, recorded once and kept.
 
-A trace is recorded again when what it came from changes: the workloads' code, its configuration or
-torch. Mixtures of experts are recorded for longer than they are profiled, so that their plans serve
-iterations which they have not seen.
+A trace is recorded again when what it came from changes: the workloads' code, its configuration,
+torch, or what stalloc records on the meta device. Mixtures of experts are recorded for longer than
+they are profiled, so that their plans serve iterations which they have not seen.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ UNSEEN = 2
 """Further iterations of a mixture of experts."""
 
 _SOURCES = Path(__file__).parents[1] / "workloads"
+_RECORDER = Path(stalloc.__file__).with_name("_meta_kernels.py")
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def beginning(trace: Path, iterations: int) -> stalloc.Trace:
 
 def _key(config: Config) -> str:
     digest = hashlib.sha256(f"{config!r} {PROFILED} {UNSEEN} {torch.__version__}".encode())
+    digest.update(_RECORDER.read_bytes())
     for source in sorted(_SOURCES.glob("*.py")):
         if source.name not in ("configs.py", "__main__.py"):  # the configuration is in the key
             digest.update(source.read_bytes())

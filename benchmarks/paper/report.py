@@ -54,9 +54,11 @@ def in_figure(rows: Iterable[Row], figure: Figure) -> list[Group]:
 
 def _head(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
     took = [float(machine.get(f"cpu_seconds_{step}", 0.0)) / 60 for step in ("record", "replay")]
+    older = "\n**Older than the code**: what these figures measure has changed since commit "
+    older = f"{older}{machine['commit']}.\n" if machine.get("older") else ""
     by = sorted({row.by for row in rows if row.allocator in (TORCH, EXPANDABLE)})
     return f"""# The paper's evaluation
-
+{older}
 Written by `make paper`: {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}, commit \
 {machine["commit"]}. {len(groups_of(rows))} workloads. torch's rows: {" and ".join(by)}; ES is the \
 same with expandable segments. [README](../README.md) says what is measured and what is modelled; \
@@ -95,7 +97,7 @@ def _targets(rows: Sequence[Row]) -> str:
 def _efficiencies(groups: list[Group]) -> str:
     head = ["workload", "microbatch", "load"]
     head += [f"{_SHORT[a]} {what}" for a in ALLOCATORS for what in ("reserved", "efficiency")]
-    head += ["ns per request", "paper: torch", "paper: ES", "paper: STAlloc"]
+    head += ["ns: torch / ES / stalloc's core", "paper: torch", "paper: ES", "paper: STAlloc"]
     cells = []
     for group in groups:
         ours = group[STALLOC]
@@ -108,11 +110,14 @@ def _efficiencies(groups: list[Group]) -> str:
             known = published.of(group[allocator])
             line.append(known.text if known else "")
         cells.append(line)
-    capacity = groups[0][STALLOC].capacity // 10**9
+    capacity = _gib(groups[0][STALLOC].capacity)
     return (
         _table(head, cells)
-        + f"\n† runs out of memory on a GPU of {capacity} GB. Nanoseconds per request: torch, "
-        "expandable segments, stalloc.\n" + _offloaded(groups) + _reductions(groups)
+        + f"\n† runs out of memory on a GPU with {capacity} GiB. Nanoseconds are those of a "
+        "request and its free: torch's whole path, and stalloc's core alone, without torch's "
+        "interface and the hooks. `make bench-cuda` compares both through torch.\n"
+        + _offloaded(groups)
+        + _reductions(groups)
     )
 
 
@@ -183,22 +188,27 @@ def _fits(groups: list[Group]) -> str:
         cells.append(line)
     capacity = groups[0][STALLOC].capacity
     return (
-        f"Qwen2.5-14B on 16 GPUs of {capacity // 10**9} GB ({_gib(capacity)} GiB). `needs` is the "
+        f"Qwen2.5-14B on 16 GPUs with {_gib(capacity)} GiB. `needs` is the "
         "smallest capacity at which the trace runs to its end, start-up included. A configuration "
         "runs when both stages fit.\n\n" + _table(head, cells)
     )
 
 
 def _planning(groups: list[Group]) -> str:
-    head = ["workload", "requests", "seconds of planning", "paper: requests", "paper: seconds"]
+    head = ["workload", "requests", "seconds of planning", "optimal"]
+    head += ["paper: requests", "paper: seconds"]
     cells = []
     for group in groups:
         row = group[STALLOC]
         requests, seconds = published.PLANNING[row.workload, row.config]
         ours = f"{row.plan_seconds or 0.0:.2f}"
-        cells.append([_title(row), f"{row.requests:,}", ours, f"{requests:,}", f"{seconds}"])
-    return "CPU time on one core, of comparing the iterations and planning.\n\n" + _table(
-        head, cells
+        proven = _yes(bool(row.optimal))
+        line = [_title(row), f"{row.requests:,}", ours, proven, f"{requests:,}", f"{seconds}"]
+        cells.append(line)
+    return (
+        "CPU time on one core of `Trace.plan` with its defaults: comparing the iterations, "
+        "planning, validating. The search ends with a proof that the plan is optimal, or at the "
+        "default time limit.\n\n" + _table(head, cells)
     )
 
 

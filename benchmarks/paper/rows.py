@@ -37,6 +37,7 @@ class Row:
         needs: The smallest capacity at which it does, where that was looked for.
         pool: Bytes of a plan's pool.
         resident: Bytes of a plan's resident region.
+        optimal: True if the plan is proven to be the smallest.
     """
 
     workload: str
@@ -58,6 +59,7 @@ class Row:
     needs: int | None
     pool: int | None
     resident: int | None
+    optimal: bool | None = None
 
     @property
     def name(self) -> str:

@@ -40,7 +40,12 @@ int main(int argc, char** argv) {
     return 1;
   }
   namespace allocator = c10::cuda::CUDACachingAllocator;
-  c10::cuda::detail::init_p2p_access_cache(1);  // expandable segments ask it
+  // As torch does before its first request: expandable segments need a context, and ask for peers.
+  if (cudaSetDevice(0) != cudaSuccess) {
+    std::fprintf(stderr, "torch_replay: no device\n");
+    return 1;
+  }
+  c10::cuda::detail::init_p2p_access_cache(1);
   allocator::init(1);
   std::vector<cudaStream_t> streams(replay::count_streams(events), nullptr);
   for (std::size_t i = 1; i < streams.size(); ++i) cudaStreamCreate(&streams[i]);
