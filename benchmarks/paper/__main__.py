@@ -122,13 +122,7 @@ def _write(finished: list[Done], folder: Path, programs: Programs, seconds: floa
         "cpu_seconds_replay": f"{sum(done.replay_seconds for done in finished):.0f}",
         "peak_process_gib": f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f}",
     }
-    described = []
-    for row in rows:
-        known = published.of(row)
-        described.append({**asdict(row), "published": known.text if known else None})
     folder.mkdir(parents=True, exist_ok=True)
-    document = {**machine, "rows": described}
-    (folder / "paper.json").write_text(one_row_a_line(document))
     _render(rows, machine, folder)
     print(f"{folder / 'paper.md'}: {len(rows)} rows in {seconds:.0f} s")
 
@@ -138,13 +132,17 @@ def report_again(folder: Path) -> None:
     document = json.loads((folder / "paper.json").read_text())
     known = {field.name for field in fields(Row)}
     rows = [Row(**{k: v for k, v in row.items() if k in known}) for row in document.pop("rows")]
-    if older_than(document["commit"], *MEASURED):
-        document["older"] = "yes"
     _render(rows, document, folder)
 
 
 def _render(rows: list[Row], machine: dict[str, str], folder: Path) -> None:
-    (folder / "paper.md").write_text(report.render(rows, machine))
+    described = []
+    for row in rows:
+        known = published.of(row)
+        described.append({**asdict(row), "published": known.text if known else None})
+    (folder / "paper.json").write_text(one_row_a_line({**machine, "rows": described}))
+    older = older_than(machine["commit"], *MEASURED)
+    (folder / "paper.md").write_text(report.render(rows, machine, older=older))
     if importlib.util.find_spec("matplotlib") is None:
         print("without plots: matplotlib is missing; see requirements/paper.txt", file=sys.stderr)
         return

@@ -19,9 +19,15 @@ PLOTS = {
 _MISSED = 8  # workloads that are named of those that miss a target
 
 
-def render(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
-    """The whole report."""
-    parts = [_head(rows, machine), _targets(rows)]
+def render(rows: Sequence[Row], machine: Mapping[str, str], *, older: bool = False) -> str:
+    """The whole report.
+
+    Args:
+        rows: Its figures.
+        machine: The circumstances in which they were measured.
+        older: True if the code has changed since.
+    """
+    parts = [_head(rows, machine, older), _targets(rows)]
     tables: dict[str, Callable[[list[Group]], str]] = {
         "Figure 8": _efficiencies,
         "Figure 9": _efficiencies,
@@ -52,13 +58,14 @@ def in_figure(rows: Iterable[Row], figure: Figure) -> list[Group]:
     return [found[name] for name in names if name in found]
 
 
-def _head(rows: Sequence[Row], machine: Mapping[str, str]) -> str:
+def _head(rows: Sequence[Row], machine: Mapping[str, str], older: bool) -> str:
     took = [float(machine.get(f"cpu_seconds_{step}", 0.0)) / 60 for step in ("record", "replay")]
-    older = "\n**Older than the code**: what these figures measure has changed since commit "
-    older = f"{older}{machine['commit']}.\n" if machine.get("older") else ""
+    note = ""
+    if older:
+        note = f"\n**Older than the code**, which has changed since commit {machine['commit']}.\n"
     by = sorted({row.by for row in rows if row.allocator in (TORCH, EXPANDABLE)})
     return f"""# The paper's evaluation
-{older}
+{note}
 Written by `make paper`: {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}, commit \
 {machine["commit"]}. {len(groups_of(rows))} workloads. torch's rows: {" and ".join(by)}; ES is the \
 same with expandable segments. [README](../README.md) says what is measured and what is modelled; \
@@ -122,28 +129,33 @@ def _efficiencies(groups: list[Group]) -> str:
 
 
 def _offloaded(groups: list[Group]) -> str:
-    """The authors' own runs, of which reserved memory is known by stage, beside ours."""
-    head = ["workload", "load"]
+    """The authors' own runs, of which every stage is known, beside ours."""
+    head = ["workload", "load here", "load theirs", "ratio"]
     head += [f"{_SHORT[a]} {whose}" for a in ALLOCATORS for whose in ("here", "theirs")]
-    head.insert(6, "GMLake theirs")
+    head.append("GMLake theirs")
     cells = []
     for group in groups:
         row = group[STALLOC]
-        if row.config != "zor":
+        theirs = published.offloaded(row.workload, STALLOC, row.stage)
+        if row.config != "zor" or theirs is None or theirs.load_gb is None:
             continue
-        line = [_title(row), f"{row.load / 1e9:.1f}"]
+        line = [_title(row), f"{row.load / 1e9:.1f}", f"{theirs.load_gb:.1f}"]
+        line.append(f"{row.load / 1e9 / theirs.load_gb:.2f}")
         for allocator in ALLOCATORS:
-            known = published.of(group[allocator])
-            theirs = known.reserved_gb if known else None
-            line += [f"{group[allocator].reserved / 1e9:.1f}", f"{theirs or ''}"]
-        line.insert(6, str(published.GMLAKE_OFFLOAD[row.workload][row.stage == "last"]))
+            known = published.offloaded(row.workload, allocator, row.stage)
+            ours = group[allocator]
+            line.append(f"{ours.reserved / 1e9:.1f} GB, {100 * ours.efficiency:.1f} %")
+            line.append(known.text if known else "")
+        known = published.offloaded(row.workload, published.GMLAKE, row.stage)
+        line.append(known.text if known else "")
         cells.append(line)
     if not cells:
         return ""
     return (
-        "\nGB reserved with ZeRO, recomputation and offload: here, and in the authors' published "
-        "runs, of which not all settings are known, so that their loads are others.\n\n"
-        + _table(head, cells)
+        "\nReserved memory and efficiency with ZeRO, recomputation and offload: here, and in the "
+        "authors' published runs. Where the loads differ, the workloads do, and the efficiencies "
+        "are no comparison of allocators: these runs have Megatron-LM's legacy layers and dropout, "
+        "or Transformer Engine with LayerNorm.\n\n" + _table(head, cells)
     )
 
 

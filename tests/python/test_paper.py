@@ -5,7 +5,10 @@ torch's rows come from the model of its policy, so that no CUDA build is needed.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,9 +21,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "workloads"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "replay"))
 
+import commit
 from configs import Config, Parallelism, all_configs
 from events import DYNAMIC_BEGINS, DYNAMIC_ENDS, FREED, ITERATION_ENDS, PHASE_BEGINS, events_of
 from models import LLAMA2_7B, QWEN15_MOE
+from paper import __main__ as command
 from paper import evaluation, published, recording, report
 from paper.evaluation import Programs, evaluate
 from paper.figures import figures, row_name, workloads
@@ -28,10 +33,12 @@ from paper.recording import PROFILED, UNSEEN, Recorded
 from paper.rows import EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
 from paper.targets import outcomes
 from rank import record
+from real import STANDIN
 
 import stalloc
 from stalloc.tables import PHASE_KINDS
 
+ROOT = Path(__file__).parents[2]
 DENSE = Config(replace(LLAMA2_7B, layers=8), Parallelism(4, 2, 1, 4, 8), "r")
 MOE = Config(replace(QWEN15_MOE, layers=4), Parallelism(4, 2, 1, 8, 8, expert=4), "r")
 
@@ -149,8 +156,8 @@ def test_the_report_has_the_papers_figures_beside_ours(dense: dict[str, Row]) ->
     fits[0] = replace(fits[0], fits=False)
     machine = {"cpu": "", "cores": "2", "system": "", "commit": ""}
     text = report.render([*gpt2, *fits], machine)
-    assert "| 25.4 GB | 19.1 GB | 14.8 GB, 100 % |" in text
-    assert "| gpt2-345m ZOR last | 5.9 |" in text
+    assert "| 25.4 GB, 59.4 % | 19.1 GB, 78.8 % | 14.8 GB, 100.0 % |" in text
+    assert f"| gpt2-345m ZOR last | {dense[STALLOC].load / 1e9:.1f} | 14.8 |" in text
     (line,) = (line for line in text.splitlines() if line.startswith("| Original | first"))
     assert line.endswith("| no / no / yes | 464.3 |")
     assert line.split(" | ")[3] == "no"
@@ -170,7 +177,7 @@ def test_published_figures_go_to_their_row(dense: dict[str, Row]) -> None:
         found = published.of(replace(dense[STALLOC], **changes))
         return found.text if found else None
 
-    assert known(workload=published.MOE, config="zor") == "31.9 GB, 80 %"
+    assert known(workload=published.MOE, config="zor") == "31.9 GB, 80.5 %"
     assert known(workload=published.MOE, config="n") == "93.7 to 97.8 %"
     assert known(microbatch=64) == "around 99 %"
     assert known(microbatch=64, allocator=TORCH) is None
@@ -180,3 +187,87 @@ def test_published_figures_go_to_their_row(dense: dict[str, Row]) -> None:
 def test_rows_survive_their_file(dense: dict[str, Row]) -> None:
     for row in dense.values():
         assert Row(**json.loads(json.dumps(asdict(row)))) == row
+
+
+def test_peers_have_their_published_efficiency(dense: dict[str, Row]) -> None:
+    known = published.of(replace(dense[TORCH], workload="llama2-7b", config="zor", stage="last"))
+    assert known is not None
+    assert known.efficiency == pytest.approx(12.87 / 20.29, abs=1e-3)
+    assert known.load_gb == pytest.approx(12.87, abs=0.01)
+
+
+def test_a_part_of_the_evaluation_runs_as_a_command(tmp_path: Path) -> None:
+    torch = Path(os.environ.get("CUDA_VENV", ROOT / ".venv-cuda"))
+    command = [sys.executable, ROOT / "benchmarks" / "paper", "--torch", torch, "--jobs", "1"]
+    command += ["--only", "gpt2-345m-r-last", "--rounds", "1"]
+    command += ["--build", tmp_path / "build", "--output", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {
+        row["allocator"]: row for row in json.loads((tmp_path / "paper.json").read_text())["rows"]
+    }
+    assert set(rows) == {TORCH, EXPANDABLE, STALLOC}
+    assert rows[STALLOC]["reserved"] < rows[EXPANDABLE]["reserved"] < rows[TORCH]["reserved"]
+    real = [*torch.glob("lib/python3*/site-packages/torch/lib/libc10_cuda.so")]
+    stands_in = STANDIN.exists()
+    for name in (TORCH, EXPANDABLE):
+        assert rows[name]["by"].startswith("torch " if real and stands_in else "model")
+    assert (rows[STALLOC]["seconds_per_request"] is not None) == stands_in
+    assert "| gpt2-345m R last | 128 |" in (tmp_path / "paper.md").read_text()
+
+
+def written(folder: Path, dense: dict[str, Row]) -> str:
+    rows = [{**asdict(row), "published": None} for row in dense.values()]
+    machine = {"cpu": "", "cores": "2", "system": "", "commit": "abc"}
+    (folder / "paper.json").write_text(json.dumps({**machine, "rows": rows}))
+    command.report_again(folder)
+    return (folder / "paper.md").read_text()
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_report_says_that_its_figures_are_older_than_the_code(
+    older: bool, dense: dict[str, Row], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "older_than", lambda since, *_: older and since == "abc")
+    assert ("Older than the code" in written(tmp_path, dense)) == older
+
+
+def test_the_report_does_without_plots(
+    dense: dict[str, Row],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "Figure 10" in written(tmp_path, dense)
+    assert "matplotlib is missing" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.svg"))
+
+
+def test_figures_are_older_once_their_sources_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
+
+    monkeypatch.setattr(commit, "ROOT", tmp_path)
+    git("init", "-q")
+    for name in ("measured", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "source").write_text("1")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    since = commit.last_change("measured")
+    assert not commit.older_than(since, "measured")
+    (tmp_path / "other" / "source").write_text("2")
+    git("commit", "-qam", "second")
+    assert not commit.older_than(since, "measured")
+    (tmp_path / "measured" / "source").write_text("2")
+    assert commit.older_than(since, "measured")
+    assert commit.older_than(commit.last_change("measured"), "measured"), "it was never committed"
+    git("commit", "-qam", "third")
+    assert commit.older_than(since, "measured")
+    assert not commit.older_than(commit.last_change("measured"), "measured")
+    assert commit.older_than("0123456", "measured"), "nobody knows it"
