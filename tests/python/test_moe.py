@@ -65,16 +65,13 @@ def ordinary(t: MoeTrainer, steps: int) -> None:
 def test_many_steps_are_identical(recompute: bool, tagged: bool) -> None:
     stats = run_both(lambda t: ordinary(t, 50), recompute, tagged, microbatches=4)
     assert stats["iterations"] == 50
-    # A departure may take the place of a decision, which then lies elsewhere in the pool. Without
-    # tags some dynamic requests look static: they had the same size in every iteration that was
-    # compared. The next iteration shows it, and they count as missed.
+    # A departure may take the place of a decision, which then lies elsewhere in the pool.
     found = stats["hits"] + stats["conflicts"]
-    assert found >= (0.99 if tagged else 0.6) * (stats["hits"] + stats["misses"])
-    if tagged:
-        assert stats["hit_rate"] >= 0.99
+    assert found >= 0.99 * (stats["hits"] + stats["misses"])
+    assert stats["hit_rate"] >= (0.99 if tagged else 0.9)
     assert stats["fallback_requests"] < (0.01 if tagged else 0.05) * stats["requests"]
     assert_parts_add_up(stats)
-    assert stats["dynamic_fallback_requests"] < 0.5 * stats["dynamic_requests"]
+    assert stats["dynamic_region_requests"] > 0.5 * stats["dynamic_requests"] > 0
     assert stats["strays"] == 0
 
 
@@ -190,8 +187,9 @@ def test_routing_that_drifts_for_200_steps_costs_no_value(tagged: bool) -> None:
     assert stats["strays"] == 0
     assert_parts_add_up(stats)
     if tagged:
-        # Experts that get nothing ask for nothing, and what was planned for them is missed.
-        assert stats["hit_rate"] >= 0.8
+        # Not 0.99, as without drift: in the end some experts get nothing and ask for nothing, and
+        # the decisions that were planned for them are missed in every iteration.
+        assert stats["hit_rate"] >= 0.95
 
 
 @isolated
