@@ -29,7 +29,7 @@ void CudaMemory::fail(const std::string& what, CudaRuntime::Error error) const {
 }
 
 bool CudaMemory::has_space(Bytes size) const {
-  return limit_ == 0 || size <= limit_ - held_.all.bytes.current;
+  return limit_ == 0 || size <= limit_ - held_.all.bytes.current - set_aside_;
 }
 
 void CudaMemory::note(Bytes size, bool taken) noexcept {
@@ -40,11 +40,17 @@ void CudaMemory::note(Bytes size, bool taken) noexcept {
   }
 }
 
-bool CudaMemory::take(Bytes size) {
+bool CudaMemory::set_aside(Bytes size) {
   const std::lock_guard lock(mutex_);
   if (!has_space(size)) return false;
-  note(size, /*taken=*/true);
+  set_aside_ += size;
   return true;
+}
+
+void CudaMemory::settle(Bytes size, bool taken) noexcept {
+  const std::lock_guard lock(mutex_);
+  set_aside_ -= size;
+  if (taken) note(size, /*taken=*/true);
 }
 
 void CudaMemory::give_back(Bytes size) noexcept {
@@ -52,16 +58,33 @@ void CudaMemory::give_back(Bytes size) noexcept {
   note(size, /*taken=*/false);
 }
 
+void CudaMemory::tell(Step step, void* begin, Bytes size) const noexcept {
+  if (const Watcher watcher = watcher_.load(std::memory_order_acquire)) {
+    watcher(step, device_, begin, size);
+  }
+}
+
+void CudaMemory::tell_that_parts_go(std::uintptr_t begin,
+                                    const std::vector<Bytes>& parts) const noexcept {
+  std::uintptr_t at = begin;
+  for (const Bytes part : parts) at += static_cast<std::uintptr_t>(part);
+  for (std::size_t i = parts.size(); i-- > 0;) {
+    at -= static_cast<std::uintptr_t>(parts[i]);
+    tell(i > 0 ? Step::kPartGoes : Step::kGoes, reinterpret_cast<void*>(at), parts[i]);
+  }
+}
+
 void* CudaMemory::allocate(Bytes size) {
-  if (!take(size)) return nullptr;
+  if (!set_aside(size)) return nullptr;
   void* piece = nullptr;
   try {
     piece = allocate_plain(size);
   } catch (...) {
-    give_back(size);
+    settle(size, /*taken=*/false);
     throw;
   }
-  if (!piece) give_back(size);
+  settle(size, /*taken=*/piece != nullptr);
+  if (piece) tell(Step::kTaken, piece, size);
   return piece;
 }
 
@@ -82,16 +105,17 @@ void* CudaMemory::allocate_pool(Bytes size, bool grows) {
   const bool must = which == VirtualPools::kAll;
   const bool may = which == VirtualPools::kGrowing && grows && runtime_.has_virtual_memory();
   if (!must && !may) return allocate(size);
-  if (!take(size)) return nullptr;
+  if (!set_aside(size)) return nullptr;
   void* piece = nullptr;
   try {
     piece = allocate_virtual(size, grows);
   } catch (...) {
-    give_back(size);
+    settle(size, /*taken=*/false);
     if (must) throw;
     return allocate(size);  // some devices and containers have no virtual memory
   }
-  if (!piece) give_back(size);
+  settle(size, /*taken=*/piece != nullptr);
+  if (piece) tell(Step::kTaken, piece, size);
   return piece;
 }
 
@@ -128,7 +152,7 @@ void* CudaMemory::allocate_virtual(Bytes size, bool grows) {
     return nullptr;
   }
   const std::lock_guard lock(mutex_);
-  ranges_[begin] = {room, mapped, {mapped}};
+  ranges_[begin] = {room, mapped, {mapped}, {size}};
   return reinterpret_cast<void*>(begin);
 }
 
@@ -140,20 +164,24 @@ bool CudaMemory::can_grow(const void* pool) const {
 
 bool CudaMemory::grow(void* pool, Bytes before, Bytes size) {
   const DeviceGuard device(runtime_, device_);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(pool));
   if (it == ranges_.end() || it->second.mappings.empty()) return false;
   Range& range = it->second;
   const std::size_t end = whole_chunks(size);
   if (end > range.size || !has_space(size - before)) return false;
+  range.parts.reserve(range.parts.size() + 1);
   if (end > range.end) {
     range.mappings.reserve(range.mappings.size() + 1);
     if (!map(it->first + range.end, end - range.end)) return false;
     range.mappings.push_back(end - range.end);
     range.end = end;
   }
+  range.parts.push_back(size - before);
   note(before, /*taken=*/false);
   note(size, /*taken=*/true);
+  lock.unlock();
+  tell(Step::kPartAdded, static_cast<std::byte*>(pool) + before, size - before);
   return true;
 }
 
@@ -171,11 +199,13 @@ void CudaMemory::release(void* piece, Bytes size) noexcept {
   }
   if (range.size > 0) {
     const bool mapped = !range.mappings.empty();
+    tell_that_parts_go(begin, range.parts);
     unmap(begin, range);
     runtime_.address_free(begin, range.size);
     if (mapped) give_back(size);
     return;
   }
+  tell(Step::kGoes, piece, size);
   // Errors go unreported: at the end of the process, or after a crash, the memory goes by itself.
   if (runtime_.free(piece) != CudaRuntime::kSuccess) runtime_.get_last_error();
   give_back(size);
@@ -183,10 +213,17 @@ void CudaMemory::release(void* piece, Bytes size) noexcept {
 
 bool CudaMemory::suspend(void* piece, Bytes size) {
   const DeviceGuard device(runtime_, device_);
+  std::vector<Bytes> parts;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
+    if (it == ranges_.end()) return false;
+    if (it->second.mappings.empty()) return true;
+    parts.swap(it->second.parts);
+  }
+  tell_that_parts_go(reinterpret_cast<std::uintptr_t>(piece), parts);
   const std::lock_guard lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
-  if (it == ranges_.end()) return false;
-  if (it->second.mappings.empty()) return true;
   unmap(it->first, it->second);
   note(size, /*taken=*/false);
   return true;
@@ -194,16 +231,20 @@ bool CudaMemory::suspend(void* piece, Bytes size) {
 
 bool CudaMemory::resume(void* piece, Bytes size) {
   const DeviceGuard device(runtime_, device_);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
   if (it == ranges_.end()) return false;
   Range& range = it->second;
   if (!range.mappings.empty()) return true;
   if (!has_space(size)) return false;
   range.mappings.reserve(1);
+  range.parts.reserve(1);
   if (!map(it->first, range.end)) return false;
   range.mappings.push_back(range.end);
+  range.parts.push_back(size);
   note(size, /*taken=*/true);
+  lock.unlock();
+  tell(Step::kTaken, piece, size);
   return true;
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
@@ -44,6 +45,14 @@ class CudaMemory final : public DeviceMemory {
   // Limits the bytes held at a time, those held already included. 0: only the device limits them.
   void set_limit(Bytes limit);
 
+  // A watcher learns which memory is held: right after it is taken, and right before it goes. A
+  // pool that grows gets parts, which go before it, the last one first.
+  enum class Step : std::uint8_t { kTaken, kPartAdded, kPartGoes, kGoes };
+  // Called on the thread that takes or returns the memory, which may hold the runtime's lock.
+  using Watcher = void (*)(Step step, int device, void* begin, Bytes size) noexcept;
+  // Null: none.
+  void set_watcher(Watcher watcher) { watcher_.store(watcher, std::memory_order_release); }
+
   // Memory held of the device, in bytes and in pieces.
   struct Held {
     Tally bytes;
@@ -63,13 +72,18 @@ class CudaMemory final : public DeviceMemory {
     std::size_t size = 0;
     std::size_t end = 0;                // of the memory, when it is mapped
     std::vector<std::size_t> mappings;  // sizes, one after the other; none if nothing is mapped
+    std::vector<Bytes> parts;           // sizes that the watcher knows, one after the other
   };
 
-  // Counts `size` bytes as held unless they exceed the limit.
-  bool take(Bytes size);
+  // Sets `size` bytes aside unless they exceed the limit; settle() says if the device gave them.
+  // So figures and peaks count only memory that was held.
+  bool set_aside(Bytes size);
+  void settle(Bytes size, bool taken) noexcept;
   bool has_space(Bytes size) const;  // the mutex is held
   void note(Bytes size, bool taken) noexcept;
   void give_back(Bytes size) noexcept;
+  void tell(Step step, void* begin, Bytes size) const noexcept;
+  void tell_that_parts_go(std::uintptr_t begin, const std::vector<Bytes>& parts) const noexcept;
   void* allocate_plain(Bytes size);
   void* allocate_virtual(Bytes size, bool grows);
   struct Info {
@@ -89,9 +103,11 @@ class CudaMemory final : public DeviceMemory {
   const std::string name_;
   std::atomic<VirtualPools> virtual_pools_{VirtualPools::kGrowing};
   mutable std::atomic<Bytes> total_{0};  // 0: not known yet
-  mutable std::mutex mutex_;             // guards the members below
+  std::atomic<Watcher> watcher_{nullptr};
+  mutable std::mutex mutex_;  // guards the members below
   std::map<std::uintptr_t, Range> ranges_;
   Bytes limit_ = 0;
+  Bytes set_aside_ = 0;
   HeldBySize held_;
 };
 

@@ -51,6 +51,66 @@ TEST_F(CudaDevice, AllocatesUntilTheMemoryIsGone) {
   EXPECT_EQ(standin_allocations(), 0);
 }
 
+TEST_F(CudaDevice, PeaksCountNoRequestThatFailed) {
+  device::CudaMemory memory(0);
+  void* a = memory.allocate(kGiB);
+  EXPECT_EQ(memory.allocate(90 * kGiB), nullptr);
+  EXPECT_EQ(memory.allocate_pool(90 * kGiB, /*grows=*/true), nullptr);
+  standin_fail("cudaMalloc", 1, kCudaIllegalAddress, 1);
+  EXPECT_THROW(memory.allocate(2 * kGiB), Error);
+  const device::CudaMemory::Held held = memory.held().all;
+  EXPECT_EQ(held.bytes.peak, kGiB);
+  EXPECT_EQ(held.bytes.added, kGiB);
+  EXPECT_EQ(held.pieces.peak, 1);
+  EXPECT_EQ(held.pieces.removed, 0);
+  memory.set_limit(3 * kGiB);
+  EXPECT_EQ(memory.available(), 2 * kGiB) << "nothing of them is still set aside";
+  void* b = memory.allocate(2 * kGiB);
+  EXPECT_NE(b, nullptr);
+  memory.release(a, kGiB);
+  memory.release(b, 2 * kGiB);
+}
+
+struct Seen {
+  device::CudaMemory::Step step;
+  void* begin;
+  Bytes size;
+  bool operator==(const Seen&) const = default;
+};
+std::vector<Seen> seen;
+
+TEST_F(CudaDevice, AWatcherLearnsWhatIsHeldBeforeItGoes) {
+  using Step = device::CudaMemory::Step;
+  seen.clear();
+  device::CudaMemory memory(0);
+  memory.set_watcher([](Step step, int, void* begin, Bytes size) noexcept {
+    if (step == Step::kGoes) {
+      EXPECT_GT(standin_used(0), 0U) << "it is still there";
+    }
+    seen.push_back({step, begin, size});
+  });
+  void* plain = memory.allocate(kGiB);
+  memory.release(plain, kGiB);
+  EXPECT_EQ(memory.allocate(90 * kGiB), nullptr);
+  EXPECT_EQ(seen, (std::vector<Seen>{{Step::kTaken, plain, kGiB}, {Step::kGoes, plain, kGiB}}));
+  seen.clear();
+  auto* pool = static_cast<std::byte*>(memory.allocate_pool(kGiB, /*grows=*/true));
+  ASSERT_TRUE(memory.grow(pool, kGiB, 2 * kGiB));
+  ASSERT_TRUE(memory.grow(pool, 2 * kGiB, 4 * kGiB));
+  ASSERT_TRUE(memory.suspend(pool, 4 * kGiB));
+  EXPECT_EQ(seen, (std::vector<Seen>{{Step::kTaken, pool, kGiB},
+                                     {Step::kPartAdded, pool + kGiB, kGiB},
+                                     {Step::kPartAdded, pool + 2 * kGiB, 2 * kGiB},
+                                     {Step::kPartGoes, pool + 2 * kGiB, 2 * kGiB},
+                                     {Step::kPartGoes, pool + kGiB, kGiB},
+                                     {Step::kGoes, pool, kGiB}}));
+  seen.clear();
+  ASSERT_TRUE(memory.resume(pool, 4 * kGiB));
+  memory.release(pool, 4 * kGiB);
+  EXPECT_EQ(seen,
+            (std::vector<Seen>{{Step::kTaken, pool, 4 * kGiB}, {Step::kGoes, pool, 4 * kGiB}}));
+}
+
 TEST_F(CudaDevice, SaysWhyADeviceFails) {
   device::CudaMemory memory(0);
   standin_fail("cudaMalloc", 1, kCudaIllegalAddress, 1);
