@@ -2,6 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings/parts.h"
 #include "compat/gpu.h"
 
@@ -30,9 +32,9 @@ py::dict by_size(const Parts& parts, Read read) {
 }
 
 // All bytes held and not live. torch counts only the remainders of split blocks.
-device::Tally idle(const device::CudaMemory::Held& held, const compat::CompatGpu::Counts& counts) {
+device::Tally idle(Bytes bytes) {
   device::Tally t;
-  t.current = t.peak = held.bytes.current - counts.rounded.current;
+  t.current = t.peak = bytes;
   return t;
 }
 
@@ -50,10 +52,13 @@ py::dict statistics(int device) {
   d["requested_bytes"] = by_size(f, [](const Counts& c) { return c.requested; });
   d["segment"] = by_size(f.held, [](const Held& h) { return h.pieces; });
   d["reserved_bytes"] = by_size(f.held, [](const Held& h) { return h.bytes; });
+  // Small blocks also lie in pools, which are large pieces.
+  const Bytes small = std::max<Bytes>(f.held.small.bytes.current - f.small.rounded.current, 0);
+  const Bytes all = f.held.all.bytes.current - f.all.rounded.current;
   py::dict inactive;
-  inactive["all"] = to_dict(idle(f.held.all, f.all));
-  inactive["small_pool"] = to_dict(idle(f.held.small, f.small));
-  inactive["large_pool"] = to_dict(idle(f.held.large, f.large));
+  inactive["all"] = to_dict(idle(all));
+  inactive["small_pool"] = to_dict(idle(small));
+  inactive["large_pool"] = to_dict(idle(all - small));
   d["inactive_split_bytes"] = inactive;
   d["inactive_split"] = by_size(f, [](const Counts&) { return device::Tally{}; });
   for (const char* name : {"oversize_allocations", "oversize_segments"}) d[name] = to_dict({});

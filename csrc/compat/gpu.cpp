@@ -6,6 +6,7 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "device/cuda_runtime.h"
 #include "device/cuda_streams.h"
 
 namespace stalloc::compat {
@@ -133,7 +134,8 @@ void CompatGpu::run_out(const std::string& message) {
     const std::lock_guard lock(mutex_);
     ++figures_.out_of_memory;
   }
-  throw OutOfMemory(message);
+  // Programs that look for a batch size look for torch's words.
+  throw OutOfMemory(std::string(device::CudaRuntime::get().name) + " out of memory. " + message);
 }
 
 void CompatGpu::deallocate(void* p, Bytes size) noexcept {

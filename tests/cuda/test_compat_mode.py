@@ -14,6 +14,7 @@ import standin
 import torch
 import training
 from isolation import isolated, run_isolated
+from training_cuda import Trainer
 
 import stalloc
 from stalloc import _compat
@@ -51,6 +52,29 @@ def test_tensors_come_from_stalloc_and_torchs_figures_are_right() -> None:
 
 
 @isolated
+def test_idle_bytes_are_those_of_the_pool_too() -> None:
+    stalloc.install_compat()
+    trainer = Trainer(rows=4, width=1024)  # its blocks are small ones, for torch
+    plan = trainer.plan()
+    trainer.optimizer.zero_grad()
+    stalloc.enable(plan, model=trainer.model)
+    for _ in range(4):
+        trainer.step()
+    torch.cuda.empty_cache()
+    held = [torch.empty(512, device="cuda") for _ in range(3)]
+    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda"))
+    stats = torch.cuda.memory_stats()
+    idle = {
+        k: stats[f"inactive_split_bytes.{k}.current"] for k in ("all", "small_pool", "large_pool")
+    }
+    assert idle["all"] == torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    assert idle["small_pool"] >= 0
+    assert idle["small_pool"] + idle["large_pool"] == idle["all"]
+    stalloc.disable()
+    del held, y
+
+
+@isolated
 def test_snapshots_tile_their_segments() -> None:
     stalloc.install_compat()
     keep = [torch.empty(n, dtype=torch.uint8, device="cuda") for n in (1, 700, 5 * MIB, 30 * MIB)]
@@ -71,9 +95,14 @@ def test_snapshots_tile_their_segments() -> None:
 @isolated
 def test_raises_torchs_out_of_memory_error() -> None:
     stalloc.install_compat()
-    with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 100\.0 GiB on cuda:0"):
+    # The first words are those by which programs recognize that a batch was too large.
+    with pytest.raises(
+        torch.OutOfMemoryError,
+        match=r"^CUDA out of memory\. stalloc tried to allocate 100\.0 GiB on cuda:0",
+    ):
         torch.empty(100 * GIB, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_stats()["num_ooms"] == 1
+    assert torch.cuda.max_memory_reserved() == 0, "nothing was held"
     assert torch.empty(GIB, dtype=torch.uint8, device="cuda").data_ptr() > 0
 
 
