@@ -15,27 +15,32 @@ Inspection::Piece Inspection::pool_of(const void* p) const {
   return {begin, size};
 }
 
-Bytes Inspection::block_size(const void* p) const {
+Inspection::LiveBlock Inspection::describe(const Pool& pool, Offset offset) const {
+  const StaticPool::Block block = pool.space.at(offset);
+  std::byte* begin = pool.address(offset);
+  return {begin,        block.size,        pool.space.round_up(block.size),
+          block.stream, is_waiting(begin), parts_.delayed && parts_.delayed->holds(begin)};
+}
+
+std::optional<Inspection::LiveBlock> Inspection::block_of(const void* p) const {
   const std::lock_guard lock(parts_.mutex);
   const Pool* pool = parts_.pools.find(p);
-  if (!pool) return 0;
-  const Bytes size = pool->space.at(pool->offset_of(p)).size;
-  return size == StaticPool::kNotLive ? 0 : pool->space.round_up(size);
+  if (!pool || pool->space.at(pool->offset_of(p)).size == StaticPool::kNotLive) return std::nullopt;
+  return describe(*pool, pool->offset_of(p));
 }
 
 std::vector<Inspection::LivePool> Inspection::pools() const {
   const std::lock_guard lock(parts_.mutex);
   std::vector<LivePool> result;
   parts_.pools.visit([&](const Pool& pool) {
+    if (parts_.pools.is_away() && &pool == parts_.pools.active())
+      return;  // only addresses are left
     const std::vector<Offset> offsets = pool.space.live();
     for (const Pool::Piece& piece : pool.pieces()) {
       LivePool live{{piece.memory, piece.size}, {}};
       for (const Offset offset : offsets) {
         if (offset < piece.begin || offset >= piece.begin + piece.size) continue;
-        const StaticPool::Block block = pool.space.at(offset);
-        std::byte* begin = pool.address(offset);
-        live.blocks.push_back(
-            {begin, block.size, pool.space.round_up(block.size), block.stream, is_waiting(begin)});
+        live.blocks.push_back(describe(pool, offset));
       }
       result.push_back(std::move(live));
     }

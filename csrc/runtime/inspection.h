@@ -2,6 +2,7 @@
 // snapshots and for tests. Thread-safe.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "base/types.h"
@@ -21,9 +22,6 @@ class Inspection {
   };
   Piece pool_of(const void* p) const;
 
-  // The bytes that the live block `p` of a pool occupies; 0 if `p` is no such block.
-  Bytes block_size(const void* p) const;
-
   // The pools, and the segments of the own fallback, with their live blocks, ascending.
   struct LiveBlock {
     void* begin = nullptr;
@@ -31,7 +29,10 @@ class Inspection {
     Bytes rounded = 0;
     StreamId stream = 0;
     bool waiting = false;  // freed; other streams still use it
+    bool shared = false;   // other streams use it, so that its free waits
   };
+  // The block of a pool that begins at `p`; none if none does.
+  std::optional<LiveBlock> block_of(const void* p) const;
   struct LivePool {
     Piece piece;
     std::vector<LiveBlock> blocks;
@@ -43,6 +44,7 @@ class Inspection {
 
  private:
   bool is_waiting(const void* p) const { return parts_.delayed && parts_.delayed->is_waiting(p); }
+  LiveBlock describe(const Pool& pool, Offset offset) const;
 
   const AllocatorParts& parts_;
 };

@@ -32,8 +32,9 @@ void report(runtime::DeviceRuntime& runtime, void* p, bool allocated) {
   if (!c10::memoryProfilingEnabled()) return;
   c10::DeviceIndex device = 0;
   while (runtime::DeviceRuntime::find_gpu(device) != &runtime) ++device;
-  const Bytes size = runtime.allocator().inspect().block_size(p);
-  if (size == 0) return;
+  const auto block = runtime.allocator().inspect().block_of(p);
+  if (!block) return;
+  const Bytes size = block->rounded;
   const runtime::JointGauges gauges = runtime.allocator().figures().joint_gauges();
   const auto total = [&](runtime::JointGauges::Quantity q) {
     return static_cast<size_t>(gauges.ours()[q] + gauges.other()[q]);
