@@ -38,7 +38,9 @@ export PATH=$venv/bin:$PATH
 cmake --preset cpp >/dev/null
 cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml standin_cublas
 python -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
-  --config-settings=build-dir=build/cuda --config-settings=cmake.define.STALLOC_WERROR=ON --editable .
+  --config-settings=build-dir=build/cuda --config-settings=cmake.define.STALLOC_WERROR=ON \
+  --config-settings=cmake.define.STALLOC_TORCH_PROBE=ON --editable .
+export PYTHONPATH=$PWD/build/cuda${PYTHONPATH:+:$PYTHONPATH} # of that module
 
 # In the place of the runtime library that torch would load, having the same soname, and before
 # cuBLAS, of which it takes a few functions' place.

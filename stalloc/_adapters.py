@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -88,7 +89,7 @@ def _cuda(device: torch.device) -> Adapter:
     index = current if device.index is None else device.index
     module = cuda_module()
     # The runtime comes to be with the first installation.
-    module.install(index)
+    module.install(index, _has_strange_trackers())
     return Adapter(
         f"cuda:{index}",
         _core.runtime(f"cuda:{index}"),
@@ -98,6 +99,25 @@ def _cuda(device: torch.device) -> Adapter:
         lambda: module.note(index),
         module.record_exactly,
     )
+
+
+def _has_strange_trackers() -> bool:
+    """True if NCCL's communicators may register memory and not learn when stalloc returns it.
+
+    torch attaches their trackers with the first process group of NCCL. Those from before stalloc is
+    first installed are known to torch's allocator alone.
+    """
+    switches = (
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+        "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+    )
+    if not any(
+        os.environ.get(name, "").lower() in ("1", "y", "yes", "t", "true") for name in switches
+    ):
+        return False
+    if _core.runtimes()[2:]:
+        return False  # installed before: what was to be found then is known
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def device_of(model: torch.nn.Module | None, device: torch.device | str | None) -> torch.device:

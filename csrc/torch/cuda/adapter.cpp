@@ -4,7 +4,9 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <mutex>
+#include <string>
 
+#include "base/error.h"
 #include "torch/cuda/allocator.h"
 #include "torch/cuda/runtimes.h"
 
@@ -20,22 +22,34 @@ c10::Allocator* registered = nullptr;  // for the device type, before ours
 
 }  // namespace
 
-void install_cuda(int device) {
+void install_cuda(int device, bool hidden) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   allocator_api::CUDAAllocator* current = allocator_api::allocator.load();
-  TORCH_CHECK(!ours || current == ours || current == &ours->to(),
-              "another library has replaced torch's CUDA allocator since stalloc was first used; "
-              "stalloc cannot serve CUDA tensors beside it");
-  TORCH_CHECK(current->name() != "pluggable",
-              "torch's CUDA allocator has been replaced by a pluggable one, which stalloc cannot "
-              "have for its fallback; do not replace it, or use stalloc's own pluggable allocator");
-  TORCH_CHECK(device >= 0 && device < c10::cuda::device_count(), "there is no device cuda:", device,
-              "; there are ", static_cast<int>(c10::cuda::device_count()));
-  add_gpu_runtime(runtime::DeviceRuntime::gpu(device, runtime::Fallback::kCallers));
+  if (ours && current != ours && current != &ours->to()) {
+    throw Error(
+        "another library has replaced torch's CUDA allocator since stalloc was first used; stalloc "
+        "cannot serve CUDA tensors beside it: use only one of them");
+  }
+  if (current->name() == "pluggable") {
+    throw Error(
+        "torch's CUDA allocator has been replaced by a pluggable one, which stalloc cannot have "
+        "for "
+        "its fallback; do not replace it, or use stalloc's own: stalloc.install_compat()");
+  }
+  if (device < 0 || device >= c10::cuda::device_count()) {
+    throw Error("there is no device cuda:" + std::to_string(device) + "; there are " +
+                std::to_string(c10::cuda::device_count()));
+  }
+  runtime::DeviceRuntime& runtime =
+      runtime::DeviceRuntime::gpu(device, runtime::Fallback::kCallers);
+  add_gpu_runtime(runtime);
   if (!ours) ours = new CudaAllocator(*current);
-  ours->share_out(static_cast<c10::DeviceIndex>(device));
+  ours->watch(dynamic_cast<device::CudaMemory&>(runtime.memory()));
+  const auto index = static_cast<c10::DeviceIndex>(device);
+  ours->share_out(index);
   if (current == ours) return;
+  ours->catch_up(index, hidden);
   registered = c10::GetAllocator(c10::DeviceType::CUDA);
   allocator_api::allocator.store(ours);
   c10::SetAllocator(c10::DeviceType::CUDA, ours, kHighest);

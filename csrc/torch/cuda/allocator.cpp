@@ -2,9 +2,13 @@
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <iterator>
 #include <limits>
+#include <thread>
 
 #include "base/error.h"
 #include "base/format.h"
@@ -58,6 +62,18 @@ void trace(void* p, bool allocated) {
   }
 }
 
+// Counts a new block that is a piece of its own.
+void add_direct(runtime::JointGauges::Values& values, Bytes size) {
+  for (const auto q : {runtime::JointGauges::kBlocks, runtime::JointGauges::kActiveBlocks,
+                       runtime::JointGauges::kSegments}) {
+    values[q] += 1;
+  }
+  for (const auto q : {runtime::JointGauges::kRequested, runtime::JointGauges::kRounded,
+                       runtime::JointGauges::kActiveBytes, runtime::JointGauges::kReserved}) {
+    values[q] += size;
+  }
+}
+
 // Returns the runtime whose pool may hold `p`, or null.
 runtime::DeviceRuntime* owner_of(const void* p) {
   for (runtime::DeviceRuntime* runtime : gpu_runtimes()) {
@@ -67,6 +83,49 @@ runtime::DeviceRuntime* owner_of(const void* p) {
 }
 
 }  // namespace
+
+CudaAllocator::CudaAllocator(allocator_api::CUDAAllocator& native)
+    : Delegate(native),
+      native_deleter_(native.raw_deleter()),
+      history_([this] { return to().getUserMetadata(); }) {
+  instance_ = this;
+  // torch reads this variable once, too.
+  if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") || !native.isEnabled()) {
+    caches_.store(false);
+    detours_.fetch_add(1);
+  }
+}
+
+void CudaAllocator::catch_up(c10::DeviceIndex device, bool hidden) {
+  if (hidden) hidden_.store(true);
+  history_.catch_up(to().isHistoryEnabled());
+  // Nothing tells which pool is open, except where a block comes to lie.
+  const c10::cuda::CUDAGuard guard(device);
+  void* probe = nullptr;
+  try {
+    probe = to().raw_alloc(1);
+  } catch (const c10::OutOfMemoryError&) {
+    return;
+  }
+  const allocator_api::SnapshotInfo info = to().snapshot({0, 0}, /*include_traces=*/false);
+  to().raw_delete(probe);
+  const auto address = reinterpret_cast<std::size_t>(probe);
+  for (const auto& segment : info.segments) {
+    if (address < segment.address || address >= segment.address + segment.total_size) continue;
+    const c10::MempoolId_t pool = segment.owner_private_pool_id;
+    if (pool == c10::MempoolId_t{0, 0}) return;
+    const std::lock_guard lock(mutex_);
+    const bool known = std::ranges::any_of(open_pools_, [&](const PrivatePool& open) {
+      return open.device == device && open.id == pool;
+    });
+    if (known) return;
+    const auto thread = std::this_thread::get_id();
+    open_pools_.push_back(
+        {device, pool, [thread](cudaStream_t) { return std::this_thread::get_id() == thread; }});
+    detours_.fetch_add(1, std::memory_order_release);
+    return;
+  }
+}
 
 void CudaAllocator::look_for_profiler() {
   profiling.store(c10::memoryProfilingEnabled(), std::memory_order_relaxed);
@@ -80,6 +139,11 @@ void CudaAllocator::delete_block(void* p) {
 void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
   if (runtime::DeviceRuntime* runtime = owner_of(p)) {
     report(*runtime, p, /*allocated=*/false);
+    if (history_.follows()) [[unlikely]] {
+      bool waits = false;
+      const History::Block block = block_at(p, &waits);
+      if (block.begin) history_.frees(block, waits);
+    }
     if (runtime->allocator().deallocate(p)) {
       trace(p, /*allocated=*/false);
       return;
@@ -105,7 +169,11 @@ void CudaAllocator::adopt(c10::DataPtr& block) {
 }
 
 bool CudaAllocator::has_blocks() const {
-  if (adopted_.load() > 0 || directs_.load() > 0 || private_pools_.load() > 0) return true;
+  if (adopted_.load() > 0 || directs_.load() > 0) return true;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!open_pools_.empty()) return true;
+  }
   return std::ranges::any_of(gpu_runtimes(), [](runtime::DeviceRuntime* runtime) {
     return runtime->allocator()
                .figures()
@@ -115,8 +183,10 @@ bool CudaAllocator::has_blocks() const {
 }
 
 // See Note [Captures].
-bool CudaAllocator::goes_to_private_pool(const Request& request) {
-  if (private_pools_.load(std::memory_order_acquire) == 0) return false;
+CudaAllocator::Detour CudaAllocator::detour_of(const Request& request) {
+  if (detours_.load(std::memory_order_acquire) == 0) [[likely]] {
+    return Detour::kNone;
+  }
   std::vector<std::function<bool(cudaStream_t)>> filters;
   {
     const std::lock_guard lock(mutex_);
@@ -125,9 +195,15 @@ bool CudaAllocator::goes_to_private_pool(const Request& request) {
     }
   }
   for (const auto& takes : filters) {
-    if (takes(request.stream)) return true;
+    if (takes(request.stream)) return Detour::kPrivatePool;
   }
-  return false;
+  return caches_.load() ? Detour::kNone : Detour::kUncached;
+}
+
+void CudaAllocator::enable(bool value) {
+  to().enable(value);
+  const bool caches = value && !std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING");
+  if (caches_.exchange(caches) != caches) detours_.fetch_add(caches ? -1 : 1);
 }
 
 void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& request) {
@@ -139,8 +215,41 @@ void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& reque
   if (p) {
     trace(p, /*allocated=*/true);
     report(runtime, p, /*allocated=*/true);
+    if (history_.follows()) [[unlikely]] {
+      history_.took(block_at(p));
+    }
     if (allocator.figures().are_behind()) note(request.device);
   }
+  return p;
+}
+
+template <typename Native>
+void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& request,
+                               Native native) {
+  const auto device = static_cast<std::size_t>(request.device);
+  if (shares_changed_[device].exchange(false)) share_out(request.device);
+  Shortage shortage;
+  void* p = nullptr;
+  try {
+    p = native(Record::kLeft);
+  } catch (const c10::OutOfMemoryError& e) {
+    // Last resort: idle pool space, including memory just freed.
+    const StreamId stream = runtime.streams().id_of(request.stream);
+    void* rescued = stream == kNone || !caches_.load()
+                        ? nullptr
+                        : runtime.allocator().rescue(request.size, stream);
+    if (!rescued) {
+      shortage.tell(observers());
+      throw_out_of_memory(runtime, request, e.what_without_backtrace());
+    }
+    rescued_[device].fetch_add(1);
+    history_.forgive(request.device, shortage.begun());
+    trace(rescued, /*allocated=*/true);
+    report(runtime, rescued, /*allocated=*/true);
+    if (history_.follows()) history_.took(block_at(rescued));
+    return rescued;
+  }
+  note(request.device);
   return p;
 }
 
@@ -149,32 +258,21 @@ void* CudaAllocator::provide(const Request& request, Native native) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
   if (!runtime) return native(Record::kLeft);
   runtime::PlannedAllocator& allocator = runtime->allocator();
-  if (goes_to_private_pool(request)) {
+  const Detour detour = detour_of(request);
+  if (detour == Detour::kPrivatePool) {
     void* p = native(Record::kLeft);
     if (allocator.enabled()) note(request.device);
     return p;
   }
   if (allocator.enabled()) {
-    if (void* p = serve(*runtime, request)) return p;
-    void* p = nullptr;
-    try {
-      p = native(Record::kLeft);
-    } catch (const c10::OutOfMemoryError& e) {
-      // Last resort: idle pool space, including memory just freed.
-      const StreamId stream = runtime->streams().id_of(request.stream);
-      if (void* rescued = stream == kNone ? nullptr : allocator.rescue(request.size, stream)) {
-        trace(rescued, /*allocated=*/true);
-        report(*runtime, rescued, /*allocated=*/true);
-        return rescued;
-      }
-      throw_out_of_memory(*runtime, request, e.what_without_backtrace());
+    if (detour == Detour::kNone) {
+      if (void* p = serve(*runtime, request)) return p;
     }
-    note(request.device);
-    return p;
+    return fall_back(*runtime, request, native);
   }
   runtime::Recorder& recorder = runtime->recorder();
   if (!recorder.active()) return native(Record::kLeft);
-  void* p = exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request.size)
+  void* p = exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request)
                                                    : native(Record::kNoticed);
   recorder.on_allocate(p, request.size, runtime->streams().id_of(request.stream), in_backward(),
                        running_node());
@@ -215,20 +313,25 @@ void CudaAllocator::raw_delete(void* p) {
   if (p) free_block(p, [](void* native) { instance().to().raw_delete(native); });
 }
 
-void* CudaAllocator::allocate_directly(runtime::DeviceRuntime& runtime, Bytes size) {
+void* CudaAllocator::allocate_directly(runtime::DeviceRuntime& runtime, const Request& request) {
+  const Bytes size = request.size;
   void* p = runtime.memory().allocate(size);
   if (!p) {
     to().emptyCache();
     p = runtime.memory().allocate(size);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, p, "stalloc tried to allocate ", format_bytes(size), " on ",
-                   std::string(runtime.memory().name()), " while profiling, and ",
-                   format_bytes(runtime.memory().available()),
+  TORCH_CHECK_WITH(OutOfMemoryError, p, "CUDA out of memory. stalloc tried to allocate ",
+                   format_bytes(size), " on ", std::string(runtime.memory().name()),
+                   " while profiling, and ", format_bytes(runtime.memory().available()),
                    " are free. Nothing was cached, so this configuration needs more memory than "
                    "the device has: use a smaller microbatch or more recomputation.");
-  const std::lock_guard lock(mutex_);
-  direct_[p] = {size, &runtime};
-  directs_.fetch_add(1, std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(mutex_);
+    direct_[p] = {size, request.device, request.stream, &runtime};
+    directs_.fetch_add(1, std::memory_order_relaxed);
+    add_direct(direct_totals_[request.device], size);
+  }
+  if (history_.follows()) history_.took({request.device, p, size, size, request.stream});
   return p;
 }
 
@@ -243,6 +346,9 @@ bool CudaAllocator::free_directly(void* p) {
     direct_.erase(it);
     directs_.fetch_sub(1, std::memory_order_relaxed);
   }
+  if (history_.follows()) {
+    history_.frees({block.device, p, block.size, block.size, block.stream}, /*waits=*/false);
+  }
   block.runtime->memory().release(p, block.size);
   return true;
 }
@@ -251,16 +357,6 @@ void CudaAllocator::throw_out_of_memory(runtime::DeviceRuntime& runtime, const R
                                         const std::string& why) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, why, "\n",
                    runtime.allocator().figures().out_of_memory_message(request.size));
-}
-
-void* CudaAllocator::getBaseAllocation(void* p, size_t* size) {
-  if (runtime::DeviceRuntime* runtime = owner_of(p)) {
-    if (const auto pool = runtime->allocator().inspect().pool_of(p); pool.begin) {
-      if (size) *size = static_cast<size_t>(pool.size);
-      return pool.begin;
-    }
-  }
-  return to().getBaseAllocation(p, size);
 }
 
 void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStream stream) {
@@ -284,17 +380,42 @@ void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStrea
   alias.release_context();
 }
 
-void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                        std::function<bool(cudaStream_t)> filter) {
+#if TORCH_VERSION_MINOR >= 13
+void CudaAllocator::markCaptureBegin(c10::DeviceIndex device) {
+  to().markCaptureBegin(device);
+  begin_capture(device);
+}
+
+void CudaAllocator::markCaptureEnd(c10::DeviceIndex device) {
+  to().markCaptureEnd(device);
+  end_capture(device);
+}
+#endif
+
+void CudaAllocator::begin_capture(c10::DeviceIndex device) {
   if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().begin_capture();
   }
+}
+
+void CudaAllocator::end_capture(c10::DeviceIndex device) {
+  if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
+    runtime->allocator().end_capture();
+  }
+}
+
+// torch may refuse: nothing has changed then.
+void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
+                                        std::function<bool(cudaStream_t)> filter) {
+  to().beginAllocateToPool(device, pool, filter);
   {
     const std::lock_guard lock(mutex_);
-    open_pools_.push_back({device, pool, filter});
+    open_pools_.push_back({device, pool, std::move(filter)});
   }
-  private_pools_.fetch_add(1, std::memory_order_release);
-  to().beginAllocateToPool(device, pool, std::move(filter));
+  detours_.fetch_add(1, std::memory_order_release);
+#if TORCH_VERSION_MINOR < 13
+  begin_capture(device);
+#endif
 }
 
 void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) {
@@ -307,10 +428,10 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
     if (it == open_pools_.end()) return;  // begun before this was installed
     open_pools_.erase(it);
   }
-  private_pools_.fetch_sub(1, std::memory_order_release);
-  if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
-    runtime->allocator().end_capture();
-  }
+  detours_.fetch_sub(1, std::memory_order_release);
+#if TORCH_VERSION_MINOR < 13
+  end_capture(device);
+#endif
 }
 
 }  // namespace stalloc::torch_adapters

@@ -14,35 +14,51 @@
 //
 // Note [Captures]
 // While a stream's requests belong to a private pool (a graph is captured, or a MemPool is in use),
-// torch serves them: a graph uses its addresses at each replay, and no plan knows of replays.
+// torch serves them: a graph uses its addresses at each replay, and no plan knows of replays. Only
+// a capture keeps events from being recorded; torch tells its begin and end since version 2.13.
+//
+// Note [Shortages]
+// torch reports that memory has run out before this can serve the request from the pool's idle
+// space. So the observers that are attached here learn of it only if the pool cannot help.
 //
 // Never destroyed: storages keep a pointer to their allocator. Thread-safe. Holds no lock while it
 // calls torch's allocator, whose own lock is held when it calls back to free memory.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "device/cuda_memory.h"
 #include "runtime/device_runtime.h"
 #include "torch/cuda/delegate.h"
+#include "torch/cuda/history.h"
+#include "torch/cuda/shortage.h"
 
 namespace stalloc::torch_adapters {
 
 class CudaAllocator final : public Delegate {
  public:
-  explicit CudaAllocator(allocator_api::CUDAAllocator& native)
-      : Delegate(native), native_deleter_(native.raw_deleter()) {
-    instance_ = this;
-  }
+  explicit CudaAllocator(allocator_api::CUDAAllocator& native);
   // The only one. It must have been made.
   static CudaAllocator& instance() { return *instance_; }
 
   // With `exact`, recorded requests bypass torch's cache: each gets its own piece of the device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
+  // Follows what happened to torch's allocator while this was not in front of it: its history, and
+  // a private pool that the calling thread has opened on `device`. With `hidden`, snapshots leave
+  // out the memory held here: for trackers that were attached to torch's allocator before this was
+  // first in front of it, and do not learn when the memory goes.
+  void catch_up(c10::DeviceIndex device, bool hidden);
+  // Lets the device's memory report its pieces.
+  void watch(device::CudaMemory& memory);
   // Asks if torch.profiler follows memory on this thread. Called when a phase begins.
   static void look_for_profiler();
   // Reports to a device's runtime the memory that torch's allocator holds.
@@ -58,6 +74,7 @@ class CudaAllocator final : public Delegate {
   using Delegate::recordStream;
   void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override;
   allocator_api::ShareableHandle shareIpcHandle(void* p) override;
+  void enable(bool value) override;
 
   // The memory fraction that is set includes the pools. share_out() subtracts their current share
   // from the fraction of torch's allocator.
@@ -73,9 +90,26 @@ class CudaAllocator final : public Delegate {
   allocator_api::SnapshotInfo snapshot(c10::MempoolId_t pool = {0, 0},
                                        bool include_traces = true) override;
 
+  void recordHistory(bool enabled, allocator_api::CreateContextFn recorder, size_t entries,
+                     allocator_api::RecordContext when, bool clear,
+                     const std::vector<std::string>& skip) override;
+  void pushCompileContext(std::string& name) override;
+  void popCompileContext() override;
+  void attachAllocatorTraceTracker(allocator_api::AllocatorTraceTracker tracker) override;
+  void attachOutOfMemoryObserver(allocator_api::OutOfMemoryObserver observer) override;
+
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+#if TORCH_VERSION_MINOR >= 13
+  void markCaptureBegin(c10::DeviceIndex device) override;
+  void markCaptureEnd(c10::DeviceIndex device) override;
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* p) override;
+  c10::DataPtr allocateWithAddress(size_t size, void* address) override;
+#endif
+#if TORCH_VERSION_MINOR >= 14
+  void annotateMemory(const void* p, const std::string& metadata) override;
+#endif
 
  private:
   struct Request {
@@ -85,8 +119,15 @@ class CudaAllocator final : public Delegate {
   };
   struct Direct {  // a block straight from the device
     Bytes size = 0;
+    c10::DeviceIndex device = 0;
+    cudaStream_t stream = nullptr;
     runtime::DeviceRuntime* runtime = nullptr;
   };
+  struct Totals {  // what a device had when its accumulated statistics were reset
+    runtime::JointGauges::Values allocated{};
+    runtime::JointGauges::Values live{};
+  };
+  enum class Detour : std::uint8_t { kNone, kPrivatePool, kUncached };
   enum class Record : std::uint8_t { kLeft, kNoticed };
   struct PrivatePool {
     c10::DeviceIndex device = 0;
@@ -98,7 +139,10 @@ class CudaAllocator final : public Delegate {
   void free_block(void* p, c10::DeleterFnPtr native_free);
   // Replaces the deleter of a block of torch's allocator by ours.
   void adopt(c10::DataPtr& block);
-  bool goes_to_private_pool(const Request& request);
+  // Says why torch must serve the request, if it must.
+  Detour detour_of(const Request& request);
+  void begin_capture(c10::DeviceIndex device);
+  void end_capture(c10::DeviceIndex device);
   // Returns a block from a plan's pool, or null.
   void* serve(runtime::DeviceRuntime& runtime, const Request& request);
   // Serves `request` in any way. `native` asks torch's allocator; its argument says if the block is
@@ -106,8 +150,22 @@ class CudaAllocator final : public Delegate {
   template <typename Native>
   void* provide(const Request& request, Native native);
   runtime::JointGauges::Values held_directly(c10::DeviceIndex device) const;
-  void* allocate_directly(runtime::DeviceRuntime& runtime, Bytes size);
+  // Serves `request` with torch's allocator, else from the pool's idle space.
+  template <typename Native>
+  void* fall_back(runtime::DeviceRuntime& runtime, const Request& request, Native native);
+  void* allocate_directly(runtime::DeviceRuntime& runtime, const Request& request);
   bool free_directly(void* p);
+  // Returns the piece of memory held here that contains `p`; its beginning is null if none does.
+  runtime::Inspection::Piece piece_of(void* p, c10::DeviceIndex* device) const;
+  // Returns the live block that begins at `p`; its beginning is null if none does.
+  History::Block block_at(const void* p, bool* waits = nullptr) const;
+  void add_pools(allocator_api::SnapshotInfo& info) const;
+  void add_directs(allocator_api::SnapshotInfo& info) const;
+  // Sets the bytes that the device's pools may hold, if there is a memory fraction.
+  void limit_pools(runtime::DeviceRuntime& runtime, c10::DeviceIndex device, Bytes theirs);
+  static void watch_piece(device::CudaMemory::Step step, int device, void* begin,
+                          Bytes size) noexcept;
+  std::vector<Shortage::Observer> observers() const;
   [[noreturn]] void throw_out_of_memory(runtime::DeviceRuntime& runtime, const Request& request,
                                         const std::string& why);
 
@@ -115,13 +173,22 @@ class CudaAllocator final : public Delegate {
   const c10::DeleterFnPtr native_deleter_;
   std::atomic<bool> exact_{false};
   std::atomic<std::int64_t> adopted_{0};  // live blocks of torch's allocator with our deleter
-  std::atomic<int> private_pools_{0};
+  std::atomic<int> detours_{0};           // open private pools, and one while torch's cache is off
+  std::atomic<bool> caches_{true};
+  std::atomic<bool> hidden_{false};
+  std::atomic<bool> has_fractions_{false};
+  // By device: our share of the fraction has changed, and torch's must follow.
+  std::array<std::atomic<bool>, runtime::DeviceRuntime::kGpus> shares_changed_{};
+  std::array<std::atomic<std::int64_t>, runtime::DeviceRuntime::kGpus> rescued_{};
+  History history_;
   mutable std::mutex mutex_;  // guards the members below
   std::vector<PrivatePool> open_pools_;
-  std::unordered_map<void*, Direct> direct_;
+  std::map<void*, Direct> direct_;
   std::atomic<std::size_t> directs_{0};
-  std::unordered_map<int, runtime::JointGauges::Values> reset_totals_;  // by device
-  std::unordered_map<int, double> fractions_;                           // asked for, by device
+  std::unordered_map<int, runtime::JointGauges::Values> direct_totals_;  // by device
+  std::unordered_map<int, Totals> reset_totals_;                         // by device
+  std::unordered_map<int, double> fractions_;                            // asked for, by device
+  std::vector<Shortage::Observer> observers_;
 };
 
 }  // namespace stalloc::torch_adapters

@@ -13,7 +13,7 @@ PYBIND11_MODULE(_torch_cuda, m) {
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
   stalloc::runtime::DeviceRuntime::set_autograd_thread(&adapters::autograd_thread);
   stalloc::runtime::DeviceRuntime::set_phase_listener(&adapters::CudaAllocator::look_for_profiler);
-  m.def("install", &adapters::install_cuda, py::arg("device"));
+  m.def("install", &adapters::install_cuda, py::arg("device"), py::arg("hidden") = false);
   m.def("uninstall", &adapters::uninstall_cuda);
   m.def(
       "record_exactly",

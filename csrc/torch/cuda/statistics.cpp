@@ -1,14 +1,11 @@
-// Adds the pools to torch's own statistics: torch.cuda.memory_allocated, memory_stats,
-// memory_snapshot and all that torch derives from them.
+// Adds the pools to torch's own statistics: torch.cuda.memory_allocated, memory_stats and all that
+// torch derives from them.
 //
 // A pool counts as one segment for large blocks. Peaks of the total are exact (JointGauges). Peaks
 // of large blocks alone, which torch's summary lists, are the larger of the current sum and torch's
 // own peak.
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 
-#include "base/error.h"
 #include "device/cuda_memory.h"
 #include "torch/cuda/allocator.h"
 #include "torch/cuda/runtimes.h"
@@ -62,23 +59,15 @@ void CudaAllocator::note(c10::DeviceIndex device) {
   if (!runtime || !to().initialized()) return;
   DeviceStats stats = to().getDeviceStats(device);
   runtime->allocator().figures().note_fallback(sum(held_by(stats), held_directly(device)));
+  limit_pools(*runtime, device, aggregate(stats.reserved_bytes).current);
 }
 
 runtime::JointGauges::Values CudaAllocator::held_directly(c10::DeviceIndex device) const {
   runtime::JointGauges::Values values{};
   if (directs_.load(std::memory_order_relaxed) == 0) return values;
-  const runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   const std::lock_guard lock(mutex_);
   for (const auto& [p, block] : direct_) {
-    if (block.runtime != runtime) continue;
-    for (const auto q : {runtime::JointGauges::kBlocks, runtime::JointGauges::kActiveBlocks,
-                         runtime::JointGauges::kSegments}) {
-      values[q] += 1;
-    }
-    for (const auto q : {runtime::JointGauges::kRequested, runtime::JointGauges::kRounded,
-                         runtime::JointGauges::kActiveBytes, runtime::JointGauges::kReserved}) {
-      values[q] += block.size;
-    }
+    if (block.device == device) add_direct(values, block.size);
   }
   return values;
 }
@@ -91,18 +80,19 @@ DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
   runtime->allocator().figures().note_fallback(sum(held_by(stats), direct));
   const runtime::JointGauges gauges = runtime->allocator().figures().joint_gauges();
   const runtime::JointGauges::Values peaks = gauges.all_time_peaks();
-  runtime::JointGauges::Values before{};
+  Totals before, now;
   {
     const std::lock_guard lock(mutex_);
     if (const auto it = reset_totals_.find(device); it != reset_totals_.end()) before = it->second;
+    now = {sum(gauges.totals(), direct_totals_[device]), sum(gauges.ours(), direct)};
   }
+  stats.num_ooms -= rescued_[static_cast<std::size_t>(device)].load();
   for (const auto& [member, quantity] : kShared) {
-    const std::int64_t ours = gauges.ours()[quantity];
-    const std::int64_t allocated = gauges.totals()[quantity] - before[quantity];
+    const std::int64_t allocated = now.allocated[quantity] - before.allocated[quantity];
     for (Stat* stat : {&aggregate(stats.*member), &large(stats.*member)}) {
-      stat->current += ours + direct[quantity];
+      stat->current += now.live[quantity];
       stat->allocated += allocated;
-      stat->freed += allocated - ours;
+      stat->freed += allocated - (now.live[quantity] - before.live[quantity]);
       stat->peak = std::max(stat->peak, stat->current);
     }
     Stat& all = aggregate(stats.*member);
@@ -147,12 +137,22 @@ void CudaAllocator::share_out(c10::DeviceIndex device) {
     const std::lock_guard lock(mutex_);
     fractions_.emplace(device, fraction);
   }
+  has_fractions_.store(true);
   const auto total = static_cast<double>(memory.total());
   DeviceStats stats = to().getDeviceStats(device);
-  const auto theirs = static_cast<double>(aggregate(stats.reserved_bytes).current);
-  memory.set_limit(std::max(static_cast<Bytes>(fraction * total - theirs), Bytes{1}));
+  limit_pools(*runtime, device, aggregate(stats.reserved_bytes).current);
   const auto ours = static_cast<double>(memory.held().all.bytes.current);
   to().setMemoryFraction(std::max(fraction - ours / total, 0.0), device);
+}
+
+void CudaAllocator::limit_pools(runtime::DeviceRuntime& runtime, c10::DeviceIndex device,
+                                Bytes theirs) {
+  if (!has_fractions_.load(std::memory_order_relaxed)) return;
+  const double fraction = getMemoryFraction(device);
+  if (fraction >= 1) return;
+  auto& memory = dynamic_cast<device::CudaMemory&>(runtime.memory());
+  const auto ours = static_cast<Bytes>(fraction * static_cast<double>(memory.total())) - theirs;
+  memory.set_limit(std::max(ours, Bytes{1}));
 }
 
 void CudaAllocator::take_back_shares() {
@@ -163,16 +163,19 @@ void CudaAllocator::take_back_shares() {
     if (runtime) dynamic_cast<device::CudaMemory&>(runtime->memory()).set_limit(0);
   }
   fractions_.clear();
+  has_fractions_.store(false);
 }
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   to().resetAccumulatedStats(device);
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device);
   if (!runtime) return;
-  const runtime::JointGauges::Values totals =
-      runtime->allocator().figures().joint_gauges().totals();
+  rescued_[static_cast<std::size_t>(device)].store(0);
+  const runtime::JointGauges gauges = runtime->allocator().figures().joint_gauges();
+  const runtime::JointGauges::Values direct = held_directly(device);
   const std::lock_guard lock(mutex_);
-  reset_totals_[device] = totals;
+  reset_totals_[device] = {sum(gauges.totals(), direct_totals_[device]),
+                           sum(gauges.ours(), direct)};
 }
 
 void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
@@ -181,73 +184,6 @@ void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
   if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().figures().reset_peaks();
   }
-}
-
-allocator_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool include_traces) {
-  allocator_api::SnapshotInfo info = to().snapshot(pool, include_traces);
-  if (pool != c10::MempoolId_t{0, 0}) return info;
-  for (int i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
-    runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(i);
-    if (!runtime) continue;
-    for (const auto& live : runtime->allocator().inspect().pools()) {
-      allocator_api::SegmentInfo segment;
-      const auto begin = reinterpret_cast<std::size_t>(live.piece.begin);
-      segment.device = static_cast<c10::DeviceIndex>(i);
-      segment.address = begin;
-      segment.total_size = static_cast<std::size_t>(live.piece.size);
-      segment.is_large = true;
-      std::size_t at = begin;
-      const auto add_idle = [&](std::size_t end) {
-        if (at == end) return;
-        allocator_api::BlockInfo idle;
-        idle.size = end - at;
-        segment.blocks.push_back(std::move(idle));
-      };
-      for (const auto& block : live.blocks) {
-        add_idle(reinterpret_cast<std::size_t>(block.begin));
-        allocator_api::BlockInfo used;
-        used.size = static_cast<std::size_t>(block.rounded);
-        used.requested_size = static_cast<std::size_t>(block.size);
-        used.allocated = !block.waiting;
-        used.active = true;
-        segment.requested_size += used.requested_size;
-        segment.active_size += used.size;
-        if (used.allocated) segment.allocated_size += used.size;
-        at = reinterpret_cast<std::size_t>(block.begin) + used.size;
-        segment.blocks.push_back(std::move(used));
-      }
-      add_idle(begin + segment.total_size);
-      info.segments.push_back(std::move(segment));
-    }
-  }
-  return info;
-}
-
-// torch's handle is a few bytes of type, which depend on the version of torch, followed by CUDA's
-// handle of the whole segment. The type is copied from a handle that torch makes.
-allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
-  runtime::Inspection::Piece piece;
-  for (runtime::DeviceRuntime* runtime : gpu_runtimes()) {
-    if (runtime->allocator().may_own(p)) piece = runtime->allocator().inspect().pool_of(p);
-    if (piece.begin) break;
-  }
-  if (!piece.begin) return to().shareIpcHandle(p);
-  void* probe = to().raw_alloc(1);
-  allocator_api::ShareableHandle handle = to().shareIpcHandle(probe);
-  to().raw_delete(probe);
-  cudaIpcMemHandle_t whole;
-  const bool is_shareable = handle.handle.size() >= sizeof(whole) &&
-                            cudaIpcGetMemHandle(&whole, piece.begin) == cudaSuccess;
-  if (!is_shareable) static_cast<void>(cudaGetLastError());  // else the next kernel reports it
-  TORCH_CHECK(
-      is_shareable,
-      "a tensor in stalloc's pool cannot be shared with another process here: neither the "
-      "pool nor torch's allocator may use virtual memory (expandable_segments) for that. "
-      "Clone the tensor under stalloc.hooks.unplanned(), or disable stalloc, and share that");
-  handle.offset = static_cast<char*>(p) - static_cast<char*>(piece.begin);
-  handle.handle.replace(handle.handle.size() - sizeof(whole), sizeof(whole),
-                        reinterpret_cast<const char*>(&whole), sizeof(whole));
-  return handle;
 }
 
 }  // namespace stalloc::torch_adapters
