@@ -59,7 +59,8 @@ py::dict to_dict(const runtime::Statistics& s) {
 void bind_runtime(py::module_& m) {
   py::class_<runtime::DeviceRuntime, std::unique_ptr<runtime::DeviceRuntime, py::nodelete>>(
       m, "Runtime")
-      // The hooks' sink. Short calls under an uncontended mutex: the GIL stays.
+      // The hooks' sink. Short calls under an uncontended mutex: the GIL stays. The end of an
+      // iteration may wait for devices.
       .def(
           "enter_phase",
           [](runtime::DeviceRuntime& r, int kind, std::int32_t microbatch, std::int32_t chunk) {
@@ -83,7 +84,7 @@ void bind_runtime(py::module_& m) {
       .def("enter_unplanned", &runtime::DeviceRuntime::enter_unplanned)
       .def("begin_evaluation", &runtime::DeviceRuntime::begin_evaluation)
       .def("leave_unplanned", &runtime::DeviceRuntime::leave_unplanned)
-      .def("end_iteration", &runtime::DeviceRuntime::end_iteration)
+      .def("end_iteration", &runtime::DeviceRuntime::end_iteration, ReleaseGil())
       .def(
           "define_layer",
           [](runtime::DeviceRuntime& r, const std::string& name, bool dynamic) {

@@ -15,7 +15,9 @@ bool DelayedFrees::is_waiting(const void* p) const {
 }
 
 void DelayedFrees::wait(void* p) {
-  blocks_.at(p).waiting = true;
+  Block& block = blocks_.at(p);
+  block.waiting = true;
+  block.number = ++frees_;
   ++waiting_;
   if (captures_ > 0) {
     deferred_.push_back(p);
@@ -93,6 +95,24 @@ bool DelayedFrees::finish() {
   }
   lost_ = 0;
   return true;
+}
+
+std::vector<DelayedFrees::Lost> DelayedFrees::lost() const {
+  std::vector<Lost> result;
+  for (const auto& [p, block] : blocks_) {
+    if (block.waiting && block.lost) result.push_back({p, block.number});
+  }
+  return result;
+}
+
+void DelayedFrees::found(const std::vector<Lost>& blocks) {
+  for (const Lost& known : blocks) {
+    const auto it = blocks_.find(known.block);
+    if (it == blocks_.end() || !it->second.lost || it->second.number != known.number) continue;
+    it->second.lost = false;
+    --lost_;
+    if (it->second.events == 0) done_.push_back(known.block);
+  }
 }
 
 void DelayedFrees::end_capture() {

@@ -54,6 +54,17 @@ class DelayedFrees {
   // returns false if the device cannot be waited for, or while a graph is captured.
   bool finish();
 
+  // The same for lost blocks, without the owner's lock during the wait: takes note of those that
+  // wait now, waits (this call alone needs no lock), and returns them with next_done() later.
+  // Blocks that are freed during the wait keep waiting.
+  struct Lost {
+    void* block = nullptr;
+    std::uint64_t number = 0;  // of the free
+  };
+  std::vector<Lost> lost() const;
+  bool wait_for_devices() const { return streams_.synchronize(/*everywhere=*/true); }
+  void found(const std::vector<Lost>& blocks);
+
   void begin_capture() { ++captures_; }
   bool capturing() const { return captures_ > 0; }
   void end_capture();
@@ -67,6 +78,7 @@ class DelayedFrees {
     int events = 0;  // outstanding
     bool waiting = false;
     bool lost = false;
+    std::uint64_t number = 0;  // of the free
   };
   struct Marker {
     device::EventHandle event = nullptr;
@@ -90,6 +102,7 @@ class DelayedFrees {
   int captures_ = 0;
   std::size_t waiting_ = 0;
   std::size_t lost_ = 0;
+  std::uint64_t frees_ = 0;
 };
 
 }  // namespace stalloc::runtime

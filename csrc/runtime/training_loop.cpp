@@ -45,7 +45,7 @@ void TrainingLoop::leave_unplanned() {
 }
 
 void TrainingLoop::end_iteration() {
-  const std::lock_guard lock(parts_.mutex);
+  std::unique_lock lock(parts_.mutex);
   if (!parts_.serving) return;
   if (parts_.serving->end_iteration()) {
     parts_.pools.retire_resident();
@@ -55,13 +55,26 @@ void TrainingLoop::end_iteration() {
     parts_.accounting.counts().pool = parts_.pools.active()->space.size();
     parts_.update_reserved();
   }
-  if (parts_.delayed && parts_.delayed->any_lost()) parts_.collect_all_delayed();
   const std::int64_t iterations = parts_.accounting.counts().iterations;
   parts_.dynamic_scopes.forget_nodes_before(iterations - 1);
   CachingPool& fallback = parts_.fallback;
   const Bytes released =
       iterations <= kSettling ? fallback.release_cached() : fallback.release_unused();
   if (released > 0) parts_.update_reserved();
+  if (parts_.delayed && parts_.delayed->any_lost() && !parts_.capturing()) find_lost(lock);
+}
+
+// Waits for all devices that may use a block. Other threads go on meanwhile: work that is waited
+// for may need what they are about to submit.
+void TrainingLoop::find_lost(std::unique_lock<std::mutex>& lock) {
+  DelayedFrees& delayed = *parts_.delayed;
+  const std::vector<DelayedFrees::Lost> blocks = delayed.lost();
+  lock.unlock();
+  const bool idle = delayed.wait_for_devices();
+  lock.lock();
+  if (!idle || parts_.abandoned) return;
+  delayed.found(blocks);
+  parts_.collect_delayed();
 }
 
 void TrainingLoop::enter_dynamic() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -24,6 +25,8 @@ class TrainingLoop {
   // A forward of the model begins in an unplanned stretch, see Evaluations.
   void begin_evaluation();
   void leave_unplanned();
+  // Waits for devices if a block waits for streams that cannot be asked; other threads can use the
+  // allocator meanwhile.
   void end_iteration();
 
   // The calling thread enters or leaves a dynamic module: its requests in between are dynamic.
@@ -36,6 +39,7 @@ class TrainingLoop {
 
  private:
   void fit_layout();
+  void find_lost(std::unique_lock<std::mutex>& lock);
 
   AllocatorParts& parts_;
 };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -58,6 +59,7 @@ class FakeStreams final : public device::DeviceStreams {
   bool synchronize(bool /*everywhere*/) noexcept override {
     ++synchronizations;
     if (!capturing.empty()) ++misuses;
+    if (while_synchronizing) while_synchronizing();
     if (fail_synchronize) return false;
     for (const auto& [s, item] : submitted_) completed_[s] = item;
     return true;
@@ -90,6 +92,7 @@ class FakeStreams final : public device::DeviceStreams {
   bool fail_waits = false;
   bool fail_queries = false;
   bool fail_synchronize = false;
+  std::function<void()> while_synchronizing;
   std::set<device::StreamHandle> capturing;
   int records = 0;
   int waits = 0;

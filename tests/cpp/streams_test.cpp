@@ -1,6 +1,7 @@
 // Requests of different streams: no address is used again before its last users are done.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <random>
 
@@ -199,6 +200,35 @@ TEST_F(StreamsTest, ABlockWhoseEventCannotBeRecordedIsNotHandedOutAgain) {
   streams_.fail_synchronize = false;
   next_iteration();
   EXPECT_EQ(allocate(kMiB), a) << "the device has been waited for";
+}
+
+TEST_F(StreamsTest, OtherThreadsGoOnWhileTheDeviceIsWaitedFor) {
+  enable(two_blocks());
+  void* a = allocate(kMiB);
+  void* b = allocate(kMiB);
+  for (void* p : {a, b}) allocator_.record_stream(p, kNone);
+  EXPECT_TRUE(allocator_.deallocate(a));
+  bool went_on = false;
+  std::thread other;
+  streams_.while_synchronizing = [&] {
+    std::atomic<bool> done = false;
+    other = std::thread([&, b] {
+      EXPECT_TRUE(allocator_.deallocate(b));
+      done = true;
+    });
+    for (int i = 0; i < 1'000'000 && !done; ++i) std::this_thread::yield();
+    went_on = done;
+    if (went_on) other.join();
+    streams_.while_synchronizing = nullptr;
+  };
+  allocator_.loop().end_iteration();
+  if (other.joinable()) other.join();
+  ASSERT_TRUE(went_on);
+  EXPECT_EQ(allocator_.figures().statistics().live_blocks, 1) << "the one freed meanwhile waits";
+  allocator_.inspect().check();
+  next_iteration();
+  EXPECT_EQ(allocator_.figures().statistics().live_blocks, 0);
+  EXPECT_EQ(streams_.synchronizations, 2);
 }
 
 TEST_F(StreamsTest, ABlockWhoseEventFailsIsNotHandedOutAgain) {
