@@ -56,7 +56,11 @@ runtime::NodeSequence CompatGpu::node() const {
 
 void* CompatGpu::allocate(Bytes size, device::StreamHandle stream) {
   runtime::PlannedAllocator& allocator = runtime_.allocator();
-  const StreamId id = runtime_.streams().id_of(stream);
+  const StreamId id = runtime_.streams().id_of(stream, [&] {
+    using enum runtime::StreamTable::Lifetime;
+    const bool is_foreign = torch_.is_foreign && torch_.is_foreign(memory_.device(), stream);
+    return is_foreign ? kMayVanish : kStays;
+  });
   void* p = nullptr;
   bool planned = true;
   if (graphs_.any_open()) {
@@ -158,7 +162,11 @@ bool CompatGpu::record_stream(void* p, device::StreamHandle stream) {
   if (!runtime_.allocator().inspect().pool_of(p).begin) return false;
   const int device = device::device_of_stream(stream);
   const bool is_own = device < 0 || memory_.device() == device;
-  return runtime_.allocator().record_stream(p, is_own ? runtime_.streams().id_of(stream) : kNone);
+  // Requests on the stream tell later if it is torch's own.
+  const auto unknown = torch_.is_foreign ? runtime::StreamTable::Lifetime::kUnknown
+                                         : runtime::StreamTable::Lifetime::kStays;
+  return runtime_.allocator().record_stream(
+      p, is_own ? runtime_.streams().id_of(stream, unknown) : kNone);
 }
 
 runtime::Inspection::Piece CompatGpu::piece_of(const void* p) const {

@@ -25,6 +25,8 @@ struct CompatTorch {
   // True if the calling thread runs a backward pass; the node it runs, if any.
   bool (*in_backward)() = nullptr;
   bool (*running_node)(std::uint64_t* sequence) = nullptr;
+  // True if `stream`, the thread's current one on `device`, is not torch's own.
+  bool (*is_foreign)(int device, device::StreamHandle stream) = nullptr;
 };
 
 class CompatGpu {

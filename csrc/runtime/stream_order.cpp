@@ -52,9 +52,13 @@ std::int64_t& StreamOrder::seen(StreamId stream) {
 bool StreamOrder::take(const Block& block, bool capturing) {
   if (!concerns(block)) return true;
   Freed needed;
+  bool can_wait = true;
   last_.visit(block.range, [&](const Freed& last) {
-    if (last.stream != block.stream && last.number > needed.number) needed = last;
+    if (last.stream == block.stream) return;
+    if (last.number > needed.number) needed = last;
+    if (table_.may_vanish(last.stream)) can_wait = false;
   });
+  if (!can_wait) return false;
   std::int64_t& seen = this->seen(block.stream);
   if (seen >= needed.number) return true;
   if (capturing) return false;
@@ -73,7 +77,7 @@ bool StreamOrder::take(const Block& block, bool capturing) {
 
 void StreamOrder::record_all(Events& events) {
   for (StreamId i = 0; i < table_.count(); ++i) {
-    events.push_back(streams_.record(table_.handle_of(i)));
+    events.push_back(table_.may_vanish(i) ? nullptr : streams_.record(table_.handle_of(i)));
   }
 }
 
@@ -86,7 +90,8 @@ void StreamOrder::recycle(Events& events) {
 
 bool StreamOrder::wait_for_all(StreamId stream, const Events& events) {
   for (std::size_t i = 0; i < events.size(); ++i) {
-    if (static_cast<StreamId>(i) == stream) continue;
+    const auto other = static_cast<StreamId>(i);
+    if (other == stream || table_.may_vanish(other)) continue;
     if (!events[i] || !streams_.wait(table_.handle_of(stream), events[i])) return false;
     ++waits_;
   }

@@ -15,6 +15,11 @@
 // run that follows it: these record events. Waits that the plan does not foresee record their event
 // late: they wait longer than necessary, never shorter.
 //
+// A stream that the program may destroy at any time gets no event: there is no way to ask if it is
+// still there. So no other stream gets an address that it had last, and blocks that it uses of
+// other streams must be reported (record_stream), or their own stream must wait for it before the
+// free.
+//
 // A stream that has waited for a free never waits for an earlier one. During a capture no event is
 // recorded or waited for.
 //

@@ -1,5 +1,6 @@
 // Torch's services for compat mode: its exception for memory that has run out, and the state of
 // autograd on a thread. Works with CUDA and HIP; uses neither.
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include "compat/pluggable.h"
@@ -18,6 +19,12 @@ void connect_compat() {
     const runtime::NodeSequence node = running_node();
     if (node) *sequence = *node;
     return node.has_value();
+  };
+  // The number of a stream that torch has not made is its handle.
+  torch.is_foreign = [](int device, device::StreamHandle stream) {
+    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    const c10::Device of(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
+    return guard.getStream(of).id() == reinterpret_cast<c10::StreamId>(stream);
   };
   stalloc_set_torch(&torch);
 }

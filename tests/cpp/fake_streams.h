@@ -25,6 +25,7 @@ class FakeStreams final : public device::DeviceStreams {
 
   device::EventHandle record(device::StreamHandle s) noexcept override {
     ++records;
+    ++records_on_[s];
     if (fail_records) return nullptr;
     if (capturing.contains(s)) ++misuses;
     auto event = std::make_unique<Event>(s, submitted_[s], after_[s]);
@@ -86,6 +87,7 @@ class FakeStreams final : public device::DeviceStreams {
     uses_.push_back({begin, end, s, submit(s)});
   }
 
+  int records_on(device::StreamHandle s) { return records_on_[s]; }
   std::size_t live_events() const { return events_.size(); }
 
   bool fail_records = false;
@@ -116,6 +118,7 @@ class FakeStreams final : public device::DeviceStreams {
     device::StreamHandle stream;
     std::int64_t item;
   };
+  std::map<device::StreamHandle, int> records_on_;
   Clock submitted_;
   Clock completed_;
   std::map<device::StreamHandle, Clock> after_;  // what a stream has waited for

@@ -198,6 +198,34 @@ TEST_F(StreamOrderTest, AStreamThatCannotBeMadeToWaitDoesNotGetTheAddress) {
   EXPECT_EQ(streams_.hazards, 0);
 }
 
+TEST_F(StreamOrderTest, AStreamThatMayVanishIsNamedInItsOwnRequestsOnly) {
+  using Lifetime = runtime::StreamTable::Lifetime;
+  const device::StreamHandle foreign = FakeStreams::stream(9);
+  const StreamId id = table_.id_of(foreign, Lifetime::kUnknown);
+  ASSERT_EQ(id, 2);
+  EXPECT_TRUE(table_.may_vanish(id));
+  EXPECT_EQ(table_.id_of(foreign, Lifetime::kMayVanish), id);
+  EXPECT_EQ(table_.id_of(foreign, Lifetime::kStays), id) << "known already";
+  EXPECT_TRUE(table_.may_vanish(id));
+  EXPECT_FALSE(table_.may_vanish(kSide));
+  enable(
+      ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide), decision(0, 4, 5, id)}, 6));
+  std::byte* a = allocate(kMain);
+  free(a);
+  EXPECT_EQ(streams_.records, 2) << "not on the foreign stream";
+  free(allocate(kSide));
+  std::byte* b = allocate(id);
+  EXPECT_EQ(b, a) << "it can wait for others";
+  free(b);
+  next_iteration();
+  b = allocate(kMain);
+  EXPECT_NE(b, a) << "nobody can wait for it";
+  EXPECT_EQ(statistics().conflicts, 1);
+  free(b);
+  EXPECT_EQ(streams_.records_on(foreign), 0);
+  EXPECT_EQ(streams_.hazards, 0);
+}
+
 TEST_F(StreamOrderTest, DuringACaptureNothingIsRecordedOrWaitedFor) {
   enable(ordered_plan({decision(0, 0, 1, kMain), decision(0, 2, 3, kSide)}, 4));
   std::byte* a = allocate(kMain);

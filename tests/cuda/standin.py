@@ -29,6 +29,10 @@ def new_stream() -> int:
     return handle.value
 
 
+def destroy_stream(handle: int) -> None:
+    assert _library.cudaStreamDestroy(ctypes.c_void_p(handle)) == 0
+
+
 def set_manual(manual: bool) -> None:
     """Lets the work of new streams wait for a command, or not."""
     _library.standin_set_manual(int(manual))

@@ -23,7 +23,7 @@ class Scratch:
 
     trainer: Trainer = dataclasses.field(default_factory=lambda: Trainer(rows=32))
     sides: list[torch.cuda.Stream] = dataclasses.field(
-        default_factory=lambda: [torch.cuda.ExternalStream(standin.new_stream()) for _ in range(2)]
+        default_factory=lambda: [torch.cuda.Stream() for _ in range(2)]
     )
     owner: int = 0
 
@@ -51,7 +51,6 @@ class Scratch:
         self.use(sides[1], 123456, main)
 
     def profile(self) -> stalloc.Profile:
-        standin.set_manual(True)
         with stalloc.profile(self.trainer.model) as prof:
             for _ in range(3):
                 self.step(0)
@@ -76,7 +75,9 @@ class Scratch:
 
 
 @pytest.mark.parametrize("streams", ["separate", "ordered"])
+@isolated
 def test_no_address_is_used_without_order(streams: Literal["separate", "ordered"]) -> None:
+    standin.set_manual(True)  # torch makes its streams when it needs the first
     scratch = Scratch()
     prof = scratch.profile()
     plan = prof.plan(streams=streams)
@@ -87,9 +88,11 @@ def test_no_address_is_used_without_order(streams: Literal["separate", "ordered"
     assert (stalloc.memory_stats()["stream_waits"] > 10) == (streams == "ordered")
 
 
+@isolated
 def test_a_stream_that_cannot_be_made_to_wait_gets_another_address() -> None:
     """The program orders nothing itself: whatever waits here, the plan has asked for."""
-    side = torch.cuda.ExternalStream(standin.new_stream())
+    standin.set_manual(True)
+    side = torch.cuda.Stream()
     places = []
 
     def step() -> None:
@@ -100,7 +103,6 @@ def test_a_stream_that_cannot_be_made_to_wait_gets_another_address() -> None:
             places.append(t.data_ptr())
             del t
 
-    standin.set_manual(True)
     with stalloc.profile(device="cuda") as prof:
         for _ in range(3):
             step()
@@ -121,7 +123,47 @@ def test_a_stream_that_cannot_be_made_to_wait_gets_another_address() -> None:
 
 @isolated
 def test_compat_mode_orders_streams_too() -> None:
+    standin.set_manual(True)
     stalloc.install_compat()
     scratch = Scratch()
     scratch.run(scratch.profile().plan(streams="ordered"))
     assert stalloc.memory_stats()["stream_waits"] > 10
+
+
+@pytest.mark.parametrize("mode", ["native", "compat"])
+@isolated
+def test_a_stream_that_is_gone_is_never_named(mode: str) -> None:
+    """One that torch has not made: nothing tells when the program destroys it."""
+    standin.set_manual(True)
+    if mode == "compat":
+        stalloc.install_compat()
+    own = torch.cuda.Stream()
+    foreign = torch.cuda.ExternalStream(standin.new_stream())
+
+    def step() -> None:
+        for owner, stream in enumerate([torch.cuda.current_stream(), own, foreign]):
+            if stream is foreign and gone:
+                continue
+            with torch.cuda.stream(stream):
+                t = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+            standin.use(stream.cuda_stream, t.data_ptr(), t.nbytes, owner)
+            del t
+        standin.drain_all()
+
+    gone = False
+    with stalloc.profile(device="cuda") as prof:
+        for _ in range(3):
+            step()
+            prof.step()
+    plan = prof.plan(streams="ordered")
+    assert plan.pool == 3 << 20
+    stalloc.enable(plan)
+    for iteration in range(6):
+        if iteration == 3:
+            standin.destroy_stream(foreign.cuda_stream)
+            gone = True
+        step()
+        stalloc.step()
+    assert stalloc.memory_stats()["stream_waits"] > 0
+    assert standin.misuses() == 0, standin.complaint()
+    assert standin.hazards() == 0, standin.complaint()

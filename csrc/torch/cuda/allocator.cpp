@@ -62,6 +62,13 @@ void trace(void* p, bool allocated) {
   }
 }
 
+// torch's own streams stay. The number of any other one is its handle.
+runtime::StreamTable::Lifetime lifetime_of(c10::cuda::CUDAStream stream) {
+  using enum runtime::StreamTable::Lifetime;
+  const bool is_own = stream.id() != reinterpret_cast<c10::StreamId>(stream.stream());
+  return is_own ? kStays : kMayVanish;
+}
+
 // Counts a new block that is a piece of its own.
 void add_direct(runtime::JointGauges::Values& values, Bytes size) {
   for (const auto q : {runtime::JointGauges::kBlocks, runtime::JointGauges::kActiveBlocks,
@@ -206,9 +213,17 @@ void CudaAllocator::enable(bool value) {
   if (caches_.exchange(caches) != caches) detours_.fetch_add(caches ? -1 : 1);
 }
 
+StreamId CudaAllocator::stream_of(runtime::DeviceRuntime& runtime, const Request& request) {
+  return runtime.streams().id_of(request.stream, [&] {
+    const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(request.device);
+    return current.stream() == request.stream ? lifetime_of(current)
+                                              : runtime::StreamTable::Lifetime::kUnknown;
+  });
+}
+
 void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& request) {
   runtime::PlannedAllocator& allocator = runtime.allocator();
-  const StreamId stream = runtime.streams().id_of(request.stream);
+  const StreamId stream = stream_of(runtime, request);
   if (stream == kNone) return nullptr;
   void* p = allocator.allocate(request.size, stream, in_backward(),
                                allocator.loop().follows_nodes() ? running_node() : std::nullopt);
@@ -234,7 +249,7 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
     p = native(Record::kLeft);
   } catch (const c10::OutOfMemoryError& e) {
     // Last resort: idle pool space, including memory just freed.
-    const StreamId stream = runtime.streams().id_of(request.stream);
+    const StreamId stream = stream_of(runtime, request);
     void* rescued = stream == kNone || !caches_.load()
                         ? nullptr
                         : runtime.allocator().rescue(request.size, stream);
@@ -274,7 +289,7 @@ void* CudaAllocator::provide(const Request& request, Native native) {
   if (!recorder.active()) return native(Record::kLeft);
   void* p = exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request)
                                                    : native(Record::kNoticed);
-  recorder.on_allocate(p, request.size, runtime->streams().id_of(request.stream), in_backward(),
+  recorder.on_allocate(p, request.size, stream_of(*runtime, request), in_backward(),
                        running_node());
   return p;
 }
@@ -368,7 +383,9 @@ void CudaAllocator::recordStream(const c10::DataPtr& block, c10::cuda::CUDAStrea
   if (runtime::DeviceRuntime* runtime = owner_of(p)) {
     // A stream of another device has no number here: all default streams have the same handle.
     const bool is_own = stream.device_index() == block.device().index();
-    const StreamId id = is_own ? runtime->streams().id_of(stream.stream()) : kNone;
+    const StreamId id =
+        is_own ? runtime->streams().id_of(stream.stream(), [&] { return lifetime_of(stream); })
+               : kNone;
     if (runtime->allocator().record_stream(p, id)) return;
   }
   if (directs_.load(std::memory_order_relaxed) > 0) {

@@ -143,6 +143,7 @@ class CudaAllocator final : public Delegate {
   Detour detour_of(const Request& request);
   void begin_capture(c10::DeviceIndex device);
   void end_capture(c10::DeviceIndex device);
+  static StreamId stream_of(runtime::DeviceRuntime& runtime, const Request& request);
   // Returns a block from a plan's pool, or null.
   void* serve(runtime::DeviceRuntime& runtime, const Request& request);
   // Serves `request` in any way. `native` asks torch's allocator; its argument says if the block is
