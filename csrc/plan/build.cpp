@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "plan/anchors.h"
 #include "plan/boxes.h"
 #include "plan/generations.h"
 #include "plan/hosts.h"
@@ -229,13 +230,13 @@ void lay_out_with_boxes(Plan& plan, const LayoutOptions& options, const solve::B
   const bool has_boxes =
       std::ranges::any_of(boxed.decisions, [](const Decision& d) { return d.box != kNone; });
   if (has_boxes) {
-    lay_out(boxed, options, budget);
+    lay_out_anchored(boxed, options, budget);
     if (boxed.pool <= solve::load_bound(problem_of(plan))) {
       plan = std::move(boxed);
       return;
     }
   }
-  lay_out(plan, options, budget);
+  lay_out_anchored(plan, options, budget);
   if (has_boxes && boxed.pool < plan.pool) plan = std::move(boxed);
 }
 

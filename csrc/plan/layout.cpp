@@ -38,6 +38,7 @@ solve::Problem above_slots(const Plan& plan, const LayoutOptions& options, Bytes
       problem.buffers[i].fixed = kUnplaced;
     }
   }
+  problem.buffers.insert(problem.buffers.end(), options.obstacles.begin(), options.obstacles.end());
   for (solve::Buffer& b : problem.buffers) {
     if (b.fixed == kUnplaced) continue;
     if (b.fixed < slots) throw PlanError("a fixed offset lies inside the slots");

@@ -204,6 +204,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"law_terms", table(terms, kLawTermColumns), /*optional=*/true},
       });
   try {
+    profile::tell_microbatches(plan.phases);
     add_terms(terms, plan.laws);
     split_seen(seen, plan);
     if (fixed_names.size() != fixed.size()) {

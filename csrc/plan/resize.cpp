@@ -7,6 +7,7 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "plan/anchors.h"
 #include "plan/slots.h"
 #include "plan/startup_slots.h"
 #include "solve/core/bound.h"
@@ -16,9 +17,6 @@ namespace {
 
 using profile::Extent;
 using profile::in_proportion;
-
-// The largest size of a request: rounding it up does not overflow.
-constexpr Bytes kLargest = trace::kLargestRequest;
 
 // `extents` with the envelope's for the unknown ones.
 std::vector<Extent> completed(const Plan& plan, std::span<const Extent> extents) {
@@ -33,42 +31,32 @@ std::vector<Extent> completed(const Plan& plan, std::span<const Extent> extents)
   return all;
 }
 
-Bytes law_size(const Plan& plan, const profile::SizeLaw& law, std::span<const Extent> extents) {
-  if (law.proof == profile::LawProof::kUnexplained) {
-    Bytes size = law.constant;
-    for (std::size_t i = 0; i < extents.size(); ++i) {
-      if (extents[i] > plan.extents[i]) size = in_proportion(size, extents[i], plan.extents[i]);
+// The sizes of the laws at the extents of each microbatch.
+class Sizes {
+ public:
+  Sizes(const Plan& plan, std::span<const Extent> extents, const std::vector<OwnExtents>& own)
+      : plan_(plan), others_(law_sizes(plan, extents)) {
+    for (const OwnExtents& o : own) own_.emplace_back(o.microbatch, law_sizes(plan, o.extents));
+  }
+
+  // Of a request of the phase.
+  Bytes of(profile::LawIndex law, PhaseIndex phase) const {
+    const profile::LawSource source = plan_[law].source;
+    const std::int32_t microbatch =
+        source == profile::LawSource::kOwn ? plan_[phase].own : plan_[phase].upcoming;
+    Bytes size = others_[law];
+    for (const auto& [m, sizes] : own_) {
+      if (source == profile::LawSource::kReturning) size = std::max(size, sizes[law]);
+      if (source != profile::LawSource::kReturning && m == microbatch) size = sizes[law];
     }
     return size;
   }
-  const Bytes exact = profile::evaluate(law, extents);
-  if (exact != kNone || law.divisor == 1) return exact;
-  profile::SizeLaw whole = law;
-  whole.divisor = 1;
-  whole.step = 1;
-  const Bytes numerator = profile::evaluate(whole, extents);
-  if (numerator == kNone) return kNone;
-  return align_up((numerator + law.divisor - 1) / law.divisor, law.step);
-}
 
-// Gives every row with a law its size at `extents`.
-void set_sizes(Plan& plan, std::span<const Extent> extents) {
-  const LawSizes before = law_sizes(plan, plan.extents);
-  const LawSizes after = law_sizes(plan, extents);
-  const auto set = [&](auto& rows) {
-    for (auto& r : rows) {
-      if (r.law != kNone) r.size = after[r.law];
-    }
-  };
-  set(plan.decisions);
-  set(plan.persistent);
-  for (DynamicGroup& g : plan.groups) {
-    if (g.law == kNone || g.size == 0) continue;
-    g.size = align_up(in_proportion(g.size, after[g.law], before[g.law]), plan.alignment);
-  }
-  fit_slots(plan);
-  plan.extents.assign(extents.begin(), extents.end());
-}
+ private:
+  const Plan& plan_;
+  LawSizes others_;
+  std::vector<std::pair<std::int32_t, LawSizes>> own_;
+};
 
 // The most bytes of decisions and regions that are live at once, not rounded up.
 Bytes load_of(const Plan& plan) {
@@ -104,45 +92,54 @@ void move_startup(Plan& plan, Bytes pool_before, const LawSizes& sizes) {
 
 }  // namespace
 
-LawSizes law_sizes(const Plan& plan, std::span<const Extent> extents) {
-  LawSizes sizes;
-  sizes.reserve(plan.laws.size());
-  for (const profile::SizeLaw& law : plan.laws) {
-    const Bytes size = law_size(plan, law, extents);
-    if (size < 0 || size > kLargest) {
-      throw PlanError("laws, row " + std::to_string(sizes.size()) +
-                      ": no size of a request at these extents");
-    }
-    sizes.push_back(std::max<Bytes>(size, 1));
+Plan sized(const Plan& plan, std::span<const Extent> extents, const std::vector<OwnExtents>& own) {
+  const LawSizes before = law_sizes(plan, plan.extents);
+  Plan result = plan;
+  result.extents = completed(plan, extents);
+  const Sizes after(plan, result.extents, own);
+  for (Decision& d : result.decisions) {
+    if (d.law != kNone) d.size = after.of(d.law, d.phase);
   }
-  return sizes;
+  for (PersistentRequest& r : result.persistent) {
+    if (r.law != kNone) r.size = after.of(r.law, r.phase);
+  }
+  for (DynamicGroup& g : result.groups) {
+    if (g.law == kNone || g.size == 0) continue;
+    const Bytes size = in_proportion(g.size, after.of(g.law, g.phase), before[g.law]);
+    g.size = align_up(size, plan.alignment);
+  }
+  fit_slots(result);
+  return result;
 }
 
-Bytes bound_at(const Plan& plan, std::span<const Extent> extents) {
-  const std::vector<Extent> all = completed(plan, extents);
-  Plan sized = plan;
-  set_sizes(sized, all);
-  const solve::Problem problem = problem_of(sized);
+Bytes bound_at(const Plan& plan, std::span<const Extent> extents,
+               const std::vector<OwnExtents>& own) {
+  const solve::Problem problem = problem_of(sized(plan, extents, own));
   problem.check();
   return solve::load_bound(problem);
 }
 
 Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptions& options) {
-  const std::vector<Extent> all = completed(plan, extents);
-  Plan resized = plan;
+  Plan resized = sized(plan, extents, options.own);
   resized.walls = options.walls;
-  set_sizes(resized, all);
+  LayoutOptions layout = options.layout;
+  if (!options.anchors.empty()) layout.fixed.resize(plan.decisions.size(), kUnplaced);
+  for (const DecisionIndex d : options.anchors) {
+    if (resized[d].size > plan[d].size && !is_small(plan, plan[d].size)) continue;
+    resized[d].size = plan[d].size;
+    if (layout.fixed[d] == kUnplaced) layout.fixed[d] = plan[d].offset;
+  }
   resized.load = std::max<Bytes>(plan.load + load_of(resized) - load_of(plan), 0);
   solve::Budget budget;
   budget.target = options.enough;
   budget.deadline =
       std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
                                              std::chrono::duration<double>(options.time_limit));
-  lay_out(resized, options.layout, budget);
+  lay_out(resized, layout, budget);
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
     if (plan.is_kept(plan.groups[i])) resized.groups[i].reusable.clear();
   }
-  move_startup(resized, plan.pool, law_sizes(plan, all));
+  move_startup(resized, plan.pool, law_sizes(plan, resized.extents));
   drop_startup_slots(resized);
   resized.check();
   return resized;

@@ -15,31 +15,41 @@
 // Cost: one solve (8,000 requests: 10 to 20 ms) and O(n log n). Thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
+#include "plan/law_sizes.h"
 #include "plan/layout.h"
 #include "plan/plan.h"
 
 namespace stalloc::plan {
 
+// A microbatch of the iteration (profile::ProfiledPhase::own), and the extents that it has instead
+// of those of the layout.
+struct OwnExtents {
+  std::int32_t microbatch = kNone;
+  std::vector<profile::Extent> extents;
+};
+
 struct ResizeOptions {
   double time_limit = 0.1;  // seconds, for the search after the first layout
   Bytes enough = 0;         // the search ends with a pool of at most so many bytes
   LayoutOptions layout = {};
+  // Decisions that keep their offset and the room that their size gives them; see anchors.h.
+  std::vector<DecisionIndex> anchors = {};
+  std::vector<OwnExtents> own = {};  // complete
   // The walls between several pieces of memory. See Plan::walls.
   std::vector<Offset> walls = {};
 };
 
-using LawSizes = IndexedVector<profile::LawIndex, Bytes>;
-
-// The planned size of every law at `extents`: the law's size; for an unexplained law the largest
-// profiled size, in proportion to the extents that exceed the envelope. Never 0; rounded up if a
-// law leaves a remainder. Throws PlanError if a size does not fit in Bytes.
-LawSizes law_sizes(const Plan& plan, std::span<const profile::Extent> extents);
+// The plan with its sizes at `extents`, and the layout of before.
+Plan sized(const Plan& plan, std::span<const profile::Extent> extents,
+           const std::vector<OwnExtents>& own = {});
 
 // The load bound of the plan at `extents`: no layout for them is lower. O(n log n).
-Bytes bound_at(const Plan& plan, std::span<const profile::Extent> extents);
+Bytes bound_at(const Plan& plan, std::span<const profile::Extent> extents,
+               const std::vector<OwnExtents>& own = {});
 
 // The plan for `extents`, one for each of the plan's names; an unknown extent (negative) is as in
 // the envelope. The result has passed check(). Requests of start-up in the pool lose their

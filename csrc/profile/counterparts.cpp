@@ -159,25 +159,7 @@ Phases::Phases(const trace::Trace& trace, const IterationSpan& iteration, std::i
         std::min(span.end, iteration.end) - iteration.begin);
   }
   if (list_.empty()) add({}, 0, iteration.end - iteration.begin);
-  tell_microbatches();
-}
-
-// A microbatch begins with its first forward.
-void Phases::tell_microbatches() {
-  std::set<std::int32_t> begun;
-  std::vector<bool> begins(list_.size());
-  std::int32_t latest = kNone;
-  for (std::size_t p = 0; p < list_.size(); ++p) {
-    const trace::PhaseKey& key = list_[p].key;
-    begins[p] = key.kind == trace::PhaseKind::kForward && begun.insert(key.microbatch).second;
-    if (begins[p]) latest = key.microbatch;
-    list_[p].own = key.microbatch != kNone ? key.microbatch : latest;
-  }
-  std::int32_t upcoming = kNone;
-  for (std::size_t p = list_.size(); p-- > 0;) {
-    list_[p].upcoming = upcoming;
-    if (begins[p]) upcoming = list_[p].key.microbatch;
-  }
+  tell_microbatches(list_);
 }
 
 PhaseIndex Phases::at(Tick tick) const {

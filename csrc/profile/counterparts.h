@@ -54,7 +54,6 @@ class Phases {
   };
 
   void add(const trace::PhaseKey& key, Tick begin, Tick end);
-  void tell_microbatches();
 
   std::vector<ProfiledPhase> list_;
   std::vector<Span> spans_;

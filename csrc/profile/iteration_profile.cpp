@@ -1,6 +1,7 @@
 #include "profile/iteration_profile.h"
 
 #include <array>
+#include <set>
 
 namespace stalloc::profile {
 namespace {
@@ -23,6 +24,24 @@ bool recurs(const IterationProfile& profile, const ProfiledRequest& r) {
 }
 
 }  // namespace
+
+// A microbatch begins with its first forward.
+void tell_microbatches(std::vector<ProfiledPhase>& phases) {
+  std::set<std::int32_t> begun;
+  std::vector<bool> begins(phases.size());
+  std::int32_t latest = kNone;
+  for (std::size_t p = 0; p < phases.size(); ++p) {
+    const trace::PhaseKey& key = phases[p].key;
+    begins[p] = key.kind == trace::PhaseKind::kForward && begun.insert(key.microbatch).second;
+    if (begins[p]) latest = key.microbatch;
+    phases[p].own = key.microbatch != kNone ? key.microbatch : latest;
+  }
+  std::int32_t upcoming = kNone;
+  for (std::size_t p = phases.size(); p-- > 0;) {
+    phases[p].upcoming = upcoming;
+    if (begins[p]) upcoming = phases[p].key.microbatch;
+  }
+}
 
 bool IterationProfile::is_plannable(const ProfiledRequest& r) const {
   return recurs(*this, r) && (r.lifetime != LifetimeClass::kPersistent || r.over > 0);

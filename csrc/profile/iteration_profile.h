@@ -58,6 +58,9 @@ struct ProfiledPhase {
   std::int32_t upcoming = kNone;
 };
 
+// Fills `own` and `upcoming` of the phases of an iteration, in order of their beginning.
+void tell_microbatches(std::vector<ProfiledPhase>& phases);
+
 // A dynamic request as one iteration saw it. Ticks of the trace.
 struct DynamicSighting {
   // As asked; at the envelope if the request has a law; in the profiled batch that needs most if

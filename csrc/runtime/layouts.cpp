@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 #include <utility>
 
 #include "base/align.h"
 #include "base/error.h"
+#include "plan/anchors.h"
 
 namespace stalloc::runtime {
 namespace {
@@ -28,20 +30,47 @@ void raise(std::vector<profile::Extent>& extents, std::span<const profile::Exten
   for (std::size_t i = 0; i < extents.size(); ++i) extents[i] = std::max(extents[i], to[i]);
 }
 
+// The rest of a decision's lifetime that lies in the iteration, from tick `since` on.
+std::pair<Tick, Tick> rest_of(const plan::Decision& d, Tick since, Tick period) {
+  if (since + period < d.upper) return {since, d.upper - period};
+  return {std::max(since, d.lower), std::min(d.upper, period)};
+}
+
 }  // namespace
 
+const Layouts::Extents& Layouts::Layout::extents_of(std::int32_t microbatch) const {
+  const auto mine = std::ranges::find(own, microbatch, &plan::OwnExtents::microbatch);
+  return mine == own.end() ? plan.extents : mine->extents;
+}
+
 Layouts::Layouts(const plan::Plan& plan) : largest_(plan.extents) {
-  layouts_.push_back(plan);
+  layouts_.push_back({plan});
   current_ = &layouts_.front();
   for (const Extents& row : plan.seen) raise(largest_, row);
+  anchors_ = plan::anchors_of(plan);
+  is_anchor_.resize(plan.decisions.size());
+  for (const plan::DecisionIndex d : anchors_) is_anchor_[d] = true;
+}
+
+void Layouts::use(const plan::Plan* layout) {
+  const auto at = std::ranges::find(layouts_, layout, [](const Layout& l) { return &l.plan; });
+  at->used = ++uses_;
+  current_ = &*at;
 }
 
 Layouts::Extents Layouts::complete(std::span<const profile::Extent> extents) const {
   Extents all(extents.begin(), extents.end());
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i] < 0) all[i] = current_->extents[i];
+    if (all[i] < 0) all[i] = current_->plan.extents[i];
   }
   return all;
+}
+
+// The extents and those of the current layout.
+Layouts::Extents Layouts::together(const Extents& extents) const {
+  Extents both = extents;
+  raise(both, current_->plan.extents);
+  return both;
 }
 
 // The extents, each raised as far as the memory allows, but not beyond the largest known.
@@ -49,7 +78,7 @@ Layouts::Extents Layouts::widened(const Extents& extents, Bytes memory) const {
   const Bytes limit = memory - memory / 1000 * kTolerance;
   const auto fits = [&](const Extents& wide) {
     try {
-      return plan::bound_at(layouts_.front(), wide) <= limit;
+      return bound_of({wide}) <= limit;
     } catch (const Error&) {
       return false;  // a law has no size at these extents
     }
@@ -71,10 +100,24 @@ Layouts::Extents Layouts::widened(const Extents& extents, Bytes memory) const {
   return result;
 }
 
-bool Layouts::suits(const plan::Plan& layout, std::span<const profile::Extent> extents,
-                    const Memory& memory, const StaticPool::LiveRows& live) const {
+// These extents for one microbatch, and the current layout's for the others. The microbatches
+// before it keep what they have: their blocks may still live.
+Layouts::Wanted Layouts::for_one(const Extents& extents, std::int32_t microbatch) const {
+  Wanted wanted{current_->plan.extents};
+  for (const plan::OwnExtents& own : current_->own) {
+    if (own.microbatch < microbatch) wanted.own.push_back(own);
+  }
+  wanted.own.push_back({microbatch, extents});
+  return wanted;
+}
+
+Bytes Layouts::bound_of(const Wanted& wanted) const {
+  return plan::bound_at(base(), wanted.extents, wanted.own);
+}
+
+bool Layouts::suits(const plan::Plan& layout, const Memory& memory,
+                    const StaticPool::LiveRows& live) const {
   if (layout.pool > memory.size || layout.walls != memory.walls) return false;
-  if (!plan::covers(layout.extents, extents)) return false;
   return std::ranges::all_of(live.decisions,
                              [&](const StaticPool::LiveDecision& l) {
                                return layout[l.decision].offset == l.offset;
@@ -84,24 +127,32 @@ bool Layouts::suits(const plan::Plan& layout, std::span<const profile::Extent> e
          });
 }
 
-const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const Memory& memory,
-                                const StaticPool::LiveRows& live) try {
+bool Layouts::are_anchored(const StaticPool::LiveRows& live) const {
+  return live.regions.empty() &&
+         std::ranges::all_of(live.decisions, [&](const StaticPool::LiveDecision& l) {
+           return is_anchor_[l.decision] && base()[l.decision].offset == l.offset;
+         });
+}
+
+const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, std::int32_t microbatch,
+                                const Memory& memory, const StaticPool::LiveRows& live) try {
   const Extents alone = complete(extents);
   const plan::Plan* found = nullptr;
-  for (const plan::Plan& layout : layouts_) {
-    const bool better = suits(layout, alone, memory, live) && (!found || layout.pool < found->pool);
-    if (better) found = &layout;
+  for (const Layout& layout : layouts_) {
+    if (!plan::covers(layout.extents_of(microbatch), alone)) continue;
+    if (!suits(layout.plan, memory, live)) continue;
+    if (!found || layout.plan.pool < found->pool) found = &layout.plan;
   }
   if (found) return found;
   raise(largest_, alone);
-  Extents both = alone;
-  raise(both, current_->extents);
-  std::vector<Extents> candidates = {both};
-  // A layout around live decisions serves no other microbatch, so it need not be wide.
-  if (live.decisions.empty()) candidates.push_back(widened(alone, memory.size));
-  if (candidates.back() != alone) candidates.push_back(alone);
-  for (const Extents& wanted : candidates) {
-    if (plan::bound_at(layouts_.front(), wanted) > memory.size) continue;
+  std::vector<Wanted> candidates = {{together(alone)}};
+  // A layout around live blocks that are no anchors serves no other microbatch, so it need not be
+  // wide.
+  if (are_anchored(live)) candidates.push_back({widened(alone, memory.size)});
+  if (candidates.back().extents != alone) candidates.push_back({alone});
+  if (microbatch != kNone) candidates.push_back(for_one(alone, microbatch));
+  for (const Wanted& wanted : candidates) {
+    if (bound_of(wanted) > memory.size) continue;
     const plan::Plan* layout = make(wanted, memory.walls, live, memory.size, kSearch);
     if (layout && layout->pool <= memory.size) return layout;
   }
@@ -113,75 +164,82 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, const 
 const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const Memory& memory,
                                 const StaticPool::LiveRows& live, More more) try {
   const Extents alone = complete(extents);
-  Extents both = alone;
-  raise(both, current_->extents);
-  const Bytes least = plan::bound_at(layouts_.front(), alone);
-  const Bytes for_both = plan::bound_at(layouts_.front(), both);
-  const Extents& wanted = for_both <= least + least / 1000 * kTolerance ? both : alone;
-  if (more == More::kNewPool) return make(wanted, {}, live, 0, kSearchForMore);
+  std::vector<Wanted> candidates = {{together(alone)}, {alone}};
+  const Bytes least = std::min(bound_of(candidates[0]), bound_of(candidates[1]));
+  const auto wanted = std::ranges::find_if(candidates, [&](const Wanted& w) {
+    return bound_of(w) <= least + least / 1000 * kTolerance;
+  });
+  if (more == More::kNewPool) return make(*wanted, {}, live, 0, kSearchForMore);
   std::vector<Offset> walls = memory.walls;
   if (more == More::kBehindWall) walls.push_back(memory.size);
-  return make(wanted, std::move(walls), live, 0, kSearchForMore);
+  return make(*wanted, std::move(walls), live, 0, kSearchForMore);
 } catch (const Error&) {
   return nullptr;  // a law has no size at these extents
 }
 
 const plan::Plan* Layouts::in_one_piece() {
-  for (const plan::Plan& layout : layouts_) {
-    if (layout.walls.empty() && layout.extents == current_->extents) return &layout;
+  const Extents& extents = current_->plan.extents;
+  for (const Layout& layout : layouts_) {
+    if (layout.plan.walls.empty() && layout.plan.extents == extents) return &layout.plan;
   }
-  return make(current_->extents, {}, {}, 0, kSearch);
+  return make({extents}, {}, {}, 0, kSearch);
+}
+
+// Lets live rows keep their addresses if their sizes stay the same, and keeps the others' free as
+// long as they are to live.
+void Layouts::keep_places(const plan::Plan& sized, const StaticPool::LiveRows& live,
+                          plan::ResizeOptions& options) const {
+  const auto aligned = [&](Bytes size) { return align_up(size, sized.alignment); };
+  options.anchors = anchors_;
+  if (!live.decisions.empty()) options.layout.fixed.assign(sized.decisions.size(), kUnplaced);
+  for (const StaticPool::LiveDecision& l : live.decisions) {
+    const plan::Decision& d = sized[l.decision];
+    if (is_anchor_[l.decision] && l.offset == base()[l.decision].offset) continue;
+    if (!is_anchor_[l.decision] && aligned(d.size) <= aligned(l.size)) {
+      options.layout.fixed[l.decision] = l.offset;
+    } else if (const auto [lower, upper] = rest_of(d, live.since, sized.period); lower < upper) {
+      options.layout.obstacles.push_back(
+          {.size = l.size, .lower = lower, .upper = upper, .stream = d.stream, .fixed = l.offset});
+    }
+  }
+  if (!live.regions.empty()) options.layout.fixed_regions.assign(sized.groups.size(), kUnplaced);
+  for (const StaticPool::LiveRegion& l : live.regions) {
+    if (aligned(sized[l.group].size) <= l.size) options.layout.fixed_regions[l.group] = l.offset;
+  }
 }
 
 // Null if no layout exists, for example because a size exceeds any device.
-const plan::Plan* Layouts::make(const Extents& extents, std::vector<Offset> walls,
+const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
                                 const StaticPool::LiveRows& live, Bytes enough, double seconds) {
-  const plan::Plan& base = layouts_.front();
   try {
-    const plan::LawSizes sizes = plan::law_sizes(base, extents);
     plan::ResizeOptions options;
     options.time_limit = seconds;
     options.enough = enough;
     options.walls = std::move(walls);
-    if (!live.decisions.empty()) options.layout.fixed.assign(base.decisions.size(), kUnplaced);
-    for (const StaticPool::LiveDecision& l : live.decisions) {
-      const plan::Decision& d = base[l.decision];
-      const Bytes planned = d.law == kNone ? d.size : sizes[d.law];
-      const bool keeps = align_up(planned, base.alignment) <= align_up(l.size, base.alignment);
-      if (keeps) options.layout.fixed[l.decision] = l.offset;
-    }
-    plan::LawSizes before;
-    if (!live.regions.empty()) {
-      before = plan::law_sizes(base, base.extents);
-      options.layout.fixed_regions.assign(base.groups.size(), kUnplaced);
-    }
-    for (const StaticPool::LiveRegion& l : live.regions) {
-      const plan::DynamicGroup& g = base[l.group];
-      const Bytes planned =
-          g.law == kNone ? g.size : profile::in_proportion(g.size, sizes[g.law], before[g.law]);
-      const bool keeps = align_up(planned, base.alignment) <= l.size;
-      if (keeps) options.layout.fixed_regions[l.group] = l.offset;
-    }
+    options.own = wanted.own;
+    keep_places(plan::sized(base(), wanted.extents, wanted.own), live, options);
     ++made_;
-    plan::Plan layout = plan::resize(base, extents, options);
+    plan::Plan layout = plan::resize(base(), wanted.extents, options);
     // Slots always hold live requests, which do not move.
     const auto same = [](const plan::SlotClass& a, const plan::SlotClass& b) {
       return a.size == b.size && a.offset == b.offset && a.count == b.count;
     };
-    if (!std::ranges::equal(layout.slots, base.slots, same)) return nullptr;
-    // Drops the oldest, except the plan's own and the current one.
-    for (auto at = std::next(layouts_.begin());
-         layouts_.size() > kMostLayouts && at != layouts_.end(); ++at) {
-      if (&*at == current_) continue;
-      plan::Plan& slot = *at;
-      slot = std::move(layout);
-      return &slot;
-    }
-    layouts_.push_back(std::move(layout));
-    return &layouts_.back();
+    if (!std::ranges::equal(layout.slots, base().slots, same)) return nullptr;
+    return keep({std::move(layout), wanted.own, ++uses_});
   } catch (const Error&) {
     return nullptr;
   }
+}
+
+// Drops the layout that was not used for longest, except the plan's own and the current one.
+const plan::Plan* Layouts::keep(Layout layout) {
+  if (layouts_.size() <= kMostLayouts) return &layouts_.emplace_back(std::move(layout)).plan;
+  Layout* oldest = nullptr;
+  for (Layout& l : layouts_ | std::views::drop(1)) {
+    if (&l != current_ && (!oldest || l.used < oldest->used)) oldest = &l;
+  }
+  *oldest = std::move(layout);
+  return &oldest->plan;
 }
 
 }  // namespace stalloc::runtime

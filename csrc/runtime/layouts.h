@@ -1,8 +1,9 @@
 // The layouts of one plan for different extents, and the choice of the one that serves a
 // microbatch.
 //
-// A layout for the largest extents serves all smaller ones. If the current layout does not cover
-// the extents of a microbatch, Layouts tries in this order:
+// A layout for the largest extents serves all smaller ones. One microbatch of the iteration may
+// have extents of its own in it. If the current layout does not cover the extents of a microbatch,
+// Layouts tries in this order:
 //
 //   1  an earlier layout that covers them and fits the memory
 //   2  a new layout for these extents and the current ones together, if it fits
@@ -10,10 +11,13 @@
 //      rows, or few long ones) share the memory; one layout for the largest of both would need far
 //      more. It covers as much beyond these extents as the memory holds, so that few layouts serve
 //      all batches
-//   4  more memory: for both together, unless one layout for both needs more than for these alone
+//   4  a new layout with these extents for this microbatch alone, and the current ones for the rest
+//      of the iteration, if it fits: one iteration seldom has two batches of the largest size
+//   5  more memory: for both together, unless one layout for both needs more than for these alone
 //
-// In a new layout, live decisions and the regions of live blocks keep their addresses if their
-// sizes stay the same.
+// Anchors (plan/anchors.h) have their address in all layouts. In a new layout, other live decisions
+// and the regions of live blocks keep their addresses if their sizes stay the same. Nothing else is
+// planned there as long as they live.
 //
 // Cost: O(layouts) to find one, plan::resize()'s to make one. Not thread-safe.
 #pragma once
@@ -36,9 +40,10 @@ class Layouts {
   explicit Layouts(const plan::Plan& plan);
 
   // The current layout.
-  const plan::Plan& current() const { return *current_; }
-  bool covers(std::span<const profile::Extent> extents) const {
-    return plan::covers(current_->extents, extents);
+  const plan::Plan& current() const { return current_->plan; }
+  // True if it covers a microbatch (profile::ProfiledPhase::own) of these extents.
+  bool covers(std::span<const profile::Extent> extents, std::int32_t microbatch) const {
+    return plan::covers(current_->extents_of(microbatch), extents);
   }
 
   // The memory of the pool: bytes of addresses, and the walls in it.
@@ -49,8 +54,8 @@ class Layouts {
 
   // A layout that covers `extents` (by the plan's names; negative ones as in the current layout)
   // and fits the memory; null if there is none. It is valid until the next call.
-  const plan::Plan* find(std::span<const profile::Extent> extents, const Memory& memory,
-                         const StaticPool::LiveRows& live);
+  const plan::Plan* find(std::span<const profile::Extent> extents, std::int32_t microbatch,
+                         const Memory& memory, const StaticPool::LiveRows& live);
 
   // The place of additional memory.
   enum class More {
@@ -67,7 +72,7 @@ class Layouts {
   const plan::Plan* in_one_piece();
 
   // Makes a layout that find() or grow() returned the current one.
-  void use(const plan::Plan* layout) { current_ = layout; }
+  void use(const plan::Plan* layout);
 
   // The number of layouts that were made.
   std::size_t made() const { return made_; }
@@ -75,18 +80,44 @@ class Layouts {
  private:
   using Extents = std::vector<profile::Extent>;
 
-  Extents complete(std::span<const profile::Extent> extents) const;
-  Extents widened(const Extents& extents, Bytes memory) const;
-  bool suits(const plan::Plan& layout, std::span<const profile::Extent> extents,
-             const Memory& memory, const StaticPool::LiveRows& live) const;
-  // `seconds` limit the search, which ends with a layout of at most `enough` bytes.
-  const plan::Plan* make(const Extents& extents, std::vector<Offset> walls,
-                         const StaticPool::LiveRows& live, Bytes enough, double seconds);
+  struct Layout {
+    plan::Plan plan;
+    std::vector<plan::OwnExtents> own = {};
+    std::int64_t used = 0;  // the time of the last use
 
-  std::deque<plan::Plan> layouts_;  // the plan's own first; the newest last
-  const plan::Plan* current_;
+    const Extents& extents_of(std::int32_t microbatch) const;
+  };
+
+  // The extents of a layout to be made.
+  struct Wanted {
+    Extents extents;
+    std::vector<plan::OwnExtents> own = {};
+  };
+
+  Extents complete(std::span<const profile::Extent> extents) const;
+  Extents together(const Extents& extents) const;
+  Extents widened(const Extents& extents, Bytes memory) const;
+  Wanted for_one(const Extents& extents, std::int32_t microbatch) const;
+  bool suits(const plan::Plan& layout, const Memory& memory,
+             const StaticPool::LiveRows& live) const;
+  // True if all layouts can hold the live rows where they are.
+  bool are_anchored(const StaticPool::LiveRows& live) const;
+  void keep_places(const plan::Plan& sized, const StaticPool::LiveRows& live,
+                   plan::ResizeOptions& options) const;
+  Bytes bound_of(const Wanted& wanted) const;
+  // `seconds` limit the search, which ends with a layout of at most `enough` bytes.
+  const plan::Plan* make(const Wanted& wanted, std::vector<Offset> walls,
+                         const StaticPool::LiveRows& live, Bytes enough, double seconds);
+  const plan::Plan* keep(Layout layout);
+  const plan::Plan& base() const { return layouts_.front().plan; }
+
+  std::deque<Layout> layouts_;  // the plan's own first
+  std::vector<plan::DecisionIndex> anchors_;
+  IndexedVector<plan::DecisionIndex, bool> is_anchor_;
+  const Layout* current_;
   Extents largest_;  // of each extent, as far as is known
   std::size_t made_ = 0;
+  std::int64_t uses_ = 0;
 };
 
 }  // namespace stalloc::runtime

@@ -201,16 +201,25 @@ void Serving::set_extents(std::span<const std::string> names,
 void Serving::use_extents() {
   const Microbatches::Row& row = microbatches_.now();
   matcher().use_extents(row.extents, row.shares, microbatches_.is_told());
-  outgrows_ = !layouts_.covers(row.extents);
+  outgrows_ = !layouts_.covers(row.extents, microbatch_now());
+}
+
+// The plan's microbatch whose extents the current phase follows.
+std::int32_t Serving::microbatch_now() {
+  const PhaseIndex phase = matcher().phase();
+  return phase == kNone ? kNone : layouts_.current()[phase].own;
 }
 
 void Serving::fit_layout() {
   outgrows_ = false;
   Pool& pool = *pools_.active();
   const Microbatches::Row& row = microbatches_.now();
-  const StaticPool::LiveRows live = pool.space.live_rows();
+  const PhaseIndex phase = matcher().phase();
+  const std::int32_t microbatch = microbatch_now();
+  StaticPool::LiveRows live = pool.space.live_rows();
+  if (phase != kNone) live.since = layouts_.current()[phase].begin;
   const Layouts::Memory memory{pool.space.size(), layouts_.current().walls};
-  if (const plan::Plan* layout = layouts_.find(row.extents, memory, live)) {
+  if (const plan::Plan* layout = layouts_.find(row.extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
     return;

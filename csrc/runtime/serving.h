@@ -102,6 +102,7 @@ class Serving {
   void* allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream);
   void* allocate_startup(plan::StartupIndex i, Bytes size);
   void use_extents();
+  std::int32_t microbatch_now();
   bool add_memory(const plan::Plan& layout, Layouts::More more);
   void adopt(const plan::Plan* layout);
   void* allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId stream);

@@ -160,6 +160,7 @@ class StaticPool {
   struct LiveRows {
     std::vector<LiveDecision> decisions;
     std::vector<LiveRegion> regions;
+    Tick since = 0;  // they have been live at this tick of the iteration
   };
   // O(n).
   LiveRows live_rows() const;

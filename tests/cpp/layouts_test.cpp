@@ -47,8 +47,8 @@ TEST(Layouts, FewServeAllBatchesOfABudget) {
     const Extent rows = std::uniform_int_distribution<Extent>(1, 1024)(random);
     const Extent tokens = std::uniform_int_distribution<Extent>(1, 8192 / rows)(random);
     const std::vector<Extent> extents = {rows, std::min<Extent>(tokens, 1024)};
-    if (layouts.covers(extents)) continue;
-    const plan::Plan* found = layouts.find(extents, memory, {});
+    if (layouts.covers(extents, kNone)) continue;
+    const plan::Plan* found = layouts.find(extents, kNone, memory, {});
     ASSERT_NE(found, nullptr) << rows << " x " << tokens;
     EXPECT_TRUE(plan::covers(found->extents, extents));
     EXPECT_LE(found->pool, plan.pool);
@@ -60,11 +60,49 @@ TEST(Layouts, FewServeAllBatchesOfABudget) {
 TEST(Layouts, NoneIsWidenedBeyondWhatIsKnown) {
   const plan::Plan plan = budget_plan(8, 64);
   Layouts layouts(plan);
-  const plan::Plan* found = layouts.find(std::vector<Extent>{16, 2}, {plan.pool, {}}, {});
+  const plan::Plan* found = layouts.find(std::vector<Extent>{16, 2}, kNone, {plan.pool, {}}, {});
   ASSERT_NE(found, nullptr);
   EXPECT_GE(found->extents[0], 16);
   EXPECT_LE(found->extents[0], 64) << "rows of the batches that were seen";
-  EXPECT_EQ(layouts.find(std::vector<Extent>{64, 64}, {plan.pool, {}}, {}), nullptr);
+  EXPECT_EQ(layouts.find(std::vector<Extent>{64, 64}, kNone, {plan.pool, {}}, {}), nullptr);
+}
+
+// Two microbatches of rows x tokens: an input that lives until the second one's forward is over,
+// and temporaries of each.
+plan::Plan plan_of_two(Extent rows, Extent tokens) {
+  plan::Plan plan = budget_plan(rows, tokens);
+  plan.phases.push_back({{trace::PhaseKind::kForward, 1, 0, 0}, 8, 16});
+  plan.period = 16;
+  for (const Tick lower : {8, 10}) {
+    plan.decisions.push_back({.size = 512 * rows * tokens,
+                              .lower = lower,
+                              .upper = 15,
+                              .phase = 1,
+                              .phase_end = 1,
+                              .law = 0});
+  }
+  plan.decisions[0].upper = 14;
+  plan::lay_out(plan, {.search_steps = 0}, {});
+  plan.check();
+  return plan;
+}
+
+TEST(Layouts, NothingIsPlannedOverALiveBlockThatCannotStayPlanned) {
+  const plan::Plan plan = plan_of_two(8, 64);
+  Layouts layouts(plan);
+  // A block of a smaller batch, where the new layout would rather have something else.
+  StaticPool::LiveRows live;
+  live.decisions = {{plan::DecisionIndex(0), 512 * 100, 512 * 4 * 64}};
+  live.since = 8;
+  const plan::Plan* found =
+      layouts.grow(std::vector<Extent>{16, 64}, {plan.pool, {}}, live, Layouts::More::kBehindPool);
+  ASSERT_NE(found, nullptr);
+  const Offset begin = 512 * 100;
+  const Offset end = begin + 512 * 4 * 64;
+  for (std::size_t i = 2; i < found->decisions.size(); ++i) {
+    const plan::Decision& d = found->decisions[i];
+    EXPECT_TRUE(d.offset >= end || d.offset + d.size <= begin) << "decision " << i;
+  }
 }
 
 }  // namespace

@@ -393,7 +393,7 @@ TEST(Slots, StayWhereTheyAreAtOtherExtents) {
   }
   runtime::Layouts layouts(plan);
   const runtime::Layouts::Memory memory{4 * plan.pool, {}};
-  const plan::Plan* found = layouts.find(std::vector<profile::Extent>{40}, memory, {});
+  const plan::Plan* found = layouts.find(std::vector<profile::Extent>{40}, kNone, memory, {});
   ASSERT_NE(found, nullptr);
   pool.relayout(*found, memory.size);
   pool.check();

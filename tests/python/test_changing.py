@@ -52,3 +52,19 @@ def test_a_budget_needs_no_more_than_its_largest_batch(name: str, seed: int) -> 
     assert ours.peak_load >= LEAST_EFFICIENCY * ours.peak_reserved
     assert ours.peak_reserved <= replay_torch(run, expandable_segments=True).peak_reserved
     assert ours.peak_reserved <= replay_torch(run).peak_reserved
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("microbatches", [2, 3, 4])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_microbatches_of_a_budget_need_no_more(
+    recompute: bool, microbatches: int, seed: int
+) -> None:
+    case = small(
+        "budget, longest not profiled", kept=False, microbatches=microbatches, recompute=recompute
+    )
+    plan = record(case, seed, profiled=True).plan()
+    run = record(case, seed, profiled=False)
+    ours = replay_stalloc(run, plan)
+    assert ours.peak_load >= LEAST_EFFICIENCY * ours.peak_reserved
+    assert ours.peak_reserved <= replay_torch(run, expandable_segments=True).peak_reserved

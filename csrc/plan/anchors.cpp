@@ -1,0 +1,157 @@
+#include "plan/anchors.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "base/align.h"
+#include "plan/law_sizes.h"
+#include "solve/core/bound.h"
+#include "solve/portfolio.h"
+
+namespace stalloc::plan {
+namespace {
+
+// Anchors may raise the pool by one part in so many.
+constexpr Bytes kMostCosts = 1000;
+
+// A varying request of at most one part in so many of the load is small. Its room is half as large
+// again as the largest profiled one.
+constexpr Bytes kSmallPart = 4000;
+
+// Seconds for a layout with anchors, per second of the layout without, and at least.
+constexpr double kShare = 0.5;
+constexpr double kLeast = 0.1;
+
+struct Anchor {
+  DecisionIndex decision = kNone;
+  Bytes room = 0;
+};
+
+enum class Size { kAny, kSmall };
+
+// True if the decision is live when one of the forwards begins.
+bool lives_on(const Plan& plan, const Decision& d) {
+  return std::ranges::any_of(plan.phases, [&](const profile::ProfiledPhase& phase) {
+    if (phase.key.kind != trace::PhaseKind::kForward) return false;
+    return (d.lower < phase.begin && phase.begin < d.upper) || phase.begin + plan.period < d.upper;
+  });
+}
+
+bool shares_addresses(const Plan& plan) {
+  const auto of_other_stream = [](const auto& r) { return r.stream != 0; };
+  return plan.streams == solve::Streams::kOrdered ||
+         !(std::ranges::any_of(plan.decisions, of_other_stream) ||
+           std::ranges::any_of(plan.groups, of_other_stream));
+}
+
+// The candidates of a size. A plan without laws has one layout only. Throws PlanError if a law has
+// no size.
+std::vector<Anchor> candidates(const Plan& plan, Size size) {
+  if (plan.laws.empty() || !shares_addresses(plan)) return {};
+  LawSizes largest = law_sizes(plan, plan.extents);
+  for (const std::vector<profile::Extent>& extents : plan.seen) {
+    const LawSizes sizes = law_sizes(plan, extents);
+    for (const auto l : sizes.indices()) largest[l] = std::max(largest[l], sizes[l]);
+  }
+  std::vector<Anchor> anchors;
+  for (const DecisionIndex i : indices<DecisionIndex>(plan.decisions)) {
+    const Decision& d = plan[i];
+    if (d.slots != kNone || !lives_on(plan, d)) continue;
+    const bool varies = d.law != kNone;
+    Bytes room = varies ? largest[d.law] : d.size;
+    const bool small = is_small(plan, room + room / 2);
+    if (varies && small) room += room / 2;
+    if (!varies || small || size == Size::kAny) anchors.push_back({i, room});
+  }
+  return anchors;
+}
+
+// The anchors alone.
+solve::Problem problem_of(const Plan& plan, const std::vector<Anchor>& anchors) {
+  solve::Problem problem;
+  problem.period = plan.period;
+  problem.alignment = plan.alignment;
+  for (const Anchor& a : anchors) {
+    const Decision& d = plan[a.decision];
+    problem.buffers.push_back({.size = a.room, .lower = d.lower, .upper = d.upper});
+  }
+  return problem;
+}
+
+Bytes height_of_slots(const Plan& plan) {
+  Bytes height = 0;
+  for (const SlotClass& c : plan.slots) height = std::max(height, c.offset + c.size * c.count);
+  return height;
+}
+
+bool lie_at_bottom(const Plan& plan, const std::vector<Anchor>& anchors) {
+  const Bytes load = solve::load_bound(problem_of(plan, anchors));
+  const Offset end = height_of_slots(plan) + load + load / kMostCosts;
+  return std::ranges::all_of(anchors, [&](const Anchor& a) {
+    return plan[a.decision].offset + align_up(a.room, plan.alignment) <= end;
+  });
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+solve::Budget at_most(const solve::Budget& budget, double seconds, Bytes target) {
+  solve::Budget limited = budget;
+  const auto most =
+      std::chrono::steady_clock::now() +
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+  limited.deadline = std::min(limited.deadline, most);
+  limited.target = target;
+  return limited;
+}
+
+// Lays the plan out around the anchors. False if it then needs more than `most` bytes.
+bool lay_out_around(Plan& plan, const std::vector<Anchor>& anchors, Bytes most,
+                    const LayoutOptions& options, const solve::Budget& budget) {
+  for (const Anchor& a : anchors) plan[a.decision].size = a.room;
+  if (solve::load_bound(plan::problem_of(plan)) > most) return false;
+  const solve::PortfolioResult bottom =
+      solve::solve(problem_of(plan, anchors), {.threads = options.threads}, budget);
+  const Bytes slots = height_of_slots(plan);
+  LayoutOptions around = options;
+  around.fixed.assign(plan.decisions.size(), kUnplaced);
+  for (std::size_t i = 0; i < anchors.size(); ++i) {
+    around.fixed[anchors[i].decision] = slots + bottom.layout.offsets[i];
+  }
+  lay_out(plan, around, budget);
+  return plan.pool <= most;
+}
+
+}  // namespace
+
+bool is_small(const Plan& plan, Bytes size) { return size <= plan.load / kSmallPart; }
+
+std::vector<DecisionIndex> anchors_of(const Plan& plan) {
+  std::vector<DecisionIndex> anchors;
+  for (const Anchor& a : candidates(plan, Size::kAny)) {
+    if (plan[a.decision].size >= a.room) anchors.push_back(a.decision);
+  }
+  return anchors;
+}
+
+void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
+  for (const Anchor& a : candidates(plan, Size::kSmall)) plan[a.decision].size = a.room;
+  const auto begin = std::chrono::steady_clock::now();
+  lay_out(plan, options, budget);
+  const double seconds = std::max(seconds_since(begin) * kShare, kLeast);
+  const Bytes most = plan.pool + plan.pool / kMostCosts;
+  for (const Size size : {Size::kAny, Size::kSmall}) {
+    const std::vector<Anchor> anchors = candidates(plan, size);
+    if (anchors.empty() || lie_at_bottom(plan, anchors)) return;
+    Plan anchored = plan;
+    if (lay_out_around(anchored, anchors, most, options, at_most(budget, seconds, most))) {
+      plan = std::move(anchored);
+      return;
+    }
+  }
+}
+
+}  // namespace stalloc::plan

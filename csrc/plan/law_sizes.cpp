@@ -1,0 +1,52 @@
+#include "plan/law_sizes.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/align.h"
+#include "base/error.h"
+
+namespace stalloc::plan {
+namespace {
+
+using profile::Extent;
+using profile::in_proportion;
+
+// The largest size of a request: rounding it up does not overflow.
+constexpr Bytes kLargest = trace::kLargestRequest;
+
+Bytes law_size(const Plan& plan, const profile::SizeLaw& law, std::span<const Extent> extents) {
+  if (law.proof == profile::LawProof::kUnexplained) {
+    Bytes size = law.constant;
+    for (std::size_t i = 0; i < extents.size(); ++i) {
+      if (extents[i] > plan.extents[i]) size = in_proportion(size, extents[i], plan.extents[i]);
+    }
+    return size;
+  }
+  const Bytes exact = profile::evaluate(law, extents);
+  if (exact != kNone || law.divisor == 1) return exact;
+  profile::SizeLaw whole = law;
+  whole.divisor = 1;
+  whole.step = 1;
+  const Bytes numerator = profile::evaluate(whole, extents);
+  if (numerator == kNone) return kNone;
+  return align_up((numerator + law.divisor - 1) / law.divisor, law.step);
+}
+
+}  // namespace
+
+LawSizes law_sizes(const Plan& plan, std::span<const Extent> extents) {
+  LawSizes sizes;
+  sizes.reserve(plan.laws.size());
+  for (const profile::SizeLaw& law : plan.laws) {
+    const Bytes size = law_size(plan, law, extents);
+    if (size < 0 || size > kLargest) {
+      throw PlanError("laws, row " + std::to_string(sizes.size()) +
+                      ": no size of a request at these extents");
+    }
+    sizes.push_back(std::max<Bytes>(size, 1));
+  }
+  return sizes;
+}
+
+}  // namespace stalloc::plan
