@@ -89,11 +89,11 @@ def _without_temporaries(kernel: _Kernel) -> _Kernel:
             for storage in map(Tensor.untyped_storage, _tensors((args, tuple(kwargs.values()))))
         }
         _inside.kernel = True
-        module.uninstall_meta()
+        module.mute_meta(True)
         try:
             result = kernel(*args, **kwargs)
         finally:
-            module.install_meta()
+            module.mute_meta(False)
             _inside.kernel = False
         _request(result, known)
         return result
@@ -141,9 +141,11 @@ def _with_logits(
 
 def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     """Composed on a GPU as well, of fewer operators than its decomposition."""
-    if not x.is_floating_point():
+    if not (x.is_floating_point() or x.is_complex()):
         x = x.to(torch.get_default_dtype())
-    largest = torch.amax(x, dim, keepdim=True)
+    if x.numel() == 0:
+        return x.exp().sum(dim, keepdim)
+    largest = torch.amax(x.real if x.is_complex() else x, dim, keepdim=True)
     return (x - largest).exp_().sum(dim, keepdim)
 
 
@@ -176,8 +178,7 @@ def _reduced_in_place(
 
 
 def _elements(x: Tensor, target: Tensor) -> Tensor:
-    shape = _torch.broadcast_shapes(x.shape, target.shape)
-    return x.new_empty(shape, dtype=torch.result_type(x, target))
+    return x - target  # its shape, strides and type
 
 
 def _attention(
@@ -194,7 +195,8 @@ def _attention(
     """The kernel that a GPU takes: one that never holds the scores, if the inputs allow it."""
     allowed = _torch.backends.cuda
     size = query.shape[-1]
-    plain = query.dim() == 4 and size == key.shape[-1] == value.shape[-1]
+    valid = query.dtype == key.dtype == value.dtype and not (is_causal and attn_mask is not None)
+    plain = valid and query.dim() == 4 and size == key.shape[-1] == value.shape[-1]
     short = query.dtype in (torch.float16, torch.bfloat16)
     result: Tensor
     if plain and short and attn_mask is None and size <= _MOST and allowed.flash_sdp_enabled():
@@ -234,9 +236,11 @@ def _padded(x: Tensor) -> Tensor:
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """Dropout in one kernel, which keeps a mask of bytes."""
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
     result: Tensor
     if p == 0.0 or not train or x.numel() == 0:
-        result = _ATEN.alias.default(x)
+        result = x
     elif p == 1.0:
         result = x * torch.zeros((), dtype=x.dtype, device=x.device)
     else:

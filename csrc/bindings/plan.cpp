@@ -8,6 +8,7 @@
 #include "bindings/columns.h"
 #include "bindings/parts.h"
 #include "bindings/streams.h"
+#include "plan/anchors.h"
 #include "plan/plan_columns.h"
 #include "plan/plan_json.h"
 #include "plan/resize.h"
@@ -110,6 +111,7 @@ void bind_plan(py::module_& m) {
              double time_limit) {
             plan::ResizeOptions options;
             options.time_limit = time_limit;
+            options.anchors = plan::anchors_of(plan);
             return std::make_shared<plan::Plan>(plan::resize(plan, extents, options));
           },
           py::arg("extents"), py::arg("time_limit"), ReleaseGil())

@@ -125,9 +125,10 @@ Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptio
   LayoutOptions layout = options.layout;
   if (!options.anchors.empty()) layout.fixed.resize(plan.decisions.size(), kUnplaced);
   for (const DecisionIndex d : options.anchors) {
+    if (layout.fixed[d] != kUnplaced) continue;
     if (resized[d].size > plan[d].size && !is_small(plan, plan[d].size)) continue;
     resized[d].size = plan[d].size;
-    if (layout.fixed[d] == kUnplaced) layout.fixed[d] = plan[d].offset;
+    layout.fixed[d] = plan[d].offset;
   }
   resized.load = std::max<Bytes>(plan.load + load_of(resized) - load_of(plan), 0);
   solve::Budget budget;

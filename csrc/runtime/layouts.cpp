@@ -180,7 +180,8 @@ const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const 
 const plan::Plan* Layouts::in_one_piece() {
   const Extents& extents = current_->plan.extents;
   for (const Layout& layout : layouts_) {
-    if (layout.plan.walls.empty() && layout.plan.extents == extents) return &layout.plan;
+    const bool same = layout.own.empty() && layout.plan.extents == extents;
+    if (same && layout.plan.walls.empty()) return &layout.plan;
   }
   return make({extents}, {}, {}, 0, kSearch);
 }
@@ -195,7 +196,7 @@ void Layouts::keep_places(const plan::Plan& sized, const StaticPool::LiveRows& l
   for (const StaticPool::LiveDecision& l : live.decisions) {
     const plan::Decision& d = sized[l.decision];
     if (is_anchor_[l.decision] && l.offset == base()[l.decision].offset) continue;
-    if (!is_anchor_[l.decision] && aligned(d.size) <= aligned(l.size)) {
+    if (aligned(d.size) <= aligned(l.size)) {
       options.layout.fixed[l.decision] = l.offset;
     } else if (const auto [lower, upper] = rest_of(d, live.since, sized.period); lower < upper) {
       options.layout.obstacles.push_back(
@@ -205,6 +206,20 @@ void Layouts::keep_places(const plan::Plan& sized, const StaticPool::LiveRows& l
   if (!live.regions.empty()) options.layout.fixed_regions.assign(sized.groups.size(), kUnplaced);
   for (const StaticPool::LiveRegion& l : live.regions) {
     if (aligned(sized[l.group].size) <= l.size) options.layout.fixed_regions[l.group] = l.offset;
+  }
+}
+
+// The layout, without the places of live rows that clash with anchors.
+plan::Plan Layouts::resized(const Wanted& wanted, plan::ResizeOptions& options) const {
+  try {
+    return plan::resize(base(), wanted.extents, options);
+  } catch (const PlanError&) {
+    if (options.layout.obstacles.empty() && options.layout.fixed.empty()) throw;
+    options.layout.obstacles.clear();
+    for (const plan::DecisionIndex d : anchors_) {
+      if (!options.layout.fixed.empty()) options.layout.fixed[d] = kUnplaced;
+    }
+    return plan::resize(base(), wanted.extents, options);
   }
 }
 
@@ -219,7 +234,7 @@ const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
     options.own = wanted.own;
     keep_places(plan::sized(base(), wanted.extents, wanted.own), live, options);
     ++made_;
-    plan::Plan layout = plan::resize(base(), wanted.extents, options);
+    plan::Plan layout = resized(wanted, options);
     // Slots always hold live requests, which do not move.
     const auto same = [](const plan::SlotClass& a, const plan::SlotClass& b) {
       return a.size == b.size && a.offset == b.offset && a.count == b.count;

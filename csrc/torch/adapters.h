@@ -12,6 +12,8 @@ void uninstall_cpu();
 // The same for tensors on the meta device, which have lifetimes and no memory. Recording only.
 void install_meta();
 void uninstall_meta();
+// The meta device records no request of this thread while it is muted.
+void mute_meta(bool mute);
 
 // Provides torch's services to compat mode, which torch's pluggable allocator interface calls.
 void connect_compat();

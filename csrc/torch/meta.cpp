@@ -12,6 +12,7 @@ namespace stalloc::torch_adapters {
 namespace {
 
 c10::Allocator* base = nullptr;
+thread_local bool muted = false;
 
 void delete_block(void* context) {
   if (!context) return;
@@ -23,7 +24,7 @@ class MetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     runtime::Recorder& recorder = runtime::DeviceRuntime::meta().recorder();
-    if (n == 0 || !recorder.active()) return base->allocate(n);
+    if (n == 0 || muted || !recorder.active()) return base->allocate(n);
     static std::atomic<std::uintptr_t> next{1};
     auto* context = reinterpret_cast<void*>(next.fetch_add(1, std::memory_order_relaxed));
     recorder.on_allocate(context, static_cast<Bytes>(n), /*stream=*/0, in_backward(),
@@ -54,5 +55,7 @@ void uninstall_meta() {
     c10::SetAllocator(c10::DeviceType::Meta, base);
   }
 }
+
+void mute_meta(bool mute) { muted = mute; }
 
 }  // namespace stalloc::torch_adapters

@@ -14,5 +14,6 @@ PYBIND11_MODULE(_torch, m) {
   m.def("uninstall_cpu", &stalloc::torch_adapters::uninstall_cpu);
   m.def("install_meta", &stalloc::torch_adapters::install_meta);
   m.def("uninstall_meta", &stalloc::torch_adapters::uninstall_meta);
+  m.def("mute_meta", &stalloc::torch_adapters::mute_meta);
   m.def("connect_compat", &stalloc::torch_adapters::connect_compat);
 }

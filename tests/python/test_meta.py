@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -214,3 +215,41 @@ def test_a_kernel_that_fails_leaves_the_recording_going() -> None:
         torch.exp(x)
 
     assert requests("meta", run) == [4 * 6400]
+
+
+def test_threads_lose_and_gain_no_requests() -> None:
+    count = 500
+
+    def softplus() -> None:
+        x = torch.empty(777, device="meta")
+        for _ in range(count):
+            torch.nn.functional.softplus(x)
+
+    with stalloc.profile(device="meta") as prof:
+        threads = [threading.Thread(target=softplus) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        prof.step()
+    sizes = prof.trace.requests.size
+    assert (sizes == 777 * 4).sum() == 4 * (count + 1)
+    assert len(sizes) == 4 * (count + 1)
+
+
+def test_edge_cases_are_as_without_a_profile() -> None:
+    with stalloc.profile(device="meta") as prof, torch.device("meta"):
+        assert torch.logsumexp(torch.empty(3, 0), 1).shape == (3,)
+        assert torch.logsumexp(torch.empty(3, 4, dtype=torch.complex64), 1).dtype == torch.complex64
+        x = torch.empty(4, 5).t()
+        loss = torch.nn.functional.mse_loss(x, torch.empty(4, 5).t(), reduction="none")
+        assert loss.stride() == (1, 5)
+        assert torch.nn.functional.dropout(x, 0.0) is x
+        with pytest.raises(RuntimeError, match="between 0 and 1"):
+            torch.dropout(x, 2.0, train=True)
+        q = torch.empty(1, 2, 8, 16)
+        with pytest.raises(RuntimeError, match="is_causal"):
+            torch.nn.functional.scaled_dot_product_attention(
+                q, q, q, attn_mask=torch.empty(8, 8), is_causal=True
+            )
+        prof.step()
