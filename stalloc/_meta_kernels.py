@@ -36,6 +36,8 @@ _torch: Any = torch  # for the parts that have no types
 _libraries: list[Any] = []
 _inside = threading.local()
 
+_MOST = 256  # elements of a head in flash-attention 2
+
 
 def install() -> None:
     """Puts the recorder behind the meta device. No-op if it is."""
@@ -222,9 +224,6 @@ def _attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
     return result
-
-
-_MOST = 256  # elements of a head in flash-attention 2
 
 
 def _padded(x: Tensor) -> Tensor:

@@ -150,12 +150,9 @@ py::dict solve_problem(const solve::Problem& problem, const std::string& algorit
         solve::Budget budget;
         // Above a year, the clock could overflow.
         constexpr double kLongest = 365.0 * 24 * 3600;
-        budget.deadline = std::chrono::steady_clock::now() +
-                          std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                              std::chrono::duration<double>(std::min(time_limit, kLongest)));
         budget.cancel = cancel;
         budget.progress = tell;
-        return solve::solve(problem, options, budget);
+        return solve::solve(problem, options, budget.within(std::min(time_limit, kLongest)));
       });
   py::dict d;
   d["offsets"] = to_array(result.layout.offsets);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <utility>
 
 #include "base/align.h"
@@ -86,26 +85,18 @@ Bytes height_of_slots(const Plan& plan) {
   return height;
 }
 
+// True if the anchors have their room there, too.
 bool lie_at_bottom(const Plan& plan, const std::vector<Anchor>& anchors) {
   const Bytes load = solve::load_bound(problem_of(plan, anchors));
   const Offset end = height_of_slots(plan) + load + load / kMostCosts;
   return std::ranges::all_of(anchors, [&](const Anchor& a) {
-    return plan[a.decision].offset + align_up(a.room, plan.alignment) <= end;
+    return plan[a.decision].size >= a.room &&
+           plan[a.decision].offset + align_up(a.room, plan.alignment) <= end;
   });
 }
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-solve::Budget at_most(const solve::Budget& budget, double seconds, Bytes target) {
-  solve::Budget limited = budget;
-  const auto most =
-      std::chrono::steady_clock::now() +
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
-  limited.deadline = std::min(limited.deadline, most);
-  limited.target = target;
-  return limited;
 }
 
 // Lays the plan out around the anchors. False if it then needs more than `most` bytes.
@@ -143,11 +134,13 @@ void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Bud
   lay_out(plan, options, budget);
   const double seconds = std::max(seconds_since(begin) * kShare, kLeast);
   const Bytes most = plan.pool + plan.pool / kMostCosts;
+  solve::Budget enough = budget;
+  enough.target = most;
   for (const Size size : {Size::kAny, Size::kSmall}) {
     const std::vector<Anchor> anchors = candidates(plan, size);
     if (anchors.empty() || lie_at_bottom(plan, anchors)) return;
     Plan anchored = plan;
-    if (lay_out_around(anchored, anchors, most, options, at_most(budget, seconds, most))) {
+    if (lay_out_around(anchored, anchors, most, options, enough.within(seconds))) {
       plan = std::move(anchored);
       return;
     }

@@ -3,8 +3,8 @@
 // A run may change the layout when a microbatch begins. Blocks that are live then do not move: the
 // gradients that several microbatches accumulate, the inputs, scores that the loop keeps. If each
 // layout had its own place for them, the next one would have to fit around the places of the one
-// before. Anchors lie at the bottom of the pool in all layouts, so that any layout can follow any
-// other:
+// before. Anchors lie where the plan has them in all layouts, so that any layout can follow any
+// other. That is at the bottom of the pool unless it costs too much:
 //
 //   few long rows                  many short rows
 //   |       act        |           |                  |
@@ -14,8 +14,8 @@
 //   |   gradients______|           |   gradients______|   anchors
 //   +------------------+           +------------------+
 //
-// An anchor whose size varies has the room of the largest profiled one in all layouts. If that
-// costs too much, only small ones are anchors.
+// An anchor whose size varies has the room of the largest profiled one in all layouts. A large one
+// is no anchor if the plan has no such room for it.
 #pragma once
 
 #include <vector>
@@ -26,15 +26,16 @@
 
 namespace stalloc::plan {
 
-// The anchors of a plan that has a layout; none if its layout has none.
+// The anchors of a plan that has a layout. None without laws, since the plan has one layout then,
+// and none if it has streams that share no addresses.
 std::vector<DecisionIndex> anchors_of(const Plan& plan);
 
 // True if a varying request of `size` bytes costs next to nothing. As an anchor it has the same
 // room in all layouts, and a block that is larger departs from the plan.
 bool is_small(const Plan& plan, Bytes size);
 
-// Lays the plan out with anchors if that costs next to nothing, else as lay_out() does. Gives
-// anchors their room. Throws as lay_out().
+// Lays the plan out with its anchors at the bottom if that costs next to nothing, else as lay_out()
+// does. Gives small anchors their room, and large ones at the bottom. Throws as lay_out().
 void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Budget& budget);
 
 }  // namespace stalloc::plan

@@ -35,12 +35,7 @@ solve::Budget budget_of(const PlanOptions& options, const std::atomic<bool>* can
   solve::Budget budget;
   budget.cancel = cancel;
   budget.progress = progress;
-  if (options.time_limit < kForever) {
-    budget.deadline =
-        std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                               std::chrono::duration<double>(options.time_limit));
-  }
-  return budget;
+  return options.time_limit < kForever ? budget.within(options.time_limit) : budget;
 }
 
 // The planned phases, and the plan's phase of each phase of the profile.

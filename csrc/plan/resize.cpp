@@ -1,7 +1,6 @@
 #include "plan/resize.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <string>
 
@@ -39,7 +38,7 @@ class Sizes {
     for (const OwnExtents& o : own) own_.emplace_back(o.microbatch, law_sizes(plan, o.extents));
   }
 
-  // Of a request of the phase.
+  // The size of the law's requests in a phase.
   Bytes of(profile::LawIndex law, PhaseIndex phase) const {
     const profile::LawSource source = plan_[law].source;
     const std::int32_t microbatch =
@@ -133,10 +132,7 @@ Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptio
   resized.load = std::max<Bytes>(plan.load + load_of(resized) - load_of(plan), 0);
   solve::Budget budget;
   budget.target = options.enough;
-  budget.deadline =
-      std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                             std::chrono::duration<double>(options.time_limit));
-  lay_out(resized, layout, budget);
+  lay_out(resized, layout, budget.within(options.time_limit));
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
     if (plan.is_kept(plan.groups[i])) resized.groups[i].reusable.clear();
   }

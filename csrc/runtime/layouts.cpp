@@ -164,15 +164,14 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, std::i
 const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const Memory& memory,
                                 const StaticPool::LiveRows& live, More more) try {
   const Extents alone = complete(extents);
-  std::vector<Wanted> candidates = {{together(alone)}, {alone}};
-  const Bytes least = std::min(bound_of(candidates[0]), bound_of(candidates[1]));
-  const auto wanted = std::ranges::find_if(candidates, [&](const Wanted& w) {
-    return bound_of(w) <= least + least / 1000 * kTolerance;
-  });
-  if (more == More::kNewPool) return make(*wanted, {}, live, 0, kSearchForMore);
+  const Wanted both{together(alone)};
+  const Wanted only{alone};
+  const Bytes least = bound_of(only);
+  const Wanted& wanted = bound_of(both) <= least + least / 1000 * kTolerance ? both : only;
+  if (more == More::kNewPool) return make(wanted, {}, live, 0, kSearchForMore);
   std::vector<Offset> walls = memory.walls;
   if (more == More::kBehindWall) walls.push_back(memory.size);
-  return make(*wanted, std::move(walls), live, 0, kSearchForMore);
+  return make(wanted, std::move(walls), live, 0, kSearchForMore);
 } catch (const Error&) {
   return nullptr;  // a law has no size at these extents
 }
@@ -210,7 +209,7 @@ void Layouts::keep_places(const plan::Plan& sized, const StaticPool::LiveRows& l
 }
 
 // The layout, without the places of live rows that clash with anchors.
-plan::Plan Layouts::resized(const Wanted& wanted, plan::ResizeOptions& options) const {
+plan::Plan Layouts::resized(const Wanted& wanted, plan::ResizeOptions options) const {
   try {
     return plan::resize(base(), wanted.extents, options);
   } catch (const PlanError&) {
@@ -234,7 +233,7 @@ const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
     options.own = wanted.own;
     keep_places(plan::sized(base(), wanted.extents, wanted.own), live, options);
     ++made_;
-    plan::Plan layout = resized(wanted, options);
+    plan::Plan layout = resized(wanted, std::move(options));
     // Slots always hold live requests, which do not move.
     const auto same = [](const plan::SlotClass& a, const plan::SlotClass& b) {
       return a.size == b.size && a.offset == b.offset && a.count == b.count;

@@ -24,7 +24,6 @@
 
 #include <cstddef>
 #include <deque>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -104,7 +103,7 @@ class Layouts {
   bool are_anchored(const StaticPool::LiveRows& live) const;
   void keep_places(const plan::Plan& sized, const StaticPool::LiveRows& live,
                    plan::ResizeOptions& options) const;
-  plan::Plan resized(const Wanted& wanted, plan::ResizeOptions& options) const;
+  plan::Plan resized(const Wanted& wanted, plan::ResizeOptions options) const;
   Bytes bound_of(const Wanted& wanted) const;
   // `seconds` limit the search, which ends with a layout of at most `enough` bytes.
   const plan::Plan* make(const Wanted& wanted, std::vector<Offset> walls,

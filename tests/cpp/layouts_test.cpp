@@ -14,6 +14,16 @@ namespace {
 
 using profile::Extent;
 
+// A request of rows x tokens units.
+void add_request(plan::Plan& plan, Tick lower, Tick upper, PhaseIndex phase) {
+  plan.decisions.push_back({.size = 512 * plan.extents[0] * plan.extents[1],
+                            .lower = lower,
+                            .upper = upper,
+                            .phase = phase,
+                            .phase_end = phase,
+                            .law = 0});
+}
+
 // Two requests of rows x tokens units, of which one lives in the other's lifetime.
 plan::Plan budget_plan(Extent rows, Extent tokens) {
   plan::Plan plan;
@@ -25,14 +35,7 @@ plan::Plan budget_plan(Extent rows, Extent tokens) {
   plan.laws = {law};
   plan.phases = {{{trace::PhaseKind::kForward, 0, 0, 0}, 0, 8}};
   plan.period = 8;
-  for (const Tick lower : {0, 2}) {
-    plan.decisions.push_back({.size = 512 * rows * tokens,
-                              .lower = lower,
-                              .upper = 7 - lower,
-                              .phase = 0,
-                              .phase_end = 0,
-                              .law = 0});
-  }
+  for (const Tick lower : {0, 2}) add_request(plan, lower, 7 - lower, 0);
   plan::lay_out(plan, {.search_steps = 0}, {});
   plan.check();
   return plan;
@@ -73,14 +76,7 @@ plan::Plan plan_of_two(Extent rows, Extent tokens) {
   plan::Plan plan = budget_plan(rows, tokens);
   plan.phases.push_back({{trace::PhaseKind::kForward, 1, 0, 0}, 8, 16});
   plan.period = 16;
-  for (const Tick lower : {8, 10}) {
-    plan.decisions.push_back({.size = 512 * rows * tokens,
-                              .lower = lower,
-                              .upper = 15,
-                              .phase = 1,
-                              .phase_end = 1,
-                              .law = 0});
-  }
+  for (const Tick lower : {8, 10}) add_request(plan, lower, 15, 1);
   plan.decisions[0].upper = 14;
   plan::lay_out(plan, {.search_steps = 0}, {});
   plan.check();

@@ -6,6 +6,7 @@ The tests report each use of a tensor to the stand-in, which finds races.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -15,6 +16,27 @@ from isolation import isolated
 from training_cuda import Trainer
 
 import stalloc
+
+SIZE = 3 << 20
+
+
+def use_briefly(stream: torch.cuda.Stream, owner: int) -> int:
+    """Work of a stream on a tensor of `SIZE` bytes. Returns the tensor's address."""
+    with torch.cuda.stream(stream):
+        t = torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+    standin.use(stream.cuda_stream, t.data_ptr(), SIZE, owner)
+    return t.data_ptr()
+
+
+def serve_in_one_place(step: Callable[[], None]) -> None:
+    """Enables a plan in which all tensors of `step` have one address."""
+    with stalloc.profile(device="cuda") as prof:
+        for _ in range(3):
+            step()
+            prof.step()
+    plan = prof.plan(streams="ordered")
+    assert plan.pool == SIZE
+    stalloc.enable(plan)
 
 
 @dataclasses.dataclass
@@ -97,19 +119,9 @@ def test_a_stream_that_cannot_be_made_to_wait_gets_another_address() -> None:
 
     def step() -> None:
         for owner, stream in enumerate([torch.cuda.current_stream(), side]):
-            with torch.cuda.stream(stream):
-                t = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
-            standin.use(stream.cuda_stream, t.data_ptr(), t.nbytes, owner)
-            places.append(t.data_ptr())
-            del t
+            places.append(use_briefly(stream, owner))
 
-    with stalloc.profile(device="cuda") as prof:
-        for _ in range(3):
-            step()
-            prof.step()
-    plan = prof.plan(streams="ordered")
-    assert plan.pool == 3 << 20
-    stalloc.enable(plan)
+    serve_in_one_place(step)
     for iteration in range(4):
         if iteration == 2:
             standin.fail("cudaStreamWaitEvent", 1, 400, times=2)
@@ -144,20 +156,11 @@ def test_a_stream_that_is_gone_is_never_named(mode: str) -> None:
         for owner, stream in enumerate([torch.cuda.current_stream(), own, foreign]):
             if stream is foreign and gone:
                 continue
-            with torch.cuda.stream(stream):
-                t = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
-            standin.use(stream.cuda_stream, t.data_ptr(), t.nbytes, owner)
-            del t
+            use_briefly(stream, owner)
         standin.drain_all()
 
     gone = False
-    with stalloc.profile(device="cuda") as prof:
-        for _ in range(3):
-            step()
-            prof.step()
-    plan = prof.plan(streams="ordered")
-    assert plan.pool == 3 << 20
-    stalloc.enable(plan)
+    serve_in_one_place(step)
     for iteration in range(6):
         if iteration == 3:
             standin.destroy_stream(foreign.cuda_stream)

@@ -5,6 +5,7 @@
 // several planners, keeps the best layout and proves it optimal if it can.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -23,6 +24,16 @@ struct Budget {
   Bytes target = 0;  // a layout this low is good enough: the search stops
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(double fraction)> progress = {};  // may be empty; called from any thread
+
+  // The same budget, which ends `seconds` from now at the latest.
+  Budget within(double seconds) const {
+    Budget limited = *this;
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                               std::chrono::duration<double>(seconds));
+    limited.deadline = std::min(deadline, end);
+    return limited;
+  }
 
   bool cancelled() const { return cancel && cancel->load(std::memory_order_relaxed); }
   bool expired() const { return cancelled() || std::chrono::steady_clock::now() >= deadline; }

@@ -34,8 +34,7 @@ void install_cuda(int device, bool hidden) {
   if (current->name() == "pluggable") {
     throw Error(
         "torch's CUDA allocator has been replaced by a pluggable one, which stalloc cannot have "
-        "for "
-        "its fallback; do not replace it, or use stalloc's own: stalloc.install_compat()");
+        "for its fallback; do not replace it, or use stalloc's own: stalloc.install_compat()");
   }
   if (device < 0 || device >= c10::cuda::device_count()) {
     throw Error("there is no device cuda:" + std::to_string(device) + "; there are " +

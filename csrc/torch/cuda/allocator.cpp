@@ -108,15 +108,15 @@ void CudaAllocator::catch_up(c10::DeviceIndex device, bool hidden) {
   history_.catch_up(to().isHistoryEnabled());
   // Nothing tells which pool is open, except where a block comes to lie.
   const c10::cuda::CUDAGuard guard(device);
-  void* probe = nullptr;
+  Probe probe;
   try {
-    probe = to().raw_alloc(1);
+    probe = make_probe();
   } catch (const c10::OutOfMemoryError&) {
     return;
   }
   const allocator_api::SnapshotInfo info = to().snapshot({0, 0}, /*include_traces=*/false);
-  to().raw_delete(probe);
-  const auto address = reinterpret_cast<std::size_t>(probe);
+  const auto address = reinterpret_cast<std::size_t>(probe.get());
+  probe.reset();
   for (const auto& segment : info.segments) {
     if (address < segment.address || address >= segment.address + segment.total_size) continue;
     const c10::MempoolId_t pool = segment.owner_private_pool_id;

@@ -157,6 +157,11 @@ class CudaAllocator final : public Delegate {
   void* allocate_directly(runtime::DeviceRuntime& runtime, const Request& request);
   bool free_directly(void* p);
   // Returns the piece of memory held here that contains `p`; its beginning is null if none does.
+  // A block of torch's own, for as long as this lives. Throws as torch's allocator.
+  using Probe = std::unique_ptr<void, std::function<void(void*)>>;
+  Probe make_probe() {
+    return {to().raw_alloc(1), [this](void* p) { to().raw_delete(p); }};
+  }
   runtime::Inspection::Piece piece_of(void* p, c10::DeviceIndex* device) const;
   // Returns the live block that begins at `p`; its beginning is null if none does.
   History::Block block_at(const void* p, bool* waits = nullptr) const;

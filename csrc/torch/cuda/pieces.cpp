@@ -115,15 +115,14 @@ allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
   const runtime::Inspection::Piece piece = piece_of(p, &device);
   if (!piece.begin) return to().shareIpcHandle(p);
   const c10::cuda::CUDAGuard guard(device);
-  void* probe = to().raw_alloc(1);
+  const Probe probe = make_probe();
   std::string theirs;
   std::string problem = "its handles are of an unknown kind";
   try {
-    theirs = to().shareIpcHandle(probe).handle;
+    theirs = to().shareIpcHandle(probe.get()).handle;
   } catch (const c10::Error& e) {
     problem = e.what_without_backtrace();
   }
-  to().raw_delete(probe);
   TORCH_CHECK(theirs.size() >= 2 && (theirs[1] == kPlain || theirs[1] == kVirtual),
               "a tensor in stalloc's pool cannot be shared with another process here: torch's own "
               "tensors cannot be either (",
