@@ -34,8 +34,12 @@ def printable(text: str) -> str:
 
 
 def print_json(content: Mapping[str, object]) -> None:
-    """One line of JSON on stdout."""
-    print(json.dumps(content, allow_nan=False))
+    """One line of JSON on stdout.
+
+    Text and line end are one write: print() without a buffer makes two, between which another rank
+    may write.
+    """
+    sys.stdout.write(json.dumps(content, allow_nan=False) + "\n")
 
 
 def size(count: int) -> str:

@@ -19,6 +19,7 @@ from documented import documented_keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isolation import isolated
+from processes import torchrun
 from test_auto import settle
 from test_auto_run import SCRIPT, WAITS, run
 from training import Trainer, assert_same, loss_of, profiled_plan, tokens, twins
@@ -289,16 +290,15 @@ def test_a_kept_plan_serves_a_script_as_torch_does(tmp_path: Path) -> None:
         if begin == 0:
             script.write_text(script.read_text() + "# is another program now\n")
     # Two ranks are programs of their own.
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     for begin in (6, 0):
-        out, _ = run(
-            *(*torchrun, "-m", "stalloc", "run", "--json", script, "12"),
-            cwd=tmp_path,
-            plain=True,
-            STALLOC_CACHE=str(folder),
+        ranks = torchrun(
+            *("-m", "stalloc", "run", "--json", script, "12"),
+            logs=tmp_path / "logs",
+            environment={"STALLOC_CACHE": str(folder)},
         )
-        states = [json.loads(line) for line in out if line.startswith("{")]
-        assert [s["changes"][0]["iteration"] for s in states] == [begin, begin]
+        for out, _ in ranks:
+            (change,) = json.loads(out[-1])["changes"]
+            assert change["iteration"] == begin
     assert len(list(folder.iterdir())) == 4
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from documented import documented_keys
-from processes import python
+from processes import python, torchrun
 
 import stalloc
 from stalloc import cli
@@ -143,9 +143,7 @@ def test_a_process_may_end_while_a_plan_is_solved(forks: bool, tmp_path: Path) -
 
 
 def test_under_torchrun_each_rank_plans_for_itself(script: Path, tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = python(*torchrun, "-m", "stalloc", "run", "--json", script, "12")
-    states = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [state["stage"] for state in states] == ["serving", "serving"]
-    said = [line for line in done.stderr.splitlines() if line.startswith("stalloc: ")]
-    assert len(said) == 2, "rank 0 alone speaks"
+    ranks = torchrun("-m", "stalloc", "run", "--json", script, "12", logs=tmp_path / "logs")
+    assert [json.loads(out[-1])["stage"] for out, _ in ranks] == ["serving", "serving"]
+    said = [[line for line in err if line.startswith("stalloc: ")] for _, err in ranks]
+    assert [len(lines) for lines in said] == [2, 0], "rank 0 alone speaks"
