@@ -8,6 +8,7 @@
 #include "solve/pipeline/two_stacks.h"
 #include "solve/pipeline/walk.h"
 #include "solve/search/multilevel.h"
+#include "solve/search/tight_moments.h"
 
 namespace stalloc::solve {
 
@@ -18,6 +19,7 @@ const std::vector<const Planner*>& planners() {
   static const TwoStacksPlanner two_stacks;
   static const WalkPlanner walk;
   static const MultilevelPlanner multilevel;
+  static const TightMomentsPlanner tight_moments;
   static const PeakCorePlanner peak_core;
   static const std::vector<const Planner*> all = [] {
     std::vector<const Planner*> list;
@@ -28,6 +30,7 @@ const std::vector<const Planner*>& planners() {
     list.push_back(&walk);
     list.push_back(&peak_core);
     list.push_back(&multilevel);
+    list.push_back(&tight_moments);
     list.push_back(&exact);
     return list;
   }();

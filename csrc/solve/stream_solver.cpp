@@ -18,6 +18,7 @@
 #include "solve/pipeline/walk.h"
 #include "solve/search/gaps.h"
 #include "solve/search/multilevel.h"
+#include "solve/search/tight_moments.h"
 
 namespace stalloc::solve {
 namespace {
@@ -157,16 +158,23 @@ class Solver {
       search("multilevel", search_multilevel, problem, kMultilevelPlacements, enough, winner,
              bound);
     }
+    // On small problems, the exact search and peak-core come first: they are faster there.
+    const bool is_small = problem.buffers.size() <= kSearchable;
+    const auto pack_tight_moments = [&] {
+      if (patience(winner, enough) <= kTightPatience) return;
+      run_attempts(tight_moments(problem, timeline), threads_, enough, winner);
+    };
+    if (!is_small) pack_tight_moments();
     // Peak-core and the planners left place all buffers in an order, with repair. They do not come
     // as low as the multilevel search where that leaves all orders behind.
-    const bool is_coarse_best = patience(winner, enough) < before / 2;
-    const bool is_small = problem.buffers.size() <= kSearchable;
+    const bool is_far_lower =
+        buffers >= kMultilevelBuffers && patience(winner, enough) < before / 2;
     if (is_small) search("exact", minimise_height, problem, kFirstSteps, enough, winner, bound);
-    if (!is_coarse_best && is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
+    if (!is_far_lower && is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
       search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
     }
     enough.target = std::max(enough.target, bound);
-    if (!is_coarse_best) run_while_worthwhile(std::move(more), buffers, enough, winner);
+    if (!is_far_lower) run_while_worthwhile(std::move(more), buffers, enough, winner);
     // A layout above the capacity is of no use, so time alone limits the search for one within it.
     const bool must_fit = winner.layout.height > capacity && capacity >= std::max<Bytes>(bound, 1);
     if (is_small && must_fit) {
@@ -176,6 +184,7 @@ class Solver {
       const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
       search("exact", minimise_height, problem, steps, enough, winner, bound);
     }
+    if (is_small) pack_tight_moments();
     if (buffers <= kLastResortBuffers) {
       const double most = std::min(kLastResortPatience * patience(winner, enough),
                                    static_cast<double>(kLastResortPlacements));
@@ -217,6 +226,18 @@ class Solver {
     }
   }
 
+  std::vector<Attempt> tight_moments(const Problem& problem, const Timeline& timeline) const {
+    std::vector<Attempt> attempts;
+    const std::int64_t most = std::min(kTightPlacements, options_.search_steps);
+    for (const TightStart& start : tight_starts()) {
+      attempts.push_back(
+          {std::string(start.name), [&, most](const Budget& b, const std::atomic<Bytes>& limit) {
+             return plan_tight_moments(problem, timeline, start, most, b, &limit);
+           }});
+    }
+    return attempts;
+  }
+
   // Runs a search that may find a lower layout than the greedy planners, or prove that there is
   // none: it raises `bound` if it can.
   template <typename Minimise>
@@ -249,6 +270,8 @@ class Solver {
   static constexpr std::int64_t kMultilevelBuffers = 20'000;
   static constexpr double kMultilevelPatience = 5;                  // a gap of 0.2 %
   static constexpr std::int64_t kMultilevelPlacements = 2'400'000;  // of blocks: one second
+  static constexpr double kTightPatience = 5;                       // a gap of 0.2 %
+  static constexpr std::int64_t kTightPlacements = 1'200'000;       // of each start: half a second
   // The multilevel search as the last resort: with more buffers, it costs more than it gains.
   static constexpr std::int64_t kLastResortBuffers = 5'000;
   static constexpr std::int64_t kLastResortPlacements = 1'200'000;

@@ -4,6 +4,8 @@
 #include <array>
 #include <numeric>
 
+#include "solve/core/range_minimum.h"
+
 namespace stalloc::solve {
 namespace {
 
@@ -31,40 +33,13 @@ std::vector<Moment> rank_moments(const std::vector<Bytes>& load) {
   return rank;
 }
 
-// Finds the smallest value of a range in O(log n), with a bottom-up segment tree.
-class RangeMinimum {
- public:
-  explicit RangeMinimum(const std::vector<Moment>& values)
-      : size_(values.size()), tree_(2 * values.size()) {
-    std::copy(values.begin(), values.end(), tree_.begin() + static_cast<std::ptrdiff_t>(size_));
-    for (std::size_t i = size_; i-- > 1;) tree_[i] = std::min(tree_[2 * i], tree_[2 * i + 1]);
-  }
-
-  Moment operator()(Moment begin, Moment end) const {
-    Moment least = std::numeric_limits<Moment>::max();
-    std::size_t l = begin + size_;
-    std::size_t r = end + size_;
-    for (; l < r; l /= 2, r /= 2) {
-      if (l & 1) least = std::min(least, tree_[l++]);
-      if (r & 1) least = std::min(least, tree_[--r]);
-    }
-    return least;
-  }
-
- private:
-  std::size_t size_;
-  std::vector<Moment> tree_;
-};
-
 std::vector<double> best_ranks(const Problem& problem, const Timeline& timeline) {
   const RangeMinimum least(rank_moments(timeline.load(problem)));
   std::vector<double> keys(problem.buffers.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const Span& span = timeline.span(i);
     if (span.empty()) continue;
-    Moment best = least(span.begin, span.end);
-    if (span.wrap > 0) best = std::min(best, least(0, span.wrap));
-    keys[i] = best;
+    keys[i] = least(span);
   }
   return keys;
 }
