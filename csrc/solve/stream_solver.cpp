@@ -158,23 +158,16 @@ class Solver {
       search("multilevel", search_multilevel, problem, kMultilevelPlacements, enough, winner,
              bound);
     }
-    // On small problems, the exact search and peak-core come first: they are faster there.
-    const bool is_small = problem.buffers.size() <= kSearchable;
-    const auto pack_tight_moments = [&] {
-      if (patience(winner, enough) <= kTightPatience) return;
-      run_attempts(tight_moments(problem, timeline), threads_, enough, winner);
-    };
-    if (!is_small) pack_tight_moments();
     // Peak-core and the planners left place all buffers in an order, with repair. They do not come
     // as low as the multilevel search where that leaves all orders behind.
-    const bool is_far_lower =
-        buffers >= kMultilevelBuffers && patience(winner, enough) < before / 2;
+    const bool is_coarse_best = patience(winner, enough) < before / 2;
+    const bool is_small = problem.buffers.size() <= kSearchable;
     if (is_small) search("exact", minimise_height, problem, kFirstSteps, enough, winner, bound);
-    if (!is_far_lower && is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
+    if (!is_coarse_best && is_worthwhile(kPeakCorePlacements * buffers, winner, budget)) {
       search("peak-core", solve_peak_core, problem, kFirstSteps, enough, winner, bound);
     }
     enough.target = std::max(enough.target, bound);
-    if (!is_far_lower) run_while_worthwhile(std::move(more), buffers, enough, winner);
+    if (!is_coarse_best) run_while_worthwhile(std::move(more), buffers, enough, winner);
     // A layout above the capacity is of no use, so time alone limits the search for one within it.
     const bool must_fit = winner.layout.height > capacity && capacity >= std::max<Bytes>(bound, 1);
     if (is_small && must_fit) {
@@ -184,7 +177,11 @@ class Solver {
       const auto steps = static_cast<std::int64_t>(kSearchPatience * patience(winner, enough));
       search("exact", minimise_height, problem, steps, enough, winner, bound);
     }
-    if (is_small) pack_tight_moments();
+    // After the others: they are faster where they meet the bound.
+    enough.target = std::max(enough.target, bound);
+    if (patience(winner, enough) > kTightPatience) {
+      run_attempts(tight_moments(problem, timeline), threads_, enough, winner);
+    }
     if (buffers <= kLastResortBuffers) {
       const double most = std::min(kLastResortPatience * patience(winner, enough),
                                    static_cast<double>(kLastResortPlacements));
