@@ -24,6 +24,7 @@ constexpr double kLoadStep = 0.02;     // average gain in priority, as a part of
 constexpr double kTimeStep = 0.5;      // the same, as a part of the mean lifetime
 constexpr int kRoundsToRestart = 120;  // most searches that succeed take less
 constexpr int kRoundsOfTrial = 2 * kRoundsToRestart;
+constexpr int kRoundsToImprove = 40;  // a search that succeeds has improved on its starts by then
 constexpr std::int64_t kPlacementsAlone = 250'000;
 constexpr Bytes kRepairablePart = 1000;  // the part of the target by which a layout may exceed it
 constexpr int kRepairs = 3;              // of the details
@@ -50,7 +51,8 @@ class SqueakyWheel {
   }
 
   // Ends with a height of at most the target, or when `placements` or the budget are used up. Gives
-  // up early if no height is below `useful`.
+  // up early if no height is below `useful`, and earlier if the rounds do not improve on the
+  // starts.
   void run(std::int64_t placements, Bytes useful, const Budget& budget) {
     const std::int64_t cost = std::max<std::int64_t>(std::ssize(coarse_.blocks()), 1);
     for (const Start kind : kStarts) {
@@ -59,8 +61,10 @@ class SqueakyWheel {
       if (place_all() <= target_) return;
       placements -= cost;
     }
+    const Bytes first = best_height_;
     for (int round = 0; placements > 0 && !budget.expired(); ++round, placements -= cost) {
-      if (round >= kRoundsOfTrial && best_height_ >= useful) return;
+      const int trial = best_height_ < first ? kRoundsOfTrial : kRoundsToImprove;
+      if (round >= trial && best_height_ >= useful) return;
       const auto number = static_cast<std::size_t>(round / kRoundsToRestart);
       if (round % kRoundsToRestart == 0) {
         start(kStarts[number % kStarts.size()], number < kStarts.size() ? 0 : 1);
