@@ -124,10 +124,19 @@ TEST(TightMoments, LongBuffersFirstMeetTheBoundWhereOtherStartsFail) {
   }
 }
 
+TEST(TightMoments, BuffersThatFailedComeFirstAmongEquals) {
+  const solve::Problem problem = VirtualStage(7).problem(32);
+  const Bytes bound = solve::load_bound(problem);
+  solve::TightStart start = solve::tight_starts().front();
+  EXPECT_EQ(plan(problem, start).height, bound);
+  start.is_failed_first = false;
+  EXPECT_GT(plan(problem, start).height, bound + bound / 50);
+}
+
 TEST(TightMoments, WinInThePortfolioWhereOrdersFail) {
   const solve::Problem problem = VirtualStage(6).problem(32);
   const solve::PortfolioResult result = solve::solve(problem, {.threads = 1}, {});
-  EXPECT_EQ(result.algorithm, "tight-distance");
+  EXPECT_EQ(result.algorithm, "tight-long-first");
   EXPECT_TRUE(result.optimal);
 }
 

@@ -30,7 +30,8 @@ class TightMoments {
         start_(start),
         budget_(budget),
         load_(timeline.load(problem)),
-        buffer_slack_(problem.buffers.size()) {
+        buffer_slack_(problem.buffers.size()),
+        failures_(problem.buffers.size(), 0) {
     for (const Bytes load : load_) highest_ = std::max(highest_, load);
     begin();
   }
@@ -86,10 +87,12 @@ class TightMoments {
     for (Moment m = 0; m < span.wrap; ++m) visit(m);
   }
 
-  // The buffer that is freed last first: the layout grows away from the tightest moments.
+  // Among equals, the buffer that is freed last comes first: the layout grows away from the
+  // tightest moments.
   bool comes_before(BufferIndex a, BufferIndex b) const {
     if (start_.is_long_first && is_long(a) != is_long(b)) return is_long(a);
     if (buffer_slack_[a] != buffer_slack_[b]) return buffer_slack_[a] < buffer_slack_[b];
+    if (failures_[a] != failures_[b]) return failures_[a] > failures_[b];
     const Tick end_a = problem_.buffers[a].upper;
     const Tick end_b = problem_.buffers[b].upper;
     return end_a != end_b ? end_a > end_b : a < b;
@@ -132,6 +135,12 @@ class TightMoments {
     tightened.erase(std::ranges::unique(tightened).begin(), tightened.end());
     for (const Moment m : tightened) slack_[m] -= start_.step * (0.5 + random_share());
     std::vector<char> moves(problem_.buffers.size(), false);
+    if (start_.is_failed_first) {
+      for (const BufferIndex i : failed_) {
+        ++failures_[i];
+        moves[i] = true;
+      }
+    }
     for (const BufferIndex i : order_) {
       double least = buffer_slack_[i];
       const auto visit = [&](Moment begin, Moment end) {
@@ -142,7 +151,7 @@ class TightMoments {
       };
       visit(span(i).begin, span(i).end);
       visit(0, span(i).wrap);
-      moves[i] = least < buffer_slack_[i];
+      if (least < buffer_slack_[i]) moves[i] = true;
       buffer_slack_[i] = least;
     }
     const auto before = [&](BufferIndex a, BufferIndex b) { return comes_before(a, b); };
@@ -170,6 +179,7 @@ class TightMoments {
   Bytes highest_ = 0;
   std::vector<double> slack_;         // by moment
   std::vector<double> buffer_slack_;  // the least in the buffer's lifetime
+  std::vector<int> failures_;         // of each buffer, if they count
   std::vector<BufferIndex> order_;
   std::vector<BufferIndex> failed_;  // in the last round
   std::int64_t placed_ = 0;          // in the last round
@@ -182,9 +192,9 @@ class TightMoments {
 const std::vector<TightStart>& tight_starts() {
   using enum TightStart::By;
   static const std::vector<TightStart> all = {
-      {"tight-distance", kDistance, 0.05, false},
-      {"tight-load", kLoad, 0.02, false},
-      {"tight-long-first", kDistance, 0.005, true},
+      {"tight-long-first", kDistance, 0.005, true, true},
+      {"tight-distance", kDistance, 0.05, false, false},
+      {"tight-load", kLoad, 0.02, false, false},
   };
   return all;
 }

@@ -37,9 +37,10 @@ struct TightStart {
   enum class By : std::uint8_t { kDistance, kLoad };
 
   std::string_view name;
-  By by = By::kDistance;       // the first slack: a part of all moments, or of the highest load
-  double step = 0;             // by which a failure lowers the slack, on average
-  bool is_long_first = false;  // places all long-lived buffers before the others
+  By by = By::kDistance;         // the first slack: a part of all moments, or of the highest load
+  double step = 0;               // by which a failure lowers the slack, on average
+  bool is_long_first = false;    // places all long-lived buffers before the others
+  bool is_failed_first = false;  // among equals, those that failed most often come first
 };
 
 // The starts that are worth trying, the most promising first.
