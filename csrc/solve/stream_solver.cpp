@@ -179,7 +179,7 @@ class Solver {
     }
     // After the others: they are faster where they meet the bound.
     enough.target = std::max(enough.target, bound);
-    if (patience(winner, enough) > kTightPatience) {
+    if (patience(winner, enough) > kTightPatience && kTightRounds * buffers <= kTightPlacements) {
       run_attempts(tight_moments(problem, timeline), threads_, enough, winner);
     }
     if (buffers <= kLastResortBuffers) {
@@ -267,6 +267,7 @@ class Solver {
   static constexpr std::int64_t kMultilevelBuffers = 20'000;
   static constexpr double kMultilevelPatience = 5;                  // a gap of 0.2 %
   static constexpr std::int64_t kMultilevelPlacements = 2'400'000;  // of blocks: one second
+  static constexpr std::int64_t kTightRounds = 4;                   // fewer gain nothing
   static constexpr double kTightPatience = 5;                       // a gap of 0.2 %
   static constexpr std::int64_t kTightPlacements = 1'200'000;       // of each start: half a second
   // The multilevel search as the last resort: with more buffers, it costs more than it gains.
