@@ -22,6 +22,7 @@ from stalloc.tables import (
     SlotDecisions,
     Slots,
     Startup,
+    Turns,
 )
 
 DEFAULT_ALIGNMENT = 512
@@ -126,6 +127,11 @@ class Plan(Document[_core.Plan]):
     def slot_decisions(self) -> SlotDecisions:
         """The decisions that have no fixed address, but a slot."""
         return SlotDecisions(**self._core.slot_decisions())
+
+    @cached_property
+    def turns(self) -> Turns:
+        """The decisions that take turns between two places."""
+        return Turns(**self._core.turns())
 
     @cached_property
     def startup(self) -> Startup:

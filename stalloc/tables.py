@@ -318,6 +318,31 @@ class SlotDecisions(_Table):
 
 
 @dataclass(frozen=True, slots=True)
+class Turns(_Table):
+    """Decisions that take turns between two places, since each outlives the next iteration's.
+
+    In a layout such a decision has its own offset from its allocation to the end of the iteration.
+    The block of the iteration before has the other offset until it is freed. The next layout has
+    them the other way round.
+
+    Attributes:
+        row: Row of the plan's decisions.
+        over: Ticks that the request lives beyond its `upper`.
+        offset: Bytes from the start of the pool to the block of the iteration before.
+        size: Bytes of that block. A larger one needs another layout.
+        first: Bytes from the start of the pool to the first place.
+        second: The same of the second place.
+    """
+
+    row: Int32s
+    over: Int64s
+    offset: Int64s
+    size: Int64s
+    first: Int64s
+    second: Int64s
+
+
+@dataclass(frozen=True, slots=True)
 class Reusable(_Table):
     """Addresses that a plan leaves idle through the window of a group, by group and ascending.
 

@@ -52,6 +52,7 @@ void bind_plan(py::module_& m) {
   tables["slots"] = describe<plan::SlotClass>(plan::kSlotColumns);
   tables["slot_decisions"] = describe<plan::SlotDecisionRow>(plan::kSlotDecisionColumns);
   tables["slot_startup"] = describe<plan::SlotStartupRow>(plan::kSlotStartupColumns);
+  tables["turns"] = describe<plan::TurnRow>(plan::kTurnColumns);
   tables["contexts"] = describe<plan::ContextRow>(plan::kContextColumns);
   tables["laws"] = describe<profile::SizeLaw>(plan::kLawColumns);
   tables["law_terms"] = describe<plan::LawTermRow>(plan::kLawTermColumns);
@@ -90,6 +91,10 @@ void bind_plan(py::module_& m) {
       .def("slot_decisions",
            [](const plan::Plan& plan) {
              return owning_table(plan::slot_decision_rows(plan), plan::kSlotDecisionColumns);
+           })
+      .def("turns",
+           [](const plan::Plan& plan) {
+             return owning_table(plan::turn_rows(plan), plan::kTurnColumns);
            })
       .def_readonly("extent_names", &plan::Plan::extent_names)
       .def_readonly("extents", &plan::Plan::extents)

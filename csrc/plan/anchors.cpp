@@ -49,15 +49,11 @@ bool shares_addresses(const Plan& plan) {
 // no size.
 std::vector<Anchor> candidates(const Plan& plan, Size size) {
   if (plan.laws.empty() || !shares_addresses(plan)) return {};
-  LawSizes largest = law_sizes(plan, plan.extents);
-  for (const std::vector<profile::Extent>& extents : plan.seen) {
-    const LawSizes sizes = law_sizes(plan, extents);
-    for (const auto l : sizes.indices()) largest[l] = std::max(largest[l], sizes[l]);
-  }
+  const LawSizes largest = largest_sizes(plan);
   std::vector<Anchor> anchors;
   for (const DecisionIndex i : indices<DecisionIndex>(plan.decisions)) {
     const Decision& d = plan[i];
-    if (d.slots != kNone || !lives_on(plan, d)) continue;
+    if (d.slots != kNone || d.over > 0 || !lives_on(plan, d)) continue;
     const bool varies = d.law != kNone;
     Bytes room = varies ? largest[d.law] : d.size;
     const bool small = is_small(plan, room + room / 2);
@@ -67,7 +63,8 @@ std::vector<Anchor> candidates(const Plan& plan, Size size) {
   return anchors;
 }
 
-// The anchors alone.
+// The anchors alone, then both places of each turn, which other anchors never have: in the next
+// layout they are in use at other times.
 solve::Problem problem_of(const Plan& plan, const std::vector<Anchor>& anchors) {
   solve::Problem problem;
   problem.period = plan.period;
@@ -76,7 +73,20 @@ solve::Problem problem_of(const Plan& plan, const std::vector<Anchor>& anchors) 
     const Decision& d = plan[a.decision];
     problem.buffers.push_back({.size = a.room, .lower = d.lower, .upper = d.upper});
   }
+  for (const Turn& t : plan.turns) {
+    problem.buffers.insert(problem.buffers.end(), 2,
+                           {.size = plan[t.decision].size, .upper = plan.period});
+  }
   return problem;
+}
+
+// True if the addresses from `offset` on belong to a place of a turn.
+bool meets_turn(const Plan& plan, Offset offset, Bytes size) {
+  return std::ranges::any_of(plan.turns, [&](const Turn& t) {
+    const Bytes room = align_up(plan[t.decision].size, plan.alignment);
+    return std::ranges::any_of(
+        t.places, [&](Offset place) { return offset < place + room && place < offset + size; });
+  });
 }
 
 Bytes height_of_slots(const Plan& plan) {
@@ -99,8 +109,11 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// Requests that take turns lie at their places in this layout, too, or anywhere.
+enum class Turning { kAtPlaces, kAnywhere };
+
 // Lays the plan out around the anchors. False if it then needs more than `most` bytes.
-bool lay_out_around(Plan& plan, const std::vector<Anchor>& anchors, Bytes most,
+bool lay_out_around(Plan& plan, const std::vector<Anchor>& anchors, Turning turning, Bytes most,
                     const LayoutOptions& options, const solve::Budget& budget) {
   for (const Anchor& a : anchors) plan[a.decision].size = a.room;
   if (solve::load_bound(plan::problem_of(plan)) > most) return false;
@@ -112,8 +125,26 @@ bool lay_out_around(Plan& plan, const std::vector<Anchor>& anchors, Bytes most,
   for (std::size_t i = 0; i < anchors.size(); ++i) {
     around.fixed[anchors[i].decision] = slots + bottom.layout.offsets[i];
   }
+  around.fixed_turns.assign(plan.turns.size(), kUnplaced);
+  const Offset* next = bottom.layout.offsets.data() + anchors.size();
+  for (const TurnIndex t : around.fixed_turns.indices()) {
+    for (Offset& place : plan[t].places) place = slots + *next++;
+    if (turning == Turning::kAnywhere) continue;
+    around.fixed[plan[t].decision] = plan[t].places[0];
+    around.fixed_turns[t] = plan[t].places[1];
+  }
   lay_out(plan, around, budget);
   return plan.pool <= most;
+}
+
+// Gives turns places of their own above the slots, whatever else lies there.
+void place_turns(Plan& plan) {
+  Offset end = height_of_slots(plan);
+  for (Turn& t : plan.turns) {
+    for (Offset& place : t.places) {
+      place = std::exchange(end, end + align_up(plan[t.decision].size, plan.alignment));
+    }
+  }
 }
 
 }  // namespace
@@ -123,7 +154,8 @@ bool is_small(const Plan& plan, Bytes size) { return size <= plan.load / kSmallP
 std::vector<DecisionIndex> anchors_of(const Plan& plan) {
   std::vector<DecisionIndex> anchors;
   for (const Anchor& a : candidates(plan, Size::kAny)) {
-    if (plan[a.decision].size >= a.room) anchors.push_back(a.decision);
+    const Decision& d = plan[a.decision];
+    if (d.size >= a.room && !meets_turn(plan, d.offset, a.room)) anchors.push_back(a.decision);
   }
   return anchors;
 }
@@ -136,15 +168,19 @@ void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Bud
   const Bytes most = plan.pool + plan.pool / kMostCosts;
   solve::Budget enough = budget;
   enough.target = most;
-  for (const Size size : {Size::kAny, Size::kSmall}) {
-    const std::vector<Anchor> anchors = candidates(plan, size);
-    if (anchors.empty() || lie_at_bottom(plan, anchors)) return;
-    Plan anchored = plan;
-    if (lay_out_around(anchored, anchors, most, options, enough.within(seconds))) {
-      plan = std::move(anchored);
-      return;
+  for (const Turning turning : {Turning::kAtPlaces, Turning::kAnywhere}) {
+    for (const Size size : {Size::kAny, Size::kSmall}) {
+      const std::vector<Anchor> anchors = candidates(plan, size);
+      if (plan.turns.empty() && (anchors.empty() || lie_at_bottom(plan, anchors))) return;
+      Plan anchored = plan;
+      if (lay_out_around(anchored, anchors, turning, most, options, enough.within(seconds))) {
+        plan = std::move(anchored);
+        return;
+      }
     }
+    if (plan.turns.empty()) return;
   }
+  place_turns(plan);
 }
 
 }  // namespace stalloc::plan

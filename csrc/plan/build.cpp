@@ -16,6 +16,7 @@
 #include "plan/slots.h"
 #include "plan/startup.h"
 #include "plan/startup_slots.h"
+#include "plan/turns.h"
 #include "solve/core/bound.h"
 
 namespace stalloc::plan {
@@ -264,6 +265,7 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   add_laws(plan, profile);
   const std::vector<DecisionIndex> row_of = add_decisions(plan, profile, phase_of);
   add_slots(plan, profile, row_of);
+  add_turns(plan, profile, row_of);
   add_persistent(plan, profile, phase_of);
   const auto complete = [&](Plan& draft, const solve::Budget& time) {
     if (options.dynamic) add_groups(draft, profile, phase_of, row_of, options.regions);

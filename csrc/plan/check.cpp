@@ -12,6 +12,7 @@
 #include "plan/slots.h"
 #include "plan/startup.h"
 #include "plan/startup_slots.h"
+#include "plan/turns.h"
 #include "profile/roles.h"
 #include "verify/idle_validator.h"
 #include "verify/validator.h"
@@ -259,6 +260,7 @@ void Plan::check() const {
   check_groups(*this);
   check_persistent(*this);
   check_laws(*this);
+  check_turns(*this);
   if (headroom < 0) throw PlanError("headroom: " + std::to_string(headroom) + " per cent");
   const solve::Problem problem = problem_of(*this);
   problem.check();

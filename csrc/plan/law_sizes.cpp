@@ -49,4 +49,13 @@ LawSizes law_sizes(const Plan& plan, std::span<const Extent> extents) {
   return sizes;
 }
 
+LawSizes largest_sizes(const Plan& plan) {
+  LawSizes largest = law_sizes(plan, plan.extents);
+  for (const std::vector<profile::Extent>& extents : plan.seen) {
+    const LawSizes sizes = law_sizes(plan, extents);
+    for (const auto l : sizes.indices()) largest[l] = std::max(largest[l], sizes[l]);
+  }
+  return largest;
+}
+
 }  // namespace stalloc::plan

@@ -16,4 +16,7 @@ using LawSizes = IndexedVector<profile::LawIndex, Bytes>;
 // law leaves a remainder. Throws PlanError if a size does not fit in Bytes.
 LawSizes law_sizes(const Plan& plan, std::span<const profile::Extent> extents);
 
+// The largest of each law at the envelope and at all profiled extents. Throws as law_sizes().
+LawSizes largest_sizes(const Plan& plan);
+
 }  // namespace stalloc::plan

@@ -32,6 +32,10 @@ solve::Problem above_slots(const Plan& plan, const LayoutOptions& options, Bytes
   for (const GroupIndex g : options.fixed_regions.indices()) {
     problem.buffers[plan.decisions.size() + g.position()].fixed = options.fixed_regions[g];
   }
+  const std::size_t turns = plan.decisions.size() + plan.groups.size();
+  for (const TurnIndex t : options.fixed_turns.indices()) {
+    problem.buffers[turns + t.position()].fixed = options.fixed_turns[t];
+  }
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     if (plan.decisions[i].slots != kNone) {
       problem.buffers[i].size = 0;
@@ -65,6 +69,10 @@ void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budg
   }
   for (std::size_t i = 0; i < plan.groups.size(); ++i) {
     plan.groups[i].offset = slots + offsets[plan.decisions.size() + i];
+  }
+  const std::size_t turns = plan.decisions.size() + plan.groups.size();
+  for (std::size_t i = 0; i < plan.turns.size(); ++i) {
+    plan.turns[i].offset = slots + offsets[turns + i];
   }
   plan.algorithm = result.algorithm;
   plan.optimal = result.optimal;

@@ -20,6 +20,8 @@ struct LayoutOptions {
   IndexedVector<DecisionIndex, Offset> fixed = {};
   // The same for the region of each group.
   IndexedVector<GroupIndex, Offset> fixed_regions = {};
+  // The same for the second place of each turn.
+  IndexedVector<TurnIndex, Offset> fixed_turns = {};
   // Addresses that nothing may have for a while, with fixed offsets above the slots.
   std::vector<solve::Buffer> obstacles = {};
 };

@@ -6,6 +6,17 @@
 
 namespace stalloc::plan {
 
+namespace {
+
+// The end of a decision's lifetime in the problem. One that takes turns has its place until the end
+// of its iteration, and is a turn's block from then on.
+Tick end_of(const Decision& d, Tick period) {
+  if (d.slots != kNone) return d.lower;
+  return d.over > 0 ? period : d.upper;
+}
+
+}  // namespace
+
 solve::Problem problem_of(const Plan& plan) {
   solve::Problem problem;
   problem.period = plan.period;
@@ -15,7 +26,7 @@ solve::Problem problem_of(const Plan& plan) {
   for (const Decision& d : plan.decisions) {
     problem.buffers.push_back({.size = d.size,
                                .lower = d.lower,
-                               .upper = d.slots == kNone ? d.upper : d.lower,
+                               .upper = end_of(d, plan.period),
                                .stream = d.stream,
                                .phase_begin = d.phase,
                                .phase_end = d.phase_end});
@@ -27,6 +38,10 @@ solve::Problem problem_of(const Plan& plan) {
                                .stream = g.stream,
                                .phase_begin = g.phase,
                                .phase_end = g.phase_end});
+  }
+  for (const Turn& t : plan.turns) {
+    const Decision& d = plan[t.decision];
+    problem.buffers.push_back({.size = t.size, .upper = d.lower + d.over, .stream = d.stream});
   }
   for (const Offset wall : plan.walls) {
     problem.buffers.push_back({.size = plan.alignment, .upper = plan.period, .fixed = wall});
@@ -48,9 +63,19 @@ solve::Layout layout_of(const Plan& plan) {
   layout.offsets.reserve(plan.decisions.size() + plan.groups.size());
   for (const Decision& d : plan.decisions) layout.offsets.push_back(d.offset);
   for (const DynamicGroup& g : plan.groups) layout.offsets.push_back(g.offset);
+  for (const Turn& t : plan.turns) layout.offsets.push_back(t.offset);
   layout.offsets.insert(layout.offsets.end(), plan.walls.begin(), plan.walls.end());
   for (const SlotClass& c : plan.slots) layout.offsets.push_back(c.offset);
   return layout;
+}
+
+std::vector<TurnRow> turn_rows(const Plan& plan) {
+  std::vector<TurnRow> rows;
+  for (const Turn& t : plan.turns) {
+    const auto [first, second] = t.places;
+    rows.push_back({t.decision, plan[t.decision].over, t.offset, t.size, first, second});
+  }
+  return rows;
 }
 
 std::vector<ContextRow> context_rows(const Plan& plan) {

@@ -7,6 +7,7 @@
 // for every batch within the envelope. resize.h makes the plan for other extents.
 #pragma once
 
+#include <array>
 #include <map>
 #include <string>
 #include <string_view>
@@ -24,12 +25,14 @@ struct Decision;
 struct SlotClass;
 struct DynamicGroup;
 struct StartupRequest;
+struct Turn;
 
 // Indices into the tables of a plan. Plan::operator[] takes each.
 using DecisionIndex = Index<Decision>;
 using SlotClassIndex = Index<SlotClass>;
 using GroupIndex = Index<DynamicGroup>;
 using StartupIndex = Index<StartupRequest>;
+using TurnIndex = Index<Turn>;
 // Boxes have no table: requests with the same index share a slot; see boxes.h.
 using BoxIndex = Index<struct Box>;
 
@@ -46,7 +49,8 @@ struct Decision {
   // State that is replaced in each iteration takes any free slot of a class; see slots.h. Then
   // `offset` is the first slot's.
   SlotClassIndex slots = kNone;
-  Tick over = 0;  // ticks that it lives beyond `upper`, at most a period
+  // Ticks that it lives beyond `upper`, at most a period. Without slots it takes turns (Turn).
+  Tick over = 0;
   // Requests that share a slot: state that is handed over together (generations.h), or others while
   // the slot is idle (boxes.h). Then `offset` is the one in the first slot.
   BoxIndex box = kNone;
@@ -58,6 +62,18 @@ struct SlotClass {
   Offset offset = 0;
   std::int32_t count = 0;
   StreamId stream = 0;
+};
+
+// A decision whose size varies and that lives longer than an iteration. Its requests take turns
+// between two places; see turns.h. In this layout the block of the iteration before lies at
+// `offset` until it is freed.
+struct Turn {
+  DecisionIndex decision = kNone;
+  Offset offset = 0;
+  Bytes size = 0;
+  // With room for the decision's size, and for no anchor. The same in all layouts, which may have
+  // the decision and the block elsewhere, too.
+  std::array<Offset, 2> places = {0, 0};
 };
 
 struct AddressRange {
@@ -162,9 +178,10 @@ struct Plan {
   std::vector<StartupRequest> startup;        // by phase, then by `after`, then by `lower`
   std::vector<DecisionIndex> absent;  // decisions that the first iteration does not make, ascending
   std::vector<SlotClass> slots;
-  std::vector<std::string> dynamic;                // names of the modules found to be dynamic
-  std::vector<std::string> extent_names;           // of the extents that change: "ids.1", ...
-  std::vector<profile::Extent> extents;            // by name: the envelope, see Note [Envelope]
+  std::vector<Turn> turns;                // one for each decision that takes turns, ascending
+  std::vector<std::string> dynamic;       // names of the modules found to be dynamic
+  std::vector<std::string> extent_names;  // of the extents that change: "ids.1", ...
+  std::vector<profile::Extent> extents;   // by name: the envelope, see Note [Envelope]
   std::vector<std::vector<profile::Extent>> seen;  // the distinct extents that were profiled
   // Extents that no law uses, since they never changed or always equalled another, by name: the
   // largest profiled value. A run may change them; see runtime/microbatches.h.
@@ -187,6 +204,8 @@ struct Plan {
   DynamicGroup& operator[](GroupIndex g) { return groups[g.position()]; }
   const StartupRequest& operator[](StartupIndex s) const { return startup[s.position()]; }
   StartupRequest& operator[](StartupIndex s) { return startup[s.position()]; }
+  const Turn& operator[](TurnIndex t) const { return turns[t.position()]; }
+  Turn& operator[](TurnIndex t) { return turns[t.position()]; }
   const SlotClass& operator[](SlotClassIndex c) const { return slots[c.position()]; }
   SlotClass& operator[](SlotClassIndex c) { return slots[c.position()]; }
   const profile::SizeLaw& operator[](profile::LawIndex l) const { return laws[l.position()]; }
@@ -205,8 +224,8 @@ struct Plan {
 };
 
 // The problem that a plan solves, and its solution. The buffers are the decisions, then the groups'
-// regions, the walls, and the slots of each class as one buffer. Decisions in slots have empty
-// lifetimes.
+// regions, the second places of turns, the walls, and the slots of each class as one buffer.
+// Decisions in slots have empty lifetimes.
 solve::Problem problem_of(const Plan& plan);
 solve::Layout layout_of(const Plan& plan);
 
@@ -249,6 +268,18 @@ struct SlotStartupRow {
   SlotClassIndex slots = kNone;
   DecisionIndex decision = kNone;
 };
+
+// The decisions that take turns.
+struct TurnRow {
+  DecisionIndex row = kNone;
+  Tick over = 0;
+  Offset offset = 0;
+  Bytes size = 0;
+  Offset first = 0;  // the places
+  Offset second = 0;
+};
+
+std::vector<TurnRow> turn_rows(const Plan& plan);
 
 std::vector<SlotDecisionRow> slot_decision_rows(const Plan& plan);
 std::vector<SlotStartupRow> slot_startup_rows(const Plan& plan);

@@ -66,6 +66,12 @@ inline constexpr std::tuple kSlotStartupColumns{
     Column<&SlotStartupRow::decision>{.name = "decision", .optional = true},
 };
 
+inline constexpr std::tuple kTurnColumns{
+    Column<&TurnRow::row>{"row"},       Column<&TurnRow::over>{"over"},
+    Column<&TurnRow::offset>{"offset"}, Column<&TurnRow::size>{"size"},
+    Column<&TurnRow::first>{"first"},   Column<&TurnRow::second>{"second"},
+};
+
 inline constexpr std::tuple kContextColumns{
     Column<&ContextRow::group>{"group"},
     Column<&ContextRow::context, &profile::DynamicContext::size>{"size"},

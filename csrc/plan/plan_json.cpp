@@ -72,6 +72,19 @@ void distribute_slots(const auto& rows, auto& targets, std::string_view name, au
   }
 }
 
+// Gives each decision that takes turns its second place.
+void add_turns(const std::vector<TurnRow>& rows, Plan& plan) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const TurnRow& r = rows[i];
+    if (!r.row.points_into(plan.decisions)) {
+      throw PlanError("turns, row " + std::to_string(i) + ": there is no decision " +
+                      to_string(r.row));
+    }
+    plan[r.row].over = r.over;
+    plan.turns.push_back({r.row, r.offset, r.size, {r.first, r.second}});
+  }
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
@@ -106,6 +119,7 @@ std::string to_json(const Plan& plan) {
     write_table(out, "slot_decisions", slot_decision_rows(plan), kSlotDecisionColumns);
     write_table(out, "slot_startup", slot_startup_rows(plan), kSlotStartupColumns);
   }
+  if (!plan.turns.empty()) write_table(out, "turns", turn_rows(plan), kTurnColumns);
   write_table(out, "contexts", context_rows(plan), kContextColumns);
   write_table(out, "reusable", reusable_rows(plan), kReusableColumns);
   if (!plan.fixed_extents.empty()) {
@@ -131,6 +145,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
   std::vector<ContextRow> contexts;
   std::vector<SlotDecisionRow> slot_decisions;
   std::vector<SlotStartupRow> slot_startup;
+  std::vector<TurnRow> turns;
   std::vector<ReusableRow> reusable;
   std::vector<LawTermRow> terms;
   std::vector<profile::Extent> seen;
@@ -188,6 +203,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"slots", table(plan.slots, kSlotColumns), /*optional=*/true},
           {"slot_decisions", table(slot_decisions, kSlotDecisionColumns), /*optional=*/true},
           {"slot_startup", table(slot_startup, kSlotStartupColumns), /*optional=*/true},
+          {"turns", table(turns, kTurnColumns), /*optional=*/true},
           {"contexts", table(contexts, kContextColumns)},
           {"reusable", table(reusable, kReusableColumns)},
           // Files of versions without changing batches lack these.
@@ -227,6 +243,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
                        s.slots = r.slots;
                        s.decision = r.decision;
                      });
+    add_turns(turns, plan);
     plan.check();
   } catch (const PlanError& error) {
     throw PlanError(std::string(source) + ": " + error.what());

@@ -71,10 +71,42 @@ Bytes load_of(const Plan& plan) {
   };
   std::ranges::for_each(plan.decisions, add);
   std::ranges::for_each(plan.groups, add);
+  for (const Turn& t : plan.turns) {
+    changes[plan[t.decision].lower] += t.size;
+    changes[plan[t.decision].lower + plan[t.decision].over] -= t.size;
+  }
   Bytes live = 0;
   Bytes most = 0;
   for (const auto& [tick, change] : changes) most = std::max(most, live += change);
   return most;
+}
+
+// Fixes the addresses of requests that take turns: the block of the iteration before lies where it
+// is, and its successor at a place that no such block has, if it fits.
+void fix_turns(const Plan& plan, Plan& resized, const ResizeOptions& options,
+               LayoutOptions& layout) {
+  if (plan.turns.empty()) return;
+  layout.fixed.resize(plan.decisions.size(), kUnplaced);
+  layout.fixed_turns.resize(plan.turns.size(), kUnplaced);
+  const auto is_taken = [&](Offset place, Bytes room) {
+    return std::ranges::any_of(options.live_turns, [&](const Turn& t) {
+      return place < t.offset + align_up(t.size, plan.alignment) && t.offset < place + room;
+    });
+  };
+  for (const TurnIndex i : layout.fixed_turns.indices()) {
+    const auto& [decision, offset, size, places] = plan[i];
+    const Bytes room = align_up(plan[decision].size, plan.alignment);
+    const auto block = std::ranges::find(options.live_turns, decision, &Turn::decision);
+    if (block != options.live_turns.end()) {
+      resized[i].size = block->size;
+      layout.fixed_turns[i] = block->offset;
+    }
+    if (options.free_turns || resized[decision].size > room) continue;
+    const auto place = std::ranges::find_if(places, [&](Offset p) { return !is_taken(p, room); });
+    if (place == places.end()) continue;
+    resized[decision].size = plan[decision].size;
+    layout.fixed[decision] = *place;
+  }
 }
 
 // Moves the resident region, and the requests in it, with the end of the pool.
@@ -99,6 +131,9 @@ Plan sized(const Plan& plan, std::span<const Extent> extents, const std::vector<
   for (Decision& d : result.decisions) {
     if (d.law != kNone) d.size = after.of(d.law, d.phase);
   }
+  for (Turn& t : result.turns) {
+    t.size = in_proportion(t.size, result[t.decision].size, plan[t.decision].size);
+  }
   for (PersistentRequest& r : result.persistent) {
     if (r.law != kNone) r.size = after.of(r.law, r.phase);
   }
@@ -112,8 +147,13 @@ Plan sized(const Plan& plan, std::span<const Extent> extents, const std::vector<
 }
 
 Bytes bound_at(const Plan& plan, std::span<const Extent> extents,
-               const std::vector<OwnExtents>& own) {
-  const solve::Problem problem = problem_of(sized(plan, extents, own));
+               const std::vector<OwnExtents>& own, const std::vector<Turn>& live_turns) {
+  Plan at_extents = sized(plan, extents, own);
+  for (Turn& t : at_extents.turns) {
+    const auto block = std::ranges::find(live_turns, t.decision, &Turn::decision);
+    if (block != live_turns.end()) t.size = block->size;
+  }
+  const solve::Problem problem = problem_of(at_extents);
   problem.check();
   return solve::load_bound(problem);
 }
@@ -129,6 +169,7 @@ Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptio
     resized[d].size = plan[d].size;
     layout.fixed[d] = plan[d].offset;
   }
+  fix_turns(plan, resized, options, layout);
   resized.load = std::max<Bytes>(plan.load + load_of(resized) - load_of(plan), 0);
   solve::Budget budget;
   budget.target = options.enough;

@@ -39,6 +39,10 @@ struct ResizeOptions {
   // Decisions that keep their offset and the room that their size gives them; see anchors.h.
   std::vector<DecisionIndex> anchors = {};
   std::vector<OwnExtents> own = {};  // complete
+  // Blocks of the iteration before that take turns, with their addresses.
+  std::vector<Turn> live_turns = {};
+  // Requests that take turns may lie anywhere, even if they fit their places.
+  bool free_turns = false;
   // The walls between several pieces of memory. See Plan::walls.
   std::vector<Offset> walls = {};
 };
@@ -48,8 +52,9 @@ Plan sized(const Plan& plan, std::span<const profile::Extent> extents,
            const std::vector<OwnExtents>& own = {});
 
 // The load bound of the plan at `extents`: no layout for them is lower. O(n log n).
+// `live_turns`: as ResizeOptions'.
 Bytes bound_at(const Plan& plan, std::span<const profile::Extent> extents,
-               const std::vector<OwnExtents>& own = {});
+               const std::vector<OwnExtents>& own = {}, const std::vector<Turn>& live_turns = {});
 
 // The plan for `extents`, one for each of the plan's names; an unknown extent (negative) is as in
 // the envelope. The result has passed check(). Requests of start-up in the pool lose their

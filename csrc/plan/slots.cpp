@@ -24,7 +24,7 @@ void add_slots(Plan& plan, const profile::IterationProfile& profile,
   std::map<std::pair<Bytes, StreamId>, SlotClassIndex> index;
   for (std::size_t i = 0; i < profile.requests.size(); ++i) {
     const profile::ProfiledRequest& r = profile.requests[i];
-    if (row_of[i] == kNone || r.over == 0) continue;
+    if (row_of[i] == kNone || r.over == 0 || profile.follows_extents(r.law)) continue;
     Decision& d = plan[row_of[i]];
     const Bytes size = align_up(d.size, plan.alignment);
     const auto [it, is_new] = index.try_emplace({size, d.stream}, plan.slots.size());
@@ -40,7 +40,7 @@ std::vector<StateUse> state_uses(const Plan& plan) {
   std::vector<StateUse> uses;
   std::map<BoxIndex, std::size_t> use_of;
   for (const Decision& d : plan.decisions) {
-    if (d.over == 0) continue;
+    if (d.slots == kNone || d.over == 0) continue;
     const StateUse use{d.slots, d.lower, d.upper + d.over};
     const auto [it, is_new] =
         d.box == kNone ? std::pair{use_of.end(), true} : use_of.try_emplace(d.box, uses.size());
@@ -101,6 +101,7 @@ solve::Problem real_problem(const Plan& plan) {
   problem.buffers.resize(problem.buffers.size() - plan.slots.size());
   for (std::size_t i = 0; i < plan.decisions.size(); ++i) {
     const Decision& d = plan.decisions[i];
+    if (d.slots == kNone) continue;
     problem.buffers[i].upper = d.upper;
     if (d.over > 0) problem.buffers.push_back(overlap_of(d));
   }
@@ -115,7 +116,7 @@ void check_slots(const Plan& plan, std::vector<verify::SlotUse> boxes) {
   }
   std::vector<verify::SlotUse> uses = std::move(boxes);
   for (const Decision& d : plan.decisions) {
-    if (d.box != kNone || (d.slots == kNone && d.over == 0)) continue;
+    if (d.box != kNone || d.slots == kNone) continue;
     if (d.over <= 0 || d.over > plan.period || d.upper - d.lower != plan.period) {
       throw PlanError("slot uses, row " + std::to_string(uses.size()) + ": lives " +
                       std::to_string(d.over) + " ticks beyond its period");

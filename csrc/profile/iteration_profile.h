@@ -42,6 +42,9 @@ struct ProfiledRequest {
   // The ticks that a persistent request lives beyond `upper` if the next iteration replaces it and
   // frees it after it has made its like. 0 for any other.
   Tick over = 0;
+  // If its size varies: that of the block that it replaces, where the request itself is largest. 0
+  // if unknown.
+  Bytes before = 0;
   bool dynamic = false;  // size or presence differs between iterations, or tagged
 };
 
@@ -175,6 +178,8 @@ struct IterationProfile {
   // phase, and of the training thread. Only that thread's requests come in an order that can be
   // followed.
   bool is_plannable(const ProfiledRequest& r) const;
+  // True if the law tells a size from extents.
+  bool follows_extents(LawIndex law) const { return law != kNone && !(*this)[law].terms.empty(); }
   // `law` if sizes that follow it vary, else kNone.
   LawIndex varying(LawIndex law) const;
   // True for persistent requests that come in every iteration. They have no address in a plan, but

@@ -24,6 +24,7 @@
 #include "profile/counterparts.h"
 #include "profile/dynamic.h"
 #include "profile/envelope.h"
+#include "profile/law_fit.h"
 #include "profile/short_iterations.h"
 #include "profile/size_laws.h"
 #include "profile/startup.h"
@@ -53,7 +54,10 @@ struct Sighting {
 class Profiler {
  public:
   Profiler(const Counterparts& all, const DynamicStays& stays)
-      : all_(all), trace_(all.trace()), reference_(all.reference()), dynamic_stays_(stays) {}
+      : all_(all), trace_(all.trace()), reference_(all.reference()), dynamic_stays_(stays) {
+    has_one_stream_ =
+        std::ranges::all_of(trace_.requests, [](const trace::Request& r) { return r.stream == 0; });
+  }
 
   IterationProfile run() const {
     const std::int32_t count = all_.iteration(reference_).count;
@@ -148,8 +152,10 @@ class Profiler {
     } else {
       const Sighting sighting = longest(i);
       const Tick tick = sighting.kind < Sighting::Kind::kStillAlive ? free_tick(sighting) : kNone;
-      if (sighting.kind == Sighting::Kind::kReplaced && tick > result.lower && !varies(result)) {
+      if (sighting.kind == Sighting::Kind::kReplaced && tick > result.lower &&
+          (!varies(result) || may_take_turns(result))) {
         result.over = tick - result.lower;
+        if (varies(result)) result.before = before_largest(result);
       }
       if (sighting.kind != Sighting::Kind::kFreed) return persistent(result);
       result.upper = tick + sighting.periods * period;
@@ -188,8 +194,35 @@ class Profiler {
     }
   }
 
-  // True for a batch that the next one replaces and whose size varies. It lies beside the pool: a
-  // pool that always holds it could not be exchanged for a larger one.
+  // True if a request whose size varies can have two places in turns: a layout in which it has the
+  // other one comes into force when a forward begins. With several streams that is too expensive.
+  bool may_take_turns(const ProfiledRequest& r) const {
+    return has_one_stream_ && std::ranges::any_of(all_.phases().list(), [&](const auto& phase) {
+             return phase.key.kind == trace::PhaseKind::kForward && phase.begin <= r.lower;
+           });
+  }
+
+  // The size in the iteration before, of that with the largest size.
+  Bytes before_largest(const ProfiledRequest& r) const {
+    const SizeLaw& law = all_.laws()[r.law];
+    if (law.source != LawSource::kOwn) return 0;
+    const trace::PhaseKey& key = all_.phases().list()[r.phase_begin.position()].key;
+    std::map<std::int32_t, Bytes> sizes;  // by iteration
+    for (std::size_t p = 0; p < trace_.phases.size(); ++p) {
+      const trace::PhaseSpan& span = trace_.phases[p];
+      const std::vector<Extent>& extents = all_.laws().own[p];
+      if (span.key == key && !extents.empty()) {
+        sizes[span.iteration] = evaluate_at_least(law, extents);
+      }
+    }
+    std::pair<Bytes, Bytes> largest = {0, 0};  // and the one before
+    for (const auto& [iteration, size] : sizes) {
+      const auto before = sizes.find(iteration - 1);
+      if (before != sizes.end()) largest = std::max(largest, {size, before->second});
+    }
+    return largest.second;
+  }
+
   bool varies(const ProfiledRequest& r) const {
     return r.law != kNone && !all_.laws()[r.law].terms.empty();
   }
@@ -224,6 +257,7 @@ class Profiler {
   const trace::Trace& trace_;
   std::int32_t reference_;
   const DynamicStays& dynamic_stays_;
+  bool has_one_stream_ = true;
 };
 
 // Profiles a trace. `modules` are dynamic, and their requests are tagged. If there are none, looks

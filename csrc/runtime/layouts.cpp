@@ -18,6 +18,9 @@ constexpr std::size_t kMostLayouts = 64;
 // A layout for both may take so much more memory than one for the new extents alone, in per mille.
 constexpr Bytes kTolerance = 5;
 
+// Layouts that cover more than a batch are tried so often, each smaller than the one before.
+constexpr int kMostWide = 3;
+
 // The steps in which an extent of a new layout is raised to what the memory holds.
 constexpr int kSteps = 5;
 
@@ -74,11 +77,11 @@ Layouts::Extents Layouts::together(const Extents& extents) const {
 }
 
 // The extents, each raised as far as the memory allows, but not beyond the largest known.
-Layouts::Extents Layouts::widened(const Extents& extents, Bytes memory) const {
+Layouts::Extents Layouts::widened(const Extents& extents, const Turns& turns, Bytes memory) const {
   const Bytes limit = memory - memory / 1000 * kTolerance;
   const auto fits = [&](const Extents& wide) {
     try {
-      return bound_of({wide}) <= limit;
+      return bound_of({wide}, turns) <= limit;
     } catch (const Error&) {
       return false;  // a law has no size at these extents
     }
@@ -111,50 +114,107 @@ Layouts::Wanted Layouts::for_one(const Extents& extents, std::int32_t microbatch
   return wanted;
 }
 
-Bytes Layouts::bound_of(const Wanted& wanted) const {
-  return plan::bound_at(base(), wanted.extents, wanted.own);
+Bytes Layouts::bound_of(const Wanted& wanted, const Turns& turns) const {
+  return plan::bound_at(base(), wanted.extents, wanted.own, turns);
 }
 
 bool Layouts::suits(const plan::Plan& layout, const Memory& memory,
                     const StaticPool::LiveRows& live) const {
-  if (layout.pool > memory.size || layout.walls != memory.walls) return false;
+  if (layout.walls != memory.walls) return false;
   return std::ranges::all_of(live.decisions,
                              [&](const StaticPool::LiveDecision& l) {
                                return layout[l.decision].offset == l.offset;
                              }) &&
-         std::ranges::all_of(live.regions, [&](const StaticPool::LiveRegion& l) {
-           return layout[l.group].offset == l.offset;
+         std::ranges::all_of(
+             live.regions,
+             [&](const StaticPool::LiveRegion& l) { return layout[l.group].offset == l.offset; }) &&
+         std::ranges::all_of(live.turns, [&](const plan::Turn& l) {
+           const auto t = std::ranges::find(layout.turns, l.decision, &plan::Turn::decision);
+           return t->offset == l.offset && t->size >= l.size;
          });
+}
+
+bool Layouts::has_place(const plan::Turn& block) const {
+  const auto t = std::ranges::find(base().turns, block.decision, &plan::Turn::decision);
+  return block.size <= base()[block.decision].size &&
+         std::ranges::find(t->places, block.offset) != t->places.end();
+}
+
+// The blocks, with the room of the place that they have.
+Layouts::Turns Layouts::roomy(Turns turns) const {
+  for (plan::Turn& block : turns) {
+    if (has_place(block)) block.size = base()[block.decision].size;
+  }
+  return turns;
 }
 
 bool Layouts::are_anchored(const StaticPool::LiveRows& live) const {
   return live.regions.empty() &&
+         std::ranges::all_of(live.turns, [this](const plan::Turn& t) { return has_place(t); }) &&
          std::ranges::all_of(live.decisions, [&](const StaticPool::LiveDecision& l) {
            return is_anchor_[l.decision] && base()[l.decision].offset == l.offset;
          });
 }
 
+// The layout with the smallest pool among those that serve the extents now.
+const plan::Plan* Layouts::known(const Extents& extents, std::int32_t microbatch,
+                                 const Memory& memory, const StaticPool::LiveRows& live) const {
+  const plan::Plan* found = nullptr;
+  for (const Layout& layout : layouts_) {
+    if (layout.plan.pool > memory.size || (found && layout.plan.pool >= found->pool)) continue;
+    if (!plan::covers(layout.extents_of(microbatch), extents)) continue;
+    if (suits(layout.plan, memory, live)) found = &layout.plan;
+  }
+  return found;
+}
+
+// The layout that make() has made with room for any block that takes turns. It may be too large.
+const plan::Plan* Layouts::roomy_layout(const Extents& extents, const Memory& memory,
+                                        const StaticPool::LiveRows& live) {
+  const Turns turns = roomy(live.turns);
+  if (bound_of({extents}, turns) > memory.size) return nullptr;
+  StaticPool::LiveRows with_room = live;
+  with_room.turns = turns;
+  for (const Layout& layout : layouts_) {
+    if (!layout.own.empty() || layout.plan.extents != extents) continue;
+    if (suits(layout.plan, memory, with_room)) return &layout.plan;
+  }
+  return make({extents}, memory.walls, live, {turns}, memory.size, kSearch);
+}
+
+// A layout that covers as much beyond the extents as the memory holds.
+const plan::Plan* Layouts::wide_layout(const Extents& extents, const Memory& memory,
+                                       const StaticPool::LiveRows& live) {
+  Bytes limit = memory.size;
+  for (int i = 0; i < kMostWide; ++i) {
+    const Extents wide = widened(extents, roomy(live.turns), limit);
+    const plan::Plan* layout = roomy_layout(wide, memory, live);
+    if (!layout || layout->pool <= memory.size || wide == extents) return layout;
+    // The search leaves a gap to the bound, which is about the same for the next one.
+    limit = profile::in_proportion(limit, memory.size, layout->pool);
+  }
+  return nullptr;
+}
+
 const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, std::int32_t microbatch,
                                 const Memory& memory, const StaticPool::LiveRows& live) try {
   const Extents alone = complete(extents);
-  const plan::Plan* found = nullptr;
-  for (const Layout& layout : layouts_) {
-    if (!plan::covers(layout.extents_of(microbatch), alone)) continue;
-    if (!suits(layout.plan, memory, live)) continue;
-    if (!found || layout.plan.pool < found->pool) found = &layout.plan;
-  }
-  if (found) return found;
+  if (const plan::Plan* layout = known(alone, microbatch, memory, live)) return layout;
   raise(largest_, alone);
-  std::vector<Wanted> candidates = {{together(alone)}};
+  const auto fits = [&](const plan::Plan* layout) { return layout && layout->pool <= memory.size; };
+  const plan::Plan* layout = roomy_layout(together(alone), memory, live);
   // A layout around live blocks that are no anchors serves no other microbatch, so it need not be
   // wide.
-  if (are_anchored(live)) candidates.push_back({widened(alone, memory.size)});
-  if (candidates.back().extents != alone) candidates.push_back({alone});
-  if (microbatch != kNone) candidates.push_back(for_one(alone, microbatch));
-  for (const Wanted& wanted : candidates) {
-    if (bound_of(wanted) > memory.size) continue;
-    const plan::Plan* layout = make(wanted, memory.walls, live, memory.size, kSearch);
-    if (layout && layout->pool <= memory.size) return layout;
+  if (!fits(layout) && are_anchored(live)) layout = wide_layout(alone, memory, live);
+  if (!fits(layout)) layout = roomy_layout(alone, memory, live);
+  if (fits(layout)) return layout;
+  std::vector<std::pair<Wanted, bool>> exact;  // and whether requests may leave their places
+  if (!live.turns.empty()) exact = {{{alone}, false}, {{alone}, true}};
+  if (microbatch != kNone) exact.emplace_back(for_one(alone, microbatch), false);
+  for (const auto& [wanted, free] : exact) {
+    if (bound_of(wanted, live.turns) > memory.size) continue;
+    layout = make(wanted, memory.walls, live, {live.turns, free}, memory.size, kSearch);
+    if (fits(layout)) return layout;
   }
   return nullptr;
 } catch (const Error&) {
@@ -166,12 +226,13 @@ const plan::Plan* Layouts::grow(std::span<const profile::Extent> extents, const 
   const Extents alone = complete(extents);
   const Wanted both{together(alone)};
   const Wanted only{alone};
-  const Bytes least = bound_of(only);
-  const Wanted& wanted = bound_of(both) <= least + least / 1000 * kTolerance ? both : only;
-  if (more == More::kNewPool) return make(wanted, {}, live, 0, kSearchForMore);
+  const Bytes least = bound_of(only, live.turns);
+  const Wanted& wanted =
+      bound_of(both, live.turns) <= least + least / 1000 * kTolerance ? both : only;
+  if (more == More::kNewPool) return make(wanted, {}, live, {live.turns, true}, 0, kSearchForMore);
   std::vector<Offset> walls = memory.walls;
   if (more == More::kBehindWall) walls.push_back(memory.size);
-  return make(wanted, std::move(walls), live, 0, kSearchForMore);
+  return make(wanted, std::move(walls), live, {live.turns, true}, 0, kSearchForMore);
 } catch (const Error&) {
   return nullptr;  // a law has no size at these extents
 }
@@ -182,7 +243,7 @@ const plan::Plan* Layouts::in_one_piece() {
     const bool same = layout.own.empty() && layout.plan.extents == extents;
     if (same && layout.plan.walls.empty()) return &layout.plan;
   }
-  return make({extents}, {}, {}, 0, kSearch);
+  return make({extents}, {}, {}, {}, 0, kSearch);
 }
 
 // Lets live rows keep their addresses if their sizes stay the same, and keeps the others' free as
@@ -208,29 +269,42 @@ void Layouts::keep_places(const plan::Plan& sized, const StaticPool::LiveRows& l
   }
 }
 
-// The layout, without the places of live rows that clash with anchors.
+// The layout. If places of live rows clash with anchors or each other, it goes without the places
+// of anchors' blocks, then without those of all decisions, and at last without those of turns.
 plan::Plan Layouts::resized(const Wanted& wanted, plan::ResizeOptions options) const {
-  try {
-    return plan::resize(base(), wanted.extents, options);
-  } catch (const PlanError&) {
-    if (options.layout.obstacles.empty() && options.layout.fixed.empty()) throw;
-    options.layout.obstacles.clear();
-    for (const plan::DecisionIndex d : anchors_) {
-      if (!options.layout.fixed.empty()) options.layout.fixed[d] = kUnplaced;
+  plan::LayoutOptions& layout = options.layout;
+  for (int failed = 0;; ++failed) {
+    try {
+      return plan::resize(base(), wanted.extents, options);
+    } catch (const PlanError&) {
+      const bool keeps_rows = !layout.obstacles.empty() || !layout.fixed.empty();
+      if (!keeps_rows && options.live_turns.empty()) throw;
+      if (failed == 0) {
+        layout.obstacles.clear();
+        for (const plan::DecisionIndex d : anchors_) {
+          if (!layout.fixed.empty()) layout.fixed[d] = kUnplaced;
+        }
+      } else if (failed == 1) {
+        layout.fixed.clear();
+      } else {
+        options.live_turns.clear();
+      }
     }
-    return plan::resize(base(), wanted.extents, options);
   }
 }
 
 // Null if no layout exists, for example because a size exceeds any device.
 const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
-                                const StaticPool::LiveRows& live, Bytes enough, double seconds) {
+                                const StaticPool::LiveRows& live, const PlannedTurns& turns,
+                                Bytes enough, double seconds) {
   try {
     plan::ResizeOptions options;
     options.time_limit = seconds;
     options.enough = enough;
     options.walls = std::move(walls);
     options.own = wanted.own;
+    options.live_turns = turns.live;
+    options.free_turns = turns.free;
     keep_places(plan::sized(base(), wanted.extents, wanted.own), live, options);
     ++made_;
     plan::Plan layout = resized(wanted, std::move(options));

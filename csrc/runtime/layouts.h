@@ -11,9 +11,13 @@
 //      rows, or few long ones) share the memory; one layout for the largest of both would need far
 //      more. It covers as much beyond these extents as the memory holds, so that few layouts serve
 //      all batches
-//   4  a new layout with these extents for this microbatch alone, and the current ones for the rest
+//   4  a new layout for these extents alone that fits the very blocks that take turns now
+//   5  a new layout with these extents for this microbatch alone, and the current ones for the rest
 //      of the iteration, if it fits: one iteration seldom has two batches of the largest size
-//   5  more memory: for both together, unless one layout for both needs more than for these alone
+//   6  more memory: for both together, unless one layout for both needs more than for these alone
+//
+// Requests that take turns (plan/turns.h) have one of two places in a layout, and the live block of
+// the iteration before has the other. So there is a layout for either order.
 //
 // Anchors (plan/anchors.h) have their address in all layouts. In a new layout, other live decisions
 // and the regions of live blocks keep their addresses if their sizes stay the same. Nothing else is
@@ -78,6 +82,7 @@ class Layouts {
 
  private:
   using Extents = std::vector<profile::Extent>;
+  using Turns = std::vector<plan::Turn>;
 
   struct Layout {
     plan::Plan plan;
@@ -93,21 +98,37 @@ class Layouts {
     std::vector<plan::OwnExtents> own = {};
   };
 
+  struct PlannedTurns {
+    Turns live;
+    bool free = false;  // as plan::ResizeOptions::free_turns
+  };
+
   Extents complete(std::span<const profile::Extent> extents) const;
   Extents together(const Extents& extents) const;
-  Extents widened(const Extents& extents, Bytes memory) const;
+  Extents widened(const Extents& extents, const Turns& turns, Bytes memory) const;
   Wanted for_one(const Extents& extents, std::int32_t microbatch) const;
+  // True if the layout has the live rows where they are.
   bool suits(const plan::Plan& layout, const Memory& memory,
              const StaticPool::LiveRows& live) const;
+  const plan::Plan* known(const Extents& extents, std::int32_t microbatch, const Memory& memory,
+                          const StaticPool::LiveRows& live) const;
+  const plan::Plan* roomy_layout(const Extents& extents, const Memory& memory,
+                                 const StaticPool::LiveRows& live);
+  const plan::Plan* wide_layout(const Extents& extents, const Memory& memory,
+                                const StaticPool::LiveRows& live);
+  // True if the block has one of its two places.
+  bool has_place(const plan::Turn& block) const;
+  Turns roomy(Turns turns) const;
   // True if all layouts can hold the live rows where they are.
   bool are_anchored(const StaticPool::LiveRows& live) const;
   void keep_places(const plan::Plan& sized, const StaticPool::LiveRows& live,
                    plan::ResizeOptions& options) const;
   plan::Plan resized(const Wanted& wanted, plan::ResizeOptions options) const;
-  Bytes bound_of(const Wanted& wanted) const;
+  Bytes bound_of(const Wanted& wanted, const Turns& turns) const;
   // `seconds` limit the search, which ends with a layout of at most `enough` bytes.
   const plan::Plan* make(const Wanted& wanted, std::vector<Offset> walls,
-                         const StaticPool::LiveRows& live, Bytes enough, double seconds);
+                         const StaticPool::LiveRows& live, const PlannedTurns& turns, Bytes enough,
+                         double seconds);
   const plan::Plan* keep(Layout layout);
   const plan::Plan& base() const { return layouts_.front().plan; }
 

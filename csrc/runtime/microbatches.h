@@ -62,6 +62,8 @@ class Microbatches {
   const Row& now() const { return *now_; }
   // True if the extents of the current phase were reported.
   bool is_told() const { return told_; }
+  // True if those of the next forward were reported.
+  bool knows_next() const { return has_next_; }
 
  private:
   Row row_of(std::span<const std::string> names, std::span<const std::int64_t> values);

@@ -202,6 +202,9 @@ void Serving::use_extents() {
   const Microbatches::Row& row = microbatches_.now();
   matcher().use_extents(row.extents, row.shares, microbatches_.is_told());
   outgrows_ = !layouts_.covers(row.extents, microbatch_now());
+  const bool begins = matcher().kind() == trace::PhaseKind::kForward && microbatches_.is_told() &&
+                      !microbatches_.knows_next();
+  awaits_turn_ = begins && pools_.active()->space.awaits_turn();
 }
 
 // The plan's microbatch whose extents the current phase follows.
@@ -211,7 +214,8 @@ std::int32_t Serving::microbatch_now() {
 }
 
 void Serving::fit_layout() {
-  outgrows_ = false;
+  const bool takes_turns = !outgrows_;
+  outgrows_ = awaits_turn_ = false;
   Pool& pool = *pools_.active();
   const Microbatches::Row& row = microbatches_.now();
   const PhaseIndex phase = matcher().phase();
@@ -222,6 +226,11 @@ void Serving::fit_layout() {
   if (const plan::Plan* layout = layouts_.find(row.extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
+    return;
+  }
+  // Requests that cannot take turns lie beside the pool. That is better than a second piece.
+  if (takes_turns && !pools_.can_grow()) {
+    refused_ = true;
     return;
   }
   const bool empty = pool.space.live_blocks() == 0;
@@ -235,6 +244,11 @@ void Serving::fit_layout() {
     const Bytes beside = more == kBehindPool ? layout->bound - memory.size : 0;
     const Bytes most = std::max(layout->bound / kMostForFixed, beside);
     if (layout->pool > layout->bound + most) layout = nullptr;
+  }
+  if (takes_turns && layout) {
+    Bytes beside = 0;
+    for (const plan::Turn& t : live.turns) beside += t.size;
+    if (layout->pool > memory.size + beside) layout = nullptr;
   }
   refused_ = !layout || !add_memory(*layout, more);
   if (!refused_) adopt(layout);

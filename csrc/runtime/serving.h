@@ -69,6 +69,8 @@ class Serving {
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   // True if the layout does not cover the extents of the current phase.
   bool outgrows() const { return outgrows_ && !refused_; }
+  // True if the microbatch needs another layout: it outgrows this one, or requests take turns.
+  bool awaits_layout() const { return (outgrows_ || awaits_turn_) && !refused_; }
   // Exchanges the layout for one that covers them, and the memory if that layout needs more. If
   // that fails, nothing changes. The caller has collected the blocks that wait for streams.
   void fit_layout();
@@ -96,7 +98,10 @@ class Serving {
 
  private:
   // True if a decision or a group lives into the next iteration.
-  bool lives_on(const auto& row) const { return row.upper > layouts_.current().period; }
+  bool lives_on(const plan::DynamicGroup& g) const { return g.upper > layouts_.current().period; }
+  bool lives_on(const plan::Decision& d) const {
+    return d.upper + d.over > layouts_.current().period;
+  }
   Matcher& matcher() { return startup_ ? startup_->matcher() : matcher_; }
   bool capturing() const { return delayed_ && delayed_->capturing(); }
   void* allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream);
@@ -123,6 +128,7 @@ class Serving {
   Layouts layouts_;
   Microbatches microbatches_;
   bool outgrows_ = false;
+  bool awaits_turn_ = false;
   bool refused_ = false;  // in this iteration the memory for a larger layout was refused
   Matcher matcher_;
   std::optional<StartupGuide> startup_;  // during start-up

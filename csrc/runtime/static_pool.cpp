@@ -31,9 +31,9 @@ StaticPool::StaticPool(const plan::Plan& plan)
   // wrap-around decision belongs to the iteration before, at the start of this one.
   std::vector<std::tuple<Tick, bool, DecisionIndex>> ordered;  // (tick, is allocation, decision)
   ordered.reserve(2 * n);
-  const auto add = [&](DecisionIndex i, const auto& d) {
+  const auto add = [&](DecisionIndex i, const auto& d, Tick upper) {
     ordered.emplace_back(d.lower, true, i);
-    ordered.emplace_back(d.upper > plan.period ? d.upper - plan.period : d.upper, false, i);
+    ordered.emplace_back(upper > plan.period ? upper - plan.period : upper, false, i);
     decisions_[i].offset = d.offset;
     decisions_[i].size = align_up(d.size, alignment_);
     decisions_[i].requested = d.size;
@@ -41,7 +41,7 @@ StaticPool::StaticPool(const plan::Plan& plan)
   };
   for (DecisionIndex i(0); i < planned_; ++i) {
     const plan::Decision& d = plan[i];
-    add(i, d);
+    add(i, d, d.slots == kNone && d.over > 0 ? plan.period : d.upper);
     decisions_[i].entry = claim_entry(d.offset);
     decisions_[i].slot_class = d.slots;
     decisions_[i].box = d.box;
@@ -49,7 +49,7 @@ StaticPool::StaticPool(const plan::Plan& plan)
   }
   for (const GroupIndex g : groups_.indices()) {
     const plan::DynamicGroup& group = plan[g];
-    add(planned_ + g.number(), group);
+    add(planned_ + g.number(), group, group.upper);
     groups_[g].stream = group.stream;
     groups_[g].host = group.host == kNone ? g : group.host;
     groups_[g].passing = group.phase_end == group.phase && group.upper <= plan.period;
@@ -84,7 +84,16 @@ StaticPool::StaticPool(const plan::Plan& plan)
     phase_begins_.push_back(Position(begin - ordered.begin()));
   }
   add_slot_classes(plan);
+  for (const plan::Turn& t : plan.turns) turns_.push_back({.decision = t.decision});
+  set_turns(plan);
   divide(plan);
+}
+
+void StaticPool::set_turns(const plan::Plan& plan) {
+  for (std::size_t i = 0; i < turns_.size(); ++i) {
+    turns_[i].offset = plan.turns[i].offset;
+    turns_[i].size = round_up(plan.turns[i].size);
+  }
 }
 
 void StaticPool::add_slot_classes(const plan::Plan& plan) {

@@ -65,6 +65,11 @@
 // ones there. A box of state (plan/generations.h) takes another slot in each iteration, and holds
 // two during a hand-over. If a late free keeps a slot, the next generation lies around it.
 //
+// Note [Turns]
+// A decision that takes turns (plan/turns.h) belongs to P(clock) from its allocation to the end of
+// the iteration. From then on its block is a stray, at the place that the next layout leaves free
+// for it. The layouts of two iterations in a row have the decision at different places.
+//
 // Note [Zone]
 // An evaluation has a layout of its own (evaluations.h). While one of its forwards runs, it has a
 // range of idle addresses, the zone, to itself. The plan's clock stands still meanwhile, so every
@@ -90,6 +95,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory_resource>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -158,12 +164,16 @@ class StaticPool {
     Bytes size = 0;
   };
   struct LiveRows {
-    std::vector<LiveDecision> decisions;
+    std::vector<LiveDecision> decisions;  // without `turns`
+    std::vector<plan::Turn> turns;        // blocks of the iteration before, with their places
     std::vector<LiveRegion> regions;
     Tick since = 0;  // they have been live at this tick of the iteration
   };
   // O(n).
   LiveRows live_rows() const;
+  // True if a block of the iteration before has the place at which the layout has its successor,
+  // and is to take turns with it. O(turns).
+  bool awaits_turn() const;
 
   // A request without addresses in the plan.
   struct Departure {
@@ -310,6 +320,12 @@ class StaticPool {
     std::int32_t iteration = 0;  // the iteration in which it was placed
     ShortStreamId stream = 0;
   };
+  struct Turning {  // a decision that takes turns
+    DecisionIndex decision = kNone;
+    Offset offset = 0;            // the layout's place for the block of the iteration before
+    Bytes size = 0;               // of that place
+    Offset disowned = kUnplaced;  // the block that an earlier layout had as this decision
+  };
   struct Group {
     RangeSet reusable;  // idle in the plan through the window
     HoleSet idle;       // of the region, while it is open
@@ -332,6 +348,8 @@ class StaticPool {
   void advance(Position position);
   void retreat(Position position);
   void add_slot_classes(const plan::Plan& plan);
+  void set_turns(const plan::Plan& plan);
+  std::optional<plan::Turn> before(const Turning& t) const;
   Offset take_slot(SlotClass& slots, Bytes size, DecisionIndex d);
   // The addresses of a request of a box, from the start of its slot.
   Range in_slot(const Placed& p) const {
@@ -434,6 +452,7 @@ class StaticPool {
   IndexedVector<SlotClassIndex, SlotClass> slot_classes_;
   IndexedVector<BoxIndex, Box> boxes_;
   IndexedVector<GroupIndex, Group> groups_;
+  std::vector<Turning> turns_;
   std::vector<GroupIndex> open_;  // groups with an open region
   RangeSet open_ranges_;          // these regions, and the zone
   Range zone_;                    // empty if none is open

@@ -18,6 +18,10 @@ void StaticPool::disown(DecisionIndex d) {
   Placed& p = decisions_[d];
   if (p.state == State::kStray) remove_stray(range(p));
   const Range block{p.offset, p.offset + round_up(p.requested)};
+  const auto turning = std::ranges::find(turns_, d, &Turning::decision);
+  if (turning != turns_.end()) turning->disowned = p.offset;
+  // A decision that takes turns becomes a stray when its iteration ends.
+  const std::int32_t iteration = p.state == State::kStray ? iteration_ - 1 : iteration_;
   p.state = State::kIdle;
   entries_[p.entry].live = kNone;
   foreign_[p.offset] = {.size = block.size(),
@@ -25,13 +29,32 @@ void StaticPool::disown(DecisionIndex d) {
                         .kind = Kind::kPlanned,
                         .stray = true,
                         .decision = d,
+                        .iteration = iteration,
                         .stream = p.stream};
   add_stray(block);
 }
 
+// The block of the iteration before of a decision that takes turns.
+std::optional<plan::Turn> StaticPool::before(const Turning& t) const {
+  const Placed& p = decisions_[t.decision];
+  if (p.state == State::kStray) return plan::Turn{t.decision, p.offset, p.requested};
+  const auto block = foreign_.find(t.disowned);
+  if (block == foreign_.end()) return {};
+  const Foreign& f = block->second;
+  if (f.decision != t.decision || f.iteration == iteration_) return {};
+  return plan::Turn{t.decision, t.disowned, f.requested};
+}
+
+bool StaticPool::awaits_turn() const {
+  return std::ranges::any_of(turns_, [this](const Turning& t) {
+    const auto block = before(t);
+    return block && (block->offset != t.offset || round_up(block->size) > t.size);
+  });
+}
+
 void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   if (plan.decisions.size() != planned_.position() || plan.groups.size() != groups_.size() ||
-      plan.alignment != alignment_ || plan.pool > memory) {
+      plan.turns.size() != turns_.size() || plan.alignment != alignment_ || plan.pool > memory) {
     throw Error("a layout of another plan, or for more memory");
   }
   bool same_slots = plan.slots.size() == slot_classes_.size();
@@ -107,6 +130,7 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   for (Reuse& reuse : reuse_) reuse = Reuse{};
   streams_.clear();
   homes_.clear();
+  set_turns(plan);
   divide(plan);
   needs_.clear();
   idle_known_ = false;
@@ -114,9 +138,16 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
 
 StaticPool::LiveRows StaticPool::live_rows() const {
   LiveRows result;
+  for (const Turning& t : turns_) {
+    if (const auto block = before(t)) result.turns.push_back(*block);
+  }
+  const auto is_turn = [&](DecisionIndex d) {
+    return decisions_[d].state == State::kStray &&
+           std::ranges::find(result.turns, d, &plan::Turn::decision) != result.turns.end();
+  };
   for (DecisionIndex d(0); d < planned_; ++d) {
     const Placed& p = decisions_[d];
-    if (p.state == State::kIdle) continue;
+    if (p.state == State::kIdle || is_turn(d)) continue;
     result.decisions.push_back({d, p.offset, p.requested});
   }
   std::set<GroupIndex> groups;

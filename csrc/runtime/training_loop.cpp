@@ -18,12 +18,14 @@ void TrainingLoop::set_extents(std::span<const std::string> names,
   fit_layout();
 }
 
-// Exchanges the layout if the new microbatch exceeds it. Not during a capture, whose addresses must
-// stay the same, and not while the pool's memory is released.
+// Exchanges the layout if the new microbatch exceeds it, or if requests take turns. Not during a
+// capture, whose addresses must stay the same, and not while the pool's memory is released.
 void TrainingLoop::fit_layout() {
-  if (!parts_.serving->outgrows() || parts_.pools.is_away() || parts_.capturing()) return;
-  parts_.collect_all_delayed();
-  parts_.fallback.release_cached();
+  if (!parts_.serving->awaits_layout() || parts_.pools.is_away() || parts_.capturing()) return;
+  if (parts_.serving->outgrows()) {
+    parts_.collect_all_delayed();
+    parts_.fallback.release_cached();
+  }
   parts_.serving->fit_layout();
   parts_.accounting.counts().pool = parts_.pools.active()->space.size();
   parts_.update_reserved();

@@ -100,7 +100,8 @@ def scene_of_plan(plan: Plan, title: str) -> Scene:
     lifetime = np.where(decisions.phase == decisions.phase_end, _TRANSIENT, _SCOPED)
     lifetime[decisions.upper > period] = _WRAP_AROUND
     over = np.zeros(len(decisions), np.int64)
-    over[plan.slot_decisions.row] = plan.slot_decisions.over
+    for table in (plan.slot_decisions, plan.turns):
+        over[table.row] = table.over
     lifetime[over > 0] = _PERSISTENT
     requests = Requests(
         size=decisions.size,

@@ -80,11 +80,22 @@ class Sized:
 def planned(plan: Plan) -> Rectangles:
     """The plan's decisions at their addresses; those that wrap around are two rectangles."""
     decisions = plan.decisions
-    rows = np.setdiff1d(np.arange(len(decisions), dtype=np.int64), plan.slot_decisions.row)
+    others = np.concatenate((plan.slot_decisions.row, plan.turns.row))
+    rows = np.setdiff1d(np.arange(len(decisions), dtype=np.int64), others)
     fixed = around_the_end(
         rows, decisions.offset[rows], decisions.lower[rows], decisions.upper[rows], plan.period
     )
-    return together(fixed, slotted(plan))
+    return together(fixed, slotted(plan), _in_turns(plan))
+
+
+def _in_turns(plan: Plan) -> Rectangles:
+    """The decisions that take turns: what they begin, and what the iteration before has left."""
+    decisions, turns = plan.decisions, plan.turns
+    rows = turns.row.astype(np.int64)
+    lower = decisions.lower[rows]
+    begun = Rectangles(rows, decisions.offset[rows], lower, np.full_like(lower, plan.period))
+    left = Rectangles(rows, turns.offset, np.zeros_like(lower), lower + turns.over)
+    return together(begun, left)
 
 
 def sized_of_plan(plan: Plan) -> Sized | None:

@@ -41,6 +41,12 @@ class LiveBlocks {
     blocks_.erase(block);
   }
 
+  // Releases the block at `offset`, if it is still there.
+  void release(Offset offset) {
+    if (blocks_.erase(offset) == 0) return;
+    EXPECT_NE(pool_.release(offset).size, runtime::StaticPool::kNotLive);
+  }
+
   // Compares with the pool, which checks itself.
   void check() const {
     pool_.check();

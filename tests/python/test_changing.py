@@ -16,7 +16,7 @@ from changing.programs import CASES, Case, record
 from stalloc.replaying import replay_stalloc, replay_torch
 
 NAMES = {case.name: case for case in CASES}
-# The least share of the load, for programs whose loop keeps no large tensor.
+# The least share of the load.
 LEAST_EFFICIENCY = 0.98
 
 
@@ -45,8 +45,30 @@ def test_batches_of_a_budget_have_no_more_tokens() -> None:
     "name", ["budget of tokens", "budget, 2 microbatches", "budget, longest not profiled"]
 )
 def test_a_budget_needs_no_more_than_its_largest_batch(name: str, seed: int) -> None:
-    case = small(name, kept=False)
+    case = small(name)
     plan = record(case, seed, profiled=True).plan()
+    run = record(case, seed, profiled=False)
+    ours = replay_stalloc(run, plan)
+    assert ours.peak_load >= LEAST_EFFICIENCY * ours.peak_reserved
+    assert ours.peak_reserved <= replay_torch(run, expandable_segments=True).peak_reserved
+    assert ours.peak_reserved <= replay_torch(run).peak_reserved
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "padded to 64",
+        "padded to 128, longest not profiled",
+        "experts",
+        "experts, longest profiled",
+        "experts, recomputed",
+    ],
+)
+def test_scores_that_the_loop_keeps_need_no_more(name: str, seed: int) -> None:
+    case = small(name)
+    plan = record(case, seed, profiled=True).plan()
+    assert len(plan.turns) >= 1
     run = record(case, seed, profiled=False)
     ours = replay_stalloc(run, plan)
     assert ours.peak_load >= LEAST_EFFICIENCY * ours.peak_reserved

@@ -252,6 +252,68 @@ def test_exceptions_between_microbatches_cost_no_value() -> None:
     assert_within_pool(outcome)
 
 
+class Keeping:
+    """Iterations whose scores a variable holds until the next ones exist."""
+
+    def __init__(self) -> None:
+        self.scores: dict[int, Tensor] = {}  # by trainer
+
+    def of_length(self, length: int, fails: bool = False) -> Callable[[Trainer], None]:
+        def step(t: Trainer) -> None:
+            batch = tokens(t.steps, 0, length, 2)
+            self.scores[id(t)] = t.model(batch[:, :-1])
+            if fails:
+                return
+            loss = functional.cross_entropy(
+                self.scores[id(t)].flatten(0, 1), batch[:, 1:].flatten()
+            )
+            loss.backward()
+            t.losses.append(loss.item())
+            t.finish()
+
+        return step
+
+
+@pytest.mark.parametrize("longest", [64, 150])
+@isolated
+def test_scores_that_a_variable_keeps_take_turns(longest: int) -> None:
+    loop = Keeping()
+    served = [min(n, longest) for n in (*UNSEEN, 30, longest, longest - 1, 8, longest, *UNSEEN)]
+    outcome = compare([loop.of_length(n) for n in LENGTHS], [loop.of_length(n) for n in served])
+    assert len(outcome.plan.turns) == 1
+    assert outcome.hits_at_last >= 0.99
+    stats = outcome.stats
+    assert stats["run_peak_reserved"] <= 1.02 * stats["run_peak_allocated"] + SLACK
+    assert stats["hit_rate"] >= 0.99, stats
+
+
+@isolated
+def test_scores_that_are_kept_too_long_cost_no_value() -> None:
+    loop = Keeping()
+    torch.set_num_threads(1)
+    plain, planned = twins()
+    profiled = [loop.of_length(n) for n in LENGTHS]
+    for step in profiled:
+        step(plain)
+    plan = profile(planned, profiled)
+    stalloc.enable(plan, keep_addresses=False)
+    kept: list[Tensor] = []
+    for i, n in enumerate((*UNSEEN, 90, *UNSEEN)):
+        for t in (plain, planned):
+            if i % 3 == 0:
+                loop.of_length(n + 1, fails=True)(t)  # the iteration begins once more
+            loop.of_length(n)(t)
+            if i % 4 == 1:
+                t.evaluate()
+        kept.append(loop.scores[id(planned)])
+        kept.append(loop.scores[id(plain)])
+        if i % 5 == 4:
+            assert all(map(torch.equal, kept[::2], kept[1::2]))
+            kept.clear()
+        _core.runtime("cpu").check()
+    assert_same(plain, planned)
+
+
 def test_inspect_shows_extents_and_laws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     _, trainer = twins()

@@ -24,6 +24,7 @@ CLASSES = {
     ("plan", "startup"): tables.Startup,
     ("plan", "slots"): tables.Slots,
     ("plan", "slot_decisions"): tables.SlotDecisions,
+    ("plan", "turns"): tables.Turns,
     ("plan", "reusable"): tables.Reusable,
     ("plan", "laws"): tables.Laws,
     ("plan", "law_terms"): tables.LawTerms,
