@@ -31,6 +31,8 @@ class Case:
         dense: No experts.
         padding: The model rounds lengths up to a multiple of it.
         budget: Tokens that a batch has at most. Shorter rows are more.
+        evaluated: After four iterations each, three batches are evaluated, and a variable holds the
+            last scores until the next evaluation.
         kept: A variable of the loop holds the scores until the next ones exist.
         skew: Standard deviation of the log popularity of experts.
         drift: The part of the way to another popularity that the experts go in 50 iterations.
@@ -46,6 +48,7 @@ class Case:
     dense: bool = False
     padding: int = 1
     budget: int = 0
+    evaluated: bool = False
     kept: bool = True
     skew: float = 0.5
     drift: float = 0.0
@@ -64,6 +67,15 @@ CASES = (
     Case("experts that drift", skew=1.5, drift=5.0),
     Case("padded to 64", layers=6, dense=True, padding=64),
     Case("padded to 128, longest not profiled", layers=6, dense=True, padding=128, longest=False),
+    Case("evaluations", layers=6, dense=True, evaluated=True, kept=False),
+    Case(
+        "evaluations, longest not profiled",
+        layers=6,
+        dense=True,
+        evaluated=True,
+        kept=False,
+        longest=False,
+    ),
     Case("budget of tokens", layers=6, dense=True, budget=8192, kept=False),
     Case("budget, longest not profiled", layers=6, dense=True, budget=8192, longest=False),
     Case("budget, 2 microbatches", layers=6, dense=True, budget=8192, microbatches=2, kept=False),
@@ -75,6 +87,7 @@ def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
     """The trace of the profiled iterations, or of the whole run, which begins like them."""
     rng = np.random.default_rng(seed)
     moment = _Moment()
+    evaluated: Tensor | None = None
     with stalloc.profile(device="meta", dynamic=()) as prof, torch.device("meta"):
         model = _Model(case, rng, moment).bfloat16()
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -92,7 +105,26 @@ def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
             optimizer.step()
             optimizer.zero_grad()
             prof.step()
+            if case.evaluated and i % 4 == 3:
+                evaluated = _evaluate(model, rng)
+    del evaluated
     return prof.trace
+
+
+def _evaluate(model: nn.Module, rng: np.random.Generator) -> Tensor:
+    """The scores of the last of three batches."""
+    model.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            ids = torch.zeros(4, _length(rng) + 1, dtype=torch.long)
+            scores: Tensor = model(ids[:, :-1])
+            functional.cross_entropy(scores.flatten(0, 1).float(), ids[:, 1:].flatten())
+    model.train()
+    return scores
+
+
+def _length(rng: np.random.Generator) -> int:
+    return int(np.clip(rng.lognormal(6.3, 0.7, 4), 64, _LONGEST).max())
 
 
 def _shape(case: Case, iteration: int, rng: np.random.Generator) -> tuple[int, int]:
@@ -102,7 +134,7 @@ def _shape(case: Case, iteration: int, rng: np.random.Generator) -> tuple[int, i
         return (case.budget // _LONGEST if case.budget else 4), _LONGEST
     if case.budget:
         return _within(case.budget, rng)
-    length = int(np.clip(rng.lognormal(6.3, 0.7, 4), 64, _LONGEST).max())
+    length = _length(rng)
     return int(rng.integers(1, 5)) if case.rows else 4, length
 
 

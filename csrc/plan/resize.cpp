@@ -89,9 +89,13 @@ void fix_turns(const Plan& plan, Plan& resized, const ResizeOptions& options,
   layout.fixed.resize(plan.decisions.size(), kUnplaced);
   layout.fixed_turns.resize(plan.turns.size(), kUnplaced);
   const auto is_taken = [&](Offset place, Bytes room) {
-    return std::ranges::any_of(options.live_turns, [&](const Turn& t) {
-      return place < t.offset + align_up(t.size, plan.alignment) && t.offset < place + room;
-    });
+    const auto meets = [&](Offset offset, Bytes size) {
+      return place < offset + align_up(size, plan.alignment) && offset < place + room;
+    };
+    return std::ranges::any_of(options.live_turns,
+                               [&](const Turn& t) { return meets(t.offset, t.size); }) ||
+           std::ranges::any_of(layout.obstacles,
+                               [&](const solve::Buffer& b) { return meets(b.fixed, b.size); });
   };
   for (const TurnIndex i : layout.fixed_turns.indices()) {
     const auto& [decision, offset, size, places] = plan[i];

@@ -39,6 +39,27 @@ std::pair<Tick, Tick> rest_of(const plan::Decision& d, Tick since, Tick period) 
   return {std::max(since, d.lower), std::min(d.upper, period)};
 }
 
+// The addresses that the layout gives to anything.
+RangeSet taken_by(const plan::Plan& plan) {
+  const solve::Problem problem = plan::problem_of(plan);
+  const solve::Layout layout = plan::layout_of(plan);
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+    const Bytes size = align_up(problem.buffers[i].size, plan.alignment);
+    if (size > 0) ranges.push_back({layout.offsets[i], layout.offsets[i] + size});
+  }
+  std::ranges::sort(ranges, {}, &Range::begin);
+  RangeSet taken;
+  for (std::size_t i = 0; i < ranges.size();) {
+    Range whole = ranges[i];
+    for (; i < ranges.size() && ranges[i].begin <= whole.end; ++i) {
+      whole.end = std::max(whole.end, ranges[i].end);
+    }
+    taken.insert(whole);
+  }
+  return taken;
+}
+
 }  // namespace
 
 const Layouts::Extents& Layouts::Layout::extents_of(std::int32_t microbatch) const {
@@ -47,7 +68,7 @@ const Layouts::Extents& Layouts::Layout::extents_of(std::int32_t microbatch) con
 }
 
 Layouts::Layouts(const plan::Plan& plan) : largest_(plan.extents) {
-  layouts_.push_back({plan});
+  layouts_.push_back({plan, {}, 0, taken_by(plan)});
   current_ = &layouts_.front();
   for (const Extents& row : plan.seen) raise(largest_, row);
   anchors_ = plan::anchors_of(plan);
@@ -118,9 +139,17 @@ Bytes Layouts::bound_of(const Wanted& wanted, const Turns& turns) const {
   return plan::bound_at(base(), wanted.extents, wanted.own, turns);
 }
 
-bool Layouts::suits(const plan::Plan& layout, const Memory& memory,
+bool Layouts::leaves_alone(const Layout& layout,
+                           const std::vector<StaticPool::Leftover>& leftovers) {
+  return std::ranges::none_of(leftovers, [&](const StaticPool::Leftover& l) {
+    return layout.taken.overlaps({l.offset, l.offset + l.size});
+  });
+}
+
+bool Layouts::suits(const Layout& made, const Memory& memory,
                     const StaticPool::LiveRows& live) const {
-  if (layout.walls != memory.walls) return false;
+  const plan::Plan& layout = made.plan;
+  if (layout.walls != memory.walls || !leaves_alone(made, live.leftovers)) return false;
   return std::ranges::all_of(live.decisions,
                              [&](const StaticPool::LiveDecision& l) {
                                return layout[l.decision].offset == l.offset;
@@ -138,6 +167,13 @@ bool Layouts::has_place(const plan::Turn& block) const {
   const auto t = std::ranges::find(base().turns, block.decision, &plan::Turn::decision);
   return block.size <= base()[block.decision].size &&
          std::ranges::find(t->places, block.offset) != t->places.end();
+}
+
+// The part of the memory that leftovers do not occupy.
+Bytes Layouts::room_in(const Memory& memory, const StaticPool::LiveRows& live) {
+  Bytes room = memory.size;
+  for (const StaticPool::Leftover& l : live.leftovers) room -= l.size;
+  return room;
 }
 
 // The blocks, with the room of the place that they have.
@@ -163,7 +199,7 @@ const plan::Plan* Layouts::known(const Extents& extents, std::int32_t microbatch
   for (const Layout& layout : layouts_) {
     if (layout.plan.pool > memory.size || (found && layout.plan.pool >= found->pool)) continue;
     if (!plan::covers(layout.extents_of(microbatch), extents)) continue;
-    if (suits(layout.plan, memory, live)) found = &layout.plan;
+    if (suits(layout, memory, live)) found = &layout.plan;
   }
   return found;
 }
@@ -172,12 +208,12 @@ const plan::Plan* Layouts::known(const Extents& extents, std::int32_t microbatch
 const plan::Plan* Layouts::roomy_layout(const Extents& extents, const Memory& memory,
                                         const StaticPool::LiveRows& live) {
   const Turns turns = roomy(live.turns);
-  if (bound_of({extents}, turns) > memory.size) return nullptr;
+  if (bound_of({extents}, turns) > room_in(memory, live)) return nullptr;
   StaticPool::LiveRows with_room = live;
   with_room.turns = turns;
   for (const Layout& layout : layouts_) {
     if (!layout.own.empty() || layout.plan.extents != extents) continue;
-    if (suits(layout.plan, memory, with_room)) return &layout.plan;
+    if (suits(layout, memory, with_room)) return &layout.plan;
   }
   return make({extents}, memory.walls, live, {turns}, memory.size, kSearch);
 }
@@ -185,7 +221,7 @@ const plan::Plan* Layouts::roomy_layout(const Extents& extents, const Memory& me
 // A layout that covers as much beyond the extents as the memory holds.
 const plan::Plan* Layouts::wide_layout(const Extents& extents, const Memory& memory,
                                        const StaticPool::LiveRows& live) {
-  Bytes limit = memory.size;
+  Bytes limit = room_in(memory, live);
   for (int i = 0; i < kMostWide; ++i) {
     const Extents wide = widened(extents, roomy(live.turns), limit);
     const plan::Plan* layout = roomy_layout(wide, memory, live);
@@ -210,9 +246,10 @@ const plan::Plan* Layouts::find(std::span<const profile::Extent> extents, std::i
   if (fits(layout)) return layout;
   std::vector<std::pair<Wanted, bool>> exact;  // and whether requests may leave their places
   if (!live.turns.empty()) exact = {{{alone}, false}, {{alone}, true}};
-  if (microbatch != kNone) exact.emplace_back(for_one(alone, microbatch), false);
+  const bool outgrows = !plan::covers(current_->extents_of(microbatch), alone);
+  if (outgrows && microbatch != kNone) exact.emplace_back(for_one(alone, microbatch), false);
   for (const auto& [wanted, free] : exact) {
-    if (bound_of(wanted, live.turns) > memory.size) continue;
+    if (bound_of(wanted, live.turns) > room_in(memory, live)) continue;
     layout = make(wanted, memory.walls, live, {live.turns, free}, memory.size, kSearch);
     if (fits(layout)) return layout;
   }
@@ -251,7 +288,14 @@ const plan::Plan* Layouts::in_one_piece() {
 void Layouts::keep_places(const plan::Plan& sized, const StaticPool::LiveRows& live,
                           plan::ResizeOptions& options) const {
   const auto aligned = [&](Bytes size) { return align_up(size, sized.alignment); };
-  options.anchors = anchors_;
+  for (const plan::DecisionIndex d : anchors_) {
+    const Offset begin = base()[d].offset;
+    const Offset end = begin + aligned(base()[d].size);
+    const bool meets = std::ranges::any_of(live.leftovers, [&](const StaticPool::Leftover& l) {
+      return begin < l.offset + l.size && l.offset < end;
+    });
+    if (!meets) options.anchors.push_back(d);
+  }
   if (!live.decisions.empty()) options.layout.fixed.assign(sized.decisions.size(), kUnplaced);
   for (const StaticPool::LiveDecision& l : live.decisions) {
     const plan::Decision& d = sized[l.decision];
@@ -262,6 +306,10 @@ void Layouts::keep_places(const plan::Plan& sized, const StaticPool::LiveRows& l
       options.layout.obstacles.push_back(
           {.size = l.size, .lower = lower, .upper = upper, .stream = d.stream, .fixed = l.offset});
     }
+  }
+  for (const StaticPool::Leftover& l : live.leftovers) {
+    options.layout.obstacles.push_back(
+        {.size = l.size, .upper = sized.period, .stream = l.stream, .fixed = l.offset});
   }
   if (!live.regions.empty()) options.layout.fixed_regions.assign(sized.groups.size(), kUnplaced);
   for (const StaticPool::LiveRegion& l : live.regions) {
@@ -321,6 +369,7 @@ const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
 
 // Drops the layout that was not used for longest, except the plan's own and the current one.
 const plan::Plan* Layouts::keep(Layout layout) {
+  layout.taken = taken_by(layout.plan);
   if (layouts_.size() <= kMostLayouts) return &layouts_.emplace_back(std::move(layout)).plan;
   Layout* oldest = nullptr;
   for (Layout& l : layouts_ | std::views::drop(1)) {

@@ -19,6 +19,9 @@
 // Requests that take turns (plan/turns.h) have one of two places in a layout, and the live block of
 // the iteration before has the other. So there is a layout for either order.
 //
+// Blocks that the plan does not know and that are live when an iteration begins, such as what an
+// evaluation has left, may live for long. A layout leaves their addresses alone.
+//
 // Anchors (plan/anchors.h) have their address in all layouts. In a new layout, other live decisions
 // and the regions of live blocks keep their addresses if their sizes stay the same. Nothing else is
 // planned there as long as they live.
@@ -31,6 +34,7 @@
 #include <span>
 #include <vector>
 
+#include "base/range_set.h"
 #include "base/types.h"
 #include "plan/plan.h"
 #include "plan/resize.h"
@@ -54,6 +58,11 @@ class Layouts {
     Bytes size = 0;
     std::vector<Offset> walls;
   };
+
+  // True if the current layout uses addresses of these blocks.
+  bool is_obstructed(const std::vector<StaticPool::Leftover>& leftovers) const {
+    return !leaves_alone(*current_, leftovers);
+  }
 
   // A layout that covers `extents` (by the plan's names; negative ones as in the current layout)
   // and fits the memory; null if there is none. It is valid until the next call.
@@ -88,6 +97,7 @@ class Layouts {
     plan::Plan plan;
     std::vector<plan::OwnExtents> own = {};
     std::int64_t used = 0;  // the time of the last use
+    RangeSet taken = {};    // the addresses that it uses at any time
 
     const Extents& extents_of(std::int32_t microbatch) const;
   };
@@ -108,8 +118,9 @@ class Layouts {
   Extents widened(const Extents& extents, const Turns& turns, Bytes memory) const;
   Wanted for_one(const Extents& extents, std::int32_t microbatch) const;
   // True if the layout has the live rows where they are.
-  bool suits(const plan::Plan& layout, const Memory& memory,
-             const StaticPool::LiveRows& live) const;
+  bool suits(const Layout& layout, const Memory& memory, const StaticPool::LiveRows& live) const;
+  static bool leaves_alone(const Layout& layout,
+                           const std::vector<StaticPool::Leftover>& leftovers);
   const plan::Plan* known(const Extents& extents, std::int32_t microbatch, const Memory& memory,
                           const StaticPool::LiveRows& live) const;
   const plan::Plan* roomy_layout(const Extents& extents, const Memory& memory,
@@ -118,6 +129,7 @@ class Layouts {
                                 const StaticPool::LiveRows& live);
   // True if the block has one of its two places.
   bool has_place(const plan::Turn& block) const;
+  static Bytes room_in(const Memory& memory, const StaticPool::LiveRows& live);
   Turns roomy(Turns turns) const;
   // True if all layouts can hold the live rows where they are.
   bool are_anchored(const StaticPool::LiveRows& live) const;

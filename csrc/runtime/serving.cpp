@@ -9,6 +9,10 @@ namespace {
 // A layout around walls and live blocks may exceed its bound by one part in so many.
 constexpr Bytes kMostForFixed = 10;
 
+// A search that fails may take half a second. After so many in a row there are no more, until the
+// run gets another layout for another reason.
+constexpr int kMostFailures = 3;
+
 }  // namespace
 
 Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
@@ -204,7 +208,15 @@ void Serving::use_extents() {
   outgrows_ = !layouts_.covers(row.extents, microbatch_now());
   const bool begins = matcher().kind() == trace::PhaseKind::kForward && microbatches_.is_told() &&
                       !microbatches_.knows_next();
-  awaits_turn_ = begins && pools_.active()->space.awaits_turn();
+  const StaticPool& space = pools_.active()->space;
+  is_rearranged_ = begins && failures_ < kMostFailures && (space.awaits_turn() || is_obstructed());
+  began_ = began_ || begins;
+}
+
+// True if blocks from before this iteration are in the way of the layout.
+bool Serving::is_obstructed() const {
+  const StaticPool& space = pools_.active()->space;
+  return !began_ && space.strays() > 0 && layouts_.is_obstructed(space.leftovers());
 }
 
 // The plan's microbatch whose extents the current phase follows.
@@ -214,14 +226,15 @@ std::int32_t Serving::microbatch_now() {
 }
 
 void Serving::fit_layout() {
-  const bool takes_turns = !outgrows_;
-  outgrows_ = awaits_turn_ = false;
+  const bool only_rearranged = !outgrows_;
+  outgrows_ = is_rearranged_ = false;
   Pool& pool = *pools_.active();
   const Microbatches::Row& row = microbatches_.now();
   const PhaseIndex phase = matcher().phase();
   const std::int32_t microbatch = microbatch_now();
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
+  live.leftovers = pool.space.leftovers();
   const Layouts::Memory memory{pool.space.size(), layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(row.extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
@@ -229,8 +242,9 @@ void Serving::fit_layout() {
     return;
   }
   // Requests that cannot take turns lie beside the pool. That is better than a second piece.
-  if (takes_turns && !pools_.can_grow()) {
+  if (only_rearranged && !pools_.can_grow()) {
     refused_ = true;
+    ++failures_;
     return;
   }
   const bool empty = pool.space.live_blocks() == 0;
@@ -245,13 +259,18 @@ void Serving::fit_layout() {
     const Bytes most = std::max(layout->bound / kMostForFixed, beside);
     if (layout->pool > layout->bound + most) layout = nullptr;
   }
-  if (takes_turns && layout) {
+  if (only_rearranged && layout) {
     Bytes beside = 0;
     for (const plan::Turn& t : live.turns) beside += t.size;
+    for (const StaticPool::Leftover& l : live.leftovers) beside += l.size;
     if (layout->pool > memory.size + beside) layout = nullptr;
   }
   refused_ = !layout || !add_memory(*layout, more);
-  if (!refused_) adopt(layout);
+  if (!refused_) {
+    adopt(layout);
+  } else if (only_rearranged) {
+    ++failures_;
+  }
 }
 
 bool Serving::add_memory(const plan::Plan& layout, Layouts::More more) {
@@ -278,6 +297,7 @@ bool Serving::join_pieces() {
 // Continues with `layout`, by which the pools have been laid out.
 void Serving::adopt(const plan::Plan* layout) {
   layouts_.use(layout);
+  failures_ = 0;
   ++counts_.relayouts;
   matcher_.relayout(*layout);
   if (!startup_) return;
@@ -289,7 +309,7 @@ bool Serving::end_iteration() {
   const std::int64_t absent = startup_ ? startup_->absent() : 0;
   matcher().end_iteration();
   microbatches_.end_iteration();
-  refused_ = false;
+  refused_ = began_ = false;
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

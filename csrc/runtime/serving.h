@@ -69,8 +69,9 @@ class Serving {
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   // True if the layout does not cover the extents of the current phase.
   bool outgrows() const { return outgrows_ && !refused_; }
-  // True if the microbatch needs another layout: it outgrows this one, or requests take turns.
-  bool awaits_layout() const { return (outgrows_ || awaits_turn_) && !refused_; }
+  // True if the microbatch needs another layout: it outgrows this one, requests take turns, or
+  // leftovers are in the way.
+  bool awaits_layout() const { return (outgrows_ || is_rearranged_) && !refused_; }
   // Exchanges the layout for one that covers them, and the memory if that layout needs more. If
   // that fails, nothing changes. The caller has collected the blocks that wait for streams.
   void fit_layout();
@@ -108,6 +109,7 @@ class Serving {
   void* allocate_startup(plan::StartupIndex i, Bytes size);
   void use_extents();
   std::int32_t microbatch_now();
+  bool is_obstructed() const;
   bool add_memory(const plan::Plan& layout, Layouts::More more);
   void adopt(const plan::Plan* layout);
   void* allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId stream);
@@ -128,8 +130,10 @@ class Serving {
   Layouts layouts_;
   Microbatches microbatches_;
   bool outgrows_ = false;
-  bool awaits_turn_ = false;
-  bool refused_ = false;  // in this iteration the memory for a larger layout was refused
+  bool is_rearranged_ = false;  // requests take turns, or leftovers are in the way
+  int failures_ = 0;            // to rearrange, in a row
+  bool began_ = false;          // this iteration has begun a forward
+  bool refused_ = false;        // in this iteration the memory for a larger layout was refused
   Matcher matcher_;
   std::optional<StartupGuide> startup_;  // during start-up
   Departures departures_;

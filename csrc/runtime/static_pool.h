@@ -163,14 +163,23 @@ class StaticPool {
     Offset offset = 0;
     Bytes size = 0;
   };
+  struct Leftover {  // a block that the plan does not know, from before this iteration
+    Offset offset = 0;
+    Bytes size = 0;  // rounded up
+    StreamId stream = 0;
+  };
   struct LiveRows {
     std::vector<LiveDecision> decisions;  // without `turns`
     std::vector<plan::Turn> turns;        // blocks of the iteration before, with their places
+    std::vector<Leftover> leftovers;
     std::vector<LiveRegion> regions;
     Tick since = 0;  // they have been live at this tick of the iteration
   };
   // O(n).
   LiveRows live_rows() const;
+  // The blocks of earlier iterations and of evaluations, without small ones and those that take
+  // turns. O(blocks that are no decisions).
+  std::vector<Leftover> leftovers() const;
   // True if a block of the iteration before has the place at which the layout has its successor,
   // and is to take turns with it. O(turns).
   bool awaits_turn() const;

@@ -9,9 +9,16 @@
 #include <set>
 
 #include "base/error.h"
+#include "runtime/departures.h"
 #include "runtime/static_pool.h"
 
 namespace stalloc::runtime {
+namespace {
+
+// A leftover of less than one part in so many of the pool is not worth a layout.
+constexpr Bytes kSmallPart = 1000;
+
+}  // namespace
 
 // Makes the live decision `d` a stray block that the plan does not know.
 void StaticPool::disown(DecisionIndex d) {
@@ -134,6 +141,20 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   divide(plan);
   needs_.clear();
   idle_known_ = false;
+}
+
+std::vector<StaticPool::Leftover> StaticPool::leftovers() const {
+  std::vector<Leftover> result;
+  for (const auto& [offset, block] : foreign_) {
+    const bool is_turn = std::ranges::any_of(turns_, [&](const Turning& t) {
+      return t.disowned == offset && t.decision == block.decision;
+    });
+    const bool is_old = block.iteration < iteration_ || block.origin == Departures::kUnplanned;
+    if (!is_old || is_turn || !block.stray || block.slot_class != kNone) continue;
+    if (block.size >= size_ / kSmallPart) result.push_back({offset, block.size, block.stream});
+  }
+  std::ranges::sort(result, {}, &Leftover::offset);
+  return result;
 }
 
 StaticPool::LiveRows StaticPool::live_rows() const {

@@ -18,8 +18,8 @@ void TrainingLoop::set_extents(std::span<const std::string> names,
   fit_layout();
 }
 
-// Exchanges the layout if the new microbatch exceeds it, or if requests take turns. Not during a
-// capture, whose addresses must stay the same, and not while the pool's memory is released.
+// Exchanges the layout if the new microbatch needs another one. Not during a capture, whose
+// addresses must stay the same, and not while the pool's memory is released.
 void TrainingLoop::fit_layout() {
   if (!parts_.serving->awaits_layout() || parts_.pools.is_away() || parts_.capturing()) return;
   if (parts_.serving->outgrows()) {

@@ -101,5 +101,28 @@ TEST(Layouts, NothingIsPlannedOverALiveBlockThatCannotStayPlanned) {
   }
 }
 
+// An evaluation has left a block in the middle of the pool.
+TEST(Layouts, NothingIsPlannedOverALeftover) {
+  const plan::Plan plan = plan_of_two(8, 64);
+  Layouts layouts(plan);
+  StaticPool::LiveRows live;
+  live.leftovers = {{512 * 100, 512 * 256, 0}};
+  ASSERT_TRUE(layouts.is_obstructed(live.leftovers));
+  const Layouts::Memory memory{plan.pool + live.leftovers[0].size, {}};
+  for (int i = 0; i < 3; ++i) {
+    const plan::Plan* found = layouts.find(std::vector<Extent>{4, 32}, kNone, memory, live);
+    ASSERT_NE(found, nullptr);
+    layouts.use(found);
+    EXPECT_FALSE(layouts.is_obstructed(live.leftovers));
+    EXPECT_LE(found->pool, memory.size);
+    for (const plan::Decision& d : found->decisions) {
+      EXPECT_TRUE(d.offset >= 512 * 356 || d.offset + d.size <= 512 * 100);
+    }
+  }
+  EXPECT_LE(layouts.made(), 3u) << "the first one serves as long as the block lives";
+  EXPECT_EQ(layouts.find(std::vector<Extent>{8, 64}, kNone, {plan.pool, {}}, live), nullptr)
+      << "there is no room for both";
+}
+
 }  // namespace
 }  // namespace stalloc::runtime
