@@ -289,9 +289,12 @@ class HookedNet(nn.Module):
 
 
 def told(pickled: bytes) -> list[Any]:
-    """The instructions of a pickle, without the storages of tensors: their names are addresses."""
+    """The instructions of a pickle, without the storages of tensors and the lengths of frames.
+
+    Storages are named by their addresses, which have fourteen digits or fifteen.
+    """
     return [
-        (code.name, None if isinstance(value, bytes) else value)
+        (code.name, None if isinstance(value, bytes) or code.name == "FRAME" else value)
         for code, value, _ in pickletools.genops(pickled)
     ]
 
