@@ -10,6 +10,7 @@ struct Range {
   Offset end = 0;
 
   Bytes size() const { return end - begin; }
+  bool overlaps(Range other) const { return begin < other.end && other.begin < end; }
   bool operator==(const Range&) const = default;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/align.h"
+#include "base/range.h"
 #include "plan/law_sizes.h"
 #include "solve/core/bound.h"
 #include "solve/portfolio.h"
@@ -80,12 +81,12 @@ solve::Problem problem_of(const Plan& plan, const std::vector<Anchor>& anchors) 
   return problem;
 }
 
-// True if the addresses from `offset` on belong to a place of a turn.
-bool meets_turn(const Plan& plan, Offset offset, Bytes size) {
+// True if some of the addresses belong to a place of a turn.
+bool meets_turn(const Plan& plan, Range addresses) {
   return std::ranges::any_of(plan.turns, [&](const Turn& t) {
     const Bytes room = align_up(plan[t.decision].size, plan.alignment);
     return std::ranges::any_of(
-        t.places, [&](Offset place) { return offset < place + room && place < offset + size; });
+        t.places, [&](Offset place) { return addresses.overlaps({place, place + room}); });
   });
 }
 
@@ -155,7 +156,8 @@ std::vector<DecisionIndex> anchors_of(const Plan& plan) {
   std::vector<DecisionIndex> anchors;
   for (const Anchor& a : candidates(plan, Size::kAny)) {
     const Decision& d = plan[a.decision];
-    if (d.size >= a.room && !meets_turn(plan, d.offset, a.room)) anchors.push_back(a.decision);
+    const Range room{d.offset, d.offset + a.room};
+    if (d.size >= a.room && !meets_turn(plan, room)) anchors.push_back(a.decision);
   }
   return anchors;
 }

@@ -6,6 +6,7 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "base/range.h"
 #include "plan/anchors.h"
 #include "plan/slots.h"
 #include "plan/startup_slots.h"
@@ -88,28 +89,31 @@ void fix_turns(const Plan& plan, Plan& resized, const ResizeOptions& options,
   if (plan.turns.empty()) return;
   layout.fixed.resize(plan.decisions.size(), kUnplaced);
   layout.fixed_turns.resize(plan.turns.size(), kUnplaced);
-  const auto is_taken = [&](Offset place, Bytes room) {
-    const auto meets = [&](Offset offset, Bytes size) {
-      return place < offset + align_up(size, plan.alignment) && offset < place + room;
-    };
-    return std::ranges::any_of(options.live_turns,
-                               [&](const Turn& t) { return meets(t.offset, t.size); }) ||
-           std::ranges::any_of(layout.obstacles,
-                               [&](const solve::Buffer& b) { return meets(b.fixed, b.size); });
+  const auto range_of = [&](Offset offset, Bytes size) {
+    return Range{offset, offset + align_up(size, plan.alignment)};
+  };
+  const auto is_taken = [&](Range place) {
+    return std::ranges::any_of(
+               options.live_turns,
+               [&](const Turn& t) { return place.overlaps(range_of(t.offset, t.size)); }) ||
+           std::ranges::any_of(layout.obstacles, [&](const solve::Buffer& b) {
+             return place.overlaps(range_of(b.fixed, b.size));
+           });
   };
   for (const TurnIndex i : layout.fixed_turns.indices()) {
-    const auto& [decision, offset, size, places] = plan[i];
-    const Bytes room = align_up(plan[decision].size, plan.alignment);
-    const auto block = std::ranges::find(options.live_turns, decision, &Turn::decision);
+    const DecisionIndex d = plan[i].decision;
+    const Bytes room = plan[d].size;
+    const auto block = std::ranges::find(options.live_turns, d, &Turn::decision);
     if (block != options.live_turns.end()) {
       resized[i].size = block->size;
       layout.fixed_turns[i] = block->offset;
     }
-    if (options.free_turns || resized[decision].size > room) continue;
-    const auto place = std::ranges::find_if(places, [&](Offset p) { return !is_taken(p, room); });
-    if (place == places.end()) continue;
-    resized[decision].size = plan[decision].size;
-    layout.fixed[decision] = *place;
+    if (options.free_turns || resized[d].size > room) continue;
+    const auto place = std::ranges::find_if(plan[i].places,
+                                            [&](Offset p) { return !is_taken(range_of(p, room)); });
+    if (place == plan[i].places.end()) continue;
+    resized[d].size = room;
+    layout.fixed[d] = *place;
   }
 }
 

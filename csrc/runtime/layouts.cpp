@@ -43,19 +43,13 @@ std::pair<Tick, Tick> rest_of(const plan::Decision& d, Tick since, Tick period) 
 RangeSet taken_by(const plan::Plan& plan) {
   const solve::Problem problem = plan::problem_of(plan);
   const solve::Layout layout = plan::layout_of(plan);
-  std::vector<Range> ranges;
+  RangeSet taken;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     const Bytes size = align_up(problem.buffers[i].size, plan.alignment);
-    if (size > 0) ranges.push_back({layout.offsets[i], layout.offsets[i] + size});
-  }
-  std::ranges::sort(ranges, {}, &Range::begin);
-  RangeSet taken;
-  for (std::size_t i = 0; i < ranges.size();) {
-    Range whole = ranges[i];
-    for (; i < ranges.size() && ranges[i].begin <= whole.end; ++i) {
-      whole.end = std::max(whole.end, ranges[i].end);
-    }
-    taken.insert(whole);
+    const Range added{layout.offsets[i], layout.offsets[i] + size};
+    if (size == 0 || taken.holds(added)) continue;
+    taken.remove(added);
+    taken.insert_merged(added);
   }
   return taken;
 }
@@ -290,9 +284,9 @@ void Layouts::keep_places(const plan::Plan& sized, const StaticPool::LiveRows& l
   const auto aligned = [&](Bytes size) { return align_up(size, sized.alignment); };
   for (const plan::DecisionIndex d : anchors_) {
     const Offset begin = base()[d].offset;
-    const Offset end = begin + aligned(base()[d].size);
+    const Range place{begin, begin + aligned(base()[d].size)};
     const bool meets = std::ranges::any_of(live.leftovers, [&](const StaticPool::Leftover& l) {
-      return begin < l.offset + l.size && l.offset < end;
+      return place.overlaps({l.offset, l.offset + l.size});
     });
     if (!meets) options.anchors.push_back(d);
   }

@@ -9,8 +9,8 @@ namespace {
 // A layout around walls and live blocks may exceed its bound by one part in so many.
 constexpr Bytes kMostForFixed = 10;
 
-// A search that fails may take half a second. After so many in a row there are no more, until the
-// run gets another layout for another reason.
+// A search that fails may take half a second. After so many in a row for the same reason, that is
+// no reason for another one.
 constexpr int kMostFailures = 3;
 
 }  // namespace
@@ -209,14 +209,16 @@ void Serving::use_extents() {
   const bool begins = matcher().kind() == trace::PhaseKind::kForward && microbatches_.is_told() &&
                       !microbatches_.knows_next();
   const StaticPool& space = pools_.active()->space;
-  is_rearranged_ = begins && failures_ < kMostFailures && (space.awaits_turn() || is_obstructed());
+  const bool may_turn = failed_turns_ < kMostFailures;
+  is_rearranged_ = begins && ((may_turn && space.awaits_turn()) || is_obstructed());
   began_ = began_ || begins;
 }
 
 // True if blocks from before this iteration are in the way of the layout.
 bool Serving::is_obstructed() const {
   const StaticPool& space = pools_.active()->space;
-  return !began_ && space.strays() > 0 && layouts_.is_obstructed(space.leftovers());
+  return !began_ && failed_leftovers_ < kMostFailures && space.strays() > 0 &&
+         layouts_.is_obstructed(space.leftovers());
 }
 
 // The plan's microbatch whose extents the current phase follows.
@@ -234,17 +236,18 @@ void Serving::fit_layout() {
   const std::int32_t microbatch = microbatch_now();
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
-  live.leftovers = pool.space.leftovers();
+  if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
   const Layouts::Memory memory{pool.space.size(), layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(row.extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
+    note_rearranged(live, true);
     return;
   }
   // Requests that cannot take turns lie beside the pool. That is better than a second piece.
   if (only_rearranged && !pools_.can_grow()) {
     refused_ = true;
-    ++failures_;
+    note_rearranged(live, false);
     return;
   }
   const bool empty = pool.space.live_blocks() == 0;
@@ -266,10 +269,17 @@ void Serving::fit_layout() {
     if (layout->pool > memory.size + beside) layout = nullptr;
   }
   refused_ = !layout || !add_memory(*layout, more);
-  if (!refused_) {
-    adopt(layout);
-  } else if (only_rearranged) {
-    ++failures_;
+  if (!refused_) adopt(layout);
+  note_rearranged(live, !refused_);
+}
+
+// Counts the searches that failed. Leftovers that no layout can avoid do not keep requests from
+// taking turns.
+void Serving::note_rearranged(const StaticPool::LiveRows& live, bool found) {
+  if (!live.leftovers.empty()) {
+    failed_leftovers_ = found ? 0 : failed_leftovers_ + 1;
+  } else if (!live.turns.empty()) {
+    failed_turns_ = found ? 0 : failed_turns_ + 1;
   }
 }
 
@@ -297,7 +307,6 @@ bool Serving::join_pieces() {
 // Continues with `layout`, by which the pools have been laid out.
 void Serving::adopt(const plan::Plan* layout) {
   layouts_.use(layout);
-  failures_ = 0;
   ++counts_.relayouts;
   matcher_.relayout(*layout);
   if (!startup_) return;

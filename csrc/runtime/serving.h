@@ -112,6 +112,7 @@ class Serving {
   bool is_obstructed() const;
   bool add_memory(const plan::Plan& layout, Layouts::More more);
   void adopt(const plan::Plan* layout);
+  void note_rearranged(const StaticPool::LiveRows& live, bool found);
   void* allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId stream);
   void* place_dynamic(plan::GroupIndex group, Bytes size);
   PhaseIndex origin();
@@ -131,9 +132,11 @@ class Serving {
   Microbatches microbatches_;
   bool outgrows_ = false;
   bool is_rearranged_ = false;  // requests take turns, or leftovers are in the way
-  int failures_ = 0;            // to rearrange, in a row
-  bool began_ = false;          // this iteration has begun a forward
-  bool refused_ = false;        // in this iteration the memory for a larger layout was refused
+  // Searches in a row without a layout in which requests take turns, and beside leftovers.
+  int failed_turns_ = 0;
+  int failed_leftovers_ = 0;
+  bool began_ = false;    // this iteration has begun a forward
+  bool refused_ = false;  // in this iteration the memory for a larger layout was refused
   Matcher matcher_;
   std::optional<StartupGuide> startup_;  // during start-up
   Departures departures_;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "complaint.h"
 #include "plan/build.h"
 #include "plan/regions.h"
 #include "trace_builder.h"
@@ -45,12 +46,7 @@ plan::Plan sound_plan() { return plan::make_plan(profile::profile_iteration(trai
 std::string complaint(const std::function<void(plan::Plan&)>& damage) {
   plan::Plan plan = sound_plan();
   damage(plan);
-  try {
-    plan.check();
-  } catch (const PlanError& error) {
-    return error.what();
-  }
-  return "no complaint";
+  return testing::complaint_of(plan);
 }
 
 TEST(MakePlan, PlansRepeatedRequestsOnly) {

@@ -11,6 +11,7 @@
 
 #include "base/align.h"
 #include "base/error.h"
+#include "complaint.h"
 #include "damage.h"
 #include "device/pretend.h"
 #include "plan/build.h"
@@ -58,15 +59,6 @@ trace::Trace training(int iterations) {
 
 plan::Plan plan_of(const trace::Trace& trace) {
   return plan::make_plan(profile::profile_iteration(trace), {});
-}
-
-std::string complaint(const plan::Plan& plan) {
-  try {
-    plan.check();
-  } catch (const PlanError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(Startup, HasTheRequestsOfTheFirstIterationAlone) {
@@ -273,7 +265,7 @@ TEST(Startup, IsUnrolledWithThePlan) {
 
 TEST(Startup, OverlapsAreRefused) {
   const plan::Plan good = plan_of(training(4));
-  ASSERT_EQ(complaint(good), "");
+  ASSERT_EQ(testing::complaint_of(good), "no complaint");
   std::vector<std::size_t> stay;
   std::size_t goes = 0;
   for (std::size_t i = 0; i < good.startup.size(); ++i) {
@@ -285,45 +277,46 @@ TEST(Startup, OverlapsAreRefused) {
   }
   plan::Plan plan = good;
   plan.startup[stay[1]].offset = plan.startup[stay[0]].offset;
-  EXPECT_PRED_FORMAT2(IsSubstring, "startup (as buffers, by row): buffer", complaint(plan));
-  EXPECT_PRED_FORMAT2(IsSubstring, "overlap", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "startup (as buffers, by row): buffer",
+                      testing::complaint_of(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "overlap", testing::complaint_of(plan));
   plan = good;
   plan.startup[goes].offset = plan.startup[stay[0]].offset;  // the first weight is there by then
-  EXPECT_PRED_FORMAT2(IsSubstring, "overlap", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "overlap", testing::complaint_of(plan));
   plan = good;
   plan.startup[stay[0]].offset = 0;
   EXPECT_PRED_FORMAT2(IsSubstring, "bytes at 0 stay, and are not inside the resident region",
-                      complaint(plan));
+                      testing::complaint_of(plan));
   plan = good;
   plan.startup[goes].offset = plan.pool - plan.alignment;
-  EXPECT_PRED_FORMAT2(IsSubstring, "nor inside the pool below it", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "nor inside the pool below it", testing::complaint_of(plan));
   plan = good;
   for (plan::StartupRequest& r : plan.startup) {
     if (!r.stays()) r.offset = kUnplaced;
   }
-  EXPECT_EQ(complaint(plan), "");
+  EXPECT_EQ(testing::complaint_of(plan), "no complaint");
   plan.startup[goes].offset = 0;
   plan.startup[goes].stream = 1;
-  EXPECT_PRED_FORMAT2(IsSubstring, "startup, then decisions", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "startup, then decisions", testing::complaint_of(plan));
   plan = good;
   plan.startup[stay[0]].offset += 1;
-  EXPECT_PRED_FORMAT2(IsSubstring, "startup", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "startup", testing::complaint_of(plan));
   plan = good;
   plan.resident -= plan.alignment;
-  EXPECT_PRED_FORMAT2(IsSubstring, "inside the resident region", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "inside the resident region", testing::complaint_of(plan));
   plan = good;
   plan.resident += 1;
-  EXPECT_PRED_FORMAT2(IsSubstring, "resident: ", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "resident: ", testing::complaint_of(plan));
   plan = good;
   plan.pool += 64;  // each address is aligned, and none in its pool
   plan.resident += plan.alignment;
   for (plan::StartupRequest& r : plan.startup) {
     if (r.offset >= good.pool) r.offset += plan.alignment;
   }
-  EXPECT_PRED_FORMAT2(IsSubstring, "pool: ", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "pool: ", testing::complaint_of(plan));
   plan = good;
   std::swap(plan.startup[0], plan.startup[1]);
-  EXPECT_PRED_FORMAT2(IsSubstring, "startup, row 1: out of order", complaint(plan));
+  EXPECT_PRED_FORMAT2(IsSubstring, "startup, row 1: out of order", testing::complaint_of(plan));
 }
 
 TEST(Startup, IsWrittenAndReadAgain) {

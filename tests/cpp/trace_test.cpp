@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "complaint.h"
 #include "trace_builder.h"
 
 namespace stalloc {
@@ -33,12 +34,7 @@ trace::Trace sound_trace() {
 std::string complaint(const std::function<void(trace::Trace&)>& damage) {
   trace::Trace trace = sound_trace();
   damage(trace);
-  try {
-    trace.check();
-  } catch (const TraceError& error) {
-    return error.what();
-  }
-  return "no complaint";
+  return testing::complaint_of(trace);
 }
 
 TEST(TraceCheck, AcceptsASoundTrace) { EXPECT_NO_THROW(sound_trace().check()); }

@@ -7,12 +7,15 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "complaint.h"
+#include "device/pretend.h"
 #include "live_blocks.h"
 #include "plan/build.h"
 #include "plan/plan_json.h"
@@ -20,6 +23,7 @@
 #include "profile/lifetimes.h"
 #include "replay/replay.h"
 #include "runtime/layouts.h"
+#include "runtime/planned_allocator.h"
 #include "runtime/static_pool.h"
 #include "trace_builder.h"
 #include "verify/validator.h"
@@ -119,7 +123,7 @@ TEST(Turns, HaveTwoPlacesThatDoNotMeet) {
   EXPECT_EQ(plan.pool, plan.bound);
 }
 
-// Of a budget, the envelope is the batch that needs the most, and the scores of another are larger.
+// The envelope of a budget is the batch that needs the most. The scores of another may be larger.
 TEST(Turns, HaveRoomForTheLargestProfiled) {
   plan::Plan plan;
   plan.extent_names = {"ids.0"};
@@ -245,12 +249,7 @@ TEST(Turns, SurviveAFile) {
 std::string complaint(const std::function<void(plan::Plan&)>& damage) {
   plan::Plan plan = plan_of(keeping(kProfiled));
   damage(plan);
-  try {
-    plan.check();
-  } catch (const PlanError& error) {
-    return error.what();
-  }
-  return "no complaint";
+  return testing::complaint_of(plan);
 }
 
 TEST(Turns, AreChecked) {
@@ -268,6 +267,41 @@ TEST(Turns, AreChecked) {
   expect(complaint([&](plan::Plan& p) { p.turns[0].offset = decision(p).offset; }), "overlap");
   expect(complaint([](plan::Plan& p) { p.turns[0].offset = p.pool; }), "buffers");
   expect(complaint([](plan::Plan& p) { p.turns[0].places[1] = 100; }), "a place at 100 bytes");
+}
+
+// A pool of plain memory that is full, and a block in it that no layout can avoid.
+TEST(Turns, GoOnBesideABlockThatIsInTheWay) {
+  const plan::Plan changing = plan_of(keeping({256, 512, 300, 512, 512, 512}));
+  ASSERT_EQ(changing.turns.size(), 1u);
+  device::PretendMemory memory(Bytes{1} << 40, /*can_grow=*/false);
+  runtime::PlannedAllocator allocator(memory);
+  allocator.enable(changing);
+  const auto count = [&] { return allocator.figures().statistics().relayouts; };
+  const auto alloc = [&](Bytes size) { return allocator.allocate(size, 0, true); };
+  void* scores = nullptr;
+  void* left = nullptr;
+  std::vector<std::int64_t> exchanges;
+  for (int i = 0; i < 12; ++i) {
+    const std::vector<std::string> names = {"ids.1"};
+    const std::int64_t before = count();
+    allocator.loop().set_extents(names, Lengths{512});
+    allocator.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    void* hidden = alloc(kHidden * 512);
+    void* next = alloc(2 * kHidden * 512);
+    if (scores) allocator.deallocate(scores);
+    scores = next;
+    allocator.loop().enter_phase(trace::PhaseKind::kBackward, 0, 0);
+    allocator.deallocate(hidden);
+    allocator.loop().end_iteration();
+    exchanges.push_back(count() - before);
+    if (i != 3) continue;
+    allocator.loop().enter_unplanned();
+    left = alloc(kHidden * 512);
+    allocator.loop().leave_unplanned();
+  }
+  EXPECT_GT(std::accumulate(exchanges.end() - 4, exchanges.end(), std::int64_t{0}), 0);
+  for (void* p : {scores, left}) allocator.deallocate(p);
+  allocator.disable();
 }
 
 // Iterations that turn or forget to, with frees that come late and requests that are left out. No

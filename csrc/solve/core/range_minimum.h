@@ -19,7 +19,7 @@ class RangeMinimum {
     for (std::size_t i = size_; i-- > 1;) tree_[i] = std::min(tree_[2 * i], tree_[2 * i + 1]);
   }
 
-  // Of [begin, end); the largest possible value if that is empty.
+  // The minimum in [begin, end); the largest possible value if that is empty.
   Value operator()(Moment begin, Moment end) const {
     Value least = std::numeric_limits<Value>::max();
     std::size_t l = begin + size_;
@@ -31,7 +31,7 @@ class RangeMinimum {
     return least;
   }
 
-  // Of the moments in a lifetime that may wrap round.
+  // The minimum over a lifetime, which may wrap round.
   Value operator()(const Span& span) const {
     return std::min((*this)(span.begin, span.end), (*this)(0, span.wrap));
   }
