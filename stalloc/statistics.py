@@ -51,7 +51,7 @@ class MemoryStats(TypedDict):
     pool: int  #: the plan's pool
     resident: int  #: its resident region, if the run is served from its start
     live_blocks: int  #: in the pool
-    strays: int  #: of these, outside their planned lifetime
+    strays: int  #: of these, outside their planned lifetime, or left by the iteration before
     efficiency: float  #: E = peak_allocated / peak_reserved; 1.0 when nothing was reserved
     run_efficiency: float  #: the same of the whole run: run_peak_allocated / run_peak_reserved
 
