@@ -120,7 +120,11 @@ class Loop {
     if (unplanned && iteration_ == 0) return;
     // A span with the key of the one before goes on with its phase: iterations were joined there.
     if (unplanned == unplanned_) {
-      if (!unplanned && last_ != span.key) enter_planned(span);
+      if (unplanned) {
+        allocator_.loop().begin_evaluation();
+      } else if (last_ != span.key) {
+        enter_planned(span);
+      }
       return;
     }
     unplanned_ = unplanned;

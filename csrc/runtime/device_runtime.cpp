@@ -128,7 +128,10 @@ void DeviceRuntime::enter_unplanned() {
   allocator_.loop().enter_unplanned();
 }
 
-void DeviceRuntime::begin_evaluation() { allocator_.loop().begin_evaluation(); }
+void DeviceRuntime::begin_evaluation() {
+  recorder_.begin_evaluation();
+  allocator_.loop().begin_evaluation();
+}
 
 void DeviceRuntime::leave_unplanned() {
   recorder_.leave_unplanned();

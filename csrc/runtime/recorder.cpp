@@ -124,6 +124,12 @@ void Recorder::enter_unplanned() {
   open_span({trace::PhaseKind::kUnplanned, kNone, 0, 0});
 }
 
+void Recorder::begin_evaluation() {
+  const std::lock_guard lock(mutex_);
+  if (!active() || interrupted_.empty()) return;
+  open_span({trace::PhaseKind::kUnplanned, kNone, 0, 0});
+}
+
 void Recorder::leave_unplanned() {
   const std::lock_guard lock(mutex_);
   if (!active() || interrupted_.empty()) return;

@@ -60,6 +60,8 @@ class Recorder {
   static constexpr std::size_t kMaxExtents = 64;
 
   void enter_unplanned();
+  // A forward of the model begins in an unplanned stretch, as a stretch of its own.
+  void begin_evaluation();
   void leave_unplanned();
   void end_iteration();
   // Merges all iterations so far into the current one: their ends were wrong guesses.

@@ -6,6 +6,8 @@
     step begins, returns   OPTIMIZER, OTHER
     with phase(...)        that phase until its end; then OTHER, or the enclosing phase
     evaluation             unplanned, then the interrupted phase again
+    evaluation mode        the same, from model.eval() or its first forward until model.train(),
+                           or until a training forward, a backward, a step or an explicit phase
 
 The automatic phases form no stack: each replaces the one before. Module calls, steps
 and scopes nest; they are counted, and the counts are checked against the interpreter's stack
@@ -58,6 +60,8 @@ class PhaseTracker:
         self._unplanned = 0  # open scopes that are unplanned, and an evaluation
         self._forwards = 0  # depth of the root's calls
         self._evaluating = False  # the outermost of them is an evaluation
+        self._has_trained = False  # the root was called for training
+        self._evaluation_lasts = False  # until the root's mode changes, or something trains
         self._microbatch: int | None = None  # the outermost of them is this one's forward
         self._backward = False
         self._steps: list[int] = []  # ids of the optimizers inside their step, outermost first
@@ -87,7 +91,10 @@ class PhaseTracker:
         If the iteration is over, it ends here: before anything of the next one.
         """
         self._drop_what_is_gone(module_calls=1)
-        if not training or self._forwards or self._unplanned:
+        if not training or self._forwards:
+            return False
+        self._end_evaluation()
+        if self._unplanned:
             return False
         if not self._scopes:
             self._end_iteration_if_over()
@@ -113,17 +120,23 @@ class PhaseTracker:
         """The inputs of the innermost scope, which the root's arguments do not tell."""
         return self._scopes[-1].inputs if self._scopes else {}
 
-    def begin_forward(self, training: bool) -> None:
-        """The root is called; `expect_forward` came right before."""
+    def begin_forward(self, training: bool, evaluates: bool = False) -> None:
+        """The root is called; `expect_forward` came right before.
+
+        `evaluates` says that the root is in evaluation mode: the evaluation outlasts the call.
+        """
         self._forwards += 1
         if self._forwards > 1:
             return
+        if evaluates:
+            self._begin_evaluation()
         if self._unplanned:
             self._sink.begin_evaluation()
             return
         if self._scopes:
             return
         if training:
+            self._has_trained = True
             self._microbatch = self._next_microbatch
             self._next_microbatch += 1
             self._switch(Phase(PhaseKind.FORWARD, self._microbatch))
@@ -150,6 +163,35 @@ class PhaseTracker:
                 self._forwarded.append(self._microbatch)
             self._microbatch = None
 
+    # Evaluation mode
+
+    def begin_evaluation(self) -> None:
+        """The root is in evaluation mode from here on.
+
+        Before the first training forward that means nothing: a model may be set up in this mode.
+        """
+        self._drop_what_is_gone()
+        if not self._forwards:
+            self._begin_evaluation()
+
+    def end_evaluation(self) -> None:
+        """The root is in training mode again."""
+        self._drop_what_is_gone()
+        if not self._forwards:
+            self._end_evaluation()
+
+    def _begin_evaluation(self) -> None:
+        inside = self._steps or self._scopes or self._backward
+        if inside or self._unplanned or not self._has_trained:
+            return
+        self._evaluation_lasts = True
+        self._suspend()
+
+    def _end_evaluation(self) -> None:
+        if self._evaluation_lasts:
+            self._evaluation_lasts = False
+            self._resume()
+
     # Backward
 
     def begin_backward(self) -> bool:
@@ -161,6 +203,8 @@ class PhaseTracker:
         if self._backward:
             return False
         self._backward = True
+        if not self._forwards:
+            self._end_evaluation()
         if not self._forwards and not self._scopes:
             self._went_back = self._went_back or not self._unplanned
             if self._forwarded:
@@ -181,6 +225,8 @@ class PhaseTracker:
     def begin_step(self, optimizer: object) -> None:
         """An optimizer's step begins; one inside another's is part of it."""
         self._drop_what_is_gone(steps=1)
+        if not self._forwards:
+            self._end_evaluation()
         if self._unplanned:
             return
         if not self._steps:
@@ -234,6 +280,8 @@ class PhaseTracker:
             self._scopes.append(scope)
             self._suspend()
             return
+        if not self._forwards:
+            self._end_evaluation()
         if self._unplanned:
             self._scopes.append(scope)
             return

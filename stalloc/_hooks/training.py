@@ -15,7 +15,9 @@ The rules, which make the same loop yield the same phases every time:
   count from 0 in each iteration.
 - **Evaluation**: a call of the root with gradients off, in inference mode, or after
   `model.eval()`, gradients or not, is unplanned. To *train* in eval mode, open phases explicitly.
-  A call with gradients off inside a custom autograd function (a checkpoint over the whole model)
+  Once the root has trained, `model.eval()` begins an evaluation, if its forward has not: batches,
+  losses and metrics belong to it, until `model.train()`. A training forward, a backward pass, a
+  step and an explicit phase end it, too. A call with gradients off inside a custom autograd function (a checkpoint over the whole model)
   is training.
 - **Extents**, the sizes of the dimensions of the root's inputs, are reported for each training
   forward.
@@ -57,7 +59,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stalloc._hooks import frames, optimizers, registry
+from stalloc._hooks import frames, modes, optimizers, registry
 from stalloc._hooks.engine import add_listener, remove_listener
 from stalloc._hooks.extents import ExtentReader
 from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
@@ -209,6 +211,7 @@ class TrainingHooks:
             self._handles.append(registry.before_every_step(self._step_begins))
             self._handles.append(registry.after_every_step(self._step_ends))
             add_listener(self)
+            modes.add_listener(self)
             if self.root is not None:
                 self._watch(self.root)
             elif self._finds_root:
@@ -230,6 +233,7 @@ class TrainingHooks:
             self._is_attached = False
             _attached = tuple(hooks for hooks in _attached if hooks is not self)
         remove_listener(self)
+        modes.remove_listener(self)
         self._end_discovery()
         self._unwatch()
         for handle in self._handles:
@@ -299,7 +303,16 @@ class TrainingHooks:
                 self._on_forward(module, args, kwargs)
             if self._tracker.takes_extents():
                 self._read_extents(module, args, kwargs)
-        self._tracker.begin_forward(training)
+        self._tracker.begin_forward(training, evaluates=not module.training)
+
+    def mode_changed(self, module: nn.Module, training: bool) -> None:
+        """Called by `stalloc._hooks.modes`; not for users."""
+        if self._root is None or module is not self.root or not self._drives():
+            return
+        if training:
+            self._tracker.end_evaluation()
+        else:
+            self._tracker.begin_evaluation()
 
     def _chunk_called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

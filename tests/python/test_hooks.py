@@ -160,6 +160,49 @@ def test_evaluation_is_unplanned_and_resumes_the_phase(
     )
 
 
+def test_an_evaluation_lasts_from_eval_to_train(sink: RecordingSink) -> None:
+    model = Net()
+    with TrainingHooks(sink, model):
+        model.eval()  # before anything trained, which means nothing
+        assert sink.take() == "other"
+        model.train()
+        model(X).sum().backward()
+        sink.take()
+        model.eval()
+        assert sink.take() == "("
+        for _ in range(2):
+            model(X)
+        assert (sink.take(), sink.evaluations) == ("", 2)
+        model.train()
+        assert sink.take() == ")"
+    train = nn.Module.train
+    with TrainingHooks(sink, model):
+        assert nn.Module.train is not train
+    assert nn.Module.train is train
+
+
+@pytest.mark.parametrize("end", ["forward", "backward", "step", "scope"])
+def test_what_trains_ends_an_evaluation_whose_mode_stays(sink: RecordingSink, end: str) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    with TrainingHooks(sink, model):
+        loss = model(X).sum()
+        model.eval()
+        model(X)
+        sink.take()
+        if end == "forward":
+            model.training = True  # as a class does that overrides train()
+            model(X)
+        elif end == "backward":
+            loss.backward()
+        elif end == "step":
+            optimizer.step()
+        else:
+            with hooks.phase("optimizer"):
+                pass
+        assert sink.take().startswith(")")
+
+
 def test_a_call_in_eval_mode_is_unplanned_even_with_gradients_on(sink: RecordingSink) -> None:
     model = Net().eval()
     with TrainingHooks(sink, model):
@@ -719,7 +762,7 @@ def test_each_forward_in_an_unplanned_stretch_is_an_evaluation(sink: RecordingSi
                 model(X)
             model(X)
         assert sink.evaluations == 3
-    assert sink.take() == "other forward 0 backward 0 other ( ) ( ) other"
+    assert sink.take() == "other forward 0 backward 0 other ( ) other"
 
 
 def test_nothing_begins_or_ends_in_an_unplanned_stretch(sink: RecordingSink) -> None:
