@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from torch import nn
+
+Train = Callable[..., nn.Module]
 
 
 class ModeListener(Protocol):
@@ -23,25 +26,29 @@ class ModeListener(Protocol):
 
 _lock = threading.Lock()
 _listeners: tuple[ModeListener, ...] = ()
-_train_before = nn.Module.train
+_installed: tuple[Train, Train] | None = None  # the function in place, and the one it replaced
 
 
-@functools.wraps(nn.Module.train)
-def _train(module: nn.Module, mode: bool = True) -> Any:
-    result = _train_before(module, mode)
-    for listener in _listeners:
-        listener.mode_changed(module, mode)
-    return result
+def _telling(train: Train) -> Train:
+    @functools.wraps(train)
+    def tell(module: nn.Module, mode: bool = True) -> nn.Module:
+        result = train(module, mode)
+        for listener in _listeners:
+            listener.mode_changed(module, mode)
+        return result
+
+    return tell
 
 
 def add_listener(listener: ModeListener) -> None:
     """Begins to tell `listener`; thread-safe."""
-    global _listeners, _train_before
+    global _listeners, _installed
     with _lock:
-        if not _listeners and nn.Module.train is not _train:
-            _train_before = nn.Module.train
-            nn.Module.train = _train  # type: ignore[method-assign]
         _listeners = (*_listeners, listener)
+        if _installed is None:
+            before: Train = nn.Module.train
+            _installed = _telling(before), before
+            nn.Module.train = _installed[0]  # type: ignore[method-assign,assignment]
 
 
 def remove_listener(listener: ModeListener) -> None:
@@ -49,8 +56,12 @@ def remove_listener(listener: ModeListener) -> None:
 
     If someone else has replaced it since, ours stays below theirs and passes calls through.
     """
-    global _listeners
+    global _listeners, _installed
     with _lock:
         _listeners = tuple(other for other in _listeners if other is not listener)
-        if not _listeners and nn.Module.train is _train:
-            nn.Module.train = _train_before  # type: ignore[method-assign]
+        if _listeners or _installed is None:
+            return
+        ours, before = _installed
+        _installed = None
+        if nn.Module.train is ours:
+            nn.Module.train = before  # type: ignore[method-assign,assignment]

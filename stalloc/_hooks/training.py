@@ -15,10 +15,11 @@ The rules, which make the same loop yield the same phases every time:
   count from 0 in each iteration.
 - **Evaluation**: a call of the root with gradients off, in inference mode, or after
   `model.eval()`, gradients or not, is unplanned. To *train* in eval mode, open phases explicitly.
-  Once the root has trained, `model.eval()` begins an evaluation, if its forward has not: batches,
-  losses and metrics belong to it, until `model.train()`. A training forward, a backward pass, a
-  step and an explicit phase end it, too. A call with gradients off inside a custom autograd function (a checkpoint over the whole model)
+  A call with gradients off inside a custom autograd function (a checkpoint over the whole model)
   is training.
+- **Evaluation mode**: once the root has trained, `model.eval()` begins an evaluation, or its first
+  forward if `eval()` was not seen. Batches, losses and metrics belong to it, until `model.train()`.
+  A training forward, a backward pass, a step and an explicit phase end it, too.
 - **Extents**, the sizes of the dimensions of the root's inputs, are reported for each training
   forward.
 - **Recomputation** inside a backward pass begins no phase.

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from changing.programs import CASES, Case, record
 
+from stalloc.hooks import PhaseKind
 from stalloc.replaying import replay_stalloc, replay_torch
 
 NAMES = {case.name: case for case in CASES}
@@ -74,6 +75,25 @@ def test_scores_that_the_loop_keeps_need_no_more(name: str, seed: int) -> None:
     assert ours.peak_load >= LEAST_EFFICIENCY * ours.peak_reserved
     assert ours.peak_reserved <= replay_torch(run, expandable_segments=True).peak_reserved
     assert ours.peak_reserved <= replay_torch(run).peak_reserved
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "case", [small("evaluations"), NAMES["evaluations, longest not profiled"]], ids=["small", "all"]
+)
+def test_evaluations_between_lengths_need_no_more(case: Case, seed: int) -> None:
+    plan = record(case, seed, profiled=True).plan()
+    run = record(case, seed, profiled=False)
+    ours = replay_stalloc(run, plan)
+    assert ours.peak_load >= LEAST_EFFICIENCY * ours.peak_reserved
+    assert ours.peak_reserved <= replay_torch(run, expandable_segments=True).peak_reserved
+    assert ours.peak_reserved <= replay_torch(run).peak_reserved
+
+
+def test_each_forward_of_an_evaluation_is_a_stretch_of_its_own() -> None:
+    run = record(small("evaluations"), 0, profiled=False)
+    # Three evaluations: the stretch before the first forward, then three forwards.
+    assert np.sum(run.phases.kind == PhaseKind.UNPLANNED) == 3 * 4
 
 
 @pytest.mark.parametrize("seed", range(2))

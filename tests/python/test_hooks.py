@@ -175,10 +175,34 @@ def test_an_evaluation_lasts_from_eval_to_train(sink: RecordingSink) -> None:
         assert (sink.take(), sink.evaluations) == ("", 2)
         model.train()
         assert sink.take() == ")"
+
+
+def test_another_wrapper_of_train_stays_in_place(
+    sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Net()
     train = nn.Module.train
+    monkeypatch.setattr(nn.Module, "train", train)  # is put back after the test
     with TrainingHooks(sink, model):
-        assert nn.Module.train is not train
+        ours = nn.Module.train
+        assert ours is not train
     assert nn.Module.train is train
+    with TrainingHooks(sink, model):
+        below = nn.Module.train
+
+        def others(module: nn.Module, mode: bool = True) -> nn.Module:
+            return below(module, mode)
+
+        nn.Module.train = others  # type: ignore[method-assign,assignment]
+    assert nn.Module.train is others
+    with TrainingHooks(sink, model):
+        model(X).sum().backward()
+        sink.take()
+        assert model.eval() is model
+        assert not model.training
+        model.train()
+        assert sink.take() == "( )"
+    assert nn.Module.train is others
 
 
 @pytest.mark.parametrize("end", ["forward", "backward", "step", "scope"])
