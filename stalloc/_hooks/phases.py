@@ -62,6 +62,7 @@ class PhaseTracker:
         self._evaluating = False  # the outermost of them is an evaluation
         self._has_trained = False  # the root was called for training
         self._evaluation_lasts = False  # until the root's mode changes, or something trains
+        self._mode_tells = True  # a mode of evaluation is one: nothing has trained in it
         self._microbatch: int | None = None  # the outermost of them is this one's forward
         self._backward = False
         self._steps: list[int] = []  # ids of the optimizers inside their step, outermost first
@@ -128,6 +129,7 @@ class PhaseTracker:
         self._forwards += 1
         if self._forwards > 1:
             return
+        self._has_trained = self._has_trained or training
         if evaluates:
             self._begin_evaluation()
         if self._unplanned:
@@ -136,7 +138,6 @@ class PhaseTracker:
         if self._scopes:
             return
         if training:
-            self._has_trained = True
             self._microbatch = self._next_microbatch
             self._next_microbatch += 1
             self._switch(Phase(PhaseKind.FORWARD, self._microbatch))
@@ -182,7 +183,7 @@ class PhaseTracker:
 
     def _begin_evaluation(self) -> None:
         inside = self._steps or self._scopes or self._backward
-        if inside or self._unplanned or not self._has_trained:
+        if inside or self._unplanned or not (self._has_trained and self._mode_tells):
             return
         self._evaluation_lasts = True
         self._suspend()
@@ -191,6 +192,12 @@ class PhaseTracker:
         if self._evaluation_lasts:
             self._evaluation_lasts = False
             self._resume()
+
+    def _end_evaluation_by_training(self) -> None:
+        # Adversarial training sets a model so while another's gradients flow through it.
+        if self._evaluation_lasts and not self._forwards:
+            self._mode_tells = False
+            self._end_evaluation()
 
     # Backward
 
@@ -203,8 +210,7 @@ class PhaseTracker:
         if self._backward:
             return False
         self._backward = True
-        if not self._forwards:
-            self._end_evaluation()
+        self._end_evaluation_by_training()
         if not self._forwards and not self._scopes:
             self._went_back = self._went_back or not self._unplanned
             if self._forwarded:
@@ -225,8 +231,7 @@ class PhaseTracker:
     def begin_step(self, optimizer: object) -> None:
         """An optimizer's step begins; one inside another's is part of it."""
         self._drop_what_is_gone(steps=1)
-        if not self._forwards:
-            self._end_evaluation()
+        self._end_evaluation_by_training()
         if self._unplanned:
             return
         if not self._steps:
@@ -280,8 +285,7 @@ class PhaseTracker:
             self._scopes.append(scope)
             self._suspend()
             return
-        if not self._forwards:
-            self._end_evaluation()
+        self._end_evaluation_by_training()
         if self._unplanned:
             self._scopes.append(scope)
             return

@@ -19,7 +19,9 @@ The rules, which make the same loop yield the same phases every time:
   is training.
 - **Evaluation mode**: once the root has trained, `model.eval()` begins an evaluation, or its first
   forward if `eval()` was not seen. Batches, losses and metrics belong to it, until `model.train()`.
-  A training forward, a backward pass, a step and an explicit phase end it, too.
+  A training forward ends it, too, and so do a backward pass, a step and an explicit phase. These
+  three also tell that the loop trains in this mode (a generator through a discriminator), in which
+  only the root's forwards are evaluations from then on.
 - **Extents**, the sizes of the dimensions of the root's inputs, are reported for each training
   forward.
 - **Recomputation** inside a backward pass begins no phase.

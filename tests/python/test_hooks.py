@@ -227,6 +227,31 @@ def test_what_trains_ends_an_evaluation_whose_mode_stays(sink: RecordingSink, en
         assert sink.take().startswith(")")
 
 
+def test_a_mode_in_which_something_trains_is_no_evaluation(sink: RecordingSink) -> None:
+    model, generator = Net(), nn.Linear(4, 4)
+    with TrainingHooks(sink, model):
+        for _ in range(2):
+            model(X).sum().backward()
+            model.eval()
+            sink.words.append("generator")
+            model(generator(X)).sum().backward()
+            model.train()
+    first = "other forward 0 backward 0 other ( generator ) backward 0 other"
+    later = "forward 1 backward 1 other generator ( ) backward 1 other"
+    assert sink.take() == f"{first} {later} other"
+
+
+def test_an_evaluation_between_explicit_phases_lasts(sink: RecordingSink) -> None:
+    model = Net()
+    with TrainingHooks(sink, model):
+        with hooks.phase("forward"):
+            model(X)
+        model.eval()
+        model(X)
+        model.train()
+    assert sink.take() == "other forward 0 other ( ) other"
+
+
 def test_a_call_in_eval_mode_is_unplanned_even_with_gradients_on(sink: RecordingSink) -> None:
     model = Net().eval()
     with TrainingHooks(sink, model):
