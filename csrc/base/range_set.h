@@ -206,4 +206,14 @@ class BasicRangeSet {
 using RangeSet = BasicRangeSet<Unordered>;
 using HoleSet = BasicRangeSet<SizeOrder>;
 
+// Calls visit(range) for the parts of `r` outside of `set`, ascending.
+void visit_outside(const RangeSet& set, Range r, auto visit) {
+  Offset at = r.begin;
+  set.intersect(r, [&](Range common) {
+    if (at < common.begin) visit(Range{at, common.begin});
+    at = common.end;
+  });
+  if (at < r.end) visit(Range{at, r.end});
+}
+
 }  // namespace stalloc

@@ -16,10 +16,6 @@ namespace {
 // Anchors may raise the pool by one part in so many.
 constexpr Bytes kMostCosts = 1000;
 
-// A varying request of at most one part in so many of the load is small. Its room is half as large
-// again as the largest profiled one.
-constexpr Bytes kSmallPart = 4000;
-
 // Seconds for a layout with anchors, per second of the layout without, and at least.
 constexpr double kShare = 0.5;
 constexpr double kLeast = 0.1;
@@ -46,8 +42,9 @@ bool shares_addresses(const Plan& plan) {
            std::ranges::any_of(plan.groups, of_other_stream));
 }
 
-// The candidates of a size. A plan without laws has one layout only. Throws PlanError if a law has
-// no size.
+// The candidates of a size. The room of a small one that varies is half as large again as the
+// largest profiled one: a block that is larger departs from the plan. A plan without laws has one
+// layout only. Throws PlanError if a law has no size.
 std::vector<Anchor> candidates(const Plan& plan, Size size) {
   if (plan.laws.empty() || !shares_addresses(plan)) return {};
   const LawSizes largest = largest_sizes(plan);
@@ -149,8 +146,6 @@ void place_turns(Plan& plan) {
 }
 
 }  // namespace
-
-bool is_small(const Plan& plan, Bytes size) { return size <= plan.load / kSmallPart; }
 
 std::vector<DecisionIndex> anchors_of(const Plan& plan) {
   std::vector<DecisionIndex> anchors;

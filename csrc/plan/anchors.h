@@ -30,10 +30,6 @@ namespace stalloc::plan {
 // and none if it has streams that share no addresses.
 std::vector<DecisionIndex> anchors_of(const Plan& plan);
 
-// True if a varying request of `size` bytes costs next to nothing. As an anchor it has the same
-// room in all layouts, and a block that is larger departs from the plan.
-bool is_small(const Plan& plan, Bytes size);
-
 // Lays the plan out with its anchors at the bottom if that costs next to nothing, else as lay_out()
 // does. Gives small anchors their room, and large ones at the bottom. Throws as lay_out().
 void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Budget& budget);

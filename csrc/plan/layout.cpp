@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "plan/boxes.h"
+#include "plan/late_frees.h"
 #include "plan/reusable.h"
 #include "plan/slots.h"
 #include "solve/core/bound.h"
@@ -74,9 +75,10 @@ void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budg
   for (std::size_t i = 0; i < plan.turns.size(); ++i) {
     plan.turns[i].offset = slots + offsets[turns + i];
   }
+  plan.pool = slots + result.layout.height;
+  make_room_for_late_frees(plan, options.fixed, options.obstacles);
   plan.algorithm = result.algorithm;
   plan.optimal = result.optimal;
-  plan.pool = slots + result.layout.height;
   plan.bound = result.bound;
   if (!plan.slots.empty()) {
     plan.bound = solve::load_bound(real_problem(plan));

@@ -8,6 +8,9 @@ namespace stalloc::plan {
 
 namespace {
 
+// A request of at most one part in so many of the load is small.
+constexpr Bytes kSmallPart = 4000;
+
 // The end of a decision's lifetime in the problem. One that takes turns has its place until the end
 // of its iteration, and is a turn's block from then on.
 Tick end_of(const Decision& d, Tick period) {
@@ -56,6 +59,8 @@ solve::Problem problem_of(const Plan& plan) {
   }
   return problem;
 }
+
+bool is_small(const Plan& plan, Bytes size) { return size <= plan.load / kSmallPart; }
 
 solve::Layout layout_of(const Plan& plan) {
   solve::Layout layout;

@@ -18,16 +18,6 @@ constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
 // A decision of at least this part of the pool finds no other place when it is displaced.
 constexpr Bytes kLargeParts = 16;
 
-// Calls visit(range) for the parts of `r` outside of `set`, ascending.
-void visit_outside(const RangeSet& set, Range r, auto visit) {
-  Offset at = r.begin;
-  set.intersect(r, [&](Range common) {
-    if (at < common.begin) visit(Range{at, common.begin});
-    at = common.end;
-  });
-  if (at < r.end) visit(Range{at, r.end});
-}
-
 }  // namespace
 
 // Finds the idle ranges if they are not known. Returns the stream's index, or the number of streams
