@@ -118,22 +118,38 @@ bool Pools::can_grow() const {
   return active_->base && active_->more.empty() && device_.can_grow(active_->base);
 }
 
-bool Pools::grow(const plan::Plan& layout) {
+// Makes the memory of the active pool `size` bytes large.
+bool Pools::add_behind(Bytes size) {
   Pool& pool = *active_;
-  const Bytes before = pool.first_size;
-  if (layout.pool > before) {
-    // A driver that fails here has no memory to add. A later call tells if the device is lost.
-    const auto grow = [&] {
-      try {
-        return device_.grow(pool.base, before, layout.pool);
-      } catch (const Error&) {
-        return false;
-      }
-    };
-    if (!grow() && !(fallback_.release_cached() > 0 && grow())) return false;
-    pool.first_size = layout.pool;
-  }
+  // A driver that fails here has no memory to add. A later call tells if the device is lost.
+  const auto grow = [&] {
+    try {
+      return device_.grow(pool.base, pool.first_size, size);
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  if (!grow() && !(fallback_.release_cached() > 0 && grow())) return false;
+  pool.first_size = size;
+  return true;
+}
+
+bool Pools::grow(const plan::Plan& layout) {
+  const Bytes before = active_->first_size;
+  if (layout.pool > before && !add_behind(layout.pool)) return false;
   adopt(layout, std::max(layout.pool, before));
+  return true;
+}
+
+bool Pools::grow_idle(Bytes size, StreamId stream) {
+  Pool& pool = *active_;
+  const Bytes missing = pool.space.missing_at_end(size, stream);
+  if (missing == kUnplaced) return false;
+  fallback_.release_cached();  // its memory would come on top
+  if (missing > 0) {
+    if (!add_behind(pool.first_size + missing)) return false;
+    pool.space.extend(missing, stream);
+  }
   return true;
 }
 

@@ -75,6 +75,10 @@ class Pools {
   // Lays the active pool out anew, and adds the memory behind it that `layout` needs. Changes
   // nothing and returns false if the device lacks the memory.
   bool grow(const plan::Plan& layout);
+  // Adds memory behind the active pool, which can grow, so that the idle addresses at its end hold
+  // a block of `size` bytes. Changes nothing and returns false if the device lacks the memory or
+  // `stream` has no addresses in the pool.
+  bool grow_idle(Bytes size, StreamId stream);
   // Adds a piece of memory to the active pool for `layout`, whose last wall is at the pool's end.
   // Changes nothing and returns false if the device lacks the memory.
   bool extend(const plan::Plan& layout);
@@ -115,6 +119,7 @@ class Pools {
   Pool* find_other(const void* p) const;
   std::byte* reserve(Bytes size, bool grows);
   std::byte* try_reserve(Bytes size, bool grows);
+  bool add_behind(Bytes size);
   void adopt(const plan::Plan& layout, Bytes memory);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
   void retire(std::unique_ptr<Pool> pool);

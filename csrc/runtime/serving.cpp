@@ -100,6 +100,11 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
     pool.space.close_zone();
     offset = pool.space.place_idle(size, stream, departure);
   }
+  const bool of_evaluation =
+      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
+  if (offset == kUnplaced && of_evaluation && grow_for_evaluation(size, stream)) {
+    offset = pool.space.place_idle(size, stream, departure);
+  }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   ++counts_.idle_requests;
   return pool.address(offset);
@@ -114,6 +119,15 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   return p;
 }
 
+// Adds memory behind the pool. Training may use it afterwards, whereas memory beside the pool
+// serves the evaluation alone. A capture must not wait for the driver.
+bool Serving::grow_for_evaluation(Bytes size, StreamId stream) {
+  if (capturing() || !pools_.can_grow() || !pools_.grow_idle(size, stream)) return false;
+  counts_.pool = pools_.active()->space.size();
+  has_grown_ = true;
+  return true;
+}
+
 void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {
   Pool& pool = *pools_.active();
   if (shuts_out_departed_ || !pool.space.has_zone()) return nullptr;
@@ -124,6 +138,7 @@ void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {
 }
 
 void Serving::enter_unplanned() {
+  in_evaluation_ = true;
   if (unplanned_depth_++ == 0) begin_part(Evaluations::Part::kBeginning);
 }
 
@@ -190,6 +205,7 @@ void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
 }
 
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
+  if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
   matcher().enter_phase(kind, microbatch, chunk);
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);

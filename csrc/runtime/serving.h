@@ -16,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -94,6 +95,9 @@ class Serving {
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 
+  // True if an evaluation has enlarged the pool since the last call.
+  bool has_grown() { return std::exchange(has_grown_, false); }
+
   // The hits of this iteration.
   std::int64_t hits_now() const { return hits_; }
 
@@ -120,6 +124,7 @@ class Serving {
   void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
   void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
   void* allocate_evaluation(Bytes size, StreamId stream);
+  bool grow_for_evaluation(Bytes size, StreamId stream);
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
   void end_evaluation();
@@ -141,6 +146,8 @@ class Serving {
   std::optional<StartupGuide> startup_;  // during start-up
   Departures departures_;
   Evaluations evaluations_;
+  bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
+  bool has_grown_ = false;
   const bool reuse_;
   bool draining_ = false;
   bool shuts_out_departed_ = false;

@@ -216,6 +216,13 @@ class StaticPool {
   // Puts a block at `offset` from the start of the open zone; kUnplaced if that is taken.
   Offset place_in_zone(Offset offset, Bytes size, StreamId stream, Departure departure);
 
+  // The bytes by which the idle addresses of `stream` at the end of the pool are fewer than `size`;
+  // kUnplaced if the stream owns no addresses here. O(n).
+  Bytes missing_at_end(Bytes size, StreamId stream);
+  // Adds `size` bytes of idle addresses at the end of the pool. They are those of `stream`, for
+  // which missing_at_end() has just been asked.
+  void extend(Bytes size, StreamId stream);
+
   // Puts a start-up request of `size` (> 0) bytes into a free slot of class `c`; kUnplaced if there
   // is none. O(1).
   Offset place_in_slots(SlotClassIndex c, Bytes size);

@@ -218,6 +218,24 @@ Offset StaticPool::place_in_zone(Offset offset, Bytes size, StreamId stream, Dep
   return block.begin;
 }
 
+Bytes StaticPool::missing_at_end(Bytes size, StreamId stream) {
+  const std::size_t owner = owner_of(stream);
+  if (owner == streams_.size()) return kUnplaced;
+  Bytes idle = 0;
+  levels_.back().idle[owner].intersect({0, size_}, [&](Range r) {
+    if (r.end == size_) idle = r.size();
+  });
+  return std::max<Bytes>(0, round_up(size) - idle);
+}
+
+void StaticPool::extend(Bytes size, StreamId stream) {
+  const std::size_t owner = owner_of(stream);
+  const Range added{size_, size_ + size};
+  size_ = added.end;
+  if (homes_.back().owner != owner) homes_.push_back({added.begin, owner});
+  for (Level& level : levels_) level.idle[owner].insert_merged(added);
+}
+
 // Adds `r`, which has just become free, to the idle ranges. Addresses in an open region belong to
 // the region.
 void StaticPool::return_idle(Range r) {

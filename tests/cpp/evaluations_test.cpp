@@ -98,6 +98,62 @@ TEST_F(EvaluationsTest, AnEvaluationThatThePoolCannotHoldIsServedAsBefore) {
   free(all);
 }
 
+class GrowingEvaluationsTest : public EvaluationsTest {
+ protected:
+  GrowingEvaluationsTest() {
+    plan::Plan plan = one_block(2 * kMiB);
+    plan.extent_names = {"ids.0"};  // the pool of a plan with size laws can grow
+    plan.extents = {1};
+    plan.laws = {{.terms = {{2 * kMiB, {0, kNone, kNone}}}}};
+    growing_.enable(plan);
+  }
+  ~GrowingEvaluationsTest() override { EXPECT_EQ(memory_.wrong_releases(), 0); }
+
+  // Makes two blocks live together, which the pool cannot hold, and returns what lies beside it.
+  std::int64_t hold_two(Bytes size) {
+    void* a = growing_.allocate(size, 0, /*for_training=*/true);
+    void* b = growing_.allocate(size, 0, /*for_training=*/true);
+    growing_.inspect().check();
+    const std::int64_t beside = growing_.figures().statistics().fallback_requests;
+    EXPECT_TRUE(growing_.deallocate(a));
+    EXPECT_TRUE(growing_.deallocate(b));
+    growing_.inspect().check();
+    return beside;
+  }
+  Bytes reserved() const { return growing_.figures().statistics().reserved.current; }
+
+  device::PretendMemory memory_{100 * kMiB, /*grows=*/true};
+  runtime::PlannedAllocator growing_{memory_};
+};
+
+TEST_F(GrowingEvaluationsTest, ALargerEvaluationAddsMemoryBehindThePool) {
+  growing_.loop().enter_unplanned();
+  EXPECT_EQ(hold_two(3 * kMiB / 2), 0);
+  growing_.loop().leave_unplanned();
+  EXPECT_EQ(reserved(), 3 * kMiB) << "the idle end of the pool counts";
+  EXPECT_EQ(memory_.used(), 3 * kMiB);
+  EXPECT_EQ(growing_.figures().statistics().pool, 3 * kMiB);
+}
+
+TEST_F(GrowingEvaluationsTest, TheLossAfterAForwardBelongsToTheEvaluation) {
+  growing_.loop().end_iteration();
+  growing_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+  growing_.loop().enter_unplanned();
+  growing_.loop().leave_unplanned();
+  EXPECT_EQ(hold_two(3 * kMiB / 2), 0);
+  growing_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  growing_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+  EXPECT_EQ(hold_two(2 * kMiB), 1) << "training departs beside the pool";
+}
+
+TEST_F(GrowingEvaluationsTest, ADeviceThatRefusesLeavesTheRequestBesideThePool) {
+  growing_.loop().enter_unplanned();
+  memory_.fail_at(1);
+  EXPECT_EQ(hold_two(3 * kMiB / 2), 1);
+  growing_.loop().leave_unplanned();
+  EXPECT_EQ(growing_.figures().statistics().pool, 2 * kMiB);
+}
+
 TEST_F(EvaluationsTest, ABlockThatOutlivesItsForwardIsNoneOfTheLayout) {
   allocator_.enable(one_block(8 * kMiB));
   std::vector<void*> kept;
