@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import nn
 
 Train = Callable[..., nn.Module]
@@ -33,8 +34,10 @@ def _telling(train: Train) -> Train:
     @functools.wraps(train)
     def tell(module: nn.Module, mode: bool = True) -> nn.Module:
         result = train(module, mode)
-        for listener in _listeners:
-            listener.mode_changed(module, mode)
+        # Dynamo traces a change of mode inside a compiled forward, and must not see the listeners.
+        if not torch.compiler.is_compiling():
+            for listener in _listeners:
+                listener.mode_changed(module, mode)
         return result
 
     return tell

@@ -306,7 +306,7 @@ class TrainingHooks:
                 self._on_forward(module, args, kwargs)
             if self._tracker.takes_extents():
                 self._read_extents(module, args, kwargs)
-        self._tracker.begin_forward(training, evaluates=not module.training)
+        self._tracker.begin_forward(training, evaluates=not _is_set_to_train(module))
 
     def mode_changed(self, module: nn.Module, training: bool) -> None:
         """Called by `stalloc._hooks.modes`; not for users."""
@@ -472,4 +472,9 @@ class TrainingHooks:
 
 
 def _is_training_forward(module: nn.Module) -> bool:
-    return module.training and (torch.is_grad_enabled() or frames.in_autograd_function())
+    return _is_set_to_train(module) and (torch.is_grad_enabled() or frames.in_autograd_function())
+
+
+def _is_set_to_train(module: nn.Module) -> bool:
+    training: bool = getattr(module, "training", False)  # a frozen script module has none
+    return training

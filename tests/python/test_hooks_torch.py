@@ -364,6 +364,44 @@ def test_a_watched_model_can_be_scripted(sink: RecordingSink) -> None:
     assert sum(hooks_of(model)) == 0
 
 
+class FreezesInForward(nn.Module):
+    """Changes the mode of a part of itself, as for frozen statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.eval()
+        y: Tensor = self.norm(self.linear(x))
+        self.norm.train()
+        return y
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_compiled_forward_may_change_modes(sink: RecordingSink, given: bool) -> None:
+    torch._dynamo.reset()
+    model = FreezesInForward()
+    expected = copy.deepcopy(model)(X)
+    compiled_model = torch.compile(model, backend="eager", fullgraph=True)
+    with TrainingHooks(sink, model if given else None):
+        for _ in range(3):
+            actual = compiled_model(X)
+            actual.sum().backward()
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_frozen_script_module_is_no_root(sink: RecordingSink) -> None:
+    features = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(8, 8))).eval())
+    model = nn.Linear(8, 8)
+    with TrainingHooks(sink) as training:
+        for _ in range(2):
+            model(features(X)).sum().backward()
+        assert training.root is model
+
+
 # Wrappers
 
 
