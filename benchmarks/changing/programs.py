@@ -33,6 +33,7 @@ class Case:
         budget: Tokens that a batch has at most. Shorter rows are more.
         evaluated: After four iterations each, three batches are evaluated, and a variable holds the
             last scores until the next evaluation.
+        mode: The model is in evaluation mode meanwhile.
         kept: A variable of the loop holds the scores until the next ones exist.
         skew: Standard deviation of the log popularity of experts.
         drift: The part of the way to another popularity that the experts go in 50 iterations.
@@ -49,6 +50,7 @@ class Case:
     padding: int = 1
     budget: int = 0
     evaluated: bool = False
+    mode: bool = True
     kept: bool = True
     skew: float = 0.5
     drift: float = 0.0
@@ -68,6 +70,14 @@ CASES = (
     Case("padded to 64", layers=6, dense=True, padding=64),
     Case("padded to 128, longest not profiled", layers=6, dense=True, padding=128, longest=False),
     Case("evaluations", layers=6, dense=True, evaluated=True, kept=False),
+    Case(
+        "evaluations without eval()",
+        layers=6,
+        dense=True,
+        evaluated=True,
+        mode=False,
+        kept=False,
+    ),
     Case(
         "evaluations, longest not profiled",
         layers=6,
@@ -114,14 +124,14 @@ def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
             optimizer.zero_grad()
             prof.step()
             if case.evaluated and i % 4 == 3:
-                evaluated = _evaluate(model, rng)
+                evaluated = _evaluate(model, case.mode, rng)
     del evaluated
     return prof.trace
 
 
-def _evaluate(model: nn.Module, rng: np.random.Generator) -> Tensor:
+def _evaluate(model: nn.Module, mode: bool, rng: np.random.Generator) -> Tensor:
     """The scores of the last of three batches."""
-    model.eval()
+    model.train(not mode)
     with torch.no_grad():
         for _ in range(3):
             ids = torch.zeros(4, _length(rng) + 1, dtype=torch.long)

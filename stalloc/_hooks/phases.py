@@ -8,6 +8,8 @@
     evaluation             unplanned, then the interrupted phase again
     evaluation mode        the same, from model.eval() or its first forward until model.train(),
                            or until a training forward, a backward, a step or an explicit phase
+    evaluation between     the same without the mode, unless the iteration before had one, too:
+      two iterations       a loop that evaluates in each iteration uses the results for training
 
 The automatic phases form no stack: each replaces the one before. Module calls, steps
 and scopes nest; they are counted, and the counts are checked against the interpreter's stack
@@ -63,6 +65,8 @@ class PhaseTracker:
         self._has_trained = False  # the root was called for training
         self._evaluation_lasts = False  # until the root's mode changes, or something trains
         self._mode_tells = True  # a mode of evaluation is one: nothing has trained in it
+        self._evaluated = False  # the root was called in this iteration, not for training
+        self._evaluated_before = False  # the same in the iteration before
         self._microbatch: int | None = None  # the outermost of them is this one's forward
         self._backward = False
         self._steps: list[int] = []  # ids of the optimizers inside their step, outermost first
@@ -130,8 +134,10 @@ class PhaseTracker:
         if self._forwards > 1:
             return
         self._has_trained = self._has_trained or training
-        if evaluates:
+        is_rare = not (training or self._evaluated_before)
+        if evaluates or (is_rare and self._is_between_iterations()):
             self._begin_evaluation()
+        self._evaluated = self._evaluated or not training
         if self._unplanned:
             self._sink.begin_evaluation()
             return
@@ -187,6 +193,9 @@ class PhaseTracker:
             return
         self._evaluation_lasts = True
         self._suspend()
+
+    def _is_between_iterations(self) -> bool:
+        return self._iteration_is_over or self._next_microbatch == 0
 
     def _end_evaluation(self) -> None:
         if self._evaluation_lasts:
@@ -359,6 +368,7 @@ class PhaseTracker:
 
     def _end_iteration(self) -> None:
         self._iteration_is_over = False
+        self._evaluated, self._evaluated_before = False, self._evaluated
         self._went_back = False
         self._next_microbatch = 0
         self._forwarded.clear()

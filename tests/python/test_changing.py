@@ -79,7 +79,13 @@ def test_scores_that_the_loop_keeps_need_no_more(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "case", [small("evaluations"), NAMES["evaluations, longest not profiled"]], ids=["small", "all"]
+    "case",
+    [
+        small("evaluations"),
+        small("evaluations without eval()"),
+        NAMES["evaluations, longest not profiled"],
+    ],
+    ids=["small", "small-without-eval", "all"],
 )
 def test_evaluations_between_lengths_need_no_more(case: Case, seed: int) -> None:
     plan = record(case, seed, profiled=True).plan()

@@ -241,6 +241,36 @@ def test_a_mode_in_which_something_trains_is_no_evaluation(sink: RecordingSink) 
     assert sink.take() == f"{first} {later} other"
 
 
+def test_an_evaluation_without_its_mode_lasts_between_iterations(sink: RecordingSink) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    with TrainingHooks(sink, model):
+        train_step(model, optimizer)
+        sink.take()
+        for _ in range(2):
+            with torch.no_grad():
+                model(X)
+        sink.words.append("loss")
+        assert (sink.take(), sink.evaluations) == ("( loss", 2)
+        model(X)
+        assert sink.take() == f") {NEXT} forward 0"
+
+
+def test_a_forward_without_gradients_in_each_iteration_belongs_to_training(
+    sink: RecordingSink,
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters())
+    with TrainingHooks(sink, model):
+        for _ in range(3):
+            train_step(model, optimizer)
+            sink.take()
+            with torch.no_grad():
+                model(X)
+            sink.words.append("loss")
+    assert sink.take() == "( ) loss other"
+
+
 def test_an_evaluation_between_explicit_phases_lasts(sink: RecordingSink) -> None:
     model = Net()
     with TrainingHooks(sink, model):
