@@ -225,11 +225,12 @@ def test_a_signal_when_all_is_over_ends_the_process_at_once() -> None:
 
 
 # Stops where all has been written and nothing has its name, until a line comes.
+# Without sys.stdin, whose lock a thread that stands still in a handler would keep.
 SLOW = """
 import os, sys, stalloc.cli
 from stalloc.commands import termination
 termination.GRACE = {grace}
-os.fsync = lambda _: (os.write(1, b"saving\\n"), sys.stdin.readline())
+os.fsync = lambda _: (os.write(1, b"saving\\n"), os.read(0, 1))
 stalloc.cli.main(sys.argv[1:])
 """
 
