@@ -26,6 +26,10 @@ class Mover {
   Mover(Plan& plan, const IndexedVector<DecisionIndex, Offset>& fixed,
         const std::vector<solve::Buffer>& obstacles)
       : plan_(plan), fixed_(fixed) {
+    for (const profile::ProfiledPhase& phase : plan.phases) {
+      if (phase.key.kind == trace::PhaseKind::kBackward) backwards_.push_back(phase.begin);
+    }
+    std::ranges::sort(backwards_);
     for (const DecisionIndex d : indices<DecisionIndex>(plan.decisions)) {
       if (is_freed_late(plan[d])) cover(late_, range(plan[d]));
     }
@@ -75,14 +79,9 @@ class Mover {
     if (!is_placed(d) || d.over > 0 || d.upper > plan_.period || d.phase_end == kNone) return false;
     const trace::PhaseKind end = plan_[d.phase_end].key.kind;
     if (end == trace::PhaseKind::kBackward || end == trace::PhaseKind::kOptimizer) return false;
-    bool before = false;  // a backward of the microbatch that keeps it
-    bool after = false;   // one that comes after the free
-    for (const profile::ProfiledPhase& phase : plan_.phases) {
-      if (phase.key.kind != trace::PhaseKind::kBackward) continue;
-      before |= d.lower < phase.begin && phase.begin < d.upper;
-      after |= phase.begin >= d.upper;
-    }
-    return before && after;
+    // One backward begins while it is live, and one after the free.
+    const auto next = std::ranges::upper_bound(backwards_, d.lower);
+    return next != backwards_.end() && *next < d.upper && d.upper <= backwards_.back();
   }
 
   bool may_move(DecisionIndex i) const {
@@ -143,8 +142,9 @@ class Mover {
 
   Plan& plan_;
   const IndexedVector<DecisionIndex, Offset>& fixed_;
-  RangeSet late_;   // of the blocks that may be freed late
-  RangeSet never_;  // nothing moves there
+  std::vector<Tick> backwards_;  // their beginnings
+  RangeSet late_;                // of the blocks that may be freed late
+  RangeSet never_;               // nothing moves there
   HoleSet idle_;
   std::vector<Event> events_;
 };

@@ -64,7 +64,9 @@ class PhaseTracker:
         self._evaluating = False  # the outermost of them is an evaluation
         self._has_trained = False  # the root was called for training
         self._evaluation_lasts = False  # until the root's mode changes, or something trains
+        self._by_mode = False  # the mode has begun it, else a call without gradients
         self._mode_tells = True  # a mode of evaluation is one: nothing has trained in it
+        self._calls_tell = True  # the same of calls without gradients
         self._evaluated = False  # the root was called in this iteration, not for training
         self._evaluated_before = False  # the same in the iteration before
         self._microbatch: int | None = None  # the outermost of them is this one's forward
@@ -134,9 +136,10 @@ class PhaseTracker:
         if self._forwards > 1:
             return
         self._has_trained = self._has_trained or training
-        is_rare = not (training or self._evaluated_before)
-        if evaluates or (is_rare and self._is_between_iterations()):
-            self._begin_evaluation()
+        if evaluates:
+            self._begin_evaluation(by_mode=True)
+        elif not (training or self._evaluated_before) and self._is_between_iterations():
+            self._begin_evaluation(by_mode=False)
         self._evaluated = self._evaluated or not training
         if self._unplanned:
             self._sink.begin_evaluation()
@@ -179,7 +182,7 @@ class PhaseTracker:
         """
         self._drop_what_is_gone()
         if not self._forwards:
-            self._begin_evaluation()
+            self._begin_evaluation(by_mode=True)
 
     def end_evaluation(self) -> None:
         """The root is in training mode again."""
@@ -187,11 +190,13 @@ class PhaseTracker:
         if not self._forwards:
             self._end_evaluation()
 
-    def _begin_evaluation(self) -> None:
+    def _begin_evaluation(self, by_mode: bool) -> None:
         inside = self._steps or self._scopes or self._backward
-        if inside or self._unplanned or not (self._has_trained and self._mode_tells):
+        tells = self._mode_tells if by_mode else self._calls_tell
+        if inside or self._unplanned or not (self._has_trained and tells):
             return
         self._evaluation_lasts = True
+        self._by_mode = by_mode
         self._suspend()
 
     def _is_between_iterations(self) -> bool:
@@ -203,9 +208,13 @@ class PhaseTracker:
             self._resume()
 
     def _end_evaluation_by_training(self) -> None:
-        # Adversarial training sets a model so while another's gradients flow through it.
+        # Adversarial training sets a model so while another's gradients flow through it, or another
+        # model learns from what a call has made.
         if self._evaluation_lasts and not self._forwards:
-            self._mode_tells = False
+            if self._by_mode:
+                self._mode_tells = False
+            else:
+                self._calls_tell = False
             self._end_evaluation()
 
     # Backward
@@ -294,7 +303,10 @@ class PhaseTracker:
             self._scopes.append(scope)
             self._suspend()
             return
-        self._end_evaluation_by_training()
+        if self._by_mode:
+            self._end_evaluation_by_training()
+        else:  # as a training forward does
+            self._end_evaluation()
         if self._unplanned:
             self._scopes.append(scope)
             return

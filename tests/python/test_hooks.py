@@ -256,6 +256,41 @@ def test_an_evaluation_without_its_mode_lasts_between_iterations(sink: Recording
         assert sink.take() == f") {NEXT} forward 0"
 
 
+def test_a_call_that_another_model_learns_from_is_no_evaluation(sink: RecordingSink) -> None:
+    model, critic = Net(), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    with TrainingHooks(sink, model):
+        for i in range(4):
+            train_step(model, optimizer)
+            sink.take()
+            if i % 2:
+                with torch.no_grad():
+                    y = model(X)
+                sink.words.append("critic")
+                critic(y).sum().backward()
+                words = sink.take()
+        assert words.startswith("( ) critic")
+        model.eval()
+        assert sink.take() == "(", "the mode still tells"
+        model.train()
+
+
+def test_an_explicit_phase_ends_an_evaluation_without_its_mode(sink: RecordingSink) -> None:
+    model = Net()
+    with TrainingHooks(sink, model) as training:
+        for i in range(4):
+            with hooks.phase("forward"):
+                y = model(X)
+            with hooks.phase("backward"):
+                y.sum().backward()
+            training.end_iteration()
+            sink.take()
+            if i % 2:
+                with torch.no_grad():
+                    model(X)
+                assert sink.take() == "("
+
+
 def test_a_forward_without_gradients_in_each_iteration_belongs_to_training(
     sink: RecordingSink,
 ) -> None:
