@@ -15,10 +15,11 @@ constexpr int kMostFailures = 3;
 
 }  // namespace
 
-Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
+Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams streams,
                  Statistics& counts)
     : pools_(pools),
-      delayed_(delayed),
+      delayed_(streams.delayed),
+      hand_back_(plan.streams == solve::Streams::kOrdered ? streams.hand_back : nullptr),
       counts_(counts),
       layouts_(plan),
       microbatches_(plan),
@@ -76,7 +77,11 @@ bool Serving::is_wary() {
 
 void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream) {
   Pool& pool = *pools_.active();
-  const Offset offset = pool.space.place(decision, size);
+  Offset offset = pool.space.place(decision, size);
+  if (offset == kUnplaced && hand_back_ && hand_back_->possible() &&
+      hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
+    offset = pool.space.place(decision, size);
+  }
   if (offset != kUnplaced && pool.hand_over(offset, capturing())) {
     ++hits_;
     return pool.address(offset);
@@ -98,6 +103,9 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
   if (offset == kUnplaced && pool.space.has_zone()) {
     // The evaluation does without its layout rather than use memory beside the pool.
     pool.space.close_zone();
+    offset = pool.space.place_idle(size, stream, departure);
+  }
+  if (offset == kUnplaced && hand_back_ && hand_back_->free_one(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
   const bool of_evaluation =

@@ -24,6 +24,7 @@
 #include "runtime/delayed_frees.h"
 #include "runtime/departures.h"
 #include "runtime/evaluations.h"
+#include "runtime/hand_back.h"
 #include "runtime/layouts.h"
 #include "runtime/matcher.h"
 #include "runtime/microbatches.h"
@@ -40,10 +41,15 @@ class Serving {
     bool startup = false;  // the run is served from its beginning
   };
 
-  // `plan` has passed check(). `delayed` is null on a device without streams. The others outlive
-  // this object. The plan's pools are active in `pools` while requests are served.
-  Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
-          Statistics& counts);
+  // Both are null on a device without streams.
+  struct Streams {
+    const DelayedFrees* delayed = nullptr;
+    HandBack* hand_back = nullptr;
+  };
+
+  // `plan` has passed check(). The others outlive this object. The plan's pools are active in
+  // `pools` while requests are served.
+  Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams streams, Statistics& counts);
 
   bool has_startup() const { return startup_.has_value(); }
   // The number of start-up requests with an address; 0 after start-up.
@@ -132,6 +138,7 @@ class Serving {
 
   Pools& pools_;
   const DelayedFrees* const delayed_;
+  HandBack* const hand_back_;  // null unless the plan lets streams wait for each other
   Statistics& counts_;
   Layouts layouts_;
   Microbatches microbatches_;

@@ -147,6 +147,10 @@ class StaticPool {
   // The same for the size of its last request, at first the planned size.
   Offset place(DecisionIndex d) { return place(d, decisions_[d].requested); }
 
+  // The live blocks, by their beginnings, that keep decision `d` from being placed for `size`
+  // bytes; none if it is refused for another reason, or takes a slot. O(result x log strays).
+  std::vector<Offset> in_the_way(DecisionIndex d, Bytes size) const;
+
   // Continues with another layout of the same plan, see plan::resize(), in `memory` >= its pool
   // bytes. Live blocks do not move. Addresses may go from one stream to another: with several
   // streams the caller has waited for the device. O(n log n). Throws Error for another plan's
