@@ -96,7 +96,7 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
     } else {
       place.p = serving->allocate_for_other_thread(size, stream);
     }
-    if (serving->has_grown()) parts_.update_reserved();
+    if (serving->is_resized()) parts_.update_reserved();
   }
   if (!place.p) place.p = allocate_fallback(size, stream, place.dynamic);
   return place.p ? count(size, place.p) : nullptr;
