@@ -99,7 +99,14 @@ void bind_runtime(py::module_& m) {
            py::arg("first"), py::arg("last"))
 
       .def("join_iterations", [](runtime::DeviceRuntime& r) { r.recorder().join_iterations(); })
-      .def("start_recording", [](runtime::DeviceRuntime& r) { r.recorder().start(); })
+      .def(
+          "start_recording",
+          [](runtime::DeviceRuntime& r, bool keep_layers) {
+            using enum runtime::Recorder::Layers;
+            r.recorder().start(keep_layers ? kKept : kForgotten);
+          },
+          py::arg("keep_layers") = false,
+          "Layers that were defined before are kept if hooks go on to report them.")
       .def(
           "finish_recording",
           [](runtime::DeviceRuntime& r) {
