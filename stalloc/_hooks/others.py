@@ -111,7 +111,10 @@ class OtherModels:
 
     def _module_called(self, module: nn.Module, _: tuple[Any, ...]) -> None:
         root = self._root() if self._root is not None else None
-        if module is root or module in self._known or not self._drives():
+        # A module with a hash of its own, or none, cannot be remembered by its identity.
+        if module is root or type(module).__hash__ is not object.__hash__:
+            return
+        if module in self._known or not self._drives():
             return
         if next(module.parameters(), None) is None:  # a transform, a metric
             return

@@ -236,6 +236,21 @@ def test_an_evaluated_model_is_not_kept_alive(sink: RecordingSink, loop: Loop) -
             assert gone() is None
 
 
+def test_a_module_without_a_hash_can_be_called(sink: RecordingSink, loop: Loop) -> None:
+    class Transform(nn.Module):
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+        __hash__ = None  # type: ignore[assignment]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    with TrainingHooks(sink, loop.model):
+        loop.train()
+        assert loop.evaluate(Transform()) == "loss"
+
+
 def test_an_unplanned_stretch_tells_the_forwards_of_another_model(
     sink: RecordingSink, loop: Loop
 ) -> None:
