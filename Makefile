@@ -65,9 +65,9 @@ test-cuda: setup  ## Run both modes with a CUDA build of torch (several GB) on a
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)'
 
 .PHONY: bench-cuda
-bench-cuda: setup  ## Measure planned requests, and FSDP2's memory, on a pretended GPU
+bench-cuda: setup  ## Measure planned requests, and memory on several streams, on a pretended GPU
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- \
-	  sh -c 'python benchmarks/cuda && python benchmarks/cuda/fsdp.py'
+	  sh -c 'python benchmarks/cuda && python benchmarks/cuda/fsdp.py && python benchmarks/cuda/recorded.py'
 
 .PHONY: paper
 paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch's allocators

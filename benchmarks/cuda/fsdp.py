@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from processes import EXPANDABLE, in_a_process
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -27,7 +26,6 @@ import stalloc
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS, BLOCKS, WIDTH, TOKENS, STEPS = 8, 12, 2048, 8192, 8
-EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 class Block(nn.Module):
@@ -91,30 +89,21 @@ def measure(plan: Path | None) -> dict[str, object]:
     return row
 
 
-def in_a_process(*args: str, **environment: str) -> dict[str, object]:
-    """The JSON that this script prints with these arguments."""
-    done = subprocess.run(
-        [sys.executable, __file__, *args],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def compare() -> list[dict[str, object]]:
     """A row for each allocator."""
     with tempfile.TemporaryDirectory() as folder:
-        in_a_process("--profile", folder)
+        in_a_process(__file__, "--profile", folder)
         rows = [
-            {"allocator": "torch", **in_a_process("--measure")},
-            {"allocator": "expandable segments", **in_a_process("--measure", **EXPANDABLE)},
+            {"allocator": "torch", **in_a_process(__file__, "--measure")},
+            {
+                "allocator": "expandable segments",
+                **in_a_process(__file__, "--measure", **EXPANDABLE),
+            },
         ]
         for streams in ("separate", "ordered"):
             plan = str(Path(folder) / f"{streams}.json")
-            rows.append({"allocator": f"stalloc, {streams}", **in_a_process("--measure", plan)})
+            row = in_a_process(__file__, "--measure", plan)
+            rows.append({"allocator": f"stalloc, {streams}", **row})
     return rows
 
 

@@ -32,6 +32,8 @@ py::dict to_dict(const replay::ReplayResult& r, const trace::Trace& trace) {
   d["unmaps"] = r.unmaps;
   d["hits"] = r.hits;
   d["misses"] = r.misses;
+  d["pool"] = r.pool;
+  d["beside"] = r.beside;
   d["failed"] = r.failed;
   d["failed_size"] =
       r.failed == kNone ? 0 : trace.requests[static_cast<std::size_t>(r.failed)].size;

@@ -33,6 +33,7 @@ py::dict to_dict(const runtime::Statistics& s) {
   d["idle_requests"] = s.idle_requests;
   d["persistent_requests"] = s.persistent_requests;
   d["stream_waits"] = s.stream_waits;
+  d["handed_back"] = s.handed_back;
   d["fallback_requests"] = s.fallback_requests;
   d["allocated"] = s.allocated.current;
   d["peak_allocated"] = s.allocated.peak;
@@ -98,7 +99,14 @@ void bind_runtime(py::module_& m) {
            py::arg("first"), py::arg("last"))
 
       .def("join_iterations", [](runtime::DeviceRuntime& r) { r.recorder().join_iterations(); })
-      .def("start_recording", [](runtime::DeviceRuntime& r) { r.recorder().start(); })
+      .def(
+          "start_recording",
+          [](runtime::DeviceRuntime& r, bool keep_layers) {
+            using enum runtime::Recorder::Layers;
+            r.recorder().start(keep_layers ? kKept : kForgotten);
+          },
+          py::arg("keep_layers") = false,
+          "Layers that were defined before are kept if hooks go on to report them.")
       .def(
           "finish_recording",
           [](runtime::DeviceRuntime& r) {

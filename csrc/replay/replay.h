@@ -32,6 +32,10 @@ struct ReplayResult {
   // those that did not.
   std::int64_t hits = 0;
   std::int64_t misses = 0;
+  // Likewise: the pool, and the most bytes that were live beside it in the last complete iteration
+  // if stalloc's own fallback served them.
+  Bytes pool = 0;
+  Bytes beside = 0;
 
   std::int64_t native_calls() const { return mallocs + frees + maps + unmaps; }
   double efficiency() const {

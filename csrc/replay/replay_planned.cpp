@@ -68,6 +68,7 @@ class Allocator {
   void reset_peaks() {
     requested_.reset_peak();
     memory_.reset_peak();
+    planned_.figures().reset_peaks();
   }
 
   // Live bytes, as asked.
@@ -227,6 +228,8 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
   result.peak_reserved = std::max(result.peak_reserved, result.reserved);
   result.hits = stats.hits;
   result.misses = stats.misses;
+  result.pool = stats.pool;
+  result.beside = stats.fallback.peak;
   result.mallocs = memory.mallocs() + torch.mallocs;
   result.frees = memory.frees() + torch.frees;
   result.maps = memory.maps() + torch.maps;

@@ -5,14 +5,16 @@
 
 namespace stalloc::runtime {
 
-void Recorder::start() {
+void Recorder::start(Layers layers) {
   const std::lock_guard lock(mutex_);
   trace_ = trace::Trace{};
   trace_.iterations.push_back(0);
   records_.clear();
   live_.clear();
-  dynamic_layers_.clear();
-  defined_layers_ = 0;
+  if (layers == Layers::kForgotten) {
+    layers_.clear();
+    dynamic_layers_.clear();
+  }
   open_layers_.clear();
   tagged_.clear();
   seen_.clear();
@@ -38,6 +40,7 @@ trace::Trace Recorder::finish() {
   }
   open_layers_.clear();
   for (auto& row : trace_.extents) row.values.resize(trace_.extent_names.size(), kNone);
+  trace_.layers = layers_;
   trace_.end = clock_;
   trace_.requests.reserve(records_.size());
   // One record at a time: the records' chunks are freed while the trace grows.
@@ -199,11 +202,9 @@ PhaseIndex Recorder::current_span() {
 
 LayerIndex Recorder::define_layer(const std::string& name, bool dynamic) {
   const std::lock_guard lock(mutex_);
-  if (active()) {
-    trace_.layers.push_back(name);
-    dynamic_layers_.push_back(dynamic);
-  }
-  return defined_layers_++;
+  layers_.push_back(name);
+  dynamic_layers_.push_back(dynamic);
+  return LayerIndex(layers_.size() - 1);
 }
 
 void Recorder::enter_layer(LayerIndex layer, bool recompute) {

@@ -31,9 +31,11 @@ namespace stalloc::runtime {
 
 class Recorder {
  public:
+  enum class Layers : std::uint8_t { kForgotten, kKept };
   // Drops any earlier recording and starts a new one, in an unnamed phase of iteration 0. The
-  // calling thread becomes the training thread.
-  void start();
+  // calling thread becomes the training thread. Layers that were defined before are kept if hooks
+  // go on to report them.
+  void start(Layers layers = Layers::kForgotten);
   bool active() const { return active_.load(std::memory_order_acquire); }
 
   // Ends the recording and returns it; empty if none was started. A request that is freed later has
@@ -67,10 +69,10 @@ class Recorder {
   // Merges all iterations so far into the current one: their ends were wrong guesses.
   void join_iterations();
 
-  // Returns a number for a layer. Its name is kept only while recording.
+  // Returns a number for a layer.
   LayerIndex define_layer(const std::string& name, bool dynamic);
-  // The calling thread enters a layer that was defined while recording, or leaves the one that it
-  // entered last.
+  // The calling thread enters a layer that was defined since start() forgot the others, or leaves
+  // the one that it entered last.
   void enter_layer(LayerIndex layer, bool recompute);
   void leave_layer();
   // Autograd nodes [first, last) of one thread belong to the layer.
@@ -96,8 +98,8 @@ class Recorder {
   trace::Trace trace_;  // all but the requests
   std::deque<trace::Request> records_;
   std::unordered_map<const void*, std::uint32_t> live_;
+  std::vector<std::string> layers_;
   IndexedVector<LayerIndex, std::uint8_t> dynamic_layers_;
-  LayerIndex defined_layers_ = 0;
   // By thread; indices into trace_.layer_spans, innermost last.
   std::unordered_map<ThreadOrdinal, std::vector<trace::LayerSpanIndex>> open_layers_;
   struct TaggedNodes {  // of one thread, in sequence

@@ -31,8 +31,8 @@ void delete_block(void* p) {
     // Reported before the free, after which another thread may get the block.
     c10::profiledCPUMemoryReporter().Delete(p);
   }
-  if (runtime.allocator().deallocate(p)) return;
   if (runtime.recorder().active()) runtime.recorder().on_free(p, running_node());
+  if (runtime.allocator().deallocate(p)) return;
   base->raw_deallocate(p);
 }
 
@@ -43,14 +43,14 @@ class CpuAllocator final : public c10::Allocator {
     if (n == 0 || n > kLargest) return base->allocate(n);
     if (runtime.allocator().enabled()) {
       if (void* p = allocate_planned(runtime, static_cast<Bytes>(n))) {
+        record(runtime, p, n);
         if (c10::memoryProfilingEnabled()) c10::profiledCPUMemoryReporter().New(p, n);
         return wrap(p);
       }
     }
     if (!runtime.recorder().active()) return base->allocate(n);
     c10::DataPtr block = base->allocate(n);
-    runtime.recorder().on_allocate(block.get(), static_cast<Bytes>(n), /*stream=*/0, in_backward(),
-                                   running_node());
+    record(runtime, block.get(), n);
     return wrap(block.release_context());
   }
 
@@ -61,6 +61,12 @@ class CpuAllocator final : public c10::Allocator {
   }
 
  private:
+  static void record(runtime::DeviceRuntime& runtime, const void* p, size_t n) {
+    if (!runtime.recorder().active()) return;
+    runtime.recorder().on_allocate(p, static_cast<Bytes>(n), /*stream=*/0, in_backward(),
+                                   running_node());
+  }
+
   static c10::DataPtr wrap(void* p) { return {p, p, &delete_block, c10::DeviceType::CPU}; }
 
   static void* allocate_planned(runtime::DeviceRuntime& runtime, Bytes size) {

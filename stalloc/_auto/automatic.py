@@ -28,6 +28,7 @@ from stalloc._auto.forward import Forward
 from stalloc._auto.journal import Journal
 from stalloc._auto.settings import SWITCH, AutoOptions
 from stalloc._auto.status import AutoStatus, Stage
+from stalloc._auto.together import Together
 from stalloc._hooks import optimizers
 from stalloc.errors import StallocWarning
 from stalloc.hooks import TrainingHooks
@@ -43,7 +44,8 @@ class Auto:
         options: AutoOptions,
         on: bool = True,
     ) -> None:
-        self._journal = Journal("" if on else f"switched off by {SWITCH}=0")
+        cache = cache_folder()
+        self._journal = Journal("" if on else f"switched off by {SWITCH}=0", Together(cache))
         self._process = os.getpid()
         self._worker: int | None = None  # the thread that makes a call
         self._ends = IterationEnds()
@@ -57,7 +59,7 @@ class Auto:
             guesses_ends=True,
         )
         if on:
-            self._begin(model, device, options)
+            self._begin(model, device, options, PlanCache(cache) if cache is not None else None)
 
     def __enter__(self) -> Auto:
         return self
@@ -116,10 +118,13 @@ class Auto:
     # Parts
 
     def _begin(
-        self, model: torch.nn.Module | None, device: torch.device, options: AutoOptions
+        self,
+        model: torch.nn.Module | None,
+        device: torch.device,
+        options: AutoOptions,
+        cache: PlanCache | None,
     ) -> None:
-        folder = cache_folder()
-        cache = PlanCache(folder) if folder is not None else None
+        self._journal.begins()
         adapter = _adapters.adapter(device)
         self._hooks.attach()
         _automatic.current = self

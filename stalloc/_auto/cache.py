@@ -43,7 +43,7 @@ _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.plan\.json")
 _LEFT = re.compile(r"\.stalloc-[0-9a-f]{16}")  # of a process that died while it wrote
 _PROGRAM = "auto_program"
 _FIGURES = "auto_figures"
-_FIGURE_NAMES = ("before", "after", "entering", "beside", "peak")
+_FIGURE_NAMES = ("load", "before", "after", "entering", "beside", "peak")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """The stages of `stalloc.auto`: it makes the calls that a user would make.
 
     RECORDING -> PLANNING -> WAITING -> SERVING       a plan went into force
-      ^   ^                     |          |
-      |   |                     v          |
+      ^   ^                     |  ^       |
+      |   |                     v  |       |
       |   +----------------- RESTING       |          torch serves: no plan saves, or none fits
-      +------------------------------------+          the plan is outgrown: back to torch, record
+      |                            +-------+          the plan is exchanged for a better one
+      +------------------------------------+          the plan does not fit: back to torch, record
 
-A plan of an earlier run leads from RECORDING to SERVING at once.
+A plan of an earlier run leads from RECORDING to SERVING at once. A plan stays in force while a
+better one is recorded and solved, unless it does worse than torch's policy.
 
 Every change happens at the beginning of an iteration, or at its end if `stalloc.step()` reports
 that. A plan goes out of force only when its pool is empty. So two pools, or a pool and the memory
@@ -16,7 +18,9 @@ first: during one iteration, the fallback serves the requests that outlive it.
 
 from __future__ import annotations
 
-import warnings
+import json
+from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -28,26 +32,36 @@ from stalloc._auto.cache import PlanCache
 from stalloc._auto.drift import Drift
 from stalloc._auto.forward import Forward
 from stalloc._auto.journal import Journal
+from stalloc._auto.kept import KeptPlans
 from stalloc._auto.memory import DeviceMemory, described
-from stalloc._auto.program import Program, running_program
 from stalloc._auto.proposal import Proposal
-from stalloc._auto.recording import Keep, Recording
+from stalloc._auto.recording import Recording
+from stalloc._auto.renewal import Renewal
 from stalloc._auto.service import Service
 from stalloc._auto.settings import AutoOptions
+from stalloc._auto.solving import Solution, solve
 from stalloc._auto.status import Stage
 from stalloc._fit import input_mismatch, model_mismatch, names
-from stalloc.errors import OutOfMemory, StallocWarning
+from stalloc.errors import OutOfMemory
+from stalloc.plans import Plan
+from stalloc.trace import Trace
 
 _TRIES = 8  # iterations to wait until the plan fits
 _PATIENCE = 3  # iterations of drift; doubled with each exchange
 _MOST_PATIENCE = 96
+_RECORDINGS = 3  # the last ones, of which a plan is made
 
 
 class _Departure(NamedTuple):
-    """The reason why a plan goes out of force; True if iterations are recorded again."""
+    """Why a plan goes out of force, and what follows.
+
+    Attributes:
+        reason: Why.
+        next: RECORDING, WAITING if better plans are solved, or RESTING.
+    """
 
     reason: str
-    records: bool
+    next: Stage
 
 
 class Cycle:
@@ -76,14 +90,14 @@ class Cycle:
         self._adapter = adapter
         self._options = options
         self._journal = journal
-        self._cache = cache
+        self._kept = KeptPlans(cache, device)
         self._memory = DeviceMemory(adapter)
         self._budget = Budget(options.exchanges)
         self._patience = _PATIENCE
         self._why = "first plan"
-        self._seeks_kept = True
-        self._warned = False  # of the cache
-        self._work: Background[tuple[list[Proposal], str]] | None = None
+        self._recordings: deque[Trace] = deque(maxlen=_RECORDINGS)
+        self._renewal: Renewal | None = None
+        self._work: Background[Solution] | None = None
         self._proposals: list[Proposal] = []
         self._tries = 0
         self._service: Service | None = None
@@ -122,12 +136,11 @@ class Cycle:
         """Ends all that is on."""
         if self._recording is not None:
             self._recording.stop()
-        if self._work is not None:
-            self._work.cancel()
+        self._end_renewal()
         self.count_requests()
         if self._service is not None:
             self._service.end()
-        self._recording = self._work = self._service = None
+        self._recording = self._service = None
         self.stage = Stage.OFF
 
     # Recording and planning
@@ -144,48 +157,44 @@ class Cycle:
         if not recording.complete:
             return
         self._recording = None
-        self._work = recording.solve(self._memory.peak, self._keeper(forward))
-        self._inputs = recording.inputs
+        self._work = self._solve(recording.finish(), forward)
         self.stage = Stage.PLANNING
 
+    def _solve(
+        self, trace: Trace, forward: Forward, in_force: Plan | None = None
+    ) -> Background[Solution]:
+        self._recordings.append(trace)
+        self._inputs = recorded_inputs(self._recordings)
+        keep = self._kept.keeper(forward)
+        return solve([*self._recordings], self._options, self._memory.peak, keep, in_force)
+
     def _take_proposals(self) -> None:
-        assert self._work is not None
-        if not self._work.done:
+        solution = self._solved()
+        if solution is None:
             return
-        (self._proposals, problem), self._work = self._work.result(), None
-        if problem:
-            self._warn_of_cache(problem)
         self._tries = 0
         if self._proposals:
             self.stage = Stage.WAITING
         else:
             self._rest("a plan would save less than 1 % of what torch reserves")
 
+    def _solved(self) -> Solution | None:
+        """What was solved, once it is."""
+        assert self._work is not None
+        if not self._work.done:
+            return None
+        solution, self._work = self._work.result(), None
+        self._proposals = solution.proposals
+        if solution.problem:
+            self._kept.warn(solution.problem)
+        return solution
+
     # Plans of other runs
-
-    def _keeper(self, forward: Forward) -> Keep:
-        cache = self._cache
-        if cache is None:
-            return lambda proposal: ""
-        program: Program = running_program(forward.module, self._device)
-
-        def keep(proposal: Proposal) -> str:
-            try:
-                cache.keep(program, proposal)
-            except OSError as error:
-                return f"cannot be written: {error.strerror or error}"
-            return ""
-
-        return keep
 
     def _use_kept(self, forward: Forward) -> None:
         """Serves the run from its first forward on, if a plan of an earlier run fits."""
-        cache, self._seeks_kept = self._cache if self._seeks_kept else None, False
-        if cache is None or self._recording is None:
-            return
-        program = running_program(forward.module, self._device)
-        proposal = cache.find(program, forward.inputs, self._warn_of_cache)
-        if proposal is None:
+        proposal = self._kept.find_once(forward)
+        if proposal is None or self._recording is None:
             return
         first = all(p.grad is None for p in forward.module.parameters())
         if self._memory.shortage(proposal, first=first) is not None:
@@ -198,23 +207,12 @@ class Cycle:
         except OutOfMemory:
             self._record(forward)
 
-    def _warn_of_cache(self, problem: str) -> None:
-        assert self._cache is not None
-        if self._warned:
-            return
-        self._warned = True
-        warnings.warn(
-            f"stalloc: the cache of plans, {self._cache.folder}: {problem}. The run goes on "
-            "without it; STALLOC_CACHE=0 turns the cache off",
-            StallocWarning,
-            stacklevel=2,
-        )
-
     # Serving
 
     def _serve_if_it_fits(self, forward: Forward) -> None:
-        problem = model_mismatch(self._proposals[0].plan, forward.module) or input_mismatch(
-            self._inputs, forward.args, forward.kwargs
+        plan = self._proposals[0].plan
+        problem = model_mismatch(plan, forward.module) or input_mismatch(
+            names(plan, "inputs"), forward.args, forward.kwargs
         )
         if problem is not None and self._budget.take():
             self._why = problem
@@ -259,7 +257,10 @@ class Cycle:
             self._leave(service.refusal)
             self._rest(service.refusal)
             return
-        self._leaving = self._leaving or self._reason_to_leave(service)
+        problem = input_mismatch(service.inputs, forward.args, forward.kwargs)
+        aside = service.step_aside(problem is not None)
+        if self._leaving is None:
+            self._leaving = self._reason_to_leave(service, forward, problem if aside else None)
         if self._leaving is not None and not self._depart(forward):
             service.drain()
 
@@ -269,28 +270,78 @@ class Cycle:
         if leaving is None or service is None or not service.is_empty:
             return False
         self._leave(leaving.reason)
-        if leaving.records:
-            self._why = leaving.reason
+        self._why = leaving.reason
+        if leaving.next is Stage.WAITING:
+            self._tries = 0
+            self.stage = Stage.WAITING
+        elif leaving.next is Stage.RECORDING:
             self._record(forward)
         else:
-            self._rest(f"{leaving.reason}, and no exchange is left in this hour")
+            self._rest(leaving.reason)
         return True
 
-    def _reason_to_leave(self, service: Service) -> _Departure | None:
+    def _reason_to_leave(
+        self, service: Service, forward: Forward, problem: str | None
+    ) -> _Departure | None:
+        """Follows the plan, and renews it.
+
+        Args:
+            service: The plan in force.
+            forward: The one that begins.
+            problem: With its inputs, for which the pool is away.
+        """
         if service.departs():
-            return _Departure("the run departs from the plan of an earlier run", records=True)
-        if not service.outgrown():
+            reason = "the run departs from the plan of an earlier run"
+            return _Departure(reason, Stage.RECORDING)
+        outgrown = problem is None and service.outgrown()
+        if outgrown and service.loses:
+            beside = described(service.beside)
+            reason = f"it does worse than torch's policy would, with {beside} beside the pool"
+            if self._renewal is not None or self._exchange():
+                return _Departure(reason, Stage.RECORDING)
+            return _Departure(f"{reason}, and no exchange is left in this hour", Stage.RESTING)
+        if self._renewal is not None:
+            return self._renew(self._renewal, service, forward)
+        self._unlike += problem is not None
+        if (outgrown or self._unlike >= self._patience) and self._exchange():
+            beside = f"it is outgrown: {described(service.beside)} beside the pool"
+            reason = beside if outgrown else "other inputs"
+            self._unlike = 0
+            self._renewal = Renewal(
+                self._adapter, self._options.iterations, service.proposal.plan, reason
+            )
+            self._renewal.note(forward)
+        return None
+
+    def _renew(self, renewal: Renewal, service: Service, forward: Forward) -> _Departure | None:
+        """Records and solves while the plan serves; says if there is a better one."""
+        if self._work is None:
+            renewal.note(forward)
+            if renewal.complete:
+                plan = service.proposal.plan
+                self._work = self._solve(renewal.finish(), forward, in_force=plan)
             return None
-        beside, proposal = service.beside, service.proposal
-        loses = proposal.plan.pool + beside > proposal.before
-        more = "more than torch's policy would, with" if loses else "it is outgrown:"
-        reason = f"{more} {described(beside)} beside the pool"
-        if self._exchange():
-            return _Departure(reason, records=True)
-        return _Departure(reason, records=False) if loses else None
+        solution = self._solved()
+        if solution is None:
+            return None
+        self._renewal = None
+        if self._proposals:
+            return _Departure(renewal.reason, Stage.WAITING)
+        if solution.loses:
+            reason = f"{renewal.reason}, and no plan does better than torch's policy"
+            return _Departure(reason, Stage.RESTING)
+        return None
+
+    def _end_renewal(self) -> None:
+        if self._renewal is not None:
+            self._renewal.stop()
+        if self._work is not None:
+            self._work.cancel()
+        self._renewal = self._work = None
 
     def _leave(self, reason: str) -> None:
         assert self._service is not None
+        self._end_renewal()
         self.count_requests()
         self._service.end()
         self._journal.plan_changes(self._service.proposal, in_force=False, reason=reason)
@@ -318,3 +369,9 @@ class Cycle:
         if self._unlike >= self._patience and self._exchange():
             self._why = "other inputs"
             self._record(forward)
+
+
+def recorded_inputs(recordings: Iterable[Trace]) -> list[str]:
+    """The inputs of all recordings."""
+    found = [json.loads(trace.info["inputs"]) for trace in recordings]
+    return sorted({name for inputs in found for name in inputs})

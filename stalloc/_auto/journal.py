@@ -7,6 +7,7 @@ import sys
 
 from stalloc._auto.proposal import Proposal
 from stalloc._auto.status import AutoStatus, Change, Stage, change_line, last_line, nothing
+from stalloc._auto.together import Together
 from stalloc.ranks import rank
 
 _UNPLANNED = {
@@ -20,12 +21,21 @@ _log = logging.getLogger("stalloc")
 class Journal:
     """The status of one `stalloc.auto`.
 
+    Args:
+        reason: Why no plan is in force.
+        ranks: Gets the figures for the other ranks.
+
     Attributes:
         status: All but its stage.
     """
 
-    def __init__(self, reason: str = "") -> None:
+    def __init__(self, reason: str, ranks: Together) -> None:
         self.status: AutoStatus = {**nothing(), "reason": reason}
+        self._ranks = ranks
+
+    def begins(self) -> None:
+        """Iterations are counted from now on."""
+        self._ranks.tell(in_force=False)
 
     def copy(self, stage: Stage) -> AutoStatus:
         """The status, as it stays."""
@@ -53,6 +63,7 @@ class Journal:
         )
         self.status["reason"] = "" if in_force else reason
         self.status["changes"].append(change)
+        self._ranks.tell(in_force=in_force, before=proposal.before, after=proposal.after)
         _say(change_line(change))
 
     def rests(self, reason: str) -> None:
@@ -67,6 +78,8 @@ class Journal:
     def tell_end(self) -> None:
         """Tells about the whole run."""
         _say(last_line(self.status))
+        if line := self._ranks.take_line():
+            _say(line)
 
     def _why_unplanned(self, stage: Stage) -> str:
         if stage is Stage.RECORDING and self.status["iterations"] == 0:

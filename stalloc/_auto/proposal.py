@@ -41,7 +41,8 @@ class Proposal:
 
     Attributes:
         plan: The plan.
-        before: Reserved by torch's policy at the peak of an iteration.
+        load: Live at the peak of an iteration.
+        before: Reserved by torch's policy at that peak.
         after: The same under the plan: the pool, and the most that is live beside it. The two may
             come at different times, so this is no less than the plan takes.
         entering: The pool and all that is live beside it where an iteration begins that is the
@@ -51,6 +52,7 @@ class Proposal:
     """
 
     plan: Plan
+    load: int
     before: int
     after: int
     entering: int
@@ -79,7 +81,7 @@ def propose(trace: Trace, time_limit: float, goes_on: Progress, peak: int = 0) -
         TraceError: The trace holds no complete iteration.
         PlanError: There is no plan.
     """
-    before = replay_torch(trace).reserved
+    torch = replay_torch(trace)
     live = _LiveOn(trace)
 
     def proposal(source: Trace) -> Proposal:
@@ -87,7 +89,8 @@ def propose(trace: Trace, time_limit: float, goes_on: Progress, peak: int = 0) -
         most = live.most_beside(plan)
         return Proposal(
             plan=plan,
-            before=before,
+            load=torch.load,
+            before=torch.reserved,
             after=plan.pool + most,
             entering=plan.pool + live.at_begin,
             beside=most - live.kept,
@@ -95,7 +98,7 @@ def propose(trace: Trace, time_limit: float, goes_on: Progress, peak: int = 0) -
         )
 
     proposals = [proposal(Trace(trace._core.without_frees_of_later_iterations()))]
-    if live.freed >= LEAST_GAIN * before:
+    if live.freed >= LEAST_GAIN * torch.reserved:
         whole = proposal(trace)
         # At the same size the pool that is empty between iterations is better.
         if whole.after < (1 - LEAST_GAIN) * proposals[0].after:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from stalloc import session
 from stalloc._adapters import Adapter
 from stalloc._auto.drift import Drift
 from stalloc._auto.forward import Forward
 from stalloc._auto.proposal import Proposal
-from stalloc.errors import StallocError
+from stalloc._fit import names
+from stalloc.errors import OutOfMemory, StallocError
 
 _COUNTS = ("hits", "misses", "requests", "served_as_planned")
 
@@ -39,6 +42,7 @@ class Service:
         self, adapter: Adapter, proposal: Proposal, forward: Forward, drift: Drift, *, kept: bool
     ) -> None:
         self.proposal = proposal
+        self.inputs = names(proposal.plan, "inputs")
         self._adapter = adapter
         self._drift = drift
         self._trial = _TRIAL if kept else 0
@@ -50,6 +54,7 @@ class Service:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._requests = self._served = 0
         self._draining = False
+        self._aside = False
         forward.tell(active._hooks)
 
     @property
@@ -71,6 +76,35 @@ class Service:
     def is_empty(self) -> bool:
         """True if no tensor lies in the pool."""
         return self._statistics()["live_blocks"] == 0
+
+    @property
+    def loses(self) -> bool:
+        """True if the plan does worse than torch's policy did with the recorded requests.
+
+        It reserves more, and a smaller share of that is live at the peak.
+        """
+        proposal = self.proposal
+        reserved, live = proposal.plan.pool + self.beside, self._statistics()["run_peak_allocated"]
+        return reserved > proposal.before and live * proposal.before < proposal.load * reserved
+
+    def step_aside(self, aside: bool) -> bool:
+        """Lets the fallback serve everything, without a pool, or ends that.
+
+        Only an empty pool can be given back, and one that the device has no memory for stays away.
+
+        Returns:
+            True if the pool is away.
+        """
+        if aside and not self._aside and self.is_empty:
+            session.release_pool()
+            self._aside = True
+        elif self._aside and not aside:
+            # Two pools' worth of memory must not exist together.
+            self._adapter.runtime.release_cached()
+            with contextlib.suppress(OutOfMemory):
+                session.acquire_pool()
+                self._aside = False
+        return self._aside
 
     def departs(self) -> bool:
         """Notes an iteration; True if the run does not do what the plan of an earlier run says."""

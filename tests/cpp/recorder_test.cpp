@@ -269,7 +269,24 @@ TEST_F(RecorderTest, LayersAreOfTheThreadThatEntersThem) {
   EXPECT_EQ(ends, (std::vector<Tick>{0, 5, 3, 6})) << "the last was never left";
 }
 
-TEST_F(RecorderTest, NamesOfLayersAreKeptOnlyWhileRecording) {
+TEST_F(RecorderTest, LayersThatHooksGoOnToReportAreKept) {
+  const LayerIndex expert = recorder_.define_layer("expert", true);
+  recorder_.start(runtime::Recorder::Layers::kKept);
+  const LayerIndex late = recorder_.define_layer("late", false);
+  for (const LayerIndex layer : {expert, late}) {
+    recorder_.enter_layer(layer, false);
+    allocate(layer == expert ? 1 : 2, 100);
+    recorder_.leave_layer();
+  }
+  const trace::Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  EXPECT_EQ(t.layers, (std::vector<std::string>{"expert", "late"}));
+  EXPECT_EQ(t.requests.at(0).layer_begin, expert);
+  EXPECT_TRUE(t.requests.at(0).dynamic);
+  EXPECT_EQ(t.requests.at(1).layer_begin, late);
+}
+
+TEST_F(RecorderTest, ARecordingForgetsTheLayersOfTheOneBefore) {
   EXPECT_NE(recorder_.define_layer("early", false), recorder_.define_layer("early too", false));
   recorder_.start();
   EXPECT_EQ(recorder_.define_layer("layer", false), 0);

@@ -38,10 +38,22 @@ def plan_text() -> bytes:
     return profiled_plan(trainer)._core.to_json()
 
 
+def proposal_of(plan: stalloc.Plan, after: int | None = None) -> Proposal:
+    pool = plan.pool
+    return Proposal(
+        plan,
+        load=pool,
+        before=2 * pool,
+        after=after or pool,
+        entering=pool,
+        beside=0,
+    )
+
+
 @pytest.fixture
 def proposal(plan_text: bytes) -> Proposal:
     plan = stalloc.Plan.from_json(plan_text, "the test's")
-    return Proposal(plan, before=2 * plan.pool, after=plan.pool, entering=plan.pool, beside=0)
+    return proposal_of(plan)
 
 
 def inputs_of(proposal: Proposal) -> str:
@@ -77,7 +89,7 @@ def test_a_batch_of_any_length_is_served_if_lengths_change(tmp_path: Path) -> No
         for length in (32, 24, 28):
             trainer.step(length=length)
     plan = prof.plan()
-    PlanCache(tmp_path).keep(PROGRAM, Proposal(plan, 2 * plan.pool, plan.pool, plan.pool, 0))
+    PlanCache(tmp_path).keep(PROGRAM, proposal_of(plan))
     cache = PlanCache(tmp_path)
     assert cache.find(PROGRAM, "(int64[2,17])", refuse) is not None
     assert cache.find(PROGRAM, "(int64[3,32])", refuse) is None
@@ -136,7 +148,7 @@ def test_a_damaged_file_is_told_and_deleted(
     data: st.DataObject, plan_text: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     plan = stalloc.Plan.from_json(plan_text, "the test's")
-    proposal = Proposal(plan, 2 * plan.pool, plan.pool, plan.pool, 0)
+    proposal = proposal_of(plan)
     cache = PlanCache(tmp_path_factory.mktemp("cache"))
     cache.keep(PROGRAM, proposal)
     (file,) = cache.folder.iterdir()
@@ -198,7 +210,7 @@ def test_only_regular_files_are_deleted(tmp_path: Path, proposal: Proposal) -> N
 
 def _race(folder: Path, text: bytes, seed: int) -> None:
     plan = stalloc.Plan.from_json(text, "the test's")
-    proposal = Proposal(plan, 2 * plan.pool, plan.pool + seed, plan.pool, 0)
+    proposal = proposal_of(plan, after=plan.pool + seed)
     cache = PlanCache(folder, most_bytes=5 * len(text) // 2)
     for i in range(30):
         program = PROGRAM | {"rank": str((seed + i) % 3)}

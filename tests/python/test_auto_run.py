@@ -147,3 +147,35 @@ def test_under_torchrun_each_rank_plans_for_itself(script: Path, tmp_path: Path)
     assert [json.loads(out[-1])["stage"] for out, _ in ranks] == ["serving", "serving"]
     said = [[line for line in err if line.startswith("stalloc: ")] for _, err in ranks]
     assert [len(lines) for lines in said] == [2, 0], "rank 0 alone speaks"
+
+
+GATHERS = """
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+{script}
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_rank_0_tells_about_all_ranks_once(tmp_path: Path) -> None:
+    script, cache = tmp_path / "train.py", tmp_path / "cache"
+    script.write_text(GATHERS.format(script=SCRIPT.format(WAITS)))
+    command = ("-m", "stalloc", "run", script, "12")
+    for kept in (cache, "0"):
+        environment = {"STALLOC_CACHE": str(kept)}
+        ranks = torchrun(*command, logs=tmp_path / "logs", environment=environment)
+        said = [[line for line in err if "ranks under a plan" in line] for _, err in ranks]
+        if kept == "0":
+            assert said == [[], []]
+            continue
+        (line,), others = said
+        assert others == []
+        assert line.startswith("stalloc: 2 of 2 ranks under a plan; the largest reserves ")
+        assert not list((cache / "runs").iterdir()), "the folder of the job is deleted"
+    (cache / "runs").rmdir()
+    (cache / "runs").write_text("in the way")
+    environment = {"STALLOC_CACHE": str(cache)}
+    ranks = torchrun(*command, logs=tmp_path / "logs", environment=environment)
+    assert "stalloc: 0 of 2 ranks under a plan, 2 unknown" in ranks[0][1]

@@ -192,3 +192,13 @@ def test_pictures_are_of_the_size_of_a_page() -> None:
     assert pictures
     for picture in pictures:
         assert picture.stat().st_size < 300_000, f"{picture.name} is too large for the repository"
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "frameworks").glob("*.md")), ids=lambda page: page.stem
+)
+def test_each_framework_page_begins_with_the_one_line(page: Path) -> None:
+    block = re.search(r"^```bash\n(.*)\n```$", page.read_text(), re.MULTILINE)
+    assert block is not None
+    assert "stalloc run " in block[1]
+    assert "\n#" not in page.read_text()[2 : block.start()], "above every section"

@@ -151,6 +151,7 @@ void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
       const History::Block block = block_at(p, &waits);
       if (block.begin) history_.frees(block, waits);
     }
+    if (runtime->recorder().active()) runtime->recorder().on_free(p, running_node());
     if (runtime->allocator().deallocate(p)) {
       trace(p, /*allocated=*/false);
       return;
@@ -246,7 +247,7 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
   Shortage shortage;
   void* p = nullptr;
   try {
-    p = native(Record::kLeft);
+    p = native(runtime.recorder().active() ? Record::kNoticed : Record::kLeft);
   } catch (const c10::OutOfMemoryError& e) {
     // Last resort: idle pool space, including memory just freed.
     const StreamId stream = stream_of(runtime, request);
@@ -279,16 +280,17 @@ void* CudaAllocator::provide(const Request& request, Native native) {
     if (allocator.enabled()) note(request.device);
     return p;
   }
-  if (allocator.enabled()) {
-    if (detour == Detour::kNone) {
-      if (void* p = serve(*runtime, request)) return p;
-    }
-    return fall_back(*runtime, request, native);
-  }
   runtime::Recorder& recorder = runtime->recorder();
-  if (!recorder.active()) return native(Record::kLeft);
-  void* p = exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request)
-                                                   : native(Record::kNoticed);
+  void* p = nullptr;
+  if (allocator.enabled()) {
+    if (detour == Detour::kNone) p = serve(*runtime, request);
+    if (!p) p = fall_back(*runtime, request, native);
+    if (!recorder.active()) return p;
+  } else {
+    if (!recorder.active()) return native(Record::kLeft);
+    p = exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request)
+                                               : native(Record::kNoticed);
+  }
   recorder.on_allocate(p, request.size, stream_of(*runtime, request), in_backward(),
                        running_node());
   return p;

@@ -1,0 +1,109 @@
+"""Solves plans of recordings in the background, and chooses among them.
+
+After a change there are two candidates: a plan of the last recording, and one of all recordings,
+which also serves the batches of before. Each is replayed with every recording. The joint plan wins
+unless it costs memory, or planned addresses of the last recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stalloc import _core
+from stalloc._auto.background import Background
+from stalloc._auto.joining import joined
+from stalloc._auto.proposal import LEAST_GAIN, Proposal, propose
+from stalloc._auto.settings import AutoOptions
+from stalloc.plans import Plan
+from stalloc.progress import Progress
+from stalloc.replaying import replay_torch
+from stalloc.trace import Trace
+
+Keep = Callable[[Proposal], str]
+"""Writes a plan for later runs. Returns the problem if that fails."""
+
+_LEAST_HITS = 0.01
+"""Share of the planned requests that a joint plan may miss more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The result of `solve`.
+
+    Attributes:
+        proposals: Plans to put in force, the best one first; none if there is no better one.
+        problem: Why the best plan was not kept for later runs; or empty.
+        loses: The plan in force needs more memory than torch would, and there is no better one.
+    """
+
+    proposals: list[Proposal]
+    problem: str = ""
+    loses: bool = False
+
+
+def solve(
+    recordings: Sequence[Trace],
+    options: AutoOptions,
+    peak: int,
+    keep: Keep,
+    in_force: Plan | None = None,
+) -> Background[Solution]:
+    """Begins to solve the plans.
+
+    Args:
+        recordings: In the order in which they were made.
+        options: The cores and the time that it may take.
+        peak: Reserved by torch at its peak; see `Proposal`.
+        keep: Called with the best plan.
+        in_force: The plan that serves the run meanwhile, if any.
+    """
+
+    def work(goes_on: Progress) -> Solution:
+        proposals = _best(recordings, options.time_limit, goes_on, peak)
+        if in_force is not None:
+            now = _replayed(recordings[-1], in_force).bytes
+            least = (1 - LEAST_GAIN) * now
+            if not proposals or _replayed(recordings[-1], proposals[0].plan).bytes > least:
+                return Solution([], loses=now > replay_torch(recordings[-1]).peak_reserved)
+        return Solution(proposals, keep(proposals[0]) if proposals and goes_on(1) else "")
+
+    return Background(work, options.threads)
+
+
+def _best(
+    recordings: Sequence[Trace], time_limit: float, goes_on: Progress, peak: int
+) -> list[Proposal]:
+    alone = propose(recordings[-1], time_limit, goes_on, peak)
+    if len(recordings) == 1:
+        return alone
+    joint = propose(joined(recordings), time_limit, goes_on, peak)
+    if not alone or not joint:
+        return joint or alone
+    costs = [
+        max(_replayed(trace, proposals[0].plan).bytes for trace in recordings)
+        for proposals in (joint, alone)
+    ]
+    hits = [_replayed(recordings[-1], proposals[0].plan).hits for proposals in (joint, alone)]
+    joint_wins = costs[0] <= (1 + LEAST_GAIN) * costs[1] and hits[0] >= hits[1] - _LEAST_HITS
+    return joint if joint_wins else alone
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """One recording under a plan.
+
+    Attributes:
+        bytes: The pool, and the most that is live beside it.
+        hits: Share of the planned requests.
+    """
+
+    bytes: int
+    hits: float
+
+
+def _replayed(trace: Trace, plan: Plan) -> _Replayed:
+    result = _core.replay_planned(trace._core, plan._core, startup=False)
+    asked = result["hits"] + result["misses"]
+    hits = result["hits"] / asked if asked else 1.0
+    return _Replayed(result["pool"] + result["beside"], hits)
