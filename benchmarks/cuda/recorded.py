@@ -11,32 +11,21 @@ NAME.json.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import itertools
-import json
-import sys
-import tempfile
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+import comparison
 import torch
-from commit import last_change
-from processes import EXPANDABLE, in_a_process
+from comparison import PRETENDED
 
 import stalloc
 
 BUFFERS, BYTES, STEPS, BEHIND = 8, 20 << 20, 128, 32
 
 
-_PRETENDED = ctypes.CDLL("libcudart.so.13")
-_PRETENDED.standin_hazards.restype = ctypes.c_int64
-
-
 def _use(buffer: torch.Tensor, stream: torch.cuda.Stream, owner: int) -> None:
     """Work on the buffer, which the order detector follows: a number for each use."""
-    error = _PRETENDED.standin_use(
+    error = PRETENDED.standin_use(
         ctypes.c_void_p(stream.cuda_stream),
         ctypes.c_void_p(buffer.data_ptr()),
         ctypes.c_uint64(BYTES),
@@ -48,7 +37,7 @@ def _use(buffer: torch.Tensor, stream: torch.cuda.Stream, owner: int) -> None:
 
 def train(steps: int) -> None:
     """Makes, hands over and frees buffers, a step at a time."""
-    _PRETENDED.standin_set_manual(1)  # new streams complete nothing by themselves
+    PRETENDED.standin_set_manual(1)  # new streams complete nothing by themselves
     consumer = torch.cuda.Stream()
     producer = torch.cuda.current_stream()
     weight = torch.nn.Parameter(torch.zeros(BYTES // 4, device="cuda"))
@@ -67,84 +56,9 @@ def train(steps: int) -> None:
         optimizer.zero_grad()
         stalloc.step()
         if step % BEHIND == BEHIND - 1:
-            _PRETENDED.standin_drain_all()
-
-
-def profile(folder: Path) -> dict[str, object]:
-    """Leaves a plan of each kind in the folder; says nothing of memory."""
-    with stalloc.profile(device="cuda") as prof:
-        train(4)
-    for streams in ("separate", "ordered"):
-        prof.plan(streams=streams).save(folder / f"{streams}.json")
-    return {}
-
-
-def measure(plan: Path | None) -> dict[str, object]:
-    """The peak reserved and live bytes of the process."""
-    if plan is not None:
-        stalloc.enable(stalloc.Plan.load(plan), startup=True)
-    train(STEPS)
-    row: dict[str, object] = {
-        "reserved": torch.cuda.max_memory_reserved(),
-        "load": torch.cuda.max_memory_allocated(),
-        "hazards": _PRETENDED.standin_hazards(),
-    }
-    if plan is not None:
-        stats = stalloc.memory_stats()
-        row |= {key: stats[key] for key in ("hit_rate", "stream_waits", "handed_back")}
-    return row
-
-
-def compare() -> list[dict[str, object]]:
-    """A row for each allocator."""
-    with tempfile.TemporaryDirectory() as folder:
-        in_a_process(__file__, "--profile", folder)
-        rows = [
-            {"allocator": "torch", **in_a_process(__file__, "--measure")},
-            {
-                "allocator": "expandable segments",
-                **in_a_process(__file__, "--measure", **EXPANDABLE),
-            },
-        ]
-        for streams in ("separate", "ordered"):
-            plan = str(Path(folder) / f"{streams}.json")
-            row = in_a_process(__file__, "--measure", plan)
-            rows.append({"allocator": f"stalloc, {streams}", **row})
-    return rows
-
-
-def main() -> None:
-    """Measures, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="write NAME.json")
-    parser.add_argument("--profile", metavar="DIR", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--measure", nargs="?", const="", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.profile is not None or args.measure is not None:
-        plan = Path(args.measure) if args.measure else None
-        print(json.dumps(profile(args.profile) if args.profile else measure(plan)))
-        return
-    rows = compare()
-    head = f"{'allocator':<22}{'load':>14}{'reserved':>16}"
-    print(f"{head}{'waits':>8}{'handed back':>13}{'races':>7}")
-    for row in rows:
-        print(
-            f"{row['allocator']:<22}{row['load']:>14,}{row['reserved']:>16,}"
-            f"{row.get('stream_waits', ''):>8}{row.get('handed_back', ''):>13}{row['hazards']:>7}"
-        )
-    if args.output:
-        document = {
-            "device": "pretended (tests/standin)",
-            "torch": torch.__version__,
-            "commit": last_change("csrc", "stalloc", "benchmarks/cuda"),
-            "buffers": BUFFERS,
-            "bytes": BYTES,
-            "steps": STEPS,
-            "behind": BEHIND,
-            "results": rows,
-        }
-        args.output.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
+            PRETENDED.standin_drain_all()
 
 
 if __name__ == "__main__":
-    main()
+    about = {"buffers": BUFFERS, "bytes": BYTES, "behind": BEHIND}
+    comparison.main(__file__, __doc__, train, STEPS, about)
