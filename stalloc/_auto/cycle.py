@@ -19,6 +19,7 @@ first: during one iteration, the fallback serves the requests that outlive it.
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -49,6 +50,7 @@ from stalloc.trace import Trace
 _TRIES = 8  # iterations to wait until the plan fits
 _PATIENCE = 3  # iterations of drift; doubled with each exchange
 _MOST_PATIENCE = 96
+_LEAST_SEARCH = 0.1  # seconds
 _RECORDINGS = 3  # the last ones, of which a plan is made
 
 
@@ -102,7 +104,8 @@ class Cycle:
         self._tries = 0
         self._service: Service | None = None
         self._leaving: _Departure | None = None
-        self._inputs: list[str] = []  # that were recorded last
+        self._inputs: list[str] = []  # of the last recordings
+        self._recorded_since: float | None = None  # seconds
         self._unlike = 0  # iterations in a row with others
         self._recording: Recording | None = Recording(model, device, options)
         self.stage = Stage.RECORDING
@@ -117,6 +120,7 @@ class Cycle:
         if self.stage is Stage.RECORDING:
             self._use_kept(forward)
         if self.stage is Stage.RECORDING:
+            self._recorded_since = self._recorded_since or time.monotonic()
             self._plan_if_recorded(forward)
         if self.stage is Stage.PLANNING:
             self._take_proposals()
@@ -165,8 +169,18 @@ class Cycle:
     ) -> Background[Solution]:
         self._recordings.append(trace)
         self._inputs = recorded_inputs(self._recordings)
-        keep = self._kept.keeper(forward)
-        return solve([*self._recordings], self._options, self._memory.peak, keep, in_force)
+        assert self._recorded_since is not None
+        # A search that takes longer than the recording would cost iterations without a plan.
+        most = max(_LEAST_SEARCH, time.monotonic() - self._recorded_since)
+        self._recorded_since = None
+        return solve(
+            [*self._recordings],
+            self._options.threads,
+            min(self._options.time_limit, most),
+            self._memory.peak,
+            self._kept.keeper(forward),
+            in_force,
+        )
 
     def _take_proposals(self) -> None:
         solution = self._solved()
@@ -293,7 +307,7 @@ class Cycle:
         if service.departs():
             reason = "the run departs from the plan of an earlier run"
             return _Departure(reason, Stage.RECORDING)
-        outgrown = problem is None and service.outgrown()
+        outgrown = service.outgrown()
         if outgrown and service.loses:
             beside = described(service.beside)
             reason = f"it does worse than torch's policy would, with {beside} beside the pool"
@@ -304,13 +318,13 @@ class Cycle:
             return self._renew(self._renewal, service, forward)
         self._unlike += problem is not None
         if (outgrown or self._unlike >= self._patience) and self._exchange():
-            beside = f"it is outgrown: {described(service.beside)} beside the pool"
-            reason = beside if outgrown else "other inputs"
+            reason = service.departure if outgrown else "other inputs"
             self._unlike = 0
             self._renewal = Renewal(
                 self._adapter, self._options.iterations, service.proposal.plan, reason
             )
             self._renewal.note(forward)
+            self._recorded_since = time.monotonic()
         return None
 
     def _renew(self, renewal: Renewal, service: Service, forward: Forward) -> _Departure | None:
@@ -318,7 +332,8 @@ class Cycle:
         if self._work is None:
             renewal.note(forward)
             if renewal.complete:
-                plan = service.proposal.plan
+                # A plan whose pool is away serves nothing that a new one could improve on.
+                plan = None if service.is_aside else service.proposal.plan
                 self._work = self._solve(renewal.finish(), forward, in_force=plan)
             return None
         solution = self._solved()
