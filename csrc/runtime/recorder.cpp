@@ -59,8 +59,8 @@ void Recorder::on_allocate(const void* block, Bytes size, StreamId stream, bool 
   if (!active() || stream == kNone) return;
   trace::Request r;
   r.size = size;
-  r.lower = clock_++;
   r.phase_begin = current_span();
+  r.lower = clock_++;
   r.layer_begin = current_layer(node);
   r.stream = stream;
   r.thread = for_training || training_thread_.is_this_thread() ? 0 : this_thread_ordinal();
@@ -76,8 +76,8 @@ void Recorder::on_free(const void* block, NodeSequence node) {
   if (it == live_.end()) return;
   trace::Request& r = records_[it->second];
   live_.erase(it);
-  r.upper = clock_++;
   r.phase_end = current_span();
+  r.upper = clock_++;
   r.layer_end = current_layer(node);
 }
 

@@ -18,15 +18,11 @@ first: during one iteration, the fallback serves the requests that outlive it.
 
 from __future__ import annotations
 
-import json
-from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
 from stalloc._adapters import Adapter
-from stalloc._auto.background import Background
 from stalloc._auto.budget import Budget
 from stalloc._auto.cache import PlanCache
 from stalloc._auto.drift import Drift
@@ -34,22 +30,19 @@ from stalloc._auto.forward import Forward
 from stalloc._auto.journal import Journal
 from stalloc._auto.kept import KeptPlans
 from stalloc._auto.memory import DeviceMemory, described
+from stalloc._auto.planning import Planning
 from stalloc._auto.proposal import Proposal
 from stalloc._auto.recording import Recording
 from stalloc._auto.renewal import Renewal
 from stalloc._auto.service import Service
 from stalloc._auto.settings import AutoOptions
-from stalloc._auto.solving import Solution, solve
 from stalloc._auto.status import Stage
 from stalloc._fit import input_mismatch, model_mismatch, names
 from stalloc.errors import OutOfMemory
-from stalloc.plans import Plan
-from stalloc.trace import Trace
 
 _TRIES = 8  # iterations to wait until the plan fits
 _PATIENCE = 3  # iterations of drift; doubled with each exchange
 _MOST_PATIENCE = 96
-_RECORDINGS = 3  # the last ones, of which a plan is made
 
 
 class _Departure(NamedTuple):
@@ -95,14 +88,12 @@ class Cycle:
         self._budget = Budget(options.exchanges)
         self._patience = _PATIENCE
         self._why = "first plan"
-        self._recordings: deque[Trace] = deque(maxlen=_RECORDINGS)
+        self._planning = Planning(options, self._memory, self._kept)
         self._renewal: Renewal | None = None
-        self._work: Background[Solution] | None = None
         self._proposals: list[Proposal] = []
         self._tries = 0
         self._service: Service | None = None
         self._leaving: _Departure | None = None
-        self._inputs: list[str] = []  # that were recorded last
         self._unlike = 0  # iterations in a row with others
         self._recording: Recording | None = Recording(model, device, options)
         self.stage = Stage.RECORDING
@@ -117,6 +108,7 @@ class Cycle:
         if self.stage is Stage.RECORDING:
             self._use_kept(forward)
         if self.stage is Stage.RECORDING:
+            self._planning.iteration_is_recorded()
             self._plan_if_recorded(forward)
         if self.stage is Stage.PLANNING:
             self._take_proposals()
@@ -157,37 +149,18 @@ class Cycle:
         if not recording.complete:
             return
         self._recording = None
-        self._work = self._solve(recording.finish(), forward)
+        self._planning.begin(recording.finish(), forward)
         self.stage = Stage.PLANNING
 
-    def _solve(
-        self, trace: Trace, forward: Forward, in_force: Plan | None = None
-    ) -> Background[Solution]:
-        self._recordings.append(trace)
-        self._inputs = recorded_inputs(self._recordings)
-        keep = self._kept.keeper(forward)
-        return solve([*self._recordings], self._options, self._memory.peak, keep, in_force)
-
     def _take_proposals(self) -> None:
-        solution = self._solved()
+        solution = self._planning.take()
         if solution is None:
             return
-        self._tries = 0
+        self._proposals, self._tries = solution.proposals, 0
         if self._proposals:
             self.stage = Stage.WAITING
         else:
             self._rest("a plan would save less than 1 % of what torch reserves")
-
-    def _solved(self) -> Solution | None:
-        """What was solved, once it is."""
-        assert self._work is not None
-        if not self._work.done:
-            return None
-        solution, self._work = self._work.result(), None
-        self._proposals = solution.proposals
-        if solution.problem:
-            self._kept.warn(solution.problem)
-        return solution
 
     # Plans of other runs
 
@@ -199,7 +172,7 @@ class Cycle:
         first = all(p.grad is None for p in forward.module.parameters())
         if self._memory.shortage(proposal, first=first) is not None:
             return
-        self._inputs = names(proposal.plan, "inputs")
+        self._planning.inputs = names(proposal.plan, "inputs")
         self._recording.stop()
         self._recording = None
         try:
@@ -293,7 +266,7 @@ class Cycle:
         if service.departs():
             reason = "the run departs from the plan of an earlier run"
             return _Departure(reason, Stage.RECORDING)
-        outgrown = problem is None and service.outgrown()
+        outgrown = service.outgrown()
         if outgrown and service.loses:
             beside = described(service.beside)
             reason = f"it does worse than torch's policy would, with {beside} beside the pool"
@@ -304,28 +277,30 @@ class Cycle:
             return self._renew(self._renewal, service, forward)
         self._unlike += problem is not None
         if (outgrown or self._unlike >= self._patience) and self._exchange():
-            beside = f"it is outgrown: {described(service.beside)} beside the pool"
-            reason = beside if outgrown else "other inputs"
+            reason = service.departure if outgrown else "other inputs"
             self._unlike = 0
             self._renewal = Renewal(
                 self._adapter, self._options.iterations, service.proposal.plan, reason
             )
             self._renewal.note(forward)
+            self._planning.iteration_is_recorded()
         return None
 
     def _renew(self, renewal: Renewal, service: Service, forward: Forward) -> _Departure | None:
         """Records and solves while the plan serves; says if there is a better one."""
-        if self._work is None:
+        if not self._planning.is_busy:
             renewal.note(forward)
             if renewal.complete:
-                plan = service.proposal.plan
-                self._work = self._solve(renewal.finish(), forward, in_force=plan)
+                # A plan whose pool is away serves nothing that a new one could improve on.
+                plan = None if service.is_aside else service.proposal.plan
+                self._planning.begin(renewal.finish(), forward, in_force=plan)
             return None
-        solution = self._solved()
+        solution = self._planning.take()
         if solution is None:
             return None
         self._renewal = None
-        if self._proposals:
+        if solution.proposals:
+            self._proposals = solution.proposals
             return _Departure(renewal.reason, Stage.WAITING)
         if solution.loses:
             reason = f"{renewal.reason}, and no plan does better than torch's policy"
@@ -335,9 +310,8 @@ class Cycle:
     def _end_renewal(self) -> None:
         if self._renewal is not None:
             self._renewal.stop()
-        if self._work is not None:
-            self._work.cancel()
-        self._renewal = self._work = None
+        self._renewal = None
+        self._planning.cancel()
 
     def _leave(self, reason: str) -> None:
         assert self._service is not None
@@ -364,14 +338,8 @@ class Cycle:
 
     def _watch(self, forward: Forward) -> None:
         """Records again once the inputs have changed for good."""
-        changed = input_mismatch(self._inputs, forward.args, forward.kwargs)
+        changed = input_mismatch(self._planning.inputs, forward.args, forward.kwargs)
         self._unlike = self._unlike + 1 if changed else 0
         if self._unlike >= self._patience and self._exchange():
             self._why = "other inputs"
             self._record(forward)
-
-
-def recorded_inputs(recordings: Iterable[Trace]) -> list[str]:
-    """The inputs of all recordings."""
-    found = [json.loads(trace.info["inputs"]) for trace in recordings]
-    return sorted({name for inputs in found for name in inputs})

@@ -1,14 +1,18 @@
-"""Detects that a plan no longer fits, from the bytes of requests outside the pool.
+"""Detects that a plan no longer fits, from the requests that depart from it.
 
-A departure that fits into idle pool space costs nothing, and a single unusual iteration, such as
-one with an evaluation, costs memory only for a while. So a plan is outgrown once several iterations
-in a row reserve much more beside the pool than the recorded ones did.
+A single unusual iteration, such as one with an evaluation or an error, costs memory or a little
+time only for a while. So a plan is outgrown once several iterations in a row reserve much more
+beside the pool than the recorded ones did, or miss many of the planned requests. Missed ones lie in
+idle pool space, where they cost no memory at first, but time, and in the end room for others.
 """
 
 from __future__ import annotations
 
 _SETTLING = 3
 """Iterations in which a new plan's phases come to be trusted."""
+
+MOST_MISSED = 0.1
+"""Share of the planned requests; more of them are no accident."""
 
 
 class Drift:
@@ -17,7 +21,7 @@ class Drift:
     Args:
         expected: Bytes beside the pool in an iteration that runs as recorded.
         allowed: More bytes that do no harm.
-        patience: Iterations in a row that have to exceed both.
+        patience: Iterations in a row that have to exceed both, or to miss planned requests.
     """
 
     def __init__(self, expected: int, allowed: int, patience: int) -> None:
@@ -31,10 +35,19 @@ class Drift:
         """Bytes beside the pool that do no harm."""
         return self._limit
 
-    def persists(self, beside: int) -> bool:
-        """Notes the bytes beside the pool after an iteration; True if the plan is outgrown."""
+    def persists(self, beside: int, missed: float) -> bool:
+        """Notes an iteration.
+
+        Args:
+            beside: Bytes beside the pool.
+            missed: Share of the planned requests that were not made.
+
+        Returns:
+            True if the plan is outgrown.
+        """
         self._iterations += 1
         if self._iterations <= _SETTLING:
             return False
-        self._in_a_row = self._in_a_row + 1 if beside > self._limit else 0
+        departs = beside > self._limit or missed > MOST_MISSED
+        self._in_a_row = self._in_a_row + 1 if departs else 0
         return self._in_a_row >= self._patience

@@ -43,7 +43,8 @@ def auto(
         iterations: Iterations to record, at least 3.
         threads: The most cores that planning may keep busy. It gets only the time that nothing else
             needs.
-        time_limit: Seconds to look for a better plan than the first one.
+        time_limit: The most seconds to look for a better plan than the first one. It is no longer
+            than the recording took.
         exchanges: The most exchanges of plans in an hour. With 0 the first plan stays.
         tolerance: The share of the plan's memory that requests may need beside the pool before the
             plan counts as outgrown.

@@ -6,8 +6,9 @@ import contextlib
 
 from stalloc import session
 from stalloc._adapters import Adapter
-from stalloc._auto.drift import Drift
+from stalloc._auto.drift import MOST_MISSED, Drift
 from stalloc._auto.forward import Forward
+from stalloc._auto.memory import described
 from stalloc._auto.proposal import Proposal
 from stalloc._fit import names
 from stalloc.errors import OutOfMemory, StallocError
@@ -18,9 +19,8 @@ _TRIAL = 4
 """Iterations until a plan of an earlier run is judged: the first one makes the optimizer's states,
 and phases come to be trusted in the next ones."""
 
-_LEAST_SHARE = 0.9
-"""Share of the planned requests that a run under a plan of an earlier run must make, and of its
-requests that the plan must serve."""
+_LEAST_SERVED = 0.9
+"""Share of its requests that a plan of an earlier run must serve."""
 
 
 class Service:
@@ -32,6 +32,12 @@ class Service:
         forward: The call that begins the iteration.
         drift: Tells when the plan is outgrown.
         kept: The plan was made by an earlier run.
+
+    Attributes:
+        proposal: The plan.
+        inputs: Those that it knows.
+        is_aside: The fallback serves everything, without the pool.
+        missed: Share of the planned requests that the last iteration did not make.
 
     Raises:
         OutOfMemory: The pool cannot be reserved.
@@ -52,9 +58,10 @@ class Service:
             raise StallocError(self._session.refusal or "the plan was refused")
         self._reserved = self._statistics()["fallback_reserved"]
         self._counts = dict.fromkeys(_COUNTS, 0)
+        self.missed = 0.0
         self._requests = self._served = 0
         self._draining = False
-        self._aside = False
+        self.is_aside = False
         forward.tell(active._hooks)
 
     @property
@@ -71,6 +78,13 @@ class Service:
     def beside(self) -> int:
         """Bytes reserved beside the pool since the plan went into force, or since its trial."""
         return max(0, self._statistics()["fallback_reserved"] - self._reserved)
+
+    @property
+    def departure(self) -> str:
+        """What shows that the plan is outgrown."""
+        if self.beside > self._drift.limit:
+            return f"it is outgrown: {described(self.beside)} beside the pool"
+        return f"it is outgrown: {self.missed:.0%} of the planned requests were missed"
 
     @property
     def is_empty(self) -> bool:
@@ -95,36 +109,45 @@ class Service:
         Returns:
             True if the pool is away.
         """
-        if aside and not self._aside and self.is_empty:
+        if aside and not self.is_aside and self.is_empty:
             session.release_pool()
-            self._aside = True
-        elif self._aside and not aside:
+            self.is_aside = True
+        elif self.is_aside and not aside:
             # Two pools' worth of memory must not exist together.
             self._adapter.runtime.release_cached()
             with contextlib.suppress(OutOfMemory):
                 session.acquire_pool()
-                self._aside = False
-        return self._aside
+                self.is_aside = False
+        return self.is_aside
 
     def departs(self) -> bool:
         """Notes an iteration; True if the run does not do what the plan of an earlier run says."""
         if self._trial == 0:
             return False
         self._trial -= 1
-        now = self._statistics()
-        new = {name: now[name] - self._counts[name] for name in _COUNTS}
-        self._counts = now
+        new, now = self._news()
         # The optimizer's states, which the first iteration makes, lie beside the pool for good.
         self._reserved = now["fallback_reserved"]
         follows = (
-            new["hits"] >= _LEAST_SHARE * (new["hits"] + new["misses"])
-            and new["served_as_planned"] >= _LEAST_SHARE * new["requests"]
+            self.missed <= MOST_MISSED
+            and new["served_as_planned"] >= _LEAST_SERVED * new["requests"]
         )
         return self._trial == 0 and not follows
 
     def outgrown(self) -> bool:
         """Notes an iteration; True if the plan no longer fits."""
-        return self._trial == 0 and self._drift.persists(self.beside)
+        if self._trial > 0:
+            return False
+        self._news()
+        return not self.is_aside and self._drift.persists(self.beside, self.missed)
+
+    def _news(self) -> tuple[dict[str, int], dict[str, int]]:
+        now = self._statistics()
+        new = {name: now[name] - self._counts[name] for name in _COUNTS}
+        self._counts = now
+        planned = new["hits"] + new["misses"]
+        self.missed = new["misses"] / planned if planned else 0.0
+        return new, now
 
     def drain(self) -> None:
         """Lets the pool come to be empty where the next iteration ends, or the one after it."""

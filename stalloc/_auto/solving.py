@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from stalloc import _core
 from stalloc._auto.background import Background
+from stalloc._auto.drift import MOST_MISSED
 from stalloc._auto.joining import joined
 from stalloc._auto.proposal import LEAST_GAIN, Proposal, propose
-from stalloc._auto.settings import AutoOptions
 from stalloc.plans import Plan
 from stalloc.progress import Progress
 from stalloc.replaying import replay_torch
@@ -44,7 +44,8 @@ class Solution:
 
 def solve(
     recordings: Sequence[Trace],
-    options: AutoOptions,
+    threads: int,
+    time_limit: float,
     peak: int,
     keep: Keep,
     in_force: Plan | None = None,
@@ -53,22 +54,22 @@ def solve(
 
     Args:
         recordings: In the order in which they were made.
-        options: The cores and the time that it may take.
+        threads: The most cores to keep busy.
+        time_limit: Seconds to look for better plans than the first ones; for each plan.
         peak: Reserved by torch at its peak; see `Proposal`.
         keep: Called with the best plan.
         in_force: The plan that serves the run meanwhile, if any.
     """
 
     def work(goes_on: Progress) -> Solution:
-        proposals = _best(recordings, options.time_limit, goes_on, peak)
+        proposals = _best(recordings, time_limit, goes_on, peak)
         if in_force is not None:
-            now = _replayed(recordings[-1], in_force).bytes
-            least = (1 - LEAST_GAIN) * now
-            if not proposals or _replayed(recordings[-1], proposals[0].plan).bytes > least:
-                return Solution([], loses=now > replay_torch(recordings[-1]).peak_reserved)
+            now = _replayed(recordings[-1], in_force)
+            if not proposals or not _replayed(recordings[-1], proposals[0].plan).improves(now):
+                return Solution([], loses=now.bytes > replay_torch(recordings[-1]).peak_reserved)
         return Solution(proposals, keep(proposals[0]) if proposals and goes_on(1) else "")
 
-    return Background(work, options.threads)
+    return Background(work, threads)
 
 
 def _best(
@@ -100,6 +101,13 @@ class _Replayed:
 
     bytes: int
     hits: float
+
+    def improves(self, other: _Replayed) -> bool:
+        """True if it is worth an exchange: it saves memory, or costs none and misses far less."""
+        if self.bytes <= (1 - LEAST_GAIN) * other.bytes:
+            return True
+        fewer_missed = self.hits >= other.hits + MOST_MISSED / 2
+        return fewer_missed and self.bytes <= (1 + LEAST_GAIN) * other.bytes
 
 
 def _replayed(trace: Trace, plan: Plan) -> _Replayed:

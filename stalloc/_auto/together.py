@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import TypedDict
 
@@ -25,6 +26,8 @@ from stalloc.ranks import rank, world_size
 
 FOLDER = "runs"
 """In the folder of the cache."""
+
+_LEFT_SECONDS = 24 * 3600
 
 _JOB = (
     "TORCHELASTIC_RUN_ID",
@@ -70,7 +73,7 @@ class Together:
         if self._folder is None or rank() != 0 or world_size() == 1:
             return None
         found = [figures for each in range(world_size()) if (figures := self._read(each))]
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._clean_up(self._folder)
         planned = [figures for figures in found if figures["in_force"]]
         line = f"{len(planned)} of {world_size()} ranks under a plan"
         if len(found) < world_size():
@@ -83,6 +86,16 @@ class Together:
             f"{line}; the largest reserves {_core.format_bytes(after)} instead of "
             f"{_core.format_bytes(before)}; {gains[0]:.1%} to {gains[-1]:.1%} less"
         )
+
+    @staticmethod
+    def _clean_up(folder: Path) -> None:
+        """Deletes the folder of this job, and what ranks of old jobs wrote after their rank 0."""
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for other in folder.parent.iterdir():
+                if time.time() - other.stat().st_mtime > _LEFT_SECONDS:
+                    shutil.rmtree(other, ignore_errors=True)
+            folder.parent.rmdir()  # fails while others are in it
 
     def _file(self, number: int) -> Path:
         assert self._folder is not None

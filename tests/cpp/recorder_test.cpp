@@ -296,6 +296,22 @@ TEST_F(RecorderTest, ARecordingForgetsTheLayersOfTheOneBefore) {
   EXPECT_TRUE(recorder_.finish().layers.empty());
 }
 
+TEST_F(RecorderTest, RequestsBetweenIterationsHaveASpanFromTheEndOn) {
+  recorder_.start();
+  recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+  allocate(1, 100);
+  recorder_.end_iteration();
+  free(1);
+  recorder_.end_iteration();
+  allocate(2, 100);
+  recorder_.enter_phase(trace::PhaseKind::kForward, 0, 0);
+  const trace::Trace t = recorder_.finish();
+  EXPECT_NO_THROW(t.check());
+  for (std::size_t i = 1; i < t.phases.size(); ++i) {
+    EXPECT_EQ(t.phases[i].begin, t.phases[i - 1].end);
+  }
+}
+
 TEST_F(RecorderTest, AnAbandonedTraceStaysUntouched) {
   recorder_.start();
   allocate(1, 100);

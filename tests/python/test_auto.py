@@ -26,8 +26,9 @@ from stalloc.replaying import replay_torch
 
 def settle(auto: Auto) -> None:
     """Waits for the plan that is being solved, so that the next iteration finds it."""
-    if auto._cycle is not None and auto._cycle._work is not None:
-        auto._cycle._work._thread.join()
+    work = auto._cycle._planning._work if auto._cycle is not None else None
+    if work is not None:
+        work._thread.join()
 
 
 def train(auto: Auto | None, trainer: Trainer, steps: int, **options: Any) -> None:

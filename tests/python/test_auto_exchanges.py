@@ -1,0 +1,136 @@
+"""Twenty exchanges of plans in one run, under all that may come between."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from isolation import isolated
+from test_auto import stats, train
+from torch import nn
+from torch.nn import functional
+from training import Trainer, assert_same, tokens, twins
+
+import stalloc
+from stalloc import _core
+from stalloc._auto.automatic import Auto
+
+EXCHANGES = 20
+
+
+class Flagged(nn.Module):
+    """A model with any number of arguments, which tell it nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor, *flags: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.model(tokens)
+        return out
+
+
+class Changing(Trainer):
+    """In each stage its model gets another number of arguments, and it holds more blocks.
+
+    Torch's segments of 2 MiB have room for two of them each, and a third of them stays idle.
+    """
+
+    stage = 0
+
+    def backward(self, microbatch: int, length: int = 32) -> None:
+        t = tokens(self.steps, microbatch, length)
+        flags = [torch.ones(1)] * self.stage
+        out = self.model(t[:, :-1], *flags)
+        held = [torch.full((700 << 10,), i, dtype=torch.uint8) for i in range(2 + self.stage)]
+        loss = functional.cross_entropy(out.flatten(0, 1), t[:, 1:].flatten())
+        loss.backward()
+        self.losses += [loss.item(), *(float(block[-1]) for block in held)]
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("on purpose")
+
+
+def _interrupt(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def break_off(trainer: Trainer, how: type[BaseException]) -> None:
+    """A step that ends in the middle, as by an error or Ctrl-C."""
+    hook = _fail if how is RuntimeError else _interrupt
+    handle = trainer.model.get_submodule("model.head").register_forward_hook(hook)
+    with pytest.raises(how):
+        trainer.step()
+    handle.remove()
+    trainer.optimizer.zero_grad()
+
+
+def train_in_child(trainer: Trainer) -> None:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        return
+    status = 1
+    try:
+        trainer.step()
+        status = int(stalloc.memory_stats()["enabled"])
+    finally:
+        os._exit(status)
+
+
+def disturb(trainer: Trainer, auto: Auto | None, number: int) -> None:
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            torch.ones(1000).square().sum()
+            stop.wait(0.001)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    if number % 4 == 1:
+        break_off(trainer, RuntimeError)
+    if number % 4 == 2:
+        break_off(trainer, KeyboardInterrupt)
+    train(auto, trainer, 2)
+    stop.set()
+    thread.join()
+    if number % 4 == 3:
+        train_in_child(trainer)
+
+
+def plans() -> int:
+    return sum(change["in_force"] for change in stalloc.status()["changes"])
+
+
+@isolated
+def test_twenty_exchanges_change_no_result_and_leave_nothing() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    plain, trainer = (Changing(Flagged(t.model)) for t in twins(layers=1))
+    auto = stalloc.auto(trainer.model, iterations=3, time_limit=0.1, exchanges=1000)
+    stages = []
+    for number in range(EXCHANGES + 1):
+        assert auto._cycle is not None
+        auto._cycle._patience = 1  # which each exchange doubles otherwise
+        begun = trainer.steps
+        trainer.stage = number
+        disturb(trainer, auto, number)
+        while plans() <= number and trainer.steps < begun + 40:
+            train(auto, trainer, 1)
+            _core.runtime("cpu").check()
+        stages.append(trainer.steps)
+    assert plans() > EXCHANGES, stalloc.status()["changes"]
+    auto.stop()
+    gc.collect()
+    assert stats()["reserved"] == stats()["live_blocks"] == 0
+    assert not _core.runtime("cpu").recording
+    assert "stalloc-planner" not in [thread.name for thread in threading.enumerate()]
+    for number, end in enumerate(stages):
+        plain.stage = number
+        disturb(plain, None, number)
+        train(None, plain, end - plain.steps)
+    assert_same(plain, trainer)
