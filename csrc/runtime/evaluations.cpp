@@ -40,6 +40,12 @@ Offset Evaluations::next(Bytes size, StreamId stream) {
   return size <= known.size && stream == known.stream ? known.offset : kUnplaced;
 }
 
+bool Evaluations::stays() const {
+  const std::size_t count = now_.size();
+  return count > 0 && count <= program_->known.size() &&
+         program_->known[count - 1].freed_at == kNone;
+}
+
 void Evaluations::serve(const void* p, bool as_planned) {
   served_ += as_planned;
   if (now_.size() < kMostRequests) live_[p] = static_cast<std::int32_t>(now_.size() - 1);

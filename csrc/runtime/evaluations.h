@@ -53,6 +53,8 @@ class Evaluations {
 
   // Counts the part's next request. Returns its offset in the layout; kUnplaced if it has none.
   Offset next(Bytes size, StreamId stream);
+  // True if the request at the position that next() has counted outlived its part before.
+  bool stays() const;
   // Tells the block that serves this request, and whether it lies where the layout has it.
   void serve(const void* p, bool as_planned);
   // The block at `p` was freed.

@@ -9,6 +9,9 @@ namespace {
 // A layout around walls and live blocks may exceed its bound by one part in so many.
 constexpr Bytes kMostForFixed = 10;
 
+// A request of an evaluation of less than one part in so many of the pool is small.
+constexpr Bytes kSmallPart = 1000;
+
 // A search that fails may take half a second. After so many in a row for the same reason, that is
 // no reason for another one.
 constexpr int kMostFailures = 3;
@@ -121,6 +124,10 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
 
 void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   const Offset offset = evaluations_.next(size, stream);
+  // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
+  // the pool it costs little.
+  const bool small = size < pools_.active()->space.planned_size() / kSmallPart;
+  if (small && evaluations_.stays()) return nullptr;
   void* planned = offset == kUnplaced ? nullptr : place_evaluation(offset, size, stream);
   void* p =
       planned ? planned : allocate_departed(size, stream, {Departures::kUnplanned}, /*wary=*/false);

@@ -348,6 +348,25 @@ TEST_F(EvaluationsTest, ABlockThatOutlivesItsForwardIsNoneOfTheLayout) {
   for (void* p : kept) free(p);
 }
 
+TEST_F(EvaluationsTest, ASmallBlockThatStaysIsInNobodysWay) {
+  allocator_.enable(one_block(8 * kMiB));
+  std::vector<void*> batches;
+  loop().enter_unplanned();
+  for (int i = 0; i < 3; ++i) {
+    loop().begin_evaluation();
+    free(allocate(kMiB));
+    batches.push_back(allocate(1000));  // for the next forward
+    if (i > 0) free(batches[static_cast<std::size_t>(i) - 1]);
+  }
+  loop().leave_unplanned();
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 2) << "the first is not known";
+  loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  void* planned = allocate(8 * kMiB);
+  EXPECT_EQ(allocator_.figures().statistics().conflicts, 0);
+  free(planned);
+  free(batches.back());
+}
+
 TEST_F(EvaluationsTest, NoBlocksOverlapWhateverAnEvaluationDoes) {
   allocator_.enable(one_block(16 * kMiB));
   std::mt19937 random(1);
