@@ -10,8 +10,13 @@ VENV ?= .venv
 # The torch that `make test-cuda` installs, in an environment of its own.
 CUDA_TORCH ?= torch==2.14.1
 CUDA_VENV ?= .venv-cuda
-# The versions of torch that `make check-torch` compiles native mode against.
-TORCH_VERSIONS ?= 2.11.0 2.12.0 2.13.0 2.14.1
+# The versions of torch that wheels have adapters for, one for each minor version.
+TORCH_VERSIONS ?= 2.11.0 2.12.0 2.13.0 2.14.1 2.15.0
+# The Pythons that `make wheels` builds for: those that are here.
+WHEEL_PYTHONS ?= $(foreach v,3.10 3.11 3.12 3.13 3.14,$(shell python$(v) -c 'import sys; print(sys.executable)' 2>/dev/null))
+# The builds of torch that `make test-wheels` installs a wheel beside. === takes the CUDA build,
+# and where pip finds a CPU build, == takes that.
+WHEEL_TORCHES ?= torch==2.13.0 torch===2.11.0 torch===2.12.0 torch===2.13.0 torch===2.14.1
 JOBS ?= $(shell nproc)
 
 override VENV := $(abspath $(VENV))
@@ -60,9 +65,9 @@ test-cuda: setup  ## Run both modes with a CUDA build of torch (several GB) on a
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)'
 
 .PHONY: bench-cuda
-bench-cuda: setup  ## Measure planned requests, and FSDP2's memory, on a pretended GPU
+bench-cuda: setup  ## Measure planned requests, and memory on several streams, on a pretended GPU
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- \
-	  sh -c 'python benchmarks/cuda && python benchmarks/cuda/fsdp.py'
+	  sh -c 'python benchmarks/cuda && python benchmarks/cuda/fsdp.py && python benchmarks/cuda/recorded.py'
 
 .PHONY: paper
 paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch's allocators
@@ -125,8 +130,20 @@ bench: setup  ## Run the C++ benchmarks
 	@scripts/bench.sh
 
 .PHONY: wheel
-wheel: setup  ## Build a wheel into dist/
+wheel: setup  ## Build a wheel into dist/, for the torch that is installed
 	@python -m build --wheel --no-isolation
+
+.PHONY: wheels
+wheels: setup  ## Build wheels into dist/ for all versions of torch (half a GB of headers each, once)
+	@scripts/wheels.sh '$(TORCH_VERSIONS)' $(WHEEL_PYTHONS)
+
+.PHONY: test-wheels
+test-wheels: wheels  ## Install the wheel beside each torch (several GB each), and run it
+	@cmake --preset cpp >/dev/null
+	@cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml
+	@python scripts/test_wheels.py \
+	  dist/stalloc-*-"$$(python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')"-manylinux*.whl \
+	  build/cpp/standin/13 $(WHEEL_TORCHES)
 
 .PHONY: clean
 clean:  ## Remove what was built; the virtual environment stays

@@ -24,18 +24,17 @@ CONTENTS = (
     r"stalloc/__init__\.py",
     r"stalloc/py\.typed",
     r"stalloc/_core\.pyi",
-    r"stalloc/_torch\.pyi",
     r"stalloc/report/assets/page\.html",
     r"stalloc/libstalloc\.so",
     r"stalloc/_core\..*\.so",
-    r"stalloc/_torch\..*\.so",
+    r"stalloc/_torch_\d+_\d+\..*\.so",
     r"stalloc-.*\.dist-info/licenses/LICENSE",
 )
 # Every machine with Python and torch has these.
 SYSTEM_LIBRARIES = re.compile(r"(lib(c|m|dl|pthread|rt|gcc_s|stdc\+\+)|ld-linux.*)\.so")
 # Torch has these, with CUDA the last two, too. The wheel's libraries with these names link to them.
 TORCH_LIBRARIES = re.compile(r"lib(c10|torch|torch_cpu|c10_cuda|torch_cuda)\.so")
-LINKED_TO_TORCH = ("_torch.", "_torch_cuda.")
+LINKED_TO_TORCH = "_torch_"
 
 
 def main() -> int:

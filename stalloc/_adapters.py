@@ -101,19 +101,24 @@ def _cuda(device: torch.device) -> Adapter:
     )
 
 
+def registers_memory() -> bool:
+    """True if torch registers the memory of its allocator with NCCL's communicators."""
+    switches = (
+        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+        "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+    )
+    return any(
+        os.environ.get(name, "").lower() in ("1", "y", "yes", "t", "true") for name in switches
+    )
+
+
 def _has_strange_trackers() -> bool:
     """True if NCCL's communicators may register memory and not learn when stalloc returns it.
 
     torch attaches their trackers with the first process group of NCCL. Those from before stalloc is
     first installed are known to torch's allocator alone.
     """
-    switches = (
-        "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
-        "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
-    )
-    if not any(
-        os.environ.get(name, "").lower() in ("1", "y", "yes", "t", "true") for name in switches
-    ):
+    if not registers_memory():
         return False
     if _core.runtimes()[2:]:
         return False  # installed before: what was to be found then is known

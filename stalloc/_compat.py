@@ -11,14 +11,15 @@ replaced here by ones that give stalloc's figures, in torch's shape, so that all
 from __future__ import annotations
 
 import ctypes
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stalloc import _core
-from stalloc._torch_modules import torch_module
-from stalloc.errors import StallocError
+from stalloc._torch_modules import served_versions, torch_module
+from stalloc.errors import StallocError, StallocWarning
 
 # Beside the other compiled parts: an editable package has them in another place than this file.
 _LIBRARY = Path(_core.__file__).with_name("libstalloc_compat.so")
@@ -72,7 +73,7 @@ def install_compat() -> None:
         str(_LIBRARY), "stalloc_malloc", "stalloc_free"
     )
     _set_hooks(allocator.allocator())  # type: ignore[no-untyped-call]
-    torch_module().connect_compat()
+    _connect_torch()
     try:
         torch.cuda.memory.change_current_allocator(allocator)
     except RuntimeError as e:
@@ -91,6 +92,23 @@ def runtime(device: int) -> _core.Runtime:
         StallocError: If there is no such GPU.
     """
     return _core.compat_runtime(device)
+
+
+def _connect_torch() -> None:
+    """Gives compat mode the services of torch that only a compiled module can ask for."""
+    try:
+        module = torch_module()
+    except StallocError:
+        warnings.warn(
+            f"no module of this stalloc fits torch {torch.__version__}; they are for "
+            f"{', '.join(served_versions())}. Compat mode works without: memory that runs out is a "
+            "RuntimeError instead of torch.OutOfMemoryError, the requests of every thread count as "
+            "training's, and streams share no addresses",
+            StallocWarning,
+            stacklevel=3,
+        )
+        return
+    module.connect_compat()
 
 
 def _set_hooks(allocator: Any) -> None:

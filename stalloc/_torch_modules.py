@@ -1,19 +1,32 @@
-"""The compiled modules that link torch, loaded on first use."""
+"""The compiled modules that link torch, loaded on first use.
+
+There is one for each minor version of torch, such as `_torch_2_14`, because the C++ interface
+differs between them. Patch releases hardly ever change it: torch's headers show if one has.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import re
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 
+from stalloc import _core
 from stalloc.errors import StallocError
+
+_BUILD = (
+    "build stalloc for this torch: run `pip install --no-build-isolation .` in stalloc's sources"
+)
 
 
 class TorchModule(Protocol):
-    """Module `_torch`: the CPU, the meta device and compat mode."""
+    """Modules `_torch_*`: the CPU, the meta device and compat mode."""
 
     TORCH_VERSION: str
+    TORCH_INTERFACE: str
 
     def install_cpu(self) -> None: ...
     def uninstall_cpu(self) -> None: ...
@@ -24,9 +37,10 @@ class TorchModule(Protocol):
 
 
 class CudaModule(Protocol):
-    """Module `_torch_cuda`: native mode."""
+    """Modules `_torch_cuda_*`: native mode."""
 
     TORCH_VERSION: str
+    TORCH_INTERFACE: str
 
     def install(self, device: int, hidden: bool = False) -> None: ...
     def uninstall(self) -> bool: ...
@@ -37,19 +51,59 @@ class CudaModule(Protocol):
 
 def _load(name: str) -> Any:
     running = torch.__version__.split("+")[0]
-    remedy = "install stalloc again in this environment: pip install --no-build-isolation ..."
+    match = re.match(r"(\d+)\.(\d+)", running)
+    numbers = match.groups() if match else ("0", "0")
+    module_name = f"stalloc.{name}_{'_'.join(numbers)}"
     try:
-        module = importlib.import_module(f"stalloc.{name}")
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        if e.name != module_name:
+            raise
+        raise _no_adapter(name, running) from e
     except ImportError as e:
         raise StallocError(
-            f"stalloc's torch module {name} does not load with torch {running} ({e}); {remedy}"
+            f"stalloc's module for torch does not load with torch {running} ({e}); {_BUILD}"
         ) from e
     if running != module.TORCH_VERSION:
-        raise StallocError(
-            f"stalloc was built against torch {module.TORCH_VERSION} and torch {running} is "
-            f"running; {remedy}"
-        )
+        changed = _changed_headers(module.TORCH_INTERFACE)
+        if changed:
+            raise StallocError(
+                f"stalloc was built against torch {module.TORCH_VERSION}, torch {running} is "
+                f"running, and its C++ interface differs ({', '.join(changed)}); {_BUILD}"
+            )
     return module
+
+
+def _no_adapter(name: str, running: str) -> StallocError:
+    served = served_versions(name)
+    if not served:
+        return StallocError(
+            f"this stalloc was built without native mode, for lack of CUDA's headers; {_BUILD}"
+        )
+    return StallocError(
+        f"this stalloc serves torch {', '.join(served)}, and torch {running} is running. Use one "
+        f"of those, or {_BUILD}. On a GPU, stalloc.install_compat() before the GPU is first used "
+        "works with every torch"
+    )
+
+
+def served_versions(name: str = "_torch") -> list[str]:
+    """The minor versions of torch that a module is there for, in ascending order."""
+    files = Path(_core.__file__).parent.glob(f"{name}_*.so")
+    found = [re.match(rf"{name}_(\d+)_(\d+)\.", file.name) for file in files]
+    return [f"{a}.{b}" for a, b in sorted((int(m[1]), int(m[2])) for m in found if m)]
+
+
+def _changed_headers(interface: str) -> list[str]:
+    """The headers of the torch that is running which differ from those compiled against."""
+    include = Path(torch.__file__).parent / "include"
+    changed = []
+    for entry in interface.split():
+        header, digest = entry.split(":")
+        file = include / header
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            changed.append(header)
+    return changed
 
 
 def torch_module() -> TorchModule:

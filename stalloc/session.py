@@ -133,11 +133,23 @@ class _Active(Session):
             disable()
         _refuse(problem, self._strict)
 
+    def _kind_of_memory(self) -> bool | None:
+        """What `keep_addresses` asks of the runtime: NCCL registers plain memory only."""
+        if not self._adapter.name.startswith("cuda") or not _adapters.registers_memory():
+            return self._keep_addresses
+        if self._keep_addresses:
+            raise StallocError(
+                "keep_addresses=True needs a pool of virtual memory, which NCCL cannot register, "
+                "and TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK asks for that; leave out "
+                "keep_addresses, or unset the variable"
+            )
+        return False
+
     def _start(self, previous: _Active | None) -> None:
         """Puts the plan in force instead of `previous`, which stays in force if that fails."""
         try:
             self._adapter.install()
-            if not self._adapter.runtime.keep_addresses(self._keep_addresses):
+            if not self._adapter.runtime.keep_addresses(self._kind_of_memory()):
                 raise StallocError(
                     f"the driver of {self._adapter.name} has no virtual memory calls, without "
                     "which a pool cannot keep its addresses; leave keep_addresses out: the pool "
@@ -239,8 +251,9 @@ def enable(
             does on the CPU. On a GPU, such a pool needs the driver's virtual memory calls, and
             tensors in it cannot be shared with other processes. None: only a pool whose sizes
             follow the batch has such memory, in which it grows while tensors lie in it; the
-            resident region has not. False: no pool has. If it must grow while tensors lie in it,
-            a second piece is added, which costs some memory.
+            resident region has not, and no pool has if torch registers memory with NCCL
+            (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK). False: no pool has. If it must grow
+            while tensors lie in it, a second piece is added, which costs some memory.
         mode: The way to intercept torch's allocator for GPUs. "compat" uses torch's pluggable
             allocator interface for the rest of the process, and must come before the first use of
             the GPU. None keeps compat mode if it is on, and is native mode otherwise.

@@ -34,6 +34,7 @@ class MemoryStats(TypedDict):
     idle_requests: int  #: without a place in the plan, served from idle pool space
     persistent_requests: int  #: served by the fallback, as the plan has it
     stream_waits: int  #: of one stream for another, on the device, which an ordered plan asks for
+    handed_back: int  #: blocks freed while other streams still used them: their own stream waits
     fallback_requests: int  #: served by the fallback
     allocated: int  #: live bytes now
     peak_allocated: int  #: the most of it: the load, M_a
@@ -179,6 +180,7 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("departed, in idle space", f"{s['idle_requests']:,}"),
         row("persistent, as planned", f"{s['persistent_requests']:,}"),
         row("waits between streams", f"{s['stream_waits']:,}"),
+        row("freed by such a wait", f"{s['handed_back']:,}"),
         row("by the fallback, in all", f"{s['fallback_requests']:,}"),
         row("iterations", f"{s['iterations']:,}"),
         rule,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,7 @@ class Case:
         evaluated: After four iterations each, three batches are evaluated, and a variable holds the
             last scores until the next evaluation.
         mode: The model is in evaluation mode meanwhile.
+        averaged: Another model is evaluated, an average of the weights.
         kept: A variable of the loop holds the scores until the next ones exist.
         skew: Standard deviation of the log popularity of experts.
         drift: The part of the way to another popularity that the experts go in 50 iterations.
@@ -51,6 +53,7 @@ class Case:
     budget: int = 0
     evaluated: bool = False
     mode: bool = True
+    averaged: bool = False
     kept: bool = True
     skew: float = 0.5
     drift: float = 0.0
@@ -94,6 +97,23 @@ CASES = (
         kept=False,
         longest=False,
     ),
+    Case(
+        "evaluations of an average",
+        layers=6,
+        dense=True,
+        evaluated=True,
+        averaged=True,
+        kept=False,
+    ),
+    Case(
+        "evaluations of an average, longest not profiled",
+        layers=4,
+        dense=True,
+        evaluated=True,
+        averaged=True,
+        kept=False,
+        longest=False,
+    ),
     Case("budget of tokens", layers=6, dense=True, budget=8192, kept=False),
     Case("budget, longest not profiled", layers=6, dense=True, budget=8192, longest=False),
     Case("budget, 2 microbatches", layers=6, dense=True, budget=8192, microbatches=2, kept=False),
@@ -108,6 +128,7 @@ def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
     evaluated: Tensor | None = None
     with stalloc.profile(device="meta", dynamic=()) as prof, torch.device("meta"):
         model = _Model(case, rng, moment).bfloat16()
+        average = copy.deepcopy(model) if case.averaged else model
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         for i in range(_PROFILED if profiled else case.iterations):
             for microbatch in range(case.microbatches):
@@ -122,11 +143,19 @@ def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
                 del loss
             optimizer.step()
             optimizer.zero_grad()
+            if case.averaged:
+                _update(average, model)
             prof.step()
             if case.evaluated and i % 4 == 3:
-                evaluated = _evaluate(model, case.mode, rng)
+                evaluated = _evaluate(average, case.mode, rng)
     del evaluated
     return prof.trace
+
+
+@torch.no_grad()
+def _update(average: nn.Module, model: nn.Module) -> None:
+    for mean, weight in zip(average.parameters(), model.parameters(), strict=True):
+        mean.lerp_(weight, 0.01)
 
 
 def _evaluate(model: nn.Module, mode: bool, rng: np.random.Generator) -> Tensor:

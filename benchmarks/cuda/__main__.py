@@ -21,7 +21,7 @@ import torch
 from torch.utils import cpp_extension
 
 import stalloc
-from stalloc import _torch_cuda
+from stalloc._torch_modules import cuda_module
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUESTS = 20_000  # of one iteration
@@ -102,7 +102,7 @@ def measure(
     plan = prof.plan()
     torchs, ours = [], []
     for _ in range(rounds):
-        assert _torch_cuda.uninstall(), "torch's allocator is to be measured alone"
+        assert cuda_module().uninstall(), "torch's allocator is to be measured alone"
         run()
         torchs.append(run())
         with stalloc.enable(plan):

@@ -9,14 +9,7 @@ Prints a table; with `--output NAME` writes NAME.json.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
+import comparison
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,9 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import stalloc
 
-ROOT = Path(__file__).resolve().parents[2]
 RANKS, BLOCKS, WIDTH, TOKENS, STEPS = 8, 12, 2048, 8192, 8
-EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 class Block(nn.Module):
@@ -67,90 +58,6 @@ def train(steps: int) -> None:
         stalloc.step()
 
 
-def profile(folder: Path) -> dict[str, object]:
-    """Leaves a plan of each kind in the folder; says nothing of memory."""
-    with stalloc.profile(device="cuda") as prof:
-        train(4)
-    for streams in ("separate", "ordered"):
-        prof.plan(streams=streams).save(folder / f"{streams}.json")
-    return {}
-
-
-def measure(plan: Path | None) -> dict[str, object]:
-    """The peak reserved and live bytes of the process."""
-    if plan is not None:
-        stalloc.enable(stalloc.Plan.load(plan), startup=True)
-    train(STEPS)
-    row: dict[str, object] = {
-        "reserved": torch.cuda.max_memory_reserved(),
-        "load": torch.cuda.max_memory_allocated(),
-    }
-    if plan is not None:
-        stats = stalloc.memory_stats()
-        row |= {"hit_rate": stats["hit_rate"], "stream_waits": stats["stream_waits"]}
-    return row
-
-
-def in_a_process(*args: str, **environment: str) -> dict[str, object]:
-    """The JSON that this script prints with these arguments."""
-    done = subprocess.run(
-        [sys.executable, __file__, *args],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def compare() -> list[dict[str, object]]:
-    """A row for each allocator."""
-    with tempfile.TemporaryDirectory() as folder:
-        in_a_process("--profile", folder)
-        rows = [
-            {"allocator": "torch", **in_a_process("--measure")},
-            {"allocator": "expandable segments", **in_a_process("--measure", **EXPANDABLE)},
-        ]
-        for streams in ("separate", "ordered"):
-            plan = str(Path(folder) / f"{streams}.json")
-            rows.append({"allocator": f"stalloc, {streams}", **in_a_process("--measure", plan)})
-    return rows
-
-
-def main() -> None:
-    """Measures, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="write NAME.json")
-    parser.add_argument("--profile", metavar="DIR", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--measure", nargs="?", const="", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.profile is not None or args.measure is not None:
-        plan = Path(args.measure) if args.measure else None
-        print(json.dumps(profile(args.profile) if args.profile else measure(plan)))
-        return
-    rows = compare()
-    print(f"{'allocator':<22}{'reserved':>14}{'efficiency':>12}{'stream waits':>14}")
-    for row in rows:
-        row["efficiency"] = row["load"] / row["reserved"]  # type: ignore[operator]
-        print(
-            f"{row['allocator']:<22}{row['reserved']:>14,}{row['efficiency']:>12.4f}"
-            f"{row.get('stream_waits', ''):>14}"
-        )
-    if args.output:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        document = {
-            "device": "pretended (tests/standin)",
-            "torch": torch.__version__,
-            "commit": commit.stdout.strip(),
-            "model": {"ranks": RANKS, "blocks": BLOCKS, "width": WIDTH, "tokens": TOKENS},
-            "steps": STEPS,
-            "results": rows,
-        }
-        args.output.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    model = {"ranks": RANKS, "blocks": BLOCKS, "width": WIDTH, "tokens": TOKENS}
+    comparison.main(__file__, __doc__, train, STEPS, {"model": model})

@@ -88,6 +88,14 @@ class BasicRangeSet {
     return p != list_.end() && list_.at(p).begin <= other.begin && other.end <= list_.at(p).end;
   }
 
+  // Calls visit(range) for each range that overlaps `other`, ascending.
+  void visit_overlapping(Range other, auto visit) const {
+    for (Position p = first_ending_after(other.begin);
+         p != list_.end() && list_.at(p).begin < other.end; p = list_.next(p)) {
+      visit(list_.at(p));
+    }
+  }
+
   // Calls visit(range) for each intersection with `other`, ascending.
   void intersect(Range other, auto visit) const {
     for (Position p = first_ending_after(other.begin);

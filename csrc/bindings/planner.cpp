@@ -148,11 +148,9 @@ py::dict solve_problem(const solve::Problem& problem, const std::string& algorit
   const solve::PortfolioResult result =
       run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& tell) {
         solve::Budget budget;
-        // Above a year, the clock could overflow.
-        constexpr double kLongest = 365.0 * 24 * 3600;
         budget.cancel = cancel;
         budget.progress = tell;
-        return solve::solve(problem, options, budget.within(std::min(time_limit, kLongest)));
+        return solve::solve(problem, options, budget.within(time_limit));
       });
   py::dict d;
   d["offsets"] = to_array(result.layout.offsets);

@@ -33,6 +33,7 @@ py::dict to_dict(const runtime::Statistics& s) {
   d["idle_requests"] = s.idle_requests;
   d["persistent_requests"] = s.persistent_requests;
   d["stream_waits"] = s.stream_waits;
+  d["handed_back"] = s.handed_back;
   d["fallback_requests"] = s.fallback_requests;
   d["allocated"] = s.allocated.current;
   d["peak_allocated"] = s.allocated.peak;

@@ -58,8 +58,8 @@ void* CompatGpu::allocate(Bytes size, device::StreamHandle stream) {
   runtime::PlannedAllocator& allocator = runtime_.allocator();
   const StreamId id = runtime_.streams().id_of(stream, [&] {
     using enum runtime::StreamTable::Lifetime;
-    const bool is_foreign = torch_.is_foreign && torch_.is_foreign(memory_.device(), stream);
-    return is_foreign ? kMayVanish : kStays;
+    const bool is_own = torch_.is_foreign && !torch_.is_foreign(memory_.device(), stream);
+    return is_own ? kStays : kMayVanish;
   });
   void* p = nullptr;
   bool planned = true;
@@ -164,7 +164,7 @@ bool CompatGpu::record_stream(void* p, device::StreamHandle stream) {
   const bool is_own = device < 0 || memory_.device() == device;
   // Requests on the stream tell later if it is torch's own.
   const auto unknown = torch_.is_foreign ? runtime::StreamTable::Lifetime::kUnknown
-                                         : runtime::StreamTable::Lifetime::kStays;
+                                         : runtime::StreamTable::Lifetime::kMayVanish;
   return runtime_.allocator().record_stream(
       p, is_own ? runtime_.streams().id_of(stream, unknown) : kNone);
 }

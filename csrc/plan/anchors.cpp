@@ -1,7 +1,6 @@
 #include "plan/anchors.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/align.h"
@@ -16,9 +15,9 @@ namespace {
 // Anchors may raise the pool by one part in so many.
 constexpr Bytes kMostCosts = 1000;
 
-// Seconds for a layout with anchors, per second of the layout without, and at least.
-constexpr double kShare = 0.5;
-constexpr double kLeast = 0.1;
+// A layout with anchors may take one part in so many of the work of the layout without, or so much.
+constexpr std::int64_t kWorkPart = 2;
+constexpr std::int64_t kLeastWork = 400'000;  // 0.2 seconds
 
 struct Anchor {
   DecisionIndex decision = kNone;
@@ -103,10 +102,6 @@ bool lie_at_bottom(const Plan& plan, const std::vector<Anchor>& anchors) {
   });
 }
 
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
 // Requests that take turns lie at their places in this layout, too, or anywhere.
 enum class Turning { kAtPlaces, kAnywhere };
 
@@ -115,8 +110,8 @@ bool lay_out_around(Plan& plan, const std::vector<Anchor>& anchors, Turning turn
                     const LayoutOptions& options, const solve::Budget& budget) {
   for (const Anchor& a : anchors) plan[a.decision].size = a.room;
   if (solve::load_bound(plan::problem_of(plan)) > most) return false;
-  const solve::PortfolioResult bottom =
-      solve::solve(problem_of(plan, anchors), {.threads = options.threads}, budget);
+  const solve::PortfolioResult bottom = solve::solve(
+      problem_of(plan, anchors), {.threads = options.threads, .work = options.work}, budget);
   const Bytes slots = height_of_slots(plan);
   LayoutOptions around = options;
   around.fixed.assign(plan.decisions.size(), kUnplaced);
@@ -159,9 +154,9 @@ std::vector<DecisionIndex> anchors_of(const Plan& plan) {
 
 void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
   for (const Anchor& a : candidates(plan, Size::kSmall)) plan[a.decision].size = a.room;
-  const auto begin = std::chrono::steady_clock::now();
-  lay_out(plan, options, budget);
-  const double seconds = std::max(seconds_since(begin) * kShare, kLeast);
+  const std::int64_t work = lay_out(plan, options, budget);
+  LayoutOptions limited = options;
+  limited.work = std::min(options.work, std::max(work / kWorkPart, kLeastWork));
   const Bytes most = plan.pool + plan.pool / kMostCosts;
   solve::Budget enough = budget;
   enough.target = most;
@@ -170,7 +165,7 @@ void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Bud
       const std::vector<Anchor> anchors = candidates(plan, size);
       if (plan.turns.empty() && (anchors.empty() || lie_at_bottom(plan, anchors))) return;
       Plan anchored = plan;
-      if (lay_out_around(anchored, anchors, turning, most, options, enough.within(seconds))) {
+      if (lay_out_around(anchored, anchors, turning, most, limited, enough)) {
         plan = std::move(anchored);
         return;
       }

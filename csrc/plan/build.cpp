@@ -32,11 +32,10 @@ solve::Budget budget_of(const PlanOptions& options, const std::atomic<bool>* can
     throw PlanError("the time limit must be a number of seconds from 0 up, and is " +
                     std::to_string(options.time_limit));
   }
-  constexpr double kForever = 1e9;
   solve::Budget budget;
   budget.cancel = cancel;
   budget.progress = progress;
-  return options.time_limit < kForever ? budget.within(options.time_limit) : budget;
+  return budget.within(options.time_limit);
 }
 
 // The planned phases, and the plan's phase of each phase of the profile.

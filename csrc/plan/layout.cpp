@@ -54,7 +54,7 @@ solve::Problem above_slots(const Plan& plan, const LayoutOptions& options, Bytes
 
 }  // namespace
 
-void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
+std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
   const Bytes slots = place_slots(plan);
   const solve::Problem problem = above_slots(plan, options, slots);
   solve::Budget above = budget;
@@ -62,6 +62,7 @@ void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budg
   const solve::PortfolioResult result = solve::solve(problem,
                                                      {.algorithm = options.algorithm,
                                                       .threads = options.threads,
+                                                      .work = options.work,
                                                       .search_steps = options.search_steps},
                                                      above);
   const std::vector<Offset>& offsets = result.layout.offsets;
@@ -85,6 +86,7 @@ void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budg
     plan.optimal = plan.pool == bound_with_slots(plan);
   }
   add_reusable(plan, problem_of(plan), layout_of(plan));
+  return result.work;
 }
 
 }  // namespace stalloc::plan

@@ -14,7 +14,8 @@ namespace stalloc::plan {
 struct LayoutOptions {
   std::string algorithm = {};  // empty: the portfolio
   int threads = 0;             // 0: one for each core
-  // A limit for the searches that does not depend on the machine.
+  // Limits of the planners, and of each of their searches, as solve::PortfolioOptions explains.
+  std::int64_t work = std::numeric_limits<std::int64_t>::max();
   std::int64_t search_steps = std::numeric_limits<std::int64_t>::max();
   // The required offset of each decision, kUnplaced for none. Empty: no decision is fixed.
   IndexedVector<DecisionIndex, Offset> fixed = {};
@@ -27,7 +28,8 @@ struct LayoutOptions {
 };
 
 // Fills the offsets, `reusable`, `pool`, `bound`, `algorithm` and `optimal` of a plan whose sizes,
-// lifetimes and walls are complete. Throws PlanError if fixed offsets or walls clash.
-void lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget);
+// lifetimes and walls are complete. Returns the work that it took (solve::PortfolioResult). Throws
+// PlanError if fixed offsets or walls clash.
+std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget);
 
 }  // namespace stalloc::plan

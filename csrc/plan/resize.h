@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -33,8 +34,9 @@ struct OwnExtents {
 };
 
 struct ResizeOptions {
-  double time_limit = 0.1;  // seconds, for the search after the first layout
-  Bytes enough = 0;         // the search ends with a pool of at most so many bytes
+  // Seconds for the search after the first layout, which then depends on the processor.
+  double time_limit = std::numeric_limits<double>::infinity();
+  Bytes enough = 0;  // the search ends with a pool of at most so many bytes
   LayoutOptions layout = {};
   // Decisions that keep their offset and the room that their size gives them; see anchors.h.
   std::vector<DecisionIndex> anchors = {};

@@ -5,6 +5,7 @@
 //   Serving        follows the training loop and finds the address of a request in the pool
 //   CachingPool    the own fallback, for requests outside the pool
 //   DelayedFrees   blocks that were freed while other streams use them; captures of graphs
+//   HandBack       frees such a block before these streams are done
 //   DynamicScopes  recognizes requests of dynamic modules
 //   Accounting     statistics and joint figures
 //
@@ -25,6 +26,7 @@
 #include "runtime/caching_pool.h"
 #include "runtime/delayed_frees.h"
 #include "runtime/dynamic_scopes.h"
+#include "runtime/hand_back.h"
 #include "runtime/pools.h"
 #include "runtime/serving.h"
 #include "runtime/stream_table.h"
@@ -49,7 +51,9 @@ struct AllocatorParts {
         fallback(memory),
         pools(memory, fallback, streams, table),
         accounting(callers_fallback) {
-    if (streams) delayed.emplace(*streams, *table);
+    if (!streams) return;
+    delayed.emplace(*streams, *table);
+    hand_back.emplace(*delayed, *table, pools, accounting);
   }
 
   // True if freed fallback segments are worth keeping.
@@ -89,6 +93,7 @@ struct AllocatorParts {
   Pools pools;
   std::optional<DelayedFrees> delayed;  // on a device with streams
   Accounting accounting;
+  std::optional<HandBack> hand_back;  // on a device with streams
   DynamicScopes dynamic_scopes;
   std::unique_ptr<Serving> serving;  // of the active pool's plan
   TrainingThread training_thread;

@@ -43,6 +43,38 @@ void DelayedFrees::record(void* p) {
   }
 }
 
+bool DelayedFrees::can_order(const void* p) const {
+  const auto it = blocks_.find(const_cast<void*>(p));
+  return it != blocks_.end() && it->second.waiting && !it->second.lost && it->second.events > 0 &&
+         captures_ == 0;
+}
+
+bool DelayedFrees::order(void* p, StreamId own) {
+  const Block& block = blocks_.at(p);
+  // Events of a stream pass in the order of the frees, so the latest one covers the others.
+  for (const StreamId stream : block.streams) {
+    const Queue& queue = queues_.at(stream);
+    const auto marker = std::ranges::find(queue, p, &Marker::block);
+    if (marker == queue.end()) continue;  // that stream is done
+    // Another stream may have the handle of a destroyed one, and has not waited.
+    const bool stays = !table_.may_vanish(own);
+    if (stays && ordered_[{own, stream}] >= block.number) continue;
+    if (!streams_.wait(table_.handle_of(own), marker->event)) return false;
+    ++waits_;
+    if (stays) ordered_[{own, stream}] = block.number;
+  }
+  for (const StreamId stream : block.streams) {
+    Queue& queue = queues_.at(stream);
+    const auto marker = std::ranges::find(queue, p, &Marker::block);
+    if (marker == queue.end()) continue;
+    streams_.recycle(marker->event);
+    queue.erase(marker);
+  }
+  blocks_.erase(p);
+  --waiting_;
+  return true;
+}
+
 bool DelayedFrees::settle(void* p, bool failed) {
   Block& block = blocks_.at(p);
   --block.events;
@@ -123,6 +155,7 @@ void DelayedFrees::end_capture() {
 
 void DelayedFrees::abandon() {
   queues_.clear();
+  ordered_.clear();
   order_.clear();
   deferred_.clear();
   captures_ = 0;

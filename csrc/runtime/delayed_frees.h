@@ -8,7 +8,7 @@
 // While a graph is captured, events can be neither recorded nor queried: blocks freed then get
 // their events when the last capture ends. A block whose event cannot be recorded, or fails, is
 // lost: only finish(), which waits for the whole device, can free it. No block is returned too
-// early.
+// early. order() returns one sooner: its own stream then waits for the others on the device.
 //
 // Not thread-safe: PlannedAllocator locks.
 #pragma once
@@ -16,7 +16,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -44,6 +46,21 @@ class DelayedFrees {
   void wait(void* p);
 
   bool any_waiting() const { return waiting_ > 0; }
+
+  // True if `p` waits for streams, and all their events are recorded.
+  bool can_order(const void* p) const;
+  // Makes `own` wait on the device for the streams that use the block `p`, for which can_order()
+  // is true, and holds it no longer. Returns false if a stream cannot wait: `p` keeps waiting. A
+  // stream that has waited for a later free does not wait again.
+  bool order(void* p, StreamId own);
+  // The number of times that order() made a stream wait.
+  std::int64_t waits() const { return waits_; }
+  // Calls visit(block, number of the free) for each block that waits for streams.
+  void visit_waiting(auto visit) const {
+    for (const auto& [p, block] : blocks_) {
+      if (block.waiting) visit(p, block.number);
+    }
+  }
   bool any_lost() const { return lost_ > 0; }
 
   // Returns a waiting block that no stream uses any more, and holds it no longer; null if none is
@@ -103,6 +120,10 @@ class DelayedFrees {
   std::size_t waiting_ = 0;
   std::size_t lost_ = 0;
   std::uint64_t frees_ = 0;
+  std::int64_t waits_ = 0;
+  // By pair of streams: the first one has waited for the events that the second one recorded up to
+  // the free with this number.
+  std::map<std::pair<StreamId, StreamId>, std::uint64_t> ordered_;
 };
 
 }  // namespace stalloc::runtime

@@ -24,10 +24,11 @@ constexpr int kMostWide = 3;
 // The steps in which an extent of a new layout is raised to what the memory holds.
 constexpr int kSteps = 5;
 
-// Seconds of search for a layout in the same memory, and in more. A run needs few of the latter,
-// and keeps their memory.
-constexpr double kSearch = 0.1;
-constexpr double kSearchForMore = 0.5;
+// The work of a search for a layout in the same memory, and in more: 0.2 and 1 seconds of one
+// processor at most. A run needs few of the latter, and keeps their memory. Not a time limit: a
+// busy processor must not change the layout.
+constexpr std::int64_t kSearch = 400'000;
+constexpr std::int64_t kSearchForMore = 2'000'000;
 
 void raise(std::vector<profile::Extent>& extents, std::span<const profile::Extent> to) {
   for (std::size_t i = 0; i < extents.size(); ++i) extents[i] = std::max(extents[i], to[i]);
@@ -338,10 +339,10 @@ plan::Plan Layouts::resized(const Wanted& wanted, plan::ResizeOptions options) c
 // Null if no layout exists, for example because a size exceeds any device.
 const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
                                 const StaticPool::LiveRows& live, const PlannedTurns& turns,
-                                Bytes enough, double seconds) {
+                                Bytes enough, std::int64_t work) {
   try {
     plan::ResizeOptions options;
-    options.time_limit = seconds;
+    options.layout.work = work;
     options.enough = enough;
     options.walls = std::move(walls);
     options.own = wanted.own;

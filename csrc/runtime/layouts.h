@@ -30,6 +30,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <span>
 #include <vector>
@@ -137,10 +138,10 @@ class Layouts {
                    plan::ResizeOptions& options) const;
   plan::Plan resized(const Wanted& wanted, plan::ResizeOptions options) const;
   Bytes bound_of(const Wanted& wanted, const Turns& turns) const;
-  // `seconds` limit the search, which ends with a layout of at most `enough` bytes.
+  // `work` limits the search, which ends with a layout of at most `enough` bytes.
   const plan::Plan* make(const Wanted& wanted, std::vector<Offset> walls,
                          const StaticPool::LiveRows& live, const PlannedTurns& turns, Bytes enough,
-                         double seconds);
+                         std::int64_t work);
   const plan::Plan* keep(Layout layout);
   const plan::Plan& base() const { return layouts_.front().plan; }
 

@@ -12,8 +12,9 @@ void PlannedAllocator::enable(const plan::Plan& plan, Serving::Scope scope) {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.abandoned) throw Error("a forked process cannot use the parent's " + parts_.name());
   Accounting& accounting = parts_.accounting;
-  auto serving = std::make_unique<Serving>(
-      plan, scope, parts_.pools, parts_.delayed ? &*parts_.delayed : nullptr, accounting.counts());
+  Serving::Streams streams;
+  if (parts_.delayed) streams = {&*parts_.delayed, &*parts_.hand_back};
+  auto serving = std::make_unique<Serving>(plan, scope, parts_.pools, streams, accounting.counts());
   parts_.pools.enable(plan, serving->has_startup());
   parts_.serving = std::move(serving);
   parts_.drop_empty_pools();
@@ -95,7 +96,7 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
     } else {
       place.p = serving->allocate_for_other_thread(size, stream);
     }
-    if (serving->has_grown()) parts_.update_reserved();
+    if (serving->is_resized()) parts_.update_reserved();
   }
   if (!place.p) place.p = allocate_fallback(size, stream, place.dynamic);
   return place.p ? count(size, place.p) : nullptr;

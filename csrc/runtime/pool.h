@@ -6,6 +6,7 @@
 //             +---------------+  +------------------------+
 //
 // No request gets the addresses of a wall, so no block straddles two pieces (plan::Plan::walls).
+// The last piece may be an extra one, which no layout uses: virtual memory for an evaluation.
 #pragma once
 
 #include <cstddef>
@@ -77,6 +78,7 @@ struct Pool {
   Bytes first_size;         // of the first piece
   bool grows;               // a later layout may need more memory
   std::vector<Piece> more;  // ascending by address in the pool
+  bool has_extra = false;   // the last of them is StaticPool::add_piece()'s
   StaticPool space;
   std::optional<StreamOrder> order;  // only if the plan's streams share addresses
 

@@ -87,7 +87,7 @@ std::byte* Pools::reserve(Bytes size, bool grows) {
   return memory;
 }
 
-void Pools::relayout(const plan::Plan& layout) { adopt(layout, active_->space.size()); }
+void Pools::relayout(const plan::Plan& layout) { adopt(layout, active_->space.planned_size()); }
 
 // Work of one stream may be under way at addresses that another stream gets.
 void Pools::adopt(const plan::Plan& layout, Bytes memory) {
@@ -118,25 +118,25 @@ bool Pools::can_grow() const {
   return active_->base && active_->more.empty() && device_.can_grow(active_->base);
 }
 
-// Makes the memory of the active pool `size` bytes large.
-bool Pools::add_behind(Bytes size) {
-  Pool& pool = *active_;
+// Makes the memory of `before` bytes `size` bytes large.
+bool Pools::add_behind(std::byte* memory, Bytes& before, Bytes size) {
   // A driver that fails here has no memory to add. A later call tells if the device is lost.
   const auto grow = [&] {
     try {
-      return device_.grow(pool.base, pool.first_size, size);
+      return device_.grow(memory, before, size);
     } catch (const Error&) {
       return false;
     }
   };
   if (!grow() && !(fallback_.release_cached() > 0 && grow())) return false;
-  pool.first_size = size;
+  before = size;
   return true;
 }
 
 bool Pools::grow(const plan::Plan& layout) {
-  const Bytes before = active_->first_size;
-  if (layout.pool > before && !add_behind(layout.pool)) return false;
+  Bytes& size = active_->first_size;
+  const Bytes before = size;
+  if (layout.pool > before && !add_behind(active_->base, size, layout.pool)) return false;
   adopt(layout, std::max(layout.pool, before));
   return true;
 }
@@ -147,9 +147,52 @@ bool Pools::grow_idle(Bytes size, StreamId stream) {
   if (missing == kUnplaced) return false;
   fallback_.release_cached();  // its memory would come on top
   if (missing > 0) {
-    if (!add_behind(pool.first_size + missing)) return false;
+    if (!add_behind(pool.base, pool.first_size, pool.first_size + missing)) return false;
     pool.space.extend(missing, stream);
   }
+  return true;
+}
+
+bool Pools::grow_extra(Bytes size, StreamId stream) {
+  Pool& pool = *active_;
+  const Bytes missing = pool.space.missing_at_end(size, stream);
+  if (missing == kUnplaced || !pool.base || no_extra_) return false;
+  fallback_.release_cached();
+  if (!pool.has_extra) return add_extra(pool.space.round_up(size), stream);
+  Pool::Piece& piece = pool.more.back();
+  if (missing > 0) {
+    if (!add_behind(piece.memory, piece.size, piece.size + missing)) return false;
+    pool.space.extend(missing, stream);
+  }
+  return true;
+}
+
+bool Pools::add_extra(Bytes size, StreamId stream) {
+  Pool& pool = *active_;
+  std::byte* memory = nullptr;
+  try {
+    memory = static_cast<std::byte*>(device_.allocate_pool(size, /*grows=*/true));
+  } catch (const Error&) {
+    return false;  // as in add_behind()
+  }
+  if (!memory) return false;
+  if (!device_.can_grow(memory)) {
+    device_.release(memory, size);
+    no_extra_ = true;
+    return false;
+  }
+  pool.more.push_back({memory, size, pool.space.size() + pool.space.round_up(1)});
+  pool.has_extra = true;
+  pool.space.add_piece(size, stream);
+  return true;
+}
+
+bool Pools::drop_extra() {
+  Pool& pool = *active_;
+  if (!pool.has_extra || !pool.space.drop_piece()) return false;
+  device_.release(pool.more.back().memory, pool.more.back().size);
+  pool.more.pop_back();
+  pool.has_extra = false;
   return true;
 }
 
@@ -177,6 +220,7 @@ void Pools::release() {
                 " tensors lie in it, of " + format_bytes(live_bytes()) +
                 "; delete them, or move them to the CPU, first");
   }
+  drop_extra();
   // One piece replaces several.
   const bool keeps = active_->more.empty();
   if (active_->base && !(keeps && device_.suspend(active_->base, active_->first_size))) {

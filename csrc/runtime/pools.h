@@ -79,6 +79,11 @@ class Pools {
   // a block of `size` bytes. Changes nothing and returns false if the device lacks the memory or
   // `stream` has no addresses in the pool.
   bool grow_idle(Bytes size, StreamId stream);
+  // The same for a pool that cannot grow: adds a piece of virtual memory, or more behind it. Also
+  // returns false if the device has no virtual memory.
+  bool grow_extra(Bytes size, StreamId stream);
+  // Returns that piece to the device. False if there is none, or if something lives in it.
+  bool drop_extra();
   // Adds a piece of memory to the active pool for `layout`, whose last wall is at the pool's end.
   // Changes nothing and returns false if the device lacks the memory.
   bool extend(const plan::Plan& layout);
@@ -119,7 +124,8 @@ class Pools {
   Pool* find_other(const void* p) const;
   std::byte* reserve(Bytes size, bool grows);
   std::byte* try_reserve(Bytes size, bool grows);
-  bool add_behind(Bytes size);
+  bool add_behind(std::byte* memory, Bytes& before, Bytes size);
+  bool add_extra(Bytes size, StreamId stream);
   void adopt(const plan::Plan& layout, Bytes memory);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
   void retire(std::unique_ptr<Pool> pool);
@@ -135,6 +141,7 @@ class Pools {
   std::unique_ptr<Pool> resident_;
   std::vector<std::unique_ptr<Pool>> retired_;
   bool away_ = false;       // the active pool's memory is released
+  bool no_extra_ = false;   // the device has no virtual memory for a piece
   bool abandoned_ = false;  // this is a forked child
 };
 

@@ -15,10 +15,11 @@ constexpr int kMostFailures = 3;
 
 }  // namespace
 
-Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
+Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams streams,
                  Statistics& counts)
     : pools_(pools),
-      delayed_(delayed),
+      delayed_(streams.delayed),
+      hand_back_(plan.streams == solve::Streams::kOrdered ? streams.hand_back : nullptr),
       counts_(counts),
       layouts_(plan),
       microbatches_(plan),
@@ -76,7 +77,11 @@ bool Serving::is_wary() {
 
 void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream) {
   Pool& pool = *pools_.active();
-  const Offset offset = pool.space.place(decision, size);
+  Offset offset = pool.space.place(decision, size);
+  if (offset == kUnplaced && hand_back_ && hand_back_->possible() &&
+      hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
+    offset = pool.space.place(decision, size);
+  }
   if (offset != kUnplaced && pool.hand_over(offset, capturing())) {
     ++hits_;
     return pool.address(offset);
@@ -100,12 +105,16 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
     pool.space.close_zone();
     offset = pool.space.place_idle(size, stream, departure);
   }
+  if (offset == kUnplaced && hand_back_ && hand_back_->free_one(size, stream)) {
+    offset = pool.space.place_idle(size, stream, departure);
+  }
   const bool of_evaluation =
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
   if (offset == kUnplaced && of_evaluation && grow_for_evaluation(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
+  extra_used_ = extra_used_ || offset >= pool.space.planned_size();
   ++counts_.idle_requests;
   return pool.address(offset);
 }
@@ -120,12 +129,22 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
 }
 
 // Adds memory behind the pool. Training may use it afterwards, whereas memory beside the pool
-// serves the evaluation alone. A capture must not wait for the driver.
+// serves the evaluation alone. A pool that cannot grow gets an extra piece, which can; it goes when
+// training goes on, so that training's memory stays plain. A capture must not wait for the driver.
 bool Serving::grow_for_evaluation(Bytes size, StreamId stream) {
-  if (capturing() || !pools_.can_grow() || !pools_.grow_idle(size, stream)) return false;
+  if (capturing()) return false;
+  const bool grown =
+      pools_.can_grow() ? pools_.grow_idle(size, stream) : pools_.grow_extra(size, stream);
+  if (!grown) return false;
   counts_.pool = pools_.active()->space.size();
-  has_grown_ = true;
+  is_resized_ = true;
   return true;
+}
+
+void Serving::drop_extra() {
+  if (capturing() || !pools_.drop_extra()) return;
+  counts_.pool = pools_.active()->space.size();
+  is_resized_ = true;
 }
 
 void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {
@@ -205,7 +224,11 @@ void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
 }
 
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
-  if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
+  if (kind != trace::PhaseKind::kOther) {
+    // A loop that evaluates in each iteration keeps the piece: unmapping waits for the device.
+    if (in_evaluation_ && !extra_used_before_) drop_extra();
+    in_evaluation_ = false;
+  }
   matcher().enter_phase(kind, microbatch, chunk);
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);
@@ -253,7 +276,7 @@ void Serving::fit_layout() {
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
-  const Layouts::Memory memory{pool.space.size(), layouts_.current().walls};
+  const Layouts::Memory memory{pool.space.planned_size(), layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(row.extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
@@ -261,7 +284,7 @@ void Serving::fit_layout() {
     return;
   }
   // Requests that cannot take turns lie beside the pool. That is better than a second piece.
-  if (only_rearranged && !pools_.can_grow()) {
+  if ((only_rearranged && !pools_.can_grow()) || pool.has_extra) {
     refused_ = true;
     note_rearranged(live, false);
     return;
@@ -313,7 +336,7 @@ bool Serving::add_memory(const plan::Plan& layout, Layouts::More more) {
 
 bool Serving::join_pieces() {
   const Pool& pool = *pools_.active();
-  if (pool.more.empty() || pool.space.live_blocks() > 0) return false;
+  if (pool.more.empty() || pool.has_extra || pool.space.live_blocks() > 0) return false;
   const plan::Plan* layout = layouts_.in_one_piece();
   if (!layout || layout->pool > pool.space.size() || !pools_.exchange(*layout)) return false;
   adopt(layout);
@@ -335,6 +358,8 @@ bool Serving::end_iteration() {
   matcher().end_iteration();
   microbatches_.end_iteration();
   refused_ = began_ = false;
+  if (!extra_used_) drop_extra();
+  extra_used_before_ = std::exchange(extra_used_, false);
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

@@ -24,6 +24,7 @@
 #include "runtime/delayed_frees.h"
 #include "runtime/departures.h"
 #include "runtime/evaluations.h"
+#include "runtime/hand_back.h"
 #include "runtime/layouts.h"
 #include "runtime/matcher.h"
 #include "runtime/microbatches.h"
@@ -40,10 +41,15 @@ class Serving {
     bool startup = false;  // the run is served from its beginning
   };
 
-  // `plan` has passed check(). `delayed` is null on a device without streams. The others outlive
-  // this object. The plan's pools are active in `pools` while requests are served.
-  Serving(const plan::Plan& plan, Scope scope, Pools& pools, const DelayedFrees* delayed,
-          Statistics& counts);
+  // Both are null on a device without streams.
+  struct Streams {
+    const DelayedFrees* delayed = nullptr;
+    HandBack* hand_back = nullptr;
+  };
+
+  // `plan` has passed check(). The others outlive this object. The plan's pools are active in
+  // `pools` while requests are served.
+  Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams streams, Statistics& counts);
 
   bool has_startup() const { return startup_.has_value(); }
   // The number of start-up requests with an address; 0 after start-up.
@@ -95,8 +101,8 @@ class Serving {
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 
-  // True if an evaluation has enlarged the pool since the last call.
-  bool has_grown() { return std::exchange(has_grown_, false); }
+  // True if the pool has got or lost memory for an evaluation since the last call.
+  bool is_resized() { return std::exchange(is_resized_, false); }
 
   // The hits of this iteration.
   std::int64_t hits_now() const { return hits_; }
@@ -125,6 +131,7 @@ class Serving {
   void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
   void* allocate_evaluation(Bytes size, StreamId stream);
   bool grow_for_evaluation(Bytes size, StreamId stream);
+  void drop_extra();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
   void end_evaluation();
@@ -132,6 +139,7 @@ class Serving {
 
   Pools& pools_;
   const DelayedFrees* const delayed_;
+  HandBack* const hand_back_;  // null unless the plan lets streams wait for each other
   Statistics& counts_;
   Layouts layouts_;
   Microbatches microbatches_;
@@ -147,7 +155,9 @@ class Serving {
   Departures departures_;
   Evaluations evaluations_;
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
-  bool has_grown_ = false;
+  bool is_resized_ = false;
+  bool extra_used_ = false;         // this iteration's evaluation has used the extra piece
+  bool extra_used_before_ = false;  // the same of the iteration before
   const bool reuse_;
   bool draining_ = false;
   bool shuts_out_departed_ = false;

@@ -251,6 +251,15 @@ Offset StaticPool::place(DecisionIndex d, Bytes size) {
   return p.offset;
 }
 
+std::vector<Offset> StaticPool::in_the_way(DecisionIndex d, Bytes size) const {
+  const Placed& p = decisions_[d];
+  if (size > p.size || p.slot_class != kNone || !is_current(p)) return {};
+  std::vector<Offset> blocks;
+  if (p.state == State::kRegular) blocks.push_back(p.offset);  // else it is a stray
+  strays_.visit_overlapping(range(p), [&](Range stray) { blocks.push_back(stray.begin); });
+  return blocks;
+}
+
 void StaticPool::advance(Position position) {
   for (; clock_ < position; ++clock_) {
     const Event e = events_[clock_];

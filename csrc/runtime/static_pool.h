@@ -116,6 +116,8 @@ class StaticPool {
   explicit StaticPool(const plan::Plan& plan);
 
   Bytes size() const { return size_; }
+  // The bytes without those that add_piece() has added: a layout has these.
+  Bytes planned_size() const { return extra_ ? extra_->wall : size_; }
   // The bytes that a block of `size` bytes occupies.
   Bytes round_up(Bytes size) const { return align_up(size, alignment_); }
 
@@ -147,10 +149,14 @@ class StaticPool {
   // The same for the size of its last request, at first the planned size.
   Offset place(DecisionIndex d) { return place(d, decisions_[d].requested); }
 
+  // The live blocks, by their beginnings, that keep decision `d` from being placed for `size`
+  // bytes; none if it is refused for another reason, or takes a slot. O(result x log strays).
+  std::vector<Offset> in_the_way(DecisionIndex d, Bytes size) const;
+
   // Continues with another layout of the same plan, see plan::resize(), in `memory` >= its pool
-  // bytes. Live blocks do not move. Addresses may go from one stream to another: with several
-  // streams the caller has waited for the device. O(n log n). Throws Error for another plan's
-  // layout.
+  // bytes, beside the piece that add_piece() has added. Live blocks do not move. Addresses may go
+  // from one stream to another: with several streams the caller has waited for the device. O(n log
+  // n). Throws Error for another plan's layout.
   void relayout(const plan::Plan& plan, Bytes memory);
 
   struct LiveDecision {
@@ -222,6 +228,13 @@ class StaticPool {
   // Adds `size` bytes of idle addresses at the end of the pool. They are those of `stream`, for
   // which missing_at_end() has just been asked.
   void extend(Bytes size, StreamId stream);
+
+  // Adds another piece of memory behind the pool and a wall: `size` bytes of idle addresses of
+  // `stream`, which owns addresses here. No layout uses them. There is none yet; extend() enlarges
+  // it.
+  void add_piece(Bytes size, StreamId stream);
+  // Takes the piece away. False if there is none, or a block or the zone lies in it.
+  bool drop_piece();
 
   // Puts a start-up request of `size` (> 0) bytes into a free slot of class `c`; kUnplaced if there
   // is none. O(1).
@@ -436,6 +449,13 @@ class StaticPool {
 
   Bytes size_ = 0;
   Bytes alignment_ = kDefaultAlignment;
+  struct Extra {  // see add_piece()
+    Offset wall = 0;
+    StreamId stream = 0;
+  };
+  void add_wall(Extra extra, Bytes end);
+
+  std::optional<Extra> extra_;
   std::vector<Offset> walls_;  // see plan::Plan::walls
   DecisionIndex planned_;      // one past the last decision: the first group's region
   IndexedVector<DecisionIndex, Placed> decisions_;  // and regions

@@ -7,6 +7,7 @@
 // regions; a region that keeps its addresses opens again around them.
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "runtime/departures.h"
@@ -104,6 +105,8 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
             }) > 0;
   }
 
+  const std::optional<Extra> extra = std::exchange(extra_, std::nullopt);
+  const Bytes end = size_;
   size_ = memory;
   walls_ = plan.walls;
   const IndexedVector<EntryIndex, Entry> before = entries_;
@@ -139,6 +142,7 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   homes_.clear();
   set_turns(plan);
   divide(plan);
+  if (extra) add_wall(*extra, end);
   needs_.clear();
   idle_known_ = false;
 }
@@ -151,6 +155,7 @@ std::vector<StaticPool::Leftover> StaticPool::leftovers() const {
     });
     const bool is_old = block.iteration < iteration_ || block.origin == Departures::kUnplanned;
     if (!is_old || is_turn || !block.stray || block.slot_class != kNone) continue;
+    if (offset >= planned_size()) continue;
     if (block.size >= size_ / kSmallPart) result.push_back({offset, block.size, block.stream});
   }
   std::ranges::sort(result, {}, &Leftover::offset);

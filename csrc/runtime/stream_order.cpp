@@ -60,7 +60,10 @@ bool StreamOrder::take(const Block& block, bool capturing) {
   });
   if (!can_wait) return false;
   std::int64_t& seen = this->seen(block.stream);
-  if (seen >= needed.number) return true;
+  // Another stream may have the handle of a destroyed one, and has not waited.
+  if (needed.number == 0 || (seen >= needed.number && !table_.may_vanish(block.stream))) {
+    return true;
+  }
   if (capturing) return false;
   const auto awaited = awaited_.find(needed.decision);
   if (awaited != awaited_.end() && awaited->second.number == needed.number) {

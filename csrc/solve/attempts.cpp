@@ -115,12 +115,15 @@ class Runner {
     const std::lock_guard lock(mutex_);
     const Bytes height = layout.height;
     for (std::size_t j = 0; j < lanes_.size(); ++j) {
-      const Bytes limit = j > i ? height : height + 1;  // among equals, the first one wins
+      // Among equals, the first one wins.
+      const Bytes limit = j > i ? height : std::max(height, budget_.target) + 1;
       lanes_[j].limit = std::min(lanes_[j].limit.load(), limit);
       if (j > i && height <= budget_.target) lanes_[j].stop = true;
     }
-    if (winner_.name.empty() || height < winner_.layout.height ||
-        (height == winner_.layout.height && i < winner_index_)) {
+    const auto rank = [&](Bytes h, std::size_t index) {
+      return std::pair{std::max(h, budget_.target), index};
+    };
+    if (winner_.name.empty() || rank(height, i) < rank(winner_.layout.height, winner_index_)) {
       winner_ = {std::move(layout), attempts_[i].name};
       winner_index_ = i;
     }

@@ -1,8 +1,10 @@
-// Runs several attempts at one problem in parallel. The lowest layout wins.
+// Runs several attempts at one problem in parallel. The first that meets the target wins; if none
+// does, the lowest layout.
 //
 // The winner does not depend on speed. Among equal layouts, that of the first attempt in the list
-// wins. An attempt is told to give up only if it can no longer win: if an attempt before it has a
-// layout as low as its own height so far, or an attempt after it has a lower one.
+// wins. An attempt is told to give up only if it can no longer win: if an attempt before it meets
+// the target or has a layout as low as its own height so far, or if an attempt after it has a lower
+// one and its own height is above the target.
 #pragma once
 
 #include <atomic>

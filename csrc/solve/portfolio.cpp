@@ -156,7 +156,10 @@ PortfolioResult solve(const Problem& problem, const PortfolioOptions& options,
       warm.resize(stream.problem.buffers.size(), kUnplaced);
     }
     stream.problem.capacity = std::max<Bytes>(problem.capacity - base, 0);
-    const Solution solution = solve_stream(stream.problem, warm, options, watched);
+    PortfolioOptions rest = options;
+    rest.work -= std::min(rest.work, result.work);
+    const Solution solution = solve_stream(stream.problem, warm, rest, watched);
+    result.work += solution.work;
     for (std::size_t k = 0; k < stream.buffers.size(); ++k) {
       result.layout.offsets[stream.buffers[k]] = base + solution.layout.offsets[k];
     }

@@ -20,6 +20,7 @@ struct PortfolioResult {
   std::string algorithm;  // the planner that found the layout; for several streams "a+b"
   Bytes bound = 0;        // no layout is lower
   bool optimal = false;   // proven: the layout meets the bound, or the search was complete
+  std::int64_t work = 0;  // of all planners, but for the first
   double seconds = 0;     // of wall time
 
   double gap() const {

@@ -49,16 +49,28 @@ class Solver {
                      ? options.threads
                      : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {}
 
-  Solution solve(const Problem& problem, const std::vector<Offset>& warm) const {
+  Solution solve(const Problem& problem, const std::vector<Offset>& warm) {
+    Solution solution = solve_all(problem, warm);
+    solution.work = done_;
+    return solution;
+  }
+
+ private:
+  Solution solve_all(const Problem& problem, const std::vector<Offset>& warm) {
     Budget budget = budget_;
     budget.target = std::max(budget_.target, load_bound(problem));
+    Work work{.limit = options_.work};
+    if (!options_.algorithm.empty() || !problem.idle.empty()) budget.work = &work;
     if (!options_.algorithm.empty()) {
       const Planner& only = planner(options_.algorithm);
-      return {only.plan(problem, budget), std::string(only.name()), load_bound(problem)};
+      Layout layout = only.plan(problem, budget);
+      done_ += work.done;
+      return {std::move(layout), std::string(only.name()), load_bound(problem)};
     }
     if (!problem.idle.empty()) {
       budget.target = std::max(budget.target, problem.capacity);
       Minimum minimum = plan_gaps(problem, warm, budget);
+      done_ += work.done;
       return {std::move(minimum.layout), "gaps", minimum.bound};
     }
     if (has_fixed(problem)) return run_all(problem, warm, problem.capacity, budget);
@@ -98,11 +110,10 @@ class Solver {
     return whole;
   }
 
- private:
   // Runs the cheap planners first, and the exact search only if none meets the target. With a
   // capacity (0: none), the search stops at the first layout within it.
   Solution run_all(const Problem& problem, const std::vector<Offset>& warm, Bytes capacity,
-                   const Budget& budget) const {
+                   const Budget& budget) {
     const Timeline timeline(problem);
     const auto buffers = static_cast<std::int64_t>(problem.buffers.size());
     std::vector<Attempt> first;
@@ -180,7 +191,7 @@ class Solver {
     // After the others: they are faster where they meet the bound.
     enough.target = std::max(enough.target, bound);
     if (patience(winner, enough) > kTightPatience && kTightRounds * buffers <= kTightPlacements) {
-      run_attempts(tight_moments(problem, timeline), threads_, enough, winner);
+      search_tight_moments(problem, timeline, enough, winner);
     }
     if (buffers <= kLastResortBuffers) {
       const double most = std::min(kLastResortPatience * patience(winner, enough),
@@ -205,7 +216,7 @@ class Solver {
   // Runs as many attempts at a time as are worthwhile together, until they bring no improvement.
   // The choice depends on the problem only, not on the machine or the number of threads.
   void run_while_worthwhile(std::vector<CostedAttempt> attempts, std::int64_t buffers,
-                            const Budget& budget, Winner& winner) const {
+                            const Budget& budget, Winner& winner) {
     std::int64_t left = std::max(kMostPlacements, kMostRounds * buffers);
     for (std::size_t begin = 0; begin < attempts.size();) {
       if (winner.layout.height <= budget.target) return;
@@ -215,15 +226,44 @@ class Solver {
       for (; begin < attempts.size(); ++begin) {
         cost += attempts[begin].placements;
         if (cost > left || !is_worthwhile(cost, winner, budget)) break;
+        if ((std::ssize(batch) + 1) * buffers > work_left()) break;
         batch.push_back(std::move(attempts[begin].attempt));
       }
-      run_attempts(batch, threads_, budget, winner);
+      run_metered(batch, buffers, budget, winner);
       left -= cost;
       if (batch.empty() || winner.layout.height == height) return;
     }
   }
 
-  std::vector<Attempt> tight_moments(const Problem& problem, const Timeline& timeline) const {
+  std::int64_t work_left() const { return std::max<std::int64_t>(options_.work - done_, 0); }
+
+  // Runs attempts that share the work that is left. Each counts as `least` at least. Those after
+  // one that meets the target count as no more, since they may have been stopped at any time.
+  void run_metered(const std::vector<Attempt>& attempts, std::int64_t least, const Budget& budget,
+                   Winner& winner) {
+    if (attempts.empty()) return;
+    const std::int64_t share = work_left() / std::ssize(attempts);
+    std::vector<Work> works(attempts.size(), {.limit = share});
+    std::vector<Attempt> metered;
+    for (std::size_t k = 0; k < attempts.size(); ++k) {
+      metered.push_back(
+          {attempts[k].name, [&, k](const Budget& b, const std::atomic<Bytes>& limit) {
+             Budget own = b;
+             own.work = &works[k];
+             return attempts[k].run(own, limit);
+           }});
+    }
+    run_attempts(metered, threads_, budget, winner);
+    const bool is_met = winner.layout.height <= budget.target;
+    bool is_after = false;
+    for (std::size_t k = 0; k < attempts.size(); ++k) {
+      done_ += is_after ? least : std::max(works[k].done, least);
+      is_after = is_after || (is_met && attempts[k].name == winner.name);
+    }
+  }
+
+  void search_tight_moments(const Problem& problem, const Timeline& timeline, const Budget& budget,
+                            Winner& winner) {
     std::vector<Attempt> attempts;
     const std::int64_t most = std::min(kTightPlacements, options_.search_steps);
     for (const TightStart& start : tight_starts()) {
@@ -232,18 +272,22 @@ class Solver {
              return plan_tight_moments(problem, timeline, start, most, b, &limit);
            }});
     }
-    return attempts;
+    if (std::ssize(attempts) * kTightRounds * std::ssize(problem.buffers) > work_left()) return;
+    run_metered(attempts, 0, budget, winner);
   }
 
   // Runs a search that may find a lower layout than the greedy planners, or prove that there is
   // none: it raises `bound` if it can.
   template <typename Minimise>
   void search(std::string name, Minimise minimise, const Problem& problem, std::int64_t steps,
-              Budget budget, Winner& winner, Bytes& bound) const {
+              Budget budget, Winner& winner, Bytes& bound) {
     budget.target = std::max(budget.target, bound);
+    if (work_left() == 0) return;
+    Work work{.limit = work_left()};
     const Layout start = winner.layout;
     run_attempts({{std::move(name),
-                   [&](const Budget& b, const std::atomic<Bytes>& limit) -> std::optional<Layout> {
+                   [&](Budget b, const std::atomic<Bytes>& limit) -> std::optional<Layout> {
+                     b.work = &work;
                      Minimum minimum =
                          minimise(problem, start, std::min(steps, options_.search_steps), b);
                      bound = std::max(bound, minimum.bound);
@@ -251,6 +295,7 @@ class Solver {
                      return std::move(minimum.layout);
                    }}},
                  1, budget, winner);
+    done_ += work.done;
   }
 
   // Greedy planners. One of the first kQuickGreedy usually meets the bound.
@@ -282,6 +327,7 @@ class Solver {
   const PortfolioOptions& options_;
   const Budget& budget_;
   int threads_;
+  std::int64_t done_ = 0;  // work of all planners, but for the first
 };
 
 }  // namespace

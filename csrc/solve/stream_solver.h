@@ -4,6 +4,7 @@
 // cheapest first, until one meets the bound or the rest is not worth its cost.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ namespace stalloc::solve {
 struct Solution {
   Layout layout;
   std::string algorithm;
-  Bytes bound = 0;  // no layout is lower
+  Bytes bound = 0;        // no layout is lower
+  std::int64_t work = 0;  // of all planners, but for the first
 };
 
 // All buffers may share addresses, whatever their stream. `warm` is empty or has an offset for

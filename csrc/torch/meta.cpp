@@ -11,10 +11,10 @@
 namespace stalloc::torch_adapters {
 namespace {
 
-c10::Allocator* base = nullptr;
+c10::Allocator* meta_base = nullptr;
 thread_local bool muted = false;
 
-void delete_block(void* context) {
+void delete_meta_block(void* context) {
   if (!context) return;
   runtime::Recorder& recorder = runtime::DeviceRuntime::meta().recorder();
   if (recorder.active()) recorder.on_free(context, running_node());
@@ -24,19 +24,19 @@ class MetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     runtime::Recorder& recorder = runtime::DeviceRuntime::meta().recorder();
-    if (n == 0 || muted || !recorder.active()) return base->allocate(n);
+    if (n == 0 || muted || !recorder.active()) return meta_base->allocate(n);
     static std::atomic<std::uintptr_t> next{1};
     auto* context = reinterpret_cast<void*>(next.fetch_add(1, std::memory_order_relaxed));
     recorder.on_allocate(context, static_cast<Bytes>(n), /*stream=*/0, in_backward(),
                          running_node());
-    return {nullptr, context, &delete_block, c10::DeviceType::Meta};
+    return {nullptr, context, &delete_meta_block, c10::DeviceType::Meta};
   }
 
-  c10::DeleterFnPtr raw_deleter() const override { return &delete_block; }
+  c10::DeleterFnPtr raw_deleter() const override { return &delete_meta_block; }
   void copy_data(void*, const void*, std::size_t) const override {}
 };
 
-MetaAllocator& instance() {
+MetaAllocator& meta_allocator() {
   static auto* allocator = new MetaAllocator();
   return *allocator;
 }
@@ -45,14 +45,14 @@ MetaAllocator& instance() {
 
 void install_meta() {
   c10::Allocator* current = c10::GetAllocator(c10::DeviceType::Meta);
-  if (current == &instance()) return;
-  base = current;
-  c10::SetAllocator(c10::DeviceType::Meta, &instance());
+  if (current == &meta_allocator()) return;
+  meta_base = current;
+  c10::SetAllocator(c10::DeviceType::Meta, &meta_allocator());
 }
 
 void uninstall_meta() {
-  if (base && c10::GetAllocator(c10::DeviceType::Meta) == &instance()) {
-    c10::SetAllocator(c10::DeviceType::Meta, base);
+  if (meta_base && c10::GetAllocator(c10::DeviceType::Meta) == &meta_allocator()) {
+    c10::SetAllocator(c10::DeviceType::Meta, meta_base);
   }
 }
 

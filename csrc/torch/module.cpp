@@ -7,8 +7,9 @@
 
 namespace py = pybind11;
 
-PYBIND11_MODULE(_torch, m) {
+PYBIND11_MODULE(STALLOC_MODULE, m) {
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
+  m.attr("TORCH_INTERFACE") = STALLOC_TORCH_INTERFACE;
   stalloc::runtime::DeviceRuntime::set_autograd_thread(&stalloc::torch_adapters::autograd_thread);
   m.def("install_cpu", &stalloc::torch_adapters::install_cpu);
   m.def("uninstall_cpu", &stalloc::torch_adapters::uninstall_cpu);

@@ -8,8 +8,9 @@
     evaluation             unplanned, then the interrupted phase again
     evaluation mode        the same, from model.eval() or its first forward until model.train(),
                            or until a training forward, a backward, a step or an explicit phase
-    evaluation between     the same without the mode, unless the iteration before had one, too:
-      two iterations       a loop that evaluates in each iteration uses the results for training
+    evaluation between     the same without the mode, or by another model, unless the iteration
+      two iterations       before had one, too: a loop that evaluates in each iteration uses the
+                           results for training
 
 The automatic phases form no stack: each replaces the one before. Module calls, steps
 and scopes nest; they are counted, and the counts are checked against the interpreter's stack
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from stalloc._hooks import frames
 from stalloc._hooks.iterations import IterationCounter
@@ -39,6 +41,14 @@ class Scope:
 
     phase: Phase | None
     inputs: Mapping[str, object] = field(default_factory=dict)
+
+
+class _Sign(Enum):
+    """What has begun an evaluation that outlasts a call."""
+
+    MODE = auto()  # the root is in evaluation mode
+    CALL = auto()  # of the root, without gradients
+    OTHER_CALL = auto()  # of another model, not for training
 
 
 class PhaseTracker:
@@ -64,9 +74,8 @@ class PhaseTracker:
         self._evaluating = False  # the outermost of them is an evaluation
         self._has_trained = False  # the root was called for training
         self._evaluation_lasts = False  # until the root's mode changes, or something trains
-        self._by_mode = False  # the mode has begun it, else a call without gradients
-        self._mode_tells = True  # a mode of evaluation is one: nothing has trained in it
-        self._calls_tell = True  # the same of calls without gradients
+        self._sign = _Sign.MODE  # it has begun by this
+        self._trusted = set(_Sign)  # nothing has trained in an evaluation that began by these
         self._evaluated = False  # the root was called in this iteration, not for training
         self._evaluated_before = False  # the same in the iteration before
         self._microbatch: int | None = None  # the outermost of them is this one's forward
@@ -76,6 +85,7 @@ class PhaseTracker:
         self._forwarded: list[int] = []  # microbatches that backward has yet to come for
         self._last_backward = -1
         self._iterations = IterationCounter(waits_for_slower)
+        self._ended = 0  # iterations
         self._iteration_is_over = False
         self._was_over_before_step = False  # before the outermost step that is on
         self._ends_are_explicit = False
@@ -137,9 +147,9 @@ class PhaseTracker:
             return
         self._has_trained = self._has_trained or training
         if evaluates:
-            self._begin_evaluation(by_mode=True)
+            self._begin_evaluation(_Sign.MODE)
         elif not (training or self._evaluated_before) and self._is_between_iterations():
-            self._begin_evaluation(by_mode=False)
+            self._begin_evaluation(_Sign.CALL)
         self._evaluated = self._evaluated or not training
         if self._unplanned:
             self._sink.begin_evaluation()
@@ -182,7 +192,7 @@ class PhaseTracker:
         """
         self._drop_what_is_gone()
         if not self._forwards:
-            self._begin_evaluation(by_mode=True)
+            self._begin_evaluation(_Sign.MODE)
 
     def end_evaluation(self) -> None:
         """The root is in training mode again."""
@@ -190,14 +200,41 @@ class PhaseTracker:
         if not self._forwards:
             self._end_evaluation()
 
-    def _begin_evaluation(self, by_mode: bool) -> None:
+    def begin_other_forward(self, may_evaluate: bool) -> None:
+        """Another model is called between two iterations, not for training.
+
+        `may_evaluate` says that an evaluation may begin with this call.
+        """
+        self._drop_what_is_gone(module_calls=1)
+        if self._forwards:
+            return
+        if may_evaluate:
+            self._begin_evaluation(_Sign.OTHER_CALL)
+        if self._unplanned:
+            self._sink.begin_evaluation()
+
+    def _begin_evaluation(self, sign: _Sign) -> None:
         inside = self._steps or self._scopes or self._backward
-        tells = self._mode_tells if by_mode else self._calls_tell
-        if inside or self._unplanned or not (self._has_trained and tells):
+        if inside or self._unplanned or not (self._has_trained and sign in self._trusted):
             return
         self._evaluation_lasts = True
-        self._by_mode = by_mode
+        self._sign = sign
         self._suspend()
+
+    @property
+    def iteration(self) -> int:
+        """The number of the iteration that is on, or after its last step that of the next one."""
+        return self._ended + self._iteration_is_over
+
+    @property
+    def is_over(self) -> bool:
+        """True from the iteration's last step until the next iteration begins."""
+        return self._iteration_is_over
+
+    @property
+    def in_step(self) -> bool:
+        """True inside of an optimizer's step."""
+        return bool(self._steps)
 
     def _is_between_iterations(self) -> bool:
         return self._iteration_is_over or self._next_microbatch == 0
@@ -211,10 +248,7 @@ class PhaseTracker:
         # Adversarial training sets a model so while another's gradients flow through it, or another
         # model learns from what a call has made.
         if self._evaluation_lasts and not self._forwards:
-            if self._by_mode:
-                self._mode_tells = False
-            else:
-                self._calls_tell = False
+            self._trusted.discard(self._sign)
             self._end_evaluation()
 
     # Backward
@@ -303,7 +337,7 @@ class PhaseTracker:
             self._scopes.append(scope)
             self._suspend()
             return
-        if self._by_mode:
+        if self._sign is _Sign.MODE:
             self._end_evaluation_by_training()
         else:  # as a training forward does
             self._end_evaluation()
@@ -379,6 +413,7 @@ class PhaseTracker:
             self._end_iteration_if_over()
 
     def _end_iteration(self) -> None:
+        self._ended += 1
         self._iteration_is_over = False
         self._evaluated, self._evaluated_before = False, self._evaluated
         self._went_back = False

@@ -6,8 +6,9 @@ alive, and change no result. A call of the model, a backward pass and a step cos
 The rules, which make the same loop yield the same phases every time:
 
 - **Root**: the given model, or else the first module that is called for training (in training
-  mode, with gradients, with parameters that require some). Only its calls count. Calls of other
-  modules (a discriminator, a loss with parameters) belong to the current phase. If the root that
+  mode, with gradients, with parameters that require some). Only its calls begin microbatches. Calls
+  of other modules (a discriminator, a loss with parameters) belong to the current phase. If the
+  root that
   was found is deleted, or an iteration was trained without it (as after a warm-up of a model that
   is thrown away), the next module that is called becomes the root.
 - **Forward** of the next microbatch begins when the root is called for training and lasts until
@@ -22,6 +23,9 @@ The rules, which make the same loop yield the same phases every time:
   A training forward ends it, too, and so do a backward pass, a step and an explicit phase. These
   three also tell that the loop trains in this mode (a generator through a discriminator), in which
   only the root's forwards are evaluations from then on.
+- **Evaluation of another model**: a call of a module with parameters, not for training, between an
+  optimizer's step and the root's next training forward, begins an evaluation, too. It lasts until
+  something trains. See `stalloc._hooks.others` for calls that come in each iteration.
 - **Extents**, the sizes of the dimensions of the root's inputs, are reported for each training
   forward.
 - **Recomputation** inside a backward pass begins no phase.
@@ -66,6 +70,7 @@ from stalloc._hooks import frames, modes, optimizers, registry
 from stalloc._hooks.engine import add_listener, remove_listener
 from stalloc._hooks.extents import ExtentReader
 from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
+from stalloc._hooks.others import OtherModels
 from stalloc._hooks.phases import PhaseTracker, Scope
 from stalloc._hooks.sink import PhaseSink
 
@@ -152,6 +157,12 @@ class TrainingHooks:
             self._sink, self._early_ends, self._guesses_ends, self._waits_for_slower
         )
         self._layers = LayerHooks(self._sink, self._thread, self._all_layers, self._dynamic)
+        self._others = OtherModels(
+            self._drives,
+            _is_training_forward,
+            lambda: self._tracker.iteration,
+            self._tracker.begin_other_forward,
+        )
         self._layers_at_backward = 0
         self._root_trains = False  # was called for training in this iteration
         self._others_train = False  # a backward pass came without
@@ -219,6 +230,7 @@ class TrainingHooks:
                 self._watch(self.root)
             elif self._finds_root:
                 self._discover()
+            self._others.begin_gap()
         except BaseException:
             self.detach()
             raise
@@ -239,6 +251,7 @@ class TrainingHooks:
         modes.remove_listener(self)
         self._end_discovery()
         self._unwatch()
+        self._others.close()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -270,10 +283,12 @@ class TrainingHooks:
         self._close_layers_left_open(module_calls=0)
         self._tracker.end_iteration()
         self._iteration_over()
+        self._others.begin_gap()
 
     # The root
 
     def _watch(self, root: nn.Module) -> None:
+        self._others.follow(root)
         # Prepended in this order, the phase begins before the root's own layer does.
         self._layers.watch(root, self._root_handles)
         self._root_handles.append(
@@ -301,6 +316,9 @@ class TrainingHooks:
         self._close_layers_left_open(module_calls=1)
         training = _is_training_forward(module)
         self._root_trains = self._root_trains or training
+        if training:
+            self._others.end_gap()
+        self._others.enter(module)
         if self._tracker.expect_forward(training):
             if self._on_forward is not None:
                 self._on_forward(module, args, kwargs)
@@ -332,6 +350,7 @@ class TrainingHooks:
     def _root_returned(self, module: nn.Module, _: tuple[Any, ...], result: object) -> None:
         if not self._drives() or module is not self.root:
             return
+        self._others.leave(module)
         # With an exception, an always-called hook gets no result while the exception is handled.
         raised = result is None and sys.exc_info()[0] is not None
         self._tracker.end_forward(raised)
@@ -389,6 +408,7 @@ class TrainingHooks:
             self._on_rootless()
             if not self._is_attached:
                 return False
+        self._others.end_gap()
         self._layers_at_backward = self._layers.depth()
         self._others_train = self._others_train or not self._root_trains
         return self._tracker.begin_backward()
@@ -398,6 +418,8 @@ class TrainingHooks:
         if self._is_attached:
             self._layers.close(self._layers_at_backward)
             self._tracker.end_backward(self._is_rootless())
+            if self._tracker.is_over:  # by a step inside of the backward pass
+                self._others.begin_gap()
             self._discover_again_if_gone()
 
     # Optimizers
@@ -408,12 +430,15 @@ class TrainingHooks:
             if self._on_first_step is not None:
                 self._on_first_step()
         if self._drives():
+            self._others.end_gap()
             self._tracker.begin_step(optimizer)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         over = False
         if self._drives():
             over = self._tracker.end_step(optimizer, self._is_rootless())
+            if not self._tracker.in_step:
+                self._others.begin_gap()
         elif torch._C._current_graph_task_id() != -1:
             over = self._tracker.count_step(optimizer)
         if over and self._tracker.found_slower and self._on_slower is not None:
@@ -427,6 +452,8 @@ class TrainingHooks:
         """Opens an explicit phase; False on a thread other than the one that trains."""
         if threading.get_ident() != self._thread:
             return False
+        if scope.phase is not None:
+            self._others.end_gap()
         self._tracker.open(scope)
         return True
 

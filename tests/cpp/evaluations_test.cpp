@@ -154,6 +154,181 @@ TEST_F(GrowingEvaluationsTest, ADeviceThatRefusesLeavesTheRequestBesideThePool) 
   EXPECT_EQ(growing_.figures().statistics().pool, 2 * kMiB);
 }
 
+// A pool of plain memory, on a device that has virtual memory, too.
+class PlainEvaluationsTest : public ::testing::Test {
+ protected:
+  PlainEvaluationsTest() { plain_.enable(one_block(2 * kMiB)); }
+  ~PlainEvaluationsTest() override { EXPECT_EQ(memory_.wrong_releases(), 0); }
+
+  void* allocate(Bytes size) {
+    void* p = plain_.allocate(size, 0, /*for_training=*/true);
+    plain_.inspect().check();
+    return p;
+  }
+  void free(void* p) {
+    EXPECT_TRUE(plain_.deallocate(p));
+    plain_.inspect().check();
+  }
+  void begin() { plain_.loop().enter_unplanned(); }
+  void end() {
+    plain_.loop().leave_unplanned();
+    plain_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    plain_.inspect().check();
+  }
+  void end_iteration() { plain_.loop().end_iteration(); }
+  Bytes held() const {
+    const Bytes reserved = plain_.figures().statistics().reserved.current;
+    EXPECT_EQ(reserved, memory_.used());
+    return reserved;
+  }
+  std::int64_t beside() const { return plain_.figures().statistics().fallback_requests; }
+
+  device::PretendMemory memory_{100 * kMiB, /*grows=*/true};
+  runtime::PlannedAllocator plain_{memory_};
+};
+
+TEST_F(PlainEvaluationsTest, ALargerEvaluationAddsAPieceThatGrowsAndGoesAgain) {
+  begin();
+  void* a = allocate(3 * kMiB / 2);
+  void* b = allocate(kMiB);
+  EXPECT_EQ(held(), 3 * kMiB);
+  void* c = allocate(kMiB);
+  EXPECT_EQ(held(), 4 * kMiB) << "the piece has grown";
+  free(b);
+  free(c);
+  void* d = allocate(3 * kMiB);
+  EXPECT_EQ(held(), 5 * kMiB) << "its idle end counts";
+  EXPECT_EQ(plain_.figures().statistics().pool, 5 * kMiB + kDefaultAlignment) << "and a wall";
+  free(a);
+  void* e = allocate(2 * kMiB);
+  EXPECT_EQ(held(), 5 * kMiB) << "the plan's own piece still serves";
+  free(d);
+  free(e);
+  end();
+  EXPECT_EQ(held(), 2 * kMiB);
+  EXPECT_EQ(plain_.figures().statistics().pool, 2 * kMiB);
+  EXPECT_EQ(beside(), 0);
+}
+
+TEST_F(PlainEvaluationsTest, NoBlockLiesInTwoPieces) {
+  begin();
+  void* a = allocate(kMiB);
+  void* b = allocate(2 * kMiB);  // in the new piece
+  free(a);
+  free(b);
+  void* c = allocate(3 * kMiB);
+  EXPECT_EQ(held(), 5 * kMiB) << "2 MiB in one piece and 3 MiB in the other";
+  free(c);
+  end();
+}
+
+TEST_F(PlainEvaluationsTest, ABlockThatStaysKeepsThePiece) {
+  begin();
+  void* a = allocate(2 * kMiB);
+  void* b = allocate(kMiB);
+  free(a);
+  end();
+  EXPECT_EQ(held(), 3 * kMiB);
+  void* planned = allocate(2 * kMiB);
+  EXPECT_EQ(plain_.figures().statistics().conflicts, 0);
+  free(planned);
+  end_iteration();
+  EXPECT_EQ(held(), 3 * kMiB);
+  free(b);
+  end_iteration();
+  EXPECT_EQ(held(), 2 * kMiB);
+}
+
+TEST_F(PlainEvaluationsTest, EvaluationsInEachIterationKeepThePiece) {
+  const auto evaluate = [&] {
+    begin();
+    void* a = allocate(2 * kMiB);
+    void* b = allocate(kMiB);
+    free(a);
+    free(b);
+    end();
+    end_iteration();
+  };
+  evaluate();
+  evaluate();
+  const int calls = memory_.calls();
+  evaluate();
+  evaluate();
+  EXPECT_EQ(memory_.calls(), calls);
+  end_iteration();
+  EXPECT_EQ(held(), 2 * kMiB) << "an iteration had none";
+}
+
+TEST_F(PlainEvaluationsTest, ADeviceThatRefusesLeavesTheRequestBesideThePool) {
+  begin();
+  void* a = allocate(2 * kMiB);
+  memory_.fail_at(1);
+  void* b = allocate(kMiB);
+  EXPECT_EQ(beside(), 1);
+  void* c = allocate(3 * kMiB);
+  EXPECT_EQ(beside(), 1) << "asked again, it agrees";
+  memory_.fail_at(1);
+  void* d = allocate(4 * kMiB);
+  EXPECT_EQ(beside(), 2);
+  for (void* p : {a, b, c, d}) free(p);
+  end();
+}
+
+TEST_F(PlainEvaluationsTest, ThePoolCanGoAndComeBack) {
+  begin();
+  void* a = allocate(3 * kMiB);
+  free(a);
+  EXPECT_EQ(held(), 5 * kMiB);
+  plain_.release_pool();
+  EXPECT_EQ(memory_.used(), 0);
+  plain_.acquire_pool();
+  EXPECT_EQ(held(), 2 * kMiB);
+  void* b = allocate(3 * kMiB);
+  EXPECT_EQ(held(), 5 * kMiB);
+  plain_.disable();
+  free(b);
+  EXPECT_EQ(memory_.used(), 0);
+}
+
+TEST_F(PlainEvaluationsTest, NoBlocksOverlapWhateverComes) {
+  std::mt19937 random(1);
+  const auto below = [&](std::size_t n) { return random() % n; };
+  std::vector<void*> live;
+  std::int64_t with_piece = 0;
+  for (int step = 0; step < 3000; ++step) {
+    if (below(3) == 0) begin();
+    for (std::size_t r = below(6); r > 0; --r) {
+      live.push_back(allocate(static_cast<Bytes>(1 + below(3 * kMiB))));
+      with_piece += plain_.figures().statistics().pool > 2 * kMiB;
+    }
+    while (live.size() > below(5)) {
+      std::swap(live[below(live.size())], live.back());
+      free(live.back());
+      live.pop_back();
+    }
+    if (below(2) == 0) end();
+    if (below(4) == 0) end_iteration();
+  }
+  EXPECT_GT(with_piece, 1000);
+  for (void* p : live) free(p);
+  end();
+  end_iteration();
+  end_iteration();
+  EXPECT_EQ(plain_.figures().statistics().pool, 2 * kMiB);
+}
+
+TEST_F(EvaluationsTest, ADeviceWithoutVirtualMemoryIsAskedForAPieceOnce) {
+  allocator_.enable(one_block(kMiB));
+  loop().enter_unplanned();
+  void* a = allocate(2 * kMiB);
+  const int calls = device_.calls();
+  void* b = allocate(2 * kMiB);
+  EXPECT_EQ(device_.calls(), calls + 1) << "the fallback's";
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 2);
+  free(a);
+  free(b);
+}
+
 TEST_F(EvaluationsTest, ABlockThatOutlivesItsForwardIsNoneOfTheLayout) {
   allocator_.enable(one_block(8 * kMiB));
   std::vector<void*> kept;

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
+#include "busy_processors.h"
 #include "plan/layout.h"
 #include "plan/resize.h"
 
@@ -122,6 +124,47 @@ TEST(Layouts, NothingIsPlannedOverALeftover) {
   EXPECT_LE(layouts.made(), 3u) << "the first one serves as long as the block lives";
   EXPECT_EQ(layouts.find(std::vector<Extent>{8, 64}, kNone, {plan.pool, {}}, live), nullptr)
       << "there is no room for both";
+}
+
+// Requests whose lifetimes are so long that no search meets the bound.
+plan::Plan hard_plan() {
+  constexpr Tick kRequests = 250;
+  plan::Plan plan = budget_plan(8, 64);
+  plan.period = 2 * kRequests;
+  plan.phases[0].end = plan.period;
+  plan.decisions.clear();
+  std::mt19937 random(1);
+  for (Tick i = 0; i < kRequests; ++i) {
+    const Tick lower = 2 * i;
+    const Tick ticks = 1 + 2 * static_cast<Tick>(random() % (kRequests / 2));
+    add_request(plan, lower, std::min(lower + ticks, plan.period - 1), 0);
+    plan.decisions.back().law = kNone;
+    plan.decisions.back().size = static_cast<Bytes>(512 * (1 + random() % 1000));
+  }
+  plan.decisions.front().law = 0;
+  plan.decisions.front().size = 512 * 8 * 64;
+  plan::lay_out(plan, {.search_steps = 0}, {});
+  plan.check();
+  return plan;
+}
+
+TEST(Layouts, AreTheSameOnABusyProcessor) {
+  const plan::Plan plan = hard_plan();
+  const auto offsets = [&](bool in_same_memory) {
+    Layouts layouts(plan);
+    const std::vector<Extent> extents = {16, 64};
+    const Layouts::Memory memory{in_same_memory ? plan.pool + plan.pool / 4 : plan.pool, {}};
+    const plan::Plan* found = in_same_memory
+                                  ? layouts.find(extents, kNone, memory, {})
+                                  : layouts.grow(extents, memory, {}, Layouts::More::kBehindPool);
+    EXPECT_NE(found, nullptr);
+    return found ? plan::layout_of(*found).offsets : std::vector<Offset>{};
+  };
+  for (const bool in_same_memory : {false, true}) {
+    const std::vector<Offset> quiet = offsets(in_same_memory);
+    const BusyProcessors busy;
+    EXPECT_EQ(offsets(in_same_memory), quiet);
+  }
 }
 
 }  // namespace

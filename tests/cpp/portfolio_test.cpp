@@ -3,12 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
+#include <limits>
+#include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/align.h"
 #include "base/error.h"
 #include "brute_force.h"
+#include "busy_processors.h"
 #include "random_problems.h"
 #include "solve/attempts.h"
 #include "solve/core/bound.h"
@@ -49,6 +54,67 @@ TEST(Portfolio, IsTheSameWithAnyNumberOfThreads) {
         solve::solve(problem, {.threads = 4, .search_steps = 2000}, {});
     EXPECT_EQ(one.layout.offsets, four.layout.offsets) << "problem " << k;
     EXPECT_EQ(one.algorithm, four.algorithm);
+  }
+}
+
+TEST(Portfolio, IsTheSameWithAnyWorkUnderAnyLoad) {
+  RandomProblems random(14);
+  for (int k = 0; k < 2; ++k) {
+    const solve::Problem problem = random.next({.buffers = 400,
+                                                .ticks = 300,
+                                                .largest = 4000,
+                                                .circular = k % 2 == 0,
+                                                .lifetimes = Shape::Lifetimes::kAny});
+    const Bytes bound = solve::load_bound(problem);
+    for (const std::int64_t work : {2'000, 20'000}) {
+      // Several attempts may meet such a target.
+      for (const Bytes target : {Bytes{0}, bound + bound / 8}) {
+        const solve::Budget budget{.target = target};
+        const solve::PortfolioResult one =
+            solve::solve(problem, {.threads = 1, .work = work}, budget);
+        const BusyProcessors busy;
+        const solve::PortfolioResult four =
+            solve::solve(problem, {.threads = 4, .work = work}, budget.within(60));
+        EXPECT_EQ(one.layout.offsets, four.layout.offsets) << "problem " << k << ", work " << work;
+        EXPECT_EQ(one.algorithm, four.algorithm);
+        EXPECT_EQ(one.work, four.work) << "problem " << k << ", work " << work;
+      }
+    }
+  }
+}
+
+TEST(Portfolio, MoreWorkGivesLowerLayouts) {
+  RandomProblems random(15);
+  const solve::Problem problem = random.next({.buffers = 600, .ticks = 400, .largest = 4000});
+  Bytes before = std::numeric_limits<Bytes>::max();
+  for (const std::int64_t work : {0, 20'000, 400'000}) {
+    const solve::PortfolioResult result = solve::solve(problem, {.threads = 1, .work = work}, {});
+    EXPECT_LT(result.layout.height, before) << "work " << work;
+    EXPECT_LE(result.work, work + 5'000) << "a pass that has begun is completed";
+    before = result.layout.height;
+  }
+}
+
+// The second attempt ends first, and lower.
+TEST(Attempts, TheFirstThatMeetsTheTargetWins) {
+  for (const Bytes target : {100, 50}) {
+    std::latch second_ended(1);
+    const std::vector<solve::Attempt> attempts = {
+        {"first",
+         [&](const solve::Budget&,
+             const std::atomic<Bytes>& limit) -> std::optional<solve::Layout> {
+           second_ended.wait();
+           while (limit == std::numeric_limits<Bytes>::max()) std::this_thread::yield();
+           if (limit <= 90) return std::nullopt;
+           return solve::Layout{{0}, 90};
+         }},
+        {"second", [&](const solve::Budget&, const std::atomic<Bytes>&) {
+           second_ended.count_down();
+           return std::optional(solve::Layout{{0}, 80});
+         }}};
+    solve::Winner winner;
+    solve::run_attempts(attempts, 2, {.target = target}, winner);
+    EXPECT_EQ(winner.name, target == 100 ? "first" : "second");
   }
 }
 

@@ -452,6 +452,8 @@ TEST_P(StreamsStress, NoAddressIsUsedBeforeItsUsersAreDone) {
     EXPECT_GT(allocator.figures().statistics().hits, 1000);
     EXPECT_EQ(allocator.figures().statistics().stream_waits > 100,
               GetParam() == solve::Streams::kOrdered);
+    EXPECT_EQ(allocator.figures().statistics().handed_back > 0,
+              GetParam() == solve::Streams::kOrdered);
     streams.fail_records = streams.fail_waits = false;
     while (!live.empty()) free_one();
     allocator.disable();

@@ -13,7 +13,8 @@ import standin
 import torch
 
 import stalloc
-from stalloc import _core, _torch_cuda
+from stalloc import _core
+from stalloc._torch_modules import cuda_module
 
 # Shared with the other tests and the benchmarks.
 sys.path.append(str(Path(__file__).parent.parent / "python"))
@@ -44,7 +45,7 @@ def _gpu() -> Iterator[None]:
     torch.cuda.synchronize()
     for name in _core.runtimes():
         _core.runtime(name).check()
-    _torch_cuda.uninstall()
+    cuda_module().uninstall()
     torch.cuda.empty_cache()
     standin.set_memory(0, 80 * GIB)
     assert (standin.hazards(), standin.misuses()) == before, standin.complaint()

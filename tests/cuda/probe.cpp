@@ -50,6 +50,12 @@ PYBIND11_MODULE(cuda_probe, m) {
     return reinterpret_cast<std::uintptr_t>(
         allocator::allocateWithAddress(size, reinterpret_cast<void*>(p)).get());
   });
+  m.def("raw_allocate", [](std::size_t size) {
+    return reinterpret_cast<std::uintptr_t>(allocator::get()->raw_allocate(size));
+  });
+  m.def("raw_deallocate",
+        [](std::uintptr_t p) { allocator::get()->raw_deallocate(reinterpret_cast<void*>(p)); });
+  m.def("raw_delete", [](std::uintptr_t p) { allocator::raw_delete(reinterpret_cast<void*>(p)); });
   m.def("begin_pool", [](std::pair<c10::CaptureId_t, c10::CaptureId_t> pool) {
     allocator::beginAllocateToPool(0, pool, [](cudaStream_t) { return true; });
   });

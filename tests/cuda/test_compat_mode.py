@@ -118,6 +118,26 @@ def test_a_lost_device_is_an_error_and_no_crash() -> None:
 
 
 @isolated
+def test_a_torch_that_stalloc_was_not_built_for_is_served() -> None:
+    version, torch.__version__ = torch.__version__, "9.99.0"  # type: ignore[assignment]
+    with pytest.warns(stalloc.StallocWarning, match=r"fits torch 9\.99\.0; they are for 2\."):
+        stalloc.install_compat()
+    trainer = Trainer(rows=32)
+    plan = trainer.plan()
+    stalloc.enable(plan, model=trainer.model)
+    for _ in range(4):
+        trainer.step()
+    assert stalloc.memory_stats("cuda:0")["hit_rate"] > 0.5
+    stalloc.disable()
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        torch.empty(100 * GIB, dtype=torch.uint8, device="cuda")
+    with pytest.raises(stalloc.StallocError, match=r"torch 9\.99\.0 is running"):
+        stalloc.profile(device="cpu").__enter__()
+    torch.__version__ = version  # type: ignore[assignment]
+    assert not standin.complaint()
+
+
+@isolated
 def test_too_late_is_refused() -> None:
     torch.empty(1, device="cuda")
     with pytest.raises(stalloc.StallocError, match="before the GPU is first used"):

@@ -10,7 +10,8 @@ from alone import run_alone
 from training_cuda import Trainer
 
 import stalloc
-from stalloc import _core, _torch_cuda
+from stalloc import _core
+from stalloc._torch_modules import cuda_module
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -87,7 +88,7 @@ def test_tensors_stay_valid_when_a_plan_comes_and_goes() -> None:
     fallback = torch.empty(5 * MIB, device="cuda")
     assert not is_in(fallback, segment)
     stalloc.disable()
-    assert not _torch_cuda.uninstall(), "blocks are left that only stalloc can free"
+    assert not cuda_module().uninstall(), "blocks are left that only stalloc can free"
     fresh = torch.empty(5, device="cuda")
     fresh.record_stream(torch.cuda.Stream())
     trainer.step()
@@ -99,7 +100,7 @@ def test_tensors_stay_valid_when_a_plan_comes_and_goes() -> None:
     trainer.optimizer.state.clear()
     trainer.optimizer.zero_grad()
     gc.collect()
-    assert _torch_cuda.uninstall()
+    assert cuda_module().uninstall()
     trainer.step()
 
 

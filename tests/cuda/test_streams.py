@@ -6,6 +6,7 @@ The tests report each use of a tensor to the stand-in, which finds races.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Literal
 
@@ -140,6 +141,47 @@ def test_compat_mode_orders_streams_too() -> None:
     scratch = Scratch()
     scratch.run(scratch.profile().plan(streams="ordered"))
     assert stalloc.memory_stats()["stream_waits"] > 10
+
+
+@pytest.mark.parametrize("mode", ["native", "compat"])
+@isolated
+def test_a_producer_far_ahead_of_its_consumer_waits_for_it(mode: str) -> None:
+    """Its blocks are handed back instead of more memory being taken."""
+    standin.set_manual(True)
+    if mode == "compat":
+        stalloc.install_compat()
+    trainer = Trainer(rows=32)
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    owners = itertools.count(1)
+
+    def step() -> None:
+        for _ in range(4):
+            t = torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+            standin.use(main.cuda_stream, t.data_ptr(), SIZE, next(owners))
+            side.wait_stream(main)
+            standin.use(side.cuda_stream, t.data_ptr(), SIZE, next(owners))
+            t.record_stream(side)
+        del t
+        trainer.step()
+
+    with stalloc.profile(trainer.model) as prof:
+        for _ in range(3):
+            step()
+    standin.drain_all()
+    stalloc.enable(prof.plan(streams="ordered"), model=trainer.model)
+    for _ in range(3):
+        step()
+        standin.drain_all()
+    stalloc.reset_peak_memory_stats()
+    before, waits = stalloc.memory_stats(), standin.host_waits()
+    for _ in range(16):
+        step()
+    stats = stalloc.memory_stats()
+    assert stats["handed_back"] - before["handed_back"] >= 4 * 15
+    assert stats["peak_reserved"] == before["reserved"]
+    assert stats["conflicts"] == before["conflicts"]
+    assert standin.host_waits() == waits, "the host waited for a stream"
+    assert standin.hazards() == 0, standin.complaint()
 
 
 @pytest.mark.parametrize("mode", ["native", "compat"])

@@ -55,7 +55,7 @@ def test_tensors_of_exact_profiles_are_shared_and_shown() -> None:
     """In a process of its own: torch keeps what is shared, for the consumer that never comes."""
     result = run_alone(
         """
-import cuda_probe, torch, stalloc
+import torch, cuda_probe, stalloc
 with stalloc.profile(device="cuda") as prof:
     x = torch.empty((3 << 20) + 512, dtype=torch.uint8, device="cuda")
     handle = x.untyped_storage()._share_cuda_()
@@ -239,6 +239,45 @@ def test_snapshots_hide_pools_from_trackers_that_stalloc_does_not_know() -> None
     result = run_alone(NCCL_BEFORE + "initialise()\nassert not train()\n")
     assert result.returncode == 0, result.stderr
     result = run_alone(NCCL_BEFORE + "assert train()\ninitialise()\n")
+    assert result.returncode == 0, result.stderr
+
+
+SIZES_FOLLOW_THE_BATCH = """
+import torch, stalloc, standin
+from training_cuda import Trainer
+def batches(trainer):
+    for rows in (32, 48, 40): trainer.step(rows)
+trainer = Trainer(rows=48)
+with stalloc.profile(trainer.model) as prof:
+    batches(trainer)
+plan = prof.plan()
+def reservations(**options):
+    stalloc.enable(plan, model=trainer.model, **options)
+    batches(trainer)
+    return standin.reservations()
+"""
+
+
+def test_pools_that_nccl_registers_are_plain_memory() -> None:
+    """It registers a piece by a handle, which CUDA has for plain memory only."""
+    result = run_alone(SIZES_FOLLOW_THE_BATCH + "assert reservations() > 0\n")
+    assert result.returncode == 0, result.stderr
+    result = run_alone(
+        SIZES_FOLLOW_THE_BATCH
+        + """
+import os
+from stalloc.session import current_session
+os.environ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] = "1"
+assert reservations() == 0
+try:
+    reservations(keep_addresses=True)
+except stalloc.StallocError as e:
+    assert "NCCL cannot register" in str(e), e
+else:
+    raise AssertionError("it has to be refused")
+assert current_session() is not None, "the plan before stays in force"
+"""
+    )
     assert result.returncode == 0, result.stderr
 
 
@@ -542,3 +581,22 @@ def test_blocks_are_not_placed_by_address_in_a_pool() -> None:
     _, begin = planned(trainer)
     with pytest.raises(RuntimeError, match="lies in memory that stalloc has planned"):
         cuda_probe.allocate_with_address(MIB, begin)
+
+
+def test_a_planned_block_is_freed_by_raw_delete_alone() -> None:
+    """raw_deallocate() takes the deleter of torch's allocator; see Note [Deleters]."""
+    trainer = Trainer(rows=48)
+    plan, begin = planned(trainer)
+    live = torch.cuda.memory_allocated()
+    p = cuda_probe.raw_allocate(MIB)
+    assert begin <= p < begin + plan.pool
+    with pytest.raises(RuntimeError, match="invalid device pointer"):
+        cuda_probe.raw_deallocate(p)
+    assert torch.cuda.memory_allocated() == live + MIB, "nothing has changed"
+    cuda_probe.raw_delete(p)
+    assert torch.cuda.memory_allocated() == live
+    with stalloc.hooks.unplanned():
+        foreign = cuda_probe.raw_allocate(300 * MIB)
+    assert not begin <= foreign < begin + plan.pool
+    cuda_probe.raw_deallocate(foreign)
+    assert torch.cuda.memory_allocated() == live

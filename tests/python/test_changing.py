@@ -83,9 +83,10 @@ def test_scores_that_the_loop_keeps_need_no_more(name: str, seed: int) -> None:
     [
         small("evaluations"),
         small("evaluations without eval()"),
+        small("evaluations of an average"),
         NAMES["evaluations, longest not profiled"],
     ],
-    ids=["small", "small-without-eval", "all"],
+    ids=["small", "small-without-eval", "average", "all"],
 )
 def test_evaluations_between_lengths_need_no_more(case: Case, seed: int) -> None:
     plan = record(case, seed, profiled=True).plan()

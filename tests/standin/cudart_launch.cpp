@@ -166,6 +166,20 @@ int cudaGraphRetainUserObject(void*, void*, unsigned, unsigned) {
   return nothing("cudaGraphRetainUserObject");
 }
 
+// The stand-in has no managed memory, and looks into no library of kernels.
+int cudaMallocManaged(void**, std::size_t, unsigned) { return standin::kNotSupported; }
+int cudaLibraryLoadFromFile(void**, const char*, void*, void*, unsigned, void*, void*, unsigned) {
+  return standin::kNotSupported;
+}
+int cudaLibraryGetGlobal(void**, std::size_t*, void*, const char*) {
+  return standin::kNotSupported;
+}
+int cudaLibraryGetManaged(void**, std::size_t*, void*, const char*) {
+  return standin::kNotSupported;
+}
+int cudaLibraryGetUnifiedFunction(void**, void*, const char*) { return standin::kNotSupported; }
+int cudaLibraryGetKernelCount(unsigned*, void*) { return standin::kNotSupported; }
+
 // The stand-in does not support graphs made node by node.
 int cudaGraphAddNode(void**, void*, const void*, const void*, std::size_t, void*) {
   return standin::kNotSupported;

@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,16 +20,26 @@
 
 namespace stalloc::solve {
 
-// When to stop, and where to report progress. Thread-safe.
+// The work of a planner, counted in placements of one buffer (a microsecond or less). Unlike
+// seconds, it depends neither on the machine nor on its load.
+struct Work {
+  std::int64_t limit = std::numeric_limits<std::int64_t>::max();
+  std::int64_t done = 0;
+};
+
+// When to stop, and where to report progress. Thread-safe, but for the work.
 struct Budget {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   Bytes target = 0;  // a layout this low is good enough: the search stops
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(double fraction)> progress = {};  // may be empty; called from any thread
+  Work* work = nullptr;  // counts the work of one thread and limits it, if not null
 
-  // The same budget, which ends `seconds` from now at the latest.
+  // The same budget, which ends `seconds` from now at the latest. Decades are no limit.
   Budget within(double seconds) const {
+    constexpr double kForever = 1e9;
     Budget limited = *this;
+    if (seconds >= kForever) return limited;
     const auto end =
         std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(
                                                std::chrono::duration<double>(seconds));
@@ -36,7 +48,14 @@ struct Budget {
   }
 
   bool cancelled() const { return cancel && cancel->load(std::memory_order_relaxed); }
-  bool expired() const { return cancelled() || std::chrono::steady_clock::now() >= deadline; }
+  // True if even a layout that has been begun is of no use.
+  bool is_late() const { return cancelled() || std::chrono::steady_clock::now() >= deadline; }
+  // True if nothing else is to be tried.
+  bool expired() const { return (work && work->done >= work->limit) || is_late(); }
+
+  void spend(std::int64_t placements) const {
+    if (work) work->done += placements;
+  }
 };
 
 // The result of a search.

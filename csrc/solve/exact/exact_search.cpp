@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -14,6 +15,8 @@ namespace {
 constexpr std::size_t kMaxRemembered = std::size_t{1} << 20;  // 40 MB
 constexpr std::int64_t kPollEvery = 64;  // nodes between two looks at the clock
 constexpr std::int64_t kCyclesToForget = 4;
+// A node looks at all buffers of its part. That takes as long as a placement for so many, about.
+constexpr std::int64_t kBuffersPerPlacement = 4;
 
 // Luby's sequence: 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ... Long runs are rare but come again and again.
 std::int64_t luby(std::int64_t i) {
@@ -145,6 +148,7 @@ Verdict ExactSearch::solve(const Part& part) {
   }
   if (is_empty) return Verdict::kFound;
   if (failed_.contains(hash)) return Verdict::kInfeasible;
+  budget_->spend(1 + std::ssize(part.buffers) / kBuffersPerPlacement);
   if (++nodes_ % kPollEvery == 0) expired_ = budget_->expired();
   if (nodes_ > limit_ || expired_) return Verdict::kUnknown;
 

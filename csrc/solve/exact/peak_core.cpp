@@ -67,6 +67,7 @@ class PeakCore {
 
   Minimum run(std::int64_t nodes) {
     while (best_.layout.height > aim() && nodes > 0 && !budget_.expired()) {
+      budget_.spend(std::ssize(problem_.buffers));
       const Problem core = core_of(problem_, timeline_, is_critical_);
       const ExactModel model(core);
       if (!model.fits()) break;

@@ -10,7 +10,8 @@ namespace stalloc::solve {
 std::optional<Layout> place_in_order(const Problem& problem, const Timeline& timeline,
                                      const std::vector<BufferIndex>& order, Fit fit,
                                      const Budget& budget, const std::atomic<Bytes>* limit) {
-  constexpr std::size_t kPollEvery = 256;  // buffers between two looks at the clock
+  constexpr std::size_t kPollEvery = 256;   // buffers between two looks at the clock
+  constexpr std::int64_t kBestFitCost = 2;  // first-fit placements
   Placement placement(timeline.moments());
   Layout layout;
   layout.offsets.assign(problem.buffers.size(), 0);
@@ -25,15 +26,16 @@ std::optional<Layout> place_in_order(const Problem& problem, const Timeline& tim
       layout.height = std::max(layout.height, size);
     }
   }
-  bool expired = false;
+  budget.spend(fit == Fit::kFirst ? std::ssize(order) : kBestFitCost * std::ssize(order));
+  bool late = false;
   for (std::size_t k = 0; k < order.size(); ++k) {
     const BufferIndex i = order[k];
     const Buffer& b = problem.buffers[i];
     if (b.fixed != kUnplaced) continue;
     const Bytes size = align_up(b.size, problem.alignment);
     const Span& span = timeline.span(i);
-    if (k % kPollEvery == 0 && !expired) expired = budget.expired();
-    if (expired) {
+    if (k % kPollEvery == 0 && !late) late = budget.is_late();
+    if (late) {
       layout.offsets[i] = layout.height;
     } else {
       layout.offsets[i] = fit == Fit::kFirst ? placement.first_fit(span, size)

@@ -89,7 +89,7 @@ std::optional<Layout> plan_two_stacks(const Problem& problem, const Timeline& ti
   }
   TwoEnded placement(timeline.moments(), load_bound(problem));
   for (const BufferIndex i : ordered(problem, timeline, Order::kPeakRankEnd)) {
-    if (budget.expired()) return std::nullopt;
+    if (budget.is_late()) return std::nullopt;
     const Buffer& b = problem.buffers[i];
     const auto stack = sides.find(b.phase_begin);
     Side side = Side::kBottom;

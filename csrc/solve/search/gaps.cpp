@@ -109,13 +109,14 @@ class Gapped {
         layout.height = std::max(layout.height, size(index));
       }
     }
+    budget_.spend(std::ssize(order));
     bool expired = false;
     for (std::size_t k = 0; k < order.size(); ++k) {
       const BufferIndex i = order[k];
       if (problem_.buffers[i].fixed != kUnplaced || !is_active(i)) continue;
       // The first layout ignores the deadline: the remaining buffers would be stacked up.
       if (k % kPollEvery == 0 && !expired) {
-        expired = has_best() ? budget_.expired() : budget_.cancelled();
+        expired = has_best() ? budget_.is_late() : budget_.cancelled();
       }
       put(i, expired ? layout.height : placement.first_fit(spans(i), size(i)));
     }
@@ -147,7 +148,10 @@ class Gapped {
   void descend(std::size_t left, Offset last, Bytes height) {
     if (height >= best_.layout.height || nodes_ >= kSearchNodes) return;
     constexpr std::int64_t kPollEvery = 4096;
-    if (++nodes_ % kPollEvery == 0 && budget_.expired()) nodes_ = kSearchNodes;
+    if (++nodes_ % kPollEvery == 0) {
+      budget_.spend(kPollEvery);
+      if (budget_.expired()) nodes_ = kSearchNodes;
+    }
     if (left == 0) {
       best_.layout.height = height;
       for (const BufferIndex i : active_) best_.layout.offsets[i] = top_[i] - size(i);

@@ -58,6 +58,7 @@ class SqueakyWheel {
     for (const Start kind : kStarts) {
       if (placements <= 0 || budget.expired()) return;
       start(kind, /*jitter=*/0);
+      budget.spend(cost);
       if (place_all() <= target_) return;
       placements -= cost;
     }
@@ -71,6 +72,7 @@ class SqueakyWheel {
       } else {
         raise_failed();
       }
+      budget.spend(cost);
       if (place_all() <= target_) return;
     }
   }

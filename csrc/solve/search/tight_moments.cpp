@@ -41,7 +41,9 @@ class TightMoments {
     placements = std::min(placements, kMostRounds * std::ssize(order_));
     for (;;) {
       if (!place_all()) return;  // out of time
-      placements -= placed_ + bookkeeping + 1;
+      const std::int64_t cost = placed_ + bookkeeping + 1;
+      placements -= cost;
+      budget_.spend(cost);
       if (best_.height <= budget_.target || failed_.empty()) return;
       if (placements <= 0 || budget_.expired()) return;
       tighten();
@@ -116,7 +118,7 @@ class TightMoments {
     failed_.clear();
     placed_ = 0;
     for (const BufferIndex i : order_) {
-      if (placed_ % kPollEvery == 0 && budget_.expired()) return false;
+      if (placed_ % kPollEvery == 0 && budget_.is_late()) return false;
       put(i, placement.first_fit(span(i), size(i)));
       ++placed_;
       if (layout.offsets[i] + size(i) > budget_.target) failed_.push_back(i);

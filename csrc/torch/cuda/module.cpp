@@ -8,9 +8,10 @@
 
 namespace py = pybind11;
 
-PYBIND11_MODULE(_torch_cuda, m) {
+PYBIND11_MODULE(STALLOC_MODULE, m) {
   namespace adapters = stalloc::torch_adapters;
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
+  m.attr("TORCH_INTERFACE") = STALLOC_TORCH_INTERFACE;
   stalloc::runtime::DeviceRuntime::set_autograd_thread(&adapters::autograd_thread);
   stalloc::runtime::DeviceRuntime::set_phase_listener(&adapters::CudaAllocator::look_for_profiler);
   m.def("install", &adapters::install_cuda, py::arg("device"), py::arg("hidden") = false);

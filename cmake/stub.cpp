@@ -1,0 +1,1 @@
+// Nothing: the stubs of torch's libraries lend their names alone. See Torch.cmake.

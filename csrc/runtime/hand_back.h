@@ -1,0 +1,59 @@
+// Hands back a block that was freed while other streams still use it (record_stream), before they
+// are done.
+//
+// Such a block keeps its addresses until its streams are found done (DelayedFrees). If the plan
+// has its addresses for the next request, or if memory would grow otherwise, the block's own stream
+// waits on the device for these streams, and the block is freed at once:
+//
+//   own stream     [ block ] free     wait [ next block, at its addresses ]
+//   other stream         [ uses it ] event
+//
+// From then on the block is like any that its own stream alone has used: its addresses are safe for
+// that stream, and for others as StreamOrder says. The host never waits. Nothing is handed back
+// during a capture, or if an event of the block could not be recorded.
+//
+// Only where the plan lets streams wait for each other (Streams::kOrdered): a producer that is far
+// ahead of its consumer waits here, instead of taking more memory. Not thread-safe:
+// PlannedAllocator locks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/types.h"
+#include "runtime/accounting.h"
+#include "runtime/delayed_frees.h"
+#include "runtime/pools.h"
+#include "runtime/stream_table.h"
+
+namespace stalloc::runtime {
+
+class HandBack {
+ public:
+  // All outlive this object.
+  HandBack(DelayedFrees& delayed, const StreamTable& table, Pools& pools, Accounting& accounting)
+      : delayed_(delayed), table_(table), pools_(pools), accounting_(accounting) {}
+
+  // True if a block may be handed back.
+  bool possible() const { return delayed_.any_waiting() && !delayed_.capturing(); }
+
+  // Frees the blocks of the active pool that begin at `blocks`, for a request on `stream`. Returns
+  // false, and frees none, unless all of them only wait for streams, and there is one.
+  // O(blocks x log of those that wait).
+  bool free(const std::vector<Offset>& blocks, StreamId stream);
+
+  // Frees the block of the active pool with at least `size` bytes that has waited longest, of those
+  // whose own stream is `stream`. Returns false if there is none. O(blocks that wait).
+  bool free_one(Bytes size, StreamId stream);
+
+ private:
+  bool may_free(Offset offset, StreamId stream) const;
+  bool free(Offset offset);
+
+  DelayedFrees& delayed_;
+  const StreamTable& table_;
+  Pools& pools_;
+  Accounting& accounting_;
+};
+
+}  // namespace stalloc::runtime

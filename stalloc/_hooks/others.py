@@ -1,0 +1,144 @@
+"""Finds the evaluations of other models than the root: an average of its weights, a teacher.
+
+    step | ema(x)  ema(x)  fetch | root(x) ...   once in a while: an evaluation
+    step | teacher(x)            | root(x) ...   in each iteration: part of training
+         |--------- gap ---------|
+
+In a **gap**, from an optimizer's step to the root's next training forward, a global hook sees the
+modules that are called, but not those inside a call that it knows. A module with parameters that is
+called there, not for training, is **known** from then on and has hooks of its own. Its call may
+begin an evaluation unless the iteration before had one, too: training may use the results then, as
+it uses those of a teacher, a frozen encoder or a target network.
+
+A module whose call is compiled (`module.compile()`) is not seen. torch calls all modules slower
+while there is a global hook, so it is there in gaps only.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from stalloc._hooks import registry
+from stalloc._hooks.modules import LayerHook, root_hook
+
+_NEVER = -2  # before the iteration before the first
+
+
+class _Called(NamedTuple):
+    """The iterations of a module's calls."""
+
+    last: int = _NEVER
+    before: int = _NEVER  # the latest of those before
+
+
+class OtherModels:
+    """Sees the calls of other models in gaps. Keeps no module alive.
+
+    Args:
+        drives: True on the thread that trains.
+        trains: True if a call of this module is a training forward.
+        iteration: The number of the iteration that is on, or after its last step of the next one.
+        called: Called before such a call, with whether it may begin an evaluation.
+    """
+
+    def __init__(
+        self,
+        drives: Callable[[], bool],
+        trains: Callable[[nn.Module], bool],
+        iteration: Callable[[], int],
+        called: Callable[[bool], None],
+    ) -> None:
+        self._drives = drives
+        self._trains = trains
+        self._iteration = iteration
+        self._called = called
+        self._root: weakref.ref[nn.Module] | None = None
+        self._known: weakref.WeakKeyDictionary[nn.Module, _Called] = weakref.WeakKeyDictionary()
+        self._handles: list[registry.Handle] = []
+        self._watch: registry.Handle | None = None
+        self._in_gap = False
+        self._inside: int | None = None  # id of the outermost module whose call is on
+
+    def follow(self, root: nn.Module) -> None:
+        """The calls of this module are no longer another model's."""
+        self._root = weakref.ref(root)
+
+    def begin_gap(self) -> None:
+        """An optimizer has stepped, or an iteration has ended."""
+        self._in_gap = True
+        self._inside = None
+        self._see()
+
+    def end_gap(self) -> None:
+        """Something trains."""
+        self._in_gap = False
+        self._see_nothing()
+
+    def enter(self, module: nn.Module) -> bool:
+        """A call of the root or a known module begins; False if it is inside another one."""
+        if self._inside is not None:
+            return False
+        self._inside = id(module)
+        self._see_nothing()
+        return True
+
+    def leave(self, module: nn.Module) -> None:
+        """The call returned or raised."""
+        if self._inside == id(module):
+            self._inside = None
+            self._see()
+
+    def close(self) -> None:
+        """Removes all hooks."""
+        self.end_gap()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._known.clear()
+
+    def _see(self) -> None:
+        if self._in_gap and self._watch is None:
+            self._watch = registry.before_every_forward(LayerHook(self._module_called))
+
+    def _see_nothing(self) -> None:
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None
+
+    def _module_called(self, module: nn.Module, _: tuple[Any, ...]) -> None:
+        root = self._root() if self._root is not None else None
+        # A module with a hash of its own, or none, cannot be remembered by its identity.
+        if module is root or type(module).__hash__ is not object.__hash__:
+            return
+        if module in self._known or not self._drives():
+            return
+        if next(module.parameters(), None) is None:  # a transform, a metric
+            return
+        if self._trains(module) or (
+            root is not None and any(inner is root for inner in module.modules())
+        ):
+            self._see_nothing()
+            return
+        self._known[module] = _Called()
+        self._handles.append(registry.before_forward(module, root_hook(self._known_called)))
+        self._handles.append(registry.after_forward(module, root_hook(self._known_returned)))
+        self._known_called(module)  # the hooks just made miss this call's beginning
+
+    def _known_called(self, module: nn.Module, *_: object) -> None:
+        is_root = self._root is not None and self._root() is module
+        if is_root or not self._drives() or not self.enter(module):
+            return
+        now = self._iteration()
+        called = self._known.get(module, _Called())
+        if called.last != now:
+            called = self._known[module] = _Called(now, called.last)
+        if self._in_gap and not self._trains(module):
+            self._called(called.before < now - 1)
+
+    def _known_returned(self, module: nn.Module, *_: object) -> None:
+        if self._drives():
+            self.leave(module)
