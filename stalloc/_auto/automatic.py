@@ -4,8 +4,8 @@ An iteration ends at the first training forward after the optimizer's step, or a
 `stalloc.step()`. Without any optimizer it ends at the first forward after a backward pass. Hooks of
 its own report this.
 
-An error ends it with a warning, and training goes on under torch. In a forked child it does
-nothing.
+An error ends it with a warning, and training goes on under torch. Ctrl-C in the middle of a change
+ends it, too. In a forked child it does nothing.
 """
 
 from __future__ import annotations
@@ -177,9 +177,11 @@ class Auto:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             with self._working():
                 self._end()
+            if not isinstance(error, Exception):  # Ctrl-C in the middle of a change
+                raise
             reason = self._journal.status["reason"] = " ".join(str(error).split())
             warnings.warn(
                 f"stalloc.auto ends, and training goes on under torch: {reason}",

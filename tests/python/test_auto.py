@@ -100,15 +100,17 @@ def test_a_loop_that_calls_nothing_is_planned_within_ten_iterations() -> None:
 
 
 @isolated
-def test_a_larger_batch_gets_a_plan_that_serves_the_smaller_one_too() -> None:
-    batches = [*[256] * 10, *[512] * 14, *[256] * 10]
+@pytest.mark.parametrize("begun", [0, 6])
+def test_a_larger_batch_gets_a_plan_that_serves_the_smaller_one_too(begun: int) -> None:
+    batches = [*[256] * (10 + begun), *[512] * 14, *[256] * 10]
     plain, trainer = twins()
     with stalloc.profile(plain.model) as prof:
         for length in batches:
             plain.step(length=length)
+    train(None, trainer, begun, length=256)  # in the middle of a run
     auto = stalloc.auto(trainer.model, time_limit=0.5)
     peak = 0
-    for i, length in enumerate(batches):
+    for i, length in enumerate(batches[begun:]):
         train(auto, trainer, 1, length=length)
         # The optimizer's states lie outside of what stalloc counts.
         states = sum(v.nbytes for s in trainer.optimizer.state.values() for v in s.values())

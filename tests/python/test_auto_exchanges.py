@@ -18,6 +18,9 @@ from training import Trainer, assert_same, tokens, twins
 import stalloc
 from stalloc import _core
 from stalloc._auto.automatic import Auto
+from stalloc._auto.journal import Journal
+from stalloc._auto.renewal import Renewal
+from stalloc._auto.service import Service
 
 EXCHANGES = 20
 
@@ -134,3 +137,47 @@ def test_twenty_exchanges_change_no_result_and_leave_nothing() -> None:
         disturb(plain, None, number)
         train(None, plain, end - plain.steps)
     assert_same(plain, trainer)
+
+
+MOMENTS = {
+    "into force": (Journal, "plan_changes"),
+    "recording": (Renewal, "note"),
+    "out of force": (Service, "end"),
+}
+
+
+@isolated
+@pytest.mark.parametrize("moment", list(MOMENTS))
+def test_an_interrupt_in_the_middle_of_a_change_leaves_nothing(moment: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    plain, trainer = (Changing(Flagged(t.model)) for t in twins(layers=1))
+    auto = stalloc.auto(trainer.model, iterations=3, time_limit=0.1)
+    train(auto, trainer, 3 if moment == "into force" else 8)
+    owner, name = MOMENTS[moment]
+    real = getattr(owner, name)
+
+    def interrupt(*_: object, **__: object) -> None:
+        setattr(owner, name, real)
+        _interrupt()
+
+    setattr(owner, name, interrupt)
+    if moment != "into force":
+        trainer.stage = 1
+    interrupted = 0
+    while interrupted == 0 and trainer.steps < 40:
+        try:
+            train(auto, trainer, 1)
+        except KeyboardInterrupt:
+            interrupted += 1
+            break
+    assert interrupted == 1
+    assert not auto.enabled
+    assert not _core.runtime("cpu").recording
+    train(None, trainer, 3)
+    train(None, plain, 3 if moment == "into force" else 8)
+    plain.stage = trainer.stage
+    train(None, plain, trainer.steps - plain.steps)
+    assert_same(plain, trainer)
+    stalloc.disable()
+    gc.collect()
+    assert stats()["reserved"] == 0
