@@ -25,6 +25,12 @@ for version in "${versions[@]}"; do
   torches+=("$PWD/build/torch-headers/torch-$version")
 done
 
+if (($# == 0)); then
+  say "no Python from 3.10 on is here under a name such as python3.12; name one: make wheels" \
+    "WHEEL_PYTHONS=/path/to/python"
+  exit 1
+fi
+
 for python in "$@"; do
   tag=$("$python" -c 'import sys; print(f"cp{sys.version_info[0]}{sys.version_info[1]}")')
   scripts/torch_headers.sh "$python" "${versions[@]}"
