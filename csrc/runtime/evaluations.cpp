@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/align.h"
 #include "solve/greedy/greedy.h"
 
 namespace stalloc::runtime {
@@ -18,9 +19,13 @@ constexpr int kMostLayouts = 64;
 
 void Evaluations::begin(Part part) {
   program_ = &programs_[static_cast<std::size_t>(part)];
+  if (part == Part::kForward) ++forwards_;
+  if (part == Part::kBeginning && forwards_ > 0) {
+    usual_forwards_ = std::exchange(forwards_, 0);
+  }
   now_.clear();
   live_.clear();
-  served_ = 0;
+  alike_ = 0;
   active_ = true;
 }
 
@@ -37,17 +42,19 @@ Offset Evaluations::next(Bytes size, StreamId stream) {
   now_.push_back({.size = size, .stream = stream});
   if (i >= program_->known.size()) return kUnplaced;
   const Request& known = program_->known[i];
-  return size <= known.size && stream == known.stream ? known.offset : kUnplaced;
+  if (size > known.size || stream != known.stream) return kUnplaced;
+  ++alike_;
+  return known.offset;
 }
 
-bool Evaluations::stays() const {
-  const std::size_t count = now_.size();
-  return count > 0 && count <= program_->known.size() &&
-         program_->known[count - 1].freed_at == kNone;
+bool Evaluations::outlives() const {
+  return now_.size() <= program_->known.size() &&
+         program_->known[now_.size() - 1].freed_at == kNone;
 }
 
-void Evaluations::serve(const void* p, bool as_planned) {
-  served_ += as_planned;
+bool Evaluations::is_brief() const { return now_.size() <= program_->known.size() && !outlives(); }
+
+void Evaluations::serve(const void* p) {
   if (now_.size() < kMostRequests) live_[p] = static_cast<std::int32_t>(now_.size() - 1);
 }
 
@@ -61,7 +68,7 @@ void Evaluations::release(const void* p) {
 // True if the layout has to change.
 bool Evaluations::learn() {
   if (now_.size() != program_->known.size()) {
-    if (2 * served_ > now_.size()) return false;
+    if (2 * alike_ > now_.size()) return false;
     program_->known = now_;
     return true;
   }
@@ -80,11 +87,13 @@ bool Evaluations::learn() {
 void Evaluations::lay_out() {
   std::vector<Request>& known = program_->known;
   ++program_->layouts;
+  program_->room = 0;
   solve::Problem problem{.alignment = alignment_};
   std::vector<std::size_t> placed;
   for (std::size_t i = 0; i < known.size(); ++i) {
     Request& r = known[i];
     r.offset = kUnplaced;
+    if (r.freed_at == kNone) program_->room += align_up(r.size, alignment_);
     if (r.freed_at == kNone || r.stream != stream()) continue;
     problem.buffers.push_back(
         {.size = r.size, .lower = static_cast<Tick>(i), .upper = r.freed_at, .stream = r.stream});

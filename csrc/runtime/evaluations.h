@@ -51,12 +51,24 @@ class Evaluations {
   Bytes height() const { return program_->height; }
   StreamId stream() const { return program_->stream(); }
 
+  // The bytes that the part's requests without a place in the layout, which outlive it, need
+  // besides.
+  Bytes room() const { return program_->room; }
+
   // Counts the part's next request. Returns its offset in the layout; kUnplaced if it has none.
   Offset next(Bytes size, StreamId stream);
-  // True if the request at the position that next() has counted outlived its part before.
-  bool stays() const;
-  // Tells the block that serves this request, and whether it lies where the layout has it.
-  void serve(const void* p, bool as_planned);
+  // True if what outlives this part goes to the last addresses of the pool, else to the first.
+  //
+  // The outputs of a forward mostly live until those of the next one exist. If they lay side by
+  // side, the later ones would end up in the middle of the pool. Both ends take turns, so that
+  // those of the evaluation's last forward, which may stay for long, lie at the beginning.
+  bool leaves_last() const { return (usual_forwards_ - forwards_) % 2 != 0; }
+  // True if requests at the position of the last one have outlived their part, or never have.
+  // Neither is true at a position that is not known yet.
+  bool outlives() const;
+  bool is_brief() const;
+  // Tells the block that serves this request.
+  void serve(const void* p);
   // The block at `p` was freed.
   void release(const void* p);
 
@@ -71,6 +83,7 @@ class Evaluations {
   struct Program {
     std::vector<Request> known;  // the largest at each position
     Bytes height = 0;
+    Bytes room = 0;
     int layouts = 0;  // made so far
 
     StreamId stream() const { return known.empty() ? 0 : known.front().stream; }
@@ -85,8 +98,10 @@ class Evaluations {
   std::vector<Request> now_;             // of this part
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<const void*, std::int32_t> live_{&nodes_};  // indices into now_
-  std::size_t served_ = 0;  // requests of this part that lie as planned
+  std::size_t alike_ = 0;  // requests of this part that are no larger than known
   bool active_ = false;
+  int forwards_ = 0;        // of this evaluation so far
+  int usual_forwards_ = 1;  // of the evaluation before
 };
 
 }  // namespace stalloc::runtime

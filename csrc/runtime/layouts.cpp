@@ -40,6 +40,11 @@ std::pair<Tick, Tick> rest_of(const plan::Decision& d, Tick since, Tick period) 
   return {std::max(since, d.lower), std::min(d.upper, period)};
 }
 
+void add(RangeSet& set, Range r) {
+  set.remove(r);
+  set.insert_merged(r);
+}
+
 // The addresses that the layout gives to anything.
 RangeSet taken_by(const plan::Plan& plan) {
   const solve::Problem problem = plan::problem_of(plan);
@@ -48,9 +53,7 @@ RangeSet taken_by(const plan::Plan& plan) {
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     const Bytes size = align_up(problem.buffers[i].size, plan.alignment);
     const Range added{layout.offsets[i], layout.offsets[i] + size};
-    if (size == 0 || taken.holds(added)) continue;
-    taken.remove(added);
-    taken.insert_merged(added);
+    if (size > 0 && !taken.holds(added)) add(taken, added);
   }
   return taken;
 }
@@ -68,7 +71,10 @@ Layouts::Layouts(const plan::Plan& plan) : largest_(plan.extents) {
   for (const Extents& row : plan.seen) raise(largest_, row);
   anchors_ = plan::anchors_of(plan);
   is_anchor_.resize(plan.decisions.size());
-  for (const plan::DecisionIndex d : anchors_) is_anchor_[d] = true;
+  for (const plan::DecisionIndex d : anchors_) {
+    is_anchor_[d] = true;
+    add(anchored_, {plan[d].offset, plan[d].offset + align_up(plan[d].size, plan.alignment)});
+  }
 }
 
 void Layouts::use(const plan::Plan* layout) {

@@ -54,6 +54,9 @@ class Layouts {
     return plan::covers(current_->extents_of(microbatch), extents);
   }
 
+  // The addresses of the anchors.
+  const RangeSet& anchored() const { return anchored_; }
+
   // The memory of the pool: bytes of addresses, and the walls in it.
   struct Memory {
     Bytes size = 0;
@@ -148,6 +151,7 @@ class Layouts {
   std::deque<Layout> layouts_;  // the plan's own first
   std::vector<plan::DecisionIndex> anchors_;
   IndexedVector<plan::DecisionIndex, bool> is_anchor_;
+  RangeSet anchored_;  // their addresses
   const Layout* current_;
   Extents largest_;  // of each extent, as far as is known
   std::size_t made_ = 0;

@@ -127,11 +127,16 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
   // the pool it costs little.
   const bool small = size < pools_.active()->space.planned_size() / kSmallPart;
-  if (small && evaluations_.stays()) return nullptr;
+  if (small && evaluations_.outlives()) return nullptr;
   void* planned = offset == kUnplaced ? nullptr : place_evaluation(offset, size, stream);
-  void* p =
-      planned ? planned : allocate_departed(size, stream, {Departures::kUnplanned}, /*wary=*/false);
-  if (p) evaluations_.serve(p, planned != nullptr);
+  StaticPool::Departure departure{.origin = Departures::kUnplanned};
+  departure.is_brief = evaluations_.is_brief();
+  departure.last = evaluations_.leaves_last();
+  // The next iteration gets a layout around it. Within an iteration it is to be least in the way.
+  if (!began_ && evaluations_.outlives()) departure.stays_outside = &layouts_.anchored();
+  if (departure.is_brief) departure.last = !departure.last;  // at the other end
+  void* p = planned ? planned : allocate_departed(size, stream, departure, /*wary=*/false);
+  if (p) evaluations_.serve(p);
   return p;
 }
 
@@ -181,7 +186,8 @@ void Serving::begin_part(Evaluations::Part part) {
   evaluations_.begin(part);
   const Bytes height = evaluations_.height();
   if (height > 0 && !pools_.is_away()) {
-    pools_.active()->space.open_zone(height, evaluations_.stream());
+    pools_.active()->space.open_zone(height, evaluations_.stream(), evaluations_.room(),
+                                     !evaluations_.leaves_last());
   }
 }
 

@@ -71,10 +71,11 @@
 // for it. The layouts of two iterations in a row have the decision at different places.
 //
 // Note [Zone]
-// An evaluation has a layout of its own (evaluations.h). While one of its forwards runs, it has a
-// range of idle addresses, the zone, to itself. The plan's clock stands still meanwhile, so every
-// block in the zone is a stray, and a request at an offset of the zone needs only a check against
-// the strays. Blocks that are left in the zone when it closes stay strays.
+// An evaluation has a layout of its own (evaluations.h). While one of its forwards runs, it has the
+// zone to itself, at one end of a range of idle addresses. Blocks that are likely to stay go to the
+// other end of the pool. The plan's clock stands still meanwhile, so every block in the zone is a
+// stray, and a request at an offset of the zone needs only a check against the strays. Blocks that
+// are left in the zone when it closes stay strays.
 //
 // Note [Streams]
 // Idle addresses are divided among the streams permanently: nothing would order another stream's
@@ -195,6 +196,11 @@ class StaticPool {
     PhaseIndex origin = kNone;  // departed() returns it
     Kind kind = Kind::kIdle;
     DecisionIndex lifetime = kNone;  // the decision or region with the block's lifetime
+    // If not null, the block is likely to stay. It goes to the first or last idle addresses outside
+    // of these, if it fits there: layouts that leave its addresses alone are divided least.
+    const RangeSet* stays_outside = nullptr;
+    bool is_brief = false;  // freed before the plan goes on: any idle range does
+    bool last = false;      // at the end of the idle addresses or range, if one of these is given
   };
 
   // Puts a block of `size` (> 0) bytes into idle addresses of `stream`, see Note [Least in the
@@ -213,9 +219,9 @@ class StaticPool {
   bool place_at(Offset offset, Bytes size, StreamId stream);
 
   // Sets `size` (> 0) bytes of idle addresses of `stream` aside, for place_in_zone() alone; false
-  // if no idle range is large enough. Until the zone closes, no decision and no dynamic request is
-  // placed. See Note [Zone].
-  bool open_zone(Bytes size, StreamId stream);
+  // if no idle range has these and `room` bytes. `last`: at the end of that range. Until the zone
+  // closes, no decision and no dynamic request is placed. See Note [Zone].
+  bool open_zone(Bytes size, StreamId stream, Bytes room = 0, bool last = false);
   bool has_zone() const { return zone_.size() > 0; }
   // Closes the zone, if one is open.
   void close_zone();
@@ -437,7 +443,9 @@ class StaticPool {
   GroupIndex find_host(GroupIndex g, Bytes size, std::int32_t least, bool any_size) const;
   Offset place_reused(GroupIndex g, Bytes size);
   std::size_t owner_of(StreamId stream);
-  Offset place_anywhere(Bytes size, StreamId stream, DecisionIndex lifetime);
+  Offset place_anywhere(Bytes size, StreamId stream, const Departure& departure);
+  Offset find_fit(Bytes size, Bytes room, std::size_t owner, bool last) const;
+  Offset find_end(Bytes size, std::size_t owner, const RangeSet& outside, bool last) const;
   Offset find_least_in_the_way(Bytes size, std::size_t owner, std::size_t levels) const;
   Offset find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner);
   GroupIndex find_open(Bytes size, StreamId stream, std::int32_t least) const;

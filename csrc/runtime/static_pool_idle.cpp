@@ -18,6 +18,9 @@ constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
 // A decision of at least this part of the pool finds no other place when it is displaced.
 constexpr Bytes kLargeParts = 16;
 
+// A block of less than one part in so many of the pool is small.
+constexpr Bytes kSmallPart = 1000;
+
 }  // namespace
 
 // Finds the idle ranges if they are not known. Returns the stream's index, or the number of streams
@@ -78,19 +81,56 @@ void StaticPool::find_levels() {
 }
 
 // Finds idle addresses and takes them as a stray.
-Offset StaticPool::place_anywhere(Bytes size, StreamId stream, DecisionIndex lifetime) {
+Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& departure) {
   const std::size_t owner = owner_of(stream);
   if (owner == streams_.size()) return kUnplaced;
+  const DecisionIndex lifetime = departure.lifetime;
   const bool is_known = lifetime != kNone && is_current(decisions_[lifetime]);
   const bool is_dynamic = lifetime != kNone && lifetime >= planned_;
-  const Offset offset =
-      is_known && passed_ < kMaxPassed
-          ? find_needed_last(decisions_[lifetime], size, owner)
-          : find_least_in_the_way(size, owner, is_dynamic && is_known ? 2 : levels_.size());
+  Offset offset = kUnplaced;
+  if (departure.stays_outside) {
+    offset = find_end(size, owner, *departure.stays_outside, departure.last);
+  } else if (departure.is_brief) {
+    offset = find_fit(size, 0, owner, departure.last);
+  }
+  if (offset == kUnplaced) {
+    offset = is_known && passed_ < kMaxPassed
+                 ? find_needed_last(decisions_[lifetime], size, owner)
+                 : find_least_in_the_way(size, owner, is_dynamic && is_known ? 2 : levels_.size());
+  }
   if (offset == kUnplaced) return kUnplaced;
   take_idle({offset, offset + size});
   add_stray({offset, offset + size});
   return offset;
+}
+
+// The first or last addresses of the smallest idle range for `size` and `room` bytes. O(n) for the
+// last ones.
+Offset StaticPool::find_fit(Bytes size, Bytes room, std::size_t owner, bool last) const {
+  const HoleSet& idle = levels_.back().idle[owner];
+  Offset found = idle.best_fit(size + room);
+  if (found == kUnplaced || !last) return found;
+  idle.intersect({found, size_}, [&, begin = found](Range hole) {
+    if (hole.begin == begin) found = hole.end - size;
+  });
+  return found;
+}
+
+// The first or last idle addresses outside of these. A large block leaves a gap for small ones,
+// such as the next batch: behind it, they would divide the idle space once it is freed.
+Offset StaticPool::find_end(Bytes size, std::size_t owner, const RangeSet& outside,
+                            bool last) const {
+  const Bytes small = round_up(size_ / kSmallPart);
+  const Bytes gap = size < small ? 0 : small;
+  Offset found = kUnplaced;
+  levels_.back().idle[owner].intersect({0, size_}, [&](Range hole) {
+    if (hole.size() < size + gap) return;
+    visit_outside(outside, hole, [&](Range r) {
+      if (r.size() < size + gap || (!last && found != kUnplaced)) return;
+      found = last ? r.end - gap - size : r.begin + gap;
+    });
+  });
+  return found;
 }
 
 // Searches so many levels.
@@ -132,7 +172,7 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream, Departure departure) 
   const bool is_dynamic = departure.lifetime != kNone && departure.lifetime >= planned_;
   const GroupIndex group =
       is_dynamic ? groups_[GroupIndex(departure.lifetime - planned_)].host : GroupIndex(kNone);
-  Offset offset = place_anywhere(rounded, stream, departure.lifetime);
+  Offset offset = place_anywhere(rounded, stream, departure);
   if (offset == kUnplaced) {
     // In a region that closes before its own, a dynamic request that stays would soon be a stray,
     // which may displace a large decision.
@@ -186,12 +226,13 @@ bool StaticPool::place_at(Offset offset, Bytes size, StreamId stream) {
   return true;
 }
 
-bool StaticPool::open_zone(Bytes size, StreamId stream) {
+bool StaticPool::open_zone(Bytes size, StreamId stream, Bytes room, bool last) {
   const std::size_t owner = owner_of(stream);
   if (owner == streams_.size()) return false;
-  const Offset offset = find_least_in_the_way(round_up(size), owner, levels_.size());
+  const Bytes rounded = round_up(size);
+  const Offset offset = find_fit(rounded, room, owner, last);
   if (offset == kUnplaced) return false;
-  zone_ = {offset, offset + round_up(size)};
+  zone_ = {offset, offset + rounded};
   take_idle(zone_);
   open_ranges_.insert(zone_);
   return true;

@@ -68,6 +68,36 @@ TEST_F(EvaluationsTest, PlansAllForwardsButTheFirst) {
   EXPECT_EQ(s.run_peak_reserved, 4 * kMiB);
 }
 
+// A variable of the loop holds the output of a forward until that of the next one exists, and the
+// last one until the next evaluation.
+TEST_F(EvaluationsTest, OutputsThatOutliveTheirForwardLieAtTheEndsOfThePool) {
+  allocator_.enable(one_block(16 * kMiB));
+  void* kept = nullptr;
+  std::vector<const char*> outputs;
+  for (int evaluation = 0; evaluation < 3; ++evaluation) {
+    loop().enter_unplanned();
+    for (int i = 0; i < 3; ++i) {
+      loop().begin_evaluation();
+      void* const hidden = allocate(2 * kMiB);
+      void* const output = allocate(kMiB);
+      free(hidden);
+      if (kept) free(kept);
+      kept = output;
+      outputs.push_back(static_cast<const char*>(output));
+    }
+    loop().leave_unplanned();
+    allocator_.inspect().check();
+    loop().end_iteration();
+  }
+  free(kept);
+  std::vector<Bytes> offsets;  // the first one's place was not known to be that of an output
+  for (std::size_t i = 1; i < outputs.size(); ++i) offsets.push_back(outputs[i] - outputs[2]);
+  constexpr Bytes kGap = 33 * 512;  // for small blocks
+  constexpr Bytes kLast = 15 * kMiB - 2 * kGap;
+  constexpr Bytes kNext = kMiB + kGap;
+  EXPECT_EQ(offsets, (std::vector<Bytes>{kLast, 0, kNext, kLast, 0, kNext, kLast, 0}));
+}
+
 TEST_F(EvaluationsTest, GrowsWithTheBatches) {
   allocator_.enable(one_block(4 * kMiB));
   evaluate({kMiB, 2 * kMiB, 2 * kMiB});
@@ -416,9 +446,9 @@ TEST(Evaluations, TellsOffsetsOfTheSecondForward) {
   for (int i = 0; i < 2; ++i) {
     evaluations.begin(kForward);
     const Offset first = evaluations.next(1000, 0);
-    evaluations.serve(&a, first != kUnplaced);
+    evaluations.serve(&a);
     const Offset second = evaluations.next(1000, 0);
-    evaluations.serve(&b, second != kUnplaced);
+    evaluations.serve(&b);
     evaluations.release(&b);
     evaluations.release(&a);
     EXPECT_EQ(first != kUnplaced, i == 1);

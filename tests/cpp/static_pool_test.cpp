@@ -184,6 +184,41 @@ TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
   pool.check();
 }
 
+TEST(StaticPool, ABlockThatIsLikelyToStayLiesAtAnEnd) {
+  constexpr Bytes kPool = Bytes{1} << 20;
+  constexpr Bytes kGap = 1536;  // a thousandth of the pool, for small blocks
+  runtime::StaticPool pool(testing::plan_of({decision(kPool, 0, 0, 1)}, 4));
+  RangeSet anchors;
+  anchors.insert({0, 1024});
+  anchors.insert({8192, 12288});
+  const runtime::StaticPool::Departure first{.stays_outside = &anchors};
+  const runtime::StaticPool::Departure last{.stays_outside = &anchors, .last = true};
+  EXPECT_EQ(pool.place_idle(4096, 0, first), 1024 + kGap);
+  EXPECT_EQ(pool.place_idle(4096, 0, first), 12288 + kGap) << "not where the anchor lies";
+  EXPECT_EQ(pool.place_idle(512, 0, first), 1024) << "a small one goes into the gap";
+  EXPECT_EQ(pool.place_idle(4096, 0, last), kPool - kGap - 4096);
+  EXPECT_EQ(pool.place_idle(512, 0, last), kPool - 512);
+  EXPECT_EQ(pool.place_idle(kPool, 0, first), kUnplaced);
+  const Offset end = 12288 + kGap + 4096;
+  EXPECT_EQ(pool.place_idle(kPool - kGap - 4096 - end, 0, first), end) << "without a gap";
+  pool.check();
+}
+
+TEST(StaticPool, AZoneLiesAtEitherEndOfAnIdleRange) {
+  runtime::StaticPool pool(testing::plan_of({decision(8192, 0, 0, 1)}, 4));
+  for (const bool last : {false, true}) {
+    ASSERT_TRUE(pool.open_zone(2048, 0, 0, last));
+    EXPECT_EQ(pool.place_in_zone(512, 1024, 0, {}), last ? 6656 : 512);
+    EXPECT_EQ(pool.place_in_zone(1536, 1024, 0, {}), kUnplaced) << "beyond the zone";
+    pool.close_zone();
+    pool.release(last ? 6656 : 512);
+    pool.check();
+  }
+  EXPECT_FALSE(pool.open_zone(8704, 0));
+  EXPECT_FALSE(pool.open_zone(2048, 0, 6656)) << "no room for what stays";
+  EXPECT_TRUE(pool.open_zone(2048, 0, 6144));
+}
+
 TEST(StaticPool, ADisplacedDecisionDisplacesNoneIfItNeedNot) {
   runtime::StaticPool pool(testing::plan_of(
       {decision(512, 0, 0, 9), decision(512, 512, 3, 4), decision(1024, 1024, 10, 11)}, 12));
