@@ -8,7 +8,8 @@ In a **gap**, from an optimizer's step to the root's next training forward, a gl
 modules that are called, but not those inside a call that it knows. A module with parameters that is
 called there, not for training, is **known** from then on and has hooks of its own. Its call may
 begin an evaluation unless the iteration before had one, too: training may use the results then, as
-it uses those of a teacher, a frozen encoder or a target network.
+it uses those of a teacher, a frozen encoder or a target network. After the first iteration of all,
+no call begins one: it may come in each iteration.
 
 A module whose call is compiled (`module.compile()`) is not seen. torch calls all modules slower
 while there is a global hook, so it is there in gaps only.
@@ -25,7 +26,7 @@ from torch import nn
 from stalloc._hooks import registry
 from stalloc._hooks.modules import LayerHook, root_hook
 
-_NEVER = -2  # before the iteration before the first
+_NEVER = -1  # before the first iteration
 
 
 class _Called(NamedTuple):
@@ -137,7 +138,7 @@ class OtherModels:
         if called.last != now:
             called = self._known[module] = _Called(now, called.last)
         if self._in_gap and not self._trains(module):
-            self._called(called.before < now - 1)
+            self._called(now > 1 and called.before < now - 1)
 
     def _known_returned(self, module: nn.Module, *_: object) -> None:
         if self._drives():

@@ -62,6 +62,7 @@ def test_an_evaluation_of_another_model_lasts_until_training_goes_on(
     other = of(loop.model).eval()
     with TrainingHooks(sink, None if finds_root else loop.model):
         loop.train()
+        loop.train()
         assert loop.evaluate(other) == "( loss"
         assert sink.evaluations == 2, "each call is a forward, and no call inside of it"
         assert loop.train() == f") | other {STEP}"
@@ -69,6 +70,17 @@ def test_an_evaluation_of_another_model_lasts_until_training_goes_on(
         assert loop.evaluate(other) == "( loss"
         assert sink.evaluations == 4
         loop.train()
+
+
+def test_a_call_in_each_iteration_from_the_first_on_belongs_to_training(
+    sink: RecordingSink, loop: Loop
+) -> None:
+    # After the first iteration nobody can tell it from an evaluation.
+    other = copy.deepcopy(loop.model)
+    with TrainingHooks(sink, loop.model):
+        for _ in range(4):
+            loop.train()
+            assert loop.evaluate(other) == "loss"
 
 
 def test_each_iteration_of_a_teacher_belongs_to_training(sink: RecordingSink, loop: Loop) -> None:
@@ -100,6 +112,7 @@ def test_a_teacher_inside_of_iterations_stays_one(sink: RecordingSink, loop: Loo
     teacher = copy.deepcopy(loop.model)
     with TrainingHooks(sink, loop.model):
         loop.train()
+        loop.train()
         assert loop.evaluate(teacher) == "( loss"
         for _ in range(3):
             y = loop.model(X)
@@ -117,6 +130,7 @@ def test_a_model_and_its_average_are_evaluated_one_after_the_other(
     average = copy.deepcopy(loop.model)
     with TrainingHooks(sink, loop.model):
         loop.train()
+        loop.train()
         loop.model.eval()
         assert loop.evaluate(loop.model) == "( loss"
         loop.model.train()
@@ -133,6 +147,7 @@ def test_a_model_and_its_average_are_evaluated_one_after_the_other(
 
 def test_a_part_of_the_model_is_evaluated_as_another_model(sink: RecordingSink, loop: Loop) -> None:
     with TrainingHooks(sink, loop.model):
+        loop.train()
         loop.train()
         assert loop.evaluate(loop.model[0]) == "( loss"
         assert loop.train() == f") | other {STEP}"
@@ -173,6 +188,7 @@ def test_another_model_that_learns_from_a_call_ends_the_evaluation(
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     with TrainingHooks(sink, loop.model):
         loop.train()
+        loop.train()
         with torch.no_grad():
             y = generator(X)
         sink.words.append("critic")
@@ -188,6 +204,7 @@ def test_an_exception_in_another_model_leaves_its_evaluation_on(
 ) -> None:
     other = copy.deepcopy(loop.model)
     with TrainingHooks(sink, loop.model):
+        loop.train()
         loop.train()
         with torch.no_grad(), pytest.raises(RuntimeError):
             other(torch.ones(3))
@@ -215,6 +232,7 @@ def test_hooks_leave_other_models_as_they_were(sink: RecordingSink, loop: Loop) 
     other = copy.deepcopy(loop.model)
     with TrainingHooks(sink, loop.model):
         loop.train()
+        loop.train()
         loop.evaluate(other)
         gone = weakref.ref(copy.deepcopy(other))
         gc.collect()
@@ -226,6 +244,7 @@ def test_hooks_leave_other_models_as_they_were(sink: RecordingSink, loop: Loop) 
 
 def test_an_evaluated_model_is_not_kept_alive(sink: RecordingSink, loop: Loop) -> None:
     with TrainingHooks(sink, loop.model):
+        loop.train()
         for _ in range(2):
             loop.train()
             other = copy.deepcopy(loop.model)
@@ -248,6 +267,7 @@ def test_a_module_without_a_hash_can_be_called(sink: RecordingSink, loop: Loop) 
 
     with TrainingHooks(sink, loop.model):
         loop.train()
+        loop.train()
         assert loop.evaluate(Transform()) == "loss"
 
 
@@ -256,6 +276,7 @@ def test_an_unplanned_stretch_tells_the_forwards_of_another_model(
 ) -> None:
     other = copy.deepcopy(loop.model)
     with TrainingHooks(sink, loop.model):
+        loop.train()
         loop.train()
         with hooks.unplanned():
             assert loop.evaluate(other) == "( loss"
@@ -269,6 +290,7 @@ def test_a_scripted_model_is_evaluated(sink: RecordingSink, loop: Loop) -> None:
         copy.deepcopy(loop.model), X
     )
     with TrainingHooks(sink, loop.model):
+        loop.train()
         loop.train()
         assert loop.evaluate(other) == "( loss"
         assert loop.train() == f") | other {STEP}"
