@@ -47,9 +47,10 @@ Offset Evaluations::next(Bytes size, StreamId stream) {
   return known.offset;
 }
 
-bool Evaluations::outlives() const {
-  return now_.size() <= program_->known.size() &&
-         program_->known[now_.size() - 1].freed_at == kNone;
+bool Evaluations::outlives(Bytes below) const {
+  if (now_.empty() || now_.size() > program_->known.size()) return false;
+  const Request& known = program_->known[now_.size() - 1];
+  return known.freed_at == kNone && known.size < below;
 }
 
 bool Evaluations::is_brief() const { return now_.size() <= program_->known.size() && !outlives(); }

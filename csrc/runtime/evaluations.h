@@ -25,6 +25,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <memory_resource>
 #include <unordered_map>
 #include <vector>
@@ -51,6 +52,8 @@ class Evaluations {
   Bytes height() const { return program_->height; }
   StreamId stream() const { return program_->stream(); }
 
+  static constexpr Bytes kAny = std::numeric_limits<Bytes>::max();
+
   // The bytes that the part's requests without a place in the layout, which outlive it, need
   // besides.
   Bytes room() const { return program_->room; }
@@ -65,7 +68,7 @@ class Evaluations {
   bool leaves_last() const { return (usual_forwards_ - forwards_) % 2 != 0; }
   // True if requests at the position of the last one have outlived their part, or never have.
   // Neither is true at a position that is not known yet.
-  bool outlives() const;
+  bool outlives(Bytes below = kAny) const;  // the requests there are smaller than this, too
   bool is_brief() const;
   // Tells the block that serves this request.
   void serve(const void* p);

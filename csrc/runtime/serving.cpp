@@ -126,8 +126,8 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   const Offset offset = evaluations_.next(size, stream);
   // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
   // the pool it costs little.
-  const bool small = size < pools_.active()->space.planned_size() / kSmallPart;
-  if (small && evaluations_.outlives()) return nullptr;
+  const Bytes small = pools_.active()->space.planned_size() / kSmallPart;
+  if (size < small && evaluations_.outlives(small)) return nullptr;
   void* planned = offset == kUnplaced ? nullptr : place_evaluation(offset, size, stream);
   StaticPool::Departure departure{.origin = Departures::kUnplanned};
   departure.is_brief = evaluations_.is_brief();
