@@ -52,6 +52,9 @@ class Evaluations {
   Bytes height() const { return program_->height; }
   StreamId stream() const { return program_->stream(); }
 
+  // True if a forward has begun in this evaluation or, after it, in the last one.
+  bool has_forward() const { return forwards_ > 0; }
+
   static constexpr Bytes kAny = std::numeric_limits<Bytes>::max();
 
   // The bytes that the part's requests without a place in the layout, which outlive it, need

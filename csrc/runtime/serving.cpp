@@ -111,8 +111,10 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
   if (offset == kUnplaced && hand_back_ && hand_back_->free_one(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
-  const bool of_evaluation =
-      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
+  // Work without a forward, such as a checkpoint, is no evaluation.
+  const bool of_evaluation = in_evaluation_ && evaluations_.has_forward() &&
+                             departure.origin != kNone &&
+                             departure.origin != Departures::kOtherThread;
   if (offset == kUnplaced && of_evaluation && grow_for_evaluation(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }

@@ -139,6 +139,11 @@ class GrowingEvaluationsTest : public EvaluationsTest {
   }
   ~GrowingEvaluationsTest() override { EXPECT_EQ(memory_.wrong_releases(), 0); }
 
+  void evaluate() {
+    growing_.loop().enter_unplanned();
+    growing_.loop().begin_evaluation();
+  }
+
   // Makes two blocks live together, which the pool cannot hold, and returns what lies beside it.
   std::int64_t hold_two(Bytes size) {
     void* a = growing_.allocate(size, 0, /*for_training=*/true);
@@ -157,7 +162,7 @@ class GrowingEvaluationsTest : public EvaluationsTest {
 };
 
 TEST_F(GrowingEvaluationsTest, ALargerEvaluationAddsMemoryBehindThePool) {
-  growing_.loop().enter_unplanned();
+  evaluate();
   EXPECT_EQ(hold_two(3 * kMiB / 2), 0);
   growing_.loop().leave_unplanned();
   EXPECT_EQ(reserved(), 3 * kMiB) << "the idle end of the pool counts";
@@ -168,7 +173,7 @@ TEST_F(GrowingEvaluationsTest, ALargerEvaluationAddsMemoryBehindThePool) {
 TEST_F(GrowingEvaluationsTest, TheLossAfterAForwardBelongsToTheEvaluation) {
   growing_.loop().end_iteration();
   growing_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
-  growing_.loop().enter_unplanned();
+  evaluate();
   growing_.loop().leave_unplanned();
   EXPECT_EQ(hold_two(3 * kMiB / 2), 0);
   growing_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
@@ -176,8 +181,19 @@ TEST_F(GrowingEvaluationsTest, TheLossAfterAForwardBelongsToTheEvaluation) {
   EXPECT_EQ(hold_two(2 * kMiB), 1) << "training departs beside the pool";
 }
 
-TEST_F(GrowingEvaluationsTest, ADeviceThatRefusesLeavesTheRequestBesideThePool) {
+TEST_F(GrowingEvaluationsTest, WorkWithoutAForwardAddsNoMemory) {
   growing_.loop().enter_unplanned();
+  EXPECT_GT(hold_two(2 * kMiB), 0);
+  growing_.loop().leave_unplanned();
+  evaluate();
+  growing_.loop().leave_unplanned();
+  growing_.loop().enter_unplanned();
+  EXPECT_GT(hold_two(2 * kMiB), 1) << "nor after an evaluation";
+  growing_.loop().leave_unplanned();
+}
+
+TEST_F(GrowingEvaluationsTest, ADeviceThatRefusesLeavesTheRequestBesideThePool) {
+  evaluate();
   memory_.fail_at(1);
   EXPECT_EQ(hold_two(3 * kMiB / 2), 1);
   growing_.loop().leave_unplanned();
@@ -199,7 +215,10 @@ class PlainEvaluationsTest : public ::testing::Test {
     EXPECT_TRUE(plain_.deallocate(p));
     plain_.inspect().check();
   }
-  void begin() { plain_.loop().enter_unplanned(); }
+  void begin() {
+    plain_.loop().enter_unplanned();
+    plain_.loop().begin_evaluation();
+  }
   void end() {
     plain_.loop().leave_unplanned();
     plain_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
