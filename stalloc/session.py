@@ -134,7 +134,7 @@ class _Active(Session):
         _refuse(problem, self._strict)
 
     def _kind_of_memory(self) -> bool | None:
-        """What `keep_addresses` asks of the runtime: NCCL registers plain memory only."""
+        """Returns the runtime's `keep_addresses`; False if NCCL is to register the memory."""
         if not self._adapter.name.startswith("cuda") or not _adapters.registers_memory():
             return self._keep_addresses
         if self._keep_addresses:

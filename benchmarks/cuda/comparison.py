@@ -117,7 +117,7 @@ def _row(script: str, *plan: str, **environment: str) -> Row:
 
 
 def _in_a_process(script: str, *args: str, **environment: str) -> str:
-    """What the script prints with these arguments."""
+    """Returns the output of the script with these arguments."""
     return subprocess.run(
         [sys.executable, script, *args],
         env={**os.environ, **environment},

@@ -16,7 +16,7 @@ from stalloc.plans import Plan
 from stalloc.trace import Trace
 
 _SAME = ("device", "torch", "python", "dynamic", "early_ends", "ends", "other_models")
-"""What the new trace's info has in common with the plan's."""
+"""The entries of info that the new trace takes over from the plan."""
 
 
 class Renewal:

@@ -81,7 +81,7 @@ class Service:
 
     @property
     def departure(self) -> str:
-        """What shows that the plan is outgrown."""
+        """The sign that the plan is outgrown, in words."""
         if self.beside > self._drift.limit:
             return f"it is outgrown: {described(self.beside)} beside the pool"
         return f"it is outgrown: {self.missed:.0%} of the planned requests were missed"

@@ -44,7 +44,7 @@ class Scope:
 
 
 class _Sign(Enum):
-    """What has begun an evaluation that outlasts a call."""
+    """The reason why an evaluation that outlasts a call has begun."""
 
     MODE = auto()  # the root is in evaluation mode
     CALL = auto()  # of the root, without gradients

@@ -124,7 +124,7 @@ _events: list[tuple[int, int, int, int]] = []
 
 @pytest.fixture
 def events() -> list[tuple[int, int, int, int]]:
-    """What trackers learn, once `follow` has been called: action, device, address, size."""
+    """The events that trackers get once `follow` has been called: action, device, address, size."""
     if not _attached:
         with stalloc.profile(device="cuda"):  # puts stalloc in front of torch's allocator
             cuda_probe.attach_tracker()
