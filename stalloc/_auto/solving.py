@@ -81,11 +81,12 @@ def _best(
     joint = propose(joined(recordings), time_limit, goes_on, peak)
     if not alone or not joint:
         return joint or alone
-    costs = [
-        max(_replayed(trace, proposals[0].plan).bytes for trace in recordings)
+    replays = [
+        [_replayed(trace, proposals[0].plan) for trace in recordings]
         for proposals in (joint, alone)
     ]
-    hits = [_replayed(recordings[-1], proposals[0].plan).hits for proposals in (joint, alone)]
+    costs = [max(replay.bytes for replay in each) for each in replays]
+    hits = [each[-1].hits for each in replays]
     joint_wins = costs[0] <= (1 + LEAST_GAIN) * costs[1] and hits[0] >= hits[1] - _LEAST_HITS
     return joint if joint_wins else alone
 
