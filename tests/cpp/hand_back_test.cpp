@@ -4,21 +4,20 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
-#include "device/pretend.h"
-#include "fake_streams.h"
 #include "plans.h"
-#include "runtime/planned_allocator.h"
+#include "two_streams.h"
 
 namespace stalloc {
 namespace {
 
 using testing::FakeStreams;
 using Lifetime = runtime::StreamTable::Lifetime;
-constexpr Bytes kMiB = Bytes{1} << 20;
-constexpr StreamId kMain = 0;
-constexpr StreamId kSide = 1;
+using testing::kMain;
+using testing::kMiB;
+using testing::kSide;
 
 plan::Plan plan_of(std::vector<plan::Decision> decisions, solve::Streams streams) {
   plan::Plan plan = testing::plan_of(std::move(decisions), 8);
@@ -31,53 +30,31 @@ plan::Decision decision(Offset offset, Tick lower, Tick upper, StreamId stream =
   return {.size = size, .offset = offset, .lower = lower, .upper = upper, .stream = stream};
 }
 
-class HandBackTest : public ::testing::Test {
+class HandBackTest : public testing::TwoStreams {
  protected:
   void enable(std::vector<plan::Decision> decisions,
               solve::Streams streams = solve::Streams::kOrdered) {
-    allocator_.enable(plan_of(std::move(decisions), streams));
-    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
-  }
-  std::byte* allocate(StreamId stream = kMain, Bytes size = kMiB) {
-    auto* p = static_cast<std::byte*>(allocator_.allocate(size, stream, true));
-    const auto begin = reinterpret_cast<std::uintptr_t>(p);
-    const auto end = begin + static_cast<std::uintptr_t>(size);
-    streams_.hand_out(begin, end, table_.handle_of(stream));
-    streams_.use(begin, end, table_.handle_of(stream));
-    return p;
+    TwoStreams::enable(plan_of(std::move(decisions), streams));
   }
   // Frees `p` while `user` still works on it.
   void free_in_use(std::byte* p, StreamId user = kSide, Bytes size = kMiB) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(p);
-    streams_.use(begin, begin + static_cast<std::uintptr_t>(size), table_.handle_of(user));
+    use(p, user, size);
     ASSERT_TRUE(allocator_.record_stream(p, user));
     ASSERT_TRUE(allocator_.deallocate(p));
   }
-  void next_iteration() {
-    allocator_.loop().end_iteration();
-    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
-  }
-  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
   void expect_order() const {
     EXPECT_EQ(streams_.hazards, 0);
     EXPECT_EQ(streams_.misuses, 0);
     EXPECT_EQ(streams_.synchronizations, 0) << "the host waits for nothing";
     allocator_.inspect().check();
   }
-
-  device::PretendMemory device_{100 * kMiB};
-  FakeStreams streams_;
-  runtime::StreamTable table_;
-  const device::StreamHandle side_ = FakeStreams::stream(7);
-  const StreamId side_id_ = table_.id_of(side_);
-  runtime::PlannedAllocator allocator_{device_, streams_, table_, runtime::Fallback::kOwn};
 };
 
 TEST_F(HandBackTest, APlannedRequestGetsItsAddressAndItsStreamWaits) {
   enable({decision(0, 0, 1), decision(0, 2, 3)});
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   free_in_use(a);
-  EXPECT_EQ(allocate(), a);
+  EXPECT_EQ(take(), a);
   EXPECT_EQ(statistics().handed_back, 1);
   EXPECT_EQ(statistics().stream_waits, 1);
   EXPECT_EQ(statistics().conflicts, 0);
@@ -87,10 +64,10 @@ TEST_F(HandBackTest, APlannedRequestGetsItsAddressAndItsStreamWaits) {
 
 TEST_F(HandBackTest, ABlockWhoseUsersAreDoneCostsNoWait) {
   enable({decision(0, 0, 1), decision(0, 2, 3)});
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   free_in_use(a);
   streams_.complete(side_);
-  EXPECT_EQ(allocate(), a);
+  EXPECT_EQ(take(), a);
   EXPECT_EQ(statistics().handed_back, 0);
   EXPECT_EQ(streams_.waits, 0);
 }
@@ -98,8 +75,8 @@ TEST_F(HandBackTest, ABlockWhoseUsersAreDoneCostsNoWait) {
 TEST_F(HandBackTest, AProducerFarAheadOfItsConsumerStaysInThePool) {
   enable({decision(0, 0, 1), decision(kMiB, 2, 3)});
   for (int step = 0; step < 32; ++step) {
-    free_in_use(allocate());
-    free_in_use(allocate());
+    free_in_use(take());
+    free_in_use(take());
     next_iteration();
   }
   EXPECT_EQ(statistics().hits, 64);
@@ -111,9 +88,9 @@ TEST_F(HandBackTest, AProducerFarAheadOfItsConsumerStaysInThePool) {
 TEST_F(HandBackTest, AnotherStreamThatGetsTheAddressWaitsForAll) {
   const StreamId third = table_.id_of(FakeStreams::stream(9));
   enable({decision(0, 0, 1), decision(0, 2, 3, third)});
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   free_in_use(a);
-  EXPECT_EQ(allocate(third), a);
+  EXPECT_EQ(take(third), a);
   EXPECT_EQ(statistics().handed_back, 1);
   expect_order();
 }
@@ -121,22 +98,22 @@ TEST_F(HandBackTest, AnotherStreamThatGetsTheAddressWaitsForAll) {
 TEST_F(HandBackTest, TheRestOfABlockIsOrderedToo) {
   // The second decision takes the upper half of the first one, the third one the lower half.
   enable({decision(0, 0, 1, kMain, 2 * kMiB), decision(kMiB, 2, 7), decision(0, 3, 6, kSide)});
-  std::byte* const a = allocate(kMain, 2 * kMiB);
+  std::byte* const a = take(kMain, 2 * kMiB);
   const StreamId third = table_.id_of(FakeStreams::stream(9));
   free_in_use(a, third, 2 * kMiB);
-  EXPECT_EQ(allocate(), a + kMiB);
-  EXPECT_EQ(allocate(kSide), a);
+  EXPECT_EQ(take(), a + kMiB);
+  EXPECT_EQ(take(kSide), a);
   expect_order();
 }
 
 TEST_F(HandBackTest, OneWaitCoversEarlierFrees) {
   enable({decision(0, 0, 1), decision(kMiB, 2, 3), decision(kMiB, 4, 7), decision(0, 5, 6)});
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   free_in_use(a);
-  std::byte* const b = allocate();
+  std::byte* const b = take();
   free_in_use(b);
-  EXPECT_EQ(allocate(), b) << "freed last";
-  EXPECT_EQ(allocate(), a);
+  EXPECT_EQ(take(), b) << "freed last";
+  EXPECT_EQ(take(), a);
   EXPECT_EQ(statistics().handed_back, 2);
   EXPECT_EQ(statistics().stream_waits, 1);
   expect_order();
@@ -144,9 +121,9 @@ TEST_F(HandBackTest, OneWaitCoversEarlierFrees) {
 
 TEST_F(HandBackTest, SeparateStreamsNeverWait) {
   enable({decision(0, 0, 1), decision(0, 2, 3)}, solve::Streams::kSeparate);
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   free_in_use(a);
-  EXPECT_NE(allocate(), a);
+  EXPECT_NE(take(), a);
   EXPECT_EQ(statistics().conflicts, 1);
   EXPECT_EQ(streams_.waits, 0);
   expect_order();
@@ -154,10 +131,10 @@ TEST_F(HandBackTest, SeparateStreamsNeverWait) {
 
 TEST_F(HandBackTest, ABlockThatIsStillLiveStays) {
   enable({decision(0, 0, 2), decision(kMiB, 1, 3), decision(0, 4, 5, kMain, 2 * kMiB)});
-  std::byte* const a = allocate();
-  std::byte* const b = allocate();
+  std::byte* const a = take();
+  std::byte* const b = take();
   free_in_use(a);
-  EXPECT_NE(allocate(kMain, 2 * kMiB), a);
+  EXPECT_NE(take(kMain, 2 * kMiB), a);
   EXPECT_EQ(statistics().handed_back, 0) << "the other block is in the way all the same";
   EXPECT_EQ(streams_.waits, 0);
   ASSERT_TRUE(allocator_.deallocate(b));
@@ -166,11 +143,11 @@ TEST_F(HandBackTest, ABlockThatIsStillLiveStays) {
 
 TEST_F(HandBackTest, ARequestWithoutADecisionTakesAWaitingBlockBeforeMoreMemory) {
   enable({decision(0, 0, 1), decision(kMiB, 2, 3, kMain, 2 * kMiB)});
-  free_in_use(allocate());
-  std::byte* const large = allocate(kMain, 2 * kMiB);
+  free_in_use(take());
+  std::byte* const large = take(kMain, 2 * kMiB);
   free_in_use(large, kSide, 2 * kMiB);
   allocator_.loop().enter_unplanned();
-  EXPECT_EQ(allocate(kMain, kMiB + 512), large) << "the only one that is large enough";
+  EXPECT_EQ(take(kMain, kMiB + 512), large) << "the only one that is large enough";
   EXPECT_EQ(statistics().fallback_requests, 0);
   EXPECT_EQ(statistics().handed_back, 1);
   allocator_.loop().leave_unplanned();
@@ -179,10 +156,10 @@ TEST_F(HandBackTest, ARequestWithoutADecisionTakesAWaitingBlockBeforeMoreMemory)
 
 TEST_F(HandBackTest, NothingIsHandedBackDuringACapture) {
   enable({decision(0, 0, 1), decision(0, 2, 3)});
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   free_in_use(a);
   allocator_.begin_capture();
-  EXPECT_NE(allocate(), a);
+  EXPECT_NE(take(), a);
   EXPECT_EQ(streams_.waits, 0);
   allocator_.end_capture();
   expect_order();
@@ -190,37 +167,37 @@ TEST_F(HandBackTest, NothingIsHandedBackDuringACapture) {
 
 TEST_F(HandBackTest, ABlockFreedDuringACaptureIsHandedBackAfterIt) {
   enable({decision(0, 0, 1), decision(0, 2, 3)});
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   allocator_.begin_capture();
   free_in_use(a);
   allocator_.end_capture();
-  EXPECT_EQ(allocate(), a);
+  EXPECT_EQ(take(), a);
   EXPECT_EQ(statistics().handed_back, 1);
   expect_order();
 }
 
 TEST_F(HandBackTest, ABlockWithoutItsEventStays) {
   enable({decision(0, 0, 1), decision(0, 2, 3)});
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   streams_.fail_records = true;
   free_in_use(a);
   streams_.fail_records = false;
-  EXPECT_NE(allocate(), a);
+  EXPECT_NE(take(), a);
   EXPECT_EQ(statistics().handed_back, 0);
   EXPECT_EQ(streams_.hazards, 0);
 }
 
 TEST_F(HandBackTest, ABlockStaysIfItsStreamCannotWait) {
   enable({decision(0, 0, 1), decision(0, 2, 3)});
-  std::byte* const a = allocate();
+  std::byte* const a = take();
   free_in_use(a);
   streams_.fail_waits = true;
-  EXPECT_NE(allocate(), a);
+  EXPECT_NE(take(), a);
   EXPECT_EQ(statistics().handed_back, 0);
   streams_.fail_waits = false;
   streams_.complete(side_);
   next_iteration();
-  EXPECT_EQ(allocate(), a) << "its event is still asked for";
+  EXPECT_EQ(take(), a) << "its event is still asked for";
   EXPECT_EQ(streams_.live_events(), 0u);
   expect_order();
 }
@@ -228,9 +205,9 @@ TEST_F(HandBackTest, ABlockStaysIfItsStreamCannotWait) {
 TEST_F(HandBackTest, AStreamThatMayBeGoneIsNotMadeToWait) {
   const StreamId foreign = table_.id_of(FakeStreams::stream(9), Lifetime::kMayVanish);
   enable({decision(0, 0, 1, foreign), decision(0, 2, 3)});
-  std::byte* const a = allocate(foreign);
+  std::byte* const a = take(foreign);
   free_in_use(a);
-  EXPECT_NE(allocate(), a);
+  EXPECT_NE(take(), a);
   EXPECT_EQ(statistics().handed_back, 0);
   expect_order();
 }
@@ -239,12 +216,12 @@ TEST_F(HandBackTest, AStreamWithTheHandleOfADestroyedOneWaitsItself) {
   const StreamId foreign = table_.id_of(FakeStreams::stream(9), Lifetime::kMayVanish);
   enable({decision(0, 0, 1, foreign), decision(kMiB, 2, 3, foreign), decision(kMiB, 4, 7, foreign),
           decision(0, 5, 6, foreign)});
-  std::byte* const a = allocate(foreign);
+  std::byte* const a = take(foreign);
   free_in_use(a);
-  std::byte* const b = allocate(foreign);
+  std::byte* const b = take(foreign);
   free_in_use(b);
-  EXPECT_EQ(allocate(foreign), b);
-  EXPECT_EQ(allocate(foreign), a);
+  EXPECT_EQ(take(foreign), b);
+  EXPECT_EQ(take(foreign), a);
   EXPECT_EQ(statistics().stream_waits, 2);
 }
 

@@ -5,18 +5,16 @@
 
 #include <thread>
 
-#include "device/pretend.h"
-#include "fake_streams.h"
 #include "plans.h"
-#include "runtime/planned_allocator.h"
+#include "two_streams.h"
 
 namespace stalloc {
 namespace {
 
 using testing::FakeStreams;
-constexpr Bytes kMiB = Bytes{1} << 20;
-constexpr StreamId kMain = 0;
-constexpr StreamId kSide = 1;
+using testing::kMain;
+using testing::kMiB;
+using testing::kSide;
 
 plan::Decision decision(Offset offset, Tick lower, Tick upper, StreamId stream, Bytes size = kMiB) {
   return {.size = size, .offset = offset, .lower = lower, .upper = upper, .stream = stream};
@@ -28,25 +26,10 @@ plan::Plan ordered_plan(std::vector<plan::Decision> decisions, Tick period) {
   return plan;
 }
 
-class StreamOrderTest : public ::testing::Test {
+class StreamOrderTest : public testing::TwoStreams {
  protected:
-  void enable(const plan::Plan& plan) {
-    allocator_.enable(plan);
-    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
-  }
-  std::byte* allocate(StreamId stream, Bytes size = kMiB) {
-    auto* p = static_cast<std::byte*>(allocator_.allocate(size, stream, true));
-    const auto begin = reinterpret_cast<std::uintptr_t>(p);
-    const auto end = begin + static_cast<std::uintptr_t>(size);
-    streams_.hand_out(begin, end, table_.handle_of(stream));
-    streams_.use(begin, end, table_.handle_of(stream));
-    return p;
-  }
+  std::byte* allocate(StreamId stream, Bytes size = kMiB) { return take(stream, size); }
   void free(std::byte* p) { ASSERT_TRUE(allocator_.deallocate(p)); }
-  void next_iteration() {
-    allocator_.loop().end_iteration();
-    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
-  }
   // One iteration as planned, so that the allocator recognizes departures.
   void follow(const plan::Plan& plan) {
     for (const plan::Decision& d : plan.decisions) free(allocate(d.stream, d.size));
@@ -56,16 +39,9 @@ class StreamOrderTest : public ::testing::Test {
   }
   std::int64_t waits() const { return statistics().stream_waits - waits_before_; }
   int records() const { return streams_.records - records_before_; }
-  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
 
-  device::PretendMemory device_{100 * kMiB};
-  FakeStreams streams_;
   std::int64_t waits_before_ = 0;
   int records_before_ = 0;
-  runtime::StreamTable table_;
-  const device::StreamHandle side_ = FakeStreams::stream(7);
-  const StreamId side_id_ = table_.id_of(side_);
-  runtime::PlannedAllocator allocator_{device_, streams_, table_, runtime::Fallback::kOwn};
 };
 
 TEST_F(StreamOrderTest, TheLaterStreamWaitsForTheEarlierOnesWorkUpToItsFree) {

@@ -6,17 +6,15 @@
 #include <random>
 
 #include "base/error.h"
-#include "device/pretend.h"
-#include "fake_streams.h"
 #include "plans.h"
-#include "runtime/planned_allocator.h"
+#include "two_streams.h"
 
 namespace stalloc {
 namespace {
 
 using testing::FakeStreams;
-constexpr Bytes kMiB = Bytes{1} << 20;
-constexpr StreamId kSide = 1;
+using testing::kMiB;
+using testing::kSide;
 
 plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, StreamId stream = 0) {
   plan::Decision d;
@@ -94,29 +92,14 @@ TEST(StaticPoolStreams, SpaceThatTwoStreamsMayReuseBelongsToTheFirst) {
   EXPECT_EQ(pool.at(kMiB).stream, 0);
 }
 
-class StreamsTest : public ::testing::Test {
+class StreamsTest : public testing::TwoStreams {
  protected:
-  void enable(plan::Plan plan) {
-    allocator_.enable(plan);
-    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
-  }
   void* allocate(Bytes size, StreamId stream = 0) {
     return allocator_.allocate(size, stream, true);
-  }
-  void next_iteration() {
-    allocator_.loop().end_iteration();
-    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
   }
   static plan::Plan two_blocks() {
     return testing::plan_of({decision(kMiB, 0, 0, 3), decision(kMiB, kMiB, 1, 2)}, 4);
   }
-
-  device::PretendMemory device_{100 * kMiB};
-  FakeStreams streams_;
-  runtime::StreamTable table_;
-  const device::StreamHandle side_ = FakeStreams::stream(7);
-  const StreamId side_id_ = table_.id_of(side_);
-  runtime::PlannedAllocator allocator_{device_, streams_, table_, runtime::Fallback::kOwn};
 };
 
 TEST_F(StreamsTest, ARecordedBlockKeepsItsPlaceUntilItsUsersAreDone) {
