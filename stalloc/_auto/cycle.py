@@ -95,6 +95,7 @@ class Cycle:
         self._service: Service | None = None
         self._leaving: _Departure | None = None
         self._unlike = 0  # iterations in a row with others
+        self._is_unlike = False  # the plan in force does not know the last inputs
         self._recording: Recording | None = Recording(model, device, options)
         self.stage = Stage.RECORDING
 
@@ -116,8 +117,15 @@ class Cycle:
             self._serve_if_it_fits(forward)
 
     def iteration_ends(self) -> None:
-        """Takes a plan out of force before the next batch is made, if it is time for that."""
-        self._depart(None)
+        """Takes a plan out of force before the next batch is made, if it is time for that.
+
+        Once the batch is made, a part of it may lie in the pool. So it is here, too, that a plan
+        steps aside that could not do so where the forward began.
+        """
+        if self._depart(None) or self._service is None or not self._service.enabled:
+            return
+        if self._is_unlike:
+            self._service.step_aside(True)
 
     def count_requests(self) -> None:
         """Gives the journal the requests under a plan since the last call."""
@@ -231,7 +239,8 @@ class Cycle:
             self._rest(service.refusal)
             return
         problem = input_mismatch(service.inputs, forward.args, forward.kwargs)
-        aside = service.step_aside(problem is not None)
+        self._is_unlike = problem is not None
+        aside = service.step_aside(self._is_unlike)
         if self._leaving is None:
             self._leaving = self._reason_to_leave(service, forward, problem if aside else None)
         if self._leaving is not None and not self._depart(forward):
@@ -305,6 +314,7 @@ class Cycle:
         if solution.loses:
             reason = f"{renewal.reason}, and no plan does better than torch's policy"
             return _Departure(reason, Stage.RESTING)
+        service.accept()
         return None
 
     def _end_renewal(self) -> None:
@@ -320,6 +330,7 @@ class Cycle:
         self._service.end()
         self._journal.plan_changes(self._service.proposal, in_force=False, reason=reason)
         self._service = None
+        self._is_unlike = False
 
     def _exchange(self) -> bool:
         """Takes a place in the budget; the next exchange takes more patience."""

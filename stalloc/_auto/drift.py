@@ -25,7 +25,9 @@ class Drift:
     """
 
     def __init__(self, expected: int, allowed: int, patience: int) -> None:
+        self._allowed = allowed
         self._limit = expected + allowed
+        self._most_missed = MOST_MISSED
         self._patience = patience
         self._iterations = 0
         self._in_a_row = 0
@@ -34,6 +36,17 @@ class Drift:
     def limit(self) -> int:
         """Bytes beside the pool that do no harm."""
         return self._limit
+
+    def accept(self, beside: int, missed: float) -> None:
+        """Takes an iteration like this one for usual from now on.
+
+        Args:
+            beside: Bytes beside the pool.
+            missed: Share of the planned requests that were not made.
+        """
+        self._limit = max(self._limit, beside + self._allowed)
+        self._most_missed = max(self._most_missed, missed + MOST_MISSED)
+        self._in_a_row = 0
 
     def persists(self, beside: int, missed: float) -> bool:
         """Notes an iteration.
@@ -48,6 +61,6 @@ class Drift:
         self._iterations += 1
         if self._iterations <= _SETTLING:
             return False
-        departs = beside > self._limit or missed > MOST_MISSED
+        departs = beside > self._limit or missed > self._most_missed
         self._in_a_row = self._in_a_row + 1 if departs else 0
         return self._in_a_row >= self._patience

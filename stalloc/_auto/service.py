@@ -141,6 +141,10 @@ class Service:
         self._news()
         return not self.is_aside and self._drift.persists(self.beside, self.missed)
 
+    def accept(self) -> None:
+        """Takes the departures for usual from now on, since no plan would do better."""
+        self._drift.accept(self.beside, self.missed)
+
     def _news(self) -> tuple[dict[str, int], dict[str, int]]:
         now = self._statistics()
         new = {name: now[name] - self._counts[name] for name in _COUNTS}

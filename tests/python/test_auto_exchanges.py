@@ -44,12 +44,14 @@ class Changing(Trainer):
     """
 
     stage = 0
+    more = 0  # larger blocks that it holds, too
 
     def backward(self, microbatch: int, length: int = 32) -> None:
         t = tokens(self.steps, microbatch, length)
         flags = [torch.ones(1)] * self.stage
         out = self.model(t[:, :-1], *flags)
-        held = [torch.full((700 << 10,), i, dtype=torch.uint8) for i in range(2 + self.stage)]
+        sizes = [700 << 10] * (2 + self.stage) + [900 << 10] * self.more
+        held = [torch.full((size,), i, dtype=torch.uint8) for i, size in enumerate(sizes)]
         loss = functional.cross_entropy(out.flatten(0, 1), t[:, 1:].flatten())
         loss.backward()
         self.losses += [loss.item(), *(float(block[-1]) for block in held)]
@@ -136,6 +138,46 @@ def test_twenty_exchanges_change_no_result_and_leave_nothing() -> None:
         plain.stage = number
         disturb(plain, None, number)
         train(None, plain, end - plain.steps)
+    assert_same(plain, trainer)
+
+
+@isolated
+def test_a_plan_steps_aside_although_a_part_of_the_batch_lies_in_its_pool() -> None:
+    plain, trainer = (Changing(Flagged(t.model)) for t in twins(layers=1))
+    auto = stalloc.auto(trainer.model, iterations=3, time_limit=0.1)
+    train(auto, trainer, 8)
+    assert auto._cycle is not None
+    service = auto._cycle._service
+    assert service is not None
+    assert stats()["reserved"] > stats()["fallback_reserved"]
+    trainer.stage = 1  # its tokens and its first flag are as before
+    train(auto, trainer, 2)
+    assert service.is_aside
+    assert stats()["reserved"] == stats()["fallback_reserved"]
+    auto.stop()
+    train(None, plain, 8)
+    plain.stage = 1
+    train(None, plain, 2)
+    assert_same(plain, trainer)
+
+
+@isolated
+def test_a_departure_that_no_plan_would_better_is_solved_once() -> None:
+    plain, trainer = (Changing(t.model) for t in twins(layers=4))
+    auto = stalloc.auto(trainer.model, iterations=3, time_limit=0.1, tolerance=0.01)
+    train(auto, trainer, 12)
+    cycle = auto._cycle
+    assert cycle is not None
+    patience = cycle._patience
+    trainer.more = 1
+    train(auto, trainer, 60)
+    assert cycle._patience == 2 * patience, "which each renewal doubles"
+    assert cycle._renewal is None
+    assert plans() == 1
+    auto.stop()
+    train(None, plain, 12)
+    plain.more = 1
+    train(None, plain, 60)
     assert_same(plain, trainer)
 
 
