@@ -34,6 +34,16 @@ bool lives_on(const Plan& plan, const Decision& d) {
   });
 }
 
+// True if the decision is live when the last optimizer's step ends, such as the loss, which the
+// loop's variable holds until the next iteration. An evaluation may come there.
+bool outlives_step(const Plan& plan, const Decision& d) {
+  Tick end = kNever;
+  for (const profile::ProfiledPhase& phase : plan.phases) {
+    if (phase.key.kind == trace::PhaseKind::kOptimizer) end = phase.end;
+  }
+  return end != kNever && d.lower < end && end < d.upper;
+}
+
 bool shares_addresses(const Plan& plan) {
   const auto of_other_stream = [](const auto& r) { return r.stream != 0; };
   return plan.streams == solve::Streams::kOrdered ||
@@ -43,17 +53,20 @@ bool shares_addresses(const Plan& plan) {
 
 // The candidates of a size. The room of a small one that varies is half as large again as the
 // largest profiled one: a block that is larger departs from the plan. A plan without laws has one
-// layout only. Throws PlanError if a law has no size.
+// layout only, in which small ones are not to divide the space that evaluations use. Throws
+// PlanError if a law has no size.
 std::vector<Anchor> candidates(const Plan& plan, Size size) {
-  if (plan.laws.empty() || !shares_addresses(plan)) return {};
+  if (!shares_addresses(plan)) return {};
   const LawSizes largest = largest_sizes(plan);
   std::vector<Anchor> anchors;
   for (const DecisionIndex i : indices<DecisionIndex>(plan.decisions)) {
     const Decision& d = plan[i];
-    if (d.slots != kNone || d.over > 0 || !lives_on(plan, d)) continue;
+    const bool lives = !plan.laws.empty() && lives_on(plan, d);
+    if (d.slots != kNone || d.over > 0 || !(lives || outlives_step(plan, d))) continue;
     const bool varies = d.law != kNone;
     Bytes room = varies ? largest[d.law] : d.size;
     const bool small = is_small(plan, room + room / 2);
+    if (!lives && !small) continue;
     if (varies && small) room += room / 2;
     if (!varies || small || size == Size::kAny) anchors.push_back({i, room});
   }
@@ -143,6 +156,7 @@ void place_turns(Plan& plan) {
 }  // namespace
 
 std::vector<DecisionIndex> anchors_of(const Plan& plan) {
+  if (plan.laws.empty()) return {};
   std::vector<DecisionIndex> anchors;
   for (const Anchor& a : candidates(plan, Size::kAny)) {
     const Decision& d = plan[a.decision];

@@ -60,7 +60,7 @@ solve::Problem problem_of(const Plan& plan) {
   return problem;
 }
 
-bool is_small(const Plan& plan, Bytes size) { return size <= plan.load / kSmallPart; }
+Bytes largest_small(const Plan& plan) { return plan.load / kSmallPart; }
 
 solve::Layout layout_of(const Plan& plan) {
   solve::Layout layout;

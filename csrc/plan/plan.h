@@ -223,8 +223,9 @@ struct Plan {
   void check() const;
 };
 
-// True if a request of `size` bytes costs next to nothing, wherever it lies.
-bool is_small(const Plan& plan, Bytes size);
+// A request of at most so many bytes costs next to nothing, wherever it lies.
+Bytes largest_small(const Plan& plan);
+inline bool is_small(const Plan& plan, Bytes size) { return size <= largest_small(plan); }
 
 // The problem that a plan solves, and its solution. The buffers are the decisions, then the groups'
 // regions, the second places of turns, the walls, and the slots of each class as one buffer.

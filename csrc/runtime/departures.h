@@ -8,7 +8,8 @@
 //
 //   kind    A request of an origin (the phase that makes it, an evaluation, another thread) whose
 //           block outlived a whole iteration is permanent, and so is every later one of this origin
-//           and size. All small sizes are one kind.
+//           and size. All small sizes are one kind: small for this plan, so that they cost
+//           little outside the pool, whereas one of them may displace the largest decision.
 //   size    Weights, gradients, optimizer states and their copies have one of a few sizes. A
 //   request
 //           of such a size is not admitted while copies of weights or new states are expected.
@@ -36,7 +37,8 @@ class Departures {
   static constexpr PhaseIndex kOtherThread{-3};  // not the training thread
 
   // `plan` has passed check().
-  explicit Departures(const plan::Plan& plan) {
+  explicit Departures(const plan::Plan& plan)
+      : small_(std::max(profile::kSmallRequest, plan::largest_small(plan))) {
     const auto add = [this](Bytes size) {
       if (size >= profile::kSmallRequest) states_.push_back(size);
     };
@@ -66,7 +68,7 @@ class Departures {
  private:
   static constexpr std::size_t kMaxKinds = 1024;
 
-  static Bytes kind_of(Bytes size) { return size < profile::kSmallRequest ? 0 : size; }
+  Bytes kind_of(Bytes size) const { return size < small_ ? 0 : size; }
 
   // Gradients live until the optimizer has run.
   static bool is_gradient(const plan::Plan& plan, const plan::Decision& d) {
@@ -93,6 +95,7 @@ class Departures {
     return known(size) || known(2 * size) || (size % 2 == 0 && known(size / 2));
   }
 
+  const Bytes small_;                             // sizes below are one kind
   std::vector<Bytes> states_;                     // sizes of states, ascending
   std::map<PhaseIndex, std::set<Bytes>> stayed_;  // kinds, by origin
 };

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "base/align.h"
+#include "profile/size_law.h"
 #include "solve/greedy/greedy.h"
+#include "trace/trace.h"
 
 namespace stalloc::runtime {
 namespace {
@@ -33,7 +35,23 @@ void Evaluations::end() {
   if (!std::exchange(active_, false)) return;
   live_.clear();
   if (now_.empty() || now_.size() >= kMostRequests || program_->layouts == kMostLayouts) return;
+  observe();
   if (learn()) lay_out();
+}
+
+bool Evaluations::enlarge(Bytes size, StreamId stream) {
+  const std::size_t at = program_->first_varying;
+  if (now_.size() != at || program_->layouts == kMostLayouts) return false;
+  std::vector<Request>& known = program_->known;
+  if (at >= known.size() || size <= known[at].size || stream != known[at].stream) return false;
+  const Bytes before = known[at].size;
+  for (std::size_t i = at; i < known.size(); ++i) {
+    // In proportion at most: a part with other requests may have taught wrong sizes.
+    const Bytes most = profile::in_proportion(known[i].size, size, before);
+    known[i].size = std::clamp(size_at(i, size), known[i].size, most);
+  }
+  lay_out();
+  return true;
 }
 
 Offset Evaluations::next(Bytes size, StreamId stream) {
@@ -64,6 +82,34 @@ void Evaluations::release(const void* p) {
   if (at == live_.end()) return;
   now_[static_cast<std::size_t>(at->second)].freed_at = static_cast<std::int32_t>(now_.size());
   live_.erase(at);
+}
+
+void Evaluations::observe() {
+  auto& [first, second] = program_->observed;
+  if (program_->first_varying != kNowhere) return;
+  second.clear();
+  for (const Request& r : now_) second.push_back(r.size);
+  if (first.empty()) {
+    first.swap(second);
+    return;
+  }
+  const auto [a, b] = std::ranges::mismatch(first, second);
+  // Another program has other requests.
+  const auto [fewer, more] = std::minmax(first.size(), second.size());
+  if (2 * fewer > more && a != first.end() && b != second.end()) {
+    program_->first_varying = static_cast<std::size_t>(a - first.begin());
+  }
+}
+
+// The size at a position in a part whose first varying size is `first`: an affine function of it.
+Bytes Evaluations::size_at(std::size_t position, Bytes first) const {
+  const auto& [a, b] = program_->observed;
+  if (position >= a.size() || position >= b.size()) return 0;
+  const std::size_t at = program_->first_varying;
+  const __int128 rise = static_cast<__int128>(b[position] - a[position]) * (first - a[at]);
+  const Bytes run = b[at] - a[at];
+  const __int128 size = a[position] + rise / run + 1;
+  return static_cast<Bytes>(std::clamp<__int128>(size, 0, trace::kLargestRequest));
 }
 
 // True if the layout has to change.

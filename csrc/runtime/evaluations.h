@@ -17,6 +17,10 @@
 // half of its requests is that of another program, and replaces what is known. Requests that
 // outlive their part have no place.
 //
+// Two forwards with batches of two sizes show which sizes vary, and how. After that, the first of
+// these sizes in a forward tells if the batch is larger than any before, and all sizes to come. So
+// the layout is made for it, and memory is added once, instead of for each request by itself.
+//
 // Safety does not depend on the layout: the pool checks every address.
 //
 // Cost: O(1) a request. A layout costs milliseconds; the number of layouts is limited. Memory: some
@@ -61,6 +65,9 @@ class Evaluations {
   // besides.
   Bytes room() const { return program_->room; }
 
+  // True if the next request, which is of this size, tells that the part is larger than any before
+  // it. Then the layout is made for that.
+  bool enlarge(Bytes size, StreamId stream);
   // Counts the part's next request. Returns its offset in the layout; kUnplaced if it has none.
   Offset next(Bytes size, StreamId stream);
   // True if what outlives this part goes to the last addresses of the pool, else to the first.
@@ -69,6 +76,8 @@ class Evaluations {
   // side, the later ones would end up in the middle of the pool. Both ends take turns, so that
   // those of the evaluation's last forward, which may stay for long, lie at the beginning.
   bool leaves_last() const { return (usual_forwards_ - forwards_) % 2 != 0; }
+  // True if this forward is likely to be the evaluation's last one.
+  bool is_last() const { return forwards_ >= usual_forwards_; }
   // True if requests at the position of the last one have outlived their part, or never have.
   // Neither is true at a position that is not known yet.
   bool outlives(Bytes below = kAny) const;  // the requests there are smaller than this, too
@@ -79,6 +88,8 @@ class Evaluations {
   void release(const void* p);
 
  private:
+  static constexpr std::size_t kNowhere = std::numeric_limits<std::size_t>::max();
+
   struct Request {
     Bytes size = 0;
     StreamId stream = 0;
@@ -91,11 +102,17 @@ class Evaluations {
     Bytes height = 0;
     Bytes room = 0;
     int layouts = 0;  // made so far
+    // Sizes in two forwards that differ, by position, and the first position where they do. The
+    // second ones are empty, and there is no such position, until the sizes vary.
+    std::array<std::vector<Bytes>, 2> observed;
+    std::size_t first_varying = kNowhere;
 
     StreamId stream() const { return known.empty() ? 0 : known.front().stream; }
   };
 
   bool learn();
+  void observe();
+  Bytes size_at(std::size_t position, Bytes first) const;
   void lay_out();
 
   Bytes alignment_;

@@ -34,7 +34,7 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
   }
   add_sites(plan);
   extents_.assign(plan.extent_names.size(), kNone);
-  guess_ = extents_;
+  guess_ = upcoming_ = extents_;
   relayout(plan);
   use_extents(plan.extents, {}, /*told=*/true);
   taken_.resize(shapes_.size(), 0);
@@ -277,8 +277,10 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
     }
     if (std::exchange(outgrown_, false)) {
       ++asked_;
-      take(head_);
-      return {.outgrows = true};
+      Match m = match_of(take(head_));
+      if (!std::exchange(foretold_, false) || !in_step()) m = {};
+      m.outgrows = true;
+      return m;
     }
   }
   if (kind_ == trace::PhaseKind::kOther && moves_to_sibling(size, stream)) {
@@ -494,6 +496,7 @@ void Matcher::use_extents(std::span<const profile::Extent> extents, std::span<co
   shares_.assign(shares.begin(), shares.end());
   std::ranges::copy(extents, extents_.begin());
   std::ranges::fill(guess_, kNone);
+  std::ranges::fill(upcoming_, kNone);
   for (const LawIndex l : laws_.indices()) {
     sizes_[size_index(l)] = is_unknown(laws_[l]) ? kNone : profile::evaluate(laws_[l], extents_);
   }
@@ -529,7 +532,7 @@ bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
   if (scaled < 0 || scaled % law.terms[0].coefficient != 0) return false;
   const profile::Extent value = scaled / law.terms[0].coefficient;
   if (value > envelope_[name]) {
-    outgrown_ = true;
+    outgrow(name, value);
     return false;
   }
   guess_[name] = value;
@@ -541,6 +544,12 @@ bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
     known = profile::evaluate(other, guess_);
   }
   return true;
+}
+
+void Matcher::outgrow(std::size_t name, profile::Extent value) {
+  outgrown_ = true;
+  foretold_ = upcoming_[name] == value;
+  upcoming_[name] = value;
 }
 
 // True if the request matches the item at the head although the law gives another size.

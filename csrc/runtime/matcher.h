@@ -40,7 +40,8 @@
 //   unexplained   no law gives the size: any size up to the planned one
 //   upcoming      data of the next microbatch, made before its extents are reported, or, in a
 //                 pipeline, the gradient of the one that goes back next: any size up to the planned
-//                 one that the law can give. It tells the sizes of later requests like it
+//                 one that the law can give. It tells the sizes of later requests like it. Two
+//                 requests that tell the same extent beyond the layout's need another layout
 //   a share       a dimension changes that never changed while the program was profiled, such as
 //   the
 //                 rows of an epoch's last batch: the expected size times the dimension's share
@@ -119,7 +120,8 @@ class Matcher {
     GroupIndex group = kNone;
     StartupIndex startup = kNone;
     bool persistent = false;
-    // The request is data of a batch that is larger than planned: the pool is exchanged next.
+    // The request is data of a batch that is larger than planned. It has a decision if another
+    // one has told the same of that batch; see upcoming().
     bool outgrows = false;
   };
   static_assert(sizeof(Match) == 16);  // two registers
@@ -141,6 +143,10 @@ class Matcher {
   // does not name. `told`: they are known and not those of an earlier microbatch. O(laws).
   void use_extents(std::span<const profile::Extent> extents, std::span<const Share> shares,
                    bool told);
+
+  // The extents beyond the layout's that requests have told of the upcoming microbatch; kNone where
+  // they have not.
+  std::span<const profile::Extent> upcoming() const { return upcoming_; }
 
   // Continues with another layout of the plan.
   void relayout(const plan::Plan& plan);
@@ -205,6 +211,7 @@ class Matcher {
   bool is_unknown(const profile::SizeLaw& law) const;
   bool takes_by_position(Bytes size, StreamId stream);
   bool infer(const profile::SizeLaw& law, Bytes size);
+  void outgrow(std::size_t name, profile::Extent value);
   bool is_share(Bytes expected, Bytes size) const;
   bool breaks_a_law(Bytes size, StreamId stream) const;
   // Stands for any phase that is not in the plan, as the predecessor of an `other` phase.
@@ -238,7 +245,9 @@ class Matcher {
   std::vector<profile::Extent> guess_;         // the same, inferred from sizes of requests
   std::vector<Share> shares_;                  // of the phase
   bool told_ = false;                          // extents_ were reported for this microbatch
-  bool outgrown_ = false;  // the current request implies extents beyond envelope_
+  bool outgrown_ = false;                  // the current request implies extents beyond envelope_
+  bool foretold_ = false;                  // an earlier request has implied the same
+  std::vector<profile::Extent> upcoming_;  // the extents beyond envelope_ that requests imply
   IndexedVector<ItemIndex, Shape> shapes_;
   IndexedVector<ItemIndex, DecisionIndex> decision_;  // kNone if the item is no decision
   IndexedVector<ItemIndex, StartupIndex> startup_;    // kNone if it is no start-up request

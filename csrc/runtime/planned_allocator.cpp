@@ -93,6 +93,9 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
   if (serving && !parts_.pools.is_away()) {
     if (for_training) {
       place = serving->allocate(size, stream, parts_.dynamic_scopes.covers(node));
+      if (place.awaits_layout && loop_.fit_upcoming()) {
+        place.p = serving->allocate_upcoming(size, stream);
+      }
     } else {
       place.p = serving->allocate_for_other_thread(size, stream);
     }

@@ -12,6 +12,9 @@ constexpr Bytes kMostForFixed = 10;
 // A request of an evaluation of less than one part in so many of the pool is small.
 constexpr Bytes kSmallPart = 1000;
 
+// Idle addresses are divided if such a part of what is wanted lies elsewhere.
+constexpr Bytes kDivided = 16;
+
 // A search that fails may take half a second. After so many in a row for the same reason, that is
 // no reason for another one.
 constexpr int kMostFailures = 3;
@@ -37,13 +40,16 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   if (unplanned_depth_ > 0) return {allocate_evaluation(size, stream)};
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
+  // Served outside the pool, which is exchanged once the batch's extents are known.
+  if (outgrows) {
+    awaiting_ = decision;
+    return {.awaits_layout = decision != kNone && !upcoming_refused_ && !startup_};
+  }
   if (decision != kNone) {
     if (draining_ && lives_on(layouts_.current()[decision])) return {};
     return {allocate_planned(decision, size, stream)};
   }
   if (startup != kNone) return {allocate_startup(startup, size)};
-  // Served outside the pool, which is exchanged once the batch's extents are reported.
-  if (outgrows) return {};
   if (persistent) {
     ++counts_.persistent_requests;
     return {};
@@ -125,6 +131,7 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
 }
 
 void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
+  if (evaluations_.enlarge(size, stream)) fit_evaluation(stream);
   const Offset offset = evaluations_.next(size, stream);
   // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
   // the pool it costs little.
@@ -135,7 +142,10 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   departure.is_brief = evaluations_.is_brief();
   departure.last = evaluations_.leaves_last();
   // The next iteration gets a layout around it. Within an iteration it is to be least in the way.
-  if (!began_ && evaluations_.outlives()) departure.stays_outside = &layouts_.anchored();
+  if (!began_ && evaluations_.outlives()) {
+    static const RangeSet nowhere;
+    departure.stays_outside = evaluations_.is_last() ? &layouts_.anchored() : &nowhere;
+  }
   if (departure.is_brief) departure.last = !departure.last;  // at the other end
   void* p = planned ? planned : allocate_departed(size, stream, departure, /*wary=*/false);
   if (p) evaluations_.serve(p);
@@ -186,11 +196,25 @@ void Serving::leave_unplanned() {
 void Serving::begin_part(Evaluations::Part part) {
   end_evaluation();
   evaluations_.begin(part);
-  const Bytes height = evaluations_.height();
-  if (height > 0 && !pools_.is_away()) {
-    pools_.active()->space.open_zone(height, evaluations_.stream(), evaluations_.room(),
-                                     !evaluations_.leaves_last());
-  }
+  open_zone();
+}
+
+void Serving::open_zone() {
+  if (evaluations_.height() == 0 || pools_.is_away()) return;
+  pools_.active()->space.open_zone(evaluations_.height(), evaluations_.stream(),
+                                   evaluations_.room(), !evaluations_.leaves_last());
+}
+
+// Opens a zone for the layout of an evaluation that has become larger, in more memory if need be.
+// Not if the idle addresses are divided: then separate requests need less.
+void Serving::fit_evaluation(StreamId stream) {
+  StaticPool& space = pools_.active()->space;
+  space.close_zone();
+  open_zone();
+  const Bytes wanted = evaluations_.height() + evaluations_.room();
+  if (space.has_zone() || !pools_.can_grow() || !evaluations_.has_forward()) return;
+  const bool divided = space.idle_before_end(stream) > wanted / kDivided;
+  if (!divided && grow_for_evaluation(wanted, stream)) open_zone();
 }
 
 void Serving::end_evaluation() {
@@ -282,32 +306,45 @@ std::int32_t Serving::microbatch_now() {
 }
 
 void Serving::fit_layout() {
-  const bool only_rearranged = !outgrows_;
+  const bool outgrows = outgrows_;
   outgrows_ = is_rearranged_ = false;
+  refused_ = !fit(microbatches_.now().extents, microbatch_now(), outgrows);
+}
+
+bool Serving::fit_upcoming() {
+  upcoming_refused_ = !fit(matcher().upcoming(), kNone, /*outgrows=*/true);
+  return !upcoming_refused_;
+}
+
+void* Serving::allocate_upcoming(Bytes size, StreamId stream) {
+  return allocate_planned(awaiting_, size, stream);
+}
+
+// Lets the layout cover the extents. True if it does. `outgrows`: the current one does not; else
+// requests are to lie elsewhere.
+bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microbatch,
+                  bool outgrows) {
   Pool& pool = *pools_.active();
-  const Microbatches::Row& row = microbatches_.now();
   const PhaseIndex phase = matcher().phase();
-  const std::int32_t microbatch = microbatch_now();
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
   const Layouts::Memory memory{pool.space.planned_size(), layouts_.current().walls};
-  if (const plan::Plan* layout = layouts_.find(row.extents, microbatch, memory, live)) {
+  if (const plan::Plan* layout = layouts_.find(extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
     note_rearranged(live, true);
-    return;
+    return true;
   }
   // Requests that cannot take turns lie beside the pool. That is better than a second piece.
-  if ((only_rearranged && !pools_.can_grow()) || pool.has_extra) {
-    refused_ = true;
+  if ((!outgrows && !pools_.can_grow()) || pool.has_extra) {
     note_rearranged(live, false);
-    return;
+    return false;
   }
   const bool empty = pool.space.live_blocks() == 0;
   using enum Layouts::More;
   const auto more = pools_.can_grow() ? kBehindPool : empty ? kNewPool : kBehindWall;
-  const plan::Plan* layout = layouts_.grow(row.extents, memory, live, more);
+  const plan::Plan* layout = layouts_.grow(extents, memory, live, more);
   // Pieces of memory that no request may straddle can need far more than one, and so can live
   // blocks that do not move. Then the rest of this iteration's requests that do not fit lie beside
   // the pool, which costs at least what the pool lacks.
@@ -316,15 +353,16 @@ void Serving::fit_layout() {
     const Bytes most = std::max(layout->bound / kMostForFixed, beside);
     if (layout->pool > layout->bound + most) layout = nullptr;
   }
-  if (only_rearranged && layout) {
+  if (!outgrows && layout) {
     Bytes beside = 0;
     for (const plan::Turn& t : live.turns) beside += t.size;
     for (const StaticPool::Leftover& l : live.leftovers) beside += l.size;
     if (layout->pool > memory.size + beside) layout = nullptr;
   }
-  refused_ = !layout || !add_memory(*layout, more);
-  if (!refused_) adopt(layout);
-  note_rearranged(live, !refused_);
+  const bool fits = layout && add_memory(*layout, more);
+  if (fits) adopt(layout);
+  note_rearranged(live, fits);
+  return fits;
 }
 
 // Counts the searches that failed. Leftovers that no layout can avoid do not keep requests from
@@ -372,7 +410,7 @@ bool Serving::end_iteration() {
   const std::int64_t absent = startup_ ? startup_->absent() : 0;
   matcher().end_iteration();
   microbatches_.end_iteration();
-  refused_ = began_ = false;
+  refused_ = upcoming_refused_ = began_ = false;
   if (!extra_used_) drop_extra();
   extra_used_before_ = std::exchange(extra_used_, false);
   pools_.active()->space.end_iteration();

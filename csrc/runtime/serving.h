@@ -60,6 +60,7 @@ class Serving {
   struct Place {
     void* p = nullptr;
     bool dynamic = false;
+    bool awaits_layout = false;  // for the upcoming microbatch: fit_upcoming() may help
   };
   Place allocate(Bytes size, StreamId stream, bool tagged);
 
@@ -82,6 +83,12 @@ class Serving {
   // Exchanges the layout for one that covers them, and the memory if that layout needs more. If
   // that fails, nothing changes. The caller has collected the blocks that wait for streams.
   void fit_layout();
+  // The same for the extents that requests have told of the upcoming microbatch, before they are
+  // reported: those of another model with the same batch, such as a reference or a teacher. False
+  // if it fails; then no other request of this iteration awaits a layout.
+  bool fit_upcoming();
+  // Serves the request that awaited the layout.
+  void* allocate_upcoming(Bytes size, StreamId stream);
   // See PlannedAllocator.
   void drain(bool departed) {
     draining_ = true;
@@ -118,6 +125,7 @@ class Serving {
   void* allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream);
   void* allocate_startup(plan::StartupIndex i, Bytes size);
   void use_extents();
+  bool fit(std::span<const profile::Extent> extents, std::int32_t microbatch, bool outgrows);
   std::int32_t microbatch_now();
   bool is_obstructed() const;
   bool add_memory(const plan::Plan& layout, Layouts::More more);
@@ -131,6 +139,8 @@ class Serving {
   void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
   void* allocate_evaluation(Bytes size, StreamId stream);
   bool grow_for_evaluation(Bytes size, StreamId stream);
+  void open_zone();
+  void fit_evaluation(StreamId stream);
   void drop_extra();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
@@ -148,8 +158,10 @@ class Serving {
   // Searches in a row without a layout in which requests take turns, and beside leftovers.
   int failed_turns_ = 0;
   int failed_leftovers_ = 0;
-  bool began_ = false;    // this iteration has begun a forward
-  bool refused_ = false;  // in this iteration the memory for a larger layout was refused
+  bool began_ = false;             // this iteration has begun a forward
+  bool refused_ = false;           // in this iteration the memory for a larger layout was refused
+  bool upcoming_refused_ = false;  // the same for the upcoming microbatch
+  plan::DecisionIndex awaiting_ = kNone;  // of the request that awaits its layout
   Matcher matcher_;
   std::optional<StartupGuide> startup_;  // during start-up
   Departures departures_;

@@ -223,6 +223,8 @@ class StaticPool {
   // closes, no decision and no dynamic request is placed. See Note [Zone].
   bool open_zone(Bytes size, StreamId stream, Bytes room = 0, bool last = false);
   bool has_zone() const { return zone_.size() > 0; }
+  // The stream's idle bytes without those at the end of the pool.
+  Bytes idle_before_end(StreamId stream);
   // Closes the zone, if one is open.
   void close_zone();
   // Puts a block at `offset` from the start of the open zone; kUnplaced if that is taken.

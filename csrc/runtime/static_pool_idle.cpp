@@ -238,6 +238,16 @@ bool StaticPool::open_zone(Bytes size, StreamId stream, Bytes room, bool last) {
   return true;
 }
 
+Bytes StaticPool::idle_before_end(StreamId stream) {
+  const std::size_t owner = owner_of(stream);
+  if (owner == streams_.size()) return 0;
+  Bytes idle = 0;
+  levels_.back().idle[owner].intersect({0, size_}, [&](Range hole) {
+    if (hole.end != size_) idle += hole.size();
+  });
+  return idle;
+}
+
 void StaticPool::close_zone() {
   if (!has_zone()) return;
   open_ranges_.erase(zone_.begin);

@@ -32,6 +32,16 @@ void TrainingLoop::fit_layout() {
   parts_.update_reserved();
 }
 
+bool TrainingLoop::fit_upcoming() {
+  if (parts_.pools.is_away() || parts_.capturing()) return false;
+  parts_.collect_all_delayed();
+  parts_.fallback.release_cached();
+  const bool fits = parts_.serving->fit_upcoming();
+  parts_.accounting.counts().pool = parts_.pools.active()->space.size();
+  parts_.update_reserved();
+  return fits;
+}
+
 void TrainingLoop::enter_unplanned() {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.serving) parts_.serving->enter_unplanned();

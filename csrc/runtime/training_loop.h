@@ -34,6 +34,9 @@ class TrainingLoop {
   void enter_dynamic();
   void leave_dynamic();
   void tag_dynamic_nodes(std::uint64_t first, std::uint64_t last);
+  // Exchanges the layout for a batch whose extents its requests have told. True if it did. The
+  // caller holds the lock.
+  bool fit_upcoming();
   // True if a request has to name the autograd node that runs. Takes no lock.
   bool follows_nodes() const { return parts_.dynamic_scopes.follows_nodes(); }
 

@@ -132,6 +132,28 @@ TEST(Anchors, LargeOnesBeyondTheirRoomLieElsewhere) {
   larger.check();
 }
 
+// One forward with a loss, which lives until the next iteration's exists, and a step.
+TEST(Anchors, ASmallBlockThatOutlivesTheStepLiesAtTheBottomWithoutLawsToo) {
+  Plan plan;
+  plan.period = 10;
+  plan.phases = {{{trace::PhaseKind::kForward, 0, 0, 0}, 0, 5},
+                 {{trace::PhaseKind::kBackward, 0, 0, 0}, 5, 7},
+                 {{trace::PhaseKind::kOptimizer, kNone, 0, 0}, 7, 10}};
+  const auto add = [&](Bytes size, Tick lower, Tick upper) {
+    plan.decisions.push_back(
+        {.size = size, .lower = lower, .upper = upper, .phase = PhaseIndex(0)});
+    plan.decisions.back().phase_end = PhaseIndex(upper > 7 ? 0 : 1);
+  };
+  add(4000 * kUnit, 0, 6);
+  add(4000 * kUnit, 1, 7);
+  add(kUnit, 2, 11);
+  plan.load = 8001 * kUnit;
+  lay_out_anchored(plan, {}, {});
+  plan.check();
+  EXPECT_EQ(plan.decisions[2].offset, 0);
+  EXPECT_EQ(plan.pool, 8001 * kUnit);
+}
+
 TEST(Anchors, AreNoneWithoutLawsOrWithStreamsThatShareNothing) {
   Plan plan = accumulating(8, 512, 2);
   Plan streams = plan;

@@ -170,6 +170,28 @@ TEST_F(GrowingEvaluationsTest, ALargerEvaluationAddsMemoryBehindThePool) {
   EXPECT_EQ(growing_.figures().statistics().pool, 3 * kMiB);
 }
 
+// Two outputs that live together, of sizes that a first request tells.
+TEST_F(GrowingEvaluationsTest, AFirstSizeTellsHowMuchALargerForwardNeeds) {
+  growing_.loop().enter_unplanned();
+  const auto forward = [&](Bytes size) {
+    growing_.loop().begin_evaluation();
+    void* first = growing_.allocate(size, 0, /*for_training=*/true);
+    void* second = growing_.allocate(2 * size, 0, /*for_training=*/true);
+    EXPECT_TRUE(growing_.deallocate(first));
+    void* third = growing_.allocate(3 * size + kMiB / 4, 0, /*for_training=*/true);
+    growing_.inspect().check();
+    EXPECT_TRUE(growing_.deallocate(second));
+    EXPECT_TRUE(growing_.deallocate(third));
+  };
+  for (const Bytes size : {kMiB / 8, kMiB / 4, kMiB}) forward(size);
+  growing_.loop().leave_unplanned();
+  growing_.inspect().check();
+  EXPECT_EQ(growing_.figures().statistics().evaluation_requests, 3)
+      << "those of the third forward, the largest";
+  constexpr Bytes kLoad = 5 * kMiB + kMiB / 4;  // of the second and third request
+  EXPECT_LE(reserved(), kLoad + kMiB) << "the first lies below the second";
+}
+
 TEST_F(GrowingEvaluationsTest, TheLossAfterAForwardBelongsToTheEvaluation) {
   growing_.loop().end_iteration();
   growing_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);

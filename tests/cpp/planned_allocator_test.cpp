@@ -331,6 +331,34 @@ TEST_F(PlannedAllocatorTest, AnAlignmentTheDeviceCannotGiveIsRefused) {
   }
 }
 
+// Answers of a reinforcement learning's rollout have another size each time.
+TEST_F(PlannedAllocatorTest, SmallBlocksOfAnOriginThatKeepsOneLieBesideThePool) {
+  device::PretendMemory memory{Bytes{2} << 30};
+  runtime::PlannedAllocator allocator{memory};
+  plan::Plan plan = testing::plan_of({decision(Bytes{1} << 30, 0, 0, 1)}, 2);
+  plan.load = Bytes{1} << 30;
+  allocator.enable(plan);
+  const auto allocate = [&](Bytes size) { return allocator.allocate(size, 0, true); };
+  const auto beside = [&] { return allocator.figures().statistics().fallback_requests; };
+  const auto iterate = [&] {
+    allocator.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    EXPECT_TRUE(allocator.deallocate(allocate(Bytes{1} << 30)));
+    allocator.loop().end_iteration();
+  };
+  for (int i = 0; i < 2; ++i) iterate();
+  allocator.loop().enter_phase(trace::PhaseKind::kOther, kNone, 0);
+  void* kept = allocate(100 << 10);
+  EXPECT_EQ(beside(), 0);
+  allocator.loop().end_iteration();
+  allocator.loop().end_iteration();
+  allocator.loop().enter_phase(trace::PhaseKind::kOther, kNone, 0);
+  void* next = allocate(60 << 10);
+  EXPECT_EQ(beside(), 1);
+  void* large = allocate(1 << 20);
+  EXPECT_EQ(beside(), 1) << "large ones of other sizes may still be brief";
+  for (void* p : {kept, next, large}) EXPECT_TRUE(allocator.deallocate(p));
+}
+
 // One of two requests lives into the next iteration. Once the pool is drained, it lies beside it.
 TEST_F(PlannedAllocatorTest, ADrainedPoolIsEmptyWhereIterationsEnd) {
   allocator_.drain(/*departed=*/false);  // nothing is enabled

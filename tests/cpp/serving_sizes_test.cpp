@@ -39,12 +39,15 @@ SizeLaw law_of(Bytes constant, Bytes a_token, LawSource source = LawSource::kOwn
 // each backward, and a gradient that the optimizer frees.
 struct Program {
   // `receives`: between the phases it gets a gradient, too, of the microbatch that goes back next.
-  explicit Program(int microbatches, Extent tokens, bool receives = false) : count(microbatches) {
+  // `refers`: another model reads the data before.
+  explicit Program(int microbatches, Extent tokens, bool receives = false, bool refers = false)
+      : count(microbatches) {
     plan.extent_names = kTokens;
     plan.extents = {tokens};
     plan.seen = {{tokens}};
     plan.laws = {law_of(0, 2 * kUnit, LawSource::kUpcoming), law_of(kUnit, 8 * kUnit),
-                 law_of(0, 4 * kUnit), law_of(0, 2 * kUnit, LawSource::kReturning)};
+                 law_of(0, 4 * kUnit), law_of(0, 2 * kUnit, LawSource::kReturning),
+                 law_of(3 * kUnit, 6 * kUnit, LawSource::kUpcoming)};
     Tick t = 0;
     const auto phase = [&](PhaseKind kind, int microbatch, int occurrence) {
       if (!plan.phases.empty()) plan.phases.back().end = t;
@@ -55,6 +58,8 @@ struct Program {
       const PhaseIndex other = phase(PhaseKind::kOther, kNone, m);
       const Tick data = t++;
       const Tick received = receives ? t++ : kNever;
+      const Tick hidden = t;
+      if (refers) t += 3;
       const PhaseIndex forward = phase(PhaseKind::kForward, m, 0);
       const Tick one = t++;
       const Tick two = t++;
@@ -73,6 +78,10 @@ struct Program {
       };
       add(2 * kUnit * tokens, data, end + 3, other, 0);
       if (receives) add(2 * kUnit * tokens, received, end + 4, other, 3);
+      for (int i = 0; refers && i < 2; ++i) {
+        add(3 * kUnit + 6 * kUnit * tokens, hidden + i, hidden + 2, other, 4);
+        plan.decisions.back().phase_end = other;
+      }
       add(kUnit + 8 * kUnit * tokens, one, end + 2, forward, 1);
       add(4 * kUnit * tokens, two, end + 1, forward, 2);
       add(4 * kUnit * tokens, scratch, end, backward, 2);
@@ -134,11 +143,19 @@ class Session {
     by_name_.erase(at);
   }
 
-  void microbatch(int m, Extent tokens, bool told = true, Extent rows = 4) {
+  // Another model reads the data.
+  void refer(Extent tokens) {
+    alloc("first", 3 * kUnit + 6 * kUnit * tokens);
+    alloc("second", 3 * kUnit + 6 * kUnit * tokens);
+    free("first");
+    free("second");
+  }
+  void microbatch(int m, Extent tokens, bool told = true, Extent rows = 4, bool refers = false) {
     allocator_.loop().enter_phase(PhaseKind::kOther, kNone, 0);
     const Bytes share = rows;
     const auto size = [&](Bytes of) { return of * share / 4; };
     alloc("data", size(2 * kUnit * tokens));
+    if (refers) refer(tokens);
     if (told) {
       const std::vector<std::int64_t> values = {rows, tokens};
       allocator_.loop().set_extents(kNames, values);
@@ -241,6 +258,41 @@ TEST(ServingSizes, GrowsInPlaceWhereSomethingIsLive) {
   EXPECT_EQ(run.iterate({80, 16}), 8) << "with an empty pool, too";
   EXPECT_EQ(run.reserved(), plan::bound_at(program.plan, std::vector<Extent>{80}));
   EXPECT_EQ(run.base(), base);
+}
+
+TEST(ServingSizes, AnotherModelsRequestsTellOfALargerBatchBeforeItsForward) {
+  for (const bool grows : {false, true}) {
+    const Program program(1, 16, /*receives=*/false, /*refers=*/true);
+    Session run(program.plan, Bytes{1} << 40, grows);
+    for (const Extent tokens : {16, 16, 40}) {
+      run.microbatch(0, tokens, true, 4, /*refers=*/true);
+      run.step();
+    }
+    const Statistics s = run.allocator().figures().statistics();
+    EXPECT_EQ(s.misses, 1) << "the data alone came before the layout";
+    EXPECT_EQ(s.relayouts, 1);
+    const Bytes larger = plan::bound_at(program.plan, std::vector<Extent>{40});
+    EXPECT_EQ(run.reserved(), larger);
+    EXPECT_LE(run.peak_reserved(), larger + (Bytes{2} << 20)) << "but for the data";
+  }
+}
+
+// A request that only looks like one of a giant batch: nothing confirms it.
+TEST(ServingSizes, OneRequestAloneAddsNoMemory) {
+  const Program program(1, 16, /*receives=*/false, /*refers=*/true);
+  Session run(program.plan, Bytes{1} << 40, /*grows=*/true);
+  for (int i = 0; i < 2; ++i) {
+    run.microbatch(0, 16, true, 4, /*refers=*/true);
+    run.step();
+  }
+  run.allocator().loop().enter_phase(PhaseKind::kOther, kNone, 0);
+  run.alloc("data", 2 * kUnit * 5000);
+  run.alloc("first", 3 * kUnit + 6 * kUnit * 16);
+  EXPECT_EQ(run.allocator().figures().statistics().relayouts, 0);
+  EXPECT_EQ(run.allocator().figures().statistics().pool, program.plan.pool);
+  run.free("first");
+  run.free("data");
+  run.step();
 }
 
 TEST(ServingSizes, KeepsTheOldPoolIfALargerOneDoesNotFit) {
@@ -378,7 +430,8 @@ TEST(ServingSizes, NoTwoLiveBlocksEverShareAnAddress) {
     const auto pick = [&](int low, int high) {
       return std::uniform_int_distribution<int>(low, high)(random);
     };
-    const Program program(pick(1, 4), pick(1, 40));
+    const bool refers = seed % 4 > 1;
+    const Program program(pick(1, 4), pick(1, 40), /*receives=*/false, refers);
     const bool scarce = pick(0, 3) == 0;
     Session run(program.plan, scarce ? program.plan.pool * 3 + (Bytes{8} << 20) : Bytes{1} << 40,
                 /*grows=*/seed % 2 == 0);
@@ -391,7 +444,7 @@ TEST(ServingSizes, NoTwoLiveBlocksEverShareAnAddress) {
         if (pick(0, 3) == 0) {
           run.alloc("stranger" + std::to_string(strangers++), pick(1, 90) * 700);
         }
-        run.microbatch(m, tokens, pick(0, 9) > 0, pick(0, 9) == 0 ? 2 : 4);
+        run.microbatch(m, tokens, pick(0, 9) > 0, pick(0, 9) == 0 ? 2 : 4, refers);
         if (testing::Test::HasFatalFailure()) FAIL() << "seed " << seed;
         if (strangers > 0 && pick(0, 2) == 0) {
           run.free("stranger" + std::to_string(pick(0, strangers - 1)));
