@@ -35,7 +35,10 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
 }
 
 Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
-  if (unplanned_depth_ > 0) return {allocate_evaluation(size, stream)};
+  if (unplanned_depth_ > 0) {
+    ++counts_.unplanned_requests;
+    return {allocate_evaluation(size, stream)};
+  }
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
   if (decision != kNone) {
