@@ -30,7 +30,8 @@ class MemoryStats(TypedDict):
     dynamic_region_requests: int  #: of these, served from the region kept for their group
     dynamic_reused_requests: int  #: of these, served from reusable space
     dynamic_fallback_requests: int  #: served by the fallback
-    evaluation_requests: int  #: of evaluations, served where their layout has them
+    unplanned_requests: int  #: of evaluations and `unplanned` stretches, wherever served
+    evaluation_requests: int  #: of these, served where the layout of evaluations has them
     idle_requests: int  #: without a place in the plan, served from idle pool space
     persistent_requests: int  #: served by the fallback, as the plan has it
     stream_waits: int  #: of one stream for another, on the device, which an ordered plan asks for

@@ -29,6 +29,7 @@ py::dict to_dict(const runtime::Statistics& s) {
   d["dynamic_region_requests"] = s.dynamic_region_requests;
   d["dynamic_reused_requests"] = s.dynamic_reused_requests;
   d["dynamic_fallback_requests"] = s.dynamic_fallback_requests;
+  d["unplanned_requests"] = s.unplanned_requests;
   d["evaluation_requests"] = s.evaluation_requests;
   d["idle_requests"] = s.idle_requests;
   d["persistent_requests"] = s.persistent_requests;

@@ -33,7 +33,8 @@ struct Statistics {
   std::int64_t dynamic_reused_requests = 0;    // served from idle space of the static plan
   std::int64_t dynamic_fallback_requests = 0;  // served by the fallback
   std::int64_t idle_requests = 0;              // not in the plan: served from idle pool space
-  std::int64_t evaluation_requests = 0;        // served where the layout of evaluations has them
+  std::int64_t unplanned_requests = 0;         // of evaluations and the like, wherever served
+  std::int64_t evaluation_requests = 0;        // of these, where the layout of evaluations has them
   std::int64_t persistent_requests = 0;        // served by the fallback, as the plan has it
   std::int64_t fallback_requests = 0;          // served by the fallback
   std::int64_t relayouts = 0;                  // exchanges of the layout; for tests

@@ -130,7 +130,7 @@ class Cycle:
     def count_requests(self) -> None:
         """Gives the journal the requests under a plan since the last call."""
         if self._service is not None and self._service.enabled:
-            self._journal.count_requests(*self._service.new_requests())
+            self._journal.count_requests(self._service.new_requests())
 
     def end(self) -> None:
         """Ends all that is on."""

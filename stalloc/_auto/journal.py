@@ -6,7 +6,15 @@ import logging
 import sys
 
 from stalloc._auto.proposal import Proposal
-from stalloc._auto.status import AutoStatus, Change, Stage, change_line, last_line, nothing
+from stalloc._auto.status import (
+    AutoStatus,
+    Change,
+    Requests,
+    Stage,
+    change_line,
+    last_line,
+    nothing,
+)
 from stalloc._auto.together import Together
 from stalloc.ranks import rank
 
@@ -46,10 +54,12 @@ class Journal:
         self.status["iterations"] += ended
         self.status["served"] += ended if served else 0
 
-    def count_requests(self, requests: int, as_planned: int) -> None:
+    def count_requests(self, new: Requests) -> None:
         """Counts requests of iterations under a plan."""
-        self.status["requests"] += requests
-        self.status["served_as_planned"] += as_planned
+        self.status["requests"] += new.requests
+        self.status["served_as_planned"] += new.served_as_planned
+        self.status["evaluation_requests"] += new.evaluation
+        self.status["evaluation_served_as_planned"] += new.evaluation_served
 
     def plan_changes(self, proposal: Proposal, *, in_force: bool, reason: str) -> None:
         """A plan went into force, or out of it."""

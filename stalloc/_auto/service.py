@@ -10,10 +10,12 @@ from stalloc._auto.drift import MOST_MISSED, Drift
 from stalloc._auto.forward import Forward
 from stalloc._auto.memory import described
 from stalloc._auto.proposal import Proposal
+from stalloc._auto.status import Requests
 from stalloc._fit import names
 from stalloc.errors import OutOfMemory, StallocError
 
-_COUNTS = ("hits", "misses", "requests", "served_as_planned")
+_REQUESTS = ("requests", "served_as_planned", "unplanned_requests", "evaluation_requests")
+_COUNTS = ("hits", "misses", *_REQUESTS)
 
 _TRIAL = 4
 """Iterations until a plan of an earlier run is judged: the first one makes the optimizer's states,
@@ -59,7 +61,7 @@ class Service:
         self._reserved = self._statistics()["fallback_reserved"]
         self._counts = dict.fromkeys(_COUNTS, 0)
         self.missed = 0.0
-        self._requests = self._served = 0
+        self._told = dict.fromkeys(_REQUESTS, 0)
         self._draining = False
         self.is_aside = False
         forward.tell(active._hooks)
@@ -128,10 +130,9 @@ class Service:
         new, now = self._news()
         # The optimizer's states, which the first iteration makes, lie beside the pool for good.
         self._reserved = now["fallback_reserved"]
-        follows = (
-            self.missed <= MOST_MISSED
-            and new["served_as_planned"] >= _LEAST_SERVED * new["requests"]
-        )
+        trains = new["requests"] - new["unplanned_requests"]
+        served = new["served_as_planned"] - new["evaluation_requests"]
+        follows = self.missed <= MOST_MISSED and served >= _LEAST_SERVED * trains
         return self._trial == 0 and not follows
 
     def outgrown(self) -> bool:
@@ -158,12 +159,14 @@ class Service:
         self._adapter.runtime.drain(departed=self._draining)
         self._draining = True
 
-    def new_requests(self) -> tuple[int, int]:
-        """Requests since the last call, and how many of them were served as planned."""
+    def new_requests(self) -> Requests:
+        """Requests since the last call."""
         now = self._statistics()
-        new = now["requests"] - self._requests, now["served_as_planned"] - self._served
-        self._requests, self._served = now["requests"], now["served_as_planned"]
-        return new
+        requests, served, evaluation, evaluation_served = (
+            now[name] - self._told[name] for name in _REQUESTS
+        )
+        self._told = now
+        return Requests(requests, served, evaluation, evaluation_served)
 
     def end(self) -> None:
         """Takes the plan out of force."""

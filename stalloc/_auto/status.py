@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from stalloc import _core
 
@@ -30,6 +30,15 @@ class Change(TypedDict):
     pool: int  #: bytes of the plan's pool
 
 
+class Requests(NamedTuple):
+    """Requests of iterations under a plan."""
+
+    requests: int  #: all of them
+    served_as_planned: int  #: of these, served at their planned place
+    evaluation: int  #: of all, made by evaluations
+    evaluation_served: int  #: of these, served where the layout of evaluations has them
+
+
 class AutoStatus(TypedDict):
     """The state of `stalloc.auto`, or of the last one that has ended."""
 
@@ -39,6 +48,8 @@ class AutoStatus(TypedDict):
     served: int  #: of these, under a plan
     requests: int  #: of iterations under a plan
     served_as_planned: int  #: of these, served at their planned place
+    evaluation_requests: int  #: of `requests`, made by evaluations, which no profile has
+    evaluation_served_as_planned: int  #: of these, served where an earlier forward was
     changes: list[Change]  #: in order
 
 
@@ -51,6 +62,8 @@ def nothing() -> AutoStatus:
         served=0,
         requests=0,
         served_as_planned=0,
+        evaluation_requests=0,
+        evaluation_served_as_planned=0,
         changes=[],
     )
 
@@ -70,6 +83,12 @@ def change_line(change: Change) -> str:
 def last_line(status: AutoStatus) -> str:
     """One line at the end of a run."""
     line = f"{status['served']} of {status['iterations']} iterations under a plan"
-    if status["requests"]:
-        line += f", {status['served_as_planned'] / status['requests']:.2%} of requests as planned"
+    evaluation = status["evaluation_requests"]
+    evaluation_served = status["evaluation_served_as_planned"]
+    if training := status["requests"] - evaluation:
+        share = (status["served_as_planned"] - evaluation_served) / training
+        whose = "training's requests" if evaluation else "requests"
+        line += f", {share:.2%} of {whose} as planned"
+    if evaluation:
+        line += f", {evaluation_served / evaluation:.2%} of evaluations'"
     return line + (f"; {status['reason']}" if status["reason"] else "")

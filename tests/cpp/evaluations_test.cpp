@@ -62,6 +62,7 @@ TEST_F(EvaluationsTest, PlansAllForwardsButTheFirst) {
   evaluate({kMiB});
   EXPECT_EQ(planned(), 9);
   const runtime::Statistics s = allocator_.figures().statistics();
+  EXPECT_EQ(s.unplanned_requests, 12);
   EXPECT_EQ(s.idle_requests, 3);
   EXPECT_EQ(s.served_as_planned(), 9);
   EXPECT_EQ(s.requests(), 12);

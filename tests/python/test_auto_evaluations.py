@@ -1,0 +1,45 @@
+"""`stalloc.auto` with evaluations between iterations: what it tells about them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import torch
+from isolation import isolated
+from test_auto import Silent, train
+from training import assert_same, loss_of, tokens, twins
+
+import stalloc
+
+
+class Evaluating(Silent):
+    """It evaluates after each third iteration."""
+
+    def finish(self) -> None:
+        super().finish()
+        if self.steps % 3 == 0:
+            self.model.eval()
+            with torch.no_grad():
+                self.losses.append(loss_of(self.model, tokens(self.steps, 0)).item())
+            self.model.train()
+
+
+@isolated
+def test_the_requests_of_evaluations_are_told_apart() -> None:
+    a, b = twins()
+    plain, trainer = Evaluating(a.model), Evaluating(b.model)
+    train(None, plain, 20)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), stalloc.auto() as auto:
+        train(auto, trainer, 20)
+        status = stalloc.status()
+    assert_same(plain, trainer)
+    assert 0 < status["evaluation_served_as_planned"] < status["evaluation_requests"]
+    training = status["requests"] - status["evaluation_requests"]
+    served = status["served_as_planned"] - status["evaluation_served_as_planned"]
+    assert training * 0.99 <= served <= training
+    assert served / training > status["served_as_planned"] / status["requests"]
+    line = said.getvalue().splitlines()[-1]
+    assert f", {served / training:.2%} of training's requests as planned" in line
+    assert line.endswith("% of evaluations'")
