@@ -1,5 +1,10 @@
 """The tests of torch that are about memory: allocation, streams, graphs, pools, snapshots, pinned
-memory, and what is shared with other processes."""
+memory, several GPUs, and FSDP's memory.
+
+Left out as files: test_multiprocessing.py, since the pretended GPU shares no memory with another
+process; test_cuda_primary_ctx.py, whose tests need a process that has never used the GPU; and
+inductor/test_cudagraph_trees.py, whose compilations take longer than all other tests together.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,7 @@ import re
 FILES = {
     "test_cuda.py": r"^(TestCudaAutocast|TestCudaOptimsCPU)\b",
     "test_cuda_multigpu.py": r"^$",
-    "test_cuda_primary_ctx.py": r"^$",
     "test_cuda_trace.py": r"^$",
-    "test_multiprocessing.py": r"\.test_(?!.*(cuda|event))",
-    "inductor/test_cudagraph_trees.py": r"^$",
     "distributed/_composable/fsdp/test_fully_shard_memory.py": r"^$",
     "distributed/fsdp/test_fsdp_memory.py": r"^$",
 }

@@ -56,7 +56,8 @@ def _preload() -> None:
             importlib.import_module(module)
     _triton.has_triton.cache_clear()
     del os.environ[NVML_CHECK]
-    assert not torch.cuda.is_initialized(), "a test's process could not open the GPU"
+    opened: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    assert not opened, "a test's process could not open the GPU"
 
 
 def _elsewhere(question: Callable[[], tuple[int, int]]) -> tuple[int, int]:

@@ -5,8 +5,9 @@
              requests get its planned addresses, or idle space in its pool
     own      the test itself is profiled, planned, and runs under its own plan
 
-Each state has a baseline: the state without stalloc that it has to equal. `own` runs a test several
-times in one process, and so does its baseline.
+Each state has a baseline: the state without stalloc that it has to equal. The other program runs
+there too, and ends before the test. `own` runs a test several times in one process, and so does its
+baseline.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class Surroundings:
 
     def run(self, once: Callable[[], bool]) -> None:
         """Runs the test as often as the state asks, until it does not pass."""
+        if self.state.runs == 1:
+            for _ in range(REPEATED):
+                _iteration()
         for _ in range(self.state.runs):
             if not once():
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import re
 import sys
 import types
 import unittest
@@ -43,11 +44,18 @@ def _list(tests: str, file: str) -> dict[str, Any]:
     }
 
 
+def _reason(text: str) -> str:
+    """The line of a traceback that names the error."""
+    lines = text.strip().splitlines()
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)]
+    return (errors or lines)[-1]
+
+
 def _outcome(result: unittest.TestResult) -> dict[str, Any]:
     if result.errors or result.failures:
         text = [text for _, text in result.errors + result.failures]
         print(*text, sep="\n")
-        return {"outcome": "failed", "detail": text[0].strip().splitlines()[-1]}
+        return {"outcome": "failed", "detail": _reason(text[0])}
     if result.unexpectedSuccesses:
         return {"outcome": "failed", "detail": "it was expected to fail"}
     if result.skipped:

@@ -109,12 +109,7 @@ def test_tests_of_arithmetic_and_of_the_cpu_are_left_out() -> None:
         "test_cuda.py::TestCudaOptimsCPU.test_grad_scaling",
     ]
     assert selected(cuda) == cuda[:1]
-    shared = [
-        "test_multiprocessing.py::TestMultiprocessing.test_cuda_simple",
-        "test_multiprocessing.py::TestMultiprocessing.test_event",
-        "test_multiprocessing.py::TestMultiprocessing.test_fd_pool",
-    ]
-    assert selected(shared) == shared[:2]
+    assert selected(["test_cuda_trace.py::TestCudaTrace.test_all"])
 
 
 def test_the_nearest_version_of_torchs_tests_is_tried_first() -> None:
