@@ -3,8 +3,8 @@
     make test-conformance
 
 Prints a table and each difference that exceptions.toml does not list; the exit status is 0 if there
-is none. `--output NAME` writes the table to NAME.md and NAME.json. Which tests run: selection.py;
-the states: states.py; where the tests come from: source.py. The logs of the tests lie in
+is none. `--output FILE` writes the table as Markdown. Which tests run: selection.py; the states:
+states.py; where the tests come from: source.py. The logs of the tests lie in
 build/conformance/logs, and all outcomes in build/conformance/outcomes.json.
 """
 
@@ -135,7 +135,7 @@ def main() -> int:
     parser.add_argument("--test", default="", help="only tests whose names contain this")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for a test")
-    parser.add_argument("--output", type=Path, help="write NAME.md and NAME.json")
+    parser.add_argument("--output", type=Path, help="write the table to this file")
     args = parser.parse_args()
     states = chosen_states(args.state)
     try:

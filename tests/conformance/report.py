@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -75,21 +73,12 @@ class Table:
         print(f"{len(problems)} problems")
 
     def write(self, path: Path) -> None:
-        """Writes the table as Markdown, and each test's outcome in each state as JSON."""
+        """Writes the table as Markdown."""
         lines = [
-            f"# Conformance: {self.title}",
+            f"# Conformance: {self.title}\n",
             LEGEND,
             "| " + " | ".join(HEADINGS) + " |",
             "|---" + "|--:" * (len(HEADINGS) - 1) + "|",
             *("| " + " | ".join(row) + " |" for row in self.rows()),
         ]
-        path.with_suffix(".md").write_text("\n".join(lines) + "\n")
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        )
-        outcomes = {
-            state: {test: answer["outcome"] for test, answer in sorted(answers.items())}
-            for state, answers in self.outcomes.items()
-        }
-        document = {"title": self.title, "commit": commit.stdout.strip(), "outcomes": outcomes}
-        path.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        path.write_text("\n".join(lines) + "\n")

@@ -74,7 +74,7 @@ class Surroundings:
 
     def run(self, once: Callable[[], bool]) -> None:
         """Runs the test as often as the state asks, until it does not pass."""
-        if self.state.runs == 1:
+        if self.state.runs == 1 and torch.cuda.is_available():
             for _ in range(REPEATED):
                 _iteration()
         for _ in range(self.state.runs):
