@@ -51,6 +51,18 @@ def segment_of(tensor: torch.Tensor) -> dict[str, Any]:
     return dict(segments[0])
 
 
+def test_an_exact_profile_leaves_requests_to_torch_while_that_does_not_cache() -> None:
+    with stalloc.profile(device="cuda"):
+        torch.cuda.caching_allocator_enable(False)
+        try:
+            before = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+            x = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+            assert torch.cuda.memory_stats()["requested_bytes.all.allocated"] == before
+            del x
+        finally:
+            torch.cuda.caching_allocator_enable(True)
+
+
 def idle_in_snapshot() -> tuple[int, int]:
     """Number and bytes of the idle blocks of segments that are split, as torch's tests count."""
     idle = [
