@@ -17,6 +17,8 @@ WHEEL_PYTHONS ?= $(foreach v,3.10 3.11 3.12 3.13 3.14,$(shell python$(v) -c 'imp
 # The builds of torch that `make test-wheels` installs a wheel beside. === takes the CUDA build,
 # and where pip finds a CPU build, == takes that.
 WHEEL_TORCHES ?= torch==2.13.0 torch===2.11.0 torch===2.12.0 torch===2.13.0 torch===2.14.1
+# Options of `make test-conformance`, such as "--state native --test pool".
+CONFORMANCE ?=
 JOBS ?= $(shell nproc)
 
 override VENV := $(abspath $(VENV))
@@ -63,6 +65,12 @@ test-python: build  ## Run the Python tests
 .PHONY: test-cuda
 test-cuda: setup  ## Run both modes with a CUDA build of torch (several GB) on a pretended GPU
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)'
+
+.PHONY: test-conformance
+test-conformance: setup  ## Compare what passes of torch's own tests, without stalloc and with it
+	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- sh -c ' \
+	  python -m pip install -qq --disable-pip-version-check -r requirements/conformance.txt && \
+	  PYTHONPATH=tests:$$PYTHONPATH python -m conformance --jobs $(JOBS) $(CONFORMANCE)'
 
 .PHONY: bench-cuda
 bench-cuda: setup  ## Measure planned requests, and memory on several streams, on a pretended GPU

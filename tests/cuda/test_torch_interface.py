@@ -51,6 +51,48 @@ def segment_of(tensor: torch.Tensor) -> dict[str, Any]:
     return dict(segments[0])
 
 
+def test_an_exact_profile_leaves_requests_to_torch_while_that_does_not_cache() -> None:
+    with stalloc.profile(device="cuda"):
+        torch.cuda.caching_allocator_enable(False)
+        try:
+            before = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+            x = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+            assert torch.cuda.memory_stats()["requested_bytes.all.allocated"] == before
+            del x
+        finally:
+            torch.cuda.caching_allocator_enable(True)
+
+
+def idle_in_snapshot() -> tuple[int, int]:
+    """Number and bytes of the idle blocks of segments that are split, as torch's tests count."""
+    idle = [
+        block["size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == 0 and len(segment["blocks"]) > 1
+        for block in segment["blocks"]
+        if block["state"] == "inactive"
+    ]
+    return len(idle), sum(idle)
+
+
+def idle_in_statistics() -> tuple[int, int]:
+    stats = torch.cuda.memory_stats(0)
+    return stats["inactive_split.all.current"], stats["inactive_split_bytes.all.current"]
+
+
+def test_statistics_count_the_idle_blocks_of_the_snapshot() -> None:
+    trainer = Trainer()
+    planned(trainer)
+    torch.cuda.empty_cache()
+    assert idle_in_statistics() == idle_in_snapshot(), "the pool is idle as a whole"
+    output = planned_tensor(trainer)
+    count, size = idle_in_snapshot()
+    assert count > 0
+    assert size > 0
+    assert idle_in_statistics() == (count, size)
+    del output
+
+
 def test_tensors_of_exact_profiles_are_shared_and_shown() -> None:
     """In a process of its own: torch keeps what is shared, for the consumer that never comes."""
     result = run_alone(

@@ -288,8 +288,8 @@ void* CudaAllocator::provide(const Request& request, Native native) {
     if (!recorder.active()) return p;
   } else {
     if (!recorder.active()) return native(Record::kLeft);
-    p = exact_.load(std::memory_order_relaxed) ? allocate_directly(*runtime, request)
-                                               : native(Record::kNoticed);
+    const bool directly = exact_.load(std::memory_order_relaxed) && caches_.load();
+    p = directly ? allocate_directly(*runtime, request) : native(Record::kNoticed);
   }
   recorder.on_allocate(p, request.size, stream_of(*runtime, request), in_backward(),
                        running_node());

@@ -52,6 +52,31 @@ constexpr std::array<std::pair<StatArray DeviceStats::*, runtime::JointGauges::Q
         {&DeviceStats::segment, runtime::JointGauges::kSegments},
     }};
 
+struct Idle {
+  std::int64_t count = 0, bytes = 0;
+};
+
+// The idle blocks beside live ones. A piece that is idle as a whole is not split, as torch counts.
+Idle split_idle(const runtime::Inspection& inspection) {
+  Idle idle;
+  for (const auto& [piece, blocks] : inspection.pools()) {
+    if (blocks.empty()) continue;
+    const auto* at = static_cast<const std::byte*>(piece.begin);
+    const auto* const end = at + piece.size;
+    const auto add_until = [&](const std::byte* next) {
+      idle.count += at != next;
+      idle.bytes += next - at;
+    };
+    for (const auto& block : blocks) {
+      const auto* const begin = static_cast<const std::byte*>(block.begin);
+      add_until(begin);
+      at = begin + block.rounded;
+    }
+    add_until(end);
+  }
+  return idle;
+}
+
 }  // namespace
 
 void CudaAllocator::note(c10::DeviceIndex device) {
@@ -98,11 +123,13 @@ DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
     Stat& all = aggregate(stats.*member);
     all.peak = std::max(all.peak, peaks[quantity]);
   }
-  const Bytes idle = gauges.ours()[runtime::JointGauges::kReserved] -
-                     gauges.ours()[runtime::JointGauges::kActiveBytes];
-  for (Stat* stat : {&aggregate(stats.inactive_split_bytes), &large(stats.inactive_split_bytes)}) {
-    stat->current += idle;
-    stat->peak = std::max(stat->peak, stat->current);
+  const Idle idle = split_idle(runtime->allocator().inspect());
+  for (const auto& [member, value] : {std::pair(&DeviceStats::inactive_split, idle.count),
+                                      std::pair(&DeviceStats::inactive_split_bytes, idle.bytes)}) {
+    for (Stat* stat : {&aggregate(stats.*member), &large(stats.*member)}) {
+      stat->current += value;
+      stat->peak = std::max(stat->peak, stat->current);
+    }
   }
   return stats;
 }
