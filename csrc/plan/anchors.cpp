@@ -171,7 +171,8 @@ void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Bud
   const std::int64_t work = lay_out(plan, options, budget);
   LayoutOptions limited = options;
   limited.work = std::min(options.work, std::max(work / kWorkPart, kLeastWork));
-  const Bytes most = plan.pool + plan.pool / kMostCosts;
+  // Without laws no layout follows, so anchors are not worth more memory.
+  const Bytes most = plan.pool + (plan.laws.empty() ? 0 : plan.pool / kMostCosts);
   solve::Budget enough = budget;
   enough.target = most;
   for (const Turning turning : {Turning::kAtPlaces, Turning::kAnywhere}) {
