@@ -8,10 +8,9 @@
 //   pool         | a few bytes ......~ ~ ~ ~ ~ ~ ~ ~ ~ ~ ~ ~        departs, and displaces c
 //                                   | b |  | c |  | d |  | e |
 //
-// A decision of at most kMostBytes, such as the result of a collective, that has been in the way of
-// kMostHarm others lies outside the pool from then on, where it costs nothing. At most one in
-// kShare decisions does: each one is a miss. A larger one is kept late by the program itself, for
-// once.
+// A decision that has been in the way of kMostHarm others lies outside the pool from then on,
+// beside which its few bytes cost nothing. At most one in kShare decisions does: each one is a
+// miss.
 //
 // O(1) a call. Not thread-safe.
 #pragma once
@@ -21,6 +20,7 @@
 
 #include "base/types.h"
 #include "plan/plan.h"
+#include "profile/iteration_profile.h"
 
 namespace stalloc::runtime {
 
@@ -28,7 +28,6 @@ class LateBlocks {
  public:
   static constexpr std::size_t kShare = 200;
   static constexpr std::uint8_t kMostHarm = 3;
-  static constexpr Bytes kMostBytes = 512;
 
   // `plan` has passed check(). The object serves all layouts of the plan.
   explicit LateBlocks(const plan::Plan& plan)
@@ -45,7 +44,7 @@ class LateBlocks {
   void note(const plan::Plan& plan, plan::DecisionIndex d, plan::DecisionIndex next) {
     const plan::Decision& block = plan[d];
     const bool is_late = block.upper <= plan[next].lower && block.over == 0;
-    if (!is_late || block.slots != kNone || block.size > kMostBytes) return;
+    if (!is_late || block.slots != kNone || block.size >= profile::kSmallRequest) return;
     if (left_ > 0 && harm_[d] < kMostHarm && ++harm_[d] == kMostHarm) --left_;
   }
 
