@@ -31,7 +31,6 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       microbatches_(plan),
       matcher_(plan),
       departures_(plan),
-      late_blocks_(plan),
       evaluations_(plan.alignment),
       reuse_(scope.reuse) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
@@ -51,7 +50,6 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   if (decision != kNone) {
     if (draining_ && lives_on(layouts_.current()[decision])) return {};
-    if (late_blocks_.contains(decision)) return {};
     return {allocate_planned(decision, size, stream)};
   }
   if (startup != kNone) return {allocate_startup(startup, size)};
@@ -101,7 +99,6 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
     return pool.address(offset);
   }
   ++counts_.conflicts;
-  if (late_blocks_.looks()) learn_from_conflict(decision, size);
   return allocate_departed(size, stream, {.origin = origin(), .lifetime = decision},
                            /*wary=*/false);
 }
@@ -425,21 +422,10 @@ bool Serving::end_iteration() {
   counts_.hits += hits_;
   counts_.misses += std::max<std::int64_t>(0, counts_.planned - absent - hits_);
   hits_ = 0;
-  late_blocks_.end_iteration();
   if (!startup_) return false;
   matcher_.trust_like(startup_->matcher());
   startup_.reset();
   return true;
-}
-
-// Notes the decisions whose blocks keep another one from its place.
-void Serving::learn_from_conflict(plan::DecisionIndex decision, Bytes size) {
-  const StaticPool& space = pools_.active()->space;
-  for (const Offset offset : space.in_the_way(decision, size)) {
-    const StaticPool::Block block = space.at(offset);
-    if (block.kind != StaticPool::Kind::kPlanned || block.decision == kNone) continue;
-    late_blocks_.note(layouts_.current(), block.decision, decision);
-  }
 }
 
 // A block that outlives a whole iteration marks its kind as permanent. A block that only waits for

@@ -25,7 +25,6 @@
 #include "runtime/departures.h"
 #include "runtime/evaluations.h"
 #include "runtime/hand_back.h"
-#include "runtime/late_blocks.h"
 #include "runtime/layouts.h"
 #include "runtime/matcher.h"
 #include "runtime/microbatches.h"
@@ -146,7 +145,6 @@ class Serving {
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
   void end_evaluation();
-  void learn_from_conflict(plan::DecisionIndex decision, Bytes size);
   void learn_from_departed();
 
   Pools& pools_;
@@ -167,7 +165,6 @@ class Serving {
   Matcher matcher_;
   std::optional<StartupGuide> startup_;  // during start-up
   Departures departures_;
-  LateBlocks late_blocks_;
   Evaluations evaluations_;
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
   bool is_resized_ = false;
