@@ -95,7 +95,7 @@ void Evaluations::observe() {
   }
   const auto [a, b] = std::ranges::mismatch(first, second);
   // Another program has other requests.
-  const auto [fewer, more] = std::minmax(first.size(), second.size());
+  const auto [fewer, more] = std::minmax({first.size(), second.size()});
   if (2 * fewer > more && a != first.end() && b != second.end()) {
     program_->first_varying = static_cast<std::size_t>(a - first.begin());
   }
