@@ -34,14 +34,13 @@ bool lives_on(const Plan& plan, const Decision& d) {
   });
 }
 
-// True if the decision is live when the last optimizer's step ends, such as the loss, which the
-// loop's variable holds until the next iteration. An evaluation may come there.
-bool outlives_step(const Plan& plan, const Decision& d) {
+// The end of the last optimizer's step; kNever if there is none.
+Tick end_of_step(const Plan& plan) {
   Tick end = kNever;
   for (const profile::ProfiledPhase& phase : plan.phases) {
     if (phase.key.kind == trace::PhaseKind::kOptimizer) end = phase.end;
   }
-  return end != kNever && d.lower < end && end < d.upper;
+  return end;
 }
 
 bool shares_addresses(const Plan& plan) {
@@ -53,16 +52,19 @@ bool shares_addresses(const Plan& plan) {
 
 // The candidates of a size. The room of a small one that varies is half as large again as the
 // largest profiled one: a block that is larger departs from the plan. A plan without laws has one
-// layout only, in which small ones are not to divide the space that evaluations use. Throws
-// PlanError if a law has no size.
+// layout only. Throws PlanError if a law has no size.
 std::vector<Anchor> candidates(const Plan& plan, Size size) {
-  if (!shares_addresses(plan)) return {};
+  if (plan.laws.empty() || !shares_addresses(plan)) return {};
   const LawSizes largest = largest_sizes(plan);
+  const Tick step = end_of_step(plan);
   std::vector<Anchor> anchors;
   for (const DecisionIndex i : indices<DecisionIndex>(plan.decisions)) {
     const Decision& d = plan[i];
-    const bool lives = !plan.laws.empty() && lives_on(plan, d);
-    if (d.slots != kNone || d.over > 0 || !(lives || outlives_step(plan, d))) continue;
+    if (d.slots != kNone || d.over > 0) continue;
+    const bool lives = lives_on(plan, d);
+    // Such as the loss, which the loop's variable holds until the next iteration.
+    const bool outlives_step = step != kNever && d.lower < step && step < d.upper;
+    if (!lives && !outlives_step) continue;
     const bool varies = d.law != kNone;
     Bytes room = varies ? largest[d.law] : d.size;
     const bool small = is_small(plan, room + room / 2);
@@ -156,7 +158,6 @@ void place_turns(Plan& plan) {
 }  // namespace
 
 std::vector<DecisionIndex> anchors_of(const Plan& plan) {
-  if (plan.laws.empty()) return {};
   std::vector<DecisionIndex> anchors;
   for (const Anchor& a : candidates(plan, Size::kAny)) {
     const Decision& d = plan[a.decision];
@@ -171,8 +172,7 @@ void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Bud
   const std::int64_t work = lay_out(plan, options, budget);
   LayoutOptions limited = options;
   limited.work = std::min(options.work, std::max(work / kWorkPart, kLeastWork));
-  // Without laws no layout follows, so anchors are not worth more memory.
-  const Bytes most = plan.pool + (plan.laws.empty() ? 0 : plan.pool / kMostCosts);
+  const Bytes most = plan.pool + plan.pool / kMostCosts;
   solve::Budget enough = budget;
   enough.target = most;
   for (const Turning turning : {Turning::kAtPlaces, Turning::kAnywhere}) {

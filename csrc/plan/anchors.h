@@ -14,9 +14,8 @@
 //   |   gradients______|           |   gradients______|   anchors
 //   +------------------+           +------------------+
 //
-// Small decisions that are live when the optimizer's step ends, such as the loss, lie at the bottom
-// of any plan if that costs next to nothing. An evaluation may come there, and in the middle they
-// would divide the space that it uses.
+// Small decisions that are live when the optimizer's step ends, such as the loss, are anchors, too.
+// An evaluation may come there, and in the middle they would divide the space that it uses.
 //
 // An anchor whose size varies has the room of the largest profiled one in all layouts. A large one
 // is no anchor if the plan has no such room for it.

@@ -117,6 +117,8 @@ bool Evaluations::learn() {
   if (now_.size() != program_->known.size()) {
     if (2 * alike_ > now_.size()) return false;
     program_->known = now_;
+    program_->forget_sizes();
+    observe();
     return true;
   }
   bool changed = false;

@@ -76,8 +76,6 @@ class Evaluations {
   // side, the later ones would end up in the middle of the pool. Both ends take turns, so that
   // those of the evaluation's last forward, which may stay for long, lie at the beginning.
   bool leaves_last() const { return (usual_forwards_ - forwards_) % 2 != 0; }
-  // True if this forward is likely to be the evaluation's last one.
-  bool is_last() const { return forwards_ >= usual_forwards_; }
   // True if requests at the position of the last one have outlived their part, or never have.
   // Neither is true at a position that is not known yet.
   bool outlives(Bytes below = kAny) const;  // the requests there are smaller than this, too
@@ -108,6 +106,10 @@ class Evaluations {
     std::size_t first_varying = kNowhere;
 
     StreamId stream() const { return known.empty() ? 0 : known.front().stream; }
+    void forget_sizes() {
+      observed = {};
+      first_varying = kNowhere;
+    }
   };
 
   bool learn();

@@ -145,10 +145,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   departure.is_brief = evaluations_.is_brief();
   departure.last = evaluations_.leaves_last();
   // The next iteration gets a layout around it. Within an iteration it is to be least in the way.
-  if (!began_ && evaluations_.outlives()) {
-    static const RangeSet nowhere;
-    departure.stays_outside = evaluations_.is_last() ? &layouts_.anchored() : &nowhere;
-  }
+  if (!began_ && evaluations_.outlives()) departure.stays_outside = &layouts_.anchored();
   if (departure.is_brief) departure.last = !departure.last;  // at the other end
   void* p = planned ? planned : allocate_departed(size, stream, departure, /*wary=*/false);
   if (p) evaluations_.serve(p);

@@ -23,22 +23,26 @@ void TrainingLoop::set_extents(std::span<const std::string> names,
 // addresses must stay the same, and not while the pool's memory is released.
 void TrainingLoop::fit_layout() {
   if (!parts_.serving->awaits_layout() || parts_.pools.is_away() || parts_.capturing()) return;
-  if (parts_.serving->outgrows()) {
-    parts_.collect_all_delayed();
-    parts_.fallback.release_cached();
-  }
+  if (parts_.serving->outgrows()) make_room();
   parts_.serving->fit_layout();
+  note_pool();
+}
+
+void TrainingLoop::make_room() {
+  parts_.collect_all_delayed();
+  parts_.fallback.release_cached();
+}
+
+void TrainingLoop::note_pool() {
   parts_.accounting.counts().pool = parts_.pools.active()->space.size();
   parts_.update_reserved();
 }
 
 bool TrainingLoop::fit_upcoming() {
   if (parts_.pools.is_away() || parts_.capturing()) return false;
-  parts_.collect_all_delayed();
-  parts_.fallback.release_cached();
+  make_room();
   const bool fits = parts_.serving->fit_upcoming();
-  parts_.accounting.counts().pool = parts_.pools.active()->space.size();
-  parts_.update_reserved();
+  note_pool();
   return fits;
 }
 
@@ -66,8 +70,7 @@ void TrainingLoop::end_iteration() {
   }
   if (parts_.serving->is_resized()) parts_.update_reserved();
   if (!parts_.pools.is_away() && !parts_.capturing() && parts_.serving->join_pieces()) {
-    parts_.accounting.counts().pool = parts_.pools.active()->space.size();
-    parts_.update_reserved();
+    note_pool();
   }
   const std::int64_t iterations = parts_.accounting.counts().iterations;
   parts_.dynamic_scopes.forget_nodes_before(iterations - 1);

@@ -42,6 +42,8 @@ class TrainingLoop {
 
  private:
   void fit_layout();
+  void make_room();  // before an exchange: what is only cached would come on top
+  void note_pool();
   void find_lost(std::unique_lock<std::mutex>& lock);
 
   AllocatorParts& parts_;

@@ -132,22 +132,32 @@ TEST(Anchors, LargeOnesBeyondTheirRoomLieElsewhere) {
   larger.check();
 }
 
-// One forward with a loss, which lives until the next iteration's exists, and a step.
-TEST(Anchors, ASmallBlockThatOutlivesTheStepLiesAtTheBottomWithoutLawsToo) {
+// One forward with a loss, which lives until the end of the iteration, and a step.
+TEST(Anchors, ASmallBlockThatOutlivesTheStepLiesAtTheBottom) {
   Plan plan;
-  plan.period = 10;
+  plan.extent_names = {"ids.0", "ids.1"};
+  plan.extents = {1, 4000};
+  plan.seen = {{1, 4000}};
+  plan.laws = {proportional(kUnit)};
+  plan.period = 12;
   plan.phases = {{{trace::PhaseKind::kForward, 0, 0, 0}, 0, 5},
                  {{trace::PhaseKind::kBackward, 0, 0, 0}, 5, 7},
-                 {{trace::PhaseKind::kOptimizer, kNone, 0, 0}, 7, 10}};
-  const auto add = [&](Bytes size, Tick lower, Tick upper) {
-    plan.decisions.push_back(
-        {.size = size, .lower = lower, .upper = upper, .phase = PhaseIndex(0)});
-    plan.decisions.back().phase_end = PhaseIndex(upper > 7 ? 0 : 1);
+                 {{trace::PhaseKind::kOptimizer, kNone, 0, 0}, 7, 10},
+                 {{trace::PhaseKind::kOther, kNone, 0, 0}, 10, 12}};
+  const auto add = [&](Bytes size, Tick upper, int phase_end, profile::LawIndex law) {
+    const Tick lower = static_cast<Tick>(plan.decisions.size());
+    plan.decisions.push_back({.size = size,
+                              .lower = lower,
+                              .upper = upper,
+                              .phase = PhaseIndex(0),
+                              .phase_end = PhaseIndex(phase_end),
+                              .law = law});
   };
-  add(4000 * kUnit, 0, 6);
-  add(4000 * kUnit, 1, 7);
-  add(kUnit, 2, 11);
+  add(4000 * kUnit, 6, 1, 0);
+  add(4000 * kUnit, 7, 1, 0);
+  add(kUnit, 11, 3, kNone);
   plan.load = 8001 * kUnit;
+  EXPECT_EQ(anchors_of(plan), std::vector<DecisionIndex>{DecisionIndex(2)});
   lay_out_anchored(plan, {}, {});
   plan.check();
   EXPECT_EQ(plan.decisions[2].offset, 0);

@@ -193,6 +193,24 @@ TEST_F(GrowingEvaluationsTest, AFirstSizeTellsHowMuchALargerForwardNeeds) {
   EXPECT_LE(reserved(), kLoad + kMiB) << "the first lies below the second";
 }
 
+// The sizes of one program tell nothing of another one's.
+TEST_F(GrowingEvaluationsTest, AnotherProgramsSizesAreForgotten) {
+  growing_.loop().enter_unplanned();
+  const auto forward = [&](Bytes first, Bytes others, int count) {
+    growing_.loop().begin_evaluation();
+    EXPECT_TRUE(growing_.deallocate(growing_.allocate(first, 0, /*for_training=*/true)));
+    for (int i = 0; i < count; ++i) {
+      EXPECT_TRUE(growing_.deallocate(growing_.allocate(others, 0, /*for_training=*/true)));
+    }
+    growing_.inspect().check();
+  };
+  for (const Bytes size : {kMiB / 16, kMiB / 8}) forward(size, 4 * size, 3);
+  for (int i = 0; i < 2; ++i) forward(kMiB / 4, kMiB, 9);
+  forward(4 * kMiB, kMiB, 9);
+  growing_.loop().leave_unplanned();
+  EXPECT_EQ(reserved(), 4 * kMiB) << "the others are no larger than before";
+}
+
 TEST_F(GrowingEvaluationsTest, TheLossAfterAForwardBelongsToTheEvaluation) {
   growing_.loop().end_iteration();
   growing_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
