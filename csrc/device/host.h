@@ -16,7 +16,7 @@ class HostMemory final : public DeviceMemory {
   explicit HostMemory(Bytes limit = 0) : limit_(limit) {}
 
   std::string_view name() const override { return "host"; }
-  Bytes unit() const override { return Bytes{128} << 10; }
+  Bytes unit() const override { return Bytes{16} << 10; }
   Bytes alignment() const override;  // a page
   // Pools always keep their addresses.
   bool use_virtual(VirtualPools) override { return true; }

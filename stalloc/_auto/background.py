@@ -1,9 +1,10 @@
 """Runs work beside the training, on a thread that gets only the time that training leaves.
 
 The planner releases the GIL. Its thread has the lowest priority and may run on a few cores only;
-the threads that it begins inherit both. The interpreter must not end while the planner's thread
-waits for the GIL, so the work is cancelled and waited for at exit. A forked child has no such
-thread.
+the threads that it begins inherit both. Short work that the training waits for may have the
+training's priority: on busy cores, the lowest one gets hardly any time. The interpreter must not
+end while the planner's thread waits for the GIL, so the work is cancelled and waited for at exit. A
+forked child has no such thread.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ class Background(Generic[Result]):
     Args:
         work: Called with a function that returns False once the work shall end early.
         threads: The most cores that the work may keep busy.
+        is_short: The work gets the training's priority.
     """
 
-    def __init__(self, work: Callable[[Progress], Result], threads: int) -> None:
+    def __init__(
+        self, work: Callable[[Progress], Result], threads: int, *, is_short: bool = False
+    ) -> None:
         self._work = work
         self._cores = threads
+        self._is_short = is_short
         self._cancelled = False
         self._result: Result | None = None
         self._error: Exception | None = None
@@ -65,7 +70,7 @@ class Background(Generic[Result]):
 
     def _run(self) -> None:
         try:
-            _leave_time_to_others(self._cores)
+            _limit(self._cores, lowest_priority=not self._is_short)
             self._result = self._work(lambda _: not self._cancelled)
         except Exception as error:
             self._error = error
@@ -73,11 +78,12 @@ class Background(Generic[Result]):
             _running.discard(self)
 
 
-def _leave_time_to_others(cores: int) -> None:
+def _limit(cores: int, *, lowest_priority: bool) -> None:
     """Limits the calling thread, and those that it begins. Linux has both settings by thread."""
     thread = threading.get_native_id()
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, thread, _LOWEST_PRIORITY)
+    if lowest_priority:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, _LOWEST_PRIORITY)
     with contextlib.suppress(OSError):
         allowed = sorted(os.sched_getaffinity(thread))
         os.sched_setaffinity(thread, allowed[-cores:])

@@ -8,7 +8,8 @@
       +------------------------------------+          the plan does not fit: back to torch, record
 
 A plan of an earlier run leads from RECORDING to SERVING at once. A plan stays in force while a
-better one is recorded and solved, unless it does worse than torch's policy.
+better one is recorded and solved, unless it does worse than torch's policy. The first plan comes of
+a short search; a longer one goes on while it serves, and its plan is exchanged beside the budget.
 
 Every change happens at the beginning of an iteration, or at its end if `stalloc.step()` reports
 that. A plan goes out of force only when its pool is empty. So two pools, or a pool and the memory
@@ -218,6 +219,7 @@ class Cycle:
             except OutOfMemory as error:
                 problem = str(error)
             else:
+                self._planning.search_longer(proposal)
                 return None
         return problem
 
@@ -284,10 +286,15 @@ class Cycle:
             return _Departure(f"{reason}, and no exchange is left in this hour", Stage.RESTING)
         if self._renewal is not None:
             return self._renew(self._renewal, service, forward)
+        solution = self._planning.take()
+        if solution is not None and solution.proposals:
+            self._proposals = solution.proposals
+            return _Departure("a longer search found a better plan", Stage.WAITING)
         self._unlike += problem is not None
         if (outgrown or self._unlike >= self._patience) and self._exchange():
             reason = service.departure if outgrown else "other inputs"
             self._unlike = 0
+            self._planning.cancel()
             self._renewal = Renewal(
                 self._adapter, self._options.iterations, service.proposal.plan, reason
             )

@@ -41,11 +41,11 @@ def auto(
         device: The device to plan. None is the model's; without a model the GPU if torch finds one,
             else the CPU.
         iterations: Iterations to record, at least 3.
-        threads: The most cores that planning may keep busy. It gets only the time that nothing else
-            needs.
+        threads: The most cores that planning may keep busy. After the first plan it gets only the
+            time that nothing else needs.
         time_limit: The most seconds to look for a better plan than the first one. It is no longer
             than the recording took.
-        exchanges: The most exchanges of plans in an hour. With 0 the first plan stays.
+        exchanges: The most exchanges of plans in an hour, beside one after the first, short search.
         tolerance: The share of the plan's memory that requests may need beside the pool before the
             plan counts as outgrown.
 

@@ -13,8 +13,8 @@ from stalloc._adapters import Adapter
 from stalloc._auto.proposal import Proposal
 
 _SEGMENTS = {"cuda": 64 << 20, "cpu": 256 << 10}
-"""Bytes of the few segments that the fallback reserves for small requests: torch's segments have 2
-and 20 MiB, stalloc's own 128 KiB."""
+"""Bytes that the fallback may reserve for a few requests: torch's segments have 2 and 20 MiB,
+stalloc's own on the CPU 16 and 160 KiB."""
 
 
 class DeviceMemory:

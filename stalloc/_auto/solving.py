@@ -49,6 +49,8 @@ def solve(
     peak: int,
     keep: Keep,
     in_force: Plan | None = None,
+    *,
+    is_short: bool = False,
 ) -> Background[Solution]:
     """Begins to solve the plans.
 
@@ -59,6 +61,7 @@ def solve(
         peak: Reserved by torch at its peak; see `Proposal`.
         keep: Called with the best plan.
         in_force: The plan that serves the run meanwhile, if any.
+        is_short: See `Background`.
     """
 
     def work(goes_on: Progress) -> Solution:
@@ -69,7 +72,7 @@ def solve(
                 return Solution([], loses=now.bytes > replay_torch(recordings[-1]).peak_reserved)
         return Solution(proposals, keep(proposals[0]) if proposals and goes_on(1) else "")
 
-    return Background(work, threads)
+    return Background(work, threads, is_short=is_short)
 
 
 def _best(
