@@ -10,6 +10,7 @@ from configs import (
     fitting_configs,
     microbatch_configs,
     paper_configs,
+    published_configs,
     scale_configs,
 )
 
@@ -45,6 +46,7 @@ def figures() -> dict[str, Figure]:
         name: Figure(name, title, tuple(configs))
         for name, title, configs in (
             ("Figure 8", "Memory efficiency by model and optimization", paper),
+            ("Published runs", "The layers of the authors' scripts", published_configs()),
             ("Figure 9", "Memory efficiency by scale", scale_configs()),
             ("Figure 10", "Memory efficiency by microbatch", microbatch_configs()),
             ("Table 1", "Which configuration fits", fitting_configs()),

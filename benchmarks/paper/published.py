@@ -15,6 +15,7 @@ from paper.rows import EXPANDABLE, STALLOC, TORCH, Row
 DENSE = ("gpt2-345m", "llama2-7b")
 MOE = "qwen1.5-moe-a2.7b"
 GMLAKE = "GMLake"
+_LAYERS = ("legacy-", "engine-")  # of the authors' scripts; before the name of a model
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,22 @@ STATIC_ALONE_REDUCES = 0.702
 REUSE_REDUCES_FURTHER = 0.229
 
 
+def model_of(workload: str) -> str:
+    """A workload's model without its layers: "gpt2-345m" of "legacy-gpt2-345m"."""
+    for layers in _LAYERS:
+        workload = workload.removeprefix(layers)
+    return workload
+
+
+def of_run(row: Row) -> Published | None:
+    """The published figures of an allocator in one of the authors' runs."""
+    if row.config == "zor":
+        return offloaded(row.workload, row.allocator, row.stage)
+    is_torch = model_of(row.workload) == "gpt2-345m" and row.allocator == TORCH
+    # The paper names no stage. It is the one that reserves most, which is the first.
+    return _GPT2_TORCH.get(row.config) if is_torch and row.stage == "first" else None
+
+
 def of(row: Row) -> Published | None:
     """The published efficiency of a row."""
     if row.workload.startswith("qwen2.5"):
@@ -136,7 +153,7 @@ def of(row: Row) -> Published | None:
 
 def offloaded(workload: str, allocator: str, stage: str) -> Published | None:
     """One of the authors' runs with ZeRO, recomputation and offload."""
-    both = _OFFLOAD.get((workload, allocator))
+    both = _OFFLOAD.get((model_of(workload), allocator))
     if both is None:
         return None
     reserved, efficiency = both[stage == "last"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from paper.published import MOE
+from paper.published import MOE, model_of
 from paper.rows import EXPANDABLE, STALLOC, TORCH, Row
 
 Group = dict[str, Row]
@@ -67,7 +67,7 @@ def outcomes(rows: Iterable[Row]) -> list[Outcome]:
 
 
 def _dense(group: Group) -> bool:
-    return group[STALLOC].workload != MOE
+    return model_of(group[STALLOC].workload) != MOE
 
 
 def _recomputes(group: Group) -> bool:

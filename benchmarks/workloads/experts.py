@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from layers import MLP, swiglu
-from models import Experts, Model
+from layers import MLP, has_fused_swiglu, swiglu
+from models import Experts, Implementation, Model
 from parallel import ColumnParallelLinear, GatherBuffer, RowParallelLinear
 from router_drift import NONE, Drift
 from torch import Tensor, nn
@@ -87,14 +87,15 @@ class _AllToAll(Function):
 class Expert(nn.Module):
     """One expert, whole on its rank."""
 
-    def __init__(self, hidden: int, ffn: int, buffer: GatherBuffer) -> None:
+    def __init__(self, model: Model, ffn: int, buffer: GatherBuffer) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(hidden, 2 * ffn, 1, buffer)
-        self.down = RowParallelLinear(ffn, hidden, 1, buffer)
+        self.fused = has_fused_swiglu(model)
+        self.up = ColumnParallelLinear(model.hidden, 2 * ffn, 1, buffer)
+        self.down = RowParallelLinear(ffn, model.hidden, 1, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] to the same."""
-        return self.down(swiglu(self.up(x)))
+        return self.down(swiglu(self.up(x), fused=self.fused))
 
 
 class RoutedExperts(nn.Module):
@@ -116,7 +117,7 @@ class RoutedExperts(nn.Module):
         self.routing = routing
         self.layer = layer
         local = experts.count // ranks
-        self.local = nn.ModuleList(Expert(model.hidden, experts.ffn, buffer) for _ in range(local))
+        self.local = nn.ModuleList(Expert(model, experts.ffn, buffer) for _ in range(local))
 
     def forward(self, tokens: Tensor, probs: Tensor, routing_map: Tensor) -> Tensor:
         """Tokens [tokens, hidden], probabilities and choices [tokens, experts]."""
@@ -167,9 +168,11 @@ class MoE(nn.Module):
             torch.empty(experts.count, model.hidden, dtype=torch.bfloat16, device="meta")
         )
         self.routed = RoutedExperts(model, experts, expert, routing, layer, buffer)
-        self.shared = MLP(model.hidden, experts.shared_ffn, tensor, buffer)
-        self.shared_gate = nn.Parameter(
-            torch.empty(1, model.hidden, dtype=torch.bfloat16, device="meta")
+        self.shared = MLP(model, experts.shared_ffn, tensor, buffer)
+        self.shared_gate = (
+            nn.Parameter(torch.empty(1, model.hidden, dtype=torch.bfloat16, device="meta"))
+            if model.implementation is Implementation.CORE
+            else None
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,6 +188,8 @@ class MoE(nn.Module):
         probs = _AuxiliaryLoss.apply(probs, auxiliary)
         routed = self.routed(tokens, probs, routing_map).view_as(x)
         shared = self.shared(x)
+        if self.shared_gate is None:
+            return routed + shared
         gate = torch.sigmoid(torch.nn.functional.linear(x, self.shared_gate))
         return routed + shared * gate
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from models import Model
+from models import Implementation, Model
 from parallel import ColumnParallelLinear, GatherBuffer, RowParallelLinear
 from torch import Tensor, nn
 from torch.autograd import Function
@@ -48,6 +48,44 @@ class RMSNorm(nn.Module):
         return _RMSNorm.apply(x, self.weight)
 
 
+class _LayerNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        output = torch.empty_like(x)
+        mean = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        inverse = torch.empty_like(mean)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight, _mean, inverse = ctx.saved_tensors
+        grad_input = torch.empty_like(x)
+        grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
+        parts = inverse.new_empty((2, _NORM_PARTS, *weight.shape))
+        del parts
+        return grad_input, grad_weight, grad_bias
+
+
+class LayerNorm(nn.Module):
+    """Normalises the last dimension, as Transformer Engine does."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden, dtype=torch.bfloat16, device="meta"))
+        self.bias = nn.Parameter(torch.empty(hidden, dtype=torch.bfloat16, device="meta"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape as `x`."""
+        return _LayerNorm.apply(x, self.weight, self.bias)
+
+
+def norm(model: Model) -> nn.Module:
+    """The model's normalisation."""
+    engine = model.implementation is Implementation.ENGINE
+    return LayerNorm(model.hidden) if engine else RMSNorm(model.hidden)
+
+
 class _SwiGLU(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -60,9 +98,17 @@ class _SwiGLU(Function):
         return torch.empty_like(x)
 
 
-def swiglu(x: Tensor) -> Tensor:
-    """SiLU of the first half times the second half, in one kernel."""
-    return _SwiGLU.apply(x)
+def swiglu(x: Tensor, *, fused: bool) -> Tensor:
+    """SiLU of the first half times the second half, in one kernel if `fused`."""
+    if fused:
+        return _SwiGLU.apply(x)
+    first, second = torch.chunk(x, 2, dim=-1)
+    return nn.functional.silu(first) * second
+
+
+def has_fused_swiglu(model: Model) -> bool:
+    """True if SwiGLU is one kernel."""
+    return model.implementation is Implementation.CORE
 
 
 class _FlashAttention(Function):
@@ -91,6 +137,11 @@ class _FlashAttention(Function):
             torch.sum(expanded_v.view(groups), dim=3, out=dv)
         del softmax_d, dq_accumulated
         return dq, dk, dv
+
+
+def flash_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of [batch, sequence, heads, head size]; keys and values may have fewer heads."""
+    return _FlashAttention.apply(query, key, value)
 
 
 def _rotate_half(x: Tensor) -> Tensor:
@@ -130,7 +181,7 @@ class Attention(nn.Module):
         )
         query = query.reshape(length, batch, -1, self.size)
         query, key = _rotary(query, angles), _rotary(key, angles)
-        attended = _FlashAttention.apply(
+        attended = flash_attention(
             query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         )
         return self.out(attended.transpose(0, 1).reshape(length, batch, -1))
@@ -139,14 +190,15 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """The gated feed-forward part."""
 
-    def __init__(self, hidden: int, ffn: int, ranks: int, buffer: GatherBuffer) -> None:
+    def __init__(self, model: Model, ffn: int, ranks: int, buffer: GatherBuffer) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(hidden, 2 * ffn, ranks, buffer)
-        self.down = RowParallelLinear(ffn, hidden, ranks, buffer)
+        self.fused = has_fused_swiglu(model)
+        self.up = ColumnParallelLinear(model.hidden, 2 * ffn, ranks, buffer)
+        self.down = RowParallelLinear(ffn, model.hidden, ranks, buffer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape as `x`."""
-        return self.down(swiglu(self.up(x)))
+        return self.down(swiglu(self.up(x), fused=self.fused))
 
 
 class Layer(nn.Module):
@@ -156,9 +208,9 @@ class Layer(nn.Module):
         self, model: Model, ranks: int, buffer: GatherBuffer, angles: Tensor, mlp: nn.Module
     ) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(model.hidden)
+        self.attention_norm = norm(model)
         self.attention = Attention(model, ranks, buffer)
-        self.mlp_norm = RMSNorm(model.hidden)
+        self.mlp_norm = norm(model)
         self.mlp = mlp
         self.angles = angles
 

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+class Implementation(Enum):
+    """Megatron-LM's layers.
+
+    Attributes:
+        CORE: Those of its core, with fused kernels and without dropout.
+        LEGACY: Its legacy layers with the default dropout. The paper's published scripts train the
+            dense models with them.
+        ENGINE: Those of Transformer Engine with LayerNorm and without fused SwiGLU, biases and a
+            gate of the shared expert. The published scripts train the mixture of experts with them.
+    """
+
+    CORE = "core"
+    LEGACY = "legacy"
+    ENGINE = "engine"
 
 
 @dataclass(frozen=True)
@@ -24,7 +41,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder with RMSNorm, rotary embeddings, SwiGLU and untied embeddings."""
+    """A decoder with rotary embeddings, SwiGLU and untied embeddings."""
 
     name: str
     layers: int
@@ -36,6 +53,7 @@ class Model:
     vocabulary: int
     qkv_bias: bool = False
     experts: Experts | None = None
+    implementation: Implementation = Implementation.CORE
 
     @property
     def head_size(self) -> int:
@@ -67,4 +85,14 @@ QWEN15_MOE = Model(
     GPT2_VOCABULARY,
     qkv_bias=True,
     experts=Experts(count=60, top_k=4, ffn=1408, shared_ffn=5632),
+)
+
+# With the layers of the authors' published scripts.
+LEGACY_GPT2_345M = replace(GPT2_345M, name="legacy-gpt2-345m", implementation=Implementation.LEGACY)
+LEGACY_LLAMA2_7B = replace(LLAMA2_7B, name="legacy-llama2-7b", implementation=Implementation.LEGACY)
+ENGINE_QWEN15_MOE = replace(
+    QWEN15_MOE,
+    name="engine-qwen1.5-moe-a2.7b",
+    qkv_bias=False,
+    implementation=Implementation.ENGINE,
 )

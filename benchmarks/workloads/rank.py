@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from configs import Config
+from models import Implementation
 from optimizer import GradientBuffer, Optimizer
 from schedule import Step, steps
 from stage import Stage
@@ -20,10 +21,17 @@ ROUTED = "RoutedExperts"
 
 @dataclass
 class _InFlight:
-    """The tensors that a microbatch keeps from forward to backward of a chunk."""
+    """The tensors that a microbatch keeps from forward to backward of a chunk.
+
+    Attributes:
+        x: The chunk's input, unless it embeds tokens.
+        output: Its output.
+        mask: The attention mask that the published scripts load; recomputed layers keep it.
+    """
 
     x: Tensor | None
     output: Tensor
+    mask: Tensor | None = None
 
 
 @dataclass
@@ -94,13 +102,17 @@ class Rank:
                 tokens = torch.empty(shape, dtype=torch.int64, device="meta")
             if self.stage.chunks[step.chunk].head is not None:
                 labels = torch.empty(shape, dtype=torch.int64, device="meta")
+            mask = None
+            if model.implementation is not Implementation.CORE:
+                shape = (parallelism.microbatch, 1, model.sequence, model.sequence)
+                mask = torch.empty(shape, dtype=torch.bool, device="meta")
             output = self.stage(step.chunk, tokens if x is None else x, labels)
             if labels is not None:
                 output = output / parallelism.microbatches
             else:
                 # deallocate_output_tensor: once sent, only its graph is needed.
                 output.data = torch.empty((1,), dtype=output.dtype, device="meta")
-        return _InFlight(x, output)
+        return _InFlight(x, output, mask if self.config.recompute else None)
 
     def _backward(self, step: Step, flight: _InFlight, grad: Tensor | None) -> None:
         self.stage.shared.routing.microbatch = step.microbatch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import legacy
 import torch
 from configs import Config
 from experts import MoE, Routing
-from layers import MLP, Layer, RMSNorm
+from layers import MLP, Layer, norm
+from models import Implementation
 from parallel import ColumnParallelLinear, GatherBuffer, checkpoint, cross_entropy, reduce_scatter
 from torch import Tensor, nn
 
@@ -30,6 +32,14 @@ class Embedding(nn.Module):
         return reduce_scatter(embedded.transpose(0, 1).contiguous(), self.ranks)
 
 
+class LegacyEmbedding(Embedding):
+    """The same with dropout behind it."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [batch, sequence] to [sequence / ranks, batch, hidden]."""
+        return torch.nn.functional.dropout(super().forward(tokens), legacy.DROPOUT)
+
+
 class Chunk(nn.Module):
     """Some consecutive layers, with the embedding before or the loss behind where they belong."""
 
@@ -40,27 +50,13 @@ class Chunk(nn.Module):
         model, parallelism = config.model, config.parallelism
         self.recompute = config.recompute
         vocabulary = model.padded_vocabulary(parallelism.tensor)
-        self.embedding = Embedding(vocabulary, model.hidden, parallelism.tensor) if first else None
-        self.layers = nn.ModuleList(
-            Layer(
-                model,
-                parallelism.tensor,
-                shared.buffer,
-                shared.angles,
-                MoE(
-                    model,
-                    parallelism.tensor,
-                    parallelism.expert,
-                    shared.routing,
-                    index,
-                    shared.buffer,
-                )
-                if model.experts
-                else MLP(model.hidden, model.ffn, parallelism.tensor, shared.buffer),
-            )
-            for index in layers
-        )
-        self.norm = RMSNorm(model.hidden) if last else None
+        is_legacy = model.implementation is Implementation.LEGACY
+        embedding = LegacyEmbedding if is_legacy else Embedding
+        self.embedding = embedding(vocabulary, model.hidden, parallelism.tensor) if first else None
+        self.layers = nn.ModuleList(_layer(config, index, shared) for index in layers)
+        self.norm = legacy.RMSNorm(model.hidden) if last and is_legacy else None
+        if last and not is_legacy:
+            self.norm = norm(model)
         self.head = (
             ColumnParallelLinear(model.hidden, vocabulary, parallelism.tensor, shared.buffer)
             if last
@@ -79,6 +75,18 @@ class Chunk(nn.Module):
         logits = self.head(self.norm(x))
         losses = cross_entropy(logits.float(), labels.transpose(0, 1).contiguous())
         return losses.transpose(0, 1).contiguous().float().mean()
+
+
+def _layer(config: Config, index: int, shared: Shared) -> nn.Module:
+    model, ranks, buffer = config.model, config.parallelism.tensor, shared.buffer
+    if model.implementation is Implementation.LEGACY:
+        return legacy.Layer(model, ranks, buffer)
+    mlp: nn.Module = (
+        MoE(model, ranks, config.parallelism.expert, shared.routing, index, buffer)
+        if model.experts
+        else MLP(model, model.ffn, ranks, buffer)
+    )
+    return Layer(model, ranks, buffer, shared.angles, mlp)
 
 
 class Shared:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "workloads"))
 
 from configs import Config, Parallelism, all_configs
 from experts import Routing
-from models import LLAMA2_7B, QWEN15_MOE, Experts
+from models import LLAMA2_7B, QWEN15_MOE, Experts, Implementation
 from rank import Rank, record
 from schedule import Step, steps
 
@@ -89,6 +89,22 @@ def test_a_dense_rank_repeats_itself(optimizations: str, last: bool) -> None:
     assert not profile.requests.dynamic.any()
     kinds = [PHASE_KINDS[kind] for kind in profile.phases.kind]
     assert kinds.count("forward") == kinds.count("backward") == 4 * chunks
+
+
+@pytest.mark.parametrize("optimizations", ["n", "r"])
+def test_legacy_layers_keep_the_masks_of_their_dropout(optimizations: str) -> None:
+    parallelism = Parallelism(tensor=2, pipeline=2, data=1, microbatch=2, microbatches=4)
+    loads = {}
+    for implementation in (Implementation.CORE, Implementation.LEGACY):
+        model = replace(SMALL_DENSE, implementation=implementation)
+        trace = record(Config(model, parallelism, optimizations))
+        assert trace.profile().compared == 2
+        assert not trace.profile().requests.dynamic.any()
+        loads[implementation] = trace.profile().load_bytes
+    assert loads[Implementation.LEGACY] > loads[Implementation.CORE]
+    masks = SMALL_DENSE.sequence**2 * parallelism.microbatch
+    if optimizations == "r":  # the recomputed layers of two microbatches in flight keep them
+        assert loads[Implementation.LEGACY] > loads[Implementation.CORE] + masks
 
 
 def test_recomputation_keeps_less() -> None:
