@@ -23,7 +23,7 @@ from events import events_of
 import stalloc
 from paper import figures
 from paper.recording import Recorded
-from paper.rows import EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
+from paper.rows import EXPANDABLE, NO_REUSE, SETTINGS, STALLOC, TORCH, Row, with_setting
 from stalloc.replaying import Replay, replay_stalloc, replay_torch
 
 ROUNDS = 3
@@ -74,6 +74,10 @@ def evaluate(workload: Recorded, programs: Programs) -> list[Row]:
             _torch_row(config, trace, name, model, timed.get(name), programs, events)
             for name, model in models.items()
         ]
+        if programs.torch is not None and figures.compares_settings(config):
+            rows += [
+                _tuned_row(config, trace, setting, programs.torch, events) for setting in SETTINGS
+            ]
     rows.append(
         _row(
             config,
@@ -138,32 +142,56 @@ def _torch_row(
         done = real.run(torch.program, events, policy=policy, memory=capacity, cuda=torch.cuda)
         return bool(done["failed_request"] < 0)
 
-    measured = Replay(
-        allocator=name,
-        load=model.load,
-        reserved=seen["reserved"],
-        peak_load=seen["load"],
-        peak_reserved=seen["reserved"],
-        efficiency=seen["load"] / seen["reserved"],
-        peak_efficiency=seen["load"] / seen["reserved"],
-        native_calls=sum(seen["native_calls"].values()),
-        mallocs=seen["native_calls"]["malloc"],
-        frees=seen["native_calls"]["free"],
-        maps=seen["native_calls"]["map"],
-        unmaps=seen["native_calls"]["unmap"],
-        fits=None,
-        failed_request=-1,
-        failed_size=0,
-    )
     return _row(
         config,
         trace,
-        measured,
+        _replay_of(seen, name),
         allocator=name,
         seconds=_per_request(timed),
         runs=runs,
         by=f"torch {torch.version}",
         model_reserved=model.peak_reserved,
+    )
+
+
+def _tuned_row(
+    config: Config, trace: stalloc.Trace, setting: str, torch: real.Torch, events: Path
+) -> Row:
+    """A row of the real allocator on the paper's GPU, with another setting."""
+
+    def run(capacity: int) -> dict[str, Any]:
+        return real.run(torch.program, events, policy=setting, memory=capacity, cuda=torch.cuda)
+
+    return _row(
+        config,
+        trace,
+        _replay_of(run(figures.capacity(config)), with_setting(setting)),
+        allocator=with_setting(setting),
+        seconds=None,
+        runs=lambda capacity: bool(run(capacity)["failed_request"] < 0),
+        by=f"torch {torch.version}",
+    )
+
+
+def _replay_of(seen: dict[str, Any], allocator: str) -> Replay:
+    """The outcome of `torch_replay`."""
+    calls = seen["native_calls"]
+    return Replay(
+        allocator=allocator,
+        load=seen["load"],
+        reserved=seen["reserved"],
+        peak_load=seen["load"],
+        peak_reserved=seen["reserved"],
+        efficiency=seen["load"] / seen["reserved"],
+        peak_efficiency=seen["load"] / seen["reserved"],
+        native_calls=sum(calls.values()),
+        mallocs=calls["malloc"],
+        frees=calls["free"],
+        maps=calls["map"],
+        unmaps=calls["unmap"],
+        fits=None,
+        failed_request=seen["failed_request"],
+        failed_size=0,
     )
 
 
@@ -185,7 +213,9 @@ def _row(
     load, reserved = seen.peak_load, seen.peak_reserved
     if config.name in {c.name for c in figures.figures()["Table 1"].configs}:
         needs = smallest(runs, load, reserved)
-    fits = reserved <= capacity or (load <= capacity and runs(capacity))
+    fits = seen.failed_request < 0 and (
+        reserved <= capacity or (load <= capacity and runs(capacity))
+    )
     last = trace.iterations[-2]
     return Row(
         workload=config.model.name,

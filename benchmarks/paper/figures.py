@@ -47,6 +47,7 @@ def figures() -> dict[str, Figure]:
         for name, title, configs in (
             ("Figure 8", "Memory efficiency by model and optimization", paper),
             ("Published runs", "The layers of the authors' scripts", published_configs()),
+            ("Settings", "torch's other settings", [*paper, *published_configs()]),
             ("Figure 9", "Memory efficiency by scale", scale_configs()),
             ("Figure 10", "Memory efficiency by microbatch", microbatch_configs()),
             ("Table 1", "Which configuration fits", fitting_configs()),
@@ -54,6 +55,11 @@ def figures() -> dict[str, Figure]:
             ("Figure 13 and Table 3", "Contribution of each part", experts),
         )
     }
+
+
+def compares_settings(config: Config) -> bool:
+    """True if it is measured under torch's other settings, too: Figure 8 and the published runs."""
+    return config in paper_configs() or config in published_configs()
 
 
 def workloads() -> list[Config]:

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from paper import published
 from paper.figures import Figure, figures, row_name
-from paper.rows import ALLOCATORS, EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
+from paper.rows import (
+    ALLOCATORS,
+    EXPANDABLE,
+    NO_REUSE,
+    SETTINGS,
+    STALLOC,
+    TORCH,
+    Row,
+    with_setting,
+)
 from paper.targets import Group, groups_of, outcomes
 
 _SHORT = {TORCH: "torch", EXPANDABLE: "ES", STALLOC: "stalloc"}
@@ -32,6 +41,7 @@ def render(rows: Sequence[Row], machine: Mapping[str, str], *, older: bool = Fal
     tables: dict[str, Callable[[list[Group]], str]] = {
         "Figure 8": _efficiencies,
         "Published runs": _runs,
+        "Settings": _settings,
         "Figure 9": _efficiencies,
         "Figure 10": _efficiencies,
         "Table 1": _fits,
@@ -162,6 +172,25 @@ def _runs(groups: list[Group]) -> str:
         "Efficiencies compare allocators only where the loads agree. The implementation of "
         "offload in those runs is not public, and their torch loses up to half of its memory "
         "there.\n\n" + _table(head, cells)
+    )
+
+
+def _settings(groups: list[Group]) -> str:
+    """The bytes that torch reserves under each of its settings, beside stalloc."""
+    cells = []
+    for group in groups:
+        ours = group[STALLOC]
+        line = [_title(ours), _gib(ours.load), _gib(group[TORCH].reserved)]
+        line.append(_gib(group[EXPANDABLE].reserved))
+        for name in map(with_setting, SETTINGS):
+            row = group.get(name)
+            line.append("" if row is None else _gib(row.reserved) if row.fits else "†")
+        cells.append([*line, _gib(ours.reserved)])
+    capacity = _gib(groups[0][STALLOC].capacity)
+    return (
+        f"Reserved GiB on a GPU with {capacity} GiB, all of which the process may have. "
+        "† runs out of memory.\n\n"
+        + _table(["workload", "load", "torch", "ES", *SETTINGS, "stalloc"], cells)
     )
 
 

@@ -9,6 +9,19 @@ EXPANDABLE = "torch, expandable segments"
 STALLOC = "stalloc"
 NO_REUSE = "stalloc, no dynamic reuse"
 ALLOCATORS = (TORCH, EXPANDABLE, STALLOC)
+SETTINGS = (
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:8",
+    "garbage_collection_threshold:0.8",
+    "expandable_segments:True,garbage_collection_threshold:0.8",
+)
+"""torch's settings (PYTORCH_ALLOC_CONF) beside the default and expandable segments."""
+
+
+def with_setting(setting: str) -> str:
+    """The name of torch's allocator with one of `SETTINGS`."""
+    return f"{TORCH}, {setting}"
 
 
 @dataclass(frozen=True)

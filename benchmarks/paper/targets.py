@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from paper.published import MOE, model_of
-from paper.rows import EXPANDABLE, STALLOC, TORCH, Row
+from paper.rows import EXPANDABLE, SETTINGS, STALLOC, TORCH, Row, with_setting
 
 Group = dict[str, Row]
 """The rows of one workload, by allocator."""
@@ -92,6 +92,24 @@ def _ahead(peer: str) -> Target:
     )
 
 
+def tuned(group: Group) -> list[Row]:
+    """The rows of torch's other settings."""
+    return [group[name] for name in map(with_setting, SETTINGS) if name in group]
+
+
+def _ahead_of_settings() -> Target:
+    def ahead(group: Group) -> float:
+        least = min(row.reserved for row in tuned(group) if row.fits)
+        return (least - 1 - group[STALLOC].reserved) / 2**20
+
+    return Target(
+        "Reserves less than torch with any of its other settings",
+        lambda group: any(row.fits for row in tuned(group)),
+        ahead,
+        lambda group: f"{-ahead(group) - 2**-20:+,.0f} MiB",
+    )
+
+
 def _planning(group: Group) -> float:
     return group[STALLOC].plan_seconds or 0.0
 
@@ -110,6 +128,7 @@ TARGETS = (
     ),
     _ahead(TORCH),
     _ahead(EXPANDABLE),
+    _ahead_of_settings(),
     Target(
         "Planned in under 2 seconds on one core, with the default time limit",
         lambda _: True,

@@ -3,7 +3,8 @@
 //   torch_replay EVENTS
 //
 // PYTORCH_ALLOC_CONF chooses the policy, as always. Prints one JSON object. The CUDA runtime is the
-// stand-in, so no device is needed and no address is touched.
+// stand-in, so no device is needed and no address is touched. The process may have all memory of the
+// device, as set_per_process_memory_fraction(1.0) says: otherwise torch collects no garbage.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/PeerToPeerAccess.h>
 #include <c10/util/Exception.h>
@@ -47,6 +48,7 @@ int main(int argc, char** argv) {
   }
   c10::cuda::detail::init_p2p_access_cache(1);
   allocator::init(1);
+  allocator::setMemoryFraction(1.0, 0);
   std::vector<cudaStream_t> streams(replay::count_streams(events), nullptr);
   for (std::size_t i = 1; i < streams.size(); ++i) cudaStreamCreate(&streams[i]);
   std::vector<void*> blocks(replay::count_requests(events), nullptr);

@@ -30,7 +30,7 @@ from paper import evaluation, published, recording, report
 from paper.evaluation import Programs, evaluate
 from paper.figures import figures, row_name, workloads
 from paper.recording import PROFILED, UNSEEN, Recorded
-from paper.rows import EXPANDABLE, NO_REUSE, STALLOC, TORCH, Row
+from paper.rows import EXPANDABLE, NO_REUSE, SETTINGS, STALLOC, TORCH, Row, with_setting
 from paper.targets import outcomes
 from rank import record
 from real import STANDIN
@@ -174,6 +174,29 @@ def test_the_loads_of_the_authors_runs_are_compared(dense: dict[str, Row]) -> No
     assert "1 of 2 published runs differ by at most 3%" in text
 
 
+def test_torch_has_its_other_settings(dense: dict[str, Row]) -> None:
+    reserved = dense[STALLOC].reserved
+    rows = rows_like(dense, workload="gpt2-345m", config="n", microbatch=128)
+    first, second = SETTINGS[:2]
+    torch = replace(rows[0], allocator=with_setting(first), reserved=reserved + 2**20)
+    fails = replace(torch, allocator=with_setting(second), reserved=1, fits=False)
+    machine = {"cpu": "", "cores": "2", "system": "", "commit": ""}
+    text = report.render([*rows, torch, fails], machine)
+    (line,) = (
+        line
+        for line in text.split("## Settings")[1].split("\n## ")[0].splitlines()
+        if line.startswith("| gpt2-345m N")
+    )
+    cells = line.strip("| ").split(" | ")
+    assert cells[4:6] == [f"{(reserved + 2**20) / 2**30:.2f}", "†"]
+    (target,) = (o for o in outcomes([*rows, torch, fails]) if "other settings" in o.target.text)
+    assert target.groups
+    assert not target.missed
+    worse = replace(torch, reserved=reserved)
+    (target,) = (o for o in outcomes([*rows, worse, fails]) if "other settings" in o.target.text)
+    assert target.missed
+
+
 def test_a_missed_target_is_named(dense: dict[str, Row]) -> None:
     bad = replace(dense[STALLOC], efficiency=0.5, plan_seconds=3.0)
     (efficiency,) = (o for o in outcomes([*dense.values(), bad]) if "Dense" in o.target.text)
@@ -216,10 +239,11 @@ def test_a_part_of_the_evaluation_runs_as_a_command(tmp_path: Path) -> None:
     rows = {
         row["allocator"]: row for row in json.loads((tmp_path / "paper.json").read_text())["rows"]
     }
-    assert set(rows) == {TORCH, EXPANDABLE, STALLOC}
     assert rows[STALLOC]["reserved"] < rows[EXPANDABLE]["reserved"] < rows[TORCH]["reserved"]
     real = [*torch.glob("lib/python3*/site-packages/torch/lib/libc10_cuda.so")]
     stands_in = STANDIN.exists()
+    settings = map(with_setting, SETTINGS if real and stands_in else ())
+    assert set(rows) == {TORCH, EXPANDABLE, STALLOC, *settings}
     for name in (TORCH, EXPANDABLE):
         assert rows[name]["by"].startswith("torch " if real and stands_in else "model")
     assert (rows[STALLOC]["seconds_per_request"] is not None) == stands_in
