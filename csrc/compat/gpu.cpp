@@ -147,7 +147,7 @@ void CompatGpu::deallocate(void* p, Bytes size) noexcept {
   if (recorder.active()) recorder.on_free(p, node());
   const bool freed = (graphs_.any() && graphs_.deallocate(p)) ||
                      (directs_.load(std::memory_order_relaxed) > 0 && free_directly(p)) ||
-                     runtime_.allocator().deallocate(p);
+                     runtime_.allocator().deallocate(p, for_training());
   if (!freed) return;
   count(size, /*is_new=*/false);
 }

@@ -150,7 +150,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   return p;
 }
 
-bool PlannedAllocator::deallocate(void* p) {
+bool PlannedAllocator::deallocate(void* p, bool for_training) {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.delayed && parts_.delayed->holds(p)) return delay(p);
   if (Pool* pool = parts_.pools.find(p)) {
@@ -160,6 +160,8 @@ bool PlannedAllocator::deallocate(void* p) {
     parts_.accounting.free_block(block, rounded);
     parts_.accounting.release_block(rounded);
     if (parts_.serving) parts_.serving->released(p);
+    if (block.late) [[unlikely]]
+      note_late(block, *pool, for_training);
     if (pool != parts_.pools.active()) parts_.drop_empty_pools();
     return true;
   }
@@ -167,6 +169,14 @@ bool PlannedAllocator::deallocate(void* p) {
   if (size == CachingPool::kNotOurs) return false;
   parts_.accounting.free_fallback_block(size, dynamic);
   return true;
+}
+
+// `block` was freed after its planned end. A thread that does not train may do so at any moment.
+void PlannedAllocator::note_late(const StaticPool::Block& block, const Pool& pool,
+                                 bool for_training) {
+  if (!parts_.serving || &pool != parts_.pools.active()) return;
+  if (for_training || parts_.training_thread.is_this_thread()) return;
+  parts_.serving->freed_late_elsewhere(block.decision, block.size);
 }
 
 // Frees a block that other streams still use: it counts as freed, and keeps its addresses.

@@ -72,8 +72,8 @@ class PlannedAllocator {
   // run out of memory. Null if no idle range is large enough.
   void* rescue(Bytes size, StreamId stream);
 
-  // Frees a block; false if `p` is no live block of this allocator.
-  bool deallocate(void* p);
+  // Frees a block; false if `p` is no live block of this allocator. `for_training`: as above.
+  bool deallocate(void* p, bool for_training = false);
 
   // Records that `stream` also uses the live block `p`: after the free, the block is reused only
   // when all work submitted to `stream` before the free is done. False if `p` is no live block of
@@ -116,6 +116,7 @@ class PlannedAllocator {
   void* count(Bytes size, void* p);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic);
   bool delay(void* p);
+  void note_late(const StaticPool::Block& block, const Pool& pool, bool for_training);
 
   AllocatorParts parts_;
   TrainingLoop loop_{parts_};

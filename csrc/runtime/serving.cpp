@@ -31,6 +31,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       microbatches_(plan),
       matcher_(plan),
       departures_(plan),
+      late_blocks_(plan),
       evaluations_(plan.alignment),
       reuse_(scope.reuse) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
@@ -50,6 +51,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   if (decision != kNone) {
     if (draining_ && lives_on(layouts_.current()[decision])) return {};
+    if (late_blocks_.contains(decision)) return {};
     return {allocate_planned(decision, size, stream)};
   }
   if (startup != kNone) return {allocate_startup(startup, size)};

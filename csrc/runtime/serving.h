@@ -25,6 +25,7 @@
 #include "runtime/departures.h"
 #include "runtime/evaluations.h"
 #include "runtime/hand_back.h"
+#include "runtime/late_blocks.h"
 #include "runtime/layouts.h"
 #include "runtime/matcher.h"
 #include "runtime/microbatches.h"
@@ -105,6 +106,9 @@ class Serving {
   void released(const void* p) {
     if (evaluations_.active()) evaluations_.release(p);
   }
+  // Another thread than the training thread has freed the block of decision `d`, of `size` bytes,
+  // after its planned end.
+  void freed_late_elsewhere(plan::DecisionIndex d, Bytes size) { late_blocks_.note(d, size); }
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 
@@ -165,6 +169,7 @@ class Serving {
   Matcher matcher_;
   std::optional<StartupGuide> startup_;  // during start-up
   Departures departures_;
+  LateBlocks late_blocks_;
   Evaluations evaluations_;
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
   bool is_resized_ = false;

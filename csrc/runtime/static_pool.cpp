@@ -340,7 +340,9 @@ StaticPool::Block StaticPool::release(Offset offset) {
     entries_[entry].live = kNone;
     return_idle(range(p));
     --live_;
-    return block_of(d);
+    Block block = block_of(d);
+    block.late = stray;
+    return block;
   }
   const auto it = foreign_.find(offset);
   if (it == foreign_.end()) return {};

@@ -139,6 +139,7 @@ class StaticPool {
     DecisionIndex decision = kNone;  // kNone if it is no decision
     ShortStreamId stream = 0;
     Kind kind = Kind::kPlanned;
+    bool late = false;  // a decision that was freed after its planned end
   };
   static constexpr Bytes kNotLive = -1;
 

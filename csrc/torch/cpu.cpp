@@ -32,7 +32,7 @@ void delete_block(void* p) {
     c10::profiledCPUMemoryReporter().Delete(p);
   }
   if (runtime.recorder().active()) runtime.recorder().on_free(p, running_node());
-  if (runtime.allocator().deallocate(p)) return;
+  if (runtime.allocator().deallocate(p, in_backward())) return;
   base->raw_deallocate(p);
 }
 

@@ -152,7 +152,7 @@ void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
       if (block.begin) history_.frees(block, waits);
     }
     if (runtime->recorder().active()) runtime->recorder().on_free(p, running_node());
-    if (runtime->allocator().deallocate(p)) {
+    if (runtime->allocator().deallocate(p, in_backward())) {
       trace(p, /*allocated=*/false);
       return;
     }
