@@ -5,8 +5,9 @@
 
 `make paper` calls it. Traces and rows are kept under build/paper: what has not changed is not done
 again. Without a CUDA build of torch (`make test-cuda` installs one) torch's rows come from the
-model of its policy. `--report` measures nothing: it writes the report of paper.json again, which
-says so if the figures are older than the code.
+model of its policy. `--only` leaves the rows of other workloads in paper.json; each row has the
+commit at which it was measured. `--report` measures nothing: it writes the report of paper.json
+again, which says so if figures are older than the code.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import resource
 import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from configs import Config
 
 from paper import published, report
 from paper.evaluation import ROUNDS, Programs
-from paper.figures import workloads
+from paper.figures import row_name, workloads
 from paper.rows import Row
 from paper.work import Done, do
 
@@ -109,13 +110,13 @@ def _programs(torch: Path, build: Path, rounds: int) -> Programs:
 
 
 def _write(finished: list[Done], folder: Path, programs: Programs, seconds: float) -> None:
-    rows = sorted((row for done in finished for row in done.rows), key=lambda row: row.name)
+    commit = last_change(*MEASURED)
+    rows = [replace(row, commit=commit) for done in finished for row in done.rows]
     machine = {
         "cpu": _cpu(),
         "cores": str(os.cpu_count()),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "commit": last_change(*MEASURED),
         "torch": programs.torch.version if programs.torch else "modelled",
         "rounds": f"{programs.rounds}",
         "cpu_seconds_record": f"{sum(done.record_seconds for done in finished):.0f}",
@@ -123,16 +124,33 @@ def _write(finished: list[Done], folder: Path, programs: Programs, seconds: floa
         "peak_process_gib": f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f}",
     }
     folder.mkdir(parents=True, exist_ok=True)
-    _render(rows, machine, folder)
+    _render(merged(rows, folder), machine, folder)
     print(f"{folder / 'paper.md'}: {len(rows)} rows in {seconds:.0f} s")
+
+
+def merged(rows: list[Row], folder: Path) -> list[Row]:
+    """The rows, and those of a folder's paper.json that are of other workloads of today."""
+    measured = {row.name for row in rows}
+    names = {row_name(config) for config in workloads()} - measured
+    before, _ = _read(folder) if (folder / "paper.json").exists() else ([], {})
+    return sorted([*rows, *(row for row in before if row.name in names)], key=lambda row: row.name)
 
 
 def report_again(folder: Path) -> None:
     """Writes the report of a folder's paper.json, and says there if the code has changed since."""
+    _render(*_read(folder), folder)
+
+
+def _read(folder: Path) -> tuple[list[Row], dict[str, str]]:
+    """The rows of a folder's paper.json, and the circumstances of the last measurement."""
     document = json.loads((folder / "paper.json").read_text())
     known = {field.name for field in fields(Row)}
-    rows = [Row(**{k: v for k, v in row.items() if k in known}) for row in document.pop("rows")]
-    _render(rows, document, folder)
+    commit = document.pop("commit", "")  # of all rows, where they do not have their own
+    rows = [
+        Row(**{"commit": commit} | {k: v for k, v in row.items() if k in known})
+        for row in document.pop("rows")
+    ]
+    return rows, document
 
 
 def _render(rows: list[Row], machine: dict[str, str], folder: Path) -> None:
@@ -141,7 +159,7 @@ def _render(rows: list[Row], machine: dict[str, str], folder: Path) -> None:
         known = published.of(row)
         described.append({**asdict(row), "published": known.text if known else None})
     (folder / "paper.json").write_text(one_row_a_line({**machine, "rows": described}))
-    older = older_than(machine["commit"], *MEASURED)
+    older = {c for c in {row.commit for row in rows} if older_than(c, *MEASURED)}
     (folder / "paper.md").write_text(report.render(rows, machine, older=older))
     if importlib.util.find_spec("matplotlib") is None:
         print("without plots: matplotlib is missing; see requirements/paper.txt", file=sys.stderr)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from paper import published
 from paper.figures import Figure, figures, row_name
@@ -29,13 +30,13 @@ _NEAR = 0.03  # of a published load
 _MISSED = 8  # workloads that are named of those that miss a target
 
 
-def render(rows: Sequence[Row], machine: Mapping[str, str], *, older: bool = False) -> str:
+def render(rows: Sequence[Row], machine: Mapping[str, str], *, older: Collection[str] = ()) -> str:
     """The whole report.
 
     Args:
         rows: Its figures.
         machine: The circumstances in which they were measured.
-        older: True if the code has changed since.
+        older: Their commits since which the code has changed.
     """
     parts = [_head(rows, machine, older), _targets(rows)]
     tables: dict[str, Callable[[list[Group]], str]] = {
@@ -70,19 +71,24 @@ def in_figure(rows: Iterable[Row], figure: Figure) -> list[Group]:
     return [found[name] for name in names if name in found]
 
 
-def _head(rows: Sequence[Row], machine: Mapping[str, str], older: bool) -> str:
+def _head(rows: Sequence[Row], machine: Mapping[str, str], older: Collection[str]) -> str:
     took = [float(machine.get(f"cpu_seconds_{step}", 0.0)) / 60 for step in ("record", "replay")]
+    commits = Counter(group[STALLOC].commit for group in groups_of(rows))
+    measured = ", ".join(f"{count} at commit {commit}" for commit, count in commits.items())
     note = ""
     if older:
-        note = f"\n**Older than the code**, which has changed since commit {machine['commit']}.\n"
+        since = " and ".join(sorted(older))
+        note = (
+            f"\n**Older than the code** are the figures of commit {since}: it has changed since.\n"
+        )
     by = sorted({row.by for row in rows if row.allocator in (TORCH, EXPANDABLE)})
     return f"""# The paper's evaluation
 {note}
-Written by `make paper`: {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}, commit \
-{machine["commit"]}. {len(groups_of(rows))} workloads. torch's rows: {" and ".join(by)}; ES is the \
+Written by `make paper`: {machine["cpu"]}, {machine["cores"]} cores, {machine["system"]}. \
+Workloads: {measured}. torch's rows: {" and ".join(by)}; ES is the \
 same with expandable segments. [README](../README.md) says what is measured and what is modelled; \
-`paper.json` has every row. Recording took {took[0]:.0f} minutes of one core, replaying \
-{took[1]:.0f}.
+`paper.json` has every row. The last of these measurements took {took[0]:.0f} minutes of one core \
+for recording, and {took[1]:.0f} for replaying.
 
 Efficiency is load / reserved, the most bytes live and the most held of the device over the whole \
 run: start-up, a warm-up iteration and three more. The plan of a mixture of experts was made from \

@@ -51,6 +51,7 @@ class Row:
         pool: Bytes of a plan's pool.
         resident: Bytes of a plan's resident region.
         optimal: True if the plan is proven to be the smallest.
+        commit: The commit at which it was measured.
     """
 
     workload: str
@@ -73,6 +74,7 @@ class Row:
     pool: int | None
     resident: int | None
     optimal: bool | None = None
+    commit: str = ""
 
     @property
     def name(self) -> str:

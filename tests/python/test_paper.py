@@ -154,7 +154,7 @@ def test_the_report_has_the_papers_figures_beside_ours(dense: dict[str, Row]) ->
     gpt2 = rows_like(dense, workload="gpt2-345m", config="zor", stage="last", microbatch=128)
     fits = rows_like(dense, workload="qwen2.5-14b", config="v", microbatch=4, fits=True)
     fits[0] = replace(fits[0], fits=False)
-    machine = {"cpu": "", "cores": "2", "system": "", "commit": ""}
+    machine = {"cpu": "", "cores": "2", "system": ""}
     text = report.render([*gpt2, *fits], machine)
     assert "| 25.4 GB, 59.4 % | 19.1 GB, 78.8 % | 14.8 GB, 100.0 % |" in text
     (line,) = (line for line in text.splitlines() if line.startswith("| Original | first"))
@@ -167,7 +167,7 @@ def test_the_loads_of_the_authors_runs_are_compared(dense: dict[str, Row]) -> No
     run = {"workload": "legacy-gpt2-345m", "stage": "last", "microbatch": 128}
     near = rows_like(dense, **run, config="zor", load=15 * 2**30)
     far = rows_like(dense, **run | {"stage": "first"}, config="n", load=40 * 2**30)
-    machine = {"cpu": "", "cores": "2", "system": "", "commit": ""}
+    machine = {"cpu": "", "cores": "2", "system": ""}
     text = report.render([*near, *far], machine)
     assert "| legacy-gpt2-345m ZOR last | 15.00 | 14.81 | +1.3% |" in text
     assert "| legacy-gpt2-345m N first | 40.00 | 46.89 | -14.7% |" in text
@@ -180,7 +180,7 @@ def test_torch_has_its_other_settings(dense: dict[str, Row]) -> None:
     first, second = SETTINGS[:2]
     torch = replace(rows[0], allocator=with_setting(first), reserved=reserved + 2**20)
     fails = replace(torch, allocator=with_setting(second), reserved=1, fits=False)
-    machine = {"cpu": "", "cores": "2", "system": "", "commit": ""}
+    machine = {"cpu": "", "cores": "2", "system": ""}
     text = report.render([*rows, torch, fails], machine)
     (line,) = (
         line
@@ -253,6 +253,7 @@ def test_a_part_of_the_evaluation_runs_as_a_command(tmp_path: Path) -> None:
 def written(folder: Path, dense: dict[str, Row]) -> str:
     rows = [{**asdict(row), "published": None} for row in dense.values()]
     machine = {"cpu": "", "cores": "2", "system": "", "commit": "abc"}
+    rows = [{k: v for k, v in row.items() if k != "commit"} for row in rows]
     (folder / "paper.json").write_text(json.dumps({**machine, "rows": rows}))
     command.report_again(folder)
     return (folder / "paper.md").read_text()
@@ -264,6 +265,27 @@ def test_a_report_says_that_its_figures_are_older_than_the_code(
 ) -> None:
     monkeypatch.setattr(command, "older_than", lambda since, *_: older and since == "abc")
     assert ("Older than the code" in written(tmp_path, dense)) == older
+
+
+def test_a_part_leaves_the_other_rows_with_their_commit(
+    dense: dict[str, Row], tmp_path: Path
+) -> None:
+    name = {"workload": "gpt2-345m", "microbatch": 128, "stage": "first"}
+    old = [replace(row, **name, config=c, commit="old") for c in "nr" for row in dense.values()]
+    gone = [replace(row, workload="no such model") for row in dense.values()]
+    (tmp_path / "paper.json").write_text(
+        json.dumps({"cpu": "", "cores": "2", "system": "", "rows": list(map(asdict, old + gone))})
+    )
+    new = [replace(row, **name, config="n", commit="new") for row in dense.values()]
+    rows = command.merged(new, tmp_path)
+    assert {(row.workload, row.config, row.commit) for row in rows} == {
+        ("gpt2-345m", "n", "new"),
+        ("gpt2-345m", "r", "old"),
+    }
+    assert len(rows) == 2 * len(dense)
+    text = report.render(rows, {"cpu": "", "cores": "2", "system": ""}, older={"old"})
+    assert "1 at commit new" in text
+    assert "figures of commit old" in text
 
 
 def test_the_report_does_without_plots(
