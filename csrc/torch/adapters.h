@@ -15,6 +15,13 @@ void uninstall_meta();
 // The meta device records no request of this thread while it is muted.
 void mute_meta(bool mute);
 
+// Lets torch carry tensors that claim to be on a GPU in a process that has none, or ends that.
+// Their backward pass needs a device guard, which a torch without CUDA lacks; this one does
+// nothing. A guard that torch has of its own stays. Both may be called repeatedly, and not during a
+// backward.
+void pretend_gpu();
+void pretend_no_gpu();
+
 // Provides torch's services to compat mode, which torch's pluggable allocator interface calls.
 void connect_compat();
 

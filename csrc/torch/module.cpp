@@ -16,5 +16,7 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   m.def("install_meta", &stalloc::torch_adapters::install_meta);
   m.def("uninstall_meta", &stalloc::torch_adapters::uninstall_meta);
   m.def("mute_meta", &stalloc::torch_adapters::mute_meta);
+  m.def("pretend_gpu", &stalloc::torch_adapters::pretend_gpu);
+  m.def("pretend_no_gpu", &stalloc::torch_adapters::pretend_no_gpu);
   m.def("connect_compat", &stalloc::torch_adapters::connect_compat);
 }

@@ -1,0 +1,331 @@
+"""`stalloc.estimate` and `stalloc fits`: what a run needs of a GPU that is not there."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fits_scripts import IMAGES, LANGUAGE
+from isolation import isolated
+from processes import python
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import stalloc
+from stalloc._estimate.cards import card_of
+from stalloc.errors import StallocError
+
+WORKSPACE = 8519680
+"""Bytes that torch requests for cuBLAS before Hopper, for each thread."""
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.mlp = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).view(4, 32, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(4, 32, 64))
+        return x + self.mlp(x)
+
+
+Step = Callable[[], None]
+
+
+def training(device: str, make: Callable[[], nn.Module] = Attention, late: bool = True) -> Step:
+    """One iteration of a model that is built on the host or on the device."""
+    if late:
+        model = make().to(device)
+    else:
+        with torch.device(device):
+            model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+    def step() -> None:
+        model(torch.zeros(4, 32, 64, device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def profiled() -> stalloc.Trace:
+    with stalloc.profile(device="meta") as prof:
+        step = training("meta", late=False)
+        for _ in range(3):
+            step()
+            prof.step()
+    return prof.trace
+
+
+def last_iteration(trace: stalloc.Trace) -> Counter[int]:
+    begin, end = trace.iterations[-2:]
+    inside = (trace.requests.lower >= begin) & (trace.requests.lower < end)
+    return Counter(size for size in trace.requests.size[inside].tolist() if size > 32)
+
+
+@isolated
+def test_requests_are_those_of_a_profile_on_the_meta_device() -> None:
+    estimate = stalloc.estimate(partial(training, "cuda"), gpu="RTX 3060")
+    trace = profiled()
+    assert last_iteration(estimate.trace) == last_iteration(trace)
+    from stalloc import liveness
+
+    load = int(liveness.of_trace(trace, whole=True).live.max())
+    assert abs(estimate.load - 2 * WORKSPACE - load) <= 32
+    assert estimate.fits
+
+
+@isolated
+def test_parts_are_the_load() -> None:
+    estimate = stalloc.estimate(partial(training, "cuda"), gpu="RTX 3060")
+    weights = sum(p.numel() * 4 for p in Attention().parameters())
+    assert sum(estimate.parts.values()) == estimate.load
+    assert estimate.parts["cuBLAS workspaces"] == 2 * WORKSPACE
+    assert estimate.parts["weights and buffers"] == weights
+    assert estimate.parts["optimizer states"] == 2 * weights
+    assert {need.allocator for need in estimate.needs} == {
+        "torch",
+        "torch, expandable segments",
+        "stalloc",
+    }
+    for need in estimate.needs:
+        assert estimate.load <= need.reserved < need.low < need.high
+    assert estimate.plan is not None
+    assert json.loads(json.dumps(estimate.to_json()))["load"] == estimate.load
+
+
+@isolated
+def test_models_of_any_size_are_built_without_memory() -> None:
+    def build() -> Step:
+        model = nn.Linear(200_000, 200_000, bias=False).bfloat16().cuda()
+
+        def step() -> None:
+            model(torch.zeros(1, 200_000, device="cuda", dtype=torch.bfloat16)).sum().backward()
+            model.zero_grad()
+
+        return step
+
+    estimate = stalloc.estimate(build, gpu="A100")
+    weights = 200_000**2 * 2
+    assert estimate.load > 2 * weights > 80 << 30
+    assert estimate.fits is False
+    assert [need.verdict for need in estimate.needs] == ["does not fit"] * 3
+
+
+@isolated
+def test_tied_weights_stay_tied_and_optimizers_keep_them() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
+            self.head.weight = self.embedding.weight
+
+    def build() -> Step:
+        model = Tied()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model.to("cuda")
+        assert model.head.weight is model.embedding.weight
+        assert optimizer.param_groups[0]["params"] == [model.head.weight]
+        assert model.head.weight.is_cuda
+        assert model.head.weight.device == torch.device("cuda:0")
+        assert copy.deepcopy(model).head.weight.is_cuda
+
+        def step() -> None:
+            ids = torch.zeros(4, dtype=torch.int64).cuda()
+            model.head(model.embedding(ids)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    assert stalloc.estimate(build).parts["optimizer states"] == 50 * 16 * 4
+
+
+@isolated
+def test_mixed_precision_recomputes_and_scales() -> None:
+    types = set()
+
+    def build() -> Step:
+        model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8))
+        model.cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cuda")
+
+        def step() -> None:
+            x = torch.randn(16, 32).to("cuda", non_blocking=True)
+            with torch.autocast("cuda", dtype=torch.float16):
+                result = checkpoint(model, x, use_reentrant=False)
+                types.add(result.dtype)
+                loss = nn.functional.cross_entropy(result, torch.zeros(16, 8, device="cuda"))
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+        return step
+
+    estimate = stalloc.estimate(build, gpu="T4")
+    assert types == {torch.float16}
+    assert estimate.parts["optimizer states"] > 0  # no step was skipped for infinities
+    assert not estimate.guesses
+
+
+@isolated
+def test_values_that_are_read_are_guessed_and_listed() -> None:
+    seen: list[object] = []
+
+    def build() -> Step:
+        model = nn.Linear(8, 8).cuda()
+
+        def step() -> None:
+            labels = torch.tensor([3, 5, 7], device="cuda")
+            loss = model(torch.zeros(4, 8, device="cuda")).mean()
+            loss.backward()
+            loss = loss.detach()
+            seen.extend(
+                [
+                    labels.tolist(),
+                    labels.max().item(),
+                    loss.item(),
+                    bool(torch.isnan(loss)),
+                    bool(torch.isfinite(loss).all()),
+                    loss.cpu().numpy().tolist(),
+                    f"{loss:.2f}",
+                    labels[labels > 3].shape[0],
+                ]
+            )
+
+        return step
+
+    estimate = stalloc.estimate(build, iterations=2)
+    assert seen[:8] == [[3, 5, 7], 1, 1.0, False, True, 1.0, "1.00", 3]
+    lines = {guess.line for guess in estimate.guesses}
+    assert all(line.startswith("test_fits.py:") for line in lines)
+    assert ("the number of elements that a mask selects", "3") in {
+        (guess.read, guess.value) for guess in estimate.guesses
+    }
+
+
+@isolated
+def test_nothing_remains() -> None:
+    before = torch.cuda.is_available(), torch.utils.data.DataLoader.__init__, nn.Parameter.__new__
+    stalloc.estimate(partial(training, "cuda"))
+    after = torch.cuda.is_available(), torch.utils.data.DataLoader.__init__, nn.Parameter.__new__
+    assert before == after
+    assert type(nn.Linear(2, 2).weight) is nn.Parameter
+    assert torch.ones(2).sum().item() == 2
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.ones(2).cuda()
+    with stalloc.profile(device="meta") as prof:
+        nn.Linear(4, 4, device="meta")(torch.ones(2, 4, device="meta")).sum().backward()
+    assert len(prof.trace.requests) > 0
+
+
+@isolated
+def test_an_error_of_the_program_is_its_own() -> None:
+    def build() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        stalloc.estimate(build)
+    assert not torch.cuda.is_available()
+    with pytest.raises(TypeError, match="takes a function"):
+        stalloc.estimate(3)  # type: ignore[arg-type]
+    with pytest.raises(StallocError, match="at least 2"):
+        stalloc.estimate(build, iterations=1)
+    with pytest.raises(StallocError, match="put nothing on a GPU"):
+        stalloc.estimate(lambda: None)
+
+
+def test_cards_are_found_by_their_names() -> None:
+    assert card_of("rtx 3060").memory == 12622168064
+    assert card_of("H100").name == "NVIDIA H100 80GB HBM3"
+    assert card_of("l4").name == "NVIDIA L4"
+    assert card_of("A100").memory < 80 << 30
+    assert card_of("79.5GiB").memory == int(79.5 * 2**30)
+    with pytest.raises(StallocError, match=r"several cards are called so.*RTX 4090"):
+        card_of("RTX")
+    with pytest.raises(StallocError, match=r"no such card is known.*RTX 4090"):
+        card_of("9090")
+
+
+def fits(tmp_path: Path, source: str, *options: str, code: int = 0) -> tuple[str, str]:
+    script = tmp_path / "train.py"
+    script.write_text(source)
+    arguments = [options[0], str(script), *options[1:]] if options else [str(script)]
+    done = python(
+        "-m", "stalloc", "fits", *arguments[0].split(" "), *arguments[1:], cwd=tmp_path, code=code
+    )
+    return done.stdout, done.stderr
+
+
+def test_script_for_images_fits_unchanged(tmp_path: Path) -> None:
+    output, errors = fits(tmp_path, IMAGES, "--gpu 8GiB")
+    assert "fits on 8GiB with torch" in output
+    line = 1 + next(n for n, text in enumerate(IMAGES.splitlines()) if "loss.item()" in text)
+    assert f"train.py:{line}  a value of a tensor" in output
+    assert "0 0 1.000000" in errors
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_script_for_language_fits_unchanged(tmp_path: Path) -> None:
+    output, _ = fits(tmp_path, LANGUAGE, "--gpu H100 --json")
+    answer = json.loads(output)
+    assert answer["verdict"] == "fits"
+    assert answer["iterations"] == 3
+    weights = answer["parts"]["weights and buffers"]
+    assert 1.9 * weights < answer["parts"]["optimizer states"] < 2.1 * weights
+    assert {"torch.compile", "torch.save"} <= {guess["read"] for guess in answer["guesses"]}
+
+
+def test_script_that_does_not_fit_ends_with_1(tmp_path: Path) -> None:
+    output, _ = fits(tmp_path, IMAGES, "--gpu 400MiB --json", code=1)
+    assert json.loads(output)["verdict"] == "may not fit"
+    output, _ = fits(tmp_path, IMAGES, "--gpu 240MiB", code=1)
+    assert "does not fit on 240MiB with torch" in output
+
+
+def test_script_on_the_cpu_has_no_answer(tmp_path: Path) -> None:
+    output, errors = fits(tmp_path, IMAGES, "--gpu 8GiB --json", "--no-cuda", code=2)
+    assert "it put nothing on a GPU" in errors
+    assert json.loads(output)["verdict"] is None
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("open('no such file')", "train.py:3: the script failed here: FileNotFoundError"),
+        ("exit('a GPU with NVLink is needed')", "train.py:3: the script ended : a GPU with NVLink"),
+        (
+            "torch.ones(3, device='cuda') + torch.ones(3)",
+            "train.py:3: aten.add.Tensor gets tensors of the GPU and of the host at once",
+        ),
+        ("undefined", "train.py:3: the script failed here: NameError"),
+    ],
+)
+def test_script_that_fails_is_told_its_line(tmp_path: Path, line: str, message: str) -> None:
+    _, errors = fits(
+        tmp_path, f"import torch\nx = torch.zeros(8).cuda()\n{line}\n", "--gpu 8GiB", code=2
+    )
+    assert f"stalloc fits: no answer: {message}" in errors
+    assert "Traceback" not in errors
+
+
+def test_usage_is_explained(tmp_path: Path) -> None:
+    _, errors = fits(tmp_path, "", "--gpu 9090", code=2)
+    assert "no such card is known" in errors
+    done = python("-m", "stalloc", "fits", "--gpu", "8GiB", "missing.py", cwd=tmp_path, code=2)
+    assert "there is no such script" in done.stderr
