@@ -180,6 +180,23 @@ def _needs(
     return result
 
 
+def fits(trace: Trace, allocator: str, card: Card, extras: tuple[Extra, ...]) -> bool:
+    """True if a trace surely fits the card under torch's allocator."""
+    most = sum(extra.high for extra in extras)
+    capacity = max(1, card.memory - card.uncertain - most)
+    return bool(_replayed(trace, allocator, capacity).fits)
+
+
+def reserved(trace: Trace, allocator: str) -> int:
+    """The most bytes that torch's allocator holds for a trace on a card without a limit."""
+    return _replayed(trace, allocator, None).peak_reserved
+
+
+def _replayed(trace: Trace, allocator: str, capacity: int | None) -> replaying.Replay:
+    expandable = allocator == replaying.TORCH_EXPANDABLE
+    return replaying.replay_torch(trace, expandable_segments=expandable, capacity=capacity)
+
+
 def _need(
     row: replaying.Replay,
     least: int,

@@ -51,6 +51,11 @@ _MOST_COPIED = 64 << 20
 
 GPU = torch.device("cuda:0")
 
+# References to a gradient of the engine during a dispatch: its tensor and the storage object that
+# counts; the engine's, and those of the arguments on their way here.
+_UNSHARED_STORAGE = 2
+_UNSHARED_TENSOR = 5
+
 
 class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, operators on device `cuda` run, and compute nothing.
@@ -278,6 +283,40 @@ def _fill(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if isinstance(target, FakeTensor):
         return NotImplemented
     return target.copy_(gpu.values.copy(source).expand_as(target))
+
+
+@_answers(_ATEN.add.Tensor)
+def _accumulate(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Adds two gradients of one tensor as autograd does on a GPU: in place, if nobody else has one.
+
+    For tensors of a class of their own it makes a new one instead.
+    """
+    if kwargs or torch.is_grad_enabled() or not _engine_asks(sys._getframe(2)):
+        return NotImplemented
+    if not all(isinstance(arg, FakeTensor) for arg in args) or args[0].shape != args[1].shape:
+        return NotImplemented
+    for mine, other in (args, args[::-1]):
+        if mine.dtype == other.dtype and _is_unshared(mine):
+            return gpu.run(_ATEN.add_.Tensor, (mine, other), {})
+    return NotImplemented
+
+
+def _is_unshared(tensor: FakeTensor) -> bool:
+    """True for a gradient that the autograd engine alone holds."""
+    uses = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    holders: int = tensor._use_count()  # type: ignore[attr-defined]
+    return uses == _UNSHARED_STORAGE and holders <= _UNSHARED_TENSOR and _is_dense(tensor)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """True if the elements fill a range of memory, each its own place."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
 
 
 @_answers(_ATEN.all.default, _ATEN.any.default)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from stalloc import profiling
+from stalloc import profiling, replaying
 from stalloc._estimate import extras
 from stalloc._estimate.answer import Estimate, answer
 from stalloc._estimate.cards import Card, card_of
 from stalloc._estimate.gpu import PretendedGpu
+from stalloc._estimate.largest import Largest, find
 from stalloc._estimate.patches import pretended
 from stalloc._estimate.values import Unanswerable, Values
 from stalloc.errors import StallocError
@@ -136,13 +137,61 @@ def estimate(
         StallocError: The card is unknown, a profile is being recorded or a plan is in force, or the
             program asks for something that depends on values, and the message has its line.
     """
+    card = card_of(gpu) if isinstance(gpu, str) else gpu
+    return _recorded(function, card, iterations, world)
+
+
+def largest(
+    function: Callable[[int], Any],
+    values: Sequence[int],
+    *,
+    gpu: str | Card,
+    iterations: int = ITERATIONS,
+    world: int = 1,
+    expandable_segments: bool = False,
+) -> Largest:
+    """Finds the largest batch, or length, with which a training run fits a GPU.
+
+    Example::
+
+        found = stalloc.largest(build, (8, 16, 24), gpu="H100")
+        print(found.value, found.estimate.reserved)
+
+    Args:
+        function: As for `estimate`; called with the value.
+        values: Values to record first, at least two, better three: the laws of the sizes are proven
+            by three. The smallest must fit.
+        gpu: A card's name, or a size.
+        iterations: How many to record, at least 2.
+        world: Processes that train together.
+        expandable_segments: Torch's allocator uses them.
+
+    Raises:
+        TypeError: `function` cannot be called.
+        ValueError: There are fewer than two values, or they are not positive.
+        StallocError: As for `estimate`; or the values change more than sizes.
+    """
+    ascending = tuple(sorted(set(values)))
+    if len(ascending) < 2 or ascending[0] < 1:
+        raise ValueError(f"values={values!r}: at least two different positive ones are needed")
+    card = card_of(gpu) if isinstance(gpu, str) else gpu
+
+    def run(value: int) -> Estimate:
+        return _recorded(lambda: function(value), card, iterations, world)
+
+    allocator = replaying.TORCH_EXPANDABLE if expandable_segments else replaying.TORCH
+    return find(run, ascending, allocator)
+
+
+def _recorded(
+    function: Callable[[], Any], card: Card | None, iterations: int, world: int
+) -> Estimate:
     if not callable(function):
         raise TypeError(f"estimate() takes a function, not {type(function).__name__}")
     if iterations < 2:
         raise StallocError(
             f"iterations={iterations}: at least 2 are needed; the first one only warms up"
         )
-    card = card_of(gpu) if isinstance(gpu, str) else gpu
     recording = Recording(card, iterations, world)
     with recording.running():
         step = function()

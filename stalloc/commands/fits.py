@@ -20,6 +20,7 @@ from stalloc.errors import StallocError
 
 if TYPE_CHECKING:
     from stalloc._estimate.answer import Estimate
+    from stalloc._estimate.largest import Largest
     from stalloc.commands import Subparsers
 
 FITS, DOES_NOT_FIT, UNANSWERED = 0, 1, 2
@@ -69,6 +70,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         default=1,
         help="processes that train together, for NCCL's buffers (default: %(default)s)",
     )
+    parser.add_argument(
+        "--largest",
+        metavar="OPTION=V,V,V",
+        type=_values,
+        help="find the largest value of the script's option that fits, as in "
+        "--largest=--batch-size=4,8,12; the script is run with these values first",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     add_script(parser)
     return parser
@@ -76,8 +84,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the script in this process. Returns the exit code."""
+    largest: Largest | None = None
     try:
-        estimate, ended = _estimated(args)
+        if args.largest is not None:
+            largest = _largest(args)
+            estimate, ended = largest.estimate, ""
+        else:
+            estimate, ended = _estimated(args, args.arguments)
     except StallocError as error:
         message = printable(" ".join(str(error).split()))
         print(f"stalloc fits: no answer: {message}", file=sys.stderr)
@@ -91,20 +104,68 @@ def main(args: argparse.Namespace) -> int:
         return UNANSWERED
     verdict = needs[allocator].verdict
     if args.json:
-        print_json(
-            {"verdict": verdict, "allocator": allocator, "ended": ended, **estimate.to_json()}
-        )
+        answer: dict[str, object] = {"verdict": verdict, "allocator": allocator, "ended": ended}
+        if largest is not None:
+            answer["largest"] = {
+                "option": args.largest[0],
+                "value": largest.value,
+                "recorded": list(largest.recorded),
+                "proven": largest.proven,
+                "predicted": largest.predicted,
+            }
+        print_json({**answer, **estimate.to_json()})
     else:
         _print(estimate, allocator, ended)
+        if largest is not None:
+            print_text(
+                f"{args.largest[0]}={largest.value} is the largest that fits. Recorded with "
+                f"{', '.join(map(str, largest.recorded))}; laws prove {largest.proven:.1%} of the "
+                "sizes."
+            )
+            held = estimate.need(allocator).reserved
+            if largest.predicted and abs(largest.predicted - held) > held / 50:
+                print_text(
+                    f"Recorded with it, {size(held)} are reserved, where the laws of the sizes "
+                    f"said {size(largest.predicted)}: perhaps the script has fewer data than one "
+                    "such batch."
+                )
     return FITS if verdict == "fits" else DOES_NOT_FIT
 
 
-def _estimated(args: argparse.Namespace) -> tuple[Estimate, str]:
+def _values(text: str) -> tuple[str, tuple[int, ...]]:
+    """The script's option and the values to try, as in `--batch-size=4,8,12`."""
+    option, _, listed = text.rpartition("=")
+    parts = listed.split(",")
+    if not option or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no option with values, as in --largest=--batch-size=4,8,12"
+        )
+    values = tuple(sorted({int(part) for part in parts}))
+    if len(values) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: at least two different values are needed")
+    return option, values
+
+
+def _largest(args: argparse.Namespace) -> Largest:
+    from stalloc._estimate.largest import find
+
+    option, values = args.largest
+    if args.allocator == "stalloc":
+        raise StallocError("--largest needs --allocator torch or expandable")
+
+    def run(value: int) -> Estimate:
+        return _estimated(args, [*args.arguments, f"{option}={value}"])[0]
+
+    return find(run, values, _ALLOCATORS[args.allocator])
+
+
+def _estimated(args: argparse.Namespace, arguments: list[str]) -> tuple[Estimate, str]:
     from stalloc._estimate.cards import card_of
     from stalloc._estimate.recording import Recording
     from stalloc._estimate.scripts import run_script
 
-    with as_script(args):
+    script = argparse.Namespace(**{**vars(args), "arguments": arguments})
+    with as_script(script):
         recording = Recording(card_of(args.gpu), args.iterations, args.world)
         ended = run_script(recording, args.script, module=args.module)
     return recording.answer(), ended

@@ -218,6 +218,85 @@ def test_values_that_are_read_are_guessed_and_listed() -> None:
     }
 
 
+def perceptron(batch: int) -> Step:
+    model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.zeros(batch, 256, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@isolated
+def test_largest_batch_is_found_without_running_it() -> None:
+    found = stalloc.largest(perceptron, (64, 128, 192), gpu="2GiB")
+    assert found.estimate.fits
+    assert found.proven == 1
+    assert found.recorded == (64, 128, 192, found.value)  # only the answer itself was run
+    assert found.predicted == found.estimate.reserved
+    # One more would need another block of 2 MiB beyond the limit, or nearly so.
+    more = stalloc.estimate(partial(perceptron, found.value + found.value // 100), gpu="2GiB")
+    assert not more.fits
+
+
+@isolated
+def test_largest_batch_may_lie_between_those_that_were_run() -> None:
+    found = stalloc.largest(perceptron, (64, 100_000_000), gpu="2GiB")
+    direct = stalloc.largest(perceptron, (64, 128, 192), gpu="2GiB")
+    assert found.value == direct.value
+
+
+@isolated
+def test_values_that_change_more_than_sizes_have_no_laws() -> None:
+    def build(layers: int) -> Step:
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(layers))).cuda()
+
+        def step() -> None:
+            model(torch.zeros(8, 64, device="cuda")).sum().backward()
+            model.zero_grad()
+
+        return step
+
+    with pytest.raises(StallocError, match="changes more than sizes"):
+        stalloc.largest(build, (1, 2, 3), gpu="80GiB")
+    with pytest.raises(StallocError, match="does not fit with 64 already"):
+        stalloc.largest(perceptron, (64, 128), gpu="100MiB")
+    with pytest.raises(ValueError, match="at least two"):
+        stalloc.largest(perceptron, (64,), gpu="2GiB")
+
+
+@isolated
+def test_gradients_are_added_in_place_as_on_a_gpu() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(1000, 1000), nn.Linear(1000, 1000)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return (x.relu() + x.sigmoid()).sum()  # two gradients of x, both of their own
+
+    def build() -> Step:
+        model = Residual().cuda()
+
+        def step() -> None:
+            model(torch.zeros(1000, 1000, device="cuda")).backward()
+            model.zero_grad()
+
+        return step
+
+    trace = stalloc.estimate(build).trace
+    begin, end = trace.iterations[-2:]
+    table = trace.requests
+    inside = (table.lower >= begin) & (table.lower < end) & (table.size == 4_000_000)
+    backward = trace.phases.kind[table.phase_begin] == 2
+    # The gradients of relu and sigmoid, and that of the first weight; none for their sum.
+    assert int((inside & backward).sum()) == 3
+
+
 @isolated
 def test_nothing_remains() -> None:
     before = torch.cuda.is_available(), torch.utils.data.DataLoader.__init__, nn.Parameter.__new__
@@ -295,6 +374,19 @@ def test_script_that_does_not_fit_ends_with_1(tmp_path: Path) -> None:
     assert json.loads(output)["verdict"] == "may not fit"
     output, _ = fits(tmp_path, IMAGES, "--gpu 240MiB", code=1)
     assert "does not fit on 240MiB with torch" in output
+
+
+def test_script_is_asked_for_its_largest_batch(tmp_path: Path) -> None:
+    source = IMAGES.replace("torch.randn(128,", "torch.zeros(20000,").replace("(128,)", "(20000,)")
+    output, _ = fits(tmp_path, source, "--gpu 700MiB --largest=--batch-size=16,32,48 --json")
+    answer = json.loads(output)
+    found = answer["largest"]
+    assert answer["verdict"] == "fits"
+    assert found["option"] == "--batch-size"
+    assert found["recorded"] == [16, 32, 48, found["value"]]
+    assert found["predicted"] == answer["needs"][0]["reserved"]
+    _, errors = fits(tmp_path, source, "--gpu 8GiB --largest=4,8", code=2)
+    assert "is no option with values" in errors
 
 
 def test_script_on_the_cpu_has_no_answer(tmp_path: Path) -> None:
