@@ -20,7 +20,7 @@ FITS = "fits"
 MAY_NOT_FIT = "may not fit"
 DOES_NOT_FIT = "does not fit"
 
-_PLAN_SECONDS = 10.0
+_PLAN_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,9 @@ def answer(
     card: Card | None,
     extras: tuple[Extra, ...],
     guesses: tuple[Guess, ...],
+    plan: bool = True,
 ) -> Estimate:
-    """Makes the answer of a recorded trace.
+    """Makes the answer of a recorded trace, with stalloc's row if `plan`.
 
     Raises:
         TraceError: The trace holds no requests, or is inconsistent.
@@ -131,10 +132,10 @@ def answer(
     peak = live.peak
     row = int(np.searchsorted(trace.requests.lower, peak, side="right")) - 1
     layer = int(trace.requests.layer_begin[row])
-    plan = _plan(trace)
+    planned = _plan(trace) if plan else None
     return Estimate(
         load=live.live_at(peak),
-        needs=tuple(_needs(trace, plan, card, extras)),
+        needs=tuple(_needs(trace, planned, card, extras)),
         parts=parts_at(trace, peak),
         phase=live.phase_at(peak),
         layer=trace.layers[layer] if layer >= 0 else "",
@@ -144,7 +145,7 @@ def answer(
         guesses=guesses,
         card=card,
         trace=trace,
-        plan=plan,
+        plan=planned,
     )
 
 

@@ -285,6 +285,27 @@ def _fill(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return target.copy_(gpu.values.copy(source).expand_as(target))
 
 
+@_answers(_ATEN.convolution.default)
+def _convolve(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A convolution of a GPU keeps the channels last if its input or its weight has them last."""
+    tensors = [x for x in args[:2] if isinstance(x, Tensor)]
+    layout = next((layout for layout in map(_channels_last, tensors) if layout), None)
+    if layout is None or gpu._common_device(func, list(tensors)).type != "cuda":
+        return NotImplemented
+    with unrecorded():
+        shape = gpu.run(func, args, kwargs).shape
+    keywords = {"dtype": args[0].dtype, "device": GPU, "memory_format": layout}
+    return gpu.run(_ATEN.empty.memory_format, (list(shape),), keywords)
+
+
+def _channels_last(tensor: Tensor) -> torch.memory_format | None:
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(tensor.dim())
+    if layout is None or tensor.is_contiguous():
+        return None
+    return layout if tensor.is_contiguous(memory_format=layout) else None
+
+
 @_answers(_ATEN.add.Tensor)
 def _accumulate(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Adds two gradients of one tensor as autograd does on a GPU: in place, if nobody else has one.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from stalloc import profiling, replaying
+from stalloc import _core, profiling, replaying
 from stalloc._estimate import extras
 from stalloc._estimate.answer import Estimate, answer
 from stalloc._estimate.cards import Card, card_of
@@ -65,6 +65,11 @@ class Recording:
                 finally:
                     self.gpu.workspaces.clear()
 
+    def end_iteration(self, number: int) -> None:
+        """Ends an iteration, the `number`th, unless the program has called `stalloc.step()`."""
+        if _core.runtime("meta").recorded_iterations < number:
+            self.profile.step()
+
     @property
     def complete_iterations(self) -> int:
         """Iterations that ended while it recorded."""
@@ -75,8 +80,8 @@ class Recording:
         """The recorded requests."""
         return self.profile.trace
 
-    def answer(self) -> Estimate:
-        """Makes the answer.
+    def answer(self, *, plan: bool = True) -> Estimate:
+        """Makes the answer, with stalloc's row if `plan`, which takes some seconds.
 
         Raises:
             StallocError: The program requested nothing on the GPU.
@@ -92,6 +97,7 @@ class Recording:
             card=self.card,
             extras=tuple(extra for extra in needed if extra is not None),
             guesses=tuple(self.values.guesses),
+            plan=plan,
         )
 
 
@@ -101,6 +107,7 @@ def estimate(
     gpu: str | Card | None = None,
     iterations: int = ITERATIONS,
     world: int = 1,
+    plan: bool = True,
 ) -> Estimate:
     """Estimates what a training run needs of a GPU, on a machine without one.
 
@@ -131,6 +138,7 @@ def estimate(
         iterations: How many to record, at least 2.
         world: Processes that train together, for NCCL's buffers. The function trains the part of
             one process.
+        plan: Solve a plan, for stalloc's row of the answer. It takes some seconds.
 
     Raises:
         TypeError: `function` cannot be called.
@@ -138,7 +146,7 @@ def estimate(
             program asks for something that depends on values, and the message has its line.
     """
     card = card_of(gpu) if isinstance(gpu, str) else gpu
-    return _recorded(function, card, iterations, world)
+    return _recorded(function, card, iterations, world, plan)
 
 
 def largest(
@@ -177,14 +185,14 @@ def largest(
     card = card_of(gpu) if isinstance(gpu, str) else gpu
 
     def run(value: int) -> Estimate:
-        return _recorded(lambda: function(value), card, iterations, world)
+        return _recorded(lambda: function(value), card, iterations, world, plan=False)
 
     allocator = replaying.TORCH_EXPANDABLE if expandable_segments else replaying.TORCH
     return find(run, ascending, allocator)
 
 
 def _recorded(
-    function: Callable[[], Any], card: Card | None, iterations: int, world: int
+    function: Callable[[], Any], card: Card | None, iterations: int, world: int, plan: bool
 ) -> Estimate:
     if not callable(function):
         raise TypeError(f"estimate() takes a function, not {type(function).__name__}")
@@ -198,9 +206,9 @@ def _recorded(
         made = 0
         if not callable(step):
             step, made = function, 1
-            recording.profile.step()
+            recording.end_iteration(1)
         while made < iterations:
             step()
-            recording.profile.step()
             made += 1
-    return recording.answer()
+            recording.end_iteration(made)
+    return recording.answer(plan=plan)

@@ -154,12 +154,14 @@ def _largest(args: argparse.Namespace) -> Largest:
         raise StallocError("--largest needs --allocator torch or expandable")
 
     def run(value: int) -> Estimate:
-        return _estimated(args, [*args.arguments, f"{option}={value}"])[0]
+        return _estimated(args, [*args.arguments, f"{option}={value}"], plan=False)[0]
 
     return find(run, values, _ALLOCATORS[args.allocator])
 
 
-def _estimated(args: argparse.Namespace, arguments: list[str]) -> tuple[Estimate, str]:
+def _estimated(
+    args: argparse.Namespace, arguments: list[str], *, plan: bool = True
+) -> tuple[Estimate, str]:
     from stalloc._estimate.cards import card_of
     from stalloc._estimate.recording import Recording
     from stalloc._estimate.scripts import run_script
@@ -168,7 +170,7 @@ def _estimated(args: argparse.Namespace, arguments: list[str]) -> tuple[Estimate
     with as_script(script):
         recording = Recording(card_of(args.gpu), args.iterations, args.world)
         ended = run_script(recording, args.script, module=args.module)
-    return recording.answer(), ended
+    return recording.answer(plan=plan), ended
 
 
 def _print(estimate: Estimate, allocator: str, ended: str) -> None:

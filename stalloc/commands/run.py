@@ -248,7 +248,8 @@ def _planned(args: argparse.Namespace) -> int:
             f"{plan_file}: there is no such plan; make it with stalloc run --profile DIR"
         )
     plan = read_plan(plan_file)
-    use_own_device(plan.info.get("device", "cpu"))
+    device = plan.info.get("device", "cpu")
+    use_own_device(None if device == "meta" else device)
     process = os.getpid()
     with stalloc.enable(plan, strict=args.strict, startup=True) as session:
         code = _run(args)
