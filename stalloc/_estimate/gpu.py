@@ -43,6 +43,11 @@ _ATEN: Any = torch.ops.aten
 _torch: Any = torch  # for the parts that have no types
 _HOST = torch.device("cpu")
 _META = torch.device("meta")
+NO_GPU = (
+    "it put nothing on a GPU: it trains on the CPU, or ended before it began; give it the option "
+    "that makes it use one"
+)
+
 WORKSPACE_LAYER = "cuBLAS workspace"
 """The layer that requests workspaces in the trace."""
 
@@ -101,6 +106,8 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if to_gpu or any(fake.fake_device.type == "cuda" for fake in fakes):
             self.used = True
             self.watch()
+        elif not self.used and _in_backward():
+            raise Unanswerable(f"{script_line()}: {NO_GPU}")
         answer = _ANSWERS.get(func)
         if answer is not None:
             result = answer(self, func, args, kwargs)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from stalloc._estimate.cards import Card
 from stalloc._estimate.gpu import GPU, PretendedGpu
@@ -197,6 +198,12 @@ def _modules(patches: Patches, gpu: PretendedGpu) -> None:
         return make(cls, data, requires_grad)
 
     patches.replace(nn.Parameter, "__new__", staticmethod(without_memory))
+
+    def on_one_gpu(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.to(GPU), (args, kwargs))
+        return wrapper.module(*args, **kwargs)
+
+    patches.replace(nn.DataParallel, "forward", on_one_gpu)
 
 
 def _optimizers(patches: Patches) -> None:

@@ -11,7 +11,7 @@ from stalloc import _core, profiling, replaying
 from stalloc._estimate import extras
 from stalloc._estimate.answer import Estimate, answer
 from stalloc._estimate.cards import Card, card_of
-from stalloc._estimate.gpu import PretendedGpu
+from stalloc._estimate.gpu import NO_GPU, PretendedGpu
 from stalloc._estimate.largest import Largest, find
 from stalloc._estimate.patches import pretended
 from stalloc._estimate.values import Unanswerable, Values
@@ -87,10 +87,7 @@ class Recording:
             StallocError: The program requested nothing on the GPU.
         """
         if len(self.trace.requests) == 0:
-            raise Unanswerable(
-                "it put nothing on a GPU: it trains on the CPU, or ended before it began; give it "
-                "the option that makes it use one"
-            )
+            raise Unanswerable(NO_GPU)
         needed = [extras.context(self._like.capability), extras.nccl(self._world)]
         return answer(
             self.trace,
