@@ -32,6 +32,8 @@ _torch: Any = torch
 @contextlib.contextmanager
 def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
     """A process with one GPU, on this thread, until the end of the block."""
+    if torch.cuda.is_available():
+        _torch.cuda.init()  # torch would not do so later: it takes the pretended GPU's for its own
     patches = Patches()
     only_lift = torch._C._only_lift_cpu_tensors()
     multithreaded = torch.autograd.is_multithreading_enabled()

@@ -491,6 +491,10 @@ def test_script_on_the_cpu_has_no_answer(tmp_path: Path) -> None:
             "train.py:3: aten.add.Tensor gets tensors of the GPU and of the host at once",
         ),
         ("undefined", "train.py:3: the script failed here: NameError"),
+        (
+            "torch.bincount(x.long()).cumsum(0).tolist()",
+            "train.py:3: the shape of aten.bincount.default's result depends on values",
+        ),
     ],
 )
 def test_script_that_fails_is_told_its_line(tmp_path: Path, line: str, message: str) -> None:
@@ -499,6 +503,33 @@ def test_script_that_fails_is_told_its_line(tmp_path: Path, line: str, message: 
     )
     assert f"stalloc fits: no answer: {message}" in errors
     assert "Traceback" not in errors
+
+
+def test_script_that_trains_on_the_cpu_until_its_loss_is_small_ends(tmp_path: Path) -> None:
+    source = """
+import torch
+model = torch.nn.Linear(4, 1)
+loss = torch.tensor(1.0)
+while loss.item() > 1e-3:
+    loss = model(torch.ones(8, 4)).square().mean()
+    loss.backward()
+"""
+    _, errors = fits(tmp_path, source, "--gpu 8GiB", code=2)
+    assert "train.py:7: it put nothing on a GPU" in errors
+
+
+@isolated
+def test_data_parallel_is_one_gpu() -> None:
+    def build() -> Step:
+        model = nn.DataParallel(nn.Linear(8, 8)).cuda()
+
+        def step() -> None:
+            model(torch.zeros(4, 8)).sum().backward()
+            model.zero_grad()
+
+        return step
+
+    assert stalloc.estimate(build, plan=False).iterations == 3
 
 
 def test_usage_is_explained(tmp_path: Path) -> None:
