@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from documented import documented_keys
 from fits_scripts import IMAGES, LANGUAGE
 from isolation import isolated
 from processes import python
@@ -449,6 +450,11 @@ def test_script_for_language_fits_unchanged(tmp_path: Path) -> None:
     answer = json.loads(output)
     assert answer["verdict"] == "fits"
     assert answer["iterations"] == 3
+    keys = documented_keys()
+    assert set(answer) == keys["fits"]
+    for name in ("needs", "extras", "guesses"):
+        assert all(set(entry) == keys[f"{name}[] of fits"] for entry in answer[name])
+    assert set(answer["gpu"]) == keys["gpu of fits"]
     weights = answer["parts"]["weights and buffers"]
     assert 1.9 * weights < answer["parts"]["optimizer states"] < 2.1 * weights
     assert {"torch.compile", "torch.save"} <= {guess["read"] for guess in answer["guesses"]}
@@ -468,6 +474,7 @@ def test_script_is_asked_for_its_largest_batch(tmp_path: Path) -> None:
     found = answer["largest"]
     assert answer["verdict"] == "fits"
     assert found["option"] == "--batch-size"
+    assert set(found) == documented_keys()["largest of fits"]
     assert found["recorded"] == [16, 32, 48, found["value"]]
     assert found["predicted"] == answer["needs"][0]["reserved"]
     _, errors = fits(tmp_path, source, "--gpu 8GiB --largest=4,8", code=2)
