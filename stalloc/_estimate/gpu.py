@@ -102,6 +102,9 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func is _ATEN.empty.memory_format and _is_large(args[0], device):
                 kwargs = {**kwargs, "device": _HOST}
                 return self.run(func, args, kwargs)
+            if _is_meta(device) or any(isinstance(x, Tensor) and x.is_meta for x in leaves):
+                with unrecorded():  # the script's own use of the meta device needs no GPU
+                    return func(*args, **kwargs)
             return func(*args, **kwargs)
         if to_gpu or any(fake.fake_device.type == "cuda" for fake in fakes):
             self.used = True
@@ -206,6 +209,10 @@ def _is_large(shape: Any, device: torch.device | None) -> bool:
     if device is not None and device.type != "cpu":
         return False
     return all(type(n) is int for n in shape) and math.prod(shape) >= _MOST_COPIED
+
+
+def _is_meta(device: torch.device | None) -> bool:
+    return device is not None and device.type == "meta"
 
 
 def _in_backward() -> bool:

@@ -125,6 +125,25 @@ def test_models_of_any_size_are_built_without_memory() -> None:
 
 
 @isolated
+def test_the_programs_own_meta_tensors_need_no_gpu() -> None:
+    def build() -> Step:
+        with torch.device("meta"):
+            model = nn.Linear(1000, 1000, bias=False)
+        kept = model.weight * 2
+        model.to_empty(device="cuda")
+
+        def step() -> None:
+            model(torch.zeros(2, 1000, device="cuda")).sum().backward()
+            model.zero_grad()
+            assert kept.is_meta
+
+        return step
+
+    estimate = stalloc.estimate(build, plan=False)
+    assert estimate.parts["weights and buffers"] == 4_000_000
+
+
+@isolated
 def test_tied_weights_stay_tied_and_optimizers_keep_them() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
