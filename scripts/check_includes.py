@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("integrations", "megatron", "colossalai"),
     ("importers",),  # foreign profiles as traces
     ("recordings", "verdicts"),  # replays of imported traces
+    ("_estimate",),  # runs without a GPU, and what they need of one
     ("report",),
     ("commands",),
     ("cli", "__main__"),

@@ -21,12 +21,7 @@ _SHAPE = re.compile(r"\[((?:[0-9]{1,18}(?:,[0-9]{1,18})*)?)\]")
 
 
 def environment_mismatch(plan: Plan) -> str | None:
-    """Compares the device and the version of torch."""
-    if plan.info.get("device", "cpu") == "meta":
-        return (
-            "it was profiled on the meta device, which has no memory to serve; profile on the "
-            "device that trains"
-        )
+    """Compares the version of torch. Any device may serve a plan that was made on meta."""
     profiled = plan.info.get("torch", "")
     if profiled and profiled != torch.__version__:
         return (
@@ -102,6 +97,9 @@ def may_be_part(signature: str, plan: Plan) -> bool:
 def device_to_serve(plan: Plan, model: torch.nn.Module | None) -> torch.device:
     """The profiled device; its index is that of the model's parameters if they agree.
 
+    A plan that was made on the meta device serves the device of the model's parameters. If they are
+    not known, on the meta device or on several ones, it serves the GPU, or the CPU without one.
+
     Raises:
         StallocError: torch does not know the device.
     """
@@ -110,9 +108,15 @@ def device_to_serve(plan: Plan, model: torch.nn.Module | None) -> torch.device:
         profiled = torch.device(name)
     except RuntimeError as e:
         raise StallocError(f"the plan is for device '{name}', which torch does not know") from e
-    if model is None or profiled.index is not None:
+    found = {p.device for p in model.parameters()} if model is not None else set()
+    if profiled.type == "meta":
+        real = {device for device in found if device.type != "meta"}
+        if len(real) == 1:
+            return real.pop()
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if profiled.index is not None:
         return profiled
-    devices = {p.device for p in model.parameters() if p.device.type == profiled.type}
+    devices = {device for device in found if device.type == profiled.type}
     return devices.pop() if len(devices) == 1 else profiled
 
 

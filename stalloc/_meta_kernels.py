@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
@@ -58,7 +59,7 @@ def install() -> None:
     ):
         library.impl(operator, kernel, "Meta")
     library.impl(_ATEN.dropout.default, _dropout, "AutogradMeta")
-    library.impl(_ATEN.scaled_dot_product_attention.default, _attention, "AutogradMeta")
+    library.impl(_ATEN.scaled_dot_product_attention.default, attention, "AutogradMeta")
 
 
 def uninstall() -> None:
@@ -66,6 +67,22 @@ def uninstall() -> None:
     while _libraries:
         _libraries.pop()._destroy()
     torch_module().uninstall_meta()
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Requests nothing meanwhile on the meta device, on this thread; may be nested."""
+    module = torch_module()
+    outermost = not getattr(_inside, "kernel", False)
+    if outermost:
+        _inside.kernel = True
+        module.mute_meta(True)
+    try:
+        yield
+    finally:
+        if outermost:
+            module.mute_meta(False)
+            _inside.kernel = False
 
 
 def _python_kernels() -> Iterator[tuple[torch._ops.OpOverload, _Kernel]]:
@@ -80,8 +97,6 @@ def _python_kernels() -> Iterator[tuple[torch._ops.OpOverload, _Kernel]]:
 
 
 def _without_temporaries(kernel: _Kernel) -> _Kernel:
-    module = torch_module()
-
     @wraps(kernel)
     def run(*args: Any, **kwargs: Any) -> Any:
         if getattr(_inside, "kernel", False):
@@ -90,13 +105,8 @@ def _without_temporaries(kernel: _Kernel) -> _Kernel:
             storage._cdata: storage.nbytes()
             for storage in map(Tensor.untyped_storage, _tensors((args, tuple(kwargs.values()))))
         }
-        _inside.kernel = True
-        module.mute_meta(True)
-        try:
+        with unrecorded():
             result = kernel(*args, **kwargs)
-        finally:
-            module.mute_meta(False)
-            _inside.kernel = False
         _request(result, known)
         return result
 
@@ -183,7 +193,7 @@ def _elements(x: Tensor, target: Tensor) -> Tensor:
     return x - target  # its shape, strides and type
 
 
-def _attention(
+def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

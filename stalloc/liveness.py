@@ -141,10 +141,10 @@ class Liveness:
         return result
 
 
-def of_trace(trace: Trace) -> Liveness:
-    """Lifetimes in the last complete iteration of a trace, or in all of it without one."""
+def of_trace(trace: Trace, *, whole: bool = False) -> Liveness:
+    """Lifetimes in the last complete iteration of a trace; in all of it without one or `whole`."""
     bounds = trace.iterations
-    begin, end = (bounds[-2], bounds[-1]) if len(bounds) >= 2 else (0, trace.end)
+    begin, end = (bounds[-2], bounds[-1]) if len(bounds) >= 2 and not whole else (0, trace.end)
     requests, spans = trace.requests, trace.phases
     upper = np.where(requests.upper == NEVER, trace.end, requests.upper)
     rows = np.flatnonzero((requests.lower < end) & (upper > begin))

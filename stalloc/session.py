@@ -20,10 +20,14 @@ from stalloc._fit import (
     names,
 )
 from stalloc._hooks.modules import ModuleName
+from stalloc._torch_modules import torch_module
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
 from stalloc.plans import Plan
 from stalloc.profiling import GUESSED_ENDS, SLOWER_ENDS, active_profile
+
+_SMALL = 64
+"""Bytes of the CPU's alignment."""
 
 
 class Session:
@@ -157,6 +161,7 @@ class _Active(Session):
                 )
             # The pool replaces what torch has cached.
             self._adapter.give_back()
+            self._leave_small(_SMALL if self.plan.info.get("device") == "meta" else 0)
             self._adapter.runtime.enable(self.plan._core, self._reuse, self._startup)
             self._adapter.refresh()
         except BaseException:
@@ -176,9 +181,15 @@ class _Active(Session):
                 previous._start(None)
             raise
 
+    def _leave_small(self, size: int) -> None:
+        """Numbers that a GPU gets as arguments are tensors on the CPU, unknown to other plans."""
+        if self._adapter.name == "cpu":
+            torch_module().leave_small_cpu(size)
+
     def _stop(self) -> None:
         self._hooks.detach()
         self._adapter.runtime.disable()
+        self._leave_small(0)
         self._adapter.refresh()
         self._adapter.uninstall()
 

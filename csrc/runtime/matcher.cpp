@@ -18,6 +18,13 @@ constexpr int kSure = 4;
 // A phase that has run in more iterations than this is trusted, even if it departed in all of them.
 constexpr std::int32_t kPatience = 3;
 
+// The meta device has no memory: its plans serve others, whose kernels have temporaries of their
+// own.
+bool made_on_another_device(const plan::Plan& plan) {
+  const auto device = plan.info.find("device");
+  return device != plan.info.end() && device->second == "meta";
+}
+
 }  // namespace
 
 Matcher::Matcher(const plan::Plan& plan, Part part)
@@ -27,9 +34,11 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
       is_startup_(part == Part::kStartup) {
   add_phases(plan);
   add_items(plan, part);
+  const bool other_device = made_on_another_device(plan);
   for (PhaseIndex p(0); part == Part::kStartup && p < phases_.end_index(); ++p) {
     const trace::PhaseKey& key = plan[p].key;
-    phases_[p].trusted = key.kind == trace::PhaseKind::kOther && key.occurrence == 0;
+    phases_[p].trusted =
+        other_device || (key.kind == trace::PhaseKind::kOther && key.occurrence == 0);
     phases_[p].departed = phases_[p].trusted;
   }
   add_sites(plan);

@@ -23,7 +23,9 @@
 // profiled: in an untrusted phase no request matches after the first one that is not the next
 // decision. A phase is trusted, and departures in it are searched as above, once it has made as
 // many requests as the plan has for it, or as many as in the iteration before, or once it has run
-// in four iterations.
+// in four iterations. A plan that was made on the meta device never equals the run, so a run that
+// it serves from its start trusts all phases: start-up's items tell the states that are made
+// meanwhile.
 //
 // Requests of a forward or a backward are mostly temporary. An optimizer may also make states
 // later, for parameters that get their first gradient, mostly before its step. Weights are copied

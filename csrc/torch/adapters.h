@@ -2,18 +2,30 @@
 // which is never destroyed, because a tensor's storage keeps a pointer to its allocator.
 #pragma once
 
+#include <cstddef>
+
 namespace stalloc::torch_adapters {
 
 // Puts stalloc's allocator in front of torch's for tensors on the CPU, or removes it. Both may be
 // called at any time and repeatedly: live blocks stay with the allocator that gave them.
 void install_cpu();
 void uninstall_cpu();
+// Leaves requests of fewer bytes to torch, also while a plan is in force: kernels of the CPU make
+// tensors of numbers that other devices get as arguments. 0 plans all.
+void leave_small_cpu(std::size_t bytes);
 
 // The same for tensors on the meta device, which have lifetimes and no memory. Recording only.
 void install_meta();
 void uninstall_meta();
 // The meta device records no request of this thread while it is muted.
 void mute_meta(bool mute);
+
+// Lets torch carry tensors that claim to be on a GPU in a process that has none, or ends that.
+// Their backward pass needs a device guard, which a torch without CUDA lacks; this one does
+// nothing. A guard that torch has of its own stays. Both may be called repeatedly, and not during a
+// backward.
+void pretend_gpu();
+void pretend_no_gpu();
 
 // Provides torch's services to compat mode, which torch's pluggable allocator interface calls.
 void connect_compat();

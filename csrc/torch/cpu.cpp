@@ -9,6 +9,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
+#include <cstddef>
 #include <limits>
 
 #include "base/error.h"
@@ -23,6 +25,9 @@ c10::Allocator* base = nullptr;  // torch's own, saved before ours replaces it
 
 // Rounding up a size of at most this does not overflow. torch refuses larger requests itself.
 constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::max() / 2);
+
+// Requests of fewer bytes are left to torch while a plan is in force.
+std::atomic<std::size_t> least_planned{0};
 
 void delete_block(void* p) {
   if (!p) return;
@@ -41,7 +46,7 @@ class CpuAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     runtime::DeviceRuntime& runtime = runtime::DeviceRuntime::cpu();
     if (n == 0 || n > kLargest) return base->allocate(n);
-    if (runtime.allocator().enabled()) {
+    if (runtime.allocator().enabled() && n >= least_planned.load(std::memory_order_relaxed)) {
       if (void* p = allocate_planned(runtime, static_cast<Bytes>(n))) {
         record(runtime, p, n);
         if (c10::memoryProfilingEnabled()) c10::profiledCPUMemoryReporter().New(p, n);
@@ -105,5 +110,7 @@ void install_cpu() {
 void uninstall_cpu() {
   if (base && c10::GetCPUAllocator() == &instance()) c10::SetCPUAllocator(base);
 }
+
+void leave_small_cpu(std::size_t bytes) { least_planned = bytes; }
 
 }  // namespace stalloc::torch_adapters

@@ -13,8 +13,11 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   stalloc::runtime::DeviceRuntime::set_autograd_thread(&stalloc::torch_adapters::autograd_thread);
   m.def("install_cpu", &stalloc::torch_adapters::install_cpu);
   m.def("uninstall_cpu", &stalloc::torch_adapters::uninstall_cpu);
+  m.def("leave_small_cpu", &stalloc::torch_adapters::leave_small_cpu);
   m.def("install_meta", &stalloc::torch_adapters::install_meta);
   m.def("uninstall_meta", &stalloc::torch_adapters::uninstall_meta);
   m.def("mute_meta", &stalloc::torch_adapters::mute_meta);
+  m.def("pretend_gpu", &stalloc::torch_adapters::pretend_gpu);
+  m.def("pretend_no_gpu", &stalloc::torch_adapters::pretend_no_gpu);
   m.def("connect_compat", &stalloc::torch_adapters::connect_compat);
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Protocol
 
-from stalloc.commands import cache, diff, import_, inspect, plan, replay, report, run
+from stalloc.commands import cache, diff, fits, import_, inspect, plan, replay, report, run
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -21,5 +21,15 @@ class Command(Protocol):
         """Runs it. Returns the exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (run, plan, import_, inspect, replay, diff, report, cache)
+COMMANDS: tuple[Command, ...] = (
+    run,
+    fits,
+    plan,
+    import_,
+    inspect,
+    replay,
+    diff,
+    report,
+    cache,
+)
 """In the order in which `--help` lists them."""

@@ -25,6 +25,7 @@ from stalloc.files import check_new, make_folder
 from stalloc.plans import DEFAULT_TIME_LIMIT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from importlib.machinery import ModuleSpec
 
     from stalloc.commands import Subparsers
@@ -77,25 +78,41 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help="print one line of JSON when the script has ended"
     )
+    add_script(parser)
+    return parser
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that name a script and its own arguments."""
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT names a module")
     parser.add_argument("script", metavar="SCRIPT", help="the script to run")
     parser.add_argument(
         "arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments"
     )
-    return parser
 
 
 def main(args: argparse.Namespace) -> int:
     """Runs the script in this process. Returns its exit code."""
+    with as_script(args):
+        if args.profile:
+            return _profile(args)
+        return _planned(args) if args.plan else _automatic(args)
+
+
+@contextlib.contextmanager
+def as_script(args: argparse.Namespace) -> Iterator[None]:
+    """This process is that of the script: its arguments, and where it finds modules.
+
+    Raises:
+        StallocError: There is no such script or module.
+    """
     before = sys.argv, sys.path[:]
     sys.argv = [args.script, *args.arguments]
     folder = Path.cwd() if args.module else Path(args.script).resolve().parent
     sys.path.insert(0, str(folder))
     try:
         _check_script(args)
-        if args.profile:
-            return _profile(args)
-        return _planned(args) if args.plan else _automatic(args)
+        yield
     finally:
         sys.argv, sys.path[:] = before
 
@@ -231,7 +248,8 @@ def _planned(args: argparse.Namespace) -> int:
             f"{plan_file}: there is no such plan; make it with stalloc run --profile DIR"
         )
     plan = read_plan(plan_file)
-    use_own_device(plan.info.get("device", "cpu"))
+    device = plan.info.get("device", "cpu")
+    use_own_device(None if device == "meta" else device)
     process = os.getpid()
     with stalloc.enable(plan, strict=args.strict, startup=True) as session:
         code = _run(args)

@@ -8,7 +8,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -650,8 +649,8 @@ def test_meta_device_records_the_same_as_the_cpu() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 prof.step()
-        with pytest.raises(stalloc.PlanError, match="meta") if device == "meta" else nullcontext():
-            stalloc.enable(prof.plan())
+        stalloc.enable(prof.plan())
+        assert stalloc.memory_stats("cpu")["enabled"]  # a plan that was made on meta serves any
         stalloc.disable()
         return prof.trace.profile()
 

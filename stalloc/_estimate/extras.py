@@ -1,0 +1,82 @@
+"""What a run holds of a GPU beside torch's allocator, and which libraries request from it.
+
+    reserved by torch's allocator   tensors, and the workspaces of cuBLAS
+    beside it                       CUDA's context with the loaded kernels, NCCL
+
+The workspaces are requests of the trace: torch makes them at the first matrix product of each
+thread. Two threads multiply, the one that trains and autograd's. Sizes are torch's own defaults:
+`getChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp (2 x 4096 KiB + 8 x 16 KiB; on
+Hopper and Blackwell 8 x 4096 KiB), and CUBLAS_WORKSPACE_CONFIG overrides them.
+
+The context is a range: it depends on the driver and on how many kernels the program has loaded
+(CUDA_MODULE_LOADING=LAZY since CUDA 11.7).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+_MIB = 1 << 20
+_KIB = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Memory that no tensor holds.
+
+    Attributes:
+        name: Its holder.
+        low: The least, in bytes.
+        high: The most.
+        source: The origin of the figures.
+    """
+
+    name: str
+    low: int
+    high: int
+    source: str
+
+
+# Bytes of a context after the first kernels, with lazily loaded modules, by major capability. The
+# upper ends have the kernels of cuBLAS, cuDNN and attention loaded, too.
+_CONTEXTS = {
+    7: (250, 460),
+    8: (220, 520),
+    9: (390, 720),
+    10: (450, 900),
+    12: (300, 700),
+}
+_CONTEXT_SOURCE = (
+    "estimated: the memory of a process in nvidia-smi less what torch has reserved, CUDA 12 with "
+    "lazily loaded modules"
+)
+
+
+def context(capability: tuple[int, int]) -> Extra:
+    """CUDA's context and the kernels that are loaded."""
+    low, high = _CONTEXTS.get(capability[0], (220, 900))
+    return Extra("CUDA context and kernels", low * _MIB, high * _MIB, _CONTEXT_SOURCE)
+
+
+def nccl(world: int) -> Extra | None:
+    """NCCL's buffers for one communicator; None for a single process."""
+    if world <= 1:
+        return None
+    source = (
+        "estimated: NCCL_BUFFSIZE of 4 MiB for each of 2 to 32 channels and protocol buffers, "
+        "documented in NCCL's environment variables; 1 communicator"
+    )
+    return Extra("NCCL", 60 * _MIB, 700 * _MIB, source)
+
+
+def cublas_workspace(capability: tuple[int, int]) -> int:
+    """Bytes of the workspace that torch requests for cuBLAS, for each thread that multiplies."""
+    text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    parts = re.findall(r":(\d{1,9}):(\d{1,9})", text)
+    if parts:
+        return sum(int(size) * int(count) for size, count in parts) * _KIB
+    if text == ":0:0" or capability[0] >= 9:
+        return 8 * 4096 * _KIB
+    return 2 * 4096 * _KIB + 8 * 16 * _KIB

@@ -1,0 +1,421 @@
+"""A GPU that is not there: tensors that claim to be on it, with storages on the meta device.
+
+The tensors are torch's `FakeTensor`: they have the dispatch keys of a GPU, so autograd, autocast,
+optimizers and modules take the ways that they take there. Each operator runs as the kernel for the
+meta device, for which stalloc records what a GPU's kernel requests (`stalloc._meta_kernels`).
+
+    operator on ...             runs
+    tensors of the host         as it is: data, tokenizers and metrics stand
+    tensors of the GPU          on the meta device, recorded
+    parameters not yet moved    on the meta device, not recorded: a model of any size fits
+    large `torch.empty`s        the same: they have no values yet
+
+The autograd engine gets the meta device when it asks where a tensor is, since it would look for
+streams of a GPU otherwise.
+
+Parameters of modules on the host have no memory either, and no values. Everything that reads a
+value goes to `stalloc._estimate.values`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stalloc import _core
+from stalloc._estimate.values import Unanswerable, Values, keep_values, script_line
+from stalloc._meta_kernels import unrecorded
+
+_ATEN: Any = torch.ops.aten
+_torch: Any = torch  # for the parts that have no types
+_HOST = torch.device("cpu")
+_META = torch.device("meta")
+NO_GPU = (
+    "it put nothing on a GPU: it trains on the CPU, or ended before it began; give it the option "
+    "that makes it use one"
+)
+
+WORKSPACE_LAYER = "cuBLAS workspace"
+"""The layer that requests workspaces in the trace."""
+
+_MOST_COPIED = 64 << 20
+"""Bytes of a tensor that the script copies to the host and gets as a real one."""
+
+GPU = torch.device("cuda:0")
+
+# References to a gradient of the engine during a dispatch: its tensor and the storage object that
+# counts; the engine's, and those of the arguments on their way here.
+_UNSHARED_STORAGE = 2
+_UNSHARED_TENSOR = 5
+
+
+class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, operators on device `cuda` run, and compute nothing.
+
+    Args:
+        values: Answers reads.
+        watch: Called before each operator on the GPU; may raise to end the run.
+        workspace: Bytes that each thread requests for cuBLAS at its first matrix product: the one
+            that trains, and autograd's.
+    """
+
+    def __init__(
+        self, values: Values, watch: Callable[[], None] = lambda: None, workspace: int = 0
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.values = values
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.watch = watch
+        self.workspace = workspace
+        self.workspaces: dict[bool, Any] = {}
+        """The workspaces: False for the thread that trains, True for autograd's."""
+        self.used = False
+        """True once there was an operator on the GPU."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            hidden = self.fake.in_kernel_invocation or _engine_asks(sys._getframe(1))
+            return _META if hidden else args[0].fake_device
+        leaves = pytree.arg_tree_leaves(*args, **kwargs)
+        fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+        device = kwargs.get("device")
+        to_gpu = device is not None and (
+            device.type == "cuda" or (device.type == "meta" and _in_backward())
+        )
+        if not fakes and not to_gpu:
+            if func is _ATEN.empty.memory_format and _is_large(args[0], device):
+                kwargs = {**kwargs, "device": _HOST}
+                return self.run(func, args, kwargs)
+            if _is_meta(device) or any(isinstance(x, Tensor) and x.is_meta for x in leaves):
+                with unrecorded():  # the script's own use of the meta device needs no GPU
+                    return func(*args, **kwargs)
+            return func(*args, **kwargs)
+        if to_gpu or any(fake.fake_device.type == "cuda" for fake in fakes):
+            self.used = True
+            self.watch()
+        elif not self.used and _in_backward():
+            raise Unanswerable(f"{script_line()}: {NO_GPU}")
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            result = answer(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator's kernel for the meta device."""
+        device = kwargs.get("device")
+        leaves = pytree.arg_tree_leaves(*args, **kwargs)
+        if device is None:
+            device = self._common_device(func, leaves)
+        elif device.type != "cpu":
+            device = GPU
+        if "device" in kwargs and kwargs["device"] is not None:
+            kwargs = {**kwargs, "device": _META}
+        for name in ("pin_memory", "generator"):
+            if kwargs.get(name):
+                kwargs = {**kwargs, name: None}
+        if any(isinstance(x, Tensor) and not isinstance(x, FakeTensor) for x in leaves):
+            args, kwargs = pytree.tree_map_only(Tensor, self.shape_of, (args, kwargs))
+        if device.type == "cuda":
+            if func in _PRODUCTS and self.workspace:
+                self._request_workspace()
+            result = self._kernel(func, args, kwargs)
+        else:
+            with unrecorded():
+                result = self._kernel(func, args, kwargs)
+        return pytree.tree_map_only(
+            Tensor,
+            lambda x: x if isinstance(x, FakeTensor) else FakeTensor(self.fake, x, device),
+            result,
+        )
+
+    def _request_workspace(self) -> None:
+        in_backward = _in_backward()
+        if in_backward in self.workspaces:
+            return
+        runtime = _core.runtime("meta")
+        runtime.enter_layer(runtime.define_layer(WORKSPACE_LAYER, False), False)
+        with torch._C._DisableTorchDispatch():
+            storage: Any = _torch.UntypedStorage(self.workspace, device="meta")
+        runtime.leave_layer()
+        self.workspaces[in_backward] = storage
+
+    def _kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            with in_kernel_invocation_manager(self.fake):
+                return func(*args, **kwargs)
+        except NotImplementedError:
+            pass
+        from torch._subclasses.fake_tensor import (
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+            UnsupportedOperatorException,
+        )
+
+        try:
+            with self.fake:  # perhaps it is composed of others
+                return func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise Unanswerable(
+                f"{script_line()}: the shape of {func}'s result depends on values, and nothing is "
+                "computed; give this part of the script fixed shapes"
+            ) from error
+        except (UnsupportedOperatorException, NotImplementedError) as error:
+            raise Unanswerable(
+                f"{script_line()}: torch cannot tell the shape of {func}'s result without "
+                "computing it: the operator has no kernel for the meta device"
+            ) from error
+
+    def _common_device(self, func: Any, leaves: list[Any]) -> torch.device:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        places = {x.device.type for x in tensors if x.dim() > 0}
+        if "cuda" in places and "cpu" in places and func not in _MIXED:
+            raise Unanswerable(
+                f"{script_line()}: {func} gets tensors of the GPU and of the host at once, which "
+                "fails on a GPU, too: move them to one device first"
+            )
+        return GPU if any(x.device.type == "cuda" for x in tensors) else _HOST
+
+    def shape_of(self, tensor: Tensor) -> FakeTensor:
+        """A tensor on the host without memory, of the same shape."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        with unrecorded(), torch._C._DisableTorchDispatch():
+            meta = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META
+            )
+        return FakeTensor(self.fake, meta, _HOST)
+
+
+def _is_large(shape: Any, device: torch.device | None) -> bool:
+    """True for a new tensor of the host that is better without memory: it has no values yet."""
+    if device is not None and device.type != "cpu":
+        return False
+    return all(type(n) is int for n in shape) and math.prod(shape) >= _MOST_COPIED
+
+
+def _is_meta(device: torch.device | None) -> bool:
+    return device is not None and device.type == "meta"
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _engine_asks(frame: FrameType | None) -> bool:
+    """True if the autograd engine itself asks for a tensor's device: no Python code runs inside it.
+
+    It would look for the GPU's streams, for which a torch without a GPU has nothing. Python code
+    that runs inside the engine (recomputation under autocast) is told the GPU.
+    """
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name in ("run_backward", "_engine_run_backward")
+
+
+_WRAPPERS = ("torch/_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
+
+Answer = Callable[[PretendedGpu, Any, tuple[Any, ...], dict[str, Any]], Any]
+_ANSWERS: dict[Any, Answer] = {}
+_PRODUCTS = {
+    _ATEN.mm.default,
+    _ATEN.addmm.default,
+    _ATEN.bmm.default,
+    _ATEN.baddbmm.default,
+    _ATEN.addbmm.default,
+    _ATEN.addmv.default,
+    _ATEN.mv.default,
+    _ATEN.dot.default,
+}
+_MIXED = {
+    _ATEN.index.Tensor,
+    _ATEN.index_put.default,
+    _ATEN.index_put_.default,
+    _ATEN._index_put_impl_.default,
+    _ATEN.copy_.default,
+    _ATEN._foreach_copy_.default,
+    _ATEN.lift_fresh.default,
+    _ATEN.set_.source_Tensor,
+    _ATEN._pack_padded_sequence.default,
+}
+
+
+def _answers(*operators: Any) -> Callable[[Answer], Answer]:
+    def register(answer: Answer) -> Answer:
+        for operator in operators:
+            _ANSWERS[operator] = answer
+        return answer
+
+    return register
+
+
+@_answers(_ATEN._local_scalar_dense.default)
+def _read(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return gpu.values.number(args[0])
+
+
+@_answers(_ATEN.equal.default)
+def _compare(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    gpu.values.note("torch.equal", True)
+    return True
+
+
+@_answers(_ATEN._to_copy.default)
+def _move(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, device = args[0], kwargs.get("device")
+    if not isinstance(tensor, FakeTensor):
+        result = gpu.run(func, args, kwargs)
+        keep_values(result, tensor)
+        return result
+    if device is None or device.type != "cpu" or tensor.fake_device.type != "cuda":
+        return NotImplemented
+    if tensor.numel() * tensor.element_size() > _MOST_COPIED:
+        return NotImplemented  # a tensor on the host without memory
+    return gpu.values.copy(tensor, kwargs.get("dtype"))
+
+
+@_answers(_ATEN.copy_.default)
+def _fill(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target, source = args[:2]
+    if isinstance(target, FakeTensor):
+        return NotImplemented
+    return target.copy_(gpu.values.copy(source).expand_as(target))
+
+
+@_answers(_ATEN.convolution.default)
+def _convolve(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A convolution of a GPU keeps the channels last if its input or its weight has them last."""
+    tensors = [x for x in args[:2] if isinstance(x, Tensor)]
+    layout = next((layout for layout in map(_channels_last, tensors) if layout), None)
+    if layout is None or gpu._common_device(func, list(tensors)).type != "cuda":
+        return NotImplemented
+    with unrecorded():
+        shape = gpu.run(func, args, kwargs).shape
+    keywords = {"dtype": args[0].dtype, "device": GPU, "memory_format": layout}
+    return gpu.run(_ATEN.empty.memory_format, (list(shape),), keywords)
+
+
+def _channels_last(tensor: Tensor) -> torch.memory_format | None:
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(tensor.dim())
+    if layout is None or tensor.is_contiguous():
+        return None
+    return layout if tensor.is_contiguous(memory_format=layout) else None
+
+
+@_answers(_ATEN.add.Tensor)
+def _accumulate(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Adds two gradients of one tensor as autograd does on a GPU: in place, if nobody else has one.
+
+    For tensors of a class of their own it makes a new one instead.
+    """
+    if kwargs or torch.is_grad_enabled() or not _engine_asks(sys._getframe(2)):
+        return NotImplemented
+    if not all(isinstance(arg, FakeTensor) for arg in args) or args[0].shape != args[1].shape:
+        return NotImplemented
+    for mine, other in (args, args[::-1]):
+        if mine.dtype == other.dtype and _is_unshared(mine):
+            return gpu.run(_ATEN.add_.Tensor, (mine, other), {})
+    return NotImplemented
+
+
+def _is_unshared(tensor: FakeTensor) -> bool:
+    """True for a gradient that the autograd engine alone holds."""
+    uses = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    holders: int = tensor._use_count()  # type: ignore[attr-defined]
+    return uses == _UNSHARED_STORAGE and holders <= _UNSHARED_TENSOR and _is_dense(tensor)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """True if the elements fill a range of memory, each its own place."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1:
+            if stride != expected:
+                return False
+            expected *= length
+    return True
+
+
+@_answers(_ATEN.all.default, _ATEN.any.default)
+def _reduce(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = gpu.run(func, args, kwargs)
+    if getattr(args[0], "_stalloc_guess", False):
+        result._stalloc_guess = True
+    return result
+
+
+@_answers(_ATEN.nonzero.default)
+def _nonzero(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mask = args[0]
+    gpu.values.note("the number of elements that a mask selects", mask.numel())
+    return gpu.run(
+        _ATEN.empty.memory_format,
+        ([mask.numel(), mask.dim()],),
+        {"dtype": torch.int64, "device": mask.device},
+    )
+
+
+@_answers(_ATEN.masked_select.default)
+def _select(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, mask = args
+    count = 1
+    for length in _torch.broadcast_shapes(tensor.shape, mask.shape):
+        count *= length
+    gpu.values.note("the number of elements that a mask selects", count)
+    return gpu.run(
+        _ATEN.empty.memory_format, ([count],), {"dtype": tensor.dtype, "device": tensor.device}
+    )
+
+
+@_answers(_ATEN.index.Tensor)
+def _index(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor, indices = args
+    masks = (torch.bool, torch.uint8)
+    if not any(index is not None and index.dtype in masks for index in indices):
+        return NotImplemented
+    numbers: list[Any] = []
+    for index in indices:
+        if index is None or index.dtype not in masks:
+            numbers.append(index)
+        elif isinstance(index, FakeTensor):
+            positions = _nonzero(gpu, func, (index,), {})
+            numbers += [
+                gpu.run(_ATEN.select.int, (positions, 1, dim), {}) for dim in range(index.dim())
+            ]
+        else:
+            numbers += list(index.nonzero(as_tuple=True))
+    return gpu.run(func, (tensor, numbers), kwargs)
+
+
+@_answers(_ATEN._unique2.default, _ATEN.unique_dim.default, _ATEN.unique_consecutive.default)
+def _unique(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    gpu.values.note("the number of different elements", tensor.numel())
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Any:
+        keywords = {"dtype": dtype, "device": tensor.device}
+        return gpu.run(_ATEN.empty.memory_format, (list(shape),), keywords)
+
+    return (
+        empty(tensor.numel(), dtype=tensor.dtype),
+        empty(*tensor.shape),
+        empty(tensor.numel()),
+    )

@@ -1,0 +1,211 @@
+"""Records a program on the pretended GPU, and `stalloc.estimate`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from stalloc import _core, profiling, replaying
+from stalloc._estimate import extras
+from stalloc._estimate.answer import Estimate, answer
+from stalloc._estimate.cards import Card, card_of
+from stalloc._estimate.gpu import NO_GPU, PretendedGpu
+from stalloc._estimate.largest import Largest, find
+from stalloc._estimate.patches import pretended
+from stalloc._estimate.values import Unanswerable, Values
+from stalloc.errors import StallocError
+from stalloc.trace import Trace
+
+ITERATIONS = 3
+"""A warm-up, in which the optimizer makes its states, and two to compare."""
+
+_UNKNOWN = Card("GPU", 80 << 30, (8, 0), 108)
+
+
+class Enough(BaseException):
+    """Ends a script once its iterations are recorded. No `except Exception` stops it."""
+
+
+class Recording:
+    """A program's requests on the pretended GPU.
+
+    Args:
+        card: The GPU; None for one of Ampere without a limit.
+        iterations: How many to record.
+        world: Processes that train together; only what the device needs for them is added.
+    """
+
+    def __init__(self, card: Card | None, iterations: int, world: int = 1) -> None:
+        self.card = card
+        self._like = card or _UNKNOWN
+        self._world = world
+        self.values = Values()
+        self.profile = profiling.profile(device="meta", iterations=iterations)
+        self.gpu = PretendedGpu(
+            self.values, self._watch, extras.cublas_workspace(self._like.capability)
+        )
+
+    def _watch(self) -> None:
+        if profiling.active_profile() is not self.profile:
+            raise Enough
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Runs the block on the pretended GPU and records it, until it has been long enough."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*parameter in checkpoint to a meta.*")
+            warnings.filterwarnings("ignore", message=".*a no-op.*")
+            with self.profile, pretended(self.gpu, self._like):
+                try:
+                    yield
+                except Enough:
+                    pass
+                finally:
+                    self.gpu.workspaces.clear()
+
+    def end_iteration(self, number: int) -> None:
+        """Ends an iteration, the `number`th, unless the program has called `stalloc.step()`."""
+        if _core.runtime("meta").recorded_iterations < number:
+            self.profile.step()
+
+    @property
+    def complete_iterations(self) -> int:
+        """Iterations that ended while it recorded."""
+        return max(0, len(self.trace.iterations) - 1)
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded requests."""
+        return self.profile.trace
+
+    def answer(self, *, plan: bool = True) -> Estimate:
+        """Makes the answer, with stalloc's row if `plan`, which takes some seconds.
+
+        Raises:
+            StallocError: The program requested nothing on the GPU.
+        """
+        if len(self.trace.requests) == 0:
+            raise Unanswerable(NO_GPU)
+        needed = [extras.context(self._like.capability), extras.nccl(self._world)]
+        return answer(
+            self.trace,
+            card=self.card,
+            extras=tuple(extra for extra in needed if extra is not None),
+            guesses=tuple(self.values.guesses),
+            plan=plan,
+        )
+
+
+def estimate(
+    function: Callable[[], Any],
+    *,
+    gpu: str | Card | None = None,
+    iterations: int = ITERATIONS,
+    world: int = 1,
+    plan: bool = True,
+) -> Estimate:
+    """Estimates what a training run needs of a GPU, on a machine without one.
+
+    Nothing is computed: tensors on device `cuda` have shapes and lifetimes, and no memory.
+    Parameters of modules have none on the CPU either, so that models of any size can be built.
+
+    Example::
+
+        def build():
+            model = Net().cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+
+            def step():
+                loss = model(torch.randn(64, 3, 224, 224, device="cuda")).mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            return step
+
+        print(stalloc.estimate(build, gpu="H100").fits)
+
+    Args:
+        function: Builds the model, as for a GPU, and returns a function that makes one iteration.
+            Or makes one iteration itself and returns nothing, and is called for each.
+        gpu: A card's name, such as `H100` or `RTX 3060`, or a size, such as `80GiB`; None compares
+            with none.
+        iterations: How many to record, at least 2.
+        world: Processes that train together, for NCCL's buffers. The function trains the part of
+            one process.
+        plan: Solve a plan, for stalloc's row of the answer. It takes some seconds.
+
+    Raises:
+        TypeError: `function` cannot be called.
+        StallocError: The card is unknown, a profile is being recorded or a plan is in force, or the
+            program asks for something that depends on values, and the message has its line.
+    """
+    card = card_of(gpu) if isinstance(gpu, str) else gpu
+    return _recorded(function, card, iterations, world, plan)
+
+
+def largest(
+    function: Callable[[int], Any],
+    values: Sequence[int],
+    *,
+    gpu: str | Card,
+    iterations: int = ITERATIONS,
+    world: int = 1,
+    expandable_segments: bool = False,
+) -> Largest:
+    """Finds the largest batch, or length, with which a training run fits a GPU.
+
+    Example::
+
+        found = stalloc.largest(build, (8, 16, 24), gpu="H100")
+        print(found.value, found.estimate.reserved)
+
+    Args:
+        function: As for `estimate`; called with the value.
+        values: Values to record first, at least two, better three: the laws of the sizes are proven
+            by three. The smallest must fit.
+        gpu: A card's name, or a size.
+        iterations: How many to record, at least 2.
+        world: Processes that train together.
+        expandable_segments: Torch's allocator uses them.
+
+    Raises:
+        TypeError: `function` cannot be called.
+        ValueError: There are fewer than two values, or they are not positive.
+        StallocError: As for `estimate`; or the values change more than sizes.
+    """
+    ascending = tuple(sorted(set(values)))
+    if len(ascending) < 2 or ascending[0] < 1:
+        raise ValueError(f"values={values!r}: at least two different positive ones are needed")
+    card = card_of(gpu) if isinstance(gpu, str) else gpu
+
+    def run(value: int) -> Estimate:
+        return _recorded(lambda: function(value), card, iterations, world, plan=False)
+
+    allocator = replaying.TORCH_EXPANDABLE if expandable_segments else replaying.TORCH
+    return find(run, ascending, allocator)
+
+
+def _recorded(
+    function: Callable[[], Any], card: Card | None, iterations: int, world: int, plan: bool
+) -> Estimate:
+    if not callable(function):
+        raise TypeError(f"estimate() takes a function, not {type(function).__name__}")
+    if iterations < 2:
+        raise StallocError(
+            f"iterations={iterations}: at least 2 are needed; the first one only warms up"
+        )
+    recording = Recording(card, iterations, world)
+    with recording.running():
+        step = function()
+        made = 0
+        if not callable(step):
+            step, made = function, 1
+            recording.end_iteration(1)
+        while made < iterations:
+            step()
+            made += 1
+            recording.end_iteration(made)
+    return recording.answer(plan=plan)

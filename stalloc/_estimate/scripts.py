@@ -1,0 +1,65 @@
+"""Runs an unchanged script on the pretended GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from types import TracebackType
+
+from stalloc._estimate.recording import Recording
+from stalloc._estimate.values import Unanswerable, line_of
+from stalloc.errors import StallocError
+
+_WRONG_USAGE = 2
+_LEAST = 2
+"""Complete iterations that answer for the rest, although the script failed later."""
+
+
+def run_script(recording: Recording, script: str, *, module: bool) -> str:
+    """Runs a script, or a module, until it has been recorded for long enough.
+
+    Its output goes to stderr.
+
+    Returns:
+        The reason why it ended early, if there are enough iterations all the same; or nothing.
+
+    Raises:
+        Unanswerable: It failed, or cannot be answered; the message has the script's line.
+    """
+    problem = ""
+    try:
+        with contextlib.redirect_stdout(sys.stderr), recording.running():
+            if module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            text = f"with exit code {end.code}" if isinstance(end.code, int) else f": {end.code}"
+            where = _where(end.__traceback__)
+            problem = f"{where}: the script ended {text}" if where else f"the script ended {text}"
+    except Unanswerable as error:
+        problem = str(error)
+    except StallocError as error:
+        raise Unanswerable(str(error)) from error
+    except Exception as error:
+        text = " ".join(traceback.format_exception_only(error)[-1].split())
+        problem = f"{_where(error.__traceback__) or script}: the script failed here: {text}"
+    if problem and recording.complete_iterations < _LEAST:
+        raise Unanswerable(problem)
+    return problem
+
+
+def _where(trace: TracebackType | None) -> str:
+    """The innermost line of the script itself in a traceback, or of a library without one."""
+    found = library = ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        line = line_of(file, trace.tb_lineno)
+        if line and "site-packages" not in file:
+            found = line
+        library = line or library
+        trace = trace.tb_next
+    return found or library

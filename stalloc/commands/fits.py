@@ -1,0 +1,243 @@
+"""`stalloc fits`: tells whether an unchanged training script fits a GPU, without one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from stalloc.commands.inputs import positive
+from stalloc.commands.output import (
+    print_facts,
+    print_json,
+    print_table,
+    print_text,
+    printable,
+    size,
+)
+from stalloc.commands.run import add_script, as_script
+from stalloc.errors import StallocError
+
+if TYPE_CHECKING:
+    from stalloc._estimate.answer import Estimate
+    from stalloc._estimate.largest import Largest
+    from stalloc.commands import Subparsers
+
+FITS, DOES_NOT_FIT, UNANSWERED = 0, 1, 2
+
+_ALLOCATORS = {
+    "torch": "torch",
+    "expandable": "torch, expandable segments",
+    "stalloc": "stalloc",
+}
+_MOST_GUESSES = 12
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    """Adds the sub-command's parser."""
+    parser = subparsers.add_parser(
+        "fits",
+        help="tell what an unchanged training script needs of a GPU, without one",
+        description="Runs a Python script, or a module with -m, unchanged, on a GPU that only "
+        "pretends: models and batches have shapes and no memory, and nothing is computed. Data, "
+        "tokenizers and files are real. A few iterations are recorded, then the script is ended.",
+        epilog="The script's own output goes to stderr. Exit codes: 0 the script fits; 1 it does "
+        "not, or not surely; 2 the script cannot be answered, or wrong usage.",
+    )
+    parser.add_argument(
+        "--gpu",
+        metavar="GPU",
+        required=True,
+        help="the GPU's name, such as H100 or 'RTX 3060', or its memory, such as 80GiB",
+    )
+    parser.add_argument(
+        "--iterations",
+        metavar="N",
+        type=positive,
+        default=3,
+        help="iterations to record (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--allocator",
+        choices=list(_ALLOCATORS),
+        default="torch",
+        help="whose verdict the exit code is (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--world",
+        metavar="N",
+        type=positive,
+        default=1,
+        help="processes that train together, for NCCL's buffers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--largest",
+        metavar="OPTION=V,V,V",
+        type=_values,
+        help="find the largest value of the script's option that fits, as in "
+        "--largest=--batch-size=4,8,12; the script is run with these values first",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    add_script(parser)
+    return parser
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the script in this process. Returns the exit code."""
+    largest: Largest | None = None
+    try:
+        if args.largest is not None:
+            largest = _largest(args)
+            estimate, ended = largest.estimate, ""
+        else:
+            estimate, ended = _estimated(args, args.arguments)
+    except StallocError as error:
+        message = printable(" ".join(str(error).split()))
+        print(f"stalloc fits: no answer: {message}", file=sys.stderr)
+        if args.json:
+            print_json({"verdict": None, "reason": message})
+        return UNANSWERED
+    allocator = _ALLOCATORS[args.allocator]
+    needs = {need.allocator: need for need in estimate.needs}
+    if allocator not in needs:
+        print("stalloc fits: no answer: no complete iteration to plan was seen", file=sys.stderr)
+        return UNANSWERED
+    verdict = needs[allocator].verdict
+    if args.json:
+        answer: dict[str, object] = {"verdict": verdict, "allocator": allocator, "ended": ended}
+        if largest is not None:
+            answer["largest"] = {
+                "option": args.largest[0],
+                "value": largest.value,
+                "recorded": list(largest.recorded),
+                "proven": largest.proven,
+                "predicted": largest.predicted,
+            }
+        print_json({**answer, **estimate.to_json()})
+    else:
+        _print(estimate, allocator, ended)
+        if largest is not None:
+            print_text(
+                f"{args.largest[0]}={largest.value} is the largest that fits. Recorded with "
+                f"{', '.join(map(str, largest.recorded))}; laws prove {largest.proven:.1%} of the "
+                "sizes."
+            )
+            held = estimate.need(allocator).reserved
+            if largest.predicted and abs(largest.predicted - held) > held / 50:
+                print_text(
+                    f"Recorded with it, {size(held)} are reserved, where the laws of the sizes "
+                    f"said {size(largest.predicted)}: perhaps the script has fewer data than one "
+                    "such batch."
+                )
+    return FITS if verdict == "fits" else DOES_NOT_FIT
+
+
+def _values(text: str) -> tuple[str, tuple[int, ...]]:
+    """The script's option and the values to try, as in `--batch-size=4,8,12`."""
+    option, _, listed = text.rpartition("=")
+    parts = listed.split(",")
+    if not option or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no option with values, as in --largest=--batch-size=4,8,12"
+        )
+    values = tuple(sorted({int(part) for part in parts}))
+    if len(values) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: at least two different values are needed")
+    return option, values
+
+
+def _largest(args: argparse.Namespace) -> Largest:
+    from stalloc._estimate.largest import find
+
+    option, values = args.largest
+    if args.allocator == "stalloc":
+        raise StallocError("--largest needs --allocator torch or expandable")
+
+    def run(value: int) -> Estimate:
+        return _estimated(args, [*args.arguments, f"{option}={value}"], plan=False)[0]
+
+    return find(run, values, _ALLOCATORS[args.allocator])
+
+
+def _estimated(
+    args: argparse.Namespace, arguments: list[str], *, plan: bool = True
+) -> tuple[Estimate, str]:
+    from stalloc._estimate.cards import card_of
+    from stalloc._estimate.recording import Recording
+    from stalloc._estimate.scripts import run_script
+
+    script = argparse.Namespace(**{**vars(args), "arguments": arguments})
+    with as_script(script):
+        recording = Recording(card_of(args.gpu), args.iterations, args.world)
+        ended = run_script(recording, args.script, module=args.module)
+    return recording.answer(plan=plan), ended
+
+
+def _print(estimate: Estimate, allocator: str, ended: str) -> None:
+    card = estimate.card
+    assert card is not None  # --gpu is required
+    where = estimate.phase + (f", in {estimate.layer}" if estimate.layer else "")
+    print_facts(
+        {
+            "GPU": f"{card.name}, {size(card.memory)}",
+            "load": size(estimate.load),
+            "most is live": where,
+            "recorded": f"{estimate.iterations} iterations, {estimate.requests:,} requests",
+        }
+    )
+    print_table(
+        "The load at its peak",
+        ("part", "bytes", "share"),
+        [
+            (name, size(part), f"{part / estimate.load:.1%}")
+            for name, part in estimate.parts.items()
+        ],
+    )
+    print_table(
+        "Needed of the GPU",
+        ("allocator", "reserved", "with extras, at least", "at most", "left", "verdict"),
+        [
+            (
+                need.allocator,
+                *(size(value) for value in (need.reserved, need.low, need.high)),
+                _signed(need.free or 0),
+                need.verdict or "",
+            )
+            for need in estimate.needs
+        ],
+        text=("verdict",),
+    )
+    print_table(
+        "Extras beside the allocator",
+        ("holder", "at least", "at most", "source"),
+        [
+            (extra.name, size(extra.low), size(extra.high), extra.source)
+            for extra in estimate.extras
+        ],
+        text=("source",),
+    )
+    if estimate.guesses:
+        print_table(
+            "Guesses: values that the script read, and that were not computed",
+            ("line", "read", "answer", "times"),
+            [
+                (guess.line, guess.read, guess.value, str(guess.times))
+                for guess in estimate.guesses[:_MOST_GUESSES]
+            ],
+            text=("read", "answer"),
+        )
+        left = len(estimate.guesses) - _MOST_GUESSES
+        if left > 0:
+            print(f"... and {left} more; --json has all")
+    print()
+    if ended:
+        print_text(f"The script ended early: {ended}")
+    need = estimate.need(allocator)
+    margin = "to spare" if (need.free or 0) >= 0 else "missing at the upper end"
+    print_text(
+        f"{need.verdict} on {card.name} with {need.allocator}: {size(abs(need.free or 0))} {margin}"
+    )
+
+
+def _signed(count: int) -> str:
+    return size(count) if count >= 0 else f"-{size(-count)}"
