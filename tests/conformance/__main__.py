@@ -35,6 +35,9 @@ from conformance.workers import Answer, Task, Workers
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "conformance"
+# Bytes of the pretended GPU's memory that a context has, as on a real one: tests know that no
+# program gets all of it.
+CONTEXT = 512 << 20
 EXCEPTIONS = Path(__file__).with_name("exceptions.toml")
 
 
@@ -148,7 +151,8 @@ def main() -> int:
     except (ExceptionsError, SourceError, OSError) as e:
         print(f"test-conformance: {e}", file=sys.stderr)
         return 2
-    workers = Workers(args.jobs, os.environ | {PLAIN_LIBRARY: str(compile_plain())})
+    environment = {PLAIN_LIBRARY: str(compile_plain()), "STANDIN_CONTEXT": str(CONTEXT)}
+    workers = Workers(args.jobs, os.environ | environment)
     run = Run(tests.absolute(), workers, args.timeout)
     try:
         names = run.list_tests(args.test)

@@ -63,6 +63,80 @@ def test_an_exact_profile_leaves_requests_to_torch_while_that_does_not_cache() -
             torch.cuda.caching_allocator_enable(True)
 
 
+def test_observers_learn_that_memory_runs_out_in_an_exact_profile() -> None:
+    """Those from before stalloc came, too: torch tells them."""
+    result = run_alone(
+        """
+import torch, stalloc
+told = []
+torch.cuda.init()
+torch._C._cuda_attach_out_of_memory_observer(lambda *a: told.append(("early", *a)))
+torch.cuda.memory._record_memory_history(stacks="python")
+with stalloc.profile(device="cuda"):
+    torch._C._cuda_attach_out_of_memory_observer(lambda *a: told.append(("late", *a)))
+    try:
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as e:
+        assert "1024.00 GiB" in str(e) and "stalloc" in str(e) and "profiling" in str(e), e
+    else:
+        raise AssertionError("it has to be refused")
+    assert [(who, device, size) for who, device, size, *_ in told] == [
+        ("early", 0, 1 << 40), ("late", 0, 1 << 40)], told
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert [e["size"] for e in trace if e["action"] == "oom"] == [1 << 40]
+    x = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_torchs_race_detector_sees_requests_of_exact_profiles() -> None:
+    result = run_alone(
+        """
+import torch, stalloc
+from torch.cuda import _gpu_trace
+seen = []
+torch._C._activate_gpu_trace()
+_gpu_trace.register_callback_for_memory_allocation(lambda p: seen.append(("taken", p)))
+_gpu_trace.register_callback_for_memory_deallocation(lambda p: seen.append(("freed", p)))
+with stalloc.profile(device="cuda"):
+    seen.clear()
+    x = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    p = x.data_ptr()
+    del x
+    assert seen == [("taken", p), ("freed", p)], seen
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def profiled(size: int) -> tuple[int, int]:
+    """Bytes that torch.profiler saw a tensor of `size` bytes take and give back."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
+        x = torch.empty(size, dtype=torch.uint8, device="cuda")
+        del x
+    usage = [
+        e.self_device_memory_usage for e in profiler.events() if e.self_device_memory_usage != 0
+    ]
+    return sum(n for n in usage if n > 0), sum(n for n in usage if n < 0)
+
+
+def test_a_profiler_of_torch_sees_requests_before_a_phase_begins() -> None:
+    with stalloc.profile(device="cuda"):
+        assert profiled(3 * MIB) == (3 * MIB, -3 * MIB)
+    trainer = Trainer(rows=48)
+    planned(trainer)
+    before = stalloc.memory_stats()
+    assert profiled(64 << 10) == (64 << 10, -(64 << 10))
+    after = stalloc.memory_stats()
+    assert after["requests"] - after["fallback_requests"] > (
+        before["requests"] - before["fallback_requests"]
+    ), "the pool has served it"
+
+
 def idle_in_snapshot() -> tuple[int, int]:
     """Number and bytes of the idle blocks of segments that are split, as torch's tests count."""
     idle = [

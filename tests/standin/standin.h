@@ -16,7 +16,8 @@
 //
 // Streams are given as cudaStream_t; null is the current device's default stream. Environment at
 // the start, and at standin_reset(): STANDIN_DEVICES (1), STANDIN_MEMORY in bytes a device (80
-// GiB), STANDIN_MANUAL (0), STANDIN_VERBOSE (1 prints each complaint to stderr).
+// GiB), STANDIN_CONTEXT in bytes of it that are never free, as a driver's own (0), STANDIN_MANUAL
+// (0), STANDIN_VERBOSE (1 prints each complaint to stderr).
 //
 // A CUDA build of torch runs on it with LD_PRELOAD set to libcudart.so.13, libcuda.so.1 and, to
 // train, libstandin_cublas.so.

@@ -66,7 +66,8 @@ World::World() {
 
 void World::reset() {
   const int devices = static_cast<int>(setting("STANDIN_DEVICES", 1));
-  memory.configure(devices, setting("STANDIN_MEMORY", std::uint64_t{80} << 30));
+  memory.configure(devices, setting("STANDIN_MEMORY", std::uint64_t{80} << 30),
+                   setting("STANDIN_CONTEXT", 0));
   streams.recycle_handles(false);
   streams.configure(devices, setting("STANDIN_MANUAL", 0) != 0);
   history = History{};

@@ -23,17 +23,21 @@ constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::m
 
 c10::Device device_of(c10::DeviceIndex index) { return {c10::DeviceType::CUDA, index}; }
 
-// True if a profiler may be active. Updated when a phase begins: asking torch at every request
-// would cost a sixth of the request's time.
+// True if a profiler may be active. Updated when one starts or stops in Python, and when a phase
+// begins: asking torch at every request would cost a sixth of the request's time.
 std::atomic<bool> profiling{false};
+std::atomic<int> profilers_of_python{0};
+
+bool is_profiled() {
+  return profiling.load(std::memory_order_relaxed) && c10::memoryProfilingEnabled();
+}
 
 // Reports a live block to torch.profiler, as torch's allocator does. Called before a free, after
 // which another thread may get the address.
 void report(runtime::DeviceRuntime& runtime, void* p, bool allocated) {
-  if (!profiling.load(std::memory_order_relaxed)) [[likely]] {
+  if (!is_profiled()) [[likely]] {
     return;
   }
-  if (!c10::memoryProfilingEnabled()) return;
   c10::DeviceIndex device = 0;
   while (runtime::DeviceRuntime::find_gpu(device) != &runtime) ++device;
   const auto block = runtime.allocator().inspect().block_of(p);
@@ -135,7 +139,13 @@ void CudaAllocator::catch_up(c10::DeviceIndex device, bool hidden) {
 }
 
 void CudaAllocator::look_for_profiler() {
-  profiling.store(c10::memoryProfilingEnabled(), std::memory_order_relaxed);
+  profiling.store(profilers_of_python.load() > 0 || c10::memoryProfilingEnabled(),
+                  std::memory_order_relaxed);
+}
+
+void CudaAllocator::note_profiler(bool starts) {
+  profilers_of_python.fetch_add(starts ? 1 : -1);
+  look_for_profiler();
 }
 
 void CudaAllocator::delete_block(void* p) {
@@ -269,6 +279,24 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
   return p;
 }
 
+// If the device has no memory left, torch's allocator is asked, too: it calls what is registered to
+// give memory back, and else reports the shortage to all who follow it.
+template <typename Native>
+void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request,
+                                      Native native) {
+  if (void* p = allocate_directly(runtime, request)) return p;
+  try {
+    return native(Record::kNoticed);
+  } catch (const c10::OutOfMemoryError& e) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, e.what_without_backtrace(),
+                     "\nstalloc tried to allocate ", format_bytes(request.size), " on ",
+                     std::string(runtime.memory().name()), " while profiling, and ",
+                     format_bytes(runtime.memory().available()),
+                     " are free. Nothing was cached, so this configuration needs more memory than "
+                     "the device has: use a smaller microbatch or more recomputation.");
+  }
+}
+
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
@@ -289,7 +317,7 @@ void* CudaAllocator::provide(const Request& request, Native native) {
   } else {
     if (!recorder.active()) return native(Record::kLeft);
     const bool directly = exact_.load(std::memory_order_relaxed) && caches_.load();
-    p = directly ? allocate_directly(*runtime, request) : native(Record::kNoticed);
+    p = directly ? allocate_exactly(*runtime, request, native) : native(Record::kNoticed);
   }
   recorder.on_allocate(p, request.size, stream_of(*runtime, request), in_backward(),
                        running_node());
@@ -337,19 +365,28 @@ void* CudaAllocator::allocate_directly(runtime::DeviceRuntime& runtime, const Re
     to().emptyCache();
     p = runtime.memory().allocate(size);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, p, "CUDA out of memory. stalloc tried to allocate ",
-                   format_bytes(size), " on ", std::string(runtime.memory().name()),
-                   " while profiling, and ", format_bytes(runtime.memory().available()),
-                   " are free. Nothing was cached, so this configuration needs more memory than "
-                   "the device has: use a smaller microbatch or more recomputation.");
+  if (!p) return nullptr;
   {
     const std::lock_guard lock(mutex_);
     direct_[p] = {size, request.device, request.stream, &runtime};
     directs_.fetch_add(1, std::memory_order_relaxed);
     add_direct(direct_totals_[request.device], size);
   }
+  trace(p, /*allocated=*/true);
+  report_direct(request.device, p, size);
   if (history_.follows()) history_.took({request.device, p, size, size, request.stream});
   return p;
+}
+
+void CudaAllocator::report_direct(c10::DeviceIndex device, void* p, Bytes change) {
+  if (!is_profiled()) [[likely]] {
+    return;
+  }
+  const auto stats = getDeviceStats(device);
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  c10::reportMemoryUsageToProfiler(
+      p, change, static_cast<std::size_t>(stats.allocated_bytes[kAll].current),
+      static_cast<std::size_t>(stats.reserved_bytes[kAll].current), device_of(device));
 }
 
 // Freeing waits for all work that uses the block, on any stream.
@@ -363,6 +400,8 @@ bool CudaAllocator::free_directly(void* p) {
     direct_.erase(it);
     directs_.fetch_sub(1, std::memory_order_relaxed);
   }
+  trace(p, /*allocated=*/false);
+  report_direct(block.device, p, -block.size);
   if (history_.follows()) {
     history_.frees({block.device, p, block.size, block.size, block.stream}, /*waits=*/false);
   }

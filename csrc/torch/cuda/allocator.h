@@ -61,6 +61,8 @@ class CudaAllocator final : public Delegate {
   void watch(device::CudaMemory& memory);
   // Asks if torch.profiler follows memory on this thread. Called when a phase begins.
   static void look_for_profiler();
+  // A profiler of Python starts or stops, which any phase and any thread may be in.
+  static void note_profiler(bool starts);
   // Reports to a device's runtime the memory that torch's allocator holds.
   void note(c10::DeviceIndex device);
   // Returns true if a block is left that only this can free.
@@ -154,8 +156,14 @@ class CudaAllocator final : public Delegate {
   // Serves `request` with torch's allocator, else from the pool's idle space.
   template <typename Native>
   void* fall_back(runtime::DeviceRuntime& runtime, const Request& request, Native native);
+  // Serves `request` with a piece of the device of its own, else with torch's allocator.
+  template <typename Native>
+  void* allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request, Native native);
+  // Returns null if the device has no memory left.
   void* allocate_directly(runtime::DeviceRuntime& runtime, const Request& request);
   bool free_directly(void* p);
+  // Reports a block that is a piece of its own to torch.profiler; `change` in bytes.
+  void report_direct(c10::DeviceIndex device, void* p, Bytes change);
   // Returns the piece of memory held here that contains `p`; its beginning is null if none does.
   // A block of torch's own, for as long as this lives. Throws as torch's allocator.
   using Probe = std::unique_ptr<void, std::function<void(void*)>>;
