@@ -699,19 +699,76 @@ def test_blocks_are_not_placed_by_address_in_a_pool() -> None:
         cuda_probe.allocate_with_address(MIB, begin)
 
 
-def test_a_planned_block_is_freed_by_raw_delete_alone() -> None:
-    """raw_deallocate() takes the deleter of torch's allocator; see Note [Deleters]."""
+RAW_DEALLOCATE = """
+import gc, torch, cuda_probe, stalloc
+from training_cuda import Trainer
+def capture():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    return graph, kept
+def planned_block(trainer, plan):
+    before = torch.cuda.memory_allocated()
+    p = cuda_probe.raw_allocate(1 << 20)
+    pool, = [s for s in torch.cuda.memory_snapshot() if s["total_size"] == plan.pool]
+    assert pool["address"] <= p < pool["address"] + plan.pool
+    assert torch.cuda.memory_allocated() == before + (1 << 20)
+    return p
+def serve():
     trainer = Trainer(rows=48)
-    plan, begin = planned(trainer)
-    live = torch.cuda.memory_allocated()
-    p = cuda_probe.raw_allocate(MIB)
-    assert begin <= p < begin + plan.pool
-    with pytest.raises(RuntimeError, match="invalid device pointer"):
-        cuda_probe.raw_deallocate(p)
-    assert torch.cuda.memory_allocated() == live + MIB, "nothing has changed"
-    cuda_probe.raw_delete(p)
-    assert torch.cuda.memory_allocated() == live
-    stalloc.disable()
-    live = torch.cuda.memory_allocated()
-    cuda_probe.raw_deallocate(cuda_probe.raw_allocate(MIB))
-    assert torch.cuda.memory_allocated() == live
+    plan = trainer.plan()
+    stalloc.enable(plan, model=trainer.model)
+    for _ in range(4): trainer.step()
+    return trainer, plan
+"""
+
+
+def test_raw_deallocate_frees_planned_blocks() -> None:
+    result = run_alone(
+        RAW_DEALLOCATE
+        + """
+trainer, plan = serve()
+live = torch.cuda.memory_allocated()
+cuda_probe.raw_deallocate(planned_block(trainer, plan))
+assert torch.cuda.memory_allocated() == live
+with stalloc.hooks.unplanned():
+    theirs = cuda_probe.raw_allocate(300 << 20)
+cuda_probe.raw_deallocate(theirs)
+assert torch.cuda.memory_allocated() == live
+graph, kept = capture()
+assert torch._C._has_Standard_Deleter(kept.untyped_storage()._cdata)
+del graph, kept, trainer
+gc.collect()
+stalloc.disable()
+live = torch.cuda.memory_allocated()
+cuda_probe.raw_deallocate(cuda_probe.raw_allocate(1 << 20))
+assert torch.cuda.memory_allocated() == live
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_graphs_from_before_stalloc_keep_the_deleter_of_their_blocks() -> None:
+    """torch's graph trees compare it. So a planned block is freed by raw_delete alone there."""
+    result = run_alone(
+        RAW_DEALLOCATE
+        + """
+graph, kept = capture()
+trainer, plan = serve()
+assert torch._C._has_Standard_Deleter(kept.untyped_storage()._cdata)
+other, kept_too = capture()
+assert torch._C._has_Standard_Deleter(kept_too.untyped_storage()._cdata)
+live = torch.cuda.memory_allocated()
+p = planned_block(trainer, plan)
+try:
+    cuda_probe.raw_deallocate(p)
+except RuntimeError as e:
+    assert "invalid device pointer" in str(e)
+else:
+    raise AssertionError("it has to be refused")
+assert torch.cuda.memory_allocated() == live + (1 << 20), "nothing has changed"
+cuda_probe.raw_delete(p)
+assert torch.cuda.memory_allocated() == live
+"""
+    )
+    assert result.returncode == 0, result.stderr

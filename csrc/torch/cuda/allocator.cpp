@@ -110,6 +110,10 @@ CudaAllocator::CudaAllocator(allocator_api::CUDAAllocator& native)
 void CudaAllocator::catch_up(c10::DeviceIndex device, bool hidden) {
   if (hidden) hidden_.store(true);
   history_.catch_up(to().isHistoryEnabled());
+  const auto private_pools = to().snapshot({0, 0}, /*include_traces=*/false).segments;
+  is_standard_.store(std::ranges::none_of(private_pools, [](const auto& segment) {
+    return segment.owner_private_pool_id != c10::MempoolId_t{0, 0};
+  }));
   // Nothing tells which pool is open, except where a block comes to lie.
   const c10::cuda::CUDAGuard guard(device);
   Probe probe;
@@ -149,10 +153,13 @@ void CudaAllocator::note_profiler(bool starts) {
 }
 
 void CudaAllocator::delete_block(void* p) {
-  if (p) instance().free_block(p, nullptr);
+  if (p) instance().free_block(p, instance().native_deleter_);
 }
 
-// `native_free` is null for a block with our deleter.
+c10::DeleterFnPtr CudaAllocator::raw_deleter() const {
+  return is_standard_.load() ? &delete_block : native_deleter_;
+}
+
 void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
   if (runtime::DeviceRuntime* runtime = owner_of(p)) {
     report(*runtime, p, /*allocated=*/false);
@@ -171,23 +178,27 @@ void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
     if (runtime->recorder().active()) runtime->recorder().on_free(p, running_node());
   }
   if (directs_.load(std::memory_order_relaxed) > 0 && free_directly(p)) return;
-  if (native_free) {
-    native_free(p);
-    return;
-  }
-  adopted_.fetch_sub(1, std::memory_order_relaxed);
-  native_deleter_(p);
+  forget(p);
+  native_free(p);
+}
+
+void CudaAllocator::forget(void* p) {
+  if (adopted_count_.load(std::memory_order_relaxed) == 0) return;
+  const std::lock_guard lock(mutex_);
+  adopted_.erase(p);
+  adopted_count_.store(adopted_.size(), std::memory_order_relaxed);
 }
 
 // Leaves blocks that torch allocated without its cache (torch.cuda.caching_allocator_enable).
 void CudaAllocator::adopt(c10::DataPtr& block) {
-  if (block.get() && block.compare_exchange_deleter(native_deleter_, &delete_block)) {
-    adopted_.fetch_add(1, std::memory_order_relaxed);
-  }
+  if (!block.get() || !block.compare_exchange_deleter(native_deleter_, &delete_block)) return;
+  const std::lock_guard lock(mutex_);
+  adopted_.insert(block.get());
+  adopted_count_.store(adopted_.size(), std::memory_order_relaxed);
 }
 
 bool CudaAllocator::has_blocks() const {
-  if (adopted_.load() > 0 || directs_.load() > 0) return true;
+  if (adopted_count_.load() > 0 || directs_.load() > 0) return true;
   {
     const std::lock_guard lock(mutex_);
     if (!open_pools_.empty()) return true;
@@ -300,14 +311,14 @@ void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Req
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
-  if (!runtime) return native(Record::kLeft);
-  runtime::PlannedAllocator& allocator = runtime->allocator();
   const Detour detour = detour_of(request);
   if (detour == Detour::kPrivatePool) {
-    void* p = native(Record::kLeft);
-    if (allocator.enabled()) note(request.device);
+    void* p = native(of_private_pool());
+    if (runtime && runtime->allocator().enabled()) note(request.device);
     return p;
   }
+  if (!runtime) return native(Record::kLeft);
+  runtime::PlannedAllocator& allocator = runtime->allocator();
   runtime::Recorder& recorder = runtime->recorder();
   void* p = nullptr;
   if (allocator.enabled()) {
@@ -490,6 +501,16 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
 #if TORCH_VERSION_MINOR < 13
   end_capture(device);
 #endif
+}
+
+allocator_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
+    c10::DeviceIndex device, std::shared_ptr<allocator_api::AllocatorState> state) {
+  allocator_api::CheckpointDelta delta = to().setCheckpointPoolState(device, std::move(state));
+  for (void* p : delta.ptrs_freed) forget(p);
+  if (of_private_pool() == Record::kNoticed) {
+    for (c10::DataPtr& block : delta.dataptrs_allocd) adopt(block);
+  }
+  return delta;
 }
 
 }  // namespace stalloc::torch_adapters
