@@ -58,6 +58,11 @@ void standin_drain(void* stream);
 void standin_drain_all(void);
 int64_t standin_pending(void* stream);
 
+// Lets threads that wait for a device (cudaDeviceSynchronize) wait on, or go on. Returns how many
+// are held.
+void standin_hold(int hold);
+int standin_held(void);
+
 // Makes the nth call from now (1 is the next) of the named function, such as "cudaMalloc", fail
 // with `error`, and also the `times` - 1 calls after it. times < 0: all calls. nth 0 cancels this.
 void standin_fail(const char* call, int64_t nth, int error, int64_t times);

@@ -53,6 +53,13 @@ bool makes_context(std::string_view name) {
          std::find(std::begin(kOthers), std::end(kOthers), name) == std::end(kOthers);
 }
 
+void World::hold_host() {
+  std::unique_lock lock(mutex);
+  ++held_threads;
+  host_let_go.wait(lock, [this] { return !holds_host; });
+  --held_threads;
+}
+
 World& World::get() {
   static World& world = *new World();
   return world;
@@ -77,6 +84,7 @@ void World::reset() {
   captures_underway = 0;
   lost_error = 0;
   peers = false;
+  holds_host = false;
   contexts = 0;
   hazards = misuses = host_waits = 0;
   complaint.clear();
