@@ -692,6 +692,34 @@ else:
     assert result.returncode == 0, result.stderr
 
 
+def test_symmetric_memory_is_torchs_own() -> None:
+    """Under a plan and in an exact profile, as itself and as a MemPool."""
+    result = run_alone(
+        """
+import torch, cuda_probe, stalloc
+from torch.distributed import _symmetric_memory as symmetric
+from training_cuda import Trainer
+def check():
+    before = stalloc.memory_stats("cuda")["requests"]
+    x = symmetric.empty(1 << 20, dtype=torch.uint8, device="cuda:0")
+    with torch.cuda.use_mem_pool(symmetric.get_mem_pool(torch.device("cuda:0"))):
+        y = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    assert stalloc.memory_stats("cuda")["requests"] == before
+    ours = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == (0, 0)]
+    for p in (x.data_ptr(), y.data_ptr()):
+        assert not any(s["address"] <= p < s["address"] + s["total_size"] for s in ours)
+with stalloc.profile(device="cuda"):
+    check()
+trainer = Trainer(rows=48)
+plan = trainer.plan()
+stalloc.enable(plan, model=trainer.model)
+for _ in range(4): trainer.step()
+check()
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_blocks_are_not_placed_by_address_in_a_pool() -> None:
     trainer = Trainer(rows=48)
     _, begin = planned(trainer)
