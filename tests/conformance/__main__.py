@@ -16,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -123,6 +124,12 @@ def compile_plain() -> Path:
     return library
 
 
+def _commit() -> str:
+    """The commit that runs; with a `+` if files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+
+
 def chosen_states(text: str | None) -> list[State]:
     """The states whose names contain a text, with their baselines."""
     names = {state.name for state in STATES if text is None or text in state.name}
@@ -154,6 +161,7 @@ def main() -> int:
     environment = {PLAIN_LIBRARY: str(compile_plain()), "STANDIN_CONTEXT": str(CONTEXT)}
     workers = Workers(args.jobs, os.environ | environment)
     run = Run(tests.absolute(), workers, args.timeout)
+    began = time.monotonic()
     try:
         names = run.list_tests(args.test)
         for state in states:
@@ -171,7 +179,12 @@ def main() -> int:
     }
     listed = [d for d in exceptions if args.test in d.test]
     title = f"torch {torch.__version__}, tests of torch {version}"
-    table = report.Table(title, states, run.outcomes, found, exceptions, unsteady)
+    minutes = (time.monotonic() - began) / 60
+    made = (
+        f"Commit {_commit()}, {args.jobs} tests at a time, {minutes:.0f} minutes, "
+        f"{os.cpu_count()} processors."
+    )
+    table = report.Table(title, states, run.outcomes, found, exceptions, unsteady, made)
     wrong = problems(found, listed, ran)
     table.show(wrong)
     if args.output is not None:
