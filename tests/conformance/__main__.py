@@ -161,7 +161,7 @@ def main() -> int:
     environment = {PLAIN_LIBRARY: str(compile_plain()), "STANDIN_CONTEXT": str(CONTEXT)}
     workers = Workers(args.jobs, os.environ | environment)
     run = Run(tests.absolute(), workers, args.timeout)
-    began = time.monotonic()
+    began, commit = time.monotonic(), _commit()
     try:
         names = run.list_tests(args.test)
         for state in states:
@@ -181,7 +181,7 @@ def main() -> int:
     title = f"torch {torch.__version__}, tests of torch {version}"
     minutes = (time.monotonic() - began) / 60
     made = (
-        f"Commit {_commit()}, {args.jobs} tests at a time, {minutes:.0f} minutes, "
+        f"Commit {commit}, {args.jobs} tests at a time, {minutes:.0f} minutes, "
         f"{os.cpu_count()} processors."
     )
     table = report.Table(title, states, run.outcomes, found, exceptions, unsteady, made)
