@@ -91,6 +91,27 @@ with stalloc.profile(device="cuda"):
     assert result.returncode == 0, result.stderr
 
 
+def test_an_exact_profile_keeps_to_the_share_of_the_memory() -> None:
+    """What the device refuses is asked of torch's allocator, which has the rest of the share."""
+    result = run_alone(
+        """
+import torch, stalloc
+GIB = 1 << 30
+torch.cuda.set_per_process_memory_fraction(0.5)  # 40 GiB
+with stalloc.profile(device="cuda"):
+    x = torch.empty(39 * GIB, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("it has to be refused")
+    y = torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_torchs_race_detector_sees_requests_of_exact_profiles() -> None:
     result = run_alone(
         """

@@ -296,6 +296,8 @@ template <typename Native>
 void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request,
                                       Native native) {
   if (void* p = allocate_directly(runtime, request)) return p;
+  const auto device = static_cast<std::size_t>(request.device);
+  if (shares_changed_[device].exchange(false)) share_out(request.device);
   try {
     return native(Record::kNoticed);
   } catch (const c10::OutOfMemoryError& e) {
