@@ -107,6 +107,8 @@ with stalloc.profile(device="cuda"):
     else:
         raise AssertionError("it has to be refused")
     y = torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
+del x
+z = torch.empty(30 * GIB, dtype=torch.uint8, device="cuda")  # y keeps stalloc in front
 """
     )
     assert result.returncode == 0, result.stderr

@@ -263,8 +263,7 @@ void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& reque
 template <typename Native>
 void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& request,
                                Native native) {
-  const auto device = static_cast<std::size_t>(request.device);
-  if (shares_changed_[device].exchange(false)) share_out(request.device);
+  follow_share(request.device);
   Shortage shortage;
   void* p = nullptr;
   try {
@@ -279,7 +278,7 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
       shortage.tell(observers());
       throw_out_of_memory(runtime, request, e.what_without_backtrace());
     }
-    rescued_[device].fetch_add(1);
+    rescued_[static_cast<std::size_t>(request.device)].fetch_add(1);
     history_.forgive(request.device, shortage.begun());
     trace(rescued, /*allocated=*/true);
     report(runtime, rescued, /*allocated=*/true);
@@ -296,8 +295,7 @@ template <typename Native>
 void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request,
                                       Native native) {
   if (void* p = allocate_directly(runtime, request)) return p;
-  const auto device = static_cast<std::size_t>(request.device);
-  if (shares_changed_[device].exchange(false)) share_out(request.device);
+  follow_share(request.device);
   try {
     return native(Record::kNoticed);
   } catch (const c10::OutOfMemoryError& e) {
@@ -328,7 +326,10 @@ void* CudaAllocator::provide(const Request& request, Native native) {
     if (!p) p = fall_back(*runtime, request, native);
     if (!recorder.active()) return p;
   } else {
-    if (!recorder.active()) return native(Record::kLeft);
+    if (!recorder.active()) {
+      follow_share(request.device);  // memory of a profile that has ended may have gone
+      return native(Record::kLeft);
+    }
     const bool directly = exact_.load(std::memory_order_relaxed) && caches_.load();
     p = directly ? allocate_exactly(*runtime, request, native) : native(Record::kNoticed);
   }

@@ -89,6 +89,8 @@ class CudaAllocator final : public Delegate {
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
   double getMemoryFraction(c10::DeviceIndex device) override;
   void share_out(c10::DeviceIndex device);
+  // Calls share_out() if the pools' share has changed.
+  void follow_share(c10::DeviceIndex device);
   // Restores the fractions of torch's allocator.
   void take_back_shares();
 
