@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from conformance.comparison import (
     load_exceptions,
     problems,
 )
-from conformance.selection import FILES, selected
+from conformance.selection import FILES, SLOW_FILES, selected
 from conformance.source import SourceError, tests_of_torch
 from conformance.states import PLAIN_LIBRARY, STATES, State
 from conformance.workers import Answer, Task, Workers
@@ -51,8 +52,8 @@ class Run:
         self._timeout = timeout
         self.outcomes: dict[str, dict[str, Answer]] = {}
 
-    def list_tests(self, pattern: str) -> list[str]:
-        """The selected tests whose names contain a pattern, in the order of the files."""
+    def list_tests(self, files: Collection[str], pattern: str) -> list[str]:
+        """The files' selected tests whose names contain a pattern, in the order of the files."""
         found: dict[str, list[str]] = {}
 
         def done(task: Task, answer: Answer) -> None:
@@ -60,8 +61,8 @@ class Run:
                 raise SystemExit(f"{task['file']} cannot be imported: {answer['detail']}")
             found[task["file"]] = selected(answer["tests"])
 
-        self._workers.run([self._task(file=file) for file in FILES], done)
-        return [test for file in FILES for test in found[file] if pattern in test]
+        self._workers.run([self._task(file=file) for file in files], done)
+        return [test for file in files for test in found[file] if pattern in test]
 
     def _task(self, **what: str) -> Task:
         name = "|".join(what.values())
@@ -143,6 +144,7 @@ def main() -> int:
     parser.add_argument("--source", type=Path, help="a checkout of PyTorch, instead of Debian's")
     parser.add_argument("--state", help="only states whose names contain this, and baselines")
     parser.add_argument("--test", default="", help="only tests whose names contain this")
+    parser.add_argument("--slow", action="store_true", help="CUDA graph trees, too, which compile")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for a test")
     parser.add_argument("--output", type=Path, help="write the table to this file")
@@ -163,7 +165,7 @@ def main() -> int:
     run = Run(tests.absolute(), workers, args.timeout)
     began, commit = time.monotonic(), _commit()
     try:
-        names = run.list_tests(args.test)
+        names = run.list_tests([*FILES, *(SLOW_FILES if args.slow else ())], args.test)
         for state in states:
             run.run(state, names)
         found = run.compare(states)
