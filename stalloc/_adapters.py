@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stalloc import _compat, _core, _meta_kernels
+from stalloc import _compat, _core, _meta_kernels, _profilers
 from stalloc._torch_modules import cuda_module, torch_module
 from stalloc.errors import StallocError
 
@@ -90,6 +90,7 @@ def _cuda(device: torch.device) -> Adapter:
     module = cuda_module()
     # The runtime comes to be with the first installation.
     module.install(index, _has_strange_trackers())
+    _profilers.follow(module.note_profiler)
     return Adapter(
         f"cuda:{index}",
         _core.runtime(f"cuda:{index}"),

@@ -16,6 +16,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -28,13 +30,16 @@ from conformance.comparison import (
     load_exceptions,
     problems,
 )
-from conformance.selection import FILES, selected
+from conformance.selection import FILES, SLOW_FILES, selected
 from conformance.source import SourceError, tests_of_torch
 from conformance.states import PLAIN_LIBRARY, STATES, State
 from conformance.workers import Answer, Task, Workers
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "conformance"
+# Bytes of the pretended GPU's memory that a context has, as on a real one: tests know that no
+# program gets all of it.
+CONTEXT = 512 << 20
 EXCEPTIONS = Path(__file__).with_name("exceptions.toml")
 
 
@@ -47,8 +52,8 @@ class Run:
         self._timeout = timeout
         self.outcomes: dict[str, dict[str, Answer]] = {}
 
-    def list_tests(self, pattern: str) -> list[str]:
-        """The selected tests whose names contain a pattern, in the order of the files."""
+    def list_tests(self, files: Collection[str], pattern: str) -> list[str]:
+        """The files' selected tests whose names contain a pattern, in the order of the files."""
         found: dict[str, list[str]] = {}
 
         def done(task: Task, answer: Answer) -> None:
@@ -56,8 +61,8 @@ class Run:
                 raise SystemExit(f"{task['file']} cannot be imported: {answer['detail']}")
             found[task["file"]] = selected(answer["tests"])
 
-        self._workers.run([self._task(file=file) for file in FILES], done)
-        return [test for file in FILES for test in found[file] if pattern in test]
+        self._workers.run([self._task(file=file) for file in files], done)
+        return [test for file in files for test in found[file] if pattern in test]
 
     def _task(self, **what: str) -> Task:
         name = "|".join(what.values())
@@ -120,6 +125,12 @@ def compile_plain() -> Path:
     return library
 
 
+def _commit() -> str:
+    """The commit that runs; with a `+` if files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+
+
 def chosen_states(text: str | None) -> list[State]:
     """The states whose names contain a text, with their baselines."""
     names = {state.name for state in STATES if text is None or text in state.name}
@@ -133,6 +144,7 @@ def main() -> int:
     parser.add_argument("--source", type=Path, help="a checkout of PyTorch, instead of Debian's")
     parser.add_argument("--state", help="only states whose names contain this, and baselines")
     parser.add_argument("--test", default="", help="only tests whose names contain this")
+    parser.add_argument("--slow", action="store_true", help="CUDA graph trees, too, which compile")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time")
     parser.add_argument("--timeout", type=float, default=30, help="seconds for a test")
     parser.add_argument("--output", type=Path, help="write the table to this file")
@@ -148,10 +160,12 @@ def main() -> int:
     except (ExceptionsError, SourceError, OSError) as e:
         print(f"test-conformance: {e}", file=sys.stderr)
         return 2
-    workers = Workers(args.jobs, os.environ | {PLAIN_LIBRARY: str(compile_plain())})
+    environment = {PLAIN_LIBRARY: str(compile_plain()), "STANDIN_CONTEXT": str(CONTEXT)}
+    workers = Workers(args.jobs, os.environ | environment)
     run = Run(tests.absolute(), workers, args.timeout)
+    began, commit = time.monotonic(), _commit()
     try:
-        names = run.list_tests(args.test)
+        names = run.list_tests([*FILES, *(SLOW_FILES if args.slow else ())], args.test)
         for state in states:
             run.run(state, names)
         found = run.compare(states)
@@ -167,7 +181,12 @@ def main() -> int:
     }
     listed = [d for d in exceptions if args.test in d.test]
     title = f"torch {torch.__version__}, tests of torch {version}"
-    table = report.Table(title, states, run.outcomes, found, exceptions, unsteady)
+    minutes = (time.monotonic() - began) / 60
+    made = (
+        f"Commit {commit}, {args.jobs} tests at a time, {minutes:.0f} minutes, "
+        f"{os.cpu_count()} processors."
+    )
+    table = report.Table(title, states, run.outcomes, found, exceptions, unsteady, made)
     wrong = problems(found, listed, ran)
     table.show(wrong)
     if args.output is not None:

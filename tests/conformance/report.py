@@ -36,6 +36,7 @@ class Table:
     differences: set[Difference]
     exceptions: Mapping[Difference, str]
     unsteady: set[Difference]  # different at first, and not when run again
+    made: str = ""  # how the run was made
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row for each state."""
@@ -80,5 +81,19 @@ class Table:
             "| " + " | ".join(HEADINGS) + " |",
             "|---" + "|--:" * (len(HEADINGS) - 1) + "|",
             *("| " + " | ".join(row) + " |" for row in self.rows()),
+            f"\n{self.made}\n\n## Tests that differ\n",
+            *self._different(),
         ]
         path.write_text("\n".join(lines) + "\n")
+
+    def _different(self) -> list[str]:
+        """The tests that differ, with their states and reasons, or that there is none."""
+        lines = []
+        for test in sorted({d.test for d in self.differences}):
+            here = [d for d in sorted(self.differences) if d.test == test]
+            reason = " ".join(self.exceptions.get(here[0], "No reason is listed.").split())
+            lines.append(f"- `{test}` ({'; '.join(d.state for d in here)}). {reason}")
+        lines += [
+            f"- unsteady: `{d.test}` ({d.state}) agreed when run again" for d in self.unsteady
+        ]
+        return lines or ["None."]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import re
 import sys
 import types
 import unittest
 from typing import Any
+from unittest import mock
+
+import torch
 
 from conformance import states
 
@@ -63,6 +67,24 @@ def _outcome(result: unittest.TestResult) -> dict[str, Any]:
     return {"outcome": "passed", "detail": ""}
 
 
+def _keep_streams() -> None:
+    """Gives all runs of a test the same streams, as the iterations of a training loop have.
+
+    torch runs a test on new streams, and no request is planned whose stream never comes again.
+    """
+    common_utils: Any = sys.modules.get("torch.testing._internal.common_utils")
+    if common_utils is None:
+        return  # no test of torch's
+    make = functools.cache(torch.cuda.Stream)
+
+    class SameStreams(common_utils.CudaNonDefaultStream):  # type: ignore[misc]
+        def __enter__(self) -> None:
+            with mock.patch.object(torch.cuda, "Stream", make):
+                super().__enter__()
+
+    common_utils.CudaNonDefaultStream = SameStreams
+
+
 def _misuses() -> int:
     """Calls to the pretended GPU that no correct program makes; 0 on a real one."""
     count = getattr(ctypes.CDLL(None), "standin_misuses", None)
@@ -82,6 +104,8 @@ def _run(tests: str, name: str, state: states.State) -> dict[str, Any]:
     surroundings = states.enter(state)  # a file opens the GPU when it is imported
     test_case = getattr(_module(tests, file), case)
     answer: dict[str, Any] = {}
+    if state.runs > 1:
+        _keep_streams()
 
     def once() -> bool:
         nonlocal answer

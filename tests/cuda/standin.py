@@ -48,6 +48,16 @@ def advance(stream: int, items: int) -> None:
     _library.standin_advance(ctypes.c_void_p(stream), ctypes.c_int64(items))
 
 
+def hold(held: bool) -> None:
+    """Lets threads that wait for a device wait on, or go on."""
+    _library.standin_hold(int(held))
+
+
+def held() -> int:
+    """The threads that wait on."""
+    return int(_library.standin_held())
+
+
 def fail(call: str, nth: int, error: int, times: int = 1) -> None:
     """Lets a call fail: the nth from now."""
     _library.standin_fail(

@@ -40,6 +40,39 @@ def test_another_devices_default_stream_is_not_the_blocks_own() -> None:
     assert standin.host_waits() > waits
 
 
+def test_other_threads_run_while_the_end_of_an_iteration_waits_for_devices() -> None:
+    """The GIL is not held: the work that is waited for may need what another thread submits."""
+    _run("""
+import threading, torch, stalloc, standin
+from training_cuda import Trainer
+trainer = Trainer()
+stalloc.enable(trainer.plan(), model=trainer.model)
+for _ in range(3):
+    trainer.step()
+x = torch.empty(trainer.rows, trainer.width, device="cuda")
+standin.set_manual(True)
+y = trainer.model(x).detach()
+with torch.cuda.device(1):
+    standin.use(0, y.data_ptr(), y.nbytes, 1)
+y.record_stream(torch.cuda.default_stream(1))
+del x, y
+standin.hold(True)
+went_on = []
+
+def work():
+    while not standin.held():
+        pass
+    went_on.append(True)
+    standin.hold(False)
+
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+stalloc.step()
+thread.join()
+assert went_on
+""")
+
+
 def test_a_thread_without_a_device_leaves_the_first_one_alone() -> None:
     """A rank whose GPU is the second holds no memory on the first, whoever frees its tensors."""
     _run("""

@@ -63,6 +63,103 @@ def test_an_exact_profile_leaves_requests_to_torch_while_that_does_not_cache() -
             torch.cuda.caching_allocator_enable(True)
 
 
+def test_observers_learn_that_memory_runs_out_in_an_exact_profile() -> None:
+    """Those from before stalloc came, too: torch tells them."""
+    result = run_alone(
+        """
+import torch, stalloc
+told = []
+torch.cuda.init()
+torch._C._cuda_attach_out_of_memory_observer(lambda *a: told.append(("early", *a)))
+torch.cuda.memory._record_memory_history(stacks="python")
+with stalloc.profile(device="cuda"):
+    torch._C._cuda_attach_out_of_memory_observer(lambda *a: told.append(("late", *a)))
+    try:
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as e:
+        assert "1024.00 GiB" in str(e) and "stalloc" in str(e) and "profiling" in str(e), e
+    else:
+        raise AssertionError("it has to be refused")
+    assert [(who, device, size) for who, device, size, *_ in told] == [
+        ("early", 0, 1 << 40), ("late", 0, 1 << 40)], told
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert [e["size"] for e in trace if e["action"] == "oom"] == [1 << 40]
+    x = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_exact_profile_keeps_to_the_share_of_the_memory() -> None:
+    """What the device refuses is asked of torch's allocator, which has the rest of the share."""
+    result = run_alone(
+        """
+import torch, stalloc
+GIB = 1 << 30
+torch.cuda.set_per_process_memory_fraction(0.5)  # 40 GiB
+with stalloc.profile(device="cuda"):
+    x = torch.empty(39 * GIB, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+    else:
+        raise AssertionError("it has to be refused")
+    y = torch.empty(GIB // 2, dtype=torch.uint8, device="cuda")
+del x
+z = torch.empty(30 * GIB, dtype=torch.uint8, device="cuda")  # y keeps stalloc in front
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_torchs_race_detector_sees_requests_of_exact_profiles() -> None:
+    result = run_alone(
+        """
+import torch, stalloc
+from torch.cuda import _gpu_trace
+seen = []
+torch._C._activate_gpu_trace()
+_gpu_trace.register_callback_for_memory_allocation(lambda p: seen.append(("taken", p)))
+_gpu_trace.register_callback_for_memory_deallocation(lambda p: seen.append(("freed", p)))
+with stalloc.profile(device="cuda"):
+    seen.clear()
+    x = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    p = x.data_ptr()
+    del x
+    assert seen == [("taken", p), ("freed", p)], seen
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def profiled(size: int) -> tuple[int, int]:
+    """Bytes that torch.profiler saw a tensor of `size` bytes take and give back."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiler:
+        x = torch.empty(size, dtype=torch.uint8, device="cuda")
+        del x
+    usage = [
+        e.self_device_memory_usage for e in profiler.events() if e.self_device_memory_usage != 0
+    ]
+    return sum(n for n in usage if n > 0), sum(n for n in usage if n < 0)
+
+
+def test_a_profiler_of_torch_sees_requests_before_a_phase_begins() -> None:
+    with stalloc.profile(device="cuda"):
+        assert profiled(3 * MIB) == (3 * MIB, -3 * MIB)
+    trainer = Trainer(rows=48)
+    planned(trainer)
+    before = stalloc.memory_stats()
+    assert profiled(64 << 10) == (64 << 10, -(64 << 10))
+    after = stalloc.memory_stats()
+    assert after["requests"] - after["fallback_requests"] > (
+        before["requests"] - before["fallback_requests"]
+    ), "the pool has served it"
+
+
 def idle_in_snapshot() -> tuple[int, int]:
     """Number and bytes of the idle blocks of segments that are split, as torch's tests count."""
     idle = [
@@ -618,6 +715,34 @@ else:
     assert result.returncode == 0, result.stderr
 
 
+def test_symmetric_memory_is_torchs_own() -> None:
+    """Under a plan and in an exact profile, as itself and as a MemPool."""
+    result = run_alone(
+        """
+import torch, cuda_probe, stalloc
+from torch.distributed import _symmetric_memory as symmetric
+from training_cuda import Trainer
+def check():
+    before = stalloc.memory_stats("cuda")["requests"]
+    x = symmetric.empty(1 << 20, dtype=torch.uint8, device="cuda:0")
+    with torch.cuda.use_mem_pool(symmetric.get_mem_pool(torch.device("cuda:0"))):
+        y = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    assert stalloc.memory_stats("cuda")["requests"] == before
+    ours = [s for s in torch.cuda.memory_snapshot() if tuple(s["segment_pool_id"]) == (0, 0)]
+    for p in (x.data_ptr(), y.data_ptr()):
+        assert not any(s["address"] <= p < s["address"] + s["total_size"] for s in ours)
+with stalloc.profile(device="cuda"):
+    check()
+trainer = Trainer(rows=48)
+plan = trainer.plan()
+stalloc.enable(plan, model=trainer.model)
+for _ in range(4): trainer.step()
+check()
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_blocks_are_not_placed_by_address_in_a_pool() -> None:
     trainer = Trainer(rows=48)
     _, begin = planned(trainer)
@@ -625,19 +750,76 @@ def test_blocks_are_not_placed_by_address_in_a_pool() -> None:
         cuda_probe.allocate_with_address(MIB, begin)
 
 
-def test_a_planned_block_is_freed_by_raw_delete_alone() -> None:
-    """raw_deallocate() takes the deleter of torch's allocator; see Note [Deleters]."""
+RAW_DEALLOCATE = """
+import gc, torch, cuda_probe, stalloc
+from training_cuda import Trainer
+def capture():
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+    return graph, kept
+def planned_block(trainer, plan):
+    before = torch.cuda.memory_allocated()
+    p = cuda_probe.raw_allocate(1 << 20)
+    pool, = [s for s in torch.cuda.memory_snapshot() if s["total_size"] == plan.pool]
+    assert pool["address"] <= p < pool["address"] + plan.pool
+    assert torch.cuda.memory_allocated() == before + (1 << 20)
+    return p
+def serve():
     trainer = Trainer(rows=48)
-    plan, begin = planned(trainer)
-    live = torch.cuda.memory_allocated()
-    p = cuda_probe.raw_allocate(MIB)
-    assert begin <= p < begin + plan.pool
-    with pytest.raises(RuntimeError, match="invalid device pointer"):
-        cuda_probe.raw_deallocate(p)
-    assert torch.cuda.memory_allocated() == live + MIB, "nothing has changed"
-    cuda_probe.raw_delete(p)
-    assert torch.cuda.memory_allocated() == live
-    stalloc.disable()
-    live = torch.cuda.memory_allocated()
-    cuda_probe.raw_deallocate(cuda_probe.raw_allocate(MIB))
-    assert torch.cuda.memory_allocated() == live
+    plan = trainer.plan()
+    stalloc.enable(plan, model=trainer.model)
+    for _ in range(4): trainer.step()
+    return trainer, plan
+"""
+
+
+def test_raw_deallocate_frees_planned_blocks() -> None:
+    result = run_alone(
+        RAW_DEALLOCATE
+        + """
+trainer, plan = serve()
+live = torch.cuda.memory_allocated()
+cuda_probe.raw_deallocate(planned_block(trainer, plan))
+assert torch.cuda.memory_allocated() == live
+with stalloc.hooks.unplanned():
+    theirs = cuda_probe.raw_allocate(300 << 20)
+cuda_probe.raw_deallocate(theirs)
+assert torch.cuda.memory_allocated() == live
+graph, kept = capture()
+assert torch._C._has_Standard_Deleter(kept.untyped_storage()._cdata)
+del graph, kept, trainer
+gc.collect()
+stalloc.disable()
+live = torch.cuda.memory_allocated()
+cuda_probe.raw_deallocate(cuda_probe.raw_allocate(1 << 20))
+assert torch.cuda.memory_allocated() == live
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_graphs_from_before_stalloc_keep_the_deleter_of_their_blocks() -> None:
+    """torch's graph trees compare it. So a planned block is freed by raw_delete alone there."""
+    result = run_alone(
+        RAW_DEALLOCATE
+        + """
+graph, kept = capture()
+trainer, plan = serve()
+assert torch._C._has_Standard_Deleter(kept.untyped_storage()._cdata)
+other, kept_too = capture()
+assert torch._C._has_Standard_Deleter(kept_too.untyped_storage()._cdata)
+live = torch.cuda.memory_allocated()
+p = planned_block(trainer, plan)
+try:
+    cuda_probe.raw_deallocate(p)
+except RuntimeError as e:
+    assert "invalid device pointer" in str(e)
+else:
+    raise AssertionError("it has to be refused")
+assert torch.cuda.memory_allocated() == live + (1 << 20), "nothing has changed"
+cuda_probe.raw_delete(p)
+assert torch.cuda.memory_allocated() == live
+"""
+    )
+    assert result.returncode == 0, result.stderr

@@ -219,7 +219,10 @@ def test_the_table_counts_each_outcome(tmp_path: Path) -> None:
         ("native, idle", "3", "1", "2", "0", "1", "1", "1"),
     ]
     table.write(tmp_path / "result.md")
-    assert "| native, idle | 3 | 1 | 2 | 0 | 1 | 1 | 1 |" in (tmp_path / "result.md").read_text()
+    text = (tmp_path / "result.md").read_text()
+    assert "| native, idle | 3 | 1 | 2 | 0 | 1 | 1 | 1 |" in text
+    (difference,) = different
+    assert f"- `{difference.test}` (native, idle). why" in text
 
 
 def test_a_state_is_known_by_one_name() -> None:

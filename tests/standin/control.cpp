@@ -97,6 +97,17 @@ void standin_drain_all() {
   locked([](World& w) { w.streams.drain_all(); });
 }
 
+void standin_hold(int hold) {
+  locked([&](World& w) {
+    w.holds_host = hold != 0;
+    w.host_let_go.notify_all();
+  });
+}
+
+int standin_held() {
+  return locked([](World& w) { return w.holds_host ? w.held_threads : 0; });
+}
+
 int64_t standin_pending(void* stream) {
   return locked([&](World& w) {
     const Stream* s = find(w, stream);

@@ -126,6 +126,7 @@ int cudaStreamSynchronize(void* stream) {
 
 int cudaDeviceSynchronize() {
   static Call call("cudaDeviceSynchronize");
+  World::get().hold_host();
   return call([&](World& w) {
     const int device = standin::current_device;
     if (const int error = w.forbid_on_capturing_device(device, call.name())) return error;

@@ -30,9 +30,9 @@ Address first_gap(const Map& taken, Address base, std::uint64_t size, std::uint6
 
 }  // namespace
 
-void Memory::configure(int devices, std::uint64_t bytes) {
+void Memory::configure(int devices, std::uint64_t bytes, std::uint64_t used) {
   *this = Memory{};
-  devices_.assign(static_cast<std::size_t>(devices), Device{bytes, 0, 0});
+  devices_.assign(static_cast<std::size_t>(devices), Device{bytes, used, used});
 }
 
 bool Memory::take(int device, std::uint64_t size) {

@@ -26,7 +26,8 @@ class Memory {
     std::uint64_t peak = 0;
   };
 
-  void configure(int devices, std::uint64_t bytes);
+  // `used` bytes of each device stay taken.
+  void configure(int devices, std::uint64_t bytes, std::uint64_t used = 0);
   std::vector<Device>& devices() { return devices_; }
 
   // Plain allocations.

@@ -16,7 +16,8 @@
 //
 // Streams are given as cudaStream_t; null is the current device's default stream. Environment at
 // the start, and at standin_reset(): STANDIN_DEVICES (1), STANDIN_MEMORY in bytes a device (80
-// GiB), STANDIN_MANUAL (0), STANDIN_VERBOSE (1 prints each complaint to stderr).
+// GiB), STANDIN_CONTEXT in bytes of it that are never free, as a driver's own (0), STANDIN_MANUAL
+// (0), STANDIN_VERBOSE (1 prints each complaint to stderr).
 //
 // A CUDA build of torch runs on it with LD_PRELOAD set to libcudart.so.13, libcuda.so.1 and, to
 // train, libstandin_cublas.so.
@@ -56,6 +57,11 @@ int64_t standin_advance(void* stream, int64_t items);
 void standin_drain(void* stream);
 void standin_drain_all(void);
 int64_t standin_pending(void* stream);
+
+// Lets threads that wait for a device (cudaDeviceSynchronize) wait on, or go on. Returns how many
+// are held.
+void standin_hold(int hold);
+int standin_held(void);
 
 // Makes the nth call from now (1 is the next) of the named function, such as "cudaMalloc", fail
 // with `error`, and also the `times` - 1 calls after it. times < 0: all calls. nth 0 cancels this.

@@ -53,6 +53,13 @@ bool makes_context(std::string_view name) {
          std::find(std::begin(kOthers), std::end(kOthers), name) == std::end(kOthers);
 }
 
+void World::hold_host() {
+  std::unique_lock lock(mutex);
+  ++held_threads;
+  host_let_go.wait(lock, [this] { return !holds_host; });
+  --held_threads;
+}
+
 World& World::get() {
   static World& world = *new World();
   return world;
@@ -66,7 +73,8 @@ World::World() {
 
 void World::reset() {
   const int devices = static_cast<int>(setting("STANDIN_DEVICES", 1));
-  memory.configure(devices, setting("STANDIN_MEMORY", std::uint64_t{80} << 30));
+  memory.configure(devices, setting("STANDIN_MEMORY", std::uint64_t{80} << 30),
+                   setting("STANDIN_CONTEXT", 0));
   streams.recycle_handles(false);
   streams.configure(devices, setting("STANDIN_MANUAL", 0) != 0);
   history = History{};
@@ -76,6 +84,7 @@ void World::reset() {
   captures_underway = 0;
   lost_error = 0;
   peers = false;
+  holds_host = false;
   contexts = 0;
   hazards = misuses = host_waits = 0;
   complaint.clear();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -66,6 +67,11 @@ class World {
   std::int64_t hazards = 0;
   std::int64_t misuses = 0;
   std::int64_t host_waits = 0;
+  // The host waits for a device until it is let go, while this is set.
+  bool holds_host = false;
+  int held_threads = 0;
+  std::condition_variable host_let_go;
+  void hold_host();
   std::string complaint;
 
   void reset();

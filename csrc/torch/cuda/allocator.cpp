@@ -23,17 +23,21 @@ constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::m
 
 c10::Device device_of(c10::DeviceIndex index) { return {c10::DeviceType::CUDA, index}; }
 
-// True if a profiler may be active. Updated when a phase begins: asking torch at every request
-// would cost a sixth of the request's time.
+// True if a profiler may be active. Updated when one starts or stops in Python, and when a phase
+// begins: asking torch at every request would cost a sixth of the request's time.
 std::atomic<bool> profiling{false};
+std::atomic<int> profilers_of_python{0};
+
+bool is_profiled() {
+  return profiling.load(std::memory_order_relaxed) && c10::memoryProfilingEnabled();
+}
 
 // Reports a live block to torch.profiler, as torch's allocator does. Called before a free, after
 // which another thread may get the address.
 void report(runtime::DeviceRuntime& runtime, void* p, bool allocated) {
-  if (!profiling.load(std::memory_order_relaxed)) [[likely]] {
+  if (!is_profiled()) [[likely]] {
     return;
   }
-  if (!c10::memoryProfilingEnabled()) return;
   c10::DeviceIndex device = 0;
   while (runtime::DeviceRuntime::find_gpu(device) != &runtime) ++device;
   const auto block = runtime.allocator().inspect().block_of(p);
@@ -106,6 +110,10 @@ CudaAllocator::CudaAllocator(allocator_api::CUDAAllocator& native)
 void CudaAllocator::catch_up(c10::DeviceIndex device, bool hidden) {
   if (hidden) hidden_.store(true);
   history_.catch_up(to().isHistoryEnabled());
+  const auto private_pools = to().snapshot({0, 0}, /*include_traces=*/false).segments;
+  is_standard_.store(std::ranges::none_of(private_pools, [](const auto& segment) {
+    return segment.owner_private_pool_id != c10::MempoolId_t{0, 0};
+  }));
   // Nothing tells which pool is open, except where a block comes to lie.
   const c10::cuda::CUDAGuard guard(device);
   Probe probe;
@@ -135,14 +143,23 @@ void CudaAllocator::catch_up(c10::DeviceIndex device, bool hidden) {
 }
 
 void CudaAllocator::look_for_profiler() {
-  profiling.store(c10::memoryProfilingEnabled(), std::memory_order_relaxed);
+  profiling.store(profilers_of_python.load() > 0 || c10::memoryProfilingEnabled(),
+                  std::memory_order_relaxed);
+}
+
+void CudaAllocator::note_profiler(bool starts) {
+  profilers_of_python.fetch_add(starts ? 1 : -1);
+  look_for_profiler();
 }
 
 void CudaAllocator::delete_block(void* p) {
-  if (p) instance().free_block(p, nullptr);
+  if (p) instance().free_block(p, instance().native_deleter_);
 }
 
-// `native_free` is null for a block with our deleter.
+c10::DeleterFnPtr CudaAllocator::raw_deleter() const {
+  return is_standard_.load() ? &delete_block : native_deleter_;
+}
+
 void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
   if (runtime::DeviceRuntime* runtime = owner_of(p)) {
     report(*runtime, p, /*allocated=*/false);
@@ -161,23 +178,27 @@ void CudaAllocator::free_block(void* p, c10::DeleterFnPtr native_free) {
     if (runtime->recorder().active()) runtime->recorder().on_free(p, running_node());
   }
   if (directs_.load(std::memory_order_relaxed) > 0 && free_directly(p)) return;
-  if (native_free) {
-    native_free(p);
-    return;
-  }
-  adopted_.fetch_sub(1, std::memory_order_relaxed);
-  native_deleter_(p);
+  forget(p);
+  native_free(p);
+}
+
+void CudaAllocator::forget(void* p) {
+  if (adopted_count_.load(std::memory_order_relaxed) == 0) return;
+  const std::lock_guard lock(mutex_);
+  adopted_.erase(p);
+  adopted_count_.store(adopted_.size(), std::memory_order_relaxed);
 }
 
 // Leaves blocks that torch allocated without its cache (torch.cuda.caching_allocator_enable).
 void CudaAllocator::adopt(c10::DataPtr& block) {
-  if (block.get() && block.compare_exchange_deleter(native_deleter_, &delete_block)) {
-    adopted_.fetch_add(1, std::memory_order_relaxed);
-  }
+  if (!block.get() || !block.compare_exchange_deleter(native_deleter_, &delete_block)) return;
+  const std::lock_guard lock(mutex_);
+  adopted_.insert(block.get());
+  adopted_count_.store(adopted_.size(), std::memory_order_relaxed);
 }
 
 bool CudaAllocator::has_blocks() const {
-  if (adopted_.load() > 0 || directs_.load() > 0) return true;
+  if (adopted_count_.load() > 0 || directs_.load() > 0) return true;
   {
     const std::lock_guard lock(mutex_);
     if (!open_pools_.empty()) return true;
@@ -242,8 +263,7 @@ void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& reque
 template <typename Native>
 void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& request,
                                Native native) {
-  const auto device = static_cast<std::size_t>(request.device);
-  if (shares_changed_[device].exchange(false)) share_out(request.device);
+  follow_share(request.device);
   Shortage shortage;
   void* p = nullptr;
   try {
@@ -258,7 +278,7 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
       shortage.tell(observers());
       throw_out_of_memory(runtime, request, e.what_without_backtrace());
     }
-    rescued_[device].fetch_add(1);
+    rescued_[static_cast<std::size_t>(request.device)].fetch_add(1);
     history_.forgive(request.device, shortage.begun());
     trace(rescued, /*allocated=*/true);
     report(runtime, rescued, /*allocated=*/true);
@@ -269,17 +289,36 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
   return p;
 }
 
+// If the device has no memory left, torch's allocator is asked, too: it calls what is registered to
+// give memory back, and else reports the shortage to all who follow it.
+template <typename Native>
+void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request,
+                                      Native native) {
+  if (void* p = allocate_directly(runtime, request)) return p;
+  follow_share(request.device);
+  try {
+    return native(Record::kNoticed);
+  } catch (const c10::OutOfMemoryError& e) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, e.what_without_backtrace(),
+                     "\nstalloc tried to allocate ", format_bytes(request.size), " on ",
+                     std::string(runtime.memory().name()), " while profiling, and ",
+                     format_bytes(runtime.memory().available()),
+                     " are free. Nothing was cached, so this configuration needs more memory than "
+                     "the device has: use a smaller microbatch or more recomputation.");
+  }
+}
+
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
-  if (!runtime) return native(Record::kLeft);
-  runtime::PlannedAllocator& allocator = runtime->allocator();
   const Detour detour = detour_of(request);
   if (detour == Detour::kPrivatePool) {
-    void* p = native(Record::kLeft);
-    if (allocator.enabled()) note(request.device);
+    void* p = native(of_private_pool());
+    if (runtime && runtime->allocator().enabled()) note(request.device);
     return p;
   }
+  if (!runtime) return native(Record::kLeft);
+  runtime::PlannedAllocator& allocator = runtime->allocator();
   runtime::Recorder& recorder = runtime->recorder();
   void* p = nullptr;
   if (allocator.enabled()) {
@@ -287,9 +326,12 @@ void* CudaAllocator::provide(const Request& request, Native native) {
     if (!p) p = fall_back(*runtime, request, native);
     if (!recorder.active()) return p;
   } else {
-    if (!recorder.active()) return native(Record::kLeft);
+    if (!recorder.active()) {
+      follow_share(request.device);  // memory of a profile that has ended may have gone
+      return native(Record::kLeft);
+    }
     const bool directly = exact_.load(std::memory_order_relaxed) && caches_.load();
-    p = directly ? allocate_directly(*runtime, request) : native(Record::kNoticed);
+    p = directly ? allocate_exactly(*runtime, request, native) : native(Record::kNoticed);
   }
   recorder.on_allocate(p, request.size, stream_of(*runtime, request), in_backward(),
                        running_node());
@@ -337,19 +379,28 @@ void* CudaAllocator::allocate_directly(runtime::DeviceRuntime& runtime, const Re
     to().emptyCache();
     p = runtime.memory().allocate(size);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, p, "CUDA out of memory. stalloc tried to allocate ",
-                   format_bytes(size), " on ", std::string(runtime.memory().name()),
-                   " while profiling, and ", format_bytes(runtime.memory().available()),
-                   " are free. Nothing was cached, so this configuration needs more memory than "
-                   "the device has: use a smaller microbatch or more recomputation.");
+  if (!p) return nullptr;
   {
     const std::lock_guard lock(mutex_);
     direct_[p] = {size, request.device, request.stream, &runtime};
     directs_.fetch_add(1, std::memory_order_relaxed);
     add_direct(direct_totals_[request.device], size);
   }
+  trace(p, /*allocated=*/true);
+  report_direct(request.device, p, size);
   if (history_.follows()) history_.took({request.device, p, size, size, request.stream});
   return p;
+}
+
+void CudaAllocator::report_direct(c10::DeviceIndex device, void* p, Bytes change) {
+  if (!is_profiled()) [[likely]] {
+    return;
+  }
+  const auto stats = getDeviceStats(device);
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  c10::reportMemoryUsageToProfiler(
+      p, change, static_cast<std::size_t>(stats.allocated_bytes[kAll].current),
+      static_cast<std::size_t>(stats.reserved_bytes[kAll].current), device_of(device));
 }
 
 // Freeing waits for all work that uses the block, on any stream.
@@ -363,6 +414,8 @@ bool CudaAllocator::free_directly(void* p) {
     direct_.erase(it);
     directs_.fetch_sub(1, std::memory_order_relaxed);
   }
+  trace(p, /*allocated=*/false);
+  report_direct(block.device, p, -block.size);
   if (history_.follows()) {
     history_.frees({block.device, p, block.size, block.size, block.stream}, /*waits=*/false);
   }
@@ -451,6 +504,16 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
 #if TORCH_VERSION_MINOR < 13
   end_capture(device);
 #endif
+}
+
+allocator_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
+    c10::DeviceIndex device, std::shared_ptr<allocator_api::AllocatorState> state) {
+  allocator_api::CheckpointDelta delta = to().setCheckpointPoolState(device, std::move(state));
+  for (void* p : delta.ptrs_freed) forget(p);
+  if (of_private_pool() == Record::kNoticed) {
+    for (c10::DataPtr& block : delta.dataptrs_allocd) adopt(block);
+  }
+  return delta;
 }
 
 }  // namespace stalloc::torch_adapters

@@ -3,13 +3,17 @@
 // statistics, graphs and out-of-memory handling intact.
 //
 // Note [Deleters]
-// A block of ours has a deleter of ours; a block of torch's allocator keeps torch's, and
-// raw_deleter() returns torch's: torch's graph trees compare with it to adopt blocks from before
-// this was installed. (The price: c10::Allocator::raw_deallocate() is an error for a block of ours.
-// Nothing in torch calls it for CUDA; torch uses raw_delete().) While a profile is recorded, blocks
-// of torch's allocator get our deleter, so that their frees are seen; blocks of private pools never
-// do. torch's allocator ignores record_stream for a foreign deleter, so recordStream() passes it
-// the block with torch's deleter. While a block with our deleter lives, this cannot be removed: it
+// A block of ours has a deleter of ours, which frees torch's blocks, too. A block of torch's
+// allocator keeps torch's deleter, with two exceptions: while a profile is recorded, blocks get
+// ours, so that their frees are seen, and blocks of private pools get the one that raw_deleter()
+// returns, with which torch's graph trees compare theirs. That is ours, so that
+// c10::Allocator::raw_deallocate() frees any block. But if there are private pools already when
+// this comes in front of torch's allocator, it is torch's, which their blocks have; then
+// raw_deallocate() is an error for a block of ours. (Nothing in torch calls it for CUDA; torch uses
+// raw_delete().)
+//
+// torch's allocator ignores record_stream for a foreign deleter, so recordStream() passes it the
+// block with torch's deleter. While a block with our deleter lives, this cannot be removed: it
 // stays and passes every call on.
 //
 // Note [Captures]
@@ -33,6 +37,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -61,12 +66,15 @@ class CudaAllocator final : public Delegate {
   void watch(device::CudaMemory& memory);
   // Asks if torch.profiler follows memory on this thread. Called when a phase begins.
   static void look_for_profiler();
+  // A profiler of Python starts or stops, which any phase and any thread may be in.
+  static void note_profiler(bool starts);
   // Reports to a device's runtime the memory that torch's allocator holds.
   void note(c10::DeviceIndex device);
   // Returns true if a block is left that only this can free.
   bool has_blocks() const;
 
   c10::DataPtr allocate(size_t n) override;
+  c10::DeleterFnPtr raw_deleter() const override;
   void* raw_alloc(size_t n) override;
   void* raw_alloc_with_stream(size_t n, cudaStream_t stream) override;
   void raw_delete(void* p) override;
@@ -81,6 +89,8 @@ class CudaAllocator final : public Delegate {
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
   double getMemoryFraction(c10::DeviceIndex device) override;
   void share_out(c10::DeviceIndex device);
+  // Calls share_out() if the pools' share has changed.
+  void follow_share(c10::DeviceIndex device);
   // Restores the fractions of torch's allocator.
   void take_back_shares();
 
@@ -101,6 +111,8 @@ class CudaAllocator final : public Delegate {
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  allocator_api::CheckpointDelta setCheckpointPoolState(
+      c10::DeviceIndex device, std::shared_ptr<allocator_api::AllocatorState> state) override;
 #if TORCH_VERSION_MINOR >= 13
   void markCaptureBegin(c10::DeviceIndex device) override;
   void markCaptureEnd(c10::DeviceIndex device) override;
@@ -136,9 +148,14 @@ class CudaAllocator final : public Delegate {
   };
 
   static void delete_block(void* p);
+  // `native_free` frees a block of torch's allocator.
   void free_block(void* p, c10::DeleterFnPtr native_free);
   // Replaces the deleter of a block of torch's allocator by ours.
   void adopt(c10::DataPtr& block);
+  // Forgets that the deleter of a block is ours: it is free.
+  void forget(void* p);
+  // A block of a private pool gets the deleter that graph trees expect.
+  Record of_private_pool() const { return is_standard_.load() ? Record::kNoticed : Record::kLeft; }
   // Says why torch must serve the request, if it must.
   Detour detour_of(const Request& request);
   void begin_capture(c10::DeviceIndex device);
@@ -154,8 +171,14 @@ class CudaAllocator final : public Delegate {
   // Serves `request` with torch's allocator, else from the pool's idle space.
   template <typename Native>
   void* fall_back(runtime::DeviceRuntime& runtime, const Request& request, Native native);
+  // Serves `request` with a piece of the device of its own, else with torch's allocator.
+  template <typename Native>
+  void* allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request, Native native);
+  // Returns null if the device has no memory left.
   void* allocate_directly(runtime::DeviceRuntime& runtime, const Request& request);
   bool free_directly(void* p);
+  // Reports a block that is a piece of its own to torch.profiler; `change` in bytes.
+  void report_direct(c10::DeviceIndex device, void* p, Bytes change);
   // Returns the piece of memory held here that contains `p`; its beginning is null if none does.
   // A block of torch's own, for as long as this lives. Throws as torch's allocator.
   using Probe = std::unique_ptr<void, std::function<void(void*)>>;
@@ -178,8 +201,8 @@ class CudaAllocator final : public Delegate {
   static inline CudaAllocator* instance_ = nullptr;
   const c10::DeleterFnPtr native_deleter_;
   std::atomic<bool> exact_{false};
-  std::atomic<std::int64_t> adopted_{0};  // live blocks of torch's allocator with our deleter
-  std::atomic<int> detours_{0};           // open private pools, and one while torch's cache is off
+  std::atomic<bool> is_standard_{true};  // our deleter is raw_deleter()
+  std::atomic<int> detours_{0};          // open private pools, and one while torch's cache is off
   std::atomic<bool> caches_{true};
   std::atomic<bool> hidden_{false};
   std::atomic<bool> has_fractions_{false};
@@ -191,6 +214,8 @@ class CudaAllocator final : public Delegate {
   std::vector<PrivatePool> open_pools_;
   std::map<void*, Direct> direct_;
   std::atomic<std::size_t> directs_{0};
+  std::unordered_set<void*> adopted_;  // live blocks of torch's allocator with our deleter
+  std::atomic<std::size_t> adopted_count_{0};
   std::unordered_map<int, runtime::JointGauges::Values> direct_totals_;  // by device
   std::unordered_map<int, Totals> reset_totals_;                         // by device
   std::unordered_map<int, double> fractions_;                            // asked for, by device

@@ -16,6 +16,7 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   stalloc::runtime::DeviceRuntime::set_phase_listener(&adapters::CudaAllocator::look_for_profiler);
   m.def("install", &adapters::install_cuda, py::arg("device"), py::arg("hidden") = false);
   m.def("uninstall", &adapters::uninstall_cuda);
+  m.def("note_profiler", &adapters::CudaAllocator::note_profiler, py::arg("starts"));
   m.def(
       "record_exactly",
       [](bool exact) { adapters::CudaAllocator::instance().record_exactly(exact); },

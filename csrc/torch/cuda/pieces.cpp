@@ -145,7 +145,9 @@ c10::DataPtr CudaAllocator::allocateWithAddress(size_t size, void* address) {
               " lies in memory that stalloc has planned, where a block of ", size,
               " bytes cannot be placed by address; disable stalloc first, or request the block "
               "that is to be restored under stalloc.hooks.unplanned()");
-  return to().allocateWithAddress(size, address);
+  c10::DataPtr block = to().allocateWithAddress(size, address);
+  if (of_private_pool() == Record::kNoticed) adopt(block);
+  return block;
 }
 #endif
 

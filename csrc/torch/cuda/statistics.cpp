@@ -172,6 +172,11 @@ void CudaAllocator::share_out(c10::DeviceIndex device) {
   to().setMemoryFraction(std::max(fraction - ours / total, 0.0), device);
 }
 
+void CudaAllocator::follow_share(c10::DeviceIndex device) {
+  std::atomic<bool>& changed = shares_changed_[static_cast<std::size_t>(device)];
+  if (changed.load(std::memory_order_relaxed) && changed.exchange(false)) share_out(device);
+}
+
 void CudaAllocator::limit_pools(runtime::DeviceRuntime& runtime, c10::DeviceIndex device,
                                 Bytes theirs) {
   if (!has_fractions_.load(std::memory_order_relaxed)) return;
