@@ -260,11 +260,12 @@ def enable(
             serves start-up requests that the plan does not know.
         keep_addresses: A pool that is released and acquired again keeps its addresses, as it always
             does on the CPU. On a GPU, such a pool needs the driver's virtual memory calls, and
-            tensors in it cannot be shared with other processes. None: only a pool whose sizes
-            follow the batch has such memory, in which it grows while tensors lie in it; the
-            resident region has not, and no pool has if torch registers memory with NCCL
+            tensors in it cannot be shared with other processes. None: a pool has such memory, in
+            which it grows while tensors lie in it, if the driver has these calls; the resident
+            region has not, and no pool has if torch registers memory with NCCL
             (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK). False: no pool has. If it must grow
-            while tensors lie in it, a second piece is added, which costs some memory.
+            for a batch while tensors lie in it, a second piece is added, which costs some memory;
+            what an evaluation needs besides lies beside the pool.
         mode: The way to intercept torch's allocator for GPUs. "compat" uses torch's pluggable
             allocator interface for the rest of the process, and must come before the first use of
             the GPU. None keeps compat mode if it is on, and is native mode otherwise.

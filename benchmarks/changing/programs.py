@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,12 @@ class Case:
             last scores until the next evaluation.
         mode: The model is in evaluation mode meanwhile.
         averaged: Another model is evaluated, an average of the weights.
+        batches: The rows and tokens of each evaluated batch; none: three of 4 rows, of lengths at
+            random.
+        other_batches: The same of every second evaluation, if there are any.
+        first: The iteration after which the first evaluation comes.
+        listed: A list holds the scores of all batches until the next evaluation.
+        gradients: They live until the next iteration.
         kept: A variable of the loop holds the scores until the next ones exist.
         skew: Standard deviation of the log popularity of experts.
         drift: The part of the way to another popularity that the experts go in 50 iterations.
@@ -54,10 +61,28 @@ class Case:
     evaluated: bool = False
     mode: bool = True
     averaged: bool = False
+    batches: tuple[tuple[int, int], ...] = ()
+    other_batches: tuple[tuple[int, int], ...] = ()
+    first: int = 3
+    listed: bool = False
+    gradients: bool = False
     kept: bool = True
     skew: float = 0.5
     drift: float = 0.0
     iterations: int = 24
+
+
+def _fixed(name: str, *, kept: bool = False, **options: Any) -> Case:
+    """A program of fixed batches with evaluations that need more than its pool."""
+    return Case(
+        f"evaluations, fixed batches, {name}",
+        layers=6,
+        dense=True,
+        fixed=True,
+        evaluated=True,
+        kept=kept,
+        **options,
+    )
 
 
 CASES = (
@@ -114,6 +139,17 @@ CASES = (
         kept=False,
         longest=False,
     ),
+    _fixed("lengths vary"),
+    _fixed("4 times the rows", batches=((16, 1024),) * 3),
+    _fixed("4 times the length", batches=((4, 4096),) * 3),
+    _fixed("two kinds", batches=((8, 1024),) * 2, other_batches=((4, 4096),) * 2),
+    _fixed("late", batches=((16, 1024),) * 3, first=15),
+    _fixed("gradients kept", batches=((16, 1024),) * 3, gradients=True),
+    _fixed("scores kept", batches=((12, 1024),) * 3, kept=True),
+    _fixed("all scores kept", batches=((4, 1024),) * 6, listed=True),
+    _fixed("recomputed", batches=((8, 1024),) * 3, recompute=True),
+    _fixed("recomputed, lengths vary", recompute=True),
+    _fixed("recomputed, all scores kept", batches=((4, 1024),) * 6, listed=True, recompute=True),
     Case("budget of tokens", layers=6, dense=True, budget=8192, kept=False),
     Case("budget, longest not profiled", layers=6, dense=True, budget=8192, longest=False),
     Case("budget, 2 microbatches", layers=6, dense=True, budget=8192, microbatches=2, kept=False),
@@ -125,12 +161,14 @@ def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
     """The trace of the profiled iterations, or of the whole run, which begins like them."""
     rng = np.random.default_rng(seed)
     moment = _Moment()
-    evaluated: Tensor | None = None
+    evaluated: list[Tensor] = []
     with stalloc.profile(device="meta", dynamic=()) as prof, torch.device("meta"):
         model = _Model(case, rng, moment).bfloat16()
         average = copy.deepcopy(model) if case.averaged else model
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         for i in range(_PROFILED if profiled else case.iterations):
+            if case.gradients:
+                optimizer.zero_grad()
             for microbatch in range(case.microbatches):
                 moment.at = (i, microbatch)
                 rows, length = _shape(case, i, rng)
@@ -142,12 +180,13 @@ def record(case: Case, seed: int, *, profiled: bool) -> stalloc.Trace:
                 loss.backward()
                 del loss
             optimizer.step()
-            optimizer.zero_grad()
+            if not case.gradients:
+                optimizer.zero_grad()
             if case.averaged:
                 _update(average, model)
             prof.step()
-            if case.evaluated and i % 4 == 3:
-                evaluated = _evaluate(average, case.mode, rng)
+            if case.evaluated and i % 4 == 3 and i >= case.first:
+                evaluated = _evaluate(average, case, i, evaluated, rng)
     del evaluated
     return prof.trace
 
@@ -158,16 +197,29 @@ def _update(average: nn.Module, model: nn.Module) -> None:
         mean.lerp_(weight, 0.01)
 
 
-def _evaluate(model: nn.Module, mode: bool, rng: np.random.Generator) -> Tensor:
-    """The scores of the last of three batches."""
-    model.train(not mode)
+def _evaluate(
+    model: nn.Module,
+    case: Case,
+    iteration: int,
+    before: list[Tensor],
+    rng: np.random.Generator,
+) -> list[Tensor]:
+    """The scores of the last batch, or of all if they are listed. Forgets those of before."""
+    if case.listed:
+        before.clear()
+    second = case.other_batches and iteration % 8 == 7
+    batches = case.other_batches if second else case.batches
+    listed: list[Tensor] = []
+    model.train(not case.mode)
     with torch.no_grad():
-        for _ in range(3):
-            ids = torch.zeros(4, _length(rng) + 1, dtype=torch.long)
+        for rows, length in batches or [(4, 0)] * 3:
+            ids = torch.zeros(rows, (length or _length(rng)) + 1, dtype=torch.long)
             scores: Tensor = model(ids[:, :-1])
             functional.cross_entropy(scores.flatten(0, 1).float(), ids[:, 1:].flatten())
+            if case.listed:
+                listed.append(scores)
     model.train()
-    return scores
+    return listed or [scores]
 
 
 def _length(rng: np.random.Generator) -> int:

@@ -183,6 +183,15 @@ class BasicRangeSet {
   // kUnplaced if there is none. Needs an order.
   Offset best_fit(Bytes size) const { return order_.best_fit(size); }
 
+  // Returns the beginning of the first range of at least `size` bytes; kUnplaced if there is none.
+  // O(n); needs an order.
+  Offset first_fit(Bytes size) const {
+    if (largest() < size) return kUnplaced;
+    Position p = list_.begin();
+    while (list_.at(p).size() < size) p = list_.next(p);
+    return list_.at(p).begin;
+  }
+
   // 0 if there is none. O(1); needs an order.
   Bytes largest() const { return order_.largest(); }
 

@@ -4,7 +4,7 @@
 // virtual memory calls): suspend() unmaps the memory and keeps the addresses, resume() maps other
 // memory there, grow() maps more behind it. A pool that grows has addresses for the whole device.
 // All devices that can reach this one have access, as with cudaMalloc, but cudaIpcGetMemHandle
-// cannot share such memory between processes. So only pools that need it are virtual.
+// cannot share such memory between processes. So only pools are virtual, and only if they may be.
 #pragma once
 
 #include <atomic>

@@ -51,19 +51,19 @@ bool shares_addresses(const Plan& plan) {
 }
 
 // The candidates of a size. The room of a small one that varies is half as large again as the
-// largest profiled one: a block that is larger departs from the plan. A plan without laws has one
-// layout only. Throws PlanError if a law has no size.
+// largest profiled one: a block that is larger departs from the plan. Without laws, evaluations are
+// the only reason. Throws PlanError if a law has no size.
 std::vector<Anchor> candidates(const Plan& plan, Size size) {
-  if (plan.laws.empty() || !shares_addresses(plan)) return {};
+  if (!shares_addresses(plan)) return {};
   const LawSizes largest = largest_sizes(plan);
   const Tick step = end_of_step(plan);
   std::vector<Anchor> anchors;
   for (const DecisionIndex i : indices<DecisionIndex>(plan.decisions)) {
     const Decision& d = plan[i];
     if (d.slots != kNone || d.over > 0) continue;
-    const bool lives = lives_on(plan, d);
     // Such as the loss, which the loop's variable holds until the next iteration.
     const bool outlives_step = step != kNever && d.lower < step && step < d.upper;
+    const bool lives = plan.laws.empty() ? outlives_step : lives_on(plan, d);
     if (!lives && !outlives_step) continue;
     const bool varies = d.law != kNone;
     Bytes room = varies ? largest[d.law] : d.size;
@@ -159,6 +159,7 @@ void place_turns(Plan& plan) {
 
 std::vector<DecisionIndex> anchors_of(const Plan& plan) {
   std::vector<DecisionIndex> anchors;
+  if (plan.laws.empty()) return anchors;
   for (const Anchor& a : candidates(plan, Size::kAny)) {
     const Decision& d = plan[a.decision];
     const Range room{d.offset, d.offset + a.room};
@@ -172,7 +173,8 @@ void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Bud
   const std::int64_t work = lay_out(plan, options, budget);
   LayoutOptions limited = options;
   limited.work = std::min(options.work, std::max(work / kWorkPart, kLeastWork));
-  const Bytes most = plan.pool + plan.pool / kMostCosts;
+  // No layout follows a plan without laws, so anchors are not worth more memory there.
+  const Bytes most = plan.pool + (plan.laws.empty() ? 0 : plan.pool / kMostCosts);
   solve::Budget enough = budget;
   enough.target = most;
   for (const Turning turning : {Turning::kAtPlaces, Turning::kAnywhere}) {

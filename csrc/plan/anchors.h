@@ -17,6 +17,9 @@
 // Small decisions that are live when the optimizer's step ends, such as the loss, are anchors, too.
 // An evaluation may come there, and in the middle they would divide the space that it uses.
 //
+// A plan without laws has one layout, unless a run leaves blocks in its pool. There, all decisions
+// that are live when the optimizer's step ends lie at the bottom if that costs nothing.
+//
 // An anchor whose size varies has the room of the largest profiled one in all layouts. A large one
 // is no anchor if the plan has no such room for it.
 #pragma once

@@ -25,6 +25,10 @@ void Evaluations::begin(Part part) {
   if (part == Part::kBeginning && forwards_ > 0) {
     usual_forwards_ = std::exchange(forwards_, 0);
   }
+  if (part == Part::kBeginning) {
+    left_.clear();
+    left_bytes_ = 0;
+  }
   now_.clear();
   live_.clear();
   alike_ = 0;
@@ -33,6 +37,11 @@ void Evaluations::begin(Part part) {
 
 void Evaluations::end() {
   if (!std::exchange(active_, false)) return;
+  for (const auto& [p, i] : live_) {
+    if (left_.size() == kMostRequests) break;
+    const Bytes size = now_[static_cast<std::size_t>(i)].size;
+    if (left_.emplace(p, size).second) left_bytes_ += size;
+  }
   live_.clear();
   if (now_.empty() || now_.size() >= kMostRequests || program_->layouts == kMostLayouts) return;
   observe();
@@ -66,22 +75,31 @@ Offset Evaluations::next(Bytes size, StreamId stream) {
 }
 
 bool Evaluations::outlives(Bytes below) const {
-  if (now_.empty() || now_.size() > program_->known.size()) return false;
+  if (now_.empty() || !is_known()) return false;
   const Request& known = program_->known[now_.size() - 1];
   return known.freed_at == kNone && known.size < below;
 }
 
-bool Evaluations::is_brief() const { return now_.size() <= program_->known.size() && !outlives(); }
-
 void Evaluations::serve(const void* p) {
+  forget_left(p);  // it was freed between two stretches
   if (now_.size() < kMostRequests) live_[p] = static_cast<std::int32_t>(now_.size() - 1);
 }
 
 void Evaluations::release(const void* p) {
   const auto at = live_.find(p);
-  if (at == live_.end()) return;
+  if (at == live_.end()) {
+    forget_left(p);
+    return;
+  }
   now_[static_cast<std::size_t>(at->second)].freed_at = static_cast<std::int32_t>(now_.size());
   live_.erase(at);
+}
+
+void Evaluations::forget_left(const void* p) {
+  const auto at = left_.find(p);
+  if (at == left_.end()) return;
+  left_bytes_ -= at->second;
+  left_.erase(at);
 }
 
 void Evaluations::observe() {

@@ -8,7 +8,7 @@
 // Each forward makes the same requests in the same order; only the batch differs. So the first one
 // is recorded, and its requests are laid out for the later ones:
 //
-//   forward 1   idle pool space serves, by best fit; sizes and lifetimes are recorded
+//   forward 1   the first idle addresses serve; sizes and lifetimes are recorded
 //   forward 2   request i lies at the i-th offset of the layout, which has an idle range of the
 //               pool to itself for the time of the part (StaticPool::open_zone)
 //
@@ -74,12 +74,14 @@ class Evaluations {
   //
   // The outputs of a forward mostly live until those of the next one exist. If they lay side by
   // side, the later ones would end up in the middle of the pool. Both ends take turns, so that
-  // those of the evaluation's last forward, which may stay for long, lie at the beginning.
-  bool leaves_last() const { return (usual_forwards_ - forwards_) % 2 != 0; }
-  // True if requests at the position of the last one have outlived their part, or never have.
-  // Neither is true at a position that is not known yet.
-  bool outlives(Bytes below = kAny) const;  // the requests there are smaller than this, too
-  bool is_brief() const;
+  // those of the evaluation's last forward, which may stay for long, lie at the beginning. So do
+  // the outputs of all forwards if they pile up, as in a list.
+  bool leaves_last() const { return !piles_up() && (usual_forwards_ - forwards_) % 2 != 0; }
+  // True if the position of the last request is known from an earlier part.
+  bool is_known() const { return now_.size() <= program_->known.size(); }
+  // True if requests at this position, which is known, have outlived their part, or never have.
+  bool outlives(Bytes below = kAny) const;  // and are smaller than this
+  bool is_brief() const { return is_known() && !outlives(); }
   // Tells the block that serves this request.
   void serve(const void* p);
   // The block at `p` was freed.
@@ -112,7 +114,10 @@ class Evaluations {
     }
   };
 
+  // True if the outputs of more than one earlier forward are live.
+  bool piles_up() const { return 2 * left_bytes_ > 3 * room(); }
   bool learn();
+  void forget_left(const void* p);
   void observe();
   Bytes size_at(std::size_t position, Bytes first) const;
   void lay_out();
@@ -123,6 +128,9 @@ class Evaluations {
   std::vector<Request> now_;             // of this part
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<const void*, std::int32_t> live_{&nodes_};  // indices into now_
+  // The sizes of the live blocks of this evaluation's earlier forwards, and their sum.
+  std::pmr::unordered_map<const void*, Bytes> left_{&nodes_};
+  Bytes left_bytes_ = 0;
   std::size_t alike_ = 0;  // requests of this part that are no larger than known
   bool active_ = false;
   int forwards_ = 0;        // of this evaluation so far

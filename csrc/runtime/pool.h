@@ -6,7 +6,6 @@
 //             +---------------+  +------------------------+
 //
 // No request gets the addresses of a wall, so no block straddles two pieces (plan::Plan::walls).
-// The last piece may be an extra one, which no layout uses: virtual memory for an evaluation.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +26,8 @@ struct Pool {
     Offset begin = 0;  // of its addresses in the pool
   };
 
-  Pool(const plan::Plan& plan, std::byte* memory, bool may_grow)
-      : base(memory), first_size(plan.pool), grows(may_grow), space(plan) {}
+  Pool(const plan::Plan& plan, std::byte* memory)
+      : base(memory), first_size(plan.pool), space(plan) {}
 
   std::byte* address(Offset offset) const {
     return offset < first_size || more.empty() ? base + offset : address_in_more(offset);
@@ -76,9 +75,7 @@ struct Pool {
 
   std::byte* base;          // the first piece; null while there is no memory
   Bytes first_size;         // of the first piece
-  bool grows;               // a later layout may need more memory
   std::vector<Piece> more;  // ascending by address in the pool
-  bool has_extra = false;   // the last of them is StaticPool::add_piece()'s
   StaticPool space;
   std::optional<StreamOrder> order;  // only if the plan's streams share addresses
 

@@ -14,9 +14,6 @@ namespace {
 // it. On other devices torch guarantees kDefaultAlignment.
 constexpr Bytes kHostAlignment = 64;
 
-// Only a plan whose sizes follow the batch has other layouts.
-bool follows_batch(const plan::Plan& plan) { return !plan.laws.empty(); }
-
 }  // namespace
 
 Pools::~Pools() {
@@ -39,11 +36,11 @@ void Pools::check_alignment(const plan::Plan& plan) const {
 }
 
 void Pools::enable(const plan::Plan& plan, bool with_resident) {
-  std::unique_ptr<Pool> pool = make_pool(plan);
+  std::unique_ptr<Pool> pool = make_pool(plan, /*grows=*/true);
   std::unique_ptr<Pool> resident;
   if (with_resident) {
     try {
-      resident = make_pool(resident_region(plan));
+      resident = make_pool(resident_region(plan), /*grows=*/false);
     } catch (...) {
       free_pool(*pool);
       throw;
@@ -60,10 +57,10 @@ void Pools::disable() {
   away_ = false;
 }
 
-std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan) {
-  std::byte* memory = reserve(plan.pool, follows_batch(plan));
+std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
+  std::byte* memory = reserve(plan.pool, grows);
   try {
-    auto pool = std::make_unique<Pool>(plan, memory, follows_batch(plan));
+    auto pool = std::make_unique<Pool>(plan, memory);
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *table_);
     }
@@ -87,7 +84,7 @@ std::byte* Pools::reserve(Bytes size, bool grows) {
   return memory;
 }
 
-void Pools::relayout(const plan::Plan& layout) { adopt(layout, active_->space.planned_size()); }
+void Pools::relayout(const plan::Plan& layout) { adopt(layout, active_->space.size()); }
 
 // Work of one stream may be under way at addresses that another stream gets.
 void Pools::adopt(const plan::Plan& layout, Bytes memory) {
@@ -153,49 +150,6 @@ bool Pools::grow_idle(Bytes size, StreamId stream) {
   return true;
 }
 
-bool Pools::grow_extra(Bytes size, StreamId stream) {
-  Pool& pool = *active_;
-  const Bytes missing = pool.space.missing_at_end(size, stream);
-  if (missing == kUnplaced || !pool.base || no_extra_) return false;
-  fallback_.release_cached();
-  if (!pool.has_extra) return add_extra(pool.space.round_up(size), stream);
-  Pool::Piece& piece = pool.more.back();
-  if (missing > 0) {
-    if (!add_behind(piece.memory, piece.size, piece.size + missing)) return false;
-    pool.space.extend(missing, stream);
-  }
-  return true;
-}
-
-bool Pools::add_extra(Bytes size, StreamId stream) {
-  Pool& pool = *active_;
-  std::byte* memory = nullptr;
-  try {
-    memory = static_cast<std::byte*>(device_.allocate_pool(size, /*grows=*/true));
-  } catch (const Error&) {
-    return false;  // as in add_behind()
-  }
-  if (!memory) return false;
-  if (!device_.can_grow(memory)) {
-    device_.release(memory, size);
-    no_extra_ = true;
-    return false;
-  }
-  pool.more.push_back({memory, size, pool.space.size() + pool.space.round_up(1)});
-  pool.has_extra = true;
-  pool.space.add_piece(size, stream);
-  return true;
-}
-
-bool Pools::drop_extra() {
-  Pool& pool = *active_;
-  if (!pool.has_extra || !pool.space.drop_piece()) return false;
-  device_.release(pool.more.back().memory, pool.more.back().size);
-  pool.more.pop_back();
-  pool.has_extra = false;
-  return true;
-}
-
 bool Pools::extend(const plan::Plan& layout) {
   const Offset begin = layout.walls.back() + layout.alignment;
   if (layout.pool > begin) {
@@ -220,7 +174,6 @@ void Pools::release() {
                 " tensors lie in it, of " + format_bytes(live_bytes()) +
                 "; delete them, or move them to the CPU, first");
   }
-  drop_extra();
   // One piece replaces several.
   const bool keeps = active_->more.empty();
   if (active_->base && !(keeps && device_.suspend(active_->base, active_->first_size))) {
@@ -234,7 +187,7 @@ void Pools::release() {
 
 void Pools::acquire() {
   if (!active_->base) {
-    active_->base = reserve(active_->space.size(), active_->grows);
+    active_->base = reserve(active_->space.size(), /*grows=*/true);
   } else {
     const auto resume = [&] { return device_.resume(active_->base, active_->space.size()); };
     if (!resume() && !(fallback_.release_cached() > 0 && resume())) {

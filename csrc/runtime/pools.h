@@ -47,7 +47,8 @@ class Pools {
   // Throws PlanError if the device cannot align a pool as `plan` requires.
   void check_alignment(const plan::Plan& plan) const;
 
-  // Reserves the pool of `plan` and, if asked, its resident region, and retires the previous ones.
+  // Reserves the pool of `plan`, in memory that can grow if the device has such, and if asked its
+  // resident region, in memory that cannot. Retires the previous ones.
   // Throws OutOfMemory and changes nothing if either cannot be reserved.
   void enable(const plan::Plan& plan, bool with_resident);
 
@@ -79,11 +80,6 @@ class Pools {
   // a block of `size` bytes. Changes nothing and returns false if the device lacks the memory or
   // `stream` has no addresses in the pool.
   bool grow_idle(Bytes size, StreamId stream);
-  // The same for a pool that cannot grow: adds a piece of virtual memory, or more behind it. Also
-  // returns false if the device has no virtual memory.
-  bool grow_extra(Bytes size, StreamId stream);
-  // Returns that piece to the device. False if there is none, or if something lives in it.
-  bool drop_extra();
   // Adds a piece of memory to the active pool for `layout`, whose last wall is at the pool's end.
   // Changes nothing and returns false if the device lacks the memory.
   bool extend(const plan::Plan& layout);
@@ -125,9 +121,8 @@ class Pools {
   std::byte* reserve(Bytes size, bool grows);
   std::byte* try_reserve(Bytes size, bool grows);
   bool add_behind(std::byte* memory, Bytes& before, Bytes size);
-  bool add_extra(Bytes size, StreamId stream);
   void adopt(const plan::Plan& layout, Bytes memory);
-  std::unique_ptr<Pool> make_pool(const plan::Plan& plan);
+  std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows);
   void retire(std::unique_ptr<Pool> pool);
   void free_pool(Pool& pool) noexcept;
   [[noreturn]] void throw_out_of_memory(Bytes pool) const;
@@ -141,7 +136,6 @@ class Pools {
   std::unique_ptr<Pool> resident_;
   std::vector<std::unique_ptr<Pool>> retired_;
   bool away_ = false;       // the active pool's memory is released
-  bool no_extra_ = false;   // the device has no virtual memory for a piece
   bool abandoned_ = false;  // this is a forked child
 };
 

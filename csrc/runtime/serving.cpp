@@ -12,6 +12,9 @@ constexpr Bytes kMostForFixed = 10;
 // A request of an evaluation of less than one part in so many of the pool is small.
 constexpr Bytes kSmallPart = 1000;
 
+// A small request without a known lifetime lies beside the pool if it is smaller than this.
+constexpr Bytes kTiny = Bytes{1} << 20;
+
 // Idle addresses are divided if such a part of what is wanted lies elsewhere.
 constexpr Bytes kDivided = 16;
 
@@ -107,7 +110,12 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
 
 void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure,
                                  bool wary) {
-  if (shuts_out_departed_ || !departures_.admits(departure.origin, size, wary)) return nullptr;
+  // A layout can leave what stays outside of the anchors alone.
+  const bool may_stay =
+      departure.stays_outside && pools_.can_grow() && failed_leftovers_ < kMostFailures;
+  if (shuts_out_departed_ || !(may_stay || departures_.admits(departure.origin, size, wary))) {
+    return nullptr;
+  }
   return place_idle(size, stream, departure);
 }
 
@@ -130,7 +138,6 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
-  extra_used_ = extra_used_ || offset >= pool.space.planned_size();
   ++counts_.idle_requests;
   return pool.address(offset);
 }
@@ -140,37 +147,30 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   const Offset offset = evaluations_.next(size, stream);
   // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
   // the pool it costs little.
-  const Bytes small = pools_.active()->space.planned_size() / kSmallPart;
-  if (size < small && evaluations_.outlives(small)) return nullptr;
+  const Bytes small = pools_.active()->space.size() / kSmallPart;
+  // A pool that cannot grow has no end to be kept clear.
+  const bool is_new = !evaluations_.is_known() && pools_.can_grow();
+  if (size < small && (evaluations_.outlives(small) || (is_new && size < kTiny))) return nullptr;
   void* planned = offset == kUnplaced ? nullptr : place_evaluation(offset, size, stream);
   StaticPool::Departure departure{.origin = Departures::kUnplanned};
-  departure.is_brief = evaluations_.is_brief();
-  departure.last = evaluations_.leaves_last();
+  departure.is_brief = is_new || evaluations_.is_brief();
   // The next iteration gets a layout around it. Within an iteration it is to be least in the way.
-  if (!began_ && evaluations_.outlives()) departure.stays_outside = &layouts_.anchored();
-  if (departure.is_brief) departure.last = !departure.last;  // at the other end
+  if (!began_ && evaluations_.outlives()) {
+    departure.stays_outside = &layouts_.anchored();
+    departure.last = evaluations_.leaves_last();
+  }
   void* p = planned ? planned : allocate_departed(size, stream, departure, /*wary=*/false);
   if (p) evaluations_.serve(p);
   return p;
 }
 
 // Adds memory behind the pool. Training may use it afterwards, whereas memory beside the pool
-// serves the evaluation alone. A pool that cannot grow gets an extra piece, which can; it goes when
-// training goes on, so that training's memory stays plain. A capture must not wait for the driver.
+// serves the evaluation alone. A capture must not wait for the driver.
 bool Serving::grow_for_evaluation(Bytes size, StreamId stream) {
-  if (capturing()) return false;
-  const bool grown =
-      pools_.can_grow() ? pools_.grow_idle(size, stream) : pools_.grow_extra(size, stream);
-  if (!grown) return false;
+  if (capturing() || !pools_.can_grow() || !pools_.grow_idle(size, stream)) return false;
   counts_.pool = pools_.active()->space.size();
   is_resized_ = true;
   return true;
-}
-
-void Serving::drop_extra() {
-  if (capturing() || !pools_.drop_extra()) return;
-  counts_.pool = pools_.active()->space.size();
-  is_resized_ = true;
 }
 
 void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {
@@ -265,11 +265,7 @@ void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
 }
 
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
-  if (kind != trace::PhaseKind::kOther) {
-    // A loop that evaluates in each iteration keeps the piece: unmapping waits for the device.
-    if (in_evaluation_ && !extra_used_before_) drop_extra();
-    in_evaluation_ = false;
-  }
+  if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
   matcher().enter_phase(kind, microbatch, chunk);
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);
@@ -331,7 +327,7 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
-  const Layouts::Memory memory{pool.space.planned_size(), layouts_.current().walls};
+  const Layouts::Memory memory{pool.space.size(), layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
@@ -339,7 +335,7 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
     return true;
   }
   // Requests that cannot take turns lie beside the pool. That is better than a second piece.
-  if ((!outgrows && !pools_.can_grow()) || pool.has_extra) {
+  if (!outgrows && !pools_.can_grow()) {
     note_rearranged(live, false);
     return false;
   }
@@ -350,15 +346,16 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   // Pieces of memory that no request may straddle can need far more than one, and so can live
   // blocks that do not move. Then the rest of this iteration's requests that do not fit lie beside
   // the pool, which costs at least what the pool lacks.
+  Bytes left = 0;
+  for (const StaticPool::Leftover& l : live.leftovers) left += l.size;
   if (!empty && layout) {
-    const Bytes beside = more == kBehindPool ? layout->bound - memory.size : 0;
-    const Bytes most = std::max(layout->bound / kMostForFixed, beside);
-    if (layout->pool > layout->bound + most) layout = nullptr;
+    const Bytes bound = layout->bound + left;
+    const Bytes beside = more == kBehindPool ? bound - memory.size : 0;
+    if (layout->pool > bound + std::max(bound / kMostForFixed, beside)) layout = nullptr;
   }
   if (!outgrows && layout) {
-    Bytes beside = 0;
+    Bytes beside = left;
     for (const plan::Turn& t : live.turns) beside += t.size;
-    for (const StaticPool::Leftover& l : live.leftovers) beside += l.size;
     if (layout->pool > memory.size + beside) layout = nullptr;
   }
   const bool fits = layout && add_memory(*layout, more);
@@ -391,7 +388,7 @@ bool Serving::add_memory(const plan::Plan& layout, Layouts::More more) {
 
 bool Serving::join_pieces() {
   const Pool& pool = *pools_.active();
-  if (pool.more.empty() || pool.has_extra || pool.space.live_blocks() > 0) return false;
+  if (pool.more.empty() || pool.space.live_blocks() > 0) return false;
   const plan::Plan* layout = layouts_.in_one_piece();
   if (!layout || layout->pool > pool.space.size() || !pools_.exchange(*layout)) return false;
   adopt(layout);
@@ -413,8 +410,6 @@ bool Serving::end_iteration() {
   matcher().end_iteration();
   microbatches_.end_iteration();
   refused_ = upcoming_refused_ = began_ = false;
-  if (!extra_used_) drop_extra();
-  extra_used_before_ = std::exchange(extra_used_, false);
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

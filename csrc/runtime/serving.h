@@ -112,7 +112,7 @@ class Serving {
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 
-  // True if the pool has got or lost memory for an evaluation since the last call.
+  // True if the pool has got memory for an evaluation since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
 
   // The hits of this iteration.
@@ -145,7 +145,6 @@ class Serving {
   bool grow_for_evaluation(Bytes size, StreamId stream);
   void open_zone();
   void fit_evaluation(StreamId stream);
-  void drop_extra();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
   void end_evaluation();
@@ -173,8 +172,6 @@ class Serving {
   Evaluations evaluations_;
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
   bool is_resized_ = false;
-  bool extra_used_ = false;         // this iteration's evaluation has used the extra piece
-  bool extra_used_before_ = false;  // the same of the iteration before
   const bool reuse_;
   bool draining_ = false;
   bool shuts_out_departed_ = false;

@@ -117,8 +117,6 @@ class StaticPool {
   explicit StaticPool(const plan::Plan& plan);
 
   Bytes size() const { return size_; }
-  // The bytes without those that add_piece() has added: a layout has these.
-  Bytes planned_size() const { return extra_ ? extra_->wall : size_; }
   // The bytes that a block of `size` bytes occupies.
   Bytes round_up(Bytes size) const { return align_up(size, alignment_); }
 
@@ -156,7 +154,7 @@ class StaticPool {
   std::vector<Offset> in_the_way(DecisionIndex d, Bytes size) const;
 
   // Continues with another layout of the same plan, see plan::resize(), in `memory` >= its pool
-  // bytes, beside the piece that add_piece() has added. Live blocks do not move. Addresses may go
+  // bytes. Live blocks do not move. Addresses may go
   // from one stream to another: with several streams the caller has waited for the device. O(n log
   // n). Throws Error for another plan's layout.
   void relayout(const plan::Plan& plan, Bytes memory);
@@ -200,8 +198,9 @@ class StaticPool {
     // If not null, the block is likely to stay. It goes to the first or last idle addresses outside
     // of these, if it fits there: layouts that leave its addresses alone are divided least.
     const RangeSet* stays_outside = nullptr;
-    bool is_brief = false;  // freed before the plan goes on: any idle range does
-    bool last = false;      // at the end of the idle addresses or range, if one of these is given
+    bool last = false;      // to the last ones
+    bool is_brief = false;  // likely to be freed before the plan goes on: the first idle addresses
+                            // do, and leave the most for a larger block behind them
   };
 
   // Puts a block of `size` (> 0) bytes into idle addresses of `stream`, see Note [Least in the
@@ -237,13 +236,6 @@ class StaticPool {
   // Adds `size` bytes of idle addresses at the end of the pool. They are those of `stream`, for
   // which missing_at_end() has just been asked.
   void extend(Bytes size, StreamId stream);
-
-  // Adds another piece of memory behind the pool and a wall: `size` bytes of idle addresses of
-  // `stream`, which owns addresses here. No layout uses them. There is none yet; extend() enlarges
-  // it.
-  void add_piece(Bytes size, StreamId stream);
-  // Takes the piece away. False if there is none, or a block or the zone lies in it.
-  bool drop_piece();
 
   // Puts a start-up request of `size` (> 0) bytes into a free slot of class `c`; kUnplaced if there
   // is none. O(1).
@@ -460,13 +452,6 @@ class StaticPool {
 
   Bytes size_ = 0;
   Bytes alignment_ = kDefaultAlignment;
-  struct Extra {  // see add_piece()
-    Offset wall = 0;
-    StreamId stream = 0;
-  };
-  void add_wall(Extra extra, Bytes end);
-
-  std::optional<Extra> extra_;
   std::vector<Offset> walls_;  // see plan::Plan::walls
   DecisionIndex planned_;      // one past the last decision: the first group's region
   IndexedVector<DecisionIndex, Placed> decisions_;  // and regions

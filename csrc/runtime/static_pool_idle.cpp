@@ -91,7 +91,7 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& 
   if (departure.stays_outside) {
     offset = find_end(size, owner, *departure.stays_outside, departure.last);
   } else if (departure.is_brief) {
-    offset = find_fit(size, 0, owner, departure.last);
+    offset = levels_.back().idle[owner].first_fit(size);
   }
   if (offset == kUnplaced) {
     offset = is_known && passed_ < kMaxPassed
@@ -285,37 +285,6 @@ void StaticPool::extend(Bytes size, StreamId stream) {
   size_ = added.end;
   if (homes_.back().owner != owner) homes_.push_back({added.begin, owner});
   for (Level& level : levels_) level.idle[owner].insert_merged(added);
-}
-
-// Continues with an added piece behind a wall, whose addresses end at `end`.
-void StaticPool::add_wall(Extra extra, Bytes end) {
-  const auto owner =
-      static_cast<std::size_t>(std::ranges::find(streams_, extra.stream) - streams_.begin());
-  extra_ = extra;
-  walls_.push_back(extra.wall);
-  size_ = end;
-  if (homes_.back().owner != owner) homes_.push_back({extra.wall, owner});
-}
-
-void StaticPool::add_piece(Bytes size, StreamId stream) {
-  add_wall({size_, stream}, size_ + alignment_);
-  extend(size, stream);
-}
-
-bool StaticPool::drop_piece() {
-  if (!extra_) return false;
-  const Range added{extra_->wall, size_};
-  if (strays_.overlaps(added) || zone_.end > added.begin) return false;
-  if (idle_known_) {
-    for (Level& level : levels_) {
-      for (HoleSet& holes : level.idle) holes.remove(added);
-    }
-  }
-  while (homes_.size() > 1 && homes_.back().begin >= added.begin) homes_.pop_back();
-  walls_.pop_back();
-  size_ = added.begin;
-  extra_.reset();
-  return true;
 }
 
 // Adds `r`, which has just become free, to the idle ranges. Addresses in an open region belong to

@@ -105,8 +105,6 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
             }) > 0;
   }
 
-  const std::optional<Extra> extra = std::exchange(extra_, std::nullopt);
-  const Bytes end = size_;
   size_ = memory;
   walls_ = plan.walls;
   const IndexedVector<EntryIndex, Entry> before = entries_;
@@ -142,7 +140,6 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   homes_.clear();
   set_turns(plan);
   divide(plan);
-  if (extra) add_wall(*extra, end);
   needs_.clear();
   idle_known_ = false;
 }
@@ -155,7 +152,6 @@ std::vector<StaticPool::Leftover> StaticPool::leftovers() const {
     });
     const bool is_old = block.iteration < iteration_ || block.origin == Departures::kUnplanned;
     if (!is_old || is_turn || !block.stray || block.slot_class != kNone) continue;
-    if (offset >= planned_size()) continue;
     if (block.size >= size_ / kSmallPart) result.push_back({offset, block.size, block.stream});
   }
   std::ranges::sort(result, {}, &Leftover::offset);

@@ -7,7 +7,6 @@ void TrainingLoop::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, s
   if (!parts_.serving) return;
   parts_.training_thread.set_to_this_thread();
   parts_.serving->enter_phase(kind, microbatch, chunk);
-  if (parts_.serving->is_resized()) parts_.update_reserved();
   fit_layout();
 }
 
@@ -68,7 +67,6 @@ void TrainingLoop::end_iteration() {
     parts_.pools.retire_resident();
     parts_.drop_empty_pools();
   }
-  if (parts_.serving->is_resized()) parts_.update_reserved();
   if (!parts_.pools.is_away() && !parts_.capturing() && parts_.serving->join_pieces()) {
     note_pool();
   }

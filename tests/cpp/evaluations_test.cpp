@@ -131,13 +131,7 @@ TEST_F(EvaluationsTest, AnEvaluationThatThePoolCannotHoldIsServedAsBefore) {
 
 class GrowingEvaluationsTest : public EvaluationsTest {
  protected:
-  GrowingEvaluationsTest() {
-    plan::Plan plan = one_block(2 * kMiB);
-    plan.extent_names = {"ids.0"};  // the pool of a plan with size laws can grow
-    plan.extents = {1};
-    plan.laws = {{.terms = {{2 * kMiB, {0, kNone, kNone}}}}};
-    growing_.enable(plan);
-  }
+  GrowingEvaluationsTest() { growing_.enable(one_block(2 * kMiB)); }
   ~GrowingEvaluationsTest() override { EXPECT_EQ(memory_.wrong_releases(), 0); }
 
   void evaluate() {
@@ -241,182 +235,110 @@ TEST_F(GrowingEvaluationsTest, ADeviceThatRefusesLeavesTheRequestBesideThePool) 
   EXPECT_EQ(growing_.figures().statistics().pool, 2 * kMiB);
 }
 
-// A pool of plain memory, on a device that has virtual memory, too.
-class PlainEvaluationsTest : public ::testing::Test {
- protected:
-  PlainEvaluationsTest() { plain_.enable(one_block(2 * kMiB)); }
-  ~PlainEvaluationsTest() override { EXPECT_EQ(memory_.wrong_releases(), 0); }
+// Each first forward takes idle addresses from the bottom, so that what the pool lacks is added to
+// one idle range at its end.
+TEST_F(GrowingEvaluationsTest, AFirstForwardNeedsNoMoreThanItsLoad) {
+  evaluate();
+  const auto allocate = [&](Bytes size) { return growing_.allocate(size, 0, true); };
+  const auto free = [&](void* p) { EXPECT_TRUE(growing_.deallocate(p)); };
+  void* tokens = allocate(1000);  // whose lifetime is not known: beside the pool
+  void* x = allocate(kMiB / 16);
+  for (int layer = 0; layer < 3; ++layer) {
+    void* hidden = allocate(kMiB / 8);
+    void* y = allocate(kMiB / 16);
+    free(hidden);
+    free(x);
+    x = y;
+  }
+  void* scores = allocate(kMiB);
+  free(x);
+  void* copy = allocate(2 * kMiB);
+  void* logarithms = allocate(2 * kMiB);
+  growing_.inspect().check();
+  EXPECT_LE(growing_.figures().statistics().pool, 5 * kMiB + kMiB / 4);
+  EXPECT_EQ(growing_.figures().statistics().fallback_requests, 1);
+  for (void* p : {tokens, scores, copy, logarithms}) free(p);
+  growing_.loop().leave_unplanned();
+}
 
-  void* allocate(Bytes size) {
-    void* p = plain_.allocate(size, 0, /*for_training=*/true);
-    plain_.inspect().check();
-    return p;
+// The same of a list: the pool grows once for all outputs, and they lie side by side.
+TEST_F(GrowingEvaluationsTest, OutputsThatPileUpLieAtTheBeginning) {
+  std::vector<void*> kept;
+  growing_.loop().enter_unplanned();
+  for (int i = 0; i < 6; ++i) {
+    growing_.loop().begin_evaluation();
+    void* hidden = growing_.allocate(2 * kMiB, 0, true);
+    kept.push_back(growing_.allocate(kMiB, 0, true));
+    EXPECT_TRUE(growing_.deallocate(hidden));
+    growing_.inspect().check();
   }
-  void free(void* p) {
-    EXPECT_TRUE(plain_.deallocate(p));
-    plain_.inspect().check();
-  }
-  void begin() {
-    plain_.loop().enter_unplanned();
-    plain_.loop().begin_evaluation();
-  }
-  void end() {
-    plain_.loop().leave_unplanned();
-    plain_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
-    plain_.inspect().check();
-  }
-  void end_iteration() { plain_.loop().end_iteration(); }
-  Bytes held() const {
-    const Bytes reserved = plain_.figures().statistics().reserved.current;
-    EXPECT_EQ(reserved, memory_.used());
-    return reserved;
-  }
-  std::int64_t beside() const { return plain_.figures().statistics().fallback_requests; }
+  growing_.loop().leave_unplanned();
+  EXPECT_LE(reserved(), 9 * kMiB) << "six of 1 MiB and one of 2 MiB, of which one may lie between";
+  EXPECT_EQ(growing_.figures().statistics().fallback_requests, 0);
+  for (void* p : kept) EXPECT_TRUE(growing_.deallocate(p));
+}
 
-  device::PretendMemory memory_{100 * kMiB, /*grows=*/true};
-  runtime::PlannedAllocator plain_{memory_};
-};
-
-TEST_F(PlainEvaluationsTest, ALargerEvaluationAddsAPieceThatGrowsAndGoesAgain) {
-  begin();
+// A device without virtual memory, or one that is to give plain memory only.
+TEST_F(EvaluationsTest, APoolOfPlainMemoryLeavesWhatItCannotHoldToTheFallback) {
+  allocator_.enable(one_block(2 * kMiB));
+  loop().enter_unplanned();
+  loop().begin_evaluation();
   void* a = allocate(3 * kMiB / 2);
   void* b = allocate(kMiB);
-  EXPECT_EQ(held(), 3 * kMiB);
-  void* c = allocate(kMiB);
-  EXPECT_EQ(held(), 4 * kMiB) << "the piece has grown";
-  free(b);
-  free(c);
-  void* d = allocate(3 * kMiB);
-  EXPECT_EQ(held(), 5 * kMiB) << "its idle end counts";
-  EXPECT_EQ(plain_.figures().statistics().pool, 5 * kMiB + kDefaultAlignment) << "and a wall";
-  free(a);
-  void* e = allocate(2 * kMiB);
-  EXPECT_EQ(held(), 5 * kMiB) << "the plan's own piece still serves";
-  free(d);
-  free(e);
-  end();
-  EXPECT_EQ(held(), 2 * kMiB);
-  EXPECT_EQ(plain_.figures().statistics().pool, 2 * kMiB);
-  EXPECT_EQ(beside(), 0);
-}
-
-TEST_F(PlainEvaluationsTest, NoBlockLiesInTwoPieces) {
-  begin();
-  void* a = allocate(kMiB);
-  void* b = allocate(2 * kMiB);  // in the new piece
+  allocator_.inspect().check();
+  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 1);
+  EXPECT_EQ(allocator_.figures().statistics().pool, 2 * kMiB);
   free(a);
   free(b);
-  void* c = allocate(3 * kMiB);
-  EXPECT_EQ(held(), 5 * kMiB) << "2 MiB in one piece and 3 MiB in the other";
-  free(c);
-  end();
+  loop().leave_unplanned();
 }
 
-TEST_F(PlainEvaluationsTest, ABlockThatStaysKeepsThePiece) {
-  begin();
-  void* a = allocate(2 * kMiB);
-  void* b = allocate(kMiB);
-  free(a);
-  end();
-  EXPECT_EQ(held(), 3 * kMiB);
-  void* planned = allocate(2 * kMiB);
-  EXPECT_EQ(plain_.figures().statistics().conflicts, 0);
-  free(planned);
-  end_iteration();
-  EXPECT_EQ(held(), 3 * kMiB);
-  free(b);
-  end_iteration();
-  EXPECT_EQ(held(), 2 * kMiB);
-}
-
-TEST_F(PlainEvaluationsTest, EvaluationsInEachIterationKeepThePiece) {
-  const auto evaluate = [&] {
-    begin();
-    void* a = allocate(2 * kMiB);
-    void* b = allocate(kMiB);
-    free(a);
-    free(b);
-    end();
-    end_iteration();
-  };
+TEST_F(GrowingEvaluationsTest, ThePoolCanGoAndComeBack) {
   evaluate();
-  evaluate();
-  const int calls = memory_.calls();
-  evaluate();
-  evaluate();
-  EXPECT_EQ(memory_.calls(), calls);
-  end_iteration();
-  EXPECT_EQ(held(), 2 * kMiB) << "an iteration had none";
-}
-
-TEST_F(PlainEvaluationsTest, ADeviceThatRefusesLeavesTheRequestBesideThePool) {
-  begin();
-  void* a = allocate(2 * kMiB);
-  memory_.fail_at(1);
-  void* b = allocate(kMiB);
-  EXPECT_EQ(beside(), 1);
-  void* c = allocate(3 * kMiB);
-  EXPECT_EQ(beside(), 1) << "asked again, it agrees";
-  memory_.fail_at(1);
-  void* d = allocate(4 * kMiB);
-  EXPECT_EQ(beside(), 2);
-  for (void* p : {a, b, c, d}) free(p);
-  end();
-}
-
-TEST_F(PlainEvaluationsTest, ThePoolCanGoAndComeBack) {
-  begin();
-  void* a = allocate(3 * kMiB);
-  free(a);
-  EXPECT_EQ(held(), 5 * kMiB);
-  plain_.release_pool();
+  EXPECT_EQ(hold_two(2 * kMiB), 0);
+  growing_.loop().leave_unplanned();
+  EXPECT_EQ(reserved(), 4 * kMiB);
+  growing_.release_pool();
   EXPECT_EQ(memory_.used(), 0);
-  plain_.acquire_pool();
-  EXPECT_EQ(held(), 2 * kMiB);
-  void* b = allocate(3 * kMiB);
-  EXPECT_EQ(held(), 5 * kMiB);
-  plain_.disable();
-  free(b);
+  growing_.acquire_pool();
+  EXPECT_EQ(reserved(), 4 * kMiB);
+  growing_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  void* planned = growing_.allocate(2 * kMiB, 0, /*for_training=*/true);
+  EXPECT_EQ(growing_.figures().statistics().conflicts, 0);
+  growing_.disable();
+  EXPECT_EQ(memory_.used(), 4 * kMiB) << "a block lies there";
+  EXPECT_TRUE(growing_.deallocate(planned));
   EXPECT_EQ(memory_.used(), 0);
 }
 
-TEST_F(PlainEvaluationsTest, NoBlocksOverlapWhateverComes) {
+TEST_F(GrowingEvaluationsTest, NoBlocksOverlapWhateverComes) {
   std::mt19937 random(1);
   const auto below = [&](std::size_t n) { return random() % n; };
   std::vector<void*> live;
-  std::int64_t with_piece = 0;
+  const auto free_one = [&] {
+    std::swap(live[below(live.size())], live.back());
+    EXPECT_TRUE(growing_.deallocate(live.back()));
+    live.pop_back();
+    growing_.inspect().check();
+  };
   for (int step = 0; step < 3000; ++step) {
-    if (below(3) == 0) begin();
+    if (below(3) == 0) evaluate();
     for (std::size_t r = below(6); r > 0; --r) {
-      live.push_back(allocate(static_cast<Bytes>(1 + below(3 * kMiB))));
-      with_piece += plain_.figures().statistics().pool > 2 * kMiB;
+      if (below(50) == 0) memory_.fail_at(1 + static_cast<int>(below(2)));
+      const auto size = static_cast<Bytes>(1 + below(3 * kMiB));
+      live.push_back(growing_.allocate(size, 0, /*for_training=*/below(8) > 0));
+      growing_.inspect().check();
     }
-    while (live.size() > below(5)) {
-      std::swap(live[below(live.size())], live.back());
-      free(live.back());
-      live.pop_back();
+    while (live.size() > below(5)) free_one();
+    if (below(2) == 0) {
+      growing_.loop().leave_unplanned();
+      growing_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
     }
-    if (below(2) == 0) end();
-    if (below(4) == 0) end_iteration();
+    if (below(4) == 0) growing_.loop().end_iteration();
+    growing_.inspect().check();
   }
-  EXPECT_GT(with_piece, 1000);
-  for (void* p : live) free(p);
-  end();
-  end_iteration();
-  end_iteration();
-  EXPECT_EQ(plain_.figures().statistics().pool, 2 * kMiB);
-}
-
-TEST_F(EvaluationsTest, ADeviceWithoutVirtualMemoryIsAskedForAPieceOnce) {
-  allocator_.enable(one_block(kMiB));
-  loop().enter_unplanned();
-  void* a = allocate(2 * kMiB);
-  const int calls = device_.calls();
-  void* b = allocate(2 * kMiB);
-  EXPECT_EQ(device_.calls(), calls + 1) << "the fallback's";
-  EXPECT_EQ(allocator_.figures().statistics().fallback_requests, 2);
-  free(a);
-  free(b);
+  while (!live.empty()) free_one();
+  EXPECT_GT(growing_.figures().statistics().pool, 2 * kMiB);
 }
 
 TEST_F(EvaluationsTest, ABlockThatOutlivesItsForwardIsNoneOfTheLayout) {

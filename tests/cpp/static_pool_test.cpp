@@ -37,33 +37,19 @@ TEST(StaticPool, ServesThePlanAndNothingIsStray) {
   }
 }
 
-TEST(StaticPool, AnAddedPieceStaysApartUnderEveryLayout) {
-  const plan::Plan plan = testing::plan_of({decision(1024, 0, 0, 2), decision(512, 1024, 1, 3)}, 4);
+TEST(StaticPool, BriefBlocksLeaveTheEndOfThePoolToOthers) {
+  const plan::Plan plan = testing::plan_of({decision(4096, 0, 0, 2)}, 4);
   runtime::StaticPool pool(plan);
-  EXPECT_FALSE(pool.drop_piece()) << "there is none";
-  ASSERT_NE(pool.place_idle(1536, 0), kUnplaced);
-  pool.add_piece(2048, 0);
-  pool.check();
-  EXPECT_EQ(pool.planned_size(), 1536);
-  EXPECT_EQ(pool.size(), 1536 + kDefaultAlignment + 2048);
-  const Offset in_piece = pool.place_idle(512, 0);
-  EXPECT_EQ(in_piece, 2048) << "behind the wall";
-  pool.relayout(plan, pool.planned_size());
-  pool.check();
-  EXPECT_EQ(pool.planned_size(), 1536);
-  EXPECT_EQ(pool.at(in_piece).size, 512);
-  EXPECT_TRUE(pool.leftovers().empty()) << "a layout need not avoid the piece";
-  EXPECT_FALSE(pool.drop_piece()) << "a block lies in it";
-  EXPECT_EQ(pool.release(0).size, 1536);
-  EXPECT_EQ(pool.release(in_piece).size, 512);
-  EXPECT_EQ(pool.place_idle(2560, 0), kUnplaced) << "it would lie across the wall";
-  ASSERT_EQ(pool.place_idle(2048, 0), 2048);
-  EXPECT_EQ(pool.release(2048).size, 2048);
-  EXPECT_TRUE(pool.drop_piece());
-  pool.check();
-  EXPECT_EQ(pool.size(), 1536);
-  EXPECT_EQ(pool.place_idle(2048, 0), kUnplaced);
-  EXPECT_EQ(pool.place(0), 0);
+  const auto place = [&](Bytes size) { return pool.place_idle(size, 0, {.is_brief = true}); };
+  EXPECT_EQ(place(1024), 0);
+  EXPECT_EQ(place(512), 1024);
+  EXPECT_EQ(place(512), 1536);
+  EXPECT_EQ(pool.release(0).size, 1024);
+  EXPECT_EQ(pool.release(1536).size, 512);
+  EXPECT_EQ(place(512), 0) << "not the rest of the pool, nor the smallest range";
+  EXPECT_EQ(place(1024), 1536);
+  EXPECT_EQ(pool.missing_at_end(2048, 0), 512) << "the other end is in one piece";
+  EXPECT_EQ(place(2048), kUnplaced);
   pool.check();
 }
 

@@ -264,6 +264,18 @@ def kept_evaluation(t: Trainer) -> None:
     _kept.clear()
 
 
+def large_evaluation(t: Trainer) -> None:
+    t.model.eval()
+    with torch.no_grad():
+        for i in range(4):
+            t.losses.append(loss_of(t.model, tokens(99, i, rows=60)).item())
+            _kept.append(t.model(tokens(99, i, rows=40)[:, :-1]))
+    t.model.train()
+    t.step()
+    t.losses.extend(scores.double().sum().item() for scores in _kept)
+    _kept.clear()
+
+
 DEPARTURES: list[Callable[[Trainer], None]] = [
     other_length,
     evaluation,
@@ -279,6 +291,7 @@ DEPARTURES: list[Callable[[Trainer], None]] = [
     replaced_weights,
     reloaded_optimizer,
     kept_evaluation,
+    large_evaluation,
 ]
 
 
@@ -310,6 +323,25 @@ def test_departures_cost_no_value_and_the_hits_come_back(name: str) -> None:
     assert_same(plain, planned)
     assert after["hits"] - before["hits"] == after["planned"], "back in step"
     assert after["strays"] == 0
+
+
+@isolated
+def test_an_evaluation_that_needs_more_than_the_pool_makes_it_grow() -> None:
+    """The batches are fixed, and activations are recomputed, so the pool is small."""
+    plain, planned = twins(recompute="non-reentrant")
+    plan = profiled_plan(planned)
+    stalloc.enable(plan)
+    for _ in range(3):
+        plain.step()
+    for t in (plain, planned):
+        t.step()
+        large_evaluation(t)
+        large_evaluation(t)
+    check()
+    assert_same(plain, planned)
+    stats = stalloc.memory_stats()
+    assert stats["pool"] > 2 * plan.pool
+    assert stats["run_peak_reserved"] <= 1.2 * stats["run_peak_allocated"]
 
 
 @isolated
