@@ -41,6 +41,8 @@ class Case:
             random.
         other_batches: The same of every second evaluation, if there are any.
         first: The iteration after which the first evaluation comes.
+        held: A variable holds the scores of a batch until those of the next one exist, and the
+            last ones until the next evaluation.
         listed: A list holds the scores of all batches until the next evaluation.
         gradients: They live until the next iteration.
         kept: A variable of the loop holds the scores until the next ones exist.
@@ -64,6 +66,7 @@ class Case:
     batches: tuple[tuple[int, int], ...] = ()
     other_batches: tuple[tuple[int, int], ...] = ()
     first: int = 3
+    held: bool = True
     listed: bool = False
     gradients: bool = False
     kept: bool = True
@@ -72,7 +75,7 @@ class Case:
     iterations: int = 24
 
 
-def _fixed(name: str, *, kept: bool = False, **options: Any) -> Case:
+def _fixed(name: str, *, kept: bool = False, held: bool = False, **options: Any) -> Case:
     """A program of fixed batches with evaluations that need more than its pool."""
     return Case(
         f"evaluations, fixed batches, {name}",
@@ -81,6 +84,7 @@ def _fixed(name: str, *, kept: bool = False, **options: Any) -> Case:
         fixed=True,
         evaluated=True,
         kept=kept,
+        held=held,
         **options,
     )
 
@@ -141,7 +145,14 @@ CASES = (
     ),
     _fixed("lengths vary"),
     _fixed("4 times the rows", batches=((16, 1024),) * 3),
+    _fixed("4 times the rows, scores held", batches=((16, 1024),) * 3, held=True),
     _fixed("4 times the length", batches=((4, 4096),) * 3),
+    _fixed(
+        "two kinds, scores held",
+        batches=((8, 1024),) * 2,
+        other_batches=((4, 4096),) * 2,
+        held=True,
+    ),
     _fixed("two kinds", batches=((8, 1024),) * 2, other_batches=((4, 4096),) * 2),
     _fixed("late", batches=((16, 1024),) * 3, first=15),
     _fixed("gradients kept", batches=((16, 1024),) * 3, gradients=True),
@@ -218,8 +229,12 @@ def _evaluate(
             functional.cross_entropy(scores.flatten(0, 1).float(), ids[:, 1:].flatten())
             if case.listed:
                 listed.append(scores)
+            elif case.held:
+                listed = [scores]
+            if not case.held:
+                del scores
     model.train()
-    return listed or [scores]
+    return listed
 
 
 def _length(rng: np.random.Generator) -> int:
