@@ -3,8 +3,8 @@
 //   torch_replay EVENTS
 //
 // PYTORCH_ALLOC_CONF chooses the policy, as always. Prints one JSON object. The CUDA runtime is the
-// stand-in, so no device is needed and no address is touched. The process may have all memory of the
-// device, as set_per_process_memory_fraction(1.0) says: otherwise torch collects no garbage.
+// stand-in, so no device is needed and no address is touched. The process may have all memory of
+// the device, as set_per_process_memory_fraction(1.0) says: otherwise torch collects no garbage.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/PeerToPeerAccess.h>
 #include <c10/util/Exception.h>
