@@ -15,9 +15,11 @@ namespace {
 // Anchors may raise the pool by one part in so many.
 constexpr Bytes kMostCosts = 1000;
 
-// A layout with anchors may take one part in so many of the work of the layout without, or so much.
+// A layout with anchors may take one part in so many of the work of the layout without, or so much
+// if that is more.
 constexpr std::int64_t kWorkPart = 2;
 constexpr std::int64_t kLeastWork = 400'000;  // 0.2 seconds
+constexpr std::int64_t kLeastWorkWithoutLaws = 50'000;
 
 struct Anchor {
   DecisionIndex decision = kNone;
@@ -171,8 +173,12 @@ std::vector<DecisionIndex> anchors_of(const Plan& plan) {
 void lay_out_anchored(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
   for (const Anchor& a : candidates(plan, Size::kSmall)) plan[a.decision].size = a.room;
   const std::int64_t work = lay_out(plan, options, budget);
+  // A plan without laws can do without anchors, and the planner that the caller has chosen may not
+  // keep any.
+  if (plan.laws.empty() && !options.algorithm.empty()) return;
   LayoutOptions limited = options;
-  limited.work = std::min(options.work, std::max(work / kWorkPart, kLeastWork));
+  limited.work = std::max(work / kWorkPart, plan.laws.empty() ? kLeastWorkWithoutLaws : kLeastWork);
+  limited.work = std::min(options.work, limited.work);
   // No layout follows a plan without laws, so anchors are not worth more memory there.
   const Bytes most = plan.pool + (plan.laws.empty() ? 0 : plan.pool / kMostCosts);
   solve::Budget enough = budget;
