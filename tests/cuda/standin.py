@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
+CHUNK = 2 << 20
+"""Bytes; the driver maps virtual memory in whole chunks."""
+
 _library = ctypes.CDLL("libcudart.so.13")
 _library.standin_last_complaint.restype = ctypes.c_char_p
 for _name in ("hazards", "misuses", "calls", "used", "host_waits", "events", "reservations"):

@@ -330,7 +330,9 @@ def _serve_in_compat_mode(path: Path) -> float:
     assert not standin.complaint()
     stats = stalloc.memory_stats()
     assert stats["iterations"] == 8
-    assert torch.cuda.memory_reserved() == stats["reserved"] == standin.used()
+    # The driver maps whole chunks of virtual memory.
+    assert torch.cuda.memory_reserved() == stats["reserved"] <= standin.used()
+    assert standin.used() < stats["reserved"] + standin.CHUNK
     return stats["hit_rate"]
 
 

@@ -163,7 +163,8 @@ def test_accelerators_functions_know_the_pool_too() -> None:
     assert cuda.memory_stats()["allocation.all.allocated"] == 0
     assert accelerator.get_memory_info() == cuda.mem_get_info()
     accelerator.empty_cache()
-    assert cuda.memory_reserved() == standin.used()
+    # The driver maps whole chunks of virtual memory.
+    assert cuda.memory_reserved() <= standin.used() < cuda.memory_reserved() + standin.CHUNK
 
 
 def test_a_share_of_the_memory_is_kept_to_the_pool_included() -> None:
@@ -185,9 +186,9 @@ def test_a_share_of_the_memory_is_kept_to_the_pool_included() -> None:
     trainer.step()
 
 
-def test_pool_tensors_can_be_shared_between_processes() -> None:
+def test_tensors_of_plain_pools_can_be_shared_between_processes() -> None:
     trainer = Trainer(rows=32)
-    plan, segment = planned_pair(trainer)
+    plan, segment = planned_pair(trainer, keep_addresses=False)
     y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
     assert is_in(y, segment)
     handle = y.untyped_storage()._share_cuda_()
@@ -244,9 +245,11 @@ def test_snapshots_show_the_pool_and_its_blocks() -> None:
     assert segment["allocated_size"] == sum(b["size"] for b in live.values())
 
 
-def planned_pair(trainer: Trainer) -> tuple[stalloc.Plan, tuple[int, int]]:
+def planned_pair(
+    trainer: Trainer, *, keep_addresses: bool | None = None
+) -> tuple[stalloc.Plan, tuple[int, int]]:
     plan = trainer.plan()
-    stalloc.enable(plan, model=trainer.model)
+    stalloc.enable(plan, model=trainer.model, keep_addresses=keep_addresses)
     for _ in range(4):
         trainer.step()
     return plan, pool_segment(plan)
@@ -423,13 +426,15 @@ def test_a_pool_that_does_not_fit_makes_torch_give_back_first() -> None:
     trainer.step()
 
 
-def test_a_released_pool_is_the_devices() -> None:
+@pytest.mark.parametrize("keep_addresses", [None, False])
+def test_a_released_pool_is_the_devices(keep_addresses: bool | None) -> None:
     trainer = Trainer()
-    plan, _ = planned_pair(trainer)
+    plan, _ = planned_pair(trainer, keep_addresses=keep_addresses)
+    held = plan.pool if keep_addresses is False else -(-plan.pool // standin.CHUNK) * standin.CHUNK
     used = standin.used()
     stalloc.release_pool()
-    assert standin.used() == used - plan.pool
-    assert torch.cuda.memory_reserved() == used - plan.pool
+    assert standin.used() == used - held
+    assert torch.cuda.memory_reserved() == used - held
     inference = torch.empty(2 * plan.pool, dtype=torch.uint8, device="cuda")
     del inference
     stalloc.acquire_pool()

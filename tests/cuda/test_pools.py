@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def _train_infer_train(trainer: Trainer, plan: stalloc.Plan) -> None:
 def test_a_pool_comes_back_to_its_addresses() -> None:
     trainer = Trainer()
     plan = trainer.plan()
+    gc.collect()  # the pool of a test before
     reservations = standin.reservations()
     stalloc.enable(plan, model=trainer.model, keep_addresses=True)
     assert standin.reservations() == reservations + 1

@@ -56,7 +56,7 @@ void install_cuda(int device, bool hidden) {
 
 bool uninstall_cuda() {
   if (!ours || allocator_api::allocator.load() != ours) return true;
-  if (ours->has_blocks()) return false;
+  if (ours->is_needed()) return false;
   ours->take_back_shares();
   allocator_api::allocator.store(&ours->to());
   c10::SetAllocator(c10::DeviceType::CUDA, registered, kHighest);

@@ -197,8 +197,8 @@ void CudaAllocator::adopt(c10::DataPtr& block) {
   adopted_count_.store(adopted_.size(), std::memory_order_relaxed);
 }
 
-bool CudaAllocator::has_blocks() const {
-  if (adopted_count_.load() > 0 || directs_.load() > 0) return true;
+bool CudaAllocator::is_needed() const {
+  if (adopted_count_.load() > 0 || directs_.load() > 0 || history_.has_entries()) return true;
   {
     const std::lock_guard lock(mutex_);
     if (!open_pools_.empty()) return true;

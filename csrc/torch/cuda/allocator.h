@@ -70,8 +70,8 @@ class CudaAllocator final : public Delegate {
   static void note_profiler(bool starts);
   // Reports to a device's runtime the memory that torch's allocator holds.
   void note(c10::DeviceIndex device);
-  // Returns true if a block is left that only this can free.
-  bool has_blocks() const;
+  // Returns true if a block is left that only this can free, or memory history that only this has.
+  bool is_needed() const;
 
   c10::DataPtr allocate(size_t n) override;
   c10::DeleterFnPtr raw_deleter() const override;

@@ -37,6 +37,11 @@ int action_of(const std::string& name) {
 
 void History::update() { follows_.store(enabled_ || !trackers_->empty()); }
 
+bool History::has_entries() const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(entries_, [](const auto& entries) { return !entries.empty(); });
+}
+
 void History::configure(const Settings& settings, bool clear,
                         const std::vector<std::string>& skip) {
   const std::lock_guard lock(mutex_);

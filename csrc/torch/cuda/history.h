@@ -44,6 +44,9 @@ class History {
   // True if blocks must be reported.
   bool follows() const { return follows_.load(std::memory_order_relaxed); }
 
+  // True if entries are kept that torch's allocator does not have.
+  bool has_entries() const;
+
   // The arguments of torch's recordHistory(), which it has accepted.
   struct Settings {
     bool enabled = false;
