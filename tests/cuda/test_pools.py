@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -56,10 +55,10 @@ def _train_infer_train(trainer: Trainer, plan: stalloc.Plan) -> None:
         assert after["hits"] - before["hits"] == after["planned"]
 
 
+@isolated
 def test_a_pool_comes_back_to_its_addresses() -> None:
     trainer = Trainer()
     plan = trainer.plan()
-    gc.collect()  # the pool of a test before
     reservations = standin.reservations()
     stalloc.enable(plan, model=trainer.model, keep_addresses=True)
     assert standin.reservations() == reservations + 1
