@@ -1,4 +1,4 @@
-"""The answer: what a recorded run needs of a GPU, and whether it fits."""
+"""The answer: the memory of a GPU that a recorded run needs, and whether it fits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLAN_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one allocator needs of the GPU.
+    """The memory of the GPU that one allocator needs.
 
     Attributes:
         allocator: `torch`, `torch, expandable segments`, or `stalloc`.
@@ -46,7 +46,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a training run needs of a GPU.
+    """The memory of a GPU that a training run needs.
 
     Attributes:
         load: The most bytes of tensors that are live at once.
@@ -77,7 +77,7 @@ class Estimate:
     plan: Plan | None = field(repr=False, compare=False)
 
     def need(self, allocator: str = replaying.TORCH) -> Need:
-        """What an allocator needs.
+        """The need of an allocator.
 
         Raises:
             KeyError: It is none of those in `needs`.

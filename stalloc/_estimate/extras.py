@@ -1,4 +1,4 @@
-"""What a run holds of a GPU beside torch's allocator, and which libraries request from it.
+"""The memory that a run holds beside torch's allocator, and the libraries that request from it.
 
     reserved by torch's allocator   tensors, and the workspaces of cuBLAS
     beside it                       CUDA's context with the loaded kernels, NCCL
@@ -49,8 +49,8 @@ _CONTEXTS = {
     12: (300, 700),
 }
 _CONTEXT_SOURCE = (
-    "estimated: the memory of a process in nvidia-smi less what torch has reserved, CUDA 12 with "
-    "lazily loaded modules"
+    "estimated, not measured: a process's memory in nvidia-smi beside what torch has reserved, for "
+    "CUDA 12 with lazily loaded modules"
 )
 
 
@@ -77,6 +77,6 @@ def cublas_workspace(capability: tuple[int, int]) -> int:
     parts = re.findall(r":(\d{1,9}):(\d{1,9})", text)
     if parts:
         return sum(int(size) * int(count) for size, count in parts) * _KIB
-    if text == ":0:0" or capability[0] >= 9:
+    if capability[0] >= 9:
         return 8 * 4096 * _KIB
     return 2 * 4096 * _KIB + 8 * 16 * _KIB

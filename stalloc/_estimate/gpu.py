@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -158,11 +159,9 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.workspaces[in_backward] = storage
 
     def _kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            with in_kernel_invocation_manager(self.fake):
-                return func(*args, **kwargs)
-        except NotImplementedError:
-            pass
+        # An operator without a kernel for the meta device may be composed of others.
+        with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
+            return func(*args, **kwargs)
         from torch._subclasses.fake_tensor import (
             DataDependentOutputException,
             DynamicOutputShapeException,
@@ -170,7 +169,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
         try:
-            with self.fake:  # perhaps it is composed of others
+            with self.fake:
                 return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise Unanswerable(

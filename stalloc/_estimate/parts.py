@@ -1,4 +1,4 @@
-"""What the load consists of at its peak, told by when each request is made and freed.
+"""The parts of the load at its peak, told by when each request is made and freed.
 
     made in             freed in                   part
     before training     never                      weights

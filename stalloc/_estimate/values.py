@@ -1,4 +1,4 @@
-"""What a script reads from tensors that have no values, and the lines that read.
+"""Values that a script reads from tensors that have none, and the lines that read.
 
 Nothing is computed, so a value is a guess: 1 for a number, False for a condition (`isnan(loss)`).
 Each guess is listed with the line that asked, so that a wrong one can be seen. A small tensor that

@@ -28,7 +28,7 @@ def progress(line: str) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """What a run has found."""
+    """The findings of a run."""
 
     title: str
     states: Sequence[State]

@@ -92,7 +92,7 @@ with stalloc.profile(device="cuda"):
 
 
 def test_an_exact_profile_keeps_to_the_share_of_the_memory() -> None:
-    """What the device refuses is asked of torch's allocator, which has the rest of the share."""
+    """torch's allocator, which has the rest of the share, is asked for what the device refuses."""
     result = run_alone(
         """
 import torch, stalloc

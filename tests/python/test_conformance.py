@@ -149,7 +149,7 @@ class TestOne(TestCase):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the server answers about each test of that file: in a process that may fork."""
+    """The server's answers about each test of that file: in a process that may fork."""
     folder = tmp_path_factory.mktemp("tests")
     (folder / "test_cuda.py").write_text(FILE)
     script = """
