@@ -3,9 +3,9 @@
 #include "device/cuda_memory.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
-#include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
 
@@ -20,12 +20,6 @@ CudaMemory::CudaMemory(int device)
   if (device < 0 || device >= count) {
     throw Error("there is no " + name_ + ": the process has " + std::to_string(count) + " of them");
   }
-}
-
-void CudaMemory::fail(const std::string& what, CudaRuntime::Error error) const {
-  throw Error(what + " on " + name_ + " failed: " + runtime_.explain(error) +
-              ". The device reports this for any call after a kernel has crashed; if one has, the "
-              "process must be started anew.");
 }
 
 bool CudaMemory::has_space(Bytes size) const {
@@ -64,13 +58,11 @@ void CudaMemory::tell(Step step, void* begin, Bytes size) const noexcept {
   }
 }
 
-void CudaMemory::tell_that_parts_go(std::uintptr_t begin,
-                                    const std::vector<Bytes>& parts) const noexcept {
-  std::uintptr_t at = begin;
-  for (const Bytes part : parts) at += static_cast<std::uintptr_t>(part);
-  for (std::size_t i = parts.size(); i-- > 0;) {
-    at -= static_cast<std::uintptr_t>(parts[i]);
-    tell(i > 0 ? Step::kPartGoes : Step::kGoes, reinterpret_cast<void*>(at), parts[i]);
+void CudaMemory::tell_that_parts_go(std::uintptr_t begin, const Parts& parts) const noexcept {
+  for (auto part = parts.rbegin(); part != parts.rend(); ++part) {
+    const bool is_first = std::next(part) == parts.rend();
+    tell(is_first ? Step::kGoes : Step::kPartGoes,
+         reinterpret_cast<void*>(begin + static_cast<std::uintptr_t>(part->first)), part->second);
   }
 }
 
@@ -119,90 +111,145 @@ void* CudaMemory::allocate_pool(Bytes size, bool grows) {
   return piece;
 }
 
-// `size` in whole chunks of virtual memory.
-std::size_t CudaMemory::whole_chunks(Bytes size) const {
-  std::size_t granularity = 0;
-  const auto wanted = properties();
-  if (const auto error = runtime_.memory_granularity(&granularity, &wanted, /*minimum=*/0)) {
-    fail("asking for the granularity of virtual memory", error);
-  }
-  return static_cast<std::size_t>(align_up(size, static_cast<Bytes>(granularity)));
-}
-
 void* CudaMemory::allocate_virtual(Bytes size, bool grows) {
   const DeviceGuard device(runtime_, device_);
   if (device.error()) fail("allocating " + format_bytes(size), device.error());
   // Memory needs a context. The driver's calls make none; the runtime makes one on any call.
   if (const auto error = runtime_.free(nullptr)) fail("using the device", error);
-  const std::size_t mapped = whole_chunks(size);
-  const std::size_t room = grows ? std::max(mapped, whole_chunks(total())) : mapped;
-  std::uintptr_t begin = 0;
-  if (const auto error = runtime_.address_reserve(&begin, room, 0, 0, 0)) {
-    fail("reserving " + format_bytes(static_cast<Bytes>(room)) + " of addresses", error);
-  }
-  bool done = false;
-  try {
-    done = map(begin, mapped);
-  } catch (...) {
-    runtime_.address_free(begin, room);
-    throw;
-  }
-  if (!done) {
-    runtime_.address_free(begin, room);
-    return nullptr;
-  }
+  const Bytes mapped = whole_units(size);
+  const Bytes room = grows ? std::max(mapped, whole_units(kRoomPerMemory * total())) : mapped;
+  const Bytes chunk = grows ? chunk_of(size, whole_units(1)) : mapped;
+  auto range = std::make_unique<CudaVirtualRange>(runtime_, device_, room, chunk);
+  if (!range->map({0, mapped})) return nullptr;
+  const std::uintptr_t begin = range->begin();
   const std::lock_guard lock(mutex_);
-  ranges_[begin] = {room, mapped, {mapped}, {size}};
+  pools_[begin] = {std::move(range), {{0, size}}, size};
   return reinterpret_cast<void*>(begin);
+}
+
+CudaMemory::Pool* CudaMemory::find(const void* pool) {
+  const auto it = pools_.find(reinterpret_cast<std::uintptr_t>(pool));
+  return it == pools_.end() ? nullptr : &it->second;
+}
+
+// The pool holds so many bytes from now on. The mutex is held.
+void CudaMemory::change(Pool& pool, Bytes held) noexcept {
+  if (held == pool.held) return;
+  if (pool.held > 0) note(pool.held, /*taken=*/false);
+  if (held > 0) note(held, /*taken=*/true);
+  pool.held = held;
 }
 
 bool CudaMemory::can_grow(const void* pool) const {
   const std::lock_guard lock(mutex_);
-  const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(pool));
-  return it != ranges_.end() && it->second.end < it->second.size;
+  const auto it = pools_.find(reinterpret_cast<std::uintptr_t>(pool));
+  return it != pools_.end() && it->second.range->end() < it->second.range->room();
 }
 
-bool CudaMemory::grow(void* pool, Bytes before, Bytes size) {
-  const DeviceGuard device(runtime_, device_);
-  std::unique_lock lock(mutex_);
-  const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(pool));
-  if (it == ranges_.end() || it->second.mappings.empty()) return false;
-  Range& range = it->second;
-  const std::size_t end = whole_chunks(size);
-  if (end > range.size || !has_space(size - before)) return false;
-  range.parts.reserve(range.parts.size() + 1);
-  if (end > range.end) {
-    range.mappings.reserve(range.mappings.size() + 1);
-    if (!map(it->first + range.end, end - range.end)) return false;
-    range.mappings.push_back(end - range.end);
-    range.end = end;
+// Maps memory to `mapped`, the rest of the whole units of `added`. Detached memory is there already
+// and costs nothing. The mutex is held.
+bool CudaMemory::add(Pool& pool, Range mapped, Range added) {
+  const Bytes used = std::min(pool.spare, added.size());
+  if (!pool.range->is_mapped() || mapped.end > pool.range->room()) return false;
+  if (!has_space(added.size() - used)) return false;
+  const auto part = pool.parts.emplace(added.begin, added.size()).first;
+  try {
+    if (mapped.size() > 0 && !pool.range->map(mapped)) {
+      pool.parts.erase(part);
+      return false;
+    }
+  } catch (...) {
+    pool.parts.erase(part);
+    throw;
   }
-  range.parts.push_back(size - before);
-  note(before, /*taken=*/false);
-  note(size, /*taken=*/true);
-  lock.unlock();
-  tell(Step::kPartAdded, static_cast<std::byte*>(pool) + before, size - before);
+  pool.spare -= used;
+  change(pool, pool.held + added.size() - used);
   return true;
+}
+
+bool CudaMemory::grow(void* memory, Bytes before, Bytes size) {
+  const DeviceGuard device(runtime_, device_);
+  {
+    const std::lock_guard lock(mutex_);
+    Pool* pool = find(memory);
+    if (!pool) return false;
+    if (!add(*pool, {whole_units(before), whole_units(size)}, {before, size})) return false;
+  }
+  tell(Step::kPartAdded, static_cast<std::byte*>(memory) + before, size - before);
+  return true;
+}
+
+Range CudaMemory::detach(void* memory, Range range) {
+  const DeviceGuard device(runtime_, device_);
+  const RelaxedCapture relaxed(runtime_);
+  Range going;
+  Parts gone;
+  {
+    const std::lock_guard lock(mutex_);
+    Pool* pool = find(memory);
+    if (!pool || !pool->range->is_mapped()) return {};
+    // The last chunk ends behind the last byte that was asked for.
+    const auto [last, last_size] = *pool->parts.rbegin();
+    const Bytes asked = last + last_size;
+    const Range whole{range.begin, range.end >= asked ? pool->range->end() : range.end};
+    going = pool->range->unmap(whole);
+    going.end = std::min(going.end, asked);
+    if (going.size() <= 0) return {};
+    pool->spare += going.size();
+    Parts kept;
+    for (const auto& [begin, size] : pool->parts) {
+      const Offset end = begin + size;
+      const Range inside{std::max(begin, going.begin), std::min(end, going.end)};
+      if (inside.size() <= 0) {
+        kept.emplace(begin, size);
+        continue;
+      }
+      gone.emplace(inside.begin, inside.size());
+      if (begin < inside.begin) kept.emplace(begin, inside.begin - begin);
+      if (inside.end < end) kept.emplace(inside.end, end - inside.end);
+    }
+    pool->parts = std::move(kept);
+  }
+  for (const auto& [begin, size] : gone) {
+    tell(Step::kPartGoes, static_cast<std::byte*>(memory) + begin, size);
+  }
+  return going;
+}
+
+bool CudaMemory::attach(void* memory, Range range) {
+  const DeviceGuard device(runtime_, device_);
+  {
+    const std::lock_guard lock(mutex_);
+    Pool* pool = find(memory);
+    if (!pool || !add(*pool, {range.begin, whole_units(range.end)}, range)) return false;
+  }
+  tell(Step::kPartAdded, static_cast<std::byte*>(memory) + range.begin, range.size());
+  return true;
+}
+
+void CudaMemory::drop_detached(void* memory) noexcept {
+  const DeviceGuard device(runtime_, device_);
+  const std::lock_guard lock(mutex_);
+  Pool* pool = find(memory);
+  if (!pool) return;
+  pool->range->drop_kept();
+  change(*pool, pool->held - std::exchange(pool->spare, 0));
 }
 
 void CudaMemory::release(void* piece, Bytes size) noexcept {
   const DeviceGuard device(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);
   const auto begin = reinterpret_cast<std::uintptr_t>(piece);
-  Range range;
+  std::map<std::uintptr_t, Pool>::node_type node;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto it = ranges_.find(begin); it != ranges_.end()) {
-      range = std::move(it->second);
-      ranges_.erase(it);
-    }
+    node = pools_.extract(begin);
   }
-  if (range.size > 0) {
-    const bool mapped = !range.mappings.empty();
-    tell_that_parts_go(begin, range.parts);
-    unmap(begin, range);
-    runtime_.address_free(begin, range.size);
-    if (mapped) give_back(size);
+  if (node) {
+    Pool& pool = node.mapped();
+    tell_that_parts_go(begin, pool.parts);
+    pool.range.reset();
+    if (pool.held > 0) give_back(pool.held);
     return;
   }
   tell(Step::kGoes, piece, size);
@@ -211,39 +258,39 @@ void CudaMemory::release(void* piece, Bytes size) noexcept {
   give_back(size);
 }
 
-bool CudaMemory::suspend(void* piece, Bytes size) {
+bool CudaMemory::suspend(void* piece, Bytes /*size*/) {
   const DeviceGuard device(runtime_, device_);
-  std::vector<Bytes> parts;
+  Parts parts;
   {
     const std::lock_guard lock(mutex_);
-    const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
-    if (it == ranges_.end()) return false;
-    if (it->second.mappings.empty()) return true;
-    parts.swap(it->second.parts);
+    Pool* pool = find(piece);
+    if (!pool) return false;
+    if (!pool->range->is_mapped()) return true;
+    parts.swap(pool->parts);
   }
   tell_that_parts_go(reinterpret_cast<std::uintptr_t>(piece), parts);
   const std::lock_guard lock(mutex_);
-  const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
-  unmap(it->first, it->second);
-  note(size, /*taken=*/false);
+  Pool* pool = find(piece);
+  pool->range->clear();
+  pool->spare = 0;
+  change(*pool, 0);
   return true;
 }
 
 bool CudaMemory::resume(void* piece, Bytes size) {
   const DeviceGuard device(runtime_, device_);
-  std::unique_lock lock(mutex_);
-  const auto it = ranges_.find(reinterpret_cast<std::uintptr_t>(piece));
-  if (it == ranges_.end()) return false;
-  Range& range = it->second;
-  if (!range.mappings.empty()) return true;
-  if (!has_space(size)) return false;
-  range.mappings.reserve(1);
-  range.parts.reserve(1);
-  if (!map(it->first, range.end)) return false;
-  range.mappings.push_back(range.end);
-  range.parts.push_back(size);
-  note(size, /*taken=*/true);
-  lock.unlock();
+  {
+    const std::lock_guard lock(mutex_);
+    Pool* pool = find(piece);
+    if (!pool) return false;
+    if (pool->range->is_mapped()) return true;
+    if (!has_space(size) || !pool->range->map({0, whole_units(size)})) {
+      pool->range->drop_kept();
+      return false;
+    }
+    pool->parts = {{0, size}};
+    change(*pool, size);
+  }
   tell(Step::kTaken, piece, size);
   return true;
 }
@@ -272,61 +319,6 @@ void CudaMemory::reset_totals() {
     held->bytes.reset_totals();
     held->pieces.reset_totals();
   }
-}
-
-CudaRuntime::AllocationProperties CudaMemory::properties() const {
-  CudaRuntime::AllocationProperties result;
-  result.location.device = device_;
-  return result;
-}
-
-// Grants access to this device and those that can reach it: torch lets them copy from each other.
-std::vector<CudaRuntime::Access> CudaMemory::accesses() const {
-  int count = 0;
-  if (!runtime_.can_access_peer || runtime_.get_device_count(&count)) {
-    runtime_.get_last_error();
-    count = 0;
-  }
-  std::vector<CudaRuntime::Access> result(1);
-  result.front().location.device = device_;
-  for (int peer = 0; peer < count; ++peer) {
-    int can = 0;
-    if (peer == device_ || runtime_.can_access_peer(&can, peer, device_) || can == 0) continue;
-    result.emplace_back().location.device = peer;
-  }
-  return result;
-}
-
-// Maps memory to reserved addresses. Returns false if the device has not enough left.
-bool CudaMemory::map(std::uintptr_t begin, std::size_t size) {
-  const auto what = [&] { return "mapping " + format_bytes(static_cast<Bytes>(size)); };
-  std::uint64_t handle = 0;
-  const auto wanted = properties();
-  if (const auto error = runtime_.memory_create(&handle, size, &wanted, 0)) {
-    if (error != CudaRuntime::kOutOfMemory) fail(what(), error);
-    runtime_.get_last_error();
-    return false;
-  }
-  const auto mapped = runtime_.memory_map(begin, size, 0, handle, 0);
-  runtime_.memory_release(handle);  // the mapping keeps it
-  if (mapped) fail(what(), mapped);
-  const auto allowed = accesses();
-  if (const auto error = runtime_.memory_set_access(begin, size, allowed.data(), allowed.size())) {
-    runtime_.memory_unmap(begin, size);
-    fail(what(), error);
-  }
-  return true;
-}
-
-void CudaMemory::unmap(std::uintptr_t begin, Range& range) noexcept {
-  if (range.mappings.empty()) return;
-  bool failed = runtime_.device_synchronize() != CudaRuntime::kSuccess;
-  for (const std::size_t size : range.mappings) {
-    failed = runtime_.memory_unmap(begin, size) != CudaRuntime::kSuccess || failed;
-    begin += size;
-  }
-  if (failed) runtime_.get_last_error();
-  range.mappings.clear();
 }
 
 bool CudaMemory::use_virtual(VirtualPools pools) {

@@ -1,8 +1,9 @@
 // A GPU's memory: pieces from cudaMalloc, and pools of virtual memory.
 //
-// A pool of virtual memory is a reserved range of addresses with memory mapped into it (CUDA's
-// virtual memory calls): suspend() unmaps the memory and keeps the addresses, resume() maps other
-// memory there, grow() maps more behind it. A pool that grows has addresses for the whole device.
+// A pool of virtual memory is a reserved range of addresses with memory mapped into it
+// (cuda_virtual.h): suspend() unmaps the memory and keeps the addresses, resume() maps other
+// memory there, grow() maps more behind it, and detach() and attach() move parts of it. A pool that
+// grows has addresses for several times the device's memory.
 // All devices that can reach this one have access, as with cudaMalloc, but cudaIpcGetMemHandle
 // cannot share such memory between processes. So only pools are virtual, and only if they may be.
 #pragma once
@@ -10,11 +11,12 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "device/cuda_runtime.h"
+#include "device/cuda_virtual.h"
 #include "device/memory.h"
 #include "device/tally.h"
 
@@ -35,6 +37,9 @@ class CudaMemory final : public DeviceMemory {
   void* allocate_pool(Bytes size, bool grows) override;
   bool can_grow(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
+  Range detach(void* pool, Range range) override;
+  bool attach(void* pool, Range range) override;
+  void drop_detached(void* pool) noexcept override;
   void release(void* piece, Bytes size) noexcept override;
   bool suspend(void* piece, Bytes size) override;
   bool resume(void* piece, Bytes size) override;
@@ -46,7 +51,8 @@ class CudaMemory final : public DeviceMemory {
   void set_limit(Bytes limit);
 
   // A watcher learns which memory is held: right after it is taken, and right before it goes. A
-  // pool that grows gets parts, which go before it, the last one first.
+  // pool that grows gets parts, which go before it, the last one first. Memory that moves goes, and
+  // is added as another part.
   enum class Step : std::uint8_t { kTaken, kPartAdded, kPartGoes, kGoes };
   // Called on the thread that takes or returns the memory, which may hold the runtime's lock.
   using Watcher = void (*)(Step step, int device, void* begin, Bytes size) noexcept;
@@ -68,11 +74,12 @@ class CudaMemory final : public DeviceMemory {
   void reset_totals();
 
  private:
-  struct Range {  // of reserved addresses
-    std::size_t size = 0;
-    std::size_t end = 0;                // of the memory, when it is mapped
-    std::vector<std::size_t> mappings;  // sizes, one after the other; none if nothing is mapped
-    std::vector<Bytes> parts;           // sizes that the watcher knows, one after the other
+  using Parts = std::map<Offset, Bytes>;  // that the watcher knows: their sizes, by offset
+  struct Pool {
+    std::unique_ptr<CudaVirtualRange> range;
+    Parts parts;
+    Bytes held = 0;   // as asked for; without whole units
+    Bytes spare = 0;  // of these, detached
   };
 
   // Sets `size` bytes aside unless they exceed the limit; settle() says if the device gave them.
@@ -83,7 +90,10 @@ class CudaMemory final : public DeviceMemory {
   void note(Bytes size, bool taken) noexcept;
   void give_back(Bytes size) noexcept;
   void tell(Step step, void* begin, Bytes size) const noexcept;
-  void tell_that_parts_go(std::uintptr_t begin, const std::vector<Bytes>& parts) const noexcept;
+  void tell_that_parts_go(std::uintptr_t begin, const Parts& parts) const noexcept;
+  Pool* find(const void* pool);  // the mutex is held
+  bool add(Pool& pool, Range mapped, Range added);
+  void change(Pool& pool, Bytes held) noexcept;
   void* allocate_plain(Bytes size);
   void* allocate_virtual(Bytes size, bool grows);
   struct Info {
@@ -91,12 +101,12 @@ class CudaMemory final : public DeviceMemory {
     Bytes total = 0;
   };
   Info info() const;
-  CudaRuntime::AllocationProperties properties() const;
-  std::vector<CudaRuntime::Access> accesses() const;
-  std::size_t whole_chunks(Bytes size) const;
-  bool map(std::uintptr_t begin, std::size_t size);
-  void unmap(std::uintptr_t begin, Range& range) noexcept;
-  [[noreturn]] void fail(const std::string& what, CudaRuntime::Error error) const;
+  Bytes whole_units(Bytes size) const {
+    return CudaVirtualRange::whole_units(runtime_, device_, size);
+  }
+  [[noreturn]] void fail(const std::string& what, CudaRuntime::Error error) const {
+    runtime_.fail(what, device_, error);
+  }
 
   const CudaRuntime& runtime_;
   const int device_;
@@ -104,8 +114,8 @@ class CudaMemory final : public DeviceMemory {
   std::atomic<VirtualPools> virtual_pools_{VirtualPools::kGrowing};
   mutable std::atomic<Bytes> total_{0};  // 0: not known yet
   std::atomic<Watcher> watcher_{nullptr};
-  mutable std::mutex mutex_;  // guards the members below
-  std::map<std::uintptr_t, Range> ranges_;
+  mutable std::mutex mutex_;              // guards the members below
+  std::map<std::uintptr_t, Pool> pools_;  // of virtual memory
   Bytes limit_ = 0;
   Bytes set_aside_ = 0;
   HeldBySize held_;

@@ -176,6 +176,12 @@ std::string CudaRuntime::explain(Error error) const {
   return std::string(text ? text : "unknown error") + " (error " + std::to_string(error) + ")";
 }
 
+void CudaRuntime::fail(const std::string& what, int device, Error error) const {
+  throw stalloc::Error(what + " on cuda:" + std::to_string(device) + " failed: " + explain(error) +
+                       ". The device reports this for any call after a kernel has crashed; if one "
+                       "has, the process must be started anew.");
+}
+
 void* CudaRuntime::context_of(int device) const noexcept {
   if (!primary_context_retain || device < 0 || device >= kDevices) return nullptr;
   auto& known = contexts_[static_cast<std::size_t>(device)];

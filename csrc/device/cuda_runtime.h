@@ -98,6 +98,8 @@ struct CudaRuntime {
   // Returns "out of memory (error 2)" and clears the last error: torch asks for it after each
   // kernel, and would take it for its own.
   std::string explain(Error error) const;
+  // Throws Error of base/error.h: `what` has failed on the device.
+  [[noreturn]] void fail(const std::string& what, int device, Error error) const;
 
   static constexpr int kDevices = 64;
 

@@ -7,9 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <utility>
+
+#include "base/align.h"
 
 namespace stalloc::device {
 namespace {
@@ -50,48 +54,106 @@ void* HostMemory::allocate(Bytes size) {
   return piece;
 }
 
-// The addresses of a growing pool suffice for all memory of the machine.
+// The addresses of a growing pool suffice for more than all memory of the machine.
 void* HostMemory::allocate_pool(Bytes size, bool grows) {
   if (!grows) return allocate(size);
-  const Bytes room = std::max(size, Bytes{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
+  const Bytes machine = Bytes{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  const Bytes room = std::max(size, kRoomPerMemory * machine);
   void* pool = mmap(nullptr, static_cast<std::size_t>(room), PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pool == MAP_FAILED) return allocate(size);  // the process has a limit of addresses
   {
     const std::lock_guard lock(mutex_);
-    rooms_[pool] = room;
+    growing_[pool] = {.room = room};
   }
   if (grow(pool, 0, size)) return pool;
   const std::lock_guard lock(mutex_);
-  rooms_.erase(pool);
+  growing_.erase(pool);
   munmap(pool, static_cast<std::size_t>(room));
   return nullptr;
 }
 
-bool HostMemory::can_grow(const void* pool) const {
-  const std::lock_guard lock(mutex_);
-  return rooms_.contains(pool);
+GrowingPool* HostMemory::find(const void* pool) {
+  const auto at = growing_.find(pool);
+  return at == growing_.end() ? nullptr : &at->second;
 }
 
-bool HostMemory::grow(void* pool, Bytes before, Bytes size) {
+bool HostMemory::can_grow(const void* pool) const {
   const std::lock_guard lock(mutex_);
-  const auto room = rooms_.find(pool);
-  if (room == rooms_.end() || size > room->second || suspended_.contains(pool)) return false;
-  if (!take(size - before)) return false;
-  if (mprotect(pool, static_cast<std::size_t>(size), PROT_READ | PROT_WRITE) != 0) {
-    used_.fetch_sub(size - before, std::memory_order_relaxed);
+  return growing_.contains(pool);
+}
+
+// Makes `size` bytes from `begin` on usable, `counted` of which are new to the pool.
+bool HostMemory::add(GrowingPool& pool, std::byte* begin, Bytes size, Bytes counted) {
+  const Bytes lacking = pool.lacking(counted);
+  if (!take(lacking)) return false;
+  if (mprotect(begin, static_cast<std::size_t>(size), PROT_READ | PROT_WRITE) != 0) {
+    used_.fetch_sub(lacking, std::memory_order_relaxed);
     return false;
   }
-  madvise(pool, static_cast<std::size_t>(size), MADV_HUGEPAGE);
+  madvise(begin, static_cast<std::size_t>(size), MADV_HUGEPAGE);
+  pool.add(counted);
   return true;
+}
+
+bool HostMemory::grow(void* memory, Bytes before, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  GrowingPool* pool = find(memory);
+  if (!pool || size > pool->room || suspended_.contains(memory)) return false;
+  const Bytes from = before / alignment() * alignment();  // this page is usable already
+  if (!add(*pool, static_cast<std::byte*>(memory) + from, size - from, size - before)) return false;
+  pool->size = size;
+  return true;
+}
+
+// Only the right to use pages moves: other pages come with the new addresses.
+Range HostMemory::detach(void* memory, Range range) {
+  const std::lock_guard lock(mutex_);
+  GrowingPool* pool = find(memory);
+  if (!pool || suspended_.contains(memory)) return {};
+  const Range whole = pool->chunks_in(range, alignment());
+  if (whole.size() == 0) return {};
+  if (mmap(static_cast<std::byte*>(memory) + whole.begin, static_cast<std::size_t>(whole.size()),
+           PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
+           0) == MAP_FAILED) {
+    return {};
+  }
+  pool->detach(whole);
+  return whole;
+}
+
+bool HostMemory::attach(void* memory, Range range) {
+  const std::lock_guard lock(mutex_);
+  GrowingPool* pool = find(memory);
+  std::byte* begin = static_cast<std::byte*>(memory) + range.begin;
+  if (!pool || !pool->lacks(range) || !add(*pool, begin, range.size(), range.size())) return false;
+  pool->absent.remove(range);
+  return true;
+}
+
+void HostMemory::shrink(void* memory, Bytes size) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (GrowingPool* pool = find(memory)) pool->shrink(size);
+}
+
+void HostMemory::drop_detached(void* memory) noexcept {
+  const std::lock_guard lock(mutex_);
+  GrowingPool* pool = find(memory);
+  if (!pool) return;
+  used_.fetch_sub(pool->drop(), std::memory_order_relaxed);
 }
 
 void HostMemory::release(void* piece, Bytes size) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto room = rooms_.find(piece);
-  munmap(piece, static_cast<std::size_t>(room == rooms_.end() ? size : room->second));
-  if (room != rooms_.end()) rooms_.erase(room);
-  if (suspended_.erase(piece) == 0) used_.fetch_sub(size, std::memory_order_relaxed);
+  const auto [room, held] = [&] {
+    const GrowingPool* pool = find(piece);
+    if (pool) return std::pair{pool->room, pool->held};
+    return std::pair{size, suspended_.contains(piece) ? 0 : size};
+  }();
+  munmap(piece, static_cast<std::size_t>(room));
+  used_.fetch_sub(held, std::memory_order_relaxed);
+  growing_.erase(piece);
+  suspended_.erase(piece);
 }
 
 bool HostMemory::suspend(void* piece, Bytes size) {
@@ -104,7 +166,12 @@ bool HostMemory::suspend(void* piece, Bytes size) {
     suspended_.erase(piece);
     return false;
   }
-  used_.fetch_sub(size, std::memory_order_relaxed);
+  Bytes held = size;
+  if (GrowingPool* pool = find(piece)) {
+    held = pool->held;
+    *pool = {.room = pool->room, .size = pool->size};
+  }
+  used_.fetch_sub(held, std::memory_order_relaxed);
   return true;
 }
 
@@ -117,6 +184,7 @@ bool HostMemory::resume(void* piece, Bytes size) {
     return false;
   }
   madvise(piece, static_cast<std::size_t>(size), MADV_HUGEPAGE);
+  if (GrowingPool* pool = find(piece)) pool->held = pool->size = size;
   suspended_.erase(piece);
   return true;
 }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "device/growing_pool.h"
 #include "device/memory.h"
 
 namespace stalloc::device {
@@ -24,19 +26,26 @@ class HostMemory final : public DeviceMemory {
   void* allocate_pool(Bytes size, bool grows) override;
   bool can_grow(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
+  Range detach(void* pool, Range range) override;
+  bool attach(void* pool, Range range) override;
+  void shrink(void* pool, Bytes size) noexcept override;
+  void drop_detached(void* pool) noexcept override;
   void release(void* piece, Bytes size) noexcept override;
   bool suspend(void* piece, Bytes size) override;
   bool resume(void* piece, Bytes size) override;
   Bytes available() const override;
 
  private:
-  const Bytes limit_;
   bool take(Bytes size);
+  // The mutex is held in these.
+  bool add(GrowingPool& pool, std::byte* begin, Bytes size, Bytes counted);
+  GrowingPool* find(const void* pool);
 
+  const Bytes limit_;
   std::atomic<Bytes> used_{0};
   mutable std::mutex mutex_;
   std::unordered_set<void*> suspended_;
-  std::unordered_map<const void*, Bytes> rooms_;  // addresses of the pools that can grow
+  std::unordered_map<const void*, GrowingPool> growing_;
 };
 
 }  // namespace stalloc::device

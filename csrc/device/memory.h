@@ -1,10 +1,13 @@
 // The interface of memory sources. No other folder takes memory from the machine.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "base/align.h"
+#include "base/range.h"
 #include "base/types.h"
 
 namespace stalloc::device {
@@ -12,6 +15,18 @@ namespace stalloc::device {
 // The pools that are virtual memory: addresses with memory mapped to them. Such a pool keeps its
 // addresses when it is suspended, and grows in place. Another process cannot share it.
 enum class VirtualPools : std::uint8_t { kNone, kGrowing, kAll };
+
+// A pool that grows consists of chunks of this size, some 1,000 of them, so that its memory can
+// move. `granularity`: the device's.
+inline Bytes chunk_of(Bytes pool, Bytes granularity) {
+  constexpr Bytes kChunks = 1024, kLargest = Bytes{32} << 20;
+  return align_up(std::clamp<Bytes>(pool / kChunks, 1, std::max(kLargest, granularity)),
+                  granularity);
+}
+
+// The addresses of a pool that can grow, as a multiple of the device's memory: memory that moves
+// leaves addresses behind.
+inline constexpr Bytes kRoomPerMemory = 4;
 
 // A source of large, rarely requested pieces. Thread-safe.
 class DeviceMemory {
@@ -43,6 +58,23 @@ class DeviceMemory {
   // Adds memory behind a pool of `before` bytes, which has `size` then. Returns false, without
   // effect, if the device has not that much left.
   virtual bool grow(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
+
+  // The next four move memory within a pool that can grow. Ranges are offsets in the pool.
+
+  // Takes the memory away from whole chunks of `range`, whose content is lost, and keeps it for
+  // attach() and grow(). Returns the range of these chunks; empty if there are none. A device waits
+  // for all work that uses the range.
+  virtual Range detach(void* /*pool*/, Range /*range*/) { return {}; }
+
+  // Gives memory to `range`, a part in whole units of one that detach() has returned: at first
+  // memory that is kept. Returns false, without effect, if the device has not that much left.
+  virtual bool attach(void* /*pool*/, Range /*range*/) { return false; }
+
+  // The pool ends at `size` from now on. There is no memory behind it.
+  virtual void shrink(void* /*pool*/, Bytes /*size*/) noexcept {}
+
+  // Takes back the memory that is kept.
+  virtual void drop_detached(void* /*pool*/) noexcept {}
 
   // Takes back a piece or pool, with the size it was allocated with or has grown to.
   virtual void release(void* piece, Bytes size) noexcept = 0;

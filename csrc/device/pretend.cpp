@@ -12,8 +12,8 @@ namespace {
 constexpr std::uintptr_t kBase = std::uintptr_t{1} << 60;
 constexpr Bytes kGranularity = Bytes{2} << 20;
 
-// The addresses of a pool that can grow, at most.
-constexpr Bytes kRoom = Bytes{1} << 42;
+// More memory than a pool that can grow ever needs.
+constexpr Bytes kMost = Bytes{1} << 42;
 
 }  // namespace
 
@@ -36,14 +36,16 @@ void* PretendMemory::place(Bytes size, Bytes room) {
     if (begin - address >= static_cast<std::uintptr_t>(room)) break;
     address = begin + static_cast<std::uintptr_t>(align_up(piece.room, kGranularity));
   }
-  pieces_.emplace(address, Piece{size, room});
+  const Bytes chunk = room > size ? chunk_of(size, kGranularity) : 0;
+  pieces_[address] = {{.room = room, .size = size, .held = size}, chunk};
   return reinterpret_cast<void*>(address);
 }
 
 void* PretendMemory::allocate(Bytes size) { return place(size, size); }
 
 void* PretendMemory::allocate_pool(Bytes size, bool grows) {
-  return place(size, grows && grows_ ? std::max(size, std::min(capacity_, kRoom)) : size);
+  const Bytes room = std::min(capacity_, kMost) * kRoomPerMemory;
+  return place(size, grows && grows_ ? std::max(size, room) : size);
 }
 
 bool PretendMemory::can_grow(const void* pool) const {
@@ -52,13 +54,55 @@ bool PretendMemory::can_grow(const void* pool) const {
   return it != pieces_.end() && it->second.room > it->second.size;
 }
 
+PretendMemory::Piece* PretendMemory::find(const void* piece) {
+  const auto it = pieces_.find(reinterpret_cast<std::uintptr_t>(piece));
+  return it == pieces_.end() ? nullptr : &it->second;
+}
+
+bool PretendMemory::add(Piece& piece, Bytes size) {
+  if (!take(piece.lacking(size))) return false;
+  piece.add(size);
+  return true;
+}
+
 bool PretendMemory::grow(void* pool, Bytes before, Bytes size) {
   const std::lock_guard lock(mutex_);
-  const auto it = pieces_.find(reinterpret_cast<std::uintptr_t>(pool));
-  if (it == pieces_.end() || it->second.size != before || size > it->second.room) return false;
-  if (!take(size - before)) return false;
-  it->second.size = size;
+  Piece* piece = find(pool);
+  if (!piece || piece->size != before || size > piece->room || !add(*piece, size - before)) {
+    return false;
+  }
+  piece->size = size;
   return true;
+}
+
+Range PretendMemory::detach(void* pool, Range range) {
+  const std::lock_guard lock(mutex_);
+  Piece* piece = find(pool);
+  if (!piece || piece->chunk == 0) return {};
+  const Range whole = piece->chunks_in(range, piece->chunk);
+  if (whole.size() == 0) return {};
+  piece->detach(whole);
+  return whole;
+}
+
+bool PretendMemory::attach(void* pool, Range range) {
+  const std::lock_guard lock(mutex_);
+  Piece* piece = find(pool);
+  if (!piece || !piece->lacks(range) || !add(*piece, range.size())) return false;
+  piece->absent.remove(range);
+  return true;
+}
+
+void PretendMemory::shrink(void* memory, Bytes size) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (Piece* pool = find(memory)) pool->shrink(size);
+}
+
+void PretendMemory::drop_detached(void* pool) noexcept {
+  const std::lock_guard lock(mutex_);
+  Piece* piece = find(pool);
+  if (!piece) return;
+  used_ -= piece->drop();
 }
 
 void PretendMemory::release(void* piece, Bytes size) noexcept {
@@ -68,8 +112,8 @@ void PretendMemory::release(void* piece, Bytes size) noexcept {
     ++wrong_releases_;
     return;
   }
+  used_ -= it->second.held;
   pieces_.erase(it);
-  used_ -= size;
 }
 
 Bytes PretendMemory::available() const {

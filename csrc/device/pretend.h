@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "device/growing_pool.h"
 #include "device/memory.h"
 
 namespace stalloc::device {
@@ -20,23 +21,30 @@ class PretendMemory final : public DeviceMemory {
   void* allocate_pool(Bytes size, bool grows) override;
   bool can_grow(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
+  // Whole chunks: see chunk_of().
+  Range detach(void* pool, Range range) override;
+  bool attach(void* pool, Range range) override;
+  void shrink(void* pool, Bytes size) noexcept override;
+  void drop_detached(void* pool) noexcept override;
   void release(void* piece, Bytes size) noexcept override;
   Bytes available() const override;
 
   Bytes used() const;
-  int calls() const;           // calls of allocate(), allocate_pool() and grow()
+  int calls() const;           // calls of allocate(), allocate_pool(), grow() and attach()
   int wrong_releases() const;  // releases of pieces never given: bugs of the caller
   // Makes the n-th of these calls from now fail (1 is the next); 0 cancels that.
   void fail_at(int n);
 
  private:
-  struct Piece {
-    Bytes size = 0;
-    Bytes room = 0;  // addresses that no other piece gets
+  struct Piece : GrowingPool {
+    Bytes chunk = 0;  // in which memory moves; 0: it does not
   };
 
   void* place(Bytes size, Bytes room);
-  bool take(Bytes size);  // the mutex is held
+  // The mutex is held in these.
+  bool take(Bytes size);
+  Piece* find(const void* piece);
+  bool add(Piece& piece, Bytes size);
 
   const Bytes capacity_;
   const bool grows_;

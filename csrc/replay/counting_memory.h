@@ -2,8 +2,10 @@
 // virtual memory, like every GPU that torch supports.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "base/align.h"
 #include "device/pretend.h"
@@ -40,11 +42,29 @@ class CountingMemory final : public device::DeviceMemory {
   bool grow(void* pool, Bytes before, Bytes size) override {
     const Bytes pages = align_up(size, page_);
     const Bytes more = pages - align_up(before, page_);
-    if (more > available() || !memory_.grow(pool, pages - more, pages)) return false;
-    ++maps_;
-    held_.add(more);
+    if (!add(more, [&] { return memory_.grow(pool, pages - more, pages); })) return false;
     if (placements_) placements_->take(address_of(pool) + before, size - before);
     return true;
+  }
+  Range detach(void* pool, Range range) override {
+    const Range gone = memory_.detach(pool, range);
+    if (gone.size() <= 0) return {};
+    ++maps_;
+    detached_ += gone.size();
+    if (placements_) placements_->give_back(address_of(pool) + gone.begin, gone.size());
+    return gone;
+  }
+  bool attach(void* pool, Range range) override {
+    if (!add(range.size(), [&] { return memory_.attach(pool, range); })) return false;
+    if (placements_) placements_->take(address_of(pool) + range.begin, range.size());
+    return true;
+  }
+  void shrink(void* pool, Bytes size) noexcept override {
+    memory_.shrink(pool, align_up(size, page_));
+  }
+  void drop_detached(void* pool) noexcept override {
+    memory_.drop_detached(pool);
+    held_.add(-std::exchange(detached_, 0));
   }
   void release(void* piece, Bytes size) noexcept override {
     const Bytes pages = align_up(size, page_);
@@ -71,10 +91,21 @@ class CountingMemory final : public device::DeviceMemory {
   std::int64_t maps() const { return maps_; }
 
  private:
+  // Adds memory to a pool, at first what is detached.
+  bool add(Bytes size, auto call) {
+    const Bytes kept = std::min(detached_, size);
+    if (size - kept > available() || !call()) return false;
+    ++maps_;
+    detached_ -= kept;
+    held_.add(size - kept);
+    return true;
+  }
+
   device::PretendMemory memory_;
   const Bytes page_;
   Placements* const placements_;
   Bytes others_ = 0;
+  Bytes detached_ = 0;
   runtime::Gauge held_;
   std::int64_t mallocs_ = 0;
   std::int64_t frees_ = 0;

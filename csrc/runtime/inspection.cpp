@@ -7,7 +7,7 @@ namespace stalloc::runtime {
 Inspection::Piece Inspection::pool_of(const void* p) const {
   const std::lock_guard lock(parts_.mutex);
   if (const Pool* pool = parts_.pools.find(p)) {
-    for (const Pool::Piece& piece : pool->pieces()) {
+    for (const Pool::Piece& piece : pool->mapped()) {
       if (p >= piece.memory && p < piece.memory + piece.size) return {piece.memory, piece.size};
     }
   }
@@ -36,7 +36,7 @@ std::vector<Inspection::LivePool> Inspection::pools() const {
     if (parts_.pools.is_away() && &pool == parts_.pools.active())
       return;  // only addresses are left
     const std::vector<Offset> offsets = pool.space.live();
-    for (const Pool::Piece& piece : pool.pieces()) {
+    for (const Pool::Piece& piece : pool.mapped()) {
       LivePool live{{piece.memory, piece.size}, {}};
       for (const Offset offset : offsets) {
         if (offset < piece.begin || offset >= piece.begin + piece.size) continue;

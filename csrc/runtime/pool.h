@@ -27,7 +27,7 @@ struct Pool {
   };
 
   Pool(const plan::Plan& plan, std::byte* memory)
-      : base(memory), first_size(plan.pool), space(plan) {}
+      : base(memory), first_size(plan.pool), needed(plan.pool), space(plan) {}
 
   std::byte* address(Offset offset) const {
     return offset < first_size || more.empty() ? base + offset : address_in_more(offset);
@@ -45,6 +45,17 @@ struct Pool {
     std::vector<Piece> all;
     if (base) all.push_back({base, first_size, 0});
     all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  // The same without addresses that have no memory; see StaticPool, Note [Absent memory].
+  std::vector<Piece> mapped() const {
+    std::vector<Piece> all;
+    for (const Piece& piece : pieces()) {
+      visit_outside(space.absent(), {piece.begin, piece.begin + piece.size}, [&](Range r) {
+        all.push_back({piece.memory + (r.begin - piece.begin), r.size(), r.begin});
+      });
+    }
     return all;
   }
 
@@ -75,6 +86,8 @@ struct Pool {
 
   std::byte* base;          // the first piece; null while there is no memory
   Bytes first_size;         // of the first piece
+  Bytes needed;             // by the layout
+  Bytes chunk = 1;          // in which its memory moves
   std::vector<Piece> more;  // ascending by address in the pool
   StaticPool space;
   std::optional<StreamOrder> order;  // only if the plan's streams share addresses

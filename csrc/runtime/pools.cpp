@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "runtime/startup_guide.h"
@@ -61,6 +62,7 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
   std::byte* memory = reserve(plan.pool, grows);
   try {
     auto pool = std::make_unique<Pool>(plan, memory);
+    pool->chunk = device::chunk_of(plan.pool, device_.unit());
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *table_);
     }
@@ -88,6 +90,7 @@ void Pools::relayout(const plan::Plan& layout) { adopt(layout, active_->space.si
 
 // Work of one stream may be under way at addresses that another stream gets.
 void Pools::adopt(const plan::Plan& layout, Bytes memory) {
+  active_->needed = layout.pool;
   const auto of_other_stream = [&](const auto& r) { return r.stream != 0; };
   const bool several = std::ranges::any_of(layout.decisions, of_other_stream) ||
                        std::ranges::any_of(layout.groups, of_other_stream);
@@ -101,11 +104,13 @@ bool Pools::exchange(const plan::Plan& layout) {
   free_pool(*active_);
   active_->base = nullptr;
   active_->more.clear();
+  for (const Range& r : active_->space.absent().ranges()) active_->space.return_memory(r);
   std::byte* memory = try_reserve(layout.pool, /*grows=*/true);
   const bool exchanged = memory || layout.pool == 0;
   if (!memory && before > 0) memory = try_reserve(before, /*grows=*/true);
   active_->base = memory;
   active_->first_size = exchanged ? layout.pool : before;
+  active_->chunk = device::chunk_of(active_->first_size, device_.unit());
   away_ = !memory && active_->first_size > 0;
   if (exchanged) adopt(layout, layout.pool);
   return exchanged;
@@ -133,21 +138,128 @@ bool Pools::add_behind(std::byte* memory, Bytes& before, Bytes size) {
 bool Pools::grow(const plan::Plan& layout) {
   Bytes& size = active_->first_size;
   const Bytes before = size;
-  if (layout.pool > before && !add_behind(active_->base, size, layout.pool)) return false;
+  for (const Range& r : active_->space.absent().ranges()) {
+    if (r.begin < layout.pool && !attach(r)) return false;
+  }
+  if (layout.pool > before && !add_behind(active_->base, size, layout.pool)) {
+    device_.drop_detached(active_->base);
+    return false;
+  }
   adopt(layout, std::max(layout.pool, before));
   return true;
 }
 
-bool Pools::grow_idle(Bytes size, StreamId stream) {
+// The bytes of idle memory that detach() can take before `end`.
+Bytes Pools::movable(Offset end) const {
+  Bytes sum = 0;
+  const Bytes chunk = active_->chunk;
+  for (const Range& r : active_->space.idle_ranges()) {
+    const Offset last = std::min(r.end, end) / chunk * chunk;
+    sum += std::max<Bytes>(0, last - align_up(r.begin, chunk));
+  }
+  return sum;
+}
+
+// Takes at least `size` bytes of memory, if there are so many, from idle addresses in `within`:
+// from the last ones first. Returns where it was.
+std::vector<Range> Pools::detach(Bytes size, Range within) {
+  std::vector<Range> gone;
+  const std::vector<Range> idle = active_->space.idle_ranges();
+  const Bytes slack = 2 * active_->chunk;  // whole chunks lie within a range that is so much larger
+  for (auto r = idle.rbegin(); r != idle.rend() && size > 0; ++r) {
+    const Offset end = std::min(r->end, within.end);
+    const Range part{std::max({r->begin, end - size - slack, within.begin}), end};
+    if (part.size() <= 0) continue;
+    const Range chunks = device_.detach(active_->base, part);
+    if (chunks.size() <= 0) continue;
+    gone.push_back(chunks);
+    size -= chunks.size();
+  }
+  return gone;
+}
+
+// Gives memory to addresses without. Without effect if the device lacks it.
+bool Pools::attach(Range r) {
+  try {
+    if (!device_.attach(active_->base, r)) return false;
+  } catch (const Error&) {
+    return false;  // as in add_behind()
+  }
+  active_->space.return_memory(r);
+  return true;
+}
+
+bool Pools::grow_idle(Bytes size, StreamId stream, bool more) {
   Pool& pool = *active_;
-  const Bytes missing = pool.space.missing_at_end(size, stream);
+  StaticPool& space = pool.space;
+  Bytes missing = space.missing_at_end(size, stream);
   if (missing == kUnplaced) return false;
   fallback_.release_cached();  // its memory would come on top
-  if (missing > 0) {
-    if (!add_behind(pool.base, pool.first_size, pool.first_size + missing)) return false;
-    pool.space.extend(missing, stream);
+  if (missing == 0) return true;
+  Offset begin = pool.first_size - (space.round_up(size) - missing);  // of the idle end
+  if (!more && movable(begin) < missing) return false;
+  const std::vector<Range> left = space.absent().ranges();  // by earlier moves
+  const std::vector<Range> gone = detach(missing, {0, begin});
+  Bytes moved = 0;
+  for (const Range& r : gone) {
+    space.remove_memory(r);
+    moved += r.size();
   }
-  return true;
+  bool suffices = more || moved >= missing;
+  // Addresses that have been left right before the idle ones at the end come first.
+  for (auto r = left.rbegin(); suffices && r != left.rend() && r->end == begin; ++r) {
+    if (r->size() > missing || !attach(*r)) break;
+    begin = r->begin;
+    moved -= std::min(moved, r->size());
+    missing = space.missing_at_end(size, stream);
+  }
+  if (suffices && missing > 0) {
+    const Offset before = pool.first_size;
+    suffices = add_behind(pool.base, pool.first_size, before + std::max(missing, moved));
+    if (suffices) space.extend(pool.first_size - before, stream);
+  }
+  if (!suffices) std::ranges::for_each(gone, [this](Range r) { attach(r); });
+  device_.drop_detached(pool.base);
+  return suffices;
+}
+
+// The bytes that restore() moves: all that the layout lacks, and behind it those that let the
+// memory end at a lower address.
+Bytes Pools::wanted_for(const std::vector<Range>& absent) const {
+  const std::vector<Range> idle = active_->space.idle_ranges();
+  Bytes wanted = 0;
+  for (const Range& r : absent) {
+    const Bytes there = std::clamp<Bytes>(active_->needed - r.begin, 0, r.size());
+    Bytes above = -wanted;
+    for (const Range& i : idle) above += std::max<Bytes>(0, i.end - std::max(i.begin, r.end));
+    wanted += std::max(there, std::min(r.size(), above));
+  }
+  return wanted;
+}
+
+bool Pools::restore() {
+  Pool& pool = *active_;
+  StaticPool& space = pool.space;
+  const std::vector<Range> absent = space.absent().ranges();
+  const std::vector<Range> gone = detach(wanted_for(absent), {pool.needed, pool.first_size});
+  Bytes left = 0;
+  for (const Range& r : gone) {
+    space.remove_memory(r);
+    left += r.size();
+  }
+  bool restored = true;
+  for (const Range& r : absent) {
+    const Bytes lacking = std::min(r.size(), std::max(left, pool.needed - r.begin));
+    const Range part{r.begin, r.begin + align_up(lacking, device_.unit())};
+    if (lacking <= 0 || !restored) break;
+    restored = attach({part.begin, std::min(part.end, r.end)});
+    left -= lacking;
+  }
+  device_.drop_detached(pool.base);  // a part of a chunk, or more than one
+  space.shrink(pool.needed);
+  device_.shrink(pool.base, space.size());
+  pool.first_size = space.size();
+  return restored;
 }
 
 bool Pools::extend(const plan::Plan& layout) {
@@ -174,6 +286,8 @@ void Pools::release() {
                 " tensors lie in it, of " + format_bytes(live_bytes()) +
                 "; delete them, or move them to the CPU, first");
   }
+  if (has_absent()) restore();
+  for (const Range& r : active_->space.absent().ranges()) active_->space.return_memory(r);
   // One piece replaces several.
   const bool keeps = active_->more.empty();
   if (active_->base && !(keeps && device_.suspend(active_->base, active_->first_size))) {
@@ -232,7 +346,7 @@ Pool* Pools::find_other(const void* p) const {
 Pools::Held Pools::held() const {
   Held held;
   visit([&](const Pool& pool) {
-    for (const Pool::Piece& piece : pool.pieces()) {
+    for (const Pool::Piece& piece : pool.mapped()) {
       if (!away_ || &pool != active_.get()) {
         held.reserved += piece.size;
         ++held.segments;

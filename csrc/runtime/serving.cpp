@@ -15,9 +15,6 @@ constexpr Bytes kSmallPart = 1000;
 // A small request without a known lifetime lies beside the pool if it is smaller than this.
 constexpr Bytes kTiny = Bytes{1} << 20;
 
-// Idle addresses are divided if such a part of what is wanted lies elsewhere.
-constexpr Bytes kDivided = 16;
-
 // A search that fails may take half a second. After so many in a row for the same reason, that is
 // no reason for another one.
 constexpr int kMostFailures = 3;
@@ -47,6 +44,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
+  if (has_lent_ && (decision != kNone || group != kNone)) restore_memory();
   // Served outside the pool, which is exchanged once the batch's extents are known.
   if (outgrows) {
     awaiting_ = decision;
@@ -130,11 +128,11 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
   if (offset == kUnplaced && hand_back_ && hand_back_->free_one(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
-  // Work without a forward, such as a checkpoint, is no evaluation.
-  const bool of_evaluation = in_evaluation_ && evaluations_.has_forward() &&
-                             departure.origin != kNone &&
-                             departure.origin != Departures::kOtherThread;
-  if (offset == kUnplaced && of_evaluation && grow_for_evaluation(size, stream)) {
+  const bool of_evaluation =
+      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
+  // Work without a forward, such as a checkpoint, is no evaluation: it gets what the pool has.
+  if (offset == kUnplaced && of_evaluation &&
+      grow_for_evaluation(size, stream, /*more=*/evaluations_.has_forward())) {
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
@@ -143,7 +141,10 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
 }
 
 void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
-  if (evaluations_.enlarge(size, stream)) fit_evaluation(stream);
+  if (evaluations_.enlarge(size, stream)) {
+    pools_.active()->space.close_zone();
+    open_zone(/*more=*/true);
+  }
   const Offset offset = evaluations_.next(size, stream);
   // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
   // the pool it costs little.
@@ -164,11 +165,18 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   return p;
 }
 
-// Adds memory behind the pool. Training may use it afterwards, whereas memory beside the pool
-// serves the evaluation alone. A capture must not wait for the driver.
-bool Serving::grow_for_evaluation(Bytes size, StreamId stream) {
-  if (capturing() || !pools_.can_grow() || !pools_.grow_idle(size, stream)) return false;
-  counts_.pool = pools_.active()->space.size();
+// Adds memory behind the pool: that of other idle addresses, and if `more`, the device's. Training
+// may use it afterwards, whereas memory beside the pool serves the evaluation alone. A capture must
+// not wait for the driver.
+bool Serving::grow_for_evaluation(Bytes size, StreamId stream, bool more) {
+  Bytes& refused = refused_growth_[more ? 1 : 0];
+  if (capturing() || !pools_.can_grow() || size >= refused) return false;
+  if (!pools_.grow_idle(size, stream, more)) {
+    refused = size;
+    return false;
+  }
+  has_lent_ = pools_.has_absent();
+  counts_.pool = pools_.active()->space.memory();
   is_resized_ = true;
   return true;
 }
@@ -196,27 +204,23 @@ void Serving::leave_unplanned() {
 }
 
 void Serving::begin_part(Evaluations::Part part) {
+  refused_growth_.fill(Evaluations::kAny);
   end_evaluation();
   evaluations_.begin(part);
-  open_zone();
+  open_zone(/*more=*/false);
 }
 
-void Serving::open_zone() {
+// Opens a zone for the layout of the part, if need be in memory that moves. `more`: and in more
+// memory than the pool has.
+void Serving::open_zone(bool more) {
   if (evaluations_.height() == 0 || pools_.is_away()) return;
-  pools_.active()->space.open_zone(evaluations_.height(), evaluations_.stream(),
-                                   evaluations_.room(), !evaluations_.leaves_last());
-}
-
-// Opens a zone for the layout of an evaluation that has become larger, in more memory if need be.
-// Not if the idle addresses are divided: then separate requests need less.
-void Serving::fit_evaluation(StreamId stream) {
-  StaticPool& space = pools_.active()->space;
-  space.close_zone();
-  open_zone();
+  const auto open = [this] {
+    return pools_.active()->space.open_zone(evaluations_.height(), evaluations_.stream(),
+                                            evaluations_.room(), !evaluations_.leaves_last());
+  };
+  if (open() || !evaluations_.has_forward()) return;
   const Bytes wanted = evaluations_.height() + evaluations_.room();
-  if (space.has_zone() || !pools_.can_grow() || !evaluations_.has_forward()) return;
-  const bool divided = space.idle_before_end(stream) > wanted / kDivided;
-  if (!divided && grow_for_evaluation(wanted, stream)) open_zone();
+  if (grow_for_evaluation(wanted, evaluations_.stream(), more)) open();
 }
 
 void Serving::end_evaluation() {
@@ -270,6 +274,16 @@ void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::i
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);
   use_extents();
+}
+
+// Gives the layout's addresses their memory back, which an evaluation has had. If the device lacks
+// it, the decisions without lie beside the pool, to the end of the iteration at least.
+void Serving::restore_memory() {
+  if (capturing() || pools_.is_away()) return;
+  pools_.restore();
+  has_lent_ = false;
+  counts_.pool = pools_.active()->space.memory();
+  is_resized_ = true;
 }
 
 void Serving::set_extents(std::span<const std::string> names,
@@ -327,7 +341,7 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
-  const Layouts::Memory memory{pool.space.size(), layouts_.current().walls};
+  const Layouts::Memory memory{pool.space.solid_end(), layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
@@ -410,6 +424,7 @@ bool Serving::end_iteration() {
   matcher().end_iteration();
   microbatches_.end_iteration();
   refused_ = upcoming_refused_ = began_ = false;
+  has_lent_ = pools_.has_absent();
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

@@ -12,6 +12,7 @@
 // thread-safe: PlannedAllocator locks.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -142,9 +143,9 @@ class Serving {
   void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
   void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
   void* allocate_evaluation(Bytes size, StreamId stream);
-  bool grow_for_evaluation(Bytes size, StreamId stream);
-  void open_zone();
-  void fit_evaluation(StreamId stream);
+  bool grow_for_evaluation(Bytes size, StreamId stream, bool more);
+  void open_zone(bool more);
+  void restore_memory();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
   void end_evaluation();
@@ -161,9 +162,12 @@ class Serving {
   // Searches in a row without a layout in which requests take turns, and beside leftovers.
   int failed_turns_ = 0;
   int failed_leftovers_ = 0;
-  bool began_ = false;             // this iteration has begun a forward
-  bool refused_ = false;           // in this iteration the memory for a larger layout was refused
-  bool upcoming_refused_ = false;  // the same for the upcoming microbatch
+  bool began_ = false;    // this iteration has begun a forward
+  bool refused_ = false;  // in this iteration the memory for a larger layout was refused
+  // The smallest sizes that an evaluation was refused in the pool's memory, and in more.
+  std::array<Bytes, 2> refused_growth_{Evaluations::kAny, Evaluations::kAny};
+  bool has_lent_ = false;                 // an evaluation has memory of addresses of the layout
+  bool upcoming_refused_ = false;         // the same for the upcoming microbatch
   plan::DecisionIndex awaiting_ = kNone;  // of the request that awaits its layout
   Matcher matcher_;
   std::optional<StartupGuide> startup_;  // during start-up

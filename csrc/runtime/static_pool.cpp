@@ -106,6 +106,7 @@ void StaticPool::add_slot_classes(const plan::Plan& plan) {
     slots.requested.resize(c.count);
     for (SlotNumber i(c.count); i > SlotNumber(0); --i) slots.free.push_back(i - 1);
     claim_entries(slots);
+    if (slots.whole.size() > 0) slot_space_.insert(slots.whole);
     slot_classes_.push_back(std::move(slots));
   }
   for (const plan::Decision& d : plan.decisions) {

@@ -77,6 +77,12 @@
 // stray, and a request at an offset of the zone needs only a check against the strays. Blocks that
 // are left in the zone when it closes stay strays.
 //
+// Note [Absent memory]
+// Memory can move within a pool of virtual memory: whole chunks of idle addresses give theirs to
+// the pool's end, where a request gets one range that the idle addresses do not have. A range
+// without memory is a stray without a block, so no request gets its addresses. A slot without
+// memory is not free.
+//
 // Note [Streams]
 // Idle addresses are divided among the streams permanently: nothing would order another stream's
 // work after the earlier work there. Decisions and regions of different streams share no address,
@@ -116,7 +122,10 @@ class StaticPool {
   // `plan` has passed check().
   explicit StaticPool(const plan::Plan& plan);
 
-  Bytes size() const { return size_; }
+  Bytes size() const { return size_; }  // of the addresses
+  // The bytes of memory, and their end up to the first address without.
+  Bytes memory() const { return size_ - absent_bytes_; }
+  Offset solid_end() const { return absent_.empty() ? size_ : absent_.ranges().front().begin; }
   // The bytes that a block of `size` bytes occupies.
   Bytes round_up(Bytes size) const { return align_up(size, alignment_); }
 
@@ -223,8 +232,6 @@ class StaticPool {
   // closes, no decision and no dynamic request is placed. See Note [Zone].
   bool open_zone(Bytes size, StreamId stream, Bytes room = 0, bool last = false);
   bool has_zone() const { return zone_.size() > 0; }
-  // The stream's idle bytes without those at the end of the pool.
-  Bytes idle_before_end(StreamId stream);
   // Closes the zone, if one is open.
   void close_zone();
   // Puts a block at `offset` from the start of the open zone; kUnplaced if that is taken.
@@ -236,6 +243,17 @@ class StaticPool {
   // Adds `size` bytes of idle addresses at the end of the pool. They are those of `stream`, for
   // which missing_at_end() has just been asked.
   void extend(Bytes size, StreamId stream);
+
+  // See Note [Absent memory].
+  // The idle ranges of all streams and the free slots, ascending; none if this iteration has
+  // searched the idle ranges too often. O(n).
+  std::vector<Range> idle_ranges();
+  // `r`, which is idle, has no memory from now on; a part of such addresses has it again.
+  void remove_memory(Range r);
+  void return_memory(Range r);
+  const RangeSet& absent() const { return absent_; }
+  // Takes addresses without memory from the pool's end, but none before `least`.
+  void shrink(Offset least);
 
   // Puts a start-up request of `size` (> 0) bytes into a free slot of class `c`; kUnplaced if there
   // is none. O(1).
@@ -318,6 +336,7 @@ class StaticPool {
 
     Offset begin_of(SlotNumber slot) const { return whole.begin + slot.number() * size; }
     SlotNumber slot_at(Offset offset) const { return SlotNumber((offset - whole.begin) / size); }
+    Range range_of(SlotNumber slot) const { return {begin_of(slot), begin_of(slot) + size}; }
   };
   struct Box {
     struct Filling {               // one of its slots
@@ -394,6 +413,16 @@ class StaticPool {
   // The block of decision `d`, which is live at `offset`.
   Block block_at(DecisionIndex d, Offset offset) const;
   void free_slot(SlotClassIndex c, Offset offset);
+  // Calls visit(class, slot) for each slot that overlaps `r`.
+  void visit_slots(Range r, auto visit) {
+    for (SlotClass& slots : slot_classes_) {
+      if (!slots.whole.overlaps(r)) continue;
+      const SlotNumber last = slots.slot_at(std::min(r.end, slots.whole.end) - 1);
+      for (SlotNumber i = slots.slot_at(std::max(r.begin, slots.whole.begin)); i <= last; ++i) {
+        visit(slots, i);
+      }
+    }
+  }
   void check_slots(std::vector<Range>& taken) const;
   void check_box(const Foreign& block, Offset offset) const;
   EntryIndex find_entry(Offset offset) const;
@@ -461,6 +490,8 @@ class StaticPool {
   IndexedVector<EntryIndex, Entry> entries_;  // open addressing, a power of two, at most half full
   int entry_bits_ = 0;
   RangeSet strays_;
+  RangeSet absent_;  // without memory; all of them strays
+  Bytes absent_bytes_ = 0;
   std::vector<StreamId> streams_;  // of the plan, ascending
   std::vector<Home> homes_;        // in order of address; each ends at the beginning of the next
   struct Level {                   // see Note [Least in the way]
@@ -482,6 +513,7 @@ class StaticPool {
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
   IndexedVector<SlotClassIndex, SlotClass> slot_classes_;
+  RangeSet slot_space_;  // of all of them
   IndexedVector<BoxIndex, Box> boxes_;
   IndexedVector<GroupIndex, Group> groups_;
   std::vector<Turning> turns_;

@@ -52,7 +52,7 @@ void StaticPool::check() const {
     taken.push_back(own);
     ++blocks[g];
   }
-  if (taken.size() != live_) fail("the count of live blocks is off");
+  if (taken.size() != live_ + absent_.count()) fail("the count of live blocks is off");
   for (const Offset wall : walls_) taken.push_back({wall, wall + alignment_});
   std::ranges::sort(taken, {}, &Range::begin);
   Offset at = 0;
@@ -139,8 +139,9 @@ void StaticPool::check_slots(std::vector<Range>& taken) const {
       }
       const int users = (entry.live != kNone) + has_stray + (box_in[i] != kNone);
       if (users > 1) fail("a slot has two users");
-      if (is_free[i] == (users == 1)) fail("a slot and its block disagree");
-      if (!is_free[i] && box_in[i] == kNone) taken.push_back({offset, offset + slots.size});
+      const bool absent = absent_.overlaps(slots.range_of(i));
+      if (users + is_free[i] + absent != 1) fail("a slot and its block disagree");
+      if (users == 1 && box_in[i] == kNone) taken.push_back({offset, offset + slots.size});
     }
   }
 }

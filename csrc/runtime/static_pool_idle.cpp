@@ -238,16 +238,6 @@ bool StaticPool::open_zone(Bytes size, StreamId stream, Bytes room, bool last) {
   return true;
 }
 
-Bytes StaticPool::idle_before_end(StreamId stream) {
-  const std::size_t owner = owner_of(stream);
-  if (owner == streams_.size()) return 0;
-  Bytes idle = 0;
-  levels_.back().idle[owner].intersect({0, size_}, [&](Range hole) {
-    if (hole.end != size_) idle += hole.size();
-  });
-  return idle;
-}
-
 void StaticPool::close_zone() {
   if (!has_zone()) return;
   open_ranges_.erase(zone_.begin);
@@ -285,6 +275,54 @@ void StaticPool::extend(Bytes size, StreamId stream) {
   size_ = added.end;
   if (homes_.back().owner != owner) homes_.push_back({added.begin, owner});
   for (Level& level : levels_) level.idle[owner].insert_merged(added);
+}
+
+std::vector<Range> StaticPool::idle_ranges() {
+  if (owner_of(streams_.front()) == streams_.size()) return {};
+  RangeSet all;
+  for (const HoleSet& holes : levels_.back().idle) {
+    for (const Range& r : holes.ranges()) all.insert_merged(r);
+  }
+  for (const SlotClass& slots : slot_classes_) {
+    for (const SlotNumber slot : slots.free) all.insert_merged(slots.range_of(slot));
+  }
+  return all.ranges();
+}
+
+void StaticPool::remove_memory(Range r) {
+  take_idle(r);
+  add_stray(r);
+  absent_.insert(r);
+  absent_bytes_ += r.size();
+  visit_slots(r, [](SlotClass& slots, SlotNumber slot) { std::erase(slots.free, slot); });
+}
+
+void StaticPool::return_memory(Range r) {
+  Range whole;
+  absent_.visit_overlapping(r, [&](Range range) { whole = range; });
+  absent_.erase(whole.begin);
+  remove_stray(whole);
+  for (const Range rest : {Range{whole.begin, r.begin}, Range{r.end, whole.end}}) {
+    if (rest.size() <= 0) continue;
+    absent_.insert(rest);
+    add_stray(rest);
+  }
+  absent_bytes_ -= r.size();
+  visit_outside(slot_space_, r, [this](Range outside) { return_idle(outside); });
+  visit_slots(r, [this](SlotClass& slots, SlotNumber slot) {
+    if (!absent_.overlaps(slots.range_of(slot))) slots.free.push_back(slot);
+  });
+}
+
+void StaticPool::shrink(Offset least) {
+  while (!absent_.empty()) {
+    const Range last = absent_.ranges().back();
+    if (last.end < size_ || last.begin < least) break;
+    return_memory(last);
+    take_idle(last);
+    size_ = last.begin;
+  }
+  while (homes_.size() > 1 && homes_.back().begin >= size_) homes_.pop_back();
 }
 
 // Adds `r`, which has just become free, to the idle ranges. Addresses in an open region belong to

@@ -33,7 +33,7 @@ void TrainingLoop::make_room() {
 }
 
 void TrainingLoop::note_pool() {
-  parts_.accounting.counts().pool = parts_.pools.active()->space.size();
+  parts_.accounting.counts().pool = parts_.pools.active()->space.memory();
   parts_.update_reserved();
 }
 

@@ -1,6 +1,8 @@
 // Memory, events and stream order of a GPU, on the pretended one.
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <map>
 #include <thread>
 #include <vector>
 
@@ -315,15 +317,90 @@ TEST_F(CudaDevice, APoolThatCannotGrowStaysAsItIs) {
   memory.set_limit(0);
   standin_fail("cuMemCreate", 1, kCudaOutOfMemory, 1);
   EXPECT_FALSE(memory.grow(pool, kGiB, 3 * kGiB));
+  const int before = standin_mappings();
   for (const char* call : {"cuMemCreate", "cuMemMap", "cuMemSetAccess"}) {
     standin_fail(call, 1, kCudaInvalidValue, 1);
     EXPECT_THROW(memory.grow(pool, kGiB, 3 * kGiB), Error) << call;
-    EXPECT_EQ(standin_mappings(), 1) << call;
+    EXPECT_EQ(standin_mappings(), before) << call;
   }
   EXPECT_EQ(memory.held().all.bytes.current, kGiB);
   EXPECT_TRUE(memory.grow(pool, kGiB, 3 * kGiB));
   memory.release(pool, 3 * kGiB);
   EXPECT_EQ(standin_used(0), 0u);
+}
+
+// The stand-in complains about work at addresses without memory, and about unmapping under work.
+TEST_F(CudaDevice, MemoryMovesWithinAPool) {
+  device::CudaMemory memory(0);
+  auto* pool = static_cast<std::byte*>(memory.allocate_pool(kGiB, /*grows=*/true));
+  void* other = stream();
+  EXPECT_EQ(standin_use(other, pool + 100 * kMiB, 300 << 20, 1), kCudaSuccess);
+  const Range moved = memory.detach(pool, {100 * kMiB + 512, 400 * kMiB + 512});
+  EXPECT_EQ(moved, (Range{102 * kMiB, 400 * kMiB})) << "whole chunks of 2 MiB";
+  EXPECT_EQ(memory.held().all.bytes.current, kGiB);
+  EXPECT_EQ(standin_use(other, pool, 102 << 20, 2), kCudaSuccess);
+  EXPECT_EQ(standin_use(other, pool + 400 * kMiB, 624 << 20, 3), kCudaSuccess);
+
+  const auto used = standin_used(0);
+  ASSERT_TRUE(memory.grow(pool, kGiB, kGiB + moved.size()));
+  EXPECT_EQ(standin_used(0), used) << "no other memory was taken";
+  EXPECT_EQ(memory.held().all.bytes.current, kGiB);
+  EXPECT_EQ(standin_use(other, pool + kGiB, 298 << 20, 4), kCudaSuccess);
+
+  const Range back = memory.detach(pool, {kGiB, kGiB + moved.size()});
+  EXPECT_EQ(back, (Range{kGiB, kGiB + moved.size()}));
+  ASSERT_TRUE(memory.attach(pool, moved));
+  memory.drop_detached(pool);
+  EXPECT_EQ(standin_used(0), used);
+  EXPECT_EQ(standin_use(other, pool, 1 << 30, 5), kCudaSuccess) << "as in the beginning";
+  EXPECT_TRUE(memory.grow(pool, kGiB, kGiB + kMiB));
+
+  EXPECT_EQ(memory.detach(pool, {512, kMiB}), Range{}) << "no whole chunk";
+  EXPECT_EQ(memory.detach(pool, {0, 4 * kMiB}), (Range{2 * kMiB, 4 * kMiB}))
+      << "the first one stays";
+  memory.drop_detached(pool);
+  EXPECT_EQ(memory.held().all.bytes.current, kGiB - kMiB);
+  standin_fail("cuMemCreate", 1, kCudaOutOfMemory, 1);
+  EXPECT_FALSE(memory.attach(pool, {2 * kMiB, 4 * kMiB}));
+  EXPECT_TRUE(memory.attach(pool, {2 * kMiB, 4 * kMiB}));
+  memory.release(pool, kGiB + kMiB);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_mappings(), 0);
+  EXPECT_EQ(memory.held().all.bytes.current, 0);
+}
+
+TEST_F(CudaDevice, AWatcherFollowsMemoryThatMoves) {
+  static std::map<std::byte*, Bytes> known;
+  known.clear();
+  device::CudaMemory memory(0);
+  memory.set_watcher([](device::CudaMemory::Step step, int, void* p, Bytes size) noexcept {
+    using Step = device::CudaMemory::Step;
+    auto* begin = static_cast<std::byte*>(p);
+    if (step == Step::kTaken || step == Step::kPartAdded) {
+      known[begin] = size;
+      return;
+    }
+    // The part that goes lies in one that is known.
+    const auto at = std::prev(known.upper_bound(begin));
+    const auto [whole, length] = *at;
+    known.erase(at);
+    if (whole < begin) known[whole] = begin - whole;
+    if (begin + size < whole + length) known[begin + size] = whole + length - (begin + size);
+  });
+  auto* pool = static_cast<std::byte*>(memory.allocate_pool(100 * kMiB, /*grows=*/true));
+  memory.detach(pool, {20 * kMiB, 40 * kMiB});
+  EXPECT_EQ(known, (std::map<std::byte*, Bytes>{{pool, 20 * kMiB}, {pool + 40 * kMiB, 60 * kMiB}}));
+  ASSERT_TRUE(memory.grow(pool, 100 * kMiB, 120 * kMiB));
+  EXPECT_EQ(known.at(pool + 100 * kMiB), 20 * kMiB);
+  memory.detach(pool, {90 * kMiB, 120 * kMiB});
+  ASSERT_TRUE(memory.attach(pool, {20 * kMiB, 40 * kMiB}));
+  memory.drop_detached(pool);
+  Bytes sum = 0;
+  for (const auto& [p, size] : known) sum += size;
+  EXPECT_EQ(sum, 90 * kMiB);
+  EXPECT_EQ(memory.held().all.bytes.current, 90 * kMiB);
+  memory.release(pool, 90 * kMiB);
+  EXPECT_TRUE(known.empty());
 }
 
 TEST_F(CudaDevice, PoolsArePlainWhereThereIsNoVirtualMemory) {

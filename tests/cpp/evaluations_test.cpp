@@ -321,12 +321,21 @@ TEST_F(GrowingEvaluationsTest, NoBlocksOverlapWhateverComes) {
     live.pop_back();
     growing_.inspect().check();
   };
+  bool fails = false;  // a call will
   for (int step = 0; step < 3000; ++step) {
     if (below(3) == 0) evaluate();
     for (std::size_t r = below(6); r > 0; --r) {
-      if (below(50) == 0) memory_.fail_at(1 + static_cast<int>(below(2)));
+      if (below(50) == 0) {
+        memory_.fail_at(1 + static_cast<int>(below(2)));
+        fails = true;
+      }
       const auto size = static_cast<Bytes>(1 + below(3 * kMiB));
-      live.push_back(growing_.allocate(size, 0, /*for_training=*/below(8) > 0));
+      try {
+        live.push_back(growing_.allocate(size, 0, /*for_training=*/below(8) > 0));
+      } catch (const OutOfMemory&) {
+        EXPECT_TRUE(fails) << "memory is left";
+        fails = false;
+      }
       growing_.inspect().check();
     }
     while (live.size() > below(5)) free_one();

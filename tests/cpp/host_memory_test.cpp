@@ -33,6 +33,40 @@ TEST(HostMemory, PoolsGrowInPlaceAndKeepTheirContent) {
   EXPECT_EQ(memory.available(), 64 * kMiB);
 }
 
+TEST(HostMemory, MemoryMovesWithinAPool) {
+  HostMemory memory(64 * kMiB);
+  auto* pool = static_cast<unsigned char*>(memory.allocate_pool(8 * kMiB + 100, /*grows=*/true));
+  std::memset(pool, 7, 8 * kMiB + 100);
+  const Range moved = memory.detach(pool, {kMiB + 1, 3 * kMiB + 1});
+  EXPECT_EQ(moved, (Range{kMiB + 4096, 3 * kMiB})) << "whole pages";
+  EXPECT_EQ(memory.available(), 56 * kMiB - 100);
+  ASSERT_TRUE(memory.grow(pool, 8 * kMiB + 100, 8 * kMiB + 100 + moved.size()));
+  EXPECT_EQ(memory.available(), 56 * kMiB - 100) << "no other memory was taken";
+  std::memset(pool + 8 * kMiB + 100, 9, static_cast<std::size_t>(moved.size()));
+  EXPECT_EQ(pool[moved.begin - 1], 7);
+  EXPECT_EQ(pool[moved.end], 7);
+  EXPECT_EQ(pool[8 * kMiB + 99], 7);
+
+  const Range back = memory.detach(pool, {8 * kMiB + 100, 8 * kMiB + 100 + moved.size()});
+  EXPECT_EQ(back.begin, 8 * kMiB + 4096) << "the page of the last bytes stays";
+  ASSERT_TRUE(memory.attach(pool, moved));
+  memory.drop_detached(pool);
+  std::memset(pool + moved.begin, 5, static_cast<std::size_t>(moved.size()));
+  EXPECT_EQ(pool[moved.begin - 1], 7);
+  EXPECT_EQ(pool[moved.end], 7);
+  EXPECT_EQ(memory.available(), 56 * kMiB - 4096);
+  ASSERT_EQ(memory.detach(pool, {0, kMiB}).size(), kMiB);
+  memory.drop_detached(pool);
+  void* rest = memory.allocate(57 * kMiB - 4096);
+  ASSERT_NE(rest, nullptr);
+  EXPECT_FALSE(memory.attach(pool, {0, kMiB})) << "the limit";
+  memory.release(rest, 57 * kMiB - 4096);
+  EXPECT_FALSE(memory.attach(pool, {0, 2 * kMiB})) << "the second has memory";
+  EXPECT_TRUE(memory.attach(pool, {0, kMiB}));
+  memory.release(pool, 8 * kMiB + 4096);
+  EXPECT_EQ(memory.available(), 64 * kMiB);
+}
+
 TEST(HostMemory, OtherPoolsDoNotGrow) {
   HostMemory memory(64 * kMiB);
   void* pool = memory.allocate_pool(kMiB, /*grows=*/false);

@@ -1,0 +1,161 @@
+#include "device/cuda_virtual.h"
+
+#include <algorithm>
+
+#include "base/align.h"
+#include "base/format.h"
+
+namespace stalloc::device {
+namespace {
+
+CudaRuntime::AllocationProperties properties(int device) {
+  CudaRuntime::AllocationProperties result;
+  result.location.device = device;
+  return result;
+}
+
+// Grants access to this device and those that can reach it: torch lets them copy from each other.
+std::vector<CudaRuntime::Access> accesses(const CudaRuntime& runtime, int device) {
+  int count = 0;
+  if (!runtime.can_access_peer || runtime.get_device_count(&count)) {
+    runtime.get_last_error();
+    count = 0;
+  }
+  std::vector<CudaRuntime::Access> result(1);
+  result.front().location.device = device;
+  for (int peer = 0; peer < count; ++peer) {
+    int can = 0;
+    if (peer == device || runtime.can_access_peer(&can, peer, device) || can == 0) continue;
+    result.emplace_back().location.device = peer;
+  }
+  return result;
+}
+
+std::size_t in_bytes(Bytes size) { return static_cast<std::size_t>(size); }
+
+}  // namespace
+
+CudaVirtualRange::CudaVirtualRange(const CudaRuntime& runtime, int device, Bytes room, Bytes chunk)
+    : runtime_(runtime), device_(device), room_(room), chunk_(chunk) {
+  if (const auto error = runtime_.address_reserve(&begin_, in_bytes(room), 0, 0, 0)) {
+    runtime_.fail("reserving " + format_bytes(room) + " of addresses", device_, error);
+  }
+}
+
+CudaVirtualRange::~CudaVirtualRange() {
+  clear();
+  runtime_.address_free(begin_, in_bytes(room_));
+}
+
+Bytes CudaVirtualRange::whole_units(const CudaRuntime& runtime, int device, Bytes size) {
+  std::size_t granularity = 0;
+  const auto wanted = properties(device);
+  if (const auto error = runtime.memory_granularity(&granularity, &wanted, /*minimum=*/0)) {
+    runtime.fail("asking for the granularity of virtual memory", device, error);
+  }
+  return align_up(size, static_cast<Bytes>(granularity));
+}
+
+// A kept chunk, or a new one. False if the device lacks the memory.
+bool CudaVirtualRange::take_chunk(Bytes at_most, Chunk* chunk) {
+  const auto kept = std::ranges::find_if(kept_, [&](const Chunk& c) { return c.size <= at_most; });
+  if (kept != kept_.end()) {
+    *chunk = *kept;
+    kept_.erase(kept);
+    return true;
+  }
+  chunk->size = std::min(chunk_, at_most);
+  const auto wanted = properties(device_);
+  const auto error =
+      runtime_.memory_create(&chunk->handle, in_bytes(chunk->size), &wanted, /*flags=*/0);
+  if (error == CudaRuntime::kSuccess) return true;
+  if (error != CudaRuntime::kOutOfMemory) {
+    runtime_.fail("taking " + format_bytes(chunk->size), device_, error);
+  }
+  runtime_.get_last_error();
+  return false;
+}
+
+// No work has used these chunks.
+void CudaVirtualRange::undo(const std::map<Bytes, Chunk>& added) noexcept {
+  for (const auto& [at, chunk] : added) {
+    runtime_.memory_unmap(begin_ + in_bytes(at), in_bytes(chunk.size));
+    kept_.push_back(chunk);  // as many as before the call at least, or room was made
+  }
+}
+
+bool CudaVirtualRange::map(Range r) {
+  std::map<Bytes, Chunk> added;
+  kept_.reserve(kept_.size() + static_cast<std::size_t>(r.size() / chunk_) + 1);
+  const auto what = [&] { return "mapping " + format_bytes(r.size()); };
+  try {
+    for (Offset at = r.begin; at < r.end; at += added.rbegin()->second.size) {
+      Chunk chunk;
+      if (!take_chunk(r.end - at, &chunk)) {
+        undo(added);
+        return false;
+      }
+      if (const auto error = runtime_.memory_map(begin_ + in_bytes(at), in_bytes(chunk.size), 0,
+                                                 chunk.handle, 0)) {
+        kept_.push_back(chunk);
+        runtime_.fail(what(), device_, error);
+      }
+      added.emplace(at, chunk);
+    }
+    const auto allowed = accesses(runtime_, device_);
+    if (const auto error = runtime_.memory_set_access(
+            begin_ + in_bytes(r.begin), in_bytes(r.size()), allowed.data(), allowed.size())) {
+      runtime_.fail(what(), device_, error);
+    }
+  } catch (...) {
+    undo(added);
+    throw;
+  }
+  chunks_.merge(added);
+  end_ = std::max(end_, r.end);
+  return true;
+}
+
+Range CudaVirtualRange::unmap(Range r) {
+  auto chunk = chunks_.lower_bound(std::max<Bytes>(r.begin, 1));
+  if (chunk == chunks_.end() || chunk->first + chunk->second.size > r.end) return {};
+  if (runtime_.device_synchronize()) {  // no memory moves then
+    runtime_.get_last_error();
+    return {};
+  }
+  Range done{chunk->first, chunk->first};
+  while (chunk != chunks_.end() && chunk->first + chunk->second.size <= r.end) {
+    const auto& [at, c] = *chunk;
+    kept_.reserve(kept_.size() + 1);
+    if (runtime_.memory_unmap(begin_ + in_bytes(at), in_bytes(c.size))) {
+      runtime_.get_last_error();
+      break;
+    }
+    kept_.push_back(c);
+    done.end = at + c.size;
+    chunk = chunks_.erase(chunk);
+  }
+  const auto& [last, last_chunk] = *chunks_.rbegin();  // the first one is always there
+  end_ = last + last_chunk.size;
+  return done;
+}
+
+void CudaVirtualRange::drop_kept() noexcept {
+  for (const Chunk& chunk : kept_) runtime_.memory_release(chunk.handle);
+  kept_.clear();
+}
+
+// Errors go unreported: at the end of the process, or after a crash, the memory goes by itself.
+void CudaVirtualRange::clear() noexcept {
+  bool failed = !chunks_.empty() && runtime_.device_synchronize() != CudaRuntime::kSuccess;
+  for (const auto& [at, chunk] : chunks_) {
+    failed = runtime_.memory_unmap(begin_ + in_bytes(at), in_bytes(chunk.size)) || failed;
+    runtime_.memory_release(chunk.handle);
+  }
+  if (failed) runtime_.get_last_error();
+  chunks_.clear();
+  end_ = 0;
+  drop_kept();
+}
+
+}  // namespace stalloc::device

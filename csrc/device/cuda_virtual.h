@@ -1,0 +1,68 @@
+// Addresses on a GPU, and the chunks of its memory that are mapped to them.
+//
+//   addresses   | chunk | chunk | chunk |       | chunk |             room
+//               +-------+-------+-------+-------+-------+--------------+
+//   memory        mapped  mapped  mapped  (none)  mapped    (none)
+//
+// unmap() takes whole chunks away and keeps them; map() puts kept chunks, and new ones, elsewhere.
+// The calls belong to CUDA's virtual memory management. All throw Error if the device fails, and
+// need it to be the current one. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "base/range.h"
+#include "device/cuda_runtime.h"
+
+namespace stalloc::device {
+
+class CudaVirtualRange {
+ public:
+  // Reserves `room` bytes of addresses.
+  CudaVirtualRange(const CudaRuntime& runtime, int device, Bytes room, Bytes chunk);
+  ~CudaVirtualRange();
+  CudaVirtualRange(const CudaVirtualRange&) = delete;
+  CudaVirtualRange& operator=(const CudaVirtualRange&) = delete;
+
+  // `size` in whole units of the device's virtual memory.
+  static Bytes whole_units(const CudaRuntime& runtime, int device, Bytes size);
+
+  std::uintptr_t begin() const { return begin_; }
+  Bytes room() const { return room_; }
+  Bytes end() const { return end_; }  // of the memory
+  bool is_mapped() const { return !chunks_.empty(); }
+
+  // Maps memory to `r`, which has none: kept chunks first. False, without effect, if the device
+  // lacks the memory.
+  bool map(Range r);
+  // Unmaps the whole chunks in `r`, all of which is mapped, and keeps them. Waits for the device.
+  // Returns their range. The first chunk of all is never among them.
+  Range unmap(Range r);
+  // Returns the kept chunks to the device.
+  void drop_kept() noexcept;
+  // Returns all memory to the device, after its work.
+  void clear() noexcept;
+
+ private:
+  struct Chunk {
+    Bytes size = 0;
+    std::uint64_t handle = 0;
+  };
+
+  bool take_chunk(Bytes at_most, Chunk* chunk);
+  void undo(const std::map<Bytes, Chunk>& added) noexcept;
+
+  const CudaRuntime& runtime_;
+  const int device_;
+  const Bytes room_;
+  const Bytes chunk_;  // the size of a chunk, but for the last one of a mapping
+  std::uintptr_t begin_ = 0;
+  Bytes end_ = 0;
+  std::map<Bytes, Chunk> chunks_;  // by offset
+  std::vector<Chunk> kept_;
+};
+
+}  // namespace stalloc::device

@@ -1,0 +1,295 @@
+// Memory that moves within a pool: an evaluation gets the idle memory of the pool in one range.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "base/error.h"
+#include "device/host.h"
+#include "device/pretend.h"
+#include "plans.h"
+#include "runtime/planned_allocator.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+
+// Five decisions side by side, one after the other in time: 80 MiB.
+plan::Plan five_blocks() {
+  std::vector<plan::Decision> decisions;
+  for (Tick i = 0; i < 5; ++i) {
+    plan::Decision d;
+    d.size = 16 * kMiB;
+    d.offset = i * d.size;
+    d.lower = 2 * i;
+    d.upper = 10;
+    decisions.push_back(d);
+  }
+  return testing::plan_of(decisions, 10);
+}
+
+class MovedMemory : public ::testing::Test {
+ protected:
+  MovedMemory() { allocator_.enable(five_blocks()); }
+  ~MovedMemory() override { EXPECT_EQ(device_.wrong_releases(), 0); }
+
+  runtime::TrainingLoop& loop() { return allocator_.loop(); }
+  void begin_evaluation() {
+    loop().enter_unplanned();
+    loop().begin_evaluation();
+  }
+  void end_evaluation() { loop().leave_unplanned(); }
+  void* allocate(Bytes size) {
+    void* p = allocator_.allocate(size, 0, /*for_training=*/true);
+    allocator_.inspect().check();
+    return p;
+  }
+  void free(void* p) {
+    EXPECT_TRUE(allocator_.deallocate(p));
+    allocator_.inspect().check();
+  }
+  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
+
+  // Trains an iteration. Returns the number of decisions at their addresses.
+  std::int64_t train() {
+    const std::int64_t hits = statistics().hits;
+    loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    std::vector<void*> blocks;
+    for (int i = 0; i < 5; ++i) blocks.push_back(allocate(16 * kMiB));
+    for (void* p : blocks) free(p);
+    loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    loop().end_iteration();
+    return statistics().hits - hits;
+  }
+  // Takes all of the pool, then frees all but the second and fourth quarter.
+  std::vector<void*> divide() {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 4; ++i) blocks.push_back(allocate(20 * kMiB));
+    free(blocks[0]);
+    free(blocks[2]);
+    return {blocks[1], blocks[3]};
+  }
+
+  device::PretendMemory device_{200 * kMiB, /*grows=*/true};
+  runtime::PlannedAllocator allocator_{device_};
+};
+
+TEST_F(MovedMemory, IdleMemoryServesARequestThatNoIdleRangeHolds) {
+  ASSERT_EQ(train(), 5);
+  begin_evaluation();
+  std::vector<void*> blocks = divide();
+  blocks.push_back(allocate(36 * kMiB));
+  EXPECT_EQ(statistics().reserved.peak, 80 * kMiB) << "36 of 40 idle MiB were enough";
+  EXPECT_EQ(device_.used(), 80 * kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 0);
+  for (void* p : blocks) free(p);
+  end_evaluation();
+  EXPECT_EQ(train(), 5);
+  EXPECT_EQ(statistics().conflicts, 0);
+  EXPECT_EQ(statistics().reserved.peak, 80 * kMiB);
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+}
+
+TEST_F(MovedMemory, AResultThatStaysBehindThePoolCostsItsOwnMemory) {
+  train();
+  begin_evaluation();
+  std::vector<void*> blocks = divide();
+  void* kept = allocate(36 * kMiB);
+  for (void* p : blocks) free(p);
+  end_evaluation();
+  EXPECT_EQ(train(), 5) << "all of the plan's addresses have memory again";
+  EXPECT_EQ(statistics().conflicts, 0);
+  EXPECT_LE(statistics().reserved.peak, 120 * kMiB) << "36 MiB, and chunks of 2 MiB at its ends";
+  free(kept);
+  for (int i = 0; i < 50; ++i) {
+    begin_evaluation();
+    blocks = divide();
+    blocks.push_back(allocate(36 * kMiB));
+    for (void* p : blocks) free(p);
+    end_evaluation();
+    EXPECT_EQ(train(), 5);
+  }
+  EXPECT_LE(statistics().reserved.peak, 120 * kMiB) << "however often";
+  EXPECT_EQ(statistics().fallback_requests, 0);
+}
+
+// A checkpoint gets memory of the pool, and no other.
+TEST_F(MovedMemory, WorkWithoutAForwardGetsOnlyWhatIsThere) {
+  train();
+  loop().enter_unplanned();
+  std::vector<void*> blocks = divide();
+  blocks.push_back(allocate(36 * kMiB));
+  EXPECT_EQ(statistics().fallback_requests, 0);
+  blocks.push_back(allocate(36 * kMiB));
+  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  for (void* p : blocks) free(p);
+  end_evaluation();
+  EXPECT_EQ(train(), 5);
+}
+
+TEST_F(MovedMemory, MemoryThatIsRefusedLeavesAllAsItWas) {
+  train();
+  begin_evaluation();
+  std::vector<void*> blocks = divide();
+  device_.fail_at(1);
+  blocks.push_back(allocate(50 * kMiB));  // 10 MiB more than are idle
+  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  for (void* p : blocks) free(p);
+  end_evaluation();
+  EXPECT_EQ(train(), 5);
+}
+
+// Decisions whose memory does not come back lie beside the pool, and come back when it does.
+TEST_F(MovedMemory, MemoryThatDoesNotComeBackCostsNoMoreThanItsDecisions) {
+  train();
+  begin_evaluation();
+  std::vector<void*> blocks = divide();
+  void* kept = allocate(36 * kMiB);
+  for (void* p : blocks) free(p);
+  end_evaluation();
+  device_.fail_at(1);
+  EXPECT_LT(train(), 5);
+  EXPECT_EQ(train(), 5);
+  free(kept);
+}
+
+TEST_F(MovedMemory, APoolThatGoesTakesItsGapsAlong) {
+  train();
+  begin_evaluation();
+  std::vector<void*> blocks = divide();
+  blocks.push_back(allocate(36 * kMiB));
+  for (void* p : blocks) free(p);
+  end_evaluation();
+  allocator_.release_pool();
+  EXPECT_EQ(device_.used(), 0);
+  allocator_.acquire_pool();
+  EXPECT_EQ(train(), 5);
+  EXPECT_EQ(device_.used(), 80 * kMiB);
+  begin_evaluation();
+  blocks = divide();
+  blocks.push_back(allocate(36 * kMiB));
+  for (void* p : blocks) free(p);
+  allocator_.disable();
+  EXPECT_EQ(device_.used(), 0);
+}
+
+// The scores that a loop variable holds take one of two slots. An evaluation gets the other one.
+TEST(MovedSlots, AFreeSlotLendsItsMemory) {
+  plan::Decision scores;
+  scores.size = 16 * kMiB;
+  scores.upper = 4;
+  scores.over = 1;
+  scores.slots = 0;
+  plan::Decision x;
+  x.size = 16 * kMiB;
+  x.offset = 32 * kMiB;
+  x.lower = 1;
+  x.upper = 2;
+  plan::Plan plan = testing::plan_of({scores, x}, 4);
+  plan.slots.push_back({.size = 16 * kMiB, .offset = 0, .count = 2});
+  plan.check();
+  device::PretendMemory device(200 * kMiB, /*grows=*/true);
+  runtime::PlannedAllocator allocator(device);
+  allocator.enable(plan);
+  void* held = nullptr;
+  for (int i = 0; i < 4; ++i) {
+    allocator.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    void* next = allocator.allocate(16 * kMiB, 0, true);
+    if (held) {
+      EXPECT_TRUE(allocator.deallocate(held));
+    }
+    held = next;
+    EXPECT_TRUE(allocator.deallocate(allocator.allocate(16 * kMiB, 0, true)));
+    allocator.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    allocator.loop().end_iteration();
+    allocator.loop().enter_unplanned();
+    allocator.loop().begin_evaluation();
+    void* all = allocator.allocate(30 * kMiB, 0, true);
+    allocator.inspect().check();
+    EXPECT_TRUE(allocator.deallocate(all));
+    allocator.loop().leave_unplanned();
+    allocator.inspect().check();
+  }
+  EXPECT_EQ(allocator.figures().statistics().hits, 8);
+  EXPECT_EQ(allocator.figures().statistics().reserved.peak, 48 * kMiB);
+  EXPECT_TRUE(allocator.deallocate(held));
+}
+
+// Memory of the machine: each block keeps its content, and all of it can be used.
+TEST(MovedHostMemory, NoBlockLosesItsContent) {
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](Bytes n) {
+      return static_cast<Bytes>(random() % static_cast<unsigned>(n));
+    };
+    device::HostMemory device(Bytes{1} << 30);
+    runtime::PlannedAllocator allocator(device);
+    plan::Plan plan = testing::random_plan(random, 60, 3);
+    allocator.enable(plan);
+    struct Block {
+      Bytes size;
+      int mark;
+    };
+    std::map<unsigned char*, Block> live;
+    const auto allocate = [&](Bytes size, bool training) {
+      auto* p = static_cast<unsigned char*>(allocator.allocate(size, 0, training));
+      const int mark = static_cast<int>(below(255)) + 1;
+      std::memset(p, mark, static_cast<std::size_t>(size));
+      ASSERT_TRUE(live.emplace(p, Block{size, mark}).second);
+      allocator.inspect().check();
+    };
+    const auto free_one = [&] {
+      const auto it = std::next(live.begin(), below(static_cast<Bytes>(live.size())));
+      const auto [p, block] = *it;
+      for (Bytes i = 0; i < block.size; i += 97) ASSERT_EQ(p[i], block.mark);
+      ASSERT_EQ(p[block.size - 1], block.mark);
+      live.erase(it);
+      ASSERT_TRUE(allocator.deallocate(p));
+      allocator.inspect().check();
+    };
+    const Bytes most = plan.pool;
+    for (int iteration = 0; iteration < 40; ++iteration) {
+      PhaseIndex phase = kNone;
+      for (const plan::Decision& d : plan.decisions) {
+        if (d.phase != phase) {
+          phase = d.phase;
+          allocator.loop().enter_phase(trace::PhaseKind::kForward, phase.number(), 0);
+        }
+        allocate(d.size, true);
+        if (live.size() > 12 || below(2) == 0) free_one();
+      }
+      allocator.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+      while (live.size() > static_cast<std::size_t>(below(4))) free_one();
+      allocator.loop().enter_unplanned();
+      for (Bytes part = below(4); part > 0; --part) {
+        if (below(4) > 0) allocator.loop().begin_evaluation();
+        for (int i = 0; i < 8; ++i) {
+          allocate(1 + below(most / (1 + below(4))), true);
+          if (below(3) > 0) free_one();
+        }
+        while (live.size() > 5) free_one();
+      }
+      allocator.loop().leave_unplanned();
+      if (below(3) > 0) {
+        while (!live.empty()) free_one();
+      }
+      allocator.loop().end_iteration();
+    }
+    while (!live.empty()) free_one();
+    EXPECT_GT(allocator.figures().statistics().pool, 0);
+    allocator.disable();
+    allocator.release_cached();
+    EXPECT_EQ(device.available(), std::min(Bytes{1} << 30, device::HostMemory(0).available()))
+        << "all was given back";
+  }
+}
+
+}  // namespace
+}  // namespace stalloc
