@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/align.h"
 #include "base/error.h"
 #include "plan/boxes.h"
 #include "plan/late_frees.h"
@@ -87,6 +88,20 @@ std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budg
   }
   add_reusable(plan, problem_of(plan), layout_of(plan));
   return result.work;
+}
+
+RangeSet addresses_of(const Plan& plan) {
+  const solve::Problem problem = problem_of(plan);
+  const solve::Layout layout = layout_of(plan);
+  RangeSet taken;
+  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+    const Bytes size = align_up(problem.buffers[i].size, plan.alignment);
+    const Range added{layout.offsets[i], layout.offsets[i] + size};
+    if (size <= 0 || taken.holds(added)) continue;
+    taken.remove(added);
+    taken.insert_merged(added);
+  }
+  return taken;
 }
 
 }  // namespace stalloc::plan

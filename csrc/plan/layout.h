@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/range_set.h"
 #include "plan/plan.h"
 #include "solve/core/planner.h"
 
@@ -31,5 +32,8 @@ struct LayoutOptions {
 // lifetimes and walls are complete. Returns the work that it took (solve::PortfolioResult). Throws
 // PlanError if fixed offsets or walls clash.
 std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget);
+
+// The addresses that the plan gives to anything.
+RangeSet addresses_of(const Plan& plan);
 
 }  // namespace stalloc::plan

@@ -8,6 +8,7 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "plan/anchors.h"
+#include "plan/layout.h"
 
 namespace stalloc::runtime {
 namespace {
@@ -45,19 +46,6 @@ void add(RangeSet& set, Range r) {
   set.insert_merged(r);
 }
 
-// The addresses that the layout gives to anything.
-RangeSet taken_by(const plan::Plan& plan) {
-  const solve::Problem problem = plan::problem_of(plan);
-  const solve::Layout layout = plan::layout_of(plan);
-  RangeSet taken;
-  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    const Bytes size = align_up(problem.buffers[i].size, plan.alignment);
-    const Range added{layout.offsets[i], layout.offsets[i] + size};
-    if (size > 0 && !taken.holds(added)) add(taken, added);
-  }
-  return taken;
-}
-
 }  // namespace
 
 const Layouts::Extents& Layouts::Layout::extents_of(std::int32_t microbatch) const {
@@ -66,7 +54,7 @@ const Layouts::Extents& Layouts::Layout::extents_of(std::int32_t microbatch) con
 }
 
 Layouts::Layouts(const plan::Plan& plan) : largest_(plan.extents) {
-  layouts_.push_back({plan, {}, 0, taken_by(plan)});
+  layouts_.push_back({plan, {}, 0, plan::addresses_of(plan)});
   current_ = &layouts_.front();
   for (const Extents& row : plan.seen) raise(largest_, row);
   anchors_ = plan::anchors_of(plan);
@@ -370,7 +358,7 @@ const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
 
 // Drops the layout that was not used for longest, except the plan's own and the current one.
 const plan::Plan* Layouts::keep(Layout layout) {
-  layout.taken = taken_by(layout.plan);
+  layout.taken = plan::addresses_of(layout.plan);
   if (layouts_.size() <= kMostLayouts) return &layouts_.emplace_back(std::move(layout)).plan;
   Layout* oldest = nullptr;
   for (Layout& l : layouts_ | std::views::drop(1)) {

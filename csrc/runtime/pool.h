@@ -27,7 +27,7 @@ struct Pool {
   };
 
   Pool(const plan::Plan& plan, std::byte* memory)
-      : base(memory), first_size(plan.pool), needed(plan.pool), space(plan) {}
+      : base(memory), first_size(plan.pool), space(plan) {}
 
   std::byte* address(Offset offset) const {
     return offset < first_size || more.empty() ? base + offset : address_in_more(offset);
@@ -86,7 +86,6 @@ struct Pool {
 
   std::byte* base;          // the first piece; null while there is no memory
   Bytes first_size;         // of the first piece
-  Bytes needed;             // by the layout
   Bytes chunk = 1;          // in which its memory moves
   std::vector<Piece> more;  // ascending by address in the pool
   StaticPool space;

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
+#include "plan/layout.h"
+#include "runtime/moving_memory.h"
 #include "runtime/startup_guide.h"
 
 namespace stalloc::runtime {
@@ -90,7 +91,6 @@ void Pools::relayout(const plan::Plan& layout) { adopt(layout, active_->space.si
 
 // Work of one stream may be under way at addresses that another stream gets.
 void Pools::adopt(const plan::Plan& layout, Bytes memory) {
-  active_->needed = layout.pool;
   const auto of_other_stream = [&](const auto& r) { return r.stream != 0; };
   const bool several = std::ranges::any_of(layout.decisions, of_other_stream) ||
                        std::ranges::any_of(layout.groups, of_other_stream);
@@ -136,130 +136,40 @@ bool Pools::add_behind(std::byte* memory, Bytes& before, Bytes size) {
 }
 
 bool Pools::grow(const plan::Plan& layout) {
+  const bool lacks = !active_->space.absent().empty();
+  if (lacks && !MovingMemory(device_, *active_).restore(plan::addresses_of(layout))) return false;
   Bytes& size = active_->first_size;
-  const Bytes before = size;
-  for (const Range& r : active_->space.absent().ranges()) {
-    if (r.begin < layout.pool && !attach(r)) return false;
-  }
-  if (layout.pool > before && !add_behind(active_->base, size, layout.pool)) {
+  if (layout.pool > size && !add_behind(active_->base, size, layout.pool)) {
     device_.drop_detached(active_->base);
     return false;
   }
-  adopt(layout, std::max(layout.pool, before));
+  adopt(layout, std::max(layout.pool, size));
   return true;
 }
 
-// The bytes of idle memory that detach() can take before `end`.
-Bytes Pools::movable(Offset end) const {
-  Bytes sum = 0;
-  const Bytes chunk = active_->chunk;
-  for (const Range& r : active_->space.idle_ranges()) {
-    const Offset last = std::min(r.end, end) / chunk * chunk;
-    sum += std::max<Bytes>(0, last - align_up(r.begin, chunk));
+Bytes Pools::memory_with(const plan::Plan& layout) const {
+  const StaticPool& space = active_->space;
+  Bytes memory = space.memory() + std::max<Bytes>(0, layout.pool - space.size());
+  if (space.absent().empty()) return memory;
+  const RangeSet needed = plan::addresses_of(layout);
+  for (const Range& r : space.absent().ranges()) {
+    needed.intersect(r, [&](Range part) { memory += part.size(); });
   }
-  return sum;
+  return memory;
 }
 
-// Takes at least `size` bytes of memory, if there are so many, from idle addresses in `within`:
-// from the last ones first. Returns where it was.
-std::vector<Range> Pools::detach(Bytes size, Range within) {
-  std::vector<Range> gone;
-  const std::vector<Range> idle = active_->space.idle_ranges();
-  const Bytes slack = 2 * active_->chunk;  // whole chunks lie within a range that is so much larger
-  for (auto r = idle.rbegin(); r != idle.rend() && size > 0; ++r) {
-    const Offset end = std::min(r->end, within.end);
-    const Range part{std::max({r->begin, end - size - slack, within.begin}), end};
-    if (part.size() <= 0) continue;
-    const Range chunks = device_.detach(active_->base, part);
-    if (chunks.size() <= 0) continue;
-    gone.push_back(chunks);
-    size -= chunks.size();
-  }
-  return gone;
-}
-
-// Gives memory to addresses without. Without effect if the device lacks it.
-bool Pools::attach(Range r) {
-  try {
-    if (!device_.attach(active_->base, r)) return false;
-  } catch (const Error&) {
-    return false;  // as in add_behind()
-  }
-  active_->space.return_memory(r);
-  return true;
-}
-
-bool Pools::grow_idle(Bytes size, StreamId stream, bool more) {
-  Pool& pool = *active_;
-  StaticPool& space = pool.space;
-  Bytes missing = space.missing_at_end(size, stream);
-  if (missing == kUnplaced) return false;
+bool Pools::make_room(Bytes size, StreamId stream, bool more) {
   fallback_.release_cached();  // its memory would come on top
-  if (missing == 0) return true;
-  Offset begin = pool.first_size - (space.round_up(size) - missing);  // of the idle end
-  if (!more && movable(begin) < missing) return false;
-  const std::vector<Range> left = space.absent().ranges();  // by earlier moves
-  const std::vector<Range> gone = detach(missing, {0, begin});
-  Bytes moved = 0;
-  for (const Range& r : gone) {
-    space.remove_memory(r);
-    moved += r.size();
-  }
-  bool suffices = more || moved >= missing;
-  // Addresses that have been left right before the idle ones at the end come first.
-  for (auto r = left.rbegin(); suffices && r != left.rend() && r->end == begin; ++r) {
-    if (r->size() > missing || !attach(*r)) break;
-    begin = r->begin;
-    moved -= std::min(moved, r->size());
-    missing = space.missing_at_end(size, stream);
-  }
-  if (suffices && missing > 0) {
-    const Offset before = pool.first_size;
-    suffices = add_behind(pool.base, pool.first_size, before + std::max(missing, moved));
-    if (suffices) space.extend(pool.first_size - before, stream);
-  }
-  if (!suffices) std::ranges::for_each(gone, [this](Range r) { attach(r); });
-  device_.drop_detached(pool.base);
-  return suffices;
+  return MovingMemory(device_, *active_).make_room(size, stream, more);
 }
 
-// The bytes that restore() moves: all that the layout lacks, and behind it those that let the
-// memory end at a lower address.
-Bytes Pools::wanted_for(const std::vector<Range>& absent) const {
-  const std::vector<Range> idle = active_->space.idle_ranges();
-  Bytes wanted = 0;
-  for (const Range& r : absent) {
-    const Bytes there = std::clamp<Bytes>(active_->needed - r.begin, 0, r.size());
-    Bytes above = -wanted;
-    for (const Range& i : idle) above += std::max<Bytes>(0, i.end - std::max(i.begin, r.end));
-    wanted += std::max(there, std::min(r.size(), above));
-  }
-  return wanted;
-}
+bool Pools::restore() { return MovingMemory(device_, *active_).restore(active_->space.planned()); }
 
-bool Pools::restore() {
-  Pool& pool = *active_;
-  StaticPool& space = pool.space;
-  const std::vector<Range> absent = space.absent().ranges();
-  const std::vector<Range> gone = detach(wanted_for(absent), {pool.needed, pool.first_size});
-  Bytes left = 0;
-  for (const Range& r : gone) {
-    space.remove_memory(r);
-    left += r.size();
-  }
-  bool restored = true;
-  for (const Range& r : absent) {
-    const Bytes lacking = std::min(r.size(), std::max(left, pool.needed - r.begin));
-    const Range part{r.begin, r.begin + align_up(lacking, device_.unit())};
-    if (lacking <= 0 || !restored) break;
-    restored = attach({part.begin, std::min(part.end, r.end)});
-    left -= lacking;
-  }
-  device_.drop_detached(pool.base);  // a part of a chunk, or more than one
-  space.shrink(pool.needed);
-  device_.shrink(pool.base, space.size());
-  pool.first_size = space.size();
-  return restored;
+bool Pools::has_absent() const {
+  if (!active_ || active_->space.absent().empty()) return false;
+  const RangeSet& planned = active_->space.planned();
+  return std::ranges::any_of(active_->space.absent().ranges(),
+                             [&](Range r) { return planned.overlaps(r); });
 }
 
 bool Pools::extend(const plan::Plan& layout) {

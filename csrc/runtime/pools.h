@@ -76,17 +76,13 @@ class Pools {
   // Lays the active pool out anew, and adds the memory behind it that `layout` needs. Changes
   // nothing and returns false if the device lacks the memory.
   bool grow(const plan::Plan& layout);
-  // Adds memory behind the active pool, which can grow, so that the idle addresses at its end hold
-  // a block of `size` bytes: at first that of other idle addresses, see StaticPool, Note [Absent
-  // memory]. `more`: then more of the device's. Changes nothing and returns false if the memory
-  // does not suffice or `stream` has no addresses in the pool.
-  bool grow_idle(Bytes size, StreamId stream, bool more);
-  // Gives memory to the addresses of the active pool's layout that have none: at first that of idle
-  // addresses behind the layout. Returns false if the device lacks the memory; then the rest stay
-  // without.
+  // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
+  bool make_room(Bytes size, StreamId stream, bool more);
   bool restore();
   // True if an address of the layout has no memory.
-  bool has_absent() const { return active_ && active_->space.solid_end() < active_->needed; }
+  bool has_absent() const;
+  // The memory of the active pool if grow() succeeds.
+  Bytes memory_with(const plan::Plan& layout) const;
   // Adds a piece of memory to the active pool for `layout`, whose last wall is at the pool's end.
   // Changes nothing and returns false if the device lacks the memory.
   bool extend(const plan::Plan& layout);
@@ -128,10 +124,6 @@ class Pools {
   std::byte* reserve(Bytes size, bool grows);
   std::byte* try_reserve(Bytes size, bool grows);
   bool add_behind(std::byte* memory, Bytes& before, Bytes size);
-  Bytes movable(Offset end) const;
-  Bytes wanted_for(const std::vector<Range>& absent) const;
-  std::vector<Range> detach(Bytes size, Range within);
-  bool attach(Range r);
   void adopt(const plan::Plan& layout, Bytes memory);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows);
   void retire(std::unique_ptr<Pool> pool);

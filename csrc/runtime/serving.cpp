@@ -171,7 +171,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
 bool Serving::grow_for_evaluation(Bytes size, StreamId stream, bool more) {
   Bytes& refused = refused_growth_[more ? 1 : 0];
   if (capturing() || !pools_.can_grow() || size >= refused) return false;
-  if (!pools_.grow_idle(size, stream, more)) {
+  if (!pools_.make_room(size, stream, more)) {
     refused = size;
     return false;
   }
@@ -364,13 +364,14 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   for (const StaticPool::Leftover& l : live.leftovers) left += l.size;
   if (!empty && layout) {
     const Bytes bound = layout->bound + left;
-    const Bytes beside = more == kBehindPool ? bound - memory.size : 0;
-    if (layout->pool > bound + std::max(bound / kMostForFixed, beside)) layout = nullptr;
+    const Bytes beside = more == kBehindPool ? bound - pool.space.memory() : 0;
+    const Bytes most = bound + std::max(bound / kMostForFixed, beside);
+    if (pools_.memory_with(*layout) > most) layout = nullptr;
   }
   if (!outgrows && layout) {
     Bytes beside = left;
     for (const plan::Turn& t : live.turns) beside += t.size;
-    if (layout->pool > memory.size + beside) layout = nullptr;
+    if (pools_.memory_with(*layout) > pool.space.memory() + beside) layout = nullptr;
   }
   const bool fits = layout && add_memory(*layout, more);
   if (fits) adopt(layout);

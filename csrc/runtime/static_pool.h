@@ -248,6 +248,10 @@ class StaticPool {
   // The idle ranges of all streams and the free slots, ascending; none if this iteration has
   // searched the idle ranges too often. O(n).
   std::vector<Range> idle_ranges();
+  // The idle addresses of `stream`, and those without memory that would be idle, ascending.
+  std::vector<Range> claimable(StreamId stream);
+  // The addresses that the layout gives to anything. O(n log n) after a new layout.
+  const RangeSet& planned() const;
   // `r`, which is idle, has no memory from now on; a part of such addresses has it again.
   void remove_memory(Range r);
   void return_memory(Range r);
@@ -296,7 +300,7 @@ class StaticPool {
   // The largest idle range. O(n).
   Bytes largest_hole() const;
   std::size_t live_blocks() const { return live_; }
-  std::size_t strays() const { return strays_.count(); }
+  std::size_t strays() const { return strays_.count() - absent_.count(); }
 
   // Throws Error unless the invariants of Note [Why a planned address is safe] hold. O(n log n),
   // for tests.
@@ -513,7 +517,8 @@ class StaticPool {
   std::pmr::unsynchronized_pool_resource nodes_;
   std::pmr::unordered_map<Offset, Foreign> foreign_{&nodes_};
   IndexedVector<SlotClassIndex, SlotClass> slot_classes_;
-  RangeSet slot_space_;  // of all of them
+  RangeSet slot_space_;             // of all of them
+  mutable RangeSet planned_space_;  // empty until it is asked for
   IndexedVector<BoxIndex, Box> boxes_;
   IndexedVector<GroupIndex, Group> groups_;
   std::vector<Turning> turns_;

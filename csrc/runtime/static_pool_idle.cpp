@@ -289,6 +289,42 @@ std::vector<Range> StaticPool::idle_ranges() {
   return all.ranges();
 }
 
+std::vector<Range> StaticPool::claimable(StreamId stream) {
+  const std::size_t owner = owner_of(stream);
+  if (owner == streams_.size()) return {};
+  RangeSet all;
+  for (const Range& r : levels_.back().idle[owner].ranges()) all.insert(r);
+  for (const Range& absent : absent_.ranges()) {
+    visit_outside(slot_space_, absent, [&](Range unslotted) {
+      visit_outside(open_ranges_, unslotted, [&](Range outside) {
+        visit_homes(outside, [&](std::size_t home, Range part) {
+          if (home == owner) all.insert_merged(part);
+        });
+      });
+    });
+  }
+  RangeSet merged;
+  for (const Range& r : all.ranges()) merged.insert_merged(r);
+  return merged.ranges();
+}
+
+const RangeSet& StaticPool::planned() const {
+  if (!planned_space_.empty()) return planned_space_;
+  const auto add = [this](Range r) {
+    if (r.size() <= 0 || planned_space_.holds(r)) return;
+    planned_space_.remove(r);
+    planned_space_.insert_merged(r);
+  };
+  for (const Placed& p : decisions_) {
+    if (p.slot_class == kNone) add(range(p));
+  }
+  for (const Range& r : slot_space_.ranges()) add(r);
+  for (const Group& group : groups_) {
+    for (const Range& r : group.reusable.ranges()) add(r);
+  }
+  return planned_space_;
+}
+
 void StaticPool::remove_memory(Range r) {
   take_idle(r);
   add_stray(r);

@@ -141,6 +141,7 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
   set_turns(plan);
   divide(plan);
   needs_.clear();
+  planned_space_.clear();
   idle_known_ = false;
 }
 

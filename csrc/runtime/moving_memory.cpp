@@ -1,0 +1,198 @@
+#include "runtime/moving_memory.h"
+
+#include <algorithm>
+
+#include "base/align.h"
+#include "base/error.h"
+
+namespace stalloc::runtime {
+namespace {
+
+// The bytes of `ranges` that lie in `r`.
+Bytes common(const std::vector<Range>& ranges, Range r) {
+  Bytes sum = 0;
+  for (const Range& i : ranges) {
+    sum += std::max<Bytes>(0, std::min(i.end, r.end) - std::max(i.begin, r.begin));
+  }
+  return sum;
+}
+
+std::vector<Range> outside(const RangeSet& set, const std::vector<Range>& ranges) {
+  std::vector<Range> result;
+  for (const Range& r : ranges) visit_outside(set, r, [&](Range part) { result.push_back(part); });
+  return result;
+}
+
+Bytes sum_of(const std::vector<Range>& ranges) {
+  Bytes sum = 0;
+  for (const Range& r : ranges) sum += r.size();
+  return sum;
+}
+
+}  // namespace
+
+// The beginning of the room with the least addresses without memory, the lowest of equals. Those
+// behind the pool's end have none. kUnplaced if the stream has no addresses.
+Offset MovingMemory::find_room(Bytes size, StreamId stream) const {
+  StaticPool& space = pool_.space;
+  const std::vector<Range> idle = space.idle_ranges();
+  std::vector<Range> open = space.claimable(stream);
+  if (open.empty() && space.missing_at_end(size, stream) == kUnplaced) return kUnplaced;
+  const Bytes end = space.size();
+  if (open.empty() || open.back().end < end) open.push_back({end, end});
+  open.back().end = end + size;
+  Offset found = kUnplaced;
+  Bytes least = 0;
+  const auto consider = [&](Range within, Offset begin) {
+    if (begin < within.begin || begin + size > within.end) return;
+    const Bytes lacking = size - common(idle, {begin, begin + size});
+    if (found != kUnplaced && lacking >= least) return;
+    found = begin;
+    least = lacking;
+  };
+  for (const Range& o : open) {
+    consider(o, o.begin);
+    for (const Range& i : idle) {
+      if (!o.overlaps(i)) continue;
+      consider(o, std::max(i.begin, o.begin));
+      consider(o, std::min(i.end, o.end) - size);
+    }
+  }
+  return found;
+}
+
+// The addresses in `room` without memory, in whole units.
+std::vector<Range> MovingMemory::lacking_in(Range room) const {
+  const Bytes unit = device_.unit();
+  std::vector<Range> result;
+  pool_.space.absent().visit_overlapping(room, [&](Range r) {
+    const Offset before = std::max<Bytes>(0, room.begin - r.begin) / unit * unit;
+    const Offset behind = align_up(std::min(r.end, room.end) - r.begin, unit);
+    result.push_back({r.begin + before, std::min(r.end, r.begin + behind)});
+  });
+  return result;
+}
+
+// The bytes that detach() can take.
+Bytes MovingMemory::movable(const std::vector<Range>& from) const {
+  Bytes sum = 0;
+  for (const Range& r : from) {
+    sum += std::max<Bytes>(0, r.end / pool_.chunk * pool_.chunk - align_up(r.begin, pool_.chunk));
+  }
+  return sum;
+}
+
+// Takes at least `size` bytes of memory, if there are so many: from the last addresses first.
+// Returns where it was.
+std::vector<Range> MovingMemory::detach(Bytes size, const std::vector<Range>& from) {
+  std::vector<Range> gone;
+  const Bytes slack = 2 * pool_.chunk;  // whole chunks lie within a range that is so much larger
+  for (auto r = from.rbegin(); r != from.rend() && size > 0; ++r) {
+    const Range chunks =
+        device_.detach(pool_.base, {std::max(r->begin, r->end - size - slack), r->end});
+    if (chunks.size() <= 0) continue;
+    pool_.space.remove_memory(chunks);
+    gone.push_back(chunks);
+    size -= chunks.size();
+  }
+  return gone;
+}
+
+// Gives memory to addresses without. Without effect if the device lacks it.
+bool MovingMemory::attach(Range r) {
+  try {
+    if (!device_.attach(pool_.base, r)) return false;
+  } catch (const Error&) {
+    return false;  // a later call tells if the device is lost
+  }
+  pool_.space.return_memory(r);
+  return true;
+}
+
+// The pool gets memory behind its end.
+bool MovingMemory::grow(Bytes size, StreamId stream) {
+  const Bytes before = pool_.first_size;
+  try {
+    if (!device_.grow(pool_.base, before, before + size)) return false;
+  } catch (const Error&) {
+    return false;
+  }
+  pool_.first_size = before + size;
+  pool_.space.extend(size, stream);
+  return true;
+}
+
+bool MovingMemory::make_room(Bytes size, StreamId stream, bool more) {
+  StaticPool& space = pool_.space;
+  size = space.round_up(size);
+  const Offset begin = find_room(size, stream);
+  if (begin == kUnplaced) return false;
+  const Range room{begin, begin + size};
+  const std::vector<Range> inside = lacking_in(room);
+  const Bytes behind = std::max<Bytes>(0, room.end - std::max(space.size(), begin));
+  const Bytes lacking = sum_of(inside) + behind;
+  if (lacking == 0) return true;
+  RangeSet kept;
+  kept.insert(room);
+  const std::vector<Range> from = outside(kept, space.idle_ranges());
+  if (!more && movable(from) < lacking) return false;
+
+  const std::vector<Range> gone = detach(lacking, from);
+  const Bytes moved = sum_of(gone);
+  bool suffices = more || moved >= lacking;
+  std::size_t filled = 0;
+  while (suffices && filled < inside.size()) {
+    suffices = attach(inside[filled]);
+    filled += suffices ? 1 : 0;
+  }
+  // Parts of chunks that are left go there, too.
+  const Bytes left = moved - sum_of(inside);
+  if (suffices && behind > 0) suffices = grow(std::max(behind, left), stream);
+  if (!suffices) std::ranges::for_each(gone, [this](Range r) { attach(r); });
+  device_.drop_detached(pool_.base);
+  return suffices;
+}
+
+bool MovingMemory::restore(const RangeSet& needed) {
+  StaticPool& space = pool_.space;
+  const std::vector<Range> absent = space.absent().ranges();
+  std::vector<Range> wanted;
+  for (const Range& r : absent) {
+    needed.intersect(r, [&](Range part) {
+      for (const Range& units : lacking_in(part)) {
+        // Two parts may share a unit.
+        const Offset begin =
+            wanted.empty() ? units.begin : std::max(units.begin, wanted.back().end);
+        if (begin < units.end) wanted.push_back({begin, units.end});
+      }
+    });
+  }
+  const std::vector<Range> from = outside(needed, space.idle_ranges());
+  // What lies behind the addresses that are needed moves down as long as there is more above it.
+  std::vector<Range> gaps = outside(needed, absent);
+  Bytes moving = sum_of(wanted);
+  for (Range& gap : gaps) {
+    const Bytes above = common(from, {gap.end, space.size()}) - moving;
+    gap.end = gap.begin + std::clamp<Bytes>(above, 0, gap.size());
+    moving += gap.size();
+  }
+  Bytes left = sum_of(detach(moving, from));
+  bool restored = true;
+  for (const Range& r : wanted) {
+    restored = restored && attach(r);
+    left -= r.size();
+  }
+  for (const Range& gap : gaps) {
+    for (const Range& r : lacking_in({gap.begin, gap.begin + std::min(gap.size(), left)})) {
+      if (r.size() > left || !attach(r)) break;
+      left -= r.size();
+    }
+  }
+  device_.drop_detached(pool_.base);  // a part of a chunk, or more than one
+  space.shrink(needed.empty() ? 0 : needed.ranges().back().end);
+  device_.shrink(pool_.base, space.size());
+  pool_.first_size = space.size();
+  return restored;
+}
+
+}  // namespace stalloc::runtime
