@@ -19,6 +19,9 @@ from stalloc.errors import StallocWarning as StallocWarning
 from stalloc.errors import TraceError as TraceError
 from stalloc.monitor import StatsLogger as StatsLogger
 from stalloc.monitor import log_stats as log_stats
+from stalloc.phases import PhaseStats as PhaseStats
+from stalloc.phases import phase as phase
+from stalloc.phases import phase_stats as phase_stats
 from stalloc.planner import Solution as Solution
 from stalloc.planner import plan as plan
 from stalloc.plans import Plan as Plan

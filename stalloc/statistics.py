@@ -113,6 +113,8 @@ def _adapter(device: torch.device | str | None) -> Adapter:
 
 def memory_summary(device: torch.device | str | None = None) -> str:
     """The statistics as a table to print, in the shape of `torch.cuda.memory_summary`."""
+    from stalloc.phases import phase_stats  # imports torch
+
     name = _adapter(device).name
     s = memory_stats(device)
     width = 72
@@ -186,4 +188,11 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("iterations", f"{s['iterations']:,}"),
         rule,
     ]
+    if phases := phase_stats():
+        lines += [row("phases", "pool released", "reserved at switches"), rule]
+        lines += [
+            row(f"{phase}, {f['entered']:,} times", f"{f['released']:,}", size(f["most_reserved"]))
+            for phase, f in phases.items()
+        ]
+        lines += [rule]
     return "\n".join(lines)
