@@ -173,3 +173,17 @@ def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
     standin.set_memory(0, 80 * GIB)
     with stalloc.phase("train"):
         trainer.step()
+
+
+def test_a_switch_and_back_costs_six_driver_calls() -> None:
+    trainer = Trainer(rows=64)
+    _plan(trainer, shares=False)
+    torch.cuda.empty_cache()
+    memory = ("Create", "Map", "SetAccess", "Unmap", "Release", "AddressReserve", "AddressFree")
+    names = [f"cuMem{name}" for name in memory]
+    names += ["cudaMalloc", "cudaFree", "cudaDeviceSynchronize", "cudaStreamSynchronize"]
+    before = {name: standin.calls(name) for name in names}
+    with stalloc.phase("rollout"):
+        pass
+    calls = {name: standin.calls(name) - before[name] for name in names}
+    assert sum(calls.values()) == 6, calls
