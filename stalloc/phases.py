@@ -18,23 +18,14 @@ import threading
 import warnings
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any
 
 from stalloc import _core, session
+from stalloc.engines import Engine, engine_of
 from stalloc.errors import OutOfMemory, StallocError, StallocWarning
-from stalloc.integrations.engines import Engine, engine_of
-from stalloc.statistics import empty_cache, memory_stats
+from stalloc.statistics import empty_cache, memory_stats, stats_of_phase
 
 _NEEDS_POOL = {"train": True, "sync": False, "rollout": False}
-
-
-class PhaseStats(TypedDict):
-    """Figures of one kind of phase since the process began."""
-
-    entered: int  #: times that the phase was entered
-    released: int  #: times that the pool went back to the device for it
-    kept: int  #: times that it did not, because tensors lay in it
-    most_reserved: int  #: bytes: the most that was reserved at its switches
 
 
 @dataclass(eq=False)
@@ -54,11 +45,10 @@ class _Phases:
         self._open: list[_Entry] = []  # of all threads, in the order in which they were entered
         self._released_for: session.Session | None = None
         self._warned = False
-        self.stats: dict[str, PhaseStats] = {}
 
     def enter(self, entry: _Entry) -> None:
         with self._lock:
-            stats = self._stats_of(entry)
+            stats = stats_of_phase(entry.name)
             stats["entered"] += 1
             self._open.append(entry)
             try:
@@ -127,7 +117,7 @@ class _Phases:
         except StallocError as error:
             if "tensors lie in it" not in str(error):
                 raise
-            self._stats_of(entry)["kept"] += 1
+            stats_of_phase(entry.name)["kept"] += 1
             if not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -139,7 +129,7 @@ class _Phases:
                 )
             return
         self._released_for = current
-        self._stats_of(entry)["released"] += 1
+        stats_of_phase(entry.name)["released"] += 1
         empty_cache()
 
     def _acquire(self, entry: _Entry, current: session.Session) -> None:
@@ -165,13 +155,8 @@ class _Phases:
         except OutOfMemory as error:
             warnings.warn(f"stalloc: {error}", StallocWarning, stacklevel=4)
 
-    def _stats_of(self, entry: _Entry) -> PhaseStats:
-        return self.stats.setdefault(
-            entry.name, {"entered": 0, "released": 0, "kept": 0, "most_reserved": 0}
-        )
-
     def _watch(self, entry: _Entry) -> None:
-        stats = self._stats_of(entry)
+        stats = stats_of_phase(entry.name)
         stats["most_reserved"] = max(stats["most_reserved"], _reserved())
 
 
@@ -216,7 +201,7 @@ def phase(name: str, *, engine: Any = None) -> _Phase:
     Args:
         name: "rollout": another engine works. "sync": it gets the weights. "train": the trainer
             works.
-        engine: What `stalloc.integrations.engines.engine_of` knows: vLLM's LLM, SGLang's Engine,
+        engine: What `stalloc.engines.engine_of` knows: vLLM's LLM, SGLang's Engine,
             torch_memory_saver. It wakes after the pool has gone, and sleeps before the pool comes
             back. None: the program does that.
 
@@ -230,11 +215,6 @@ def phase(name: str, *, engine: Any = None) -> _Phase:
     if name not in _NEEDS_POOL:
         raise ValueError(f"the phases are {', '.join(map(repr, _NEEDS_POOL))}, not {name!r}")
     return _Phase(name, None if engine is None else engine_of(engine))
-
-
-def phase_stats() -> dict[str, PhaseStats]:
-    """Figures of the phases that were entered, by name. Bytes are as in `memory_stats`."""
-    return {name: stats.copy() for name, stats in _phases.stats.items()}
 
 
 def _reserved() -> int:

@@ -7,9 +7,8 @@ deepspeed      install(engine), with and without its pipeline
 pipelining     install(schedule), of torch.distributed.pipelining
 torchtitan     install()
 trl            share(trainer): phases of GRPO's two engines
-engines        inference engines that sleep while a trainer works
 
-All but the last two use `stalloc.driver.Driver`, which profiles, plans and serves each rank
+All but the last use `stalloc.driver.Driver`, which profiles, plans and serves each rank
 separately.
 `stalloc.megatron` and `stalloc.colossalai` do the same for those two.
 """

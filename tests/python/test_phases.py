@@ -10,7 +10,7 @@ from isolation import isolated
 
 import stalloc
 from stalloc import _core
-from stalloc.integrations.engines import Engine, engine_of
+from stalloc.engines import Engine, engine_of
 
 MIB = 1 << 20
 

@@ -60,5 +60,5 @@ def engine_of(subject: Any, **sleep: Any) -> Engine:
     known = ", ".join(f"{wake}() and {rest}()" for wake, rest in _METHODS)
     raise TypeError(
         f"{type(subject).__name__} is no engine that can give back its memory: it has neither of "
-        f"{known}. Pass stalloc.integrations.engines.Engine(subject, wake, sleep) instead"
+        f"{known}. Pass stalloc.engines.Engine(subject, wake, sleep) instead"
     )
