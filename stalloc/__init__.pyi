@@ -19,6 +19,7 @@ from stalloc.errors import StallocWarning as StallocWarning
 from stalloc.errors import TraceError as TraceError
 from stalloc.monitor import StatsLogger as StatsLogger
 from stalloc.monitor import log_stats as log_stats
+from stalloc.phases import phase as phase
 from stalloc.planner import Solution as Solution
 from stalloc.planner import plan as plan
 from stalloc.plans import Plan as Plan
@@ -31,9 +32,11 @@ from stalloc.session import enable as enable
 from stalloc.session import release_pool as release_pool
 from stalloc.session import step as step
 from stalloc.statistics import MemoryStats as MemoryStats
+from stalloc.statistics import PhaseStats as PhaseStats
 from stalloc.statistics import empty_cache as empty_cache
 from stalloc.statistics import memory_stats as memory_stats
 from stalloc.statistics import memory_summary as memory_summary
+from stalloc.statistics import phase_stats as phase_stats
 from stalloc.statistics import reset_peak_memory_stats as reset_peak_memory_stats
 from stalloc.trace import IterationProfile as IterationProfile
 from stalloc.trace import Trace as Trace

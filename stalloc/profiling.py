@@ -171,7 +171,7 @@ class Profile:
             return
         _active = None
         self._trace = Trace(self._end())
-        self._trace.info = self._describe()
+        self._trace.info = self._trace.info | self._describe()
 
     def _end(self) -> _core.Trace:
         self._ends_are_guessed = self._hooks.guesses_ends

@@ -138,9 +138,16 @@ class _Active(Session):
         _refuse(problem, self._strict)
 
     def _kind_of_memory(self) -> bool | None:
-        """Returns the runtime's `keep_addresses`; False if NCCL is to register the memory."""
-        if not self._adapter.name.startswith("cuda") or not _adapters.registers_memory():
+        """Returns the runtime's `keep_addresses`.
+
+        False if NCCL is to register the memory, or if other processes got handles of such tensors
+        in the profile: CUDA shares and registers plain memory only.
+        """
+        if not self._adapter.name.startswith("cuda"):
             return self._keep_addresses
+        if not _adapters.registers_memory():
+            shares = self._keep_addresses is None and "shared" in self.plan.info
+            return False if shares else self._keep_addresses
         if self._keep_addresses:
             raise StallocError(
                 "keep_addresses=True needs a pool of virtual memory, which NCCL cannot register, "
@@ -263,7 +270,8 @@ def enable(
             tensors in it cannot be shared with other processes. None: a pool has such memory, in
             which it grows while tensors lie in it, if the driver has these calls; the resident
             region has not, and no pool has if torch registers memory with NCCL
-            (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK). False: no pool has. If it must grow
+            (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK), or if a tensor of the pool was shared
+            with another process while the profile was recorded. False: no pool has. If it must grow
             for a batch while tensors lie in it, a second piece is added, which costs some memory;
             what an evaluation needs besides lies beside the pool.
         mode: The way to intercept torch's allocator for GPUs. "compat" uses torch's pluggable

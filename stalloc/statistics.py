@@ -58,6 +58,28 @@ class MemoryStats(TypedDict):
     run_efficiency: float  #: the same of the whole run: run_peak_allocated / run_peak_reserved
 
 
+class PhaseStats(TypedDict):
+    """Figures of one kind of phase since the process began."""
+
+    entered: int  #: times that the phase was entered
+    released: int  #: times that the pool went back to the device for it
+    kept: int  #: times that it did not, because tensors lay in it
+    most_reserved: int  #: bytes: the most that was reserved at its switches
+
+
+_phases: dict[str, PhaseStats] = {}
+
+
+def stats_of_phase(name: str) -> PhaseStats:
+    """The figures of a phase, for `stalloc.phases` to change."""
+    return _phases.setdefault(name, {"entered": 0, "released": 0, "kept": 0, "most_reserved": 0})
+
+
+def phase_stats() -> dict[str, PhaseStats]:
+    """Figures of the phases that were entered, by name. Bytes are as in `memory_stats`."""
+    return {name: stats.copy() for name, stats in _phases.items()}
+
+
 def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
     """Counts and bytes since the plan was enabled, or peaks since they were reset.
 
@@ -186,4 +208,11 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("iterations", f"{s['iterations']:,}"),
         rule,
     ]
+    if phases := phase_stats():
+        lines += [row("phases", "pool released", "reserved at switches"), rule]
+        lines += [
+            row(f"{phase}, {f['entered']:,} times", f"{f['released']:,}", size(f["most_reserved"]))
+            for phase, f in phases.items()
+        ]
+        lines += [rule]
     return "\n".join(lines)

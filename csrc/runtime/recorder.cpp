@@ -11,6 +11,7 @@ void Recorder::start(Layers layers) {
   trace_.iterations.push_back(0);
   records_.clear();
   live_.clear();
+  shared_.clear();
   if (layers == Layers::kForgotten) {
     layers_.clear();
     dynamic_layers_.clear();
@@ -42,6 +43,7 @@ trace::Trace Recorder::finish() {
   for (auto& row : trace_.extents) row.values.resize(trace_.extent_names.size(), kNone);
   trace_.layers = layers_;
   trace_.end = clock_;
+  if (shares_pool()) trace_.info.emplace("shared", "1");
   trace_.requests.reserve(records_.size());
   // One record at a time: the records' chunks are freed while the trace grows.
   for (; !records_.empty(); records_.pop_front()) trace_.requests.push_back(records_.front());
@@ -79,6 +81,21 @@ void Recorder::on_free(const void* block, NodeSequence node) {
   r.phase_end = current_span();
   r.upper = clock_++;
   r.layer_end = current_layer(node);
+}
+
+void Recorder::on_share(const void* block) {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  const auto it = live_.find(block);
+  if (it != live_.end()) shared_.push_back(it->second);
+}
+
+bool Recorder::shares_pool() const {
+  const Tick second = trace_.iterations.size() > 1 ? trace_.iterations[1] : clock_;
+  return std::ranges::any_of(shared_, [&](std::uint32_t record) {
+    const trace::Request& r = records_[record];
+    return r.upper != kNever || r.lower >= second;
+  });
 }
 
 void Recorder::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {

@@ -53,6 +53,10 @@ class Recorder {
                    NodeSequence node);
   // Call it before the memory can serve another request. Ignores unknown blocks.
   void on_free(const void* block, NodeSequence node);
+  // Another process gets a handle of the block. The trace's info says so (the key "shared") if a
+  // plan may place such a request in its pool: state from the first iteration that is never freed
+  // lies elsewhere. Ignores unknown blocks.
+  void on_share(const void* block);
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   // Sets the extents of a microbatch: of the current forward if it has none yet, else of the next
@@ -88,6 +92,7 @@ class Recorder {
 
  private:
   void open_span(const trace::PhaseKey& key);
+  bool shares_pool() const;
   void add_extents(std::vector<std::int64_t> values);
   PhaseIndex current_span();
   LayerIndex current_layer(NodeSequence node) const;
@@ -98,6 +103,7 @@ class Recorder {
   trace::Trace trace_;  // all but the requests
   std::deque<trace::Request> records_;
   std::unordered_map<const void*, std::uint32_t> live_;
+  std::vector<std::uint32_t> shared_;  // records whose block another process has a handle of
   std::vector<std::string> layers_;
   IndexedVector<LayerIndex, std::uint8_t> dynamic_layers_;
   // By thread; indices into trace_.layer_spans, innermost last.

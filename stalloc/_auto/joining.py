@@ -14,6 +14,7 @@ from stalloc.tables import NEVER, Flags, Int64s
 from stalloc.trace import Trace
 
 _INPUTS = "inputs"
+_SHARED = "shared"
 
 Columns = dict[str, Int64s]
 
@@ -48,6 +49,9 @@ def joined(traces: Sequence[Trace]) -> Trace:
     info = dict(traces[-1].info)
     inputs = {name for trace in traces for name in json.loads(trace.info.get(_INPUTS, "[]"))}
     info[_INPUTS] = json.dumps(sorted(inputs))
+    for trace in traces:
+        if _SHARED in trace.info:
+            info[_SHARED] = trace.info[_SHARED]
     earlier = [_part(trace, first=1) for trace in traces[:-1] if len(trace.iterations) > 2]
     return _joined([*map(_closed, earlier), _part(traces[-1])], info)
 

@@ -15,7 +15,7 @@ from stalloc.hooks import model_signature
 from stalloc.plans import Plan
 from stalloc.trace import Trace
 
-_SAME = ("device", "torch", "python", "dynamic", "early_ends", "ends", "other_models")
+_SAME = ("device", "torch", "python", "dynamic", "early_ends", "ends", "other_models", "shared")
 """The entries of info that the new trace takes over from the plan."""
 
 
@@ -54,7 +54,8 @@ class Renewal:
         """Ends the recording, and returns it."""
         info = {key: self._plan.info[key] for key in _SAME if key in self._plan.info}
         info |= {"model": self._model, "inputs": json.dumps(sorted(self._inputs))}
-        return without_first_iteration(self._end(), info)
+        trace = self._end()
+        return without_first_iteration(trace, trace.info | info)
 
     def stop(self) -> None:
         """Ends the recording. May be repeated."""

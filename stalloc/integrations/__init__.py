@@ -6,7 +6,9 @@ accelerate     install(accelerator)
 deepspeed      install(engine), with and without its pipeline
 pipelining     install(schedule), of torch.distributed.pipelining
 torchtitan     install()
+trl            share(trainer): phases of GRPO's two engines
 
-All of them use `stalloc.driver.Driver`, which profiles, plans and serves each rank separately.
+All but the last use `stalloc.driver.Driver`, which profiles, plans and serves each rank
+separately.
 `stalloc.megatron` and `stalloc.colossalai` do the same for those two.
 """

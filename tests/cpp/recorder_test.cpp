@@ -45,6 +45,28 @@ TEST_F(RecorderTest, RecordsLifetimesInTicks) {
   EXPECT_TRUE(recorder_.finish().phases.empty()) << "finished twice";
 }
 
+TEST_F(RecorderTest, TellsThatAPoolIsShared) {
+  const auto info_if_shared = [&](int shared) {
+    recorder_.start();
+    allocate(1, 100);  // a weight
+    allocate(2, 100);
+    free(2);
+    recorder_.end_iteration();
+    allocate(2, 200);  // a gradient that lives on
+    recorder_.on_share(block(shared));
+    return recorder_.finish().info.contains("shared");
+  };
+  EXPECT_FALSE(info_if_shared(3)) << "unknown";
+  EXPECT_FALSE(info_if_shared(1)) << "not in the pool";
+  EXPECT_TRUE(info_if_shared(2));
+  recorder_.start();
+  allocate(1, 100);
+  recorder_.on_share(block(1));
+  free(1);
+  EXPECT_TRUE(recorder_.finish().info.contains("shared")) << "freed in the first iteration";
+  recorder_.on_share(block(1));  // nothing is recorded
+}
+
 TEST_F(RecorderTest, ExtentsBelongToTheForwardThatIsOnOrComesNext) {
   using Names = std::vector<std::string>;
   using Values = std::vector<std::int64_t>;

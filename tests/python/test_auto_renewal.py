@@ -61,7 +61,9 @@ def test_a_plan_of_joined_recordings_serves_the_batches_of_both() -> None:
     _, trainer = twins()
     short = recorded(trainer, 4)
     long = recorded(trainer, 4, length=64)
+    short.info = short.info | {"shared": "1"}
     both = joined([short, long])
+    assert both.info["shared"] == "1"
     assert len(both.iterations) == 8, "all but the first one"
     assert json.loads(both.info["inputs"]) == ["(int64[2,32])", "(int64[2,64])"]
     plan = both.plan(time_limit=0.5)

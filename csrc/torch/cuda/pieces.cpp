@@ -111,6 +111,11 @@ void CudaAllocator::add_directs(allocator_api::SnapshotInfo& info) const {
 // handle that torch makes.
 allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
   constexpr char kPlain = 'c', kVirtual = 'e';
+  for (c10::DeviceIndex i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
+    if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(i)) {
+      runtime->recorder().on_share(p);
+    }
+  }
   c10::DeviceIndex device = 0;
   const runtime::Inspection::Piece piece = piece_of(p, &device);
   if (!piece.begin) return to().shareIpcHandle(p);
@@ -132,8 +137,9 @@ allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
   if (!is_shareable) static_cast<void>(cudaGetLastError());  // else the next kernel reports it
   TORCH_CHECK(is_shareable,
               "a tensor in stalloc's pool cannot be shared with another process here: the pool is "
-              "virtual memory. Enable the plan with keep_addresses=False, or clone the tensor "
-              "under stalloc.hooks.unplanned(), and share that");
+              "virtual memory. Share it while the profile is recorded, too, which makes the pool "
+              "plain; or enable the plan with keep_addresses=False; or clone the tensor under "
+              "stalloc.hooks.unplanned(), and share that");
   std::string handle = {theirs[0], kPlain};
   handle.append(reinterpret_cast<const char*>(&whole), sizeof(whole));
   return {static_cast<char*>(p) - static_cast<char*>(piece.begin), std::move(handle)};

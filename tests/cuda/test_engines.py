@@ -1,0 +1,189 @@
+"""Two engines on one GPU: tensors that other processes share, and phases that take turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import standin
+import torch
+from training_cuda import Trainer
+
+import stalloc
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def _share(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.untyped_storage()._share_cuda_())
+
+
+def _return(handle: tuple[Any, ...]) -> None:
+    """The other process drops its tensor."""
+    torch.UntypedStorage._release_ipc_counter(handle[4], handle[5], device=handle[0])
+
+
+def _address(handle: tuple[Any, ...]) -> int:
+    """The tensor's address: the one that the stand-in puts into the handle, and the offset."""
+    return int.from_bytes(handle[1][-64:-56], "little") + int(handle[3])
+
+
+def _sharing_step(trainer: Trainer) -> None:
+    y = trainer.model(torch.empty(trainer.rows, trainer.width, device=trainer.device))
+    address, handle = y.data_ptr(), _share(y.detach())
+    assert _address(handle) == address
+    y.square().mean().backward()
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    del y
+    _return(handle)
+    torch.cuda.ipc_collect()
+    stalloc.step()
+
+
+def _plan(trainer: Trainer, *, shares: bool) -> stalloc.Plan:
+    """A plan that is in force, of iterations with one microbatch."""
+    trainer.microbatches = 1
+    with stalloc.profile(trainer.model) as prof:
+        for _ in range(3):
+            if shares:
+                _sharing_step(trainer)
+            else:
+                trainer.step()
+    plan = prof.plan()
+    stalloc.enable(plan, model=trainer.model)
+    for _ in range(3):
+        trainer.step()
+    return plan
+
+
+def _output(trainer: Trainer) -> torch.Tensor:
+    with torch.enable_grad():
+        return trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+
+
+def test_a_pool_whose_tensors_are_shared_in_the_profile_is_plain() -> None:
+    trainer = Trainer(rows=32)
+    plan = _plan(trainer, shares=True)
+    assert plan.info["shared"] == "1"
+    hits = stalloc.memory_stats()["hits"]
+    _sharing_step(trainer)
+    assert stalloc.memory_stats()["hits"] > hits
+
+
+def test_weights_that_are_shared_in_the_profile_leave_the_pool_virtual() -> None:
+    trainer = Trainer(rows=32)
+    trainer.microbatches = 1
+    with stalloc.profile(trainer.model) as prof:
+        for _ in range(3):
+            _share(trainer.model.get_parameter("blocks.0.scale"))
+            trainer.step()
+    plan = prof.plan()
+    assert "shared" not in plan.info
+    reservations = standin.reservations()
+    stalloc.enable(plan, model=trainer.model)
+    assert standin.reservations() == reservations + 1
+
+
+def test_a_pool_of_virtual_memory_says_how_to_share_its_tensors() -> None:
+    trainer = Trainer(rows=32)
+    _plan(trainer, shares=False)
+    y = _output(trainer)
+    with pytest.raises(RuntimeError, match="Share it while the profile is recorded, too"):
+        _share(y)
+
+
+def test_a_pool_stays_while_another_process_has_a_handle() -> None:
+    trainer = Trainer(rows=32)
+    _plan(trainer, shares=True)
+    y = _output(trainer)
+    address, handle = y.data_ptr(), _share(y)
+    del y
+    with pytest.raises(stalloc.StallocError, match="tensors lie in it"):
+        stalloc.release_pool()
+    assert _address(handle) == address, "still valid"
+    _return(handle)
+    torch.cuda.ipc_collect()
+    stalloc.release_pool()
+    stalloc.acquire_pool()
+
+
+def test_200_switches_leak_nothing_and_leave_handles_valid() -> None:
+    trainer = Trainer(rows=64)
+    plan = _plan(trainer, shares=False)
+    weight = trainer.model.get_parameter("blocks.0.scale")
+    handle = _share(weight.detach())
+    assert _address(handle) == weight.data_ptr()
+    torch.cuda.empty_cache()
+    used = standin.used()
+    for _ in range(200):
+        with stalloc.phase("rollout"):
+            assert standin.used() <= used - plan.pool
+            cache = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+            del cache
+        assert _address(handle) == weight.data_ptr()
+        assert standin.used() == used
+        with stalloc.phase("train"):
+            trainer.step()
+        torch.cuda.empty_cache()
+        assert standin.used() == used
+    before = stalloc.memory_stats()
+    trainer.step()
+    after = stalloc.memory_stats()
+    assert after["hits"] - before["hits"] == after["planned"]
+    _return(handle)
+
+
+def test_a_switch_without_memory_leaves_training_going() -> None:
+    trainer = Trainer(rows=64)
+    _plan(trainer, shares=False)
+    kept = []
+
+    def roll_out() -> None:
+        with stalloc.phase("rollout"):
+            kept.append(torch.empty(GIB, dtype=torch.uint8, device="cuda"))
+            standin.set_memory(0, standin.used() + MIB)
+
+    with pytest.raises(stalloc.OutOfMemory, match="could not come back at phase 'rollout'"):
+        roll_out()
+    standin.set_memory(0, standin.used() + 2 * GIB)
+    trainer.step()
+    kept.clear()
+    with stalloc.phase("train"):
+        trainer.step()
+        before = stalloc.memory_stats()
+        trainer.step()
+        after = stalloc.memory_stats()
+    assert after["hits"] - before["hits"] == after["planned"]
+
+
+def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
+    trainer = Trainer(rows=64)
+    _plan(trainer, shares=False)
+
+    def roll_out() -> None:
+        with stalloc.phase("rollout"):
+            standin.set_memory(0, standin.used() + MIB)
+            raise KeyError
+
+    with pytest.warns(stalloc.StallocWarning, match="could not come back"):  # noqa: SIM117
+        with pytest.raises(KeyError):
+            roll_out()
+    standin.set_memory(0, 80 * GIB)
+    with stalloc.phase("train"):
+        trainer.step()
+
+
+def test_a_switch_and_back_costs_six_driver_calls() -> None:
+    trainer = Trainer(rows=64)
+    _plan(trainer, shares=False)
+    torch.cuda.empty_cache()
+    memory = ("Create", "Map", "SetAccess", "Unmap", "Release", "AddressReserve", "AddressFree")
+    names = [f"cuMem{name}" for name in memory]
+    names += ["cudaMalloc", "cudaFree", "cudaDeviceSynchronize", "cudaStreamSynchronize"]
+    before = {name: standin.calls(name) for name in names}
+    with stalloc.phase("rollout"):
+        pass
+    calls = {name: standin.calls(name) - before[name] for name in names}
+    assert sum(calls.values()) == 6, calls
