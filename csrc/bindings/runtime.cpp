@@ -125,10 +125,13 @@ void bind_runtime(py::module_& m) {
 
       .def(
           "enable",
-          [](runtime::DeviceRuntime& r, const plan::Plan& plan, bool reuse, bool startup) {
-            r.allocator().enable(plan, {.reuse = reuse, .startup = startup});
+          [](runtime::DeviceRuntime& r, const plan::Plan& plan, bool reuse, bool startup,
+             bool hand_back) {
+            r.allocator().enable(plan,
+                                 {.reuse = reuse, .startup = startup, .hand_back = hand_back});
           },
-          py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false, ReleaseGil())
+          py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false,
+          py::arg("hand_back") = true, ReleaseGil())
       .def(
           "disable", [](runtime::DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
       .def(
