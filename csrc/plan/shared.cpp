@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,15 +19,10 @@ namespace {
 constexpr int kMostRounds = 24;
 
 // The plan's problem with the lifetimes that the requests have.
-solve::Problem without_holds(const Plan& plan) {
-  solve::Problem problem = problem_of(plan);
-  for (const DecisionIndex d : indices<DecisionIndex>(plan.decisions)) {
-    problem.buffers[d.position()].upper -= plan[d].hold;
-  }
-  for (const GroupIndex g : indices<GroupIndex>(plan.groups)) {
-    problem.buffers[plan.decisions.size() + g.position()].upper -= plan[g].hold;
-  }
-  return problem;
+solve::Problem without_holds(Plan plan) {
+  for (Decision& d : plan.decisions) d.hold = 0;
+  for (DynamicGroup& g : plan.groups) g.hold = 0;
+  return problem_of(plan);
 }
 
 std::vector<StreamId> streams_of(const solve::Problem& problem) {
@@ -85,6 +81,14 @@ void share_addresses(Plan& plan, std::span<const Order> orders, const LayoutOpti
 
 void check_shared(const Plan& plan) {
   if (plan.orders.empty()) return;
+  constexpr Tick kFurthest = kNever / 8;  // sums of a few such ticks fit
+  for (std::size_t i = 0; i < plan.orders.size(); ++i) {
+    const auto& [tick, stream, after, upto] = plan.orders[i];
+    const bool in_period = tick >= 0 && tick < plan.period && plan.period < kFurthest;
+    if (in_period && stream >= 0 && after >= 0 && upto > -kFurthest && upto < kFurthest) continue;
+    throw PlanError("orders, row " + std::to_string(i) + ": outside the iteration's " +
+                    std::to_string(plan.period) + " ticks, or a negative stream");
+  }
   const solve::Problem problem = without_holds(plan);
   try {
     verify::validate_order(problem, solve::find_waits(problem, layout_of(plan)), plan.orders);

@@ -190,6 +190,13 @@ TEST_F(SharedTest, TheCheckNoticesABrokenOrder) {
   EXPECT_THROW(plan.check(), PlanError);
   plan.orders[1] = {.tick = 5, .stream = 1, .after = 0, .upto = 2};
   EXPECT_THROW(plan.check(), PlanError);
+  for (const Order& damaged : {Order{.tick = -1}, Order{.tick = 8}, Order{.stream = -1},
+                               Order{.upto = kNever}, Order{.upto = -kNever}}) {
+    plan.orders[1] = damaged;
+    EXPECT_THROW(plan.check(), PlanError);
+  }
+  plan.orders[1] = {.tick = 3, .stream = 1, .after = 0, .upto = 2};
+  EXPECT_NO_THROW(plan.check());
   plan.orders.erase(plan.orders.begin());
   EXPECT_THROW(plan.check(), PlanError) << "the next iteration";
 }
