@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stalloc import _compat, _core, _meta_kernels, _profilers
+from stalloc import _compat, _core, _meta_kernels, _profilers, _program_order
 from stalloc._torch_modules import cuda_module, torch_module
 from stalloc.errors import StallocError
 
@@ -32,6 +32,7 @@ class Adapter:
         give_back: Lets torch's allocator give back its cached memory.
         refresh: Reports the memory of torch's allocator to the runtime, if it is the fallback.
         record_exactly: Lets recorded requests bypass torch's cache, or not.
+        follow_order: Records the order of the device's streams from now on, or no more.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Adapter:
     give_back: Callable[[], object] = _nothing
     refresh: Callable[[], None] = _nothing
     record_exactly: Callable[[bool], None] = lambda exact: None
+    follow_order: Callable[[bool], None] = lambda follows: None
 
 
 def adapter(device: torch.device | str) -> Adapter:
@@ -77,6 +79,7 @@ def _cuda(device: torch.device) -> Adapter:
             _nothing,
             give_back=runtime.release_cached,
             record_exactly=partial(_core.compat_record_exactly, index),
+            follow_order=partial(_program_order.follow, runtime, index),
         )
     if torch.version.cuda is None:
         raise StallocError(
@@ -91,14 +94,16 @@ def _cuda(device: torch.device) -> Adapter:
     # The runtime comes to be with the first installation.
     module.install(index, _has_strange_trackers())
     _profilers.follow(module.note_profiler)
+    runtime = _core.runtime(f"cuda:{index}")
     return Adapter(
         f"cuda:{index}",
-        _core.runtime(f"cuda:{index}"),
+        runtime,
         lambda: module.install(index),
         module.uninstall,
         lambda: module.empty_cache(index),
         lambda: module.note(index),
         module.record_exactly,
+        partial(_program_order.follow, runtime, index),
     )
 
 

@@ -364,7 +364,7 @@ class Driver:
         trace = recorded.trace
         trace.info = {**trace.info, **self._info()}
         plan = trace.plan(
-            time_limit=self._options.time_limit, streams=self._options.streams or Streams.SEPARATE
+            time_limit=self._options.time_limit, streams=self._options.streams or Streams.AUTO
         )
         _log.info("rank %d: %r", self._rank, plan)
         files = self._files

@@ -57,7 +57,7 @@ class Options:
     """Seconds to search for a better plan than the first one."""
     streams: Streams | str | None = None
     """The addresses of several streams, as for `stalloc.Trace.plan`. None reads `STALLOC_STREAMS`,
-    or else means "separate". A plan in the folder stays as it is."""
+    or else means "auto". A plan in the folder stays as it is."""
     strict: bool = False
     """Raise errors. Otherwise an error ends in a warning and training goes on unplanned."""
 
@@ -65,7 +65,7 @@ class Options:
         """Reads the environment and checks the values."""
         mode = self.mode or os.environ.get("STALLOC_MODE") or "auto"
         folder = self.folder or os.environ.get("STALLOC_DIR") or None
-        streams = self.streams or os.environ.get("STALLOC_STREAMS") or Streams.SEPARATE
+        streams = self.streams or os.environ.get("STALLOC_STREAMS") or Streams.AUTO
         if mode not in MODES:
             raise ValueError(f"there is no mode {mode!r}; choose one of {', '.join(MODES)}")
         try:

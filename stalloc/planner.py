@@ -31,6 +31,9 @@ class Streams(str, Enum):
     Functions take the value as a string, too.
     """
 
+    AUTO = "auto"
+    """Streams share addresses where the program itself orders them, as a profile of a GPU tells.
+    Nothing else waits. For traces only."""
     SEPARATE = "separate"
     """Each stream has its own addresses."""
     ORDERED = "ordered"
@@ -41,7 +44,7 @@ class Streams(str, Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> Streams:
-        raise PlanError(f'streams are "separate" or "ordered", not {value!r}')
+        raise PlanError(f'streams are "auto", "separate" or "ordered", not {value!r}')
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,14 @@ def format_csv(csv: Csv, offsets: npt.ArrayLike) -> str:
     return _core.write_csv(csv.ids, problem, _numbers(offsets, "offsets"))
 
 
+def _of_arrays(streams: Streams | str) -> Streams:
+    if Streams(streams) is Streams.AUTO:
+        raise PlanError(
+            'streams="auto" needs the order of a trace; for arrays choose "separate" or "ordered"'
+        )
+    return Streams(streams)
+
+
 def _problem(
     lower: npt.ArrayLike,
     upper: npt.ArrayLike,
@@ -293,7 +304,7 @@ def _problem(
             fixed=optional(fixed, "fixed"),
             phase_begin=optional(phase_begin, "phase_begin"),
             phase_end=optional(phase_end, "phase_end"),
-            streams=Streams(streams),
+            streams=_of_arrays(streams),
             gaps=None if gaps is None or np.size(gaps) == 0 else _numbers(gaps, "gaps"),
         )
     except TypeError:

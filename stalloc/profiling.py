@@ -132,6 +132,8 @@ class Profile:
         try:
             self._adapter.install()
             self._adapter.record_exactly(self._exact)
+            # A training run that stalloc.auto() records does not pay for the order: see follow().
+            self._adapter.follow_order(self._exact)
             if self._exact:
                 self._adapter.give_back()
             self._hooks.attach()
@@ -176,6 +178,7 @@ class Profile:
     def _end(self) -> _core.Trace:
         self._ends_are_guessed = self._hooks.guesses_ends
         self._hooks.detach()
+        self._adapter.follow_order(False)
         self._adapter.uninstall()
         return self._adapter.runtime.finish_recording()
 
@@ -200,7 +203,7 @@ class Profile:
         time_limit: float = 10.0,
         regions: bool = True,
         dynamic: bool = True,
-        streams: Streams | str = "separate",
+        streams: Streams | str = "auto",
         extents: Mapping[str, int] | None = None,
     ) -> Plan:
         """Plans the address of every static request.
@@ -211,7 +214,8 @@ class Profile:
             time_limit: Seconds to look for a better plan than the first one.
             regions: Reserve regions in the pool for dynamic requests.
             dynamic: Serve dynamic requests in the pool at all.
-            streams: "ordered" if streams may share addresses, else "separate"; see `Trace.plan`.
+            streams: "auto", "ordered" or "separate": if streams may share addresses; see
+                `Trace.plan`.
             extents: The largest batches to plan for, as in `{"ids.1": 8192}`; see `Trace.plan`.
 
         Raises:

@@ -92,11 +92,13 @@ class _Active(Session):
         reuse: bool,
         startup: bool,
         keep_addresses: bool | None,
+        hand_back: bool = True,
     ) -> None:
         super().__init__(plan)
         self._reuse = reuse
         self._startup = startup
         self._keep_addresses = keep_addresses
+        self._hand_back = hand_back
         self._strict = strict
         self._other_models = set(names(plan, "other_models")) - {plan.info.get("model")}
         self._inputs = names(plan, "inputs")
@@ -169,7 +171,9 @@ class _Active(Session):
             # The pool replaces what torch has cached.
             self._adapter.give_back()
             self._leave_small(_SMALL if self.plan.info.get("device") == "meta" else 0)
-            self._adapter.runtime.enable(self.plan._core, self._reuse, self._startup)
+            self._adapter.runtime.enable(
+                self.plan._core, self._reuse, self._startup, self._hand_back
+            )
             self._adapter.refresh()
         except BaseException:
             if previous is None:
@@ -243,6 +247,7 @@ def enable(
     startup: bool = False,
     keep_addresses: bool | None = None,
     mode: str | None = None,
+    hand_back: bool | None = None,
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
 
@@ -277,13 +282,18 @@ def enable(
         mode: The way to intercept torch's allocator for GPUs. "compat" uses torch's pluggable
             allocator interface for the rest of the process, and must come before the first use of
             the GPU. None keeps compat mode if it is on, and is native mode otherwise.
+        hand_back: Give a freed block on at once if its addresses are needed, although other streams
+            (`record_stream`) still use it: on the GPU, its own stream then waits for them. That
+            saves memory, and stalls a producer that is far ahead of its consumer. False: it keeps
+            its addresses until these streams are found done, as with torch's allocator. None: True,
+            unless the environment variable `STALLOC_HAND_BACK` is 0.
 
     Returns:
         A session, which may be used as a context manager: it disables the plan at its end.
 
     Raises:
         TypeError: If the plan or the model is something else.
-        ValueError: If the mode is unknown.
+        ValueError: If the mode is unknown, or `STALLOC_HAND_BACK` is neither 0 nor 1.
         PlanError: If the plan is damaged, or (when strict) does not fit.
         OutOfMemory: If the pool cannot be reserved.
         StallocError: While a profile is being recorded, or if it is too late for the mode.
@@ -297,6 +307,8 @@ def enable(
         raise StallocError("a profile is being recorded; leave its `with` block before enable()")
     if mode not in (None, "compat"):
         raise ValueError(f"mode is 'compat' or None, not {mode!r}")
+    if hand_back is None:
+        hand_back = _hands_back()
     if isinstance(plan, (str, os.PathLike)):
         plan = Plan.load(Path(plan))
     if not isinstance(plan, Plan):
@@ -311,10 +323,17 @@ def enable(
         return Session(plan, problem)
     if mode == "compat":
         _compat.install_compat()
-    session = _Active(plan, model, strict, reuse, startup, keep_addresses)
+    session = _Active(plan, model, strict, reuse, startup, keep_addresses, hand_back)
     session._start(_session)
     _session = session
     return session
+
+
+def _hands_back() -> bool:
+    value = os.environ.get("STALLOC_HAND_BACK") or "1"
+    if value not in ("0", "1"):
+        raise ValueError(f"STALLOC_HAND_BACK is 0 or 1, not {value!r}")
+    return value == "1"
 
 
 def disable() -> None:

@@ -123,6 +123,25 @@ class Extents(_Table):
 
 
 @dataclass(frozen=True, slots=True)
+class Orders(_Table):
+    """The order that a program gives its streams, in order of `tick`.
+
+    Only profiles of GPUs have it.
+
+    Attributes:
+        tick: Work that the stream gets from this tick on
+        stream: (ordinal of the stream)
+        after: begins after all work that this other stream had got
+        upto: before this tick.
+    """
+
+    tick: Int64s
+    stream: Int32s
+    after: Int32s
+    upto: Int64s
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpans(_Table):
     """Calls of modules, in order of `begin`; they nest.
 
@@ -189,6 +208,8 @@ class Decisions(_Table):
         phase_end: Phase of the free; -1 in an unplanned phase.
         stream: Ordinal of the stream.
         law: Size law: row of the plan's laws; -1 for a size that never changes.
+        hold: Ticks after `upper` in which its addresses stay idle, until the program has ordered
+            the stream that gets them next.
     """
 
     size: Int64s
@@ -199,6 +220,7 @@ class Decisions(_Table):
     phase_end: Int32s
     stream: Int32s
     law: Int32s
+    hold: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +263,7 @@ class Groups(_Table):
         stream: Ordinal of the stream.
         law: Size law: row of the plan's laws; -1 for a size that never changes.
         host: Row of the group whose region it uses; -1 for its own region.
+        hold: As a decision's.
     """
 
     phase: Int32s
@@ -253,6 +276,7 @@ class Groups(_Table):
     stream: Int32s
     law: Int32s
     host: Int32s
+    hold: Int64s
 
 
 @dataclass(frozen=True, slots=True)

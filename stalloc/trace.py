@@ -19,6 +19,7 @@ from stalloc.tables import (
     Extents,
     Flags,
     LayerSpans,
+    Orders,
     Phases,
     PhaseSpans,
     ProfiledRequests,
@@ -150,6 +151,11 @@ class Trace(Document[_core.Trace]):
         return LayerSpans(**self._core.layer_spans())
 
     @cached_property
+    def orders(self) -> Orders:
+        """The order that the program gave its streams by events and synchronisations."""
+        return Orders(**self._core.orders())
+
+    @cached_property
     def extent_names(self) -> list[str]:
         """Names of the extents: an input of the model and its dimension, as in `ids.1`."""
         return self._core.extent_names
@@ -181,7 +187,7 @@ class Trace(Document[_core.Trace]):
         *,
         regions: bool = True,
         dynamic: bool = True,
-        streams: Streams | str = Streams.SEPARATE,
+        streams: Streams | str = Streams.AUTO,
         extents: Mapping[str, int] | None = None,
     ) -> Plan:
         """Finds an address for every static request and regions for the dynamic ones.
@@ -198,9 +204,11 @@ class Trace(Document[_core.Trace]):
             regions: Reserve regions for dynamic requests. Otherwise they only get addresses that
                 the static requests leave idle.
             dynamic: Plan for dynamic requests at all.
-            streams: "separate", or "ordered": requests of different streams may share addresses.
-                The pool is smaller then. A stream that gets an address waits on the device for all
-                work that any stream had been given when the address was freed.
+            streams: "ordered": requests of different streams may share addresses. The pool is
+                smaller then. A stream that gets an address waits on the device for all work that
+                any stream had been given when the address was freed. "auto": only where the
+                program orders the streams itself, as the trace tells, and if the pool becomes
+                smaller. "separate": never.
             extents: The envelope to plan for, as in `{"ids.1": 8192}`; it may exceed what was
                 profiled. By default the largest extents seen. See `Plan.resized` for the names.
 
@@ -208,11 +216,13 @@ class Trace(Document[_core.Trace]):
             TraceError: The trace is inconsistent, or holds no complete iteration.
             PlanError: There is no such planner, or the options make no sense.
         """
+        shares = Streams(streams) is Streams.AUTO
         with shown(progress) as report:
             plan = Plan(
                 self._core.plan(
                     *(algorithm or "", alignment, time_limit, regions, dynamic),
-                    streams=Streams(streams),
+                    streams=Streams.SEPARATE if shares else Streams(streams),
+                    share=shares,
                     progress=report,
                 )
             )

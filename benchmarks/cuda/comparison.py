@@ -28,7 +28,8 @@ PRETENDED.standin_hazards.restype = ctypes.c_int64
 
 _PROFILED = 4
 _EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-_STREAMS = ("separate", "ordered")
+_STREAMS = ("separate", "ordered", "auto")
+_POLLING = {"STALLOC_HAND_BACK": "0"}
 
 Row = dict[str, Any]
 
@@ -107,6 +108,8 @@ def _compare(script: str) -> list[Row]:
         for streams in _STREAMS:
             row = _row(script, str(Path(folder) / f"{streams}.json"))
             rows.append({"allocator": f"stalloc, {streams}", **row})
+        polling = _row(script, str(Path(folder) / "separate.json"), **_POLLING)
+        rows.append({"allocator": "stalloc, not handed back", **polling})
     return rows
 
 
@@ -128,11 +131,11 @@ def _in_a_process(script: str, *args: str, **environment: str) -> str:
 
 
 def _print(rows: list[Row]) -> None:
-    head = f"{'allocator':<22}{'load':>16}{'reserved':>16}{'efficiency':>12}"
+    head = f"{'allocator':<26}{'load':>16}{'reserved':>16}{'efficiency':>12}"
     print(f"{head}{'waits':>8}{'handed back':>13}{'races':>7}")
     for row in rows:
         print(
-            f"{row['allocator']:<22}{row['load']:>16,}{row['reserved']:>16,}"
+            f"{row['allocator']:<26}{row['load']:>16,}{row['reserved']:>16,}"
             f"{row['efficiency']:>12.4f}{row.get('stream_waits', ''):>8}"
             f"{row.get('handed_back', ''):>13}{row['hazards']:>7}"
         )

@@ -46,6 +46,7 @@ void bind_plan(py::module_& m) {
   py::dict tables;
   tables["phases"] = describe<profile::ProfiledPhase>(kPhaseColumns);
   tables["decisions"] = describe<plan::Decision>(plan::kDecisionColumns);
+  tables["orders"] = describe<Order>(trace::kOrderColumns);
   tables["groups"] = describe<plan::DynamicGroup>(plan::kGroupColumns);
   tables["persistent"] = describe<plan::PersistentRequest>(plan::kPersistentColumns);
   tables["startup"] = describe<plan::StartupRequest>(plan::kStartupColumns);

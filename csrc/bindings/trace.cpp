@@ -136,8 +136,9 @@ py::dict groups_of(const profile::IterationProfile& profile) {
 
 plan::Plan plan_of(const trace::Trace& trace, const std::string& algorithm, Bytes alignment,
                    double time_limit, bool regions, bool dynamic, solve::Streams streams,
-                   const py::object& progress) {
-  const plan::PlanOptions options{algorithm, alignment, time_limit, regions, dynamic, streams};
+                   bool share, const py::object& progress) {
+  const plan::PlanOptions options{algorithm, alignment, time_limit, regions,
+                                  dynamic,   streams,   share};
   return run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& report) {
     plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), options, cancel, report);
     plan.info = trace.info;
@@ -163,6 +164,7 @@ void bind_trace(py::module_& m) {
   py::dict tables;
   tables["phases"] = describe<trace::PhaseSpan>(trace::kPhaseSpanColumns);
   tables["layer_spans"] = describe<trace::LayerSpan>(trace::kLayerSpanColumns);
+  tables["orders"] = describe<Order>(trace::kOrderColumns);
   tables["requests"] = describe<trace::Request>(trace::kRequestColumns);
   m.attr("TRACE_TABLES") = tables;
 
@@ -188,6 +190,7 @@ void bind_trace(py::module_& m) {
            table_of<&trace::Trace::layer_spans, trace::Trace>(trace::kLayerSpanColumns))
       .def_readonly("extent_names", &trace::Trace::extent_names)
       .def("extents", &extents_of)
+      .def("orders", table_of<&trace::Trace::orders, trace::Trace>(trace::kOrderColumns))
       .def("check", &trace::Trace::check, ReleaseGil())
       .def(
           "without_frees_of_later_iterations",
@@ -212,7 +215,8 @@ void bind_trace(py::module_& m) {
           },
           ReleaseGil())
       .def("plan", &plan_of, py::arg("algorithm"), py::arg("alignment"), py::arg("time_limit"),
-           py::arg("regions"), py::arg("dynamic"), py::arg("streams"), py::arg("progress"));
+           py::arg("regions"), py::arg("dynamic"), py::arg("streams"), py::arg("share"),
+           py::arg("progress"));
 }
 
 }  // namespace stalloc::bindings

@@ -13,6 +13,7 @@
 #include "plan/hosts.h"
 #include "plan/layout.h"
 #include "plan/regions.h"
+#include "plan/shared.h"
 #include "plan/slots.h"
 #include "plan/startup.h"
 #include "plan/startup_slots.h"
@@ -272,11 +273,13 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   };
   Plan together = plan;
   const bool may_join = join_generations(together);
-  complete(plan, may_join ? most_of(budget) : budget);
+  complete(plan, may_join || options.share ? most_of(budget) : budget);
   if (may_join && saves(plan.bound, plan.pool)) {
     complete(together, budget);
     if (saves(together.pool, plan.pool)) plan = std::move(together);
   }
+  if (options.share)
+    share_addresses(plan, profile.orders, {.algorithm = options.algorithm}, budget);
   if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
   add_startup(plan, profile.startup, phase_of, row_of);
   add_startup_slots(plan, profile.startup, row_of);

@@ -18,6 +18,8 @@ struct PlanOptions {
   bool regions = true;       // false: groups have reusable space only
   bool dynamic = true;       // false: the plan has no groups
   solve::Streams streams = solve::Streams::kSeparate;
+  // Separate streams share addresses all the same where the program orders them itself (shared.h).
+  bool share = false;
   // The envelope, by name. Missing extents keep their profiled values. docs/changing-batches.md
   // explains the names.
   std::map<std::string, profile::Extent> extents = {};

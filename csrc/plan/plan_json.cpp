@@ -104,6 +104,7 @@ std::string to_json(const Plan& plan) {
   out.entry("period", plan.period);
   // The default is left out: older readers do not know the key.
   if (plan.streams == solve::Streams::kOrdered) out.entry("streams", kOrdered);
+  if (!plan.orders.empty()) write_table(out, "orders", plan.orders, trace::kOrderColumns);
   out.entry("headroom", plan.headroom);
   out.entry("headroom_cost", plan.headroom_cost);
   out.entry("headroom_saves", plan.headroom_saves);
@@ -182,6 +183,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
              plan.streams = solve::Streams::kOrdered;
            },
            /*optional=*/true},
+          {"orders", table(plan.orders, trace::kOrderColumns), /*optional=*/true},
           {"headroom", [&](Value v) { plan.headroom = in.integer<std::int32_t>(v); }},
           {"headroom_cost", number(plan.headroom_cost)},
           {"headroom_saves", number(plan.headroom_saves)},

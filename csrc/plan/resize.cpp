@@ -168,6 +168,7 @@ Bytes bound_at(const Plan& plan, std::span<const Extent> extents,
 
 Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptions& options) {
   Plan resized = sized(plan, extents, options.own);
+  resized.orders.clear();
   resized.walls = options.walls;
   LayoutOptions layout = options.layout;
   if (!options.anchors.empty()) layout.fixed.resize(plan.decisions.size(), kUnplaced);

@@ -170,6 +170,9 @@ struct IterationProfile {
   std::vector<Extent> envelope;                       // the largest of each that the trace has
   std::vector<std::vector<Extent>> seen;  // the distinct extents of microbatches, ascending
   std::vector<SizeLaw> laws;
+  // The order of the program's streams in the reference iteration, in its ticks: `upto` is negative
+  // where it only reaches into an earlier iteration.
+  std::vector<Order> orders;
 
   const ProfiledPhase& operator[](PhaseIndex p) const { return phases[p.position()]; }
   const SizeLaw& operator[](LawIndex l) const { return laws[l.position()]; }

@@ -300,6 +300,20 @@ trace::Trace tag(const trace::Trace& trace, std::span<const std::string> modules
   return tagged;
 }
 
+// The orders of one iteration, in its ticks.
+std::vector<Order> orders_of(const trace::Trace& trace, std::int32_t iteration) {
+  const Tick begin = trace.iterations[iteration];
+  const Tick end = trace.iterations[iteration + 1];
+  std::vector<Order> orders;
+  for (Order o : trace.orders) {
+    if (o.tick < begin || o.tick >= end) continue;
+    o.tick -= begin;
+    o.upto -= begin;
+    orders.push_back(o);
+  }
+  return orders;
+}
+
 }  // namespace
 
 IterationProfile profile_iteration(const trace::Trace& recorded) {
@@ -307,8 +321,10 @@ IterationProfile profile_iteration(const trace::Trace& recorded) {
   const std::optional<trace::Trace> even = even_out(recorded);
   const trace::Trace& trace = even ? *even : recorded;
   std::vector<std::string> modules;
-  if (auto profile = profile_with(trace, modules)) return std::move(*profile);
-  return *profile_with(tag(trace, modules), modules);
+  auto profile = profile_with(trace, modules);
+  if (!profile) profile = profile_with(tag(trace, modules), modules);
+  if (!even) profile->orders = orders_of(trace, profile->iteration);
+  return std::move(*profile);
 }
 
 }  // namespace stalloc::profile

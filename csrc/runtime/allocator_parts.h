@@ -53,7 +53,7 @@ struct AllocatorParts {
         accounting(callers_fallback) {
     if (!streams) return;
     delayed.emplace(*streams, *table);
-    hand_back.emplace(*delayed, *table, pools, accounting);
+    hand_back.emplace(*delayed, *table, pools, fallback, accounting);
   }
 
   // True if freed fallback segments are worth keeping.

@@ -13,13 +13,33 @@ CachingPool::~CachingPool() {
   }
 }
 
+// The best fit; end() if no free block is large enough.
+std::set<CachingPool::FreeKey>::const_iterator CachingPool::find_free(Bytes rounded,
+                                                                      const Shelf& shelf) const {
+  const auto fit = free_.lower_bound(FreeKey{shelf, rounded, 0});
+  return fit != free_.end() && std::get<Shelf>(*fit) == shelf ? fit : free_.end();
+}
+
+bool CachingPool::holds(Bytes size, StreamId stream) const {
+  const Bytes rounded = align_up(size, kDefaultAlignment);
+  return find_free(rounded, {stream, is_small(rounded)}) != free_.end();
+}
+
+bool CachingPool::would_serve(const void* p, Bytes size, StreamId stream) const {
+  const auto block = blocks_.find(reinterpret_cast<Address>(p));
+  if (block == blocks_.end()) return false;
+  const Bytes rounded = align_up(size, kDefaultAlignment);
+  const Block& b = block->second;
+  return b.requested > 0 && b.stream == stream && b.small == is_small(rounded) && b.size >= rounded;
+}
+
 void* CachingPool::allocate(Bytes size, StreamId stream, bool marked) {
   const Bytes rounded = align_up(size, kDefaultAlignment);
   const Shelf shelf{stream, is_small(rounded)};
 
   auto block = blocks_.end();
-  const auto fit = free_.lower_bound(FreeKey{shelf, rounded, 0});
-  if (fit != free_.end() && std::get<Shelf>(*fit) == shelf) {
+  const auto fit = find_free(rounded, shelf);
+  if (fit != free_.end()) {
     block = blocks_.find(std::get<Address>(*fit));
     free_.erase(fit);
     segments_.at(block->second.segment).used = true;

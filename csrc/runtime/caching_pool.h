@@ -34,6 +34,11 @@ class CachingPool {
   // block.
   void* allocate(Bytes size, StreamId stream, bool marked = false);
 
+  // True if a free block can serve such a request.
+  bool holds(Bytes size, StreamId stream) const;
+  // True if the live block `p` can serve it once it is free. False for any other pointer.
+  bool would_serve(const void* p, Bytes size, StreamId stream) const;
+
   // A thrifty pool makes segments as large as the request needs. If it also `returns`, it gives
   // empty segments back before it adds one, for which a GPU waits until all streams are idle.
   void set_thrifty(bool thrifty, bool returns) {
@@ -105,6 +110,7 @@ class CachingPool {
   using FreeKey = std::tuple<Shelf, Bytes, Address>;
   using Blocks = std::map<Address, Block>;
 
+  std::set<FreeKey>::const_iterator find_free(Bytes rounded, const Shelf& shelf) const;
   bool is_small(Bytes rounded) const { return rounded <= unit_ / 2; }
   Bytes segment_size(Bytes rounded) const;
   bool worth_splitting(Bytes rest, bool small) const;

@@ -11,17 +11,21 @@ bool HandBack::may_free(Offset offset, StreamId stream) const {
   return (own == stream || !table_.may_vanish(own)) && delayed_.can_order(pool.address(offset));
 }
 
+bool HandBack::order(void* p, StreamId own) {
+  Statistics& counts = accounting_.counts();
+  const std::int64_t before = delayed_.waits();
+  const bool ordered = delayed_.order(p, own);
+  counts.stream_waits += delayed_.waits() - before;
+  if (ordered) ++counts.handed_back;
+  return ordered;
+}
+
 bool HandBack::free(Offset offset) {
   Pool& pool = *pools_.active();
   void* p = pool.address(offset);
-  Statistics& counts = accounting_.counts();
-  const std::int64_t before = delayed_.waits();
-  const bool ordered = delayed_.order(p, pool.space.at(offset).stream);
-  counts.stream_waits += delayed_.waits() - before;
-  if (!ordered) return false;
+  if (!order(p, pool.space.at(offset).stream)) return false;
   const StaticPool::Block block = pool.release(p, /*capturing=*/false);
   accounting_.release_block(pool.space.round_up(block.size));
-  ++counts.handed_back;
   return true;
 }
 
@@ -45,6 +49,20 @@ bool HandBack::free_one(Bytes size, StreamId stream) {
     since = number;
   });
   return oldest != kUnplaced && free(oldest);
+}
+
+bool HandBack::free_one_beside_pool(Bytes size, StreamId stream) {
+  void* oldest = nullptr;
+  std::uint64_t since = 0;
+  delayed_.visit_waiting([&](void* p, std::uint64_t number) {
+    if (oldest && number > since) return;
+    if (!fallback_.would_serve(p, size, stream) || !delayed_.can_order(p)) return;
+    oldest = p;
+    since = number;
+  });
+  if (!oldest || !order(oldest, stream)) return false;
+  fallback_.deallocate(oldest);
+  return true;
 }
 
 }  // namespace stalloc::runtime

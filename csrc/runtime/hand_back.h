@@ -12,8 +12,8 @@
 // that stream, and for others as StreamOrder says. The host never waits. Nothing is handed back
 // during a capture, or if an event of the block could not be recorded.
 //
-// Only where the plan lets streams wait for each other (Streams::kOrdered): a producer that is far
-// ahead of its consumer waits here, instead of taking more memory. Not thread-safe:
+// The price: a producer that is far ahead of its consumer waits here, instead of taking more
+// memory. So the caller of enable() may turn it off (Serving::Scope). Not thread-safe:
 // PlannedAllocator locks.
 #pragma once
 
@@ -22,6 +22,7 @@
 
 #include "base/types.h"
 #include "runtime/accounting.h"
+#include "runtime/caching_pool.h"
 #include "runtime/delayed_frees.h"
 #include "runtime/pools.h"
 #include "runtime/stream_table.h"
@@ -31,8 +32,13 @@ namespace stalloc::runtime {
 class HandBack {
  public:
   // All outlive this object.
-  HandBack(DelayedFrees& delayed, const StreamTable& table, Pools& pools, Accounting& accounting)
-      : delayed_(delayed), table_(table), pools_(pools), accounting_(accounting) {}
+  HandBack(DelayedFrees& delayed, const StreamTable& table, Pools& pools, CachingPool& fallback,
+           Accounting& accounting)
+      : delayed_(delayed),
+        table_(table),
+        pools_(pools),
+        fallback_(fallback),
+        accounting_(accounting) {}
 
   // True if a block may be handed back.
   bool possible() const { return delayed_.any_waiting() && !delayed_.capturing(); }
@@ -46,13 +52,18 @@ class HandBack {
   // whose own stream is `stream`. Returns false if there is none. O(blocks that wait).
   bool free_one(Bytes size, StreamId stream);
 
+  // The same for a block of the own fallback. Only while possible().
+  bool free_one_beside_pool(Bytes size, StreamId stream);
+
  private:
   bool may_free(Offset offset, StreamId stream) const;
   bool free(Offset offset);
+  bool order(void* p, StreamId own);
 
   DelayedFrees& delayed_;
   const StreamTable& table_;
   Pools& pools_;
+  CachingPool& fallback_;
   Accounting& accounting_;
 };
 

@@ -131,6 +131,10 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   CachingPool& fallback = parts_.fallback;
   fallback.set_thrifty(parts_.serving && !parts_.capturing(),
                        !parts_.delayed || counts.iterations < kSettling);
+  if (parts_.serving && parts_.serving->hands_back() && parts_.hand_back->possible() &&
+      !fallback.holds(size, stream)) {
+    parts_.hand_back->free_one_beside_pool(size, stream);
+  }
   void* p = fallback.allocate(size, stream, dynamic);
   if (!p && parts_.delayed && parts_.delayed->any_waiting()) {
     parts_.collect_all_delayed();

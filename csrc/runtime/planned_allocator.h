@@ -8,8 +8,8 @@
 // the caching pool keeps the free blocks of each stream apart. So a freed address needs no wait. A
 // plan may let its streams share addresses: then the stream that gets one waits (StreamOrder). A
 // block that record_stream() reports keeps its addresses after the free until these streams are
-// done. If its planned lifetime has ended by then, it is a stray, and the next decision there is a
-// conflict.
+// done. If its planned lifetime has ended by then, it is a stray. The next decision there gets the
+// addresses nevertheless, and its stream waits (HandBack); without that it is a conflict.
 //
 // Thread-safe. Under the lock the fallback rarely asks the device for memory, and blocks that
 // several streams use ask it for events. The caller's own allocator is never called.

@@ -20,6 +20,7 @@ void Recorder::start(Layers layers) {
   tagged_.clear();
   seen_.clear();
   interrupted_.clear();
+  order_ = ProgramOrder();
   extent_index_.clear();
   upcoming_extents_.reset();
   wants_extents_ = false;
@@ -30,7 +31,7 @@ void Recorder::start(Layers layers) {
   active_.store(true, std::memory_order_release);
 }
 
-trace::Trace Recorder::finish() {
+trace::Trace Recorder::finish(const StreamTable* table) {
   const std::lock_guard lock(mutex_);
   if (!active()) return {};
   active_.store(false, std::memory_order_release);
@@ -41,6 +42,7 @@ trace::Trace Recorder::finish() {
   }
   open_layers_.clear();
   for (auto& row : trace_.extents) row.values.resize(trace_.extent_names.size(), kNone);
+  if (table) trace_.orders = order_.take(*table, clock_);
   trace_.layers = layers_;
   trace_.end = clock_;
   if (shares_pool()) trace_.info.emplace("shared", "1");
@@ -69,6 +71,7 @@ void Recorder::on_allocate(const void* block, Bytes size, StreamId stream, bool 
   r.dynamic = r.layer_begin != kNone && dynamic_layers_[r.layer_begin];
   live_[block] = static_cast<std::uint32_t>(records_.size());
   records_.push_back(r);
+  order_.note_work(stream, r.lower);
 }
 
 void Recorder::on_free(const void* block, NodeSequence node) {
@@ -266,6 +269,32 @@ LayerIndex Recorder::current_layer(NodeSequence node) const {
   if (makers == tagged_.end() || *node < makers->second.first) return kNone;
   const std::uint64_t i = *node - makers->second.first;
   return i < makers->second.layers.size() ? makers->second.layers[i] : kNone;
+}
+
+void Recorder::on_event(Event what, ProgramOrder::Handle event, ProgramOrder::Handle stream) {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  switch (what) {
+    case Event::kRecorded:
+      return order_.record(event, stream, clock_);
+    case Event::kAwaited:
+      return order_.wait(event, stream, clock_);
+    case Event::kGone:
+      return order_.forget(event);
+  }
+}
+
+void Recorder::on_synchronize(Awaited what, ProgramOrder::Handle handle) {
+  const std::lock_guard lock(mutex_);
+  if (!active()) return;
+  switch (what) {
+    case Awaited::kEvent:
+      return order_.synchronize_event(handle, clock_);
+    case Awaited::kStream:
+      return order_.synchronize_stream(handle, clock_);
+    case Awaited::kDevice:
+      return order_.synchronize_device(clock_);
+  }
 }
 
 std::size_t Recorder::requests() const {

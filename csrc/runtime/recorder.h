@@ -24,6 +24,8 @@
 #include <vector>
 
 #include "base/types.h"
+#include "runtime/program_order.h"
+#include "runtime/stream_table.h"
 #include "runtime/threads.h"
 #include "trace/trace.h"
 
@@ -40,7 +42,8 @@ class Recorder {
 
   // Ends the recording and returns it; empty if none was started. A request that is freed later has
   // no end.
-  trace::Trace finish();
+  // With the table of the device's streams, the trace has the order between them.
+  trace::Trace finish(const StreamTable* table = nullptr);
 
   // Ends the recording and drops it; its memory stays until the next start(). For the child of a
   // fork: it shares these pages with its parent and must not copy them.
@@ -82,6 +85,13 @@ class Recorder {
   // Autograd nodes [first, last) of one thread belong to the layer.
   void tag_sequence(LayerIndex layer, std::uint64_t first, std::uint64_t last);
 
+  // The program has recorded, waited for, or destroyed an event of the device's library.
+  enum class Event : std::uint8_t { kRecorded, kAwaited, kGone };
+  void on_event(Event what, ProgramOrder::Handle event, ProgramOrder::Handle stream);
+  // The host has waited for an event, a stream, or all of the device's work.
+  enum class Awaited : std::uint8_t { kEvent, kStream, kDevice };
+  void on_synchronize(Awaited what, ProgramOrder::Handle handle);
+
   std::size_t requests() const;
   std::int32_t iterations() const;  // complete ones
   // The bytes of the records now: at most 100 a request.
@@ -118,6 +128,7 @@ class Recorder {
   std::vector<trace::PhaseKey> interrupted_;
   std::unordered_map<std::string, std::size_t> extent_index_;  // into trace_.extent_names
   std::optional<std::vector<std::int64_t>> upcoming_extents_;  // of the next forward
+  ProgramOrder order_;
   bool wants_extents_ = false;  // the current phase is a forward without extents
   bool span_open_ = false;
   std::int32_t iteration_ = 0;

@@ -25,7 +25,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
                  Statistics& counts)
     : pools_(pools),
       delayed_(streams.delayed),
-      hand_back_(plan.streams == solve::Streams::kOrdered ? streams.hand_back : nullptr),
+      hand_back_(scope.hand_back ? streams.hand_back : nullptr),
       counts_(counts),
       layouts_(plan),
       microbatches_(plan),

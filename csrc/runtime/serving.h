@@ -41,6 +41,8 @@ class Serving {
   struct Scope {
     bool reuse = true;     // dynamic requests may lie in the pool
     bool startup = false;  // the run is served from its beginning
+    // Blocks that other streams still use are given on at once, if their addresses are needed.
+    bool hand_back = true;
   };
 
   // Both are null on a device without streams.
@@ -54,6 +56,8 @@ class Serving {
   Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams streams, Statistics& counts);
 
   bool has_startup() const { return startup_.has_value(); }
+  // True if blocks may be handed back.
+  bool hands_back() const { return hand_back_ != nullptr; }
   // The number of start-up requests with an address; 0 after start-up.
   std::int64_t placeable() const { return startup_ ? startup_->placeable() : 0; }
 
@@ -153,7 +157,7 @@ class Serving {
 
   Pools& pools_;
   const DelayedFrees* const delayed_;
-  HandBack* const hand_back_;  // null unless the plan lets streams wait for each other
+  HandBack* const hand_back_;  // null if blocks are not handed back
   Statistics& counts_;
   Layouts layouts_;
   Microbatches microbatches_;

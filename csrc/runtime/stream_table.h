@@ -46,6 +46,9 @@ class StreamTable {
   // The number of streams that have a number.
   StreamId count() const { return count_.load(std::memory_order_acquire); }
 
+  // The number of a stream that has one, else kNone.
+  StreamId find(device::StreamHandle stream) const { return stream ? find(stream, count()) : 0; }
+
   // `id` came from id_of().
   device::StreamHandle handle_of(StreamId id) const {
     return handles_[static_cast<std::size_t>(id)];

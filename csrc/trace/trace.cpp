@@ -78,6 +78,21 @@ void check_extents(const Trace& trace) {
   }
 }
 
+void check_orders(const Trace& trace) {
+  for (std::size_t i = 0; i < trace.orders.size(); ++i) {
+    const Order& o = trace.orders[i];
+    if (o.stream < 0 || o.after < 0) reject("orders", i, "a negative stream");
+    if (o.upto < 0 || o.tick < 0 || o.upto > trace.end || o.tick > trace.end) {
+      reject("orders", i,
+             "reaches from tick " + std::to_string(o.tick) + " to " + std::to_string(o.upto) +
+                 ", outside the trace");
+    }
+    if (i > 0 && o.tick < trace.orders[i - 1].tick) {
+      reject("orders", i, "tick " + std::to_string(o.tick) + " is before the previous row's");
+    }
+  }
+}
+
 void check_layer_spans(const Trace& trace) {
   for (std::size_t i = 0; i < trace.layer_spans.size(); ++i) {
     const LayerSpan& span = trace.layer_spans[i];
@@ -174,6 +189,7 @@ void Trace::check() const {
   check_phases(*this);
   check_layer_spans(*this);
   check_extents(*this);
+  check_orders(*this);
   check_requests(*this);
 }
 

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/order.h"
 #include "base/types.h"
 
 namespace stalloc::trace {
@@ -90,6 +91,7 @@ struct Trace {
   std::vector<LayerSpan> layer_spans;
   std::vector<std::string> extent_names;   // "ids.0", "ids.1", ...: input and dimension
   std::vector<MicrobatchExtents> extents;  // ascending by phase
+  std::vector<Order> orders;               // of the program's streams, ascending by tick
   std::vector<Request> requests;           // in order of `lower`
   Tick end = 0;                            // one past the last event
 
@@ -100,7 +102,7 @@ struct Trace {
   // Throws TraceError, naming the first offending entry, unless: requests are sorted by `lower`,
   // sizes are positive and their sum fits in Bytes, lifetimes are not reversed and lie before
   // `end`, every index points into its table, phase spans follow each other without a gap, layer
-  // spans are in order of `begin`, and iterations ascend.
+  // spans are in order of `begin`, and iterations and orders ascend.
   void check() const;
 };
 

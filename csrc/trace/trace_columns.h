@@ -27,6 +27,13 @@ inline constexpr std::tuple kLayerSpanColumns{
     Column<&LayerSpan::recompute>{"recompute"},
 };
 
+inline constexpr std::tuple kOrderColumns{
+    Column<&Order::tick>{"tick"},
+    Column<&Order::stream>{"stream"},
+    Column<&Order::after>{"after"},
+    Column<&Order::upto>{"upto"},
+};
+
 inline constexpr std::tuple kRequestColumns{
     Column<&Request::size>{"size"},
     Column<&Request::lower>{"lower"},

@@ -51,6 +51,7 @@ std::string to_json(const Trace& trace) {
   write_table(out, "phases", trace.phases, kPhaseSpanColumns);
   write_table(out, "layer_spans", trace.layer_spans, kLayerSpanColumns);
   if (!trace.extents.empty()) write_extents(out, trace);
+  if (!trace.orders.empty()) write_table(out, "orders", trace.orders, kOrderColumns);
   write_table(out, "requests", trace.requests, kRequestColumns);
   out.end_object();
   return out.finish();
@@ -81,6 +82,7 @@ Trace trace_from_json(std::string_view text, std::string_view source) {
            },
            true},
           {"extents", [&](Value v) { trace.extents = read_extents(in, v); }, true},
+          {"orders", table(trace.orders, kOrderColumns), /*optional=*/true},
           {"requests", table(trace.requests, kRequestColumns)},
       });
   try {

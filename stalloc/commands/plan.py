@@ -74,9 +74,10 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--streams",
         choices=[streams.value for streams in planner.Streams],
-        default=planner.Streams.SEPARATE.value,
+        default=planner.Streams.AUTO.value,
         help="ordered lets the streams of a trace share addresses: a smaller pool, "
-        "for which they wait for each other on the device (default: %(default)s)",
+        "for which they wait for each other on the device; auto only where the program orders them "
+        "itself (default: %(default)s)",
     )
     parser.add_argument(
         "--capacity",
@@ -183,7 +184,7 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> Planned:
 
 
 def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
-    if args.streams != planner.Streams.SEPARATE:
+    if args.streams == planner.Streams.ORDERED:
         raise PlanError(f"{args.input}: a CSV names no streams: leave out --streams")
     csv = planner.parse_csv(content, named(args.input))
     if not csv.ids:

@@ -119,13 +119,62 @@ TEST_F(HandBackTest, OneWaitCoversEarlierFrees) {
   expect_order();
 }
 
-TEST_F(HandBackTest, SeparateStreamsNeverWait) {
+TEST_F(HandBackTest, SeparateStreamsHandBackToo) {
   enable({decision(0, 0, 1), decision(0, 2, 3)}, solve::Streams::kSeparate);
-  std::byte* const a = take();
-  free_in_use(a);
-  EXPECT_NE(take(), a);
-  EXPECT_EQ(statistics().conflicts, 1);
-  EXPECT_EQ(streams_.waits, 0);
+  for (int step = 0; step < 32; ++step) {
+    std::byte* const a = take();
+    free_in_use(a);
+    EXPECT_EQ(take(), a);
+    free_in_use(a);
+    next_iteration();
+  }
+  EXPECT_EQ(statistics().hits, 64);
+  EXPECT_EQ(statistics().handed_back, 63);
+  EXPECT_EQ(statistics().stream_waits, 63);
+  EXPECT_EQ(statistics().run_peak_reserved, kMiB);
+  expect_order();
+}
+
+TEST_F(HandBackTest, TheCallerMayTurnItOff) {
+  for (const auto streams : {solve::Streams::kSeparate, solve::Streams::kOrdered}) {
+    allocator_.enable(plan_of({decision(0, 0, 1), decision(0, 2, 3)}, streams),
+                      {.hand_back = false});
+    next_iteration();
+    std::byte* const a = take();
+    free_in_use(a);
+    std::byte* const b = take();
+    EXPECT_NE(b, a);
+    free_in_use(b);
+    EXPECT_EQ(statistics().conflicts, 1);
+    EXPECT_EQ(statistics().handed_back, 0);
+    EXPECT_EQ(streams_.waits, 0);
+    expect_order();
+    streams_.complete(side_);
+  }
+}
+
+TEST_F(HandBackTest, ARequestBesideThePoolTakesAWaitingBlockBeforeMoreMemory) {
+  enable({decision(0, 0, 1)}, solve::Streams::kSeparate);
+  constexpr Bytes kLarge = 20 * kMiB;
+  std::byte* const a = take(kMain, kLarge);
+  free_in_use(a, kSide, kLarge);
+  EXPECT_NE(take(kSide, kLarge), a) << "of another stream";
+  EXPECT_NE(take(kMain, 512), a) << "a small request cannot use it";
+  EXPECT_EQ(statistics().handed_back, 0);
+  EXPECT_EQ(take(kMain, kLarge), a);
+  EXPECT_EQ(statistics().handed_back, 1);
+  EXPECT_EQ(statistics().stream_waits, 1);
+  expect_order();
+}
+
+TEST_F(HandBackTest, NothingBesideThePoolIsHandedBackDuringACapture) {
+  enable({decision(0, 0, 1)}, solve::Streams::kSeparate);
+  std::byte* const a = take(kMain, 20 * kMiB);
+  free_in_use(a, kSide, 20 * kMiB);
+  allocator_.begin_capture();
+  EXPECT_NE(take(kMain, 20 * kMiB), a);
+  allocator_.end_capture();
+  EXPECT_EQ(statistics().handed_back, 0);
   expect_order();
 }
 

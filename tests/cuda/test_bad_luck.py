@@ -125,7 +125,8 @@ for call in ("cudaEventRecord", "cudaEventQuery", "cudaEventCreateWithFlags"):
     standin.fail(call, 1, 719, 1)
     del y
     t = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
-    assert t.data_ptr() != address
+    # A kept event serves where none can be made: then the block is handed back.
+    assert t.data_ptr() != address or call == "cudaEventCreateWithFlags", call
     del t
     stalloc.step()  # waits for the device, since nothing else can tell any more
     standin.fail(call, 0, 0)

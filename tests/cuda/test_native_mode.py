@@ -279,7 +279,10 @@ def test_torchs_profiler_sees_served_requests() -> None:
     assert expected[0] > plan.pool // 2
 
 
-def test_recorded_tensors_keep_their_place_until_streams_are_done() -> None:
+def test_recorded_tensors_keep_their_place_until_streams_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STALLOC_HAND_BACK", "0")
     side = torch.cuda.ExternalStream(standin.new_stream())
     trainer = Trainer()
     _, segment = planned_pair(trainer)

@@ -111,7 +111,7 @@ def test_streams_share_addresses_where_they_are_ordered(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(document))
     with pytest.raises(PlanError, match="overlap"):
         Plan.load(tmp_path / "plan.json")
-    with pytest.raises(PlanError, match='streams are "separate" or "ordered", not \'both\''):
+    with pytest.raises(PlanError, match='"auto", "separate" or "ordered", not \'both\''):
         trace.plan(streams="both")  # type: ignore[arg-type]
 
 

@@ -18,6 +18,7 @@ CLASSES = {
     ("trace", "requests"): tables.Requests,
     ("trace", "phases"): tables.PhaseSpans,
     ("trace", "layer_spans"): tables.LayerSpans,
+    ("trace", "orders"): tables.Orders,
     ("plan", "phases"): tables.Phases,
     ("plan", "decisions"): tables.Decisions,
     ("plan", "groups"): tables.Groups,
@@ -29,7 +30,12 @@ CLASSES = {
     ("plan", "laws"): tables.Laws,
     ("plan", "law_terms"): tables.LawTerms,
 }
-IN_FILES_ONLY = {("plan", "persistent"), ("plan", "slot_startup"), ("plan", "contexts")}
+IN_FILES_ONLY = {
+    ("plan", "orders"),
+    ("plan", "persistent"),
+    ("plan", "slot_startup"),
+    ("plan", "contexts"),
+}
 
 
 def schema_type(column: dict[str, Any]) -> tuple[str, bool]:

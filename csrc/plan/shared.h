@@ -1,0 +1,32 @@
+// Addresses that streams share where the program orders them anyway.
+//
+// Streams that share addresses wait for each other: for all work that any stream had got when the
+// address was freed. A program has an order of its own, such as a communication stream that waits
+// for the computation. Where it covers the wait, the wait costs nothing. Elsewhere the address
+// stays idle until it does (Decision::hold):
+//
+//   stream 0   [ a ) ...hold...|                    a's addresses
+//   stream 1          waits for stream 0  [ b )     b may have them, without another wait
+//
+// A run does not trust this order: it lets the later stream wait, as in every plan with ordered
+// streams. So a program that orders its streams otherwise may lose overlap, never a value.
+#pragma once
+
+#include <span>
+
+#include "base/order.h"
+#include "plan/layout.h"
+#include "plan/plan.h"
+#include "solve/core/planner.h"
+
+namespace stalloc::plan {
+
+// Lets streams share addresses in a plan of separate streams that has a layout, if the pool becomes
+// smaller. Otherwise the plan stays as it is. Such a plan has ordered streams and Plan::orders.
+void share_addresses(Plan& plan, std::span<const Order> orders, const LayoutOptions& options,
+                     const solve::Budget& budget);
+
+// Throws PlanError unless Plan::orders, where there are any, cover all waits of the plan.
+void check_shared(const Plan& plan);
+
+}  // namespace stalloc::plan
