@@ -173,7 +173,10 @@ bool CudaMemory::grow(void* memory, Bytes before, Bytes size) {
     const std::lock_guard lock(mutex_);
     Pool* pool = find(memory);
     if (!pool) return false;
-    if (!add(*pool, {whole_units(before), whole_units(size)}, {before, size})) return false;
+    // The last unit before is mapped, unless its memory has moved.
+    Bytes from = whole_units(before);
+    if (from > before && !pool->range->is_mapped_at(before)) from -= whole_units(1);
+    if (!add(*pool, {from, whole_units(size)}, {before, size})) return false;
   }
   tell(Step::kPartAdded, static_cast<std::byte*>(memory) + before, size - before);
   return true;
@@ -221,7 +224,11 @@ bool CudaMemory::attach(void* memory, Range range) {
   {
     const std::lock_guard lock(mutex_);
     Pool* pool = find(memory);
-    if (!pool || !add(*pool, {range.begin, whole_units(range.end)}, range)) return false;
+    if (!pool) return false;
+    // The last unit is mapped if the pool has grown meanwhile.
+    Bytes end = whole_units(range.end);
+    if (end > range.end && pool->range->is_mapped_at(range.end)) end -= whole_units(1);
+    if (!add(*pool, {range.begin, end}, range)) return false;
   }
   tell(Step::kPartAdded, static_cast<std::byte*>(memory) + range.begin, range.size());
   return true;

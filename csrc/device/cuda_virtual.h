@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <vector>
 
@@ -34,6 +35,12 @@ class CudaVirtualRange {
   Bytes room() const { return room_; }
   Bytes end() const { return end_; }  // of the memory
   bool is_mapped() const { return !chunks_.empty(); }
+  bool is_mapped_at(Bytes offset) const {
+    const auto next = chunks_.upper_bound(offset);
+    if (next == chunks_.begin()) return false;
+    const auto& [at, chunk] = *std::prev(next);
+    return offset < at + chunk.size;
+  }
 
   // Maps memory to `r`, which has none: kept chunks first. False, without effect, if the device
   // lacks the memory.

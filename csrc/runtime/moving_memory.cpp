@@ -8,6 +8,9 @@
 namespace stalloc::runtime {
 namespace {
 
+// Memory does not move for smaller requests.
+constexpr Bytes kLeastMoved = Bytes{1} << 20;
+
 // The bytes of `ranges` that lie in `r`.
 Bytes common(const std::vector<Range>& ranges, Range r) {
   Bytes sum = 0;
@@ -134,7 +137,9 @@ bool MovingMemory::make_room(Bytes size, StreamId stream, bool more) {
   if (lacking == 0) return true;
   RangeSet kept;
   kept.insert(room);
-  const std::vector<Range> from = outside(kept, space.idle_ranges());
+  // To wait for the device costs more than a small request beside the pool.
+  const std::vector<Range> from =
+      size < kLeastMoved ? std::vector<Range>{} : outside(kept, space.idle_ranges());
   if (!more && movable(from) < lacking) return false;
 
   const std::vector<Range> gone = detach(lacking, from);

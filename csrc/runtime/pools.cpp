@@ -159,7 +159,7 @@ Bytes Pools::memory_with(const plan::Plan& layout) const {
 }
 
 bool Pools::make_room(Bytes size, StreamId stream, bool more) {
-  fallback_.release_cached();  // its memory would come on top
+  if (more) fallback_.release_cached();  // its memory would come on top
   return MovingMemory(device_, *active_).make_room(size, stream, more);
 }
 

@@ -153,6 +153,8 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   const bool is_new = !evaluations_.is_known() && pools_.can_grow();
   if (size < small && (evaluations_.outlives(small) || (is_new && size < kTiny))) return nullptr;
   void* planned = offset == kUnplaced ? nullptr : place_evaluation(offset, size, stream);
+  // A forward that departs from those before it tells nothing about a small block.
+  if (!planned && size < std::min(small, kTiny) && pools_.can_grow()) return nullptr;
   StaticPool::Departure departure{.origin = Departures::kUnplanned};
   departure.is_brief = is_new || evaluations_.is_brief();
   // The next iteration gets a layout around it. Within an iteration it is to be least in the way.

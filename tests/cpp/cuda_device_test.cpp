@@ -369,6 +369,21 @@ TEST_F(CudaDevice, MemoryMovesWithinAPool) {
   EXPECT_EQ(memory.held().all.bytes.current, 0);
 }
 
+// The last unit of a pool whose size is no multiple of it moves, and the pool grows without it.
+TEST_F(CudaDevice, AnUnevenEndMovesAndGrows) {
+  device::CudaMemory memory(0);
+  auto* pool = static_cast<std::byte*>(memory.allocate_pool(9 * kMiB + 512, /*grows=*/true));
+  const Range moved = memory.detach(pool, {4 * kMiB, 9 * kMiB + 512});
+  EXPECT_EQ(moved, (Range{4 * kMiB, 9 * kMiB + 512}));
+  ASSERT_TRUE(memory.grow(pool, 9 * kMiB + 512, 15 * kMiB));
+  EXPECT_EQ(standin_use(nullptr, pool + 9 * kMiB + 512, (6 << 20) - 512, 1), kCudaSuccess);
+  ASSERT_TRUE(memory.attach(pool, moved));
+  EXPECT_EQ(standin_use(nullptr, pool, 15 << 20, 2), kCudaSuccess) << "all of it";
+  memory.drop_detached(pool);
+  memory.release(pool, 15 * kMiB);
+  EXPECT_EQ(standin_used(0), 0u);
+}
+
 TEST_F(CudaDevice, AWatcherFollowsMemoryThatMoves) {
   static std::map<std::byte*, Bytes> known;
   known.clear();

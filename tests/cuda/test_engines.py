@@ -175,7 +175,7 @@ def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
         trainer.step()
 
 
-def test_a_switch_and_back_costs_six_driver_calls() -> None:
+def test_a_switch_and_back_costs_four_driver_calls_a_chunk() -> None:
     trainer = Trainer(rows=64)
     _plan(trainer, shares=False)
     torch.cuda.empty_cache()
@@ -186,4 +186,6 @@ def test_a_switch_and_back_costs_six_driver_calls() -> None:
     with stalloc.phase("rollout"):
         pass
     calls = {name: standin.calls(name) - before[name] for name in names}
-    assert sum(calls.values()) == 6, calls
+    chunks = calls["cuMemCreate"]
+    assert chunks <= 1024
+    assert sum(calls.values()) == 4 * chunks + 2, calls
