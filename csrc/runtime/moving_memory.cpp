@@ -173,7 +173,7 @@ bool MovingMemory::restore(const RangeSet& needed) {
     });
   }
   const std::vector<Range> from = outside(needed, space.idle_ranges());
-  // What lies behind the addresses that are needed moves down as long as there is more above it.
+  // Memory behind the needed addresses moves down as long as there is more above a gap.
   std::vector<Range> gaps = outside(needed, absent);
   Bytes moving = sum_of(wanted);
   for (Range& gap : gaps) {

@@ -35,8 +35,8 @@ class OrderTable {
   std::map<std::pair<StreamId, StreamId>, std::vector<Row>> rows_;  // ascending
 };
 
-// Of the waits of a layout, those that the program does not order itself: the user's stream would
-// wait for work that it does not wait for anyway.
+// The waits of a layout that the program does not order itself: there the user's stream would wait
+// for work that it does not wait for anyway.
 std::vector<Wait> uncovered(const Problem& problem, std::span<const Wait> waits,
                             const OrderTable& table);
 

@@ -43,7 +43,10 @@ class MovedMemory : public ::testing::Test {
     loop().enter_unplanned();
     loop().begin_evaluation();
   }
-  void end_evaluation() { loop().leave_unplanned(); }
+  void end_evaluation(const std::vector<void*>& blocks) {
+    for (void* p : blocks) free(p);
+    loop().leave_unplanned();
+  }
   void* allocate(Bytes size) {
     void* p = allocator_.allocate(size, 0, /*for_training=*/true);
     allocator_.inspect().check();
@@ -87,8 +90,7 @@ TEST_F(MovedMemory, IdleMemoryServesARequestThatNoIdleRangeHolds) {
   EXPECT_EQ(statistics().reserved.peak, 80 * kMiB) << "36 of 40 idle MiB were enough";
   EXPECT_EQ(device_.used(), 80 * kMiB);
   EXPECT_EQ(statistics().fallback_requests, 0);
-  for (void* p : blocks) free(p);
-  end_evaluation();
+  end_evaluation(blocks);
   EXPECT_EQ(train(), 5);
   EXPECT_EQ(statistics().conflicts, 0);
   EXPECT_EQ(statistics().reserved.peak, 80 * kMiB);
@@ -100,8 +102,7 @@ TEST_F(MovedMemory, AResultThatStaysBehindThePoolCostsItsOwnMemory) {
   begin_evaluation();
   std::vector<void*> blocks = divide();
   void* kept = allocate(36 * kMiB);
-  for (void* p : blocks) free(p);
-  end_evaluation();
+  end_evaluation(blocks);
   EXPECT_EQ(train(), 5) << "all of the plan's addresses have memory again";
   EXPECT_EQ(statistics().conflicts, 0);
   EXPECT_LE(statistics().reserved.peak, 120 * kMiB) << "36 MiB, and chunks of 2 MiB at its ends";
@@ -110,8 +111,7 @@ TEST_F(MovedMemory, AResultThatStaysBehindThePoolCostsItsOwnMemory) {
     begin_evaluation();
     blocks = divide();
     blocks.push_back(allocate(36 * kMiB));
-    for (void* p : blocks) free(p);
-    end_evaluation();
+    end_evaluation(blocks);
     EXPECT_EQ(train(), 5);
   }
   EXPECT_LE(statistics().reserved.peak, 120 * kMiB) << "however often";
@@ -128,8 +128,7 @@ TEST_F(MovedMemory, WorkWithoutAForwardGetsOnlyWhatIsThere) {
   blocks.push_back(allocate(36 * kMiB));
   EXPECT_EQ(statistics().fallback_requests, 1);
   EXPECT_EQ(statistics().pool, 80 * kMiB);
-  for (void* p : blocks) free(p);
-  end_evaluation();
+  end_evaluation(blocks);
   EXPECT_EQ(train(), 5);
 }
 
@@ -141,8 +140,7 @@ TEST_F(MovedMemory, MemoryThatIsRefusedLeavesAllAsItWas) {
   blocks.push_back(allocate(50 * kMiB));  // 10 MiB more than are idle
   EXPECT_EQ(statistics().fallback_requests, 1);
   EXPECT_EQ(statistics().pool, 80 * kMiB);
-  for (void* p : blocks) free(p);
-  end_evaluation();
+  end_evaluation(blocks);
   EXPECT_EQ(train(), 5);
 }
 
@@ -152,8 +150,7 @@ TEST_F(MovedMemory, MemoryThatDoesNotComeBackCostsNoMoreThanItsDecisions) {
   begin_evaluation();
   std::vector<void*> blocks = divide();
   void* kept = allocate(36 * kMiB);
-  for (void* p : blocks) free(p);
-  end_evaluation();
+  end_evaluation(blocks);
   device_.fail_at(1);
   EXPECT_LT(train(), 5);
   EXPECT_EQ(train(), 5);
@@ -165,8 +162,7 @@ TEST_F(MovedMemory, APoolThatGoesTakesItsGapsAlong) {
   begin_evaluation();
   std::vector<void*> blocks = divide();
   blocks.push_back(allocate(36 * kMiB));
-  for (void* p : blocks) free(p);
-  end_evaluation();
+  end_evaluation(blocks);
   allocator_.release_pool();
   EXPECT_EQ(device_.used(), 0);
   allocator_.acquire_pool();
