@@ -36,12 +36,14 @@ Bytes sum_of(const std::vector<Range>& ranges) {
 
 // The beginning of the room with the least addresses without memory, the lowest of equals. Those
 // behind the pool's end have none. kUnplaced if the stream has no addresses.
-Offset MovingMemory::find_room(Bytes size, StreamId stream) const {
+Offset MovingMemory::find_room(const Room& room) const {
+  const auto& [size, stream, stays, more] = room;
   StaticPool& space = pool_.space;
   const std::vector<Range> idle = space.idle_ranges();
   std::vector<Range> open = space.claimable(stream);
   if (open.empty() && space.missing_at_end(size, stream) == kUnplaced) return kUnplaced;
   const Bytes end = space.size();
+  if (stays) open = outside(space.planned(), open);
   if (open.empty() || open.back().end < end) open.push_back({end, end});
   open.back().end = end + size;
   Offset found = kUnplaced;
@@ -125,10 +127,11 @@ bool MovingMemory::grow(Bytes size, StreamId stream) {
   return true;
 }
 
-bool MovingMemory::make_room(Bytes size, StreamId stream, bool more) {
+bool MovingMemory::make_room(Room wanted) {
   StaticPool& space = pool_.space;
-  size = space.round_up(size);
-  const Offset begin = find_room(size, stream);
+  wanted.size = space.round_up(wanted.size);
+  const auto& [size, stream, stays, more] = wanted;
+  const Offset begin = find_room(wanted);
   if (begin == kUnplaced) return false;
   const Range room{begin, begin + size};
   const std::vector<Range> inside = lacking_in(room);

@@ -25,18 +25,23 @@ class MovingMemory {
   // `pool` can grow. Both outlive this object.
   MovingMemory(device::DeviceMemory& device, Pool& pool) : device_(device), pool_(pool) {}
 
-  // Makes idle addresses of `stream` a range of at least `size` bytes: where the least memory has
-  // to come, which other idle addresses give, free slots included. `more`: then the device. Changes
-  // nothing and returns false if the memory does not suffice, or if `stream` has no addresses in
-  // the pool.
-  bool make_room(Bytes size, StreamId stream, bool more);
+  struct Room {
+    Bytes size = 0;
+    StreamId stream = 0;
+    bool stays = false;  // a block in it may stay: it lies outside the addresses of the layout
+    bool more = false;   // the device gives what the pool lacks
+  };
+  // Makes idle addresses of the stream a range of at least so many bytes: where the least memory
+  // has to come, which other idle addresses give, free slots included. Changes nothing and returns
+  // false if the memory does not suffice, or if the stream has no addresses in the pool.
+  bool make_room(Room room);
 
   // Gives memory to all of `needed`: at first that of idle addresses outside, then the device's.
   // Returns false if the device lacks it; then the rest stays without.
   bool restore(const RangeSet& needed);
 
  private:
-  Offset find_room(Bytes size, StreamId stream) const;
+  Offset find_room(const Room& room) const;
   std::vector<Range> lacking_in(Range room) const;
   Bytes movable(const std::vector<Range>& from) const;
   std::vector<Range> detach(Bytes size, const std::vector<Range>& from);

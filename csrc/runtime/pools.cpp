@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "base/format.h"
 #include "plan/layout.h"
-#include "runtime/moving_memory.h"
 #include "runtime/startup_guide.h"
 
 namespace stalloc::runtime {
@@ -158,9 +157,9 @@ Bytes Pools::memory_with(const plan::Plan& layout) const {
   return memory;
 }
 
-bool Pools::make_room(Bytes size, StreamId stream, bool more) {
-  if (more) fallback_.release_cached();  // its memory would come on top
-  return MovingMemory(device_, *active_).make_room(size, stream, more);
+bool Pools::make_room(MovingMemory::Room room) {
+  if (room.more) fallback_.release_cached();  // its memory would come on top
+  return MovingMemory(device_, *active_).make_room(room);
 }
 
 bool Pools::restore() { return MovingMemory(device_, *active_).restore(active_->space.planned()); }

@@ -24,6 +24,7 @@
 #include "device/streams.h"
 #include "plan/plan.h"
 #include "runtime/caching_pool.h"
+#include "runtime/moving_memory.h"
 #include "runtime/pool.h"
 #include "runtime/stream_table.h"
 
@@ -77,7 +78,7 @@ class Pools {
   // nothing and returns false if the device lacks the memory.
   bool grow(const plan::Plan& layout);
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
-  bool make_room(Bytes size, StreamId stream, bool more);
+  bool make_room(MovingMemory::Room room);
   bool restore();
   // True if an address of the layout has no memory.
   bool has_absent() const;

@@ -111,8 +111,12 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
   // A layout can leave what stays outside of the anchors alone.
   const bool may_stay =
       departure.stays_outside && pools_.can_grow() && failed_leftovers_ < kMostFailures;
-  if (shuts_out_departed_ || !(may_stay || departures_.admits(departure.origin, size, wary))) {
-    return nullptr;
+  if (shuts_out_departed_) return nullptr;
+  if (!may_stay && !departures_.admits(departure.origin, size, wary)) {
+    // Results of evaluations that stay cost their own size where no decision lies.
+    if (departure.origin != Departures::kUnplanned || !pools_.can_grow()) return nullptr;
+    departure.stays_outside = &pools_.active()->space.planned();
+    departure.only_outside = true;
   }
   return place_idle(size, stream, departure);
 }
@@ -132,7 +136,8 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
   // Work without a forward, such as a checkpoint, is no evaluation: it gets what the pool has.
   if (offset == kUnplaced && of_evaluation &&
-      grow_for_evaluation(size, stream, /*more=*/evaluations_.has_forward())) {
+      make_room({size + (departure.only_outside ? 2 * pool.space.gap() : 0), stream,
+                 departure.only_outside, evaluations_.has_forward()})) {
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
@@ -159,22 +164,24 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   departure.is_brief = is_new || evaluations_.is_brief();
   // The next iteration gets a layout around it. Within an iteration it is to be least in the way.
   if (!began_ && evaluations_.outlives()) {
-    departure.stays_outside = &layouts_.anchored();
-    departure.last = evaluations_.leaves_last();
+    // A plan without laws has no layout around it.
+    departure.only_outside = layouts_.current().extents.empty() && pools_.can_grow();
+    departure.stays_outside =
+        departure.only_outside ? &pools_.active()->space.planned() : &layouts_.anchored();
+    departure.last = !departure.only_outside && evaluations_.leaves_last();
   }
   void* p = planned ? planned : allocate_departed(size, stream, departure, /*wary=*/false);
   if (p) evaluations_.serve(p);
   return p;
 }
 
-// Adds memory behind the pool: that of other idle addresses, and if `more`, the device's. Training
-// may use it afterwards, whereas memory beside the pool serves the evaluation alone. A capture must
-// not wait for the driver.
-bool Serving::grow_for_evaluation(Bytes size, StreamId stream, bool more) {
-  Bytes& refused = refused_growth_[more ? 1 : 0];
-  if (capturing() || !pools_.can_grow() || size >= refused) return false;
-  if (!pools_.make_room(size, stream, more)) {
-    refused = size;
+// Makes room for an evaluation in the pool. Training may use more memory afterwards, whereas memory
+// beside the pool serves the evaluation alone. A capture must not wait for the driver.
+bool Serving::make_room(MovingMemory::Room room) {
+  Bytes& refused = refused_room_[room.more ? 1 : 0];
+  if (capturing() || !pools_.can_grow() || room.size >= refused) return false;
+  if (!pools_.make_room(room)) {
+    refused = room.size;
     return false;
   }
   has_lent_ = pools_.has_absent();
@@ -206,7 +213,7 @@ void Serving::leave_unplanned() {
 }
 
 void Serving::begin_part(Evaluations::Part part) {
-  refused_growth_.fill(Evaluations::kAny);
+  refused_room_.fill(Evaluations::kAny);
   end_evaluation();
   evaluations_.begin(part);
   open_zone(/*more=*/false);
@@ -222,7 +229,7 @@ void Serving::open_zone(bool more) {
   };
   if (open() || !evaluations_.has_forward()) return;
   const Bytes wanted = evaluations_.height() + evaluations_.room();
-  if (grow_for_evaluation(wanted, evaluations_.stream(), more)) open();
+  if (make_room({wanted, evaluations_.stream(), /*stays=*/false, more})) open();
 }
 
 void Serving::end_evaluation() {

@@ -147,7 +147,7 @@ class Serving {
   void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
   void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
   void* allocate_evaluation(Bytes size, StreamId stream);
-  bool grow_for_evaluation(Bytes size, StreamId stream, bool more);
+  bool make_room(MovingMemory::Room room);
   void open_zone(bool more);
   void restore_memory();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
@@ -169,7 +169,7 @@ class Serving {
   bool began_ = false;    // this iteration has begun a forward
   bool refused_ = false;  // in this iteration the memory for a larger layout was refused
   // The smallest sizes that an evaluation was refused in the pool's memory, and in more.
-  std::array<Bytes, 2> refused_growth_{Evaluations::kAny, Evaluations::kAny};
+  std::array<Bytes, 2> refused_room_{Evaluations::kAny, Evaluations::kAny};
   bool has_lent_ = false;                 // an evaluation has memory of addresses of the layout
   bool upcoming_refused_ = false;         // the same for the upcoming microbatch
   plan::DecisionIndex awaiting_ = kNone;  // of the request that awaits its layout

@@ -207,7 +207,8 @@ class StaticPool {
     // If not null, the block is likely to stay. It goes to the first or last idle addresses outside
     // of these, if it fits there: layouts that leave its addresses alone are divided least.
     const RangeSet* stays_outside = nullptr;
-    bool last = false;      // to the last ones
+    bool last = false;          // to the last ones
+    bool only_outside = false;  // to no other addresses
     bool is_brief = false;  // likely to be freed before the plan goes on: the first idle addresses
                             // do, and leave the most for a larger block behind them
   };
@@ -252,6 +253,8 @@ class StaticPool {
   std::vector<Range> claimable(StreamId stream);
   // The addresses that the layout gives to anything. O(n log n) after a new layout.
   const RangeSet& planned() const;
+  // The bytes that a large block which stays outside of these needs besides its own.
+  Bytes gap() const { return round_up(size_ / kSmallPart); }
   // `r`, which is idle, has no memory from now on; a part of such addresses has it again.
   void remove_memory(Range r);
   void return_memory(Range r);
@@ -307,6 +310,9 @@ class StaticPool {
   void check() const;
 
  private:
+  // A block of less than one part in so many of the pool is small.
+  static constexpr Bytes kSmallPart = 1000;
+
   enum class State : std::uint8_t { kIdle, kRegular, kStray };
 
   using BoxIndex = plan::BoxIndex;

@@ -18,9 +18,6 @@ constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
 // A decision of at least this part of the pool finds no other place when it is displaced.
 constexpr Bytes kLargeParts = 16;
 
-// A block of less than one part in so many of the pool is small.
-constexpr Bytes kSmallPart = 1000;
-
 }  // namespace
 
 // Finds the idle ranges if they are not known. Returns the stream's index, or the number of streams
@@ -90,6 +87,7 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& 
   Offset offset = kUnplaced;
   if (departure.stays_outside) {
     offset = find_end(size, owner, *departure.stays_outside, departure.last);
+    if (offset == kUnplaced && departure.only_outside) return kUnplaced;
   } else if (departure.is_brief) {
     offset = levels_.back().idle[owner].first_fit(size);
   }
@@ -120,8 +118,7 @@ Offset StaticPool::find_fit(Bytes size, Bytes room, std::size_t owner, bool last
 // such as the next batch: behind it, they would divide the idle space once it is freed.
 Offset StaticPool::find_end(Bytes size, std::size_t owner, const RangeSet& outside,
                             bool last) const {
-  const Bytes small = round_up(size_ / kSmallPart);
-  const Bytes gap = size < small ? 0 : small;
+  const Bytes gap = size < this->gap() ? 0 : this->gap();
   Offset found = kUnplaced;
   levels_.back().idle[owner].intersect({0, size_}, [&](Range hole) {
     if (hole.size() < size + gap) return;

@@ -14,13 +14,6 @@
 #include "runtime/static_pool.h"
 
 namespace stalloc::runtime {
-namespace {
-
-// A leftover of less than one part in so many of the pool is not worth a layout.
-constexpr Bytes kSmallPart = 1000;
-
-}  // namespace
-
 // Makes the live decision `d` a stray block that the plan does not know.
 void StaticPool::disown(DecisionIndex d) {
   Placed& p = decisions_[d];
@@ -153,6 +146,7 @@ std::vector<StaticPool::Leftover> StaticPool::leftovers() const {
     });
     const bool is_old = block.iteration < iteration_ || block.origin == Departures::kUnplanned;
     if (!is_old || is_turn || !block.stray || block.slot_class != kNone) continue;
+    // A smaller one is not worth a layout.
     if (block.size >= size_ / kSmallPart) result.push_back({offset, block.size, block.stream});
   }
   std::ranges::sort(result, {}, &Leftover::offset);

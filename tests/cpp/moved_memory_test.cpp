@@ -132,6 +132,27 @@ TEST_F(MovedMemory, WorkWithoutAForwardGetsOnlyWhatIsThere) {
   EXPECT_EQ(train(), 5);
 }
 
+// A block of an evaluation that has outlived an iteration goes where no decision lies.
+TEST_F(MovedMemory, ResultsThatStayDisplaceNoDecision) {
+  train();
+  void* kept = nullptr;
+  for (int i = 0; i < 6; ++i) {
+    begin_evaluation();
+    void* hidden = allocate(30 * kMiB);
+    void* next = allocate(20 * kMiB);
+    if (kept) free(kept);
+    kept = next;
+    end_evaluation({hidden});
+    const std::int64_t hits = train();
+    if (i > 2) {
+      EXPECT_EQ(hits, 5) << i;
+    }
+    EXPECT_EQ(train(), hits);
+  }
+  EXPECT_LE(statistics().reserved.current, 110 * kMiB);
+  free(kept);
+}
+
 TEST_F(MovedMemory, MemoryThatIsRefusedLeavesAllAsItWas) {
   train();
   begin_evaluation();
