@@ -136,7 +136,7 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
   // Work without a forward, such as a checkpoint, is no evaluation: it gets what the pool has.
   if (offset == kUnplaced && of_evaluation &&
-      make_room({size + (departure.only_outside ? 2 * pool.space.gap() : 0), stream,
+      make_room({size + (departure.stays_outside ? 2 * pool.space.gap() : 0), stream,
                  departure.only_outside, evaluations_.has_forward()})) {
     offset = pool.space.place_idle(size, stream, departure);
   }
