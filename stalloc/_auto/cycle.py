@@ -291,8 +291,10 @@ class Cycle:
             self._proposals = solution.proposals
             return _Departure("a longer search found a better plan", Stage.WAITING)
         self._unlike += problem is not None
-        if (outgrown or self._unlike >= self._patience) and self._exchange():
-            reason = service.departure if outgrown else "other inputs"
+        if not outgrown and self._unlike < self._patience:
+            return None
+        reason = service.departure if outgrown else "other inputs"
+        if self._exchange():
             self._unlike = 0
             self._planning.cancel()
             self._renewal = Renewal(
@@ -300,6 +302,8 @@ class Cycle:
             )
             self._renewal.note(forward)
             self._planning.iteration_is_recorded()
+        elif outgrown and service.serves_little:
+            return _Departure(f"{reason}, and no exchange is left in this hour", Stage.RESTING)
         return None
 
     def _renew(self, renewal: Renewal, service: Service, forward: Forward) -> _Departure | None:
@@ -320,6 +324,10 @@ class Cycle:
             return _Departure(renewal.reason, Stage.WAITING)
         if solution.loses:
             reason = f"{renewal.reason}, and no plan does better than torch's policy"
+            return _Departure(reason, Stage.RESTING)
+        if service.serves_little:
+            # Unplanned requests cost time: each one is looked a place for.
+            reason = f"{renewal.reason}, and no plan serves more of them"
             return _Departure(reason, Stage.RESTING)
         service.accept()
         return None

@@ -6,7 +6,7 @@ import contextlib
 
 from stalloc import session
 from stalloc._adapters import Adapter
-from stalloc._auto.drift import MOST_MISSED, Drift
+from stalloc._auto.drift import MOST_MISSED, MOST_UNPLANNED, Drift
 from stalloc._auto.forward import Forward
 from stalloc._auto.memory import described
 from stalloc._auto.proposal import Proposal
@@ -40,6 +40,7 @@ class Service:
         inputs: Those that it knows.
         is_aside: The fallback serves everything, without the pool.
         missed: Share of the planned requests that the last iteration did not make.
+        unplanned: Share of the last iteration's requests, but evaluations', that the plan lacks.
 
     Raises:
         OutOfMemory: The pool cannot be reserved.
@@ -60,7 +61,7 @@ class Service:
             raise StallocError(self._session.refusal or "the plan was refused")
         self._reserved = self._statistics()["fallback_reserved"]
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self.missed = 0.0
+        self.missed = self.unplanned = 0.0
         self._told = dict.fromkeys(_REQUESTS, 0)
         self._draining = False
         self.is_aside = False
@@ -86,7 +87,14 @@ class Service:
         """The sign that the plan is outgrown, in words."""
         if self.beside > self._drift.limit:
             return f"it is outgrown: {described(self.beside)} beside the pool"
-        return f"it is outgrown: {self.missed:.0%} of the planned requests were missed"
+        if self.missed > MOST_MISSED:
+            return f"it is outgrown: {self.missed:.0%} of the planned requests were missed"
+        return f"it is outgrown: {self.unplanned:.0%} of the requests are not in the plan"
+
+    @property
+    def serves_little(self) -> bool:
+        """True if most of the last iteration's requests are not in the plan."""
+        return self.unplanned > MOST_UNPLANNED
 
     @property
     def is_empty(self) -> bool:
@@ -127,12 +135,10 @@ class Service:
         if self._trial == 0:
             return False
         self._trial -= 1
-        new, now = self._news()
+        now = self._news()
         # The optimizer's states, which the first iteration makes, lie beside the pool for good.
         self._reserved = now["fallback_reserved"]
-        trains = new["requests"] - new["unplanned_requests"]
-        served = new["served_as_planned"] - new["evaluation_requests"]
-        follows = self.missed <= MOST_MISSED and served >= _LEAST_SERVED * trains
+        follows = self.missed <= MOST_MISSED and 1 - self.unplanned >= _LEAST_SERVED
         return self._trial == 0 and not follows
 
     def outgrown(self) -> bool:
@@ -140,19 +146,24 @@ class Service:
         if self._trial > 0:
             return False
         self._news()
-        return not self.is_aside and self._drift.persists(self.beside, self.missed)
+        if self.is_aside:
+            return False
+        return self._drift.persists(self.beside, self.missed, self.unplanned)
 
     def accept(self) -> None:
         """Takes the departures for usual from now on, since no plan would do better."""
-        self._drift.accept(self.beside, self.missed)
+        self._drift.accept(self.beside, self.missed, self.unplanned)
 
-    def _news(self) -> tuple[dict[str, int], dict[str, int]]:
+    def _news(self) -> dict[str, int]:
         now = self._statistics()
         new = {name: now[name] - self._counts[name] for name in _COUNTS}
         self._counts = now
         planned = new["hits"] + new["misses"]
         self.missed = new["misses"] / planned if planned else 0.0
-        return new, now
+        trains = new["requests"] - new["unplanned_requests"]
+        served = new["served_as_planned"] - new["evaluation_requests"]
+        self.unplanned = 1 - served / trains if trains else 0.0
+        return now
 
     def drain(self) -> None:
         """Lets the pool come to be empty where the next iteration ends, or the one after it."""

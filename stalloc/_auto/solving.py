@@ -3,6 +3,9 @@
 After a change there are two candidates: a plan of the last recording, and one of all recordings,
 which also serves the batches of before. Each is replayed with every recording. The joint plan wins
 unless it costs memory, or planned addresses of the last recording.
+
+A plan in force is exchanged for one that saves memory, or that serves more of the requests in the
+same memory.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from stalloc.trace import Trace
 
 Keep = Callable[[Proposal], str]
 """Writes a plan for later runs. Returns the problem if that fails."""
+
+_MORE_SERVED = 0.25
+"""Share of all requests that a plan has to serve more, to be worth an exchange for that alone."""
 
 _LEAST_HITS = 0.01
 """Share of the planned requests that a joint plan may miss more."""
@@ -101,21 +107,27 @@ class _Replayed:
     Attributes:
         bytes: The pool, and the most that is live beside it.
         hits: Share of the planned requests.
+        served: The same, as a share of all requests of its complete iterations.
     """
 
     bytes: int
     hits: float
+    served: float
 
     def improves(self, other: _Replayed) -> bool:
-        """True if it is worth an exchange: it saves memory, or costs none and misses far less."""
+        """True if it is worth an exchange: it saves memory, or costs none and serves far more."""
         if self.bytes <= (1 - LEAST_GAIN) * other.bytes:
             return True
-        fewer_missed = self.hits >= other.hits + MOST_MISSED / 2
-        return fewer_missed and self.bytes <= (1 + LEAST_GAIN) * other.bytes
+        more_hits = self.hits >= other.hits + MOST_MISSED / 2
+        serves_more = more_hits or self.served >= other.served + _MORE_SERVED
+        return serves_more and self.bytes <= (1 + LEAST_GAIN) * other.bytes
 
 
 def _replayed(trace: Trace, plan: Plan) -> _Replayed:
     result = _core.replay_planned(trace._core, plan._core, startup=False)
     asked = result["hits"] + result["misses"]
     hits = result["hits"] / asked if asked else 1.0
-    return _Replayed(result["pool"] + result["beside"], hits)
+    begin, end = trace.iterations[0], trace.iterations[-1]
+    lower = trace.requests.lower
+    made = int(((lower >= begin) & (lower < end)).sum())
+    return _Replayed(result["pool"] + result["beside"], hits, result["hits"] / max(made, 1))

@@ -182,6 +182,41 @@ def test_a_plan_that_does_worse_than_torch_goes_out_of_force(exchanges: int) -> 
     stalloc.disable()
 
 
+@isolated
+def test_more_microbatches_than_recorded_get_a_plan_of_their_own() -> None:
+    plain, trainer = twins()
+    auto = stalloc.auto(iterations=3, time_limit=0.1, tolerance=0.9)
+    train(auto, trainer, 8, microbatches=1)
+    train(auto, trainer, 24, microbatches=12)
+    first, left, second = stalloc.status()["changes"]
+    assert (first["in_force"], left["in_force"], second["in_force"]) == (True, False, True)
+    assert "not in the plan" in left["reason"]
+    before = stalloc.status()
+    train(auto, trainer, 6, microbatches=12)
+    after = stalloc.status()
+    auto.stop()
+    requests = after["requests"] - before["requests"]
+    assert after["served_as_planned"] - before["served_as_planned"] > 0.99 * requests
+    train(None, plain, 8, microbatches=1)
+    train(None, plain, 30, microbatches=12)
+    assert_same(plain, trainer)
+
+
+@isolated
+def test_a_plan_that_serves_little_goes_out_of_force() -> None:
+    plain, trainer = twins()
+    auto = stalloc.auto(iterations=3, time_limit=0.1, tolerance=0.9, exchanges=0)
+    train(auto, trainer, 8, microbatches=1)
+    train(auto, trainer, 12, microbatches=12)
+    status = auto.status()
+    assert status["stage"] == "resting"
+    assert "not in the plan, and no exchange is left" in status["reason"]
+    auto.stop()
+    train(None, plain, 8, microbatches=1)
+    train(None, plain, 12, microbatches=12)
+    assert_same(plain, trainer)
+
+
 class Product(nn.Module):
     """Has nothing to save: one tensor of 96 MiB, and torch's segments fit it."""
 
