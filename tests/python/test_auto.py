@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,9 @@ from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens
 import stalloc
 from stalloc import _core
 from stalloc._auto.automatic import Auto
+from stalloc._auto.planning import Planning
 from stalloc._auto.service import Service
+from stalloc._auto.solving import Solution
 from stalloc.replaying import replay_torch
 
 
@@ -362,6 +364,38 @@ def test_gradients_that_live_into_the_next_forward_are_planned() -> None:
     del loop
     gc.collect()
     assert stats()["reserved"] == 0
+
+
+@isolated
+@pytest.mark.parametrize("unfit", [1, 2])
+def test_a_smaller_plan_goes_into_force_where_the_best_one_does_not_fit(unfit: int) -> None:
+    plain = late_loop(None, *[256] * 20)
+    take, found = Planning.take, []
+
+    def take_unfit(self: Planning) -> Solution | None:
+        """The plans, of which the best ones do not fit beside what is live."""
+        solution = take(self)
+        if solution is None:
+            return None
+        found[:] = solution.proposals
+        short = [replace(p, entering=p.before + 1) for p in found[:unfit]]
+        return replace(solution, proposals=[*short, *found[unfit:]])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Planning, "take", take_unfit)
+        with stalloc.auto(time_limit=0.5) as auto:
+            loop = late_loop(auto, *[256] * 20)
+            status, live = auto.status(), stats()["live_blocks"]
+    assert_same(plain, loop)
+    whole, transients = found
+    assert transients.entering < whole.entering
+    assert live == 0, "no gradients lie in the pool"
+    if unfit == 1:
+        assert [change["pool"] for change in status["changes"]] == [transients.plan.pool]
+        assert status["stage"] == "serving"
+    else:
+        assert (status["stage"], status["changes"]) == ("resting", [])
+        assert "exceed torch's peak" in status["reason"]
 
 
 @isolated
