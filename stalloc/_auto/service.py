@@ -65,6 +65,7 @@ class Service:
         self._told = dict.fromkeys(_REQUESTS, 0)
         self._draining = False
         self.is_aside = False
+        self._had_pool = self._has_pool = True  # in the iteration before, and in this one
         forward.tell(active._hooks)
 
     @property
@@ -94,7 +95,7 @@ class Service:
     @property
     def serves_little(self) -> bool:
         """True if most of the last iteration's requests are not in the plan."""
-        return self.unplanned > MOST_UNPLANNED
+        return self._had_pool and self.unplanned > MOST_UNPLANNED
 
     @property
     def is_empty(self) -> bool:
@@ -146,7 +147,9 @@ class Service:
         if self._trial > 0:
             return False
         self._news()
-        if self.is_aside:
+        # Without the pool the fallback serves all of an iteration, which tells nothing.
+        self._had_pool, self._has_pool = self._has_pool, not self.is_aside
+        if self.is_aside or not self._had_pool:
             return False
         return self._drift.persists(self.beside, self.missed, self.unplanned)
 

@@ -137,7 +137,7 @@ def test_a_larger_batch_gets_a_plan_that_serves_the_smaller_one_too(begun: int) 
 @isolated
 def test_batches_that_fit_are_served_again_without_an_exchange() -> None:
     plain, trainer = twins()
-    batches = [*[32] * 10, 160, *[32] * 3, 160, *[32] * 3]
+    batches = [*[32] * 10, 160, *[32] * 3, 160, *[32] * 3, *[160, 32] * 6]
     for t in (plain, trainer):
         auto = stalloc.auto(exchanges=0) if t is trainer else None
         for length in batches:
