@@ -58,6 +58,8 @@ struct AllocatorParts {
 
   // True if freed fallback segments are worth keeping.
   bool keeps_segments() const { return serving || always; }
+  // True if memory that is unused for a while goes back to the device.
+  bool may_return() const { return !device.is_pinned(); }
   bool capturing() const { return delayed && delayed->capturing(); }
   std::string name() const { return std::string(device.name()); }
 

@@ -14,6 +14,7 @@ void PlannedAllocator::enable(const plan::Plan& plan, Serving::Scope scope) {
   Accounting& accounting = parts_.accounting;
   Serving::Streams streams;
   if (parts_.delayed) streams = {&*parts_.delayed, &*parts_.hand_back};
+  if (parts_.device.is_pinned()) scope.hand_back = scope.other_threads = false;
   auto serving = std::make_unique<Serving>(plan, scope, parts_.pools, streams, accounting.counts());
   parts_.pools.enable(plan, serving->has_startup());
   parts_.serving = std::move(serving);
@@ -130,7 +131,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   // them, which is too slow once training has settled.
   CachingPool& fallback = parts_.fallback;
   fallback.set_thrifty(parts_.serving && !parts_.capturing(),
-                       !parts_.delayed || counts.iterations < kSettling);
+                       !parts_.delayed || (counts.iterations < kSettling && parts_.may_return()));
   if (parts_.serving && parts_.serving->hands_back() && parts_.hand_back->possible() &&
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);
