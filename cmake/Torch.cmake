@@ -70,8 +70,8 @@ endif()
 # A module built against one patch release serves another whose headers are the same.
 set(STALLOC_TORCH_INTERFACE
     ATen/core/CachingHostAllocator.h c10/core/Allocator.h c10/core/CachingDeviceAllocator.h
-    c10/core/CPUAllocator.h c10/core/Device.h c10/core/Stream.h c10/core/impl/DeviceGuardImplInterface.h
-    c10/core/impl/GPUTrace.h c10/core/impl/PyInterpreter.h c10/core/impl/VirtualGuardImpl.h
+    c10/core/CPUAllocator.h c10/core/Device.h c10/core/Stream.h
+    c10/core/impl/DeviceGuardImplInterface.h c10/core/impl/GPUTrace.h c10/core/impl/PyInterpreter.h c10/core/impl/VirtualGuardImpl.h
     c10/cuda/CUDACachingAllocator.h c10/cuda/CUDAGuard.h c10/cuda/CUDAStream.h
     c10/util/ApproximateClock.h c10/util/Exception.h c10/util/UniqueVoidPtr.h
     c10/util/intrusive_ptr.h torch/csrc/autograd/function.h torch/csrc/autograd/graph_task.h

@@ -1,5 +1,6 @@
 #include "device/pinned_memory.h"
 
+#include <cstdint>
 #include <string>
 
 #include "base/error.h"
@@ -8,6 +9,8 @@ namespace stalloc::device {
 namespace {
 
 constexpr unsigned kPortable = 1;  // cudaHostAllocPortable: for the contexts of all devices
+
+constexpr std::uintptr_t kPerThread = 2;  // cudaStreamPerThread
 
 }  // namespace
 
@@ -40,6 +43,7 @@ void PinnedMemory::release(void* piece, Bytes /*size*/) noexcept {
 
 StreamHandle PinnedStreams::handle_of(StreamHandle stream, int device) {
   if (device < 0 || device >= CudaRuntime::kDevices) return nullptr;
+  if (reinterpret_cast<std::uintptr_t>(stream) == kPerThread) return nullptr;
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Named>& named = named_[{stream, device}];
   if (!named) {

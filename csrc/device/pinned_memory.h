@@ -50,7 +50,8 @@ class PinnedStreams final : public DeviceStreams {
   explicit PinnedStreams(int device) : device_(device) {}
 
   // The handle of a stream of a device for the functions below; the same for the same stream. Null
-  // if the number of the device is out of range.
+  // for cudaStreamPerThread, which is another stream on each thread, and if the number of the
+  // device is out of range.
   StreamHandle handle_of(StreamHandle stream, int device);
 
   // Null if `stream` is capturing, too: no event tells when the graph has run for the last time.

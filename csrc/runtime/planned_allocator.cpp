@@ -131,7 +131,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   // them, which is too slow once training has settled.
   CachingPool& fallback = parts_.fallback;
   fallback.set_thrifty(parts_.serving && !parts_.capturing(),
-                       !parts_.delayed || (counts.iterations < kSettling && parts_.may_return()));
+                       !parts_.delayed || counts.iterations < kSettling || !parts_.returns_unused());
   if (parts_.serving && parts_.serving->hands_back() && parts_.hand_back->possible() &&
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);

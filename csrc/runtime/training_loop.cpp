@@ -72,7 +72,7 @@ void TrainingLoop::end_iteration() {
   }
   const std::int64_t iterations = parts_.accounting.counts().iterations;
   parts_.dynamic_scopes.forget_nodes_before(iterations - 1);
-  if (parts_.may_return()) {
+  if (parts_.returns_unused()) {
     CachingPool& fallback = parts_.fallback;
     const Bytes released =
         iterations <= kSettling ? fallback.release_cached() : fallback.release_unused();

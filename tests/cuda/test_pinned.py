@@ -266,6 +266,24 @@ def test_batches_of_a_data_loader_cost_their_size(ahead: bool) -> None:
         assert stats["peak_reserved"] <= 1.01 * stats["peak_allocated"]
 
 
+def test_growing_batches_of_a_thread_take_no_more_than_the_largest_two() -> None:
+    loop = Buffers()
+    plan, pinned_plan = loop.plans()
+
+    def pin() -> None:
+        last = pinned(MIB)
+        for size in range(2 * MIB, 8 * MIB, MIB // 4):
+            last = pinned(size)
+        del last
+
+    with stalloc.enable(plan, model=loop.model, pinned=pinned_plan):
+        thread = threading.Thread(target=pin)
+        thread.start()
+        thread.join()
+        stats = stalloc.memory_stats("pinned")
+        assert stats["peak_reserved"] <= pinned_plan.pool + 16 * MIB
+
+
 @pytest.mark.usefixtures("_late")
 @pytest.mark.parametrize("seed", range(4))
 def test_values_stay_under_any_departure(seed: int) -> None:

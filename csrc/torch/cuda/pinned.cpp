@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -38,25 +39,22 @@ c10::DataPtr PinnedAllocator::allocate(size_t n) {
   }
   runtime::Recorder& recorder = runtime_.recorder();
   c10::DataPtr block = to_.allocate(n);
-  if (!recorder.active() || !block.get_context()) return block;
-  native_deleter_.store(block.get_deleter());
   void* context = block.get_context();
+  if (!recorder.active() || !context) return block;
+  const c10::DeleterFnPtr native = block.get_deleter();
+  recorder.on_allocate(context, size, /*stream=*/0, in_backward(), std::nullopt);
   {
     const std::lock_guard lock(mutex_);
-    recorded_.insert(context);
+    recorded_[context] = native;
   }
-  recorder.on_allocate(context, size, /*stream=*/0, in_backward(), running_node());
-  [[maybe_unused]] const bool replaced =
-      block.compare_exchange_deleter(native_deleter_.load(), &delete_recorded);
+  [[maybe_unused]] const bool replaced = block.compare_exchange_deleter(native, &delete_recorded);
   return block;
 }
 
 void* PinnedAllocator::serve(Bytes size) {
-  runtime::PlannedAllocator& allocator = runtime_.allocator();
   void* p = nullptr;
   try {
-    p = allocator.allocate(size, /*stream=*/0, in_backward(),
-                           allocator.loop().follows_nodes() ? running_node() : std::nullopt);
+    p = runtime_.allocator().allocate(size, /*stream=*/0, in_backward());
   } catch (const OutOfMemory&) {
     return nullptr;  // torch gives back what it has cached, tries again, and says what is wrong
   }
@@ -81,15 +79,13 @@ void PinnedAllocator::delete_recorded(void* context) {
   bool waits = false;
   {
     const std::lock_guard lock(pinned->mutex_);
-    pinned->recorded_.erase(context);
     waits = pinned->held_.holds(context);
     if (waits) pinned->held_.wait(context);
   }
   if (waits) {
-    pinned->waits_.store(true, std::memory_order_relaxed);
     pinned->collect();
   } else {
-    pinned->release({context});
+    pinned->free_recorded({context});
   }
 }
 
@@ -100,13 +96,20 @@ void PinnedAllocator::collect() {
     while (void* context = held_.next_done()) done.push_back(context);
     waits_.store(held_.any_waiting(), std::memory_order_relaxed);
   }
-  release(done);
+  free_recorded(done);
 }
 
-void PinnedAllocator::release(const std::vector<void*>& contexts) {
+void PinnedAllocator::free_recorded(const std::vector<void*>& contexts) {
   for (void* context : contexts) {
-    if (runtime_.recorder().active()) runtime_.recorder().on_free(context, running_node());
-    native_deleter_.load()(context);
+    c10::DeleterFnPtr native = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto block = recorded_.find(context);
+      native = block->second;
+      recorded_.erase(block);
+    }
+    if (runtime_.recorder().active()) runtime_.recorder().on_free(context, std::nullopt);
+    native(context);
   }
 }
 
@@ -138,11 +141,10 @@ bool PinnedAllocator::record_event(void* ptr, void* ctx, c10::Stream stream) {
   const device::StreamHandle handle = streams_.handle_of(cuda.stream(), cuda.device_index());
   void* ours = nullptr;
   {
-    const bool captured = streams_.is_capturing(handle);
     const std::lock_guard lock(mutex_);
     if (const auto block = find(ptr, ctx); block != planned_.end()) {
       ours = reinterpret_cast<void*>(block->first);
-      block->second.captured = block->second.captured || captured;
+      block->second.captured = block->second.captured || streams_.is_capturing(handle);
     } else if (recorded_.contains(ctx)) {
       held_.use(ctx, number_of(handle));
     }

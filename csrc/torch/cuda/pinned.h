@@ -24,7 +24,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "device/pinned_memory.h"
@@ -99,20 +99,21 @@ class PinnedAllocator final : public at::HostAllocator {
   Blocks::iterator find(const void* p, const void* context);
   // The number of a stream; kNone if it cannot have one.
   StreamId number_of(device::StreamHandle handle);
-  // Gives the recorded blocks back to torch whose copies are done.
+  // Frees the recorded blocks whose copies are done.
   void collect();
-  void release(const std::vector<void*>& contexts);
+  // Frees recorded blocks. The mutex is not held.
+  void free_recorded(const std::vector<void*>& contexts);
 
   at::HostAllocator& to_;
   runtime::DeviceRuntime& runtime_;
   device::PinnedStreams& streams_;
-  std::atomic<c10::DeleterFnPtr> native_deleter_{nullptr};
   std::atomic<int> open_pools_{0};
   std::atomic<bool> waits_{false};  // recorded blocks may wait for copies
   std::mutex mutex_;                // guards the members below
   Blocks planned_;
-  std::unordered_set<void*> recorded_;  // contexts of torch's live blocks with our deleter
-  runtime::DelayedFrees held_;          // of these
+  // Contexts of torch's blocks that have our deleter, with torch's.
+  std::unordered_map<void*, c10::DeleterFnPtr> recorded_;
+  runtime::DelayedFrees held_;  // of these
 };
 
 // Puts the allocator in front of torch's, for good. `device`: see DeviceRuntime::pinned. Throws
