@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import standin
 import torch
+import torch.distributed as dist
 from alone import run_alone
+from isolation import isolated
+from pinned import offload_weights
 from torch.utils.data import DataLoader
 from training_cuda import Trainer
 
@@ -264,6 +267,32 @@ def test_batches_of_a_data_loader_cost_their_size(ahead: bool) -> None:
         assert standin.calls("cudaHostAlloc") == calls
         stats = stalloc.memory_stats("pinned")
         assert stats["peak_reserved"] <= 1.01 * stats["peak_allocated"]
+
+
+@isolated
+def test_fsdp2_offloads_to_the_pool() -> None:
+    run = offload_weights()
+
+    def step() -> None:
+        run()
+        stalloc.step()
+
+    with stalloc.profile(device="cuda", pinned=True) as prof:
+        for _ in range(4):
+            step()
+    pinned_plan = prof.plan_pinned()
+    assert pinned_plan.pool <= 1.01 * pinned_plan.load_bytes
+    stalloc.enable(prof.plan(), pinned=pinned_plan)
+    step()
+    calls, waits = standin.calls("cudaHostAlloc"), standin.host_waits()
+    for _ in range(4):
+        step()
+    assert standin.calls("cudaHostAlloc") == calls
+    assert standin.host_waits() == waits
+    assert stalloc.memory_stats("pinned")["hit_rate"] == 1
+    assert standin.misuses() == 0, standin.complaint()
+    stalloc.disable()
+    dist.destroy_process_group()
 
 
 def test_growing_batches_of_a_thread_take_no_more_than_the_largest_two() -> None:
