@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,60 +16,19 @@ from alone import run_alone
 from isolation import isolated
 from pinned import offload_weights
 from torch.utils.data import DataLoader
-from training_cuda import Trainer
+from training_pinned import MIB, Buffers, Offloading, pinned
 
 import stalloc
 from stalloc import _core
-
-MIB = 1 << 20
-
-
-class Offloading(Trainer):
-    """Keeps what the backward needs in pinned memory."""
-
-    def step(self, rows: int | None = None) -> None:
-        for _ in range(self.microbatches):
-            x = torch.empty(rows or self.rows, self.width, device=self.device)
-            with torch.autograd.graph.save_on_cpu(pin_memory=True):
-                loss = self.model(x).square().mean()
-            loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        stalloc.step()
+from stalloc.driver import Driver
+from stalloc.options import Options
 
 
-def plans(trainer: Trainer, steps: int = 4) -> tuple[stalloc.Plan, stalloc.Plan]:
+def plans(trainer: Offloading, steps: int = 4) -> tuple[stalloc.Plan, stalloc.Plan]:
     with stalloc.profile(trainer.model, pinned=True) as prof:
         for _ in range(steps):
             trainer.step()
     return prof.plan(), prof.plan_pinned()
-
-
-def pinned(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
-
-class Buffers:
-    """A loop whose iteration has one pinned buffer after another, each copied from the GPU."""
-
-    def __init__(self, copies: Callable[[torch.Tensor], None] = lambda buffer: None) -> None:
-        self.model = torch.nn.Linear(1, 1, device="cuda", bias=False)
-        self.copies = copies
-        self.addresses: list[int] = []
-
-    def step(self) -> None:
-        for size in (3 * MIB, 5 * MIB, 3 * MIB):
-            buffer = pinned(size)
-            self.addresses.append(buffer.data_ptr())
-            self.copies(buffer)
-            del buffer
-        stalloc.step()
-
-    def plans(self) -> tuple[stalloc.Plan, stalloc.Plan]:
-        with stalloc.profile(self.model, pinned=True) as prof:
-            for _ in range(3):
-                self.step()
-        return prof.plan(), prof.plan_pinned()
 
 
 @pytest.fixture
@@ -196,7 +155,7 @@ def test_a_block_of_a_captured_copy_is_never_reused() -> None:
     result = run_alone(
         """
 import torch, stalloc
-from test_pinned import Buffers, pinned, MIB
+from training_pinned import Buffers, pinned, MIB
 loop = Buffers()
 plan, pinned_plan = loop.plans()
 source = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
@@ -293,6 +252,24 @@ def test_fsdp2_offloads_to_the_pool() -> None:
     assert standin.misuses() == 0, standin.complaint()
     stalloc.disable()
     dist.destroy_process_group()
+
+
+def test_a_driver_plans_it_if_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STALLOC_PINNED", "1")
+    trainer = Offloading(rows=24, width=1000)
+    for _ in range(2):  # the second one finds the plans
+        driver = Driver(Options(folder=tmp_path, warmup=1, iterations=4, strict=True))
+        for _ in range(8):
+            with driver.iteration(trainer.model):
+                trainer.step()
+        stats = stalloc.memory_stats("pinned")
+        assert stats["enabled"]
+        assert stats["hit_rate"] == 1
+        driver.finish()
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {
+        f"rank0.{kind}.json" for kind in ("plan", "trace", "pinned.plan", "pinned.trace")
+    }
 
 
 def test_growing_batches_of_a_thread_take_no_more_than_the_largest_two() -> None:
@@ -434,7 +411,7 @@ def test_a_forked_child_leaves_the_pool_alone() -> None:
     result = run_alone(
         """
 import os, sys, torch, stalloc
-from test_pinned import Buffers, pinned, MIB
+from training_pinned import Buffers, pinned, MIB
 loop = Buffers()
 plan, pinned_plan = loop.plans()
 stalloc.enable(plan, model=loop.model, pinned=pinned_plan)
