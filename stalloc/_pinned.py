@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stalloc import _compat, _core
 from stalloc._torch_modules import cuda_module
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 
 DEVICE = "pinned"
 """The device in the info of traces and plans, and the name of the runtime."""
+
+_OTHER_THREADS = "other_threads"
+_MOST = 1 << 48  # bytes of a request
 
 
 class Pinned:
@@ -59,12 +65,47 @@ class Pinned:
         """
         self._module.give_back_pinned()
         self._runtime.enable(plan._core, hand_back=False)
+        self._runtime.prepare(_sizes_beside(plan))
         self._gpu.lead(self._runtime)
 
     def disable(self) -> None:
         """Leaves requests to torch from now on."""
         self._gpu.lead(None)
         self._runtime.disable()
+
+
+def info_of(trace: Trace) -> dict[str, str]:
+    """What a plan's info says besides of requests that it does not plan.
+
+    `other_threads` are the sizes of the blocks of other threads, such as a loader's, when most of
+    their bytes were live.
+    """
+    requests = trace.requests
+    others = requests.thread != 0
+    sizes, lower, upper = (
+        column[others] for column in (requests.size, requests.lower, requests.upper)
+    )
+    if len(sizes) == 0:
+        return {}
+    ticks = np.concatenate([lower, upper])
+    order = np.argsort(ticks, kind="stable")
+    loads = np.cumsum(np.concatenate([sizes, -sizes])[order])
+    peak = ticks[order[int(np.argmax(loads))]]
+    live = sizes[(lower <= peak) & (peak < upper)]
+    return {_OTHER_THREADS: json.dumps(live.tolist())}
+
+
+def _sizes_beside(plan: Plan) -> list[int]:
+    text = plan.info.get(_OTHER_THREADS, "[]")
+    try:
+        sizes = json.loads(text)
+    except ValueError:
+        sizes = None
+    if not isinstance(sizes, list) or not all(type(s) is int and 0 < s <= _MOST for s in sizes):
+        raise PlanError(
+            f"the plan's info, key {_OTHER_THREADS}: {text!r} is no JSON array of sizes; plan again"
+        )
+    return sizes
 
 
 def check(plan: Plan) -> None:
@@ -79,3 +120,4 @@ def check(plan: Plan) -> None:
             f"enable(pinned=...) takes a plan of pinned memory, which Profile.plan_pinned() makes; "
             f"this one is for device '{device}'"
         )
+    _sizes_beside(plan)

@@ -15,7 +15,7 @@ from stalloc import _adapters, _automatic, _core
 from stalloc._hooks import optimizers
 from stalloc._hooks.iterations import MOST_STEPS
 from stalloc._pinned import DEVICE as PINNED
-from stalloc._pinned import Pinned
+from stalloc._pinned import Pinned, info_of
 from stalloc.dynamic import dynamic_patterns
 from stalloc.errors import StallocError, TraceError
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
@@ -234,7 +234,9 @@ class Profile:
         """
         trace = self.pinned_trace
         self.check()
-        return trace.plan(alignment=alignment, time_limit=time_limit, streams="separate")
+        plan = trace.plan(alignment=alignment, time_limit=time_limit, streams="separate")
+        plan.info = plan.info | info_of(trace)
+        return plan
 
     def plan(
         self,

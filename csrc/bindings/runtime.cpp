@@ -169,6 +169,12 @@ void bind_runtime(py::module_& m) {
           py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false,
           py::arg("hand_back") = true, ReleaseGil())
       .def(
+          "prepare",
+          [](runtime::DeviceRuntime& r, const std::vector<Bytes>& sizes) {
+            r.allocator().prepare(sizes);
+          },
+          py::arg("sizes"), ReleaseGil())
+      .def(
           "disable", [](runtime::DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
       .def(
           "drain", [](runtime::DeviceRuntime& r, bool departed) { r.allocator().drain(departed); },

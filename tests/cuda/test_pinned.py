@@ -220,7 +220,6 @@ def test_batches_of_a_data_loader_cost_their_size(ahead: bool) -> None:
     with stalloc.profile(model, pinned=True) as prof:
         run()
     with stalloc.enable(prof.plan(), model=model, pinned=prof.plan_pinned()):
-        run()
         calls = standin.calls("cudaHostAlloc")
         run()
         assert standin.calls("cudaHostAlloc") == calls
@@ -399,6 +398,10 @@ def test_wrong_uses_are_refused() -> None:
         stalloc.enable(plan, pinned=plan)
     with pytest.raises(stalloc.StallocError, match="pinned="):
         stalloc.enable(pinned_plan)
+    for sizes in ("[0]", "[1.5]", "3", "[", '["a"]', f"[{1 << 60}]"):
+        pinned_plan.info = pinned_plan.info | {"other_threads": sizes}
+        with pytest.raises(stalloc.PlanError, match="other_threads"):
+            stalloc.enable(plan, pinned=pinned_plan)
     with pytest.raises(TypeError, match="pinned"):
         stalloc.enable(plan, pinned=3)  # type: ignore[arg-type]
     with stalloc.profile(loop.model) as prof:

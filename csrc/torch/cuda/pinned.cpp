@@ -113,11 +113,17 @@ void PinnedAllocator::free_recorded(const std::vector<void*>& contexts) {
   }
 }
 
+// Without the mutex during the wait: work that is waited for may need what other threads are about
+// to submit.
 void PinnedAllocator::settle() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!held_.any_waiting() || !held_.finish()) return;
-  }
+  std::unique_lock lock(mutex_);
+  if (!held_.any_waiting()) return;
+  const std::vector<runtime::DelayedFrees::Lost> lost = held_.lost();
+  lock.unlock();
+  if (!streams_.synchronize(/*everywhere=*/true)) return;
+  lock.lock();
+  held_.found(lost);
+  lock.unlock();
   collect();
 }
 
