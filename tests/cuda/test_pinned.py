@@ -438,3 +438,29 @@ def test_nothing_changes_without_a_plan() -> None:
     kept = pinned(9 * MIB)
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] - before == 16 * MIB
     assert kept.is_pinned()
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.parametrize("call", ["cudaEventRecord", "cudaEventQuery"])
+def test_a_block_whose_event_fails_waits_for_the_device(call: str) -> None:
+    loop = Buffers()
+    plan, pinned_plan = loop.plans()
+    source = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    side = torch.cuda.ExternalStream(standin.new_stream())
+    with stalloc.enable(plan, model=loop.model, pinned=pinned_plan):
+        loop.step()
+        block = pinned(3 * MIB)
+        address = block.data_ptr()
+        with torch.cuda.stream(side):
+            block.copy_(source, non_blocking=True)
+        standin.fail(call, 1, 700)
+        del block
+        others = [pinned(3 * MIB).fill_(7) for _ in range(3)]
+        assert address not in [other.data_ptr() for other in others]
+        stalloc.step()  # waits for the device
+        assert all(bool((other == 7).all()) for other in others)
+        del others
+        loop.addresses.clear()
+        loop.step()
+        assert address in loop.addresses
+    standin.destroy_stream(side.cuda_stream)
