@@ -464,3 +464,51 @@ def test_a_block_whose_event_fails_waits_for_the_device(call: str) -> None:
         loop.step()
         assert address in loop.addresses
     standin.destroy_stream(side.cuda_stream)
+
+
+class Behind(Buffers):
+    """The GPU is behind the host: by one copy, or by an iteration."""
+
+    def __init__(self, by_iteration: bool) -> None:
+        super().__init__(self._copy)
+        self._by_iteration = by_iteration
+        self._source = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
+        self.sides = [torch.cuda.ExternalStream(standin.new_stream()) for _ in range(2)]
+
+    def _copy(self, buffer: torch.Tensor) -> None:
+        with torch.cuda.stream(self.sides[0]):
+            buffer.copy_(self._source[: buffer.numel()], non_blocking=True)
+        if not self._by_iteration:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self.sides.reverse()
+        standin.advance(self.sides[0].cuda_stream, 1000)
+
+    def step(self) -> None:
+        super().step()
+        if self._by_iteration:
+            self._go_on()
+
+
+@pytest.mark.usefixtures("_late")
+@pytest.mark.parametrize("by_iteration", [False, True])
+def test_a_gpu_that_stays_behind_takes_no_more_and_more(by_iteration: bool) -> None:
+    loop = Behind(by_iteration)
+    with stalloc.profile(loop.model, pinned=True) as prof:
+        for _ in range(6):
+            loop.step()
+    with stalloc.enable(prof.plan(), model=loop.model, pinned=prof.plan_pinned()):
+        for _ in range(8):
+            loop.step()
+        calls = standin.calls("cudaHostAlloc")
+        before = stalloc.memory_stats("pinned")
+        for _ in range(6):
+            loop.step()
+        after = stalloc.memory_stats("pinned")
+        assert standin.calls("cudaHostAlloc") == calls
+        if not by_iteration:
+            assert after["hits"] - before["hits"] == 6 * after["planned"]
+            assert after["planned"] == 3
+    for side in loop.sides:
+        standin.destroy_stream(side.cuda_stream)

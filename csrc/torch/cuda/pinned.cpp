@@ -3,7 +3,6 @@
 #include <c10/cuda/CUDAStream.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <optional>
