@@ -69,9 +69,9 @@ endif()
 # The headers that decide how torch's objects lie in memory and in which order functions are called.
 # A module built against one patch release serves another whose headers are the same.
 set(STALLOC_TORCH_INTERFACE
-    c10/core/Allocator.h c10/core/CachingDeviceAllocator.h c10/core/CPUAllocator.h
-    c10/core/Device.h c10/core/Stream.h c10/core/impl/DeviceGuardImplInterface.h
-    c10/core/impl/GPUTrace.h c10/core/impl/PyInterpreter.h c10/core/impl/VirtualGuardImpl.h
+    ATen/core/CachingHostAllocator.h c10/core/Allocator.h c10/core/CachingDeviceAllocator.h
+    c10/core/CPUAllocator.h c10/core/Device.h c10/core/Stream.h
+    c10/core/impl/DeviceGuardImplInterface.h c10/core/impl/GPUTrace.h c10/core/impl/PyInterpreter.h c10/core/impl/VirtualGuardImpl.h
     c10/cuda/CUDACachingAllocator.h c10/cuda/CUDAGuard.h c10/cuda/CUDAStream.h
     c10/util/ApproximateClock.h c10/util/Exception.h c10/util/UniqueVoidPtr.h
     c10/util/intrusive_ptr.h torch/csrc/autograd/function.h torch/csrc/autograd/graph_task.h
@@ -114,7 +114,8 @@ function(stalloc_add_adapter name include libraries)
                              STALLOC_TORCH_INTERFACE="${interface}")
   # As one: torch's headers cost far more to compile than what is in the sources. No file of the
   # build refers to the stubs' folder, where torch's libraries have no content.
-  set_target_properties(${module} PROPERTIES UNITY_BUILD ON BUILD_WITH_INSTALL_RPATH ON)
+  set_target_properties(${module} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0
+                                  BUILD_WITH_INSTALL_RPATH ON)
   install(TARGETS ${module} LIBRARY DESTINATION stalloc COMPONENT stalloc)
   set(stalloc_adapter ${module} PARENT_SCOPE)
 endfunction()

@@ -48,9 +48,18 @@ class Adapter:
 def adapter(device: torch.device | str) -> Adapter:
     """The adapter of a device: "cpu", "meta", or a GPU; "cuda" is the current one.
 
+    "pinned" is pinned host memory: its adapter has figures, and installs nothing.
+
     Raises:
         StallocError: If stalloc does not serve the device, or was built against another torch.
     """
+    if device == "pinned":
+        if device not in _core.runtimes():
+            raise StallocError(
+                "no pinned memory was profiled or planned in this process: "
+                "stalloc.profile(..., pinned=True), stalloc.enable(..., pinned=...)"
+            )
+        return Adapter(device, _core.runtime(device), _nothing, _nothing)
     device = torch.device(device)
     if device.type == "cuda":
         return _cuda(device)

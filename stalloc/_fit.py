@@ -104,6 +104,11 @@ def device_to_serve(plan: Plan, model: torch.nn.Module | None) -> torch.device:
         StallocError: torch does not know the device.
     """
     name = plan.info.get("device", "cpu")
+    if name == "pinned":
+        raise StallocError(
+            "this is a plan of pinned memory, which is enabled beside that of a GPU: "
+            "enable(plan, pinned=...)"
+        )
     try:
         profiled = torch.device(name)
     except RuntimeError as e:

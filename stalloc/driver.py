@@ -103,6 +103,7 @@ class Driver:
         self._stage = Stage.OFF if self._options.mode == "off" else Stage.WAITING
         self._looked_for_plan = self._options.mode == "profile"
         self._plan: Plan | None = None  # found, not in force yet
+        self._pinned: Plan | None = None  # found beside it
         self._root: nn.Module | None = None
         self._profile: Profile | None = None
         self._session: session.Session | None = None
@@ -266,7 +267,7 @@ class Driver:
             self._plan = self._find_plan()
         if self._plan is not None and self._completed >= self._options.serve_from:
             plan, self._plan = self._plan, None
-            self._serve(plan)
+            self._serve(plan, self._pinned)
         waits = self._stage is Stage.WAITING and self._plan is None
         if waits and self._completed >= self._options.warmup:
             self._identify()
@@ -315,6 +316,9 @@ class Driver:
                 raise PlanError(_no_plan(files))
             if problem := rank_mismatch(plan, self._rank_info):
                 raise PlanError(f"{path} does not fit this run: {problem}")
+            pinned = files.pinned_plan(path)
+            if self._options.pinned and pinned.exists():
+                self._pinned = Plan.load(pinned)
         except PlanError as e:
             if self._options.mode == "plan":
                 raise
@@ -322,8 +326,10 @@ class Driver:
             return None
         return plan
 
-    def _serve(self, plan: Plan) -> None:
-        self._session = session.enable(plan, model=self._root, strict=self._options.strict)
+    def _serve(self, plan: Plan, pinned: Plan | None) -> None:
+        self._session = session.enable(
+            plan, model=self._root, strict=self._options.strict, pinned=pinned
+        )
         if self._session.enabled:
             self._stage = Stage.SERVING
             _log.info("rank %d: %r is in force", self._rank, plan)
@@ -338,7 +344,12 @@ class Driver:
         self._stage = Stage.WAITING if may_profile else Stage.OFF
 
     def _begin_profile(self) -> None:
-        self._profile = profile(self._root, device=self._options.device, dynamic=self._patterns())
+        self._profile = profile(
+            self._root,
+            device=self._options.device,
+            dynamic=self._patterns(),
+            pinned=bool(self._options.pinned),
+        )
         self._profile.__enter__()
         self._stage = Stage.PROFILING
         atexit.register(self.finish)
@@ -367,14 +378,22 @@ class Driver:
             time_limit=self._options.time_limit, streams=self._options.streams or Streams.AUTO
         )
         _log.info("rank %d: %r", self._rank, plan)
+        pinned = None
+        if self._options.pinned:
+            recorded.pinned_trace.info = {**recorded.pinned_trace.info, **self._info()}
+            pinned = recorded.plan_pinned(time_limit=self._options.time_limit)
+            _log.info("rank %d: pinned memory: %r", self._rank, pinned)
         files = self._files
         if files is not None:
             files.folder.mkdir(parents=True, exist_ok=True)
             trace.save(files.trace, overwrite=True)
             plan.save(files.plan, overwrite=True)
+            if pinned is not None:
+                recorded.pinned_trace.save(files.pinned_trace, overwrite=True)
+                pinned.save(files.pinned_plan(), overwrite=True)
             _log.info("rank %d: written to %s", self._rank, files.plan)
         if serve:
-            self._serve(plan)
+            self._serve(plan, pinned)
 
     def _info(self) -> dict[str, str]:
         return {**self._rank_info, "framework": self._framework}

@@ -58,6 +58,10 @@ class Options:
     streams: Streams | str | None = None
     """The addresses of several streams, as for `stalloc.Trace.plan`. None reads `STALLOC_STREAMS`,
     or else means "auto". A plan in the folder stays as it is."""
+    pinned: bool | None = None
+    """Record, plan and serve pinned host memory, too; on a GPU in native mode only. None reads
+    `STALLOC_PINNED`, 0 or 1, or else means False. A plan in the folder is served with the plan of
+    pinned memory that is there."""
     strict: bool = False
     """Raise errors. Otherwise an error ends in a warning and training goes on unplanned."""
 
@@ -72,6 +76,9 @@ class Options:
             streams = Streams(streams)
         except ValueError as e:
             raise ValueError(f"argument streams or STALLOC_STREAMS: {e}") from None
+        pinned = os.environ.get("STALLOC_PINNED") or "0" if self.pinned is None else self.pinned
+        if pinned not in (False, True, "0", "1"):
+            raise ValueError(f"STALLOC_PINNED is 0 or 1, not {pinned!r}")
         if mode in ("profile", "plan") and folder is None:
             raise ValueError(f"mode {mode!r} needs a folder: give folder= or set STALLOC_DIR")
         if self.warmup < 0 or self.serve_from < 0 or self.iterations < 2:
@@ -83,3 +90,4 @@ class Options:
         object.__setattr__(self, "mode", mode)
         object.__setattr__(self, "folder", Path(folder) if folder is not None else None)
         object.__setattr__(self, "streams", streams)
+        object.__setattr__(self, "pinned", pinned in (True, "1"))

@@ -14,6 +14,8 @@ import torch
 from stalloc import _adapters, _automatic, _core
 from stalloc._hooks import optimizers
 from stalloc._hooks.iterations import MOST_STEPS
+from stalloc._pinned import DEVICE as PINNED
+from stalloc._pinned import Pinned, info_of
 from stalloc.dynamic import dynamic_patterns
 from stalloc.errors import StallocError, TraceError
 from stalloc.hooks import TrainingHooks, input_signature, model_signature
@@ -48,6 +50,7 @@ class Profile:
         layers: bool,
         iterations: int | None,
         exact: bool = True,
+        pinned: bool = False,
     ) -> None:
         self._model = model
         self._found: weakref.ref[torch.nn.Module] | None = None
@@ -56,6 +59,8 @@ class Profile:
         self._device = device
         self._dynamic = dynamic
         self._adapter = _adapters.adapter(device)
+        self._pinned = Pinned(self._adapter) if pinned else None
+        self._pinned_trace: Trace | None = None
         self._exact = exact
         self._hooks = TrainingHooks(
             self._adapter.runtime,
@@ -129,6 +134,8 @@ class Profile:
         # Garbage of earlier work would be freed at a random moment of the profile.
         gc.collect()
         self._adapter.runtime.start_recording()
+        if self._pinned is not None:
+            self._pinned.start_recording()
         try:
             self._adapter.install()
             self._adapter.record_exactly(self._exact)
@@ -174,11 +181,15 @@ class Profile:
         _active = None
         self._trace = Trace(self._end())
         self._trace.info = self._trace.info | self._describe()
+        if self._pinned_trace is not None:
+            self._pinned_trace.info = self._trace.info | {"device": PINNED}
 
     def _end(self) -> _core.Trace:
         self._ends_are_guessed = self._hooks.guesses_ends
         self._hooks.detach()
         self._adapter.follow_order(False)
+        if self._pinned is not None:
+            self._pinned_trace = self._pinned.finish_recording()
         self._adapter.uninstall()
         return self._adapter.runtime.finish_recording()
 
@@ -194,6 +205,38 @@ class Profile:
                 "the trace is complete when the `with stalloc.profile(...)` block ends"
             )
         return self._trace
+
+    @property
+    def pinned_trace(self) -> Trace:
+        """The recorded requests for pinned memory.
+
+        Raises:
+            StallocError: During the recording, or if it was not asked for.
+        """
+        if self._pinned is None:
+            raise StallocError("pinned memory was not recorded: stalloc.profile(..., pinned=True)")
+        if self._pinned_trace is None:
+            raise StallocError(
+                "the trace is complete when the `with stalloc.profile(...)` block ends"
+            )
+        return self._pinned_trace
+
+    def plan_pinned(self, *, alignment: int = 512, time_limit: float = 10.0) -> Plan:
+        """Plans the address of every static request for pinned memory.
+
+        Args:
+            alignment: Bytes; every address is a multiple of it.
+            time_limit: Seconds to look for a better plan than the first one.
+
+        Raises:
+            StallocError: Pinned memory was not recorded.
+            TraceError: If no complete iteration was recorded.
+        """
+        trace = self.pinned_trace
+        self.check()
+        plan = trace.plan(alignment=alignment, time_limit=time_limit, streams="separate")
+        plan.info = plan.info | info_of(trace)
+        return plan
 
     def plan(
         self,
@@ -317,6 +360,7 @@ def profile(
     layers: bool = True,
     iterations: int | None = None,
     exact: bool = True,
+    pinned: bool = False,
 ) -> Profile:
     """Records a training run's allocations, to be planned.
 
@@ -343,15 +387,18 @@ def profile(
         exact: On a GPU, allocate each recorded request directly from the device. This is slower,
             but a model that fits without fragmentation can be profiled even if torch's cache would
             run out of memory. False records through the cache.
+        pinned: Record requests for pinned host memory, too; `Profile.plan_pinned` plans them. In
+            native mode only.
 
     Raises:
         TypeError: If `dynamic` holds anything else, or the model is no module.
-        StallocError: If the device is not one that stalloc knows. On entering the block: if a
+        StallocError: If the device is not one that stalloc knows, or pinned memory cannot be
+            planned beside it. On entering the block: if a
             profile is being recorded already, or a plan is enabled, on whatever device.
     """
     patterns = dynamic_patterns(dynamic)
     where = _adapters.device_of(model, device)
-    return Profile(model, where, patterns, layers, iterations, exact)
+    return Profile(model, where, patterns, layers, iterations, exact, pinned)
 
 
 def active_profile() -> Profile | None:

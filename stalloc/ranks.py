@@ -44,10 +44,10 @@ def world_size() -> int:
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The trace and the plan of one rank.
+    """The trace and the plan of one rank, and those of its pinned memory.
 
     Attributes:
-        folder: The folder of both files; it need not exist yet.
+        folder: The folder of the files; it need not exist yet.
         rank: The rank.
         parallelism: The sizes in the file names; sizes of 1 are left out.
 
@@ -76,6 +76,16 @@ class RankFiles:
     def plan(self) -> Path:
         """Path of the plan."""
         return self.folder / f"{self._stem}.plan.json"
+
+    @property
+    def pinned_trace(self) -> Path:
+        """Path of the trace of pinned memory, if that is recorded."""
+        return self.folder / f"{self._stem}.pinned.trace.json"
+
+    def pinned_plan(self, plan: Path | None = None) -> Path:
+        """Path of the plan of pinned memory beside a plan; None: beside `self.plan`."""
+        plan = plan or self.plan
+        return plan.with_name(plan.name.removesuffix(".plan.json") + ".pinned.plan.json")
 
     def find_plan(self) -> Path:
         """Path of the plan; if there is none, of the newest one that another length began."""

@@ -20,6 +20,8 @@ from stalloc._fit import (
     names,
 )
 from stalloc._hooks.modules import ModuleName
+from stalloc._pinned import Pinned
+from stalloc._pinned import check as check_pinned
 from stalloc._torch_modules import torch_module
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
@@ -93,8 +95,10 @@ class _Active(Session):
         startup: bool,
         keep_addresses: bool | None,
         hand_back: bool = True,
+        pinned: Plan | None = None,
     ) -> None:
         super().__init__(plan)
+        self.pinned = pinned
         self._reuse = reuse
         self._startup = startup
         self._keep_addresses = keep_addresses
@@ -103,6 +107,7 @@ class _Active(Session):
         self._other_models = set(names(plan, "other_models")) - {plan.info.get("model")}
         self._inputs = names(plan, "inputs")
         self._adapter = _adapters.adapter(device_to_serve(plan, model))
+        self._pinned = Pinned(self._adapter) if pinned is not None else None
         self._hooks = TrainingHooks(
             self._adapter.runtime,
             model,
@@ -179,12 +184,16 @@ class _Active(Session):
             if previous is None:
                 self._adapter.uninstall()
             raise
+        if previous is not None and previous._pinned is not None:
+            previous._pinned.disable()
         if previous is not None:
             previous._hooks.detach(silently=previous._adapter.runtime is self._adapter.runtime)
             if previous._adapter.name != self._adapter.name:
                 previous._adapter.runtime.disable()
                 previous._adapter.uninstall()
         try:
+            if self._pinned is not None and self.pinned is not None:
+                self._pinned.enable(self.pinned)
             self._hooks.attach()
         except BaseException:
             self._stop()
@@ -199,6 +208,8 @@ class _Active(Session):
 
     def _stop(self) -> None:
         self._hooks.detach()
+        if self._pinned is not None:
+            self._pinned.disable()
         self._adapter.runtime.disable()
         self._leave_small(0)
         self._adapter.refresh()
@@ -248,6 +259,7 @@ def enable(
     keep_addresses: bool | None = None,
     mode: str | None = None,
     hand_back: bool | None = None,
+    pinned: Plan | str | os.PathLike[str] | None = None,
 ) -> Session:
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
 
@@ -287,6 +299,9 @@ def enable(
             saves memory, and stalls a producer that is far ahead of its consumer. False: it keeps
             its addresses until these streams are found done, as with torch's allocator. None: True,
             unless the environment variable `STALLOC_HAND_BACK` is 0.
+        pinned: A plan of pinned host memory, or the path of its file: `Profile.plan_pinned` makes
+            it. Requests for pinned memory are served from its pool, which is locked once. None:
+            torch's allocator serves them.
 
     Returns:
         A session, which may be used as a context manager: it disables the plan at its end.
@@ -295,7 +310,7 @@ def enable(
         TypeError: If the plan or the model is something else.
         ValueError: If the mode is unknown, or `STALLOC_HAND_BACK` is neither 0 nor 1.
         PlanError: If the plan is damaged, or (when strict) does not fit.
-        OutOfMemory: If the pool cannot be reserved.
+        OutOfMemory: If a pool cannot be reserved.
         StallocError: While a profile is being recorded, or if it is too late for the mode.
 
     If it raises, nothing has changed: a plan that was in force still is. Only compat mode stays on
@@ -313,6 +328,12 @@ def enable(
         plan = Plan.load(Path(plan))
     if not isinstance(plan, Plan):
         raise TypeError(f"enable() takes a Plan or the path of one, not {type(plan).__name__}")
+    if isinstance(pinned, (str, os.PathLike)):
+        pinned = Plan.load(Path(pinned))
+    if pinned is not None:
+        if not isinstance(pinned, Plan):
+            raise TypeError(f"pinned is a Plan or the path of one, not {type(pinned).__name__}")
+        check_pinned(pinned)
     _adapters.check_model(model)
     problem = environment_mismatch(plan) or (
         model_mismatch(plan, model) if model is not None else None
@@ -323,7 +344,7 @@ def enable(
         return Session(plan, problem)
     if mode == "compat":
         _compat.install_compat()
-    session = _Active(plan, model, strict, reuse, startup, keep_addresses, hand_back)
+    session = _Active(plan, model, strict, reuse, startup, keep_addresses, hand_back, pinned)
     session._start(_session)
     _session = session
     return session

@@ -87,7 +87,8 @@ def memory_stats(device: torch.device | str | None = None) -> MemoryStats:
 
     Args:
         device: The device; None is that of the plan in force, else the CPU. On a GPU "allocated"
-            and "reserved" include torch's own allocator, which is the fallback.
+            and "reserved" include torch's own allocator, which is the fallback. "pinned" is pinned
+            host memory, without what torch's own allocator has.
     """
     adapter = _adapter(device)
     adapter.refresh()
@@ -208,6 +209,22 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("iterations", f"{s['iterations']:,}"),
         rule,
     ]
+    if name != "pinned" and "pinned" in _core.runtimes() and _core.runtime("pinned").enabled:
+        pinned = memory_stats("pinned")
+        lines += [
+            row("pinned host memory", "current", "peak"),
+            rule,
+            row("allocated", size(pinned["allocated"]), size(pinned["peak_allocated"])),
+            row("reserved", size(pinned["reserved"]), size(pinned["peak_reserved"])),
+            row("  planned pool", size(pinned["pool"])),
+            row("  beside it", size(pinned["fallback_reserved"])),
+            row(
+                "requests as planned",
+                f"{pinned['served_as_planned']:,}",
+                f"{pinned['hit_rate']:.2%}",
+            ),
+            rule,
+        ]
     if phases := phase_stats():
         lines += [row("phases", "pool released", "reserved at switches"), rule]
         lines += [

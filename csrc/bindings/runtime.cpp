@@ -99,7 +99,9 @@ void bind_runtime(py::module_& m) {
       .def("tag_sequence", &runtime::DeviceRuntime::tag_sequence, py::arg("layer"),
            py::arg("first"), py::arg("last"))
 
-      .def("join_iterations", [](runtime::DeviceRuntime& r) { r.recorder().join_iterations(); })
+      .def("join_iterations", &runtime::DeviceRuntime::join_iterations)
+      .def("lead", &runtime::DeviceRuntime::lead, py::arg("other").none(true),
+           "Forwards phases and the ends of iterations to another runtime, too; None: to none.")
       .def(
           "start_recording",
           [](runtime::DeviceRuntime& r, bool keep_layers) {
@@ -167,6 +169,12 @@ void bind_runtime(py::module_& m) {
           py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false,
           py::arg("hand_back") = true, ReleaseGil())
       .def(
+          "prepare",
+          [](runtime::DeviceRuntime& r, const std::vector<Bytes>& sizes) {
+            r.allocator().prepare(sizes);
+          },
+          py::arg("sizes"), ReleaseGil())
+      .def(
           "disable", [](runtime::DeviceRuntime& r) { r.allocator().disable(); }, ReleaseGil())
       .def(
           "drain", [](runtime::DeviceRuntime& r, bool departed) { r.allocator().drain(departed); },
@@ -201,7 +209,7 @@ void bind_runtime(py::module_& m) {
   m.def("format_bytes", &format_bytes, py::arg("size"));
   m.def("runtime", &runtime::DeviceRuntime::of, py::arg("device"),
         py::return_value_policy::reference,
-        "The process's runtime for 'cpu', 'meta', or a GPU that has one.");
+        "The process's runtime for 'cpu', 'meta', or a GPU or 'pinned' memory that has one.");
   m.def(
       "runtimes",
       [] {
@@ -210,6 +218,9 @@ void bind_runtime(py::module_& m) {
           if (runtime::DeviceRuntime* r = runtime::DeviceRuntime::find_gpu(i)) {
             names.emplace_back(r->memory().name());
           }
+        }
+        if (runtime::DeviceRuntime* r = runtime::DeviceRuntime::find_pinned()) {
+          names.emplace_back(r->memory().name());
         }
         return names;
       },

@@ -135,6 +135,8 @@ std::unique_ptr<CudaRuntime> load() {
   if (!loader.complete()) return nullptr;
   loader.find_optional(r->can_access_peer, "DeviceCanAccessPeer");
   loader.find_optional(r->stream_get_device, "StreamGetDevice");
+  loader.find_optional(r->host_alloc, "HostAlloc");
+  loader.find_optional(r->free_host, is_cuda ? "FreeHost" : "HostFree");
   if (is_cuda) {
     DriverLoader driver(library, *r);
     load_virtual_memory(driver, *r);

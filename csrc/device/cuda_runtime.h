@@ -38,6 +38,8 @@ struct CudaRuntime {
   Error (*malloc)(void** p, std::size_t size) = nullptr;
   Error (*free)(void* p) = nullptr;
   Error (*mem_get_info)(std::size_t* free, std::size_t* total) = nullptr;
+  Error (*host_alloc)(void** p, std::size_t size, unsigned flags) = nullptr;  // may be missing
+  Error (*free_host)(void* p) = nullptr;                                      // may be missing
   Error (*get_last_error)() = nullptr;
   const char* (*get_error_string)(Error error) = nullptr;
   Error (*event_create)(void** event, unsigned flags) = nullptr;

@@ -42,6 +42,10 @@ class DeviceMemory {
   // The alignment of every piece: a multiple of kDefaultAlignment.
   virtual Bytes alignment() const { return kDefaultAlignment; }
 
+  // True for page-locked host memory. Streams of any device use its blocks, and the host cannot be
+  // made to wait for them. A piece is so expensive to take and to return that unused ones are kept.
+  virtual bool is_pinned() const { return false; }
+
   // Returns a piece of at least `size` (> 0) bytes; null if the device has not that much left.
   virtual void* allocate(Bytes size) = 0;
 

@@ -58,6 +58,9 @@ struct AllocatorParts {
 
   // True if freed fallback segments are worth keeping.
   bool keeps_segments() const { return serving || always; }
+  // True if fallback memory that is unused for a while goes back to the device. Pinned memory only
+  // goes back when there is too little for a request, which takes long anyway.
+  bool returns_unused() const { return !device.is_pinned(); }
   bool capturing() const { return delayed && delayed->capturing(); }
   std::string name() const { return std::string(device.name()); }
 

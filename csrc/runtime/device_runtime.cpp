@@ -9,6 +9,7 @@
 #include "device/cuda_memory.h"
 #include "device/cuda_streams.h"
 #include "device/host.h"
+#include "device/pinned_memory.h"
 
 namespace stalloc::runtime {
 namespace {
@@ -46,6 +47,7 @@ void after_fork_in_child() {
   for (int i = 0; i < DeviceRuntime::kGpus; ++i) {
     if (DeviceRuntime* r = DeviceRuntime::find_gpu(i)) r->allocator().abandon();
   }
+  if (DeviceRuntime* r = DeviceRuntime::find_pinned()) r->allocator().abandon();
 }
 
 // Before the first runtime comes alive: what a fork would find locked has to be known to it.
@@ -62,6 +64,7 @@ DeviceRuntime& DeviceRuntime::make(device::DeviceMemory& memory) {
 }
 
 std::array<std::atomic<DeviceRuntime*>, DeviceRuntime::kGpus> DeviceRuntime::gpus_;
+std::atomic<DeviceRuntime*> DeviceRuntime::pinned_{nullptr};
 std::atomic<std::uint64_t (*)()> DeviceRuntime::autograd_thread_{nullptr};
 std::atomic<void (*)()> DeviceRuntime::phase_listener_{nullptr};
 
@@ -81,11 +84,24 @@ DeviceRuntime& DeviceRuntime::gpu(int device, Fallback fallback) {
   return *runtime;
 }
 
+DeviceRuntime& DeviceRuntime::pinned(int device, device::DeviceStreams& streams) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (DeviceRuntime* made = find_pinned()) return *made;
+  register_fork_handlers();
+  auto* memory = new device::PinnedMemory(device);
+  // The own fallback: torch's allocator would take a power of two for each request.
+  auto* runtime = new DeviceRuntime(*memory, streams, Fallback::kOwn);
+  pinned_.store(runtime, std::memory_order_release);
+  return *runtime;
+}
+
 std::vector<DeviceRuntime*> DeviceRuntime::all() {
   std::vector<DeviceRuntime*> result = {&cpu(), &meta()};
   for (int i = 0; i < kGpus; ++i) {
     if (DeviceRuntime* r = find_gpu(i)) result.push_back(r);
   }
+  if (DeviceRuntime* r = find_pinned()) result.push_back(r);
   return result;
 }
 
@@ -115,32 +131,43 @@ void DeviceRuntime::enter_phase(trace::PhaseKind kind, std::int32_t microbatch,
   if (const auto listener = phase_listener_.load(std::memory_order_relaxed)) listener();
   recorder_.enter_phase(kind, microbatch, chunk);
   allocator_.loop().enter_phase(kind, microbatch, chunk);
+  if (DeviceRuntime* other = led()) other->enter_phase(kind, microbatch, chunk);
 }
 
 void DeviceRuntime::set_extents(std::span<const std::string> names,
                                 std::span<const std::int64_t> values) {
   recorder_.set_extents(names, values);
   allocator_.loop().set_extents(names, values);
+  if (DeviceRuntime* other = led()) other->set_extents(names, values);
 }
 
 void DeviceRuntime::enter_unplanned() {
   recorder_.enter_unplanned();
   allocator_.loop().enter_unplanned();
+  if (DeviceRuntime* other = led()) other->enter_unplanned();
 }
 
 void DeviceRuntime::begin_evaluation() {
   recorder_.begin_evaluation();
   allocator_.loop().begin_evaluation();
+  if (DeviceRuntime* other = led()) other->begin_evaluation();
 }
 
 void DeviceRuntime::leave_unplanned() {
   recorder_.leave_unplanned();
   allocator_.loop().leave_unplanned();
+  if (DeviceRuntime* other = led()) other->leave_unplanned();
 }
 
 void DeviceRuntime::end_iteration() {
   recorder_.end_iteration();
   allocator_.loop().end_iteration();
+  if (DeviceRuntime* other = led()) other->end_iteration();
+}
+
+void DeviceRuntime::join_iterations() {
+  recorder_.join_iterations();
+  if (DeviceRuntime* other = led()) other->join_iterations();
 }
 
 void DeviceRuntime::enter_layer(LayerIndex layer, bool recompute) {

@@ -35,7 +35,15 @@ class DeviceRuntime {
   }
   static constexpr int kGpus = 64;
 
-  // The runtime of "cpu", "meta", or "cuda:0" if that has been made; throws Error for any other.
+  // The runtime of page-locked host memory, of which there is one for all GPUs, made by the first
+  // call. `device`: a GPU that the process uses, for the calls that take memory. `streams` tells
+  // the handles of its streams, and is never destroyed. Throws Error if no GPU runtime is loaded.
+  static DeviceRuntime& pinned(int device, device::DeviceStreams& streams);
+  // The same if it has been made, else null. Takes no lock.
+  static DeviceRuntime* find_pinned() { return pinned_.load(std::memory_order_acquire); }
+
+  // The runtime of "cpu", "meta", or "cuda:0" or "pinned" if that has been made; throws Error for
+  // any other.
   static DeviceRuntime& of(std::string_view device);
   // All runtimes that have been made.
   static std::vector<DeviceRuntime*> all();
@@ -52,6 +60,11 @@ class DeviceRuntime {
   void begin_evaluation();
   void leave_unplanned();
   void end_iteration();
+  // Merges the recorded iterations into the current one; see Recorder.
+  void join_iterations();
+  // Forwards the events above to `other`, too, from now on; null: to none. `other` serves requests
+  // of the same training loop for another kind of memory.
+  void lead(DeviceRuntime* other) { led_.store(other, std::memory_order_release); }
   // Forwards layers to the recorder. Under a plan only those with dynamic requests are reported.
   void enter_layer(LayerIndex layer, bool recompute);
   void leave_layer();
@@ -71,8 +84,10 @@ class DeviceRuntime {
   DeviceRuntime(device::DeviceMemory& memory, device::DeviceStreams& streams, Fallback fallback)
       : memory_(memory), allocator_(memory, streams, streams_, fallback) {}
   static DeviceRuntime& make(device::DeviceMemory& memory);
+  DeviceRuntime* led() const { return led_.load(std::memory_order_acquire); }
 
   static std::array<std::atomic<DeviceRuntime*>, kGpus> gpus_;
+  static std::atomic<DeviceRuntime*> pinned_;
   static std::atomic<std::uint64_t (*)()> autograd_thread_;
   static std::atomic<void (*)()> phase_listener_;
 
@@ -80,6 +95,7 @@ class DeviceRuntime {
   StreamTable streams_;
   PlannedAllocator allocator_;
   Recorder recorder_;
+  std::atomic<DeviceRuntime*> led_{nullptr};
 };
 
 }  // namespace stalloc::runtime

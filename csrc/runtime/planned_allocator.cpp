@@ -1,6 +1,7 @@
 #include "runtime/planned_allocator.h"
 
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
@@ -14,6 +15,7 @@ void PlannedAllocator::enable(const plan::Plan& plan, Serving::Scope scope) {
   Accounting& accounting = parts_.accounting;
   Serving::Streams streams;
   if (parts_.delayed) streams = {&*parts_.delayed, &*parts_.hand_back};
+  if (parts_.device.is_pinned()) scope.hand_back = scope.other_threads = false;
   auto serving = std::make_unique<Serving>(plan, scope, parts_.pools, streams, accounting.counts());
   parts_.pools.enable(plan, serving->has_startup());
   parts_.serving = std::move(serving);
@@ -129,8 +131,9 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   // No memory may be returned during a capture. On a device with streams the host would wait for
   // them, which is too slow once training has settled.
   CachingPool& fallback = parts_.fallback;
-  fallback.set_thrifty(parts_.serving && !parts_.capturing(),
-                       !parts_.delayed || counts.iterations < kSettling);
+  fallback.set_thrifty(parts_.serving && !parts_.capturing(), !parts_.delayed ||
+                                                                  counts.iterations < kSettling ||
+                                                                  !parts_.returns_unused());
   if (parts_.serving && parts_.serving->hands_back() && parts_.hand_back->possible() &&
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);
@@ -224,6 +227,18 @@ void PlannedAllocator::end_capture() {
   if (!parts_.delayed) return;
   parts_.delayed->end_capture();
   parts_.drop_empty_pools();
+}
+
+void PlannedAllocator::prepare(std::span<const Bytes> sizes) {
+  const std::lock_guard lock(parts_.mutex);
+  if (!parts_.serving) return;
+  parts_.fallback.set_thrifty(/*thrifty=*/true, /*returns=*/false);
+  std::vector<void*> blocks;
+  for (const Bytes size : sizes) blocks.push_back(parts_.fallback.allocate(size, /*stream=*/0));
+  for (void* p : blocks) {
+    if (p) parts_.fallback.deallocate(p);
+  }
+  parts_.update_fallback();
 }
 
 Bytes PlannedAllocator::release_cached() {

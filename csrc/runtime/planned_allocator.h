@@ -15,6 +15,8 @@
 // several streams use ask it for events. The caller's own allocator is never called.
 #pragma once
 
+#include <span>
+
 #include "base/types.h"
 #include "device/memory.h"
 #include "device/streams.h"
@@ -91,6 +93,10 @@ class PlannedAllocator {
     return address >= parts_.low.load(std::memory_order_acquire) &&
            address < parts_.high.load(std::memory_order_acquire);
   }
+
+  // Lets the own fallback have memory for blocks of these sizes (> 0 bytes) at once, as far as the
+  // device gives it. No-op if no plan is enabled.
+  void prepare(std::span<const Bytes> sizes);
 
   // Returns cached fallback segments to the device, after it has waited for the streams that still
   // use blocks in them. Returns their bytes.

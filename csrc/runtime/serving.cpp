@@ -33,7 +33,8 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       departures_(plan),
       late_blocks_(plan),
       evaluations_(plan.alignment),
-      reuse_(scope.reuse) {
+      reuse_(scope.reuse),
+      other_threads_(scope.other_threads) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
 }
 

@@ -43,6 +43,7 @@ class Serving {
     bool startup = false;  // the run is served from its beginning
     // Blocks that other streams still use are given on at once, if their addresses are needed.
     bool hand_back = true;
+    bool other_threads = true;  // their requests may lie in idle pool space
   };
 
   // Both are null on a device without streams.
@@ -72,6 +73,7 @@ class Serving {
 
   // The same for a request of any thread but the training thread.
   void* allocate_for_other_thread(Bytes size, StreamId stream) {
+    if (!other_threads_) return nullptr;
     return allocate_departed(size, stream, {Departures::kOtherThread}, /*wary=*/false);
   }
 
@@ -181,6 +183,7 @@ class Serving {
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
   bool is_resized_ = false;
   const bool reuse_;
+  const bool other_threads_;
   bool draining_ = false;
   bool shuts_out_departed_ = false;
   int unplanned_depth_ = 0;

@@ -72,10 +72,12 @@ void TrainingLoop::end_iteration() {
   }
   const std::int64_t iterations = parts_.accounting.counts().iterations;
   parts_.dynamic_scopes.forget_nodes_before(iterations - 1);
-  CachingPool& fallback = parts_.fallback;
-  const Bytes released =
-      iterations <= kSettling ? fallback.release_cached() : fallback.release_unused();
-  if (released > 0) parts_.update_reserved();
+  if (parts_.returns_unused()) {
+    CachingPool& fallback = parts_.fallback;
+    const Bytes released =
+        iterations <= kSettling ? fallback.release_cached() : fallback.release_unused();
+    if (released > 0) parts_.update_reserved();
+  }
   if (parts_.delayed && parts_.delayed->any_lost() && !parts_.capturing()) find_lost(lock);
 }
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from stalloc.commands import Subparsers
     from stalloc.plans import Plan
+    from stalloc.profiling import Profile
     from stalloc.ranks import RankFiles
     from stalloc.trace import Trace
 
@@ -68,6 +69,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--device", help="the device to record (default: the GPU if torch finds one, else the CPU)"
+    )
+    parser.add_argument(
+        "--pinned",
+        action="store_true",
+        help="with --profile: record and plan pinned host memory, too, on a GPU in native mode; "
+        "--plan serves it if its plan is in DIR",
     )
     parser.add_argument(
         "--strict",
@@ -146,13 +153,16 @@ def _profile(args: argparse.Namespace) -> int:
     from stalloc.ranks import RankFiles, use_own_device  # which imports torch
 
     device = use_own_device(args.device)
-    prof = stalloc.profile(device=device, iterations=args.iterations)
+    prof = stalloc.profile(device=device, iterations=args.iterations, pinned=args.pinned)
     folder: Path = args.profile
     make_folder(folder)
     files = RankFiles(folder)
     if not args.force:
         check_new(files.trace)
         check_new(files.plan)
+        if args.pinned:
+            check_new(files.pinned_trace)
+            check_new(files.pinned_plan())
     process = os.getpid()
     replace = args.force
 
@@ -161,6 +171,8 @@ def _profile(args: argparse.Namespace) -> int:
         _say_at_once(f"{number.name}: the recording is saved")
         try:
             _, said, _ = _save(prof.trace, files, replace, time_limit=TERMINATED_TIME_LIMIT)
+            if args.pinned:
+                said.append(_save_pinned(prof, files, replace, TERMINATED_TIME_LIMIT))
             for line in said:
                 _say_at_once(line)
         except (StallocError, OSError) as error:
@@ -182,6 +194,8 @@ def _profile(args: argparse.Namespace) -> int:
         prof.check()
         replace = True  # files written from here on
         plan, said, interrupted = _save(trace, files, args.force, show=sys.stderr.isatty())
+        if args.pinned:
+            said.append(_save_pinned(prof, files, args.force, DEFAULT_TIME_LIMIT))
     if args.json:
         print_json(
             {
@@ -225,6 +239,14 @@ def _save(
     return plan, said, search.interrupted
 
 
+def _save_pinned(prof: Profile, files: RankFiles, force: bool, time_limit: float) -> str:
+    """The same for pinned memory. Returns the line to print."""
+    prof.pinned_trace.save(files.pinned_trace, overwrite=force)
+    plan = prof.plan_pinned(time_limit=time_limit)
+    plan.save(files.pinned_plan(), overwrite=force)
+    return f"pinned memory, {_described(plan)}: {files.pinned_plan()}"
+
+
 def _described(plan: Plan) -> str:
     pool = f"pool {size(plan.pool)}, gap {plan.gap:.3%}" + ", proven optimal" * plan.optimal
     return pool + (f", resident region {size(plan.resident)}" if plan.resident > 0 else "")
@@ -243,6 +265,7 @@ def _planned(args: argparse.Namespace) -> int:
 
     path: Path = args.plan
     plan_file = RankFiles(path).plan if path.is_dir() else path
+    pinned_file = RankFiles(plan_file.parent).pinned_plan(plan_file)
     if not plan_file.exists():
         raise StallocError(
             f"{plan_file}: there is no such plan; make it with stalloc run --profile DIR"
@@ -251,7 +274,8 @@ def _planned(args: argparse.Namespace) -> int:
     device = plan.info.get("device", "cpu")
     use_own_device(None if device == "meta" else device)
     process = os.getpid()
-    with stalloc.enable(plan, strict=args.strict, startup=True) as session:
+    pinned = read_plan(pinned_file) if pinned_file.exists() else None
+    with stalloc.enable(plan, strict=args.strict, startup=True, pinned=pinned) as session:
         code = _run(args)
         stats = stalloc.memory_stats()
     if os.getpid() != process:
@@ -280,6 +304,8 @@ def _automatic(args: argparse.Namespace) -> int:
     from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
     from stalloc.ranks import use_own_device  # which imports torch
 
+    if args.pinned:
+        raise StallocError("--pinned needs --profile DIR, or --plan DIR with what that has written")
     if args.iterations < LEAST_ITERATIONS:
         raise StallocError(
             f"--iterations {args.iterations}: without --profile at least {LEAST_ITERATIONS} are "

@@ -39,6 +39,22 @@ def run(folder: Path, rank: int | None, *options: str) -> dict[str, float]:
     return result
 
 
+def test_pinned_memory_is_recorded_and_served_if_asked_for(tmp_path: Path) -> None:
+    offloading = "from training_pinned import Offloading as Trainer"
+    script = SCRIPT.replace("from training_cuda import Trainer", offloading)
+    end = (
+        "import stalloc, standin\nprint(standin.calls('cudaHostAlloc'), file=open('calls', 'w'))\n"
+    )
+    (tmp_path / "train.py").write_text(script + end)
+    run(tmp_path, None, "--profile", "plans", "--pinned")
+    assert int((tmp_path / "calls").read_text()) > 1
+    names = {file.name for file in (tmp_path / "plans").iterdir()}
+    assert {"rank0.pinned.trace.json", "rank0.pinned.plan.json"} < names
+    served = run(tmp_path, None, "--plan", "plans")
+    assert served["misses"] == 0
+    assert int((tmp_path / "calls").read_text()) == 1
+
+
 @pytest.mark.parametrize("rank", [None, 0, 1])
 def test_a_ranks_own_gpu_is_recorded_and_served(rank: int | None, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

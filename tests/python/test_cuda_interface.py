@@ -14,7 +14,7 @@ import torch
 import stalloc
 
 INCLUDE = Path(torch.__file__).parent / "include" / "c10"
-DELEGATE = Path(stalloc.__file__).parents[1] / "csrc" / "torch" / "cuda" / "delegate.h"
+ADAPTERS = Path(stalloc.__file__).parents[1] / "csrc" / "torch" / "cuda"
 
 
 def virtual_functions(header: str, kind: str) -> set[str]:
@@ -25,8 +25,19 @@ def virtual_functions(header: str, kind: str) -> set[str]:
     return set(re.findall(r"virtual [^;{(~]*?(\w+)\(", body))
 
 
+def overridden(file: str) -> set[str]:
+    return set(re.findall(r"(\w+)\([^;]*?\)(?: const)? override", (ADAPTERS / file).read_text()))
+
+
+def test_every_virtual_function_of_the_host_allocator_is_passed_on() -> None:
+    functions = virtual_functions("core/Allocator.h", "Allocator")
+    functions |= virtual_functions("../ATen/core/CachingHostAllocator.h", "HostAllocator")
+    assert "record_event" in functions
+    assert functions <= overridden("pinned.h"), functions - overridden("pinned.h")
+
+
 def test_every_virtual_function_is_passed_on() -> None:
-    passed_on = set(re.findall(r"(\w+)\([^;]*?\)(?: const)? override", DELEGATE.read_text()))
+    passed_on = overridden("delegate.h")
     for header, kind in [
         ("core/Allocator.h", "Allocator"),
         ("core/CachingDeviceAllocator.h", "DeviceAllocator"),

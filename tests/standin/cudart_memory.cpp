@@ -1,6 +1,8 @@
 // The runtime's memory functions: plain, stream-ordered, host memory, and copies.
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <string_view>
 
 #include "world.h"
 
@@ -59,6 +61,38 @@ void move(World& w, void* to, const void* from, std::size_t size) {
   } else {
     std::memmove(to, from, size);
   }
+}
+
+// The pinned memory of `size` bytes at `p`, if it is that.
+bool is_pinned(World& w, const void* p, std::size_t size) {
+  const auto address = reinterpret_cast<Address>(p);
+  auto it = w.host_memory.upper_bound(address);
+  if (it == w.host_memory.begin()) return false;
+  --it;
+  return address + size <= it->first + it->second;
+}
+
+std::size_t digest(const void* p, std::size_t size) {
+  return std::hash<std::string_view>{}({static_cast<const char*>(p), size});
+}
+
+// A copy on a stream from or to pinned memory happens when the stream reaches it. If it is late, it
+// spoils what has got the memory meanwhile; or it finds other values than were submitted, which is
+// a misuse.
+int copy_later(World& w, Stream& stream, void* to, const void* from, std::size_t size) {
+  if (is_pinned(w, to, size)) {
+    w.streams.submit(stream, {{}, [&w, to, from, size] {
+                                if (is_pinned(w, to, size)) move(w, to, from, size);
+                              }});
+    return standin::kSuccess;
+  }
+  const std::size_t submitted = digest(from, size);
+  w.streams.submit(stream, {{}, [&w, from, size, submitted] {
+                              if (is_pinned(w, from, size) && digest(from, size) == submitted)
+                                return;
+                              w.misuse("pinned memory has changed before it was copied", 0);
+                            }});
+  return standin::kSuccess;
 }
 
 }  // namespace
@@ -230,6 +264,12 @@ int cudaMemcpy(void* to, const void* from, std::size_t size, int /*kind*/) {
 int cudaMemcpyAsync(void* to, const void* from, std::size_t size, int /*kind*/, void* stream) {
   static Call call("cudaMemcpyAsync");
   return call([&](World& w) {
+    Stream* s = w.stream(stream, call.name());
+    const bool from_device = on_device(w, from), to_device = on_device(w, to);
+    if (s && s->manual && !s->capture && size > 0 &&
+        (from_device ? is_pinned(w, to, size) : to_device && is_pinned(w, from, size))) {
+      return copy_later(w, *s, to, from, size);
+    }
     move(w, to, from, size);
     return work_on(w, stream, call.name());
   });

@@ -5,6 +5,7 @@
 #include "torch/autograd.h"
 #include "torch/cuda/adapter.h"
 #include "torch/cuda/allocator.h"
+#include "torch/cuda/pinned.h"
 
 namespace py = pybind11;
 
@@ -21,6 +22,9 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
       "record_exactly",
       [](bool exact) { adapters::CudaAllocator::instance().record_exactly(exact); },
       py::arg("exact"));
+  m.def("install_pinned", &adapters::install_pinned, py::arg("device"));
+  m.def("settle_pinned", &adapters::settle_pinned, py::call_guard<py::gil_scoped_release>());
+  m.def("give_back_pinned", &adapters::give_back_pinned, py::call_guard<py::gil_scoped_release>());
   // Without the GIL: blocks that are freed while this runs may need it elsewhere.
   m.def(
       "empty_cache",
