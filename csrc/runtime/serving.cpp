@@ -165,8 +165,9 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   departure.is_brief = is_new || evaluations_.is_brief();
   // The next iteration gets a layout around it. Within an iteration it is to be least in the way.
   if (!began_ && evaluations_.outlives()) {
-    // A plan without laws has no layout around it.
-    departure.only_outside = layouts_.current().extents.empty() && pools_.can_grow();
+    // A plan without laws has no layout around it. No memory moves for a small block.
+    departure.only_outside =
+        layouts_.current().extents.empty() && pools_.can_grow() && size >= kTiny;
     departure.stays_outside =
         departure.only_outside ? &pools_.active()->space.planned() : &layouts_.anchored();
     departure.last = !departure.only_outside && evaluations_.leaves_last();
