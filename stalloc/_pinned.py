@@ -75,7 +75,7 @@ class Pinned:
 
 
 def info_of(trace: Trace) -> dict[str, str]:
-    """What a plan's info says besides of requests that it does not plan.
+    """The part of a plan's info about requests that it does not plan.
 
     `other_threads` are the sizes of the blocks of other threads, such as a loader's, when most of
     their bytes were live.

@@ -388,9 +388,10 @@ class Driver:
             files.folder.mkdir(parents=True, exist_ok=True)
             trace.save(files.trace, overwrite=True)
             plan.save(files.plan, overwrite=True)
+            files.drop_pinned()
             if pinned is not None:
-                recorded.pinned_trace.save(files.pinned_trace, overwrite=True)
-                pinned.save(files.pinned_plan(), overwrite=True)
+                recorded.pinned_trace.save(files.pinned_trace)
+                pinned.save(files.pinned_plan())
             _log.info("rank %d: written to %s", self._rank, files.plan)
         if serve:
             self._serve(plan, pinned)

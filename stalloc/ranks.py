@@ -87,6 +87,11 @@ class RankFiles:
         plan = plan or self.plan
         return plan.with_name(plan.name.removesuffix(".plan.json") + ".pinned.plan.json")
 
+    def drop_pinned(self) -> None:
+        """Deletes the files of pinned memory, which belong to a profile that is replaced."""
+        for path in (self.pinned_trace, self.pinned_plan()):
+            path.unlink(missing_ok=True)
+
     def find_plan(self) -> Path:
         """Path of the plan; if there is none, of the newest one that another length began."""
         if self.plan.exists():

@@ -100,7 +100,7 @@ def _measure(train: Callable[[int], None], steps: int, plan: str) -> Row:
 def _compare(script: str) -> list[Row]:
     """A row for each allocator."""
     with tempfile.TemporaryDirectory() as folder:
-        _in_a_process(script, "--profile", folder)
+        in_a_process(script, "--profile", folder)
         rows = [
             {"allocator": "torch", **_row(script)},
             {"allocator": "expandable segments", **_row(script, **_EXPANDABLE)},
@@ -114,12 +114,12 @@ def _compare(script: str) -> list[Row]:
 
 
 def _row(script: str, *plan: str, **environment: str) -> Row:
-    output = _in_a_process(script, "--measure", *plan, **environment)
+    output = in_a_process(script, "--measure", *plan, **environment)
     row: Row = json.loads(output.splitlines()[-1])
     return row
 
 
-def _in_a_process(script: str, *args: str, **environment: str) -> str:
+def in_a_process(script: str, *args: str, **environment: str) -> str:
     """Returns the output of the script with these arguments."""
     return subprocess.run(
         [sys.executable, script, *args],

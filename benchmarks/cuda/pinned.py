@@ -15,18 +15,19 @@ import argparse
 import ctypes
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
 from commit import last_change
+from comparison import PRETENDED, Row, in_a_process
+from fsdp import Block
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -34,28 +35,12 @@ from torch.utils.data import DataLoader
 
 import stalloc
 
-PRETENDED = ctypes.CDLL("libcudart.so.13")
 for _name in ("calls", "misuses"):
     getattr(PRETENDED, f"standin_{_name}").restype = ctypes.c_int64
 
 PROFILED, STEPS = 4, 8
 
 Step = Callable[[], None]
-Row = dict[str, Any]
-
-
-class Block(nn.Module):
-    """As many parameters and activations as a small MLP, without its products."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.weight = nn.Parameter(torch.empty(4 * width * width))
-        self.scale = nn.Parameter(torch.empty(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Some activations of the size of `x`."""
-        return x + nn.functional.gelu(x * self.scale + self.weight[: self.width]).tanh()
 
 
 def offload_activations() -> Step:
@@ -188,9 +173,9 @@ def _measure(program: Callable[[], Step], folder: str) -> Row:
 def _compare(name: str) -> list[Row]:
     """A row for each allocator. The load is the same: it is that of the program."""
     with tempfile.TemporaryDirectory() as folder:
-        _in_a_process("--profile", name, folder)
+        in_a_process(__file__, "--profile", name, folder)
         ours, theirs = (
-            json.loads(_in_a_process("--measure", name, where).splitlines()[-1])
+            json.loads(in_a_process(__file__, "--measure", name, where).splitlines()[-1])
             for where in (folder, "")
         )
     theirs["load"] = ours["load"]
@@ -199,12 +184,6 @@ def _compare(name: str) -> list[Row]:
     for row in rows:
         row["reserved_by_load"] = row["reserved"] / row["load"]
     return rows
-
-
-def _in_a_process(*args: str) -> str:
-    return subprocess.run(
-        [sys.executable, __file__, *args], stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
 
 
 def _print(rows: list[Row]) -> None:

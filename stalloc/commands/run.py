@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from stalloc.plans import Plan
     from stalloc.profiling import Profile
     from stalloc.ranks import RankFiles
-    from stalloc.trace import Trace
 
 PROFILED_ITERATIONS = 5
 
@@ -170,9 +169,7 @@ def _profile(args: argparse.Namespace) -> int:
         prof.stop()
         _say_at_once(f"{number.name}: the recording is saved")
         try:
-            _, said, _ = _save(prof.trace, files, replace, time_limit=TERMINATED_TIME_LIMIT)
-            if args.pinned:
-                said.append(_save_pinned(prof, files, replace, TERMINATED_TIME_LIMIT))
+            _, said, _ = _save(prof, args.pinned, files, replace, TERMINATED_TIME_LIMIT)
             for line in said:
                 _say_at_once(line)
         except (StallocError, OSError) as error:
@@ -193,9 +190,9 @@ def _profile(args: argparse.Namespace) -> int:
             return code  # the script has said why
         prof.check()
         replace = True  # files written from here on
-        plan, said, interrupted = _save(trace, files, args.force, show=sys.stderr.isatty())
-        if args.pinned:
-            said.append(_save_pinned(prof, files, args.force, DEFAULT_TIME_LIMIT))
+        plan, said, interrupted = _save(
+            prof, args.pinned, files, args.force, show=sys.stderr.isatty()
+        )
     if args.json:
         print_json(
             {
@@ -215,17 +212,18 @@ def _profile(args: argparse.Namespace) -> int:
 
 
 def _save(
-    trace: Trace,
+    prof: Profile,
+    pinned: bool,
     files: RankFiles,
     force: bool,
-    *,
     time_limit: float = DEFAULT_TIME_LIMIT,
     show: bool = False,
 ) -> tuple[Plan, list[str], bool]:
-    """Writes the trace, plans, and writes the plan.
+    """Writes the trace, plans, and writes the plan; if asked for, those of pinned memory, too.
 
     Returns the plan, the lines to print, and True if Ctrl-C has cut the search short.
     """
+    trace = prof.trace
     trace.save(files.trace, overwrite=force)
     with naming(files.trace), searching(show) as search:
         plan = trace.plan(time_limit=time_limit, progress=search.progress)
@@ -236,6 +234,10 @@ def _save(
         f"{complete} iterations, {len(trace.requests):,} requests: {files.trace}",
         f"{_described(plan)}: {files.plan}",
     ]
+    if pinned:
+        said.append(_save_pinned(prof, files, force, time_limit))
+    elif force:
+        files.drop_pinned()
     return plan, said, search.interrupted
 
 

@@ -10,6 +10,7 @@
 #include "cudart.h"
 #include "device/cuda_memory.h"
 #include "device/cuda_streams.h"
+#include "pretended_gpu.h"
 #include "standin.h"
 
 namespace stalloc {
@@ -18,22 +19,7 @@ namespace {
 constexpr Bytes kMiB = Bytes{1} << 20;
 constexpr Bytes kGiB = Bytes{1} << 30;
 
-class CudaDevice : public testing::Test {
- protected:
-  void SetUp() override { standin_reset(); }
-  void TearDown() override {
-    EXPECT_EQ(standin_misuses(), 0) << standin_last_complaint();
-    EXPECT_EQ(standin_hazards(), 0) << standin_last_complaint();
-    EXPECT_EQ(cudaGetLastError(), kCudaSuccess) << "an error was left for torch to find";
-    standin_reset();
-  }
-
-  static void* stream() {
-    void* s = nullptr;
-    EXPECT_EQ(cudaStreamCreateWithFlags(&s, kCudaNonBlocking), kCudaSuccess);
-    return s;
-  }
-};
+class CudaDevice : public testing::PretendedGpu {};
 
 TEST_F(CudaDevice, FindsTheRuntimeThatIsLoaded) {
   EXPECT_STREQ(device::CudaRuntime::get().name, "CUDA");

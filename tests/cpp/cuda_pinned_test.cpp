@@ -10,6 +10,7 @@
 #include "cudart.h"
 #include "device/pinned_memory.h"
 #include "plans.h"
+#include "pretended_gpu.h"
 #include "runtime/planned_allocator.h"
 #include "standin.h"
 
@@ -22,22 +23,11 @@ constexpr Bytes kMiB = Bytes{1} << 20;
 constexpr int kOutOfMemory = 2;
 constexpr int kBothDevices = 2;
 
-class CudaPinned : public ::testing::Test {
+class CudaPinned : public testing::PretendedGpu {
  protected:
   void SetUp() override {
-    standin_reset();
+    PretendedGpu::SetUp();
     standin_set_devices(kBothDevices);
-  }
-  void TearDown() override {
-    EXPECT_EQ(standin_misuses(), 0) << standin_last_complaint();
-    EXPECT_EQ(cudaGetLastError(), kCudaSuccess) << "an error was left for torch to find";
-    standin_reset();
-  }
-
-  static void* stream() {
-    void* s = nullptr;
-    EXPECT_EQ(cudaStreamCreateWithFlags(&s, kCudaNonBlocking), kCudaSuccess);
-    return s;
   }
 };
 

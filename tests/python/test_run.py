@@ -101,6 +101,18 @@ def test_a_script_runs_under_the_plan_of_its_profile(script: Path, tmp_path: Pat
     assert "hit rate" in said[-1]
 
 
+def test_a_new_profile_replaces_the_plan_of_pinned_memory_too(script: Path, tmp_path: Path) -> None:
+    stale = [tmp_path / f"rank0.pinned.{kind}.json" for kind in ("trace", "plan")]
+    for file in stale:
+        file.write_text("of an earlier profile")
+    run("--profile", ".", script, "4", cwd=tmp_path)
+    assert all(file.exists() for file in stale)  # nothing goes unless --force allows it
+    run("--profile", ".", "--force", script, "4", cwd=tmp_path)
+    assert not any(file.exists() for file in stale)
+    _, said = run("--plan", ".", script, "4", cwd=tmp_path)
+    assert "hit rate" in said[-1]
+
+
 def test_permanent_startup_requests_lie_in_the_pool(tmp_path: Path) -> None:
     script = tmp_path / "whole.py"
     script.write_text(WHOLE)
