@@ -23,7 +23,7 @@ constexpr Extent kAllDivisors = 64;
 constexpr Extent kLargestDivisor = 4096;
 constexpr std::array<Extent, 4> kPrimes = {2, 3, 5, 7};
 // An offset is so many divisors below or above 0: layers without padding take positions away, and
-// a class token adds one.
+// a class token adds one. The usual ones come first.
 constexpr std::array<Extent, 4> kPeriods = {0, -1, -2, 1};
 // A stage is tried with so many sizes, those that most requests have, and so many observations.
 constexpr std::size_t kMostTried = 32;
@@ -72,6 +72,7 @@ struct Stage {
   Extent least = 0;
   Extent most = 0;
   std::vector<std::size_t> extents;  // of the table
+  std::size_t unusual = 0;           // the later in kPeriods, the rarer
 };
 
 struct Score {
@@ -109,7 +110,8 @@ class Search {
         if (!has_values(extents, divisor)) continue;
         for (Stage& stage : stages_of(extents, divisor)) {
           const Score score = try_out(stage, kMostTried);
-          if (score <= best) continue;
+          const bool ties = found && score == best && stage.unusual < found->unusual;
+          if (score <= best && !ties) continue;
           best = score;
           found = std::move(stage);
         }
@@ -179,11 +181,11 @@ class Search {
       }
     }
     std::vector<Stage> result;
-    for (const Extent period : kPeriods) {
+    for (std::size_t p = 0; p < kPeriods.size(); ++p) {
       for (auto it = begins.begin(); it != begins.end(); ++it) {
         const Extent end = std::next(it) == begins.end() ? divisor : *std::next(it);
-        const Extent shift = period * divisor;
-        result.push_back({divisor, *it + shift, end - 1 + shift, extents});
+        const Extent shift = kPeriods[p] * divisor;
+        result.push_back({divisor, *it + shift, end - 1 + shift, extents, p});
       }
     }
     return result;

@@ -276,6 +276,24 @@ TEST(DerivedStages, OfDivisorsThatTieTheLargestIsTaken) {
   EXPECT_LE(result.peak_reserved, plan.pool + plan.pool / 100) << "a smaller request fits";
 }
 
+// Patches of 14 by 14. So few batches allow patches of 15, too, with an offset that no layer has.
+TEST(DerivedStages, OfOffsetsThatTieAUsualOneIsTaken) {
+  testing::TraceBuilder t;
+  for (const Extent side : {402, 283, 361, 471, 295}) {
+    t.phase(trace::PhaseKind::kForward, 0);
+    t.extents({"x.2"}, {side});
+    const Extent patches = (side / 14) * (side / 14);
+    const std::int32_t image = t.alloc(12 * side * side);
+    const std::int32_t first = t.alloc(16384 * patches);
+    const std::int32_t second = t.alloc(16384 * patches);
+    t.phase(trace::PhaseKind::kBackward, 0);
+    for (const std::int32_t r : {second, first, image}) t.free(r);
+    t.step();
+  }
+  EXPECT_EQ(profile::find_size_laws(t.finish()).extent_names,
+            (std::vector<std::string>{"x.2", "floor((x.2+2)/14)"}));
+}
+
 // Sizes that follow another number, which the model chooses itself.
 TEST(DerivedStages, ChanceIsNoStage) {
   for (unsigned seed = 0; seed < 100; ++seed) {
