@@ -138,6 +138,10 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);
   }
+  // Memory that the pool has for evaluations would come on top.
+  if (parts_.serving && !fallback.holds(size, stream) && parts_.serving->return_extra()) {
+    parts_.update_reserved();
+  }
   void* p = fallback.allocate(size, stream, dynamic);
   if (!p && parts_.delayed && parts_.delayed->any_waiting()) {
     parts_.collect_all_delayed();
