@@ -50,6 +50,11 @@ void PlannedAllocator::drain(bool departed) {
   if (parts_.serving) parts_.serving->drain(departed);
 }
 
+void PlannedAllocator::trust_all() {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->trust_all();
+}
+
 void PlannedAllocator::release_pool() {
   const std::lock_guard lock(parts_.mutex);
   if (!parts_.serving) throw Error("no plan is enabled, so there is no pool to release");

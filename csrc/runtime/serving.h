@@ -116,6 +116,8 @@ class Serving {
   // Another thread than the training thread has freed the block of decision `d`, of `size` bytes,
   // after its planned end.
   void freed_late_elsewhere(plan::DecisionIndex d, Bytes size) { late_blocks_.note(d, size); }
+  // The run has just been profiled: its next iteration is no first one.
+  void trust_all() { matcher_.trust_all(); }
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 
