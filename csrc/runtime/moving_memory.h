@@ -7,6 +7,8 @@
 //   restore     the addresses that a layout needs have memory again, and idle memory behind them
 //               goes to lower addresses that have none
 //
+//   return_end  idle memory behind the addresses that a layout needs goes to the device
+//
 // Memory moves in whole chunks. Each call waits for the device's work if memory moves. Not
 // thread-safe.
 #pragma once
@@ -40,6 +42,9 @@ class MovingMemory {
   // Returns false if the device lacks it; then the rest stays without.
   bool restore(const RangeSet& needed);
 
+  // Gives the device the idle memory behind all of `needed`.
+  void return_end(const RangeSet& needed);
+
  private:
   Offset find_room(const Room& room) const;
   std::vector<Range> lacking_in(Range room) const;
@@ -47,6 +52,7 @@ class MovingMemory {
   std::vector<Range> detach(Bytes size, const std::vector<Range>& from);
   bool attach(Range r);
   bool grow(Bytes size, StreamId stream);
+  void shrink(const RangeSet& needed);
 
   device::DeviceMemory& device_;
   Pool& pool_;

@@ -164,6 +164,8 @@ bool Pools::make_room(MovingMemory::Room room) {
 
 bool Pools::restore() { return MovingMemory(device_, *active_).restore(active_->space.planned()); }
 
+void Pools::return_end() { MovingMemory(device_, *active_).return_end(active_->space.planned()); }
+
 bool Pools::has_absent() const {
   if (!active_ || active_->space.absent().empty()) return false;
   const RangeSet& planned = active_->space.planned();

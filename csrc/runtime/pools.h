@@ -80,6 +80,7 @@ class Pools {
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
   bool make_room(MovingMemory::Room room);
   bool restore();
+  void return_end();
   // True if an address of the layout has no memory.
   bool has_absent() const;
   // The memory of the active pool if grow() succeeds.

@@ -182,13 +182,26 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
 bool Serving::make_room(MovingMemory::Room room) {
   Bytes& refused = refused_room_[room.more ? 1 : 0];
   if (capturing() || !pools_.can_grow() || room.size >= refused) return false;
+  const StaticPool& space = pools_.active()->space;
+  const Bytes before = space.memory();
   if (!pools_.make_room(room)) {
     refused = room.size;
     return false;
   }
   has_lent_ = pools_.has_absent();
-  counts_.pool = pools_.active()->space.memory();
+  has_extra_ = has_extra_ || space.memory() > before;
+  counts_.pool = space.memory();
   is_resized_ = true;
+  return true;
+}
+
+// The next evaluation adds it again. Meanwhile training has the memory beside the pool instead.
+bool Serving::return_extra() {
+  if (!has_extra_ || unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;
+  has_extra_ = false;
+  if (!pools_.can_grow()) return false;
+  pools_.return_end();
+  counts_.pool = pools_.active()->space.memory();
   return true;
 }
 
