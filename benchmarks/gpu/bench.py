@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
-from cases import Case
+from cases import PLANNED_BY, Case
 from report import Report
 from runs import Result, planned, start
 from training import GIB, Run
@@ -95,6 +95,8 @@ class Bench:
         if "failed" not in known.get(runs, {}).get(allocator, {"failed": ""}):
             return True
         run = dataclasses.replace(case.run, allocator=allocator, memory=memory)
+        if allocator == "auto":
+            run = dataclasses.replace(run, warmup=max(run.warmup, PLANNED_BY))
         result = self.run(run, memory or case.room)
         room = f" in {memory:.2f} GiB" if memory else ""
         print(f"{name}{room}, {allocator}: {summary(result)}", flush=True)

@@ -15,27 +15,30 @@ class Case:
     room: float
 
 
-GPT2 = Run("gpt2-345m", "", batch=8, steps=10)
-LLAMA = Run("llama-1.3b", "", batch=1, steps=10)
-EXPERTS = Run("moe-8x", "", batch=4, steps=10)
-PROXY = Run("deepseek-proxy", "", batch=8, microbatches=2, steps=10)
+GPT2 = Run("gpt2-345m", "", batch=8, microbatches=2, warmup=4, steps=6)
+LLAMA = Run("llama-1.3b", "", batch=1, microbatches=2, warmup=4, steps=6)
+EXPERTS = Run("moe-8x", "", batch=4, microbatches=2, warmup=4, steps=6)
+PROXY = Run("deepseek-proxy", "", batch=8, microbatches=2, warmup=4, steps=6)
+
+
+PLANNED_BY = 10  # steps after which stalloc.auto has a plan in force
 
 
 def _lengths(run: Run) -> Run:
-    return replace(run, lengths=True, steps=20)
+    return replace(run, lengths=True, warmup=PLANNED_BY, steps=12)
 
 
 CASES = {
-    "gpt2-345m": Case(GPT2, 30),
-    "gpt2-345m, lengths": Case(_lengths(GPT2), 45),
-    "gpt2-345m, compiled": Case(replace(GPT2, compiled=True), 30),
-    "gpt2-345m, FSDP2, fused AdamW": Case(replace(GPT2, sharded=True, fused=True), 35),
-    "llama-1.3b": Case(LLAMA, 40),
-    "llama-1.3b, lengths": Case(_lengths(LLAMA), 45),
-    "llama-1.3b, recomputation": Case(replace(LLAMA, batch=4, recompute=True), 40),
-    "moe-8x": Case(EXPERTS, 40),
-    "moe-8x, lengths": Case(_lengths(EXPERTS), 45),
-    "deepseek-proxy": Case(PROXY, 30),
+    "gpt2-345m": Case(GPT2, 26),
+    "gpt2-345m, lengths": Case(_lengths(GPT2), 34),
+    "llama-1.3b": Case(LLAMA, 31),
+    "llama-1.3b, lengths": Case(_lengths(LLAMA), 35),
+    "moe-8x": Case(EXPERTS, 30),
+    "moe-8x, lengths": Case(_lengths(EXPERTS), 34),
+    "deepseek-proxy": Case(PROXY, 21),
+    "gpt2-345m, FSDP2, fused AdamW": Case(replace(GPT2, sharded=True, fused=True), 26),
+    "gpt2-345m, compiled": Case(replace(GPT2, compiled=True), 20),
+    "llama-1.3b, recomputation": Case(replace(LLAMA, batch=4, recompute=True), 35),
 }
 # Steps of a turn make about a second.
 SPEED = {
@@ -46,7 +49,7 @@ SPEED = {
     "moe-8x": replace(EXPERTS, batch=2, microbatches=1, steps=6),
 }
 # The largest batch of these is looked for. Their sequences have 1,024 tokens.
-LARGEST = {"deepseek-proxy": Run("deepseek-proxy", "", microbatches=2, steps=3, warmup=3)}
+LARGEST = {"deepseek-proxy": replace(PROXY, steps=2)}
 # Snapshots of torch's own allocator. Changing lengths need a few steps to be seen.
 TRACES = {
     name: replace(case.run, allocator="torch", warmup=2, steps=3 if case.run.lengths else 2)
