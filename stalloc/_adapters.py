@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stalloc import _compat, _core, _meta_kernels, _profilers, _program_order
+from stalloc import _compat, _core, _meta_kernels, _profilers
 from stalloc._torch_modules import cuda_module, torch_module
 from stalloc.errors import StallocError
 
@@ -88,7 +88,7 @@ def _cuda(device: torch.device) -> Adapter:
             _nothing,
             give_back=runtime.release_cached,
             record_exactly=partial(_core.compat_record_exactly, index),
-            follow_order=partial(_program_order.follow, runtime, index),
+            follow_order=partial(_follow_order, index),
         )
     if torch.version.cuda is None:
         raise StallocError(
@@ -112,8 +112,21 @@ def _cuda(device: torch.device) -> Adapter:
         lambda: module.empty_cache(index),
         lambda: module.note(index),
         module.record_exactly,
-        partial(_program_order.follow, runtime, index),
+        partial(_follow_order, index),
     )
+
+
+def _follow_order(index: int, follows: bool) -> None:
+    """Reports the order of a GPU's streams to its recorder, or no more.
+
+    Compat mode may run where there is no module of native mode. Then nothing is known of that
+    order, and streams share no addresses.
+    """
+    try:
+        module = cuda_module()
+    except StallocError:
+        return
+    module.follow_program_order(index if follows else -1)
 
 
 def registers_memory() -> bool:

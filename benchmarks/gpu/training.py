@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,13 +131,11 @@ class Run:
                 stats["requested_bytes.all.peak"],
                 stats["reserved_bytes.all.peak"],
             )
-            free, total = torch.cuda.mem_get_info()
             result |= {
                 "load": load,
                 "peak_reserved": reserved,
                 "efficiency": load / reserved,
                 "device_allocations": _device_allocations() - allocations,
-                "outside": total - free - stats["reserved_bytes.all.current"],
                 "retries": stats.get("num_alloc_retries", 0),
             }
         if self.allocator == "stalloc":
@@ -171,12 +169,11 @@ class Run:
                 length = int(torch.randint(shortest, length + 1, (), generator=generator))
             shape = (self.batch, length + 1)
             tokens = torch.randint(config.vocabulary, shape, generator=generator)
-            with ExitStack() as ways:
-                if gpu:
-                    ways.enter_context(torch.autocast("cuda", torch.bfloat16))
-                    ways.enter_context(sdpa_kernel(ATTENTION))
-                loss = model(tokens.to(self.device))
-            loss.backward()
+            # Backward, too: recomputation has to choose the same kernel.
+            with sdpa_kernel(ATTENTION) if gpu else nullcontext():
+                with torch.autocast("cuda", torch.bfloat16) if gpu else nullcontext():
+                    loss = model(tokens.to(self.device))
+                loss.backward()
         self.losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()

@@ -116,40 +116,6 @@ void bind_runtime(py::module_& m) {
             return std::make_shared<trace::Trace>(r.recorder().finish(&r.streams()));
           },
           ReleaseGil())
-      .def(
-          "record_event",
-          [](runtime::DeviceRuntime& r, std::uintptr_t event, std::uintptr_t stream) {
-            r.recorder().on_event(runtime::Recorder::Event::kRecorded, event, stream);
-          },
-          py::arg("event"), py::arg("stream"))
-      .def(
-          "await_event",
-          [](runtime::DeviceRuntime& r, std::uintptr_t event, std::uintptr_t stream) {
-            r.recorder().on_event(runtime::Recorder::Event::kAwaited, event, stream);
-          },
-          py::arg("event"), py::arg("stream"))
-      .def(
-          "forget_event",
-          [](runtime::DeviceRuntime& r, std::uintptr_t event) {
-            r.recorder().on_event(runtime::Recorder::Event::kGone, event, 0);
-          },
-          py::arg("event"))
-      .def(
-          "synchronize_event",
-          [](runtime::DeviceRuntime& r, std::uintptr_t event) {
-            r.recorder().on_synchronize(runtime::Recorder::Awaited::kEvent, event);
-          },
-          py::arg("event"))
-      .def(
-          "synchronize_stream",
-          [](runtime::DeviceRuntime& r, std::uintptr_t stream) {
-            r.recorder().on_synchronize(runtime::Recorder::Awaited::kStream, stream);
-          },
-          py::arg("stream"))
-      .def("synchronize_device",
-           [](runtime::DeviceRuntime& r) {
-             r.recorder().on_synchronize(runtime::Recorder::Awaited::kDevice, 0);
-           })
       .def_property_readonly("recording",
                              [](runtime::DeviceRuntime& r) { return r.recorder().active(); })
       .def_property_readonly("recorded_requests",

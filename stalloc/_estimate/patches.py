@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from stalloc._estimate.cards import Card
 from stalloc._estimate.gpu import GPU, PretendedGpu
 from stalloc._frameworks.patches import Patches
-from stalloc._meta_kernels import attention
+from stalloc._gpu_operators import COMPOSED, attention
 from stalloc._torch_modules import torch_module
 
 _torch: Any = torch
@@ -49,8 +50,14 @@ def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
         _optimizers(patches)
         _data(patches)
         _programs(patches, gpu)
+        # Some versions of torch open the GPU for the first of these tensors.
+        patches.replace(fake_tensor, "init_gpu_context", lambda _: None)
         # torch without CUDA knows only the attention that holds all scores.
-        library.impl(torch.ops.aten.scaled_dot_product_attention.default, attention, "AutogradCUDA")
+        sdpa = torch.ops.aten.scaled_dot_product_attention.default
+        library.impl(sdpa, attention, "AutogradCUDA", allow_override=True)
+        for operator in COMPOSED:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CUDA"):
+                library.impl(operator, _not_called, "CUDA")
         with gpu:
             yield
     finally:
@@ -61,6 +68,11 @@ def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
         torch._C._set_multithreading_enabled(multithreaded)
         gc.collect()
         module.pretend_no_gpu()
+
+
+def _not_called(*_: Any, **__: Any) -> None:
+    """The kernel of an operator that the pretended GPU answers before it is reached."""
+    raise AssertionError("an operator of the pretended GPU reached the kernel of a real one")
 
 
 def _functions(patches: Patches, card: Card) -> None:

@@ -43,6 +43,8 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 def _preload() -> None:
     """Imports the modules. Those that look at the GPU get answers without opening it."""
     os.environ[NVML_CHECK] = "1"
+    # torch's helpers ask numba for a GPU, which opens it.
+    sys.modules["numba"] = None  # type: ignore[assignment]
     import torch
     from torch._inductor import config
     from torch.utils import _triton

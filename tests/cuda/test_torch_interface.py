@@ -134,6 +134,84 @@ with stalloc.profile(device="cuda"):
     assert result.returncode == 0, result.stderr
 
 
+def test_exceptions_survive_the_freeing_of_tensors() -> None:
+    """torch's own listener for the order of streams calls Python when a tensor is freed."""
+    result = run_alone(
+        """
+import torch, stalloc
+
+def fails():
+    try:
+        torch.empty(10, device="cuda").numpy()
+    except TypeError:
+        return
+    raise AssertionError("numpy() has to be refused")
+
+with stalloc.profile(device="cuda") as prof:
+    for _ in range(3):
+        fails()
+        prof.step()
+fails()
+with stalloc.enable(prof.plan()):
+    fails()
+    stalloc.step()
+    fails()
+"""
+    )
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+
+
+def test_another_listener_hears_all_before_during_and_after_a_profile() -> None:
+    result = run_alone(
+        """
+import torch, stalloc
+from torch.cuda import _gpu_trace
+records, waits, syncs = [], [], []
+torch._C._activate_gpu_trace()
+_gpu_trace.register_callback_for_event_record(lambda *a: records.append(a))
+_gpu_trace.register_callback_for_event_wait(lambda *a: waits.append(a))
+_gpu_trace.register_callback_for_stream_synchronization(lambda *a: syncs.append(a))
+
+def order():
+    records.clear(), waits.clear(), syncs.clear()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    side.synchronize()
+    return len(records), len(waits), len(syncs)
+
+alone = order()
+assert alone == (1, 1, 1), alone
+with stalloc.profile(device="cuda"):
+    assert order() == alone
+assert order() == alone
+with stalloc.profile(device="cuda"):
+    assert order() == alone
+assert order() == alone
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_another_listener_may_come_while_a_profile_listens() -> None:
+    result = run_alone(
+        """
+import torch, stalloc
+from torch.cuda import _gpu_trace
+records = []
+_gpu_trace.register_callback_for_event_record(lambda *a: records.append(a))
+with stalloc.profile(device="cuda"):
+    torch._C._activate_gpu_trace()
+    torch.cuda.Event().record()
+torch.cuda.Event().record()
+assert len(records) == 2, records
+with stalloc.profile(device="cuda"):
+    torch.cuda.Event().record()
+assert len(records) == 3, records
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def profiled(size: int) -> tuple[int, int]:
     """Bytes that torch.profiler saw a tensor of `size` bytes take and give back."""
     with torch.profiler.profile(

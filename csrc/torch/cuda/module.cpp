@@ -6,6 +6,7 @@
 #include "torch/cuda/adapter.h"
 #include "torch/cuda/allocator.h"
 #include "torch/cuda/pinned.h"
+#include "torch/cuda/program_order.h"
 
 namespace py = pybind11;
 
@@ -22,6 +23,12 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
       "record_exactly",
       [](bool exact) { adapters::CudaAllocator::instance().record_exactly(exact); },
       py::arg("exact"));
+  m.def(
+      "follow_program_order",
+      [](int device) {
+        adapters::follow_program_order(stalloc::runtime::DeviceRuntime::find_gpu(device), device);
+      },
+      py::arg("device"), "Reports the order of the device's streams to its recorder; -1: no more.");
   m.def("install_pinned", &adapters::install_pinned, py::arg("device"));
   m.def("settle_pinned", &adapters::settle_pinned, py::call_guard<py::gil_scoped_release>());
   m.def("give_back_pinned", &adapters::give_back_pinned, py::call_guard<py::gil_scoped_release>());

@@ -1,0 +1,218 @@
+"""Operators that request another amount of memory on a GPU than torch's kernels for the meta device.
+
+Dropout, the choice of attention and RMSNorm are fused on a GPU. Losses and the gradient of an
+embedding have kernels with temporaries of their own. The scratch memory of CUB's sorts and scans is
+left out: some bytes for each index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ATEN = torch.ops.aten
+_torch: Any = torch  # for the parts that have no types
+
+_MOST = 256  # elements of a head in flash-attention 2
+_UNSORTED = 3072  # indices of an embedding whose gradients are added without sorting them
+_ROWS = 10  # of them that one thread adds, where they are sorted
+
+
+def _with_logits(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """A loss that is composed on a GPU as well, of fewer operators than its decomposition."""
+    likelihood = torch.nn.functional.logsigmoid(x)
+    if pos_weight is not None:
+        likelihood.mul_((pos_weight - 1).mul(target).add_(1))
+    loss = (1 - target).mul_(x).sub_(likelihood)
+    if weight is not None:
+        loss.mul_(weight)
+    return loss if reduction == 0 else loss.new_empty(())
+
+
+def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    """Composed on a GPU as well, of fewer operators than its decomposition."""
+    if not (x.is_floating_point() or x.is_complex()):
+        x = x.to(torch.get_default_dtype())
+    if x.numel() == 0:
+        return x.exp().sum(dim, keepdim)
+    largest = torch.amax(x.real if x.is_complex() else x, dim, keepdim=True)
+    return (x - largest).exp_().sum(dim, keepdim)
+
+
+def _reduced_beside(x: Tensor, target: Tensor, reduction: int = 1, *_: float) -> Tensor:
+    """A loss whose storage has room for all elements, which are reduced from a temporary."""
+    result = _elements(x, target)
+    if reduction:
+        temporary = _elements(x, target)
+        del temporary
+        result.resize_(())
+    return result
+
+
+def _reduced(x: Tensor, target: Tensor, reduction: int = 1, *_: float) -> Tensor:
+    """A loss that is reduced from a temporary."""
+    elements = _elements(x, target)
+    return elements.new_empty(()) if reduction else elements
+
+
+def _reduced_in_place(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    """A loss whose storage has room for all elements, and holds them first."""
+    result = torch.empty_like(x)
+    if reduction:
+        reduced = x.new_empty(())
+        del reduced
+        result.resize_(())
+    return result
+
+
+def _elements(x: Tensor, target: Tensor) -> Tensor:
+    return x - target  # its shape, strides and type
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that a GPU takes: one that never holds the scores, if the inputs allow it."""
+    allowed = _torch.backends.cuda
+    size = query.shape[-1]
+    valid = query.dtype == key.dtype == value.dtype and not (is_causal and attn_mask is not None)
+    plain = valid and query.dim() == 4 and size == key.shape[-1] == value.shape[-1]
+    short = query.dtype in (torch.float16, torch.bfloat16)
+    result: Tensor
+    if plain and short and attn_mask is None and size <= _MOST and allowed.flash_sdp_enabled():
+        scale = size**-0.5 if scale is None else scale
+        inputs = [_padded(tensor) for tensor in (query, key, value)]
+        result = _ATEN._scaled_dot_product_flash_attention.default(
+            *inputs, dropout_p, is_causal, scale=scale
+        )[0]
+        return result[..., :size]
+    short = short or query.dtype == torch.float32
+    if plain and short and not enable_gqa and allowed.mem_efficient_sdp_enabled():
+        trains = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, -torch.inf).to(query.dtype)
+        if attn_mask is not None:
+            shape = (*query.shape[:2], query.shape[2], key.shape[2])
+            attn_mask = attn_mask.expand(shape)
+        result = _ATEN._scaled_dot_product_efficient_attention.default(
+            query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale
+        )[0]
+        return result
+    result = _ATEN._scaled_dot_product_attention_math.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+    return result
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Flash-attention's kernels take heads of multiples of 8 elements."""
+    missing = -x.shape[-1] % 8
+    padded: Tensor = torch.nn.functional.pad(x, (0, missing)) if missing else x
+    return padded
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout in one kernel, which keeps a mask of bytes."""
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
+    result: Tensor
+    if p == 0.0 or not train or x.numel() == 0:
+        result = x
+    elif p == 1.0:
+        result = x * torch.zeros((), dtype=x.dtype, device=x.device)
+    else:
+        result = _ATEN.native_dropout.default(x, p, train)[0]
+    return result
+
+
+def _fused_rms_norm(
+    x: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """The norm and the reciprocal roots, which backward reads, in one kernel."""
+    kept = x.dim() - len(normalized_shape)
+    high = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    roots = x.new_empty((*x.shape[:kept], *[1] * len(normalized_shape)), dtype=high)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), roots
+
+
+def _mish_backward(gradient: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _embedding(
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """The rows of a table; the kernel reads contiguous indices."""
+    rows = indices.contiguous()
+    return weight.new_empty((*rows.shape, weight.shape[1]))
+
+
+def _embedding_dense_backward(
+    gradient: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scaled: bool
+) -> Tensor:
+    """The gradient of a table. Many indices are sorted, and added up in parts."""
+    rows = indices.contiguous()
+    gradient = gradient.contiguous()
+    shape = (num_weights, gradient.shape[-1])
+    count = rows.numel()
+    if count <= _UNSORTED and not scaled:
+        return gradient.new_empty(shape)
+    sorted_rows, order, numbers = (torch.empty_like(rows) for _ in range(3))
+    del numbers
+    frequencies = torch.empty_like(rows) if scaled else None
+    result = gradient.new_empty(shape)
+    segments = min(count, num_weights)
+    short = gradient.dtype in (torch.float16, torch.bfloat16)
+    starts, parts, part_starts = (rows.new_empty(segments) for _ in range(3))
+    all_parts = rows.new_empty(count // _ROWS + segments)
+    sums = gradient.new_empty(
+        (all_parts.numel(), shape[1]), dtype=torch.float32 if short else gradient.dtype
+    )
+    del sorted_rows, order, frequencies, starts, parts, part_starts, all_parts, sums
+    return result
+
+
+# Operators, their kernels, and the dispatch key.
+KERNELS: tuple[tuple[Any, Any, str], ...] = (
+    (_ATEN.mse_loss.default, _reduced_beside, "Meta"),
+    (_ATEN.smooth_l1_loss.default, _reduced_beside, "Meta"),
+    (_ATEN.huber_loss.default, _reduced, "Meta"),
+    (_ATEN.binary_cross_entropy.default, _reduced_in_place, "Meta"),
+    (_ATEN.binary_cross_entropy_with_logits.default, _with_logits, "Meta"),
+    (_ATEN.logsumexp.default, _logsumexp, "Meta"),
+    (_ATEN._fused_rms_norm.default, _fused_rms_norm, "Meta"),
+    (_ATEN.mish_backward.default, _mish_backward, "Meta"),
+    (_ATEN.embedding.default, _embedding, "Meta"),
+    (_ATEN.embedding_dense_backward.default, _embedding_dense_backward, "Meta"),
+    (_ATEN.dropout.default, _dropout, "AutogradMeta"),
+    (_ATEN.scaled_dot_product_attention.default, attention, "AutogradMeta"),
+)
+# Operators of which torch has a kernel for a GPU, and composes the others'. Where it is a build
+# without CUDA it composes a GPU's, too, unless there is a kernel.
+COMPOSED = (
+    _ATEN._fused_rms_norm.default,
+    _ATEN.silu_backward.default,
+    _ATEN.mish_backward.default,
+)
