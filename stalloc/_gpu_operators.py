@@ -1,4 +1,4 @@
-"""Operators that request another amount of memory on a GPU than torch's kernels for the meta device.
+"""Operators that request other memory on a GPU than torch's kernels for the meta device.
 
 Dropout, the choice of attention and RMSNorm are fused on a GPU. Losses and the gradient of an
 embedding have kernels with temporaries of their own. The scratch memory of CUB's sorts and scans is
@@ -148,9 +148,9 @@ def _fused_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm and the reciprocal roots, which backward reads, in one kernel."""
     kept = x.dim() - len(normalized_shape)
-    high = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-    roots = x.new_empty((*x.shape[:kept], *[1] * len(normalized_shape)), dtype=high)
-    return torch.empty_like(x, memory_format=torch.contiguous_format), roots
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    shape = (*x.shape[:kept], *[1] * len(normalized_shape))
+    return result, x.new_empty(shape, dtype=_sum_type(x))
 
 
 def _mish_backward(gradient: Tensor, x: Tensor) -> Tensor:
@@ -184,14 +184,30 @@ def _embedding_dense_backward(
     frequencies = torch.empty_like(rows) if scaled else None
     result = gradient.new_empty(shape)
     segments = min(count, num_weights)
-    short = gradient.dtype in (torch.float16, torch.bfloat16)
     starts, parts, part_starts = (rows.new_empty(segments) for _ in range(3))
     all_parts = rows.new_empty(count // _ROWS + segments)
-    sums = gradient.new_empty(
-        (all_parts.numel(), shape[1]), dtype=torch.float32 if short else gradient.dtype
-    )
+    sums = gradient.new_empty((all_parts.numel(), shape[1]), dtype=_sum_type(gradient))
     del sorted_rows, order, frequencies, starts, parts, part_starts, all_parts, sums
     return result
+
+
+def _flash_attention_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients, with a sum for each query and a gradient of it in high precision meanwhile."""
+    results = [torch.empty_like(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value)]
+    batch, heads, length, size = query.shape
+    length += -length % 128
+    size += -size % (32 if size <= 128 else 64)
+    sums = query.new_empty((batch, heads, length), dtype=torch.float32)
+    added = query.new_empty((batch, length, heads, size), dtype=torch.float32)
+    del sums, added
+    return results[0], results[1], results[2]
+
+
+def _sum_type(x: Tensor) -> torch.dtype:
+    """The type in which a kernel adds up elements of a tensor."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
 # Operators, their kernels, and the dispatch key.
@@ -206,6 +222,7 @@ KERNELS: tuple[tuple[Any, Any, str], ...] = (
     (_ATEN.mish_backward.default, _mish_backward, "Meta"),
     (_ATEN.embedding.default, _embedding, "Meta"),
     (_ATEN.embedding_dense_backward.default, _embedding_dense_backward, "Meta"),
+    (_ATEN._scaled_dot_product_flash_attention_backward.default, _flash_attention_backward, "Meta"),
     (_ATEN.dropout.default, _dropout, "AutogradMeta"),
     (_ATEN.scaled_dot_product_attention.default, attention, "AutogradMeta"),
 )

@@ -48,7 +48,11 @@ def install() -> None:
     for operator, kernel in _python_kernels():
         library.impl(operator, _without_temporaries(kernel), "Meta", allow_override=True)
     for operator, kernel, key in _gpu_operators.KERNELS:
-        library.impl(operator, kernel, key, allow_override=True)
+        if operator in _gpu_operators.COMPOSED:
+            # impl() refuses operators that torch composes of others elsewhere.
+            library.m.impl(operator.name().partition("::")[2], key, kernel, False)
+        else:
+            library.impl(operator, kernel, key, allow_override=True)
 
 
 def uninstall() -> None:

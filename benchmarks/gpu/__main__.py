@@ -6,6 +6,7 @@
     python benchmarks/gpu speed --seconds 20
     python benchmarks/gpu largest --memory 24
     python benchmarks/gpu traces --folder benchmarks/traces/real
+    python benchmarks/gpu differences
     python benchmarks/gpu test --device cpu
 
 `test` trains small models with deterministic kernels, with and without stalloc, and compares
@@ -17,7 +18,8 @@ no GPU.
 (from a plan of another run, from the start) and under stalloc.auto: the memory of the whole run.
 Then it does so once more as if the GPU held no more than stalloc has needed. `speed` measures the
 time of a step under each, in turns in one process. `largest` looks for the largest batch of each.
-`traces` leaves memory snapshots of the cases.
+`traces` leaves memory snapshots of the cases, and `differences` compares these with what
+`stalloc.estimate` records without a GPU.
 
 Each result is written at once, and the same command does not repeat it: so
 `--minutes` may end it anywhere. `run` is one run, as a line of JSON.
@@ -45,6 +47,8 @@ from report import ROOT, Report
 from runs import start
 from training import Run
 
+import stalloc
+
 RESULTS = ROOT / "benchmarks" / "results"
 ALLOCATORS = ("torch", "expandable", "stalloc", "auto")
 
@@ -62,6 +66,8 @@ def main() -> int:
         else:
             print(json.dumps(run.train()))
         return 0
+    if args.command == "differences":
+        return differences(args)
     on_gpu = args.command != "test" or args.device.startswith("cuda")
     if on_gpu and not torch.cuda.is_available():
         print("this needs a GPU, and torch finds none", file=sys.stderr)
@@ -119,6 +125,25 @@ def traces(args: argparse.Namespace) -> int:
         return 0 if all(list(pool.map(record, args.only or TRACES))) else 1
 
 
+def differences(args: argparse.Namespace) -> int:
+    """Prints the differences of real runs from estimates, and writes them."""
+    from differences import compare, table
+
+    files = sorted(args.folder.glob("*.json"))
+    comparisons, problems = [], []
+    for path in [path for path in files if not args.only or path.stem in args.only]:
+        try:
+            comparisons.append(compare(path))
+        except (stalloc.StallocError, RuntimeError) as error:  # torch's, of what is not built in
+            problems.append(f"- {path.stem}: {str(error).splitlines()[0]}")
+            print(problems[-1], file=sys.stderr)
+    text = table(comparisons) + ("\nNot compared:\n\n" + "\n".join(problems) if problems else "")
+    print(text)
+    if args.output:
+        args.output.write_text(text)
+    return 0 if comparisons else 1
+
+
 def parser() -> argparse.ArgumentParser:
     """The options of the sub-commands."""
     result = argparse.ArgumentParser(
@@ -136,7 +161,10 @@ def parser() -> argparse.ArgumentParser:
     largest.add_argument("--memory", type=float, default=24, help="use no more than so many GiB")
     largest.add_argument("--limit", type=int, default=1024, help="the largest batch to try")
     snapshots = commands.add_parser("traces", help="leave memory snapshots")
-    snapshots.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "traces" / "real")
+    compared = commands.add_parser("differences", help="compare snapshots with estimates")
+    for command in (snapshots, compared):
+        command.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "traces" / "real")
+    compared.add_argument("--output", type=Path, help="write the tables as Markdown")
     for command in (bench, turns, largest):
         command.add_argument("--output", type=Path, default=RESULTS / "gpu")
     for command in (bench, largest):
@@ -154,7 +182,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--jobs", type=int, default=max(1, min(6, cores // 3)), help="processes at a time"
         )
-    for command in (test, bench, turns, largest, snapshots):
+    for command in (test, bench, turns, largest, snapshots, compared):
         command.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these alone")
     for command in (test, bench, turns, largest):
         command.add_argument("--anew", action="store_true", help="forget what was measured before")

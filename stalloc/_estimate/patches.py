@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from stalloc._estimate.cards import Card
 from stalloc._estimate.gpu import GPU, PretendedGpu
+from stalloc._estimate.values import Unanswerable
 from stalloc._frameworks.patches import Patches
 from stalloc._gpu_operators import COMPOSED, attention
 from stalloc._torch_modules import torch_module
@@ -32,9 +33,19 @@ _torch: Any = torch
 
 @contextlib.contextmanager
 def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
-    """A process with one GPU, on this thread, until the end of the block."""
+    """A process with one GPU, on this thread, until the end of the block.
+
+    Raises:
+        Unanswerable: torch is a CUDA build and finds no GPU.
+    """
     if torch.cuda.is_available():
         _torch.cuda.init()  # torch would not do so later: it takes the pretended GPU's for its own
+    elif torch.version.cuda is not None:
+        raise Unanswerable(
+            f"torch {torch.__version__} is a CUDA build and finds no GPU, so it cannot compute "
+            "gradients on a pretended one; install torch's build for the CPU, or run this on a "
+            "machine with any GPU"
+        )
     patches = Patches()
     only_lift = torch._C._only_lift_cpu_tensors()
     multithreaded = torch.autograd.is_multithreading_enabled()

@@ -563,3 +563,24 @@ def test_usage_is_explained(tmp_path: Path) -> None:
     assert "no such card is known" in errors
     done = python("-m", "stalloc", "fits", "--gpu", "8GiB", "missing.py", cwd=tmp_path, code=2)
     assert "there is no such script" in done.stderr
+
+
+def test_operators_that_a_gpu_has_a_kernel_for_are_not_composed() -> None:
+    """torch without CUDA would compose them on a GPU: _fused_rms_norm, silu_backward."""
+
+    def build() -> Step:
+        x = torch.randn(64, 100, device="cuda", requires_grad=True)
+        weight = torch.ones(100, device="cuda", requires_grad=True)
+
+        def step() -> None:
+            y = nn.functional.silu(nn.functional.rms_norm(x, (100,), weight, 1e-6))
+            y.sum().backward()
+            x.grad = weight.grad = None
+
+        return step
+
+    estimate = stalloc.estimate(build, iterations=3, plan=False)
+    table, (first, last) = estimate.trace.requests, estimate.trace.iterations[-2:]
+    inside = (table.lower >= first) & (table.lower < last) & (table.size > 4)
+    norm, activation = [64 * 400, 64 * 4], 64 * 400
+    assert table.size[inside].tolist() == [*norm, activation, activation, 64 * 400, 400]

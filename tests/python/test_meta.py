@@ -253,3 +253,67 @@ def test_edge_cases_are_as_without_a_profile() -> None:
                 q, q, q, attn_mask=torch.empty(8, 8), is_causal=True
             )
         prof.step()
+
+
+# Measured on an H200 under torch 2.11: benchmarks/traces/real.
+
+
+def of_training(make: Make, run: Callable[..., Tensor]) -> list[int]:
+    """Requests of an operator on the meta device, forward and backward."""
+    with torch.device("meta"):
+        inputs = make()
+    return requests("meta", lambda: run(*inputs).sum().backward())
+
+
+def test_rms_norm_is_one_kernel_forward_and_one_backward() -> None:
+    x, weight = (64, 100), (100,)
+    made = of_training(
+        lambda: (floats(*x), floats(*weight)), lambda x, w: F.rms_norm(x, (100,), w, 1e-6)
+    )
+    assert made == [64 * 400, 64 * 4, 64 * 400, 400]
+    composed = of_training(lambda: (floats(*x),), lambda x: F.rms_norm(x.bfloat16(), (100,)))
+    assert composed[:3] == [64 * 200, 64 * 200, 64 * 4]
+
+
+@pytest.mark.parametrize("operator", [F.silu, F.mish], ids=["silu", "mish"])
+def test_gradients_of_activations_are_one_kernel(operator: Callable[[Tensor], Tensor]) -> None:
+    assert of_training(rows, operator) == [64 * 400, 64 * 400]
+
+
+def test_an_embedding_reads_contiguous_indices() -> None:
+    def make() -> tuple[Tensor, ...]:
+        return floats(50, 16), torch.zeros(4, 9, dtype=torch.int64)
+
+    made = of_training(make, lambda w, i: F.embedding(i[:, :-1], w))
+    assert made == [4 * 8 * 8, 4 * 8 * 64, 4 * 8 * 8, 4 * 8 * 64, 50 * 64]
+    made = of_training(make, lambda w, i: F.embedding(i, w))
+    assert made == [4 * 9 * 64, 4 * 9 * 64, 50 * 64]
+
+
+def test_gradients_of_an_embedding_with_many_indices_are_sorted_and_added_in_parts() -> None:
+    made = of_training(
+        lambda: (floats(50304, 1024), torch.zeros(8192, dtype=torch.int64)),
+        lambda w, i: F.embedding(i, w),
+    )
+    index, sums = 8192 * 8, (8192 // 10 + 8192) * 1024 * 4
+    assert made[2:] == [*[index] * 3, 206045184, *[index] * 3, 72088, sums]
+    assert sums == 36909056
+
+
+def test_flash_attention_adds_up_gradients_in_high_precision() -> None:
+    def heads(length: int, size: int) -> Tensor:
+        return torch.ones(2, 4, length, size, dtype=torch.bfloat16, requires_grad=True)
+
+    def gradients(length: int, size: int) -> list[int]:
+        return of_training(
+            lambda: tuple(heads(length, size) for _ in range(3)),
+            partial(F.scaled_dot_product_attention, is_causal=True),
+        )[-5:]
+
+    assert gradients(100, 64) == [
+        *[2 * 4 * 100 * 64 * 2] * 3,
+        2 * 4 * 128 * 4,
+        2 * 4 * 128 * 64 * 4,
+    ]
+    assert gradients(128, 72)[-1] == 2 * 4 * 128 * 96 * 4
+    assert gradients(128, 136)[-1] == 2 * 4 * 128 * 192 * 4
