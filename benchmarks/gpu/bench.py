@@ -97,7 +97,7 @@ class Bench:
         run = dataclasses.replace(case.run, allocator=allocator, memory=memory)
         if allocator == "auto":
             run = dataclasses.replace(run, warmup=max(run.warmup, PLANNED_BY))
-        result = self.run(run, memory or case.room)
+        result = self.run(run, memory or case.room) | {"commit": self.report.document["commit"]}
         room = f" in {memory:.2f} GiB" if memory else ""
         print(f"{name}{room}, {allocator}: {summary(result)}", flush=True)
         self.report.update("name", name, runs, {allocator: result})

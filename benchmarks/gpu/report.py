@@ -1,7 +1,7 @@
 """The measurements, in a JSON file that is rewritten after each result.
 
 A file that is there is gone on with, if it is of the same GPU, torch and commit: pieces of the work
-may be done at different times.
+may be done at different times. Of another commit, the runs under torch's own allocators stay.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+TORCHS = ("torch", "expandable")
 COMMIT = "STALLOC_COMMIT"  # where the sources lie without their history
 
 
@@ -40,6 +41,19 @@ def _driver() -> str:
     return said.splitlines()[0].strip() if said.strip() else "unknown"
 
 
+def _of_torch(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What does not depend on stalloc: runs under torch's own allocators."""
+    kept = [
+        {
+            key: value if key == "name" else {a: run for a, run in value.items() if a in TORCHS}
+            for key, value in result.items()
+            if key in {"name", "runs"}
+        }
+        for result in results
+    ]
+    return [result for result in kept if result.get("runs")]
+
+
 class Report:
     """Results, each found by the value of a key. Without a path nothing is written."""
 
@@ -58,8 +72,10 @@ class Report:
         }
         if self.path and self.path.exists() and not anew:
             before = json.loads(self.path.read_text())
-            if all(before.get(key) == self.document[key] for key in ("device", "torch", "commit")):
-                self.document["results"] = before["results"]
+            if all(before.get(key) == self.document[key] for key in ("device", "torch")):
+                same = before.get("commit") == self.document["commit"]
+                results = before["results"]
+                self.document["results"] = results if same else _of_torch(results)
 
     def find(self, key: str, value: str) -> dict[str, Any] | None:
         """The result with this value, if there is one."""

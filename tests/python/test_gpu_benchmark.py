@@ -178,6 +178,26 @@ def test_results_of_another_commit_are_not_gone_on_with(tmp_path: Path) -> None:
     """)
 
 
+def test_runs_under_torch_outlive_a_commit(tmp_path: Path) -> None:
+    call(f"""
+        import json
+        from pathlib import Path
+        from report import Report
+
+        path = Path({str(tmp_path)!r}) / "gpu"
+        report = Report(path)
+        for allocator in ("torch", "stalloc"):
+            report.update("name", "one", "runs", {{allocator: {{"load": 1}}}})
+        report.update("name", "one", "runs in 7 GiB", {{"torch": {{"load": 1}}}})
+        report.update("name", "two", "runs", {{"stalloc": {{"load": 1}}}})
+        assert len(Report(path).document["results"]) == 2
+        file = path.with_suffix(".json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {{"commit": "another"}}))
+        kept = {{"name": "one", "runs": {{"torch": {{"load": 1}}}}}}
+        assert Report(path).document["results"] == [kept]
+    """)
+
+
 def test_a_check_whose_tool_is_missing_has_not_passed(tmp_path: Path) -> None:
     call(f"""
         import os
