@@ -21,8 +21,8 @@ time of a step under each, in turns in one process. `largest` looks for the larg
 `traces` leaves memory snapshots of the cases, and `differences` compares these with what
 `stalloc.estimate` records without a GPU.
 
-Each result is written at once, and the same command does not repeat it: so
-`--minutes` may end it anywhere. `run` is one run, as a line of JSON.
+`report` writes results/gpu.md. Each result is written at once, and the same command does not repeat
+it: so `--minutes` may end it anywhere. `run` is one run, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ def main() -> int:
         return 0
     if args.command == "differences":
         return differences(args)
+    if args.command == "report":
+        from page import report
+
+        (args.folder / "gpu.md").write_text(report(args.folder))
+        return 0
     on_gpu = args.command != "test" or args.device.startswith("cuda")
     if on_gpu and not torch.cuda.is_available():
         print("this needs a GPU, and torch finds none", file=sys.stderr)
@@ -165,6 +170,8 @@ def parser() -> argparse.ArgumentParser:
     for command in (snapshots, compared):
         command.add_argument("--folder", type=Path, default=ROOT / "benchmarks" / "traces" / "real")
     compared.add_argument("--output", type=Path, help="write the tables as Markdown")
+    written = commands.add_parser("report", help="write gpu.md of the results")
+    written.add_argument("--folder", type=Path, default=RESULTS)
     for command in (bench, turns, largest):
         command.add_argument("--output", type=Path, default=RESULTS / "gpu")
     for command in (bench, largest):

@@ -1,0 +1,151 @@
+"""The results of a GPU in Markdown: `results/gpu.md`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ALLOCATORS = ("torch", "expandable", "stalloc", "auto")
+TITLES = {
+    "torch": "torch",
+    "expandable": "expandable segments",
+    "stalloc": "stalloc, plan",
+    "auto": "stalloc.auto",
+    "again": "torch again",
+}
+GIB = 1 << 30
+
+Row = list[str]
+
+
+def report(results: Path) -> str:
+    """The report of `gpu.json` and `gpu-test.json` in a folder."""
+    bench = json.loads((results / "gpu.json").read_text())
+    test = json.loads((results / "gpu-test.json").read_text())
+    found = bench["results"]
+    commits = sorted({r["commit"][:9] for row in found for r in _runs(row).values()})
+    about = [
+        f"{bench['device']}, {bench['memory'] / GIB:.1f} GiB, driver {bench['driver']}, "
+        f"torch {bench['torch']}. Memory: commits {', '.join(commits)}; the rest "
+        f"{bench['commit'][:9]}; checks {test['commit'][:9]}.",
+        "",
+        "Programs: `benchmarks/gpu/cases.py`. `python benchmarks/gpu report` writes this page.",
+    ]
+    speeds = [row for row in found if row["name"].startswith("speed, ")]
+    searches = [row for row in found if "largest_batch" in row]
+    parts = [
+        ["# On a real GPU", "", *about],
+        ["## Memory of whole runs", "", *_memory([row for row in found if "runs" in row])],
+        ["## In the memory that stalloc needs", "", *_squeezed(found)],
+        ["## Time of a step", "", *_speed(speeds)],
+        ["## The largest batch", "", *_largest(searches)],
+        ["## Checks", "", *_checks(test["results"])],
+    ]
+    return "\n".join("\n".join(part) + "\n" for part in parts)
+
+
+def _runs(row: dict[str, Any]) -> dict[str, Any]:
+    return {a: r for a, r in row.get("runs", {}).items() if "commit" in r}
+
+
+def _table(head: Row, rows: list[Row]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def _memory(found: list[dict[str, Any]]) -> list[str]:
+    rows = []
+    for row in found:
+        runs = row["runs"]
+        load = max((r["load"] for r in runs.values() if "load" in r), default=0)
+        rows.append(
+            [row["name"], f"{load / GIB:.2f}", *(_reserved(runs.get(a)) for a in ALLOCATORS)]
+        )
+    return [
+        "GiB reserved at the peak of the run, start-up and first iterations included (load / "
+        "reserved; calls of cudaMalloc or cuMemCreate after the warm-up). `stalloc, plan` serves "
+        "from its start with the plan of another run; `stalloc.auto` plans as it runs.",
+        "",
+        *_table(["program", "load", *(TITLES[a] for a in ALLOCATORS)], rows),
+    ]
+
+
+def _reserved(run: dict[str, Any] | None) -> str:
+    if run is None or "peak_reserved" not in run:
+        return _failure(run)
+    reserved, calls = run["peak_reserved"] / GIB, run["device_allocations"]
+    return f"{reserved:.2f} ({run['efficiency']:.4f}; {calls})"
+
+
+def _failure(run: dict[str, Any] | None) -> str:
+    if run is None:
+        return "-"
+    return "out of memory" if "out_of_memory" in run else "not measured"
+
+
+def _squeezed(found: list[dict[str, Any]]) -> list[str]:
+    rows = []
+    for row in found:
+        for key, runs in row.items():
+            if key.startswith("runs in ") and any("failed" not in r for r in runs.values()):
+                outcomes = [_outcome(runs.get(a)) for a in ALLOCATORS]
+                rows.append([row["name"], key.removeprefix("runs in "), *outcomes])
+    return [
+        "The same runs as if the GPU held 64 MiB more than stalloc's plan needs. Without a mark "
+        "the allocator needs no more, and was not tried.",
+        "",
+        *_table(["program", "memory", *(TITLES[a] for a in ALLOCATORS)], rows),
+    ]
+
+
+def _outcome(run: dict[str, Any] | None) -> str:
+    if run is None or "peak_reserved" not in run:
+        return _failure(run)
+    return f"trains, memory ran out {run['retries']} times" if run["retries"] else "trains"
+
+
+def _speed(found: list[dict[str, Any]]) -> list[str]:
+    sides = ("stalloc", "expandable", "again")
+    rows = []
+    for row in found:
+        if "ratio" not in row:
+            rows.append([row["name"].removeprefix("speed, "), *["not measured"] * 5])
+            continue
+        ratios = [row["ratio"][side] for side in sides]
+        rows.append(
+            [
+                row["name"].removeprefix("speed, "),
+                f"{1000 * row['step_seconds']['torch']:.1f}",
+                *(f"{r['median']:.4f} ({r['low']:.4f} to {r['high']:.4f})" for r in ratios),
+                str(row["rounds"]),
+            ]
+        )
+    head = ["program", "torch, ms", *(TITLES[side] for side in sides), "turns"]
+    return [
+        "Ratios to torch's step, in turns in one process: the median of the turns, and the "
+        "quartiles. `torch again` shows the noise.",
+        "",
+        *_table(head, rows),
+    ]
+
+
+def _largest(found: list[dict[str, Any]]) -> list[str]:
+    rows = [
+        [row["name"], *(str(row["largest_batch"].get(a, "not measured")) for a in ALLOCATORS)]
+        for row in found
+    ]
+    return [
+        "Sequences in a microbatch that train, to a twenty-fifth; 1,024 tokens each.",
+        "",
+        *_table(["program", *(TITLES[a] for a in ALLOCATORS)], rows),
+    ]
+
+
+def _checks(found: list[dict[str, Any]]) -> list[str]:
+    words = {True: "passed", False: "FAILED", None: "not run"}
+    rows = [[row["check"], words[row["passed"]], row["said"]] for row in found]
+    return [
+        "Losses and weights to the bit, with deterministic kernels, without stalloc and with it.",
+        "",
+        *_table(["check", "result", "said"], sorted(rows)),
+    ]
