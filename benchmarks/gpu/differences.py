@@ -2,7 +2,8 @@
 
 The snapshots are those that `traces` has left. The same program runs on the pretended GPU; one
 iteration of each is compared, request by request. Differences come as a table with the line of the
-program, or of torch, that made a request on the real GPU.
+program, or of torch, that made a request on the real GPU. An estimate does not compile, and sends
+each token to every expert: of such programs the loads are compared alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import stalloc
 
 CARD = "H200"
 HIDDEN = ("losses", "snapshot")
+TOKENS = "gpu/training.py:"
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,18 @@ def compare(path: Path) -> Comparison:
     )
     estimated = _estimated(estimate.trace)
     events = [e for e in snapshot["device_traces"][0] if e["action"] == "alloc"]
-    each, rest = divmod(len(events), run.steps)
-    # Where data decide on the requests, two iterations have nothing to compare.
-    real = [] if rest or MODELS[run.model].experts else events[-each:]
-    places = [(_place(e["frames"]), e["size"]) for e in real]
+    # An iteration begins with the tokens of its first microbatch.
+    tokens = [i for i, e in enumerate(events) if _place(e["frames"]).startswith(TOKENS)]
+    last = events[tokens[-run.microbatches] :]
+    # Where data or a compiler decide on the requests, two iterations have nothing to compare.
+    other = run.compiled or MODELS[run.model].experts
+    real = [] if other else [(_place(e["frames"]), e["size"]) for e in last]
     return Comparison(
         path.stem,
         (estimate.load, facts["measured"]["load"]),
         (estimate.need().reserved, facts["measured"]["peak_reserved"]),
-        (len(estimated), each),
-        _differences(estimated, places) if real else [],
+        (len(estimated), len(last)),
+        _differences(estimated, real) if real else [],
     )
 
 
