@@ -37,6 +37,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stalloc import _core
+from stalloc._estimate import choices
 from stalloc._estimate.values import Unanswerable, Values, keep_values, script_line
 from stalloc._meta_kernels import unrecorded
 
@@ -113,11 +114,11 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif not self.used and _in_backward():
             raise Unanswerable(f"{script_line()}: {NO_GPU}")
         answer = _ANSWERS.get(func)
-        if answer is not None:
-            result = answer(self, func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        return self.run(func, args, kwargs)
+        result = NotImplemented if answer is None else answer(self, func, args, kwargs)
+        if result is NotImplemented:
+            result = self.run(func, args, kwargs)
+        choices.follow(func, args, result)
+        return result
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator's kernel for the meta device."""
@@ -364,10 +365,11 @@ def _reduce(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[st
 @_answers(_ATEN.nonzero.default)
 def _nonzero(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mask = args[0]
-    gpu.values.note("the number of elements that a mask selects", mask.numel())
+    count = choices.selected(mask)
+    gpu.values.note("the number of elements that a mask selects", count)
     return gpu.run(
         _ATEN.empty.memory_format,
-        ([mask.numel(), mask.dim()],),
+        ([count, mask.dim()],),
         {"dtype": torch.int64, "device": mask.device},
     )
 
@@ -402,6 +404,21 @@ def _index(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str
         else:
             numbers += list(index.nonzero(as_tuple=True))
     return gpu.run(func, (tensor, numbers), kwargs)
+
+
+@_answers(_ATEN.bincount.default)
+def _count(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensor = args[0]
+    bins = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+    bins = max(bins, choices.among(tensor) or 0)
+    if not bins:
+        return NotImplemented
+    gpu.values.note("the number of bins", bins)
+    dtype = torch.int64 if len(args) < 2 or args[1] is None else args[1].dtype
+    keywords = {"dtype": dtype, "device": tensor.device}
+    result = gpu.run(_ATEN.empty.memory_format, ([bins],), keywords)
+    choices.count(result, tensor.numel() // bins)
+    return result
 
 
 @_answers(_ATEN._unique2.default, _ATEN.unique_dim.default, _ATEN.unique_consecutive.default)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stalloc._estimate import choices
 from stalloc.errors import StallocError
 
 _OWN = Path(__file__).resolve().parents[1]
@@ -71,6 +72,8 @@ class Values:
             value = bool(getattr(tensor, "_stalloc_guess", False))
         elif (scaled := _of_gradient_scaler()) is not None:
             return scaled  # its own way to skip steps: nothing that a script reads
+        elif (count := choices.each(tensor)) is not None:
+            value = count
         else:
             value = 1.0 if tensor.is_floating_point() else 1
         self.note("a value of a tensor", value)
@@ -83,7 +86,10 @@ class Values:
         if known is not None:
             return known.to(dtype)
         guess = 0 if tensor.dtype == torch.bool else 1
-        self.note("a copy of a tensor on the host", "all ones" if guess else "all False")
+        said = "all ones" if guess else "all False"
+        if (count := choices.each(tensor)) is not None:
+            guess, said = count, f"all {count}"
+        self.note("a copy of a tensor on the host", said)
         return torch.full(tensor.shape, guess, dtype=dtype, device="cpu")
 
 

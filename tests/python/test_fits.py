@@ -584,3 +584,50 @@ def test_operators_that_a_gpu_has_a_kernel_for_are_not_composed() -> None:
     inside = (table.lower >= first) & (table.lower < last) & (table.size > 4)
     norm, activation = [64 * 400, 64 * 4], 64 * 400
     assert table.size[inside].tolist() == [*norm, activation, activation, 64 * 400, 400]
+
+
+def routed_rows(route: Callable[[Tensor, int], list[int]]) -> list[int]:
+    """The tokens of each of four experts, of 64 tokens that choose two each."""
+    found: list[int] = []
+
+    def build() -> Step:
+        router = nn.Linear(16, 4, device="cuda")
+
+        def step() -> None:
+            scores = router(torch.randn(64, 16, device="cuda"))
+            found[:] = route(scores, 4)
+            scores.sum().backward()
+
+        return step
+
+    stalloc.estimate(build, iterations=2, plan=False)
+    return found
+
+
+def test_an_even_router_is_the_guess() -> None:
+    def compared(scores: Tensor, experts: int) -> list[int]:
+        chosen = scores.softmax(-1).topk(2, dim=-1)[1]
+        return [(chosen == i).nonzero(as_tuple=True)[0].numel() for i in range(experts)]
+
+    def one_hot(scores: Tensor, experts: int) -> list[int]:
+        chosen = scores.topk(2, dim=-1).indices
+        mask = nn.functional.one_hot(chosen, experts).permute(2, 1, 0)
+        return [torch.where(mask[i])[0].numel() for i in range(experts)]
+
+    def masked(scores: Tensor, experts: int) -> list[int]:
+        chosen = scores.argmax(dim=-1)
+        return [scores[chosen == i].shape[0] for i in range(experts)]
+
+    def counted(scores: Tensor, experts: int) -> list[int]:
+        chosen = torch.multinomial(scores.softmax(-1), 2).flatten()
+        return list(torch.bincount(chosen, minlength=experts).tolist())
+
+    def summed(scores: Tensor, experts: int) -> list[int]:
+        chosen = scores.max(dim=-1).indices
+        return list(nn.functional.one_hot(chosen, experts).sum(0).cpu().tolist())
+
+    assert routed_rows(compared) == [32] * 4
+    assert routed_rows(one_hot) == [32] * 4
+    assert routed_rows(masked) == [16] * 4
+    assert routed_rows(counted) == [32] * 4
+    assert routed_rows(summed) == [16] * 4
