@@ -22,6 +22,9 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
       "record_exactly",
       [](bool exact) { adapters::CudaAllocator::instance().record_exactly(exact); },
       py::arg("exact"));
+  m.def(
+      "record_apart", [](bool apart) { adapters::CudaAllocator::instance().record_apart(apart); },
+      py::arg("apart"));
   m.def("install_pinned", &adapters::install_pinned, py::arg("device"));
   m.def("settle_pinned", &adapters::settle_pinned, py::call_guard<py::gil_scoped_release>());
   m.def("give_back_pinned", &adapters::give_back_pinned, py::call_guard<py::gil_scoped_release>());
