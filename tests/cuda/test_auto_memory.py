@@ -15,6 +15,8 @@ MIB = 1 << 20
 @pytest.fixture
 def trainer() -> Iterator[Trainer]:
     """Trains under `stalloc.auto`; small blocks that stay keep most of torch's segments."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()  # of other tests
     stalloc.auto(device="cuda")
     trainer = Trainer(rows=250)
     kept: list[torch.Tensor] = []
@@ -33,9 +35,9 @@ def trainer() -> Iterator[Trainer]:
 
 def test_torchs_cache_stays_until_a_plan_fits(trainer: Trainer) -> None:
     given_back = standin.calls("cudaFree")
-    for _ in range(100):
+    for _ in range(10_000):  # until the plan is solved, beside the training
         trainer.step()
-        if stalloc.status()["stage"] == "resting":
+        if stalloc.status()["stage"] in ("serving", "resting"):
             break
     assert "exceed torch's peak" in stalloc.status()["reason"]
     assert standin.calls("cudaFree") == given_back, "torch reserves anew what it gives back"
