@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import standin
 import torch
+from isolation import isolated
 from training_cuda import Trainer
 
 import stalloc
@@ -12,28 +13,27 @@ import stalloc
 MIB = 1 << 20
 
 
-@pytest.fixture
-def trainer() -> Iterator[Trainer]:
-    """Trains under `stalloc.auto`; small blocks that stay keep most of torch's segments."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()  # of other tests
-    stalloc.auto(device="cuda")
+def trainer_with_blocks_that_stay() -> Trainer:
+    """Small blocks that stay keep most of torch's segments."""
     trainer = Trainer(rows=250)
     kept: list[torch.Tensor] = []
 
     def keep(module: torch.nn.Module, *_: object) -> None:
         kept.append(torch.empty(3 * MIB // 2, dtype=torch.uint8, device="cuda"))
 
-    hooks = [block.register_forward_hook(keep) for block in trainer.model.blocks]  # type: ignore
+    blocks = [module for name, module in trainer.model.named_modules() if name.count(".") == 1]
+    hooks = [block.register_forward_hook(keep) for block in blocks]
     trainer.step()
     for hook in hooks:
         hook.remove()
-    yield trainer
-    stalloc.disable()
-    kept.clear()
+    trainer.model.kept = kept  # type: ignore[assignment]
+    return trainer
 
 
-def test_torchs_cache_stays_until_a_plan_fits(trainer: Trainer) -> None:
+@isolated
+def test_torchs_cache_stays_until_a_plan_fits() -> None:
+    stalloc.auto(device="cuda")
+    trainer = trainer_with_blocks_that_stay()
     given_back = standin.calls("cudaFree")
     for _ in range(10_000):  # until the plan is solved, beside the training
         trainer.step()
@@ -41,6 +41,7 @@ def test_torchs_cache_stays_until_a_plan_fits(trainer: Trainer) -> None:
             break
     assert "exceed torch's peak" in stalloc.status()["reason"]
     assert standin.calls("cudaFree") == given_back, "torch reserves anew what it gives back"
+    stalloc.disable()
 
 
 class Wide(torch.nn.Module):
@@ -75,6 +76,7 @@ def idle_in_segments_that_stay() -> int:
     return sum(b["size"] for each in blocks for b in each if b["state"] == "inactive")
 
 
+@isolated
 def test_optimizer_states_lie_apart_from_activations() -> None:
     def idle(*, auto: bool) -> int:
         if auto:
@@ -98,7 +100,7 @@ def test_optimizer_states_lie_apart_from_activations() -> None:
     assert idle(auto=True) < without // 8
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
+@isolated
 def test_a_compiled_step_is_left_alone() -> None:
     stalloc.auto(device="cuda")
     model = Wide().to("cuda")
@@ -111,6 +113,7 @@ def test_a_compiled_step_is_left_alone() -> None:
     stalloc.disable()
 
 
+@isolated
 def test_a_step_that_fails_leaves_nothing_behind() -> None:
     stalloc.auto(device="cuda")
     model = Wide().to("cuda")
