@@ -8,6 +8,7 @@ budget       limits the exchanges of an hour
 status       the state that users see
 journal      records the events, and prints them
 memory       measures memory while plans come and go
+first_steps  keeps optimizer states out of torch's segments
 ends         receives the ends of iterations
 automatic    the state machine, which calls `profile`, `enable` and `disable`
 entry        the public functions

@@ -27,6 +27,7 @@ from stalloc._adapters import Adapter
 from stalloc._auto.budget import Budget
 from stalloc._auto.cache import PlanCache
 from stalloc._auto.drift import Drift
+from stalloc._auto.first_steps import FirstSteps
 from stalloc._auto.forward import Forward
 from stalloc._auto.journal import Journal
 from stalloc._auto.kept import KeptPlans
@@ -99,6 +100,11 @@ class Cycle:
         self._is_unlike = False  # the plan in force does not know the last inputs
         self._recording: Recording | None = Recording(model, device, options)
         self.stage = Stage.RECORDING
+        self._first_steps = (
+            FirstSteps(adapter.give_back, adapter.record_apart, lambda: self._recording is not None)
+            if adapter.record_apart is not None
+            else None
+        )
 
     def iteration_begins(self, forward: Forward) -> None:
         """Takes the next step, if it is time for one."""
@@ -135,6 +141,8 @@ class Cycle:
 
     def end(self) -> None:
         """Ends all that is on."""
+        if self._first_steps is not None:
+            self._first_steps.stop()
         if self._recording is not None:
             self._recording.stop()
         self._end_renewal()

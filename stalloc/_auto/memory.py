@@ -2,9 +2,14 @@
 
 On a GPU in native mode, torch's allocator reports its reserved bytes. On the CPU torch caches
 nothing, so the model of its caching policy replaces it, as in `stalloc replay`.
+
+Once its cache is given back, torch reserves memory anew, and often more of it: blocks that stay
+have split up its segments. So the cache stays where it is until a plan is known to fit.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -37,30 +42,51 @@ class DeviceMemory:
     def shortage(self, proposal: Proposal, *, first: bool) -> str | None:
         """The reason if the run would need more than torch's peak as the plan goes into force.
 
-        Gives back torch's cache first. On a GPU, counted are the pool and what then stays reserved.
-        The CPU's memory cannot be measured: the recorded requests are counted.
+        On a GPU, counted are the pool and the segments that stay. If they fit, torch's cache is
+        given back, and what then stays reserved is counted. The CPU's memory cannot be measured:
+        the recorded requests are counted.
 
         Args:
             proposal: The plan.
             first: True before the first iteration.
         """
+        pool = proposal.plan.pool
         if self._measured:
-            self._adapter.give_back()
-            stays = torch.cuda.memory_reserved(self._adapter.name)
-            needs, peak = stays + proposal.plan.pool, max(self.peak, proposal.peak)
+            peak = max(self.peak, proposal.peak)
+            needs = self._staying() + pool
+            if needs <= peak:
+                self._adapter.give_back()
+                needs = torch.cuda.memory_reserved(self._adapter.name) + pool
         else:
             needs, peak = 0 if first else proposal.entering, proposal.before
         if needs <= peak:
             return None
-        pool = proposal.plan.pool
         return (
             f"{described(needs - pool)} that stay and a pool of {described(pool)} exceed torch's "
             f"peak, {described(peak)}"
         )
 
+    def _staying(self) -> int:
+        """Bytes that stay reserved once torch's cache is given back.
+
+        A segment goes as a whole, if no block of it is in use. Of an expandable segment, all that
+        is idle may go: it comes back at no cost, so this may be too little.
+        """
+        device = torch.device(self._adapter.name).index
+        segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return sum(_staying_of(segment) for segment in segments if segment["device"] == device)
+
     def tolerated(self, proposal: Proposal, share: float) -> int:
         """Bytes beside the pool that are no reason for a change."""
         return max(int(share * proposal.after), _SEGMENTS["cuda" if self._measured else "cpu"])
+
+
+def _staying_of(segment: dict[str, Any]) -> int:
+    total: int = segment["total_size"]
+    if tuple(segment["segment_pool_id"]) != (0, 0):
+        return total  # it may belong to a graph
+    used: int = sum(b["size"] for b in segment["blocks"] if b["state"] == "active_allocated")
+    return used if segment.get("is_expandable") or used == 0 else total
 
 
 def described(size: int) -> str:

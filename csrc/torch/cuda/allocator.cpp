@@ -10,6 +10,7 @@
 #include <limits>
 #include <thread>
 
+#include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "torch/autograd.h"
@@ -20,6 +21,11 @@ namespace {
 
 // Rounding up a size of at most this does not overflow. torch refuses larger requests itself.
 constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::max() / 2);
+
+// CUDA takes memory of the device in such pages.
+constexpr Bytes kPage = Bytes{2} << 20;
+// One part in so many of a piece apart may be wasted.
+constexpr Bytes kWastedPart = 16;
 
 c10::Device device_of(c10::DeviceIndex index) { return {c10::DeviceType::CUDA, index}; }
 
@@ -308,6 +314,13 @@ void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Req
   }
 }
 
+bool CudaAllocator::bypasses_cache(Bytes size) const {
+  if (!caches_.load()) return false;
+  if (exact_.load(std::memory_order_relaxed)) return true;
+  const Bytes wasted = align_up(size, kPage) - size;
+  return apart_.load(std::memory_order_relaxed) && wasted <= size / kWastedPart;
+}
+
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
@@ -330,8 +343,8 @@ void* CudaAllocator::provide(const Request& request, Native native) {
       follow_share(request.device);  // memory of a profile that has ended may have gone
       return native(Record::kLeft);
     }
-    const bool directly = exact_.load(std::memory_order_relaxed) && caches_.load();
-    p = directly ? allocate_exactly(*runtime, request, native) : native(Record::kNoticed);
+    p = bypasses_cache(request.size) ? allocate_exactly(*runtime, request, native)
+                                     : native(Record::kNoticed);
   }
   recorder.on_allocate(p, request.size, stream_of(*runtime, request), in_backward(),
                        running_node());
