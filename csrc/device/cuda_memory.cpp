@@ -182,6 +182,12 @@ bool CudaMemory::grow(void* memory, Bytes before, Bytes size) {
   return true;
 }
 
+bool CudaMemory::extend(void* memory, Bytes /*before*/, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  const Pool* pool = find(memory);
+  return pool && pool->range->is_mapped() && size <= pool->range->room();
+}
+
 Range CudaMemory::detach(void* memory, Range range) {
   const DeviceGuard device(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);

@@ -106,6 +106,14 @@ bool HostMemory::grow(void* memory, Bytes before, Bytes size) {
   return true;
 }
 
+bool HostMemory::extend(void* memory, Bytes before, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  GrowingPool* pool = find(memory);
+  if (!pool || pool->size != before || size > pool->room || suspended_.contains(memory)) return false;
+  pool->extend(size);
+  return true;
+}
+
 // Only the right to use pages moves: other pages come with the new addresses.
 Range HostMemory::detach(void* memory, Range range) {
   const std::lock_guard lock(mutex_);

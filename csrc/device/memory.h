@@ -63,6 +63,10 @@ class DeviceMemory {
   // effect, if the device has not that much left.
   virtual bool grow(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
 
+  // Adds addresses without memory behind a pool of `before` bytes, a whole unit: attach() gives them
+  // memory. Returns false, without effect, if there are not so many.
+  virtual bool extend(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
+
   // The next four move memory within a pool that can grow. Ranges are offsets in the pool.
 
   // Takes the memory away from whole chunks of `range`, whose content is lost, and keeps it for
@@ -70,7 +74,7 @@ class DeviceMemory {
   // for all work that uses the range.
   virtual Range detach(void* /*pool*/, Range /*range*/) { return {}; }
 
-  // Gives memory to `range`, a part in whole units of one that detach() has returned: at first
+  // Gives memory to `range`, a part in whole units of addresses without: at first
   // memory that is kept. Returns false, without effect, if the device has not that much left.
   virtual bool attach(void* /*pool*/, Range /*range*/) { return false; }
 

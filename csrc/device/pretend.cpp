@@ -75,6 +75,14 @@ bool PretendMemory::grow(void* pool, Bytes before, Bytes size) {
   return true;
 }
 
+bool PretendMemory::extend(void* memory, Bytes before, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  Piece* pool = find(memory);
+  if (!pool || pool->size != before || size > pool->room) return false;
+  pool->extend(size);
+  return true;
+}
+
 Range PretendMemory::detach(void* pool, Range range) {
   const std::lock_guard lock(mutex_);
   Piece* piece = find(pool);

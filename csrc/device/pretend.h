@@ -21,6 +21,7 @@ class PretendMemory final : public DeviceMemory {
   void* allocate_pool(Bytes size, bool grows) override;
   bool can_grow(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
+  bool extend(void* pool, Bytes before, Bytes size) override;
   // Whole chunks: see chunk_of().
   Range detach(void* pool, Range range) override;
   bool attach(void* pool, Range range) override;

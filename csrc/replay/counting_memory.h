@@ -46,6 +46,9 @@ class CountingMemory final : public device::DeviceMemory {
     if (placements_) placements_->take(address_of(pool) + before, size - before);
     return true;
   }
+  bool extend(void* pool, Bytes before, Bytes size) override {
+    return memory_.extend(pool, align_up(before, page_), align_up(size, page_));
+  }
   Range detach(void* pool, Range range) override {
     const Range gone = memory_.detach(pool, range);
     if (gone.size() <= 0) return {};

@@ -78,6 +78,22 @@ std::vector<Range> MovingMemory::lacking_in(Range room) const {
   return result;
 }
 
+// The same for all of `needed`.
+std::vector<Range> MovingMemory::lacking_in(const RangeSet& needed) const {
+  std::vector<Range> result;
+  for (const Range& r : pool_.space.absent().ranges()) {
+    needed.intersect(r, [&](Range part) {
+      for (const Range& units : lacking_in(part)) {
+        // Two parts may share a unit.
+        const Offset begin =
+            result.empty() ? units.begin : std::max(units.begin, result.back().end);
+        if (begin < units.end) result.push_back({begin, units.end});
+      }
+    });
+  }
+  return result;
+}
+
 // The bytes that detach() can take.
 Bytes MovingMemory::movable(const std::vector<Range>& from) const {
   Bytes sum = 0;
@@ -99,6 +115,20 @@ std::vector<Range> MovingMemory::detach(Bytes size, const std::vector<Range>& fr
     pool_.space.remove_memory(chunks);
     gone.push_back(chunks);
     size -= chunks.size();
+  }
+  return gone;
+}
+
+// The same from all idle addresses but `kept`: at first from those that the layout needs last.
+std::vector<Range> MovingMemory::detach_needed_last(Bytes size, Range kept) {
+  RangeSet excluded;
+  excluded.insert(kept);
+  std::vector<Range> gone;
+  for (std::size_t level = 0; level < StaticPool::kLevels && size > 0; ++level) {
+    for (const Range& r : detach(size, outside(excluded, pool_.space.idle_ranges(level)))) {
+      gone.push_back(r);
+      size -= r.size();
+    }
   }
   return gone;
 }
@@ -141,11 +171,11 @@ bool MovingMemory::make_room(Room wanted) {
   RangeSet kept;
   kept.insert(room);
   // To wait for the device costs more than a small request beside the pool.
-  const std::vector<Range> from =
-      size < kLeastMoved ? std::vector<Range>{} : outside(kept, space.idle_ranges());
-  if (!more && movable(from) < lacking) return false;
+  const bool moves = size >= kLeastMoved;
+  if (!more && (!moves || movable(outside(kept, space.idle_ranges())) < lacking)) return false;
 
-  const std::vector<Range> gone = detach(lacking, from);
+  std::vector<Range> gone;
+  if (moves) gone = detach_needed_last(lacking, room);
   const Bytes moved = sum_of(gone);
   bool suffices = more || moved >= lacking;
   std::size_t filled = 0;
@@ -161,20 +191,33 @@ bool MovingMemory::make_room(Room wanted) {
   return suffices;
 }
 
+bool MovingMemory::provide(Range r, const RangeSet& layout) {
+  StaticPool& space = pool_.space;
+  const std::vector<Range> first = lacking_in(r);
+  const Bytes lacking = sum_of(first);
+  const Bytes all = sum_of(lacking_in(layout));
+  Bytes left = sum_of(detach(all, outside(layout, space.idle_ranges())));
+  if (left < lacking) left += sum_of(detach_needed_last(lacking - left, r));
+  bool provided = true;
+  for (const Range& units : first) provided = provided && attach(units);
+  left -= lacking;
+  for (const Range& units : lacking_in(layout)) {
+    if (left <= 0) break;
+    const Range part{units.begin, units.begin + std::min(units.size(), left)};
+    if (!attach(part)) break;
+    left -= part.size();
+  }
+  device_.drop_detached(pool_.base);
+  space.shrink(layout.empty() ? 0 : layout.ranges().back().end);
+  device_.shrink(pool_.base, space.size());
+  pool_.first_size = space.size();
+  return provided;
+}
+
 bool MovingMemory::restore(const RangeSet& needed) {
   StaticPool& space = pool_.space;
   const std::vector<Range> absent = space.absent().ranges();
-  std::vector<Range> wanted;
-  for (const Range& r : absent) {
-    needed.intersect(r, [&](Range part) {
-      for (const Range& units : lacking_in(part)) {
-        // Two parts may share a unit.
-        const Offset begin =
-            wanted.empty() ? units.begin : std::max(units.begin, wanted.back().end);
-        if (begin < units.end) wanted.push_back({begin, units.end});
-      }
-    });
-  }
+  const std::vector<Range> wanted = lacking_in(needed);
   const std::vector<Range> from = outside(needed, space.idle_ranges());
   // Memory behind the needed addresses moves down as long as there is more above a gap.
   std::vector<Range> gaps = outside(needed, absent);

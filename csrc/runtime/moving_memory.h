@@ -4,7 +4,10 @@
 //               | live |no mem| room        | live | idle |      memory of idle addresses comes
 //               there
 //
-//   restore     the addresses that a layout needs have memory again, and idle memory behind them
+//   provide     the addresses of one request of the layout have memory again: that of idle
+//               addresses outside the layout, or else of those that it needs last
+//
+//   restore     all addresses that a layout needs have memory again, and idle memory behind them
 //               goes to lower addresses that have none
 //
 // Memory moves in whole chunks. Each call waits for the device's work if memory moves. Not
@@ -36,6 +39,11 @@ class MovingMemory {
   // false if the memory does not suffice, or if the stream has no addresses in the pool.
   bool make_room(Room room);
 
+  // Gives memory to `r`, idle addresses of `layout`, and as far as idle memory outside of the
+  // layout suffices, to the rest of the layout, too. Returns false if the device lacks memory for
+  // `r`.
+  bool provide(Range r, const RangeSet& layout);
+
   // Gives memory to all of `needed`: at first that of idle addresses outside, then the device's.
   // Returns false if the device lacks it; then the rest stays without.
   bool restore(const RangeSet& needed);
@@ -44,7 +52,9 @@ class MovingMemory {
   Offset find_room(const Room& room) const;
   std::vector<Range> lacking_in(Range room) const;
   Bytes movable(const std::vector<Range>& from) const;
+  std::vector<Range> lacking_in(const RangeSet& needed) const;
   std::vector<Range> detach(Bytes size, const std::vector<Range>& from);
+  std::vector<Range> detach_needed_last(Bytes size, Range kept);
   bool attach(Range r);
   bool grow(Bytes size, StreamId stream);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "plan/layout.h"
@@ -135,14 +136,17 @@ bool Pools::add_behind(std::byte* memory, Bytes& before, Bytes size) {
 }
 
 bool Pools::grow(const plan::Plan& layout) {
-  const bool lacks = !active_->space.absent().empty();
-  if (lacks && !MovingMemory(device_, *active_).restore(plan::addresses_of(layout))) return false;
   Bytes& size = active_->first_size;
-  if (layout.pool > size && !add_behind(active_->base, size, layout.pool)) {
-    device_.drop_detached(active_->base);
-    return false;
+  // The rest of a unit that has memory.
+  const Bytes solid = std::min(layout.pool, align_up(size, device_.unit()));
+  if (solid > size && !add_behind(active_->base, size, solid)) return false;
+  const Bytes before = size;
+  if (layout.pool > size) {
+    if (!device_.extend(active_->base, size, layout.pool)) return false;
+    size = layout.pool;
   }
-  adopt(layout, std::max(layout.pool, size));
+  adopt(layout, size);
+  if (size > before) active_->space.remove_memory({before, size});
   return true;
 }
 
@@ -160,6 +164,10 @@ Bytes Pools::memory_with(const plan::Plan& layout) const {
 bool Pools::make_room(MovingMemory::Room room) {
   if (room.more) fallback_.release_cached();  // its memory would come on top
   return MovingMemory(device_, *active_).make_room(room);
+}
+
+bool Pools::provide(Range r) {
+  return MovingMemory(device_, *active_).provide(r, active_->space.planned());
 }
 
 bool Pools::restore() { return MovingMemory(device_, *active_).restore(active_->space.planned()); }

@@ -74,11 +74,13 @@ class Pools {
   bool exchange(const plan::Plan& layout);
   // True if memory can be added behind the active pool, so that it stays one piece.
   bool can_grow() const;
-  // Lays the active pool out anew, and adds the memory behind it that `layout` needs. Changes
-  // nothing and returns false if the device lacks the memory.
+  // Lays the active pool out anew, and adds the addresses behind it that `layout` needs: they get
+  // memory with their first requests, see provide(). Changes nothing and returns false if there are
+  // not so many.
   bool grow(const plan::Plan& layout);
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
   bool make_room(MovingMemory::Room room);
+  bool provide(Range r);
   bool restore();
   // True if an address of the layout has no memory.
   bool has_absent() const;

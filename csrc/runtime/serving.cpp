@@ -45,7 +45,6 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
-  if (has_lent_ && (decision != kNone || group != kNone)) restore_memory();
   // Served outside the pool, which is exchanged once the batch's extents are known.
   if (outgrows) {
     awaiting_ = decision;
@@ -98,6 +97,9 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
       hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
     offset = pool.space.place(decision, size);
   }
+  if (offset == kUnplaced && provide_memory(pool.space.lacking_memory(decision))) {
+    offset = pool.space.place(decision, size);
+  }
   if (offset != kUnplaced && pool.hand_over(offset, capturing())) {
     ++hits_;
     return pool.address(offset);
@@ -133,12 +135,17 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
   if (offset == kUnplaced && hand_back_ && hand_back_->free_one(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
-  const bool of_evaluation =
-      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
+  const bool may_move = departure.origin != kNone && departure.origin != Departures::kOtherThread;
+  // The idle addresses that remain would displace a large decision.
+  if (departure.lifetime != kNone && pool.space.largest_hole() >= size) {
+    departure.stays_outside = &pool.space.planned();
+    departure.only_outside = true;
+  }
   // Work without a forward, such as a checkpoint, is no evaluation: it gets what the pool has.
-  if (offset == kUnplaced && of_evaluation &&
+  const bool more = !in_evaluation_ || evaluations_.has_forward();
+  if (offset == kUnplaced && may_move &&
       make_room({size + (departure.stays_outside ? 2 * pool.space.gap() : 0), stream,
-                 departure.only_outside, evaluations_.has_forward()})) {
+                 departure.only_outside, more})) {
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
@@ -186,10 +193,22 @@ bool Serving::make_room(MovingMemory::Room room) {
     refused = room.size;
     return false;
   }
-  has_lent_ = pools_.has_absent();
+  note_memory();
+  return true;
+}
+
+// Gives addresses of the layout their memory back, which a request without a decision has had.
+// False if there are none, or if the device lacks it.
+bool Serving::provide_memory(Range r) {
+  if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
+  const bool provided = pools_.provide(r);
+  note_memory();
+  return provided;
+}
+
+void Serving::note_memory() {
   counts_.pool = pools_.active()->space.memory();
   is_resized_ = true;
-  return true;
 }
 
 void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {
@@ -267,6 +286,7 @@ void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId str
 
 void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
   Pool& pool = *pools_.active();
+  provide_memory(pool.space.lacking_memory(group));
   const Offset offset = pool.space.place_dynamic(group, size);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   if (pool.space.at(offset).kind == StaticPool::Kind::kRegion) {
@@ -281,20 +301,11 @@ void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
 
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
+  refused_room_.fill(Evaluations::kAny);
   matcher().enter_phase(kind, microbatch, chunk);
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);
   use_extents();
-}
-
-// Gives the layout's addresses their memory back, which an evaluation has had. If the device lacks
-// it, the decisions without lie beside the pool, to the end of the iteration at least.
-void Serving::restore_memory() {
-  if (capturing() || pools_.is_away()) return;
-  pools_.restore();
-  has_lent_ = false;
-  counts_.pool = pools_.active()->space.memory();
-  is_resized_ = true;
 }
 
 void Serving::set_extents(std::span<const std::string> names,
@@ -352,7 +363,8 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
-  const Layouts::Memory memory{pool.space.solid_end(), layouts_.current().walls};
+  const Bytes room = pools_.can_grow() ? pool.space.size() : pool.space.solid_end();
+  const Layouts::Memory memory{room, layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
@@ -436,7 +448,6 @@ bool Serving::end_iteration() {
   matcher().end_iteration();
   microbatches_.end_iteration();
   refused_ = upcoming_refused_ = began_ = false;
-  has_lent_ = pools_.has_absent();
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

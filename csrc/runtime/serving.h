@@ -151,7 +151,8 @@ class Serving {
   void* allocate_evaluation(Bytes size, StreamId stream);
   bool make_room(MovingMemory::Room room);
   void open_zone(bool more);
-  void restore_memory();
+  bool provide_memory(Range r);
+  void note_memory();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
   void end_evaluation();
@@ -172,7 +173,6 @@ class Serving {
   bool refused_ = false;  // in this iteration the memory for a larger layout was refused
   // The smallest sizes that an evaluation was refused in the pool's memory, and in more.
   std::array<Bytes, 2> refused_room_{Evaluations::kAny, Evaluations::kAny};
-  bool has_lent_ = false;                 // an evaluation has memory of addresses of the layout
   bool upcoming_refused_ = false;         // the same for the upcoming microbatch
   plan::DecisionIndex awaiting_ = kNone;  // of the request that awaits its layout
   Matcher matcher_;
