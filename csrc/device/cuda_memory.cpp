@@ -146,6 +146,12 @@ bool CudaMemory::can_grow(const void* pool) const {
   return it != pools_.end() && it->second.range->end() < it->second.range->room();
 }
 
+Bytes CudaMemory::room(const void* pool) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = pools_.find(reinterpret_cast<std::uintptr_t>(pool));
+  return it != pools_.end() && it->second.range->is_mapped() ? it->second.range->room() : 0;
+}
+
 // Maps memory to `mapped`, the rest of the whole units of `added`. Detached memory is there already
 // and costs nothing. The mutex is held.
 bool CudaMemory::add(Pool& pool, Range mapped, Range added) {

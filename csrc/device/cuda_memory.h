@@ -36,6 +36,7 @@ class CudaMemory final : public DeviceMemory {
   bool use_virtual(VirtualPools pools) override;
   void* allocate_pool(Bytes size, bool grows) override;
   bool can_grow(const void* pool) const override;
+  Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
   bool extend(void* pool, Bytes before, Bytes size) override;
   Range detach(void* pool, Range range) override;

@@ -58,6 +58,8 @@ class DeviceMemory {
 
   // True if grow() can add memory to the pool.
   virtual bool can_grow(const void* /*pool*/) const { return false; }
+  // The bytes for which a pool that can grow has addresses; 0 for others.
+  virtual Bytes room(const void* /*pool*/) const { return 0; }
 
   // Adds memory behind a pool of `before` bytes, which has `size` then. Returns false, without
   // effect, if the device has not that much left.

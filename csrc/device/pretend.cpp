@@ -54,6 +54,12 @@ bool PretendMemory::can_grow(const void* pool) const {
   return it != pieces_.end() && it->second.room > it->second.size;
 }
 
+Bytes PretendMemory::room(const void* pool) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = pieces_.find(reinterpret_cast<std::uintptr_t>(pool));
+  return it == pieces_.end() ? 0 : it->second.room;
+}
+
 PretendMemory::Piece* PretendMemory::find(const void* piece) {
   const auto it = pieces_.find(reinterpret_cast<std::uintptr_t>(piece));
   return it == pieces_.end() ? nullptr : &it->second;

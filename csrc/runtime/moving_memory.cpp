@@ -37,7 +37,7 @@ Bytes sum_of(const std::vector<Range>& ranges) {
 // The beginning of the room with the least addresses without memory, the lowest of equals. Those
 // behind the pool's end have none. kUnplaced if the stream has no addresses.
 Offset MovingMemory::find_room(const Room& room) const {
-  const auto& [size, stream, stays, more] = room;
+  const auto& [size, stream, stays] = room;
   StaticPool& space = pool_.space;
   const std::vector<Range> idle = space.idle_ranges();
   std::vector<Range> open = space.claimable(stream);
@@ -112,6 +112,7 @@ std::vector<Range> MovingMemory::detach(Bytes size, const std::vector<Range>& fr
     const Range chunks =
         device_.detach(pool_.base, {std::max(r->begin, r->end - size - slack), r->end});
     if (chunks.size() <= 0) continue;
+    moved_ = true;
     pool_.space.remove_memory(chunks);
     gone.push_back(chunks);
     size -= chunks.size();
@@ -157,10 +158,10 @@ bool MovingMemory::grow(Bytes size, StreamId stream) {
   return true;
 }
 
-bool MovingMemory::make_room(Room wanted) {
+bool MovingMemory::make_room(Room wanted, Means means) {
   StaticPool& space = pool_.space;
   wanted.size = space.round_up(wanted.size);
-  const auto& [size, stream, stays, more] = wanted;
+  const auto& [size, stream, stays] = wanted;
   const Offset begin = find_room(wanted);
   if (begin == kUnplaced) return false;
   const Range room{begin, begin + size};
@@ -170,14 +171,17 @@ bool MovingMemory::make_room(Room wanted) {
   if (lacking == 0) return true;
   RangeSet kept;
   kept.insert(room);
+  const bool is_spare = lacking <= means.spare;
+  if (!is_spare && !means.waits) return false;
   // To wait for the device costs more than a small request beside the pool.
-  const bool moves = size >= kLeastMoved;
-  if (!more && (!moves || movable(outside(kept, space.idle_ranges())) < lacking)) return false;
+  const bool moves = !is_spare && size >= kLeastMoved;
+  const Bytes given = means.more ? lacking : means.spare;
+  if (given + (moves ? movable(outside(kept, space.idle_ranges())) : 0) < lacking) return false;
 
   std::vector<Range> gone;
   if (moves) gone = detach_needed_last(lacking, room);
   const Bytes moved = sum_of(gone);
-  bool suffices = more || moved >= lacking;
+  bool suffices = given + moved >= lacking;
   std::size_t filled = 0;
   while (suffices && filled < inside.size()) {
     suffices = attach(inside[filled]);
@@ -191,13 +195,19 @@ bool MovingMemory::make_room(Room wanted) {
   return suffices;
 }
 
-bool MovingMemory::provide(Range r, const RangeSet& layout) {
+bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
   StaticPool& space = pool_.space;
   const std::vector<Range> first = lacking_in(r);
   const Bytes lacking = sum_of(first);
+  const std::vector<Range> elsewhere = outside(layout, space.idle_ranges());
+  const bool is_spare = lacking <= means.spare;
+  if (is_spare && movable(elsewhere) == 0) {
+    return std::ranges::all_of(first, [this](Range units) { return attach(units); });
+  }
+  if (!means.waits) return restore(layout);
   const Bytes all = sum_of(lacking_in(layout));
-  Bytes left = sum_of(detach(all, outside(layout, space.idle_ranges())));
-  if (left < lacking) left += sum_of(detach_needed_last(lacking - left, r));
+  Bytes left = sum_of(detach(all, elsewhere));
+  if (left < lacking && !is_spare) left += sum_of(detach_needed_last(lacking - left, r));
   bool provided = true;
   for (const Range& units : first) provided = provided && attach(units);
   left -= lacking;

@@ -28,25 +28,33 @@ class MovingMemory {
   // `pool` can grow. Both outlive this object.
   MovingMemory(device::DeviceMemory& device, Pool& pool) : device_(device), pool_(pool) {}
 
+  struct Means {
+    Bytes spare = 0;    // the device gives so much before memory moves
+    bool more = false;  // and without limit what is lacking afterwards
+    bool waits = true;  // memory may move
+  };
+
   struct Room {
     Bytes size = 0;
     StreamId stream = 0;
     bool stays = false;  // a block in it may stay: it lies outside the addresses of the layout
-    bool more = false;   // the device gives what the pool lacks
   };
   // Makes idle addresses of the stream a range of at least so many bytes: where the least memory
   // has to come, which other idle addresses give, free slots included. Changes nothing and returns
   // false if the memory does not suffice, or if the stream has no addresses in the pool.
-  bool make_room(Room room);
+  bool make_room(Room room, Means means);
 
   // Gives memory to `r`, idle addresses of `layout`, and as far as idle memory outside of the
   // layout suffices, to the rest of the layout, too. Returns false if the device lacks memory for
-  // `r`.
-  bool provide(Range r, const RangeSet& layout);
+  // `r`. If memory is needed that may not move, all of the layout gets memory at once.
+  bool provide(Range r, const RangeSet& layout, Means means);
 
   // Gives memory to all of `needed`: at first that of idle addresses outside, then the device's.
   // Returns false if the device lacks it; then the rest stays without.
   bool restore(const RangeSet& needed);
+
+  // True if memory has moved: the call has waited for the device.
+  bool moved() const { return moved_; }
 
  private:
   Offset find_room(const Room& room) const;
@@ -60,6 +68,7 @@ class MovingMemory {
 
   device::DeviceMemory& device_;
   Pool& pool_;
+  bool moved_ = false;
 };
 
 }  // namespace stalloc::runtime

@@ -136,6 +136,11 @@ bool Pools::add_behind(std::byte* memory, Bytes& before, Bytes size) {
 }
 
 bool Pools::grow(const plan::Plan& layout) {
+  const auto has_memory = [&] {
+    return memory_with(layout) - active_->space.memory() <= device_.available();
+  };
+  if (layout.pool > device_.room(active_->base)) return false;
+  if (!has_memory() && !(fallback_.release_cached() > 0 && has_memory())) return false;
   Bytes& size = active_->first_size;
   // The rest of a unit that has memory.
   const Bytes solid = std::min(layout.pool, align_up(size, device_.unit()));
@@ -161,16 +166,10 @@ Bytes Pools::memory_with(const plan::Plan& layout) const {
   return memory;
 }
 
-bool Pools::make_room(MovingMemory::Room room) {
-  if (room.more) fallback_.release_cached();  // its memory would come on top
-  return MovingMemory(device_, *active_).make_room(room);
+bool Pools::make_room(MovingMemory::Room room, MovingMemory::Means means) {
+  if (means.more) fallback_.release_cached();  // its memory would come on top
+  return move([&](MovingMemory& memory) { return memory.make_room(room, means); });
 }
-
-bool Pools::provide(Range r) {
-  return MovingMemory(device_, *active_).provide(r, active_->space.planned());
-}
-
-bool Pools::restore() { return MovingMemory(device_, *active_).restore(active_->space.planned()); }
 
 bool Pools::has_absent() const {
   if (!active_ || active_->space.absent().empty()) return false;

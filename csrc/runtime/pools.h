@@ -44,6 +44,8 @@ class Pools {
   Pool* active() const { return active_.get(); }
   Pool* resident() const { return resident_.get(); }
   bool is_away() const { return away_; }
+  // The calls that have moved memory within a pool, and waited for the device.
+  std::int64_t moves() const { return moves_; }
 
   // Throws PlanError if the device cannot align a pool as `plan` requires.
   void check_alignment(const plan::Plan& plan) const;
@@ -79,9 +81,15 @@ class Pools {
   // not so many.
   bool grow(const plan::Plan& layout);
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
-  bool make_room(MovingMemory::Room room);
-  bool provide(Range r);
-  bool restore();
+  bool make_room(MovingMemory::Room room, MovingMemory::Means means);
+  bool provide(Range r, MovingMemory::Means means) {
+    return move([&](MovingMemory& memory) {
+      return memory.provide(r, active_->space.planned(), means);
+    });
+  }
+  bool restore() {
+    return move([&](MovingMemory& memory) { return memory.restore(active_->space.planned()); });
+  }
   // True if an address of the layout has no memory.
   bool has_absent() const;
   // The memory of the active pool if grow() succeeds.
@@ -124,6 +132,12 @@ class Pools {
 
  private:
   Pool* find_other(const void* p) const;
+  bool move(auto call) {
+    MovingMemory memory(device_, *active_);
+    const bool done = call(memory);
+    moves_ += memory.moved() ? 1 : 0;
+    return done;
+  }
   std::byte* reserve(Bytes size, bool grows);
   std::byte* try_reserve(Bytes size, bool grows);
   bool add_behind(std::byte* memory, Bytes& before, Bytes size);
@@ -141,6 +155,7 @@ class Pools {
   std::unique_ptr<Pool> active_;
   std::unique_ptr<Pool> resident_;
   std::vector<std::unique_ptr<Pool>> retired_;
+  std::int64_t moves_ = 0;
   bool away_ = false;       // the active pool's memory is released
   bool abandoned_ = false;  // this is a forked child
 };

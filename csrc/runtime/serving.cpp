@@ -15,6 +15,14 @@ constexpr Bytes kSmallPart = 1000;
 // A small request without a known lifetime lies beside the pool if it is smaller than this.
 constexpr Bytes kTiny = Bytes{1} << 20;
 
+// Memory may move so often while the model trains, and once more for so many requests: some 50 ms
+// of a GPU's work for a wait.
+constexpr std::int64_t kFirstMoves = 64;
+constexpr std::int64_t kRequestsForMove = 500;
+
+// The pool may have the bound of its layout and one part in so many before memory moves for it.
+constexpr Bytes kSpareParts = 200;
+
 // A search that fails may take half a second. After so many in a row for the same reason, that is
 // no reason for another one.
 constexpr int kMostFailures = 3;
@@ -33,6 +41,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       departures_(plan),
       late_blocks_(plan),
       evaluations_(plan.alignment),
+      moves_before_(pools.moves()),
       reuse_(scope.reuse),
       other_threads_(scope.other_threads) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
@@ -135,17 +144,7 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
   if (offset == kUnplaced && hand_back_ && hand_back_->free_one(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
-  const bool may_move = departure.origin != kNone && departure.origin != Departures::kOtherThread;
-  // The idle addresses that remain would displace a large decision.
-  if (departure.lifetime != kNone && pool.space.largest_hole() >= size) {
-    departure.stays_outside = &pool.space.planned();
-    departure.only_outside = true;
-  }
-  // Work without a forward, such as a checkpoint, is no evaluation: it gets what the pool has.
-  const bool more = !in_evaluation_ || evaluations_.has_forward();
-  if (offset == kUnplaced && may_move &&
-      make_room({size + (departure.stays_outside ? 2 * pool.space.gap() : 0), stream,
-                 departure.only_outside, more})) {
+  if (offset == kUnplaced && make_room_for(size, stream, departure)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
@@ -184,12 +183,31 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   return p;
 }
 
-// Makes room for an evaluation in the pool. Training may use more memory afterwards, whereas memory
-// beside the pool serves the evaluation alone. A capture must not wait for the driver.
-bool Serving::make_room(MovingMemory::Room room) {
-  Bytes& refused = refused_room_[room.more ? 1 : 0];
+// Makes room for a request of an evaluation, or of a decision whose addresses are taken. Any other
+// request of training may stay for good, and memory beside the pool is as good for it.
+bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure) {
+  const bool of_evaluation =
+      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
+  const bool of_decision =
+      departure.lifetime != kNone && departure.kind != StaticPool::Kind::kIdleDynamic;
+  if (!of_evaluation && !of_decision) return false;
+  const StaticPool& space = pools_.active()->space;
+  // The idle addresses that remain would displace a large decision.
+  if (of_decision && space.largest_hole() >= size) {
+    departure.stays_outside = &space.planned();
+    departure.only_outside = true;
+  }
+  return make_room({size + (departure.stays_outside ? 2 * space.gap() : 0), stream,
+                    departure.only_outside},
+                   means());
+}
+
+// Makes room in the pool. Memory beside the pool serves these requests alone, whereas training may
+// use this one afterwards. A capture must not wait for the driver.
+bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
+  Bytes& refused = refused_room_[means.more || means.spare > 0 ? 1 : 0];
   if (capturing() || !pools_.can_grow() || room.size >= refused) return false;
-  if (!pools_.make_room(room)) {
+  if (!pools_.make_room(room, means)) {
     refused = room.size;
     return false;
   }
@@ -201,12 +219,28 @@ bool Serving::make_room(MovingMemory::Room room) {
 // False if there are none, or if the device lacks it.
 bool Serving::provide_memory(Range r) {
   if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
-  const bool provided = pools_.provide(r);
+  const bool provided = pools_.provide(r, means());
   note_memory();
   return provided;
 }
 
+// How a request gets memory where the pool has none. Memory that moves waits for the device:
+// training must not do so all the time, nor while a stream lags behind.
+MovingMemory::Means Serving::means() const {
+  // Work without a forward, such as a checkpoint, gets what the pool has.
+  if (in_evaluation_) return {.more = evaluations_.has_forward()};
+  const bool lags = delayed_ && delayed_->any_waiting();
+  const std::int64_t requests = counts_.requests() + hits_;
+  const bool waits = !lags && training_moves_ < kFirstMoves + requests / kRequestsForMove;
+  const Bytes bound = layouts_.current().bound;
+  const Bytes spare = bound + bound / kSpareParts - pools_.active()->space.memory();
+  return {.spare = std::max<Bytes>(0, spare), .waits = waits};
+}
+
 void Serving::note_memory() {
+  const std::int64_t moves = pools_.moves() - moves_before_;
+  if (!in_evaluation_) training_moves_ += moves - counts_.moves;
+  counts_.moves = moves;
   counts_.pool = pools_.active()->space.memory();
   is_resized_ = true;
 }
@@ -250,7 +284,7 @@ void Serving::open_zone(bool more) {
   };
   if (open() || !evaluations_.has_forward()) return;
   const Bytes wanted = evaluations_.height() + evaluations_.room();
-  if (make_room({wanted, evaluations_.stream(), /*stays=*/false, more})) open();
+  if (make_room({wanted, evaluations_.stream(), /*stays=*/false}, {.more = more})) open();
 }
 
 void Serving::end_evaluation() {
@@ -363,7 +397,8 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
-  const Bytes room = pools_.can_grow() ? pool.space.size() : pool.space.solid_end();
+  Bytes room = pool.space.solid_end();
+  if (pools_.can_grow()) room = std::max(room, layouts_.current().pool);
   const Layouts::Memory memory{room, layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
