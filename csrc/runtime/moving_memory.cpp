@@ -201,7 +201,7 @@ bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
   const Bytes lacking = sum_of(first);
   const std::vector<Range> elsewhere = outside(layout, space.idle_ranges());
   const bool is_spare = lacking <= means.spare;
-  if (is_spare && movable(elsewhere) == 0) {
+  if (is_spare && (!means.waits || movable(elsewhere) == 0)) {
     return std::ranges::all_of(first, [this](Range units) { return attach(units); });
   }
   if (!means.waits) return restore(layout);

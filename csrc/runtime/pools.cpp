@@ -202,16 +202,16 @@ void Pools::release() {
                 " tensors lie in it, of " + format_bytes(live_bytes()) +
                 "; delete them, or move them to the CPU, first");
   }
-  if (has_absent()) restore();
-  for (const Range& r : active_->space.absent().ranges()) active_->space.return_memory(r);
   // One piece replaces several.
   const bool keeps = active_->more.empty();
   if (active_->base && !(keeps && device_.suspend(active_->base, active_->first_size))) {
     free_pool(*active_);
     active_->base = nullptr;
     active_->more.clear();
-    active_->first_size = active_->space.size();
   }
+  if (!active_->space.absent().empty()) active_->space.make_solid();
+  active_->first_size = active_->space.size();
+  if (active_->base) device_.shrink(active_->base, active_->first_size);
   away_ = true;
 }
 

@@ -183,17 +183,17 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   return p;
 }
 
-// Makes room for a request of an evaluation, or of a decision whose addresses are taken. Any other
-// request of training may stay for good, and memory beside the pool is as good for it.
+// Makes room for a request of an evaluation, or of one whose lifetime the plan tells and whose
+// addresses are taken. Any other request of training may stay for good, and memory beside the pool
+// is as good for it.
 bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure) {
   const bool of_evaluation =
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
-  const bool of_decision =
-      departure.lifetime != kNone && departure.kind != StaticPool::Kind::kIdleDynamic;
-  if (!of_evaluation && !of_decision) return false;
+  const bool is_known = departure.lifetime != kNone;
+  if (!of_evaluation && !is_known) return false;
   const StaticPool& space = pools_.active()->space;
   // The idle addresses that remain would displace a large decision.
-  if (of_decision && space.largest_hole() >= size) {
+  if (is_known && space.largest_hole() >= size) {
     departure.stays_outside = &space.planned();
     departure.only_outside = true;
   }

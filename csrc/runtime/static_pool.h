@@ -265,6 +265,8 @@ class StaticPool {
   // `r`, which is idle, has no memory from now on; a part of such addresses has it again.
   void remove_memory(Range r);
   void return_memory(Range r);
+  // All addresses of the layout have memory from now on, and none lie behind it. No block is live.
+  void make_solid();
   const RangeSet& absent() const { return absent_; }
   // Takes addresses without memory from the pool's end, but none before `least`.
   void shrink(Offset least);
