@@ -196,15 +196,17 @@ class Plan(Document[_core.Plan]):
         """
         names = self._core.extent_names
         values = list(self._core.extents)
-        parts = [padded_extent(name) for name in names]
-        inputs = list(dict.fromkeys(base for base, _ in parts))
+        bases = [_core.derive_extent(name, 1)[0] for name in names]
+        inputs = list(dict.fromkeys(bases))
         for name, value in extents.items():
             if value < 1:
                 raise PlanError(f"extent {name} must be at least 1, and is {value}")
             full = name if name in names else full_extent_name(name, inputs)
-            for i, (base, multiple) in enumerate(parts):
-                if full in (base, names[i]):
-                    values[i] = -(-value // multiple) * multiple
+            for i, base in enumerate(bases):
+                if full == base:
+                    values[i] = _core.derive_extent(names[i], value)[1]
+                elif full == names[i]:
+                    values[i] = value
         return Plan(self._core.resize(values, time_limit))
 
     def serves(self) -> dict[str, int | float | dict[str, int]]:
@@ -282,12 +284,6 @@ class Plan(Document[_core.Plan]):
             f"<Plan of {len(self.decisions):,} decisions, pool {self.pool:,} bytes, "
             f"gap {self.gap:.2%}{', optimal' if self.optimal else ''}>"
         )
-
-
-def padded_extent(name: str) -> tuple[str, int]:
-    """The input's extent and the multiple it is padded to: `ids.1:64` is `ids.1` and 64."""
-    base, _, multiple = name.rpartition(":")
-    return (base, int(multiple)) if base and multiple.isdigit() else (name, 1)
 
 
 def full_extent_name(name: str, names: list[str]) -> str:

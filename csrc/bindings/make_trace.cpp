@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/pickle.h"
 #include "bindings/parts.h"
+#include "profile/derived_extent.h"
 #include "profile/law_fit.h"
 #include "trace/trace.h"
 #include "trace/trace_columns.h"
@@ -132,6 +133,13 @@ void bind_make_trace(py::module_& m) {
         check_plain_pickle(view, source);
       },
       py::arg("content"), py::arg("source"));
+  m.def(
+      "derive_extent",
+      [](const std::string& name, profile::Extent value) {
+        const profile::DerivedExtent extent = profile::parse_extent(name);
+        return std::pair(std::string(extent.base), extent.form.of(value));
+      },
+      py::arg("name"), py::arg("value"));
   m.def("fit_laws", &fit_laws, py::arg("extents"), py::arg("sizes"),
         py::call_guard<py::gil_scoped_release>());
   m.def(

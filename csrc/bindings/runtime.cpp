@@ -180,6 +180,8 @@ void bind_runtime(py::module_& m) {
       .def(
           "drain", [](runtime::DeviceRuntime& r, bool departed) { r.allocator().drain(departed); },
           py::arg("departed"), ReleaseGil())
+      .def(
+          "trust_all", [](runtime::DeviceRuntime& r) { r.allocator().trust_all(); }, ReleaseGil())
       .def_property_readonly("enabled",
                              [](runtime::DeviceRuntime& r) { return r.allocator().enabled(); })
       .def("statistics",

@@ -115,7 +115,8 @@ bool HostMemory::grow(void* memory, Bytes before, Bytes size) {
 bool HostMemory::extend(void* memory, Bytes before, Bytes size) {
   const std::lock_guard lock(mutex_);
   GrowingPool* pool = find(memory);
-  if (!pool || pool->size != before || size > pool->room || suspended_.contains(memory)) return false;
+  if (!pool || pool->size != before || size > pool->room || suspended_.contains(memory))
+    return false;
   pool->extend(size);
   return true;
 }

@@ -65,8 +65,8 @@ class DeviceMemory {
   // effect, if the device has not that much left.
   virtual bool grow(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
 
-  // Adds addresses without memory behind a pool of `before` bytes, a whole unit: attach() gives them
-  // memory. Returns false, without effect, if there are not so many.
+  // Adds addresses without memory behind a pool of `before` bytes, a whole unit: attach() gives
+  // them memory. Returns false, without effect, if there are not so many.
   virtual bool extend(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
 
   // The next four move memory within a pool that can grow. Ranges are offsets in the pool.

@@ -44,12 +44,16 @@ bool fits(const Decision& d, const SlotClass& c, TickInterval window) {
          d.upper <= window.upper;
 }
 
+// The requests that are put into a box first: the largest, or those where the load is highest.
+enum class First : std::uint8_t { kLarge, kTight };
+
 // Fills the idle slots of the classes of one stream; of all where streams share addresses.
 class Filler {
  public:
-  Filler(Plan& plan, StreamId stream, BoxIndex& next, BoxIndex end)
+  Filler(Plan& plan, StreamId stream, First first, BoxIndex& next, BoxIndex end)
       : plan_(plan),
         stream_(stream),
+        first_(first),
         next_(next),
         end_(end),
         load_(plan.period),
@@ -106,6 +110,11 @@ class Filler {
       if (d.size >= least && is_candidate(d, slot, window)) candidates.push_back(&d);
     }
     std::ranges::stable_sort(candidates, std::greater{}, &Decision::size);
+    if (first_ == First::kTight) {
+      std::ranges::stable_sort(candidates, std::greater{}, [this](const Decision* d) {
+        return load_.most_in({d->lower, d->upper});
+      });
+    }
     std::vector<const Decision*> inside;
     for (Decision* d : candidates) {
       if (inside.size() >= most) break;
@@ -140,6 +149,7 @@ class Filler {
 
   Plan& plan_;
   StreamId stream_;
+  First first_;
   BoxIndex& next_;
   BoxIndex end_;
   Curve load_;       // of what lies above the slots
@@ -154,11 +164,7 @@ bool may_live_in_box(const Decision& d, bool is_state, Tick period) {
   return d.over > 0 && d.over <= period && d.upper - d.lower == period;
 }
 
-std::string named(BoxIndex box) { return "box " + to_string(box) + ": "; }
-
-}  // namespace
-
-void add_boxes(Plan& plan) {
+void fill_all(Plan& plan, First first) {
   std::set<StreamId> streams;
   for (const SlotClass& c : plan.slots) {
     streams.insert(plan.streams == solve::Streams::kOrdered ? 0 : c.stream);
@@ -166,7 +172,20 @@ void add_boxes(Plan& plan) {
   BoxIndex next(0);  // after those of generations
   for (const Decision& d : plan.decisions) next = std::max(next, d.box + 1);
   const BoxIndex end = next + kMostBoxes;
-  for (const StreamId stream : streams) Filler(plan, stream, next, end).run();
+  for (const StreamId stream : streams) Filler(plan, stream, first, next, end).run();
+}
+
+std::string named(BoxIndex box) { return "box " + to_string(box) + ": "; }
+
+}  // namespace
+
+void add_boxes(Plan& plan) {
+  Plan tight = plan;
+  fill_all(plan, First::kLarge);
+  const Bytes load = solve::load_bound(problem_of(plan));
+  if (load <= solve::load_bound(real_problem(tight))) return;
+  fill_all(tight, First::kTight);
+  if (solve::load_bound(problem_of(tight)) < load) plan = std::move(tight);
 }
 
 Bytes bound_with_slots(const Plan& plan) {

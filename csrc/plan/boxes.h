@@ -29,9 +29,9 @@
 
 namespace stalloc::plan {
 
-// Puts requests that are live where the load is above what is left of the bound into idle slots,
-// large ones first, until the load meets it. The plan has its slots and no offsets. Cost: O(n) for
-// each request in a box.
+// Puts requests that are live where the load is above what is left of the bound into idle slots
+// until the load meets it: large ones first, or those at the highest load if that leaves less. The
+// plan has its slots and no offsets. Cost: O(n) for each request in a box.
 void add_boxes(Plan& plan);
 
 // A proven minimum: no plan that has these slots, and nothing else in their addresses but what lies

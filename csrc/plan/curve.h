@@ -38,6 +38,16 @@ class Curve {
     return most;
   }
 
+  // The same in an interval, which is not empty and lies within the period.
+  std::int64_t most_in(TickInterval in) const {
+    std::int64_t most = std::numeric_limits<std::int64_t>::min();
+    for (auto at = std::prev(values_.upper_bound(in.lower));
+         at != values_.end() && at->first < in.upper; ++at) {
+      most = std::max(most, at->second);
+    }
+    return most;
+  }
+
   // True if it is above `limit` anywhere in the interval, which lies within the period.
   bool exceeds(std::int64_t limit, TickInterval in) const {
     for (auto at = std::prev(values_.upper_bound(in.lower));

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "base/align.h"
 #include "base/error.h"
+#include "profile/derived_extent.h"
 
 namespace stalloc::plan {
 namespace {
@@ -15,14 +17,22 @@ using profile::in_proportion;
 // The largest size of a request: rounding it up does not overflow.
 constexpr Bytes kLargest = trace::kLargestRequest;
 
-Bytes law_size(const Plan& plan, const profile::SizeLaw& law, std::span<const Extent> extents) {
-  if (law.proof == profile::LawProof::kUnexplained) {
-    Bytes size = law.constant;
-    for (std::size_t i = 0; i < extents.size(); ++i) {
-      if (extents[i] > plan.extents[i]) size = in_proportion(size, extents[i], plan.extents[i]);
-    }
-    return size;
+// In proportion to the inputs' extents that exceed the envelope. One that is derived from them
+// grows with them, and counts only if the plan does not know its input's.
+Bytes grown(const Plan& plan, Bytes size, std::span<const Extent> extents) {
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (extents[i] <= plan.extents[i]) continue;
+    const std::string& name = plan.extent_names[i];
+    const std::string_view base = profile::parse_extent(name).base;
+    const auto known = std::ranges::find(plan.extent_names, base);
+    if (base != name && known != plan.extent_names.end()) continue;
+    size = in_proportion(size, extents[i], plan.extents[i]);
   }
+  return size;
+}
+
+Bytes law_size(const Plan& plan, const profile::SizeLaw& law, std::span<const Extent> extents) {
+  if (law.proof == profile::LawProof::kUnexplained) return grown(plan, law.constant, extents);
   const Bytes exact = profile::evaluate(law, extents);
   if (exact != kNone || law.divisor == 1) return exact;
   profile::SizeLaw whole = law;

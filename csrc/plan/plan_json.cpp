@@ -1,10 +1,13 @@
 #include "plan/plan_json.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "base/table_json.h"
 #include "plan/plan_columns.h"
+#include "profile/derived_extent.h"
 #include "trace/trace_columns.h"
 
 namespace stalloc::plan {
@@ -13,7 +16,8 @@ namespace {
 using Value = JsonReader::Value;
 
 constexpr std::string_view kFormat = "stalloc-plan";
-constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kFirstVersion = 1;
+constexpr std::int64_t kVersion = 2;  // of plans whose extents have floors
 constexpr std::string_view kOrdered = solve::name(solve::Streams::kOrdered);
 constexpr const auto& kPhaseColumns = trace::kPhaseColumns<profile::ProfiledPhase>;
 
@@ -85,13 +89,22 @@ void add_turns(const std::vector<TurnRow>& rows, Plan& plan) {
   }
 }
 
+// True if an extent's name is one that readers of the first version do not understand: they would
+// take it for an input's.
+bool has_floors(const Plan& plan) {
+  return std::ranges::any_of(plan.extent_names, [](const std::string& name) {
+    const profile::ExtentForm form = profile::parse_extent(name).form;
+    return form != profile::padded_to(form.divisor);
+  });
+}
+
 }  // namespace
 
 std::string to_json(const Plan& plan) {
   JsonWriter out;
   out.begin_object();
   out.entry("format", kFormat);
-  out.entry("version", kVersion);
+  out.entry("version", has_floors(plan) ? kVersion : kFirstVersion);
   out.entry("info", plan.info);
   out.entry("fingerprint", plan.fingerprint);
   out.entry("algorithm", plan.algorithm);

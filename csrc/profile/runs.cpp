@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
-
-#include "profile/padded_extent.h"
 
 namespace stalloc::profile {
 namespace {
@@ -14,7 +13,7 @@ constexpr std::size_t kFewestPadded = 3;
 
 }  // namespace
 
-ExtentTable::ExtentTable(const trace::Trace& trace, Extent multiple) : trace_(trace) {
+ExtentTable::ExtentTable(const trace::Trace& trace, Extent padding) : trace_(trace) {
   std::vector<Column> kept;
   const auto add = [&](const Column& column) {
     const auto equals = [&](const Column& other) {
@@ -23,17 +22,17 @@ ExtentTable::ExtentTable(const trace::Trace& trace, Extent multiple) : trace_(tr
     };
     std::set<Extent> values;
     for (const auto& row : trace.extents) values.insert(value(row, column));
-    const std::size_t least = column.multiple > 1 ? kFewestPadded : 2;
+    const std::size_t least = column.form.is_plain() ? 2 : kFewestPadded;
     if (values.size() >= least && std::ranges::none_of(kept, equals)) kept.push_back(column);
   };
-  for (const Extent m : {Extent{1}, multiple}) {
-    for (std::size_t e = 0; e < trace.extent_names.size(); ++e) add({e, m});
+  for (const ExtentForm& form : {ExtentForm{}, padded_to(padding)}) {
+    for (std::size_t e = 0; e < trace.extent_names.size(); ++e) add({e, form});
   }
   keep(std::move(kept));
 }
 
 Extent ExtentTable::value(const trace::MicrobatchExtents& row, const Column& column) const {
-  return PaddedExtent{{}, column.multiple}.of(row.values[column.extent]);
+  return column.form.of(row.values[column.extent]);
 }
 
 void ExtentTable::choose(const std::vector<std::size_t>& chosen) {
@@ -43,10 +42,30 @@ void ExtentTable::choose(const std::vector<std::size_t>& chosen) {
   keep(std::move(kept));
 }
 
+void ExtentTable::add_stages(const std::vector<DerivedStage>& stages) {
+  std::vector<Column> columns = columns_;
+  std::vector<std::vector<std::size_t>> views = views_;
+  for (const DerivedStage& stage : stages) {
+    std::vector<std::size_t> view;
+    for (const std::size_t e : views_.front()) {
+      const Column& column = columns_[e];
+      const bool replaced = std::ranges::binary_search(stage.inputs, column.extent);
+      if (!replaced) view.push_back(e);
+    }
+    for (const std::size_t input : stage.inputs) {
+      view.push_back(columns.size());
+      columns.push_back({input, stage.form});
+    }
+    views.push_back(std::move(view));
+  }
+  keep(std::move(columns));
+  views_ = std::move(views);
+}
+
 std::vector<std::string> ExtentTable::names() const {
   std::vector<std::string> names;
   for (const Column& c : columns_) {
-    names.push_back(padded_name(trace_.extent_names[c.extent], c.multiple));
+    names.push_back(derived_name(trace_.extent_names[c.extent], c.form));
   }
   return names;
 }
@@ -72,6 +91,8 @@ std::vector<std::vector<Extent>> ExtentTable::seen() const {
 
 void ExtentTable::keep(std::vector<Column> columns) {
   columns_ = std::move(columns);
+  views_.assign(1, std::vector<std::size_t>(columns_.size()));
+  std::iota(views_.front().begin(), views_.front().end(), std::size_t{0});
   inputs_.clear();
   for (const Column& c : columns_) inputs_.push_back(c.extent);
   envelope_.assign(columns_.size(), 0);

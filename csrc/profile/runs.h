@@ -12,19 +12,35 @@
 #include <vector>
 
 #include "base/types.h"
+#include "profile/derived_extent.h"
 #include "profile/size_law.h"
 #include "trace/trace.h"
 
 namespace stalloc::profile {
 
+// A stage of the model that sees some inputs in another form: the layers behind a convolution with
+// a stride.
+struct DerivedStage {
+  ExtentForm form;
+  std::vector<std::size_t> inputs;  // index into Trace::extent_names, ascending
+};
+
 // The extents of the microbatches, reduced to those that vary.
 class ExtentTable {
  public:
-  // With a `multiple` above 1 the table has each extent padded to it, too; see padded_extent.h.
-  explicit ExtentTable(const trace::Trace& trace, Extent multiple = 1);
+  // With a `padding` above 1 the table has each extent padded to it, too.
+  explicit ExtentTable(const trace::Trace& trace, Extent padding = 1);
 
   // Keeps these of the extents that vary, by their index among them.
   void choose(const std::vector<std::size_t>& chosen);
+
+  // Adds the extents of these stages. No stage was added before.
+  void add_stages(const std::vector<DerivedStage>& stages);
+
+  // The extents that one stage of the model sees, ascending. The first view has those of the
+  // inputs, padded ones included. Each stage has a view in which its extents replace the inputs'.
+  // A law uses the extents of one view.
+  const std::vector<std::vector<std::size_t>>& views() const { return views_; }
 
   std::size_t size() const { return columns_.size(); }
   const std::vector<Extent>& row(std::int32_t i) const { return rows_[i]; }
@@ -32,6 +48,8 @@ class ExtentTable {
 
   // By extent: the input that it comes from. See LawFitter.
   const std::vector<std::size_t>& inputs() const { return inputs_; }
+  bool is_plain(std::size_t e) const { return columns_[e].form.is_plain(); }
+  std::size_t rows() const { return rows_.size(); }
 
   std::vector<std::string> names() const;
   // All extents of the inputs that have no part in these, each with its largest value.
@@ -42,7 +60,7 @@ class ExtentTable {
  private:
   struct Column {
     std::size_t extent = 0;  // index into Trace::extent_names
-    Extent multiple = 1;
+    ExtentForm form;
 
     auto operator<=>(const Column&) const = default;
   };
@@ -54,6 +72,7 @@ class ExtentTable {
   std::vector<std::size_t> inputs_;
   std::vector<std::vector<Extent>> rows_;
   std::vector<Extent> envelope_;
+  std::vector<std::vector<std::size_t>> views_;
 };
 
 // Finds the row of Trace::extents that a phase's requests follow.

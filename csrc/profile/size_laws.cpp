@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <unordered_map>
 
 #include "profile/alignment.h"
+#include "profile/derived_stages.h"
 #include "profile/law_fit.h"
 #include "profile/runs.h"
 
@@ -77,6 +79,30 @@ class Family {
     std::vector<std::vector<Extent>> rows;
     for (const Run& run : runs_) rows.push_back(row(run, source));
     return rows;
+  }
+
+  // Steps of any height explain some sizes of stages by chance.
+  static bool is_settled(const SizeLaw& law) {
+    return law.proof == LawProof::kProven && law.step == 1;
+  }
+
+  // The sizes that no settled law explains.
+  std::vector<OpenSizes> open_sizes(const SizeLaws& laws) {
+    std::vector<std::int32_t> rows;
+    for (const Run& run : runs_) rows.push_back(run.own);
+    std::map<std::vector<Bytes>, std::int64_t> requests;
+    for (std::size_t p = 0; p < sizes_.size(); ++p) {
+      bool is_open = false;
+      for (std::size_t r = 0; r < runs_.size() && !is_open; ++r) {
+        if (sizes_[p][r] == kNone) continue;
+        const LawIndex law = laws.of[request_at(r, static_cast<std::int32_t>(p))];
+        is_open = law == kNone || !is_settled(laws[law]);
+      }
+      if (is_open) ++requests[sizes_[p]];
+    }
+    std::vector<OpenSizes> open;
+    for (const auto& [sizes, count] : requests) open.push_back({rows, sizes, count});
+    return open;
   }
 
   void find_laws(LawTable& table, std::vector<LawIndex>& of) {
@@ -192,11 +218,12 @@ class Family {
   void fit(std::vector<std::int32_t>& open, const std::vector<bool>& included, LawTable& table,
            std::vector<LawIndex>& of) {
     std::vector<Candidate> candidates;
-    candidates.push_back(candidate(LawSource::kOwn));
-    // Only what comes between microbatches may be made for another one.
-    if (kind_ == trace::PhaseKind::kOther) {
-      candidates.push_back(candidate(LawSource::kUpcoming));
-      candidates.push_back(candidate(LawSource::kReturning));
+    for (std::size_t view = 0; view < extents_.views().size(); ++view) {
+      candidates.push_back(candidate(LawSource::kOwn, view));
+      // Only what comes between microbatches may be made for another one.
+      if (kind_ != trace::PhaseKind::kOther) continue;
+      candidates.push_back(candidate(LawSource::kUpcoming, view));
+      candidates.push_back(candidate(LawSource::kReturning, view));
     }
     struct Hash {
       std::size_t operator()(const std::vector<Bytes>& sizes) const {
@@ -254,35 +281,65 @@ class Family {
     return law.proof == LawProof::kUnproven && unknowns >= (all ? 3 : 2);
   }
 
-  // The extents that a source gives the runs, and laws in them.
+  // The extents that a source gives the runs, and laws in those of a view.
   struct Candidate {
     LawSource source = LawSource::kOwn;
+    bool is_derived = false;  // the view is a stage's
+    std::vector<std::size_t> extents;
     std::vector<std::vector<Extent>> rows;
     LawFitter fitter;
+
+    // The law in the numbers of all extents.
+    std::optional<SizeLaw> fit(const std::vector<Bytes>& sizes) const {
+      std::optional<SizeLaw> law = fitter.fit(sizes);
+      if (!law || (is_derived && !is_certain(*law, sizes))) return std::nullopt;
+      law->source = source;
+      for (LawTerm& term : law->terms) {
+        for (ExtentIndex& factor : term.factors) {
+          if (factor != kNone) factor = ExtentIndex(extents[factor.position()]);
+        }
+      }
+      return law;
+    }
+    bool is_certain(const SizeLaw& law, const std::vector<Bytes>& sizes) const {
+      return law.proof == LawProof::kProven && law.step == 1 && is_evident(law, rows, sizes);
+    }
   };
-  Candidate candidate(LawSource source) const {
-    std::vector<std::vector<Extent>> found = rows(source);
-    LawFitter fitter(found, extents_.envelope(), extents_.inputs());
-    return {source, std::move(found), std::move(fitter)};
+  Candidate candidate(LawSource source, std::size_t view) const {
+    const std::vector<std::size_t>& extents = extents_.views()[view];
+    std::vector<std::vector<Extent>> found;
+    for (const std::vector<Extent>& row : rows(source)) found.push_back(selected(row, extents));
+    LawFitter fitter(found, selected(extents_.envelope(), extents),
+                     selected(extents_.inputs(), extents));
+    return {source, view > 0, extents, std::move(found), std::move(fitter)};
+  }
+  template <typename T>
+  static std::vector<T> selected(const std::vector<T>& all,
+                                 const std::vector<std::size_t>& indices) {
+    std::vector<T> result;
+    for (const std::size_t i : indices) result.push_back(all[i]);
+    return result;
   }
 
-  // The simplest law of any candidate; of several, that of the first.
+  // The simplest law of any candidate; of several, that of the first. The stages' count if the
+  // inputs' extents settle no law.
   static std::optional<SizeLaw> simplest(const std::vector<Bytes>& sizes,
                                          const std::vector<Candidate>& candidates) {
     const auto rank = [](const SizeLaw& law) {
       return std::tuple(law.proof, law.step > 1, law.terms.size(), law.constant != 0);
     };
     std::optional<SizeLaw> best;
+    bool of_stage = false;
     for (const Candidate& c : candidates) {
+      if (c.is_derived && best && is_settled(*best) && !of_stage) break;
       std::set<std::vector<Extent>> distinct;
       for (std::size_t r = 0; r < sizes.size(); ++r) {
         if (sizes[r] != kNone && is_known(c.rows[r])) distinct.insert(c.rows[r]);
       }
       // A single point supports no law.
       if (distinct.size() < 2) continue;
-      std::optional<SizeLaw> law = c.fitter.fit(sizes);
+      std::optional<SizeLaw> law = c.fit(sizes);
       if (!law) continue;
-      law->source = c.source;
       if (law->terms.empty()) {
         // A size is not constant if it differs where extents are unknown.
         const bool constant =
@@ -290,7 +347,9 @@ class Family {
         if (constant && c.source == LawSource::kOwn) return law;
         continue;
       }
-      if (!best || rank(*law) < rank(*best)) best = std::move(law);
+      if (best && rank(*law) >= rank(*best)) continue;
+      best = std::move(law);
+      of_stage = c.is_derived;
     }
     return best;
   }
@@ -322,11 +381,10 @@ class Family {
   // most a third.
   void fit_from_above(std::vector<std::int32_t>& open, bool has_warm_up, LawTable& table,
                       std::vector<LawIndex>& of) {
-    const std::vector<std::vector<Extent>> own = rows(LawSource::kOwn);
-    const LawFitter fitter(own, extents_.envelope(), extents_.inputs());
+    const Candidate own = candidate(LawSource::kOwn, 0);
     std::vector<bool> included;
     for (std::size_t r = 0; r < runs_.size(); ++r) {
-      included.push_back((!has_warm_up || runs_[r].iteration > 0) && is_known(own[r]));
+      included.push_back((!has_warm_up || runs_[r].iteration > 0) && is_known(own.rows[r]));
     }
     std::map<std::vector<Bytes>, LawIndex> known;
     std::vector<std::int32_t> still_open;
@@ -337,7 +395,7 @@ class Family {
       }
       const auto [it, is_new] = known.try_emplace(sizes, kNone);
       if (is_new) {
-        const std::optional<SizeLaw> law = law_from_above(std::move(sizes), own, fitter);
+        const std::optional<SizeLaw> law = law_from_above(std::move(sizes), own);
         if (law) it->second = table.add(*law);
       }
       if (it->second == kNone) {
@@ -350,9 +408,7 @@ class Family {
     open = std::move(still_open);
   }
 
-  static std::optional<SizeLaw> law_from_above(std::vector<Bytes> sizes,
-                                               const std::vector<std::vector<Extent>>& own,
-                                               const LawFitter& fitter) {
+  std::optional<SizeLaw> law_from_above(std::vector<Bytes> sizes, const Candidate& own) const {
     std::set<Bytes> distinct;
     for (const Bytes size : sizes) {
       if (size != kNone) distinct.insert(size);
@@ -361,11 +417,11 @@ class Family {
     auto smallest = distinct.begin();
     for (std::size_t dropped = 1; 3 * dropped <= distinct.size(); ++dropped, ++smallest) {
       std::ranges::replace(sizes, *smallest, Bytes{kNone});
-      std::optional<SizeLaw> law = fitter.fit(sizes);
+      std::optional<SizeLaw> law = own.fit(sizes);
       if (!law || law->terms.empty() || law->proof != LawProof::kProven) continue;
       bool exceeds = true;
       for (std::size_t r = 0; r < all.size() && exceeds; ++r) {
-        exceeds = all[r] == kNone || evaluate(*law, own[r]) >= all[r];
+        exceeds = all[r] == kNone || evaluate(*law, row(runs_[r], own.source)) >= all[r];
       }
       if (!exceeds) continue;
       law->proof = LawProof::kUnproven;
@@ -492,10 +548,16 @@ std::vector<std::size_t> most_explaining(const trace::Trace& trace, const Extent
   return chosen;
 }
 
-// The laws in the extents of a table, or in the few of them that explain the most.
-SizeLaws laws_in(const trace::Trace& trace, ExtentTable extents,
-                 std::map<FamilyKey, std::vector<Run>>& families) {
+// The extents of a table, or the few of them that explain the most.
+ExtentTable usable(const trace::Trace& trace, ExtentTable extents,
+                   std::map<FamilyKey, std::vector<Run>>& families) {
   if (extents.size() > kMostExtents) extents.choose(most_explaining(trace, extents, families));
+  return extents;
+}
+
+// The laws in the extents of a table.
+SizeLaws laws_in(const trace::Trace& trace, const ExtentTable& extents,
+                 std::map<FamilyKey, std::vector<Run>>& families) {
   SizeLaws result;
   result.extent_names = extents.names();
   result.fixed = extents.others();
@@ -522,6 +584,26 @@ std::int64_t count_proven(const SizeLaws& laws) {
       laws.of, [&](LawIndex law) { return law != kNone && laws[law].proof == LawProof::kProven; });
 }
 
+// True if one request in so many or more has no law.
+bool is_mostly_open(const SizeLaws& laws) {
+  return kMostlyExplained * std::ranges::count(laws.of, LawIndex(kNone)) >= std::ssize(laws.of);
+}
+
+// These laws, and those in the extents that stages of the model derive from the table's.
+SizeLaws with_stages(const trace::Trace& trace, ExtentTable extents, SizeLaws laws,
+                     std::map<FamilyKey, std::vector<Run>>& families) {
+  std::vector<OpenSizes> open;
+  for (auto& [key, runs] : families) {
+    std::ranges::move(Family(trace, extents, std::get<0>(key), runs).open_sizes(laws),
+                      std::back_inserter(open));
+  }
+  const std::vector<DerivedStage> stages = find_stages(extents, std::move(open));
+  if (stages.empty()) return laws;
+  extents.add_stages(stages);
+  SizeLaws derived = laws_in(trace, extents, families);
+  return count_proven(derived) > count_proven(laws) ? derived : laws;
+}
+
 }  // namespace
 
 SizeLaws no_laws(const trace::Trace& trace) {
@@ -533,21 +615,34 @@ SizeLaws no_laws(const trace::Trace& trace) {
 }
 
 SizeLaws find_size_laws(const trace::Trace& trace) {
-  const ExtentTable extents(trace);
-  if (extents.size() == 0) return no_laws(trace);
+  const ExtentTable all(trace);
+  if (all.size() == 0) return no_laws(trace);
   std::map<FamilyKey, std::vector<Run>> families = families_of(trace);
-  SizeLaws best = laws_in(trace, extents, families);
-  std::int64_t proven = count_proven(best);
-  const std::int64_t open = std::ranges::count(best.of, LawIndex(kNone));
-  if (kMostlyExplained * open < std::ssize(best.of)) return best;
+  ExtentTable plain = usable(trace, all, families);
+  SizeLaws of_inputs = laws_in(trace, plain, families);
+  if (!is_mostly_open(of_inputs)) {
+    return with_stages(trace, std::move(plain), std::move(of_inputs), families);
+  }
+  std::int64_t proven = count_proven(of_inputs);
+  std::optional<ExtentTable> table;
+  SizeLaws best = of_inputs;
   for (const Extent multiple : kMultiples) {
-    SizeLaws padded = laws_in(trace, ExtentTable(trace, multiple), families);
-    const std::int64_t more = count_proven(padded) - proven;
+    ExtentTable padded = usable(trace, ExtentTable(trace, multiple), families);
+    SizeLaws laws = laws_in(trace, padded, families);
+    const std::int64_t more = count_proven(laws) - proven;
     if (kMostlyExplained * more < std::ssize(best.of)) continue;
     proven += more;
-    best = std::move(padded);
+    best = std::move(laws);
+    table.emplace(std::move(padded));
   }
-  return best;
+  if (table) best = with_stages(trace, *table, std::move(best), families);
+  // Padding may explain by chance a part of what stages explain together.
+  SizeLaws derived = with_stages(trace, std::move(plain), std::move(of_inputs), families);
+  const auto rank = [&](const SizeLaws& laws) {
+    const bool both = table && laws.extent_names.size() > table->size() && &laws == &best;
+    return std::tuple(-count_proven(laws), laws.extent_names.size(), both);
+  };
+  return rank(derived) < rank(best) ? std::move(derived) : std::move(best);
 }
 
 trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws) {

@@ -57,6 +57,13 @@ Layouts::Layouts(const plan::Plan& plan) : largest_(plan.extents) {
   layouts_.push_back({plan, {}, 0, plan::addresses_of(plan)});
   current_ = &layouts_.front();
   for (const Extents& row : plan.seen) raise(largest_, row);
+  for (std::size_t i = 0; i < plan.extent_names.size(); ++i) {
+    const profile::DerivedExtent extent = profile::parse_extent(plan.extent_names[i]);
+    const auto base = std::ranges::find(plan.extent_names, extent.base);
+    const bool derived = base != plan.extent_names.end();
+    bases_.push_back(derived ? static_cast<std::size_t>(base - plan.extent_names.begin()) : i);
+    forms_.push_back(derived ? extent.form : profile::ExtentForm{});
+  }
   anchors_ = plan::anchors_of(plan);
   is_anchor_.resize(plan.decisions.size());
   for (const plan::DecisionIndex d : anchors_) {
@@ -98,16 +105,27 @@ Layouts::Extents Layouts::widened(const Extents& extents, const Turns& turns, By
   };
   Extents result = extents;
   for (std::size_t i = 0; i < extents.size(); ++i) {
-    Extents wide = result;
-    wide[i] = largest_[i];
-    if (wide[i] > result[i] && fits(wide)) {
-      result[i] = wide[i];
+    // Those that are derived from it grow with it.
+    const auto raised_to = [&](profile::Extent value) {
+      Extents wide = result;
+      for (std::size_t d = 0; d < wide.size(); ++d) {
+        if (bases_[d] == i) wide[d] = std::max(wide[d], std::min(forms_[d].of(value), largest_[d]));
+      }
+      return wide;
+    };
+    if (bases_[i] != i || largest_[i] <= result[i]) continue;
+    if (const Extents wide = raised_to(largest_[i]); fits(wide)) {
+      result = wide;
       continue;
     }
-    profile::Extent too_much = wide[i];
+    profile::Extent too_much = largest_[i];
     for (int step = 1; step < kSteps && too_much - result[i] > 1; ++step) {
-      wide[i] = std::midpoint(result[i], too_much);
-      (fits(wide) ? result[i] : too_much) = wide[i];
+      const Extents wide = raised_to(std::midpoint(result[i], too_much));
+      if (fits(wide)) {
+        result = wide;
+      } else {
+        too_much = wide[i];
+      }
     }
   }
   return result;

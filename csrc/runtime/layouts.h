@@ -39,6 +39,7 @@
 #include "base/types.h"
 #include "plan/plan.h"
 #include "plan/resize.h"
+#include "profile/derived_extent.h"
 #include "runtime/static_pool.h"
 
 namespace stalloc::runtime {
@@ -154,6 +155,9 @@ class Layouts {
   RangeSet anchored_;  // their addresses
   const Layout* current_;
   Extents largest_;  // of each extent, as far as is known
+  // By extent: the one that it is derived from, itself for an input's, and how.
+  std::vector<std::size_t> bases_;
+  std::vector<profile::ExtentForm> forms_;
   std::size_t made_ = 0;
   std::int64_t uses_ = 0;
 };

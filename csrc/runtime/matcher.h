@@ -25,7 +25,7 @@
 // many requests as the plan has for it, or as many as in the iteration before, or once it has run
 // in four iterations. A plan that was made on the meta device never equals the run, so a run that
 // it serves from its start trusts all phases: start-up's items tell the states that are made
-// meanwhile.
+// meanwhile. So does a run whose latest iterations are those of the profile: it has its states.
 //
 // Requests of a forward or a backward are mostly temporary. An optimizer may also make states
 // later, for parameters that get their first gradient, mostly before its step. Weights are copied
@@ -135,6 +135,11 @@ class Matcher {
   // Trusts the phases that `other`, a matcher of the same plan, trusts.
   void trust_like(const Matcher& other) {
     for (const PhaseIndex p : phases_.indices()) phases_[p].trusted = other.phases_[p].trusted;
+  }
+
+  // Trusts all phases: the run has gone on as profiled for a while.
+  void trust_all() {
+    for (Phase& p : phases_) p.trusted = true;
   }
 
   // Begins a phase. No request matches in a phase that the plan does not have.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "profile/padded_extent.h"
+#include "profile/derived_extent.h"
 
 namespace stalloc::runtime {
 
@@ -18,17 +18,17 @@ Microbatches::Row Microbatches::row_of(std::span<const std::string> names,
     }
     sources_.clear();
     for (std::size_t p = 0; p < names_.size(); ++p) {
-      const profile::PaddedExtent extent = profile::parse_extent(names_[p]);
+      const profile::DerivedExtent extent = profile::parse_extent(names_[p]);
       const auto at = std::ranges::find(told_names_, extent.base);
       if (at == told_names_.end()) continue;
-      sources_.push_back({static_cast<std::size_t>(at - told_names_.begin()), p, extent.multiple});
+      sources_.push_back({static_cast<std::size_t>(at - told_names_.begin()), p, extent.form});
       largest_[sources_.back().told] = kNone;
     }
   }
   Row row;
   row.extents = unknown_;
   for (const Source& s : sources_) {
-    row.extents[s.planned] = profile::PaddedExtent{{}, s.multiple}.of(values[s.told]);
+    row.extents[s.planned] = s.form.of(values[s.told]);
   }
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (largest_[i] == kNone) continue;

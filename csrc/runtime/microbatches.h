@@ -17,6 +17,7 @@
 
 #include "base/types.h"
 #include "plan/plan.h"
+#include "profile/derived_extent.h"
 
 namespace stalloc::runtime {
 
@@ -78,7 +79,7 @@ class Microbatches {
   struct Source {  // of a plan's extent
     std::size_t told = 0;
     std::size_t planned = 0;
-    profile::Extent multiple = 1;
+    profile::ExtentForm form;
   };
   std::vector<Source> sources_;
   std::vector<Row> in_flight_;  // of this iteration

@@ -218,12 +218,13 @@ bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
     left -= part.size();
   }
   device_.drop_detached(pool_.base);
-  space.shrink(layout.empty() ? 0 : layout.ranges().back().end);
-  device_.shrink(pool_.base, space.size());
-  pool_.first_size = space.size();
+  shrink(layout);
   return provided;
 }
 
+// Gives memory to all of `needed`: at first that of idle addresses outside, then the device's. Idle
+// memory behind them goes to lower addresses that have none. Returns false if the device lacks it;
+// then the rest stays without.
 bool MovingMemory::restore(const RangeSet& needed) {
   StaticPool& space = pool_.space;
   const std::vector<Range> absent = space.absent().ranges();
@@ -250,10 +251,27 @@ bool MovingMemory::restore(const RangeSet& needed) {
     }
   }
   device_.drop_detached(pool_.base);  // a part of a chunk, or more than one
+  shrink(needed);
+  return restored;
+}
+
+void MovingMemory::return_end(const RangeSet& needed) {
+  const Offset end = needed.empty() ? 0 : needed.ranges().back().end;
+  std::vector<Range> behind;
+  for (const Range& r : pool_.space.idle_ranges()) {
+    if (r.end > end) behind.push_back({std::max(r.begin, end), r.end});
+  }
+  detach(sum_of(behind), behind);
+  device_.drop_detached(pool_.base);
+  shrink(needed);
+}
+
+// The pool ends where its memory does, but holds the addresses of `needed`.
+void MovingMemory::shrink(const RangeSet& needed) {
+  StaticPool& space = pool_.space;
   space.shrink(needed.empty() ? 0 : needed.ranges().back().end);
   device_.shrink(pool_.base, space.size());
   pool_.first_size = space.size();
-  return restored;
 }
 
 }  // namespace stalloc::runtime

@@ -5,10 +5,10 @@
 //               there
 //
 //   provide     the addresses of one request of the layout have memory again: that of idle
-//               addresses outside the layout, or else of those that it needs last
+//               addresses outside the layout, the device's up to a limit, or that of the addresses
+//               that the layout needs last
 //
-//   restore     all addresses that a layout needs have memory again, and idle memory behind them
-//               goes to lower addresses that have none
+//   return_end  idle memory behind the addresses that a layout needs goes to the device
 //
 // Memory moves in whole chunks. Each call waits for the device's work if memory moves. Not
 // thread-safe.
@@ -28,19 +28,21 @@ class MovingMemory {
   // `pool` can grow. Both outlive this object.
   MovingMemory(device::DeviceMemory& device, Pool& pool) : device_(device), pool_(pool) {}
 
+  // How a request gets memory.
   struct Means {
     Bytes spare = 0;    // the device gives so much before memory moves
     bool more = false;  // and without limit what is lacking afterwards
     bool waits = true;  // memory may move
+    bool gives() const { return more || spare > 0; }
   };
-
   struct Room {
     Bytes size = 0;
     StreamId stream = 0;
     bool stays = false;  // a block in it may stay: it lies outside the addresses of the layout
   };
   // Makes idle addresses of the stream a range of at least so many bytes: where the least memory
-  // has to come, which other idle addresses give, free slots included. Changes nothing and returns
+  // has to come, which other idle addresses give, free slots included, at first those that the
+  // layout needs last. Changes nothing and returns
   // false if the memory does not suffice, or if the stream has no addresses in the pool.
   bool make_room(Room room, Means means);
 
@@ -49,22 +51,23 @@ class MovingMemory {
   // `r`. If memory is needed that may not move, all of the layout gets memory at once.
   bool provide(Range r, const RangeSet& layout, Means means);
 
-  // Gives memory to all of `needed`: at first that of idle addresses outside, then the device's.
-  // Returns false if the device lacks it; then the rest stays without.
-  bool restore(const RangeSet& needed);
+  // Gives the device the idle memory behind all of `needed`.
+  void return_end(const RangeSet& needed);
 
-  // True if memory has moved: the call has waited for the device.
+  // True if memory has moved: a call has waited for the device.
   bool moved() const { return moved_; }
 
  private:
   Offset find_room(const Room& room) const;
   std::vector<Range> lacking_in(Range room) const;
-  Bytes movable(const std::vector<Range>& from) const;
   std::vector<Range> lacking_in(const RangeSet& needed) const;
+  Bytes movable(const std::vector<Range>& from) const;
   std::vector<Range> detach(Bytes size, const std::vector<Range>& from);
   std::vector<Range> detach_needed_last(Bytes size, Range kept);
+  bool restore(const RangeSet& needed);
   bool attach(Range r);
   bool grow(Bytes size, StreamId stream);
+  void shrink(const RangeSet& needed);
 
   device::DeviceMemory& device_;
   Pool& pool_;

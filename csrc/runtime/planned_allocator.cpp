@@ -50,6 +50,11 @@ void PlannedAllocator::drain(bool departed) {
   if (parts_.serving) parts_.serving->drain(departed);
 }
 
+void PlannedAllocator::trust_all() {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->trust_all();
+}
+
 void PlannedAllocator::release_pool() {
   const std::lock_guard lock(parts_.mutex);
   if (!parts_.serving) throw Error("no plan is enabled, so there is no pool to release");
@@ -137,6 +142,10 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   if (parts_.serving && parts_.serving->hands_back() && parts_.hand_back->possible() &&
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);
+  }
+  // Memory that the pool has for evaluations would come on top.
+  if (parts_.serving && !fallback.holds(size, stream) && parts_.serving->return_extra()) {
+    parts_.update_reserved();
   }
   void* p = fallback.allocate(size, stream, dynamic);
   if (!p && parts_.delayed && parts_.delayed->any_waiting()) {

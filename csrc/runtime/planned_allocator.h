@@ -62,6 +62,10 @@ class PlannedAllocator {
   // requests that depart from the plan, whose lifetimes are unknown. No-op if no plan is enabled.
   void drain(bool departed);
 
+  // The plan was made of the run's latest iterations: the next one makes no states that outlive it.
+  // No-op if no plan is enabled.
+  void trust_all();
+
   bool enabled() const { return parts_.enabled.load(std::memory_order_acquire); }
 
   // Serves a request of `size` > 0 bytes. `for_training`: the calling thread runs the training

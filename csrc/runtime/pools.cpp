@@ -171,13 +171,6 @@ bool Pools::make_room(MovingMemory::Room room, MovingMemory::Means means) {
   return move([&](MovingMemory& memory) { return memory.make_room(room, means); });
 }
 
-bool Pools::has_absent() const {
-  if (!active_ || active_->space.absent().empty()) return false;
-  const RangeSet& planned = active_->space.planned();
-  return std::ranges::any_of(active_->space.absent().ranges(),
-                             [&](Range r) { return planned.overlaps(r); });
-}
-
 bool Pools::extend(const plan::Plan& layout) {
   const Offset begin = layout.walls.back() + layout.alignment;
   if (layout.pool > begin) {

@@ -83,15 +83,15 @@ class Pools {
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
   bool make_room(MovingMemory::Room room, MovingMemory::Means means);
   bool provide(Range r, MovingMemory::Means means) {
-    return move([&](MovingMemory& memory) {
-      return memory.provide(r, active_->space.planned(), means);
+    return move(
+        [&](MovingMemory& memory) { return memory.provide(r, active_->space.planned(), means); });
+  }
+  void return_end() {
+    move([&](MovingMemory& memory) {
+      memory.return_end(active_->space.planned());
+      return true;
     });
   }
-  bool restore() {
-    return move([&](MovingMemory& memory) { return memory.restore(active_->space.planned()); });
-  }
-  // True if an address of the layout has no memory.
-  bool has_absent() const;
   // The memory of the active pool if grow() succeeds.
   Bytes memory_with(const plan::Plan& layout) const;
   // Adds a piece of memory to the active pool for `layout`, whose last wall is at the pool's end.

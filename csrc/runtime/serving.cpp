@@ -191,26 +191,38 @@ bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& 
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
   const bool is_known = departure.lifetime != kNone;
   if (!of_evaluation && !is_known) return false;
+  const MovingMemory::Means means = this->means();
+  if (refuses_room(size, means)) return false;
   const StaticPool& space = pools_.active()->space;
   // The idle addresses that remain would displace a large decision.
   if (is_known && space.largest_hole() >= size) {
     departure.stays_outside = &space.planned();
     departure.only_outside = true;
   }
-  return make_room({size + (departure.stays_outside ? 2 * space.gap() : 0), stream,
-                    departure.only_outside},
-                   means());
+  return make_room(
+      {size + (departure.stays_outside ? 2 * space.gap() : 0), stream, departure.only_outside},
+      means);
+}
+
+// True if a request of this phase that is no larger was refused. O(1). A capture must not wait for
+// the driver.
+bool Serving::refuses_room(Bytes size, MovingMemory::Means means) const {
+  if (capturing() || !pools_.can_grow() || size >= refused_room_[means.gives() ? 1 : 0])
+    return true;
+  return !means.waits && !means.gives();
 }
 
 // Makes room in the pool. Memory beside the pool serves these requests alone, whereas training may
-// use this one afterwards. A capture must not wait for the driver.
+// use this one afterwards.
 bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
-  Bytes& refused = refused_room_[means.more || means.spare > 0 ? 1 : 0];
-  if (capturing() || !pools_.can_grow() || room.size >= refused) return false;
+  if (refuses_room(room.size, means)) return false;
+  const StaticPool& space = pools_.active()->space;
+  const Bytes before = space.memory();
   if (!pools_.make_room(room, means)) {
-    refused = room.size;
+    refused_room_[means.gives() ? 1 : 0] = room.size;
     return false;
   }
+  has_extra_ = has_extra_ || space.memory() > before;
   note_memory();
   return true;
 }
@@ -243,6 +255,16 @@ void Serving::note_memory() {
   counts_.moves = moves;
   counts_.pool = pools_.active()->space.memory();
   is_resized_ = true;
+}
+
+// The next evaluation adds it again. Meanwhile training has the memory beside the pool instead.
+bool Serving::return_extra() {
+  if (!has_extra_ || unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;
+  has_extra_ = false;
+  if (!pools_.can_grow() || !means().waits) return false;
+  pools_.return_end();
+  note_memory();
+  return true;
 }
 
 void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {

@@ -116,11 +116,17 @@ class Serving {
   // Another thread than the training thread has freed the block of decision `d`, of `size` bytes,
   // after its planned end.
   void freed_late_elsewhere(plan::DecisionIndex d, Bytes size) { late_blocks_.note(d, size); }
+  // The run has just been profiled: its next iteration is no first one.
+  void trust_all() { matcher_.trust_all(); }
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 
   // True if the pool's memory has changed since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
+
+  // Gives the device what evaluations have added to the pool, unless one is under way. True if the
+  // pool's memory may have changed.
+  bool return_extra();
 
   // The hits of this iteration.
   std::int64_t hits_now() const { return hits_; }
@@ -150,6 +156,7 @@ class Serving {
   void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
   void* allocate_evaluation(Bytes size, StreamId stream);
   bool make_room(MovingMemory::Room room, MovingMemory::Means means);
+  bool refuses_room(Bytes size, MovingMemory::Means means) const;
   bool make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure);
   void open_zone(bool more);
   bool provide_memory(Range r);
@@ -175,6 +182,7 @@ class Serving {
   bool refused_ = false;  // in this iteration the memory for a larger layout was refused
   // The smallest sizes that this phase was refused in the pool's memory, and in more.
   std::array<Bytes, 2> refused_room_{Evaluations::kAny, Evaluations::kAny};
+  bool has_extra_ = false;                // the pool has memory that an evaluation has added
   bool upcoming_refused_ = false;         // the same for the upcoming microbatch
   plan::DecisionIndex awaiting_ = kNone;  // of the request that awaits its layout
   Matcher matcher_;

@@ -59,6 +59,8 @@ class Service:
         active = session.current_session()
         if active is None:
             raise StallocError(self._session.refusal or "the plan was refused")
+        if not kept:
+            adapter.runtime.trust_all()  # the plan is one of the last iterations
         self._reserved = self._statistics()["fallback_reserved"]
         self._counts = dict.fromkeys(_COUNTS, 0)
         self.missed = self.unplanned = 0.0

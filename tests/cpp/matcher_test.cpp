@@ -180,6 +180,16 @@ TEST(Matcher, AnUntrustedPhaseIsServedUpToItsFirstDeparture) {
   EXPECT_EQ(run(m, "ABXCD"), (std::vector<int>{0, 1, kNone, 2, 3})) << "now it is trusted";
 }
 
+TEST(Matcher, ARunThatWasJustProfiledIsTrustedFromItsFirstIterationOn) {
+  const auto first = [](bool trusts) {
+    runtime::Matcher m(letters({"ABCDEF"}));
+    if (trusts) m.trust_all();
+    return run(m, "ABDEF");
+  };
+  EXPECT_EQ(first(false), (std::vector<int>{0, 1, -1, -1, -1})) << "D may be a state";
+  EXPECT_EQ(first(true), (std::vector<int>{0, 1, 3, 4, 5}));
+}
+
 TEST(Matcher, APhaseThatRepeatsItsDepartureIsTrusted) {
   runtime::Matcher m(letters({"ABCD"}));
   for (int iteration = 0; iteration < 2; ++iteration) {

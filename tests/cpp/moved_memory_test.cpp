@@ -119,6 +119,30 @@ TEST_F(MovedMemory, AResultThatStaysBehindThePoolCostsItsOwnMemory) {
 }
 
 // A checkpoint gets memory of the pool, and no other.
+TEST_F(MovedMemory, TrainingGetsWhatAnEvaluationHasAddedBesideThePool) {
+  train();
+  for (int i = 0; i < 2; ++i) {
+    begin_evaluation();
+    void* large = allocate(100 * kMiB);
+    EXPECT_EQ(statistics().pool, 100 * kMiB) << i;
+    free(large);
+    loop().leave_unplanned();
+    EXPECT_EQ(train(), 5) << i;
+    EXPECT_EQ(statistics().pool, 100 * kMiB) << "nothing else needs it";
+    // The pool cannot hold it, nor the device without what the evaluation has added.
+    loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    void* beside = allocate(110 * kMiB);
+    EXPECT_EQ(statistics().pool, 80 * kMiB) << i;
+    EXPECT_EQ(device_.used(), (80 + 110) * kMiB) << i;
+    loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    loop().end_iteration();
+    EXPECT_EQ(train(), 5) << i;
+    free(beside);
+    EXPECT_EQ(statistics().conflicts, 0) << i;
+  }
+  EXPECT_LE(statistics().reserved.peak, 190 * kMiB);
+}
+
 TEST_F(MovedMemory, WorkWithoutAForwardGetsOnlyWhatIsThere) {
   train();
   loop().enter_unplanned();
@@ -151,6 +175,24 @@ TEST_F(MovedMemory, ResultsThatStayDisplaceNoDecision) {
   }
   EXPECT_LE(statistics().reserved.current, 110 * kMiB);
   free(kept);
+}
+
+// A stranger that comes and goes in each iteration lets a decision give way each time.
+TEST_F(MovedMemory, TrainingMovesMemoryOnlySoOften) {
+  train();
+  for (int i = 0; i < 300; ++i) {
+    begin_evaluation();
+    void* kept = allocate(20 * kMiB);
+    end_evaluation({});
+    train();
+    free(kept);
+    begin_evaluation();
+    end_evaluation(divide());
+    train();
+  }
+  const runtime::Statistics s = statistics();
+  EXPECT_GT(s.moves, 0);
+  EXPECT_LE(s.moves, 64 + s.requests() / 500 + 300) << "one more after each evaluation at most";
 }
 
 TEST_F(MovedMemory, MemoryThatIsRefusedLeavesAllAsItWas) {

@@ -21,6 +21,7 @@
 #include "replay/replay.h"
 #include "runtime/layouts.h"
 #include "runtime/static_pool.h"
+#include "solve/core/bound.h"
 #include "verify/slots_validator.h"
 
 namespace stalloc {
@@ -299,6 +300,24 @@ TEST(Boxes, BringThePlanDownToTheBound) {
     EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident) << seed;
   }
   EXPECT_GT(boxed, 50);
+}
+
+TEST(Boxes, TakeTheRequestsAtThePeakIfTheLargestLeaveMore) {
+  plan::Plan plan = boxed_plan();
+  plan.decisions.erase(plan.decisions.begin(), plan.decisions.end() - 1);
+  const auto add = [&](Bytes size, Tick lower, Tick upper) {
+    plan.decisions.push_back(
+        {.size = size * kUnit, .lower = lower, .upper = upper, .phase = 0, .phase_end = 0});
+  };
+  // Only one of the first two fits into the idle slot. The other two are too large for it.
+  add(6, 1, 5);
+  add(5, 4, 6);
+  add(9, 3, 4);
+  add(12, 5, 6);
+  plan::add_boxes(plan);
+  EXPECT_EQ(plan.decisions[1].box, kNone) << "the largest is not live at the peak";
+  EXPECT_EQ(plan.decisions[2].box, 0);
+  EXPECT_EQ(solve::load_bound(plan::problem_of(plan)), (16 + 15) * kUnit);
 }
 
 // Two slots for one state, and requests of `size` bytes while one of the slots is idle.

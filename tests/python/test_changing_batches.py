@@ -19,6 +19,7 @@ from training import Model, Trainer, assert_same, loss_of, tokens, twins
 
 import stalloc
 from stalloc import _core, cli
+from stalloc.laws import formulas
 
 # The pool's alignment and the segments of the fallback, which a toy model feels.
 SLACK = 2 << 20
@@ -476,3 +477,62 @@ def test_padding_inside_the_model_is_an_extent_of_its_own() -> None:
     assert larger.pool > outcome.plan.pool
     assert outcome.stats["hit_rate"] >= 0.99
     assert_within_pool(outcome)
+
+
+class Strided(nn.Module):
+    """An encoder that halves the length of a batch twice, with convolutions, before its blocks."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        width = model.embedding.embedding_dim
+        torch.manual_seed(0)  # the same in both trainers
+        self.halves = nn.ModuleList(nn.Conv1d(width, width, 3, 2, 1) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.model.embedding(ids)
+        for half in self.halves:
+            x = functional.gelu(half(x.transpose(1, 2)).transpose(1, 2))
+        for block in self.model.blocks:
+            x = block(x)
+        scores: Tensor = self.model.head(x)
+        kept = self.halves[0].stride[0] * self.halves[1].stride[0]
+        return scores.repeat_interleave(kept, 1)[:, : ids.shape[1]]
+
+
+@isolated
+def test_strides_inside_the_model_give_extents_of_their_own(tmp_path: Path) -> None:
+    outcome = compare(
+        [of_length(n) for n in (197, 66, 130, 95, 179, 44, 120, 31)],
+        [of_length(n) for n in (17, 188, 64, 3, 196, 70, 49, 81, 150, 195, 99)],
+        wrapped(Strided),
+    )
+    quarter = "floor((ids.1+3)/4)"
+    assert quarter in outcome.plan.extents
+    assert outcome.plan.extents["ids.1"] == 197
+    assert outcome.plan.extents[quarter] == 50
+    assert outcome.stats["hit_rate"] >= 0.99, outcome.stats
+    assert_within_pool(outcome)
+    larger = outcome.plan.resized({"tokens": 402})
+    assert larger.extents[quarter] == 101
+    assert larger.pool > outcome.plan.pool
+    outcome.plan.save(tmp_path / "plan.json")
+    loaded = stalloc.Plan.load(tmp_path / "plan.json")
+    assert loaded.extents == outcome.plan.extents
+    assert any(formula.endswith(f" * {quarter}") for formula in formulas(loaded))
+
+
+@isolated
+def test_strides_that_change_beyond_the_profile_cost_no_value() -> None:
+    class Changing(Strided):
+        def forward(self, ids: Tensor) -> Tensor:
+            for half in self.halves:
+                half.stride = (3,) if ids.shape[1] > 197 else (2,)
+            return super().forward(ids)
+
+    outcome = compare(
+        [of_length(n) for n in (197, 66, 130, 95, 179, 44, 120, 31)],
+        [of_length(n) for n in (17, 220, 64, 280, 196, 240, 49, 260, 150, 195, 197, 99)],
+        wrapped(Changing),
+    )
+    assert outcome.hits_at_last >= 0.99

@@ -1,5 +1,5 @@
-// Programs that pad the extents of their inputs.
-#include "profile/padded_extent.h"
+// Programs that derive extents from those of their inputs.
+#include "profile/derived_extent.h"
 
 #include <gtest/gtest.h>
 
@@ -19,19 +19,19 @@ using profile::Extent;
 using profile::parse_extent;
 
 TEST(PaddedExtent, IsNamedAfterTheInputs) {
-  EXPECT_EQ(profile::padded_name("ids.1", 64), "ids.1:64");
-  EXPECT_EQ(profile::padded_name("ids.1", 1), "ids.1");
+  EXPECT_EQ(profile::derived_name("ids.1", profile::padded_to(64)), "ids.1:64");
+  EXPECT_EQ(profile::derived_name("ids.1", {}), "ids.1");
   EXPECT_EQ(parse_extent("ids.1:64").base, "ids.1");
-  EXPECT_EQ(parse_extent("ids.1:64").multiple, 64);
+  EXPECT_EQ(parse_extent("ids.1:64").form, profile::padded_to(64));
   for (const std::string name :
        {"ids.1", "a:b.0", "ids.1:", ":", "x:-8", "x:1", "x:8y", "x:9223372036854775807"}) {
     EXPECT_EQ(parse_extent(name).base, name);
-    EXPECT_EQ(parse_extent(name).multiple, 1) << name;
+    EXPECT_TRUE(parse_extent(name).form.is_plain()) << name;
   }
 }
 
 TEST(PaddedExtent, RoundsUp) {
-  const profile::PaddedExtent extent = parse_extent("ids.1:64");
+  const profile::ExtentForm extent = parse_extent("ids.1:64").form;
   EXPECT_EQ(extent.of(1), 64);
   EXPECT_EQ(extent.of(64), 64);
   EXPECT_EQ(extent.of(65), 128);
