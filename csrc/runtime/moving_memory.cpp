@@ -204,8 +204,8 @@ bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
   if (is_spare && (!means.waits || movable(elsewhere) == 0)) {
     return std::ranges::all_of(first, [this](Range units) { return attach(units); });
   }
-  if (!means.waits) return restore(layout);
   const Bytes all = sum_of(lacking_in(layout));
+  if (!means.waits || all <= means.spare) return restore(layout);
   Bytes left = sum_of(detach(all, elsewhere));
   if (left < lacking && !is_spare) left += sum_of(detach_needed_last(lacking - left, r));
   bool provided = true;

@@ -189,7 +189,8 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
 bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure) {
   const bool of_evaluation =
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
-  const bool is_known = departure.lifetime != kNone;
+  const bool is_known =
+      departure.lifetime != kNone && departure.kind != StaticPool::Kind::kIdleDynamic;
   if (!of_evaluation && !is_known) return false;
   const MovingMemory::Means means = this->means();
   if (refuses_room(size, means)) return false;

@@ -139,7 +139,7 @@ def test_saved_file_follows_the_schema(document: Document) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("version",), 2, "is of version 2, and this stalloc reads version 1: upgrade stalloc"),
+        (("version",), 3, "is of version 3, and this stalloc reads version 2: upgrade stalloc"),
         (("format",), "stalloc-trace", "holds a 'stalloc-trace', where a 'stalloc-plan' is needed"),
         (("decisions", "offset", 1), 512, "overlap"),
         (("decisions", "offset", 1), 1, "not aligned to 512"),
