@@ -203,10 +203,11 @@ class Plan(Document[_core.Plan]):
                 raise PlanError(f"extent {name} must be at least 1, and is {value}")
             full = name if name in names else full_extent_name(name, inputs)
             for i, base in enumerate(bases):
-                if full == base:
-                    values[i] = _core.derive_extent(names[i], value)[1]
-                elif full == names[i]:
-                    values[i] = value
+                if full not in (base, names[i]):
+                    continue
+                # A name of a stage means its own value. A multiple stays one.
+                given = full == names[i] and full.startswith("floor(")
+                values[i] = value if given else _core.derive_extent(names[i], value)[1]
         return Plan(self._core.resize(values, time_limit))
 
     def serves(self) -> dict[str, int | float | dict[str, int]]:

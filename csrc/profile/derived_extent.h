@@ -2,8 +2,8 @@
 //
 //   padded    a length is rounded up to a multiple, for attention windows or kernels: "ids.1:64" is
 //             "ids.1", rounded up to a multiple of 64
-//   floored   convolutions and pooling with strides keep one position in so many:
-//   "floor((x.2+3)/4)"
+//   floored   convolutions and pooling with strides keep one position in so many: it is named
+//             "floor((x.2+3)/4)"
 //
 // Two layers with strides in a row are one floor: floor((floor((T + a) / k) + b) / m) equals
 // floor((T + a + b k) / (k m)). So one divisor and one offset describe an encoder of any depth.

@@ -1,6 +1,7 @@
 #include "profile/derived_stages.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <optional>

@@ -124,8 +124,10 @@ class Serving {
   // True if the pool's memory has changed since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
 
-  // Gives the device what evaluations have added to the pool, unless one is under way. True if the
-  // pool's memory may have changed.
+  // True if evaluations have added memory to the pool.
+  bool has_extra() const { return has_extra_; }
+  // Gives it to the device, unless an evaluation is under way. True if the pool's memory may have
+  // changed.
   bool return_extra();
 
   // The hits of this iteration.

@@ -118,7 +118,6 @@ TEST_F(MovedMemory, AResultThatStaysBehindThePoolCostsItsOwnMemory) {
   EXPECT_EQ(statistics().fallback_requests, 0);
 }
 
-// A checkpoint gets memory of the pool, and no other.
 TEST_F(MovedMemory, TrainingGetsWhatAnEvaluationHasAddedBesideThePool) {
   train();
   for (int i = 0; i < 2; ++i) {
@@ -143,6 +142,7 @@ TEST_F(MovedMemory, TrainingGetsWhatAnEvaluationHasAddedBesideThePool) {
   EXPECT_LE(statistics().reserved.peak, 190 * kMiB);
 }
 
+// A checkpoint gets memory of the pool, and no other.
 TEST_F(MovedMemory, WorkWithoutAForwardGetsOnlyWhatIsThere) {
   train();
   loop().enter_unplanned();

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from isolation import isolated
@@ -20,6 +21,8 @@ from training import Model, Trainer, assert_same, loss_of, tokens, twins
 import stalloc
 from stalloc import _core, cli
 from stalloc.laws import formulas
+
+PLAN_SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "plan.schema.json"
 
 # The pool's alignment and the segments of the fallback, which a toy model feels.
 SLACK = 2 << 20
@@ -474,6 +477,8 @@ def test_padding_inside_the_model_is_an_extent_of_its_own() -> None:
     assert list(outcome.plan.extents) == ["ids.1", "ids.1:16"]
     larger = outcome.plan.resized({"tokens": 200})
     assert larger.extents == {"ids.1": 200, "ids.1:16": 208}
+    padded = outcome.plan.resized({"ids.1:16": 200})
+    assert padded.extents == {"ids.1": 100, "ids.1:16": 208}, "a multiple stays one"
     assert larger.pool > outcome.plan.pool
     assert outcome.stats["hit_rate"] >= 0.99
     assert_within_pool(outcome)
@@ -519,6 +524,10 @@ def test_strides_inside_the_model_give_extents_of_their_own(tmp_path: Path) -> N
     outcome.plan.save(tmp_path / "plan.json")
     loaded = stalloc.Plan.load(tmp_path / "plan.json")
     assert loaded.extents == outcome.plan.extents
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document["version"] == 2
+    jsonschema.validate(document, json.loads(PLAN_SCHEMA.read_text()))
+    assert outcome.plan.resized({quarter: 60}).extents[quarter] == 60
     assert any(formula.endswith(f" * {quarter}") for formula in formulas(loaded))
 
 
