@@ -212,9 +212,11 @@ bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
   for (const Range& units : first) provided = provided && attach(units);
   left -= lacking;
   for (const Range& units : lacking_in(layout)) {
-    if (left <= 0) break;
-    const Range part{units.begin, units.begin + std::min(units.size(), left)};
-    if (!attach(part)) break;
+    // Memory lies at whole units, and the last bytes of the pool's end may be less than one.
+    const Bytes size =
+        left < units.size() ? left / device_.unit() * device_.unit() : units.size();
+    const Range part{units.begin, units.begin + size};
+    if (size <= 0 || !attach(part)) break;
     left -= part.size();
   }
   device_.drop_detached(pool_.base);

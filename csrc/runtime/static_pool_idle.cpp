@@ -379,11 +379,13 @@ void StaticPool::return_memory(Range r) {
 void StaticPool::make_solid() {
   close_zone();
   const Offset end = planned().empty() ? 0 : planned().ranges().back().end;
+  for (const Range& r : absent_.ranges()) {
+    if (r.begin < end) return_memory({r.begin, std::min(r.end, end)});
+  }
   std::vector<Range> behind;
   visit_outside(absent_, {end, size_}, [&](Range r) { behind.push_back(r); });
   for (const Range& r : behind) remove_memory(r);
   shrink(end);
-  for (const Range& r : absent_.ranges()) return_memory(r);
 }
 
 void StaticPool::shrink(Offset least) {
