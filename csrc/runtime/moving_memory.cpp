@@ -202,7 +202,9 @@ bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
   const std::vector<Range> elsewhere = outside(layout, space.idle_ranges());
   const bool is_spare = lacking <= means.spare;
   if (is_spare && (!means.waits || movable(elsewhere) == 0)) {
-    return std::ranges::all_of(first, [this](Range units) { return attach(units); });
+    const bool all = std::ranges::all_of(first, [this](Range units) { return attach(units); });
+    if (!all) device_.drop_detached(pool_.base);  // the part of the last range that the device gave
+    return all;
   }
   const Bytes all = sum_of(lacking_in(layout));
   if (!means.waits || all <= means.spare) return restore(layout);

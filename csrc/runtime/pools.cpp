@@ -171,6 +171,14 @@ bool Pools::make_room(MovingMemory::Room room, MovingMemory::Means means) {
   return move([&](MovingMemory& memory) { return memory.make_room(room, means); });
 }
 
+bool Pools::provide(Range r, MovingMemory::Means means, bool release_cached) {
+  const auto provide = [&] {
+    return move(
+        [&](MovingMemory& memory) { return memory.provide(r, active_->space.planned(), means); });
+  };
+  return provide() || (release_cached && fallback_.release_cached() > 0 && provide());
+}
+
 bool Pools::extend(const plan::Plan& layout) {
   const Offset begin = layout.walls.back() + layout.alignment;
   if (layout.pool > begin) {

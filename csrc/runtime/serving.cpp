@@ -229,10 +229,12 @@ bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
 }
 
 // Gives addresses of the layout their memory back, which a request without a decision has had.
-// False if there are none, or if the device lacks it.
+// False if there are none, or if the device lacks it. The first time in an iteration the fallback
+// gives what it caches.
 bool Serving::provide_memory(Range r) {
   if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
-  const bool provided = pools_.provide(r, means());
+  const bool provided = pools_.provide(r, means(), !lacked_);
+  lacked_ = lacked_ || !provided;
   note_memory();
   return provided;
 }
@@ -505,7 +507,7 @@ bool Serving::end_iteration() {
   const std::int64_t absent = startup_ ? startup_->absent() : 0;
   matcher().end_iteration();
   microbatches_.end_iteration();
-  refused_ = upcoming_refused_ = began_ = false;
+  refused_ = upcoming_refused_ = began_ = lacked_ = false;
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

@@ -182,6 +182,7 @@ class Serving {
   int failed_leftovers_ = 0;
   bool began_ = false;    // this iteration has begun a forward
   bool refused_ = false;  // in this iteration the memory for a larger layout was refused
+  bool lacked_ = false;   // in this iteration memory of the layout was refused
   // The smallest sizes that this phase was refused in the pool's memory, and in more.
   std::array<Bytes, 2> refused_room_{Evaluations::kAny, Evaluations::kAny};
   bool has_extra_ = false;                // the pool has memory that an evaluation has added

@@ -39,13 +39,16 @@ class Training {
     bool lags = false;    // a side stream uses blocks after they are freed
     bool faults = false;  // the driver refuses calls
     Bytes spare = 0;      // the device has so much memory besides the pool's; 0: enough
+    StreamId streams = 1;
+    solve::Streams reuse = solve::Streams::kSeparate;
   };
 
   Training(int device, unsigned seed, Conditions conditions)
       : conditions_(conditions),
         device_(device),
         random_(seed),
-        plan_(testing::random_plan(random_, 40, 3, 1, solve::Streams::kSeparate, conditions.scale)),
+        plan_(testing::random_plan(random_, 40, 3, conditions.streams, conditions.reuse,
+                                   conditions.scale)),
         memory_(device),
         streams_(device) {
     cudaSetDevice(device);
@@ -72,7 +75,7 @@ class Training {
         phase = d.phase;
         allocator_.loop().enter_phase(PhaseKind::kForward, phase.number(), 0);
       }
-      allocate(d.size);
+      allocate(d.size, d.stream);
       if (live_.size() > 12 || below(2) == 0) free_one();
     }
     allocator_.loop().enter_phase(PhaseKind::kOther, 0, 0);
@@ -117,7 +120,7 @@ class Training {
         const plan::Decision& d = plan_.decisions[e.decision];
         void*& p = blocks[e.decision];
         if (!e.is_allocation && p) {
-          use(p, live_.at(p), nullptr);
+          use(p, live_.at(p), d.stream);
           live_.erase(p);
           EXPECT_TRUE(allocator_.deallocate(std::exchange(p, nullptr)));
         }
@@ -126,9 +129,9 @@ class Training {
           phase = d.phase;
           allocator_.loop().enter_phase(PhaseKind::kForward, phase.number(), 0);
         }
-        p = allocator_.allocate(d.size, kMain, /*for_training=*/true);
-        const Block block{d.size, ++owners_};
-        use(p, block, nullptr);
+        p = allocator_.allocate(d.size, d.stream, /*for_training=*/true);
+        const Block block{d.size, d.stream, ++owners_};
+        use(p, block, d.stream);
         live_[p] = block;
       }
       allocator_.loop().enter_phase(PhaseKind::kOther, 0, 0);
@@ -144,6 +147,7 @@ class Training {
  private:
   struct Block {
     Bytes size = 0;
+    StreamId stream = kMain;
     std::uint64_t owner = 0;
   };
 
@@ -154,7 +158,8 @@ class Training {
     for (Bytes part = below(4); part > 0; --part) {
       if (below(4) > 0) allocator_.loop().begin_evaluation();
       for (int i = 0; i < 8; ++i) {
-        allocate(1 + below(plan_.pool / (1 + below(4))));
+        const Bytes size = 1 + below(plan_.pool / (1 + below(4)));
+        allocate(size, static_cast<StreamId>(below(conditions_.streams)));
         if (below(3) > 0) free_one();
       }
       while (live_.size() > 5) free_one();
@@ -191,24 +196,25 @@ class Training {
     }
   }
 
-  void allocate(Bytes size) {
+  void allocate(Bytes size, StreamId stream) {
     provoke_fault();
     void* p = nullptr;
     try {
-      p = allocator_.allocate(size, kMain, /*for_training=*/true);
+      p = allocator_.allocate(size, stream, /*for_training=*/true);
     } catch (const OutOfMemory&) {
       EXPECT_GT(conditions_.spare, 0);
     }
     cancel_faults();
     allocator_.inspect().check();
     if (!p) return;
-    const Block block{size, ++owners_};
-    use(p, block, nullptr);
+    const Block block{size, stream, ++owners_};
+    use(p, block, stream);
     ASSERT_TRUE(live_.emplace(p, block).second);
   }
 
-  void use(void* p, const Block& block, void* stream) const {
-    ASSERT_EQ(standin_use(stream, p, static_cast<std::uint64_t>(block.size), block.owner),
+  void* handle_of(StreamId stream) const { return stream == kMain ? nullptr : side_; }
+  void use(void* p, const Block& block, StreamId stream) const {
+    ASSERT_EQ(standin_use(handle_of(stream), p, static_cast<std::uint64_t>(block.size), block.owner),
               kCudaSuccess)
         << standin_last_complaint();
   }
@@ -217,15 +223,16 @@ class Training {
     if (live_.empty()) return;
     const auto it = std::next(live_.begin(), below(static_cast<Bytes>(live_.size())));
     const auto [p, block] = *it;
-    use(p, block, nullptr);  // its memory is still there
+    use(p, block, block.stream);  // its memory is still there
     if (conditions_.lags && below(3) == 0) {
       void* event = nullptr;
       cudaEventCreateWithFlags(&event, kCudaNoTiming);
-      cudaEventRecord(event, nullptr);
-      cudaStreamWaitEvent(side_, event, 0);
+      const StreamId other = block.stream == kMain ? side_id_ : kMain;
+      cudaEventRecord(event, handle_of(block.stream));
+      cudaStreamWaitEvent(handle_of(other), event, 0);
       cudaEventDestroy(event);
-      use(p, block, side_);
-      EXPECT_TRUE(allocator_.record_stream(p, side_id_));
+      use(p, block, other);
+      EXPECT_TRUE(allocator_.record_stream(p, other));
     }
     if (conditions_.lags && below(6) == 0) standin_drain(side_);
     live_.erase(it);
@@ -255,7 +262,7 @@ class CudaMovedMemory : public PretendedGpu {
   // Returns the moves of all runs.
   static std::int64_t run(Training::Conditions conditions, int iterations = 30) {
     std::int64_t moves = 0;
-    for (unsigned seed = 0; seed < 12; ++seed) {
+    for (unsigned seed = 0; seed < 16; ++seed) {
       standin_reset();
       standin_set_manual(conditions.lags ? 1 : 0);
       Training training(0, seed, conditions);
@@ -290,6 +297,19 @@ TEST_F(CudaMovedMemory, StreamsThatLagBehindKeepTheirBlocks) {
 
 TEST_F(CudaMovedMemory, FaultsStreamsAndAFullDeviceTogether) {
   EXPECT_GT(run({.scale = 3 * kMiB + 512, .lags = true, .faults = true, .spare = 64 * kMiB}), 50);
+}
+
+TEST_F(CudaMovedMemory, StreamsHaveAddressesOfTheirOwn) {
+  EXPECT_GT(run({.scale = 100'000, .lags = true, .streams = 2}), 50);
+}
+
+TEST_F(CudaMovedMemory, StreamsThatShareAddressesWait) {
+  EXPECT_GT(run({.scale = 100'000,
+                 .lags = true,
+                 .faults = true,
+                 .streams = 2,
+                 .reuse = solve::Streams::kOrdered}),
+            50);
 }
 
 // Each device's pool moves its own memory.
