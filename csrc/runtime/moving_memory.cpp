@@ -215,8 +215,7 @@ bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
   left -= lacking;
   for (const Range& units : lacking_in(layout)) {
     // Memory lies at whole units, and the last bytes of the pool's end may be less than one.
-    const Bytes size =
-        left < units.size() ? left / device_.unit() * device_.unit() : units.size();
+    const Bytes size = left < units.size() ? left / device_.unit() * device_.unit() : units.size();
     const Range part{units.begin, units.begin + size};
     if (size <= 0 || !attach(part)) break;
     left -= part.size();

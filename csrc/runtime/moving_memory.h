@@ -42,8 +42,8 @@ class MovingMemory {
   };
   // Makes idle addresses of the stream a range of at least so many bytes: where the least memory
   // has to come, which other idle addresses give, free slots included, at first those that the
-  // layout needs last. Changes nothing and returns
-  // false if the memory does not suffice, or if the stream has no addresses in the pool.
+  // layout needs last. Changes nothing and returns false if the memory does not suffice, or if the
+  // stream has no addresses in the pool.
   bool make_room(Room room, Means means);
 
   // Gives memory to `r`, idle addresses of `layout`, and as far as idle memory outside of the

@@ -108,9 +108,8 @@ class Training {
       events.push_back({d.lower, true, i});
       events.push_back({d.upper > plan_.period ? d.upper - plan_.period : d.upper, false, i});
     }
-    std::ranges::sort(events, {}, [](const Event& e) {
-      return std::tuple(e.tick, e.is_allocation, e.decision);
-    });
+    std::ranges::sort(
+        events, {}, [](const Event& e) { return std::tuple(e.tick, e.is_allocation, e.decision); });
     std::vector<void*> blocks(plan_.decisions.size());
     std::int64_t hits = 0;
     for (int i = 0; i < 4; ++i) {
@@ -214,8 +213,9 @@ class Training {
 
   void* handle_of(StreamId stream) const { return stream == kMain ? nullptr : side_; }
   void use(void* p, const Block& block, StreamId stream) const {
-    ASSERT_EQ(standin_use(handle_of(stream), p, static_cast<std::uint64_t>(block.size), block.owner),
-              kCudaSuccess)
+    ASSERT_EQ(
+        standin_use(handle_of(stream), p, static_cast<std::uint64_t>(block.size), block.owner),
+        kCudaSuccess)
         << standin_last_complaint();
   }
 
@@ -318,7 +318,7 @@ TEST_F(CudaMovedMemory, DevicesMoveTheirMemoryAtTheSameTime) {
   std::array<std::unique_ptr<Training>, 2> runs;
   for (unsigned device = 0; device < 2; ++device) {
     runs[device] = std::make_unique<Training>(static_cast<int>(device), device + 1,
-                                         Training::Conditions{.scale = 100'000});
+                                              Training::Conditions{.scale = 100'000});
   }
   std::vector<std::thread> threads;
   for (const auto& training : runs) {
