@@ -40,8 +40,7 @@ inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
 // addresses or not. Some requests wrap round. Sizes repeat, as in training.
 inline plan::Plan random_plan(std::mt19937& random, int requests, std::int32_t phases,
                               StreamId streams = 1,
-                              solve::Streams reuse = solve::Streams::kSeparate,
-                              Bytes scale = 300) {
+                              solve::Streams reuse = solve::Streams::kSeparate, Bytes scale = 300) {
   const auto pick = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
