@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <iterator>
 #include <map>
@@ -39,6 +40,7 @@ class Training {
     bool lags = false;    // a side stream uses blocks after they are freed
     bool faults = false;  // the driver refuses calls
     Bytes spare = 0;      // the device has so much memory besides the pool's; 0: enough
+    bool helped = false;  // another thread has blocks, too
     StreamId streams = 1;
     solve::Streams reuse = solve::Streams::kSeparate;
   };
@@ -82,13 +84,38 @@ class Training {
     while (live_.size() > static_cast<std::size_t>(below(4))) free_one();
     evaluate();
     if (below(3) > 0) free_all();
-    if (below(8) == 0) {
+    if (below(8) == 0 && !conditions_.helped) {
       free_all();
       standin_drain_all();
       allocator_.release_pool();
       acquire();
     }
     allocator_.loop().end_iteration();
+  }
+
+  // A thread that does not train takes and frees blocks until it is told to stop.
+  void help(const std::atomic<bool>& stop) {
+    std::mt19937 random(1);
+    const auto below = [&](Bytes n) {
+      return static_cast<Bytes>(random() % static_cast<unsigned>(n));
+    };
+    std::vector<std::pair<void*, Block>> blocks;
+    const auto free_last = [&] {
+      const auto [p, block] = blocks.back();
+      use(p, block, kMain);
+      blocks.pop_back();
+      EXPECT_TRUE(allocator_.deallocate(p));
+    };
+    std::uint64_t owner = std::uint64_t{1} << 40;
+    while (!stop) {
+      const Block block{1 + below(plan_.pool / 16), kMain, ++owner};
+      void* p = allocator_.allocate(block.size, kMain, /*for_training=*/false);
+      use(p, block, kMain);
+      blocks.emplace_back(p, block);
+      std::swap(blocks.back(), blocks[static_cast<std::size_t>(below(std::ssize(blocks)))]);
+      if (blocks.size() > 6 || below(2) == 0) free_last();
+    }
+    while (!blocks.empty()) free_last();
   }
 
   // Frees everything and trains as planned, until the hits come back.
@@ -266,7 +293,11 @@ class CudaMovedMemory : public PretendedGpu {
       standin_reset();
       standin_set_manual(conditions.lags ? 1 : 0);
       Training training(0, seed, conditions);
+      std::atomic<bool> stop = !conditions.helped;
+      std::thread helper([&] { training.help(stop); });
       for (int i = 0; i < iterations && !HasFatalFailure(); ++i) training.iterate();
+      stop = true;
+      helper.join();
       training.follow();
       moves += training.statistics().moves;
       if (HasFatalFailure()) ADD_FAILURE() << "seed " << seed;
@@ -297,6 +328,10 @@ TEST_F(CudaMovedMemory, StreamsThatLagBehindKeepTheirBlocks) {
 
 TEST_F(CudaMovedMemory, FaultsStreamsAndAFullDeviceTogether) {
   EXPECT_GT(run({.scale = 3 * kMiB + 512, .lags = true, .faults = true, .spare = 64 * kMiB}), 50);
+}
+
+TEST_F(CudaMovedMemory, BlocksOfOtherThreadsStay) {
+  EXPECT_GT(run({.scale = 100'000, .helped = true}), 50);
 }
 
 TEST_F(CudaMovedMemory, StreamsHaveAddressesOfTheirOwn) {
