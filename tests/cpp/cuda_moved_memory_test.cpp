@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/align.h"
 #include "base/error.h"
 #include "device/cuda_memory.h"
 #include "device/cuda_streams.h"
@@ -167,7 +166,6 @@ class Training {
     EXPECT_EQ(hits, planned);
   }
 
-  const plan::Plan& plan() const { return plan_; }
   runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
 
  private:
