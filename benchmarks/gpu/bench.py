@@ -1,7 +1,8 @@
-"""Measures memory and time of training under each allocator.
+"""Measures the memory of training under each allocator.
 
-`compare` trains one batch under all of them; then once more on a GPU that is made to hold no more
-than stalloc needed for it. `search` looks for the largest batch of each.
+`compare` trains each case under all of them; then once more on a GPU that is made to hold no more
+than stalloc needed for it. `search` looks for the largest batch of each. Runs go on side by side
+where the GPU has room: memory does not depend on how fast a run is.
 
 A search begins where memory should end, as two runs tell: what a batch takes grows evenly. Each try
 is a process or two of some ten seconds, so it ends at a twenty-fifth of the batch.
@@ -10,24 +11,48 @@ is a process or two of some ten seconds, so it ends at a twenty-fifth of the bat
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
+from cases import PLANNED_BY, Case
 from report import Report
 from runs import Result, planned, start
 from training import GIB, Run
 
 MIB = 1 << 20
 SLACK = 64 * MIB  # beyond the memory that stalloc needed: both divide memory by 2 MiB
-# These batches fill about two thirds of 139 GiB.
-BATCHES = {"gpt2-345m": 32, "llama-1.3b": 10, "moe-8x": 16}
-CARD = 139 * GIB
-TRIAL = {"steps": 2, "warmup": 3}
+OWN = 1.0  # GiB that a process takes of the GPU besides: its context
+
+
+class Room:
+    """The GPU's memory, of which each process takes a part as long as it runs."""
+
+    def __init__(self, gib: float) -> None:
+        self._gib = gib
+        self._free = gib
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, gib: float) -> Iterator[None]:
+        """Waits until there is so much room; what is larger than the GPU runs alone."""
+        gib = min(gib + OWN, self._gib)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= gib)
+            self._free -= gib
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += gib
+                self._changed.notify_all()
 
 
 class Bench:
-    """Measures models one by one; what is in the report already is not measured again."""
+    """Measures cases; what is in the report already is not measured again."""
 
     def __init__(
         self,
@@ -35,84 +60,97 @@ class Bench:
         allocators: list[str],
         minutes: float,
         patience: float,
-        memory: float,
-        cached: bool,
+        jobs: int,
+        room: Room,
     ) -> None:
         self.report = report
         self.allocators = allocators
         self.end = time.monotonic() + 60 * minutes
         self.patience = 60 * patience
-        self.memory = memory
-        self.cached = cached
+        self.jobs = jobs
+        self.room = room
 
-    def result_of(self, model: str) -> dict[str, Any]:
-        """The results of a model so far."""
-        name = f"{model} in {self.memory:g} GiB" if self.memory else model
-        return self.report.find("name", name) or {"name": name, "model": model}
-
-    def run(self, run: Run) -> Result:
+    def run(self, run: Run, room: float) -> Result:
         """One run, while there is time."""
-        run = dataclasses.replace(run, memory=run.memory or self.memory, cached=self.cached)
-        left = self.end - time.monotonic()
-        seconds = min(self.patience, left / 2 if run.allocator == "stalloc" else left)
-        if seconds < 10:
-            return {"failed": "no time was left"}
-        result = (planned if run.allocator == "stalloc" else start)(run, seconds)
+        with self.room.take(room):
+            left = self.end - time.monotonic()
+            seconds = min(self.patience, left / 2 if run.allocator == "stalloc" else left)
+            if seconds < 10:
+                return {"failed": "no time was left"}
+            result = (planned if run.allocator == "stalloc" else start)(run, seconds)
         result.pop("losses", None)
         return result
 
-    def compare(self, model: str, batch: int) -> bool:
-        """Trains a batch under each allocator; whether all of that came to something."""
-        available = self.memory * GIB or torch.cuda.get_device_properties(0).total_memory
-        batch = batch or max(1, round(BATCHES[model] * available / CARD))
-        result = self.result_of(model)
-        if result.get("batch") != batch:
-            result |= {"batch": batch, "runs": {}, "squeezed": {}}
-        self.fill(result, result["runs"], Run(model, "", batch=batch, steps=10))
-        needed = result["runs"].get("stalloc", {}).get("needed")
-        if needed:
-            # As if the GPU held no more than stalloc has needed.
-            memory = (needed + SLACK) / GIB
-            if result["squeezed"].get("memory") != memory:
-                result["squeezed"] = {"memory": memory, "runs": {}}
-            squeezed = Run(model, "", batch=batch, steps=10, memory=memory)
-            self.fill(result, result["squeezed"]["runs"], squeezed)
-        runs = [*result["runs"].values(), *result["squeezed"].get("runs", {}).values()]
-        return not any("failed" in r for r in runs)
+    def compare(self, cases: dict[str, Case]) -> bool:
+        """Trains the cases under each allocator; whether all of that came to something."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            tasks = [(name, case, a) for a in self.allocators for name, case in cases.items()]
+            done = list(pool.map(lambda task: self._measure(*task), tasks))
+            done += pool.map(lambda item: self._squeeze(*item), cases.items())
+        return all(done)
 
-    def fill(self, result: dict[str, Any], runs: dict[str, Result], run: Run) -> None:
-        """Adds to `runs` those of the allocators that are missing."""
-        for allocator in self.allocators:
-            if "failed" in runs.get(allocator, {"failed": ""}):
-                runs[allocator] = r = self.run(dataclasses.replace(run, allocator=allocator))
-                room = f" in {run.memory:.2f} GiB" if run.memory else ""
-                print(f"{run.model} batch {run.batch}{room}, {allocator}: {summary(r)}", flush=True)
-                self.report.put("name", result)
+    def _measure(self, name: str, case: Case, allocator: str, memory: float = 0) -> bool:
+        runs = "runs" if not memory else f"runs in {memory:.3f} GiB"
+        known = self.report.find("name", name) or {}
+        if "failed" not in known.get(runs, {}).get(allocator, {"failed": ""}):
+            return True
+        run = dataclasses.replace(case.run, allocator=allocator, memory=memory)
+        if allocator == "auto":
+            run = dataclasses.replace(run, warmup=max(run.warmup, PLANNED_BY))
+        result = self.run(run, memory or case.room)
+        room = f" in {memory:.2f} GiB" if memory else ""
+        print(f"{name}{room}, {allocator}: {summary(result)}", flush=True)
+        self.report.update("name", name, runs, {allocator: result})
+        return "failed" not in result
 
-    def search(self, model: str, limit: int) -> bool:
-        """Finds the largest batch of each allocator; whether that could be done."""
-        result = self.result_of(model)
-        largest = result.setdefault("largest_batch", {})
-        for allocator in self.allocators:
-            if allocator in largest:
-                continue
-            tried = result.setdefault("tried", {}).setdefault(allocator, {})
-            try:
-                largest[allocator] = self.largest(result, Run(model, allocator, **TRIAL), limit)
-            except TimeoutError as error:
-                print(f"{model}, {allocator}: {error}; tried {tried}", flush=True)
-                return False
-            print(f"{model}, {allocator}: trains batches up to {largest[allocator]}", flush=True)
-            self.report.put("name", result)
+    def _squeeze(self, name: str, case: Case) -> bool:
+        """As if the GPU held no more than stalloc has needed, where others need more."""
+        runs = (self.report.find("name", name) or {}).get("runs", {})
+        needed = {a: r["peak_reserved"] for a, r in runs.items() if "peak_reserved" in r}
+        if "stalloc" not in needed:
+            return True
+        memory = needed["stalloc"] + SLACK
+        who = [a for a in self.allocators if a == "stalloc" or needed.get(a, 0) > memory]
+        if len(who) == 1:
+            return True
+        done = [self._measure(name, case, a, memory / GIB) for a in who]
+        return all(done)
+
+    def search(self, name: str, run: Run, memory: float, limit: int) -> bool:
+        """Finds the largest batch of each allocator in so many GiB; whether that could be done."""
+        run = dataclasses.replace(run, memory=memory)
+        name = f"{name} in {memory:g} GiB"
+        try:
+            guess = min(self._guess(name, run), limit)
+        except TimeoutError as error:
+            print(f"{name}: {error}", flush=True)
+            return False
+        with ThreadPoolExecutor(len(self.allocators)) as pool:
+            done = pool.map(
+                lambda a: self._search(name, dataclasses.replace(run, allocator=a), guess, limit),
+                self.allocators,
+            )
+            return all(list(done))
+
+    def _search(self, name: str, run: Run, guess: int, limit: int) -> bool:
+        known = (self.report.find("name", name) or {}).get("largest_batch", {})
+        if run.allocator in known:
+            return True
+        try:
+            largest = self._largest(name, run, guess, limit)
+        except TimeoutError as error:
+            print(f"{name}, {run.allocator}: {error}", flush=True)
+            return False
+        print(f"{name}, {run.allocator}: trains batches up to {largest}", flush=True)
+        self.report.update("name", name, "largest_batch", {run.allocator: largest})
         return True
 
-    def largest(self, result: dict[str, Any], run: Run, limit: int) -> int:
+    def _largest(self, name: str, run: Run, guess: int, limit: int) -> int:
         """The largest batch that trains, to a twenty-fifth of it; 0 when none does."""
-        guess = min(self.guess(result, run), limit)
         low, high, step = 0, limit + 1, max(1, guess // 25)
         resolution, batch = step, guess
         while high - low > resolution:
-            if self.trains(result, dataclasses.replace(run, batch=batch)):
+            if self._trains(name, dataclasses.replace(run, batch=batch)):
                 low, batch = batch, batch + step
             else:
                 high, batch = batch, batch - step
@@ -121,32 +159,40 @@ class Bench:
                 batch = (low + high) // 2
         return low
 
-    def trains(self, result: dict[str, Any], run: Run) -> bool:
+    def _trains(self, name: str, run: Run) -> bool:
         """True if a batch trains: known already, or tried now."""
-        tried = result["tried"][run.allocator]
+        tried = f"tried, {run.allocator}"
+        known = (self.report.find("name", name) or {}).get(tried, {})
         key = str(run.batch)
-        if key not in tried:
-            r = self.run(run)
+        if key not in known:
+            r = self.run(run, run.memory)
             if "failed" in r:
-                raise TimeoutError(r["failed"])
-            tried[key] = "out_of_memory" not in r
-            self.report.put("name", result)
-        return bool(tried[key])
+                raise TimeoutError(f"batch {run.batch}: {r['failed']}")
+            known = {key: "out_of_memory" not in r}
+            print(f"{name}, {run.allocator}, batch {key}: {summary(r)}", flush=True)
+            self.report.update("name", name, tried, known)
+        return bool(known[key])
 
-    def guess(self, result: dict[str, Any], run: Run) -> int:
+    def _guess(self, name: str, run: Run) -> int:
         """About where memory ends, from what batches of 1 and 2 take under torch's allocator."""
-        if "growth" not in result:
-            small = Run(run.model, "torch", steps=1, warmup=2)
-            one, two = (self.run(dataclasses.replace(small, batch=b)) for b in (1, 2))
+        growth = (self.report.find("name", name) or {}).get("growth")
+        if not growth:
+            small = dataclasses.replace(run, allocator="torch", steps=1, warmup=2)
+            runs = [dataclasses.replace(small, batch=batch) for batch in (1, 2)]
+            with ThreadPoolExecutor(2) as pool:
+                one, two = pool.map(lambda r: self.run(r, r.memory), runs)
             if "load" not in one or "load" not in two:
                 raise TimeoutError(f"batches of 1 and 2: {summary(one)}; {summary(two)}")
-            memory = self.memory * GIB or (
-                torch.cuda.get_device_properties(0).total_memory - one["outside"]
-            )
-            result["growth"] = {"first": one["load"], "each": two["load"] - one["load"]}
-            result["growth"]["memory"] = memory
-        growth = result["growth"]
-        return max(1, int(1 + (growth["memory"] - growth["first"]) / max(growth["each"], MIB)))
+            growth = {"first": one["load"], "each": two["load"] - one["load"]}
+            self.report.update("name", name, "growth", growth)
+        memory = run.memory * GIB
+        return max(1, int(1 + (memory - growth["first"]) / max(growth["each"], MIB)))
+
+
+def gpu_room(share: float) -> Room:
+    """The memory of the first GPU that is free now, or a share of it."""
+    free, _ = torch.cuda.mem_get_info()
+    return Room(share * free / GIB)
 
 
 def summary(r: Result) -> str:
@@ -157,6 +203,6 @@ def summary(r: Result) -> str:
         return "out of memory"
     again = f", memory ran out {r['retries']} times on the way" if r["retries"] else ""
     return (
-        f"{r['needed'] / GIB:.2f} GiB, efficiency {r['efficiency']:.4f}, "
-        f"{r['tokens_per_second']:.0f} tokens/s{again}"
+        f"{r['load'] / GIB:.2f} GiB in {r['peak_reserved'] / GIB:.2f}, "
+        f"efficiency {r['efficiency']:.4f}, {r['device_allocations']} calls of cudaMalloc{again}"
     )

@@ -20,14 +20,18 @@ def checks(device: str) -> dict[str, Run]:
     """The comparisons by name; those after the first three need a GPU."""
 
     def small(model: str = "tiny", **options: object) -> Run:
-        run = Run(model, "torch", device=device, steps=6, deterministic=True)
+        run = Run(model, "stalloc", device=device, steps=6, deterministic=True)
         return dataclasses.replace(run, **options)  # type: ignore[arg-type]
 
     result = {
         "training": small(),
         "recomputation": small(recompute=True),
         "experts": small("tiny-moe"),
+        "lengths": small(lengths=True, steps=20),
+        "automatic": small(allocator="auto", steps=20),
+        "exchanges": small("tiny-proxy"),
         "streams": small(extras="streams"),
+        "separate-streams": small(extras="streams", streams="separate"),
         "ordered-streams": small(extras="streams", streams="ordered"),
         "graph": small(extras="graph"),
         "out-of-memory": small(extras="memory"),
@@ -35,27 +39,38 @@ def checks(device: str) -> dict[str, Run]:
         "released-pool": small(release=True),
         "compat": small(compat=True, extras="streams,graph,memory"),
         "compiled": small(compiled=True),
+        "sharded": small(sharded=True, fused=True),
+        "automatic-streams": small(
+            "tiny-proxy", allocator="auto", extras="streams,graph,memory", steps=20, lengths=True
+        ),
     }
-    return result if device.startswith("cuda") else dict(list(result.items())[:3])
+    return result if device.startswith("cuda") else dict(list(result.items())[:5])
 
 
 def compare(run: Run) -> Result:
     """The report of one: "passed" and the reason."""
-    plain, served = start(run, SECONDS), planned(run, SECONDS)
+    plain = start(dataclasses.replace(run, allocator="torch"), SECONDS)
+    served = (planned if run.allocator == "stalloc" else start)(run, SECONDS)
     for r in (plain, served):
         if "losses" not in r:
             return {"passed": False, "said": r.get("failed") or r.get("out_of_memory")}
     differs = [key for key in ("losses", "weights") if plain[key] != served[key]]
     if differs:
-        again = start(run, SECONDS)
+        again = start(dataclasses.replace(run, allocator="torch"), SECONDS)
         if any(plain[key] != again.get(key) for key in differs):
             return {"passed": False, "said": "differs from run to run without stalloc, too"}
         return {"passed": False, "said": f"{' and '.join(differs)} differ", "served": served}
-    figures = {key: served[key] for key in ("hit_rate", "conflicts")}
-    return {"passed": True, "said": f"identical, hit rate {served['hit_rate']:.4f}", **figures}
+    if run.allocator == "auto":
+        keys = ("stage", "reason", "served", "requests", "served_as_planned")
+        share = served["served_as_planned"] / max(served["requests"], 1)
+        said = f"identical, {served['stage']}, {served['served']} iterations, {share:.4f} planned"
+    else:
+        keys = ("hit_rate", "conflicts", "stream_waits")
+        said = f"identical, hit rate {served['hit_rate']:.4f}"
+    return {"passed": True, "said": said, **{key: served[key] for key in keys}}
 
 
-def sanitize(_: Run) -> Result:
+def sanitize(run: Run, *options: str) -> Result:
     """One served run under compute-sanitizer, which finds accesses to what is not allocated.
 
     Where that tool cannot work, nothing has passed and nothing failed: "passed" is None.
@@ -64,14 +79,19 @@ def sanitize(_: Run) -> Result:
     if not sanitizer:
         return {"passed": None, "said": "it is not installed"}
     # Errors of calls are not meant: torch asks for what may not be there.
-    options = ("--error-exitcode=1", "--report-api-errors=no")
-    run = Run("tiny", "stalloc", steps=2, warmup=2)
-    done = planned(run, SECONDS, sanitizer, *options)
+    always = ("--error-exitcode=1", "--report-api-errors=no", "--target-processes=all")
+    done = planned(run, SECONDS, sanitizer, *always, *options)
     if "losses" in done:
         return {"passed": True, "said": "no error"}
     said = str(done.get("failed") or done.get("out_of_memory"))
     refused = any(text in done.get("log", "") for text in REFUSALS)
-    return {"passed": None if refused else False, "said": said}
+    log = {"log": done["log"]} if "log" in done else {}
+    return {"passed": None if refused else False, "said": said, **log}
+
+
+def racecheck(run: Run) -> Result:
+    """The same for races within a kernel's shared memory."""
+    return sanitize(run, "--tool=racecheck")
 
 
 def check(device: str, names: list[str], jobs: int, report: Report) -> int:
@@ -81,7 +101,8 @@ def check(device: str, names: list[str], jobs: int, report: Report) -> int:
         name: (compare, run) for name, run in everything.items()
     }
     if device.startswith("cuda"):
-        tasks["sanitizer"] = (sanitize, everything["training"])
+        short = Run("tiny", "stalloc", steps=2, warmup=2)
+        tasks |= {"sanitizer": (sanitize, short), "racecheck": (racecheck, short)}
     wanted = names or list(tasks)
     if unknown := [name for name in wanted if name not in tasks]:
         raise SystemExit(f"there is no check {unknown[0]}; there are {', '.join(tasks)}")

@@ -17,17 +17,23 @@ from training import Run
 Result = dict[str, Any]
 
 
-def start(run: Run, seconds: float, *prefix: str) -> Result:
-    """One run in a process of its own; "failed" says why it came to nothing."""
+def start(run: Run, seconds: float, *prefix: str, turns: float = 0) -> Result:
+    """One run in a process of its own; "failed" says why it came to nothing.
+
+    With `turns` it measures the time of a step, for about so many seconds.
+    """
     options = [*prefix, sys.executable, str(Path(__file__).parent), "run"]
+    options += ["--turns", str(turns)] if turns else []
     for key, value in dataclasses.asdict(run).items():
         if key == "losses" or value is False or value == "":
             continue
         options += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_ALLOC_CONF")}
-    environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if run.deterministic:
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if run.allocator == "expandable":
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    environment["STALLOC_CACHE"] = ""  # the first run of a program, under "auto"
     # In a group of its own (older Pythons know none), so that what the prefix has started ends with
     # it; but in our session, so that it ends with us.
     group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
@@ -64,8 +70,7 @@ def planned(run: Run, seconds: float, *prefix: str) -> Result:
     """The same under stalloc, after a run that is profiled: each has so many seconds."""
     with tempfile.TemporaryDirectory() as folder:
         plan = str(Path(folder) / "plan.json")
-        profiled = start(dataclasses.replace(run, allocator="stalloc", profile=plan), seconds)
+        profiled = start(dataclasses.replace(run, profile=plan), seconds)
         if "pool" not in profiled:
             return profiled
-        served = start(dataclasses.replace(run, allocator="stalloc", plan=plan), seconds, *prefix)
-    return {**{k: v for k, v in profiled.items() if k.endswith("_seconds")}, **served}
+        return start(dataclasses.replace(run, plan=plan), seconds, *prefix)

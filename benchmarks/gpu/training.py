@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import time
+import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,42 +11,47 @@ from typing import Any
 import torch
 from extras import EXTRAS, release_pool_for_a_while
 from models import MODELS, Decoder
+from snapshots import recorded_history
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import stalloc
 
-PROFILED = 3
 # torch's own: when cuDNN's is taken, and what memory it wants, differs from version to version.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # Messages of CUDA's libraries, which need memory besides torch and stalloc.
 OUT_OF_MEMORY = ("out of memory", "cannot be reserved", "tried to allocate", "alloc_failed")
 GIB = 1 << 30
+SHORTEST = 4  # sequences of changing lengths have from a quarter of the model's to all of it
 
 
 @dataclass
 class Run:
     """The training and its settings.
 
-    Under stalloc a run is served from a plan that another run has left, from the making of the
-    model on. A run that is profiled measures nothing.
+    Under "stalloc" a run is served from a plan that another run has left, from the making of the
+    model on. Under "auto" it plans itself. A run that is profiled measures nothing.
     """
 
     model: str
-    allocator: str  # "torch", "expandable" (by the environment), "stalloc"
+    allocator: str  # "torch", "expandable" (by the environment), "stalloc", "auto"
     plan: str = ""  # a file: the plan that stalloc serves from
     profile: str = ""  # a file: where to leave such a plan, instead of measuring
+    snapshot: str = ""  # a file: where to leave torch's memory snapshot of the steps
     device: str = "cuda"
     batch: int = 8
     microbatches: int = 4
     steps: int = 20
     warmup: int = 6
     memory: float = 0.0  # of the GPU, in GiB, as if it had no more; 0: all
-    streams: str = "separate"  # of the plan, or "ordered"
+    streams: str = "auto"  # of the plan: or "separate", "ordered"
     extras: str = ""  # names of EXTRAS, with commas
+    lengths: bool = False  # every step has sequences of another length
     recompute: bool = False
     deterministic: bool = False
     compat: bool = False  # stalloc's other mode
     compiled: bool = False  # by torch.compile
+    sharded: bool = False  # by FSDP2, on one rank
+    fused: bool = False  # the optimizer
     release: bool = False  # the pool, between steps
     cached: bool = False  # profile through torch's cache, where cudaMalloc takes too long
     losses: list[float] = field(default_factory=list)
@@ -67,9 +72,11 @@ class Run:
             if self.allocator == "stalloc":
                 plan = stalloc.Plan.load(self.plan)
                 stalloc.enable(plan, startup=True, keep_addresses=self.release)
-            model, optimizer = self._make()
+            elif self.allocator == "auto":
+                stalloc.auto(device=self.device)
+            model, optimizer = self.make()
             for step in range(self.warmup):
-                self._step(model, optimizer, step)
+                self.step(model, optimizer, step)
             return self._measure(model, optimizer)
         except (RuntimeError, stalloc.OutOfMemory) as error:
             said = str(error).splitlines()[0]
@@ -78,55 +85,44 @@ class Run:
             return {"out_of_memory": said}
         finally:
             stalloc.disable()
+            if self.sharded:
+                torch.distributed.destroy_process_group()
 
-    def _make(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    def make(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """The model and its optimizer, on the device."""
         with torch.device(self.device):
             model: torch.nn.Module = Decoder(MODELS[self.model], self.recompute)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        if self.sharded:
+            _shard(model)
+        fused = {"fused": True} if self.fused else {}
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **fused)
         if self.compiled:
             model = torch.compile(model)  # type: ignore[assignment]
         return model, optimizer
 
+    @property
+    def profiled(self) -> int:
+        """Steps of a profile."""
+        return 5 if self.lengths else 3
+
     def _profile(self) -> dict[str, Any]:
-        start = time.perf_counter()
         with stalloc.profile(device=self.device, exact=not self.cached) as prof:
-            model, optimizer = self._make()
-            for step in range(PROFILED):
-                self._step(model, optimizer, step)
-        profiled = time.perf_counter()
+            model, optimizer = self.make()
+            for step in range(self.profiled):
+                self.step(model, optimizer, step)
         plan = prof.plan(streams=self.streams)
         plan.save(self.profile, overwrite=True)
-        return {
-            "pool": plan.pool,
-            "resident": plan.resident,
-            "gap": plan.gap,
-            "profile_seconds": profiled - start,
-            "plan_seconds": time.perf_counter() - profiled,
-        }
+        return {"pool": plan.pool, "resident": plan.resident, "gap": plan.gap}
 
     def _measure(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         gpu = self.device.startswith("cuda")
-        at_start = 0
-        if gpu:
-            at_start = torch.cuda.max_memory_reserved()
-            torch.cuda.reset_peak_memory_stats()
-            torch.cuda.synchronize()
-        times = []
-        for step in range(self.steps):
-            start = time.perf_counter()
-            self._step(model, optimizer, 1000 + step)
+        allocations = _device_allocations() if gpu else 0
+        with recorded_history(self.snapshot):
+            for step in range(self.steps):
+                self.step(model, optimizer, 1000 + step)
             if gpu:
                 torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        step_time = sorted(times)[len(times) // 2]
-        result: dict[str, Any] = {
-            "step_seconds": step_time,
-            "tokens_per_second": self.batch
-            * self.microbatches
-            * MODELS[self.model].sequence
-            / step_time,
-            "losses": self.losses,
-        }
+        result: dict[str, Any] = {"losses": self.losses}
         if self.deterministic:
             result["weights"] = self._digest(model)
         if gpu:
@@ -140,17 +136,22 @@ class Run:
                 "load": load,
                 "peak_reserved": reserved,
                 "efficiency": load / reserved,
-                "needed": max(at_start, reserved),
+                "device_allocations": _device_allocations() - allocations,
                 "outside": total - free - stats["reserved_bytes.all.current"],
                 "retries": stats.get("num_alloc_retries", 0),
             }
         if self.allocator == "stalloc":
             ours = stalloc.memory_stats(self.device)
-            keys = ("hit_rate", "misses", "conflicts", "pool", "resident")
+            keys = ("hit_rate", "misses", "conflicts", "pool", "resident", "stream_waits")
             result |= {key: ours[key] for key in keys}
+        elif self.allocator == "auto":
+            status = stalloc.status()
+            keys = ("stage", "reason", "served", "requests", "served_as_planned", "changes")
+            result |= {key: status[key] for key in keys}
         return result
 
-    def _step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    def step(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """One iteration; `step` seeds its data."""
         self._train(model, optimizer, step)
         for name in filter(None, self.extras.split(",")):
             for extra in EXTRAS[name]:
@@ -164,7 +165,11 @@ class Run:
         generator = torch.Generator().manual_seed(step)
         gpu = self.device.startswith("cuda")
         for _ in range(self.microbatches):
-            shape = (self.batch, config.sequence + 1)
+            length = config.sequence
+            if self.lengths:
+                shortest = length // SHORTEST
+                length = int(torch.randint(shortest, length + 1, (), generator=generator))
+            shape = (self.batch, length + 1)
             tokens = torch.randint(config.vocabulary, shape, generator=generator)
             with ExitStack() as ways:
                 if gpu:
@@ -180,5 +185,25 @@ class Run:
     def _digest(model: torch.nn.Module) -> str:
         digest = hashlib.sha256()
         for p in model.parameters():
-            digest.update(p.detach().cpu().view(torch.uint8).numpy().tobytes())
+            whole = p.full_tensor() if hasattr(p, "full_tensor") else p  # of a sharded model
+            digest.update(whole.detach().cpu().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+
+def _device_allocations() -> int:
+    """The calls of cudaMalloc and of cuMemCreate that torch has made."""
+    return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
+
+
+def _shard(model: torch.nn.Module) -> None:
+    """Shards each block and the model over a group of one process."""
+    from torch.distributed.fsdp import fully_shard
+
+    if not torch.distributed.is_initialized():
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        torch.distributed.init_process_group(
+            "nccl", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)

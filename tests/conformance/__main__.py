@@ -55,13 +55,17 @@ class Run:
     def list_tests(self, files: Collection[str], pattern: str) -> list[str]:
         """The files' selected tests whose names contain a pattern, in the order of the files."""
         found: dict[str, list[str]] = {}
+        problems: list[str] = []
 
-        def done(task: Task, answer: Answer) -> None:
-            if "tests" not in answer:
-                raise SystemExit(f"{task['file']} cannot be imported: {answer['detail']}")
-            found[task["file"]] = selected(answer["tests"])
+        def done(task: Task, answer: Answer) -> None:  # in a worker's thread
+            if "tests" in answer:
+                found[task["file"]] = selected(answer["tests"])
+            else:
+                problems.append(f"{task['file']} cannot be imported: {answer['detail']}")
 
         self._workers.run([self._task(file=file) for file in files], done)
+        if problems:
+            raise SystemExit("\n".join(problems))
         return [test for file in files for test in found[file] if pattern in test]
 
     def _task(self, **what: str) -> Task:

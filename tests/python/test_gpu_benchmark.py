@@ -66,35 +66,99 @@ def test_ignores_output_after_a_run_and_ends_hanging_runs() -> None:
 def test_a_search_ends_near_the_largest_batch_after_a_few_tries(tmp_path: Path) -> None:
     call(f"""
         from pathlib import Path
-        from bench import Bench
+        from bench import Bench, Room
         from report import Report
-        from training import GIB
+        from training import GIB, Run
 
         ENDS = {{"torch": 61, "expandable": 70, "stalloc": 75}}
         runs = []
 
-        def train(run):
+        def train(run, room):
+            assert room == 80
             runs.append(run)
             if run.batch > ENDS[run.allocator]:
                 return {{"out_of_memory": "a message"}}
-            return {{"load": (8 + run.batch) * GIB, "outside": GIB}}
+            memory = (8 + run.batch) * GIB
+            return {{"load": memory, "peak_reserved": memory, "efficiency": 1.0, "retries": 0,
+                     "device_allocations": 0}}
 
         path = Path({str(tmp_path)!r}) / "gpu"
-        for model in ("gpt2-345m", "llama-1.3b"):
-            bench = Bench(Report(path), list(ENDS), 1, 1, memory=80, cached=False)
+
+        def search(name):
+            bench = Bench(Report(path), list(ENDS), 1, 1, 3, Room(80))
             bench.run = train
-            assert bench.search(model, limit=1024)
+            assert bench.search(name, Run("tiny", ""), memory=80, limit=1024)
+
+        search("one")
+        search("two")
         assert len(runs) < 30, runs
         before = len(runs)
-        bench = Bench(Report(path), list(ENDS), 1, 1, memory=80, cached=False)
-        bench.run = train
-        assert bench.search("gpt2-345m", limit=1024)
+        search("one")
         assert len(runs) == before, "what is known is not tried again"
         results = Report(path).document["results"]
-        assert [r["model"] for r in results] == ["gpt2-345m", "llama-1.3b"]
+        assert [r["name"] for r in results] == ["one in 80 GiB", "two in 80 GiB"]
         for found in results:
             for allocator, end in ENDS.items():
                 assert end - 3 < found["largest_batch"][allocator] <= end, found
+    """)
+
+
+def test_a_comparison_repeats_failures_alone_and_squeezes_those_that_need_more() -> None:
+    call("""
+        from bench import GIB, Bench, Room
+        from cases import Case
+        from report import Report
+        from training import Run
+
+        NEED = {"torch": 12, "expandable": 9, "stalloc": 10, "auto": 11}
+        runs, broken = [], {"auto"}
+
+        def train(run, room):
+            runs.append((run.allocator, run.memory))
+            assert room == (run.memory or 20)
+            if run.allocator in broken:
+                return {"failed": "no time was left"}
+            if run.memory and NEED[run.allocator] > run.memory:
+                return {"out_of_memory": "a message"}
+            return {"load": 8 * GIB, "peak_reserved": NEED[run.allocator] * GIB, "retries": 0,
+                    "efficiency": 8 / NEED[run.allocator], "device_allocations": 0}
+
+        report = Report(None)
+        bench = Bench(report, list(NEED), 1, 1, 2, Room(30))
+        bench.run = train
+        assert not bench.compare({"one": Case(Run("tiny", ""), 20)})
+        squeezed = 10 + 1 / 16
+        assert sorted(runs) == sorted([(a, 0) for a in NEED]
+                                      + [("stalloc", squeezed), ("torch", squeezed)])
+        runs.clear()
+        broken.clear()
+        assert bench.compare({"one": Case(Run("tiny", ""), 20)})
+        assert runs == [("auto", 0), ("auto", squeezed)]
+        found = report.find("name", "one")[f"runs in {squeezed:.3f} GiB"]
+        assert {a for a, r in found.items() if "out_of_memory" in r} == {"torch", "auto"}
+    """)
+
+
+def test_runs_share_the_gpu_no_further_than_it_has_room() -> None:
+    call("""
+        import threading
+        from bench import OWN, Room
+
+        room = Room(10 + 2 * OWN)
+        with room.take(4), room.take(6):
+            got = []
+
+            def third():
+                with room.take(1):
+                    got.append(True)
+
+            waiting = threading.Thread(target=third)
+            waiting.start()
+            assert not got
+        waiting.join()
+        assert got
+        with room.take(1000):  # larger than the GPU: alone
+            pass
     """)
 
 
@@ -123,6 +187,48 @@ def test_a_check_whose_tool_is_missing_has_not_passed(tmp_path: Path) -> None:
 
         os.environ["PATH"] = {str(tmp_path)!r}
         report = Report(None)
-        assert check("cuda", ["sanitizer"], 1, report) == 0
-        assert report.find("check", "sanitizer")["passed"] is None
+        assert check("cuda", ["sanitizer", "racecheck"], 1, report) == 0
+        for name in ("sanitizer", "racecheck"):
+            assert report.find("check", name)["passed"] is None
     """)
+
+
+def test_a_snapshot_loses_paths_and_times_and_keeps_its_requests(tmp_path: Path) -> None:
+    call(f"""
+        import gzip, pickle
+        from snapshots import FRAMES, save
+
+        def frame(name, line):
+            return {{"filename": name, "line": line, "name": "f"}}
+
+        stack = [frame("/home/me/v/lib/python3.12/site-packages/torch/nn/functional.py", 7),
+                 frame("/home/me/stalloc/benchmarks/gpu/models.py", 8)]
+        event = {{"action": "alloc", "addr": 512, "size": 100, "stream": 0, "time_us": 5}}
+        events = [event | {{"frames": [dict(f) for f in stack]}} for _ in range(3)]
+        deep = event | {{"frames": stack * FRAMES}}
+        path = {str(tmp_path / "a.pickle.gz")!r}
+        save({{"segments": [], "device_traces": [[*events, deep]]}}, path)
+        found = pickle.loads(gzip.open(path).read())["device_traces"][0]
+        assert len(found) == 4
+        assert found[0] == {{"action": "alloc", "addr": 512, "size": 100, "stream": 0, "frames": [
+            frame("torch/nn/functional.py", 7), frame("benchmarks/gpu/models.py", 8)]}}
+        assert found[0]["frames"] is found[2]["frames"]
+        assert len(found[3]["frames"]) == FRAMES
+    """)
+
+
+def test_the_time_of_steps_is_compared_in_turns() -> None:
+    result = run("--allocator", "torch", "--turns", "0.01")
+    assert result["rounds"] >= 2
+    assert result["hit_rate"] > 0.9
+    assert set(result["ratio"]) == {"stalloc", "expandable", "again"}
+    assert all(0 < r["low"] <= r["median"] <= r["high"] for r in result["ratio"].values())
+
+
+def test_a_run_plans_itself() -> None:
+    result = run("--allocator", "auto", "--deterministic", "--steps", "20", "--lengths")
+    assert result["served"] > 0
+    assert (
+        result["losses"]
+        == run("--allocator", "torch", "--deterministic", "--steps", "20", "--lengths")["losses"]
+    )
