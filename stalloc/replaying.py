@@ -60,6 +60,7 @@ class Replay:
         frees: cudaFree.
         maps: Chunks mapped.
         unmaps: Chunks unmapped.
+        moves: For stalloc, how often memory moved within the pool; on a device each waits for it.
         fits: True if it never ran out of the given capacity; None without a capacity.
         failed_request: Row of the request that did not fit, or -1.
         failed_size: Its bytes.
@@ -82,6 +83,7 @@ class Replay:
     frees: int
     maps: int
     unmaps: int
+    moves: int
     fits: bool | None
     failed_request: int
     failed_size: int
@@ -278,6 +280,7 @@ def _to_replay(
         frees=result["frees"],
         maps=result["maps"],
         unmaps=result["unmaps"],
+        moves=result.get("moves", 0),
         fits=None if capacity is None else result["failed"] < 0,
         failed_request=result["failed"],
         failed_size=result["failed_size"],

@@ -36,6 +36,7 @@ class MemoryStats(TypedDict):
     persistent_requests: int  #: served by the fallback, as the plan has it
     stream_waits: int  #: of one stream for another, on the device, which an ordered plan asks for
     handed_back: int  #: blocks freed while other streams still used them: their own stream waits
+    moves: int  #: of memory within the pool; each waits for the device
     fallback_requests: int  #: served by the fallback
     allocated: int  #: live bytes now
     peak_allocated: int  #: the most of it: the load, M_a
@@ -205,6 +206,7 @@ def memory_summary(device: torch.device | str | None = None) -> str:
         row("persistent, as planned", f"{s['persistent_requests']:,}"),
         row("waits between streams", f"{s['stream_waits']:,}"),
         row("freed by such a wait", f"{s['handed_back']:,}"),
+        row("moves of memory", f"{s['moves']:,}"),
         row("by the fallback, in all", f"{s['fallback_requests']:,}"),
         row("iterations", f"{s['iterations']:,}"),
         rule,

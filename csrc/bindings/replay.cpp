@@ -34,6 +34,7 @@ py::dict to_dict(const replay::ReplayResult& r, const trace::Trace& trace) {
   d["misses"] = r.misses;
   d["pool"] = r.pool;
   d["beside"] = r.beside;
+  d["moves"] = r.moves;
   d["failed"] = r.failed;
   d["failed_size"] =
       r.failed == kNone ? 0 : trace.requests[static_cast<std::size_t>(r.failed)].size;

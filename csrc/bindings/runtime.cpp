@@ -35,6 +35,7 @@ py::dict to_dict(const runtime::Statistics& s) {
   d["persistent_requests"] = s.persistent_requests;
   d["stream_waits"] = s.stream_waits;
   d["handed_back"] = s.handed_back;
+  d["moves"] = s.moves;
   d["fallback_requests"] = s.fallback_requests;
   d["allocated"] = s.allocated.current;
   d["peak_allocated"] = s.allocated.peak;

@@ -146,6 +146,12 @@ bool CudaMemory::can_grow(const void* pool) const {
   return it != pools_.end() && it->second.range->end() < it->second.range->room();
 }
 
+Bytes CudaMemory::room(const void* pool) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = pools_.find(reinterpret_cast<std::uintptr_t>(pool));
+  return it != pools_.end() && it->second.range->is_mapped() ? it->second.range->room() : 0;
+}
+
 // Maps memory to `mapped`, the rest of the whole units of `added`. Detached memory is there already
 // and costs nothing. The mutex is held.
 bool CudaMemory::add(Pool& pool, Range mapped, Range added) {
@@ -180,6 +186,12 @@ bool CudaMemory::grow(void* memory, Bytes before, Bytes size) {
   }
   tell(Step::kPartAdded, static_cast<std::byte*>(memory) + before, size - before);
   return true;
+}
+
+bool CudaMemory::extend(void* memory, Bytes /*before*/, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  const Pool* pool = find(memory);
+  return pool && pool->range->is_mapped() && size <= pool->range->room();
 }
 
 Range CudaMemory::detach(void* memory, Range range) {

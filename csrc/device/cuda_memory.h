@@ -36,7 +36,9 @@ class CudaMemory final : public DeviceMemory {
   bool use_virtual(VirtualPools pools) override;
   void* allocate_pool(Bytes size, bool grows) override;
   bool can_grow(const void* pool) const override;
+  Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
+  bool extend(void* pool, Bytes before, Bytes size) override;
   Range detach(void* pool, Range range) override;
   bool attach(void* pool, Range range) override;
   void drop_detached(void* pool) noexcept override;

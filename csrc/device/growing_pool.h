@@ -32,11 +32,15 @@ struct GrowingPool {
     detached += r.size();
     absent.insert(r);
   }
+  void extend(Bytes to) {
+    absent.insert_merged({size, to});
+    size = to;
+  }
   void shrink(Bytes to) {
     absent.remove({to, size});
     size = to;
   }
-  // True if detach() has left these addresses without memory.
+  // True if these addresses have no memory.
   bool lacks(Range r) const { return absent.holds(r); }
   // The bytes that `size` more bytes at addresses need, without those that are detached.
   Bytes lacking(Bytes more) const { return more - std::min(more, detached); }

@@ -83,6 +83,12 @@ bool HostMemory::can_grow(const void* pool) const {
   return growing_.contains(pool);
 }
 
+Bytes HostMemory::room(const void* pool) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = growing_.find(pool);
+  return it == growing_.end() ? 0 : it->second.room;
+}
+
 // Makes `size` bytes from `begin` on usable, `counted` of which are new to the pool.
 bool HostMemory::add(GrowingPool& pool, std::byte* begin, Bytes size, Bytes counted) {
   const Bytes lacking = pool.lacking(counted);
@@ -103,6 +109,15 @@ bool HostMemory::grow(void* memory, Bytes before, Bytes size) {
   const Bytes from = before / alignment() * alignment();  // this page is usable already
   if (!add(*pool, static_cast<std::byte*>(memory) + from, size - from, size - before)) return false;
   pool->size = size;
+  return true;
+}
+
+bool HostMemory::extend(void* memory, Bytes before, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  GrowingPool* pool = find(memory);
+  if (!pool || pool->size != before || size > pool->room || suspended_.contains(memory))
+    return false;
+  pool->extend(size);
   return true;
 }
 

@@ -25,7 +25,9 @@ class HostMemory final : public DeviceMemory {
   void* allocate(Bytes size) override;
   void* allocate_pool(Bytes size, bool grows) override;
   bool can_grow(const void* pool) const override;
+  Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
+  bool extend(void* pool, Bytes before, Bytes size) override;
   Range detach(void* pool, Range range) override;
   bool attach(void* pool, Range range) override;
   void shrink(void* pool, Bytes size) noexcept override;

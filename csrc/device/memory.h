@@ -58,10 +58,16 @@ class DeviceMemory {
 
   // True if grow() can add memory to the pool.
   virtual bool can_grow(const void* /*pool*/) const { return false; }
+  // The bytes for which a pool that can grow has addresses; 0 for others.
+  virtual Bytes room(const void* /*pool*/) const { return 0; }
 
   // Adds memory behind a pool of `before` bytes, which has `size` then. Returns false, without
   // effect, if the device has not that much left.
   virtual bool grow(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
+
+  // Adds addresses without memory behind a pool of `before` bytes, a whole unit: attach() gives
+  // them memory. Returns false, without effect, if there are not so many.
+  virtual bool extend(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
 
   // The next four move memory within a pool that can grow. Ranges are offsets in the pool.
 
@@ -70,7 +76,7 @@ class DeviceMemory {
   // for all work that uses the range.
   virtual Range detach(void* /*pool*/, Range /*range*/) { return {}; }
 
-  // Gives memory to `range`, a part in whole units of one that detach() has returned: at first
+  // Gives memory to `range`, a part in whole units of addresses without: at first
   // memory that is kept. Returns false, without effect, if the device has not that much left.
   virtual bool attach(void* /*pool*/, Range /*range*/) { return false; }
 

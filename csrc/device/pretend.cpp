@@ -54,6 +54,12 @@ bool PretendMemory::can_grow(const void* pool) const {
   return it != pieces_.end() && it->second.room > it->second.size;
 }
 
+Bytes PretendMemory::room(const void* pool) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = pieces_.find(reinterpret_cast<std::uintptr_t>(pool));
+  return it == pieces_.end() ? 0 : it->second.room;
+}
+
 PretendMemory::Piece* PretendMemory::find(const void* piece) {
   const auto it = pieces_.find(reinterpret_cast<std::uintptr_t>(piece));
   return it == pieces_.end() ? nullptr : &it->second;
@@ -72,6 +78,14 @@ bool PretendMemory::grow(void* pool, Bytes before, Bytes size) {
     return false;
   }
   piece->size = size;
+  return true;
+}
+
+bool PretendMemory::extend(void* memory, Bytes before, Bytes size) {
+  const std::lock_guard lock(mutex_);
+  Piece* pool = find(memory);
+  if (!pool || pool->size != before || size > pool->room) return false;
+  pool->extend(size);
   return true;
 }
 

@@ -20,7 +20,9 @@ class PretendMemory final : public DeviceMemory {
   void* allocate(Bytes size) override;
   void* allocate_pool(Bytes size, bool grows) override;
   bool can_grow(const void* pool) const override;
+  Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
+  bool extend(void* pool, Bytes before, Bytes size) override;
   // Whole chunks: see chunk_of().
   Range detach(void* pool, Range range) override;
   bool attach(void* pool, Range range) override;

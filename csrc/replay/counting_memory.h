@@ -39,6 +39,7 @@ class CountingMemory final : public device::DeviceMemory {
     return piece;
   }
   bool can_grow(const void* pool) const override { return memory_.can_grow(pool); }
+  Bytes room(const void* pool) const override { return memory_.room(pool); }
   bool grow(void* pool, Bytes before, Bytes size) override {
     const Bytes pages = align_up(size, page_);
     const Bytes more = pages - align_up(before, page_);
@@ -46,10 +47,13 @@ class CountingMemory final : public device::DeviceMemory {
     if (placements_) placements_->take(address_of(pool) + before, size - before);
     return true;
   }
+  bool extend(void* pool, Bytes before, Bytes size) override {
+    return memory_.extend(pool, align_up(before, page_), align_up(size, page_));
+  }
   Range detach(void* pool, Range range) override {
     const Range gone = memory_.detach(pool, range);
     if (gone.size() <= 0) return {};
-    ++maps_;
+    ++unmaps_;
     detached_ += gone.size();
     if (placements_) placements_->give_back(address_of(pool) + gone.begin, gone.size());
     return gone;
@@ -89,6 +93,7 @@ class CountingMemory final : public device::DeviceMemory {
   std::int64_t mallocs() const { return mallocs_; }
   std::int64_t frees() const { return frees_; }
   std::int64_t maps() const { return maps_; }
+  std::int64_t unmaps() const { return unmaps_; }
 
  private:
   // Adds memory to a pool, at first what is detached.
@@ -110,6 +115,7 @@ class CountingMemory final : public device::DeviceMemory {
   std::int64_t mallocs_ = 0;
   std::int64_t frees_ = 0;
   std::int64_t maps_ = 0;
+  std::int64_t unmaps_ = 0;
 };
 
 }  // namespace stalloc::replay

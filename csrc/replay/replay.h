@@ -36,6 +36,7 @@ struct ReplayResult {
   // if stalloc's own fallback served them.
   Bytes pool = 0;
   Bytes beside = 0;
+  std::int64_t moves = 0;  // of memory within the pool; on a device each waits for its work
 
   std::int64_t native_calls() const { return mallocs + frees + maps + unmaps; }
   double efficiency() const {

@@ -229,11 +229,13 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
   result.hits = stats.hits;
   result.misses = stats.misses;
   result.pool = stats.pool;
+  result.moves = stats.moves;
+
   result.beside = stats.fallback.peak;
   result.mallocs = memory.mallocs() + torch.mallocs;
   result.frees = memory.frees() + torch.frees;
   result.maps = memory.maps() + torch.maps;
-  result.unmaps = torch.unmaps;
+  result.unmaps = memory.unmaps() + torch.unmaps;
   return result;
 }
 

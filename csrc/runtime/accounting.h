@@ -95,6 +95,7 @@ class Accounting {
 
   void reset_peaks() {
     run_ = run_peaks(statistics());
+    stats_.run_peak_allocated = std::max(stats_.run_peak_allocated, stats_.allocated.peak);
     for (Gauge* g : {&stats_.allocated, &stats_.reserved, &stats_.fallback, &stats_.dynamic,
                      &stats_.dynamic_region, &stats_.dynamic_reused}) {
       g->reset_peak();

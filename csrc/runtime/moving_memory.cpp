@@ -37,7 +37,7 @@ Bytes sum_of(const std::vector<Range>& ranges) {
 // The beginning of the room with the least addresses without memory, the lowest of equals. Those
 // behind the pool's end have none. kUnplaced if the stream has no addresses.
 Offset MovingMemory::find_room(const Room& room) const {
-  const auto& [size, stream, stays, more] = room;
+  const auto& [size, stream, stays] = room;
   StaticPool& space = pool_.space;
   const std::vector<Range> idle = space.idle_ranges();
   std::vector<Range> open = space.claimable(stream);
@@ -78,6 +78,22 @@ std::vector<Range> MovingMemory::lacking_in(Range room) const {
   return result;
 }
 
+// The same for all of `needed`.
+std::vector<Range> MovingMemory::lacking_in(const RangeSet& needed) const {
+  std::vector<Range> result;
+  for (const Range& r : pool_.space.absent().ranges()) {
+    needed.intersect(r, [&](Range part) {
+      for (const Range& units : lacking_in(part)) {
+        // Two parts may share a unit.
+        const Offset begin =
+            result.empty() ? units.begin : std::max(units.begin, result.back().end);
+        if (begin < units.end) result.push_back({begin, units.end});
+      }
+    });
+  }
+  return result;
+}
+
 // The bytes that detach() can take.
 Bytes MovingMemory::movable(const std::vector<Range>& from) const {
   Bytes sum = 0;
@@ -96,9 +112,24 @@ std::vector<Range> MovingMemory::detach(Bytes size, const std::vector<Range>& fr
     const Range chunks =
         device_.detach(pool_.base, {std::max(r->begin, r->end - size - slack), r->end});
     if (chunks.size() <= 0) continue;
+    moved_ = true;
     pool_.space.remove_memory(chunks);
     gone.push_back(chunks);
     size -= chunks.size();
+  }
+  return gone;
+}
+
+// The same from all idle addresses but `kept`: at first from those that the layout needs last.
+std::vector<Range> MovingMemory::detach_needed_last(Bytes size, Range kept) {
+  RangeSet excluded;
+  excluded.insert(kept);
+  std::vector<Range> gone;
+  for (std::size_t level = 0; level < StaticPool::kLevels && size > 0; ++level) {
+    for (const Range& r : detach(size, outside(excluded, pool_.space.idle_ranges(level)))) {
+      gone.push_back(r);
+      size -= r.size();
+    }
   }
   return gone;
 }
@@ -127,10 +158,10 @@ bool MovingMemory::grow(Bytes size, StreamId stream) {
   return true;
 }
 
-bool MovingMemory::make_room(Room wanted) {
+bool MovingMemory::make_room(Room wanted, Means means) {
   StaticPool& space = pool_.space;
   wanted.size = space.round_up(wanted.size);
-  const auto& [size, stream, stays, more] = wanted;
+  const auto& [size, stream, stays] = wanted;
   const Offset begin = find_room(wanted);
   if (begin == kUnplaced) return false;
   const Range room{begin, begin + size};
@@ -140,14 +171,17 @@ bool MovingMemory::make_room(Room wanted) {
   if (lacking == 0) return true;
   RangeSet kept;
   kept.insert(room);
+  const bool is_spare = lacking <= means.spare;
+  if (!is_spare && !means.waits) return false;
   // To wait for the device costs more than a small request beside the pool.
-  const std::vector<Range> from =
-      size < kLeastMoved ? std::vector<Range>{} : outside(kept, space.idle_ranges());
-  if (!more && movable(from) < lacking) return false;
+  const bool moves = !is_spare && size >= kLeastMoved;
+  const Bytes given = means.more ? lacking : means.spare;
+  if (given + (moves ? movable(outside(kept, space.idle_ranges())) : 0) < lacking) return false;
 
-  const std::vector<Range> gone = detach(lacking, from);
+  std::vector<Range> gone;
+  if (moves) gone = detach_needed_last(lacking, room);
   const Bytes moved = sum_of(gone);
-  bool suffices = more || moved >= lacking;
+  bool suffices = given + moved >= lacking;
   std::size_t filled = 0;
   while (suffices && filled < inside.size()) {
     suffices = attach(inside[filled]);
@@ -161,20 +195,43 @@ bool MovingMemory::make_room(Room wanted) {
   return suffices;
 }
 
+bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
+  StaticPool& space = pool_.space;
+  const std::vector<Range> first = lacking_in(r);
+  const Bytes lacking = sum_of(first);
+  const std::vector<Range> elsewhere = outside(layout, space.idle_ranges());
+  const bool is_spare = lacking <= means.spare;
+  if (is_spare && (!means.waits || movable(elsewhere) == 0)) {
+    const bool all = std::ranges::all_of(first, [this](Range units) { return attach(units); });
+    if (!all) device_.drop_detached(pool_.base);  // the part of the last range that the device gave
+    return all;
+  }
+  const Bytes all = sum_of(lacking_in(layout));
+  if (!means.waits || all <= means.spare) return restore(layout);
+  Bytes left = sum_of(detach(all, elsewhere));
+  if (left < lacking && !is_spare) left += sum_of(detach_needed_last(lacking - left, r));
+  bool provided = true;
+  for (const Range& units : first) provided = provided && attach(units);
+  left -= lacking;
+  for (const Range& units : lacking_in(layout)) {
+    // Memory lies at whole units, and the last bytes of the pool's end may be less than one.
+    const Bytes size = left < units.size() ? left / device_.unit() * device_.unit() : units.size();
+    const Range part{units.begin, units.begin + size};
+    if (size <= 0 || !attach(part)) break;
+    left -= part.size();
+  }
+  device_.drop_detached(pool_.base);
+  shrink(layout);
+  return provided;
+}
+
+// Gives memory to all of `needed`: at first that of idle addresses outside, then the device's. Idle
+// memory behind them goes to lower addresses that have none. Returns false if the device lacks it;
+// then the rest stays without.
 bool MovingMemory::restore(const RangeSet& needed) {
   StaticPool& space = pool_.space;
   const std::vector<Range> absent = space.absent().ranges();
-  std::vector<Range> wanted;
-  for (const Range& r : absent) {
-    needed.intersect(r, [&](Range part) {
-      for (const Range& units : lacking_in(part)) {
-        // Two parts may share a unit.
-        const Offset begin =
-            wanted.empty() ? units.begin : std::max(units.begin, wanted.back().end);
-        if (begin < units.end) wanted.push_back({begin, units.end});
-      }
-    });
-  }
+  const std::vector<Range> wanted = lacking_in(needed);
   const std::vector<Range> from = outside(needed, space.idle_ranges());
   // Memory behind the needed addresses moves down as long as there is more above a gap.
   std::vector<Range> gaps = outside(needed, absent);

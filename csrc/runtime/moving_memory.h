@@ -4,8 +4,9 @@
 //               | live |no mem| room        | live | idle |      memory of idle addresses comes
 //               there
 //
-//   restore     the addresses that a layout needs have memory again, and idle memory behind them
-//               goes to lower addresses that have none
+//   provide     the addresses of one request of the layout have memory again: that of idle
+//               addresses outside the layout, the device's up to a limit, or that of the addresses
+//               that the layout needs last
 //
 //   return_end  idle memory behind the addresses that a layout needs goes to the device
 //
@@ -27,35 +28,50 @@ class MovingMemory {
   // `pool` can grow. Both outlive this object.
   MovingMemory(device::DeviceMemory& device, Pool& pool) : device_(device), pool_(pool) {}
 
+  // How a request gets memory.
+  struct Means {
+    Bytes spare = 0;    // the device gives so much before memory moves
+    bool more = false;  // and without limit what is lacking afterwards
+    bool waits = true;  // memory may move
+    bool gives() const { return more || spare > 0; }
+  };
   struct Room {
     Bytes size = 0;
     StreamId stream = 0;
     bool stays = false;  // a block in it may stay: it lies outside the addresses of the layout
-    bool more = false;   // the device gives what the pool lacks
   };
   // Makes idle addresses of the stream a range of at least so many bytes: where the least memory
-  // has to come, which other idle addresses give, free slots included. Changes nothing and returns
-  // false if the memory does not suffice, or if the stream has no addresses in the pool.
-  bool make_room(Room room);
+  // has to come, which other idle addresses give, free slots included, at first those that the
+  // layout needs last. Changes nothing and returns false if the memory does not suffice, or if the
+  // stream has no addresses in the pool.
+  bool make_room(Room room, Means means);
 
-  // Gives memory to all of `needed`: at first that of idle addresses outside, then the device's.
-  // Returns false if the device lacks it; then the rest stays without.
-  bool restore(const RangeSet& needed);
+  // Gives memory to `r`, idle addresses of `layout`, and as far as idle memory outside of the
+  // layout suffices, to the rest of the layout, too. Returns false if the device lacks memory for
+  // `r`. If memory is needed that may not move, all of the layout gets memory at once.
+  bool provide(Range r, const RangeSet& layout, Means means);
 
   // Gives the device the idle memory behind all of `needed`.
   void return_end(const RangeSet& needed);
 
+  // True if memory has moved: a call has waited for the device.
+  bool moved() const { return moved_; }
+
  private:
   Offset find_room(const Room& room) const;
   std::vector<Range> lacking_in(Range room) const;
+  std::vector<Range> lacking_in(const RangeSet& needed) const;
   Bytes movable(const std::vector<Range>& from) const;
   std::vector<Range> detach(Bytes size, const std::vector<Range>& from);
+  std::vector<Range> detach_needed_last(Bytes size, Range kept);
+  bool restore(const RangeSet& needed);
   bool attach(Range r);
   bool grow(Bytes size, StreamId stream);
   void shrink(const RangeSet& needed);
 
   device::DeviceMemory& device_;
   Pool& pool_;
+  bool moved_ = false;
 };
 
 }  // namespace stalloc::runtime

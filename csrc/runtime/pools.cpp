@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "plan/layout.h"
@@ -135,14 +136,22 @@ bool Pools::add_behind(std::byte* memory, Bytes& before, Bytes size) {
 }
 
 bool Pools::grow(const plan::Plan& layout) {
-  const bool lacks = !active_->space.absent().empty();
-  if (lacks && !MovingMemory(device_, *active_).restore(plan::addresses_of(layout))) return false;
+  const auto has_memory = [&] {
+    return memory_with(layout) - active_->space.memory() <= device_.available();
+  };
+  if (layout.pool > device_.room(active_->base)) return false;
+  if (!has_memory() && !(fallback_.release_cached() > 0 && has_memory())) return false;
   Bytes& size = active_->first_size;
-  if (layout.pool > size && !add_behind(active_->base, size, layout.pool)) {
-    device_.drop_detached(active_->base);
-    return false;
+  // The rest of a unit that has memory.
+  const Bytes solid = std::min(layout.pool, align_up(size, device_.unit()));
+  if (solid > size && !add_behind(active_->base, size, solid)) return false;
+  const Bytes before = size;
+  if (layout.pool > size) {
+    if (!device_.extend(active_->base, size, layout.pool)) return false;
+    size = layout.pool;
   }
-  adopt(layout, std::max(layout.pool, size));
+  adopt(layout, size);
+  if (size > before) active_->space.remove_memory({before, size});
   return true;
 }
 
@@ -157,20 +166,17 @@ Bytes Pools::memory_with(const plan::Plan& layout) const {
   return memory;
 }
 
-bool Pools::make_room(MovingMemory::Room room) {
-  if (room.more) fallback_.release_cached();  // its memory would come on top
-  return MovingMemory(device_, *active_).make_room(room);
+bool Pools::make_room(MovingMemory::Room room, MovingMemory::Means means) {
+  if (means.more) fallback_.release_cached();  // its memory would come on top
+  return move([&](MovingMemory& memory) { return memory.make_room(room, means); });
 }
 
-bool Pools::restore() { return MovingMemory(device_, *active_).restore(active_->space.planned()); }
-
-void Pools::return_end() { MovingMemory(device_, *active_).return_end(active_->space.planned()); }
-
-bool Pools::has_absent() const {
-  if (!active_ || active_->space.absent().empty()) return false;
-  const RangeSet& planned = active_->space.planned();
-  return std::ranges::any_of(active_->space.absent().ranges(),
-                             [&](Range r) { return planned.overlaps(r); });
+bool Pools::provide(Range r, MovingMemory::Means means, bool release_cached) {
+  const auto provide = [&] {
+    return move(
+        [&](MovingMemory& memory) { return memory.provide(r, active_->space.planned(), means); });
+  };
+  return provide() || (release_cached && fallback_.release_cached() > 0 && provide());
 }
 
 bool Pools::extend(const plan::Plan& layout) {
@@ -197,16 +203,16 @@ void Pools::release() {
                 " tensors lie in it, of " + format_bytes(live_bytes()) +
                 "; delete them, or move them to the CPU, first");
   }
-  if (has_absent()) restore();
-  for (const Range& r : active_->space.absent().ranges()) active_->space.return_memory(r);
   // One piece replaces several.
   const bool keeps = active_->more.empty();
   if (active_->base && !(keeps && device_.suspend(active_->base, active_->first_size))) {
     free_pool(*active_);
     active_->base = nullptr;
     active_->more.clear();
-    active_->first_size = active_->space.size();
   }
+  if (!active_->space.absent().empty()) active_->space.make_solid();
+  active_->first_size = active_->space.size();
+  if (active_->base) device_.shrink(active_->base, active_->first_size);
   away_ = true;
 }
 

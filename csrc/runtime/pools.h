@@ -44,6 +44,8 @@ class Pools {
   Pool* active() const { return active_.get(); }
   Pool* resident() const { return resident_.get(); }
   bool is_away() const { return away_; }
+  // The calls that have moved memory within a pool, and waited for the device.
+  std::int64_t moves() const { return moves_; }
 
   // Throws PlanError if the device cannot align a pool as `plan` requires.
   void check_alignment(const plan::Plan& plan) const;
@@ -74,15 +76,20 @@ class Pools {
   bool exchange(const plan::Plan& layout);
   // True if memory can be added behind the active pool, so that it stays one piece.
   bool can_grow() const;
-  // Lays the active pool out anew, and adds the memory behind it that `layout` needs. Changes
-  // nothing and returns false if the device lacks the memory.
+  // Lays the active pool out anew, and adds the addresses behind it that `layout` needs: they get
+  // memory with their first requests, see provide(). Changes nothing and returns false if there are
+  // not so many.
   bool grow(const plan::Plan& layout);
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
-  bool make_room(MovingMemory::Room room);
-  bool restore();
-  void return_end();
-  // True if an address of the layout has no memory.
-  bool has_absent() const;
+  bool make_room(MovingMemory::Room room, MovingMemory::Means means);
+  // `release_cached`: at the cost of memory that the fallback caches.
+  bool provide(Range r, MovingMemory::Means means, bool release_cached);
+  void return_end() {
+    move([&](MovingMemory& memory) {
+      memory.return_end(active_->space.planned());
+      return true;
+    });
+  }
   // The memory of the active pool if grow() succeeds.
   Bytes memory_with(const plan::Plan& layout) const;
   // Adds a piece of memory to the active pool for `layout`, whose last wall is at the pool's end.
@@ -123,6 +130,12 @@ class Pools {
 
  private:
   Pool* find_other(const void* p) const;
+  bool move(auto call) {
+    MovingMemory memory(device_, *active_);
+    const bool done = call(memory);
+    moves_ += memory.moved() ? 1 : 0;
+    return done;
+  }
   std::byte* reserve(Bytes size, bool grows);
   std::byte* try_reserve(Bytes size, bool grows);
   bool add_behind(std::byte* memory, Bytes& before, Bytes size);
@@ -140,6 +153,7 @@ class Pools {
   std::unique_ptr<Pool> active_;
   std::unique_ptr<Pool> resident_;
   std::vector<std::unique_ptr<Pool>> retired_;
+  std::int64_t moves_ = 0;
   bool away_ = false;       // the active pool's memory is released
   bool abandoned_ = false;  // this is a forked child
 };

@@ -15,6 +15,14 @@ constexpr Bytes kSmallPart = 1000;
 // A small request without a known lifetime lies beside the pool if it is smaller than this.
 constexpr Bytes kTiny = Bytes{1} << 20;
 
+// Memory may move so often while the model trains, and once more for so many requests: some 50 ms
+// of a GPU's work for a wait.
+constexpr std::int64_t kFirstMoves = 64;
+constexpr std::int64_t kRequestsForMove = 500;
+
+// The pool may have the bound of its layout and one part in so many before memory moves for it.
+constexpr Bytes kSpareParts = 200;
+
 // A search that fails may take half a second. After so many in a row for the same reason, that is
 // no reason for another one.
 constexpr int kMostFailures = 3;
@@ -33,6 +41,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       departures_(plan),
       late_blocks_(plan),
       evaluations_(plan.alignment),
+      moves_before_(pools.moves()),
       reuse_(scope.reuse),
       other_threads_(scope.other_threads) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
@@ -45,7 +54,6 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
-  if (has_lent_ && (decision != kNone || group != kNone)) restore_memory();
   // Served outside the pool, which is exchanged once the batch's extents are known.
   if (outgrows) {
     awaiting_ = decision;
@@ -98,6 +106,9 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
       hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
     offset = pool.space.place(decision, size);
   }
+  if (offset == kUnplaced && provide_memory(pool.space.lacking_memory(decision))) {
+    offset = pool.space.place(decision, size);
+  }
   if (offset != kUnplaced && pool.hand_over(offset, capturing())) {
     ++hits_;
     return pool.address(offset);
@@ -133,12 +144,7 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
   if (offset == kUnplaced && hand_back_ && hand_back_->free_one(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
-  const bool of_evaluation =
-      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
-  // Work without a forward, such as a checkpoint, is no evaluation: it gets what the pool has.
-  if (offset == kUnplaced && of_evaluation &&
-      make_room({size + (departure.stays_outside ? 2 * pool.space.gap() : 0), stream,
-                 departure.only_outside, evaluations_.has_forward()})) {
+  if (offset == kUnplaced && make_room_for(size, stream, departure)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
@@ -177,31 +183,90 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   return p;
 }
 
-// Makes room for an evaluation in the pool. Training may use more memory afterwards, whereas memory
-// beside the pool serves the evaluation alone. A capture must not wait for the driver.
-bool Serving::make_room(MovingMemory::Room room) {
-  Bytes& refused = refused_room_[room.more ? 1 : 0];
-  if (capturing() || !pools_.can_grow() || room.size >= refused) return false;
+// Makes room for a request of an evaluation, or of one whose lifetime the plan tells and whose
+// addresses are taken. Any other request of training may stay for good, and memory beside the pool
+// is as good for it.
+bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure) {
+  const bool of_evaluation =
+      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
+  const bool is_known =
+      departure.lifetime != kNone && departure.kind != StaticPool::Kind::kIdleDynamic;
+  if (!of_evaluation && !is_known) return false;
+  const MovingMemory::Means means = this->means();
+  if (refuses_room(size, means)) return false;
+  const StaticPool& space = pools_.active()->space;
+  // The idle addresses that remain would displace a large decision.
+  if (is_known && space.largest_hole() >= size) {
+    departure.stays_outside = &space.planned();
+    departure.only_outside = true;
+  }
+  return make_room(
+      {size + (departure.stays_outside ? 2 * space.gap() : 0), stream, departure.only_outside},
+      means);
+}
+
+// True if a request of this phase that is no larger was refused. O(1). A capture must not wait for
+// the driver.
+bool Serving::refuses_room(Bytes size, MovingMemory::Means means) const {
+  if (capturing() || !pools_.can_grow() || size >= refused_room_[means.gives() ? 1 : 0])
+    return true;
+  return !means.waits && !means.gives();
+}
+
+// Makes room in the pool. Memory beside the pool serves these requests alone, whereas training may
+// use this one afterwards.
+bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
+  if (refuses_room(room.size, means)) return false;
   const StaticPool& space = pools_.active()->space;
   const Bytes before = space.memory();
-  if (!pools_.make_room(room)) {
-    refused = room.size;
+  if (!pools_.make_room(room, means)) {
+    refused_room_[means.gives() ? 1 : 0] = room.size;
     return false;
   }
-  has_lent_ = pools_.has_absent();
   has_extra_ = has_extra_ || space.memory() > before;
-  counts_.pool = space.memory();
-  is_resized_ = true;
+  note_memory();
   return true;
+}
+
+// Gives addresses of the layout their memory back, which a request without a decision has had.
+// False if there are none, or if the device lacks it. The first time in an iteration the fallback
+// gives what it caches.
+bool Serving::provide_memory(Range r) {
+  if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
+  const bool provided = pools_.provide(r, means(), !lacked_);
+  lacked_ = lacked_ || !provided;
+  note_memory();
+  return provided;
+}
+
+// How a request gets memory where the pool has none. Memory that moves waits for the device:
+// training must not do so all the time, nor while a stream lags behind.
+MovingMemory::Means Serving::means() const {
+  // Work without a forward, such as a checkpoint, gets what the pool has.
+  if (in_evaluation_) return {.more = evaluations_.has_forward()};
+  const bool lags = delayed_ && delayed_->any_waiting();
+  const std::int64_t requests = counts_.requests() + hits_;
+  const bool waits = !lags && training_moves_ < kFirstMoves + requests / kRequestsForMove;
+  const Bytes bound = layouts_.current().bound;
+  const Bytes spare = bound + bound / kSpareParts - pools_.active()->space.memory();
+  return {.spare = std::max<Bytes>(0, spare), .waits = waits};
+}
+
+void Serving::note_memory() {
+  const std::int64_t moves = pools_.moves() - moves_before_;
+  if (!in_evaluation_) training_moves_ += moves - counts_.moves;
+  counts_.moves = moves;
+  counts_.pool = pools_.active()->space.memory();
+  is_resized_ = true;
 }
 
 // The next evaluation adds it again. Meanwhile training has the memory beside the pool instead.
 bool Serving::return_extra() {
   if (!has_extra_ || unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;
   has_extra_ = false;
-  if (!pools_.can_grow()) return false;
+  if (!pools_.can_grow() || !means().waits) return false;
   pools_.return_end();
-  counts_.pool = pools_.active()->space.memory();
+  note_memory();
   return true;
 }
 
@@ -244,7 +309,7 @@ void Serving::open_zone(bool more) {
   };
   if (open() || !evaluations_.has_forward()) return;
   const Bytes wanted = evaluations_.height() + evaluations_.room();
-  if (make_room({wanted, evaluations_.stream(), /*stays=*/false, more})) open();
+  if (make_room({wanted, evaluations_.stream(), /*stays=*/false}, {.more = more})) open();
 }
 
 void Serving::end_evaluation() {
@@ -280,6 +345,7 @@ void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId str
 
 void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
   Pool& pool = *pools_.active();
+  provide_memory(pool.space.lacking_memory(group));
   const Offset offset = pool.space.place_dynamic(group, size);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   if (pool.space.at(offset).kind == StaticPool::Kind::kRegion) {
@@ -294,20 +360,11 @@ void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
 
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
+  refused_room_.fill(Evaluations::kAny);
   matcher().enter_phase(kind, microbatch, chunk);
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);
   use_extents();
-}
-
-// Gives the layout's addresses their memory back, which an evaluation has had. If the device lacks
-// it, the decisions without lie beside the pool, to the end of the iteration at least.
-void Serving::restore_memory() {
-  if (capturing() || pools_.is_away()) return;
-  pools_.restore();
-  has_lent_ = false;
-  counts_.pool = pools_.active()->space.memory();
-  is_resized_ = true;
 }
 
 void Serving::set_extents(std::span<const std::string> names,
@@ -365,7 +422,9 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
-  const Layouts::Memory memory{pool.space.solid_end(), layouts_.current().walls};
+  Bytes room = pool.space.solid_end();
+  if (pools_.can_grow()) room = std::max(room, layouts_.current().pool);
+  const Layouts::Memory memory{room, layouts_.current().walls};
   if (const plan::Plan* layout = layouts_.find(extents, microbatch, memory, live)) {
     pools_.relayout(*layout);
     adopt(layout);
@@ -448,8 +507,7 @@ bool Serving::end_iteration() {
   const std::int64_t absent = startup_ ? startup_->absent() : 0;
   matcher().end_iteration();
   microbatches_.end_iteration();
-  refused_ = upcoming_refused_ = began_ = false;
-  has_lent_ = pools_.has_absent();
+  refused_ = upcoming_refused_ = began_ = lacked_ = false;
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

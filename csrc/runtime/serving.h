@@ -121,7 +121,7 @@ class Serving {
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 
-  // True if the pool has got memory for an evaluation since the last call.
+  // True if the pool's memory has changed since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
 
   // True if evaluations have added memory to the pool.
@@ -157,9 +157,13 @@ class Serving {
   void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
   void* place_idle(Bytes size, StreamId stream, StaticPool::Departure departure);
   void* allocate_evaluation(Bytes size, StreamId stream);
-  bool make_room(MovingMemory::Room room);
+  bool make_room(MovingMemory::Room room, MovingMemory::Means means);
+  bool refuses_room(Bytes size, MovingMemory::Means means) const;
+  bool make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure);
   void open_zone(bool more);
-  void restore_memory();
+  bool provide_memory(Range r);
+  MovingMemory::Means means() const;
+  void note_memory();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
   void end_evaluation();
@@ -178,9 +182,9 @@ class Serving {
   int failed_leftovers_ = 0;
   bool began_ = false;    // this iteration has begun a forward
   bool refused_ = false;  // in this iteration the memory for a larger layout was refused
-  // The smallest sizes that an evaluation was refused in the pool's memory, and in more.
+  bool lacked_ = false;   // in this iteration memory of the layout was refused
+  // The smallest sizes that this phase was refused in the pool's memory, and in more.
   std::array<Bytes, 2> refused_room_{Evaluations::kAny, Evaluations::kAny};
-  bool has_lent_ = false;                 // an evaluation has memory of addresses of the layout
   bool has_extra_ = false;                // the pool has memory that an evaluation has added
   bool upcoming_refused_ = false;         // the same for the upcoming microbatch
   plan::DecisionIndex awaiting_ = kNone;  // of the request that awaits its layout
@@ -191,6 +195,8 @@ class Serving {
   Evaluations evaluations_;
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
   bool is_resized_ = false;
+  const std::int64_t moves_before_;  // those of other plans
+  std::int64_t training_moves_ = 0;  // without those of evaluations
   const bool reuse_;
   const bool other_threads_;
   bool draining_ = false;

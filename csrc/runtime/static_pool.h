@@ -247,17 +247,26 @@ class StaticPool {
 
   // See Note [Absent memory].
   // The idle ranges of all streams and the free slots, ascending; none if this iteration has
-  // searched the idle ranges too often. O(n).
-  std::vector<Range> idle_ranges();
+  // searched the idle ranges too often. `level`: only those that Note [Least in the way] keeps at
+  // this level, and slots at the last one. O(n).
+  static constexpr std::size_t kLevels = 4;
+  std::vector<Range> idle_ranges(std::size_t level = kLevels - 1);
   // The idle addresses of `stream`, and those without memory that would be idle, ascending.
   std::vector<Range> claimable(StreamId stream);
   // The addresses that the layout gives to anything. O(n log n) after a new layout.
   const RangeSet& planned() const;
   // The bytes that a large block which stays outside of these needs besides its own.
   Bytes gap() const { return round_up(size_ / kSmallPart); }
+  // The addresses that decision `d` could have if they had memory; empty if something else is in
+  // the way. O(log strays), and O(slots) for a slot.
+  Range lacking_memory(DecisionIndex d) const;
+  // The same for the region of group `g`, unless it is open.
+  Range lacking_memory(GroupIndex g) const;
   // `r`, which is idle, has no memory from now on; a part of such addresses has it again.
   void remove_memory(Range r);
   void return_memory(Range r);
+  // All addresses of the layout have memory from now on, and none lie behind it. No block is live.
+  void make_solid();
   const RangeSet& absent() const { return absent_; }
   // Takes addresses without memory from the pool's end, but none before `least`.
   void shrink(Offset least);
@@ -508,7 +517,7 @@ class StaticPool {
     RangeSet needed;               // addresses that `idle` excludes
     std::vector<HoleSet> idle;     // by owner
   };
-  std::array<Level, 4> levels_;  // the last excludes nothing; valid while idle_known_
+  std::array<Level, kLevels> levels_;  // the last excludes nothing; valid while idle_known_
   bool idle_known_ = false;
   struct Need {            // addresses of decisions and regions that are allocated
     RangeSet now;          // in a phase

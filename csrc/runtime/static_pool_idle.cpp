@@ -274,12 +274,13 @@ void StaticPool::extend(Bytes size, StreamId stream) {
   for (Level& level : levels_) level.idle[owner].insert_merged(added);
 }
 
-std::vector<Range> StaticPool::idle_ranges() {
+std::vector<Range> StaticPool::idle_ranges(std::size_t level) {
   if (owner_of(streams_.front()) == streams_.size()) return {};
   RangeSet all;
-  for (const HoleSet& holes : levels_.back().idle) {
+  for (const HoleSet& holes : levels_[level].idle) {
     for (const Range& r : holes.ranges()) all.insert_merged(r);
   }
+  if (level + 1 < levels_.size()) return all.ranges();
   for (const SlotClass& slots : slot_classes_) {
     for (const SlotNumber slot : slots.free) all.insert_merged(slots.range_of(slot));
   }
@@ -322,6 +323,34 @@ const RangeSet& StaticPool::planned() const {
   return planned_space_;
 }
 
+Range StaticPool::lacking_memory(DecisionIndex d) const {
+  const Placed& p = decisions_[d];
+  if (absent_.empty()) return {};
+  if (p.slot_class != kNone) {
+    const SlotClass& slots = slot_classes_[p.slot_class];
+    for (SlotNumber i(0); slots.free.empty() && i.points_into(slots.entries); ++i) {
+      if (absent_.overlaps(slots.range_of(i))) return slots.range_of(i);
+    }
+    return {};
+  }
+  if (p.state != State::kIdle || !is_current(p)) return {};
+  bool blocked = false;
+  bool lacks = false;
+  strays_.visit_overlapping(range(p), [&](Range stray) {
+    const bool is_absent = absent_.holds(stray);
+    lacks = lacks || is_absent;
+    blocked = blocked || !is_absent;
+  });
+  return lacks && !blocked ? range(p) : Range{};
+}
+
+Range StaticPool::lacking_memory(GroupIndex g) const {
+  const GroupIndex host = groups_[g].host;
+  const Placed& p = region(host);
+  if (groups_[host].open || p.size == 0 || !absent_.overlaps(range(p))) return {};
+  return range(p);
+}
+
 void StaticPool::remove_memory(Range r) {
   take_idle(r);
   add_stray(r);
@@ -345,6 +374,18 @@ void StaticPool::return_memory(Range r) {
   visit_slots(r, [this](SlotClass& slots, SlotNumber slot) {
     if (!absent_.overlaps(slots.range_of(slot))) slots.free.push_back(slot);
   });
+}
+
+void StaticPool::make_solid() {
+  close_zone();
+  const Offset end = planned().empty() ? 0 : planned().ranges().back().end;
+  for (const Range& r : absent_.ranges()) {
+    if (r.begin < end) return_memory({r.begin, std::min(r.end, end)});
+  }
+  std::vector<Range> behind;
+  visit_outside(absent_, {end, size_}, [&](Range r) { behind.push_back(r); });
+  for (const Range& r : behind) remove_memory(r);
+  shrink(end);
 }
 
 void StaticPool::shrink(Offset least) {

@@ -177,6 +177,24 @@ TEST_F(MovedMemory, ResultsThatStayDisplaceNoDecision) {
   free(kept);
 }
 
+// A stranger that comes and goes in each iteration lets a decision give way each time.
+TEST_F(MovedMemory, TrainingMovesMemoryOnlySoOften) {
+  train();
+  for (int i = 0; i < 300; ++i) {
+    begin_evaluation();
+    void* kept = allocate(20 * kMiB);
+    end_evaluation({});
+    train();
+    free(kept);
+    begin_evaluation();
+    end_evaluation(divide());
+    train();
+  }
+  const runtime::Statistics s = statistics();
+  EXPECT_GT(s.moves, 0);
+  EXPECT_LE(s.moves, 64 + s.requests() / 500 + 300) << "one more after each evaluation at most";
+}
+
 TEST_F(MovedMemory, MemoryThatIsRefusedLeavesAllAsItWas) {
   train();
   begin_evaluation();
@@ -219,6 +237,23 @@ TEST_F(MovedMemory, APoolThatGoesTakesItsGapsAlong) {
   for (void* p : blocks) free(p);
   allocator_.disable();
   EXPECT_EQ(device_.used(), 0);
+}
+
+// The addresses without memory begin in the layout and end behind it.
+TEST(MovedMemoryOfAPool, ASolidPoolEndsWithItsLayout) {
+  runtime::StaticPool space(five_blocks());
+  ASSERT_EQ(space.missing_at_end(100 * kMiB, 0), 20 * kMiB);
+  space.extend(20 * kMiB, 0);
+  space.remove_memory({70 * kMiB, 90 * kMiB});
+  space.remove_memory({30 * kMiB, 40 * kMiB});
+  space.make_solid();
+  space.check();
+  EXPECT_EQ(space.size(), 80 * kMiB);
+  EXPECT_EQ(space.memory(), 80 * kMiB);
+  EXPECT_TRUE(space.absent().empty());
+  for (plan::DecisionIndex d(0); d < plan::DecisionIndex(5); ++d) {
+    EXPECT_EQ(space.place(d), d.number() * 16 * kMiB);
+  }
 }
 
 // The scores that a loop variable holds take one of two slots. An evaluation gets the other one.

@@ -40,12 +40,12 @@ inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
 // addresses or not. Some requests wrap round. Sizes repeat, as in training.
 inline plan::Plan random_plan(std::mt19937& random, int requests, std::int32_t phases,
                               StreamId streams = 1,
-                              solve::Streams reuse = solve::Streams::kSeparate) {
+                              solve::Streams reuse = solve::Streams::kSeparate, Bytes scale = 300) {
   const auto pick = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
   std::vector<Bytes> sizes;
-  for (int i = 0; i < std::max(1, requests / 6); ++i) sizes.push_back(pick(1, 64) * 300);
+  for (int i = 0; i < std::max(1, requests / 6); ++i) sizes.push_back(pick(1, 64) * scale);
 
   // Two ticks a request: a random order of allocations and frees on the circle.
   const Tick period = 2 * requests;

@@ -295,6 +295,26 @@ TEST(ServingSizes, OneRequestAloneAddsNoMemory) {
   run.step();
 }
 
+// A layout adds addresses. Each gets memory with its first request.
+TEST(ServingSizes, ALargerLayoutTakesNoMoreThanItsRequests) {
+  const Program program(1, 16);
+  constexpr Extent kLarge = 1 << 14;
+  Session run(program.plan, Bytes{1} << 40, /*grows=*/true);
+  run.iterate({16});
+  run.allocator().loop().enter_phase(PhaseKind::kOther, kNone, 0);
+  const std::vector<std::int64_t> values = {4, kLarge};
+  run.allocator().loop().set_extents(kNames, values);
+  run.allocator().loop().enter_phase(PhaseKind::kForward, 0, 0);
+  EXPECT_EQ(run.allocator().figures().statistics().relayouts, 1);
+  EXPECT_LE(run.reserved(), Bytes{2} << 20) << "one unit of the device";
+  run.allocator().loop().end_iteration();
+  EXPECT_EQ(run.iterate({kLarge}), 5);
+  const Bytes larger = plan::bound_at(program.plan, std::vector<Extent>{kLarge});
+  EXPECT_LE(run.reserved(), larger + (Bytes{2} << 20));
+  EXPECT_EQ(run.iterate({kLarge}), 5);
+  EXPECT_EQ(run.allocator().figures().statistics().moves, 0) << "the bound tells what is needed";
+}
+
 TEST(ServingSizes, KeepsTheOldPoolIfALargerOneDoesNotFit) {
   for (const bool grows : {false, true}) {
     const Program program(1, 16);

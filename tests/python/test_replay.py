@@ -17,7 +17,7 @@ from stalloc.trace import Trace
 
 ROW = [
     *("allocator", "load", "reserved", "peak_load", "peak_reserved", "efficiency"),
-    *("peak_efficiency", "native_calls", "mallocs", "frees", "maps", "unmaps", "fits"),
+    *("peak_efficiency", "native_calls", "mallocs", "frees", "maps", "unmaps", "moves", "fits"),
     *("failed_request", "failed_size", "hit_rate", "measured", "scope", "streams", "fallback"),
 ]
 
