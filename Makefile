@@ -94,6 +94,7 @@ gpu-test: build  ## On a machine with a GPU: is training right under a plan?
 
 .PHONY: gpu-bench
 gpu-bench: build  ## On a machine with a GPU: memory and speed of torch's allocators and stalloc
+	@python benchmarks/gpu speed
 	@python benchmarks/gpu bench
 
 .PHONY: test-frameworks

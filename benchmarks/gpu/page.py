@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+TORCHS = ("torch", "expandable")
 ALLOCATORS = ("torch", "expandable", "stalloc", "auto")
 TITLES = {
     "torch": "torch",
@@ -24,42 +25,48 @@ def report(results: Path) -> str:
     bench = json.loads((results / "gpu.json").read_text())
     test = json.loads((results / "gpu-test.json").read_text())
     found = bench["results"]
-    commits = sorted({r["commit"][:9] for row in found for r in _runs(row).values()})
     about = [
         f"{bench['device']}, {bench['memory'] / GIB:.1f} GiB, driver {bench['driver']}, "
-        f"torch {bench['torch']}. Memory: commits {', '.join(commits)}; the rest "
-        f"{bench['commit'][:9]}; checks {test['commit'][:9]}.",
+        f"torch {bench['torch']}, commit {bench['commit'][:9]}. A star: measured at an earlier "
+        "commit, which `gpu.json` and `gpu-test.json` name.",
         "",
         "Programs: `benchmarks/gpu/cases.py`. `python benchmarks/gpu report` writes this page.",
     ]
     speeds = [row for row in found if row["name"].startswith("speed, ")]
-    searches = [row for row in found if "largest_batch" in row]
+    searches = [row for row in found if "growth" in row]
+    now = bench["commit"]
     parts = [
         ["# On a real GPU", "", *about],
-        ["## Memory of whole runs", "", *_memory([row for row in found if "runs" in row])],
-        ["## In the memory that stalloc needs", "", *_squeezed(found)],
+        ["## Memory of whole runs", "", *_memory([row for row in found if "runs" in row], now)],
+        ["## In the memory that stalloc needs", "", *_squeezed(found, now)],
         ["## Time of a step", "", *_speed(speeds)],
         ["## The largest batch", "", *_largest(searches)],
-        ["## Checks", "", *_checks(test["results"])],
+        ["## Checks", "", *_checks(test["results"], now)],
     ]
     return "\n".join("\n".join(part) + "\n" for part in parts)
 
 
-def _runs(row: dict[str, Any]) -> dict[str, Any]:
-    return {a: r for a, r in row.get("runs", {}).items() if "commit" in r}
+def _star(allocator: str, result: dict[str, Any] | None, now: str) -> str:
+    """Marks what an earlier commit has measured; torch's own allocators do not depend on it."""
+    earlier = result is not None and result.get("commit", now) != now
+    return "*" if earlier and allocator not in TORCHS else ""
 
 
 def _table(head: Row, rows: list[Row]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
-def _memory(found: list[dict[str, Any]]) -> list[str]:
+def _memory(found: list[dict[str, Any]], now: str) -> list[str]:
     rows = []
     for row in found:
         runs = row["runs"]
         load = max((r["load"] for r in runs.values() if "load" in r), default=0)
         rows.append(
-            [row["name"], f"{load / GIB:.2f}", *(_reserved(runs.get(a)) for a in ALLOCATORS)]
+            [
+                row["name"],
+                f"{load / GIB:.2f}",
+                *(_reserved(runs.get(a)) + _star(a, runs.get(a), now) for a in ALLOCATORS),
+            ]
         )
     return [
         "GiB reserved at the peak of the run, start-up and first iterations included (load / "
@@ -83,12 +90,12 @@ def _failure(run: dict[str, Any] | None) -> str:
     return "out of memory" if "out_of_memory" in run else "not measured"
 
 
-def _squeezed(found: list[dict[str, Any]]) -> list[str]:
+def _squeezed(found: list[dict[str, Any]], now: str) -> list[str]:
     rows = []
     for row in found:
         for key, runs in row.items():
             if key.startswith("runs in ") and any("failed" not in r for r in runs.values()):
-                outcomes = [_outcome(runs.get(a)) for a in ALLOCATORS]
+                outcomes = [_outcome(runs.get(a)) + _star(a, runs.get(a), now) for a in ALLOCATORS]
                 rows.append([row["name"], key.removeprefix("runs in "), *outcomes])
     return [
         "The same runs as if the GPU held 64 MiB more than stalloc's plan needs. Without a mark "
@@ -130,20 +137,27 @@ def _speed(found: list[dict[str, Any]]) -> list[str]:
 
 
 def _largest(found: list[dict[str, Any]]) -> list[str]:
-    rows = [
-        [row["name"], *(str(row["largest_batch"].get(a, "not measured")) for a in ALLOCATORS)]
-        for row in found
-    ]
+    rows = [[row["name"], *(_tries(row.get(f"tried, {a}")) for a in ALLOCATORS)] for row in found]
     return [
-        "Sequences in a microbatch that train, to a twenty-fifth; 1,024 tokens each.",
+        "Sequences of 1,024 tokens in a microbatch.",
         "",
         *_table(["program", *(TITLES[a] for a in ALLOCATORS)], rows),
     ]
 
 
-def _checks(found: list[dict[str, Any]]) -> list[str]:
+def _tries(tried: dict[str, bool] | None) -> str:
+    trains = [int(batch) for batch, does in (tried or {}).items() if does]
+    fails = [int(batch) for batch, does in (tried or {}).items() if not does]
+    if not trains:
+        return "not measured"
+    return f"{max(trains)} trains" + (f", {min(fails)} does not" if fails else "")
+
+
+def _checks(found: list[dict[str, Any]], now: str) -> list[str]:
     words = {True: "passed", False: "FAILED", None: "not run"}
-    rows = [[row["check"], words[row["passed"]], row["said"]] for row in found]
+    rows = [
+        [row["check"], words[row["passed"]] + _star("", row, now), row["said"]] for row in found
+    ]
     return [
         "Losses and weights to the bit, with deterministic kernels, without stalloc and with it.",
         "",

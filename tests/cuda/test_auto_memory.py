@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 import standin
 import torch
+from alone import run_alone
 from isolation import isolated
 from training_cuda import Trainer
 
@@ -130,3 +131,39 @@ def test_a_step_that_fails_leaves_nothing_behind() -> None:
         train([optimizer], model)
     assert "_init_group" not in vars(optimizer)
     stalloc.disable()
+
+
+def test_states_apart_count_towards_the_memory_fraction() -> None:
+    result = run_alone(
+        """
+import torch, stalloc
+from stalloc._adapters import adapter
+GIB = 1 << 30
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction(40 * GIB / total)
+apart = adapter("cuda").record_apart
+
+def take(gib):
+    return torch.empty(gib * GIB, dtype=torch.uint8, device="cuda")
+
+def refused(gib):
+    try:
+        take(gib)
+    except torch.OutOfMemoryError:
+        return
+    raise AssertionError("it has to be refused")
+
+with stalloc.profile(device="cuda", exact=False):
+    cached = take(20)
+    apart(True)
+    states = take(10)
+    refused(11)
+    apart(False)
+    refused(11)
+    more = take(9)
+    apart(True)
+    refused(2)
+    apart(False)
+"""
+    )
+    assert result.returncode == 0, result.stderr

@@ -300,6 +300,8 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
 template <typename Native>
 void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request,
                                       Native native) {
+  // The share of torch's allocator may have grown.
+  if (has_fractions_.load(std::memory_order_relaxed)) note(request.device);
   if (void* p = allocate_directly(runtime, request)) return p;
   follow_share(request.device);
   try {
@@ -343,8 +345,12 @@ void* CudaAllocator::provide(const Request& request, Native native) {
       follow_share(request.device);  // memory of a profile that has ended may have gone
       return native(Record::kLeft);
     }
-    p = bypasses_cache(request.size) ? allocate_exactly(*runtime, request, native)
-                                     : native(Record::kNoticed);
+    if (bypasses_cache(request.size)) {
+      p = allocate_exactly(*runtime, request, native);
+    } else {
+      follow_share(request.device);
+      p = native(Record::kNoticed);
+    }
   }
   recorder.on_allocate(p, request.size, stream_of(*runtime, request), in_backward(),
                        running_node());
