@@ -189,6 +189,7 @@ def _replay_of(seen: dict[str, Any], allocator: str) -> Replay:
         frees=calls["free"],
         maps=calls["map"],
         unmaps=calls["unmap"],
+        moves=0,
         fits=None,
         failed_request=seen["failed_request"],
         failed_size=0,
