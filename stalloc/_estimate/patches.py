@@ -67,7 +67,9 @@ def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
         sdpa = torch.ops.aten.scaled_dot_product_attention.default
         library.impl(sdpa, attention, "AutogradCUDA", allow_override=True)
         for operator in COMPOSED:
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CUDA"):
+            if not _torch._C._dispatch_has_kernel_for_dispatch_key(
+                str(operator._schema.name), "CUDA"
+            ):
                 library.impl(operator, _not_called, "CUDA")
         with gpu:
             yield
