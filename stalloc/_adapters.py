@@ -33,8 +33,8 @@ class Adapter:
         refresh: Reports the memory of torch's allocator to the runtime, if it is the fallback.
         record_exactly: Lets recorded requests bypass torch's cache, or not.
         follow_order: Records the order of the device's streams from now on, or no more.
-        record_apart: Lets recorded requests that fill pages of the device bypass torch's cache, or
-            not; None if there is no torch's cache.
+        keep_apart: Lets requests that fill pages of the device bypass the plan and torch's cache,
+            and others the plan, or not; None if there is no torch's cache.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Adapter:
     refresh: Callable[[], None] = _nothing
     record_exactly: Callable[[bool], None] = lambda exact: None
     follow_order: Callable[[bool], None] = lambda follows: None
-    record_apart: Callable[[bool], None] | None = None
+    keep_apart: Callable[[bool], None] | None = None
 
 
 def adapter(device: torch.device | str) -> Adapter:
@@ -116,7 +116,7 @@ def _cuda(device: torch.device) -> Adapter:
         lambda: module.note(index),
         module.record_exactly,
         partial(_follow_order, index),
-        module.record_apart,
+        module.keep_apart,
     )
 
 

@@ -30,7 +30,7 @@ from stalloc._auto.drift import Drift
 from stalloc._auto.first_steps import FirstSteps
 from stalloc._auto.forward import Forward
 from stalloc._auto.journal import Journal
-from stalloc._auto.kept import KeptPlans
+from stalloc._auto.kept import KeptPlans, request_workspaces
 from stalloc._auto.memory import DeviceMemory, described
 from stalloc._auto.planning import Planning
 from stalloc._auto.proposal import Proposal
@@ -101,10 +101,14 @@ class Cycle:
         self._recording: Recording | None = Recording(model, device, options)
         self.stage = Stage.RECORDING
         self._first_steps = (
-            FirstSteps(adapter.give_back, adapter.record_apart, lambda: self._recording is not None)
-            if adapter.record_apart is not None
+            FirstSteps(adapter.give_back, adapter.keep_apart, self._sees_first_steps)
+            if adapter.keep_apart is not None
             else None
         )
+
+    def _sees_first_steps(self) -> bool:
+        """True while an optimizer's first step concerns the run's memory."""
+        return self._recording is not None or self._service is not None
 
     def iteration_begins(self, forward: Forward) -> None:
         """Takes the next step, if it is time for one."""
@@ -192,6 +196,7 @@ class Cycle:
         self._planning.inputs = names(proposal.plan, "inputs")
         self._recording.stop()
         self._recording = None
+        request_workspaces(self._device)
         try:
             self._serve(proposal, forward, kept=True)
         except OutOfMemory:

@@ -10,6 +10,9 @@ Torch's cache is given back first, so that torch does not keep a second time wha
 The temporaries of the step are torch's as ever, and so are states that would waste a part of their
 piece's last page.
 
+Under a plan, which may be one of an earlier run, they are not the plan's requests: the step goes on
+as profiled.
+
 Optimizers of `torch.optim` make their states in `_init_group`. Others are left alone, as is SGD,
 which makes them elsewhere.
 """
@@ -37,19 +40,19 @@ class FirstSteps:
 
     Args:
         give_back: Lets torch give back its cache.
-        record_apart: See `stalloc._adapters.Adapter`.
-        records: Returns True while requests are recorded.
+        keep_apart: See `stalloc._adapters.Adapter`.
+        follows: Returns True while requests are recorded, or a plan serves them.
     """
 
     def __init__(
         self,
         give_back: Callable[[], object],
-        record_apart: Callable[[bool], None],
-        records: Callable[[], bool],
+        keep_apart: Callable[[bool], None],
+        follows: Callable[[], bool],
     ) -> None:
         self._give_back = give_back
-        self._record_apart = record_apart
-        self._records = records
+        self._keep_apart = keep_apart
+        self._follows = follows
         self._left = _MOST
         self._hooks = (
             register_optimizer_step_pre_hook(self._begins),
@@ -66,22 +69,22 @@ class FirstSteps:
         if torch.compiler.is_compiling():
             return  # Dynamo cannot follow what comes here
         _ends(optimizer)  # a step that has failed
-        if self._left == 0 or not self._records() or not _makes_large_states(optimizer):
+        if self._left == 0 or not self._follows() or not _makes_large_states(optimizer):
             return
         self._left -= 1
         make, first = getattr(optimizer, _INIT), [True]
 
         def init_group(*args: Any, **kwargs: Any) -> Any:
-            if not self._records():
+            if not self._follows():
                 return make(*args, **kwargs)
             if first:
                 first.clear()
                 self._give_back()
-            self._record_apart(True)
+            self._keep_apart(True)
             try:
                 return make(*args, **kwargs)
             finally:
-                self._record_apart(False)
+                self._keep_apart(False)
 
         vars(optimizer)[_INIT] = init_group
 

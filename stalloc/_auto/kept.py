@@ -63,3 +63,18 @@ class KeptPlans:
             StallocWarning,
             stacklevel=2,
         )
+
+
+def request_workspaces(device: torch.device) -> None:
+    """Lets cuBLAS request its workspaces, which stay, before a plan's pool is there for requests.
+
+    The thread that trains has one, and autograd's has another. In the plan's first iteration they
+    would lie in the pool for good.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return
+    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        # With a bias, cuBLASLt may take its own workspace. It leaves the smallest sizes to cuBLAS.
+        x = torch.ones(16, 16, device=device, requires_grad=True)
+        y = torch.nn.functional.linear(x, x, x[0])
+        torch.autograd.grad((y @ x).sum(), x)

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import standin
@@ -141,7 +145,7 @@ from stalloc._adapters import adapter
 GIB = 1 << 30
 total = torch.cuda.get_device_properties(0).total_memory
 torch.cuda.set_per_process_memory_fraction(40 * GIB / total)
-apart = adapter("cuda").record_apart
+apart = adapter("cuda").keep_apart
 
 def take(gib):
     return torch.empty(gib * GIB, dtype=torch.uint8, device="cuda")
@@ -167,3 +171,50 @@ with stalloc.profile(device="cuda", exact=False):
 """
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_a_kept_plan_serves_the_first_iteration_as_it_was_recorded(tmp_path: Path) -> None:
+    """cuBLAS's workspaces and the optimizer's states come in it, and stay."""
+    script = """
+import torch, stalloc
+
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.empty(3 << 20) for _ in range(8))
+        self.mix = torch.nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = (x * weight.mean()).tanh().sigmoid().exp()
+        return self.mix(x)
+
+model = Wide().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+stalloc.auto(model)
+for iteration in range(10_000):
+    model(torch.ones(5120, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if iteration == 1:
+        first = stalloc.memory_stats("cuda")
+    if stalloc.status()["stage"] in ("serving", "resting") and iteration > 10:
+        break
+status, stats = stalloc.status(), stalloc.memory_stats("cuda")
+(change,) = status["changes"]
+print(change["iteration"], first["misses"], first["conflicts"], stats["conflicts"], stats["strays"])
+"""
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    for run in range(2):
+        done = subprocess.run(
+            [sys.executable, str(file)],
+            env=os.environ | {"STALLOC_CACHE": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        began, *departures = map(int, done.stdout.splitlines()[0].split())
+        assert (began == 0) == (run == 1), done.stdout
+        assert departures == [0, 0, 0, 0], done.stdout

@@ -337,7 +337,9 @@ void* CudaAllocator::provide(const Request& request, Native native) {
   runtime::Recorder& recorder = runtime->recorder();
   void* p = nullptr;
   if (allocator.enabled()) {
-    if (detour == Detour::kNone) p = serve(*runtime, request);
+    const bool apart = apart_.load(std::memory_order_relaxed);
+    if (detour == Detour::kNone && !apart) p = serve(*runtime, request);
+    if (apart && bypasses_cache(request.size)) p = allocate_directly(*runtime, request);
     if (!p) p = fall_back(*runtime, request, native);
     if (!recorder.active()) return p;
   } else {

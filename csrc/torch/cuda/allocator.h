@@ -57,8 +57,9 @@ class CudaAllocator final : public Delegate {
 
   // With `exact`, recorded requests bypass torch's cache: each gets its own piece of the device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
-  // With `apart`, those recorded requests do so that waste little of the last page of their piece.
-  void record_apart(bool apart) { apart_.store(apart, std::memory_order_relaxed); }
+  // With `apart`, requests are not the plan's, and those that waste little of the last page of
+  // their piece bypass torch's cache, recorded or under a plan.
+  void keep_apart(bool apart) { apart_.store(apart, std::memory_order_relaxed); }
   // Follows what happened to torch's allocator while this was not in front of it: its history, and
   // a private pool that the calling thread has opened on `device`. With `hidden`, snapshots leave
   // out the memory held here: for trackers that were attached to torch's allocator before this was

@@ -30,7 +30,7 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
       },
       py::arg("device"), "Reports the order of the device's streams to its recorder; -1: no more.");
   m.def(
-      "record_apart", [](bool apart) { adapters::CudaAllocator::instance().record_apart(apart); },
+      "keep_apart", [](bool apart) { adapters::CudaAllocator::instance().keep_apart(apart); },
       py::arg("apart"));
   m.def("install_pinned", &adapters::install_pinned, py::arg("device"));
   m.def("settle_pinned", &adapters::settle_pinned, py::call_guard<py::gil_scoped_release>());
