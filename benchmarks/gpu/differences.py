@@ -2,8 +2,8 @@
 
 The snapshots are those that `traces` has left. The same program runs on the pretended GPU; one
 iteration of each is compared, request by request. Differences come as a table with the line of the
-program, or of torch, that made a request on the real GPU. An estimate does not compile, and sends
-each token to every expert: of such programs the loads are compared alone.
+program, or of torch, that made a request on the real GPU. An estimate does not compile, and
+routes evenly to experts: of such programs the memory is compared alone.
 """
 
 from __future__ import annotations
