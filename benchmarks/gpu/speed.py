@@ -55,6 +55,11 @@ def measure(run: Run, seconds: float) -> dict[str, Any]:
     }
 
 
+def _set_allocator(settings: str) -> None:
+    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (newer or torch.cuda.memory._set_allocator_settings)(settings)
+
+
 def _spread(ratios: list[float]) -> dict[str, float]:
     low, _, high = quantiles(ratios, n=4, method="inclusive")
     return {"median": median(ratios), "low": low, "high": high}
@@ -73,7 +78,7 @@ def _turn(
     if gpu:
         torch.cuda.empty_cache()
         expandable = "True" if side == "expandable" else "False"
-        torch.cuda.memory._set_allocator_settings(f"expandable_segments:{expandable}")
+        _set_allocator(f"expandable_segments:{expandable}")
     if side == "stalloc":
         stalloc.enable(plan, model=model)
     try:

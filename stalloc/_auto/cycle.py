@@ -196,7 +196,7 @@ class Cycle:
         self._planning.inputs = names(proposal.plan, "inputs")
         self._recording.stop()
         self._recording = None
-        request_workspaces(self._device)
+        request_workspaces(forward.module, self._device)
         try:
             self._serve(proposal, forward, kept=True)
         except OutOfMemory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 
 import torch
 
@@ -65,15 +66,18 @@ class KeptPlans:
         )
 
 
-def request_workspaces(device: torch.device) -> None:
+def request_workspaces(model: torch.nn.Module, device: torch.device) -> None:
     """Lets cuBLAS request its workspaces, which stay, before a plan's pool is there for requests.
 
     The thread that trains has one, and autograd's has another. In the plan's first iteration they
-    would lie in the pool for good.
+    would lie in the pool for good. A model without matrices needs none.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return
-    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    if all(parameter.dim() < 2 for parameter in model.parameters()):
+        return
+    # torch refuses matrix products if they were to be deterministic, and are not.
+    with suppress(RuntimeError), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         # With a bias, cuBLASLt may take its own workspace. It leaves the smallest sizes to cuBLAS.
         x = torch.ones(16, 16, device=device, requires_grad=True)
         y = torch.nn.functional.linear(x, x, x[0])

@@ -177,6 +177,7 @@ def test_a_kept_plan_serves_the_first_iteration_as_it_was_recorded(tmp_path: Pat
     """cuBLAS's workspaces and the optimizer's states come in it, and stay."""
     script = """
 import torch, stalloc
+import training_cuda  # lets autograd's thread finish at the end
 
 class Wide(torch.nn.Module):
     def __init__(self):
@@ -206,10 +207,11 @@ print(change["iteration"], first["misses"], first["conflicts"], stats["conflicts
 """
     file = tmp_path / "train.py"
     file.write_text(script)
+    folders = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     for run in range(2):
         done = subprocess.run(
             [sys.executable, str(file)],
-            env=os.environ | {"STALLOC_CACHE": str(tmp_path / "cache")},
+            env=os.environ | {"STALLOC_CACHE": str(tmp_path / "cache"), "PYTHONPATH": folders},
             capture_output=True,
             text=True,
             check=False,
@@ -218,3 +220,20 @@ print(change["iteration"], first["misses"], first["conflicts"], stats["conflicts
         began, *departures = map(int, done.stdout.splitlines()[0].split())
         assert (began == 0) == (run == 1), done.stdout
         assert departures == [0, 0, 0, 0], done.stdout
+
+
+@isolated
+def test_workspaces_are_requested_only_where_they_may_be() -> None:
+    from stalloc._auto.kept import request_workspaces
+
+    device, reserved = torch.device("cuda"), torch.cuda.memory_reserved
+    torch.zeros(1, device=device)
+    before = reserved()
+    request_workspaces(torch.nn.LayerNorm(8).cuda(), device)
+    assert reserved() == before, "it has no matrices"
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    torch.use_deterministic_algorithms(True)
+    request_workspaces(torch.nn.Linear(8, 8).cuda(), device)
+    torch.use_deterministic_algorithms(False)
+    request_workspaces(torch.nn.Linear(8, 8).cuda(), device)
+    assert reserved() > before
