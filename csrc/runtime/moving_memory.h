@@ -28,7 +28,7 @@ class MovingMemory {
   // `pool` can grow. Both outlive this object.
   MovingMemory(device::DeviceMemory& device, Pool& pool) : device_(device), pool_(pool) {}
 
-  // How a request gets memory.
+  // The ways in which a request gets memory.
   struct Means {
     Bytes spare = 0;    // the device gives so much before memory moves
     bool more = false;  // and without limit what is lacking afterwards

@@ -239,8 +239,8 @@ bool Serving::provide_memory(Range r) {
   return provided;
 }
 
-// How a request gets memory where the pool has none. Memory that moves waits for the device:
-// training must not do so all the time, nor while a stream lags behind.
+// The ways in which a request gets memory where the pool has none. Memory that moves waits for the
+// device: training must not do so all the time, nor while a stream lags behind.
 MovingMemory::Means Serving::means() const {
   // Work without a forward, such as a checkpoint, gets what the pool has.
   if (in_evaluation_) return {.more = evaluations_.has_forward()};

@@ -28,12 +28,12 @@ def follow(func: Any, args: tuple[Any, ...], result: Any) -> None:
 
 
 def selected(mask: Tensor) -> int:
-    """How many elements of a mask to take for true."""
+    """The number of elements of a mask to take for true."""
     return math.ceil(mask.numel() * getattr(mask, _SHARE, 1.0))
 
 
 def among(indices: Tensor) -> int | None:
-    """How many there were to choose among; None if the tensor has no choices."""
+    """The number of choices there were; None if the tensor has no choices."""
     number: int | None = getattr(indices, _CHOICES, None)
     return number
 
