@@ -69,6 +69,9 @@ class Layouts {
     return !leaves_alone(*current_, leftovers);
   }
 
+  // True if all layouts can hold the live rows where they are.
+  bool are_anchored(const StaticPool::LiveRows& live) const;
+
   // A layout that covers `extents` (by the plan's names; negative ones as in the current layout)
   // and fits the memory; null if there is none. It is valid until the next call.
   const plan::Plan* find(std::span<const profile::Extent> extents, std::int32_t microbatch,
@@ -136,8 +139,6 @@ class Layouts {
   bool has_place(const plan::Turn& block) const;
   static Bytes room_in(const Memory& memory, const StaticPool::LiveRows& live);
   Turns roomy(Turns turns) const;
-  // True if all layouts can hold the live rows where they are.
-  bool are_anchored(const StaticPool::LiveRows& live) const;
   void keep_places(const plan::Plan& sized, const StaticPool::LiveRows& live,
                    plan::ResizeOptions& options) const;
   plan::Plan resized(const Wanted& wanted, plan::ResizeOptions options) const;

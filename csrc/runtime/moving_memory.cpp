@@ -175,7 +175,7 @@ bool MovingMemory::make_room(Room wanted, Means means) {
   if (!is_spare && !means.waits) return false;
   // To wait for the device costs more than a small request beside the pool.
   const bool moves = !is_spare && size >= kLeastMoved;
-  const Bytes given = means.more ? lacking : means.spare;
+  const Bytes given = means.more ? lacking : means.rest;
   if (given + (moves ? movable(outside(kept, space.idle_ranges())) : 0) < lacking) return false;
 
   std::vector<Range> gone;
@@ -195,67 +195,61 @@ bool MovingMemory::make_room(Room wanted, Means means) {
   return suffices;
 }
 
-bool MovingMemory::provide(Range r, const RangeSet& layout, Means means) {
+bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means means) {
   StaticPool& space = pool_.space;
-  const std::vector<Range> first = lacking_in(r);
-  const Bytes lacking = sum_of(first);
+  std::vector<Range> first = lacking_in(r);
   const std::vector<Range> elsewhere = outside(layout, space.idle_ranges());
-  const bool is_spare = lacking <= means.spare;
-  if (is_spare && (!means.waits || movable(elsewhere) == 0)) {
-    const bool all = std::ranges::all_of(first, [this](Range units) { return attach(units); });
-    if (!all) device_.drop_detached(pool_.base);  // the part of the last range that the device gave
-    return all;
+  bool is_spare = sum_of(first) <= means.spare;
+  if (!means.waits || (is_spare && movable(elsewhere) == 0)) {
+    if (std::ranges::all_of(first, [this](Range units) { return attach(units); })) return true;
+    // The device is full.
+    device_.drop_detached(pool_.base);  // the part of the last range that it gave
+    first = lacking_in(r);
+    is_spare = false;
   }
+  const Bytes lacking = sum_of(first);
   const Bytes all = sum_of(lacking_in(layout));
-  if (!means.waits || all <= means.spare) return restore(layout);
   Bytes left = sum_of(detach(all, elsewhere));
-  if (left < lacking && !is_spare) left += sum_of(detach_needed_last(lacking - left, r));
+  RangeSet soon;  // addresses of requests that come soon
+  const auto add = [&](Range a) {
+    soon.remove(a);
+    soon.insert_merged(a);
+  };
+  add(r);
+  if (left < lacking && !is_spare) {
+    // One wait serves the rest of the phase, from addresses that it does not need.
+    if (wish.size() > 0) add(wish);
+    std::ranges::for_each(space.upcoming(), add);
+    const Bytes more = sum_of(lacking_in(soon));
+    for (std::size_t level = 0; level < StaticPool::kLevels && left < more; ++level) {
+      left += sum_of(detach(more - left, outside(soon, space.idle_ranges(level))));
+    }
+    if (left < lacking) left += sum_of(detach_needed_last(lacking - left, r));
+    if (left < lacking) {
+      RangeSet own;
+      own.insert(r);
+      left += sum_of(detach(lacking - left, outside(own, space.idle_in_regions())));
+    }
+  }
   bool provided = true;
   for (const Range& units : first) provided = provided && attach(units);
   left -= lacking;
-  for (const Range& units : lacking_in(layout)) {
-    // Memory lies at whole units, and the last bytes of the pool's end may be less than one.
-    const Bytes size = left < units.size() ? left / device_.unit() * device_.unit() : units.size();
-    const Range part{units.begin, units.begin + size};
-    if (size <= 0 || !attach(part)) break;
-    left -= part.size();
-  }
+  const auto fill = [&](const std::vector<Range>& ranges) {
+    for (const Range& units : ranges) {
+      // Memory lies at whole units, and the last bytes of the pool's end may be less than one.
+      const Bytes size =
+          left < units.size() ? left / device_.unit() * device_.unit() : units.size();
+      const Range part{units.begin, units.begin + size};
+      if (size <= 0 || !attach(part)) break;
+      left -= part.size();
+    }
+  };
+  if (wish.size() > 0) fill(lacking_in(wish));
+  fill(lacking_in(soon));
+  fill(lacking_in(layout));
   device_.drop_detached(pool_.base);
   shrink(layout);
   return provided;
-}
-
-// Gives memory to all of `needed`: at first that of idle addresses outside, then the device's. Idle
-// memory behind them goes to lower addresses that have none. Returns false if the device lacks it;
-// then the rest stays without.
-bool MovingMemory::restore(const RangeSet& needed) {
-  StaticPool& space = pool_.space;
-  const std::vector<Range> absent = space.absent().ranges();
-  const std::vector<Range> wanted = lacking_in(needed);
-  const std::vector<Range> from = outside(needed, space.idle_ranges());
-  // Memory behind the needed addresses moves down as long as there is more above a gap.
-  std::vector<Range> gaps = outside(needed, absent);
-  Bytes moving = sum_of(wanted);
-  for (Range& gap : gaps) {
-    const Bytes above = common(from, {gap.end, space.size()}) - moving;
-    gap.end = gap.begin + std::clamp<Bytes>(above, 0, gap.size());
-    moving += gap.size();
-  }
-  Bytes left = sum_of(detach(moving, from));
-  bool restored = true;
-  for (const Range& r : wanted) {
-    restored = restored && attach(r);
-    left -= r.size();
-  }
-  for (const Range& gap : gaps) {
-    for (const Range& r : lacking_in({gap.begin, gap.begin + std::min(gap.size(), left)})) {
-      if (r.size() > left || !attach(r)) break;
-      left -= r.size();
-    }
-  }
-  device_.drop_detached(pool_.base);  // a part of a chunk, or more than one
-  shrink(needed);
-  return restored;
 }
 
 void MovingMemory::return_end(const RangeSet& needed) {

@@ -4,9 +4,9 @@
 //               | live |no mem| room        | live | idle |      memory of idle addresses comes
 //               there
 //
-//   provide     the addresses of one request of the layout have memory again: that of idle
-//               addresses outside the layout, the device's up to a limit, or that of the addresses
-//               that the layout needs last
+//   provide     the addresses of a request of the layout have memory again: that of idle addresses
+//               outside the layout, the device's up to a limit, or that of the addresses that the
+//               layout needs last, at the very last of open regions
 //
 //   return_end  idle memory behind the addresses that a layout needs goes to the device
 //
@@ -31,9 +31,10 @@ class MovingMemory {
   // The ways in which a request gets memory.
   struct Means {
     Bytes spare = 0;    // the device gives so much before memory moves
-    bool more = false;  // and without limit what is lacking afterwards
+    Bytes rest = 0;     // and so much of what is lacking afterwards
+    bool more = false;  // or all of it
     bool waits = true;  // memory may move
-    bool gives() const { return more || spare > 0; }
+    bool gives() const { return more || rest > 0; }
   };
   struct Room {
     Bytes size = 0;
@@ -46,10 +47,11 @@ class MovingMemory {
   // stream has no addresses in the pool.
   bool make_room(Room room, Means means);
 
-  // Gives memory to `r`, idle addresses of `layout`, and as far as idle memory outside of the
-  // layout suffices, to the rest of the layout, too. Returns false if the device lacks memory for
-  // `r`. If memory is needed that may not move, all of the layout gets memory at once.
-  bool provide(Range r, const RangeSet& layout, Means means);
+  // Gives memory to `r`, idle addresses of `layout`. If memory moves, the same wait serves others
+  // as far as memory suffices: `wish`, then the requests of the rest of the phase, then the rest of
+  // the layout. That of idle addresses outside the layout goes first; others get none that the
+  // phase needs. Returns false if the device lacks memory for `r`.
+  bool provide(Range r, Range wish, const RangeSet& layout, Means means);
 
   // Gives the device the idle memory behind all of `needed`.
   void return_end(const RangeSet& needed);
@@ -64,7 +66,6 @@ class MovingMemory {
   Bytes movable(const std::vector<Range>& from) const;
   std::vector<Range> detach(Bytes size, const std::vector<Range>& from);
   std::vector<Range> detach_needed_last(Bytes size, Range kept);
-  bool restore(const RangeSet& needed);
   bool attach(Range r);
   bool grow(Bytes size, StreamId stream);
   void shrink(const RangeSet& needed);

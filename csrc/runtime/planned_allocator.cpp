@@ -143,9 +143,9 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);
   }
-  // Memory that the pool has for evaluations would come on top.
+  // Memory that the pool has for departures would come on top.
   if (parts_.serving && parts_.serving->has_extra() && !fallback.holds(size, stream) &&
-      parts_.serving->return_extra()) {
+      parts_.serving->return_extra(size)) {
     parts_.update_reserved();
   }
   void* p = fallback.allocate(size, stream, dynamic);

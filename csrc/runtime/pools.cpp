@@ -171,10 +171,11 @@ bool Pools::make_room(MovingMemory::Room room, MovingMemory::Means means) {
   return move([&](MovingMemory& memory) { return memory.make_room(room, means); });
 }
 
-bool Pools::provide(Range r, MovingMemory::Means means, bool release_cached) {
+bool Pools::provide(Range r, Range wish, MovingMemory::Means means, bool release_cached) {
   const auto provide = [&] {
-    return move(
-        [&](MovingMemory& memory) { return memory.provide(r, active_->space.planned(), means); });
+    return move([&](MovingMemory& memory) {
+      return memory.provide(r, wish, active_->space.planned(), means);
+    });
   };
   return provide() || (release_cached && fallback_.release_cached() > 0 && provide());
 }

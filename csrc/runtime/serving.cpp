@@ -15,17 +15,20 @@ constexpr Bytes kSmallPart = 1000;
 // A small request without a known lifetime lies beside the pool if it is smaller than this.
 constexpr Bytes kTiny = Bytes{1} << 20;
 
-// Memory may move so often while the model trains, and once more for so many requests: some 50 ms
-// of a GPU's work for a wait.
-constexpr std::int64_t kFirstMoves = 64;
-constexpr std::int64_t kRequestsForMove = 500;
-
-// The pool may have the bound of its layout and one part in so many before memory moves for it.
-constexpr Bytes kSpareParts = 200;
-
 // A search that fails may take half a second. After so many in a row for the same reason, that is
 // no reason for another one.
 constexpr int kMostFailures = 3;
+
+// True if a forward begins before the backward of the one before it.
+bool has_overlapping_microbatches(const plan::Plan& plan) {
+  bool open = false;
+  for (const profile::ProfiledPhase& phase : plan.phases) {
+    const trace::PhaseKind kind = phase.key.kind;
+    if (kind == trace::PhaseKind::kForward && std::exchange(open, true)) return true;
+    if (kind == trace::PhaseKind::kBackward) open = false;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -36,6 +39,8 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       hand_back_(scope.hand_back ? streams.hand_back : nullptr),
       counts_(counts),
       layouts_(plan),
+      overlaps_(has_overlapping_microbatches(plan)),
+      most_addresses_(plan.pool),
       microbatches_(plan),
       matcher_(plan),
       departures_(plan),
@@ -144,7 +149,8 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
   if (offset == kUnplaced && hand_back_ && hand_back_->free_one(size, stream)) {
     offset = pool.space.place_idle(size, stream, departure);
   }
-  if (offset == kUnplaced && make_room_for(size, stream, departure)) {
+  // The first room may lie where a large decision comes soon. Then the second lies elsewhere.
+  for (int i = 0; i < 2 && offset == kUnplaced && make_room_for(size, stream, departure); ++i) {
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
@@ -181,93 +187,6 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   void* p = planned ? planned : allocate_departed(size, stream, departure, /*wary=*/false);
   if (p) evaluations_.serve(p);
   return p;
-}
-
-// Makes room for a request of an evaluation, or of one whose lifetime the plan tells and whose
-// addresses are taken. Any other request of training may stay for good, and memory beside the pool
-// is as good for it.
-bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure) {
-  const bool of_evaluation =
-      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
-  const bool is_known =
-      departure.lifetime != kNone && departure.kind != StaticPool::Kind::kIdleDynamic;
-  if (!of_evaluation && !is_known) return false;
-  const MovingMemory::Means means = this->means();
-  if (refuses_room(size, means)) return false;
-  const StaticPool& space = pools_.active()->space;
-  // The idle addresses that remain would displace a large decision.
-  if (is_known && space.largest_hole() >= size) {
-    departure.stays_outside = &space.planned();
-    departure.only_outside = true;
-  }
-  return make_room(
-      {size + (departure.stays_outside ? 2 * space.gap() : 0), stream, departure.only_outside},
-      means);
-}
-
-// True if a request of this phase that is no larger was refused. O(1). A capture must not wait for
-// the driver.
-bool Serving::refuses_room(Bytes size, MovingMemory::Means means) const {
-  if (capturing() || !pools_.can_grow() || size >= refused_room_[means.gives() ? 1 : 0])
-    return true;
-  return !means.waits && !means.gives();
-}
-
-// Makes room in the pool. Memory beside the pool serves these requests alone, whereas training may
-// use this one afterwards.
-bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
-  if (refuses_room(room.size, means)) return false;
-  const StaticPool& space = pools_.active()->space;
-  const Bytes before = space.memory();
-  if (!pools_.make_room(room, means)) {
-    refused_room_[means.gives() ? 1 : 0] = room.size;
-    return false;
-  }
-  has_extra_ = has_extra_ || space.memory() > before;
-  note_memory();
-  return true;
-}
-
-// Gives addresses of the layout their memory back, which a request without a decision has had.
-// False if there are none, or if the device lacks it. The first time in an iteration the fallback
-// gives what it caches.
-bool Serving::provide_memory(Range r) {
-  if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
-  const bool provided = pools_.provide(r, means(), !lacked_);
-  lacked_ = lacked_ || !provided;
-  note_memory();
-  return provided;
-}
-
-// The ways in which a request gets memory where the pool has none. Memory that moves waits for the
-// device: training must not do so all the time, nor while a stream lags behind.
-MovingMemory::Means Serving::means() const {
-  // Work without a forward, such as a checkpoint, gets what the pool has.
-  if (in_evaluation_) return {.more = evaluations_.has_forward()};
-  const bool lags = delayed_ && delayed_->any_waiting();
-  const std::int64_t requests = counts_.requests() + hits_;
-  const bool waits = !lags && training_moves_ < kFirstMoves + requests / kRequestsForMove;
-  const Bytes bound = layouts_.current().bound;
-  const Bytes spare = bound + bound / kSpareParts - pools_.active()->space.memory();
-  return {.spare = std::max<Bytes>(0, spare), .waits = waits};
-}
-
-void Serving::note_memory() {
-  const std::int64_t moves = pools_.moves() - moves_before_;
-  if (!in_evaluation_) training_moves_ += moves - counts_.moves;
-  counts_.moves = moves;
-  counts_.pool = pools_.active()->space.memory();
-  is_resized_ = true;
-}
-
-// The next evaluation adds it again. Meanwhile training has the memory beside the pool instead.
-bool Serving::return_extra() {
-  if (!has_extra_ || unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;
-  has_extra_ = false;
-  if (!pools_.can_grow() || !means().waits) return false;
-  pools_.return_end();
-  note_memory();
-  return true;
 }
 
 void* Serving::place_evaluation(Offset offset, Bytes size, StreamId stream) {
@@ -345,7 +264,7 @@ void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId str
 
 void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
   Pool& pool = *pools_.active();
-  provide_memory(pool.space.lacking_memory(group));
+  provide_memory(pool.space.lacking_memory(group, size), pool.space.region_range(group));
   const Offset offset = pool.space.place_dynamic(group, size);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   if (pool.space.at(offset).kind == StaticPool::Kind::kRegion) {
@@ -381,6 +300,7 @@ void Serving::use_extents() {
                       !microbatches_.knows_next();
   const StaticPool& space = pools_.active()->space;
   const bool may_turn = failed_turns_ < kMostFailures;
+  is_cramped_ = begins && !outgrows_ && is_cramped();
   is_rearranged_ = begins && ((may_turn && space.awaits_turn()) || is_obstructed());
   began_ = began_ || begins;
 }
@@ -398,8 +318,16 @@ std::int32_t Serving::microbatch_now() {
   return phase == kNone ? kNone : layouts_.current()[phase].own;
 }
 
+// True if the layout has more addresses than the pool has memory, and may be exchanged. A larger
+// microbatch may follow one whose blocks live on: then a layout for the smaller one is of no use.
+bool Serving::is_cramped() const {
+  return !overlaps_ && !is_enlarged_ && pools_.can_grow() &&
+         layouts_.current().pool > pools_.active()->space.memory();
+}
+
 void Serving::fit_layout() {
   const bool outgrows = outgrows_;
+  if (std::exchange(is_cramped_, false) && !is_rearranged_) return fit_memory();
   outgrows_ = is_rearranged_ = false;
   refused_ = !fit(microbatches_.now().extents, microbatch_now(), outgrows);
 }
@@ -413,6 +341,21 @@ void* Serving::allocate_upcoming(Bytes size, StreamId stream) {
   return allocate_planned(awaiting_, size, stream);
 }
 
+// Continues with a layout that needs no more memory than there is, if one is found.
+void Serving::fit_memory() {
+  const Pool& pool = *pools_.active();
+  const PhaseIndex phase = matcher().phase();
+  StaticPool::LiveRows live = pool.space.live_rows();
+  if (phase != kNone) live.since = layouts_.current()[phase].begin;
+  if (!layouts_.are_anchored(live)) return;
+  const Layouts::Memory memory{pool.space.memory(), layouts_.current().walls};
+  const plan::Plan* layout =
+      layouts_.find(microbatches_.now().extents, microbatch_now(), memory, live);
+  if (!layout) return;
+  pools_.relayout(*layout);
+  adopt(layout);
+}
+
 // Lets the layout cover the extents. True if it does. `outgrows`: the current one does not; else
 // requests are to lie elsewhere.
 bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microbatch,
@@ -423,9 +366,15 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (failed_leftovers_ < kMostFailures) live.leftovers = pool.space.leftovers();
   Bytes room = pool.space.solid_end();
-  if (pools_.can_grow()) room = std::max(room, layouts_.current().pool);
+  if (pools_.can_grow()) room = std::max(room, std::min(most_addresses_, pool.space.size()));
   const Layouts::Memory memory{room, layouts_.current().walls};
-  if (const plan::Plan* layout = layouts_.find(extents, microbatch, memory, live)) {
+  // A layout that needs no memory besides is better than one that does.
+  const plan::Plan* found = nullptr;
+  if (pool.space.memory() < room) {
+    found = layouts_.find(extents, microbatch, {pool.space.memory(), memory.walls}, live);
+  }
+  if (!found) found = layouts_.find(extents, microbatch, memory, live);
+  if (const plan::Plan* layout = found) {
     pools_.relayout(*layout);
     adopt(layout);
     note_rearranged(live, true);
@@ -457,7 +406,10 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
     if (pools_.memory_with(*layout) > pool.space.memory() + beside) layout = nullptr;
   }
   const bool fits = layout && add_memory(*layout, more);
-  if (fits) adopt(layout);
+  if (fits) {
+    adopt(layout);
+    is_enlarged_ = true;
+  }
   note_rearranged(live, fits);
   return fits;
 }
@@ -495,6 +447,7 @@ bool Serving::join_pieces() {
 
 // Continues with `layout`, by which the pools have been laid out.
 void Serving::adopt(const plan::Plan* layout) {
+  most_addresses_ = std::max(most_addresses_, layout->pool);
   layouts_.use(layout);
   ++counts_.relayouts;
   matcher_.relayout(*layout);
@@ -507,7 +460,7 @@ bool Serving::end_iteration() {
   const std::int64_t absent = startup_ ? startup_->absent() : 0;
   matcher().end_iteration();
   microbatches_.end_iteration();
-  refused_ = upcoming_refused_ = began_ = lacked_ = false;
+  refused_ = upcoming_refused_ = began_ = lacked_ = is_enlarged_ = false;
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;

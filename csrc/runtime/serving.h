@@ -78,16 +78,17 @@ class Serving {
   }
 
   // Takes idle pool space regardless of the plan, for requests that no other allocator can serve.
-  void* allocate_idle(Bytes size, StreamId stream) { return place_idle(size, stream, {}); }
+  // Memory moves for them, too.
+  void* allocate_idle(Bytes size, StreamId stream);
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   // See TrainingLoop.
   void set_extents(std::span<const std::string> names, std::span<const std::int64_t> values);
   // True if the layout does not cover the extents of the current phase.
   bool outgrows() const { return outgrows_ && !refused_; }
-  // True if the microbatch needs another layout: it outgrows this one, requests take turns, or
-  // leftovers are in the way.
-  bool awaits_layout() const { return (outgrows_ || is_rearranged_) && !refused_; }
+  // True if the microbatch needs another layout: it outgrows this one, requests take turns,
+  // leftovers are in the way, or this one needs more memory than the pool has.
+  bool awaits_layout() const { return (outgrows_ || is_rearranged_ || is_cramped_) && !refused_; }
   // Exchanges the layout for one that covers them, and the memory if that layout needs more. If
   // that fails, nothing changes. The caller has collected the blocks that wait for streams.
   void fit_layout();
@@ -124,11 +125,11 @@ class Serving {
   // True if the pool's memory has changed since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
 
-  // True if evaluations have added memory to the pool.
-  bool has_extra() const { return has_extra_; }
-  // Gives it to the device, unless an evaluation is under way. True if the pool's memory may have
-  // changed.
-  bool return_extra();
+  // True if departures have added memory to the pool.
+  bool has_extra() const { return extra_ > 0; }
+  // Gives it to the device for a request of `size` bytes beside the pool, unless the request is
+  // small or an evaluation is under way. True if the pool's memory may have changed.
+  bool return_extra(Bytes size);
 
   // The hits of this iteration.
   std::int64_t hits_now() const { return hits_; }
@@ -147,6 +148,8 @@ class Serving {
   bool fit(std::span<const profile::Extent> extents, std::int32_t microbatch, bool outgrows);
   std::int32_t microbatch_now();
   bool is_obstructed() const;
+  bool is_cramped() const;
+  void fit_memory();
   bool add_memory(const plan::Plan& layout, Layouts::More more);
   void adopt(const plan::Plan* layout);
   void note_rearranged(const StaticPool::LiveRows& live, bool found);
@@ -161,7 +164,7 @@ class Serving {
   bool refuses_room(Bytes size, MovingMemory::Means means) const;
   bool make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure);
   void open_zone(bool more);
-  bool provide_memory(Range r);
+  bool provide_memory(Range r, Range wish = {});
   MovingMemory::Means means() const;
   void note_memory();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
@@ -174,9 +177,13 @@ class Serving {
   HandBack* const hand_back_;  // null if blocks are not handed back
   Statistics& counts_;
   Layouts layouts_;
+  const bool overlaps_;   // microbatches are in flight together
+  Bytes most_addresses_;  // of the layouts so far
   Microbatches microbatches_;
   bool outgrows_ = false;
   bool is_rearranged_ = false;  // requests take turns, or leftovers are in the way
+  bool is_enlarged_ = false;    // in this iteration the pool got a larger layout
+  bool is_cramped_ = false;     // the layout needs memory that the pool does not have
   // Searches in a row without a layout in which requests take turns, and beside leftovers.
   int failed_turns_ = 0;
   int failed_leftovers_ = 0;
@@ -185,7 +192,7 @@ class Serving {
   bool lacked_ = false;   // in this iteration memory of the layout was refused
   // The smallest sizes that this phase was refused in the pool's memory, and in more.
   std::array<Bytes, 2> refused_room_{Evaluations::kAny, Evaluations::kAny};
-  bool has_extra_ = false;                // the pool has memory that an evaluation has added
+  Bytes extra_ = 0;                       // of memory, which departures have added to the pool
   bool upcoming_refused_ = false;         // the same for the upcoming microbatch
   plan::DecisionIndex awaiting_ = kNone;  // of the request that awaits its layout
   Matcher matcher_;

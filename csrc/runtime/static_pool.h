@@ -260,8 +260,15 @@ class StaticPool {
   // The addresses that decision `d` could have if they had memory; empty if something else is in
   // the way. O(log strays), and O(slots) for a slot.
   Range lacking_memory(DecisionIndex d) const;
-  // The same for the region of group `g`, unless it is open.
-  Range lacking_memory(GroupIndex g) const;
+  // The same for a request of `size` bytes in the region of group `g`, if the region's addresses
+  // with memory do not hold it. O(strays in the region).
+  Range lacking_memory(GroupIndex g, Bytes size) const;
+  // The idle addresses of open regions, ascending. O(n).
+  std::vector<Range> idle_in_regions() const;
+  // The addresses of the decisions that come in the rest of the phase, in order. O(result).
+  std::vector<Range> upcoming() const;
+  // The addresses of the region that group `g` uses.
+  Range region_range(GroupIndex g) const { return range(region(groups_[g].host)); }
   // `r`, which is idle, has no memory from now on; a part of such addresses has it again.
   void remove_memory(Range r);
   void return_memory(Range r);

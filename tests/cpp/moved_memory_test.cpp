@@ -171,7 +171,7 @@ TEST_F(MovedMemory, ResultsThatStayDisplaceNoDecision) {
     if (i > 2) {
       EXPECT_EQ(hits, 5) << i;
     }
-    EXPECT_EQ(train(), hits);
+    EXPECT_GE(train(), hits) << i;
   }
   EXPECT_LE(statistics().reserved.current, 110 * kMiB);
   free(kept);

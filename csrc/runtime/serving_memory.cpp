@@ -1,0 +1,139 @@
+// The memory that requests get where the pool has none, see MovingMemory.
+#include <algorithm>
+
+#include "runtime/serving.h"
+
+namespace stalloc::runtime {
+namespace {
+
+// Memory may move so often while the model trains, and once more for so many requests: some 50 ms
+// of a GPU's work for a wait.
+constexpr std::int64_t kFirstMoves = 64;
+constexpr std::int64_t kRequestsForMove = 500;
+
+// The pool may have the bound of its layout and one part in so many before memory moves for it.
+constexpr Bytes kSpareParts = 200;
+
+// The run uses what is held if its load has come so near, as a part of it.
+constexpr Bytes kUnusedParts = 30;
+
+// The pool gets more memory for a request of at least one part in so many.
+constexpr Bytes kLargeParts = 16;
+
+// It gives added memory back for a request of at least one part in so many of it.
+constexpr Bytes kExtraParts = 16;
+
+// If memory moves for a request, room is made for so many of its size.
+constexpr Bytes kRooms = 4;
+
+}  // namespace
+
+// Makes room for a request of an evaluation, or of one whose lifetime the plan tells: a decision
+// whose addresses are taken, or a dynamic request that its region does not hold. Any other request
+// of training may stay for good, and memory beside the pool is as good for it.
+bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure) {
+  const bool of_evaluation =
+      in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
+  const bool is_known = departure.lifetime != kNone;
+  if (!of_evaluation && !is_known) return false;
+  const StaticPool& space = pools_.active()->space;
+  MovingMemory::Means means = this->means();
+  // Beside the pool it would need as much memory, which nothing else of the plan could use.
+  const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
+  if (is_known) means.more = is_dynamic || size >= space.memory() / kLargeParts;
+  if (refuses_room(size, means)) return false;
+  // The idle addresses that remain would displace a large decision.
+  if (is_known && space.largest_hole() >= size) {
+    departure.stays_outside = &space.planned();
+    departure.only_outside = true;
+  }
+  // One wait may serve the next requests, too.
+  if (!in_evaluation_ && means.waits &&
+      make_room({kRooms * size, stream, departure.only_outside}, {})) {
+    return true;
+  }
+  return make_room(
+      {size + (departure.stays_outside ? 2 * space.gap() : 0), stream, departure.only_outside},
+      means);
+}
+
+// True if a request of this phase that is no larger was refused. O(1). A capture must not wait for
+// the driver.
+bool Serving::refuses_room(Bytes size, MovingMemory::Means means) const {
+  if (capturing() || !pools_.can_grow() || size >= refused_room_[means.gives() ? 1 : 0])
+    return true;
+  return !means.waits && !means.gives();
+}
+
+// Makes room in the pool. Memory beside the pool serves these requests alone, whereas training may
+// use this one afterwards.
+bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
+  if (refuses_room(room.size, means)) return false;
+  const StaticPool& space = pools_.active()->space;
+  const Bytes before = space.memory();
+  if (!pools_.make_room(room, means)) {
+    refused_room_[means.gives() ? 1 : 0] = room.size;
+    return false;
+  }
+  extra_ += std::max<Bytes>(0, space.memory() - before);
+  note_memory();
+  return true;
+}
+
+void* Serving::allocate_idle(Bytes size, StreamId stream) {
+  if (void* p = place_idle(size, stream, {})) return p;
+  if (capturing() || pools_.is_away() || !pools_.can_grow()) return nullptr;
+  if (!pools_.make_room({size, stream, /*stays=*/false}, {})) return nullptr;
+  note_memory();
+  return place_idle(size, stream, {});
+}
+
+// Gives memory to addresses of the layout that have none, and then to those of `wish`. False if
+// there are none, or if the device lacks it. The first time in an iteration the fallback
+// gives what it caches.
+bool Serving::provide_memory(Range r, Range wish) {
+  if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
+  const bool provided = pools_.provide(r, wish, means(), !lacked_);
+  lacked_ = lacked_ || !provided;
+  note_memory();
+  return provided;
+}
+
+// The ways in which a request gets memory where the pool has none. Memory that moves waits for the
+// device: training must not do so all the time, nor while a stream lags behind.
+MovingMemory::Means Serving::means() const {
+  // Work without a forward, such as a checkpoint, gets what the pool has.
+  if (in_evaluation_) return {.more = evaluations_.has_forward()};
+  const bool lags = delayed_ && delayed_->any_waiting();
+  const std::int64_t requests = counts_.requests() + hits_;
+  const bool waits = !lags && training_moves_ < kFirstMoves + requests / kRequestsForMove;
+  const Bytes bound = layouts_.current().bound;
+  const Bytes rest =
+      std::max<Bytes>(0, bound + bound / kSpareParts - pools_.active()->space.memory());
+  // If the run has never used all that is held, memory that moves suffices.
+  const Bytes load = std::max(counts_.run_peak_allocated, counts_.allocated.peak);
+  const Bytes held = counts_.reserved.current;
+  const bool is_used = load >= held - held / kUnusedParts;
+  return {.spare = is_used || !waits ? rest : 0, .rest = rest, .waits = waits};
+}
+
+void Serving::note_memory() {
+  const std::int64_t moves = pools_.moves() - moves_before_;
+  if (!in_evaluation_) training_moves_ += moves - counts_.moves;
+  counts_.moves = moves;
+  counts_.pool = pools_.active()->space.memory();
+  is_resized_ = true;
+}
+
+// A departure adds it again. Meanwhile a request of `size` bytes has the memory beside the pool.
+bool Serving::return_extra(Bytes size) {
+  if (extra_ == 0 || unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;
+  if (size < extra_ / kExtraParts) return false;
+  extra_ = 0;
+  if (!pools_.can_grow() || !means().waits) return false;
+  pools_.return_end();
+  note_memory();
+  return true;
+}
+
+}  // namespace stalloc::runtime

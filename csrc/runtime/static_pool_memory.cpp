@@ -1,0 +1,187 @@
+// The memory behind the pool's addresses: see Note [Absent memory].
+#include <algorithm>
+
+#include "runtime/static_pool.h"
+
+namespace stalloc::runtime {
+
+Bytes StaticPool::missing_at_end(Bytes size, StreamId stream) {
+  const std::size_t owner = owner_of(stream);
+  if (owner == streams_.size()) return kUnplaced;
+  Bytes idle = 0;
+  levels_.back().idle[owner].intersect({0, size_}, [&](Range r) {
+    if (r.end == size_) idle = r.size();
+  });
+  return std::max<Bytes>(0, round_up(size) - idle);
+}
+
+void StaticPool::extend(Bytes size, StreamId stream) {
+  const std::size_t owner = owner_of(stream);
+  const Range added{size_, size_ + size};
+  size_ = added.end;
+  if (homes_.back().owner != owner) homes_.push_back({added.begin, owner});
+  for (Level& level : levels_) level.idle[owner].insert_merged(added);
+}
+
+std::vector<Range> StaticPool::idle_ranges(std::size_t level) {
+  if (owner_of(streams_.front()) == streams_.size()) return {};
+  RangeSet all;
+  for (const HoleSet& holes : levels_[level].idle) {
+    for (const Range& r : holes.ranges()) all.insert_merged(r);
+  }
+  if (level + 1 < levels_.size()) return all.ranges();
+  for (const SlotClass& slots : slot_classes_) {
+    for (const SlotNumber slot : slots.free) all.insert_merged(slots.range_of(slot));
+  }
+  return all.ranges();
+}
+
+std::vector<Range> StaticPool::claimable(StreamId stream) {
+  const std::size_t owner = owner_of(stream);
+  if (owner == streams_.size()) return {};
+  RangeSet all;
+  for (const Range& r : levels_.back().idle[owner].ranges()) all.insert(r);
+  for (const Range& absent : absent_.ranges()) {
+    visit_outside(slot_space_, absent, [&](Range unslotted) {
+      visit_outside(open_ranges_, unslotted, [&](Range outside) {
+        visit_homes(outside, [&](std::size_t home, Range part) {
+          if (home == owner) all.insert_merged(part);
+        });
+      });
+    });
+  }
+  RangeSet merged;
+  for (const Range& r : all.ranges()) merged.insert_merged(r);
+  return merged.ranges();
+}
+
+const RangeSet& StaticPool::planned() const {
+  if (!planned_space_.empty()) return planned_space_;
+  const auto add = [this](Range r) {
+    if (r.size() <= 0 || planned_space_.holds(r)) return;
+    planned_space_.remove(r);
+    planned_space_.insert_merged(r);
+  };
+  for (const Placed& p : decisions_) {
+    if (p.slot_class == kNone) add(range(p));
+  }
+  for (const Range& r : slot_space_.ranges()) add(r);
+  for (const Group& group : groups_) {
+    for (const Range& r : group.reusable.ranges()) add(r);
+  }
+  return planned_space_;
+}
+
+Range StaticPool::lacking_memory(DecisionIndex d) const {
+  const Placed& p = decisions_[d];
+  if (absent_.empty()) return {};
+  if (p.slot_class != kNone) {
+    const SlotClass& slots = slot_classes_[p.slot_class];
+    for (SlotNumber i(0); slots.free.empty() && i.points_into(slots.entries); ++i) {
+      if (absent_.overlaps(slots.range_of(i))) return slots.range_of(i);
+    }
+    return {};
+  }
+  if (p.state != State::kIdle || !is_current(p)) return {};
+  bool blocked = false;
+  bool lacks = false;
+  strays_.visit_overlapping(range(p), [&](Range stray) {
+    const bool is_absent = absent_.holds(stray);
+    lacks = lacks || is_absent;
+    blocked = blocked || !is_absent;
+  });
+  return lacks && !blocked ? range(p) : Range{};
+}
+
+Range StaticPool::lacking_memory(GroupIndex g, Bytes size) const {
+  const Group& host = groups_[groups_[g].host];
+  const Range all = range(region(groups_[g].host));
+  const Bytes rounded = round_up(size);
+  if (absent_.empty() || !absent_.overlaps(all)) return {};
+  HoleSet idle;
+  if (host.open) {
+    idle.assign(host.idle);
+  } else {
+    visit_outside(strays_, all, [&](Range r) { idle.insert_merged(r); });
+  }
+  if (idle.largest() >= rounded) return {};
+  absent_.intersect(all, [&](Range r) { idle.insert_merged(r); });
+  const Offset found = idle.best_fit(rounded);
+  return found == kUnplaced ? Range{} : Range{found, found + rounded};
+}
+
+std::vector<Range> StaticPool::upcoming() const {
+  const auto next = std::ranges::lower_bound(phase_begins_, std::max(clock_, Position(1)));
+  const Position end = next == phase_begins_.end() ? events_.end_index() : *next;
+  std::vector<Range> result;
+  for (Position i = clock_; i < end; ++i) {
+    const Event e = events_[i];
+    const Placed& p = decisions_[e.decision];
+    if (!e.is_free && e.decision < planned_ && p.slot_class == kNone) result.push_back(range(p));
+  }
+  return result;
+}
+
+std::vector<Range> StaticPool::idle_in_regions() const {
+  RangeSet all;
+  for (const GroupIndex g : open_) {
+    for (const Range& r : groups_[g].idle.ranges()) all.insert_merged(r);
+  }
+  return all.ranges();
+}
+
+void StaticPool::remove_memory(Range r) {
+  take_idle(r);
+  for (const GroupIndex g : open_) groups_[g].idle.remove(r);
+  add_stray(r);
+  absent_.insert(r);
+  absent_bytes_ += r.size();
+  visit_slots(r, [](SlotClass& slots, SlotNumber slot) { std::erase(slots.free, slot); });
+}
+
+void StaticPool::return_memory(Range r) {
+  Range whole;
+  absent_.visit_overlapping(r, [&](Range range) { whole = range; });
+  absent_.erase(whole.begin);
+  remove_stray(whole);
+  for (const Range rest : {Range{whole.begin, r.begin}, Range{r.end, whole.end}}) {
+    if (rest.size() <= 0) continue;
+    absent_.insert(rest);
+    add_stray(rest);
+  }
+  absent_bytes_ -= r.size();
+  visit_outside(slot_space_, r, [this](Range outside) { return_idle(outside); });
+  for (const GroupIndex g : open_) {
+    const Range all = range(region(g));
+    const Range part{std::max(all.begin, r.begin), std::min(all.end, r.end)};
+    if (part.size() > 0) groups_[g].idle.insert_merged(part);
+  }
+  visit_slots(r, [this](SlotClass& slots, SlotNumber slot) {
+    if (!absent_.overlaps(slots.range_of(slot))) slots.free.push_back(slot);
+  });
+}
+
+void StaticPool::make_solid() {
+  close_zone();
+  const Offset end = planned().empty() ? 0 : planned().ranges().back().end;
+  for (const Range& r : absent_.ranges()) {
+    if (r.begin < end) return_memory({r.begin, std::min(r.end, end)});
+  }
+  std::vector<Range> behind;
+  visit_outside(absent_, {end, size_}, [&](Range r) { behind.push_back(r); });
+  for (const Range& r : behind) remove_memory(r);
+  shrink(end);
+}
+
+void StaticPool::shrink(Offset least) {
+  while (!absent_.empty()) {
+    const Range last = absent_.ranges().back();
+    if (last.end < size_ || last.begin < least) break;
+    return_memory(last);
+    take_idle(last);
+    size_ = last.begin;
+  }
+  while (homes_.size() > 1 && homes_.back().begin >= size_) homes_.pop_back();
+}
+
+}  // namespace stalloc::runtime
