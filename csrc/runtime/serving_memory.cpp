@@ -113,7 +113,8 @@ MovingMemory::Means Serving::means() const {
   // If the run has never used all that is held, memory that moves suffices.
   const Bytes load = std::max(counts_.run_peak_allocated, counts_.allocated.peak);
   const Bytes held = counts_.reserved.current;
-  const bool is_used = load >= held - held / kUnusedParts;
+  const bool is_static = layouts_.current().groups.empty() && pools_.active()->space.strays() == 0;
+  const bool is_used = is_static || load >= held - held / kUnusedParts;
   return {.spare = is_used || !waits ? rest : 0, .rest = rest, .waits = waits};
 }
 
