@@ -1,0 +1,124 @@
+"""Expandable segments of torch's allocator, for the iterations that torch serves.
+
+The first iterations are torch's: their peak is a part of the run's, and what stays reserved after
+them is missing for a plan's pool. Expandable segments reserve less in most programs. Of theirs,
+whole pages that are idle can be given back, whatever lies between them:
+
+    segments               | weights | idle | state | idle |    a block that stays keeps all of it
+    expandable segments    | weights |        state |           idle pages go back
+
+They take memory in pages of 2 and 20 MiB, so a small program may reserve more with them. It is left
+alone. So is a program that has chosen settings of its own, and one of several processes: neither
+CUDA IPC nor every network takes virtual memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+from stalloc._adapters import Adapter, registers_memory
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_LEAST_WEIGHTS = 128 << 20
+"""Bytes; with gradients and optimizer states up to four times as many."""
+_LEAST_RESERVED = 512 << 20
+"""Bytes; the last page of the large segment is at most 4 % of them."""
+
+
+class Segments:
+    """Turns expandable segments on where they are of use, and off at the end.
+
+    Args:
+        adapter: That of a GPU in native mode.
+
+    Attributes:
+        are_on: They are.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.are_on = False
+        self._adapter = adapter
+        self._made = False
+        self._may = not registers_memory() and _are_unset() and _has_virtual_memory(adapter)
+
+    def consider(self, module: torch.nn.Module | None = None) -> None:
+        """Turns them on if the program is large enough, and off once it has several processes.
+
+        Args:
+            module: The program's root, if it is known.
+        """
+        if not self._may:
+            return
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.restore()
+        elif not self.are_on and (_is_large(module) or self._reserves_much()):
+            # What torch has cached in other segments would be used beside them.
+            self._adapter.give_back()
+            self._set(True)
+            self.are_on = True
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Within it, new segments are expandable if the program leaves that open."""
+        if self.are_on or not self._may:
+            yield
+            return
+        self._set(True)
+        try:
+            yield
+        finally:
+            self._set(False)
+
+    def restore(self) -> None:
+        """Turns them off again. May be repeated."""
+        if self.are_on:
+            self.are_on = False
+            self._set(False)
+            # torch no longer uses what it has cached in them.
+            self._adapter.give_back()
+
+    def _reserves_much(self) -> bool:
+        return torch.cuda.max_memory_reserved(self._adapter.name) >= _LEAST_RESERVED
+
+    def _set(self, on: bool) -> None:
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")
+        if on and not self._made:
+            self._made = True
+            self._make_one()
+
+    def _make_one(self) -> None:
+        """Makes a segment, and gives it back: the first one may warn of a part of the driver.
+
+        The part is one that sharing memory needs.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool, self._adapter.name):
+                torch.empty(1, dtype=torch.uint8, device=self._adapter.name)
+
+
+def _are_unset() -> bool:
+    """True if torch's allocator has its defaults."""
+    if any(os.environ.get(name) for name in _VARIABLES):
+        return False
+    if torch.cuda.get_allocator_backend() != "native":
+        return False
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    return not settings["PYTORCH_CUDA_ALLOC_CONF"]
+
+
+def _has_virtual_memory(adapter: Adapter) -> bool:
+    has = adapter.runtime.keep_addresses(True)
+    adapter.runtime.keep_addresses(None)  # the question sets it
+    return has
+
+
+def _is_large(module: torch.nn.Module | None) -> bool:
+    parameters = module.parameters() if module is not None else ()
+    return sum(p.numel() * p.element_size() for p in parameters) >= _LEAST_WEIGHTS
