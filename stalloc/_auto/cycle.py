@@ -121,9 +121,9 @@ class Cycle:
             self._watch(forward)
         if self.stage is Stage.RECORDING:
             self._use_kept(forward)
-        if self._segments is not None and self.stage is not Stage.SERVING:
-            self._segments.consider(forward.module)
         if self.stage is Stage.RECORDING:
+            if self._segments is not None:
+                self._segments.consider(forward.module)
             self._planning.iteration_is_recorded()
             self._plan_if_recorded(forward)
         if self.stage is Stage.PLANNING:

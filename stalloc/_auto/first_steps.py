@@ -33,6 +33,7 @@ from stalloc._auto.segments import Segments
 
 _INIT = "_init_group"
 _PAGE = 2 << 20  # bytes of the device
+_MANY = 128 << 20  # bytes of states
 _MOST = 8
 """First steps; if there are more, each parameter may have an optimizer that steps in the backward
 pass."""
@@ -120,10 +121,13 @@ def _makes_states(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _are_large(optimizer: torch.optim.Optimizer) -> bool:
-    """True if most bytes of the states, which are like the parameters, fill pages of their own."""
+    """True if the states, which are like the parameters, fill their segments.
+
+    They do if there are many, or if most bytes are in states that fill pages of their own.
+    """
     sizes = [_size(p) for group in optimizer.param_groups for p in group["params"]]
-    large = [size for size in sizes if -size % _PAGE <= size // 16]
-    return 2 * sum(large) > sum(sizes)
+    fill_pages = [size for size in sizes if -size % _PAGE <= size // 16]
+    return sum(sizes) >= _MANY or 2 * sum(fill_pages) > sum(sizes)
 
 
 def _size(parameter: torch.Tensor) -> int:

@@ -20,6 +20,8 @@ import warnings
 from collections.abc import Iterator
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from stalloc._adapters import Adapter, registers_memory
 
@@ -43,8 +45,11 @@ class Segments:
     def __init__(self, adapter: Adapter) -> None:
         self.are_on = False
         self._adapter = adapter
+        self._process = os.getpid()
+        self._weights = 0  # bytes of the parameters that were made
         self._made = False
         self._may = not registers_memory() and _are_unset() and _has_virtual_memory(adapter)
+        self._hook = register_module_parameter_registration_hook(self._parameter_is_made)
 
     def consider(self, module: torch.nn.Module | None = None) -> None:
         """Turns them on if the program is large enough, and off once it has several processes.
@@ -52,15 +57,8 @@ class Segments:
         Args:
             module: The program's root, if it is known.
         """
-        if not self._may:
-            return
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self.restore()
-        elif not self.are_on and (_is_large(module) or self._reserves_much()):
-            # What torch has cached in other segments would be used beside them.
-            self._adapter.give_back()
-            self._set(True)
-            self.are_on = True
+        if self._may and (self.are_on or _is_large(module) or self._reserves_much()):
+            self._decide()
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -75,12 +73,35 @@ class Segments:
             self._set(False)
 
     def restore(self) -> None:
-        """Turns them off again. May be repeated."""
+        """Turns them off again, for good. May be repeated."""
+        self._hook.remove()
         if self.are_on:
             self.are_on = False
             self._set(False)
             # torch no longer uses what it has cached in them.
             self._adapter.give_back()
+
+    def _parameter_is_made(
+        self, module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None
+    ) -> None:
+        """Counts the weights, wherever they are made: the GPU may get them next."""
+        if torch.compiler.is_compiling() or self._process != os.getpid():
+            return
+        if self.are_on or not self._may or parameter is None or is_lazy(parameter):
+            return
+        self._weights += _size(parameter)
+        if self._weights >= _LEAST_WEIGHTS and not torch.cuda.is_current_stream_capturing():
+            self._weights = 0  # not at each one from now on, if they may not be used
+            self._decide()
+
+    def _decide(self) -> None:
+        if _has_several_processes():
+            self.restore()
+        elif not self.are_on:
+            # What torch has cached in other segments would be used beside them.
+            self._adapter.give_back()
+            self._set(True)
+            self.are_on = True
 
     def _reserves_much(self) -> bool:
         return torch.cuda.max_memory_reserved(self._adapter.name) >= _LEAST_RESERVED
@@ -119,6 +140,16 @@ def _has_virtual_memory(adapter: Adapter) -> bool:
     return has
 
 
+def _has_several_processes() -> bool:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return True
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _is_large(module: torch.nn.Module | None) -> bool:
     parameters = module.parameters() if module is not None else ()
-    return sum(p.numel() * p.element_size() for p in parameters) >= _LEAST_WEIGHTS
+    return sum(_size(p) for p in parameters if not is_lazy(p)) >= _LEAST_WEIGHTS
+
+
+def _size(parameter: torch.Tensor) -> int:
+    return parameter.numel() * parameter.element_size()

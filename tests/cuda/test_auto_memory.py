@@ -195,11 +195,13 @@ for rows in (11, 14, 17, 12):
     optimizer.zero_grad()
     model(torch.empty(rows * {scale}, device="cuda")).sum().backward()
     optimizer.step()
-expandable = sum(s["is_expandable"] for s in torch.cuda.memory_snapshot())
+segments = torch.cuda.memory_snapshot()
+expandable = sum(s["is_expandable"] for s in segments)
+usual = sum(s["total_size"] for s in segments if not s["is_expandable"])
 stalloc.disable()
 new = torch.empty(50 * MIB, dtype=torch.uint8, device="cuda")
 left = any(s["is_expandable"] for s in torch.cuda.memory_snapshot() if s["total_size"] == 50 * MIB)
-print(torch.cuda.max_memory_reserved(), expandable, int(left))
+print(torch.cuda.max_memory_reserved(), expandable, usual, int(left))
 """
 
 
@@ -214,7 +216,8 @@ def growing(
     """Trains on batches of several sizes, of which none is planned yet.
 
     Returns:
-        The most bytes reserved, the number of expandable segments, and if they are left on.
+        The most bytes reserved, the number of expandable segments, the bytes of the usual ones, and
+        if expandable ones are left on.
     """
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
     try:
@@ -227,11 +230,12 @@ def growing(
 
 
 def test_a_large_program_is_recorded_in_expandable_segments() -> None:
-    torchs, without, _ = growing(auto=False)
-    expandable, _, _ = growing(auto=False, settings="expandable_segments:True")
-    ours, segments, left = growing(auto=True)
+    torchs, without, _, _ = growing(auto=False)
+    expandable, *_ = growing(auto=False, settings="expandable_segments:True")
+    ours, segments, usual, left = growing(auto=True)
     assert without == 0
     assert segments > 0
+    assert usual == 0, "the weights lie in expandable segments, too"
     assert not left, "torch's settings are as before"
     assert expandable < 0.8 * torchs
     assert ours <= 1.02 * expandable
@@ -244,6 +248,7 @@ def test_a_large_program_is_recorded_in_expandable_segments() -> None:
         {"settings": "garbage_collection_threshold:0.9"},
         {"settings": "expandable_segments:False"},
         {"before": "torch._C._accelerator_setAllocatorSettings('max_split_size_mb:500')"},
+        {"before": "os.environ['WORLD_SIZE'] = '2'", "size": MIB // 64},
         {"before": "os.environ['TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK'] = '1'"},
         {
             "before": "import torch.distributed as d\n"
@@ -253,7 +258,7 @@ def test_a_large_program_is_recorded_in_expandable_segments() -> None:
     ],
 )
 def test_segments_are_torchs_in_small_programs_and_chosen_ones(case: dict[str, Any]) -> None:
-    _, segments, _ = growing(auto=True, **case)
+    _, segments, _, _ = growing(auto=True, **case)
     assert segments == 0
 
 
