@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 from stalloc._adapters import Adapter, registers_memory
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_SETTER = "_accelerator_setAllocatorSettings"
 _LEAST_WEIGHTS = 128 << 20
 """Bytes; with gradients and optimizer states up to four times as many."""
 _LEAST_RESERVED = 512 << 20
@@ -107,7 +108,7 @@ class Segments:
         return torch.cuda.max_memory_reserved(self._adapter.name) >= _LEAST_RESERVED
 
     def _set(self, on: bool) -> None:
-        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on}")
+        getattr(torch._C, _SETTER)(f"expandable_segments:{on}")
         if on and not self._made:
             self._made = True
             self._make_one()
@@ -125,13 +126,13 @@ class Segments:
 
 
 def _are_unset() -> bool:
-    """True if torch's allocator has its defaults."""
+    """True if torch's allocator has its defaults, and takes settings while it runs."""
     if any(os.environ.get(name) for name in _VARIABLES):
         return False
-    if torch.cuda.get_allocator_backend() != "native":
+    if torch.cuda.get_allocator_backend() != "native" or not hasattr(torch._C, _SETTER):
         return False
     settings = torch.cuda.memory._snapshot()["allocator_settings"]
-    return not settings["PYTORCH_CUDA_ALLOC_CONF"]
+    return bool(settings.get("PYTORCH_CUDA_ALLOC_CONF") == "")
 
 
 def _has_virtual_memory(adapter: Adapter) -> bool:
