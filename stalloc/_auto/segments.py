@@ -29,8 +29,8 @@ _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 _SETTER = "_accelerator_setAllocatorSettings"
 _LEAST_WEIGHTS = 128 << 20
 """Bytes; with gradients and optimizer states up to four times as many."""
-_LEAST_RESERVED = 512 << 20
-"""Bytes; the last page of the large segment is at most 4 % of them."""
+_LEAST_RESERVED = 256 << 20
+"""Bytes; the last page of the large segment is at most 8 % of them."""
 
 
 class Segments:
