@@ -33,8 +33,7 @@ class Adapter:
         refresh: Reports the memory of torch's allocator to the runtime, if it is the fallback.
         record_exactly: Lets recorded requests bypass torch's cache, or not.
         follow_order: Records the order of the device's streams from now on, or no more.
-        keep_apart: Lets requests that fill pages of the device bypass the plan and torch's cache,
-            and others the plan, or not; None if there is no torch's cache.
+        is_native: torch's own allocator of a GPU is the fallback.
     """
 
     name: str
@@ -45,7 +44,7 @@ class Adapter:
     refresh: Callable[[], None] = _nothing
     record_exactly: Callable[[bool], None] = lambda exact: None
     follow_order: Callable[[bool], None] = lambda follows: None
-    keep_apart: Callable[[bool], None] | None = None
+    is_native: bool = False
 
 
 def adapter(device: torch.device | str) -> Adapter:
@@ -116,7 +115,7 @@ def _cuda(device: torch.device) -> Adapter:
         lambda: module.note(index),
         module.record_exactly,
         partial(_follow_order, index),
-        module.keep_apart,
+        is_native=True,
     )
 
 

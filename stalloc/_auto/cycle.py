@@ -36,6 +36,7 @@ from stalloc._auto.planning import Planning
 from stalloc._auto.proposal import Proposal
 from stalloc._auto.recording import Recording
 from stalloc._auto.renewal import Renewal
+from stalloc._auto.segments import Segments
 from stalloc._auto.service import Service
 from stalloc._auto.settings import AutoOptions
 from stalloc._auto.status import Stage
@@ -86,7 +87,8 @@ class Cycle:
         self._options = options
         self._journal = journal
         self._kept = KeptPlans(cache, device)
-        self._memory = DeviceMemory(adapter)
+        self._segments = Segments(adapter) if adapter.is_native else None
+        self._memory = DeviceMemory(adapter, self._segments)
         self._budget = Budget(options.exchanges)
         self._patience = _PATIENCE
         self._why = "first plan"
@@ -100,15 +102,15 @@ class Cycle:
         self._is_unlike = False  # the plan in force does not know the last inputs
         self._recording: Recording | None = Recording(model, device, options)
         self.stage = Stage.RECORDING
-        self._first_steps = (
-            FirstSteps(adapter.give_back, adapter.keep_apart, self._sees_first_steps)
-            if adapter.keep_apart is not None
-            else None
-        )
-
-    def _sees_first_steps(self) -> bool:
-        """True while an optimizer's first step concerns the run's memory."""
-        return self._recording is not None or self._service is not None
+        self._first_steps: FirstSteps | None = None
+        if self._segments is not None:
+            self._first_steps = FirstSteps(
+                adapter.name,
+                self._segments,
+                adapter.give_back,
+                records=lambda: self._recording is not None,
+                serves=lambda: self._service is not None,
+            )
 
     def iteration_begins(self, forward: Forward) -> None:
         """Takes the next step, if it is time for one."""
@@ -120,6 +122,8 @@ class Cycle:
         if self.stage is Stage.RECORDING:
             self._use_kept(forward)
         if self.stage is Stage.RECORDING:
+            if self._segments is not None:
+                self._segments.consider(forward.module)
             self._planning.iteration_is_recorded()
             self._plan_if_recorded(forward)
         if self.stage is Stage.PLANNING:
@@ -153,6 +157,8 @@ class Cycle:
         self.count_requests()
         if self._service is not None:
             self._service.end()
+        if self._segments is not None:
+            self._segments.restore()
         self._recording = self._service = None
         self.stage = Stage.OFF
 

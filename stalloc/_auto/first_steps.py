@@ -1,17 +1,18 @@
 """Keeps the states that an optimizer makes in its first step out of torch's segments.
 
 Torch would put them into cached segments of activations, which then stay for good. What is idle in
-them cannot be given back, and is missing for a plan's pool:
+them cannot be given back, and is missing for a plan's pool. So states get a memory pool of torch's
+of their own, where they lie side by side:
 
     without     | state | idle | state | state | idle |   segments of activations
-    with        | state | | state | | state |             pieces of the device of their own
+    with        | state | state | state |                 segments of states
 
 Torch's cache is given back first, so that torch does not keep a second time what the states take.
-The temporaries of the step are torch's as ever, and so are states that would waste a part of their
-piece's last page.
+The temporaries of the step are torch's as ever. The states of a small program are left alone, since
+their segments would not be full.
 
-Under a plan, which may be one of an earlier run, they are not the plan's requests: the step goes on
-as profiled.
+Under a plan, which may be one of an earlier run, states are not the plan's requests: the step goes
+on as profiled.
 
 Optimizers of `torch.optim` make their states in `_init_group`. Others are left alone, as is SGD,
 which makes them elsewhere.
@@ -28,8 +29,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from stalloc._auto.segments import Segments
+
 _INIT = "_init_group"
 _PAGE = 2 << 20  # bytes of the device
+_MANY = 128 << 20  # bytes of states
 _MOST = 8
 """First steps; if there are more, each parameter may have an optimizer that steps in the backward
 pass."""
@@ -39,20 +43,27 @@ class FirstSteps:
     """Follows all optimizers of the process.
 
     Args:
+        device: The GPU, in torch's notation.
+        segments: Expandable segments, which the states are made in if possible.
         give_back: Lets torch give back its cache.
-        keep_apart: See `stalloc._adapters.Adapter`.
-        follows: Returns True while requests are recorded, or a plan serves them.
+        records: Returns True while requests are recorded.
+        serves: Returns True while a plan serves them.
     """
 
     def __init__(
         self,
+        device: str,
+        segments: Segments,
         give_back: Callable[[], object],
-        keep_apart: Callable[[bool], None],
-        follows: Callable[[], bool],
+        records: Callable[[], bool],
+        serves: Callable[[], bool],
     ) -> None:
+        self._device = device
+        self._segments = segments
         self._give_back = give_back
-        self._keep_apart = keep_apart
-        self._follows = follows
+        self._records = records
+        self._serves = serves
+        self._is_first = True
         self._left = _MOST
         self._hooks = (
             register_optimizer_step_pre_hook(self._begins),
@@ -69,24 +80,35 @@ class FirstSteps:
         if torch.compiler.is_compiling():
             return  # Dynamo cannot follow what comes here
         _ends(optimizer)  # a step that has failed
-        if self._left == 0 or not self._follows() or not _makes_large_states(optimizer):
+        if self._left == 0 or not self._follows() or optimizer.state:
             return
-        self._left -= 1
-        make, first = getattr(optimizer, _INIT), [True]
+        if self._records():
+            self._segments.consider()
+        if self._segments.are_on and self._is_first:
+            self._is_first = False
+            self._give_back()
+        if _makes_states(optimizer) and (self._segments.are_on or _are_large(optimizer)):
+            self._left -= 1
+            vars(optimizer)[_INIT] = self._apart(getattr(optimizer, _INIT))
+
+    def _follows(self) -> bool:
+        return self._records() or self._serves()
+
+    def _apart(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """The function that makes states, which then come from a pool of their own."""
+        # The pool's memory belongs to the states once this function has gone.
+        pools: list[torch.cuda.MemPool] = []
 
         def init_group(*args: Any, **kwargs: Any) -> Any:
-            if not self._follows():
+            if not self._follows() or torch.cuda.is_current_stream_capturing():
                 return make(*args, **kwargs)
-            if first:
-                first.clear()
+            if not pools:
                 self._give_back()
-            self._keep_apart(True)
-            try:
+                pools.append(torch.cuda.MemPool())
+            with self._segments.used(), torch.cuda.use_mem_pool(pools[0], self._device):
                 return make(*args, **kwargs)
-            finally:
-                self._keep_apart(False)
 
-        vars(optimizer)[_INIT] = init_group
+        return init_group
 
 
 def _ends(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -94,14 +116,18 @@ def _ends(optimizer: torch.optim.Optimizer, *_: object) -> None:
         vars(optimizer).pop(_INIT, None)
 
 
-def _makes_large_states(optimizer: torch.optim.Optimizer) -> bool:
-    """True if most bytes of the states, which are like the parameters, have pieces of their own."""
-    is_known = hasattr(optimizer, _INIT) and not isinstance(optimizer, torch.optim.SGD)
-    if optimizer.state or not is_known:
-        return False
+def _makes_states(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer, _INIT) and not isinstance(optimizer, torch.optim.SGD)
+
+
+def _are_large(optimizer: torch.optim.Optimizer) -> bool:
+    """True if the states, which are like the parameters, fill their segments.
+
+    They do if there are many, or if most bytes are in states that fill pages of their own.
+    """
     sizes = [_size(p) for group in optimizer.param_groups for p in group["params"]]
-    large = [size for size in sizes if -size % _PAGE <= size // 16]
-    return 2 * sum(large) > sum(sizes)
+    fill_pages = [size for size in sizes if -size % _PAGE <= size // 16]
+    return sum(sizes) >= _MANY or 2 * sum(fill_pages) > sum(sizes)
 
 
 def _size(parameter: torch.Tensor) -> int:

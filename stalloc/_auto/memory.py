@@ -15,7 +15,8 @@ import torch
 
 from stalloc import _core
 from stalloc._adapters import Adapter
-from stalloc._auto.proposal import Proposal
+from stalloc._auto.proposal import LEAST_GAIN, Proposal
+from stalloc._auto.segments import Segments
 
 _SEGMENTS = {"cuda": 64 << 20, "cpu": 256 << 10}
 """Bytes that the fallback may reserve for a few requests: torch's segments have 2 and 20 MiB,
@@ -25,12 +26,17 @@ stalloc's own on the CPU 16 and 160 KiB."""
 class DeviceMemory:
     """Follows the reserved bytes of one device.
 
+    Args:
+        adapter: The device.
+        segments: Its expandable segments, if there may be such.
+
     Attributes:
         peak: The most bytes that torch has reserved; 0 if that cannot be measured.
     """
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Adapter, segments: Segments | None = None) -> None:
         self._adapter = adapter
+        self._segments = segments
         self._measured = adapter.name.startswith("cuda")
         self.peak = 0
 
@@ -53,6 +59,9 @@ class DeviceMemory:
         pool = proposal.plan.pool
         if self._measured:
             peak = max(self.peak, proposal.peak)
+            if self._segments is not None and self._segments.are_on:
+                # With its own settings torch would have needed more than this, and than the plan.
+                peak += int(LEAST_GAIN * peak)
             needs = self._staying() + pool
             if needs <= peak:
                 self._adapter.give_back()

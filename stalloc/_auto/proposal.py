@@ -20,6 +20,7 @@ the recording is the same under both.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 
@@ -134,22 +135,37 @@ class _LiveOn:
     def most_beside(self, plan: Plan) -> int:
         """The most bytes that are live at once and that the plan does not serve."""
         decisions = plan.decisions
-        sizes = _rounded(decisions.size[decisions.upper > plan.period]).tolist()
+        wraps = decisions.upper > plan.period
+        sizes = _rounded(decisions.size[wraps])
+        follows = decisions.law[wraps] >= 0  # sizes are those of the largest batch
         # Those that it serves live into the next iteration, as their like of the last one did.
-        rows = ~(self._among(self._old, sizes) | self._among(self._new, sizes))
+        rows = ~(self._among(self._old, sizes, follows) | self._among(self._new, sizes, follows))
         size = self._size[rows]
         ticks = np.concatenate([self._lower[rows], self._upper[rows]])
         order = np.argsort(ticks, kind="stable")
         return int(np.cumsum(np.concatenate([size, -size])[order]).max(initial=0))
 
-    def _among(self, rows: Flags, sizes: list[int]) -> Flags:
-        """Rows that have these sizes, as many of each as there are."""
-        left = Counter(sizes)
+    def _among(self, rows: Flags, sizes: Int64s, follows: Flags) -> Flags:
+        """Rows that have these sizes, as many of each as there are.
+
+        Args:
+            rows: The rows to look at.
+            sizes: In bytes.
+            follows: The size follows a law: smaller batches need less.
+        """
+        left = Counter(sizes[~follows].tolist())
+        larger = sorted(sizes[follows].tolist())
         found: Flags = np.zeros(len(rows), bool)
-        for row in np.flatnonzero(rows):
+        for row in sorted(np.flatnonzero(rows), key=lambda row: -self._size[row]):
             size = int(self._size[row])
-            found[row] = left[size] > 0
-            left[size] -= 1
+            at = bisect_left(larger, size)
+            if left[size] > 0:
+                left[size] -= 1
+            elif at < len(larger):
+                del larger[at]
+            else:
+                continue
+            found[row] = True
         return found
 
 

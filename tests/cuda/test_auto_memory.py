@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import standin
@@ -137,40 +138,128 @@ def test_a_step_that_fails_leaves_nothing_behind() -> None:
     stalloc.disable()
 
 
-def test_states_apart_count_towards_the_memory_fraction() -> None:
-    result = run_alone(
-        """
-import torch, stalloc
-from stalloc._adapters import adapter
-GIB = 1 << 30
-total = torch.cuda.get_device_properties(0).total_memory
-torch.cuda.set_per_process_memory_fraction(40 * GIB / total)
-apart = adapter("cuda").keep_apart
+@isolated
+def test_states_count_as_torchs_own() -> None:
+    def peak(*, auto: bool) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        if auto:
+            stalloc.auto(device="cuda")
+        model = Wide().to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            train([optimizer], model)
+        stalloc.disable()
+        return torch.cuda.max_memory_allocated()
 
-def take(gib):
-    return torch.empty(gib * GIB, dtype=torch.uint8, device="cuda")
+    without = peak(auto=False)
+    assert abs(peak(auto=True) - without) <= MIB
 
-def refused(gib):
-    try:
-        take(gib)
-    except torch.OutOfMemoryError:
-        return
-    raise AssertionError("it has to be refused")
 
-with stalloc.profile(device="cuda", exact=False):
-    cached = take(20)
-    apart(True)
-    states = take(10)
-    refused(11)
-    apart(False)
-    refused(11)
-    more = take(9)
-    apart(True)
-    refused(2)
-    apart(False)
+@isolated
+def test_states_go_back_to_the_device_with_their_optimizer() -> None:
+    stalloc.auto(device="cuda")
+    model = Wide().to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    train([optimizer], model)
+    optimizer.zero_grad()
+    torch.cuda.empty_cache()
+    weights = 8 * 12 * MIB
+    assert torch.cuda.memory_reserved() >= 3 * weights
+    del optimizer
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= weights + 24 * MIB
+    stalloc.disable()
+
+
+GROWING = """
+import gc, os, torch, stalloc
+MIB = 1 << 20
+
+class Wide(torch.nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.empty(size) for _ in range(12))
+
+    def forward(self, x):
+        for weight in self.weights:
+            x = (x * weight.mean()).tanh().sigmoid().exp()
+        return x
+
+{before}
+if {auto}:
+    stalloc.auto(device="cuda")
+model = Wide({size}).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for rows in (11, 14, 17, 12):
+    optimizer.zero_grad()
+    model(torch.empty(rows * {scale}, device="cuda")).sum().backward()
+    optimizer.step()
+segments = torch.cuda.memory_snapshot()
+expandable = sum(s["is_expandable"] for s in segments)
+usual = sum(s["total_size"] for s in segments if not s["is_expandable"])
+stalloc.disable()
+new = torch.empty(50 * MIB, dtype=torch.uint8, device="cuda")
+left = any(s["is_expandable"] for s in torch.cuda.memory_snapshot() if s["total_size"] == 50 * MIB)
+print(torch.cuda.max_memory_reserved(), expandable, usual, int(left))
 """
-    )
-    assert result.returncode == 0, result.stderr
+
+
+def growing(
+    *,
+    auto: bool,
+    size: int = 3 * MIB,
+    scale: int = 400_000,
+    before: str = "",
+    settings: str = "",
+) -> list[int]:
+    """Trains on batches of several sizes, of which none is planned yet.
+
+    Returns:
+        The most bytes reserved, the number of expandable segments, the bytes of the usual ones, and
+        if expandable ones are left on.
+    """
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
+    try:
+        done = run_alone(GROWING.format(auto=auto, size=size, scale=scale, before=before))
+    finally:
+        del os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+    assert done.returncode == 0, done.stderr
+    assert not auto or "Warning" not in done.stderr, done.stderr
+    return [int(figure) for figure in done.stdout.split()]
+
+
+def test_a_large_program_is_recorded_in_expandable_segments() -> None:
+    torchs, without, _, _ = growing(auto=False)
+    expandable, *_ = growing(auto=False, settings="expandable_segments:True")
+    ours, segments, usual, left = growing(auto=True)
+    assert without == 0
+    assert segments > 0
+    assert usual == 0, "the weights lie in expandable segments, too"
+    assert not left, "torch's settings are as before"
+    assert expandable < 0.8 * torchs
+    assert ours <= 1.02 * expandable
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"size": MIB // 64, "scale": 10_000},
+        {"settings": "garbage_collection_threshold:0.9"},
+        {"settings": "expandable_segments:False"},
+        {"before": "torch._C._accelerator_setAllocatorSettings('max_split_size_mb:500')"},
+        {"before": "os.environ['WORLD_SIZE'] = '2'", "size": MIB // 64},
+        {"before": "os.environ['TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK'] = '1'"},
+        {
+            "before": "import torch.distributed as d\n"
+            "d.init_process_group('gloo', rank=0, world_size=1, store=d.HashStore())",
+            "size": MIB // 64,
+        },
+    ],
+)
+def test_segments_are_torchs_in_small_programs_and_chosen_ones(case: dict[str, Any]) -> None:
+    _, segments, _, _ = growing(auto=True, **case)
+    assert segments == 0
 
 
 def test_a_kept_plan_serves_the_first_iteration_as_it_was_recorded(tmp_path: Path) -> None:

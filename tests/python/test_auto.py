@@ -329,10 +329,10 @@ class Late:
         self.losses.append(loss.item())
 
 
-def late_loop(auto: Auto | None, *rows: int) -> Late:
+def late_loop(auto: Auto | None, *rows: int, width: int = 1024) -> Late:
     torch.manual_seed(0)
     # The gradient of the second layer takes 8 MiB, as long as the output's gradient is not there.
-    model = nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 2048))
+    model = nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, 2048))
     loop = Late(model)
     for number in rows:
         loop.step(number)
@@ -364,6 +364,20 @@ def test_gradients_that_live_into_the_next_forward_are_planned() -> None:
     del loop
     gc.collect()
     assert stats()["reserved"] == 0
+
+
+@isolated
+def test_an_output_that_lives_into_the_next_forward_is_planned_in_every_size() -> None:
+    rows = [640, 480, 560, 400, 600, 440, 520, 360] * 3
+    auto = stalloc.auto(time_limit=0.5)
+    loop = late_loop(auto, *rows, width=256)
+    (change,) = stalloc.status()["changes"]
+    figures = stalloc.memory_stats()
+    assert figures["live_blocks"] > 0, "the last output lies in the pool"
+    assert figures["run_peak_reserved"] <= change["after"]
+    assert figures["run_efficiency"] > 0.98
+    auto.stop()
+    assert_same(late_loop(None, *rows, width=256), loop)
 
 
 @isolated

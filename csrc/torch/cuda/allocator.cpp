@@ -10,7 +10,6 @@
 #include <limits>
 #include <thread>
 
-#include "base/align.h"
 #include "base/error.h"
 #include "base/format.h"
 #include "torch/autograd.h"
@@ -21,11 +20,6 @@ namespace {
 
 // Rounding up a size of at most this does not overflow. torch refuses larger requests itself.
 constexpr auto kLargest = static_cast<std::size_t>(std::numeric_limits<Bytes>::max() / 2);
-
-// CUDA takes memory of the device in such pages.
-constexpr Bytes kPage = Bytes{2} << 20;
-// One part in so many of a piece apart may be wasted.
-constexpr Bytes kWastedPart = 16;
 
 c10::Device device_of(c10::DeviceIndex index) { return {c10::DeviceType::CUDA, index}; }
 
@@ -316,13 +310,6 @@ void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Req
   }
 }
 
-bool CudaAllocator::bypasses_cache(Bytes size) const {
-  if (!caches_.load()) return false;
-  if (exact_.load(std::memory_order_relaxed)) return true;
-  const Bytes wasted = align_up(size, kPage) - size;
-  return apart_.load(std::memory_order_relaxed) && wasted <= size / kWastedPart;
-}
-
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
@@ -337,9 +324,7 @@ void* CudaAllocator::provide(const Request& request, Native native) {
   runtime::Recorder& recorder = runtime->recorder();
   void* p = nullptr;
   if (allocator.enabled()) {
-    const bool apart = apart_.load(std::memory_order_relaxed);
-    if (detour == Detour::kNone && !apart) p = serve(*runtime, request);
-    if (apart && bypasses_cache(request.size)) p = allocate_directly(*runtime, request);
+    if (detour == Detour::kNone) p = serve(*runtime, request);
     if (!p) p = fall_back(*runtime, request, native);
     if (!recorder.active()) return p;
   } else {
@@ -347,7 +332,7 @@ void* CudaAllocator::provide(const Request& request, Native native) {
       follow_share(request.device);  // memory of a profile that has ended may have gone
       return native(Record::kLeft);
     }
-    if (bypasses_cache(request.size)) {
+    if (caches_.load() && exact_.load(std::memory_order_relaxed)) {
       p = allocate_exactly(*runtime, request, native);
     } else {
       follow_share(request.device);

@@ -57,9 +57,6 @@ class CudaAllocator final : public Delegate {
 
   // With `exact`, recorded requests bypass torch's cache: each gets its own piece of the device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
-  // With `apart`, requests are not the plan's, and those that waste little of the last page of
-  // their piece bypass torch's cache, recorded or under a plan.
-  void keep_apart(bool apart) { apart_.store(apart, std::memory_order_relaxed); }
   // Follows what happened to torch's allocator while this was not in front of it: its history, and
   // a private pool that the calling thread has opened on `device`. With `hidden`, snapshots leave
   // out the memory held here: for trackers that were attached to torch's allocator before this was
@@ -177,7 +174,6 @@ class CudaAllocator final : public Delegate {
   // Serves `request` with a piece of the device of its own, else with torch's allocator.
   template <typename Native>
   void* allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request, Native native);
-  bool bypasses_cache(Bytes size) const;
   // Returns null if the device has no memory left.
   void* allocate_directly(runtime::DeviceRuntime& runtime, const Request& request);
   bool free_directly(void* p);
@@ -205,7 +201,6 @@ class CudaAllocator final : public Delegate {
   static inline CudaAllocator* instance_ = nullptr;
   const c10::DeleterFnPtr native_deleter_;
   std::atomic<bool> exact_{false};
-  std::atomic<bool> apart_{false};
   std::atomic<bool> is_standard_{true};  // our deleter is raw_deleter()
   std::atomic<int> detours_{0};          // open private pools, and one while torch's cache is off
   std::atomic<bool> caches_{true};

@@ -29,9 +29,6 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
         adapters::follow_program_order(stalloc::runtime::DeviceRuntime::find_gpu(device), device);
       },
       py::arg("device"), "Reports the order of the device's streams to its recorder; -1: no more.");
-  m.def(
-      "keep_apart", [](bool apart) { adapters::CudaAllocator::instance().keep_apart(apart); },
-      py::arg("apart"));
   m.def("install_pinned", &adapters::install_pinned, py::arg("device"));
   m.def("settle_pinned", &adapters::settle_pinned, py::call_guard<py::gil_scoped_release>());
   m.def("give_back_pinned", &adapters::give_back_pinned, py::call_guard<py::gil_scoped_release>());

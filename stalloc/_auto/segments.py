@@ -1,0 +1,156 @@
+"""Expandable segments of torch's allocator, for the iterations that torch serves.
+
+The first iterations are torch's: their peak is a part of the run's, and what stays reserved after
+them is missing for a plan's pool. Expandable segments reserve less in most programs. Of theirs,
+whole pages that are idle can be given back, whatever lies between them:
+
+    segments               | weights | idle | state | idle |    a block that stays keeps all of it
+    expandable segments    | weights |        state |           idle pages go back
+
+They take memory in pages of 2 and 20 MiB, so a small program may reserve more with them. It is left
+alone. So is a program that has chosen settings of its own, and one of several processes: neither
+CUDA IPC nor every network takes virtual memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
+
+from stalloc._adapters import Adapter, registers_memory
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_SETTER = "_accelerator_setAllocatorSettings"
+_LEAST_WEIGHTS = 128 << 20
+"""Bytes; with gradients and optimizer states up to four times as many."""
+_LEAST_RESERVED = 256 << 20
+"""Bytes; the last page of the large segment is at most 8 % of them."""
+
+
+class Segments:
+    """Turns expandable segments on where they are of use, and off at the end.
+
+    Args:
+        adapter: That of a GPU in native mode.
+
+    Attributes:
+        are_on: They are.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.are_on = False
+        self._adapter = adapter
+        self._process = os.getpid()
+        self._weights = 0  # bytes of the parameters that were made
+        self._made = False
+        self._may = not registers_memory() and _are_unset() and _has_virtual_memory(adapter)
+        self._hook = register_module_parameter_registration_hook(self._parameter_is_made)
+
+    def consider(self, module: torch.nn.Module | None = None) -> None:
+        """Turns them on if the program is large enough, and off once it has several processes.
+
+        Args:
+            module: The program's root, if it is known.
+        """
+        if self._may and (self.are_on or _is_large(module) or self._reserves_much()):
+            self._decide()
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Within it, new segments are expandable if the program leaves that open."""
+        if self.are_on or not self._may:
+            yield
+            return
+        self._set(True)
+        try:
+            yield
+        finally:
+            self._set(False)
+
+    def restore(self) -> None:
+        """Turns them off again, for good. May be repeated."""
+        self._hook.remove()
+        if self.are_on:
+            self.are_on = False
+            self._set(False)
+            # torch no longer uses what it has cached in them.
+            self._adapter.give_back()
+
+    def _parameter_is_made(
+        self, module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None
+    ) -> None:
+        """Counts the weights, wherever they are made: the GPU may get them next."""
+        if torch.compiler.is_compiling() or self._process != os.getpid():
+            return
+        if self.are_on or not self._may or parameter is None or is_lazy(parameter):
+            return
+        self._weights += _size(parameter)
+        if self._weights >= _LEAST_WEIGHTS and not torch.cuda.is_current_stream_capturing():
+            self._weights = 0  # not at each one from now on, if they may not be used
+            self._decide()
+
+    def _decide(self) -> None:
+        if _has_several_processes():
+            self.restore()
+        elif not self.are_on:
+            # What torch has cached in other segments would be used beside them.
+            self._adapter.give_back()
+            self._set(True)
+            self.are_on = True
+
+    def _reserves_much(self) -> bool:
+        return torch.cuda.max_memory_reserved(self._adapter.name) >= _LEAST_RESERVED
+
+    def _set(self, on: bool) -> None:
+        getattr(torch._C, _SETTER)(f"expandable_segments:{on}")
+        if on and not self._made:
+            self._made = True
+            self._make_one()
+
+    def _make_one(self) -> None:
+        """Makes a segment, and gives it back: the first one may warn of a part of the driver.
+
+        The part is one that sharing memory needs.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool, self._adapter.name):
+                torch.empty(1, dtype=torch.uint8, device=self._adapter.name)
+
+
+def _are_unset() -> bool:
+    """True if torch's allocator has its defaults, and takes settings while it runs."""
+    if any(os.environ.get(name) for name in _VARIABLES):
+        return False
+    if torch.cuda.get_allocator_backend() != "native" or not hasattr(torch._C, _SETTER):
+        return False
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    return bool(settings.get("PYTORCH_CUDA_ALLOC_CONF") == "")
+
+
+def _has_virtual_memory(adapter: Adapter) -> bool:
+    has = adapter.runtime.keep_addresses(True)
+    adapter.runtime.keep_addresses(None)  # the question sets it
+    return has
+
+
+def _has_several_processes() -> bool:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return True
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _is_large(module: torch.nn.Module | None) -> bool:
+    parameters = module.parameters() if module is not None else ()
+    return sum(_size(p) for p in parameters if not is_lazy(p)) >= _LEAST_WEIGHTS
+
+
+def _size(parameter: torch.Tensor) -> int:
+    return parameter.numel() * parameter.element_size()
