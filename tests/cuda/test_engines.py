@@ -135,6 +135,50 @@ def test_200_switches_leak_nothing_and_leave_handles_valid() -> None:
     _return(handle)
 
 
+def test_only_the_chunks_of_tensors_stay_and_come_back_at_their_addresses() -> None:
+    trainer = Trainer(rows=512)
+    plan = _plan(trainer, shares=False)
+    torch.cuda.empty_cache()
+    used = standin.used()
+    chunk = max(2 * MIB, plan.pool // 1024 // (2 * MIB) * 2 * MIB)
+    for _ in range(3):
+        y = _output(trainer)
+        reservations = standin.reservations()
+        with stalloc.phase("rollout"):
+            kept = standin.used() - (used - plan.pool)
+            assert kept <= y.nbytes + 3 * chunk, "two at its ends, and the first"
+            y.add_(1)
+            cache = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+            del cache
+        assert standin.used() == used
+        assert standin.reservations() == reservations
+        y.add_(1)
+        del y
+        with stalloc.phase("train"):
+            trainer.step()
+        before = stalloc.memory_stats()
+        trainer.step()
+        after = stalloc.memory_stats()
+        assert after["hits"] - before["hits"] == after["planned"]
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.filterwarnings("ignore:stalloc. phase 'rollout' begins while tensors lie in")
+def test_a_plain_pool_stays_while_a_tensor_lies_in_it() -> None:
+    trainer = Trainer(rows=32)
+    plan = _plan(trainer, shares=True)
+    y = _output(trainer)
+    torch.cuda.empty_cache()
+    used = standin.used()
+    assert stalloc.memory_stats()["live_blocks"] == 1
+    with stalloc.phase("rollout"):
+        assert standin.used() == used
+    del y
+    with stalloc.phase("rollout"):
+        assert standin.used() <= used - plan.pool
+    assert standin.used() == used
+
+
 def test_a_switch_without_memory_leaves_training_going() -> None:
     trainer = Trainer(rows=64)
     _plan(trainer, shares=False)
