@@ -42,7 +42,7 @@ def _sharing_step(trainer: Trainer) -> None:
     stalloc.step()
 
 
-def _plan(trainer: Trainer, *, shares: bool) -> stalloc.Plan:
+def plan_in_force(trainer: Trainer, *, shares: bool = False) -> stalloc.Plan:
     """A plan that is in force, of iterations with one microbatch."""
     trainer.microbatches = 1
     with stalloc.profile(trainer.model) as prof:
@@ -65,7 +65,7 @@ def _output(trainer: Trainer) -> torch.Tensor:
 
 def test_a_pool_whose_tensors_are_shared_in_the_profile_is_plain() -> None:
     trainer = Trainer(rows=32)
-    plan = _plan(trainer, shares=True)
+    plan = plan_in_force(trainer, shares=True)
     assert plan.info["shared"] == "1"
     hits = stalloc.memory_stats()["hits"]
     _sharing_step(trainer)
@@ -88,7 +88,7 @@ def test_weights_that_are_shared_in_the_profile_leave_the_pool_virtual() -> None
 
 def test_a_pool_of_virtual_memory_says_how_to_share_its_tensors() -> None:
     trainer = Trainer(rows=32)
-    _plan(trainer, shares=False)
+    plan_in_force(trainer, shares=False)
     y = _output(trainer)
     with pytest.raises(RuntimeError, match="Share it while the profile is recorded, too"):
         _share(y)
@@ -96,7 +96,7 @@ def test_a_pool_of_virtual_memory_says_how_to_share_its_tensors() -> None:
 
 def test_a_pool_stays_while_another_process_has_a_handle() -> None:
     trainer = Trainer(rows=32)
-    _plan(trainer, shares=True)
+    plan_in_force(trainer, shares=True)
     y = _output(trainer)
     address, handle = y.data_ptr(), _share(y)
     del y
@@ -111,7 +111,7 @@ def test_a_pool_stays_while_another_process_has_a_handle() -> None:
 
 def test_200_switches_leak_nothing_and_leave_handles_valid() -> None:
     trainer = Trainer(rows=64)
-    plan = _plan(trainer, shares=False)
+    plan = plan_in_force(trainer, shares=False)
     weight = trainer.model.get_parameter("blocks.0.scale")
     handle = _share(weight.detach())
     assert _address(handle) == weight.data_ptr()
@@ -137,7 +137,7 @@ def test_200_switches_leak_nothing_and_leave_handles_valid() -> None:
 
 def test_only_the_chunks_of_tensors_stay_and_come_back_at_their_addresses() -> None:
     trainer = Trainer(rows=512)
-    plan = _plan(trainer, shares=False)
+    plan = plan_in_force(trainer, shares=False)
     torch.cuda.empty_cache()
     used = standin.used()
     chunk = max(2 * MIB, plan.pool // 1024 // (2 * MIB) * 2 * MIB)
@@ -166,7 +166,7 @@ def test_only_the_chunks_of_tensors_stay_and_come_back_at_their_addresses() -> N
 @pytest.mark.filterwarnings("ignore:stalloc. phase 'rollout' begins while tensors lie in")
 def test_a_plain_pool_stays_while_a_tensor_lies_in_it() -> None:
     trainer = Trainer(rows=32)
-    plan = _plan(trainer, shares=True)
+    plan = plan_in_force(trainer, shares=True)
     y = _output(trainer)
     torch.cuda.empty_cache()
     used = standin.used()
@@ -181,7 +181,7 @@ def test_a_plain_pool_stays_while_a_tensor_lies_in_it() -> None:
 
 def test_a_switch_without_memory_leaves_training_going() -> None:
     trainer = Trainer(rows=64)
-    _plan(trainer, shares=False)
+    plan_in_force(trainer, shares=False)
     kept = []
 
     def roll_out() -> None:
@@ -204,7 +204,7 @@ def test_a_switch_without_memory_leaves_training_going() -> None:
 
 def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
     trainer = Trainer(rows=64)
-    _plan(trainer, shares=False)
+    plan_in_force(trainer, shares=False)
 
     def roll_out() -> None:
         with stalloc.phase("rollout"):
@@ -221,7 +221,7 @@ def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
 
 def test_a_switch_and_back_costs_four_driver_calls_a_chunk() -> None:
     trainer = Trainer(rows=64)
-    _plan(trainer, shares=False)
+    plan_in_force(trainer, shares=False)
     torch.cuda.empty_cache()
     memory = ("Create", "Map", "SetAccess", "Unmap", "Release", "AddressReserve", "AddressFree")
     names = [f"cuMem{name}" for name in memory]
