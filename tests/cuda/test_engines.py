@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import standin
 import torch
+from alone import run_alone
 from training_cuda import Trainer
 
 import stalloc
@@ -177,6 +178,40 @@ def test_a_plain_pool_stays_while_a_tensor_lies_in_it() -> None:
     with stalloc.phase("rollout"):
         assert standin.used() <= used - plan.pool
     assert standin.used() == used
+
+
+def test_an_allocation_of_a_plain_pool_is_the_whole_pool() -> None:
+    trainer = Trainer(rows=512)
+    plan = plan_in_force(trainer, shares=True)
+    y = _output(trainer)
+    begin, size = standin.allocation_around(y.data_ptr())
+    assert size == plan.pool
+    assert begin <= y.data_ptr() < y.data_ptr() + y.nbytes <= begin + size
+    with pytest.raises(stalloc.StallocError, match="tensors lie in it"):
+        stalloc.release_pool(partly=True)
+    assert standin.allocation_around(y.data_ptr()) == (begin, size), "still registered"
+
+
+def test_an_allocation_of_a_virtual_pool_is_a_chunk() -> None:
+    trainer = Trainer(rows=512)
+    plan_in_force(trainer)
+    y = _output(trainer)
+    begin, size = standin.allocation_around(y.data_ptr())
+    assert begin <= y.data_ptr() < begin + size
+    assert size < y.nbytes, "a registration of it does not cover the tensor"
+
+
+def test_an_allocation_of_an_expandable_segment_is_a_part_of_it() -> None:
+    result = run_alone(
+        """
+import standin, torch
+torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+y = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+begin, size = standin.allocation_around(y.data_ptr())
+assert begin <= y.data_ptr() < begin + size < y.data_ptr() + y.nbytes
+"""
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_switch_without_memory_leaves_training_going() -> None:
