@@ -202,7 +202,10 @@ def test_only_the_memory_of_tensors_stays() -> None:
     before = stalloc.memory_stats()
     trainer.step(torch.ones(512, 512))
     after = stalloc.memory_stats()
-    assert after["hits"] - before["hits"] == after["planned"]
+    misses = after["planned"] - (after["hits"] - before["hits"])
+    assert misses <= after["planned"] // 200, (
+        "small ones that lived at a switch lie beside the pool"
+    )
 
 
 @isolated
