@@ -41,11 +41,20 @@ void PartialRelease::release_pieces(Pool& pool, const std::vector<Range>& idle) 
   }
 }
 
+// In these two, a driver that fails gives no memory. A later call tells if the device is lost.
 bool PartialRelease::attach(Range chunks, const Pool& pool) {
   try {
     return device_.attach(pool.base, chunks);
   } catch (const Error&) {
-    return false;  // a later call tells if the device is lost
+    return false;
+  }
+}
+
+std::byte* PartialRelease::allocate(Range piece) {
+  try {
+    return static_cast<std::byte*>(device_.allocate_pool(piece.size(), /*grows=*/false));
+  } catch (const Error&) {
+    return nullptr;
   }
 }
 
@@ -81,8 +90,8 @@ bool PartialRelease::acquire_chunks(Pool& pool) {
 bool PartialRelease::acquire_pieces(Pool& pool) {
   std::vector<std::pair<Range, std::byte*>> taken;
   const auto take = [&](Range piece) {
-    void* memory = device_.allocate_pool(piece.size(), /*grows=*/false);
-    if (memory) taken.emplace_back(piece, static_cast<std::byte*>(memory));
+    std::byte* memory = allocate(piece);
+    if (memory) taken.emplace_back(piece, memory);
     return memory != nullptr;
   };
   if (!std::ranges::all_of(gone_, take)) {

@@ -9,6 +9,7 @@
 // no request from the pool until all of it is back. Not thread-safe.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "base/range.h"
@@ -40,6 +41,7 @@ class PartialRelease {
   void release_chunks(Pool& pool, const std::vector<Range>& idle);
   void release_pieces(Pool& pool, const std::vector<Range>& idle);
   bool attach(Range chunks, const Pool& pool);
+  std::byte* allocate(Range piece);
   void detach_again(std::size_t count, Pool& pool);
   bool acquire_chunks(Pool& pool);
   bool acquire_pieces(Pool& pool);

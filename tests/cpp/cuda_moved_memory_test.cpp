@@ -20,6 +20,7 @@
 #include "device/cuda_streams.h"
 #include "plans.h"
 #include "pretended_gpu.h"
+#include "runtime/partial_release.h"
 #include "runtime/planned_allocator.h"
 
 namespace stalloc {
@@ -394,6 +395,42 @@ TEST_F(CudaMovedMemory, DevicesMoveTheirMemoryAtTheSameTime) {
   }
   for (std::thread& t : threads) t.join();
   for (const auto& training : runs) EXPECT_GT(training->statistics().moves, 0);
+}
+
+// A pool of three plain pieces, of which one holds a block.
+class CudaPartialRelease : public PretendedGpu {};
+
+TEST_F(CudaPartialRelease, ADriverThatFailsTakesNoPiece) {
+  constexpr Bytes kPiece = 16 * kMiB;
+  constexpr Offset kStep = kPiece + kDefaultAlignment;
+  std::vector<plan::Decision> decisions(3);
+  for (Tick i = 0; i < 3; ++i) {
+    plan::Decision& d = decisions[static_cast<std::size_t>(i)];
+    d.size = kPiece;
+    d.offset = i * kStep;
+    d.lower = i;
+    d.upper = 4;
+  }
+  plan::Plan plan = testing::plan_of(decisions, 4);
+  plan.walls = {kPiece, kPiece + kStep};
+  device::CudaMemory memory(0);
+  const auto take = [&] { return static_cast<std::byte*>(memory.allocate(kPiece)); };
+  runtime::Pool pool(plan, take());
+  pool.first_size = kPiece;
+  for (const int i : {1, 2}) pool.more.push_back({take(), kPiece, i * kStep});
+  pool.space.place(plan::DecisionIndex(1));
+  runtime::PartialRelease release(memory);
+  ASSERT_TRUE(release.release(pool));
+  EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kPiece));
+  standin_fail("cudaMalloc", 2, kCudaIllegalAddress, 1);
+  EXPECT_FALSE(release.acquire(pool));
+  EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kPiece));
+  EXPECT_TRUE(release.acquire(pool));
+  pool.space.check();
+  for (const runtime::Pool::Piece& piece : pool.pieces()) {
+    memory.release(piece.memory, piece.size);
+  }
+  EXPECT_EQ(standin_used(0), 0u);
 }
 
 }  // namespace
