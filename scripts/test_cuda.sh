@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly python=$1 torch=$2 venv=$(realpath -m "$3")
 shift 3
-readonly requirements=requirements/dev.txt
+readonly requirements=requirements/dev.txt alone=requirements/cuda.txt
 readonly marker=$venv/.stalloc-setup # what the environment was made from
 readonly standin=$PWD/build/cpp/standin/13
 
@@ -17,13 +17,14 @@ say() { printf 'test-cuda: %s\n' "$*" >&2; }
 
 wanted() {
   printf '%s\n' "$python" "$torch"
-  cat "$requirements"
+  cat "$requirements" "$alone"
 }
 
 if ! cmp -s "$marker" <(wanted); then
   say "installing $torch with CUDA into $venv (several gigabytes, the first time)"
   [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
   "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$torch" -r "$requirements"
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps -r "$alone"
   cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or "")')
   if [[ -z $cuda ]]; then
     say "$torch is no CUDA build; choose another: make test-cuda CUDA_TORCH=torch==2.14.1"

@@ -6,7 +6,7 @@ engine works, and comes back before training goes on:
     open phases                        pool
     none                               reserved
     "train" in some thread             reserved
-    "rollout" or "sync" alone          released, unless tensors lie in it
+    "rollout" or "sync" alone          released, but for the memory of tensors in it
 
 In each thread the innermost phase counts. A phase changes no value: a request without a pool is
 served by the fallback. Thread-safe; switches follow one another.
@@ -26,6 +26,7 @@ from stalloc.errors import OutOfMemory, StallocError, StallocWarning
 from stalloc.statistics import empty_cache, memory_stats, stats_of_phase
 
 _NEEDS_POOL = {"train": True, "sync": False, "rollout": False}
+_MOST_KEPT = 1 / 4  # of the pool, without a warning
 
 
 @dataclass(eq=False)
@@ -112,25 +113,32 @@ class _Phases:
             self._acquire(entry, current)
 
     def _release(self, entry: _Entry, current: session.Session) -> None:
+        stats = stats_of_phase(entry.name)
+        pool = memory_stats()["pool"]
         try:
-            session.release_pool()
+            kept = session.release_pool(partly=True)
         except StallocError as error:
             if "tensors lie in it" not in str(error):
                 raise
-            stats_of_phase(entry.name)["kept"] += 1
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"stalloc: phase {entry.name!r} begins while tensors lie in the plan's pool, "
-                    "which therefore stays reserved; free them before the phase (gradients, "
-                    "losses that are kept as tensors, an exception's traceback)",
-                    StallocWarning,
-                    stacklevel=5,
-                )
+            kept = pool
+        else:
+            self._released_for = current
+            stats["released"] += 1
+            empty_cache()
+        if kept == 0:
             return
-        self._released_for = current
-        stats_of_phase(entry.name)["released"] += 1
-        empty_cache()
+        stats["kept"] += 1
+        stats["most_kept"] = max(stats["most_kept"], kept)
+        if kept > pool * _MOST_KEPT and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"stalloc: phase {entry.name!r} begins while tensors lie in the plan's pool, of "
+                f"which {_core.format_bytes(kept)} of {_core.format_bytes(pool)} therefore stay "
+                "reserved; free them before the phase (gradients, losses that are kept as "
+                "tensors, an exception's traceback)",
+                StallocWarning,
+                stacklevel=5,
+            )
 
     def _acquire(self, entry: _Entry, current: session.Session) -> None:
         if self._released_for is current:
@@ -196,7 +204,8 @@ def phase(name: str, *, engine: Any = None) -> _Phase:
     At the beginning of "rollout" and "sync" the plan's pool goes back to the device, and torch's
     cached memory with it. It comes back at the end of the phase, or at the beginning of a "train"
     inside. Weights and optimizer states stay where they are. If tensors lie in the pool at the
-    beginning, it stays, with a warning. Without a plan in force, the phase only counts.
+    beginning, their memory stays, see `stalloc.release_pool(partly=True)`; a warning says if that
+    is much. Without a plan in force, the phase only counts.
 
     Args:
         name: "rollout": another engine works. "sync": it gets the weights. "train": the trainer

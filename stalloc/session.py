@@ -370,17 +370,26 @@ def disable() -> None:
         session._stop()
 
 
-def release_pool() -> None:
+def release_pool(*, partly: bool = False) -> int:
     """Gives the plan's pool back to the device, such as for inference between iterations.
 
-    No tensor may lie in the pool. The fallback serves everything until `acquire_pool`.
+    The fallback serves everything until `acquire_pool`. No-op if the pool is released.
+
+    Args:
+        partly: Tensors may lie in the pool. Their memory stays, and the rest goes: chunks of
+            virtual memory (on the CPU: pages) and pieces of plain memory in which no tensor lies.
+
+    Returns:
+        The bytes of the pool that stay.
 
     Raises:
-        StallocError: If no plan is in force, or tensors lie in the pool.
+        StallocError: If no plan is in force, or tensors lie in the pool. With `partly`, only if
+            they lie in all of its memory, such as in a pool that is one piece of plain memory.
     """
     session = _in_force()
-    session._adapter.runtime.release_pool()
+    left = session._adapter.runtime.release_pool(partly)
     session._adapter.refresh()
+    return left
 
 
 def acquire_pool() -> None:

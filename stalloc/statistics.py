@@ -63,8 +63,9 @@ class PhaseStats(TypedDict):
     """Figures of one kind of phase since the process began."""
 
     entered: int  #: times that the phase was entered
-    released: int  #: times that the pool went back to the device for it
-    kept: int  #: times that it did not, because tensors lay in it
+    released: int  #: times that the pool went back to the device for it, or what tensors left of it
+    kept: int  #: times that tensors lay in it, whose memory stayed
+    most_kept: int  #: bytes: the most of the pool that stayed
     most_reserved: int  #: bytes: the most that was reserved at its switches
 
 
@@ -73,7 +74,14 @@ _phases: dict[str, PhaseStats] = {}
 
 def stats_of_phase(name: str) -> PhaseStats:
     """The figures of a phase, for `stalloc.phases` to change."""
-    return _phases.setdefault(name, {"entered": 0, "released": 0, "kept": 0, "most_reserved": 0})
+    none: PhaseStats = {
+        "entered": 0,
+        "released": 0,
+        "kept": 0,
+        "most_kept": 0,
+        "most_reserved": 0,
+    }
+    return _phases.setdefault(name, none)
 
 
 def phase_stats() -> dict[str, PhaseStats]:

@@ -166,8 +166,9 @@ void bind_runtime(py::module_& m) {
           "Sets whether pools reserved from now on keep their addresses when released. None: those "
           "that can grow do. False if the device has no virtual memory and all shall.")
       .def(
-          "release_pool", [](runtime::DeviceRuntime& r) { r.allocator().release_pool(); },
-          ReleaseGil())
+          "release_pool",
+          [](runtime::DeviceRuntime& r, bool partly) { return r.allocator().release_pool(partly); },
+          py::arg("partly") = false, ReleaseGil())
       .def(
           "acquire_pool", [](runtime::DeviceRuntime& r) { r.allocator().acquire_pool(); },
           ReleaseGil())

@@ -33,8 +33,7 @@ std::vector<Inspection::LivePool> Inspection::pools() const {
   const std::lock_guard lock(parts_.mutex);
   std::vector<LivePool> result;
   parts_.pools.visit([&](const Pool& pool) {
-    if (parts_.pools.is_away() && &pool == parts_.pools.active())
-      return;  // only addresses are left
+    if (parts_.pools.is_gone(pool)) return;  // only addresses are left
     const std::vector<Offset> offsets = pool.space.live();
     for (const Pool::Piece& piece : pool.mapped()) {
       LivePool live{{piece.memory, piece.size}, {}};

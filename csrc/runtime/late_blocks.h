@@ -1,4 +1,5 @@
-// Learns which small decisions another thread may free late, at a moment that no profile tells.
+// Learns which small decisions are better served outside the pool: those that another thread frees
+// late, at a moment that no profile tells, and those that live while the pool's memory goes.
 //
 // A thread that communicates may hold the result of a collective for longer than the training
 // thread does. It may wait for the interpreter's lock until most of the iteration is over. Each
@@ -8,8 +9,8 @@
 //   pool         | a few bytes ......~ ~ ~ ~ ~ ~ ~ ~ ~ ~ ~ ~        departs, and displaces c
 //                                   | b |  | c |  | d |  | e |
 //
-// A small decision whose block another thread has freed late lies outside the pool from then on. At
-// most one in kShare decisions does: each one is a miss.
+// A small decision with such a block lies outside the pool from then on. At most one in kShare
+// decisions does: each one is a miss.
 //
 // O(1) a call. Not thread-safe.
 #pragma once
@@ -34,8 +35,7 @@ class LateBlocks {
   // True if decision `d` is to be served outside the pool.
   bool contains(plan::DecisionIndex d) const { return any_ && out_[d]; }
 
-  // Another thread than the training thread has freed the block of decision `d`, of `size` bytes,
-  // after its planned end.
+  // The block of decision `d`, of `size` bytes, is one of these.
   void note(plan::DecisionIndex d, Bytes size) {
     if (left_ == 0 || out_[d] || size >= profile::kSmallRequest) return;
     out_[d] = any_ = true;

@@ -55,16 +55,18 @@ void PlannedAllocator::trust_all() {
   if (parts_.serving) parts_.serving->trust_all();
 }
 
-void PlannedAllocator::release_pool() {
+Bytes PlannedAllocator::release_pool(bool partly) {
   const std::lock_guard lock(parts_.mutex);
   if (!parts_.serving) throw Error("no plan is enabled, so there is no pool to release");
-  if (parts_.pools.is_away()) return;
+  if (parts_.pools.is_away()) return parts_.pools.left();
   if (parts_.capturing()) {
     throw Error("the pool cannot be released while a CUDA graph is captured");
   }
   parts_.collect_all_delayed();
-  parts_.pools.release();
+  if (partly) parts_.serving->learn_from_kept();
+  parts_.pools.release(partly);
   parts_.update_reserved();
+  return parts_.pools.left();
 }
 
 void PlannedAllocator::acquire_pool() {

@@ -8,7 +8,9 @@
 // No request gets the addresses of a wall, so no block straddles two pieces (plan::Plan::walls).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -32,20 +34,26 @@ struct Pool {
   std::byte* address(Offset offset) const {
     return offset < first_size || more.empty() ? base + offset : address_in_more(offset);
   }
-  bool contains(const void* p) const {
-    return base && ((p >= base && p < base + first_size) || find(p));
-  }
+  bool contains(const void* p) const { return in_first(p) || find(p); }
   Offset offset_of(const void* p) const {
-    const Piece* piece = p >= base && p < base + first_size ? nullptr : find(p);
+    const Piece* piece = in_first(p) ? nullptr : find(p);
     return piece ? piece->begin + (static_cast<const std::byte*>(p) - piece->memory)
                  : static_cast<const std::byte*>(p) - base;
   }
-  // The pieces of memory; none if the memory is released.
+  // The pieces of memory, without those that are released.
   std::vector<Piece> pieces() const {
     std::vector<Piece> all;
     if (base) all.push_back({base, first_size, 0});
-    all.insert(all.end(), more.begin(), more.end());
+    std::ranges::copy_if(more, std::back_inserter(all), &Piece::memory);
     return all;
+  }
+  // Gives the piece at `begin` other memory, or none.
+  void set_memory(Offset begin, std::byte* memory) {
+    if (begin == 0) {
+      base = memory;
+    } else {
+      std::ranges::find(more, begin, &Piece::begin)->memory = memory;
+    }
   }
 
   // The same without addresses that have no memory; see StaticPool, Note [Absent memory].
@@ -84,7 +92,7 @@ struct Pool {
     return block;
   }
 
-  std::byte* base;          // the first piece; null while there is no memory
+  std::byte* base;          // the first piece; null while it has no memory
   Bytes first_size;         // of the first piece
   Bytes chunk = 1;          // in which its memory moves
   std::vector<Piece> more;  // ascending by address in the pool
@@ -92,6 +100,7 @@ struct Pool {
   std::optional<StreamOrder> order;  // only if the plan's streams share addresses
 
  private:
+  bool in_first(const void* p) const { return base && p >= base && p < base + first_size; }
   std::byte* address_in_more(Offset offset) const {
     for (const Piece& piece : more) {
       if (offset < piece.begin + piece.size) return piece.memory + (offset - piece.begin);
@@ -100,7 +109,7 @@ struct Pool {
   }
   const Piece* find(const void* p) const {
     for (const Piece& piece : more) {
-      if (p >= piece.memory && p < piece.memory + piece.size) return &piece;
+      if (piece.memory && p >= piece.memory && p < piece.memory + piece.size) return &piece;
     }
     return nullptr;
   }

@@ -57,6 +57,7 @@ void Pools::disable() {
   retire(std::move(active_));
   retire(std::move(resident_));
   away_ = false;
+  partial_.forget();
 }
 
 std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
@@ -198,8 +199,12 @@ void Pools::throw_out_of_memory(Bytes pool) const {
                     " left. Nothing was changed; free memory, or plan a smaller configuration.");
 }
 
-void Pools::release() {
+void Pools::release(bool partly) {
   if (active_->space.live_blocks() > 0) {
+    if (partly && partial_.release(*active_)) {
+      away_ = true;
+      return;
+    }
     throw Error("the pool cannot be released: " + std::to_string(active_->space.live_blocks()) +
                 " tensors lie in it, of " + format_bytes(live_bytes()) +
                 "; delete them, or move them to the CPU, first");
@@ -218,7 +223,12 @@ void Pools::release() {
 }
 
 void Pools::acquire() {
-  if (!active_->base) {
+  if (partial_.is_partial()) {
+    const auto acquire = [&] { return partial_.acquire(*active_); };
+    if (!acquire() && !(fallback_.release_cached() > 0 && acquire())) {
+      throw_out_of_memory(partial_.size());
+    }
+  } else if (!active_->base) {
     active_->base = reserve(active_->space.size(), /*grows=*/true);
   } else {
     const auto resume = [&] { return device_.resume(active_->base, active_->space.size()); };
@@ -265,7 +275,7 @@ Pools::Held Pools::held() const {
   Held held;
   visit([&](const Pool& pool) {
     for (const Pool::Piece& piece : pool.mapped()) {
-      if (!away_ || &pool != active_.get()) {
+      if (!is_gone(pool)) {
         held.reserved += piece.size;
         ++held.segments;
       }

@@ -7,6 +7,8 @@
 //             v  |
 //            away
 //
+// If blocks lie in a pool that is away, their memory has stayed (PartialRelease).
+//
 // The resident region (see StartupGuide) is a pool beside the active one during start-up.
 // It is retired afterwards. A retired pool serves no request.
 //
@@ -25,6 +27,7 @@
 #include "plan/plan.h"
 #include "runtime/caching_pool.h"
 #include "runtime/moving_memory.h"
+#include "runtime/partial_release.h"
 #include "runtime/pool.h"
 #include "runtime/stream_table.h"
 
@@ -62,11 +65,17 @@ class Pools {
   // Returns the memory of retired pools without a live block. False if there are none.
   bool drop_empty();
 
-  // Returns the active pool's memory to the device, and keeps its addresses if the device can.
-  // Throws Error if a block lies in the pool.
-  void release();
+  // Returns the active pool's memory to the device, and keeps its addresses if the device can. If a
+  // block lies in the pool: throws Error, or if `partly`, returns the rest; see PartialRelease.
+  void release(bool partly);
+  // The bytes of the active pool that release() has left.
+  Bytes left() const { return partial_.is_partial() ? active_->space.memory() : 0; }
   // Reserves the memory again. Throws OutOfMemory and changes nothing if the device lacks it.
   void acquire();
+  // True if `pool` has no memory until acquire().
+  bool is_gone(const Pool& pool) const {
+    return away_ && !partial_.is_partial() && &pool == active_.get();
+  }
 
   // Lays the active pool out anew, in the present memory; see StaticPool::relayout().
   void relayout(const plan::Plan& layout);
@@ -154,8 +163,9 @@ class Pools {
   std::unique_ptr<Pool> resident_;
   std::vector<std::unique_ptr<Pool>> retired_;
   std::int64_t moves_ = 0;
-  bool away_ = false;       // the active pool's memory is released
-  bool abandoned_ = false;  // this is a forked child
+  bool away_ = false;                // the active pool's memory is released
+  PartialRelease partial_{device_};  // if blocks lie in it, the part of that memory without
+  bool abandoned_ = false;           // this is a forked child
 };
 
 }  // namespace stalloc::runtime

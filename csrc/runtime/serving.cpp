@@ -473,6 +473,17 @@ bool Serving::end_iteration() {
   return true;
 }
 
+void Serving::learn_from_kept() {
+  const StaticPool& space = pools_.active()->space;
+  for (const StaticPool::Departed& d : space.departed()) {
+    if (d.size < space.size() / kSmallPart) departures_.record_stayed(d.origin, d.size);
+  }
+  for (const Offset offset : space.live()) {
+    const StaticPool::Block block = space.at(offset);
+    if (block.decision != kNone) late_blocks_.note(block.decision, block.size);
+  }
+}
+
 // A block that outlives a whole iteration marks its kind as permanent. A block that only waits for
 // streams does not count.
 void Serving::learn_from_departed() {

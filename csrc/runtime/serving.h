@@ -119,6 +119,9 @@ class Serving {
   void freed_late_elsewhere(plan::DecisionIndex d, Bytes size) { late_blocks_.note(d, size); }
   // The run has just been profiled: its next iteration is no first one.
   void trust_all() { matcher_.trust_all(); }
+  // The pool's memory goes, and stays where blocks lie. From now on small requests of their kinds
+  // lie beside the pool: there they keep no chunk of it, and displace no decision.
+  void learn_from_kept();
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
 

@@ -251,6 +251,9 @@ class StaticPool {
   // this level, and slots at the last one. O(n).
   static constexpr std::size_t kLevels = 4;
   std::vector<Range> idle_ranges(std::size_t level = kLevels - 1);
+  // Closes the open regions and the zone. Returns all addresses in which no block lies, ascending.
+  // O(n log n).
+  std::vector<Range> vacate();
   // The idle addresses of `stream`, and those without memory that would be idle, ascending.
   std::vector<Range> claimable(StreamId stream);
   // The addresses that the layout gives to anything. O(n log n) after a new layout.
@@ -473,6 +476,7 @@ class StaticPool {
     }
   }
   std::vector<HoleSet> find_idle() const;
+  void add_free_slots(RangeSet& idle) const;
   void find_levels();
   void find_needs();
   void take_idle(Range r) {

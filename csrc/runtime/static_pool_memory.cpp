@@ -29,10 +29,24 @@ std::vector<Range> StaticPool::idle_ranges(std::size_t level) {
   for (const HoleSet& holes : levels_[level].idle) {
     for (const Range& r : holes.ranges()) all.insert_merged(r);
   }
-  if (level + 1 < levels_.size()) return all.ranges();
+  if (level + 1 == levels_.size()) add_free_slots(all);
+  return all.ranges();
+}
+
+void StaticPool::add_free_slots(RangeSet& idle) const {
   for (const SlotClass& slots : slot_classes_) {
-    for (const SlotNumber slot : slots.free) all.insert_merged(slots.range_of(slot));
+    for (const SlotNumber slot : slots.free) idle.insert_merged(slots.range_of(slot));
   }
+}
+
+std::vector<Range> StaticPool::vacate() {
+  while (!open_.empty()) close_region(open_.back());
+  close_zone();
+  RangeSet all;
+  for (const HoleSet& holes : find_idle()) {
+    for (const Range& r : holes.ranges()) all.insert_merged(r);
+  }
+  add_free_slots(all);
   return all.ranges();
 }
 

@@ -20,6 +20,7 @@
 #include "device/cuda_streams.h"
 #include "plans.h"
 #include "pretended_gpu.h"
+#include "runtime/partial_release.h"
 #include "runtime/planned_allocator.h"
 
 namespace stalloc {
@@ -89,6 +90,7 @@ class Training {
       allocator_.release_pool();
       acquire();
     }
+    if (below(4) == 0 && !conditions_.helped) give_way();
     allocator_.loop().end_iteration();
   }
 
@@ -167,6 +169,8 @@ class Training {
   }
 
   runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
+  // The times that only the memory of blocks stayed.
+  int given_way() const { return given_way_; }
 
  private:
   struct Block {
@@ -189,6 +193,34 @@ class Training {
       while (live_.size() > 5) free_one();
     }
     allocator_.loop().leave_unplanned();
+  }
+
+  // The memory in which no block lies goes, and comes back later.
+  void give_way() {
+    standin_drain_all();
+    // A pool that goes as a whole needs a driver that unmaps it.
+    const auto in_pool = [&](const auto& b) {
+      return allocator_.inspect().block_of(b.first).has_value();
+    };
+    if (std::ranges::any_of(live_, in_pool)) provoke_fault();
+    try {
+      allocator_.release_pool(/*partly=*/true);
+      ++given_way_;
+    } catch (const Error&) {  // no chunk was idle, or the driver gave none back
+    }
+    cancel_faults();
+    allocator_.inspect().check();
+    for (int i = 0; i < 3; ++i) {
+      allocate(1 + below(plan_.pool / 16), kMain);
+      if (below(2) == 0) free_one();
+    }
+    provoke_fault();
+    try {
+      allocator_.acquire_pool();
+    } catch (const Error&) {
+    }
+    allocator_.inspect().check();
+    acquire();
   }
 
   void acquire() {
@@ -278,6 +310,7 @@ class Training {
   void* side_ = nullptr;
   StreamId side_id_ = kNone;
   std::uint64_t owners_ = 0;
+  int given_way_ = 0;
   std::map<void*, Block> live_;
   runtime::PlannedAllocator allocator_{memory_, streams_, table_, runtime::Fallback::kOwn};
 };
@@ -298,6 +331,7 @@ class CudaMovedMemory : public PretendedGpu {
       helper.join();
       training.follow();
       moves += training.statistics().moves;
+      EXPECT_GT(training.given_way(), conditions.helped ? -1 : 0) << "seed " << seed;
       if (HasFatalFailure()) ADD_FAILURE() << "seed " << seed;
     }
     return moves;
@@ -361,6 +395,42 @@ TEST_F(CudaMovedMemory, DevicesMoveTheirMemoryAtTheSameTime) {
   }
   for (std::thread& t : threads) t.join();
   for (const auto& training : runs) EXPECT_GT(training->statistics().moves, 0);
+}
+
+// A pool of three plain pieces, of which one holds a block.
+class CudaPartialRelease : public PretendedGpu {};
+
+TEST_F(CudaPartialRelease, ADriverThatFailsTakesNoPiece) {
+  constexpr Bytes kPiece = 16 * kMiB;
+  constexpr Offset kStep = kPiece + kDefaultAlignment;
+  std::vector<plan::Decision> decisions(3);
+  for (Tick i = 0; i < 3; ++i) {
+    plan::Decision& d = decisions[static_cast<std::size_t>(i)];
+    d.size = kPiece;
+    d.offset = i * kStep;
+    d.lower = i;
+    d.upper = 4;
+  }
+  plan::Plan plan = testing::plan_of(decisions, 4);
+  plan.walls = {kPiece, kPiece + kStep};
+  device::CudaMemory memory(0);
+  const auto take = [&] { return static_cast<std::byte*>(memory.allocate(kPiece)); };
+  runtime::Pool pool(plan, take());
+  pool.first_size = kPiece;
+  for (const int i : {1, 2}) pool.more.push_back({take(), kPiece, i * kStep});
+  pool.space.place(plan::DecisionIndex(1));
+  runtime::PartialRelease release(memory);
+  ASSERT_TRUE(release.release(pool));
+  EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kPiece));
+  standin_fail("cudaMalloc", 2, kCudaIllegalAddress, 1);
+  EXPECT_FALSE(release.acquire(pool));
+  EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(kPiece));
+  EXPECT_TRUE(release.acquire(pool));
+  pool.space.check();
+  for (const runtime::Pool::Piece& piece : pool.pieces()) {
+    memory.release(piece.memory, piece.size);
+  }
+  EXPECT_EQ(standin_used(0), 0u);
 }
 
 }  // namespace

@@ -24,6 +24,22 @@ def use(stream: int, tensor_address: int, size: int, owner: int) -> None:
     assert error == 0, f"error {error}: {complaint()}"
 
 
+def allocation_around(address: int) -> tuple[int, int]:
+    """The beginning and the bytes of the driver's allocation, as registrations ask for them."""
+    function, status = ctypes.c_void_p(), ctypes.c_int()
+    assert (
+        _library.cudaGetDriverEntryPointByVersion(
+            b"cuMemGetAddressRange", ctypes.byref(function), 0, 0, ctypes.byref(status)
+        )
+        == 0
+    )
+    assert function.value is not None
+    find = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+    begin, size = ctypes.c_uint64(), ctypes.c_size_t()
+    assert find(function.value)(ctypes.addressof(begin), ctypes.addressof(size), address) == 0
+    return begin.value, size.value
+
+
 def new_stream() -> int:
     """A stream's handle: one that no other part of the process uses."""
     handle = ctypes.c_void_p()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import standin
 import torch
+from alone import run_alone
 from training_cuda import Trainer
 
 import stalloc
@@ -42,7 +43,7 @@ def _sharing_step(trainer: Trainer) -> None:
     stalloc.step()
 
 
-def _plan(trainer: Trainer, *, shares: bool) -> stalloc.Plan:
+def plan_in_force(trainer: Trainer, *, shares: bool = False) -> stalloc.Plan:
     """A plan that is in force, of iterations with one microbatch."""
     trainer.microbatches = 1
     with stalloc.profile(trainer.model) as prof:
@@ -65,7 +66,7 @@ def _output(trainer: Trainer) -> torch.Tensor:
 
 def test_a_pool_whose_tensors_are_shared_in_the_profile_is_plain() -> None:
     trainer = Trainer(rows=32)
-    plan = _plan(trainer, shares=True)
+    plan = plan_in_force(trainer, shares=True)
     assert plan.info["shared"] == "1"
     hits = stalloc.memory_stats()["hits"]
     _sharing_step(trainer)
@@ -88,7 +89,7 @@ def test_weights_that_are_shared_in_the_profile_leave_the_pool_virtual() -> None
 
 def test_a_pool_of_virtual_memory_says_how_to_share_its_tensors() -> None:
     trainer = Trainer(rows=32)
-    _plan(trainer, shares=False)
+    plan_in_force(trainer, shares=False)
     y = _output(trainer)
     with pytest.raises(RuntimeError, match="Share it while the profile is recorded, too"):
         _share(y)
@@ -96,7 +97,7 @@ def test_a_pool_of_virtual_memory_says_how_to_share_its_tensors() -> None:
 
 def test_a_pool_stays_while_another_process_has_a_handle() -> None:
     trainer = Trainer(rows=32)
-    _plan(trainer, shares=True)
+    plan_in_force(trainer, shares=True)
     y = _output(trainer)
     address, handle = y.data_ptr(), _share(y)
     del y
@@ -111,7 +112,7 @@ def test_a_pool_stays_while_another_process_has_a_handle() -> None:
 
 def test_200_switches_leak_nothing_and_leave_handles_valid() -> None:
     trainer = Trainer(rows=64)
-    plan = _plan(trainer, shares=False)
+    plan = plan_in_force(trainer, shares=False)
     weight = trainer.model.get_parameter("blocks.0.scale")
     handle = _share(weight.detach())
     assert _address(handle) == weight.data_ptr()
@@ -135,9 +136,87 @@ def test_200_switches_leak_nothing_and_leave_handles_valid() -> None:
     _return(handle)
 
 
+def test_only_the_chunks_of_tensors_stay_and_come_back_at_their_addresses() -> None:
+    trainer = Trainer(rows=512)
+    plan = plan_in_force(trainer, shares=False)
+    torch.cuda.empty_cache()
+    used = standin.used()
+    chunk = max(2 * MIB, plan.pool // 1024 // (2 * MIB) * 2 * MIB)
+    for _ in range(3):
+        y = _output(trainer)
+        reservations = standin.reservations()
+        with stalloc.phase("rollout"):
+            kept = standin.used() - (used - plan.pool)
+            assert kept <= y.nbytes + 3 * chunk, "two at its ends, and the first"
+            y.add_(1)
+            cache = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+            del cache
+        assert standin.used() == used
+        assert standin.reservations() == reservations
+        y.add_(1)
+        del y
+        with stalloc.phase("train"):
+            trainer.step()
+        before = stalloc.memory_stats()
+        trainer.step()
+        after = stalloc.memory_stats()
+        assert after["hits"] - before["hits"] == after["planned"]
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.filterwarnings("ignore:stalloc. phase 'rollout' begins while tensors lie in")
+def test_a_plain_pool_stays_while_a_tensor_lies_in_it() -> None:
+    trainer = Trainer(rows=32)
+    plan = plan_in_force(trainer, shares=True)
+    y = _output(trainer)
+    torch.cuda.empty_cache()
+    used = standin.used()
+    assert stalloc.memory_stats()["live_blocks"] == 1
+    with stalloc.phase("rollout"):
+        assert standin.used() == used
+    del y
+    with stalloc.phase("rollout"):
+        assert standin.used() <= used - plan.pool
+    assert standin.used() == used
+
+
+def test_an_allocation_of_a_plain_pool_is_the_whole_pool() -> None:
+    trainer = Trainer(rows=512)
+    plan = plan_in_force(trainer, shares=True)
+    y = _output(trainer)
+    begin, size = standin.allocation_around(y.data_ptr())
+    assert size == plan.pool
+    assert begin <= y.data_ptr() < y.data_ptr() + y.nbytes <= begin + size
+    with pytest.raises(stalloc.StallocError, match="tensors lie in it"):
+        stalloc.release_pool(partly=True)
+    assert standin.allocation_around(y.data_ptr()) == (begin, size), "still registered"
+
+
+def test_an_allocation_of_a_virtual_pool_is_a_chunk() -> None:
+    trainer = Trainer(rows=512)
+    plan_in_force(trainer)
+    y = _output(trainer)
+    begin, size = standin.allocation_around(y.data_ptr())
+    assert begin <= y.data_ptr() < begin + size
+    assert size < y.nbytes, "a registration of it does not cover the tensor"
+
+
+def test_an_allocation_of_an_expandable_segment_is_a_part_of_it() -> None:
+    result = run_alone(
+        """
+import standin, torch
+torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+y = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+begin, size = standin.allocation_around(y.data_ptr())
+assert begin <= y.data_ptr() < begin + size < y.data_ptr() + y.nbytes
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_switch_without_memory_leaves_training_going() -> None:
     trainer = Trainer(rows=64)
-    _plan(trainer, shares=False)
+    plan_in_force(trainer, shares=False)
     kept = []
 
     def roll_out() -> None:
@@ -160,7 +239,7 @@ def test_a_switch_without_memory_leaves_training_going() -> None:
 
 def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
     trainer = Trainer(rows=64)
-    _plan(trainer, shares=False)
+    plan_in_force(trainer, shares=False)
 
     def roll_out() -> None:
         with stalloc.phase("rollout"):
@@ -177,7 +256,7 @@ def test_an_exception_in_a_phase_is_not_hidden_by_a_lack_of_memory() -> None:
 
 def test_a_switch_and_back_costs_four_driver_calls_a_chunk() -> None:
     trainer = Trainer(rows=64)
-    _plan(trainer, shares=False)
+    plan_in_force(trainer, shares=False)
     torch.cuda.empty_cache()
     memory = ("Create", "Map", "SetAccess", "Unmap", "Release", "AddressReserve", "AddressFree")
     names = [f"cuMem{name}" for name in memory]

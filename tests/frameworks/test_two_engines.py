@@ -20,10 +20,8 @@ def test_trls_grpo_shares_the_device_with_an_engine(tmp_path: Path) -> None:
     planned, figures = run_isolated(train, tmp_path, STEPS, True)
     plain.assert_same(planned)
     assert figures["rollouts"] == STEPS
-    assert figures["released"] + figures["kept"] == STEPS - UNPLANNED
-    assert figures["released"] > figures["kept"]
-    if figures["kept"]:
-        pytest.xfail(f"a block lay in the pool at {figures['kept']} rollouts, which keeps it whole")
+    assert figures["released"] == STEPS - UNPLANNED
+    assert figures["kept"] <= figures["released"] // 3
     assert figures["reserved"] <= 1.03 * figures["load"]
     assert figures["pool"] > 8 * MIB
     assert figures["stranded"] <= 8 * MIB

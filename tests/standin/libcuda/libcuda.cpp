@@ -1,5 +1,6 @@
 // A driver library whose kernels do nothing. torch opens it for kernels that it compiles at run
-// time. Triton opens it to load and launch the kernels of torch.compile.
+// time. Triton opens it to load and launch the kernels of torch.compile. torch_memory_saver is
+// linked with it for virtual memory, which the stand-in for the runtime has.
 #include <dlfcn.h>
 
 #include <cstddef>
@@ -28,9 +29,44 @@ int launch(void* stream) {
   return submit ? submit(stream) : kNotSupported;
 }
 
+// Calls a function of the driver that the stand-in for the runtime has.
+template <typename... Arguments>
+int forward(const char* name, Arguments... arguments) {
+  using Find = int(const char*, void**, unsigned, unsigned long long, int*);
+  const auto find = runtime<Find>("cudaGetDriverEntryPointByVersion");
+  void* function = nullptr;
+  int status = 0;
+  if (!find || find(name, &function, 0, 0, &status) != kSuccess || !function) return kNotSupported;
+  return reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
+}
+
 }  // namespace
 
 extern "C" {
+
+int cuMemAddressReserve(std::uint64_t* p, std::size_t size, std::size_t alignment, std::uint64_t at,
+                        unsigned long long flags) {
+  return forward("cuMemAddressReserve", p, size, alignment, at, flags);
+}
+int cuMemAddressFree(std::uint64_t p, std::size_t size) {
+  return forward("cuMemAddressFree", p, size);
+}
+int cuMemCreate(std::uint64_t* handle, std::size_t size, const void* properties,
+                unsigned long long flags) {
+  return forward("cuMemCreate", handle, size, properties, flags);
+}
+int cuMemRelease(std::uint64_t handle) { return forward("cuMemRelease", handle); }
+int cuMemMap(std::uint64_t p, std::size_t size, std::size_t offset, std::uint64_t handle,
+             unsigned long long flags) {
+  return forward("cuMemMap", p, size, offset, handle, flags);
+}
+int cuMemUnmap(std::uint64_t p, std::size_t size) { return forward("cuMemUnmap", p, size); }
+int cuMemSetAccess(std::uint64_t p, std::size_t size, const void* access, std::size_t count) {
+  return forward("cuMemSetAccess", p, size, access, count);
+}
+int cuMemGetAllocationGranularity(std::size_t* size, const void* properties, int option) {
+  return forward("cuMemGetAllocationGranularity", size, properties, option);
+}
 
 int cuInit(unsigned) { return kSuccess; }
 int cuDriverGetVersion(int* version) {
