@@ -120,7 +120,8 @@ std::vector<Range> MovingMemory::detach(Bytes size, const std::vector<Range>& fr
   return gone;
 }
 
-// The same from all idle addresses but `kept`: at first from those that the layout needs last.
+// The same from all idle addresses but `kept`: at first from those that the layout needs last, and
+// at last from open regions.
 std::vector<Range> MovingMemory::detach_needed_last(Bytes size, Range kept) {
   RangeSet excluded;
   excluded.insert(kept);
@@ -129,6 +130,11 @@ std::vector<Range> MovingMemory::detach_needed_last(Bytes size, Range kept) {
     for (const Range& r : detach(size, outside(excluded, pool_.space.idle_ranges(level)))) {
       gone.push_back(r);
       size -= r.size();
+    }
+  }
+  if (size > 0) {
+    for (const Range& r : detach(size, outside(excluded, pool_.space.idle_in_regions()))) {
+      gone.push_back(r);
     }
   }
   return gone;
@@ -176,7 +182,10 @@ bool MovingMemory::make_room(Room wanted, Means means) {
   // To wait for the device costs more than a small request beside the pool.
   const bool moves = !is_spare && size >= kLeastMoved;
   const Bytes given = means.more ? lacking : means.rest;
-  if (given + (moves ? movable(outside(kept, space.idle_ranges())) : 0) < lacking) return false;
+  Bytes at_most = given;
+  if (moves)
+    at_most += movable(outside(kept, space.idle_ranges())) + movable(space.idle_in_regions());
+  if (at_most < lacking) return false;
 
   std::vector<Range> gone;
   if (moves) gone = detach_needed_last(lacking, room);
@@ -225,11 +234,6 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
       left += sum_of(detach(more - left, outside(soon, space.idle_ranges(level))));
     }
     if (left < lacking) left += sum_of(detach_needed_last(lacking - left, r));
-    if (left < lacking) {
-      RangeSet own;
-      own.insert(r);
-      left += sum_of(detach(lacking - left, outside(own, space.idle_in_regions())));
-    }
   }
   bool provided = true;
   for (const Range& units : first) provided = provided && attach(units);

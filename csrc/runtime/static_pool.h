@@ -81,7 +81,8 @@
 // Memory can move within a pool of virtual memory: whole chunks of idle addresses give theirs to
 // the pool's end, where a request gets one range that the idle addresses do not have. A range
 // without memory is a stray without a block, so no request gets its addresses. A slot without
-// memory is not free.
+// memory is not free. A region may be open without all of its memory: its idle addresses are those
+// with memory.
 //
 // Note [Streams]
 // Idle addresses are divided among the streams permanently: nothing would order another stream's

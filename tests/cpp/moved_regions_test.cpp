@@ -1,0 +1,219 @@
+// Memory that moves for dynamic requests: regions get it request by request, and give it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "device/host.h"
+#include "device/pretend.h"
+#include "plans.h"
+#include "runtime/planned_allocator.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+
+plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
+  plan::Decision d;
+  d.size = size;
+  d.offset = offset;
+  d.lower = lower;
+  d.upper = upper;
+  return d;
+}
+
+// A decision of 16 MiB, a region of 64 MiB behind it, and then a decision at the region's
+// addresses.
+plan::Plan one_region() {
+  plan::Plan plan =
+      testing::plan_of({decision(16 * kMiB, 0, 0, 10), decision(64 * kMiB, 16 * kMiB, 6, 10)}, 10);
+  plan::DynamicGroup group;
+  group.phase = group.phase_end = 0;
+  group.after = 0;
+  group.size = 64 * kMiB;
+  group.offset = 16 * kMiB;
+  group.lower = 1;
+  group.upper = 5;
+  plan.groups = {group};
+  plan.check();
+  return plan;
+}
+
+TEST(MovedRegions, GetMemoryByTheRequest) {
+  runtime::StaticPool space(one_region());
+  const plan::GroupIndex group(0);
+  EXPECT_EQ(space.place(plan::DecisionIndex(0)), 0);
+  space.remove_memory({16 * kMiB, 80 * kMiB});
+  EXPECT_EQ(space.lacking_memory(group, 10 * kMiB), (Range{16 * kMiB, 26 * kMiB}));
+  space.return_memory({16 * kMiB, 26 * kMiB});
+  EXPECT_EQ(space.lacking_memory(group, 10 * kMiB), Range{}) << "these have memory now";
+  EXPECT_EQ(space.place_dynamic(group, 10 * kMiB), 16 * kMiB);
+
+  EXPECT_EQ(space.place_dynamic(group, 8 * kMiB), kUnplaced);
+  EXPECT_EQ(space.lacking_memory(group, 8 * kMiB), (Range{26 * kMiB, 34 * kMiB}));
+  space.return_memory({26 * kMiB, 34 * kMiB});
+  EXPECT_EQ(space.place_dynamic(group, 8 * kMiB), 26 * kMiB) << "the open region has it";
+  EXPECT_EQ(space.lacking_memory(group, 46 * kMiB), (Range{34 * kMiB, 80 * kMiB}));
+  EXPECT_EQ(space.lacking_memory(group, 47 * kMiB), Range{}) << "the region does not hold it";
+  space.check();
+
+  EXPECT_EQ(space.idle_in_regions(), std::vector<Range>{});
+  space.release(16 * kMiB);
+  EXPECT_EQ(space.idle_in_regions(), (std::vector<Range>{{16 * kMiB, 26 * kMiB}}));
+  space.remove_memory({18 * kMiB, 26 * kMiB});
+  space.check();
+  EXPECT_EQ(space.place_dynamic(group, 4 * kMiB), kUnplaced) << "its memory has gone";
+  EXPECT_EQ(space.place_dynamic(group, 2 * kMiB), 16 * kMiB);
+  space.check();
+}
+
+TEST(MovedRegions, UpcomingDecisionsAreThoseOfTheRestOfThePhase) {
+  plan::Decision next = decision(kMiB, 16 * kMiB, 12, 14);
+  next.phase = 1;
+  plan::Plan plan = testing::plan_of({decision(kMiB, 0, 0, 10), decision(kMiB, 4 * kMiB, 2, 10),
+                                      decision(kMiB, 8 * kMiB, 4, 10), next},
+                                     14, 2);
+  plan.phases[0].end = plan.phases[1].begin = 12;
+  runtime::StaticPool space(plan);
+  const Range last{8 * kMiB, 9 * kMiB};
+  EXPECT_EQ(space.upcoming(), (std::vector<Range>{{0, kMiB}, {4 * kMiB, 5 * kMiB}, last}));
+  EXPECT_EQ(space.place(plan::DecisionIndex(1)), 4 * kMiB);
+  EXPECT_EQ(space.upcoming(), std::vector<Range>{last});
+  EXPECT_EQ(space.place(plan::DecisionIndex(2)), 8 * kMiB);
+  EXPECT_EQ(space.upcoming(), std::vector<Range>{});
+}
+
+class MovedForRegions : public ::testing::Test {
+ protected:
+  MovedForRegions() { allocator_.enable(one_region()); }
+
+  void* allocate(Bytes size) {
+    void* p = allocator_.allocate(size, 0, /*for_training=*/true);
+    allocator_.inspect().check();
+    return p;
+  }
+  void* allocate_dynamic(Bytes size) {
+    allocator_.loop().enter_dynamic();
+    void* p = allocate(size);
+    allocator_.loop().leave_dynamic();
+    return p;
+  }
+  void free(void* p) {
+    EXPECT_TRUE(allocator_.deallocate(p));
+    allocator_.inspect().check();
+  }
+  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
+
+  // Serves an iteration whose experts ask for these sizes. Returns its hits.
+  std::int64_t train(const std::vector<Bytes>& experts) {
+    const std::int64_t hits = statistics().hits;
+    allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    std::vector<void*> blocks;
+    void* first = allocate(16 * kMiB);
+    for (const Bytes size : experts) blocks.push_back(allocate_dynamic(size));
+    for (void* p : blocks) free(p);
+    free(allocate(64 * kMiB));
+    free(first);
+    allocator_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    allocator_.loop().end_iteration();
+    return statistics().hits - hits;
+  }
+
+  device::PretendMemory device_{200 * kMiB, /*grows=*/true};
+  runtime::PlannedAllocator allocator_{device_};
+};
+
+// 50 MiB are idle in the region, and no range of the pool holds 60.
+TEST_F(MovedForRegions, WhatARegionDoesNotHoldGetsItsMemory) {
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(train({14 * kMiB, 60 * kMiB}), 2) << i;
+  }
+  const runtime::Statistics s = statistics();
+  EXPECT_EQ(s.fallback_requests, 0);
+  // All that is live at once, and the rest of a chunk.
+  EXPECT_LE(s.reserved.peak, (16 + 14 + 60 + 2) * kMiB);
+  EXPECT_GT(s.moves, 0);
+}
+
+TEST_F(MovedForRegions, AFullDeviceStillServesThem) {
+  const Bytes beside = device_.available();
+  void* others = device_.allocate(beside);
+  ASSERT_NE(others, nullptr);
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(train({14 * kMiB, 40 * kMiB}), 2) << i;
+    EXPECT_EQ(train({20 * kMiB, 44 * kMiB}), 2) << i;
+  }
+  EXPECT_EQ(statistics().fallback_requests, 0);
+  device_.release(others, beside);
+}
+
+// Memory of the machine: whatever departs, each block keeps its content, and all can be used.
+TEST(MovedForRegionsStress, NoBlockLosesItsContent) {
+  std::int64_t moves = 0;
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    std::mt19937 random(seed);
+    const auto below = [&](Bytes n) {
+      return static_cast<Bytes>(random() % static_cast<unsigned>(n));
+    };
+    device::HostMemory device(Bytes{1} << 30);
+    runtime::PlannedAllocator allocator(device);
+    plan::Plan plan = testing::with_groups(
+        testing::random_plan(random, 60, 3, 1, solve::Streams::kSeparate, 40'000), 3);
+    if (seed % 3 == 0) testing::share_regions(plan);
+    plan.check();
+    allocator.enable(plan);
+    struct Block {
+      Bytes size;
+      int mark;
+    };
+    std::map<unsigned char*, Block> live;
+    const auto allocate = [&](Bytes size, bool dynamic) {
+      if (dynamic) allocator.loop().enter_dynamic();
+      auto* p = static_cast<unsigned char*>(allocator.allocate(size, 0, true));
+      if (dynamic) allocator.loop().leave_dynamic();
+      const int mark = static_cast<int>(below(255)) + 1;
+      std::memset(p, mark, static_cast<std::size_t>(size));
+      ASSERT_TRUE(live.emplace(p, Block{size, mark}).second);
+      allocator.inspect().check();
+    };
+    const auto free_one = [&] {
+      const auto it = std::next(live.begin(), below(static_cast<Bytes>(live.size())));
+      const auto [p, block] = *it;
+      for (Bytes i = 0; i < block.size; i += 4001) ASSERT_EQ(p[i], block.mark);
+      ASSERT_EQ(p[block.size - 1], block.mark);
+      live.erase(it);
+      ASSERT_TRUE(allocator.deallocate(p));
+      allocator.inspect().check();
+    };
+    for (int iteration = 0; iteration < 25; ++iteration) {
+      PhaseIndex phase = kNone;
+      for (const plan::Decision& d : plan.decisions) {
+        if (d.phase != phase) {
+          phase = d.phase;
+          allocator.loop().enter_phase(trace::PhaseKind::kForward, phase.number(), 0);
+        }
+        if (below(8) > 0) allocate(d.size, false);
+        for (Bytes n = below(3); n > 0; --n) allocate(1 + below(3 * kMiB), true);
+        while (live.size() > 14 || (!live.empty() && below(2) == 0)) free_one();
+      }
+      allocator.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+      while (live.size() > static_cast<std::size_t>(below(4))) free_one();
+      allocator.loop().end_iteration();
+    }
+    while (!live.empty()) free_one();
+    moves += allocator.figures().statistics().moves;
+    allocator.disable();
+    allocator.release_cached();
+    EXPECT_EQ(device.available(), std::min(Bytes{1} << 30, device::HostMemory(0).available()))
+        << "all was given back";
+  }
+  EXPECT_GT(moves, 100);
+}
+
+}  // namespace
+}  // namespace stalloc
