@@ -321,7 +321,7 @@ std::int32_t Serving::microbatch_now() {
 // True if the layout has more addresses than the pool has memory, and may be exchanged. A larger
 // microbatch may follow one whose blocks live on: then a layout for the smaller one is of no use.
 bool Serving::is_cramped() const {
-  return !overlaps_ && !is_enlarged_ && pools_.can_grow() &&
+  return !overlaps_ && !is_enlarged_ && failed_memory_ < kMostFailures && pools_.can_grow() &&
          layouts_.current().pool > pools_.active()->space.memory();
 }
 
@@ -341,16 +341,25 @@ void* Serving::allocate_upcoming(Bytes size, StreamId stream) {
   return allocate_planned(awaiting_, size, stream);
 }
 
-// Continues with a layout that needs no more memory than there is, if one is found.
+// A layout for the extents that needs no more memory than there is; null if none is found.
+const plan::Plan* Serving::find_in_memory(std::span<const profile::Extent> extents,
+                                          std::int32_t microbatch,
+                                          const StaticPool::LiveRows& live) {
+  if (failed_memory_ >= kMostFailures) return nullptr;
+  const Layouts::Memory memory{pools_.active()->space.memory(), layouts_.current().walls};
+  const plan::Plan* layout = layouts_.find(extents, microbatch, memory, live);
+  failed_memory_ = layout ? 0 : failed_memory_ + 1;
+  return layout;
+}
+
+// Continues with such a layout, if there is one.
 void Serving::fit_memory() {
   const Pool& pool = *pools_.active();
   const PhaseIndex phase = matcher().phase();
   StaticPool::LiveRows live = pool.space.live_rows();
   if (phase != kNone) live.since = layouts_.current()[phase].begin;
   if (!layouts_.are_anchored(live)) return;
-  const Layouts::Memory memory{pool.space.memory(), layouts_.current().walls};
-  const plan::Plan* layout =
-      layouts_.find(microbatches_.now().extents, microbatch_now(), memory, live);
+  const plan::Plan* layout = find_in_memory(microbatches_.now().extents, microbatch_now(), live);
   if (!layout) return;
   pools_.relayout(*layout);
   adopt(layout);
@@ -370,9 +379,7 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   const Layouts::Memory memory{room, layouts_.current().walls};
   // A layout that needs no memory besides is better than one that does.
   const plan::Plan* found = nullptr;
-  if (pool.space.memory() < room) {
-    found = layouts_.find(extents, microbatch, {pool.space.memory(), memory.walls}, live);
-  }
+  if (pool.space.memory() < room) found = find_in_memory(extents, microbatch, live);
   if (!found) found = layouts_.find(extents, microbatch, memory, live);
   if (const plan::Plan* layout = found) {
     pools_.relayout(*layout);
@@ -409,6 +416,7 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   if (fits) {
     adopt(layout);
     is_enlarged_ = true;
+    failed_memory_ = 0;
   }
   note_rearranged(live, fits);
   return fits;

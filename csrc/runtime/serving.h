@@ -152,6 +152,8 @@ class Serving {
   std::int32_t microbatch_now();
   bool is_obstructed() const;
   bool is_cramped() const;
+  const plan::Plan* find_in_memory(std::span<const profile::Extent> extents,
+                                   std::int32_t microbatch, const StaticPool::LiveRows& live);
   void fit_memory();
   bool add_memory(const plan::Plan& layout, Layouts::More more);
   void adopt(const plan::Plan* layout);
@@ -190,6 +192,8 @@ class Serving {
   // Searches in a row without a layout in which requests take turns, and beside leftovers.
   int failed_turns_ = 0;
   int failed_leftovers_ = 0;
+  // The same without a layout that needs no more memory than there is.
+  int failed_memory_ = 0;
   bool began_ = false;    // this iteration has begun a forward
   bool refused_ = false;  // in this iteration the memory for a larger layout was refused
   bool lacked_ = false;   // in this iteration memory of the layout was refused

@@ -112,6 +112,7 @@ Range StaticPool::lacking_memory(GroupIndex g, Bytes size) const {
   const Range all = range(region(groups_[g].host));
   const Bytes rounded = round_up(size);
   if (absent_.empty() || !absent_.overlaps(all)) return {};
+  if (host.open && host.idle.largest() >= rounded) return {};
   HoleSet idle;
   if (host.open) {
     idle.assign(host.idle);
