@@ -2,15 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
-#include <iterator>
-#include <map>
 #include <random>
 #include <vector>
 
 #include "base/error.h"
 #include "device/host.h"
 #include "device/pretend.h"
+#include "marked_blocks.h"
 #include "plans.h"
 #include "runtime/planned_allocator.h"
 
@@ -302,34 +300,11 @@ TEST(MovedSlots, AFreeSlotLendsItsMemory) {
 TEST(MovedHostMemory, NoBlockLosesItsContent) {
   for (unsigned seed = 0; seed < 8; ++seed) {
     std::mt19937 random(seed);
-    const auto below = [&](Bytes n) {
-      return static_cast<Bytes>(random() % static_cast<unsigned>(n));
-    };
     device::HostMemory device(Bytes{1} << 30);
     runtime::PlannedAllocator allocator(device);
     plan::Plan plan = testing::random_plan(random, 60, 3);
     allocator.enable(plan);
-    struct Block {
-      Bytes size;
-      int mark;
-    };
-    std::map<unsigned char*, Block> live;
-    const auto allocate = [&](Bytes size, bool training) {
-      auto* p = static_cast<unsigned char*>(allocator.allocate(size, 0, training));
-      const int mark = static_cast<int>(below(255)) + 1;
-      std::memset(p, mark, static_cast<std::size_t>(size));
-      ASSERT_TRUE(live.emplace(p, Block{size, mark}).second);
-      allocator.inspect().check();
-    };
-    const auto free_one = [&] {
-      const auto it = std::next(live.begin(), below(static_cast<Bytes>(live.size())));
-      const auto [p, block] = *it;
-      for (Bytes i = 0; i < block.size; i += 97) ASSERT_EQ(p[i], block.mark);
-      ASSERT_EQ(p[block.size - 1], block.mark);
-      live.erase(it);
-      ASSERT_TRUE(allocator.deallocate(p));
-      allocator.inspect().check();
-    };
+    testing::MarkedBlocks live(allocator, random);
     const Bytes most = plan.pool;
     for (int iteration = 0; iteration < 40; ++iteration) {
       PhaseIndex phase = kNone;
@@ -338,27 +313,27 @@ TEST(MovedHostMemory, NoBlockLosesItsContent) {
           phase = d.phase;
           allocator.loop().enter_phase(trace::PhaseKind::kForward, phase.number(), 0);
         }
-        allocate(d.size, true);
-        if (live.size() > 12 || below(2) == 0) free_one();
+        live.allocate(d.size);
+        if (live.size() > 12 || live.below(2) == 0) live.free_any();
       }
       allocator.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
-      while (live.size() > static_cast<std::size_t>(below(4))) free_one();
+      while (live.size() > static_cast<std::size_t>(live.below(4))) live.free_any();
       allocator.loop().enter_unplanned();
-      for (Bytes part = below(4); part > 0; --part) {
-        if (below(4) > 0) allocator.loop().begin_evaluation();
+      for (Bytes part = live.below(4); part > 0; --part) {
+        if (live.below(4) > 0) allocator.loop().begin_evaluation();
         for (int i = 0; i < 8; ++i) {
-          allocate(1 + below(most / (1 + below(4))), true);
-          if (below(3) > 0) free_one();
+          live.allocate(1 + live.below(most / (1 + live.below(4))));
+          if (live.below(3) > 0) live.free_any();
         }
-        while (live.size() > 5) free_one();
+        while (live.size() > 5) live.free_any();
       }
       allocator.loop().leave_unplanned();
-      if (below(3) > 0) {
-        while (!live.empty()) free_one();
+      if (live.below(3) > 0) {
+        while (!live.empty()) live.free_any();
       }
       allocator.loop().end_iteration();
     }
-    while (!live.empty()) free_one();
+    while (!live.empty()) live.free_any();
     EXPECT_GT(allocator.figures().statistics().pool, 0);
     allocator.disable();
     allocator.release_cached();

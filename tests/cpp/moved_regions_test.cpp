@@ -2,14 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
-#include <iterator>
-#include <map>
 #include <random>
 #include <vector>
 
 #include "device/host.h"
 #include "device/pretend.h"
+#include "marked_blocks.h"
 #include "plans.h"
 #include "runtime/planned_allocator.h"
 
@@ -18,20 +16,11 @@ namespace {
 
 constexpr Bytes kMiB = Bytes{1} << 20;
 
-plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
-  plan::Decision d;
-  d.size = size;
-  d.offset = offset;
-  d.lower = lower;
-  d.upper = upper;
-  return d;
-}
-
 // A decision of 16 MiB, a region of 64 MiB behind it, and then a decision at the region's
 // addresses.
 plan::Plan one_region() {
-  plan::Plan plan =
-      testing::plan_of({decision(16 * kMiB, 0, 0, 10), decision(64 * kMiB, 16 * kMiB, 6, 10)}, 10);
+  plan::Plan plan = testing::plan_of(
+      {testing::decision(16 * kMiB, 0, 0, 10), testing::decision(64 * kMiB, 16 * kMiB, 6, 10)}, 10);
   plan::DynamicGroup group;
   group.phase = group.phase_end = 0;
   group.after = 0;
@@ -73,11 +62,12 @@ TEST(MovedRegions, GetMemoryByTheRequest) {
 }
 
 TEST(MovedRegions, UpcomingDecisionsAreThoseOfTheRestOfThePhase) {
-  plan::Decision next = decision(kMiB, 16 * kMiB, 12, 14);
+  plan::Decision next = testing::decision(kMiB, 16 * kMiB, 12, 14);
   next.phase = 1;
-  plan::Plan plan = testing::plan_of({decision(kMiB, 0, 0, 10), decision(kMiB, 4 * kMiB, 2, 10),
-                                      decision(kMiB, 8 * kMiB, 4, 10), next},
-                                     14, 2);
+  plan::Plan plan =
+      testing::plan_of({testing::decision(kMiB, 0, 0, 10), testing::decision(kMiB, 4 * kMiB, 2, 10),
+                        testing::decision(kMiB, 8 * kMiB, 4, 10), next},
+                       14, 2);
   plan.phases[0].end = plan.phases[1].begin = 12;
   runtime::StaticPool space(plan);
   const Range last{8 * kMiB, 9 * kMiB};
@@ -157,9 +147,6 @@ TEST(MovedForRegionsStress, NoBlockLosesItsContent) {
   std::int64_t moves = 0;
   for (unsigned seed = 0; seed < 12; ++seed) {
     std::mt19937 random(seed);
-    const auto below = [&](Bytes n) {
-      return static_cast<Bytes>(random() % static_cast<unsigned>(n));
-    };
     device::HostMemory device(Bytes{1} << 30);
     runtime::PlannedAllocator allocator(device);
     plan::Plan plan = testing::with_groups(
@@ -167,29 +154,7 @@ TEST(MovedForRegionsStress, NoBlockLosesItsContent) {
     if (seed % 3 == 0) testing::share_regions(plan);
     plan.check();
     allocator.enable(plan);
-    struct Block {
-      Bytes size;
-      int mark;
-    };
-    std::map<unsigned char*, Block> live;
-    const auto allocate = [&](Bytes size, bool dynamic) {
-      if (dynamic) allocator.loop().enter_dynamic();
-      auto* p = static_cast<unsigned char*>(allocator.allocate(size, 0, true));
-      if (dynamic) allocator.loop().leave_dynamic();
-      const int mark = static_cast<int>(below(255)) + 1;
-      std::memset(p, mark, static_cast<std::size_t>(size));
-      ASSERT_TRUE(live.emplace(p, Block{size, mark}).second);
-      allocator.inspect().check();
-    };
-    const auto free_one = [&] {
-      const auto it = std::next(live.begin(), below(static_cast<Bytes>(live.size())));
-      const auto [p, block] = *it;
-      for (Bytes i = 0; i < block.size; i += 4001) ASSERT_EQ(p[i], block.mark);
-      ASSERT_EQ(p[block.size - 1], block.mark);
-      live.erase(it);
-      ASSERT_TRUE(allocator.deallocate(p));
-      allocator.inspect().check();
-    };
+    testing::MarkedBlocks live(allocator, random);
     for (int iteration = 0; iteration < 25; ++iteration) {
       PhaseIndex phase = kNone;
       for (const plan::Decision& d : plan.decisions) {
@@ -197,15 +162,15 @@ TEST(MovedForRegionsStress, NoBlockLosesItsContent) {
           phase = d.phase;
           allocator.loop().enter_phase(trace::PhaseKind::kForward, phase.number(), 0);
         }
-        if (below(8) > 0) allocate(d.size, false);
-        for (Bytes n = below(3); n > 0; --n) allocate(1 + below(3 * kMiB), true);
-        while (live.size() > 14 || (!live.empty() && below(2) == 0)) free_one();
+        if (live.below(8) > 0) live.allocate(d.size);
+        for (Bytes n = live.below(3); n > 0; --n) live.allocate_dynamic(1 + live.below(3 * kMiB));
+        while (live.size() > 14 || (!live.empty() && live.below(2) == 0)) live.free_any();
       }
       allocator.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
-      while (live.size() > static_cast<std::size_t>(below(4))) free_one();
+      while (live.size() > static_cast<std::size_t>(live.below(4))) live.free_any();
       allocator.loop().end_iteration();
     }
-    while (!live.empty()) free_one();
+    while (!live.empty()) live.free_any();
     moves += allocator.figures().statistics().moves;
     allocator.disable();
     allocator.release_cached();

@@ -3,15 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <iterator>
-#include <map>
 #include <random>
 #include <vector>
 
 #include "base/error.h"
 #include "device/host.h"
 #include "device/pretend.h"
+#include "marked_blocks.h"
 #include "plans.h"
 #include "runtime/planned_allocator.h"
 
@@ -22,20 +20,11 @@ using trace::PhaseKind;
 
 constexpr Bytes kMiB = Bytes{1} << 20;
 
-plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
-  plan::Decision d;
-  d.size = size;
-  d.offset = offset;
-  d.lower = lower;
-  d.upper = upper;
-  return d;
-}
-
 // Five decisions side by side, one after the other in time: 80 MiB.
 plan::Plan five_blocks() {
   std::vector<plan::Decision> decisions;
   for (Tick i = 0; i < 5; ++i) {
-    decisions.push_back(decision(16 * kMiB, i * 16 * kMiB, 2 * i, 10));
+    decisions.push_back(testing::decision(16 * kMiB, i * 16 * kMiB, 2 * i, 10));
   }
   return testing::plan_of(decisions, 10);
 }
@@ -174,8 +163,8 @@ TEST_F(PartialRelease, ASmallBlockKeepsMemoryOnce) {
   constexpr int kDecisions = 200;
   std::vector<plan::Decision> decisions;
   for (Tick i = 0; i < kDecisions; ++i)
-    decisions.push_back(decision(2048, i * 2048, 2 * i, 2 * i + 2));
-  decisions.push_back(decision(64 * kMiB, kMiB, 1, 2 * kDecisions));
+    decisions.push_back(testing::decision(2048, i * 2048, 2 * i, 2 * i + 2));
+  decisions.push_back(testing::decision(64 * kMiB, kMiB, 1, 2 * kDecisions));
   allocator_.enable(testing::plan_of(decisions, 2 * kDecisions));
   for (int i = 0; i < 3; ++i) {
     allocator_.loop().enter_phase(PhaseKind::kForward, 0, 0);
@@ -229,7 +218,7 @@ TEST_F(PartialRelease, AddressesThatLackedMemoryBeforeLackItAfterwards) {
 
 // A region with a block in it closes, and opens again around the block.
 TEST(PartialReleaseOfARegion, ABlockInItStays) {
-  plan::Plan plan = testing::plan_of({decision(16 * kMiB, 0, 0, 4)}, 4);
+  plan::Plan plan = testing::plan_of({testing::decision(16 * kMiB, 0, 0, 4)}, 4);
   plan::DynamicGroup group;
   group.phase = group.phase_end = 0;
   group.after = 0;
@@ -266,10 +255,10 @@ TEST(PartialReleaseOfARegion, ABlockInItStays) {
 
 // Two slots: the one with a block keeps its memory.
 TEST(PartialReleaseOfSlots, AFreeSlotGoes) {
-  plan::Decision scores = decision(16 * kMiB, 0, 0, 4);
+  plan::Decision scores = testing::decision(16 * kMiB, 0, 0, 4);
   scores.over = 1;
   scores.slots = 0;
-  plan::Plan plan = testing::plan_of({scores, decision(16 * kMiB, 32 * kMiB, 1, 2)}, 4);
+  plan::Plan plan = testing::plan_of({scores, testing::decision(16 * kMiB, 32 * kMiB, 1, 2)}, 4);
   plan.slots.push_back({.size = 16 * kMiB, .offset = 0, .count = 2});
   plan.check();
   device::PretendMemory device(200 * kMiB, /*grows=*/true);
@@ -317,7 +306,7 @@ class PartialReleaseOfPieces : public ::testing::Test {
 
   static plan::Plan three_pieces() {
     std::vector<plan::Decision> decisions;
-    for (Tick i = 0; i < 3; ++i) decisions.push_back(decision(16 * kMiB, i * kStep, i, 4));
+    for (Tick i = 0; i < 3; ++i) decisions.push_back(testing::decision(16 * kMiB, i * kStep, i, 4));
     plan::Plan plan = testing::plan_of(decisions, 4);
     plan.walls = {16 * kMiB, 16 * kMiB + kStep};
     plan.check();
@@ -375,35 +364,12 @@ TEST_F(PartialReleaseOfPieces, ABlockInEachKeepsAll) {
 TEST(PartialReleaseOfHostMemory, NoBlockLosesItsContent) {
   for (unsigned seed = 0; seed < 6; ++seed) {
     std::mt19937 random(seed);
-    const auto below = [&](Bytes n) {
-      return static_cast<Bytes>(random() % static_cast<unsigned>(n));
-    };
     device::HostMemory device(Bytes{1} << 30);
     runtime::PlannedAllocator allocator(device);
     const plan::Plan plan = testing::with_groups(
         testing::random_plan(random, 60, 3, 1, solve::Streams::kSeparate, 30'000), 4);
     allocator.enable(plan);
-    struct Block {
-      Bytes size;
-      int mark;
-    };
-    std::map<unsigned char*, Block> live;
-    const auto allocate = [&](Bytes size, bool training) {
-      auto* p = static_cast<unsigned char*>(allocator.allocate(size, 0, training));
-      const int mark = static_cast<int>(below(255)) + 1;
-      std::memset(p, mark, static_cast<std::size_t>(size));
-      ASSERT_TRUE(live.emplace(p, Block{size, mark}).second);
-      allocator.inspect().check();
-    };
-    const auto free_one = [&] {
-      const auto it = std::next(live.begin(), below(static_cast<Bytes>(live.size())));
-      const auto [p, block] = *it;
-      for (Bytes i = 0; i < block.size; i += 97) ASSERT_EQ(p[i], block.mark);
-      ASSERT_EQ(p[block.size - 1], block.mark);
-      live.erase(it);
-      ASSERT_TRUE(allocator.deallocate(p));
-      allocator.inspect().check();
-    };
+    testing::MarkedBlocks live(allocator, random);
     std::int64_t releases = 0;
     bool away = false;
     const auto release = [&] {
@@ -426,32 +392,30 @@ TEST(PartialReleaseOfHostMemory, NoBlockLosesItsContent) {
           phase = d.phase;
           allocator.loop().enter_phase(PhaseKind::kForward, phase.number(), 0);
         }
-        if (below(3) == 0) {
-          allocator.loop().enter_dynamic();
-          allocate(1 + below(60'000), true);
-          allocator.loop().leave_dynamic();
+        if (live.below(3) == 0) {
+          live.allocate_dynamic(1 + live.below(60'000));
         }
-        allocate(d.size, true);
-        if (live.size() > 8 || below(2) == 0) free_one();
-        if (below(30) == 0) release();
-        if (below(10) == 0) acquire();
+        live.allocate(d.size);
+        if (live.size() > 8 || live.below(2) == 0) live.free_any();
+        if (live.below(30) == 0) release();
+        if (live.below(10) == 0) acquire();
       }
       allocator.loop().enter_phase(PhaseKind::kOther, 0, 0);
-      while (live.size() > static_cast<std::size_t>(below(4))) free_one();
+      while (live.size() > static_cast<std::size_t>(live.below(4))) live.free_any();
       release();
-      allocate(1 + below(plan.pool), below(2) == 0);
+      live.allocate(1 + live.below(plan.pool), live.below(2) == 0);
       allocator.loop().enter_unplanned();
       allocator.loop().begin_evaluation();
-      allocate(1 + below(plan.pool / 4), true);
-      if (below(2) == 0) release();
-      allocate(1 + below(plan.pool / 4), true);
+      live.allocate(1 + live.below(plan.pool / 4));
+      if (live.below(2) == 0) release();
+      live.allocate(1 + live.below(plan.pool / 4));
       allocator.loop().leave_unplanned();
-      if (below(2) == 0) free_one();
-      if (below(4) > 0) acquire();
+      if (live.below(2) == 0) live.free_any();
+      if (live.below(4) > 0) acquire();
       allocator.loop().end_iteration();
     }
     EXPECT_GT(releases, 30);
-    while (!live.empty()) free_one();
+    while (!live.empty()) live.free_any();
     acquire();
     allocator.disable();
     allocator.release_cached();

@@ -13,6 +13,15 @@
 
 namespace stalloc::testing {
 
+inline plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
+  plan::Decision d;
+  d.size = size;
+  d.offset = offset;
+  d.lower = lower;
+  d.upper = upper;
+  return d;
+}
+
 // A plan with one phase (forward, microbatch 0) unless the decisions name others. Pool and bound
 // come from the decisions.
 inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
