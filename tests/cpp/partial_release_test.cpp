@@ -374,11 +374,16 @@ TEST(PartialReleaseOfHostMemory, NoBlockLosesItsContent) {
     bool away = false;
     const auto release = [&] {
       const Bytes before = allocator.figures().statistics().reserved.current;
-      allocator.release_pool(/*partly=*/true);
+      bool is_full = false;  // blocks lie everywhere
+      try {
+        allocator.release_pool(/*partly=*/true);
+      } catch (const Error&) {
+        is_full = true;
+      }
       const Bytes after = allocator.figures().statistics().reserved.current;
-      EXPECT_EQ(after < before, !away);
-      releases += away ? 0 : 1;
-      away = true;
+      EXPECT_EQ(after < before, !away && !is_full);
+      releases += away || is_full ? 0 : 1;
+      away = away || !is_full;
       allocator.inspect().check();
     };
     const auto acquire = [&] {
