@@ -125,7 +125,7 @@ def _measure(way: str) -> Row:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     used = _used()
-    # What torch has besides the tensors that stay: the rest of their segments.
+    # Torch holds more than the tensors that stay: the rest of their segments.
     resident = (
         used - torch.cuda.memory_allocated() - (stalloc.memory_stats()["pool"] if plan else 0)
     )

@@ -99,7 +99,7 @@ class Segments:
         if _has_several_processes():
             self.restore()
         elif not self.are_on:
-            # What torch has cached in other segments would be used beside them.
+            # Torch would use its cache in other segments beside them.
             self._adapter.give_back()
             self._set(True)
             self.are_on = True

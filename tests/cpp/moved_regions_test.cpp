@@ -21,14 +21,7 @@ constexpr Bytes kMiB = Bytes{1} << 20;
 plan::Plan one_region() {
   plan::Plan plan = testing::plan_of(
       {testing::decision(16 * kMiB, 0, 0, 10), testing::decision(64 * kMiB, 16 * kMiB, 6, 10)}, 10);
-  plan::DynamicGroup group;
-  group.phase = group.phase_end = 0;
-  group.after = 0;
-  group.size = 64 * kMiB;
-  group.offset = 16 * kMiB;
-  group.lower = 1;
-  group.upper = 5;
-  plan.groups = {group};
+  plan.groups = {testing::group(0, 64 * kMiB, 16 * kMiB, 1, 5)};
   plan.check();
   return plan;
 }
@@ -119,7 +112,7 @@ class MovedForRegions : public ::testing::Test {
 };
 
 // 50 MiB are idle in the region, and no range of the pool holds 60.
-TEST_F(MovedForRegions, WhatARegionDoesNotHoldGetsItsMemory) {
+TEST_F(MovedForRegions, ARequestThatItsRegionDoesNotHoldGetsRoom) {
   for (int i = 0; i < 6; ++i) {
     EXPECT_EQ(train({14 * kMiB, 60 * kMiB}), 2) << i;
   }

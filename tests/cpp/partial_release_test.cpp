@@ -219,14 +219,7 @@ TEST_F(PartialRelease, AddressesThatLackedMemoryBeforeLackItAfterwards) {
 // A region with a block in it closes, and opens again around the block.
 TEST(PartialReleaseOfARegion, ABlockInItStays) {
   plan::Plan plan = testing::plan_of({testing::decision(16 * kMiB, 0, 0, 4)}, 4);
-  plan::DynamicGroup group;
-  group.phase = group.phase_end = 0;
-  group.after = 0;
-  group.size = 16 * kMiB;
-  group.offset = 16 * kMiB;
-  group.lower = 1;
-  group.upper = 3;
-  plan.groups.push_back(group);
+  plan.groups = {testing::group(0, 16 * kMiB, 16 * kMiB, 1, 3)};
   plan.pool = plan.bound = 32 * kMiB;
   device::PretendMemory device(200 * kMiB, /*grows=*/true);
   runtime::PlannedAllocator allocator(device);

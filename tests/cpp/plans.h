@@ -22,6 +22,19 @@ inline plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper
   return d;
 }
 
+// A group of the first phase with a region, behind decision `after`.
+inline plan::DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick lower,
+                                Tick upper) {
+  plan::DynamicGroup g;
+  g.phase = g.phase_end = 0;
+  g.after = after;
+  g.size = size;
+  g.offset = offset;
+  g.lower = lower;
+  g.upper = upper;
+  return g;
+}
+
 // A plan with one phase (forward, microbatch 0) unless the decisions name others. Pool and bound
 // come from the decisions.
 inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,

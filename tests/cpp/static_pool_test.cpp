@@ -11,14 +11,8 @@
 namespace stalloc {
 namespace {
 
-plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper) {
-  plan::Decision d;
-  d.size = size;
-  d.offset = offset;
-  d.lower = lower;
-  d.upper = upper;
-  return d;
-}
+using testing::decision;
+using testing::group;
 
 TEST(StaticPool, ServesThePlanAndNothingIsStray) {
   runtime::StaticPool pool(testing::plan_of(
@@ -263,17 +257,6 @@ TEST(StaticPool, ADisplacedDecisionThatWrapsLooksIntoTheNextIteration) {
   ASSERT_EQ(pool.place(2), kUnplaced);
   EXPECT_EQ(pool.place_idle(512, 0, {.lifetime = 2}), 512) << "1024 is needed at 11, 1536 at 8";
   pool.check();
-}
-
-plan::DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick lower, Tick upper) {
-  plan::DynamicGroup g;
-  g.phase = g.phase_end = 0;
-  g.after = after;
-  g.size = size;
-  g.offset = offset;
-  g.lower = lower;
-  g.upper = upper;
-  return g;
 }
 
 constexpr Bytes kUnit = Bytes{64} << 10;  // of what is not small
