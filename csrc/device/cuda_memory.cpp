@@ -97,33 +97,52 @@ void* CudaMemory::allocate_pool(Bytes size, bool grows) {
   const bool must = which == VirtualPools::kAll;
   const bool may = which == VirtualPools::kGrowing && grows && runtime_.has_virtual_memory();
   if (!must && !may) return allocate(size);
-  if (!set_aside(size)) return nullptr;
-  void* piece = nullptr;
   try {
-    piece = allocate_virtual(size, grows);
+    return allocate_virtual(size, size, grows);
   } catch (...) {
-    settle(size, /*taken=*/false);
     if (must) throw;
     return allocate(size);  // some devices and containers have no virtual memory
   }
-  settle(size, /*taken=*/piece != nullptr);
-  if (piece) tell(Step::kTaken, piece, size);
+}
+
+void* CudaMemory::allocate_addresses(Bytes size, Bytes memory) {
+  const bool may = virtual_pools_.load(std::memory_order_relaxed) != VirtualPools::kNone;
+  if (!may || !runtime_.has_virtual_memory()) return nullptr;
+  try {
+    return allocate_virtual(size, memory, /*grows=*/true);
+  } catch (...) {
+    return nullptr;  // allocate_pool() tells why
+  }
+}
+
+void* CudaMemory::allocate_virtual(Bytes size, Bytes memory, bool grows) {
+  if (!set_aside(memory)) return nullptr;
+  void* piece = nullptr;
+  try {
+    piece = map_virtual(size, memory, grows);
+  } catch (...) {
+    settle(memory, /*taken=*/false);
+    throw;
+  }
+  settle(memory, /*taken=*/piece != nullptr);
+  if (piece) tell(Step::kTaken, piece, memory);
   return piece;
 }
 
-void* CudaMemory::allocate_virtual(Bytes size, bool grows) {
+// Reserves the addresses of a pool of `size` bytes and maps the first `memory` bytes.
+void* CudaMemory::map_virtual(Bytes size, Bytes memory, bool grows) {
   const DeviceGuard device(runtime_, device_);
   if (device.error()) fail("allocating " + format_bytes(size), device.error());
   // Memory needs a context. The driver's calls make none; the runtime makes one on any call.
   if (const auto error = runtime_.free(nullptr)) fail("using the device", error);
-  const Bytes mapped = whole_units(size);
-  const Bytes room = grows ? std::max(mapped, whole_units(kRoomPerMemory * total())) : mapped;
-  const Bytes chunk = grows ? chunk_of(size, whole_units(1)) : mapped;
+  const Bytes mapped = whole_units(memory), all = whole_units(size);
+  const Bytes room = grows ? std::max(all, whole_units(kRoomPerMemory * total())) : all;
+  const Bytes chunk = grows ? chunk_of(size, whole_units(1)) : all;
   auto range = std::make_unique<CudaVirtualRange>(runtime_, device_, room, chunk);
   if (!range->map({0, mapped})) return nullptr;
   const std::uintptr_t begin = range->begin();
   const std::lock_guard lock(mutex_);
-  pools_[begin] = {std::move(range), {{0, size}}, size};
+  pools_[begin] = {std::move(range), {{0, memory}}, memory};
   return reinterpret_cast<void*>(begin);
 }
 

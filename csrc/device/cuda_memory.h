@@ -35,6 +35,7 @@ class CudaMemory final : public DeviceMemory {
   void* allocate(Bytes size) override;
   bool use_virtual(VirtualPools pools) override;
   void* allocate_pool(Bytes size, bool grows) override;
+  void* allocate_addresses(Bytes size, Bytes memory) override;
   bool can_grow(const void* pool) const override;
   Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
@@ -97,7 +98,8 @@ class CudaMemory final : public DeviceMemory {
   bool add(Pool& pool, Range mapped, Range added);
   void change(Pool& pool, Bytes held) noexcept;
   void* allocate_plain(Bytes size);
-  void* allocate_virtual(Bytes size, bool grows);
+  void* allocate_virtual(Bytes size, Bytes memory, bool grows);
+  void* map_virtual(Bytes size, Bytes memory, bool grows);
   struct Info {
     Bytes free = 0;
     Bytes total = 0;

@@ -56,17 +56,21 @@ void* HostMemory::allocate(Bytes size) {
 
 // The addresses of a growing pool suffice for more than all memory of the machine.
 void* HostMemory::allocate_pool(Bytes size, bool grows) {
-  if (!grows) return allocate(size);
+  void* pool = grows ? allocate_addresses(size, size) : nullptr;
+  return pool ? pool : allocate(size);
+}
+
+void* HostMemory::allocate_addresses(Bytes size, Bytes memory) {
   const Bytes machine = Bytes{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   const Bytes room = std::max(size, kRoomPerMemory * machine);
   void* pool = mmap(nullptr, static_cast<std::size_t>(room), PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (pool == MAP_FAILED) return allocate(size);  // the process has a limit of addresses
+  if (pool == MAP_FAILED) return nullptr;  // the process has a limit of addresses
   {
     const std::lock_guard lock(mutex_);
     growing_[pool] = {.room = room};
   }
-  if (grow(pool, 0, size)) return pool;
+  if (grow(pool, 0, memory) && (memory == size || extend(pool, memory, size))) return pool;
   const std::lock_guard lock(mutex_);
   growing_.erase(pool);
   munmap(pool, static_cast<std::size_t>(room));

@@ -24,6 +24,7 @@ class HostMemory final : public DeviceMemory {
   bool use_virtual(VirtualPools) override { return true; }
   void* allocate(Bytes size) override;
   void* allocate_pool(Bytes size, bool grows) override;
+  void* allocate_addresses(Bytes size, Bytes memory) override;
   bool can_grow(const void* pool) const override;
   Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;

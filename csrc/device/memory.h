@@ -56,6 +56,10 @@ class DeviceMemory {
   // Like allocate(), for a plan's pool. `grows`: the pool may need more memory later.
   virtual void* allocate_pool(Bytes size, bool /*grows*/) { return allocate(size); }
 
+  // Like allocate_pool() of a pool that grows, but addresses from `memory` (> 0, whole units) on
+  // have none until attach(). Null if the device has no such pools, or has not that much left.
+  virtual void* allocate_addresses(Bytes /*size*/, Bytes /*memory*/) { return nullptr; }
+
   // True if grow() can add memory to the pool.
   virtual bool can_grow(const void* /*pool*/) const { return false; }
   // The bytes for which a pool that can grow has addresses; 0 for others.

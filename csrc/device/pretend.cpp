@@ -28,7 +28,7 @@ bool PretendMemory::take(Bytes size) {
   return true;
 }
 
-void* PretendMemory::place(Bytes size, Bytes room) {
+void* PretendMemory::place(Bytes size, Bytes room, Bytes chunk) {
   const std::lock_guard lock(mutex_);
   if (!take(size)) return nullptr;
   std::uintptr_t address = kBase;
@@ -36,16 +36,27 @@ void* PretendMemory::place(Bytes size, Bytes room) {
     if (begin - address >= static_cast<std::uintptr_t>(room)) break;
     address = begin + static_cast<std::uintptr_t>(align_up(piece.room, kGranularity));
   }
-  const Bytes chunk = room > size ? chunk_of(size, kGranularity) : 0;
   pieces_[address] = {{.room = room, .size = size, .held = size}, chunk};
   return reinterpret_cast<void*>(address);
 }
 
-void* PretendMemory::allocate(Bytes size) { return place(size, size); }
+void* PretendMemory::allocate(Bytes size) { return place(size, size, /*chunk=*/0); }
+
+// The addresses of a pool that grows.
+Bytes PretendMemory::most_room(Bytes size) const {
+  return std::max(size, std::min(capacity_, kMost) * kRoomPerMemory);
+}
 
 void* PretendMemory::allocate_pool(Bytes size, bool grows) {
-  const Bytes room = std::min(capacity_, kMost) * kRoomPerMemory;
-  return place(size, grows && grows_ ? std::max(size, room) : size);
+  if (!grows || !grows_) return allocate(size);
+  return place(size, most_room(size), chunk_of(size, kGranularity));
+}
+
+void* PretendMemory::allocate_addresses(Bytes size, Bytes memory) {
+  if (!grows_) return nullptr;
+  void* pool = place(memory, most_room(size), chunk_of(size, kGranularity));
+  if (pool) extend(pool, memory, size);
+  return pool;
 }
 
 bool PretendMemory::can_grow(const void* pool) const {

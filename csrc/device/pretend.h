@@ -19,6 +19,7 @@ class PretendMemory final : public DeviceMemory {
   Bytes alignment() const override;
   void* allocate(Bytes size) override;
   void* allocate_pool(Bytes size, bool grows) override;
+  void* allocate_addresses(Bytes size, Bytes memory) override;
   bool can_grow(const void* pool) const override;
   Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
@@ -42,7 +43,8 @@ class PretendMemory final : public DeviceMemory {
     Bytes chunk = 0;  // in which memory moves; 0: it does not
   };
 
-  void* place(Bytes size, Bytes room);
+  void* place(Bytes size, Bytes room, Bytes chunk);
+  Bytes most_room(Bytes size) const;
   // The mutex is held in these.
   bool take(Bytes size);
   Piece* find(const void* piece);

@@ -53,6 +53,21 @@ solve::Problem above_slots(const Plan& plan, const LayoutOptions& options, Bytes
   return problem;
 }
 
+// The addresses of the buffers of problem_of() with these indices.
+RangeSet addresses_of(const Plan& plan, auto is_wanted) {
+  const solve::Problem problem = problem_of(plan);
+  const solve::Layout layout = layout_of(plan);
+  RangeSet taken;
+  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
+    const Bytes size = align_up(problem.buffers[i].size, plan.alignment);
+    const Range added{layout.offsets[i], layout.offsets[i] + size};
+    if (size <= 0 || !is_wanted(i) || taken.holds(added)) continue;
+    taken.remove(added);
+    taken.insert_merged(added);
+  }
+  return taken;
+}
+
 }  // namespace
 
 std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budget& budget) {
@@ -91,17 +106,13 @@ std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budg
 }
 
 RangeSet addresses_of(const Plan& plan) {
-  const solve::Problem problem = problem_of(plan);
-  const solve::Layout layout = layout_of(plan);
-  RangeSet taken;
-  for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
-    const Bytes size = align_up(problem.buffers[i].size, plan.alignment);
-    const Range added{layout.offsets[i], layout.offsets[i] + size};
-    if (size <= 0 || taken.holds(added)) continue;
-    taken.remove(added);
-    taken.insert_merged(added);
-  }
-  return taken;
+  return addresses_of(plan, [](std::size_t) { return true; });
+}
+
+RangeSet static_addresses_of(const Plan& plan) {
+  const std::size_t regions = plan.decisions.size();
+  return addresses_of(
+      plan, [&](std::size_t i) { return i < regions || i >= regions + plan.groups.size(); });
 }
 
 }  // namespace stalloc::plan

@@ -36,4 +36,7 @@ std::int64_t lay_out(Plan& plan, const LayoutOptions& options, const solve::Budg
 // The addresses that the plan gives to anything.
 RangeSet addresses_of(const Plan& plan);
 
+// The same without the regions of dynamic groups.
+RangeSet static_addresses_of(const Plan& plan);
+
 }  // namespace stalloc::plan

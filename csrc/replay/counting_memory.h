@@ -30,13 +30,11 @@ class CountingMemory final : public device::DeviceMemory {
   void* allocate(Bytes size) override { return allocate_pool(size, /*grows=*/false); }
   void* allocate_pool(Bytes size, bool grows) override {
     const Bytes pages = align_up(size, page_);
-    if (pages > available()) return nullptr;
-    void* piece = memory_.allocate_pool(pages, grows);
-    if (!piece) return nullptr;
-    ++mallocs_;
-    held_.add(pages);
-    if (placements_) placements_->take(address_of(piece), size);
-    return piece;
+    return take(size, pages, [&] { return memory_.allocate_pool(pages, grows); });
+  }
+  void* allocate_addresses(Bytes size, Bytes memory) override {
+    return take(memory, memory,
+                [&] { return memory_.allocate_addresses(align_up(size, page_), memory); });
   }
   bool can_grow(const void* pool) const override { return memory_.can_grow(pool); }
   Bytes room(const void* pool) const override { return memory_.room(pool); }
@@ -71,11 +69,11 @@ class CountingMemory final : public device::DeviceMemory {
     held_.add(-std::exchange(detached_, 0));
   }
   void release(void* piece, Bytes size) noexcept override {
-    const Bytes pages = align_up(size, page_);
+    const Bytes before = memory_.used();
     ++frees_;
-    held_.add(-pages);
+    memory_.release(piece, align_up(size, page_));
+    held_.add(memory_.used() - before);
     if (placements_) placements_->give_back(address_of(piece), size);
-    memory_.release(piece, pages);
   }
   Bytes available() const override { return memory_.available() - others_; }
 
@@ -96,6 +94,16 @@ class CountingMemory final : public device::DeviceMemory {
   std::int64_t unmaps() const { return unmaps_; }
 
  private:
+  // Takes a piece in which `size` bytes of `pages` have memory for the caller.
+  void* take(Bytes size, Bytes pages, auto call) {
+    if (pages > available()) return nullptr;
+    void* piece = call();
+    if (!piece) return nullptr;
+    ++mallocs_;
+    held_.add(pages);
+    if (placements_) placements_->take(address_of(piece), size);
+    return piece;
+  }
   // Adds memory to a pool, at first what is detached.
   bool add(Bytes size, auto call) {
     const Bytes kept = std::min(detached_, size);

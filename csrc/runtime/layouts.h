@@ -77,6 +77,11 @@ class Layouts {
   const plan::Plan* find(std::span<const profile::Extent> extents, std::int32_t microbatch,
                          const Memory& memory, const StaticPool::LiveRows& live);
 
+  // The bound of a layout for these extents alone. Throws Error if a law has no size at them.
+  Bytes bound_at(std::span<const profile::Extent> extents, const StaticPool::LiveRows& live) const {
+    return bound_of({complete(extents)}, live.turns);
+  }
+
   // The place of additional memory.
   enum class More {
     kNewPool,     // nothing is live: one new piece

@@ -24,7 +24,7 @@ void PlannedAllocator::enable(const plan::Plan& plan, Serving::Scope scope) {
   accounting.begin();
   Statistics& counts = accounting.counts();
   counts.planned = static_cast<std::int64_t>(plan.decisions.size());
-  counts.pool = plan.pool;
+  counts.pool = parts_.pools.active()->space.memory();
   counts.resident = parts_.pools.resident() ? plan.resident : 0;
   counts.startup = parts_.serving->placeable();
   parts_.update_reserved();

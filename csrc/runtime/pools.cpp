@@ -61,10 +61,19 @@ void Pools::disable() {
 }
 
 std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
-  std::byte* memory = reserve(plan.pool, grows);
+  const Bytes chunk = device::chunk_of(plan.pool, device_.unit());
+  // An iteration seldom has all dynamic requests of the others. Their addresses get memory later.
+  const bool is_filled = !grows || plan.groups.empty() || plan.pool <= chunk;
+  std::byte* memory = is_filled ? nullptr : reserve_addresses(plan.pool, chunk);
+  const bool is_whole = memory == nullptr;
+  if (is_whole) memory = reserve(plan.pool, grows);
   try {
     auto pool = std::make_unique<Pool>(plan, memory);
-    pool->chunk = device::chunk_of(plan.pool, device_.unit());
+    pool->chunk = chunk;
+    if (!is_whole) {
+      pool->space.remove_memory({chunk, plan.pool});
+      attach(*pool, plan::static_addresses_of(plan));
+    }
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *table_);
     }
@@ -72,6 +81,27 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
   } catch (...) {
     if (memory) device_.release(memory, plan.pool);
     throw;
+  }
+}
+
+// The addresses of a pool, of which the first `memory` bytes have memory. Null if the device cannot
+// add the rest later.
+std::byte* Pools::reserve_addresses(Bytes size, Bytes memory) {
+  const auto has_memory = [&] { return size <= device_.available(); };
+  if (!has_memory() && !(fallback_.release_cached() > 0 && has_memory())) return nullptr;
+  return static_cast<std::byte*>(device_.allocate_addresses(size, memory));
+}
+
+// Gives memory to the chunks of a new pool that hold these addresses, as far as the device has it.
+void Pools::attach(Pool& pool, const RangeSet& addresses) {
+  Offset end = pool.chunk;  // of what has memory
+  for (const Range& r : addresses.ranges()) {
+    const Range chunks{std::max(end, r.begin / pool.chunk * pool.chunk),
+                       std::min(pool.first_size, align_up(r.end, pool.chunk))};
+    if (chunks.size() <= 0) continue;
+    if (!device_.attach(pool.base, chunks)) return;
+    pool.space.return_memory(chunks);
+    end = chunks.end;
   }
 }
 

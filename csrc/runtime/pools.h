@@ -146,6 +146,8 @@ class Pools {
     return done;
   }
   std::byte* reserve(Bytes size, bool grows);
+  std::byte* reserve_addresses(Bytes size, Bytes memory);
+  void attach(Pool& pool, const RangeSet& addresses);
   std::byte* try_reserve(Bytes size, bool grows);
   bool add_behind(std::byte* memory, Bytes& before, Bytes size);
   void adopt(const plan::Plan& layout, Bytes memory);

@@ -9,6 +9,9 @@ namespace {
 // A layout around walls and live blocks may exceed its bound by one part in so many.
 constexpr Bytes kMostForFixed = 10;
 
+// A layout is tight if its addresses exceed its bound by less than one part in so many.
+constexpr Bytes kTightParts = 50;
+
 // A request of an evaluation of less than one part in so many of the pool is small.
 constexpr Bytes kSmallPart = 1000;
 
@@ -47,6 +50,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       late_blocks_(plan),
       evaluations_(plan.alignment),
       moves_before_(pools.moves()),
+      first_pool_(plan.pool),
       reuse_(scope.reuse),
       other_threads_(scope.other_threads) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
@@ -111,7 +115,7 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
       hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
     offset = pool.space.place(decision, size);
   }
-  if (offset == kUnplaced && provide_memory(pool.space.lacking_memory(decision))) {
+  if (offset == kUnplaced && provide_memory(pool.space.lacking_memory(decision), {}, means())) {
     offset = pool.space.place(decision, size);
   }
   if (offset != kUnplaced && pool.hand_over(offset, capturing())) {
@@ -238,12 +242,20 @@ void Serving::end_evaluation() {
 }
 
 void* Serving::allocate_startup(plan::StartupIndex i, Bytes size) {
-  const auto [in_region, offset] =
-      startup_->place(i, size, pools_.active()->space, pools_.resident()->space);
-  Pool& pool = in_region ? *pools_.resident() : *pools_.active();
-  if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
+  StaticPool& space = pools_.active()->space;
+  const auto find = [&] { return startup_->place(i, size, space, pools_.resident()->space); };
+  StartupGuide::Place place = find();
+  if (place.offset == kUnplaced) {
+    // Nothing waits for the device now: the first iteration would soon need the memory again.
+    MovingMemory::Means means = this->means();
+    means = {.spare = means.rest, .rest = means.rest, .waits = false};
+    const Range r = startup_->range_in_pool(i, space.round_up(size));
+    if (provide_memory(space.lacking_memory(r), {}, means)) place = find();
+  }
+  Pool& pool = place.in_region ? *pools_.resident() : *pools_.active();
+  if (place.offset == kUnplaced || !pool.hand_over(place.offset, capturing())) return nullptr;
   ++counts_.startup_requests;
-  return pool.address(offset);
+  return pool.address(place.offset);
 }
 
 void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId stream) {
@@ -264,7 +276,7 @@ void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId str
 
 void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
   Pool& pool = *pools_.active();
-  provide_memory(pool.space.lacking_memory(group, size), pool.space.region_range(group));
+  provide_memory(pool.space.lacking_memory(group, size), pool.space.region_range(group), means());
   const Offset offset = pool.space.place_dynamic(group, size);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   if (pool.space.at(offset).kind == StaticPool::Kind::kRegion) {
@@ -352,6 +364,19 @@ const plan::Plan* Serving::find_in_memory(std::span<const profile::Extent> exten
   return layout;
 }
 
+// A layout for the extents in at most `room` bytes that needs little more memory than any does;
+// null if none is found.
+const plan::Plan* Serving::find_tight(std::span<const profile::Extent> extents,
+                                      std::int32_t microbatch, const StaticPool::LiveRows& live,
+                                      Bytes room) try {
+  const Bytes least = layouts_.bound_at(extents, live);
+  const Bytes most = std::max(pools_.active()->space.memory(), least + least / kTightParts);
+  if (most >= room) return nullptr;
+  return layouts_.find(extents, microbatch, {most, layouts_.current().walls}, live);
+} catch (const Error&) {
+  return nullptr;  // a law has no size at these extents
+}
+
 // Continues with such a layout, if there is one.
 void Serving::fit_memory() {
   const Pool& pool = *pools_.active();
@@ -379,7 +404,10 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   const Layouts::Memory memory{room, layouts_.current().walls};
   // A layout that needs no memory besides is better than one that does.
   const plan::Plan* found = nullptr;
-  if (pool.space.memory() < room) found = find_in_memory(extents, microbatch, live);
+  if (pool.space.memory() < room) {
+    found = find_in_memory(extents, microbatch, live);
+    if (!found && !overlaps_) found = find_tight(extents, microbatch, live, room);
+  }
   if (!found) found = layouts_.find(extents, microbatch, memory, live);
   if (const plan::Plan* layout = found) {
     pools_.relayout(*layout);
@@ -471,6 +499,7 @@ bool Serving::end_iteration() {
   refused_ = upcoming_refused_ = began_ = lacked_ = is_enlarged_ = false;
   pools_.active()->space.end_iteration();
   learn_from_departed();
+  moves_at_begin_ = training_moves_;
   ++counts_.iterations;
   counts_.hits += hits_;
   counts_.misses += std::max<std::int64_t>(0, counts_.planned - absent - hits_);

@@ -154,6 +154,8 @@ class Serving {
   bool is_cramped() const;
   const plan::Plan* find_in_memory(std::span<const profile::Extent> extents,
                                    std::int32_t microbatch, const StaticPool::LiveRows& live);
+  const plan::Plan* find_tight(std::span<const profile::Extent> extents, std::int32_t microbatch,
+                               const StaticPool::LiveRows& live, Bytes room);
   void fit_memory();
   bool add_memory(const plan::Plan& layout, Layouts::More more);
   void adopt(const plan::Plan* layout);
@@ -169,7 +171,7 @@ class Serving {
   bool refuses_room(Bytes size, MovingMemory::Means means) const;
   bool make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure);
   void open_zone(bool more);
-  bool provide_memory(Range r, Range wish = {});
+  bool provide_memory(Range r, Range wish, MovingMemory::Means means);
   MovingMemory::Means means() const;
   void note_memory();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
@@ -211,6 +213,9 @@ class Serving {
   bool is_resized_ = false;
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
+  std::int64_t moves_at_begin_ = 0;  // of the iteration
+  bool moves_often_ = false;         // in some iteration
+  const Bytes first_pool_;           // the addresses of the plan
   const bool reuse_;
   const bool other_threads_;
   bool draining_ = false;

@@ -11,6 +11,9 @@ namespace {
 constexpr std::int64_t kFirstMoves = 64;
 constexpr std::int64_t kRequestsForMove = 500;
 
+// If it moves more often in an iteration, the pool gets all that its plan was made for.
+constexpr std::int64_t kMostInIteration = 12;
+
 // The pool may have the bound of its layout and one part in so many before memory moves for it.
 constexpr Bytes kSpareParts = 200;
 
@@ -35,9 +38,13 @@ bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& 
   const bool of_evaluation =
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
   const bool is_known = departure.lifetime != kNone;
-  if (!of_evaluation && !is_known) return false;
-  const StaticPool& space = pools_.active()->space;
   MovingMemory::Means means = this->means();
+  if (!of_evaluation && !is_known) {
+    // A pool with dynamic groups begins without their memory, which others could use.
+    if (layouts_.current().groups.empty()) return false;
+    means = {.rest = means.rest, .waits = false};
+  }
+  const StaticPool& space = pools_.active()->space;
   // Beside the pool it would need as much memory, which nothing else of the plan could use.
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
   if (is_known) means.more = is_dynamic || size >= space.memory() / kLargeParts;
@@ -91,9 +98,9 @@ void* Serving::allocate_idle(Bytes size, StreamId stream) {
 // Gives memory to addresses of the layout that have none, and then to those of `wish`. False if
 // there are none, or if the device lacks it. The first time in an iteration the fallback
 // gives what it caches.
-bool Serving::provide_memory(Range r, Range wish) {
+bool Serving::provide_memory(Range r, Range wish, MovingMemory::Means means) {
   if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
-  const bool provided = pools_.provide(r, wish, means(), !lacked_);
+  const bool provided = pools_.provide(r, wish, means, !lacked_);
   lacked_ = lacked_ || !provided;
   note_memory();
   return provided;
@@ -115,12 +122,18 @@ MovingMemory::Means Serving::means() const {
   const Bytes held = counts_.reserved.current;
   const bool is_static = layouts_.current().groups.empty() && pools_.active()->space.strays() == 0;
   const bool is_used = is_static || load >= held - held / kUnusedParts;
-  return {.spare = is_used || !waits ? rest : 0, .rest = rest, .waits = waits};
+  if (is_used || !waits) return {.spare = rest, .rest = rest, .waits = waits};
+  // Else the pool gets what its plan was made for, if memory moves too often without.
+  const Bytes planned = std::clamp<Bytes>(first_pool_ - pools_.active()->space.memory(), 0, rest);
+  return {.spare = moves_often_ ? planned : 0, .rest = rest, .waits = waits};
 }
 
 void Serving::note_memory() {
   const std::int64_t moves = pools_.moves() - moves_before_;
-  if (!in_evaluation_) training_moves_ += moves - counts_.moves;
+  if (!in_evaluation_) {
+    training_moves_ += moves - counts_.moves;
+    moves_often_ = moves_often_ || training_moves_ > moves_at_begin_ + kMostInIteration;
+  }
   counts_.moves = moves;
   counts_.pool = pools_.active()->space.memory();
   is_resized_ = true;

@@ -44,6 +44,14 @@ class StartupGuide {
   // resident_region().
   Place place(plan::StartupIndex i, Bytes size, StaticPool& pool, StaticPool& region);
 
+  // The addresses of start-up request `i`, of `size` rounded bytes, if they lie in the plan's pool.
+  Range range_in_pool(plan::StartupIndex i, Bytes size) const {
+    const plan::StartupRequest& r = requests_[i];
+    const bool lies_there = r.decision == kNone && r.slots == kNone && r.offset != kUnplaced &&
+                            r.offset + size <= region_begin_;
+    return lies_there ? Range{r.offset, r.offset + size} : Range{};
+  }
+
   // Continues with another layout of the plan. The resident region stays.
   void relayout(const plan::Plan& plan) {
     requests_ = plan.startup;

@@ -264,6 +264,8 @@ class StaticPool {
   // The addresses that decision `d` could have if they had memory; empty if something else is in
   // the way. O(log strays), and O(slots) for a slot.
   Range lacking_memory(DecisionIndex d) const;
+  // `r` if it would be idle with memory; else empty. O(strays in it).
+  Range lacking_memory(Range r) const;
   // The same for a request of `size` bytes in the region of group `g`, if the region's addresses
   // with memory do not hold it. O(strays in the region).
   Range lacking_memory(GroupIndex g, Bytes size) const;

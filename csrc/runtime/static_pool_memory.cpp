@@ -97,14 +97,18 @@ Range StaticPool::lacking_memory(DecisionIndex d) const {
     return {};
   }
   if (p.state != State::kIdle || !is_current(p)) return {};
+  return lacking_memory(range(p));
+}
+
+Range StaticPool::lacking_memory(Range r) const {
   bool blocked = false;
   bool lacks = false;
-  strays_.visit_overlapping(range(p), [&](Range stray) {
+  strays_.visit_overlapping(r, [&](Range stray) {
     const bool is_absent = absent_.holds(stray);
     lacks = lacks || is_absent;
     blocked = blocked || !is_absent;
   });
-  return lacks && !blocked ? range(p) : Range{};
+  return lacks && !blocked ? r : Range{};
 }
 
 Range StaticPool::lacking_memory(GroupIndex g, Bytes size) const {

@@ -315,6 +315,33 @@ TEST_F(CudaDevice, APoolThatCannotGrowStaysAsItIs) {
   EXPECT_EQ(standin_used(0), 0u);
 }
 
+TEST_F(CudaDevice, APoolBeginsWithAPartOfItsMemory) {
+  device::CudaMemory memory(0);
+  auto* pool = static_cast<std::byte*>(memory.allocate_addresses(100 * kGiB, 4 * kMiB));
+  ASSERT_NE(pool, nullptr) << "more addresses than the device has memory";
+  EXPECT_EQ(standin_used(0), 4u << 20);
+  EXPECT_EQ(memory.held().all.bytes.current, 4 * kMiB);
+  ASSERT_TRUE(memory.attach(pool, {kGiB, kGiB + 32 * kMiB}));
+  EXPECT_EQ(standin_use(stream(), pool + kGiB, 32 << 20, 1), kCudaSuccess);
+  EXPECT_EQ(memory.detach(pool, {kGiB, kGiB + 32 * kMiB}), (Range{kGiB, kGiB + 32 * kMiB}))
+      << "its chunks are as large as those of a pool of 100 GiB";
+  memory.drop_detached(pool);
+  EXPECT_EQ(standin_used(0), 4u << 20);
+  memory.release(pool, 100 * kGiB);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_reservations(), 0);
+
+  standin_fail("cuMemCreate", 1, kCudaOutOfMemory, 1);
+  EXPECT_EQ(memory.allocate_addresses(kGiB, 4 * kMiB), nullptr);
+  standin_fail("cuMemMap", 1, kCudaInvalidValue, 1);
+  EXPECT_EQ(memory.allocate_addresses(kGiB, 4 * kMiB), nullptr);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_reservations(), 0);
+  EXPECT_EQ(memory.held().all.bytes.current, 0);
+  ASSERT_TRUE(memory.use_virtual(device::VirtualPools::kNone));
+  EXPECT_EQ(memory.allocate_addresses(kGiB, 4 * kMiB), nullptr) << "plain memory";
+}
+
 // The stand-in complains about work at addresses without memory, and about unmapping under work.
 TEST_F(CudaDevice, MemoryMovesWithinAPool) {
   device::CudaMemory memory(0);

@@ -67,6 +67,23 @@ TEST(HostMemory, MemoryMovesWithinAPool) {
   EXPECT_EQ(memory.available(), 64 * kMiB);
 }
 
+TEST(HostMemory, APoolBeginsWithAPartOfItsMemory) {
+  HostMemory memory(64 * kMiB);
+  auto* pool = static_cast<unsigned char*>(memory.allocate_addresses(100 * kMiB, 2 * kMiB));
+  ASSERT_NE(pool, nullptr) << "more addresses than memory";
+  EXPECT_EQ(memory.available(), 62 * kMiB);
+  std::memset(pool, 1, 2 * kMiB);
+  ASSERT_TRUE(memory.attach(pool, {50 * kMiB, 60 * kMiB}));
+  std::memset(pool + 50 * kMiB, 2, 10 * kMiB);
+  EXPECT_EQ(memory.available(), 52 * kMiB);
+  ASSERT_TRUE(memory.grow(pool, 100 * kMiB, 101 * kMiB)) << "behind all addresses";
+  std::memset(pool + 100 * kMiB, 3, kMiB);
+  EXPECT_EQ(pool[2 * kMiB - 1], 1);
+  EXPECT_EQ(memory.allocate_addresses(100 * kMiB, 52 * kMiB), nullptr) << "the limit";
+  memory.release(pool, 101 * kMiB);
+  EXPECT_EQ(memory.available(), 64 * kMiB);
+}
+
 TEST(HostMemory, OtherPoolsDoNotGrow) {
   HostMemory memory(64 * kMiB);
   void* pool = memory.allocate_pool(kMiB, /*grows=*/false);
