@@ -63,9 +63,12 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
-  // Served outside the pool, which is exchanged once the batch's extents are known.
+  // A pool that cannot grow is exchanged once the batch's extents are known, so it is kept clear.
   if (outgrows) {
     awaiting_ = decision;
+    if (decision == kNone && pools_.can_grow() && !startup_) {
+      return {allocate_departed(size, stream, {origin()}, is_wary())};
+    }
     return {.awaits_layout = decision != kNone && !upcoming_refused_ && !startup_};
   }
   if (decision != kNone) {
@@ -134,8 +137,10 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
       departure.stays_outside && pools_.can_grow() && failed_leftovers_ < kMostFailures;
   if (shuts_out_departed_) return nullptr;
   if (!may_stay && !departures_.admits(departure.origin, size, wary)) {
-    // Results of evaluations that stay cost their own size where no decision lies.
-    if (departure.origin != Departures::kUnplanned || !pools_.can_grow()) return nullptr;
+    // Results of evaluations and copies of weights that stay cost their own size where no decision
+    // lies.
+    const bool of_training = departure.origin != Departures::kUnplanned && !is_pause();
+    if (of_training || !pools_.can_grow()) return nullptr;
     departure.stays_outside = &pools_.active()->space.planned();
     departure.only_outside = true;
   }
@@ -158,6 +163,7 @@ void* Serving::place_idle(Bytes size, StreamId stream, StaticPool::Departure dep
     offset = pool.space.place_idle(size, stream, departure);
   }
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
+  if (departure.only_outside) outside_ += size;
   ++counts_.idle_requests;
   return pool.address(offset);
 }
@@ -292,6 +298,7 @@ void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
   refused_room_.fill(Evaluations::kAny);
+  outside_ = 0;
   matcher().enter_phase(kind, microbatch, chunk);
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
   microbatches_.enter_phase(kind, microbatch, chunk);

@@ -174,6 +174,7 @@ class Serving {
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
   MovingMemory::Means means() const;
   void note_memory();
+  bool is_pause();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
   void begin_part(Evaluations::Part part);
   void end_evaluation();
@@ -201,6 +202,7 @@ class Serving {
   bool lacked_ = false;   // in this iteration memory of the layout was refused
   // The smallest sizes that this phase was refused in the pool's memory, and in more.
   std::array<Bytes, 2> refused_room_{Evaluations::kAny, Evaluations::kAny};
+  Bytes outside_ = 0;                     // of requests in this phase that keep out of the layout
   Bytes extra_ = 0;                       // of memory, which departures have added to the pool
   bool upcoming_refused_ = false;         // the same for the upcoming microbatch
   plan::DecisionIndex awaiting_ = kNone;  // of the request that awaits its layout

@@ -31,37 +31,49 @@ constexpr Bytes kRooms = 4;
 
 }  // namespace
 
-// Makes room for a request of an evaluation, or of one whose lifetime the plan tells: a decision
-// whose addresses are taken, or a dynamic request that its region does not hold. Any other request
-// of training may stay for good, and memory beside the pool is as good for it.
+// Makes room for a request of an evaluation, for one between the planned phases that is large or
+// keeps out of the layout, and for one whose lifetime the plan tells: a decision whose addresses
+// are taken, or a dynamic request that its region does not hold. Any other request of training may
+// stay for good, and memory beside the pool is as good for it.
 bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure) {
   const bool of_evaluation =
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
   const bool is_known = departure.lifetime != kNone;
+  const StaticPool& space = pools_.active()->space;
+  const bool is_large = size >= space.memory() / kLargeParts;
+  const bool of_pause = !of_evaluation && !is_known && departure.kind == StaticPool::Kind::kIdle &&
+                        departure.origin != Departures::kOtherThread && is_pause() &&
+                        (is_large || departure.only_outside);
   MovingMemory::Means means = this->means();
-  if (!of_evaluation && !is_known) {
+  if (!of_evaluation && !is_known && !of_pause) {
     // A pool with dynamic groups begins without their memory, which others could use.
     if (layouts_.current().groups.empty()) return false;
     means = {.rest = means.rest, .waits = false};
   }
-  const StaticPool& space = pools_.active()->space;
   // Beside the pool it would need as much memory, which nothing else of the plan could use.
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
-  if (is_known) means.more = is_dynamic || size >= space.memory() / kLargeParts;
+  if (is_known) means.more = is_dynamic || is_large;
+  if (of_pause) means.more = is_large;
   if (refuses_room(size, means)) return false;
   // The idle addresses that remain would displace a large decision.
-  if (is_known && space.largest_hole() >= size) {
+  if (of_pause || (is_known && space.largest_hole() >= size)) {
     departure.stays_outside = &space.planned();
     departure.only_outside = true;
   }
-  // One wait may serve the next requests, too.
-  if (!in_evaluation_ && means.waits &&
-      make_room({kRooms * size, stream, departure.only_outside}, {})) {
+  // One wait may serve the next requests, too. Copies of a model's weights are many.
+  const Bytes next = std::max(kRooms * size, of_pause ? outside_ : 0);
+  if (!in_evaluation_ && means.waits && make_room({next, stream, departure.only_outside}, {})) {
     return true;
   }
   return make_room(
       {size + (departure.stays_outside ? 2 * space.gap() : 0), stream, departure.only_outside},
       means);
+}
+
+// True between the planned phases, once the run has followed the plan: a checkpoint, scores of a
+// model that is not trained.
+bool Serving::is_pause() {
+  return matcher().kind() == trace::PhaseKind::kOther && counts_.iterations > 0;
 }
 
 // True if a request of this phase that is no larger was refused. O(1). A capture must not wait for
