@@ -17,6 +17,9 @@ constexpr std::int64_t kPollEvery = 64;  // nodes between two looks at the clock
 constexpr std::int64_t kCyclesToForget = 4;
 // A node looks at all buffers of its part. That takes as long as a placement for so many, about.
 constexpr std::int64_t kBuffersPerPlacement = 4;
+// As many looks of the state take as long as a placement, about. They are paid in such portions.
+constexpr std::int64_t kLooksPerPlacement = 256;
+constexpr std::int64_t kPlacementsPerPortion = 64;
 
 // Luby's sequence: 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ... Long runs are rare but come again and again.
 std::int64_t luby(std::int64_t i) {
@@ -162,12 +165,23 @@ Verdict ExactSearch::solve(const Part& part) {
       if (verdict == Verdict::kFound) return verdict;
     }
     state_.undo(mark);
+    spend_looks();
+    if (expired_) verdict = Verdict::kUnknown;
     if (verdict == Verdict::kUnknown) break;
     if (!state_.bar(i)) break;
   } while (true);
   state_.undo(entry);
   if (verdict == Verdict::kInfeasible && failed_.size() < kMaxRemembered) failed_.insert(hash);
   return verdict;
+}
+
+// A node may look at many sections, and a buffer be barred many times at one node.
+void ExactSearch::spend_looks() {
+  const std::int64_t placements = (state_.looks() - paid_looks_) / kLooksPerPlacement;
+  if (placements < kPlacementsPerPortion) return;
+  paid_looks_ += placements * kLooksPerPlacement;
+  budget_->spend(placements);
+  expired_ = expired_ || budget_->expired();
 }
 
 bool ExactSearch::falls_apart(int buffer) const {

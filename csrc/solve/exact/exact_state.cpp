@@ -1,6 +1,7 @@
 #include "solve/exact/exact_state.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 namespace stalloc::solve {
@@ -161,6 +162,7 @@ bool ExactState::propagate_from(int buffer) {
 
 bool ExactState::evaluate(int section) {
   std::vector<int>& stack = stacks_[section];
+  looks_ += std::ssize(stack);
   for (std::size_t k = 1; k < stack.size(); ++k) {  // it is nearly sorted since the last call
     const int i = stack[k];
     const Units mine = keys_[i];

@@ -73,6 +73,9 @@ class ExactState {
   double failures(int section) const { return failures_[section]; }
   void forget_failures();
 
+  // The buffers that all calls so far have looked at in sections: most of their work.
+  std::int64_t looks() const { return looks_; }
+
  private:
   struct Known {
     Units floor = 0;
@@ -115,6 +118,7 @@ class ExactState {
   std::vector<int> raised_;  // buffers that propagate() has to visit
   std::vector<int> dirty_;
   std::vector<char> is_dirty_;
+  std::int64_t looks_ = 0;
 };
 
 }  // namespace stalloc::solve
