@@ -76,6 +76,7 @@ class ExactSearch {
   Verdict solve(const Part& part);
   Verdict solve_parts(const std::vector<Part>& parts);
   void spend_looks();
+  std::int64_t most_looks() const;
   bool falls_apart(int buffer) const;
   std::vector<Part> split(const Part& part) const;
   int choose(const Part& part);

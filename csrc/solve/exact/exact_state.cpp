@@ -139,6 +139,7 @@ bool ExactState::propagate() {
       if (!propagate_from(i)) return fail();
     }
     if (dirty_.empty()) return true;
+    if (is_exhausted()) return fail();
     const int s = dirty_.back();
     dirty_.pop_back();
     is_dirty_[s] = false;

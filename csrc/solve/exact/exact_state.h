@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -75,6 +76,9 @@ class ExactState {
 
   // The buffers that all calls so far have looked at in sections: most of their work.
   std::int64_t looks() const { return looks_; }
+  // A call that has looked at so many ends as if no layout were left, and is_exhausted() then.
+  void limit_looks(std::int64_t most) { most_looks_ = most; }
+  bool is_exhausted() const { return looks_ >= most_looks_; }
 
  private:
   struct Known {
@@ -119,6 +123,7 @@ class ExactState {
   std::vector<int> dirty_;
   std::vector<char> is_dirty_;
   std::int64_t looks_ = 0;
+  std::int64_t most_looks_ = std::numeric_limits<std::int64_t>::max();
 };
 
 }  // namespace stalloc::solve
