@@ -22,7 +22,8 @@ constexpr std::size_t kMostRows = 16;
 // In fewer complete iterations, microbatches of the same extents may be chance.
 constexpr std::size_t kFewestAlike = 3;
 
-// A plan for repeated batches knows no others. So it must save one part in so many.
+// A plan for repeated batches knows no others, and one for less than the largest batch may have to
+// grow. So they must save one part in so many.
 constexpr Bytes kLeastSaving = 20;
 
 // The memory of the last complete iteration at any extents.
@@ -101,26 +102,73 @@ class Need {
   std::vector<Event> events_;
 };
 
+// The rows with the largest requests.
+std::vector<std::vector<Extent>> largest_rows(const Need& need, const SizeLaws& laws) {
+  std::vector<std::pair<Bytes, std::size_t>> largest;
+  for (std::size_t i = 0; i < laws.seen.size(); ++i) {
+    largest.emplace_back(need.sum(laws.seen[i]), i);
+  }
+  std::ranges::sort(largest, std::greater{});
+  largest.resize(std::min(largest.size(), kMostRows));
+  std::vector<std::vector<Extent>> rows;
+  for (const auto& [sum, row] : largest) rows.push_back(laws.seen[row]);
+  return rows;
+}
+
+// True if the last complete iteration has several microbatches with extents.
+bool has_several_microbatches(const trace::Trace& trace) {
+  const auto last = static_cast<std::int32_t>(trace.iterations.size()) - 2;
+  if (last < 0) return false;
+  return std::ranges::count_if(trace.extents, [&](const trace::MicrobatchExtents& row) {
+           return trace[row.phase].iteration == last;
+         }) > 1;
+}
+
+// The most bytes live at once in the trace.
+Bytes recorded_load(const trace::Trace& trace) {
+  std::vector<std::pair<Tick, Bytes>> events;  // frees come before births of the same tick
+  for (const trace::Request& r : trace.requests) {
+    events.emplace_back(r.lower, r.size);
+    events.emplace_back(r.upper, -r.size);
+  }
+  std::ranges::sort(events);
+  Bytes live = 0;
+  Bytes most = 0;
+  for (const auto& [tick, change] : events) most = std::max(most, live += change);
+  return most;
+}
+
 }  // namespace
 
 std::vector<Extent> planned_extents(const trace::Trace& trace, const SizeLaws& laws) {
   if (laws.seen.empty() || trace.iterations.size() < 2) return laws.envelope;
   const Need need(trace, laws);
-  std::vector<std::pair<Bytes, std::size_t>> largest;
-  for (std::size_t i = 0; i < laws.seen.size(); ++i)
-    largest.emplace_back(need.sum(laws.seen[i]), i);
-  std::ranges::sort(largest, std::greater{});
-  largest.resize(std::min(largest.size(), kMostRows));
   Bytes most = 0;
   std::vector<Extent> best = laws.envelope;
-  for (const auto& [sum, row] : largest) {
-    const Bytes here = need.most(laws.seen[row]);
+  for (const std::vector<Extent>& row : largest_rows(need, laws)) {
+    const Bytes here = need.most(row);
     if (here <= most) continue;
     most = here;
-    best = laws.seen[row];
+    best = row;
   }
   const Bytes together = need.most(laws.envelope);
   return together - most <= most / 1000 * kTolerance ? laws.envelope : best;
+}
+
+std::vector<Extent> fitting_extents(const trace::Trace& trace, const SizeLaws& laws) {
+  if (laws.seen.empty() || !has_several_microbatches(trace)) return laws.envelope;
+  const Need need(trace, laws);
+  const Bytes load = recorded_load(trace);
+  if (need.most(laws.envelope) - load <= load / kLeastSaving) return laws.envelope;
+  Bytes most = 0;
+  std::vector<Extent> best = laws.envelope;
+  for (const std::vector<Extent>& row : largest_rows(need, laws)) {
+    const Bytes here = need.most(row);
+    if (here > load || here <= most) continue;
+    most = here;
+    best = row;
+  }
+  return best;
 }
 
 bool is_repeated(const trace::Trace& trace, const SizeLaws& laws) {

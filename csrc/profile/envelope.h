@@ -8,6 +8,8 @@
 // Batches may repeat: in a recording, each microbatch of an iteration may have its own extents, the
 // same in every iteration. Where microbatches are in flight together, a plan in which any of them
 // may be the largest needs more memory than the recording. Then the trace is planned as it is.
+// If they do not repeat, the plan is made for a row that needs no more than was recorded, and the
+// runtime lays the pool out anew for the microbatches that are larger.
 //
 // Cost: O(n log n) for n requests of an iteration, and O(n) for each of a few rows.
 #pragma once
@@ -26,5 +28,9 @@ std::vector<Extent> planned_extents(const trace::Trace& trace, const SizeLaws& l
 // True if the microbatches of all iterations have the same extents in the same order, and need much
 // less memory than with the planned extents.
 bool is_repeated(const trace::Trace& trace, const SizeLaws& laws);
+
+// The planned extents. If an iteration of several such microbatches needs much more memory than was
+// ever live in the trace: the row of `laws.seen` that needs the most within that.
+std::vector<Extent> fitting_extents(const trace::Trace& trace, const SizeLaws& laws);
 
 }  // namespace stalloc::profile

@@ -269,7 +269,11 @@ std::optional<IterationProfile> profile_with(const trace::Trace& trace,
   std::optional<trace::Trace> enlarged;
   if (!laws.empty()) {
     laws.envelope = planned_extents(trace, laws);
-    if (is_repeated(trace, laws)) laws = no_laws(trace);
+    if (is_repeated(trace, laws)) {
+      laws = no_laws(trace);
+    } else {
+      laws.envelope = fitting_extents(trace, laws);
+    }
   }
   if (!laws.empty()) enlarged = at_envelope(trace, laws);
   const Counterparts all(enlarged ? *enlarged : trace, laws, trace);

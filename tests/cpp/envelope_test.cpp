@@ -108,6 +108,19 @@ TEST(Envelope, BatchesThatRepeatInFlightHaveTheirOwnSizes) {
   EXPECT_EQ(std::vector<Bytes>(sizes.begin(), sizes.begin() + 3), one);
 }
 
+TEST(Envelope, IsNoLargerThanTheMicrobatchesThatLiveTogether) {
+  const auto fitting = [](const std::vector<std::vector<Extent>>& lengths, bool in_flight) {
+    const trace::Trace trace = pipelined(lengths, in_flight);
+    return profile::profile_iteration(trace).envelope;
+  };
+  const std::vector<std::vector<Extent>> one_is_large = {
+      {640, 200, 350}, {640, 220, 300}, {630, 210, 340}, {640, 200, 320}};
+  EXPECT_EQ(fitting(one_is_large, true), std::vector<Extent>{350});
+  EXPECT_EQ(fitting(one_is_large, false), std::vector<Extent>{640});
+  const std::vector<std::vector<Extent>> all_are = {{640, 630}, {610, 640}, {620, 640}, {640, 630}};
+  EXPECT_EQ(fitting(all_are, true), std::vector<Extent>{640});
+}
+
 TEST(Envelope, ToleratesSizesOfNoRequest) {
   EXPECT_EQ(planned(run({{1 << 18, 4}, {1, 1 << 18}, {1 << 10, 1 << 10}, {7, 300}})),
             (std::vector<Extent>{1, 1 << 18}));

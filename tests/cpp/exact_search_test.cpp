@@ -205,6 +205,21 @@ TEST(ExactSearch, KeepsTheStartWhenItMayNotSearch) {
   EXPECT_GT(few.layout.height, few.bound);
 }
 
+// A node may bar many buffers, and look at hundreds of others each time.
+TEST(ExactSearch, PaysForTheWorkBesideItsNodes) {
+  const solve::Problem problem =
+      random_problem({.buffers = 600, .ticks = 1200, .largest = 1000}, 0);
+  const solve::ExactModel model(problem);
+  solve::ExactSearch search(model);
+  solve::Work work{.limit = 100'000};
+  solve::Budget budget;
+  budget.work = &work;
+  ASSERT_EQ(search.run(model.load, kUnlimited, budget), solve::Verdict::kUnknown);
+  EXPECT_LT(work.done, work.limit + work.limit / 100);
+  const std::int64_t by_nodes = search.nodes() * (1 + model.buffers() / 4);
+  EXPECT_LT(by_nodes, work.limit / 2);
+}
+
 TEST(ExactPlanner, StopsAtTheCapacityAndProvesWhenThereIsNone) {
   solve::Problem problem = random_problem({.buffers = 8, .ticks = 6, .largest = 9}, 11);
   const solve::ExactPlanner planner;

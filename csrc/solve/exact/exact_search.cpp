@@ -17,6 +17,9 @@ constexpr std::int64_t kPollEvery = 64;  // nodes between two looks at the clock
 constexpr std::int64_t kCyclesToForget = 4;
 // A node looks at all buffers of its part. That takes as long as a placement for so many, about.
 constexpr std::int64_t kBuffersPerPlacement = 4;
+// As many looks of the state take as long as a placement, about. They are paid in such portions.
+constexpr std::int64_t kLooksPerPlacement = 256;
+constexpr std::int64_t kPlacementsPerPortion = 64;
 
 // Luby's sequence: 1 1 2 1 1 2 4 1 1 2 1 1 2 4 8 ... Long runs are rare but come again and again.
 std::int64_t luby(std::int64_t i) {
@@ -64,6 +67,7 @@ Verdict ExactSearch::run(Units capacity, std::int64_t nodes, const Budget& budge
   remembered_capacity_ = capacity_;
   budget_ = &budget;
   expired_ = budget.expired();
+  state_.limit_looks(most_looks());
   state_.forget_failures();
 
   const std::int64_t last = nodes_ + std::min(nodes, std::numeric_limits<std::int64_t>::max() / 4);
@@ -116,7 +120,10 @@ double ExactSearch::measure(char key, int buffer) const {
 }
 
 Verdict ExactSearch::restart() {
-  if (!state_.reset(capacity_)) return Verdict::kInfeasible;
+  const bool fits = state_.reset(capacity_);
+  spend_looks();
+  if (expired_) return Verdict::kUnknown;
+  if (!fits) return Verdict::kInfeasible;
   Part all{.first = 0, .count = model_.sections(), .closed = true, .buffers = {}};
   all.buffers.resize(model_.buffers());
   std::iota(all.buffers.begin(), all.buffers.end(), 0);
@@ -163,11 +170,34 @@ Verdict ExactSearch::solve(const Part& part) {
     }
     state_.undo(mark);
     if (verdict == Verdict::kUnknown) break;
-    if (!state_.bar(i)) break;
+    const bool is_barred = state_.bar(i);
+    spend_looks();
+    if (expired_) verdict = Verdict::kUnknown;
+    if (expired_ || !is_barred) break;
   } while (true);
   state_.undo(entry);
   if (verdict == Verdict::kInfeasible && failed_.size() < kMaxRemembered) failed_.insert(hash);
   return verdict;
+}
+
+// A node may look at many sections, and a buffer be barred many times at one node.
+void ExactSearch::spend_looks() {
+  const std::int64_t placements = (state_.looks() - paid_looks_) / kLooksPerPlacement;
+  if (placements >= kPlacementsPerPortion || state_.is_exhausted()) {
+    paid_looks_ += placements * kLooksPerPlacement;
+    budget_->spend(placements);
+    expired_ = expired_ || state_.is_exhausted() || budget_->expired();
+  }
+  state_.limit_looks(most_looks());
+}
+
+// The looks of the state that the work pays for.
+std::int64_t ExactSearch::most_looks() const {
+  constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+  const Work* work = budget_->work;
+  if (!work || work->limit >= kUnlimited / kLooksPerPlacement / 2) return kUnlimited;
+  const std::int64_t left = std::max<std::int64_t>(work->limit - work->done, 1);
+  return paid_looks_ + left * kLooksPerPlacement;
 }
 
 bool ExactSearch::falls_apart(int buffer) const {

@@ -75,6 +75,8 @@ class ExactSearch {
   Verdict restart();
   Verdict solve(const Part& part);
   Verdict solve_parts(const std::vector<Part>& parts);
+  void spend_looks();
+  std::int64_t most_looks() const;
   bool falls_apart(int buffer) const;
   std::vector<Part> split(const Part& part) const;
   int choose(const Part& part);
@@ -89,6 +91,7 @@ class ExactSearch {
   Units remembered_capacity_ = -1;  // the capacity at which the parts of `failed_` failed
   std::int64_t nodes_ = 0;
   std::int64_t limit_ = 0;
+  std::int64_t paid_looks_ = 0;  // of the state
   bool expired_ = false;
   Branching branching_ = Branching::kFewest;
   const Budget* budget_ = nullptr;

@@ -1,6 +1,7 @@
 #include "solve/exact/exact_state.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 namespace stalloc::solve {
@@ -138,6 +139,7 @@ bool ExactState::propagate() {
       if (!propagate_from(i)) return fail();
     }
     if (dirty_.empty()) return true;
+    if (is_exhausted()) return fail();
     const int s = dirty_.back();
     dirty_.pop_back();
     is_dirty_[s] = false;
@@ -161,6 +163,7 @@ bool ExactState::propagate_from(int buffer) {
 
 bool ExactState::evaluate(int section) {
   std::vector<int>& stack = stacks_[section];
+  looks_ += std::ssize(stack);
   for (std::size_t k = 1; k < stack.size(); ++k) {  // it is nearly sorted since the last call
     const int i = stack[k];
     const Units mine = keys_[i];

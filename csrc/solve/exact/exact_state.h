@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -73,6 +74,12 @@ class ExactState {
   double failures(int section) const { return failures_[section]; }
   void forget_failures();
 
+  // The buffers that all calls so far have looked at in sections: most of their work.
+  std::int64_t looks() const { return looks_; }
+  // A call that has looked at so many ends as if no layout were left, and is_exhausted() then.
+  void limit_looks(std::int64_t most) { most_looks_ = most; }
+  bool is_exhausted() const { return looks_ >= most_looks_; }
+
  private:
   struct Known {
     Units floor = 0;
@@ -115,6 +122,8 @@ class ExactState {
   std::vector<int> raised_;  // buffers that propagate() has to visit
   std::vector<int> dirty_;
   std::vector<char> is_dirty_;
+  std::int64_t looks_ = 0;
+  std::int64_t most_looks_ = std::numeric_limits<std::int64_t>::max();
 };
 
 }  // namespace stalloc::solve
