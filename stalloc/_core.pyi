@@ -144,7 +144,12 @@ class Runtime:
     @property
     def recorder_bytes(self) -> int: ...
     def enable(
-        self, plan: Plan, reuse: bool = True, startup: bool = False, hand_back: bool = True
+        self,
+        plan: Plan,
+        reuse: bool = True,
+        startup: bool = False,
+        hand_back: bool = True,
+        filled: bool = True,
     ) -> None: ...
     def prepare(self, sizes: Sequence[int]) -> None: ...
     def disable(self) -> None: ...

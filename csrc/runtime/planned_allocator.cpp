@@ -17,14 +17,14 @@ void PlannedAllocator::enable(const plan::Plan& plan, Serving::Scope scope) {
   if (parts_.delayed) streams = {&*parts_.delayed, &*parts_.hand_back};
   if (parts_.device.is_pinned()) scope.hand_back = scope.other_threads = false;
   auto serving = std::make_unique<Serving>(plan, scope, parts_.pools, streams, accounting.counts());
-  parts_.pools.enable(plan, serving->has_startup());
+  parts_.pools.enable(plan, serving->has_startup(), scope.filled);
   parts_.serving = std::move(serving);
   parts_.drop_empty_pools();
 
   accounting.begin();
   Statistics& counts = accounting.counts();
   counts.planned = static_cast<std::int64_t>(plan.decisions.size());
-  counts.pool = plan.pool;
+  counts.pool = parts_.pools.active()->space.memory();
   counts.resident = parts_.pools.resident() ? plan.resident : 0;
   counts.startup = parts_.serving->placeable();
   parts_.update_reserved();

@@ -37,12 +37,12 @@ void Pools::check_alignment(const plan::Plan& plan) const {
   }
 }
 
-void Pools::enable(const plan::Plan& plan, bool with_resident) {
-  std::unique_ptr<Pool> pool = make_pool(plan, /*grows=*/true);
+void Pools::enable(const plan::Plan& plan, bool with_resident, bool filled) {
+  std::unique_ptr<Pool> pool = make_pool(plan, /*grows=*/true, filled);
   std::unique_ptr<Pool> resident;
   if (with_resident) {
     try {
-      resident = make_pool(resident_region(plan), /*grows=*/false);
+      resident = make_pool(resident_region(plan), /*grows=*/false, /*filled=*/true);
     } catch (...) {
       free_pool(*pool);
       throw;
@@ -60,11 +60,16 @@ void Pools::disable() {
   partial_.forget();
 }
 
-std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
-  std::byte* memory = reserve(plan.pool, grows);
+std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool filled) {
+  const Bytes chunk = device::chunk_of(plan.pool, device_.unit());
+  const bool may_lack = grows && !filled && chunk < plan.pool;
+  std::byte* memory = may_lack ? reserve_addresses(plan.pool, chunk) : nullptr;
+  const bool lacks = memory != nullptr;
+  if (!lacks) memory = reserve(plan.pool, grows);
   try {
     auto pool = std::make_unique<Pool>(plan, memory);
-    pool->chunk = device::chunk_of(plan.pool, device_.unit());
+    pool->chunk = chunk;
+    if (lacks) pool->space.remove_memory({chunk, plan.pool});
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *table_);
     }
@@ -73,6 +78,16 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
     if (memory) device_.release(memory, plan.pool);
     throw;
   }
+}
+
+// The addresses of a pool, of which the first `memory` bytes have memory. Null if the device cannot
+// add the rest later.
+std::byte* Pools::reserve_addresses(Bytes size, Bytes memory) {
+  std::byte* pool = try_reserve(memory, /*grows=*/true);
+  if (!pool) return nullptr;
+  if (device_.can_grow(pool) && device_.extend(pool, memory, size)) return pool;
+  device_.release(pool, memory);
+  return nullptr;
 }
 
 std::byte* Pools::try_reserve(Bytes size, bool grows) {

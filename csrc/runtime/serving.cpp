@@ -48,6 +48,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       evaluations_(plan.alignment),
       moves_before_(pools.moves()),
       reuse_(scope.reuse),
+      fills_(!scope.filled),
       other_threads_(scope.other_threads) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
 }

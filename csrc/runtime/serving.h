@@ -44,6 +44,8 @@ class Serving {
     // Blocks that other streams still use are given on at once, if their addresses are needed.
     bool hand_back = true;
     bool other_threads = true;  // their requests may lie in idle pool space
+    // The pool has its memory at once; else its addresses get memory with their first requests.
+    bool filled = true;
   };
 
   // Both are null on a device without streams.
@@ -212,6 +214,7 @@ class Serving {
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
   const bool reuse_;
+  const bool fills_;  // the pool began without memory
   const bool other_threads_;
   bool draining_ = false;
   bool shuts_out_departed_ = false;

@@ -108,8 +108,8 @@ MovingMemory::Means Serving::means() const {
   const std::int64_t requests = counts_.requests() + hits_;
   const bool waits = !lags && training_moves_ < kFirstMoves + requests / kRequestsForMove;
   const Bytes bound = layouts_.current().bound;
-  const Bytes rest =
-      std::max<Bytes>(0, bound + bound / kSpareParts - pools_.active()->space.memory());
+  const Bytes all = fills_ ? std::max(bound, most_addresses_) : bound;
+  const Bytes rest = std::max<Bytes>(0, all + all / kSpareParts - pools_.active()->space.memory());
   // If the run has never used all that is held, memory that moves suffices.
   const Bytes load = std::max(counts_.run_peak_allocated, counts_.allocated.peak);
   const Bytes held = counts_.reserved.current;
