@@ -130,10 +130,9 @@ void bind_runtime(py::module_& m) {
           "enable",
           [](runtime::DeviceRuntime& r, const plan::Plan& plan, bool reuse, bool startup,
              bool hand_back, bool filled) {
-            r.allocator().enable(plan, {.reuse = reuse,
-                                        .startup = startup,
-                                        .hand_back = hand_back,
-                                        .filled = filled});
+            r.allocator().enable(
+                plan,
+                {.reuse = reuse, .startup = startup, .hand_back = hand_back, .filled = filled});
           },
           py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false,
           py::arg("hand_back") = true, py::arg("filled") = true, ReleaseGil(),

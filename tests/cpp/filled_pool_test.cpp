@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "device/host.h"
+#include "base/error.h"
 #include "device/pretend.h"
 #include "plans.h"
 #include "runtime/planned_allocator.h"
@@ -79,12 +79,23 @@ TEST_F(FilledPool, comes_back_with_all_of_its_memory) {
   EXPECT_EQ(statistics().hits, kDecisions);
 }
 
-TEST_F(FilledPool, leaves_requests_to_the_fallback_while_the_device_is_full) {
+TEST_F(FilledPool, says_that_the_device_is_full_and_goes_on_when_it_is_not) {
   allocator_.enable(plan_of_64_mib(), {.filled = false});
   void* other = device_.allocate(150 * kMiB);
   ASSERT_NE(other, nullptr);
-  EXPECT_EQ(train().back(), 48 * kMiB);
+  allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  std::vector<void*> blocks;
+  const auto request = [&] {
+    blocks.push_back(allocator_.allocate(16 * kMiB, 0, /*for_training=*/true));
+  };
+  for (int i = 0; i < 3; ++i) request();
+  EXPECT_THROW(request(), OutOfMemory);
+  allocator_.inspect().check();
   device_.release(other, 150 * kMiB);
+  request();
+  allocator_.inspect().check();
+  for (void* p : blocks) free(p);
+  allocator_.loop().end_iteration();
   EXPECT_EQ(train().back(), 64 * kMiB);
 }
 
