@@ -253,9 +253,7 @@ class Cycle:
     ) -> None:
         tolerated = self._memory.tolerated(proposal, self._options.tolerance)
         drift = Drift(proposal.beside, tolerated, self._patience)
-        self._service = Service(
-            self._adapter, proposal, forward, drift, kept=kept, filled=filled
-        )
+        self._service = Service(self._adapter, proposal, forward, drift, kept=kept, filled=filled)
         self.stage = Stage.SERVING
         self._leaving = None
         reason = "plan of an earlier run" if kept else self._why

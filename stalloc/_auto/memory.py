@@ -45,9 +45,7 @@ class DeviceMemory:
         if self._measured and not self._adapter.runtime.enabled:
             self.peak = max(self.peak, torch.cuda.max_memory_reserved(self._adapter.name))
 
-    def shortage(
-        self, proposal: Proposal, *, first: bool, filled: bool = True
-    ) -> str | None:
+    def shortage(self, proposal: Proposal, *, first: bool, filled: bool = True) -> str | None:
         """The reason if the run would need more than torch's peak as the plan goes into force.
 
         On a GPU, counted are the pool and the segments that stay. If they fit, torch's cache is

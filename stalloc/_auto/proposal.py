@@ -229,14 +229,14 @@ def _used_first(plan: Plan) -> tuple[Int64s, Int64s]:
         for row in range(len(decisions.size))
         if row not in slotted
     ]
-    for number, ticks in enumerate(_slots_used_first(plan)):
+    for number, used in enumerate(_slots_used_first(plan)):
         size = slots.size[number]
-        uses += [(tick, slots.offset[number] + i * size, size) for i, tick in enumerate(ticks)]
+        uses += [(tick, slots.offset[number] + i * size, size) for i, tick in enumerate(used)]
     uses += [(0, offset, size) for offset, size in zip(groups.offset, groups.size, strict=True)]
     for tick, offset, size in sorted(uses, reverse=True):
         use(offset, size, tick)
     ticks, counts = np.unique(first, return_counts=True)
-    return ticks, counts * _CHUNK
+    return ticks, counts.astype(np.int64) * _CHUNK
 
 
 def _slots_used_first(plan: Plan) -> list[list[int]]:
