@@ -42,6 +42,7 @@ class IterationCounter:
     Attributes:
         stepped: The optimizers that have stepped.
         in_first_cycle: True if the optimizer that stepped last had not stepped before.
+        knows_cycle: True if it goes on with the cycle of an earlier counter.
         found_slower: True if the optimizer that stepped last has taken over as the slower one, or
             as the next one of the first cycle. The iterations that the one before has ended were
             parts of one.
@@ -49,6 +50,7 @@ class IterationCounter:
 
     def __init__(self, waits_for_slower: bool = False) -> None:
         self.in_first_cycle = True
+        self.knows_cycle = False
         self.found_slower = False
         self._waits = MOST_STEPS if waits_for_slower else 0  # steps that it still waits for
         self.stepped: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -65,6 +67,7 @@ class IterationCounter:
         if not self.stepped and _last_cycle is not None and optimizer in _last_cycle.stepped:
             self._closing, self._most, self._waits = _last_cycle.closing, _last_cycle.most, 0
             self._closed = 1
+            self.knows_cycle = True
         self.stepped.add(optimizer)
         closing = self._closing() if self._closing is not None else None
         if closing is optimizer:
