@@ -96,8 +96,10 @@ class _Active(Session):
         keep_addresses: bool | None,
         hand_back: bool = True,
         pinned: Plan | None = None,
+        filled: bool = True,
     ) -> None:
         super().__init__(plan)
+        self._filled = filled
         self.pinned = pinned
         self._reuse = reuse
         self._startup = startup
@@ -177,7 +179,7 @@ class _Active(Session):
             self._adapter.give_back()
             self._leave_small(_SMALL if self.plan.info.get("device") == "meta" else 0)
             self._adapter.runtime.enable(
-                self.plan._core, self._reuse, self._startup, self._hand_back
+                self.plan._core, self._reuse, self._startup, self._hand_back, self._filled
             )
             self._adapter.refresh()
         except BaseException:
@@ -316,7 +318,6 @@ def enable(
     If it raises, nothing has changed: a plan that was in force still is. Only compat mode stays on
     if a later step fails.
     """
-    global _session
     _automatic.take_over("stalloc.enable()")
     if active_profile() is not None:
         raise StallocError("a profile is being recorded; leave its `with` block before enable()")
@@ -335,16 +336,48 @@ def enable(
             raise TypeError(f"pinned is a Plan or the path of one, not {type(pinned).__name__}")
         check_pinned(pinned)
     _adapters.check_model(model)
-    problem = environment_mismatch(plan) or (
-        model_mismatch(plan, model) if model is not None else None
-    )
+    problem = _mismatch(plan, model)
     if problem:
         _refuse(problem, strict)
         disable()
         return Session(plan, problem)
     if mode == "compat":
         _compat.install_compat()
-    session = _Active(plan, model, strict, reuse, startup, keep_addresses, hand_back, pinned)
+    return _put_in_force(
+        _Active(plan, model, strict, reuse, startup, keep_addresses, hand_back, pinned)
+    )
+
+
+def enable_gradually(plan: Plan, model: torch.nn.Module) -> Session:
+    """Puts a plan in force whose pool gets memory as it is used; not for users.
+
+    A device that cannot add memory to a pool gives all of it at once.
+    """
+    if problem := _mismatch(plan, model):
+        _refuse(problem, strict=False)
+        disable()
+        return Session(plan, problem)
+    return _put_in_force(
+        _Active(
+            plan,
+            model,
+            strict=False,
+            reuse=True,
+            startup=False,
+            keep_addresses=None,
+            hand_back=_hands_back(),
+            filled=False,
+        )
+    )
+
+
+def _mismatch(plan: Plan, model: torch.nn.Module | None) -> str | None:
+    problem = environment_mismatch(plan)
+    return problem or (model_mismatch(plan, model) if model is not None else None)
+
+
+def _put_in_force(session: _Active) -> Session:
+    global _session
     session._start(_session)
     _session = session
     return session

@@ -129,12 +129,15 @@ void bind_runtime(py::module_& m) {
       .def(
           "enable",
           [](runtime::DeviceRuntime& r, const plan::Plan& plan, bool reuse, bool startup,
-             bool hand_back) {
-            r.allocator().enable(plan,
-                                 {.reuse = reuse, .startup = startup, .hand_back = hand_back});
+             bool hand_back, bool filled) {
+            r.allocator().enable(
+                plan,
+                {.reuse = reuse, .startup = startup, .hand_back = hand_back, .filled = filled});
           },
           py::arg("plan"), py::arg("reuse") = true, py::arg("startup") = false,
-          py::arg("hand_back") = true, ReleaseGil())
+          py::arg("hand_back") = true, py::arg("filled") = true, ReleaseGil(),
+          "If `filled` is false, the pool's addresses get memory with their first requests, on a "
+          "device that can add it.")
       .def(
           "prepare",
           [](runtime::DeviceRuntime& r, const std::vector<Bytes>& sizes) {
@@ -146,6 +149,8 @@ void bind_runtime(py::module_& m) {
       .def(
           "drain", [](runtime::DeviceRuntime& r, bool departed) { r.allocator().drain(departed); },
           py::arg("departed"), ReleaseGil())
+      .def(
+          "keep_clear", [](runtime::DeviceRuntime& r) { r.allocator().keep_clear(); }, ReleaseGil())
       .def(
           "trust_all", [](runtime::DeviceRuntime& r) { r.allocator().trust_all(); }, ReleaseGil())
       .def_property_readonly("enabled",

@@ -17,7 +17,7 @@ void PlannedAllocator::enable(const plan::Plan& plan, Serving::Scope scope) {
   if (parts_.delayed) streams = {&*parts_.delayed, &*parts_.hand_back};
   if (parts_.device.is_pinned()) scope.hand_back = scope.other_threads = false;
   auto serving = std::make_unique<Serving>(plan, scope, parts_.pools, streams, accounting.counts());
-  parts_.pools.enable(plan, serving->has_startup());
+  parts_.pools.enable(plan, serving->has_startup(), scope.filled);
   parts_.serving = std::move(serving);
   parts_.drop_empty_pools();
 
@@ -48,6 +48,11 @@ void PlannedAllocator::disable() {
 void PlannedAllocator::drain(bool departed) {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.serving) parts_.serving->drain(departed);
+}
+
+void PlannedAllocator::keep_clear() {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->keep_clear();
 }
 
 void PlannedAllocator::trust_all() {

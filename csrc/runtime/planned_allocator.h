@@ -62,6 +62,10 @@ class PlannedAllocator {
   // requests that depart from the plan, whose lifetimes are unknown. No-op if no plan is enabled.
   void drain(bool departed);
 
+  // Another plan may replace this one once its pool is empty: between phases, copies that may stay
+  // for good lie beside the pool. No-op if no plan is enabled.
+  void keep_clear();
+
   // The plan was made of the run's latest iterations: the next one makes no states that outlive it.
   // No-op if no plan is enabled.
   void trust_all();

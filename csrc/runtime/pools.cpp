@@ -37,12 +37,12 @@ void Pools::check_alignment(const plan::Plan& plan) const {
   }
 }
 
-void Pools::enable(const plan::Plan& plan, bool with_resident) {
-  std::unique_ptr<Pool> pool = make_pool(plan, /*grows=*/true);
+void Pools::enable(const plan::Plan& plan, bool with_resident, bool filled) {
+  std::unique_ptr<Pool> pool = make_pool(plan, /*grows=*/true, filled);
   std::unique_ptr<Pool> resident;
   if (with_resident) {
     try {
-      resident = make_pool(resident_region(plan), /*grows=*/false);
+      resident = make_pool(resident_region(plan), /*grows=*/false, /*filled=*/true);
     } catch (...) {
       free_pool(*pool);
       throw;
@@ -60,20 +60,24 @@ void Pools::disable() {
   partial_.forget();
 }
 
-std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
+std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool filled) {
   const Bytes chunk = device::chunk_of(plan.pool, device_.unit());
   // An iteration seldom has all dynamic requests of the others. Their addresses get memory later.
-  const bool is_filled = !grows || plan.groups.empty() || plan.pool <= chunk;
-  std::byte* memory = is_filled ? nullptr : reserve_addresses(plan.pool, chunk);
-  const bool is_whole = memory == nullptr;
-  if (is_whole) memory = reserve(plan.pool, grows);
+  const bool may_lack = grows && chunk < plan.pool && (!filled || !plan.groups.empty());
+  std::byte* memory = nullptr;
+  if (may_lack && (!filled || has_memory(plan.pool))) {
+    memory = static_cast<std::byte*>(device_.allocate_addresses(plan.pool, chunk));
+    if (!memory && !filled && fallback_.release_cached() > 0) {
+      memory = static_cast<std::byte*>(device_.allocate_addresses(plan.pool, chunk));
+    }
+  }
+  const bool lacks = memory != nullptr;
+  if (!lacks) memory = reserve(plan.pool, grows);
   try {
     auto pool = std::make_unique<Pool>(plan, memory);
     pool->chunk = chunk;
-    if (!is_whole) {
-      pool->space.remove_memory({chunk, plan.pool});
-      attach(*pool, plan::static_addresses_of(plan));
-    }
+    if (lacks) pool->space.remove_memory({chunk, plan.pool});
+    if (lacks && filled) attach(*pool, plan::static_addresses_of(plan));
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *table_);
     }
@@ -84,12 +88,10 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows) {
   }
 }
 
-// The addresses of a pool, of which the first `memory` bytes have memory. Null if the device cannot
-// add the rest later.
-std::byte* Pools::reserve_addresses(Bytes size, Bytes memory) {
-  const auto has_memory = [&] { return size <= device_.available(); };
-  if (!has_memory() && !(fallback_.release_cached() > 0 && has_memory())) return nullptr;
-  return static_cast<std::byte*>(device_.allocate_addresses(size, memory));
+// True if the device can give so much, at the cost of what the fallback caches.
+bool Pools::has_memory(Bytes size) {
+  const auto has = [&] { return size <= device_.available(); };
+  return has() || (fallback_.release_cached() > 0 && has());
 }
 
 // Gives memory to the chunks of a new pool that hold these addresses, as far as the device has it.
@@ -167,11 +169,8 @@ bool Pools::add_behind(std::byte* memory, Bytes& before, Bytes size) {
 }
 
 bool Pools::grow(const plan::Plan& layout) {
-  const auto has_memory = [&] {
-    return memory_with(layout) - active_->space.memory() <= device_.available();
-  };
   if (layout.pool > device_.room(active_->base)) return false;
-  if (!has_memory() && !(fallback_.release_cached() > 0 && has_memory())) return false;
+  if (!has_memory(memory_with(layout) - active_->space.memory())) return false;
   Bytes& size = active_->first_size;
   // The rest of a unit that has memory.
   const Bytes solid = std::min(layout.pool, align_up(size, device_.unit()));

@@ -54,9 +54,11 @@ class Pools {
   void check_alignment(const plan::Plan& plan) const;
 
   // Reserves the pool of `plan`, in memory that can grow if the device has such, and if asked its
-  // resident region, in memory that cannot. Retires the previous ones.
+  // resident region, in memory that cannot. Retires the previous ones. `filled`: the pool has all
+  // of its memory at once; else, if the device can add it later, addresses get it with their first
+  // requests, see provide().
   // Throws OutOfMemory and changes nothing if either cannot be reserved.
-  void enable(const plan::Plan& plan, bool with_resident);
+  void enable(const plan::Plan& plan, bool with_resident, bool filled = true);
 
   // Retires the active pool and the resident region.
   void disable();
@@ -146,12 +148,12 @@ class Pools {
     return done;
   }
   std::byte* reserve(Bytes size, bool grows);
-  std::byte* reserve_addresses(Bytes size, Bytes memory);
+  bool has_memory(Bytes size);
   void attach(Pool& pool, const RangeSet& addresses);
   std::byte* try_reserve(Bytes size, bool grows);
   bool add_behind(std::byte* memory, Bytes& before, Bytes size);
   void adopt(const plan::Plan& layout, Bytes memory);
-  std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows);
+  std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows, bool filled);
   void retire(std::unique_ptr<Pool> pool);
   void free_pool(Pool& pool) noexcept;
   [[noreturn]] void throw_out_of_memory(Bytes pool) const;

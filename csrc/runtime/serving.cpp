@@ -12,6 +12,10 @@ constexpr Bytes kMostForFixed = 10;
 // A layout is tight if its addresses exceed its bound by less than one part in so many.
 constexpr Bytes kTightParts = 50;
 
+// A request before a larger batch tells its extents lies in the pool from one part in so many of
+// it.
+constexpr Bytes kLargeParts = 16;
+
 // A request of an evaluation of less than one part in so many of the pool is small.
 constexpr Bytes kSmallPart = 1000;
 
@@ -52,6 +56,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       moves_before_(pools.moves()),
       first_pool_(plan.pool),
       reuse_(scope.reuse),
+      fills_(!scope.filled),
       other_threads_(scope.other_threads) {
   if (scope.startup && !plan.startup.empty()) startup_.emplace(plan);
 }
@@ -63,10 +68,12 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
-  // A pool that cannot grow is exchanged once the batch's extents are known, so it is kept clear.
+  // Served outside the pool until the batch's extents are known: its data would be in the way. What
+  // is large is rather a result that is soon freed.
   if (outgrows) {
     awaiting_ = decision;
-    if (decision == kNone && pools_.can_grow() && !startup_) {
+    const Bytes large = std::max(kTiny, pools_.active()->space.size() / kLargeParts);
+    if (decision == kNone && size >= large && pools_.can_grow() && is_pause()) {
       return {allocate_departed(size, stream, {origin()}, is_wary())};
     }
     return {.awaits_layout = decision != kNone && !upcoming_refused_ && !startup_};
@@ -139,7 +146,8 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
   if (!may_stay && !departures_.admits(departure.origin, size, wary)) {
     // Results of evaluations and copies of weights that stay cost their own size where no decision
     // lies.
-    const bool of_training = departure.origin != Departures::kUnplanned && !is_pause();
+    const bool is_copy = is_pause() && !keeps_clear_;
+    const bool of_training = departure.origin != Departures::kUnplanned && !is_copy;
     if (of_training || !pools_.can_grow()) return nullptr;
     departure.stays_outside = &pools_.active()->space.planned();
     departure.only_outside = true;

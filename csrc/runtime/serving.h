@@ -44,6 +44,8 @@ class Serving {
     // Blocks that other streams still use are given on at once, if their addresses are needed.
     bool hand_back = true;
     bool other_threads = true;  // their requests may lie in idle pool space
+    // The pool has its memory at once; else its addresses get memory with their first requests.
+    bool filled = true;
   };
 
   // Both are null on a device without streams.
@@ -103,6 +105,7 @@ class Serving {
     draining_ = true;
     shuts_out_departed_ = departed;
   }
+  void keep_clear() { keeps_clear_ = true; }
   // Exchanges several pieces of memory for one if no block is live. True if it did.
   bool join_pieces();
   void enter_unplanned();
@@ -219,9 +222,11 @@ class Serving {
   bool moves_often_ = false;         // in some iteration
   const Bytes first_pool_;           // the addresses of the plan
   const bool reuse_;
+  const bool fills_;  // the pool began without memory
   const bool other_threads_;
   bool draining_ = false;
   bool shuts_out_departed_ = false;
+  bool keeps_clear_ = false;
   int unplanned_depth_ = 0;
   std::int64_t hits_ = 0;
 };

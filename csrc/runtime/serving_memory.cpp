@@ -31,10 +31,10 @@ constexpr Bytes kRooms = 4;
 
 }  // namespace
 
-// Makes room for a request of an evaluation, for one between the planned phases that is large or
-// keeps out of the layout, and for one whose lifetime the plan tells: a decision whose addresses
-// are taken, or a dynamic request that its region does not hold. Any other request of training may
-// stay for good, and memory beside the pool is as good for it.
+// Makes room for a request of an evaluation, and for one whose lifetime the plan tells: a decision
+// whose addresses are taken, or a dynamic request that its region does not hold. A request between
+// the planned phases that is large or keeps out of the layout gets memory of idle addresses. Any
+// other request of training may stay for good, and memory beside the pool is as good for it.
 bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure) {
   const bool of_evaluation =
       in_evaluation_ && departure.origin != kNone && departure.origin != Departures::kOtherThread;
@@ -53,7 +53,7 @@ bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& 
   // Beside the pool it would need as much memory, which nothing else of the plan could use.
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
   if (is_known) means.more = is_dynamic || is_large;
-  if (of_pause) means.more = is_large;
+  if (of_pause) means.rest = 0;
   if (refuses_room(size, means)) return false;
   // The idle addresses that remain would displace a large decision.
   if (of_pause || (is_known && space.largest_hole() >= size)) {
@@ -127,8 +127,8 @@ MovingMemory::Means Serving::means() const {
   const std::int64_t requests = counts_.requests() + hits_;
   const bool waits = !lags && training_moves_ < kFirstMoves + requests / kRequestsForMove;
   const Bytes bound = layouts_.current().bound;
-  const Bytes rest =
-      std::max<Bytes>(0, bound + bound / kSpareParts - pools_.active()->space.memory());
+  const Bytes all = fills_ ? std::max(bound, most_addresses_) : bound;
+  const Bytes rest = std::max<Bytes>(0, all + all / kSpareParts - pools_.active()->space.memory());
   // If the run has never used all that is held, memory that moves suffices.
   const Bytes load = std::max(counts_.run_peak_allocated, counts_.allocated.peak);
   const Bytes held = counts_.reserved.current;

@@ -48,7 +48,7 @@ class Auto:
         self._journal = Journal("" if on else f"switched off by {SWITCH}=0", Together(cache))
         self._process = os.getpid()
         self._worker: int | None = None  # the thread that makes a call
-        self._ends = IterationEnds()
+        self._ends = IterationEnds(self._on_phase)
         self._begun = False  # a training forward was seen
         self._awaits_step: bool | None = None  # there is an optimizer; None: unknown
         self._cycle: Cycle | None = None
@@ -145,6 +145,12 @@ class Auto:
         self._journal.count(ended, served=self._cycle.stage is Stage.SERVING)
         with self._guarded(), self._working():
             self._cycle.iteration_begins(Forward(module, args, kwargs))
+
+    def _on_phase(self) -> None:
+        if self._cycle is None or not self.enabled:
+            return
+        with self._guarded(), self._working():
+            self._cycle.phase_begins()
 
     def _ended(self) -> int:
         """The number of iterations that have ended since the last forward."""

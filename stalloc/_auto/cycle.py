@@ -142,6 +142,11 @@ class Cycle:
         if self._is_unlike:
             self._service.step_aside(True)
 
+    def phase_begins(self) -> None:
+        """Lets torch give back what lay beside a pool that is being filled."""
+        if self._service is not None and self._service.enabled:
+            self._service.phase_begins()
+
     def count_requests(self) -> None:
         """Gives the journal the requests under a plan since the last call."""
         if self._service is not None and self._service.enabled:
@@ -230,11 +235,12 @@ class Cycle:
         """Puts the best plan that fits in force. Returns the problem if none does."""
         problem = None
         for proposal in self._proposals:
-            problem = self._memory.shortage(proposal, first=False)
+            filled = not self._memory.may_fill(proposal)
+            problem = self._memory.shortage(proposal, first=False, filled=filled)
             if problem is not None:
                 continue
             try:
-                self._serve(proposal, forward, kept=False)
+                self._serve(proposal, forward, kept=False, filled=filled)
             except OutOfMemory as error:
                 problem = str(error)
             else:
@@ -242,10 +248,12 @@ class Cycle:
                 return None
         return problem
 
-    def _serve(self, proposal: Proposal, forward: Forward, *, kept: bool) -> None:
+    def _serve(
+        self, proposal: Proposal, forward: Forward, *, kept: bool, filled: bool = True
+    ) -> None:
         tolerated = self._memory.tolerated(proposal, self._options.tolerance)
         drift = Drift(proposal.beside, tolerated, self._patience)
-        self._service = Service(self._adapter, proposal, forward, drift, kept=kept)
+        self._service = Service(self._adapter, proposal, forward, drift, kept=kept, filled=filled)
         self.stage = Stage.SERVING
         self._leaving = None
         reason = "plan of an earlier run" if kept else self._why
@@ -254,6 +262,7 @@ class Cycle:
     def _follow(self, forward: Forward) -> None:
         service = self._service
         assert service is not None
+        service.iteration_ends()
         self.count_requests()
         if not service.enabled:
             self._leave(service.refusal)

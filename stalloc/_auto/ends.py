@@ -1,14 +1,19 @@
-"""A sink that uses the ends of iterations only."""
+"""A sink that uses the ends of iterations, and the beginnings of phases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class IterationEnds:
-    """Counts the ends of iterations; see `stalloc._hooks.sink.PhaseSink` for the functions."""
+    """Counts the ends of iterations; see `stalloc._hooks.sink.PhaseSink` for the functions.
 
-    def __init__(self) -> None:
+    Args:
+        on_phase: Called where a phase begins.
+    """
+
+    def __init__(self, on_phase: Callable[[], None]) -> None:
+        self._on_phase = on_phase
         self._ended = 0
 
     def take(self) -> int:
@@ -21,7 +26,8 @@ class IterationEnds:
         self._ended += 1
 
     def enter_phase(self, kind: int, microbatch: int, chunk: int) -> None:
-        """Ignored."""
+        """Tells that a phase begins."""
+        self._on_phase()
 
     def set_extents(self, names: Sequence[str], values: Sequence[int]) -> None:
         """Ignored."""

@@ -7,9 +7,10 @@ of their own, where they lie side by side:
     without     | state | idle | state | state | idle |   segments of activations
     with        | state | state | state |                 segments of states
 
-Torch's cache is given back first, so that torch does not keep a second time what the states take.
-The temporaries of the step are torch's as ever. The states of a small program are left alone, since
-their segments would not be full.
+In usual segments, torch's cache is given back first, so that torch does not keep a second time what
+the states take. Expandable segments stay: to fill them anew often takes more memory than they have
+for the states. The temporaries of the step are torch's as ever. The states of a small program are
+left alone, since their segments would not be full.
 
 Under a plan, which may be one of an earlier run, states are not the plan's requests: the step goes
 on as profiled.
@@ -34,6 +35,7 @@ from stalloc._auto.segments import Segments
 _INIT = "_init_group"
 _PAGE = 2 << 20  # bytes of the device
 _MANY = 128 << 20  # bytes of states
+_SOME = 64 << 20  # bytes of states that fill pages of their own
 _MOST = 8
 """First steps; if there are more, each parameter may have an optimizer that steps in the backward
 pass."""
@@ -63,7 +65,6 @@ class FirstSteps:
         self._give_back = give_back
         self._records = records
         self._serves = serves
-        self._is_first = True
         self._left = _MOST
         self._hooks = (
             register_optimizer_step_pre_hook(self._begins),
@@ -84,9 +85,6 @@ class FirstSteps:
             return
         if self._records():
             self._segments.consider()
-        if self._segments.are_on and self._is_first:
-            self._is_first = False
-            self._give_back()
         if _makes_states(optimizer) and (self._segments.are_on or _are_large(optimizer)):
             self._left -= 1
             vars(optimizer)[_INIT] = self._apart(getattr(optimizer, _INIT))
@@ -103,7 +101,8 @@ class FirstSteps:
             if not self._follows() or torch.cuda.is_current_stream_capturing():
                 return make(*args, **kwargs)
             if not pools:
-                self._give_back()
+                if not self._segments.are_on:
+                    self._give_back()
                 pools.append(torch.cuda.MemPool())
             with self._segments.used(), torch.cuda.use_mem_pool(pools[0], self._device):
                 return make(*args, **kwargs)
@@ -123,11 +122,12 @@ def _makes_states(optimizer: torch.optim.Optimizer) -> bool:
 def _are_large(optimizer: torch.optim.Optimizer) -> bool:
     """True if the states, which are like the parameters, fill their segments.
 
-    They do if there are many, or if most bytes are in states that fill pages of their own.
+    They do if there are many, or some of which most bytes are in states that fill pages of their
+    own.
     """
     sizes = [_size(p) for group in optimizer.param_groups for p in group["params"]]
     fill_pages = [size for size in sizes if -size % _PAGE <= size // 16]
-    return sum(sizes) >= _MANY or 2 * sum(fill_pages) > sum(sizes)
+    return sum(sizes) >= (_SOME if 2 * sum(fill_pages) > sum(sizes) else _MANY)
 
 
 def _size(parameter: torch.Tensor) -> int:

@@ -45,7 +45,7 @@ class DeviceMemory:
         if self._measured and not self._adapter.runtime.enabled:
             self.peak = max(self.peak, torch.cuda.max_memory_reserved(self._adapter.name))
 
-    def shortage(self, proposal: Proposal, *, first: bool) -> str | None:
+    def shortage(self, proposal: Proposal, *, first: bool, filled: bool = True) -> str | None:
         """The reason if the run would need more than torch's peak as the plan goes into force.
 
         On a GPU, counted are the pool and the segments that stay. If they fit, torch's cache is
@@ -55,8 +55,9 @@ class DeviceMemory:
         Args:
             proposal: The plan.
             first: True before the first iteration.
+            filled: The pool has its memory at once; else see `may_fill`.
         """
-        pool = proposal.plan.pool
+        pool = proposal.plan.pool if filled else proposal.filling
         if self._measured:
             peak = max(self.peak, proposal.peak)
             if self._segments is not None and self._segments.are_on:
@@ -67,13 +68,25 @@ class DeviceMemory:
                 self._adapter.give_back()
                 needs = torch.cuda.memory_reserved(self._adapter.name) + pool
         else:
-            needs, peak = 0 if first else proposal.entering, proposal.before
+            needs, peak = 0 if first else proposal.at_begin + pool, proposal.before
         if needs <= peak:
             return None
         return (
             f"{described(needs - pool)} that stay and a pool of {described(pool)} exceed torch's "
             f"peak, {described(peak)}"
         )
+
+    def may_fill(self, proposal: Proposal) -> bool:
+        """True if the first iteration shall fill the pool.
+
+        The iteration before has left memory beside it, such as the last output of the model. Torch
+        gives that back while the pool is being filled, so both need less together.
+        """
+        if proposal.filling >= (1 - LEAST_GAIN) * proposal.plan.pool:
+            return False
+        if not self._measured:
+            return True
+        return self._segments is not None and self._segments.has_virtual_memory
 
     def _staying(self) -> int:
         """Bytes that stay reserved once torch's cache is given back.

@@ -41,6 +41,7 @@ class Segments:
 
     Attributes:
         are_on: They are.
+        has_virtual_memory: The device has it, and nothing forbids it for pools.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -49,7 +50,8 @@ class Segments:
         self._process = os.getpid()
         self._weights = 0  # bytes of the parameters that were made
         self._made = False
-        self._may = not registers_memory() and _are_unset() and _has_virtual_memory(adapter)
+        self.has_virtual_memory = not registers_memory() and _has_virtual_memory(adapter)
+        self._may = _are_unset() and self.has_virtual_memory
         self._hook = register_module_parameter_registration_hook(self._parameter_is_made)
 
     def consider(self, module: torch.nn.Module | None = None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+import torch
+
 from stalloc import session
 from stalloc._adapters import Adapter
 from stalloc._auto.drift import MOST_MISSED, MOST_UNPLANNED, Drift
@@ -34,6 +36,8 @@ class Service:
         forward: The call that begins the iteration.
         drift: Tells when the plan is outgrown.
         kept: The plan was made by an earlier run.
+        filled: The pool has its memory at once; else it gets it as it is used, in an iteration in
+            which torch gives back what the iteration before has left beside the pool.
 
     Attributes:
         proposal: The plan.
@@ -48,17 +52,29 @@ class Service:
     """
 
     def __init__(
-        self, adapter: Adapter, proposal: Proposal, forward: Forward, drift: Drift, *, kept: bool
+        self,
+        adapter: Adapter,
+        proposal: Proposal,
+        forward: Forward,
+        drift: Drift,
+        *,
+        kept: bool,
+        filled: bool = True,
     ) -> None:
         self.proposal = proposal
         self.inputs = names(proposal.plan, "inputs")
         self._adapter = adapter
         self._drift = drift
         self._trial = _TRIAL if kept else 0
-        self._session = session.enable(proposal.plan, model=forward.module, strict=False)
+        if filled:
+            self._session = session.enable(proposal.plan, model=forward.module, strict=False)
+        else:
+            self._session = session.enable_gradually(proposal.plan, forward.module)
+        self._is_filling = not filled
         active = session.current_session()
         if active is None:
             raise StallocError(self._session.refusal or "the plan was refused")
+        adapter.runtime.keep_clear()
         if not kept:
             adapter.runtime.trust_all()  # the plan is one of the last iterations
         self._reserved = self._statistics()["fallback_reserved"]
@@ -132,6 +148,18 @@ class Service:
                 session.acquire_pool()
                 self.is_aside = False
         return self.is_aside
+
+    def phase_begins(self) -> None:
+        """Lets torch give back its cache, while the pool is being filled."""
+        if not self._is_filling:
+            return
+        if self._adapter.is_native and torch.cuda.is_current_stream_capturing():
+            return
+        self._adapter.give_back()
+
+    def iteration_ends(self) -> None:
+        """The first iteration has filled the pool."""
+        self._is_filling = False
 
     def departs(self) -> bool:
         """Notes an iteration; True if the run does not do what the plan of an earlier run says."""

@@ -3,7 +3,8 @@
 The rule: one optimizer, the closing one, ends the iteration each time it steps; the others do not.
 So an iteration is one full cycle of all optimizers.
 
-    d g d g d g           the first that steps closes: a discriminator and a generator alternate
+    d g d g d g           the last of the first cycle closes: a discriminator and a generator
+                          alternate. Between their steps, the activations of the generator live on
     d d d d d g d d ...   the slower one closes, from its first step on: a generator that steps once
                           for five steps of its critic
 
@@ -41,17 +42,21 @@ class IterationCounter:
     Attributes:
         stepped: The optimizers that have stepped.
         in_first_cycle: True if the optimizer that stepped last had not stepped before.
-        found_slower: True if the optimizer that stepped last has taken over as the slower one. The
-            iterations that the faster one has ended were parts of one.
+        knows_cycle: True if it goes on with the cycle of an earlier counter.
+        found_slower: True if the optimizer that stepped last has taken over as the slower one, or
+            as the next one of the first cycle. The iterations that the one before has ended were
+            parts of one.
     """
 
     def __init__(self, waits_for_slower: bool = False) -> None:
         self.in_first_cycle = True
+        self.knows_cycle = False
         self.found_slower = False
         self._waits = MOST_STEPS if waits_for_slower else 0  # steps that it still waits for
         self.stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing: weakref.ref[Any] | None = None
         self._in_a_row = 0  # steps of the closing optimizer since another one stepped
+        self._closed = 0  # steps of the closing optimizer
         self._most = 1  # steps of another one in the last cycle
         self._others: dict[int, int] = {}  # steps by id, since the closing optimizer's last one
 
@@ -61,10 +66,13 @@ class IterationCounter:
         self.found_slower = False
         if not self.stepped and _last_cycle is not None and optimizer in _last_cycle.stepped:
             self._closing, self._most, self._waits = _last_cycle.closing, _last_cycle.most, 0
+            self._closed = 1
+            self.knows_cycle = True
         self.stepped.add(optimizer)
         closing = self._closing() if self._closing is not None else None
         if closing is optimizer:
             self._in_a_row += 1
+            self._closed += 1
             self._most = max(self._others.values(), default=1)
             self._remember()
             self._others.clear()
@@ -74,7 +82,7 @@ class IterationCounter:
             self._in_a_row = 0
             return False
         self._closing = weakref.ref(optimizer)
-        self._in_a_row = 1
+        self._in_a_row = self._closed = 1
         self._others.clear()
         return self._waits == 0
 
@@ -85,7 +93,8 @@ class IterationCounter:
         _last_cycle = several if self._others else None
 
     def _takes_over(self, optimizer: object) -> bool:
-        if 1 < self._in_a_row <= MOST_STEPS:
+        continues_first_cycle = self.in_first_cycle and self._closed == self._in_a_row == 1
+        if continues_first_cycle or 1 < self._in_a_row <= MOST_STEPS:
             self.found_slower = self._waits == 0
             self._most, self._waits = self._in_a_row, 0
             return True

@@ -310,6 +310,8 @@ class PhaseTracker:
     def count_step(self, optimizer: object) -> bool:
         """Counts a step for the iteration's end, without a phase; returns the same."""
         over = self._iterations.ends_with(optimizer)
+        if self._iterations.knows_cycle:
+            self._early_ends = 0  # they come in a first cycle
         self._iteration_is_over = self._iteration_is_over or over
         return over
 

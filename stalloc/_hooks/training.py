@@ -111,8 +111,8 @@ class TrainingHooks:
         on_rootless: Called before a backward pass while no module was called for training.
         waits_for_slower: The loop has a slower optimizer, whose steps end the iterations; see
             `stalloc._hooks.iterations`.
-        on_slower: Called after the step that tells that there is one. The iterations that the sink
-            has heard of up to now are parts of one.
+        on_slower: Called after the step that tells that there is one, or that the first cycle goes
+            on. The iterations that the sink has heard of up to now are parts of one.
     """
 
     def __init__(
@@ -441,8 +441,10 @@ class TrainingHooks:
                 self._others.begin_gap()
         elif torch._C._current_graph_task_id() != -1:
             over = self._tracker.count_step(optimizer)
-        if over and self._tracker.found_slower and self._on_slower is not None:
-            self._on_slower()
+        if over and self._tracker.found_slower:
+            self._root_trains = True  # in a part of the iteration
+            if self._on_slower is not None:
+                self._on_slower()
         if over:
             self._iteration_over()
 

@@ -8,8 +8,8 @@
 The loop stays as it is. An iteration ends when the gradients are zeroed after the optimizer has
 really stepped, that is, after the last microbatch that it accumulates, even if a gradient scaler
 skips that step. If the gradients are never zeroed, it ends with the step. With several optimizers,
-the first one that steps or a slower one ends it. The model's own hooks find microbatches, forward
-and backward. Evaluation runs with gradients off. Saved and loaded states are unplanned.
+the last one of the first cycle or a slower one ends it. The model's own hooks find microbatches,
+forward and backward. Evaluation runs with gradients off. Saved and loaded states are unplanned.
 """
 
 from __future__ import annotations

@@ -106,6 +106,36 @@ def test_optimizer_states_lie_apart_from_activations() -> None:
     assert idle(auto=True) < without // 8
 
 
+def first_step(layers: int) -> int:
+    """Returns the calls that give back memory meanwhile."""
+    stalloc.auto(device="cuda")
+    model = Wide(layers).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.empty(5 * MIB, device="cuda")).sum().backward()
+    before = standin.calls("cuMemUnmap") + standin.calls("cudaFree")
+    optimizer.step()
+    return standin.calls("cuMemUnmap") + standin.calls("cudaFree") - before
+
+
+def has_pool_of_its_own() -> bool:
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    return any(tuple(segment["segment_pool_id"]) != (0, 0) for segment in segments)
+
+
+@isolated
+def test_expandable_segments_keep_their_memory_in_the_first_step() -> None:
+    assert first_step(layers=12) == 0
+    assert has_pool_of_its_own(), "the states lie there"
+    stalloc.disable()
+
+
+@isolated
+def test_few_states_stay_where_torch_puts_them() -> None:
+    assert first_step(layers=2) == 0
+    assert not has_pool_of_its_own()
+    stalloc.disable()
+
+
 @isolated
 def test_a_compiled_step_is_left_alone() -> None:
     stalloc.auto(device="cuda")
@@ -170,6 +200,41 @@ def test_states_go_back_to_the_device_with_their_optimizer() -> None:
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= weights + 24 * MIB
     stalloc.disable()
+
+
+class WithOutput(torch.nn.Module):
+    """An output of 100 MiB, of parts that need 48, 32 and 20 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(MIB))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.weight.mean()
+        return torch.cat([x * scale, (x[: 8 * MIB] * scale).exp(), x[: 5 * MIB] * scale])
+
+
+@isolated
+def test_the_last_output_goes_while_the_pool_is_filled() -> None:
+    model = WithOutput().to("cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    target = torch.empty(1, device="cuda").expand(25 * MIB)
+    peaks, served = [], 0
+    with stalloc.auto(model) as auto:
+        for _ in range(10_000):
+            output = model(torch.empty(12 * MIB, device="cuda"))
+            torch.nn.functional.mse_loss(output, target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            stage = auto.status()["stage"]
+            served += stage == "serving"
+            peaks.append(torch.cuda.max_memory_reserved())
+            if served == 4 or stage == "resting":
+                break
+        (change,) = auto.status()["changes"]
+    size = output.numel() * output.element_size()
+    assert change["pool"] >= 3 * size, "it holds this output, the last one, and a gradient"
+    assert peaks[-1] == peaks[-1 - served], "the peak of the run is that of torch"
 
 
 GROWING = """

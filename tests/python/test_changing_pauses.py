@@ -101,5 +101,5 @@ def test_kept_copies_need_less_than_beside_the_pool(seed: int) -> None:
     plan = record(best, seed, PROFILED).plan()
     run = record(best, seed, ITERATIONS)
     ours = replay_stalloc(run, plan)
-    assert ours.peak_reserved <= 1.12 * ours.peak_load
+    assert ours.peak_reserved <= 1.06 * ours.peak_load
     assert ours.peak_reserved <= replay_torch(run).peak_reserved

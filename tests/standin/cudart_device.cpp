@@ -104,6 +104,9 @@ int cudaDeviceGetAttribute(int* value, int attribute, int device) {
   return call([&](World& w) {
     if (device < 0 || device >= w.devices()) return int{standin::kInvalidDevice};
     switch (attribute) {
+      case 5:  // blocks of a grid, along x; CUB divides by it
+        *value = 2147483647;
+        break;
       case 16:  // multiprocessors
         *value = 132;
         break;

@@ -1,0 +1,83 @@
+"""The pool of a plan that holds what lives into the next forward is filled as it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from isolation import isolated
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+import stalloc
+from stalloc import _core
+from stalloc._auto.proposal import Proposal, propose
+from stalloc.trace import Trace
+
+_OUTPUT = 4 * 2048 * 2048
+"""Bytes."""
+
+
+def loop(steps: int, *, keeps: bool = True) -> list[Tensor]:
+    """A variable keeps the output until the next one exists. Returns the weights."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 2048))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        output = model(torch.randn(2048, 64))
+        loss = output.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if not keeps:
+            del output
+    return [p.detach() for p in model.parameters()]
+
+
+def recorded(*, keeps: bool) -> Trace:
+    with stalloc.profile(device="cpu") as prof:
+        loop(5, keeps=keeps)
+    return prof.trace
+
+
+def proposals(*, keeps: bool) -> list[Proposal]:
+    return propose(recorded(keeps=keeps), 0.1, lambda _: True)
+
+
+@isolated
+def test_the_last_output_has_gone_when_its_next_place_is_used() -> None:
+    whole = proposals(keeps=True)[0]
+    assert whole.at_begin >= _OUTPUT
+    assert whole.filling <= whole.plan.pool - 0.9 * _OUTPUT
+
+
+@isolated
+def test_transients_take_the_whole_pool_in_addition() -> None:
+    for proposal in proposals(keeps=False):
+        assert proposal.filling >= 0.95 * proposal.plan.pool
+
+
+@isolated
+def test_a_plan_is_filled_beside_the_last_output() -> None:
+    pools = []
+
+    def note(*_: Any) -> None:
+        """Notes the pool's memory after each forward, and waits for the plan."""
+        work = auto._cycle._planning._work if auto._cycle is not None else None
+        if work is not None:
+            work._thread.join()
+        if auto.status()["stage"] == "serving":
+            pools.append(_core.runtime("cpu").statistics()["pool"])
+
+    plain = loop(12)
+    with stalloc.auto(device="cpu", time_limit=0.2) as auto:
+        handle = register_module_forward_hook(note)
+        planned = loop(12)
+        handle.remove()
+        change, *others = auto.status()["changes"]
+    assert change["pool"] >= 2 * _OUTPUT
+    assert pools[0] <= change["pool"] - 0.9 * _OUTPUT, "in the first forward"
+    assert pools[-1] == change["pool"]
+    assert not others
+    for one, other in zip(plain, planned, strict=True):
+        assert torch.equal(one, other)
