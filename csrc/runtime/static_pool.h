@@ -82,7 +82,7 @@
 // the pool's end, where a request gets one range that the idle addresses do not have. A range
 // without memory is a stray without a block, so no request gets its addresses. A slot without
 // memory is not free. A region may be open without all of its memory: its idle addresses are those
-// with memory.
+// with memory. A pool with dynamic groups begins without the memory of their regions.
 //
 // Note [Streams]
 // Idle addresses are divided among the streams permanently: nothing would order another stream's
