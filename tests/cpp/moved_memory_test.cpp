@@ -95,6 +95,28 @@ TEST_F(MovedMemory, IdleMemoryServesARequestThatNoIdleRangeHolds) {
   EXPECT_EQ(statistics().pool, 80 * kMiB);
 }
 
+// As a checkpoint makes them. Another plan may replace one that is kept clear.
+TEST_F(MovedMemory, CopiesOfWeightsAfterAnIterationKeepOutOfTheLayout) {
+  plan::Plan plan = five_blocks();
+  plan.phases.push_back({{trace::PhaseKind::kOther, kNone, 0, 0}, plan.period, plan.period});
+  plan.startup = {{.phase = PhaseIndex(0), .size = 12 * kMiB, .upper = kNever}};
+  for (const bool keeps_clear : {false, true}) {
+    allocator_.enable(plan);
+    if (keeps_clear) allocator_.keep_clear();
+    ASSERT_EQ(train(), 5);
+    loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    const std::vector<void*> copies = {allocate(12 * kMiB), allocate(12 * kMiB)};
+    EXPECT_EQ(statistics().fallback_requests, keeps_clear ? 2 : 0);
+    EXPECT_EQ(statistics().reserved.peak, (keeps_clear ? 104 : 80) * kMiB);
+    loop().end_iteration();
+    EXPECT_EQ(train(), 5) << "they are in nobody's way";
+    EXPECT_EQ(statistics().conflicts, 0);
+    for (void* p : copies) free(p);
+    EXPECT_EQ(train(), 5);
+  }
+}
+
 TEST_F(MovedMemory, AResultThatStaysBehindThePoolCostsItsOwnMemory) {
   train();
   begin_evaluation();
