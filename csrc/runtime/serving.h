@@ -221,6 +221,8 @@ class Serving {
   std::int64_t moves_at_begin_ = 0;  // of the iteration
   bool moves_often_ = false;         // in some iteration
   const Bytes first_pool_;           // the addresses of the plan
+  std::int64_t paused_in_ = -1;      // the last iteration that asked for room in a pause
+  bool pauses_often_ = false;
   const bool reuse_;
   const bool fills_;  // the pool began without memory
   const bool other_threads_;

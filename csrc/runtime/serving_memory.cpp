@@ -53,7 +53,13 @@ bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& 
   // Beside the pool it would need as much memory, which nothing else of the plan could use.
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
   if (is_known) means.more = is_dynamic || is_large;
-  if (of_pause) means.rest = 0;
+  if (of_pause) {
+    // Where each iteration does so, memory would move to and fro.
+    pauses_often_ = pauses_often_ || counts_.iterations == paused_in_ + 1;
+    if (pauses_often_) return false;
+    paused_in_ = counts_.iterations;
+    means.rest = 0;
+  }
   if (refuses_room(size, means)) return false;
   // The idle addresses that remain would displace a large decision.
   if (of_pause || (is_known && space.largest_hole() >= size)) {
