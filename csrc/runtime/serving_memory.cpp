@@ -54,7 +54,7 @@ bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& 
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
   if (is_known) means.more = is_dynamic || is_large;
   if (of_pause) {
-    // Where each iteration does so, memory would move to and fro.
+    // Memory would move back and forth if each iteration asked for it.
     pauses_often_ = pauses_often_ || counts_.iterations == paused_in_ + 1;
     if (pauses_often_) return false;
     paused_in_ = counts_.iterations;

@@ -54,28 +54,28 @@ TEST(MovedRegions, GetMemoryByTheRequest) {
   space.check();
 }
 
-// A pool of 64 MiB whose only group uses 8 MiB: the region's other addresses have no memory.
-TEST(MovedRegions, APoolBeginsWithoutTheirMemory) {
+// A decision of 16 MiB, and a region of 64 MiB behind it that no decision overlaps.
+plan::Plan region_alone() {
   plan::Plan plan = testing::plan_of({testing::decision(16 * kMiB, 0, 0, 10)}, 10);
   plan.groups = {testing::group(0, 64 * kMiB, 16 * kMiB, 1, 5)};
   plan.pool = 80 * kMiB;
   plan.check();
+  return plan;
+}
+
+TEST(MovedRegions, APoolBeginsWithoutTheirMemory) {
   device::PretendMemory memory(1024 * kMiB, /*grows=*/true);
   runtime::PlannedAllocator allocator(memory);
-  allocator.enable(plan);
+  allocator.enable(region_alone());
   EXPECT_EQ(memory.used(), 16 * kMiB);
   EXPECT_EQ(allocator.figures().statistics().pool, 16 * kMiB);
 }
 
 // The device has memory for all of the plan, or the plan is refused.
 TEST(MovedRegions, APoolThatMayNotGetTheirMemoryIsRefused) {
-  plan::Plan plan = testing::plan_of({testing::decision(16 * kMiB, 0, 0, 10)}, 10);
-  plan.groups = {testing::group(0, 64 * kMiB, 16 * kMiB, 1, 5)};
-  plan.pool = 80 * kMiB;
-  plan.check();
   device::PretendMemory memory(79 * kMiB, /*grows=*/true);
   runtime::PlannedAllocator allocator(memory);
-  EXPECT_THROW(allocator.enable(plan, {}), OutOfMemory);
+  EXPECT_THROW(allocator.enable(region_alone()), OutOfMemory);
   EXPECT_EQ(memory.used(), 0);
 }
 
