@@ -65,19 +65,25 @@ def test_requests_have_the_colour_of_their_class_and_holes_are_blank(show: Open)
 
 
 def hole(scene: Scene) -> tuple[float, float]:
-    """The middle of the largest stretch of the first segment that no request has at some tick."""
+    """The middle of the largest stretch of a segment that no request has at some tick.
+
+    The segment is the largest that is always held: the pool without its first piece.
+    """
     drawing = scene.drawings[-1]
-    rows = drawing.rectangles
+    rows, segments = drawing.rectangles, drawing.segments
     size = scene.requests.size[rows.request]
-    top = int(drawing.segments.size[0])
+    largest = (segments.size * (segments.start == 0)).argmax()
+    bottom = int(segments.address[largest])
+    top = bottom + int(segments.size[largest])
     found = []
     for tick in range(scene.period):
-        live = (rows.start <= tick) & (tick < rows.end) & (rows.address < top)
+        live = (rows.start <= tick) & (tick < rows.end)
+        live &= (rows.address < top) & (rows.address + size > bottom)
         ends = sorted((rows.address[live] + size[live]).tolist())
         begins = sorted([*rows.address[live].tolist(), top])
         found += [
             (begin - end, tick + 0.5, (begin + end) / 2)
-            for end, begin in zip([0, *ends], begins, strict=True)
+            for end, begin in zip([bottom, *ends], begins, strict=True)
         ]
     _, tick_of_hole, address = max(found)
     return tick_of_hole, address
