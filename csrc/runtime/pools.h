@@ -54,9 +54,9 @@ class Pools {
   void check_alignment(const plan::Plan& plan) const;
 
   // Reserves the pool of `plan`, in memory that can grow if the device has such, and if asked its
-  // resident region, in memory that cannot. Retires the previous ones. `filled`: the pool has all
-  // of its memory at once; else, if the device can add it later, addresses get it with their first
-  // requests, see provide().
+  // resident region, in memory that cannot. Retires the previous ones. `filled`: the static
+  // addresses of the pool have their memory at once; else, like the regions of dynamic groups, if
+  // the device can add it later, they get it with their first requests, see provide().
   // Throws OutOfMemory and changes nothing if either cannot be reserved.
   void enable(const plan::Plan& plan, bool with_resident, bool filled = true);
 

@@ -12,10 +12,6 @@ constexpr Bytes kMostForFixed = 10;
 // A layout is tight if its addresses exceed its bound by less than one part in so many.
 constexpr Bytes kTightParts = 50;
 
-// A request before a larger batch tells its extents lies in the pool from one part in so many of
-// it.
-constexpr Bytes kLargeParts = 16;
-
 // A request of an evaluation of less than one part in so many of the pool is small.
 constexpr Bytes kSmallPart = 1000;
 
@@ -68,8 +64,8 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
-  // Served outside the pool until the batch's extents are known: its data would be in the way. What
-  // is large is rather a result that is soon freed.
+  // Served outside the pool until the batch's extents are known: its data would be in the way. A
+  // large request is rather a result that is soon freed.
   if (outgrows) {
     awaiting_ = decision;
     const Bytes large = std::max(kTiny, pools_.active()->space.size() / kLargeParts);

@@ -44,7 +44,7 @@ class Serving {
     // Blocks that other streams still use are given on at once, if their addresses are needed.
     bool hand_back = true;
     bool other_threads = true;  // their requests may lie in idle pool space
-    // The pool has its memory at once; else its addresses get memory with their first requests.
+    // Static addresses of the pool have memory at once; else they get it with their first requests.
     bool filled = true;
   };
 
@@ -141,6 +141,9 @@ class Serving {
   std::int64_t hits_now() const { return hits_; }
 
  private:
+  // A request is large from one part in so many of the pool.
+  static constexpr Bytes kLargeParts = 16;
+
   // True if a decision or a group lives into the next iteration.
   bool lives_on(const plan::DynamicGroup& g) const { return g.upper > layouts_.current().period; }
   bool lives_on(const plan::Decision& d) const {

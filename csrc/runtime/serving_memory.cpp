@@ -20,9 +20,6 @@ constexpr Bytes kSpareParts = 200;
 // The run uses what is held if its load has come so near, as a part of it.
 constexpr Bytes kUnusedParts = 30;
 
-// The pool gets more memory for a request of at least one part in so many.
-constexpr Bytes kLargeParts = 16;
-
 // It gives added memory back for a request of at least one part in so many of it.
 constexpr Bytes kExtraParts = 16;
 

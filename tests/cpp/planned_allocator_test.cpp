@@ -20,11 +20,7 @@ namespace {
 constexpr Bytes kMiB = Bytes{1} << 20;
 
 plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, PhaseIndex phase = 0) {
-  plan::Decision d;
-  d.size = size;
-  d.offset = offset;
-  d.lower = lower;
-  d.upper = upper;
+  plan::Decision d = testing::decision(size, offset, lower, upper);
   d.phase = phase;
   return d;
 }

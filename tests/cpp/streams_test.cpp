@@ -17,11 +17,7 @@ using testing::kMiB;
 using testing::kSide;
 
 plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper, StreamId stream = 0) {
-  plan::Decision d;
-  d.size = size;
-  d.offset = offset;
-  d.lower = lower;
-  d.upper = upper;
+  plan::Decision d = testing::decision(size, offset, lower, upper);
   d.stream = stream;
   return d;
 }
