@@ -131,6 +131,7 @@ class RegionSharing {
       attempt(Sharing::kKeptOfSite, kSharingCosts, plan, sized);
     }
     attempt(Sharing::kTemporaries, kNoCosts, plan, sized);
+    attempt(Sharing::kAll, kNoCosts, plan, sized);
     for (std::size_t i = 0; i < plan.groups.size(); ++i) plan.groups[i].size = sized.sizes[i];
     plan.headroom = sized.headroom;
     plan.headroom_cost = sized.cost;
@@ -142,13 +143,21 @@ class RegionSharing {
 
   // Keeps a kind of sharing if it costs at most one part in `costs` of the pool. True if it does.
   bool attempt(Sharing sharing, Bytes costs, Plan& plan, Regions& sized) {
-    const std::vector<GroupIndex> hosts = find_hosts(profile_.groups, plan.period, sharing);
+    // Groups that share a region already have one host.
+    const std::span<const profile::ProfiledGroup> sharers =
+        sharing == Sharing::kAll ? groups_ : profile_.groups;
+    const std::vector<GroupIndex> hosts = find_hosts(sharers, plan.period, sharing);
     if (std::ranges::all_of(hosts, [](GroupIndex host) { return host == kNone; })) return false;
     std::vector<profile::ProfiledGroup> groups = with_hosts(groups_, hosts);
     Plan shared = plan;
     for (std::size_t i = 0; i < groups.size(); ++i) {
       DynamicGroup& group = shared.groups[i];
-      if (hosts[i] != kNone) group.host = hosts[i];
+      const GroupIndex before = group.host == kNone ? GroupIndex(i) : group.host;
+      if (hosts[i] != kNone) {
+        group.host = hosts[i];
+      } else if (hosts[before.position()] != kNone) {
+        group.host = hosts[before.position()];
+      }
       group.lower = groups[i].lower;
       group.upper = groups[i].upper;
       group.phase_end = phase_of_[groups[i].phase_end];

@@ -126,7 +126,7 @@ void check_host(const Plan& plan, std::size_t row) {
   if (g.host == kNone) return;
   const bool is_row = g.host >= GroupIndex(0) && g.host <= GroupIndex(row);
   const bool fits = is_row && plan[g.host].host == g.host && plan[g.host].stream == g.stream &&
-                    plan[g.host].phase == g.phase && plan[g.host].lower <= g.lower &&
+                    plan[g.host].phase <= g.phase && plan[g.host].lower <= g.lower &&
                     plan[g.host].upper >= g.upper;
   if (!fits || (g.host != GroupIndex(row) && g.size > 0)) {
     throw PlanError(named("groups", row) + "cannot use the region of group " + to_string(g.host));

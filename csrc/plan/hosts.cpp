@@ -16,6 +16,13 @@ Bytes bytes_of(const profile::ProfiledGroup& group) {
   return sum;
 }
 
+// A region that follows a law would need the law of all its groups.
+bool takes_part(const profile::ProfiledGroup& g, Tick period, Sharing sharing) {
+  if (sharing == Sharing::kAll) return g.upper <= period && g.law == kNone && bytes_of(g) > 0;
+  const bool is_kept = g.phase_end != g.phase || g.upper > period;
+  return is_kept != (sharing == Sharing::kTemporaries);
+}
+
 }  // namespace
 
 std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> groups, Tick period,
@@ -28,9 +35,11 @@ std::vector<GroupIndex> find_hosts(std::span<const profile::ProfiledGroup> group
   std::map<std::tuple<PhaseIndex, StreamId, std::int32_t>, Shared> all;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const profile::ProfiledGroup& g = groups[i];
-    const bool is_kept = g.phase_end != g.phase || g.upper > period;
-    if (is_kept == (sharing == Sharing::kTemporaries)) continue;
-    Shared& shared = all[{g.phase, g.stream, sharing == Sharing::kKept ? kNone : g.after}];
+    if (!takes_part(g, period, sharing)) continue;
+    const bool of_all = sharing == Sharing::kAll;
+    const bool of_site = sharing == Sharing::kKeptOfSite || sharing == Sharing::kTemporaries;
+    Shared& shared =
+        all[{of_all ? PhaseIndex(kNone) : g.phase, g.stream, of_site ? g.after : kNone}];
     shared.lower = shared.groups.empty() ? g.lower : std::min(shared.lower, g.lower);
     shared.upper = std::max(shared.upper, g.upper);
     shared.groups.push_back(i);

@@ -1,4 +1,4 @@
-// Lets groups share one region: those that a phase keeps, or the temporaries of one site.
+// Lets groups share one region: those that a phase keeps, the temporaries of one site, or all.
 //
 // The layers of a forward keep activations for its backward, and those of all layers are live
 // together when the forward ends. The experts of one layer get a number of tokens that varies more
@@ -16,6 +16,10 @@
 //
 // The temporaries of a site (a call of a layer) fall into groups by their lifetimes. One group
 // often needs most before another does, so together they need less than the sum.
+//
+// If the sizes of all groups vary by themselves, as those of embedding tables do, the most that
+// they need together is far below the sum of what each needs at most, even of those that are never
+// live together: a gradient takes the space that activations have left.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +35,7 @@ enum class Sharing : std::uint8_t {
   kKept,         // groups of one phase whose requests live beyond it
   kKeptOfSite,   // the same of one site
   kTemporaries,  // groups of one site whose requests do not
+  kAll,          // groups of one stream whose needs follow no law
 };
 
 // The host of each group: the first of the groups of its stream that share their region. kNone for

@@ -56,8 +56,10 @@ class CountingMemory final : public device::DeviceMemory {
     if (placements_) placements_->give_back(address_of(pool) + gone.begin, gone.size());
     return gone;
   }
+  // The last range of a pool may end within a page.
   bool attach(void* pool, Range range) override {
-    if (!add(range.size(), [&] { return memory_.attach(pool, range); })) return false;
+    const Range pages{range.begin, align_up(range.end, page_)};
+    if (!add(pages.size(), [&] { return memory_.attach(pool, pages); })) return false;
     if (placements_) placements_->take(address_of(pool) + range.begin, range.size());
     return true;
   }

@@ -34,6 +34,7 @@ class MovingMemory {
     Bytes rest = 0;     // and so much of what is lacking afterwards
     bool more = false;  // or all of it
     bool waits = true;  // memory may move
+    bool idle = false;  // idle addresses that have memory do as well
     bool gives() const { return more || rest > 0; }
   };
   struct Room {

@@ -50,7 +50,6 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       late_blocks_(plan),
       evaluations_(plan.alignment),
       moves_before_(pools.moves()),
-      first_pool_(plan.pool),
       reuse_(scope.reuse),
       fills_(!scope.filled),
       other_threads_(scope.other_threads) {
@@ -121,8 +120,14 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
       hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
     offset = pool.space.place(decision, size);
   }
-  if (offset == kUnplaced && provide_memory(pool.space.lacking_memory(decision), {}, means())) {
-    offset = pool.space.place(decision, size);
+  const Range lacking = offset == kUnplaced ? pool.space.lacking_memory(decision) : Range{};
+  if (lacking.size() > 0) {
+    if (void* p =
+            place_in_memory(lacking, size, stream, {.origin = origin(), .lifetime = decision})) {
+      ++counts_.conflicts;
+      return p;
+    }
+    if (provide_memory(lacking, {}, means(size))) offset = pool.space.place(decision, size);
   }
   if (offset != kUnplaced && pool.hand_over(offset, capturing())) {
     ++hits_;
@@ -131,6 +136,19 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
   ++counts_.conflicts;
   return allocate_departed(size, stream, {.origin = origin(), .lifetime = decision},
                            /*wary=*/false);
+}
+
+// Places a request whose addresses lack memory in idle ones that have it, if no memory may move
+// there and the device should not give more.
+void* Serving::place_in_memory(Range lacking, Bytes size, StreamId stream,
+                               StaticPool::Departure departure) {
+  const MovingMemory::Means means = this->means(size);
+  if (!means.idle || lacking.size() <= means.spare || shuts_out_departed_) return nullptr;
+  Pool& pool = *pools_.active();
+  const Offset offset = pool.space.place_idle(size, stream, departure);
+  if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
+  ++counts_.idle_requests;
+  return pool.address(offset);
 }
 
 void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure,
@@ -270,7 +288,7 @@ void* Serving::allocate_startup(plan::StartupIndex i, Bytes size) {
 
 void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId stream) {
   ++counts_.dynamic_requests;
-  void* p = reuse_ && group != kNone ? place_dynamic(group, size) : nullptr;
+  void* p = reuse_ && group != kNone ? place_dynamic(group, size, stream) : nullptr;
   if (!p && reuse_) {
     StaticPool::Departure departure{origin(), StaticPool::Kind::kIdleDynamic};
     if (group != kNone) departure.lifetime = pools_.active()->space.region_of(group);
@@ -284,9 +302,15 @@ void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId str
   return p;
 }
 
-void* Serving::place_dynamic(plan::GroupIndex group, Bytes size) {
+void* Serving::place_dynamic(plan::GroupIndex group, Bytes size, StreamId stream) {
   Pool& pool = *pools_.active();
-  provide_memory(pool.space.lacking_memory(group, size), pool.space.region_range(group), means());
+  const Range lacking = pool.space.lacking_memory(group, size);
+  if (lacking.size() > 0) {
+    const StaticPool::Departure departure{origin(), StaticPool::Kind::kIdleDynamic,
+                                          pool.space.region_of(group)};
+    if (void* p = place_in_memory(lacking, size, stream, departure)) return p;
+    provide_memory(lacking, pool.space.region_range(group), means(size));
+  }
   const Offset offset = pool.space.place_dynamic(group, size);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
   if (pool.space.at(offset).kind == StaticPool::Kind::kRegion) {
@@ -510,7 +534,6 @@ bool Serving::end_iteration() {
   refused_ = upcoming_refused_ = began_ = lacked_ = is_enlarged_ = false;
   pools_.active()->space.end_iteration();
   learn_from_departed();
-  moves_at_begin_ = training_moves_;
   ++counts_.iterations;
   counts_.hits += hits_;
   counts_.misses += std::max<std::int64_t>(0, counts_.planned - absent - hits_);

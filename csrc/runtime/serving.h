@@ -167,7 +167,9 @@ class Serving {
   void adopt(const plan::Plan* layout);
   void note_rearranged(const StaticPool::LiveRows& live, bool found);
   void* allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId stream);
-  void* place_dynamic(plan::GroupIndex group, Bytes size);
+  void* place_dynamic(plan::GroupIndex group, Bytes size, StreamId stream);
+  void* place_in_memory(Range lacking, Bytes size, StreamId stream,
+                        StaticPool::Departure departure);
   PhaseIndex origin();
   bool is_wary();
   void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
@@ -178,7 +180,7 @@ class Serving {
   bool make_room_for(Bytes size, StreamId stream, StaticPool::Departure& departure);
   void open_zone(bool more);
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
-  MovingMemory::Means means() const;
+  MovingMemory::Means means(Bytes size = 0) const;
   void note_memory();
   bool is_pause();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
@@ -221,9 +223,6 @@ class Serving {
   bool is_resized_ = false;
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
-  std::int64_t moves_at_begin_ = 0;  // of the iteration
-  bool moves_often_ = false;         // in some iteration
-  const Bytes first_pool_;           // the addresses of the plan
   std::int64_t paused_in_ = -1;      // the last iteration that asked for room in a pause
   bool pauses_often_ = false;
   const bool reuse_;

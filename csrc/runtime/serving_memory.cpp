@@ -8,16 +8,14 @@ namespace {
 
 // Memory may move so often while the model trains, and once more for so many requests: some 50 ms
 // of a GPU's work for a wait.
-constexpr std::int64_t kFirstMoves = 64;
+constexpr std::int64_t kFirstMoves = 128;
 constexpr std::int64_t kRequestsForMove = 500;
-
-// If it moves more often in an iteration, the pool gets all that its plan was made for.
-constexpr std::int64_t kMostInIteration = 12;
 
 // The pool may have the bound of its layout and one part in so many before memory moves for it.
 constexpr Bytes kSpareParts = 200;
 
-// The run uses what is held if its load has come so near, as a part of it.
+// A run whose structure varies may hold its load and one part in so many before memory moves for
+// it.
 constexpr Bytes kUnusedParts = 30;
 
 // It gives added memory back for a request of at least one part in so many of it.
@@ -121,9 +119,9 @@ bool Serving::provide_memory(Range r, Range wish, MovingMemory::Means means) {
   return provided;
 }
 
-// The ways in which a request gets memory where the pool has none. Memory that moves waits for the
-// device: training must not do so all the time, nor while a stream lags behind.
-MovingMemory::Means Serving::means() const {
+// The ways in which a request of `size` bytes gets memory where the pool has none. Memory that
+// moves waits for the device: training must not do so all the time, nor while a stream lags behind.
+MovingMemory::Means Serving::means(Bytes size) const {
   // Work without a forward, such as a checkpoint, gets what the pool has.
   if (in_evaluation_) return {.more = evaluations_.has_forward()};
   const bool lags = delayed_ && delayed_->any_waiting();
@@ -132,23 +130,19 @@ MovingMemory::Means Serving::means() const {
   const Bytes bound = layouts_.current().bound;
   const Bytes all = fills_ ? std::max(bound, most_addresses_) : bound;
   const Bytes rest = std::max<Bytes>(0, all + all / kSpareParts - pools_.active()->space.memory());
-  // If the run has never used all that is held, memory that moves suffices.
-  const Bytes load = std::max(counts_.run_peak_allocated, counts_.allocated.peak);
-  const Bytes held = counts_.reserved.current;
   const bool is_static = layouts_.current().groups.empty() && pools_.active()->space.strays() == 0;
-  const bool is_used = is_static || load >= held - held / kUnusedParts;
-  if (is_used || !waits) return {.spare = rest, .rest = rest, .waits = waits};
-  // Else the pool gets what its plan was made for, if memory moves too often without.
-  const Bytes planned = std::clamp<Bytes>(first_pool_ - pools_.active()->space.memory(), 0, rest);
-  return {.spare = moves_often_ ? planned : 0, .rest = rest, .waits = waits};
+  if (is_static) return {.spare = rest, .rest = rest, .waits = waits};
+  // A layout with dynamic requests has more addresses than the run ever uses at once.
+  const Bytes load = std::max(
+      {counts_.run_peak_allocated, counts_.allocated.peak, counts_.allocated.current + size});
+  const Bytes most = load + load / kUnusedParts;
+  const Bytes spare = std::clamp<Bytes>(most - counts_.reserved.current, 0, rest);
+  return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits};
 }
 
 void Serving::note_memory() {
   const std::int64_t moves = pools_.moves() - moves_before_;
-  if (!in_evaluation_) {
-    training_moves_ += moves - counts_.moves;
-    moves_often_ = moves_often_ || training_moves_ > moves_at_begin_ + kMostInIteration;
-  }
+  if (!in_evaluation_) training_moves_ += moves - counts_.moves;
   counts_.moves = moves;
   counts_.pool = pools_.active()->space.memory();
   is_resized_ = true;

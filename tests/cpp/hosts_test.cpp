@@ -60,6 +60,19 @@ TEST(Hosts, TheGroupsOfASiteShareARegionOfTheirKind) {
             (std::vector<plan::GroupIndex>{0, 0, kNone, kNone, kNone}));
 }
 
+TEST(Hosts, GroupsOfAllPhasesWithoutALawShareOneRegion) {
+  std::vector<profile::ProfiledGroup> groups = {profiled(1, 3, 0, {5}), profiled(2, 19, 1, {10}),
+                                                profiled(3, 21, 1, {10}), profiled(4, 17, 1, {20}),
+                                                profiled(12, 15, 1, {30})};
+  groups[3].law = 2;
+  groups[4].phase = 1;
+  const auto hosts = plan::find_hosts(groups, 20, plan::Sharing::kAll);
+  EXPECT_EQ(hosts, (std::vector<plan::GroupIndex>{0, 0, kNone, kNone, 0}));
+  groups[1].sightings[0].clear();
+  EXPECT_EQ(plan::find_hosts(groups, 20, plan::Sharing::kAll)[1], plan::GroupIndex(kNone))
+      << "another region has its requests";
+}
+
 TEST(Hosts, AHostHasTheLawOfItsLargestGroup) {
   std::vector<profile::ProfiledGroup> groups = {profiled(2, 19, 1, {10}), profiled(4, 17, 1, {20})};
   const auto hosts = plan::find_hosts(groups, 20, plan::Sharing::kKept);

@@ -160,6 +160,42 @@ TEST_F(MovedForRegions, AFullDeviceStillServesThem) {
   device_.release(others, beside);
 }
 
+// A decision of 16 MiB, a region of 64, and a later decision of 40 behind it.
+plan::Plan region_beside() {
+  plan::Plan plan = testing::plan_of(
+      {testing::decision(16 * kMiB, 0, 0, 10), testing::decision(40 * kMiB, 80 * kMiB, 4, 8)}, 10);
+  plan.groups = {testing::group(0, 64 * kMiB, 16 * kMiB, 1, 3)};
+  plan.pool = plan.bound = 120 * kMiB;
+  plan.check();
+  return plan;
+}
+
+// Each iteration needs the region or the decision. Once memory has moved often enough, requests of
+// the region lie in the decision's memory rather than in more.
+TEST(MovedForRegionsInTurns, TheRunNeedsNoMoreOnceMemoryNoLongerMoves) {
+  device::PretendMemory device(400 * kMiB, /*grows=*/true);
+  runtime::PlannedAllocator allocator(device);
+  allocator.enable(region_beside());
+  const auto allocate = [&](Bytes size) { return allocator.allocate(size, 0, true); };
+  for (int i = 0; i < 180; ++i) {
+    allocator.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    std::vector<void*> blocks = {allocate(16 * kMiB)};
+    allocator.loop().enter_dynamic();
+    blocks.push_back(allocate((i % 2 == 0 ? 36 : 2) * kMiB));
+    allocator.loop().leave_dynamic();
+    if (i % 2 == 1) blocks.push_back(allocate(40 * kMiB));
+    allocator.inspect().check();
+    for (void* p : blocks) EXPECT_TRUE(allocator.deallocate(p));
+    allocator.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    allocator.loop().end_iteration();
+  }
+  const runtime::Statistics s = allocator.figures().statistics();
+  EXPECT_LT(s.moves, 170) << "the limit was reached";
+  const Bytes load = (16 + 2 + 40) * kMiB;
+  EXPECT_EQ(s.allocated.peak, load);
+  EXPECT_LE(s.reserved.peak, load + load / 20);
+}
+
 // Memory of the machine: whatever departs, each block keeps its content, and all can be used.
 TEST(MovedForRegionsStress, NoBlockLosesItsContent) {
   std::int64_t moves = 0;

@@ -1,4 +1,5 @@
 // Replay of traces under torch's policy and under stalloc's runtime, and of plans without traces.
+#include "replay/counting_memory.h"
 #include "replay/replay.h"
 
 #include <gtest/gtest.h>
@@ -247,6 +248,21 @@ TEST(Unroll, AnEmptyPlanGivesAnEmptyTrace) {
   const trace::Trace trace = replay::unroll(plan::Plan{}, 3);
   trace.check();
   EXPECT_TRUE(trace.requests.empty());
+}
+
+// A larger layout ends within a page, and the pool grows from there.
+TEST(CountingMemory, AddressesThatEndWithinAPageGetItWhole) {
+  replay::CountingMemory memory(64 * kMiB, /*page=*/2 * kMiB, nullptr);
+  void* pool = memory.allocate_pool(4 * kMiB, /*grows=*/true);
+  ASSERT_TRUE(memory.extend(pool, 4 * kMiB, 7 * kMiB));
+  ASSERT_TRUE(memory.attach(pool, {4 * kMiB, 7 * kMiB}));
+  EXPECT_EQ(memory.in_pieces(), 8 * kMiB);
+  ASSERT_TRUE(memory.grow(pool, 7 * kMiB, 8 * kMiB));
+  ASSERT_TRUE(memory.grow(pool, 8 * kMiB, 10 * kMiB));
+  const Range moved{4 * kMiB, 8 * kMiB};
+  EXPECT_EQ(memory.detach(pool, moved), moved);
+  EXPECT_TRUE(memory.attach(pool, moved));
+  EXPECT_EQ(memory.in_pieces(), 10 * kMiB);
 }
 
 TEST(Replay, AnEmptyTraceHoldsNothing) {
