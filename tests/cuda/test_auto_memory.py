@@ -327,6 +327,26 @@ def test_segments_are_torchs_in_small_programs_and_chosen_ones(case: dict[str, A
     assert segments == 0
 
 
+class Wave(torch.nn.Module):
+    """No weights; keeps its output of 48 MiB."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+
+@isolated
+def test_segments_are_expandable_within_the_first_forward() -> None:
+    stalloc.auto(device="cuda")
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), *(Wave() for _ in range(12))).cuda()
+    loss = model(torch.empty(12 * MIB, 1, device="cuda")).sum()
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    usual = sum(s["total_size"] for s in segments if not s["is_expandable"])
+    assert usual <= 320 * MIB, "256 MiB and a module's requests"
+    assert torch.cuda.memory_reserved() > 2 * usual
+    loss.backward()  # the first optimizer has not stepped, and no iteration has ended
+    stalloc.disable()
+
+
 def test_a_kept_plan_serves_the_first_iteration_as_it_was_recorded(tmp_path: Path) -> None:
     """cuBLAS's workspaces and the optimizer's states come in it, and stay."""
     script = """
