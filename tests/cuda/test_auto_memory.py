@@ -237,6 +237,23 @@ def test_the_last_output_goes_while_the_pool_is_filled() -> None:
     assert peaks[-1] <= 1.01 * peaks[-1 - served], "the peak of the run is that of torch"
 
 
+@pytest.mark.parametrize("expandable", [False, True])
+@isolated
+def test_what_stays_is_known_before_the_cache_goes(expandable: bool) -> None:
+    from stalloc._auto.memory import DeviceMemory
+
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable}")
+    memory = DeviceMemory(stalloc._adapters.adapter("cuda"))
+    sizes = [MIB // 2, 3 * MIB, 9 * MIB, 25 * MIB, MIB // 8, 12 * MIB]
+    blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes * 8]
+    for stride in (5, 4, 3, 2):  # ever fewer blocks
+        blocks = blocks[:: stride - 1]
+        staying = memory._staying()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == staying
+    assert staying > torch.cuda.memory_allocated()
+
+
 class WithSmallOutput(torch.nn.Module):
     """Activations of 8 MiB, and an output of 3 MiB, which shares a segment with them."""
 
