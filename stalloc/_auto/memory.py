@@ -22,6 +22,9 @@ _SEGMENTS = {"cuda": 64 << 20, "cpu": 256 << 10}
 """Bytes that the fallback may reserve for a few requests: torch's segments have 2 and 20 MiB,
 stalloc's own on the CPU 16 and 160 KiB."""
 
+_PAGES = {"small": 2 << 20, "large": 20 << 20}
+"""Bytes that an expandable segment takes and gives at once, by its type."""
+
 
 class DeviceMemory:
     """Follows the reserved bytes of one device.
@@ -91,8 +94,7 @@ class DeviceMemory:
     def _staying(self) -> int:
         """Bytes that stay reserved once torch's cache is given back.
 
-        A segment goes as a whole, if no block of it is in use. Of an expandable segment, all that
-        is idle may go: it comes back at no cost, so this may be too little.
+        A segment goes as a whole, if no block of it is in use. Of an expandable segment, pages go.
         """
         device = torch.device(self._adapter.name).index
         segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
@@ -107,8 +109,15 @@ def _staying_of(segment: dict[str, Any]) -> int:
     total: int = segment["total_size"]
     if tuple(segment["segment_pool_id"]) != (0, 0):
         return total  # it may belong to a graph
-    used: int = sum(b["size"] for b in segment["blocks"] if b["state"] == "active_allocated")
-    return used if segment.get("is_expandable") or used == 0 else total
+    used = [block for block in segment["blocks"] if block["state"] != "inactive"]
+    if not used or not segment.get("is_expandable"):
+        return total if used else 0
+    page, begin = _PAGES[segment["segment_type"]], segment["address"]
+    stay: set[int] = set()
+    for block in used:
+        offset = block["address"] - begin
+        stay.update(range(offset // page, -(-(offset + block["size"]) // page)))
+    return min(total, len(stay) * page)
 
 
 def described(size: int) -> str:

@@ -35,6 +35,10 @@ from stalloc.trace import Trace
 LEAST_GAIN = 0.01
 """Share of torch's reserved bytes; less is not worth a change."""
 
+LEAST_GAIN_OF_WHOLE = 0.02
+"""The same for a plan of whole iterations. Its pool is never empty, so it cannot step aside for an
+unusual batch, and what such a batch needs beside the pool is soon more than 1 %."""
+
 _SHARED_SEGMENT = 20 << 20
 """Bytes. Smaller blocks share segments of torch's, which stay as long as one of them is live."""
 
@@ -91,7 +95,7 @@ def propose(trace: Trace, time_limit: float, goes_on: Progress, peak: int = 0) -
         peak: See `Proposal`.
 
     Returns:
-        The plans that save at least `LEAST_GAIN`, the best one first.
+        The plans that save at least `LEAST_GAIN`, or `LEAST_GAIN_OF_WHOLE`, the best one first.
 
     Raises:
         TraceError: The trace holds no complete iteration.
@@ -118,7 +122,8 @@ def propose(trace: Trace, time_limit: float, goes_on: Progress, peak: int = 0) -
     if live.freed >= LEAST_GAIN * torch.reserved:
         whole = proposal(trace)
         # At the same size the pool that is empty between iterations is better.
-        if whole.after < (1 - LEAST_GAIN) * proposals[0].after:
+        is_smaller = whole.after < (1 - LEAST_GAIN) * proposals[0].after
+        if is_smaller and whole.gain >= LEAST_GAIN_OF_WHOLE:
             proposals.insert(0, whole)
     return [proposal for proposal in proposals if proposal.gain >= LEAST_GAIN]
 

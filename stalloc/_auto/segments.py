@@ -24,6 +24,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from stalloc._adapters import Adapter, registers_memory
+from stalloc._hooks.modules import LayerHook
+from stalloc._hooks.registry import Handle, before_every_forward
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _SETTER = "_accelerator_setAllocatorSettings"
@@ -53,6 +55,9 @@ class Segments:
         self.has_virtual_memory = not registers_memory() and _has_virtual_memory(adapter)
         self._may = _are_unset() and self.has_virtual_memory
         self._hook = register_module_parameter_registration_hook(self._parameter_is_made)
+        self._watch: Handle | None = None
+        if self._may:
+            self._watch = before_every_forward(LayerHook(self.phase_begins))
 
     def consider(self, module: torch.nn.Module | None = None) -> None:
         """Turns them on if the program is large enough, and off once it has several processes.
@@ -62,6 +67,19 @@ class Segments:
         """
         if self._may and (self.are_on or _is_large(module) or self._reserves_much()):
             self._decide()
+
+    def phase_begins(self, *_: object) -> None:
+        """Turns them on within the first iteration: its forward may reserve most of the memory."""
+        if self._watch is None or self._process != os.getpid():
+            return
+        if not torch.cuda.is_current_stream_capturing():
+            self.consider()
+
+    def iteration_ends(self) -> None:
+        """Looks at the memory between modules no more: the first iteration has shown it."""
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = None
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
@@ -78,6 +96,7 @@ class Segments:
     def restore(self) -> None:
         """Turns them off again, for good. May be repeated."""
         self._hook.remove()
+        self.iteration_ends()
         if self.are_on:
             self.are_on = False
             self._set(False)
@@ -105,6 +124,7 @@ class Segments:
             self._adapter.give_back()
             self._set(True)
             self.are_on = True
+            self.iteration_ends()
 
     def _reserves_much(self) -> bool:
         return torch.cuda.max_memory_reserved(self._adapter.name) >= _LEAST_RESERVED

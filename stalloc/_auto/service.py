@@ -71,6 +71,7 @@ class Service:
         else:
             self._session = session.enable_gradually(proposal.plan, forward.module)
         self._is_filling = not filled
+        self._is_first = True  # iteration under the plan
         active = session.current_session()
         if active is None:
             raise StallocError(self._session.refusal or "the plan was refused")
@@ -151,15 +152,23 @@ class Service:
 
     def phase_begins(self) -> None:
         """Lets torch give back its cache, while the pool is being filled."""
-        if not self._is_filling:
-            return
+        if self._is_filling:
+            self._give_back()
+
+    def iteration_ends(self) -> None:
+        """The first iteration has filled the pool.
+
+        It has also replaced the outputs and batches of the iteration before, which kept segments of
+        torch's from going back.
+        """
+        if self._is_first:
+            self._give_back()
+        self._is_filling = self._is_first = False
+
+    def _give_back(self) -> None:
         if self._adapter.is_native and torch.cuda.is_current_stream_capturing():
             return
         self._adapter.give_back()
-
-    def iteration_ends(self) -> None:
-        """The first iteration has filled the pool."""
-        self._is_filling = False
 
     def departs(self) -> bool:
         """Notes an iteration; True if the run does not do what the plan of an earlier run says."""

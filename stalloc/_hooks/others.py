@@ -6,10 +6,18 @@
 
 In a **gap**, from an optimizer's step to the root's next training forward, a global hook sees the
 modules that are called, but not those inside a call that it knows. A module with parameters that is
-called there, not for training, is **known** from then on and has hooks of its own. Its call may
-begin an evaluation unless the iteration before had one, too: training may use the results then, as
-it uses those of a teacher, a frozen encoder or a target network. After the first iteration of all,
-no call begins one: it may come in each iteration.
+called there is **known** from then on and has hooks of its own. Its call may begin an evaluation
+unless the iteration before had one, too: training may use the results then, as it uses those of a
+teacher, a frozen encoder or a target network. After the first iteration of all, no call begins one:
+it may come in each iteration.
+
+A call for training may begin one, too, if the module is a part of each iteration, and is called in
+a gap once in a while:
+
+    step | generator(z) | root(x) ... generator(z) ... step   pictures of an epoch: an evaluation
+
+It is known from its first such call on, in all later loops of hooks. If something trains by the
+call, `PhaseTracker` no longer takes calls of other models for evaluations.
 
 A module whose call is compiled (`module.compile()`) is not seen. torch calls all modules slower
 while there is a global hook, so it is there in gaps only.
@@ -29,8 +37,15 @@ from stalloc._hooks.modules import LayerHook, root_hook
 _NEVER = -1  # before the first iteration
 
 
+_generators: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Modules that were called for training in a gap."""
+
+
 class _Called(NamedTuple):
-    """The iterations of a module's calls."""
+    """The iterations of a module's calls.
+
+    Those for training count in gaps only; the others count everywhere.
+    """
 
     last: int = _NEVER
     before: int = _NEVER  # the latest of those before
@@ -58,7 +73,10 @@ class OtherModels:
         self._iteration = iteration
         self._called = called
         self._root: weakref.ref[nn.Module] | None = None
-        self._known: weakref.WeakKeyDictionary[nn.Module, _Called] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[nn.Module, dict[bool, _Called]]
+        self._known = weakref.WeakKeyDictionary()  # by whether the calls were for training
+        self._trained: weakref.WeakKeyDictionary[nn.Module, int]
+        self._trained = weakref.WeakKeyDictionary()  # the last iteration, outside of gaps
         self._handles: list[registry.Handle] = []
         self._watch: registry.Handle | None = None
         self._in_gap = False
@@ -70,6 +88,8 @@ class OtherModels:
 
     def begin_gap(self) -> None:
         """An optimizer has stepped, or an iteration has ended."""
+        for module in [each for each in _generators if each not in self._known]:
+            self._know(module)
         self._in_gap = True
         self._inside = None
         self._see()
@@ -100,6 +120,7 @@ class OtherModels:
             handle.remove()
         self._handles = []
         self._known.clear()
+        self._trained.clear()
 
     def _see(self) -> None:
         if self._in_gap and self._watch is None:
@@ -119,26 +140,35 @@ class OtherModels:
             return
         if next(module.parameters(), None) is None:  # a transform, a metric
             return
-        if self._trains(module) or (
-            root is not None and any(inner is root for inner in module.modules())
-        ):
+        if root is not None and any(inner is root for inner in module.modules()):
             self._see_nothing()
             return
-        self._known[module] = _Called()
+        if self._trains(module):
+            _generators.add(module)
+        self._know(module)
+        self._known_called(module)  # the hooks just made miss this call's beginning
+
+    def _know(self, module: nn.Module) -> None:
+        self._known[module] = {}
         self._handles.append(registry.before_forward(module, root_hook(self._known_called)))
         self._handles.append(registry.after_forward(module, root_hook(self._known_returned)))
-        self._known_called(module)  # the hooks just made miss this call's beginning
 
     def _known_called(self, module: nn.Module, *_: object) -> None:
         is_root = self._root is not None and self._root() is module
         if is_root or not self._drives() or not self.enter(module):
             return
-        now = self._iteration()
-        called = self._known.get(module, _Called())
+        trains, now = self._trains(module), self._iteration()
+        if trains and not self._in_gap:
+            self._trained[module] = now
+            return
+        calls = self._known.setdefault(module, {})
+        called = calls.get(trains, _Called())
         if called.last != now:
-            called = self._known[module] = _Called(now, called.last)
-        if self._in_gap and not self._trains(module):
-            self._called(now > 1 and called.before < now - 1)
+            called = calls[trains] = _Called(now, called.last)
+        if not self._in_gap:
+            return
+        is_part = not trains or self._trained.get(module, _NEVER) == now - 1
+        self._called(is_part and now > 1 and called.before < now - 1)
 
     def _known_returned(self, module: nn.Module, *_: object) -> None:
         if self._drives():

@@ -25,7 +25,8 @@ The rules, which make the same loop yield the same phases every time:
   only the root's forwards are evaluations from then on.
 - **Evaluation of another model**: a call of a module with parameters, not for training, between an
   optimizer's step and the root's next training forward, begins an evaluation, too. It lasts until
-  something trains. See `stalloc._hooks.others` for calls that come in each iteration.
+  something trains. See `stalloc._hooks.others` for calls that come in each iteration, and for rare
+  ones for training.
 - **Extents**, the sizes of the dimensions of the root's inputs, are reported for each training
   forward.
 - **Recomputation** inside a backward pass begins no phase.

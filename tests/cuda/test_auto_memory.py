@@ -234,7 +234,62 @@ def test_the_last_output_goes_while_the_pool_is_filled() -> None:
         (change,) = auto.status()["changes"]
     size = output.numel() * output.element_size()
     assert change["pool"] >= 3 * size, "it holds this output, the last one, and a gradient"
-    assert peaks[-1] == peaks[-1 - served], "the peak of the run is that of torch"
+    assert peaks[-1] <= 1.01 * peaks[-1 - served], "the peak of the run is that of torch"
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+@isolated
+def test_what_stays_is_known_before_the_cache_goes(expandable: bool) -> None:
+    from stalloc._auto.memory import DeviceMemory
+
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable}")
+    memory = DeviceMemory(stalloc._adapters.adapter("cuda"))
+    sizes = [MIB // 2, 3 * MIB, 9 * MIB, 25 * MIB, MIB // 8, 12 * MIB]
+    blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes * 8]
+    for stride in (5, 4, 3, 2):  # ever fewer blocks
+        blocks = blocks[:: stride - 1]
+        staying = memory._staying()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == staying
+    assert staying > torch.cuda.memory_allocated()
+
+
+class Narrow(torch.nn.Module):
+    """Activations of 8 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.empty(MIB // 64) for _ in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = (x * weight.mean()).tanh()
+        return x.sum()
+
+
+@isolated
+def test_segments_go_that_are_unused_after_the_first_iteration() -> None:
+    model = Narrow().to("cuda")
+    optimizer = torch.optim.SGD(model.parameters())
+    batch = torch.empty(3 * MIB, device="cuda")  # in a segment of its own
+    beside = []
+    kept = None
+    with stalloc.auto(model) as auto:
+        for _ in range(10_000):
+            model(batch[: 2 * MIB]).backward()
+            if kept is None:
+                kept = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+            optimizer.step()
+            optimizer.zero_grad()
+            stage = auto.status()["stage"]
+            if stage == "serving":
+                beside.append(stalloc.memory_stats("cuda")["fallback_reserved"])
+                kept = torch.empty(0)  # as the loop's variables, which the iteration replaces
+            if len(beside) == 3 or stage == "resting":
+                break
+        assert stage == "serving"
+    assert beside[0] - beside[1] >= 12 * MIB
+    assert beside[1] == beside[2]
 
 
 GROWING = """
@@ -325,6 +380,26 @@ def test_a_large_program_is_recorded_in_expandable_segments() -> None:
 def test_segments_are_torchs_in_small_programs_and_chosen_ones(case: dict[str, Any]) -> None:
     _, segments, _, _ = growing(auto=True, **case)
     assert segments == 0
+
+
+class Wave(torch.nn.Module):
+    """No weights; keeps its output of 48 MiB."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+
+@isolated
+def test_segments_are_expandable_within_the_first_forward() -> None:
+    stalloc.auto(device="cuda")
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), *(Wave() for _ in range(12))).cuda()
+    loss = model(torch.empty(12 * MIB, 1, device="cuda")).sum()
+    segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    usual = sum(s["total_size"] for s in segments if not s["is_expandable"])
+    assert usual <= 320 * MIB, "256 MiB and a module's requests"
+    assert torch.cuda.memory_reserved() > 2 * usual
+    loss.backward()  # the first optimizer has not stepped, and no iteration has ended
+    stalloc.disable()
 
 
 def test_a_kept_plan_serves_the_first_iteration_as_it_was_recorded(tmp_path: Path) -> None:

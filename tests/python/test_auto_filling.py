@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import stalloc
 from stalloc import _core
+from stalloc._auto import proposal
 from stalloc._auto.proposal import Proposal, propose
 from stalloc.trace import Trace
 
@@ -52,9 +53,20 @@ def test_the_last_output_has_gone_when_its_next_place_is_used() -> None:
 
 
 @isolated
+def test_a_plan_of_whole_iterations_has_to_save_more() -> None:
+    trace = recorded(keeps=True)
+    best, *others = propose(trace, 0.1, lambda _: True)
+    proposal.LEAST_GAIN_OF_WHOLE = best.gain + 1e-3
+    left = propose(trace, 0.1, lambda _: True)
+    assert [each.after for each in left] == [each.after for each in others]
+    proposal.LEAST_GAIN_OF_WHOLE = best.gain
+    assert propose(trace, 0.1, lambda _: True)[0].after == best.after
+
+
+@isolated
 def test_transients_take_the_whole_pool_in_addition() -> None:
-    for proposal in proposals(keeps=False):
-        assert proposal.filling >= 0.95 * proposal.plan.pool
+    for each in proposals(keeps=False):
+        assert each.filling >= 0.95 * each.plan.pool
 
 
 @isolated

@@ -124,6 +124,50 @@ def test_a_teacher_inside_of_iterations_stays_one(sink: RecordingSink, loop: Loo
         assert loop.evaluate(teacher) == "loss", "the iteration before had a call"
 
 
+def test_rare_forwards_with_gradients_are_evaluations_until_something_trains_by_one(
+    sink: RecordingSink, loop: Loop
+) -> None:
+    # The generator of adversarial training makes pictures, and the loop keeps them for a while.
+    generator = nn.Linear(4, 4)
+
+    def iteration(*, pictures: bool) -> str:
+        sink.take()
+        loop.model(X).sum().backward()
+        loop.model(generator(X)).sum().backward()  # this call is inside of the iteration
+        loop.optimizer.step()
+        sink.take()
+        if pictures:
+            generator(X).detach()
+        return sink.take()
+
+    with TrainingHooks(sink, loop.model):
+        for number in range(6):
+            assert iteration(pictures=number == 3) == "", "one call tells nothing"
+    with TrainingHooks(sink, loop.model):
+        for number in range(8):
+            rare = number % 4 == 3
+            assert iteration(pictures=rare) == ("(" if rare else "")
+        assert sink.evaluations == 2
+        iteration(pictures=False)
+        iteration(pictures=False)
+        generator(X).sum().backward()  # this one trains
+        sink.take()
+        iteration(pictures=False)
+        assert iteration(pictures=True) == ""
+
+
+def test_forwards_with_gradients_in_each_gap_belong_to_training(
+    sink: RecordingSink, loop: Loop
+) -> None:
+    generator = nn.Linear(4, 4)
+    with TrainingHooks(sink, loop.model):
+        for _ in range(4):
+            generator(X)
+            assert "(" not in sink.take()
+            loop.train()
+    assert sink.evaluations == 0
+
+
 def test_a_model_and_its_average_are_evaluated_one_after_the_other(
     sink: RecordingSink, loop: Loop
 ) -> None:
