@@ -208,8 +208,6 @@ class Decisions(_Table):
         phase_end: Phase of the free; -1 in an unplanned phase.
         stream: Ordinal of the stream.
         law: Size law: row of the plan's laws; -1 for a size that never changes.
-        hold: Ticks after `upper` in which its addresses stay idle, until the program has ordered
-            the stream that gets them next.
     """
 
     size: Int64s
@@ -220,7 +218,6 @@ class Decisions(_Table):
     phase_end: Int32s
     stream: Int32s
     law: Int32s
-    hold: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +260,6 @@ class Groups(_Table):
         stream: Ordinal of the stream.
         law: Size law: row of the plan's laws; -1 for a size that never changes.
         host: Row of the group whose region it uses; -1 for its own region.
-        hold: As a decision's.
     """
 
     phase: Int32s
@@ -276,7 +272,6 @@ class Groups(_Table):
     stream: Int32s
     law: Int32s
     host: Int32s
-    hold: Int64s
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from commit import last_change
 import stalloc
 
 PRETENDED = ctypes.CDLL("libcudart.so.13")
-PRETENDED.standin_hazards.restype = ctypes.c_int64
+PRETENDED.standin_hazards.restype = PRETENDED.standin_calls.restype = ctypes.c_int64
 
 _PROFILED = 4
 _EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -94,6 +94,8 @@ def _measure(train: Callable[[int], None], steps: int, plan: str) -> Row:
     if plan:
         stats = stalloc.memory_stats()
         row |= {key: stats[key] for key in ("hit_rate", "stream_waits", "handed_back")}
+    waits = PRETENDED.standin_calls(b"cudaStreamWaitEvent")
+    row["program_waits"] = waits - row.get("stream_waits", 0)
     return row
 
 
@@ -132,10 +134,10 @@ def in_a_process(script: str, *args: str, **environment: str) -> str:
 
 def _print(rows: list[Row]) -> None:
     head = f"{'allocator':<26}{'load':>16}{'reserved':>16}{'efficiency':>12}"
-    print(f"{head}{'waits':>8}{'handed back':>13}{'races':>7}")
+    print(f"{head}{'own waits':>11}{'waits':>8}{'handed back':>13}{'races':>7}")
     for row in rows:
         print(
             f"{row['allocator']:<26}{row['load']:>16,}{row['reserved']:>16,}"
-            f"{row['efficiency']:>12.4f}{row.get('stream_waits', ''):>8}"
+            f"{row['efficiency']:>12.4f}{row['program_waits']:>11}{row.get('stream_waits', ''):>8}"
             f"{row.get('handed_back', ''):>13}{row['hazards']:>7}"
         )

@@ -188,6 +188,14 @@ void add_boxes(Plan& plan) {
   if (solve::load_bound(problem_of(tight)) < load) plan = std::move(tight);
 }
 
+void drop_boxes(Plan& plan) {
+  for (Decision& d : plan.decisions) {
+    if (d.box == kNone || d.over > 0) continue;
+    d.slots = kNone;
+    d.box = kNone;
+  }
+}
+
 Bytes bound_with_slots(const Plan& plan) {
   std::vector<std::pair<const SlotClass*, TickInterval>> idle;
   Bytes slots = 0;

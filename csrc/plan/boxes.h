@@ -34,6 +34,9 @@ namespace stalloc::plan {
 // plan has its slots and no offsets. Cost: O(n) for each request in a box.
 void add_boxes(Plan& plan);
 
+// Takes these requests out of the slots again. Boxes of state stay.
+void drop_boxes(Plan& plan);
+
 // A proven minimum: no plan that has these slots, and nothing else in their addresses but what lies
 // in idle ones, has a smaller pool. Above the load's bound where the load is at its peak while
 // slots are idle, and the requests of that moment fit into none. Cost: O(n log n + n x idle

@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "plan/boxes.h"
+#include "plan/covered.h"
 #include "plan/plan.h"
-#include "plan/shared.h"
 #include "plan/slots.h"
 #include "plan/startup.h"
 #include "plan/startup_slots.h"
@@ -56,7 +56,7 @@ void check_lifetime(const Plan& plan, const auto& d, std::string_view table, std
   }
   if (d.stream < 0) throw PlanError(named(table, row) + "a negative stream");
   if (d.lower < 0 || d.lower >= plan.period || d.upper <= d.lower ||
-      d.upper - d.lower > plan.period || d.hold < 0 || d.hold > plan.period - (d.upper - d.lower)) {
+      d.upper - d.lower > plan.period) {
     throw PlanError(named(table, row) + "lives from tick " + std::to_string(d.lower) + " to " +
                     std::to_string(d.upper) + ", which an iteration of " +
                     std::to_string(plan.period) + " ticks cannot hold");
@@ -272,7 +272,7 @@ void Plan::check() const {
     throw PlanError("decisions, then groups (as buffers, by row): " + std::string(error.what()));
   }
   check_idle(*this, problem, layout);
-  check_shared(*this);
+  check_covered(*this);
   check_startup(*this);
   check_slots(*this, check_boxes(*this));
   check_startup_slots(*this);

@@ -6,6 +6,7 @@
 #include "base/align.h"
 #include "base/error.h"
 #include "plan/boxes.h"
+#include "plan/covered.h"
 #include "plan/late_frees.h"
 #include "plan/reusable.h"
 #include "plan/slots.h"
@@ -28,6 +29,7 @@ void add_reusable(Plan& plan, const solve::Problem& problem, const solve::Layout
 solve::Problem above_slots(const Plan& plan, const LayoutOptions& options, Bytes slots) {
   solve::Problem problem = problem_of(plan);
   problem.buffers.resize(problem.buffers.size() - plan.slots.size());
+  problem.holds = holds_of(plan);
   for (const DecisionIndex d : options.fixed.indices()) {
     problem.buffers[d.position()].fixed = options.fixed[d];
   }

@@ -15,7 +15,7 @@ constexpr Bytes kSmallPart = 4000;
 // of its iteration, and is a turn's block from then on.
 Tick end_of(const Decision& d, Tick period) {
   if (d.slots != kNone) return d.lower;
-  return d.over > 0 ? period : d.upper + d.hold;
+  return d.over > 0 ? period : d.upper;
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ solve::Problem problem_of(const Plan& plan) {
   for (const DynamicGroup& g : plan.groups) {
     problem.buffers.push_back({.size = g.size,
                                .lower = g.lower,
-                               .upper = g.upper + g.hold,
+                               .upper = g.upper,
                                .stream = g.stream,
                                .phase_begin = g.phase,
                                .phase_end = g.phase_end});

@@ -54,9 +54,6 @@ struct Decision {
   // Requests that share a slot: state that is handed over together (generations.h), or others while
   // the slot is idle (boxes.h). Then `offset` is the one in the first slot.
   BoxIndex box = kNone;
-  // Ticks after `upper` in which its addresses stay idle: until the program has ordered the stream
-  // that gets them next after all others (Plan::orders).
-  Tick hold = 0;
 };
 
 // Interchangeable slots side by side, for the requests of one size and stream; see slots.h.
@@ -111,7 +108,6 @@ struct DynamicGroup {
   // The group whose region it uses, an earlier one or itself; then only that one has a size. Its
   // window holds this one. kNone: its own. See hosts.h.
   Index<DynamicGroup> host = kNone;
-  Tick hold = 0;                                  // as Decision's
   std::vector<profile::DynamicContext> contexts;  // ascending
   // The reusable space: idle through the window, outside of the region, and never another stream's.
   // Ascending, disjoint, not adjacent.
@@ -176,7 +172,8 @@ struct Plan {
   solve::Streams streams = solve::Streams::kSeparate;
   // The program's own order, in ticks of the iteration, if streams only share addresses where it
   // orders them anyway; see shared.h. Only planning and its check trust it: a run lets the later
-  // stream wait nevertheless. Empty in plans that order streams anywhere, and for other extents.
+  // stream wait nevertheless. Empty in plans that order streams anywhere, and for other extents
+  // where the layout cannot keep to it.
   std::vector<Order> orders;
   std::vector<profile::ProfiledPhase> phases;  // the planned ones, in order of their beginning
   std::vector<Decision> decisions;             // by phase, then by lower

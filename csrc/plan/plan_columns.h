@@ -8,15 +8,10 @@
 namespace stalloc::plan {
 
 inline constexpr std::tuple kDecisionColumns{
-    Column<&Decision::size>{"size"},
-    Column<&Decision::offset>{"offset"},
-    Column<&Decision::lower>{"lower"},
-    Column<&Decision::upper>{"upper"},
-    Column<&Decision::phase>{"phase"},
-    Column<&Decision::phase_end>{"phase_end"},
-    Column<&Decision::stream>{"stream"},
-    Column<&Decision::law>{.name = "law", .optional = true},
-    Column<&Decision::hold>{.name = "hold", .optional = true},
+    Column<&Decision::size>{"size"},     Column<&Decision::offset>{"offset"},
+    Column<&Decision::lower>{"lower"},   Column<&Decision::upper>{"upper"},
+    Column<&Decision::phase>{"phase"},   Column<&Decision::phase_end>{"phase_end"},
+    Column<&Decision::stream>{"stream"}, Column<&Decision::law>{.name = "law", .optional = true},
 };
 
 inline constexpr std::tuple kGroupColumns{
@@ -30,7 +25,6 @@ inline constexpr std::tuple kGroupColumns{
     Column<&DynamicGroup::stream>{"stream"},
     Column<&DynamicGroup::law>{.name = "law", .optional = true},
     Column<&DynamicGroup::host>{.name = "host", .optional = true},
-    Column<&DynamicGroup::hold>{.name = "hold", .optional = true},
 };
 
 inline constexpr std::tuple kPersistentColumns{

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/range.h"
 #include "plan/anchors.h"
+#include "plan/covered.h"
 #include "plan/slots.h"
 #include "plan/startup_slots.h"
 #include "solve/core/bound.h"
@@ -168,7 +169,6 @@ Bytes bound_at(const Plan& plan, std::span<const Extent> extents,
 
 Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptions& options) {
   Plan resized = sized(plan, extents, options.own);
-  resized.orders.clear();
   resized.walls = options.walls;
   LayoutOptions layout = options.layout;
   if (!options.anchors.empty()) layout.fixed.resize(plan.decisions.size(), kUnplaced);
@@ -188,6 +188,7 @@ Plan resize(const Plan& plan, std::span<const Extent> extents, const ResizeOptio
   }
   move_startup(resized, plan.pool, law_sizes(plan, resized.extents));
   drop_startup_slots(resized);
+  drop_uncovered_orders(resized);
   resized.check();
   return resized;
 }

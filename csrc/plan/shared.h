@@ -2,11 +2,11 @@
 //
 // Streams that share addresses wait for each other: for all work that any stream had got when the
 // address was freed. A program has an order of its own, such as a communication stream that waits
-// for the computation. Where it covers the wait, the wait costs nothing. Elsewhere the address
-// stays idle until it does (Decision::hold):
+// for the computation. Where it covers the wait, the wait costs nothing. Until it does, the address
+// is closed to that stream (covered.h), and open to others:
 //
-//   stream 0   [ a ) ...hold...|                    a's addresses
-//   stream 1          waits for stream 0  [ b )     b may have them, without another wait
+//   stream 0   [ a )[ c )                           a's own stream has its addresses at once
+//   stream 1          waits for stream 0  [ b )     b has them without another wait
 //
 // A run does not trust this order: it lets the later stream wait, as in every plan with ordered
 // streams. So a program that orders its streams otherwise may lose overlap, never a value.
@@ -25,8 +25,5 @@ namespace stalloc::plan {
 // smaller. Otherwise the plan stays as it is. Such a plan has ordered streams and Plan::orders.
 void share_addresses(Plan& plan, std::span<const Order> orders, const LayoutOptions& options,
                      const solve::Budget& budget);
-
-// Throws PlanError unless Plan::orders, where there are any, cover all waits of the plan.
-void check_shared(const Plan& plan);
 
 }  // namespace stalloc::plan

@@ -18,6 +18,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -318,6 +319,22 @@ std::vector<Order> orders_of(const trace::Trace& trace, std::int32_t iteration) 
   return orders;
 }
 
+// The orders of a profiled iteration. If the recording ends while a stream is idle, nothing tells
+// for how long: then the same row of the iteration before does, if that has the same rows.
+std::vector<Order> repeating_orders(const trace::Trace& trace, std::int32_t iteration) {
+  std::vector<Order> orders = orders_of(trace, iteration);
+  const Tick end = trace.end - trace.iterations[iteration];
+  const auto is_cut = [end](const Order& o) { return o.upto >= end; };
+  if (iteration == 0 || std::ranges::none_of(orders, is_cut)) return orders;
+  const std::vector<Order> before = orders_of(trace, iteration - 1);
+  const auto place = [](const Order& o) { return std::tuple{o.tick, o.stream, o.after}; };
+  if (!std::ranges::equal(orders, before, {}, place, place)) return orders;
+  for (std::size_t i = 0; i < orders.size(); ++i) {
+    if (is_cut(orders[i])) orders[i].upto = std::max(orders[i].upto, before[i].upto);
+  }
+  return orders;
+}
+
 }  // namespace
 
 IterationProfile profile_iteration(const trace::Trace& recorded) {
@@ -327,7 +344,7 @@ IterationProfile profile_iteration(const trace::Trace& recorded) {
   std::vector<std::string> modules;
   auto profile = profile_with(trace, modules);
   if (!profile) profile = profile_with(tag(trace, modules), modules);
-  if (!even) profile->orders = orders_of(trace, profile->iteration);
+  if (!even) profile->orders = repeating_orders(trace, profile->iteration);
   return std::move(*profile);
 }
 

@@ -63,7 +63,18 @@ bool DelayedFrees::order(void* p, StreamId own) {
     ++waits_;
     if (stays) ordered_[{own, stream}] = block.number;
   }
-  for (const StreamId stream : block.streams) {
+  drop(p);
+  return true;
+}
+
+bool DelayedFrees::has_lasting_users(const void* p) const {
+  const std::vector<StreamId>& streams = blocks_.at(const_cast<void*>(p)).streams;
+  return std::ranges::none_of(streams,
+                              [this](StreamId s) { return s == kNone || table_.may_vanish(s); });
+}
+
+void DelayedFrees::drop(void* p) {
+  for (const StreamId stream : blocks_.at(p).streams) {
     Queue& queue = queues_.at(stream);
     const auto marker = std::ranges::find(queue, p, &Marker::block);
     if (marker == queue.end()) continue;
@@ -72,7 +83,6 @@ bool DelayedFrees::order(void* p, StreamId own) {
   }
   blocks_.erase(p);
   --waiting_;
-  return true;
 }
 
 bool DelayedFrees::settle(void* p, bool failed) {

@@ -53,6 +53,10 @@ class DelayedFrees {
   // is true, and holds it no longer. Returns false if a stream cannot wait: `p` keeps waiting. A
   // stream that has waited for a later free does not wait again.
   bool order(void* p, StreamId own);
+  // True if all streams that use the held block `p` have a number and stay.
+  bool has_lasting_users(const void* p) const;
+  // Holds `p`, for which can_order() is true, no longer: its next user waits for these streams.
+  void drop(void* p);
   // The number of times that order() made a stream wait.
   std::int64_t waits() const { return waits_; }
   // Calls visit(block, number of the free) for each block that waits for streams.

@@ -20,9 +20,18 @@ bool HandBack::order(void* p, StreamId own) {
   return ordered;
 }
 
-bool HandBack::free(Offset offset) {
+bool HandBack::free(Offset offset, StreamId stream) {
   Pool& pool = *pools_.active();
   void* p = pool.address(offset);
+  if (pool.space.at(offset).stream != stream) {
+    const Bytes size = pool.release_in_use(offset);
+    if (size != StaticPool::kNotLive) {
+      delayed_.drop(p);
+      ++accounting_.counts().handed_back;
+      accounting_.release_block(pool.space.round_up(size));
+      return true;
+    }
+  }
   if (!order(p, pool.space.at(offset).stream)) return false;
   const StaticPool::Block block = pool.release(p, /*capturing=*/false);
   accounting_.release_block(pool.space.round_up(block.size));
@@ -32,7 +41,7 @@ bool HandBack::free(Offset offset) {
 bool HandBack::free(const std::vector<Offset>& blocks, StreamId stream) {
   const auto may_free = [&](Offset offset) { return this->may_free(offset, stream); };
   if (blocks.empty() || !possible() || !std::ranges::all_of(blocks, may_free)) return false;
-  return std::ranges::all_of(blocks, [this](Offset offset) { return free(offset); });
+  return std::ranges::all_of(blocks, [&](Offset offset) { return free(offset, stream); });
 }
 
 bool HandBack::free_one(Bytes size, StreamId stream) {
@@ -48,7 +57,7 @@ bool HandBack::free_one(Bytes size, StreamId stream) {
     oldest = offset;
     since = number;
   });
-  return oldest != kUnplaced && free(oldest);
+  return oldest != kUnplaced && free(oldest, stream);
 }
 
 bool HandBack::free_one_beside_pool(Bytes size, StreamId stream) {

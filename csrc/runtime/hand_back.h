@@ -9,8 +9,10 @@
 //   other stream         [ uses it ] event
 //
 // From then on the block is like any that its own stream alone has used: its addresses are safe for
-// that stream, and for others as StreamOrder says. The host never waits. Nothing is handed back
-// during a capture, or if an event of the block could not be recorded.
+// that stream, and for others as StreamOrder says. If the plan has the addresses for another
+// stream, that one waits, for the work up to the free, and the block's own stream goes on. The host
+// never waits. Nothing is handed back during a capture, or if an event of the block could not be
+// recorded.
 //
 // The price: a producer that is far ahead of its consumer waits here, instead of taking more
 // memory. So the caller of enable() may turn it off (Serving::Scope). Not thread-safe:
@@ -57,7 +59,7 @@ class HandBack {
 
  private:
   bool may_free(Offset offset, StreamId stream) const;
-  bool free(Offset offset);
+  bool free(Offset offset, StreamId stream);
   bool order(void* p, StreamId own);
 
   DelayedFrees& delayed_;

@@ -207,9 +207,13 @@ void PlannedAllocator::note_late(const StaticPool::Block& block, const Pool& poo
 bool PlannedAllocator::delay(void* p) {
   DelayedFrees& delayed = *parts_.delayed;
   if (delayed.is_waiting(p)) return false;
-  if (const Pool* pool = parts_.pools.find(p)) {
-    const StaticPool::Block block = pool->space.at(pool->offset_of(p));
+  if (Pool* pool = parts_.pools.find(p)) {
+    const Offset offset = pool->offset_of(p);
+    const StaticPool::Block block = pool->space.at(offset);
     parts_.accounting.free_block(block, pool->space.round_up(block.size));
+    if (pool->order && delayed.has_lasting_users(p)) {
+      pool->order->note_free(pool->ordered(offset, block), parts_.capturing());
+    }
   } else {
     const auto [size, dynamic] = parts_.fallback.find(p);
     parts_.accounting.free_fallback_block(size, dynamic);

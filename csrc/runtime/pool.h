@@ -92,6 +92,16 @@ struct Pool {
     return block;
   }
 
+  // Frees the block at `offset` for another stream, while streams use it: the next stream waits for
+  // them. Returns its size; kNotLive, and frees nothing, if that is not known to suffice.
+  Bytes release_in_use(Offset offset) {
+    const StaticPool::Block block = space.at(offset);
+    if (!order || !order->covers_users(ordered(offset, block))) return StaticPool::kNotLive;
+    space.release(offset);
+    order->release_in_use(ordered(offset, block));
+    return block.size;
+  }
+
   std::byte* base;          // the first piece; null while it has no memory
   Bytes first_size;         // of the first piece
   Bytes chunk = 1;          // in which its memory moves

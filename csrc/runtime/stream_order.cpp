@@ -56,7 +56,7 @@ bool StreamOrder::take(const Block& block, bool capturing) {
   last_.visit(block.range, [&](const Freed& last) {
     if (last.stream == block.stream) return;
     if (last.number > needed.number) needed = last;
-    if (table_.may_vanish(last.stream)) can_wait = false;
+    if (last.stream != kNone && table_.may_vanish(last.stream)) can_wait = false;
   });
   if (!can_wait) return false;
   std::int64_t& seen = this->seen(block.stream);
@@ -103,10 +103,36 @@ bool StreamOrder::wait_for_all(StreamId stream, const Events& events) {
 
 void StreamOrder::release(const Block& block, bool capturing) {
   if (!concerns(block)) return;
+  if (const auto noted = noted_.find(block.range.begin); noted != noted_.end()) {
+    last_.assign(block.range, {block.stream, block.decision, noted->second});
+    noted_.erase(noted);
+    return;
+  }
   ++frees_;
   last_.assign(block.range, {block.stream, block.decision, frees_});
+  if (!capturing) record_awaited(block);
+}
+
+void StreamOrder::note_free(const Block& block, bool capturing) {
+  if (!concerns(block) || capturing || !awaited_.contains(block.decision)) return;
+  noted_[block.range.begin] = ++frees_;
+  record_awaited(block);
+}
+
+bool StreamOrder::covers_users(const Block& block) const {
+  return noted_.contains(block.range.begin) && shared_.holds(block.range);
+}
+
+void StreamOrder::release_in_use(const Block& block) {
+  const auto noted = noted_.find(block.range.begin);
+  last_.assign(block.range, {kNone, block.decision, noted->second});
+  noted_.erase(noted);
+}
+
+// Records the events of the free with the number frees_, if another stream is known to wait for it.
+void StreamOrder::record_awaited(const Block& block) {
   const auto awaited = awaited_.find(block.decision);
-  if (awaited == awaited_.end() || capturing) return;
+  if (awaited == awaited_.end()) return;
   // Streams that wait for an earlier iteration's events have received the wait already.
   recycle(awaited->second.events);
   record_all(awaited->second.events);

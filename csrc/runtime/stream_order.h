@@ -20,6 +20,10 @@
 // other streams must be reported (record_stream), or their own stream must wait for it before the
 // free.
 //
+// A block that other streams still use (record_stream) keeps its addresses after its free. The
+// events are those of the free nevertheless, and cover these streams. So another stream may get the
+// addresses at once, and the block's own stream waits for nothing unless it gets them back.
+//
 // A stream that has waited for a free never waits for an earlier one. During a capture no event is
 // recorded or waited for.
 //
@@ -63,15 +67,28 @@ class StreamOrder {
   // `block` is freed: the next stream that gets its addresses waits for all work submitted so far.
   void release(const Block& block, bool capturing);
 
+  // `block` is freed while streams that stay use it, and is released later. If the plan lets
+  // another stream wait for it, that one waits for all work submitted so far, and for none after
+  // that.
+  void note_free(const Block& block, bool capturing);
+  // True if note_free() has told of the block, and no stream gets any of its addresses without
+  // waiting.
+  bool covers_users(const Block& block) const;
+  // Releases such a block while streams use it: its own stream waits like all others.
+  void release_in_use(const Block& block);
+
   // The number of times that a stream was made to wait for another.
   std::int64_t waits() const { return waits_; }
 
   // After a fork the device is out of reach: forgets all events.
-  void abandon() { awaited_.clear(); }
+  void abandon() {
+    awaited_.clear();
+    noted_.clear();
+  }
 
  private:
   struct Freed {
-    StreamId stream = 0;
+    StreamId stream = 0;  // kNone if all streams wait
     plan::DecisionIndex decision = kNone;
     std::int64_t number = 0;  // of the free
   };
@@ -82,6 +99,7 @@ class StreamOrder {
   };
 
   bool concerns(const Block& block) const;
+  void record_awaited(const Block& block);
   void record_all(Events& events);  // `events` is empty
   void recycle(Events& events);
   bool wait_for_all(StreamId stream, const Events& events);
@@ -93,6 +111,7 @@ class StreamOrder {
   RangeSet shared_;            // addresses of several streams
   IndexedVector<plan::DecisionIndex, bool> has_shared_;
   std::map<plan::DecisionIndex, Awaited> awaited_;
+  std::map<Offset, std::int64_t> noted_;  // blocks that wait for streams: the number of their free
   std::pmr::unsynchronized_pool_resource nodes_;
   RangeMap<Freed> last_{&nodes_};   // at each address
   Events late_;                     // of take()

@@ -22,14 +22,14 @@ struct Stream {
   std::vector<std::size_t> buffers;  // indices into the whole problem
 };
 
-// Streams that may share addresses count as one.
+// Streams that may share addresses count as one, which keeps their numbers if there are holds.
 std::vector<Stream> split_by_stream(const Problem& problem) {
   std::map<StreamId, Stream> streams;
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
     const bool separate = problem.streams == Streams::kSeparate;
     Stream& stream = streams[separate ? problem.buffers[i].stream : 0];
     stream.problem.buffers.push_back(problem.buffers[i]);
-    if (!separate) stream.problem.buffers.back().stream = 0;
+    if (!separate && problem.holds.empty()) stream.problem.buffers.back().stream = 0;
     stream.buffers.push_back(i);
   }
   std::vector<std::int32_t> place(problem.buffers.size());  // index within its stream
@@ -41,6 +41,11 @@ std::vector<Stream> split_by_stream(const Problem& problem) {
   for (const IdleInterval& interval : problem.idle) {
     streams[problem.buffers[interval.buffer].stream].problem.idle.push_back(
         {place[interval.buffer], interval.lower, interval.upper});
+  }
+  if (!problem.holds.empty()) {
+    Problem& all = streams.begin()->second.problem;
+    all.streams = problem.streams;
+    all.holds = problem.holds;
   }
   std::vector<Stream> result;
   for (auto& [id, stream] : streams) {

@@ -73,6 +73,7 @@ class Solver {
       done_ += work.done;
       return {std::move(minimum.layout), "gaps", minimum.bound};
     }
+    if (!problem.holds.empty()) return place_with_holds(problem, budget);
     if (has_fixed(problem)) return run_all(problem, warm, problem.capacity, budget);
 
     Solution whole;
@@ -110,6 +111,36 @@ class Solver {
     return whole;
   }
 
+  // Runs the planners that keep holds: those that place one buffer after another.
+  Solution place_with_holds(const Problem& problem, const Budget& budget) {
+    const Timeline timeline(problem);
+    const auto buffers = static_cast<std::int64_t>(problem.buffers.size());
+    std::vector<Attempt> first;
+    std::vector<CostedAttempt> more;
+    for (const GreedyPlanner& greedy : greedy_planners()) {
+      if (!greedy.suits(problem)) continue;
+      Attempt attempt = attempt_of(greedy, problem, timeline);
+      if (first.empty()) {
+        first.push_back(std::move(attempt));
+      } else {
+        more.push_back({std::move(attempt), greedy.placements(buffers)});
+      }
+    }
+    Winner winner;
+    Budget unhurried = budget;
+    unhurried.deadline = std::chrono::steady_clock::time_point::max();
+    run_attempts(first, threads_, unhurried, winner);
+    run_while_worthwhile(std::move(more), buffers, budget, winner);
+    return {std::move(winner.layout), std::move(winner.name), load_bound(problem)};
+  }
+
+  static Attempt attempt_of(const GreedyPlanner& greedy, const Problem& problem,
+                            const Timeline& timeline) {
+    return {std::string(greedy.name()), [&](const Budget& b, const std::atomic<Bytes>& limit) {
+              return greedy.attempt(problem, timeline, b, &limit);
+            }};
+  }
+
   // Runs the cheap planners first, and the exact search only if none meets the target. With a
   // capacity (0: none), the search stops at the first layout within it.
   Solution run_all(const Problem& problem, const std::vector<Offset>& warm, Bytes capacity,
@@ -125,10 +156,8 @@ class Solver {
                              Fit::kFirst, b, &limit);
                        }});
     }
-    const auto attempt = [&](const GreedyPlanner& greedy) -> Attempt {
-      return {std::string(greedy.name()), [&](const Budget& b, const std::atomic<Bytes>& limit) {
-                return greedy.attempt(problem, timeline, b, &limit);
-              }};
+    const auto attempt = [&](const GreedyPlanner& greedy) {
+      return attempt_of(greedy, problem, timeline);
     };
     first.push_back(attempt(greedy_planners().front()));
     std::vector<CostedAttempt> quick;

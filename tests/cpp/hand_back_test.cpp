@@ -95,6 +95,70 @@ TEST_F(HandBackTest, AnotherStreamThatGetsTheAddressWaitsForAll) {
   expect_order();
 }
 
+TEST_F(HandBackTest, TheOwnStreamDoesNotWaitForABlockThatAnotherOneGets) {
+  const StreamId third = table_.id_of(FakeStreams::stream(9));
+  enable({decision(0, 0, 1), decision(0, 2, 3, third)});
+  std::byte* const a = take();
+  free_in_use(a);
+  EXPECT_EQ(streams_.records, 4) << "one on each stream for the next one, and the block's own";
+  EXPECT_EQ(take(third), a);
+  EXPECT_EQ(streams_.records, 4) << "it waits for the work up to the free";
+  EXPECT_EQ(statistics().handed_back, 1);
+  EXPECT_EQ(statistics().stream_waits, 2) << "of the third stream for the two others";
+  expect_order();
+}
+
+TEST_F(HandBackTest, ABlockThatNobodyTakesOverStaysSafeForItsOwnStream) {
+  const StreamId third = table_.id_of(FakeStreams::stream(9));
+  enable({decision(0, 0, 1), decision(0, 2, 3, third), decision(0, 4, 5)});
+  std::byte* const a = take();
+  free_in_use(a);
+  streams_.fail_waits = true;
+  std::byte* const b = take(third);
+  EXPECT_NE(b, a);
+  allocator_.deallocate(b);
+  streams_.fail_waits = false;
+  EXPECT_EQ(take(), a);
+  EXPECT_GT(statistics().stream_waits, 0);
+  expect_order();
+}
+
+TEST_F(HandBackTest, ABlockThatIsFoundDoneIsWaitedForUpToItsFree) {
+  const StreamId third = table_.id_of(FakeStreams::stream(9));
+  enable({decision(0, 0, 1), decision(0, 2, 3, third)});
+  std::byte* const a = take();
+  free_in_use(a);
+  streams_.complete(side_);
+  EXPECT_EQ(take(third), a);
+  EXPECT_EQ(streams_.records, 4);
+  EXPECT_EQ(statistics().handed_back, 0);
+  expect_order();
+}
+
+// No event can be recorded on such a stream later, so the block's own stream waits for the one that
+// the free has recorded.
+TEST_F(HandBackTest, AUserThatMayVanishIsWaitedForByTheOwnStream) {
+  const StreamId third = table_.id_of(FakeStreams::stream(9));
+  const StreamId foreign = table_.id_of(FakeStreams::stream(11), Lifetime::kMayVanish);
+  enable({decision(0, 0, 1), decision(0, 2, 3, third)});
+  std::byte* const a = take();
+  free_in_use(a, foreign);
+  EXPECT_EQ(take(third), a);
+  EXPECT_EQ(statistics().handed_back, 1);
+  expect_order();
+}
+
+// The upper half belongs to the main stream alone, which asks for no order there.
+TEST_F(HandBackTest, ABlockOfWhichOneStreamKeepsAPartIsOrderedByIt) {
+  const StreamId third = table_.id_of(FakeStreams::stream(9));
+  enable({decision(0, 0, 1, kMain, 2 * kMiB), decision(0, 2, 7, third), decision(kMiB, 3, 6)});
+  std::byte* const a = take(kMain, 2 * kMiB);
+  free_in_use(a, kSide, 2 * kMiB);
+  EXPECT_EQ(take(third), a);
+  EXPECT_EQ(take(), a + kMiB);
+  expect_order();
+}
+
 TEST_F(HandBackTest, TheRestOfABlockIsOrderedToo) {
   // The second decision takes the upper half of the first one, the third one the lower half.
   enable({decision(0, 0, 1, kMain, 2 * kMiB), decision(kMiB, 2, 7), decision(0, 3, 6, kSide)});

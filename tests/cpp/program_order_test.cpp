@@ -7,11 +7,14 @@
 
 #include "base/error.h"
 #include "fake_streams.h"
+#include "plan/covered.h"
 #include "plan/shared.h"
 #include "plans.h"
+#include "profile/lifetimes.h"
 #include "runtime/recorder.h"
 #include "solve/order.h"
 #include "solve/waits.h"
+#include "trace_builder.h"
 #include "verify/order_validator.h"
 
 namespace stalloc {
@@ -130,6 +133,35 @@ TEST_F(ProgramOrderTest, ARecordingHasIt) {
   trace.check();
 }
 
+// Stream 1 waits for stream 0 once an iteration, and works for the last time before the recording
+// ends.
+TEST(ProfiledOrders, AStreamThatIsIdleInTheEndIsBusyAgainAsBefore) {
+  testing::TraceBuilder builder;
+  std::vector<Order> orders;
+  for (int i = 0; i < 3; ++i) {
+    const Tick begin = builder.now();
+    builder.free(builder.alloc(kMiB, 1));
+    builder.free(builder.alloc(kMiB, 0));
+    const Tick next = i < 2 ? begin + 4 : kNever;  // the next allocation of stream 1
+    orders.push_back({.tick = begin + 2, .stream = 0, .after = 1, .upto = next});
+    builder.step();
+  }
+  trace::Trace trace = builder.finish();
+  orders.back().upto = trace.end;
+  trace.orders = orders;
+  const profile::IterationProfile profile = profile::profile_iteration(trace);
+  ASSERT_EQ(profile.orders.size(), 1u);
+  EXPECT_EQ(profile.orders[0].tick, 2);
+  EXPECT_EQ(profile.orders[0].upto, 4);
+  trace.end += 1;  // so is it if the recording goes on a little
+  trace.orders.back().upto += 1;
+  EXPECT_EQ(profile::profile_iteration(trace).orders[0].upto, 5);
+  trace.orders[1].upto += 3;
+  EXPECT_EQ(profile::profile_iteration(trace).orders[0].upto, 7);
+  trace.orders[1].tick -= 1;
+  EXPECT_EQ(profile::profile_iteration(trace).orders[0].upto, 5) << "another order before";
+}
+
 // Two streams with a block each, which may share an address if stream 1 waits in between.
 class SharedTest : public ::testing::Test {
  protected:
@@ -182,6 +214,54 @@ TEST_F(SharedTest, AnAddressStaysIdleUntilTheProgramOrdersTheStreams) {
   EXPECT_EQ(plan.pool, 2 * kMiB);
   EXPECT_NE(plan.decisions[0].offset, plan.decisions[1].offset);
   EXPECT_EQ(plan.orders.size(), 2u);
+}
+
+// Stream 1 comes after stream 0 from tick 5 on. Until then it has other addresses, and stream 0
+// uses its own again:
+//
+//   offset   2 MiB        [ b )               stream 1
+//            0      [ a )   [ c )[ d )        streams 0, 0 and 1
+TEST_F(SharedTest, AnAddressIsClosedToOthersOnly) {
+  plan::Plan plan = testing::plan_of(
+      {{.size = 2 * kMiB, .offset = 0, .lower = 0, .upper = 2, .stream = 0},
+       {.size = kMiB, .offset = 2 * kMiB, .lower = 2, .upper = 4, .stream = 1},
+       {.size = kMiB, .offset = 0, .lower = 3, .upper = 4, .stream = 0},
+       {.size = 2 * kMiB, .offset = 2 * kMiB, .lower = 5, .upper = 6, .stream = 1}},
+      8);
+  plan::share_addresses(plan, orders(5, 5), {}, {});
+  plan.check();
+  EXPECT_EQ(plan.pool, 3 * kMiB);
+  EXPECT_EQ(plan.streams, solve::Streams::kOrdered);
+}
+
+// Two slots for state of stream 0 that is replaced, with a request of its iteration in the spare
+// one, and blocks of two streams above them.
+TEST_F(SharedTest, RequestsInIdleSlotsDoNotKeepStreamsApart) {
+  plan::Plan plan = testing::plan_of(
+      {{.size = kMiB, .offset = 0, .lower = 0, .upper = 8, .stream = 0, .slots = 0, .over = 1},
+       {.size = kMiB, .offset = 0, .lower = 2, .upper = 4, .stream = 0, .slots = 0, .box = 0},
+       {.size = kMiB, .offset = 2 * kMiB, .lower = 3, .upper = 5, .stream = 0},
+       {.size = kMiB, .offset = 3 * kMiB, .lower = 6, .upper = 7, .stream = 1}},
+      8);
+  plan.slots = {{.size = kMiB, .offset = 0, .count = 2, .stream = 0}};
+  plan.check();
+  plan::share_addresses(plan,
+                        {{{.tick = 0, .stream = 0, .after = 1, .upto = 0},
+                          {.tick = 6, .stream = 1, .after = 0, .upto = 6}}},
+                        {}, {});
+  plan.check();
+  EXPECT_EQ(plan.pool, 3 * kMiB);
+  EXPECT_EQ(plan.streams, solve::Streams::kOrdered);
+}
+
+TEST_F(SharedTest, OrdersGoWhereALayoutDoesNotKeepThem) {
+  plan::Plan plan = shared(orders(3, 2));
+  plan::drop_uncovered_orders(plan);
+  EXPECT_FALSE(plan.orders.empty());
+  plan.orders[1].upto = 1;
+  plan::drop_uncovered_orders(plan);
+  EXPECT_TRUE(plan.orders.empty());
+  EXPECT_NO_THROW(plan.check());
 }
 
 TEST_F(SharedTest, TheCheckNoticesABrokenOrder) {

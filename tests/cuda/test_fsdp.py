@@ -37,18 +37,24 @@ def test_every_stream_is_served_and_turns_make_the_pool_smaller(
     plan = prof.plan(streams=streams)
     assert len(set(plan.decisions.stream.tolist())) == 3
     separate = prof.plan(streams="separate").pool
-    assert (plan.pool < separate) == (streams == "ordered")
-    assert plan.pool <= separate
+    assert (plan.pool < separate) == (streams != "separate")
+    if streams == "auto":  # nearly as small, and nothing waits that FSDP2 does not order itself
+        ordered = prof.plan(streams="ordered").pool
+        assert 10 * (plan.pool - ordered) < separate - ordered
     stalloc.enable(plan, model=model)
     for _ in range(6):
         step()
     settled, host_waits = stalloc.memory_stats(), standin.host_waits()
+    all_waits = standin.calls("cudaStreamWaitEvent")
     for _ in range(3):
         step()
     stats = stalloc.memory_stats()
     assert stats["hits"] - settled["hits"] == 3 * stats["planned"]
     assert stats["fallback_requests"] == settled["fallback_requests"]
-    assert (stats["stream_waits"] > settled["stream_waits"]) == (streams == "ordered")
+    waits = stats["stream_waits"] - settled["stream_waits"]
+    assert (waits > 0) == (streams != "separate")
+    if streams == "auto":
+        assert waits <= standin.calls("cudaStreamWaitEvent") - all_waits - waits
     assert standin.host_waits() == host_waits
     assert standin.hazards() + standin.misuses() == 0, standin.complaint()
     stalloc.disable()

@@ -95,21 +95,40 @@ Offset Placement::first_fit(std::span<const Span> spans, Bytes size) const {
   return lowest(cursors_, size, 0);
 }
 
+std::vector<Placement::Cursor>& Placement::collect(std::span<const Search> searches) {
+  std::vector<Cursor>& cursors = searches.front().placement->cursors_;
+  cursors.clear();
+  for (const auto& [placement, span] : searches) placement->collect(span, cursors);
+  return cursors;
+}
+
+Offset Placement::first_fit(std::span<const Search> searches, Bytes size) {
+  return lowest(collect(searches), size, 0);
+}
+
+Offset Placement::best_fit(std::span<const Search> searches, Bytes size, Offset top) {
+  return smallest(collect(searches), size, top);
+}
+
 Offset Placement::best_fit(const Span& span, Bytes size, Offset top) const {
   cursors_.clear();
   collect(span, cursors_);
+  return smallest(cursors_, size, top);
+}
+
+Offset Placement::smallest(std::vector<Cursor>& cursors, Bytes size, Offset top) {
   Offset best = kUnplaced;
   Bytes best_hole = 0;
   for (Offset offset = 0;;) {
-    offset = lowest(cursors_, size, offset);
+    offset = lowest(cursors, size, offset);
     Offset hole_end = top;
-    for (const Cursor& cursor : cursors_) hole_end = std::min(hole_end, cursor.next->begin);
+    for (const Cursor& cursor : cursors) hole_end = std::min(hole_end, cursor.next->begin);
     const bool fits = hole_end - offset >= size;
     if (fits && (best == kUnplaced || hole_end - offset < best_hole)) {
       best = offset;
       best_hole = hole_end - offset;
     }
-    if (cursors_.empty() || !fits) return best == kUnplaced ? offset : best;
+    if (cursors.empty() || !fits) return best == kUnplaced ? offset : best;
     offset = hole_end;
   }
 }

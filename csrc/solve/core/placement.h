@@ -38,6 +38,16 @@ class Placement {
   // lowest of several. If there is none, the same as first_fit().
   Offset best_fit(const Span& span, Bytes size, Offset top) const;
 
+  // Where to look: a span of one of several placements of the same moments.
+  struct Search {
+    const Placement* placement = nullptr;
+    Span span;
+  };
+
+  // The same two, at addresses that are free in all `searches`, of which there is one at least.
+  static Offset first_fit(std::span<const Search> searches, Bytes size);
+  static Offset best_fit(std::span<const Search> searches, Bytes size, Offset top);
+
   // Marks [offset, offset + size) as taken throughout `span`, even if it was taken before.
   void place(const Span& span, Offset offset, Bytes size);
 
@@ -60,7 +70,9 @@ class Placement {
   void place(std::size_t node, Moment node_begin, Moment node_end, Moment begin, Moment end,
              const Interval& interval);
 
+  static std::vector<Cursor>& collect(std::span<const Search> searches);
   static Offset lowest(std::vector<Cursor>& cursors, Bytes size, Offset from);
+  static Offset smallest(std::vector<Cursor>& cursors, Bytes size, Offset top);
 
   Moment moments_;
   IntervalArena arena_;

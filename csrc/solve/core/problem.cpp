@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/align.h"
 #include "base/error.h"
@@ -71,6 +72,36 @@ void check_idle(const Problem& problem) {
   }
 }
 
+void check_holds(const Problem& problem) {
+  if (!problem.holds.empty() && problem.streams == Streams::kSeparate) {
+    throw PlanError("holds and separate streams do not go together");
+  }
+  for (std::size_t k = 0; k < problem.holds.size(); ++k) {
+    const auto& [buffer, stream, until] = problem.holds[k];
+    if (buffer < 0 || static_cast<std::size_t>(buffer) >= problem.buffers.size()) {
+      throw PlanError("hold " + std::to_string(k) + " is of buffer " + std::to_string(buffer) +
+                      ", and there are " + std::to_string(problem.buffers.size()));
+    }
+    const auto index = static_cast<std::size_t>(buffer);
+    const std::string named = "is held for stream " + std::to_string(stream) + " until tick " +
+                              std::to_string(until) + ", ";
+    const Buffer& b = problem.buffers[index];
+    if (stream == b.stream) fail(index, named + "which is its own");
+    if (until <= b.upper) {
+      fail(index, named + "and ends only at tick " + std::to_string(b.upper));
+    }
+    if (problem.period > 0 && until - b.lower > problem.period) {
+      fail(index, named + "more than the period of " + std::to_string(problem.period) +
+                      " ticks after tick " + std::to_string(b.lower));
+    }
+    if (k == 0) continue;
+    const Hold& before = problem.holds[k - 1];
+    if (std::pair{before.buffer, before.stream} >= std::pair{buffer, stream}) {
+      fail(index, named + "out of order, or twice");
+    }
+  }
+}
+
 }  // namespace
 
 void Problem::check() const {
@@ -96,6 +127,7 @@ void Problem::check() const {
     }
   }
   check_idle(*this);
+  check_holds(*this);
   if (Bytes top = 0; __builtin_add_overflow(sum, highest_fixed, &top)) {
     throw OverflowError("the fixed offset " + std::to_string(highest_fixed) +
                         " and the sum of all sizes do not fit in 63 bits; scale them down");

@@ -39,6 +39,17 @@ struct IdleInterval {
   Tick upper = 0;               // half-open, not empty
 };
 
+// Addresses that stay closed to another stream for a while after a buffer's end. The buffer's own
+// stream, and streams without a hold, may have them at once.
+//
+//   stream 0   [ buffer )[ next, stream 0 )
+//   stream 1   [ buffer ) . . hold . . |[ next, stream 1 )
+struct Hold {
+  std::int32_t buffer = kNone;  // index into Problem::buffers
+  StreamId stream = 0;          // not the buffer's own
+  Tick until = 0;               // later than the buffer's end
+};
+
 // The addresses of freed buffers that a buffer may use.
 enum class Streams : std::uint8_t {
   kSeparate,  // those of its own stream only
@@ -56,12 +67,13 @@ struct Problem {
   Bytes capacity = 0;  // 0: none. Otherwise a plan must not be higher
   Streams streams = Streams::kSeparate;
   std::vector<IdleInterval> idle =
-      {};  // by buffer, then by lower; disjoint. Not with ordered streams
+      {};                        // by buffer, then by lower; disjoint. Not with ordered streams
+  std::vector<Hold> holds = {};  // by buffer, then by stream. Only with ordered streams
 
   // Throws PlanError, naming the first offending buffer, unless: sizes are not negative, and their
   // rounded sum above the highest fixed offset fits in Bytes; alignment is positive; lifetimes are
   // neither negative nor reversed; fixed offsets are aligned; with a period lower < period and
-  // upper - lower <= period; and idle intervals are as stated.
+  // upper - lower <= period, and the same for holds; and idle intervals and holds are as stated.
   void check() const;
 };
 

@@ -14,6 +14,7 @@ class TickIndex {
   explicit TickIndex(const Problem& problem) {
     Tick last = 0;
     for (const Buffer& b : problem.buffers) last = std::max(last, b.upper);
+    for (const Hold& h : problem.holds) last = std::max(last, h.until);
     last = std::max(last, problem.period);
     dense_ = last / 8 <= static_cast<Tick>(problem.buffers.size()) + 1024;
     if (dense_) {
@@ -25,6 +26,10 @@ class TickIndex {
       ticks_.push_back(b.lower);
       const bool wraps = problem.period > 0 && b.upper > problem.period;
       ticks_.push_back(wraps ? b.upper - problem.period : b.upper);
+    }
+    for (const Hold& h : problem.holds) {
+      const bool wraps = problem.period > 0 && h.until > problem.period;
+      ticks_.push_back(wraps ? h.until - problem.period : h.until);
     }
     ticks_.push_back(0);
     ticks_.push_back(problem.period);
@@ -47,25 +52,34 @@ class TickIndex {
 
 }  // namespace
 
-Timeline::Timeline(const Problem& problem) : spans_(problem.buffers.size()) {
+Timeline::Timeline(const Problem& problem)
+    : spans_(problem.buffers.size()), held_(problem.holds.size()) {
   enum : std::uint8_t { kAllocates = 1, kFrees = 2 };
   const TickIndex index(problem);
   std::vector<std::uint8_t> happens(index.size(), 0);
   // The spans first hold tick indices, then moments.
-  for (std::size_t i = 0; i < spans_.size(); ++i) {
-    const Buffer& b = problem.buffers[i];
-    if (b.upper <= b.lower) continue;
-    const bool wraps = problem.period > 0 && b.upper > problem.period;
-    Span& span = spans_[i];
-    span.begin = static_cast<Moment>(index(b.lower));
-    span.end = static_cast<Moment>(index(wraps ? problem.period : b.upper));
-    span.wrap = wraps ? static_cast<Moment>(index(b.upper - problem.period)) : 0;
+  const auto enter = [&](Tick lower, Tick upper, Span& span) {
+    if (upper <= lower) return;
+    const bool wraps = problem.period > 0 && upper > problem.period;
+    span.begin = static_cast<Moment>(index(lower));
+    span.end = static_cast<Moment>(index(wraps ? problem.period : upper));
+    span.wrap = wraps ? static_cast<Moment>(index(upper - problem.period)) : 0;
     happens[span.begin] |= kAllocates;
     happens[span.end] |= kFrees;
     if (wraps) {
       happens[0] |= kAllocates;
       happens[span.wrap] |= kFrees;
     }
+  };
+  for (std::size_t i = 0; i < spans_.size(); ++i) {
+    enter(problem.buffers[i].lower, problem.buffers[i].upper, spans_[i]);
+  }
+  for (std::size_t k = 0; k < held_.size(); ++k) {
+    const Hold& h = problem.holds[k];
+    const Buffer& b = problem.buffers[h.buffer];
+    const Tick passed = problem.period > 0 && b.upper >= problem.period ? problem.period : 0;
+    enter(b.lower, h.until, held_[k].whole);
+    enter(b.upper - passed, h.until - passed, held_[k].rest);
   }
   std::vector<Moment> moment_of(index.size());  // how many moments lie before the tick
   bool grown = false;
@@ -77,10 +91,15 @@ Timeline::Timeline(const Problem& problem) : spans_(problem.buffers.size()) {
     moment_of[t] = moments_;
     if (happens[t] & kAllocates) grown = true;
   }
-  for (Span& span : spans_) {
-    if (span.empty()) continue;
+  const auto settle = [&](Span& span) {
+    if (span.empty()) return;
     span = {moment_of[span.begin], moment_of[span.end], span.wrap ? moment_of[span.wrap] : 0};
     if (span.wrap >= span.begin) span = {0, span.end, 0};  // the whole circle
+  };
+  for (Span& span : spans_) settle(span);
+  for (HeldSpans& h : held_) {
+    settle(h.whole);
+    settle(h.rest);
   }
 }
 

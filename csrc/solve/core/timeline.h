@@ -7,6 +7,9 @@
 //
 //   events   A A A F F A F A A F        a moment is an A that is followed by an F
 //   moments      0     1     2
+//
+// Holds (Problem::holds) count as allocations and frees here, so that their conflicts are decided
+// at moments, too.
 #pragma once
 
 #include <cstdint>
@@ -30,14 +33,22 @@ struct Span {
   bool contains(Moment m) const { return (m >= begin && m < end) || m < wrap; }
 };
 
+// A hold, as two spans that end with it.
+struct HeldSpans {
+  Span whole;  // from the beginning of the buffer
+  Span rest;   // from the end of the buffer
+};
+
 class Timeline {
  public:
-  // O(n) if ticks are dense, else O(n log n). `problem` has passed check(); streams are ignored.
+  // O(n) if ticks are dense, else O(n log n), for n buffers and holds. `problem` has passed
+  // check(); streams are ignored.
   explicit Timeline(const Problem& problem);
 
   Moment moments() const { return moments_; }
   const std::vector<Span>& spans() const { return spans_; }  // of every buffer
   const Span& span(std::size_t buffer) const { return spans_[buffer]; }
+  const std::vector<HeldSpans>& held() const { return held_; }  // of every hold
 
   // The sum of rounded live sizes at every moment.
   std::vector<Bytes> load(const Problem& problem) const;
@@ -45,6 +56,7 @@ class Timeline {
  private:
   Moment moments_ = 0;
   std::vector<Span> spans_;
+  std::vector<HeldSpans> held_;
 };
 
 }  // namespace stalloc::solve

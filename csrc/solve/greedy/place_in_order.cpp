@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/align.h"
-#include "solve/core/placement.h"
+#include "solve/core/stream_placement.h"
 
 namespace stalloc::solve {
 
@@ -12,7 +12,7 @@ std::optional<Layout> place_in_order(const Problem& problem, const Timeline& tim
                                      const Budget& budget, const std::atomic<Bytes>* limit) {
   constexpr std::size_t kPollEvery = 256;   // buffers between two looks at the clock
   constexpr std::int64_t kBestFitCost = 2;  // first-fit placements
-  Placement placement(timeline.moments());
+  StreamPlacement placement(problem, timeline);
   Layout layout;
   layout.offsets.assign(problem.buffers.size(), 0);
   for (std::size_t i = 0; i < problem.buffers.size(); ++i) {
@@ -21,7 +21,7 @@ std::optional<Layout> place_in_order(const Problem& problem, const Timeline& tim
     if (b.fixed != kUnplaced) {
       layout.offsets[i] = b.fixed;
       layout.height = std::max(layout.height, b.fixed + size);
-      if (size > 0 && !timeline.span(i).empty()) placement.place(timeline.span(i), b.fixed, size);
+      if (size > 0 && !timeline.span(i).empty()) placement.place(i, b.fixed, size);
     } else {
       layout.height = std::max(layout.height, size);
     }
@@ -33,14 +33,13 @@ std::optional<Layout> place_in_order(const Problem& problem, const Timeline& tim
     const Buffer& b = problem.buffers[i];
     if (b.fixed != kUnplaced) continue;
     const Bytes size = align_up(b.size, problem.alignment);
-    const Span& span = timeline.span(i);
     if (k % kPollEvery == 0 && !late) late = budget.is_late();
     if (late) {
       layout.offsets[i] = layout.height;
     } else {
-      layout.offsets[i] = fit == Fit::kFirst ? placement.first_fit(span, size)
-                                             : placement.best_fit(span, size, layout.height);
-      placement.place(span, layout.offsets[i], size);
+      layout.offsets[i] = fit == Fit::kFirst ? placement.first_fit(i, size)
+                                             : placement.best_fit(i, size, layout.height);
+      placement.place(i, layout.offsets[i], size);
     }
     layout.height = std::max(layout.height, layout.offsets[i] + size);
     if (limit && layout.height >= limit->load(std::memory_order_relaxed)) return std::nullopt;

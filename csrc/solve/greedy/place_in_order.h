@@ -18,9 +18,9 @@ enum class Fit : std::uint8_t {
 };
 
 // Places fixed buffers first, then the rest in the order given. If the budget expires, the
-// remaining buffers are stacked on top. Buffers without size or lifetime get offset 0 unless they
-// are fixed. With a `limit`, which may fall meanwhile, returns nothing once the layout is as high
-// as the limit.
+// remaining buffers are stacked on top. Holds are kept, except between fixed buffers. Buffers
+// without size or lifetime get offset 0 unless they are fixed. With a `limit`, which may fall
+// meanwhile, returns nothing once the layout is as high as the limit.
 std::optional<Layout> place_in_order(const Problem& problem, const Timeline& timeline,
                                      const std::vector<BufferIndex>& order, Fit fit,
                                      const Budget& budget,
