@@ -42,6 +42,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       hand_back_(scope.hand_back ? streams.hand_back : nullptr),
       counts_(counts),
       layouts_(plan),
+      profiled_load_(plan.load),
       overlaps_(has_overlapping_microbatches(plan)),
       most_addresses_(plan.pool),
       microbatches_(plan),

@@ -193,8 +193,9 @@ class Serving {
   HandBack* const hand_back_;  // null if blocks are not handed back
   Statistics& counts_;
   Layouts layouts_;
-  const bool overlaps_;   // microbatches are in flight together
-  Bytes most_addresses_;  // of the layouts so far
+  const Bytes profiled_load_;  // what the run is expected to reach
+  const bool overlaps_;        // microbatches are in flight together
+  Bytes most_addresses_;       // of the layouts so far
   Microbatches microbatches_;
   bool outgrows_ = false;
   bool is_rearranged_ = false;  // requests take turns, or leftovers are in the way

@@ -133,8 +133,8 @@ MovingMemory::Means Serving::means(Bytes size) const {
   const bool is_static = layouts_.current().groups.empty() && pools_.active()->space.strays() == 0;
   if (is_static) return {.spare = rest, .rest = rest, .waits = waits};
   // A layout with dynamic requests has more addresses than the run ever uses at once.
-  const Bytes load = std::max(
-      {counts_.run_peak_allocated, counts_.allocated.peak, counts_.allocated.current + size});
+  const Bytes load = std::max({profiled_load_, counts_.run_peak_allocated, counts_.allocated.peak,
+                               counts_.allocated.current + size});
   const Bytes most = load + load / kUnusedParts;
   const Bytes spare = std::clamp<Bytes>(most - counts_.reserved.current, 0, rest);
   return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits};
