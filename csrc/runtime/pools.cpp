@@ -133,6 +133,7 @@ void Pools::adopt(const plan::Plan& layout, Bytes memory) {
   if (!streams_) return;
   const std::vector<Range> unplanned = several ? active_->space.unplanned() : std::vector<Range>{};
   const bool is_ordered = layout.streams == solve::Streams::kOrdered;
+  active_->earlier_waits = active_->waits();
   active_->order.reset();
   if (is_ordered || !unplanned.empty()) {
     active_->order.emplace(layout, *streams_, *table_, unplanned);

@@ -51,8 +51,8 @@ namespace stalloc::runtime {
 
 class StreamOrder {
  public:
-  // `plan` has passed check(). `unplanned` are addresses of live blocks that it does not know, which
-  // it may give to any stream. The others outlive this object. O(n log n) for n decisions.
+  // `plan` has passed check(). `unplanned` are addresses of live blocks that it does not know,
+  // which it may give to any stream. The others outlive this object. O(n log n) for n decisions.
   StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams, const StreamTable& table,
               std::span<const Range> unplanned = {});
   StreamOrder(const StreamOrder&) = delete;

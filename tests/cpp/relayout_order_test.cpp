@@ -26,10 +26,10 @@ constexpr StreamId kSide = 1;
 
 // A decision of the main stream and a later one of the side stream.
 plan::Plan layout_of(Offset main, Offset side, solve::Streams streams) {
-  plan::Plan plan = testing::plan_of(
-      {{.size = kMiB, .offset = main, .lower = 0, .upper = 4, .stream = kMain},
-       {.size = kMiB, .offset = side, .lower = 5, .upper = 7, .stream = kSide}},
-      8);
+  plan::Plan plan =
+      testing::plan_of({{.size = kMiB, .offset = main, .lower = 0, .upper = 4, .stream = kMain},
+                        {.size = kMiB, .offset = side, .lower = 5, .upper = 7, .stream = kSide}},
+                       8);
   plan.streams = streams;
   plan.pool = plan.bound = 3 * kMiB;
   plan.check();
@@ -76,6 +76,9 @@ TEST_P(RelayoutOrder, ADecisionThatStaysWhereItWasIsWaitedFor) {
   EXPECT_EQ(b, a);
   hand_over(b, kSide);
   EXPECT_EQ(streams_.hazards, 0);
+  EXPECT_EQ(pool().waits(), 1);
+  pools_.relayout(next);
+  EXPECT_EQ(pool().waits(), 1) << "of all layouts";
 }
 
 TEST_P(RelayoutOrder, ABlockThatThePlanDoesNotKnowIsWaitedFor) {
