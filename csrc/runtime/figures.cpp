@@ -15,7 +15,7 @@ Statistics Figures::statistics() const {
   const Pool& pool = *parts_.pools.active();
   result.live_blocks = static_cast<std::int64_t>(pool.space.live_blocks());
   result.strays = static_cast<std::int64_t>(pool.space.strays());
-  if (pool.order) result.stream_waits += pool.order->waits();
+  result.stream_waits += pool.waits();
   return result;
 }
 

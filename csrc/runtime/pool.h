@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <optional>
 #include <vector>
@@ -102,12 +103,17 @@ struct Pool {
     return block.size;
   }
 
+  // The number of times that a stream was made to wait for another, in all layouts.
+  std::int64_t waits() const { return earlier_waits + (order ? order->waits() : 0); }
+
   std::byte* base;          // the first piece; null while it has no memory
   Bytes first_size;         // of the first piece
   Bytes chunk = 1;          // in which its memory moves
   std::vector<Piece> more;  // ascending by address in the pool
   StaticPool space;
-  std::optional<StreamOrder> order;  // only if the plan's streams share addresses
+  // Only if the plan's streams share addresses, or if blocks have outlived an earlier layout.
+  std::optional<StreamOrder> order;
+  std::int64_t earlier_waits = 0;  // in earlier layouts
 
  private:
   bool in_first(const void* p) const { return base && p >= base && p < base + first_size; }

@@ -122,14 +122,22 @@ std::byte* Pools::reserve(Bytes size, bool grows) {
 
 void Pools::relayout(const plan::Plan& layout) { adopt(layout, active_->space.size()); }
 
-// Work of one stream may be under way at addresses that another stream gets.
+// Work of one stream may be under way at addresses that another stream gets. It goes on in blocks
+// that are live, and the next layout may give their addresses to other streams.
 void Pools::adopt(const plan::Plan& layout, Bytes memory) {
   const auto of_other_stream = [&](const auto& r) { return r.stream != 0; };
   const bool several = std::ranges::any_of(layout.decisions, of_other_stream) ||
                        std::ranges::any_of(layout.groups, of_other_stream);
   if (streams_ && several) streams_->synchronize(/*everywhere=*/false);
   active_->space.relayout(layout, memory);
-  if (active_->order) active_->order.emplace(layout, *streams_, *table_);
+  if (!streams_) return;
+  const std::vector<Range> unplanned = several ? active_->space.unplanned() : std::vector<Range>{};
+  const bool is_ordered = layout.streams == solve::Streams::kOrdered;
+  active_->earlier_waits = active_->waits();
+  active_->order.reset();
+  if (is_ordered || !unplanned.empty()) {
+    active_->order.emplace(layout, *streams_, *table_, unplanned);
+  }
 }
 
 bool Pools::exchange(const plan::Plan& layout) {

@@ -145,6 +145,9 @@ void* Serving::place_in_memory(Range lacking, Bytes size, StreamId stream,
                                StaticPool::Departure departure) {
   const MovingMemory::Means means = this->means(size);
   if (!means.idle || lacking.size() <= means.spare || shuts_out_departed_) return nullptr;
+  // One that stays would be in the way of those that have the addresses.
+  const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
+  if (!departures_.admits(departure.origin, size, is_dynamic && is_wary())) return nullptr;
   Pool& pool = *pools_.active();
   const Offset offset = pool.space.place_idle(size, stream, departure);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;

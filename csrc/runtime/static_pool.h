@@ -196,6 +196,8 @@ class StaticPool {
   // The blocks of earlier iterations and of evaluations, without small ones and those that take
   // turns. O(blocks that are no decisions).
   std::vector<Leftover> leftovers() const;
+  // The addresses of the live blocks that are no decisions of the layout, without slots. O(result).
+  std::vector<Range> unplanned() const;
   // True if a block of the iteration before has the place at which the layout has its successor,
   // and is to take turns with it. O(turns).
   bool awaits_turn() const;

@@ -153,6 +153,14 @@ std::vector<StaticPool::Leftover> StaticPool::leftovers() const {
   return result;
 }
 
+std::vector<Range> StaticPool::unplanned() const {
+  std::vector<Range> result;
+  for (const auto& [offset, block] : foreign_) {
+    if (block.slot_class == kNone) result.push_back({offset, offset + block.size});
+  }
+  return result;
+}
+
 StaticPool::LiveRows StaticPool::live_rows() const {
   LiveRows result;
   for (const Turning& t : turns_) {

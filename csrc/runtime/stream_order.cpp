@@ -8,26 +8,29 @@
 namespace stalloc::runtime {
 
 StreamOrder::StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams,
-                         const StreamTable& table)
-    : streams_(streams), table_(table), has_shared_(plan.decisions.size()) {
+                         const StreamTable& table, std::span<const Range> unplanned)
+    : streams_(streams), table_(table), places_(plan.decisions.size()) {
   const solve::Problem problem = plan::problem_of(plan);
   const solve::Layout layout = plan::layout_of(plan);
   const auto range = [&](std::size_t i) {
     return Range{layout.offsets[i],
                  layout.offsets[i] + align_up(problem.buffers[i].size, problem.alignment)};
   };
+  const auto share = [this](Range r) {
+    shared_.remove(r);
+    shared_.insert_merged(r);
+  };
   // Time is circular: of two streams that share an address, each waits for the other.
   for (const auto& [buffer, after] : solve::find_waits(problem, layout)) {
     const Range mine = range(buffer);
     const Range before = range(after);
-    const Range both{std::max(mine.begin, before.begin), std::min(mine.end, before.end)};
-    shared_.remove(both);
-    shared_.insert_merged(both);
+    share({std::max(mine.begin, before.begin), std::min(mine.end, before.end)});
     const plan::DecisionIndex d(after);  // decisions are the first buffers
-    if (d.points_into(has_shared_)) awaited_.try_emplace(d);
+    if (d.points_into(places_)) awaited_.try_emplace(d);
   }
-  for (const plan::DecisionIndex d : has_shared_.indices()) {
-    has_shared_[d] = shared_.overlaps(range(d.position()));
+  std::ranges::for_each(unplanned, share);
+  for (const plan::DecisionIndex d : places_.indices()) {
+    places_[d] = {range(d.position()), shared_.overlaps(range(d.position()))};
   }
   for (const solve::Buffer& b : problem.buffers) {
     if (b.stream < StreamTable::kStreams) ids_.push_back(b.stream);  // others make no requests
@@ -42,7 +45,13 @@ StreamOrder::~StreamOrder() {
 }
 
 bool StreamOrder::concerns(const Block& block) const {
-  return block.decision != kNone ? has_shared_[block.decision] : shared_.overlaps(block.range);
+  if (block.decision != kNone) {
+    const auto& [place, is_shared] = places_[block.decision];
+    // An earlier layout had it elsewhere, or it lies in another slot.
+    const bool is_there = block.range.begin == place.begin && block.range.end <= place.end;
+    if (is_there) return is_shared;
+  }
+  return shared_.overlaps(block.range);
 }
 
 std::int64_t& StreamOrder::seen(StreamId stream) {

@@ -27,6 +27,8 @@
 // A stream that has waited for a free never waits for an earlier one. During a capture no event is
 // recorded or waited for.
 //
+// A block that lives on in a layout that does not know it is ordered like a shared address.
+//
 // Cost: one table look-up for a decision whose addresses belong to one stream; for others O(log n)
 // and a handful of calls of the device's library for each stream that the process has used. Not
 // thread-safe: PlannedAllocator locks.
@@ -35,6 +37,7 @@
 #include <cstdint>
 #include <map>
 #include <memory_resource>
+#include <span>
 #include <vector>
 
 #include "base/range_map.h"
@@ -48,8 +51,10 @@ namespace stalloc::runtime {
 
 class StreamOrder {
  public:
-  // `plan` has passed check(). The others outlive this object. O(n log n) for n decisions.
-  StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams, const StreamTable& table);
+  // `plan` has passed check(). `unplanned` are addresses of live blocks that it does not know,
+  // which it may give to any stream. The others outlive this object. O(n log n) for n decisions.
+  StreamOrder(const plan::Plan& plan, device::DeviceStreams& streams, const StreamTable& table,
+              std::span<const Range> unplanned = {});
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
   ~StreamOrder();
@@ -98,6 +103,11 @@ class StreamOrder {
     std::int64_t number = 0;  // of the free that they were recorded with
   };
 
+  struct Place {  // of a decision in the plan
+    Range range;
+    bool is_shared = false;
+  };
+
   bool concerns(const Block& block) const;
   void record_awaited(const Block& block);
   void record_all(Events& events);  // `events` is empty
@@ -109,7 +119,7 @@ class StreamOrder {
   const StreamTable& table_;
   std::vector<StreamId> ids_;  // the plan's streams, ascending
   RangeSet shared_;            // addresses of several streams
-  IndexedVector<plan::DecisionIndex, bool> has_shared_;
+  IndexedVector<plan::DecisionIndex, Place> places_;
   std::map<plan::DecisionIndex, Awaited> awaited_;
   std::map<Offset, std::int64_t> noted_;  // blocks that wait for streams: the number of their free
   std::pmr::unsynchronized_pool_resource nodes_;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <random>
 #include <vector>
 
@@ -194,6 +195,51 @@ TEST(MovedForRegionsInTurns, TheRunNeedsNoMoreOnceMemoryNoLongerMoves) {
   const Bytes load = (16 + 2 + 40) * kMiB;
   EXPECT_EQ(s.allocated.peak, load);
   EXPECT_LE(s.reserved.peak, load + load / 20);
+}
+
+// A block that has outlived an iteration is expected to do so again. In the decision's memory it
+// would displace the decision from then on.
+TEST(MovedForRegionsInTurns, OneThatStaysGetsItsRegionsAddresses) {
+  device::PretendMemory device(400 * kMiB, /*grows=*/true);
+  runtime::PlannedAllocator allocator(device);
+  allocator.enable(region_beside());
+  // The block of the region, which the caller frees, with its distance to the first decision.
+  struct Dynamic {
+    void* p = nullptr;
+    Offset offset = 0;
+  };
+  const auto iterate = [&](Bytes dynamic, bool decision) {
+    allocator.loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+    void* first = allocator.allocate(16 * kMiB, 0, true);
+    allocator.loop().enter_dynamic();
+    void* p = allocator.allocate(dynamic, 0, true);
+    allocator.loop().leave_dynamic();
+    void* second = decision ? allocator.allocate(40 * kMiB, 0, true) : nullptr;
+    allocator.inspect().check();
+    EXPECT_TRUE(allocator.deallocate(first));
+    if (second) {
+      EXPECT_TRUE(allocator.deallocate(second));
+    }
+    const Offset offset = static_cast<std::byte*>(p) - static_cast<std::byte*>(first);
+    return Dynamic{p, offset};
+  };
+  const auto end_iteration = [&] {
+    allocator.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    allocator.loop().end_iteration();
+  };
+  for (int i = 0; i < 180; ++i) {
+    const Dynamic d = iterate((i % 2 == 0 ? 36 : 2) * kMiB, i % 2 == 1);
+    EXPECT_TRUE(allocator.deallocate(d.p));
+    end_iteration();
+  }
+  const Dynamic kept = iterate(36 * kMiB, false);
+  EXPECT_GE(kept.offset, 80 * kMiB) << "in the decision's memory";
+  for (int i = 0; i < 2; ++i) end_iteration();
+  EXPECT_TRUE(allocator.deallocate(kept.p));
+  const Dynamic next = iterate(36 * kMiB, false);
+  EXPECT_GE(next.offset, 16 * kMiB);
+  EXPECT_LT(next.offset, 80 * kMiB);
+  EXPECT_TRUE(allocator.deallocate(next.p));
 }
 
 // Memory of the machine: whatever departs, each block keeps its content, and all can be used.

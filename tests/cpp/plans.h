@@ -165,8 +165,8 @@ inline void share_regions(plan::Plan& plan) {
     group.host = g;
     for (plan::GroupIndex h(0); h < g; ++h) {
       const plan::DynamicGroup& host = plan[h];
-      if (host.host != h || host.phase != group.phase || host.stream != group.stream ||
-          host.lower > group.lower || host.upper < group.upper) {
+      if (host.host != h || host.stream != group.stream || host.lower > group.lower ||
+          host.upper < group.upper) {
         continue;
       }
       group.host = h;
