@@ -1,5 +1,4 @@
 // Replay of traces under torch's policy and under stalloc's runtime, and of plans without traces.
-#include "replay/counting_memory.h"
 #include "replay/replay.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +8,7 @@
 #include "base/error.h"
 #include "plan/build.h"
 #include "profile/lifetimes.h"
+#include "replay/counting_memory.h"
 #include "trace_builder.h"
 
 namespace stalloc {

@@ -108,9 +108,7 @@ def rows_of_tables(model: nn.Module, iteration: int, random: Random) -> Tensor:
     return y
 
 
-def record(
-    step: Step, seed: int, iterations: int, make: Callable[[], nn.Module]
-) -> stalloc.Trace:
+def record(step: Step, seed: int, iterations: int, make: Callable[[], nn.Module]) -> stalloc.Trace:
     random = np.random.default_rng(seed)
     with stalloc.profile(device="meta") as prof, torch.device("meta"):
         model = make().bfloat16()
