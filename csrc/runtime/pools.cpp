@@ -16,6 +16,9 @@ namespace {
 // it. On other devices torch guarantees kDefaultAlignment.
 constexpr Bytes kHostAlignment = 64;
 
+// A plan has all of its memory at once if it needs at most one part in so many more than its load.
+constexpr Bytes kIdleParts = 50;
+
 }  // namespace
 
 Pools::~Pools() {
@@ -62,8 +65,11 @@ void Pools::disable() {
 
 std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool filled) {
   const Bytes chunk = device::chunk_of(plan.pool, device_.unit());
-  // An iteration seldom has all dynamic requests of the others. Their addresses get memory later.
-  const bool may_lack = grows && chunk < plan.pool && (!filled || !plan.groups.empty());
+  // An iteration seldom has all dynamic requests of the others. Their addresses get memory later,
+  // unless regions cost so little that memory need never move for them.
+  const Bytes whole = plan.pool + plan.resident;
+  const bool has_idle = !plan.groups.empty() && whole > plan.load + plan.load / kIdleParts;
+  const bool may_lack = grows && chunk < plan.pool && (!filled || has_idle);
   std::byte* memory = nullptr;
   if (may_lack && (!filled || has_memory(plan.pool))) {
     memory = static_cast<std::byte*>(device_.allocate_addresses(plan.pool, chunk));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "device/host.h"
@@ -70,6 +71,18 @@ TEST(MovedRegions, APoolBeginsWithoutTheirMemory) {
   allocator.enable(region_alone());
   EXPECT_EQ(memory.used(), 16 * kMiB);
   EXPECT_EQ(allocator.figures().statistics().pool, 16 * kMiB);
+}
+
+// Memory that moves would save less than it costs.
+TEST(MovedRegions, APoolWhoseRegionsCostLittleHasItsMemoryAtOnce) {
+  plan::Plan plan = region_alone();
+  for (const auto& [load, used] : {std::pair{79 * kMiB, 80 * kMiB}, {78 * kMiB, 16 * kMiB}}) {
+    plan.load = load;
+    device::PretendMemory memory(1024 * kMiB, /*grows=*/true);
+    runtime::PlannedAllocator allocator(memory);
+    allocator.enable(plan);
+    EXPECT_EQ(memory.used(), used) << load;
+  }
 }
 
 // The device has memory for all of the plan, or the plan is refused.
