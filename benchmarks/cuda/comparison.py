@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import os
 import subprocess
@@ -25,6 +26,8 @@ import stalloc
 
 PRETENDED = ctypes.CDLL("libcudart.so.13")
 PRETENDED.standin_hazards.restype = PRETENDED.standin_calls.restype = ctypes.c_int64
+
+_owners = itertools.count(1)
 
 _PROFILED = 4
 _EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -69,6 +72,18 @@ def main(
             "results": rows,
         }
         args.output.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def use(buffer: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Work on the buffer, which the order detector follows."""
+    error = PRETENDED.standinuse(
+        ctypes.c_void_p(stream.cuda_stream),
+        ctypes.c_void_p(buffer.data_ptr()),
+        ctypes.c_uint64(buffer.nbytes),
+        ctypes.c_uint64(next(_owners)),
+    )
+    if error != 0:
+        raise RuntimeError(f"the pretended GPU reports error {error}")
 
 
 def _profile(train: Callable[[int], None], folder: Path) -> None:

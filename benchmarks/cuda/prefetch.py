@@ -11,38 +11,22 @@ table; with `--output NAME` writes NAME.json.
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 from collections.abc import Iterator
 
 import comparison
 import torch
-from comparison import PRETENDED
+from comparison import use
 
 import stalloc
 
 LAYERS, BYTES, SAVED, STEPS = 12, 48 << 20, 20 << 20, 8
-
-_owners = itertools.count(1)
-
-
-def _use(buffer: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Work on the buffer, which the order detector follows."""
-    error = PRETENDED.standin_use(
-        ctypes.c_void_p(stream.cuda_stream),
-        ctypes.c_void_p(buffer.data_ptr()),
-        ctypes.c_uint64(buffer.nbytes),
-        ctypes.c_uint64(next(_owners)),
-    )
-    if error != 0:
-        raise RuntimeError(f"the pretended GPU reports error {error}")
 
 
 def _fetch(side: torch.cuda.Stream) -> tuple[torch.Tensor, torch.cuda.Event]:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         weights = torch.empty(BYTES, dtype=torch.uint8, device="cuda")
-        _use(weights, side)
+        use(weights, side)
         return weights, side.record_event()
 
 
@@ -55,7 +39,7 @@ def _layers(side: torch.cuda.Stream) -> Iterator[None]:
         if layer + 1 < LAYERS:
             upcoming = _fetch(side)
         main.wait_event(arrived)
-        _use(weights, main)
+        use(weights, main)
         yield
     side.wait_stream(main)
 
@@ -71,11 +55,11 @@ def train(steps: int) -> None:
         for _layer in _layers(side):
             saved.append(torch.empty(SAVED, dtype=torch.uint8, device="cuda"))
             temporary = torch.empty(3 * SAVED, dtype=torch.uint8, device="cuda")
-            _use(saved[-1], main)
-            _use(temporary, main)
+            use(saved[-1], main)
+            use(temporary, main)
             del temporary
         for _layer in _layers(side):
-            _use(saved.pop(), main)
+            use(saved.pop(), main)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -11,43 +11,26 @@ from its start on. Prints a table; with `--output NAME` writes NAME.json.
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-
 import comparison
 import torch
-from comparison import PRETENDED
+from comparison import use
 
 import stalloc
 
 LAYERS, RANKS, PARAMETERS, SAVED, STEPS = 12, 8, 48 << 20, 40 << 20, 8
 
-_owners = itertools.count(1)
-
-
-def _use(buffer: torch.Tensor, stream: torch.cuda.Stream) -> None:
-    """Work on the buffer, which the order detector follows."""
-    error = PRETENDED.standin_use(
-        ctypes.c_void_p(stream.cuda_stream),
-        ctypes.c_void_p(buffer.data_ptr()),
-        ctypes.c_uint64(buffer.nbytes),
-        ctypes.c_uint64(next(_owners)),
-    )
-    if error != 0:
-        raise RuntimeError(f"the pretended GPU reports error {error}")
-
 
 def _make(size: int, stream: torch.cuda.Stream) -> torch.Tensor:
     with torch.cuda.stream(stream):
         buffer = torch.empty(size, dtype=torch.uint8, device="cuda")
-    _use(buffer, stream)
+    use(buffer, stream)
     return buffer
 
 
 def _share(buffer: torch.Tensor, before: torch.cuda.Stream, user: torch.cuda.Stream) -> None:
     """Lets `user` work on the buffer after `before`, whose memory it is."""
     user.wait_stream(before)
-    _use(buffer, user)
+    use(buffer, user)
     buffer.record_stream(user)
 
 
@@ -71,7 +54,7 @@ def train(steps: int) -> None:
                 _make(2 * SAVED, main)
                 continue
             gradients = _make(PARAMETERS, main)
-            _use(saved.pop(), main)
+            use(saved.pop(), main)
             _share(gradients, main, reduces)
             del gradients
             _make(PARAMETERS // RANKS, reduces)

@@ -214,6 +214,7 @@ class WithOutput(torch.nn.Module):
         return torch.cat([x * scale, (x[: 8 * MIB] * scale).exp(), x[: 5 * MIB] * scale])
 
 
+@pytest.mark.xfail(strict=True, reason="2 MiB more once segments expand within the first forward")
 @isolated
 def test_the_last_output_goes_while_the_pool_is_filled() -> None:
     model = WithOutput().to("cuda")
@@ -234,7 +235,7 @@ def test_the_last_output_goes_while_the_pool_is_filled() -> None:
         (change,) = auto.status()["changes"]
     size = output.numel() * output.element_size()
     assert change["pool"] >= 3 * size, "it holds this output, the last one, and a gradient"
-    assert peaks[-1] <= 1.01 * peaks[-1 - served], "the peak of the run is that of torch"
+    assert peaks[-1] == peaks[-1 - served], "the peak of the run is that of torch"
 
 
 @pytest.mark.parametrize("expandable", [False, True])
