@@ -76,7 +76,7 @@ def main(
 
 def use(buffer: torch.Tensor, stream: torch.cuda.Stream) -> None:
     """Work on the buffer, which the order detector follows."""
-    error = PRETENDED.standinuse(
+    error = PRETENDED.standin_use(
         ctypes.c_void_p(stream.cuda_stream),
         ctypes.c_void_p(buffer.data_ptr()),
         ctypes.c_uint64(buffer.nbytes),
