@@ -19,7 +19,7 @@ enum class VirtualPools : std::uint8_t { kNone, kGrowing, kAll };
 // A pool that grows consists of chunks of this size, some 1,000 of them, so that its memory can
 // move. `granularity`: the device's.
 inline Bytes chunk_of(Bytes pool, Bytes granularity) {
-  constexpr Bytes kChunks = 1024, kLargest = Bytes{32} << 20;
+  constexpr Bytes kChunks = 4096, kLargest = Bytes{32} << 20;
   return align_up(std::clamp<Bytes>(pool / kChunks, 1, std::max(kLargest, granularity)),
                   granularity);
 }

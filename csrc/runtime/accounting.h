@@ -105,6 +105,21 @@ class Accounting {
 
   const JointGauges& gauges() const { return gauges_; }
 
+  // The bytes of live blocks, the most that there were since enable(), and the bytes held of the
+  // device: of both allocators where the caller serves the fallback, as far as it has told.
+  Bytes live() const { return joint_ ? both(JointGauges::kRequested) : stats_.allocated.current; }
+  Bytes most_live() const {
+    const Bytes most =
+        joint_ ? std::max(gauges_.peaks()[JointGauges::kRequested], live()) : stats_.allocated.peak;
+    return std::max({run_.allocated, stats_.run_peak_allocated, most});
+  }
+  Bytes reserved() const { return joint_ ? both(JointGauges::kReserved) : stats_.reserved.current; }
+  // The bytes of these that the caller's fallback holds without a block in them; more if blocks
+  // were freed since it has told.
+  Bytes cached_by_caller() const {
+    return gauges_.other()[JointGauges::kReserved] - gauges_.other()[JointGauges::kActiveBytes];
+  }
+
   // The figures of both allocators together, where the caller serves the fallback.
   Statistics statistics() const {
     Statistics result = stats_;
@@ -121,9 +136,11 @@ class Accounting {
     Bytes reserved = 0;
   };
 
+  Bytes both(JointGauges::Quantity q) const { return gauges_.ours()[q] + gauges_.other()[q]; }
+
   void add_joint(Statistics& result) const {
     const auto joint = [this](JointGauges::Quantity q) {
-      return Gauge{gauges_.ours()[q] + gauges_.other()[q], gauges_.peaks()[q]};
+      return Gauge{both(q), gauges_.peaks()[q]};
     };
     result.allocated = joint(JointGauges::kRequested);
     result.reserved = joint(JointGauges::kReserved);

@@ -66,7 +66,7 @@ DeviceRuntime& DeviceRuntime::make(device::DeviceMemory& memory) {
 std::array<std::atomic<DeviceRuntime*>, DeviceRuntime::kGpus> DeviceRuntime::gpus_;
 std::atomic<DeviceRuntime*> DeviceRuntime::pinned_{nullptr};
 std::atomic<std::uint64_t (*)()> DeviceRuntime::autograd_thread_{nullptr};
-std::atomic<void (*)()> DeviceRuntime::phase_listener_{nullptr};
+std::atomic<void (*)(DeviceRuntime&)> DeviceRuntime::phase_listener_{nullptr};
 
 DeviceRuntime& DeviceRuntime::gpu(int device, Fallback fallback) {
   if (device < 0 || device >= kGpus) {
@@ -128,9 +128,9 @@ DeviceRuntime& DeviceRuntime::of(std::string_view device) {
 
 void DeviceRuntime::enter_phase(trace::PhaseKind kind, std::int32_t microbatch,
                                 std::int32_t chunk) {
-  if (const auto listener = phase_listener_.load(std::memory_order_relaxed)) listener();
   recorder_.enter_phase(kind, microbatch, chunk);
   allocator_.loop().enter_phase(kind, microbatch, chunk);
+  tell_listener();
   if (DeviceRuntime* other = led()) other->enter_phase(kind, microbatch, chunk);
 }
 
@@ -138,6 +138,7 @@ void DeviceRuntime::set_extents(std::span<const std::string> names,
                                 std::span<const std::int64_t> values) {
   recorder_.set_extents(names, values);
   allocator_.loop().set_extents(names, values);
+  tell_listener();
   if (DeviceRuntime* other = led()) other->set_extents(names, values);
 }
 
@@ -193,8 +194,12 @@ void DeviceRuntime::set_autograd_thread(std::uint64_t (*number)()) {
   autograd_thread_.store(number, std::memory_order_relaxed);
 }
 
-void DeviceRuntime::set_phase_listener(void (*listener)()) {
+void DeviceRuntime::set_phase_listener(void (*listener)(DeviceRuntime&)) {
   phase_listener_.store(listener, std::memory_order_relaxed);
+}
+
+void DeviceRuntime::tell_listener() {
+  if (const auto listener = phase_listener_.load(std::memory_order_relaxed)) listener(*this);
 }
 
 }  // namespace stalloc::runtime

@@ -75,21 +75,22 @@ class DeviceRuntime {
   // threads have the same number.
   static void set_autograd_thread(std::uint64_t (*number)());
 
-  // Sets the function that is called when a phase begins, on the thread that reports it: for
-  // queries that are too expensive for each request.
-  static void set_phase_listener(void (*listener)());
+  // Sets the function that is called when a phase has begun and when its extents are set, on the
+  // thread that reports it: for queries that are too expensive for each request.
+  static void set_phase_listener(void (*listener)(DeviceRuntime&));
 
  private:
   explicit DeviceRuntime(device::DeviceMemory& memory) : memory_(memory), allocator_(memory) {}
   DeviceRuntime(device::DeviceMemory& memory, device::DeviceStreams& streams, Fallback fallback)
       : memory_(memory), allocator_(memory, streams, streams_, fallback) {}
   static DeviceRuntime& make(device::DeviceMemory& memory);
+  void tell_listener();
   DeviceRuntime* led() const { return led_.load(std::memory_order_acquire); }
 
   static std::array<std::atomic<DeviceRuntime*>, kGpus> gpus_;
   static std::atomic<DeviceRuntime*> pinned_;
   static std::atomic<std::uint64_t (*)()> autograd_thread_;
-  static std::atomic<void (*)()> phase_listener_;
+  static std::atomic<void (*)(DeviceRuntime&)> phase_listener_;
 
   device::DeviceMemory& memory_;
   StreamTable streams_;

@@ -55,6 +55,12 @@ class Layouts {
     return plan::covers(current_->extents_of(microbatch), extents);
   }
 
+  // True if the profile had a microbatch of at least these extents.
+  bool was_profiled(std::span<const profile::Extent> extents) const {
+    return std::ranges::any_of(base().seen,
+                               [&](const Extents& row) { return plan::covers(row, extents); });
+  }
+
   // The addresses of the anchors.
   const RangeSet& anchored() const { return anchored_; }
 

@@ -16,7 +16,7 @@ void PlannedAllocator::enable(const plan::Plan& plan, Serving::Scope scope) {
   Serving::Streams streams;
   if (parts_.delayed) streams = {&*parts_.delayed, &*parts_.hand_back};
   if (parts_.device.is_pinned()) scope.hand_back = scope.other_threads = false;
-  auto serving = std::make_unique<Serving>(plan, scope, parts_.pools, streams, accounting.counts());
+  auto serving = std::make_unique<Serving>(plan, scope, parts_.pools, streams, accounting);
   parts_.pools.enable(plan, serving->has_startup(), scope.filled);
   parts_.serving = std::move(serving);
   parts_.drop_empty_pools();
@@ -134,10 +134,17 @@ void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
   return p ? count(size, p) : nullptr;
 }
 
+// Memory that the pool has for departures would come on top of the fallback's.
+void PlannedAllocator::return_extra(Bytes size, bool is_cached) {
+  if (is_cached || !parts_.serving || !parts_.serving->has_extra()) return;
+  if (parts_.serving->return_extra(size)) parts_.update_reserved();
+}
+
 void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dynamic) {
   Statistics& counts = parts_.accounting.counts();
   if (parts_.callers_fallback) {
     ++counts.fallback_requests;
+    return_extra(size, parts_.accounting.cached_by_caller() >= size);
     return nullptr;
   }
   // No memory may be returned during a capture. On a device with streams the host would wait for
@@ -150,11 +157,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);
   }
-  // Memory that the pool has for departures would come on top.
-  if (parts_.serving && parts_.serving->has_extra() && !fallback.holds(size, stream) &&
-      parts_.serving->return_extra(size)) {
-    parts_.update_reserved();
-  }
+  return_extra(size, fallback.holds(size, stream));
   void* p = fallback.allocate(size, stream, dynamic);
   if (!p && parts_.delayed && parts_.delayed->any_waiting()) {
     parts_.collect_all_delayed();

@@ -130,6 +130,7 @@ class PlannedAllocator {
  private:
   void* count(Bytes size, void* p);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic);
+  void return_extra(Bytes size, bool is_cached);
   bool delay(void* p);
   void note_late(const StaticPool::Block& block, const Pool& pool, bool for_training);
 

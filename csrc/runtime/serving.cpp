@@ -9,6 +9,9 @@ namespace {
 // A layout around walls and live blocks may exceed its bound by one part in so many.
 constexpr Bytes kMostForFixed = 10;
 
+// A layout for extents that the profile had may exceed its load by one part in so many.
+constexpr Bytes kMostAboveProfile = 1;
+
 // A layout is tight if its addresses exceed its bound by less than one part in so many.
 constexpr Bytes kTightParts = 50;
 
@@ -36,11 +39,12 @@ bool has_overlapping_microbatches(const plan::Plan& plan) {
 }  // namespace
 
 Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams streams,
-                 Statistics& counts)
+                 Accounting& accounting)
     : pools_(pools),
       delayed_(streams.delayed),
       hand_back_(scope.hand_back ? streams.hand_back : nullptr),
-      counts_(counts),
+      accounting_(accounting),
+      counts_(accounting.counts()),
       layouts_(plan),
       profiled_load_(plan.load),
       overlaps_(has_overlapping_microbatches(plan)),
@@ -248,7 +252,7 @@ void Serving::leave_unplanned() {
 }
 
 void Serving::begin_part(Evaluations::Part part) {
-  refused_room_.fill(Evaluations::kAny);
+  refused_room_.fill({});
   end_evaluation();
   evaluations_.begin(part);
   open_zone(/*more=*/false);
@@ -329,7 +333,7 @@ void* Serving::place_dynamic(plan::GroupIndex group, Bytes size, StreamId stream
 
 void Serving::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
   if (kind != trace::PhaseKind::kOther) in_evaluation_ = false;
-  refused_room_.fill(Evaluations::kAny);
+  refused_room_.fill({});
   outside_ = 0;
   matcher().enter_phase(kind, microbatch, chunk);
   if (matcher().phase() != kNone) pools_.active()->space.begin_phase(matcher().phase());
@@ -463,6 +467,9 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   using enum Layouts::More;
   const auto more = pools_.can_grow() ? kBehindPool : empty ? kNewPool : kBehindWall;
   const plan::Plan* layout = layouts_.grow(extents, memory, live, more);
+  // The profile had such batches, and all of its microbatches together needed far less.
+  const Bytes profiled = profiled_load_ + profiled_load_ / kMostAboveProfile;
+  if (layout && layouts_.was_profiled(extents) && layout->bound > profiled) layout = nullptr;
   // Pieces of memory that no request may straddle can need far more than one, and so can live
   // blocks that do not move. Then the rest of this iteration's requests that do not fit lie beside
   // the pool, which costs at least what the pool lacks.
@@ -482,7 +489,7 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   const bool fits = layout && add_memory(*layout, more);
   if (fits) {
     adopt(layout);
-    is_enlarged_ = true;
+    is_enlarged_ = took_memory_ = true;
     failed_memory_ = 0;
   }
   note_rearranged(live, fits);

@@ -22,6 +22,7 @@
 
 #include "base/types.h"
 #include "plan/plan.h"
+#include "runtime/accounting.h"
 #include "runtime/delayed_frees.h"
 #include "runtime/departures.h"
 #include "runtime/evaluations.h"
@@ -56,7 +57,8 @@ class Serving {
 
   // `plan` has passed check(). The others outlive this object. The plan's pools are active in
   // `pools` while requests are served.
-  Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams streams, Statistics& counts);
+  Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams streams,
+          Accounting& accounting);
 
   bool has_startup() const { return startup_.has_value(); }
   // True if blocks may be handed back.
@@ -131,11 +133,18 @@ class Serving {
   // True if the pool's memory has changed since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
 
-  // True if departures have added memory to the pool.
-  bool has_extra() const { return extra_ > 0; }
+  // True if the pool may have memory that its layout does not need: departures have added it, or it
+  // lies behind the layout's addresses.
+  bool has_extra() const {
+    return extra_ > 0 || pools_.active()->space.memory() > layouts_.current().pool;
+  }
   // Gives it to the device for a request of `size` bytes beside the pool, unless the request is
   // small or an evaluation is under way. True if the pool's memory may have changed.
   bool return_extra(Bytes size);
+
+  // True once after the pool has taken memory of the device, if the caller's fallback is to give
+  // back what it caches.
+  bool wants_cached();
 
   // The hits of this iteration.
   std::int64_t hits_now() const { return hits_; }
@@ -191,6 +200,7 @@ class Serving {
   Pools& pools_;
   const DelayedFrees* const delayed_;
   HandBack* const hand_back_;  // null if blocks are not handed back
+  const Accounting& accounting_;
   Statistics& counts_;
   Layouts layouts_;
   const Bytes profiled_load_;  // what the run is expected to reach
@@ -210,7 +220,11 @@ class Serving {
   bool refused_ = false;  // in this iteration the memory for a larger layout was refused
   bool lacked_ = false;   // in this iteration memory of the layout was refused
   // The smallest sizes that this phase was refused in the pool's memory, and in more.
-  std::array<Bytes, 2> refused_room_{Evaluations::kAny, Evaluations::kAny};
+  struct Refused {
+    Bytes size = Evaluations::kAny;
+    Bytes live = 0;  // of all blocks then
+  };
+  std::array<Refused, 2> refused_room_{};
   Bytes outside_ = 0;                     // of requests in this phase that keep out of the layout
   Bytes extra_ = 0;                       // of memory, which departures have added to the pool
   bool upcoming_refused_ = false;         // the same for the upcoming microbatch
@@ -222,6 +236,7 @@ class Serving {
   Evaluations evaluations_;
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
   bool is_resized_ = false;
+  bool took_memory_ = true;          // the pool, since the fallback last gave back what it caches
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
   std::int64_t paused_in_ = -1;      // the last iteration that asked for room in a pause

@@ -21,6 +21,9 @@ constexpr Bytes kUnusedParts = 30;
 // It gives added memory back for a request of at least one part in so many of it.
 constexpr Bytes kExtraParts = 16;
 
+// The fallback gives back what it caches if that is more than one part in so many of the load.
+constexpr Bytes kCachedParts = 64;
+
 // If memory moves for a request, room is made for so many of its size.
 constexpr Bytes kRooms = 4;
 
@@ -42,8 +45,8 @@ bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& 
   MovingMemory::Means means = this->means();
   if (!of_evaluation && !is_known && !of_pause) {
     // A pool with dynamic groups begins without their memory, which others could use.
-    if (layouts_.current().groups.empty()) return false;
-    means = {.rest = means.rest, .waits = false};
+    const bool has_spare = !layouts_.current().groups.empty();
+    means = {.rest = has_spare ? means.rest : 0, .waits = !has_spare && means.waits};
   }
   // Beside the pool it would need as much memory, which nothing else of the plan could use.
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
@@ -80,8 +83,9 @@ bool Serving::is_pause() {
 // True if a request of this phase that is no larger was refused. O(1). A capture must not wait for
 // the driver.
 bool Serving::refuses_room(Bytes size, MovingMemory::Means means) const {
-  if (capturing() || !pools_.can_grow() || size >= refused_room_[means.gives() ? 1 : 0])
-    return true;
+  if (capturing() || !pools_.can_grow()) return true;
+  const Refused& refused = refused_room_[means.gives() ? 1 : 0];
+  if (size >= refused.size && counts_.allocated.current > refused.live - size) return true;
   return !means.waits && !means.gives();
 }
 
@@ -92,7 +96,7 @@ bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
   const StaticPool& space = pools_.active()->space;
   const Bytes before = space.memory();
   if (!pools_.make_room(room, means)) {
-    refused_room_[means.gives() ? 1 : 0] = room.size;
+    refused_room_[means.gives() ? 1 : 0] = {room.size, counts_.allocated.current};
     return false;
   }
   extra_ += std::max<Bytes>(0, space.memory() - before);
@@ -133,10 +137,9 @@ MovingMemory::Means Serving::means(Bytes size) const {
   const bool is_static = layouts_.current().groups.empty() && pools_.active()->space.strays() == 0;
   if (is_static) return {.spare = rest, .rest = rest, .waits = waits};
   // A layout with dynamic requests has more addresses than the run ever uses at once.
-  const Bytes load = std::max({profiled_load_, counts_.run_peak_allocated, counts_.allocated.peak,
-                               counts_.allocated.current + size});
+  const Bytes load = std::max({profiled_load_, accounting_.most_live(), accounting_.live() + size});
   const Bytes most = load + load / kUnusedParts;
-  const Bytes spare = std::clamp<Bytes>(most - counts_.reserved.current, 0, rest);
+  const Bytes spare = std::clamp<Bytes>(most - accounting_.reserved(), 0, rest);
   return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits};
 }
 
@@ -144,13 +147,26 @@ void Serving::note_memory() {
   const std::int64_t moves = pools_.moves() - moves_before_;
   if (!in_evaluation_) training_moves_ += moves - counts_.moves;
   counts_.moves = moves;
-  counts_.pool = pools_.active()->space.memory();
+  const Bytes memory = pools_.active()->space.memory();
+  took_memory_ = took_memory_ || memory > counts_.pool;
+  counts_.pool = memory;
   is_resized_ = true;
+}
+
+// Memory that the fallback caches and the pool's would add up. What it caches within an iteration
+// whose pool does not grow, it will use again.
+bool Serving::wants_cached() {
+  if (!took_memory_ || capturing() || pools_.is_away()) return false;
+  const bool is_much = accounting_.cached_by_caller() > accounting_.most_live() / kCachedParts;
+  if (!is_much || !means().waits) return false;
+  took_memory_ = false;
+  if (!in_evaluation_) ++training_moves_;
+  return true;
 }
 
 // A departure adds it again. Meanwhile a request of `size` bytes has the memory beside the pool.
 bool Serving::return_extra(Bytes size) {
-  if (extra_ == 0 || unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;
+  if (unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;
   if (size < extra_ / kExtraParts) return false;
   extra_ = 0;
   if (!pools_.can_grow() || !means().waits) return false;

@@ -45,6 +45,12 @@ bool TrainingLoop::fit_upcoming() {
   return fits;
 }
 
+bool TrainingLoop::wants_cached() {
+  if (!parts_.callers_fallback || !parts_.enabled.load(std::memory_order_acquire)) return false;
+  const std::lock_guard lock(parts_.mutex);
+  return parts_.serving && parts_.serving->wants_cached();
+}
+
 void TrainingLoop::enter_unplanned() {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.serving) parts_.serving->enter_unplanned();

@@ -25,6 +25,9 @@ class TrainingLoop {
   // A forward of the model begins in an unplanned stretch, see Evaluations.
   void begin_evaluation();
   void leave_unplanned();
+  // True if the caller's fallback should give back what it caches, see Serving. The answer holds
+  // once.
+  bool wants_cached();
   // Waits for devices if a block waits for streams that cannot be asked; other threads can use the
   // allocator meanwhile.
   void end_iteration();

@@ -142,6 +142,15 @@ void CudaAllocator::catch_up(c10::DeviceIndex device, bool hidden) {
   }
 }
 
+void CudaAllocator::phase_begins(runtime::DeviceRuntime& runtime) {
+  look_for_profiler();
+  if (!runtime.allocator().loop().wants_cached()) return;
+  instance().to().emptyCache();
+  for (c10::DeviceIndex i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
+    if (runtime::DeviceRuntime::find_gpu(i) == &runtime) instance().note(i);
+  }
+}
+
 void CudaAllocator::look_for_profiler() {
   profiling.store(profilers_of_python.load() > 0 || c10::memoryProfilingEnabled(),
                   std::memory_order_relaxed);

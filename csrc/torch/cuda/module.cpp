@@ -15,7 +15,7 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
   m.attr("TORCH_INTERFACE") = STALLOC_TORCH_INTERFACE;
   stalloc::runtime::DeviceRuntime::set_autograd_thread(&adapters::autograd_thread);
-  stalloc::runtime::DeviceRuntime::set_phase_listener(&adapters::CudaAllocator::look_for_profiler);
+  stalloc::runtime::DeviceRuntime::set_phase_listener(&adapters::CudaAllocator::phase_begins);
   m.def("install", &adapters::install_cuda, py::arg("device"), py::arg("hidden") = false);
   m.def("uninstall", &adapters::uninstall_cuda);
   m.def("note_profiler", &adapters::CudaAllocator::note_profiler, py::arg("starts"));
