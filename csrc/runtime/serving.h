@@ -142,8 +142,8 @@ class Serving {
   // small or an evaluation is under way. True if the pool's memory may have changed.
   bool return_extra(Bytes size);
 
-  // True once after the pool has taken memory of the device, if the caller's fallback is to give
-  // back what it caches.
+  // True if the caller's fallback is to give back what it caches: once after the pool has taken
+  // memory of the device, and once after both hold more than before and than the run's load.
   bool wants_cached();
 
   // The hits of this iteration.
@@ -236,7 +236,10 @@ class Serving {
   Evaluations evaluations_;
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
   bool is_resized_ = false;
-  bool took_memory_ = true;          // the pool, since the fallback last gave back what it caches
+  // Since the fallback last gave back what it caches: if the pool has taken memory, and the most
+  // that both had held of the device then.
+  bool took_memory_ = true;
+  Bytes most_reserved_ = 0;
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
   std::int64_t paused_in_ = -1;      // the last iteration that asked for room in a pause

@@ -153,13 +153,17 @@ void Serving::note_memory() {
   is_resized_ = true;
 }
 
-// Memory that the fallback caches and the pool's would add up. What it caches within an iteration
-// whose pool does not grow, it will use again.
+// Memory that the fallback caches and the pool's would add up, and what lies idle between its
+// blocks does so for good. What it caches while neither of them grows, it will use again.
 bool Serving::wants_cached() {
-  if (!took_memory_ || capturing() || pools_.is_away()) return false;
-  const bool is_much = accounting_.cached_by_caller() > accounting_.most_live() / kCachedParts;
-  if (!is_much || !means().waits) return false;
+  if (capturing() || pools_.is_away()) return false;
+  const Bytes load = std::max(profiled_load_, accounting_.most_live());
+  const Bytes reserved = accounting_.reserved();
+  const bool has_grown = reserved > std::max(load + load / kUnusedParts, most_reserved_);
+  if (!took_memory_ && !has_grown) return false;
+  if (accounting_.cached_by_caller() <= load / kCachedParts || !means().waits) return false;
   took_memory_ = false;
+  most_reserved_ = std::max(most_reserved_, reserved);
   if (!in_evaluation_) ++training_moves_;
   return true;
 }
