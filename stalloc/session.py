@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from stalloc import _adapters, _automatic, _compat
+from stalloc._expandable import LEAST_RESERVED, Switch, may_expand
 from stalloc._fit import (
     count,
     device_to_serve,
@@ -100,6 +101,7 @@ class _Active(Session):
     ) -> None:
         super().__init__(plan)
         self._filled = filled
+        self._switch: Switch | None = None  # of expandable segments that this has turned on
         self.pinned = pinned
         self._reuse = reuse
         self._startup = startup
@@ -169,6 +171,7 @@ class _Active(Session):
         """Puts the plan in force instead of `previous`, which stays in force if that fails."""
         try:
             self._adapter.install()
+            expands = self._may_expand()
             if not self._adapter.runtime.keep_addresses(self._kind_of_memory()):
                 raise StallocError(
                     f"the driver of {self._adapter.name} has no virtual memory calls, without "
@@ -186,6 +189,11 @@ class _Active(Session):
             if previous is None:
                 self._adapter.uninstall()
             raise
+        if previous is not None:
+            self._switch = previous._switch
+        elif expands:
+            self._switch = Switch(self._adapter)
+            self._switch.set(True)
         if previous is not None and previous._pinned is not None:
             previous._pinned.disable()
         if previous is not None:
@@ -203,6 +211,16 @@ class _Active(Session):
                 previous._start(None)
             raise
 
+    def _may_expand(self) -> bool:
+        """True if torch's allocator is to use expandable segments for what lies beside the pool.
+
+        `stalloc.auto` decides that itself.
+        """
+        if _automatic.current is not None or self._kind_of_memory() is False:
+            return False
+        size = self.plan.pool + self.plan.resident
+        return size >= LEAST_RESERVED and may_expand(self._adapter)
+
     def _leave_small(self, size: int) -> None:
         """Numbers that a GPU gets as arguments are tensors on the CPU, unknown to other plans."""
         if self._adapter.name == "cpu":
@@ -213,6 +231,11 @@ class _Active(Session):
         if self._pinned is not None:
             self._pinned.disable()
         self._adapter.runtime.disable()
+        if self._switch is not None:
+            self._switch.set(False)
+            # Torch no longer uses what it has cached in them.
+            self._adapter.give_back()
+            self._switch = None
         self._leave_small(0)
         self._adapter.refresh()
         self._adapter.uninstall()
@@ -266,7 +289,10 @@ def enable(
     """Reserves the plan's pool and serves the run's tensors from it, from now on.
 
     Best called between two iterations. Live tensors keep their memory. On a GPU, torch's cached
-    memory is given back first. A plan that is in force is replaced. A difference between run and
+    memory is given back first, and torch's allocator uses expandable segments for what lies beside
+    a pool of virtual memory, until the plan is disabled. They stay as they are if the program has
+    chosen settings for that allocator (`PYTORCH_ALLOC_CONF`), is one of several processes, or has a
+    plan of less than 256 MiB. A plan that is in force is replaced. A difference between run and
     profile costs memory or speed, never a value.
 
     Args:

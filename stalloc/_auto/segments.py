@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterator
 
 import torch
@@ -24,15 +23,18 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from stalloc._adapters import Adapter, registers_memory
+from stalloc._expandable import (
+    LEAST_RESERVED,
+    Switch,
+    are_unset,
+    has_several_processes,
+    has_virtual_memory,
+)
 from stalloc._hooks.modules import LayerHook
 from stalloc._hooks.registry import Handle, before_every_forward
 
-_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_SETTER = "_accelerator_setAllocatorSettings"
 _LEAST_WEIGHTS = 128 << 20
 """Bytes; with gradients and optimizer states up to four times as many."""
-_LEAST_RESERVED = 256 << 20
-"""Bytes; the last page of the large segment is at most 8 % of them."""
 
 
 class Segments:
@@ -51,9 +53,9 @@ class Segments:
         self._adapter = adapter
         self._process = os.getpid()
         self._weights = 0  # bytes of the parameters that were made
-        self._made = False
-        self.has_virtual_memory = not registers_memory() and _has_virtual_memory(adapter)
-        self._may = _are_unset() and self.has_virtual_memory
+        self._switch = Switch(adapter)
+        self.has_virtual_memory = not registers_memory() and has_virtual_memory(adapter)
+        self._may = are_unset() and self.has_virtual_memory
         self._hook = register_module_parameter_registration_hook(self._parameter_is_made)
         self._watch: Handle | None = None
         if self._may:
@@ -87,11 +89,11 @@ class Segments:
         if self.are_on or not self._may:
             yield
             return
-        self._set(True)
+        self._switch.set(True)
         try:
             yield
         finally:
-            self._set(False)
+            self._switch.set(False)
 
     def restore(self) -> None:
         """Turns them off again, for good. May be repeated."""
@@ -99,7 +101,7 @@ class Segments:
         self.iteration_ends()
         if self.are_on:
             self.are_on = False
-            self._set(False)
+            self._switch.set(False)
             # torch no longer uses what it has cached in them.
             self._adapter.give_back()
 
@@ -117,56 +119,17 @@ class Segments:
             self._decide()
 
     def _decide(self) -> None:
-        if _has_several_processes():
+        if has_several_processes():
             self.restore()
         elif not self.are_on:
             # Torch would use its cache in other segments beside them.
             self._adapter.give_back()
-            self._set(True)
+            self._switch.set(True)
             self.are_on = True
             self.iteration_ends()
 
     def _reserves_much(self) -> bool:
-        return torch.cuda.max_memory_reserved(self._adapter.name) >= _LEAST_RESERVED
-
-    def _set(self, on: bool) -> None:
-        getattr(torch._C, _SETTER)(f"expandable_segments:{on}")
-        if on and not self._made:
-            self._made = True
-            self._make_one()
-
-    def _make_one(self) -> None:
-        """Makes a segment, and gives it back: the first one may warn of a part of the driver.
-
-        The part is one that sharing memory needs.
-        """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            pool = torch.cuda.MemPool()
-            with torch.cuda.use_mem_pool(pool, self._adapter.name):
-                torch.empty(1, dtype=torch.uint8, device=self._adapter.name)
-
-
-def _are_unset() -> bool:
-    """True if torch's allocator has its defaults, and takes settings while it runs."""
-    if any(os.environ.get(name) for name in _VARIABLES):
-        return False
-    if torch.cuda.get_allocator_backend() != "native" or not hasattr(torch._C, _SETTER):
-        return False
-    settings = torch.cuda.memory._snapshot()["allocator_settings"]
-    return bool(settings.get("PYTORCH_CUDA_ALLOC_CONF") == "")
-
-
-def _has_virtual_memory(adapter: Adapter) -> bool:
-    has = adapter.runtime.keep_addresses(True)
-    adapter.runtime.keep_addresses(None)  # the question sets it
-    return has
-
-
-def _has_several_processes() -> bool:
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        return True
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+        return torch.cuda.max_memory_reserved(self._adapter.name) >= LEAST_RESERVED
 
 
 def _is_large(module: torch.nn.Module | None) -> bool:

@@ -1,0 +1,82 @@
+"""Expandable segments of torch's allocator: if they may be used, and the switch.
+
+Torch's allocator serves what a plan does not: batches larger than those profiled, what the loop
+keeps, threads. Segments that expand hold such blocks with fewer holes between them than segments of
+fixed sizes. They are virtual memory like the pool, and forbidden where the pool is plain memory.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import torch
+
+from stalloc._adapters import Adapter, registers_memory
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_SETTER = "_accelerator_setAllocatorSettings"
+
+LEAST_RESERVED = 256 << 20
+"""Bytes of a program; the last page of the large segment is at most 8 % of them."""
+
+
+class Switch:
+    """Turns expandable segments on and off; blocks in other segments stay where they are.
+
+    Args:
+        adapter: That of a GPU in native mode.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._made = False
+
+    def set(self, on: bool) -> None:
+        """Sets the allocator of all devices."""
+        getattr(torch._C, _SETTER)(f"expandable_segments:{on}")
+        if on and not self._made:
+            self._made = True
+            self._make_one()
+
+    def _make_one(self) -> None:
+        """Makes a segment, and gives it back: the first one may warn of a part of the driver.
+
+        The part is one that sharing memory needs.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool, self._adapter.name):
+                torch.empty(1, dtype=torch.uint8, device=self._adapter.name)
+
+
+def may_expand(adapter: Adapter) -> bool:
+    """True if the program leaves it open, runs alone, and nothing forbids virtual memory."""
+    if not adapter.is_native or registers_memory() or has_several_processes():
+        return False
+    return are_unset() and has_virtual_memory(adapter)
+
+
+def are_unset() -> bool:
+    """True if torch's allocator has its defaults, and takes settings while it runs."""
+    if any(os.environ.get(name) for name in _VARIABLES):
+        return False
+    if torch.cuda.get_allocator_backend() != "native" or not hasattr(torch._C, _SETTER):
+        return False
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    return bool(settings.get("PYTORCH_CUDA_ALLOC_CONF") == "")
+
+
+def has_virtual_memory(adapter: Adapter) -> bool:
+    """True if the device's driver has the calls for it."""
+    has = adapter.runtime.keep_addresses(True)
+    adapter.runtime.keep_addresses(None)  # the question sets it
+    return has
+
+
+def has_several_processes() -> bool:
+    """True if the process is one of several that train together."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return True
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
