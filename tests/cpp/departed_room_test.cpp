@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "device/pretend.h"
@@ -140,6 +141,22 @@ TEST_F(DepartedRoom, GoesToTheDeviceBeforeTheFallbackReservesMore) {
   EXPECT_EQ(statistics().fallback_requests, 3);
   EXPECT_LE(device_.used(), (80 + 30 + 40) * kMiB);
   free(larger);
+}
+
+// To wait for the device costs more than a small request.
+TEST_F(DepartedRoom, StaysForASmallRequestBesideThePool) {
+  free(leave_behind());
+  allocator_.drain(/*departed=*/true);
+  const std::int64_t moves = statistics().moves;
+  void* small = allocate(kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_EQ(statistics().pool, 100 * kMiB);
+  EXPECT_EQ(statistics().moves, moves);
+  void* large = allocate(2 * kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 2);
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  free(small);
+  free(large);
 }
 
 class DepartedRoomBesideTheCallers : public DepartedRoom {
