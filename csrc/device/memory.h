@@ -16,7 +16,7 @@ namespace stalloc::device {
 // addresses when it is suspended, and grows in place. Another process cannot share it.
 enum class VirtualPools : std::uint8_t { kNone, kGrowing, kAll };
 
-// A pool that grows consists of chunks of this size, some 1,000 of them, so that its memory can
+// A pool that grows consists of chunks of this size, some 4,000 of them, so that its memory can
 // move. `granularity`: the device's.
 inline Bytes chunk_of(Bytes pool, Bytes granularity) {
   constexpr Bytes kChunks = 4096, kLargest = Bytes{32} << 20;
