@@ -12,6 +12,7 @@
 // thread-safe: PlannedAllocator locks.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -133,11 +134,8 @@ class Serving {
   // True if the pool's memory has changed since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
 
-  // True if the pool may have memory that its layout does not need: departures have added it, or it
-  // lies behind the layout's addresses.
-  bool has_extra() const {
-    return extra_ > 0 || pools_.active()->space.memory() > layouts_.current().pool;
-  }
+  // True if the pool may have memory that its layout does not need.
+  bool has_extra() const { return extra() > 0; }
   // Gives it to the device for a request of `size` bytes beside the pool, unless the request is
   // small or an evaluation is under way. True if the pool's memory may have changed.
   bool return_extra(Bytes size);
@@ -160,6 +158,10 @@ class Serving {
   }
   Matcher& matcher() { return startup_ ? startup_->matcher() : matcher_; }
   bool capturing() const { return delayed_ && delayed_->capturing(); }
+  // The bytes that departures have added, or that lie behind the layout's addresses.
+  Bytes extra() const {
+    return std::max(extra_, pools_.active()->space.memory() - layouts_.current().pool);
+  }
   void* allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream);
   void* allocate_startup(plan::StartupIndex i, Bytes size);
   void use_extents();

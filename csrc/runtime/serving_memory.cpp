@@ -18,7 +18,7 @@ constexpr Bytes kSpareParts = 200;
 // it.
 constexpr Bytes kUnusedParts = 30;
 
-// It gives added memory back for a request of at least one part in so many of it.
+// It gives extra memory back for a request of at least one part in so many of it.
 constexpr Bytes kExtraParts = 16;
 
 // The fallback gives back what it caches if that is more than one part in so many of the load.
@@ -171,7 +171,7 @@ bool Serving::wants_cached() {
 // A departure adds it again. Meanwhile a request of `size` bytes has the memory beside the pool.
 bool Serving::return_extra(Bytes size) {
   if (unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;
-  if (size < extra_ / kExtraParts) return false;
+  if (size < extra() / kExtraParts) return false;
   extra_ = 0;
   if (!pools_.can_grow() || !means().waits) return false;
   pools_.return_end();

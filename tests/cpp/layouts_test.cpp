@@ -72,6 +72,18 @@ TEST(Layouts, NoneIsWidenedBeyondWhatIsKnown) {
   EXPECT_EQ(layouts.find(std::vector<Extent>{64, 64}, kNone, {plan.pool, {}}, {}), nullptr);
 }
 
+TEST(Layouts, KnowTheExtentsThatTheProfileHad) {
+  const Layouts layouts(budget_plan(8, 1024));
+  const auto was_profiled = [&](Extent rows, Extent tokens) {
+    return layouts.was_profiled(std::vector<Extent>{rows, tokens});
+  };
+  EXPECT_TRUE(was_profiled(8, 1024));
+  EXPECT_TRUE(was_profiled(1024, 8)) << "not those of the plan";
+  EXPECT_TRUE(was_profiled(7, 1000)) << "smaller than one that it had";
+  EXPECT_FALSE(was_profiled(9, 1024));
+  EXPECT_FALSE(was_profiled(16, 16)) << "no batch had as many of both";
+}
+
 // Two microbatches of rows x tokens: an input that lives until the second one's forward is over,
 // and temporaries of each.
 plan::Plan plan_of_two(Extent rows, Extent tokens) {

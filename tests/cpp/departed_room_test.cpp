@@ -1,0 +1,187 @@
+// Requests that depart from a plan without dynamic groups: idle memory moves for them, and goes to
+// the device where the pool no longer needs it.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "device/pretend.h"
+#include "plans.h"
+#include "runtime/planned_allocator.h"
+
+namespace stalloc {
+namespace {
+
+constexpr Bytes kMiB = Bytes{1} << 20;
+constexpr int kDecisions = 5;
+
+// Decisions of 16 MiB side by side, 80 MiB, that live to the end of the iteration.
+plan::Plan five_blocks() {
+  std::vector<plan::Decision> decisions;
+  for (int i = 0; i < kDecisions; ++i) {
+    decisions.push_back(testing::decision(16 * kMiB, i * 16 * kMiB, 2 * i, 10));
+  }
+  return testing::plan_of(decisions, 10);
+}
+
+class DepartedRoom : public ::testing::Test {
+ protected:
+  explicit DepartedRoom(runtime::Fallback fallback = runtime::Fallback::kOwn)
+      : allocator_(device_, fallback) {}
+  ~DepartedRoom() override { EXPECT_EQ(device_.wrong_releases(), 0); }
+
+  runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
+  void* allocate(Bytes size) {
+    void* p = allocator_.allocate(size, 0, /*for_training=*/true);
+    allocator_.inspect().check();
+    return p;
+  }
+  void free(void* p) {
+    EXPECT_TRUE(allocator_.deallocate(p));
+    allocator_.inspect().check();
+  }
+  void enter_forward() { allocator_.loop().enter_phase(trace::PhaseKind::kForward, 0, 0); }
+  void end_iteration() {
+    allocator_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+    allocator_.loop().end_iteration();
+  }
+  // Begins an iteration with its decisions.
+  std::vector<void*> begin() {
+    enter_forward();
+    std::vector<void*> blocks;
+    for (int i = 0; i < kDecisions; ++i) blocks.push_back(allocate(16 * kMiB));
+    return blocks;
+  }
+  // Ends it; the others are free.
+  void end(const std::vector<void*>& blocks, const std::vector<std::size_t>& live) {
+    for (const std::size_t i : live) free(blocks[i]);
+    end_iteration();
+  }
+  // Runs an iteration in which a request of 20 MiB departs. Its block, which lives on, has memory
+  // behind the layout, and the layout's addresses have got theirs again: 100 MiB.
+  void* leave_behind() {
+    allocator_.enable(five_blocks());
+    std::vector<void*> blocks = begin();
+    free(blocks[1]);
+    free(blocks[3]);
+    void* departed = allocate(20 * kMiB);
+    end(blocks, {0, 2, 4});
+    blocks = begin();
+    EXPECT_EQ(statistics().hits, 2 * kDecisions);
+    EXPECT_EQ(statistics().pool, 100 * kMiB);
+    return departed;
+  }
+
+  device::PretendMemory device_{400 * kMiB, /*grows=*/true};
+  runtime::PlannedAllocator allocator_;
+};
+
+TEST_F(DepartedRoom, IsMadeOfIdleMemoryThatNoIdleRangeHolds) {
+  allocator_.enable(five_blocks());
+  for (int i = 0; i < 3; ++i) {
+    const std::vector<void*> blocks = begin();
+    free(blocks[1]);
+    free(blocks[3]);
+    void* departed = allocate(20 * kMiB);
+    EXPECT_EQ(statistics().moves, 2 * i + 1);
+    free(departed);
+    end(blocks, {0, 2, 4});
+  }
+  const runtime::Statistics s = statistics();
+  EXPECT_EQ(s.idle_requests, 3);
+  EXPECT_EQ(s.fallback_requests, 0);
+  EXPECT_EQ(s.hits, 3 * kDecisions);
+  EXPECT_EQ(s.reserved.peak, 80 * kMiB);
+  EXPECT_EQ(device_.used(), 80 * kMiB);
+}
+
+// The plan's other requests could not use it.
+TEST_F(DepartedRoom, GetsNoMemoryOfTheDevice) {
+  allocator_.enable(five_blocks(), {.filled = false});
+  enter_forward();
+  void* first = allocate(16 * kMiB);
+  ASSERT_EQ(statistics().pool, 16 * kMiB);
+  void* departed = allocate(20 * kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_EQ(statistics().pool, 16 * kMiB);
+  EXPECT_EQ(device_.used(), 36 * kMiB);
+  free(departed);
+  free(first);
+}
+
+TEST_F(DepartedRoom, IsSoughtAgainInThePhaseOnceSoMuchIsFreed) {
+  allocator_.enable(five_blocks());
+  const std::vector<void*> blocks = begin();
+  std::vector<void*> beside = {allocate(20 * kMiB)};
+  EXPECT_EQ(statistics().fallback_requests, 1) << "all of the pool is live";
+  free(blocks[1]);
+  free(blocks[3]);
+  beside.push_back(allocate(21 * kMiB));
+  EXPECT_EQ(statistics().fallback_requests, 2) << "12 MiB fewer are live than at the refusal";
+  for (void* p : beside) free(p);
+  void* departed = allocate(21 * kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 2) << "32 MiB fewer";
+  EXPECT_EQ(statistics().idle_requests, 1);
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  free(departed);
+  end(blocks, {0, 2, 4});
+}
+
+// The fallback's memory would come on top.
+TEST_F(DepartedRoom, GoesToTheDeviceBeforeTheFallbackReservesMore) {
+  void* departed = leave_behind();
+  free(allocate(30 * kMiB));
+  ASSERT_EQ(device_.used(), (100 + 30) * kMiB) << "the fallback keeps its segment";
+  free(departed);
+  free(allocate(30 * kMiB));
+  EXPECT_EQ(statistics().pool, 100 * kMiB) << "the fallback holds the request";
+  void* larger = allocate(40 * kMiB);
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 3);
+  EXPECT_LE(device_.used(), (80 + 30 + 40) * kMiB);
+  free(larger);
+}
+
+// To wait for the device costs more than a small request.
+TEST_F(DepartedRoom, StaysForASmallRequestBesideThePool) {
+  free(leave_behind());
+  allocator_.drain(/*departed=*/true);
+  const std::int64_t moves = statistics().moves;
+  void* small = allocate(kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_EQ(statistics().pool, 100 * kMiB);
+  EXPECT_EQ(statistics().moves, moves);
+  void* large = allocate(2 * kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 2);
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  free(small);
+  free(large);
+}
+
+class DepartedRoomBesideTheCallers : public DepartedRoom {
+ protected:
+  DepartedRoomBesideTheCallers() : DepartedRoom(runtime::Fallback::kCallers) {}
+
+  void note_cached(Bytes bytes) {
+    runtime::JointGauges::Values values{};
+    values[runtime::JointGauges::kReserved] = bytes;
+    allocator_.figures().note_fallback(values);
+  }
+};
+
+TEST_F(DepartedRoomBesideTheCallers, GoesToTheDeviceUnlessTheirCacheHoldsTheRequest) {
+  void* departed = leave_behind();
+  free(departed);
+  note_cached(30 * kMiB);
+  EXPECT_EQ(allocate(30 * kMiB), nullptr);
+  EXPECT_EQ(statistics().pool, 100 * kMiB);
+  note_cached(29 * kMiB);
+  EXPECT_EQ(allocate(30 * kMiB), nullptr);
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  EXPECT_EQ(device_.used(), 80 * kMiB);
+  EXPECT_EQ(statistics().reserved.current, (80 + 29) * kMiB);
+}
+
+}  // namespace
+}  // namespace stalloc
