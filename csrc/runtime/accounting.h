@@ -129,6 +129,10 @@ class Accounting {
     result.run_peak_reserved = peaks.reserved;
     return result;
   }
+  // True if a block of the caller's fallback was freed while streams used it, and keeps its place.
+  bool caller_waits() const {
+    return gauges_.other()[JointGauges::kActiveBytes] > gauges_.other()[JointGauges::kRounded];
+  }
 
  private:
   struct RunPeaks {  // since begin_joint()

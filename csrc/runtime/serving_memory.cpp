@@ -21,8 +21,10 @@ constexpr Bytes kUnusedParts = 30;
 // It gives extra memory back for a request of at least one part in so many of it.
 constexpr Bytes kExtraParts = 16;
 
-// The fallback gives back what it caches if that is more than one part in so many of the load.
+// The fallback gives back what it caches if that is more than one part in so many of the load, and
+// more than a segment of torch's allocator: for less, no program should wait.
 constexpr Bytes kCachedParts = 64;
+constexpr Bytes kLeastCached = Bytes{20} << 20;
 
 // If memory moves for a request, room is made for so many of its size.
 constexpr Bytes kRooms = 4;
@@ -156,12 +158,13 @@ void Serving::note_memory() {
 // Memory that the fallback caches and the pool's would add up, and what lies idle between its
 // blocks does so for good. What it caches while neither of them grows, it will use again.
 bool Serving::wants_cached() {
-  if (capturing() || pools_.is_away()) return false;
+  if (capturing() || pools_.is_away() || accounting_.caller_waits()) return false;
   const Bytes load = std::max(profiled_load_, accounting_.most_live());
   const Bytes reserved = accounting_.reserved();
   const bool has_grown = reserved > std::max(load + load / kUnusedParts, most_reserved_);
   if (!took_memory_ && !has_grown) return false;
-  if (accounting_.cached_by_caller() <= load / kCachedParts || !means().waits) return false;
+  const Bytes little = std::max(load / kCachedParts, kLeastCached);
+  if (accounting_.cached_by_caller() <= little || !means().waits) return false;
   took_memory_ = false;
   most_reserved_ = std::max(most_reserved_, reserved);
   if (!in_evaluation_) ++training_moves_;

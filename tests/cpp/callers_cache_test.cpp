@@ -58,12 +58,13 @@ class CallersCache : public ::testing::Test {
   runtime::Statistics statistics() const { return allocator_.figures().statistics(); }
   bool wants_cached() { return loop().wants_cached(); }
 
-  // The caller's fallback has so many live and cached bytes.
-  void note(Bytes live, Bytes cached) {
+  // The caller's fallback has so many live and cached bytes, and so many that wait for streams.
+  void note(Bytes live, Bytes cached, Bytes waiting = 0) {
     runtime::JointGauges::Values values{};
     values[runtime::JointGauges::kRequested] = live;
-    values[runtime::JointGauges::kActiveBytes] = live;
-    values[runtime::JointGauges::kReserved] = live + cached;
+    values[runtime::JointGauges::kRounded] = live;
+    values[runtime::JointGauges::kActiveBytes] = live + waiting;
+    values[runtime::JointGauges::kReserved] = live + waiting + cached;
     allocator_.figures().note_fallback(values);
   }
   void* allocate(Bytes size) {
@@ -119,8 +120,10 @@ TEST_F(CallersCache, IsWantedOnceAfterAPoolIsFilled) {
 }
 
 TEST_F(CallersCache, IsWantedOnceAfterRegionsGetMemory) {
-  enable_and_answer(region_between());
-  note(0, 5 * kMiB);
+  plan::Plan plan = region_between();
+  plan.load = 115 * kMiB;
+  enable_and_answer(plan);
+  note(0, 25 * kMiB);
   enter_forward();
   void* first = allocate(16 * kMiB);
   void* dynamic = allocate_dynamic(36 * kMiB);
@@ -161,10 +164,33 @@ TEST_F(CallersCache, IsWantedOnceAfterAnEvaluationHasAddedMemory) {
 
 TEST_F(CallersCache, IsNotWantedIfItIsLittle) {
   allocator_.enable(two_blocks());
-  note(64 * kMiB, kMiB);
+  note(64 * kMiB, 20 * kMiB);
+  EXPECT_FALSE(wants_cached()) << "a segment of torch's";
+  note(64 * 40 * kMiB, 40 * kMiB);
   EXPECT_FALSE(wants_cached()) << "one part in 64 of the load";
-  note(64 * kMiB, kMiB + 512);
+  note(64 * 40 * kMiB, 40 * kMiB + 512);
   EXPECT_TRUE(wants_cached()) << "the pool's memory is still unanswered";
+}
+
+TEST_F(CallersCache, IsNotWantedWhileItsBlocksWaitForStreams) {
+  allocator_.enable(two_blocks());
+  note(0, 90 * kMiB, 512);
+  EXPECT_FALSE(wants_cached());
+  note(0, 90 * kMiB);
+  EXPECT_TRUE(wants_cached());
+}
+
+TEST_F(CallersCache, IsWantedOnceBothHoldMoreThanBefore) {
+  enable_and_answer(two_blocks());
+  note(0, 95 * kMiB);
+  EXPECT_TRUE(wants_cached());
+  EXPECT_FALSE(wants_cached());
+  note(0, 85 * kMiB);
+  EXPECT_FALSE(wants_cached()) << "they have held more";
+  note(1840 * kMiB, 29 * kMiB);
+  EXPECT_FALSE(wants_cached()) << "hardly more than the load";
+  note(1840 * kMiB, 40 * kMiB);
+  EXPECT_TRUE(wants_cached());
 }
 
 TEST_F(CallersCache, IsNotWantedDuringACapture) {
