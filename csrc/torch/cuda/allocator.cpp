@@ -142,12 +142,10 @@ void CudaAllocator::catch_up(c10::DeviceIndex device, bool hidden) {
   }
 }
 
-void CudaAllocator::phase_begins(runtime::DeviceRuntime& runtime) {
-  look_for_profiler();
-  if (!runtime.allocator().loop().wants_cached()) return;
-  instance().to().emptyCache();
+void CudaAllocator::give_back_cached(runtime::DeviceRuntime& runtime) {
+  to().emptyCache();
   for (c10::DeviceIndex i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
-    if (runtime::DeviceRuntime::find_gpu(i) == &runtime) instance().note(i);
+    if (runtime::DeviceRuntime::find_gpu(i) == &runtime) note(i);
   }
 }
 

@@ -64,10 +64,10 @@ class CudaAllocator final : public Delegate {
   void catch_up(c10::DeviceIndex device, bool hidden);
   // Lets the device's memory report its pieces.
   void watch(device::CudaMemory& memory);
-  // Called when a phase has begun: asks if torch.profiler follows memory on this thread, and lets
-  // torch's allocator give back what it caches if the pool grows.
-  static void phase_begins(runtime::DeviceRuntime& runtime);
+  // Asks if torch.profiler follows memory on this thread. Called when a phase begins.
   static void look_for_profiler();
+  // Lets torch's allocator give back what it caches, and tells the runtime.
+  void give_back_cached(runtime::DeviceRuntime& runtime);
   // A profiler of Python starts or stops, which any phase and any thread may be in.
   static void note_profiler(bool starts);
   // Reports to a device's runtime the memory that torch's allocator holds.

@@ -15,7 +15,13 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   m.attr("TORCH_VERSION") = STALLOC_TORCH_VERSION;
   m.attr("TORCH_INTERFACE") = STALLOC_TORCH_INTERFACE;
   stalloc::runtime::DeviceRuntime::set_autograd_thread(&adapters::autograd_thread);
-  stalloc::runtime::DeviceRuntime::set_phase_listener(&adapters::CudaAllocator::phase_begins);
+  stalloc::runtime::DeviceRuntime::set_phase_listener([](stalloc::runtime::DeviceRuntime& runtime) {
+    adapters::CudaAllocator::look_for_profiler();
+    if (!runtime.allocator().loop().wants_cached()) return;
+    // Blocks that are freed while this runs may need it elsewhere.
+    const py::gil_scoped_release release;
+    adapters::CudaAllocator::instance().give_back_cached(runtime);
+  });
   m.def("install", &adapters::install_cuda, py::arg("device"), py::arg("hidden") = false);
   m.def("uninstall", &adapters::uninstall_cuda);
   m.def("note_profiler", &adapters::CudaAllocator::note_profiler, py::arg("starts"));
