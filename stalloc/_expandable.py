@@ -20,6 +20,9 @@ _SETTER = "_accelerator_setAllocatorSettings"
 LEAST_RESERVED = 256 << 20
 """Bytes of a program; the last page of the large segment is at most 8 % of them."""
 
+# The settings of torch's allocator that this has made; they are as good as none.
+_own_settings = ""
+
 
 class Switch:
     """Turns expandable segments on and off; blocks in other segments stay where they are.
@@ -34,7 +37,9 @@ class Switch:
 
     def set(self, on: bool) -> None:
         """Sets the allocator of all devices."""
-        getattr(torch._C, _SETTER)(f"expandable_segments:{on}")
+        global _own_settings
+        _own_settings = f"expandable_segments:{on}"
+        getattr(torch._C, _SETTER)(_own_settings)
         if on and not self._made:
             self._made = True
             self._make_one()
@@ -65,7 +70,7 @@ def are_unset() -> bool:
     if torch.cuda.get_allocator_backend() != "native" or not hasattr(torch._C, _SETTER):
         return False
     settings = torch.cuda.memory._snapshot()["allocator_settings"]
-    return bool(settings.get("PYTORCH_CUDA_ALLOC_CONF") == "")
+    return settings.get("PYTORCH_CUDA_ALLOC_CONF") in ("", _own_settings)
 
 
 def has_virtual_memory(adapter: Adapter) -> bool:

@@ -189,11 +189,7 @@ class _Active(Session):
             if previous is None:
                 self._adapter.uninstall()
             raise
-        if previous is not None:
-            self._switch = previous._switch
-        elif expands:
-            self._switch = Switch(self._adapter)
-            self._switch.set(True)
+        self._expand(expands, previous)
         if previous is not None and previous._pinned is not None:
             previous._pinned.disable()
         if previous is not None:
@@ -221,6 +217,19 @@ class _Active(Session):
         size = self.plan.pool + self.plan.resident
         return size >= LEAST_RESERVED and may_expand(self._adapter)
 
+    def _expand(self, expands: bool, previous: _Active | None) -> None:
+        """Turns expandable segments on or off, unless the plan before has left them so."""
+        switch = previous._switch if previous is not None else None
+        if expands and switch is None:
+            switch = Switch(self._adapter)
+            switch.set(True)
+        elif switch is not None and not expands:
+            switch.set(False)
+            # Torch no longer uses what it has cached in them.
+            self._adapter.give_back()
+            switch = None
+        self._switch = switch
+
     def _leave_small(self, size: int) -> None:
         """Numbers that a GPU gets as arguments are tensors on the CPU, unknown to other plans."""
         if self._adapter.name == "cpu":
@@ -231,11 +240,7 @@ class _Active(Session):
         if self._pinned is not None:
             self._pinned.disable()
         self._adapter.runtime.disable()
-        if self._switch is not None:
-            self._switch.set(False)
-            # Torch no longer uses what it has cached in them.
-            self._adapter.give_back()
-            self._switch = None
+        self._expand(False, self)
         self._leave_small(0)
         self._adapter.refresh()
         self._adapter.uninstall()

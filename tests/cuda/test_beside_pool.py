@@ -53,8 +53,13 @@ def test_segments_expand_while_a_large_plan_is_in_force() -> None:
         assert setting() == "expandable_segments:True"
         stalloc.enable(plan, model=model)  # in the place of the first one
         assert setting() == "expandable_segments:True"
+        stalloc.enable(plan, model=model, keep_addresses=False)
+        assert setting() == "expandable_segments:False", "the pool is plain memory"
+        stalloc.enable(plan, model=model)
         stalloc.disable()
         assert setting() == "expandable_segments:False"
+    with stalloc.enable(plan, model=model):
+        assert setting() == "expandable_segments:True", "the setting was stalloc's own"
 
 
 @pytest.mark.parametrize("why", ["small", "plain", "chosen", "several"])
