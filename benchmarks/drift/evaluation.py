@@ -19,7 +19,6 @@ from stalloc.replaying import replay_stalloc, replay_torch
 
 PROFILED = (1, 2, 3)
 """Iterations that the plan is made of."""
-_SEARCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Row:
 def evaluate(template: Template, drift: str, seed: int, iterations: Sequence[int]) -> Row:
     """One run of a rank."""
     config: Config = replace(template.config, seed=seed, drift=DRIFTS[drift])
-    plan = trace_of(template, config, PROFILED).plan(time_limit=_SEARCH_SECONDS)
+    plan = trace_of(template, config, PROFILED).plan()
     run = trace_of(template, config, iterations)
     torch = replay_torch(run)
     expandable = replay_torch(run, expandable_segments=True)
