@@ -55,6 +55,8 @@ class Layouts {
     return plan::covers(current_->extents_of(microbatch), extents);
   }
 
+  // The bound of the plan's own layout.
+  Bytes planned_bound() const { return base().bound; }
   // True if the profile had a microbatch of at least these extents.
   bool was_profiled(std::span<const profile::Extent> extents) const {
     return std::ranges::any_of(base().seen,

@@ -70,6 +70,15 @@ TEST_P(ProfiledExtents, GetNoLayoutThatNeedsMore) {
   EXPECT_EQ(statistics().hits, 1);
 }
 
+// Regions of dynamic requests can add up to more than the load.
+TEST_P(ProfiledExtents, GetALayoutOfUpToTwiceThePlansBound) {
+  plan::Plan plan = block_of_tokens();
+  plan.pool = plan.bound = 40 * kMiB;
+  allocator_.enable(plan);
+  EXPECT_EQ(train(80), 80 * kMiB);
+  EXPECT_EQ(statistics().hits, 1);
+}
+
 TEST_P(ProfiledExtents, AreNotThoseBeyondTheProfile) {
   EXPECT_EQ(train(101), 101 * kMiB);
   EXPECT_EQ(statistics().relayouts, 1);
