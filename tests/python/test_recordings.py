@@ -256,7 +256,7 @@ def test_the_verdict_recommends_the_allocator_that_reserves_less(tmp_path: Path)
     """With a plan of another run, stalloc reserves more; the verdict says what to use instead."""
     trace = importers.from_bytes(dump(pruning().document()), "s.pickle", repetitions=1).trace
     other = recordings.one_pass(
-        importers.from_bytes(dump(offload().document()), "s.pickle", repetitions=1).trace
+        importers.from_bytes(dump(offload(streams=20).document()), "s.pickle", repetitions=1).trace
     ).plan()
 
     ours = recordings.replayed(trace, other, given=True)
