@@ -9,8 +9,8 @@ namespace {
 // A layout around walls and live blocks may exceed its bound by one part in so many.
 constexpr Bytes kMostForFixed = 10;
 
-// A layout for extents that the profile had may exceed its need by one part in so many.
-constexpr Bytes kMostAboveProfile = 1;
+// A layout for extents that the profile had may be so many times as large as its need.
+constexpr Bytes kMostNeeds = 2;
 
 // A layout is tight if its addresses exceed its bound by less than one part in so many.
 constexpr Bytes kTightParts = 50;
@@ -469,7 +469,7 @@ bool Serving::fit(std::span<const profile::Extent> extents, std::int32_t microba
   const plan::Plan* layout = layouts_.grow(extents, memory, live, more);
   // The profile had such batches, and all of its microbatches together needed far less.
   const Bytes need = std::max(profiled_load_, layouts_.planned_bound());
-  const bool needs_more = layout && layout->bound > need + need / kMostAboveProfile;
+  const bool needs_more = layout && layout->bound > kMostNeeds * need;
   if (needs_more && layouts_.was_profiled(extents)) layout = nullptr;
   // Pieces of memory that no request may straddle can need far more than one, and so can live
   // blocks that do not move. Then the rest of this iteration's requests that do not fit lie beside

@@ -22,21 +22,6 @@ plan::Plan two_blocks() {
       {testing::decision(16 * kMiB, 0, 0, 10), testing::decision(16 * kMiB, 16 * kMiB, 2, 10)}, 10);
 }
 
-// A decision of as many MiB as the batch has tokens; the profile had 16.
-plan::Plan block_of_tokens() {
-  plan::Decision d = testing::decision(16 * kMiB, 0, 0, 10);
-  d.law = 0;
-  plan::Plan plan = testing::plan_of({d}, 10);
-  plan.extent_names = {"ids.0"};
-  plan.extents = {16};
-  plan.seen = {{16}};
-  profile::SizeLaw law;
-  law.terms = {{kMiB, {0, kNone, kNone}}};
-  plan.laws = {law};
-  plan.check();
-  return plan;
-}
-
 // A decision of 16 MiB, a region of 64, and a later decision of 40 behind it. The run is expected
 // to reach 100 MiB.
 plan::Plan region_between() {
@@ -135,7 +120,7 @@ TEST_F(CallersCache, IsWantedOnceAfterRegionsGetMemory) {
 }
 
 TEST_F(CallersCache, IsWantedOnceAfterALargerLayout) {
-  enable_and_answer(block_of_tokens());
+  enable_and_answer(testing::block_of_tokens(kMiB));
   const std::vector<std::string> names = {"ids.0"};
   std::int64_t layouts = 0;
   for (const auto& [tokens, grows] : {std::pair{16, false}, {32, true}, {32, false}, {48, true}}) {

@@ -58,6 +58,20 @@ inline plan::Plan plan_of(std::vector<plan::Decision> decisions, Tick period,
   return plan;
 }
 
+// A plan for 16 tokens: a decision of as many times `unit` bytes as the batch has tokens.
+inline plan::Plan block_of_tokens(Bytes unit) {
+  plan::Decision d = decision(16 * unit, 0, 0, 10);
+  d.law = 0;
+  plan::Plan plan = plan_of({d}, 10);
+  plan.extent_names = {"ids.0"};
+  plan.extents = {16};
+  plan.seen = {{16}};
+  profile::SizeLaw law;
+  law.terms = {{unit, {0, kNone, kNone}}};
+  plan.laws = {law};
+  return plan;
+}
+
 // A plan of `requests` random requests over `phases` phases and several streams, which may share
 // addresses or not. Some requests wrap round. Sizes repeat, as in training.
 inline plan::Plan random_plan(std::mt19937& random, int requests, std::int32_t phases,

@@ -15,20 +15,11 @@ namespace {
 
 constexpr Bytes kMiB = Bytes{1} << 20;
 
-// A decision of as many MiB as the batch has tokens. The plan is for 16, and the profile had up to
-// 100 in another microbatch. Its load is 32 MiB.
+// A plan for 16 tokens whose profile had up to 100 in another microbatch. Its load is 32 MiB.
 plan::Plan block_of_tokens() {
-  plan::Decision d = testing::decision(16 * kMiB, 0, 0, 10);
-  d.law = 0;
-  plan::Plan plan = testing::plan_of({d}, 10);
-  plan.extent_names = {"ids.0"};
-  plan.extents = {16};
-  plan.seen = {{16}, {100}};
+  plan::Plan plan = testing::block_of_tokens(kMiB);
+  plan.seen.push_back({100});
   plan.load = 32 * kMiB;
-  profile::SizeLaw law;
-  law.terms = {{kMiB, {0, kNone, kNone}}};
-  plan.laws = {law};
-  plan.check();
   return plan;
 }
 
