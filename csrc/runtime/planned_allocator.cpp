@@ -107,8 +107,9 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
   if (serving && !parts_.pools.is_away()) {
     if (for_training) {
       place = serving->allocate(size, stream, parts_.dynamic_scopes.covers(node));
-      if (place.awaits_layout && loop_.fit_upcoming()) {
-        place.p = serving->allocate_upcoming(size, stream);
+      if (place.awaits_layout) {
+        place.p = loop_.fit_upcoming() ? serving->allocate_upcoming(size, stream)
+                                       : serving->allocate_outgrown(size, stream);
       }
     } else {
       place.p = serving->allocate_for_other_thread(size, stream);

@@ -68,22 +68,17 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   const auto [decision, group, startup, persistent, outgrows] =
       matcher().match(size, stream, tagged);
-  // Served outside the pool until the batch's extents are known: its data would be in the way. A
-  // large request is rather a result that is soon freed.
   if (outgrows) {
     awaiting_ = decision;
-    const Bytes large = std::max(kTiny, pools_.active()->space.size() / kLargeParts);
-    if (decision == kNone && size >= large && pools_.can_grow() && is_pause()) {
-      return {allocate_departed(size, stream, {origin()}, is_wary())};
-    }
-    return {.awaits_layout = decision != kNone && !upcoming_refused_ && !startup_};
+    if (decision != kNone && !upcoming_refused_ && !startup_) return {.awaits_layout = true};
+    return {allocate_outgrown(size, stream)};
   }
   if (decision != kNone) {
     if (draining_ && lives_on(layouts_.current()[decision])) return {};
     if (late_blocks_.contains(decision)) return {};
     return {allocate_planned(decision, size, stream)};
   }
-  if (startup != kNone) return {allocate_startup(startup, size)};
+  if (startup != kNone) return {allocate_startup(startup, size, stream)};
   if (persistent) {
     ++counts_.persistent_requests;
     return {};
@@ -125,7 +120,7 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
       hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
     offset = pool.space.place(decision, size);
   }
-  const Range lacking = offset == kUnplaced ? pool.space.lacking_memory(decision) : Range{};
+  const Range lacking = offset == kUnplaced ? pool.space.lacking_memory(decision, size) : Range{};
   if (lacking.size() > 0) {
     if (void* p =
             place_in_memory(lacking, size, stream, {.origin = origin(), .lifetime = decision})) {
@@ -206,7 +201,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   const Offset offset = evaluations_.next(size, stream);
   // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
   // the pool it costs little.
-  const Bytes small = pools_.active()->space.size() / kSmallPart;
+  const Bytes small = pools_.active()->space.memory() / kSmallPart;
   // A pool that cannot grow has no end to be kept clear.
   const bool is_new = !evaluations_.is_known() && pools_.can_grow();
   if (size < small && (evaluations_.outlives(small) || (is_new && size < kTiny))) return nullptr;
@@ -277,7 +272,7 @@ void Serving::end_evaluation() {
   evaluations_.end();
 }
 
-void* Serving::allocate_startup(plan::StartupIndex i, Bytes size) {
+void* Serving::allocate_startup(plan::StartupIndex i, Bytes size, StreamId stream) {
   StaticPool& space = pools_.active()->space;
   const auto find = [&] { return startup_->place(i, size, space, pools_.resident()->space); };
   StartupGuide::Place place = find();
@@ -287,6 +282,9 @@ void* Serving::allocate_startup(plan::StartupIndex i, Bytes size) {
     means = {.spare = means.rest, .rest = means.rest, .waits = false};
     const Range r = startup_->range_in_pool(i, space.round_up(size));
     if (provide_memory(space.lacking_memory(r), {}, means)) place = find();
+  }
+  if (place.offset == kUnplaced && startup_->is_temporary(i)) {
+    return allocate_departed(size, stream, {origin()}, is_wary());
   }
   Pool& pool = place.in_region ? *pools_.resident() : *pools_.active();
   if (place.offset == kUnplaced || !pool.hand_over(place.offset, capturing())) return nullptr;
@@ -390,6 +388,14 @@ void Serving::fit_layout() {
 bool Serving::fit_upcoming() {
   upcoming_refused_ = !fit(matcher().upcoming(), kNone, /*outgrows=*/true);
   return !upcoming_refused_;
+}
+
+// Served outside the pool until the batch's extents are known: its data would be in the way. A
+// large request is rather a result that is soon freed.
+void* Serving::allocate_outgrown(Bytes size, StreamId stream) {
+  const Bytes large = std::max(kTiny, pools_.active()->space.memory() / kLargeParts);
+  if (size < large || !pools_.can_grow() || !is_pause()) return nullptr;
+  return allocate_departed(size, stream, {origin()}, is_wary());
 }
 
 void* Serving::allocate_upcoming(Bytes size, StreamId stream) {
@@ -559,7 +565,7 @@ bool Serving::end_iteration() {
 void Serving::learn_from_kept() {
   const StaticPool& space = pools_.active()->space;
   for (const StaticPool::Departed& d : space.departed()) {
-    if (d.size < space.size() / kSmallPart) departures_.record_stayed(d.origin, d.size);
+    if (d.size < space.memory() / kSmallPart) departures_.record_stayed(d.origin, d.size);
   }
   for (const Offset offset : space.live()) {
     const StaticPool::Block block = space.at(offset);

@@ -101,8 +101,9 @@ class Serving {
   // reported: those of another model with the same batch, such as a reference or a teacher. False
   // if it fails; then no other request of this iteration awaits a layout.
   bool fit_upcoming();
-  // Serves the request that awaited the layout.
+  // Serves the request that awaited the layout: with it, and without.
   void* allocate_upcoming(Bytes size, StreamId stream);
+  void* allocate_outgrown(Bytes size, StreamId stream);
   // See PlannedAllocator.
   void drain(bool departed) {
     draining_ = true;
@@ -163,7 +164,7 @@ class Serving {
     return std::max(extra_, pools_.active()->space.memory() - layouts_.current().pool);
   }
   void* allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream);
-  void* allocate_startup(plan::StartupIndex i, Bytes size);
+  void* allocate_startup(plan::StartupIndex i, Bytes size, StreamId stream);
   void use_extents();
   bool fit(std::span<const profile::Extent> extents, std::int32_t microbatch, bool outgrows);
   std::int32_t microbatch_now();

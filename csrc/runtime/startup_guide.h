@@ -44,6 +44,9 @@ class StartupGuide {
   // resident_region().
   Place place(plan::StartupIndex i, Bytes size, StaticPool& pool, StaticPool& region);
 
+  // True if start-up request `i` does not stay.
+  bool is_temporary(plan::StartupIndex i) const { return !requests_[i].stays(); }
+
   // The addresses of start-up request `i`, of `size` rounded bytes, if they lie in the plan's pool.
   Range range_in_pool(plan::StartupIndex i, Bytes size) const {
     const plan::StartupRequest& r = requests_[i];

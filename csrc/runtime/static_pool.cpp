@@ -243,11 +243,12 @@ Offset StaticPool::place(DecisionIndex d, Bytes size) {
   if (p.slot_class != kNone) return take_slot(slot_classes_[p.slot_class], size, d);
   // Not idle if the block of the last iteration is still live.
   if (p.state != State::kIdle) return kUnplaced;
-  if (!strays_.empty() && strays_.overlaps(range(p))) return kUnplaced;
+  const Range block{p.offset, p.offset + round_up(size)};
+  if (!strays_.empty() && strays_.overlaps(block)) return kUnplaced;
   p.state = State::kRegular;
   p.requested = size;
   entries_[p.entry].live = d;
-  take_idle(range(p));
+  take_idle(block);
   ++live_;
   return p.offset;
 }
@@ -257,7 +258,8 @@ std::vector<Offset> StaticPool::in_the_way(DecisionIndex d, Bytes size) const {
   if (size > p.size || p.slot_class != kNone || !is_current(p)) return {};
   std::vector<Offset> blocks;
   if (p.state == State::kRegular) blocks.push_back(p.offset);  // else it is a stray
-  strays_.visit_overlapping(range(p), [&](Range stray) { blocks.push_back(stray.begin); });
+  const Range wanted{p.offset, p.offset + round_up(size)};
+  strays_.visit_overlapping(wanted, [&](Range stray) { blocks.push_back(stray.begin); });
   return blocks;
 }
 
@@ -269,10 +271,10 @@ void StaticPool::advance(Position position) {
       if (e.is_free) close_region(GroupIndex(e.decision - planned_));
     } else if (e.is_free && p.state == State::kRegular) {
       p.state = State::kStray;
-      add_stray(range(p));
+      add_stray(taken(p));
     } else if (!e.is_free && p.state == State::kStray) {
       p.state = State::kRegular;
-      remove_stray(range(p));
+      remove_stray(taken(p));
     }
   }
 }
@@ -286,10 +288,10 @@ void StaticPool::retreat(Position position) {
       if (!e.is_free) close_region(GroupIndex(e.decision - planned_));
     } else if (e.is_free && p.state == State::kStray) {
       p.state = State::kRegular;
-      remove_stray(range(p));
+      remove_stray(taken(p));
     } else if (!e.is_free && p.state == State::kRegular) {
       p.state = State::kStray;
-      add_stray(range(p));
+      add_stray(taken(p));
     }
   }
 }
@@ -336,10 +338,10 @@ StaticPool::Block StaticPool::release(Offset offset) {
       return block;
     }
     const bool stray = p.state == State::kStray;
-    if (stray) remove_stray(range(p));
+    if (stray) remove_stray(taken(p));
     p.state = State::kIdle;
     entries_[entry].live = kNone;
-    return_idle(range(p));
+    return_idle(taken(p));
     --live_;
     Block block = block_of(d);
     block.late = stray;

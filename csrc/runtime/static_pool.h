@@ -153,8 +153,8 @@ class StaticPool {
 
   // Makes decision `d` live for a request of `size` (> 0) bytes and returns its offset; kUnplaced
   // if the request is larger than planned, if an address of the decision is taken, or if the clock
-  // has passed its lifetime. The decision occupies its whole planned range. A decision that takes a
-  // slot gets any free one of its class.
+  // has passed its lifetime. The rest of its planned range is idle space. A decision that takes a
+  // slot gets any free one of its class, and all of it.
   Offset place(DecisionIndex d, Bytes size);
   // The same for the size of its last request, at first the planned size.
   Offset place(DecisionIndex d) { return place(d, decisions_[d].requested); }
@@ -262,10 +262,10 @@ class StaticPool {
   // The addresses that the layout gives to anything. O(n log n) after a new layout.
   const RangeSet& planned() const;
   // The bytes that a large block which stays outside of these needs besides its own.
-  Bytes gap() const { return round_up(size_ / kSmallPart); }
-  // The addresses that decision `d` could have if they had memory; empty if something else is in
-  // the way. O(log strays), and O(slots) for a slot.
-  Range lacking_memory(DecisionIndex d) const;
+  Bytes gap() const;
+  // The addresses that decision `d` could have for `size` bytes if they had memory; empty if
+  // something else is in the way. O(log strays), and O(slots) for a slot.
+  Range lacking_memory(DecisionIndex d, Bytes size) const;
   // `r` if it would be idle with memory; else empty. O(strays in it).
   Range lacking_memory(Range r) const;
   // The same for a request of `size` bytes in the region of group `g`, if the region's addresses
@@ -422,6 +422,8 @@ class StaticPool {
   };
 
   Range range(const Placed& p) const { return {p.offset, p.offset + p.size}; }
+  // The addresses of the live decision's block.
+  Range taken(const Placed& p) const { return {p.offset, p.offset + round_up(p.requested)}; }
   bool is_current(const Placed& p) const;  // in P(clock)
   Block block_of(DecisionIndex decision) const {
     const Placed& p = decisions_[decision];

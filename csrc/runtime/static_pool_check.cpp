@@ -19,11 +19,11 @@ void StaticPool::check() const {
       fail("decision " + to_string(i) + " and its slot disagree about being live");
     }
     if (p.state == State::kRegular) {
-      taken.push_back(range(p));
+      taken.push_back(this->taken(p));
       if (!is_current(p)) fail("regular decision " + to_string(i) + " is past its time");
     }
     if (p.state == State::kStray) {
-      if (!(strays_.find(p.offset) == range(p))) {
+      if (!(strays_.find(p.offset) == this->taken(p))) {
         fail("stray decision " + to_string(i) + " is not among the strays");
       }
       if (is_current(p)) fail("stray decision " + to_string(i) + " is in its time");

@@ -15,6 +15,9 @@ constexpr std::size_t kMaxSearched = std::size_t{1} << 26;
 // The number of events that an iteration may visit in find_needed_last(): some 30 ms.
 constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
 
+// A large block that stays leaves one part in so many of the pool to small ones.
+constexpr Bytes kGapParts = 256;
+
 // A decision of at least this part of the pool finds no other place when it is displaced.
 constexpr Bytes kLargeParts = 16;
 
@@ -76,6 +79,8 @@ void StaticPool::find_levels() {
     }
   }
 }
+
+Bytes StaticPool::gap() const { return round_up(memory() / kGapParts); }
 
 // Finds idle addresses and takes them as a stray.
 Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& departure) {
@@ -145,7 +150,7 @@ Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::siz
   HoleSet idle = levels_.back().idle[owner];
   Offset found = idle.best_fit(size);
   bool is_last = false;  // no other range is left
-  const Bytes may_move = std::max(size, size_ / kLargeParts);
+  const Bytes may_move = std::max(size, memory() / kLargeParts);
   Position next = clock_;
   for (std::int32_t left = remaining(lifetime); left > 0 && found != kUnplaced; --left, ++next) {
     if (next == events_.end_index()) next = Position(0);
@@ -339,7 +344,7 @@ std::vector<HoleSet> StaticPool::find_idle() const {
   for (const Entry& e : entries_) {
     if (e.live == kNone) continue;
     const Placed& p = decisions_[e.live];
-    if (p.state == State::kRegular) taken.push_back(range(p));
+    if (p.state == State::kRegular) taken.push_back(this->taken(p));
   }
   for (const GroupIndex g : groups_.indices()) {
     if (groups_[g].open) taken.push_back(range(region(g)));

@@ -86,7 +86,7 @@ const RangeSet& StaticPool::planned() const {
   return planned_space_;
 }
 
-Range StaticPool::lacking_memory(DecisionIndex d) const {
+Range StaticPool::lacking_memory(DecisionIndex d, Bytes size) const {
   const Placed& p = decisions_[d];
   if (absent_.empty()) return {};
   if (p.slot_class != kNone) {
@@ -97,7 +97,7 @@ Range StaticPool::lacking_memory(DecisionIndex d) const {
     return {};
   }
   if (p.state != State::kIdle || !is_current(p)) return {};
-  return lacking_memory(range(p));
+  return lacking_memory({p.offset, p.offset + round_up(size)});
 }
 
 Range StaticPool::lacking_memory(Range r) const {

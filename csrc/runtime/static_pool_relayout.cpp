@@ -17,8 +17,8 @@ namespace stalloc::runtime {
 // Makes the live decision `d` a stray block that the plan does not know.
 void StaticPool::disown(DecisionIndex d) {
   Placed& p = decisions_[d];
-  if (p.state == State::kStray) remove_stray(range(p));
-  const Range block{p.offset, p.offset + round_up(p.requested)};
+  if (p.state == State::kStray) remove_stray(taken(p));
+  const Range block = taken(p);
   const auto turning = std::ranges::find(turns_, d, &Turning::decision);
   if (turning != turns_.end()) turning->disowned = p.offset;
   // A decision that takes turns becomes a stray when its iteration ends.
@@ -87,16 +87,6 @@ void StaticPool::relayout(const plan::Plan& plan, Bytes memory) {
       disown(d);
     }
   }
-  // A kept decision occupies its whole new range, in which no stray may lie. A decision that
-  // becomes a stray may lie in the range of another kept one.
-  for (bool again = true; again;) {
-    again = std::erase_if(kept, [&](DecisionIndex d) {
-              const plan::Decision& next = plan[d];
-              if (!strays_.overlaps({next.offset, next.offset + round_up(next.size)})) return false;
-              disown(d);
-              return true;
-            }) > 0;
-  }
 
   size_ = memory;
   walls_ = plan.walls;
@@ -147,7 +137,7 @@ std::vector<StaticPool::Leftover> StaticPool::leftovers() const {
     const bool is_old = block.iteration < iteration_ || block.origin == Departures::kUnplanned;
     if (!is_old || is_turn || !block.stray || block.slot_class != kNone) continue;
     // A smaller one is not worth a layout.
-    if (block.size >= size_ / kSmallPart) result.push_back({offset, block.size, block.stream});
+    if (block.size >= memory() / kSmallPart) result.push_back({offset, block.size, block.stream});
   }
   std::ranges::sort(result, {}, &Leftover::offset);
   return result;

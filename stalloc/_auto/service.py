@@ -76,8 +76,9 @@ class Service:
         if active is None:
             raise StallocError(self._session.refusal or "the plan was refused")
         adapter.runtime.keep_clear()
-        if not kept:
-            adapter.runtime.trust_all()  # the plan is one of the last iterations
+        # The plan is one of this program, and the first request that departs must not displace the
+        # rest of its phase.
+        adapter.runtime.trust_all()
         self._reserved = self._statistics()["fallback_reserved"]
         self._counts = dict.fromkeys(_COUNTS, 0)
         self.missed = self.unplanned = 0.0

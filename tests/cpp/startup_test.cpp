@@ -353,6 +353,12 @@ class StartupRun : public ::testing::Test {
   runtime::PlannedAllocator allocator_{device_};
 };
 
+// The bytes that the plan in force has of the device.
+Bytes plan_bytes(runtime::PlannedAllocator& allocator) {
+  const auto statistics = allocator.figures().statistics();
+  return statistics.pool + statistics.resident;
+}
+
 TEST_F(StartupRun, NothingIsReservedOrServedMidWay) {
   allocator_.enable(plan_);
   EXPECT_EQ(device_.used(), plan_.pool);
@@ -470,6 +476,34 @@ TEST_F(StartupRun, ATemporaryThatStaysIsTheOnlyOne) {
   allocator_.inspect().check();
   EXPECT_EQ(allocator_.figures().statistics().live_blocks, 1) << "in the pool";
   enter(trace::PhaseKind::kForward, 0);
+}
+
+TEST_F(StartupRun, ATemporaryWithoutAPlaceLiesInIdleAddresses) {
+  TraceBuilder t;
+  for (const Bytes size : {9 * kMiB, 3 * kMiB}) {
+    const auto raw = t.alloc(size);
+    t.alloc(3 * kMiB);
+    t.free(raw);
+  }
+  for (int i = 0; i < 3; ++i) {
+    t.phase(trace::PhaseKind::kForward, 0);
+    t.free(t.alloc(11 * kMiB));
+    t.step();
+  }
+  plan::Plan plan = plan_of(t.finish());
+  for (plan::StartupRequest& r : plan.startup) {
+    if (!r.stays()) r.offset = kUnplaced;
+  }
+  allocator_.enable(plan, {.startup = true});
+  enter(trace::PhaseKind::kOther);
+  const auto beside = [this] { return device_.used() - plan_bytes(allocator_); };
+  void* raw = allocate(9 * kMiB);
+  EXPECT_EQ(beside(), 0);
+  allocate(3 * kMiB);  // a weight
+  allocator_.deallocate(raw);
+  allocate(3 * kMiB);
+  EXPECT_GT(beside(), 0) << "it has the size of the weights, and would be one of them";
+  allocator_.inspect().check();
 }
 
 TEST_F(StartupRun, TheFirstIterationIsServedAndTheNextAreTrusted) {

@@ -164,22 +164,81 @@ TEST(StaticPool, IdleSpaceIsBestFitAroundLiveBlocks) {
   pool.check();
 }
 
+TEST(StaticPool, ASmallerRequestLeavesTheRestOfItsRangeIdle) {
+  runtime::StaticPool pool(
+      testing::plan_of({decision(2048, 0, 0, 5), decision(512, 1536, 6, 7)}, 8));
+  ASSERT_EQ(pool.place(0, 700), 0);
+  EXPECT_EQ(pool.largest_hole(), 1024);
+  EXPECT_EQ(pool.place_idle(1025, 0), kUnplaced);
+  EXPECT_EQ(pool.place_idle(1000, 0), 1024);
+  EXPECT_EQ(pool.place_idle(1, 0), kUnplaced);
+  pool.check();
+  EXPECT_EQ(pool.place(1), kUnplaced) << "the rest is taken, and the decision before is late";
+  EXPECT_EQ(pool.strays(), 2u);
+  pool.check();
+  EXPECT_EQ(pool.release(0).size, 700);
+  EXPECT_EQ(pool.release(1024).size, 1000);
+  EXPECT_EQ(pool.place(1), 1536);
+  pool.end_iteration();
+  EXPECT_EQ(pool.release(1536).size, 512);
+  EXPECT_EQ(pool.place(0), 0) << "without a size it is that of the last request";
+  EXPECT_EQ(pool.largest_hole(), 1024);
+  pool.check();
+}
+
+TEST(StaticPool, ABlockInTheWayOfALargerRequestMayLeaveRoomForASmallerOne) {
+  runtime::StaticPool pool(testing::plan_of({decision(2048, 0, 2, 5), decision(512, 0, 0, 1)}, 8));
+  ASSERT_TRUE(pool.place_at(1024, 1024, 0));
+  EXPECT_EQ(pool.place(1, 2048), kUnplaced);
+  EXPECT_EQ(pool.in_the_way(1, 2048), std::vector<Offset>{1024});
+  EXPECT_EQ(pool.in_the_way(1, 1024), std::vector<Offset>{});
+  EXPECT_EQ(pool.place(1, 1024), 0);
+  pool.check();
+}
+
+TEST(StaticPool, ANewLayoutKeepsABlockBesideAnotherInTheRestOfItsRange) {
+  const plan::Plan plan = testing::plan_of({decision(2048, 0, 0, 5)}, 8);
+  runtime::StaticPool pool(plan);
+  ASSERT_EQ(pool.place(0, 1024), 0);
+  ASSERT_EQ(pool.place_idle(1024, 0), 1024);
+  pool.relayout(plan, plan.pool);
+  pool.check();
+  EXPECT_EQ(pool.at(0).decision, plan::DecisionIndex(0)) << "not displaced";
+  EXPECT_EQ(pool.strays(), 1u);
+  EXPECT_EQ(pool.release(0).size, 1024);
+  EXPECT_EQ(pool.largest_hole(), 1024);
+  pool.check();
+}
+
+TEST(StaticPool, TheRestOfARangeMayLackMemory) {
+  runtime::StaticPool pool(testing::plan_of({decision(2048, 0, 0, 5)}, 8));
+  pool.remove_memory({1024, 2048});
+  EXPECT_EQ(pool.place(0, 2048), kUnplaced);
+  EXPECT_EQ(pool.lacking_memory(plan::DecisionIndex(0), 2048), (Range{0, 2048}));
+  EXPECT_EQ(pool.lacking_memory(plan::DecisionIndex(0), 1024), Range{});
+  EXPECT_EQ(pool.place(0, 1024), 0);
+  pool.check();
+  pool.return_memory({1024, 2048});
+  EXPECT_EQ(pool.place_idle(1024, 0), 1024);
+  pool.check();
+}
+
 TEST(StaticPool, ABlockThatIsLikelyToStayLiesAtAnEnd) {
   constexpr Bytes kPool = Bytes{1} << 20;
-  constexpr Bytes kGap = 1536;  // a thousandth of the pool, for small blocks
+  constexpr Bytes kGap = 4096;  // for small blocks
   runtime::StaticPool pool(testing::plan_of({decision(kPool, 0, 0, 1)}, 4));
   RangeSet anchors;
   anchors.insert({0, 1024});
-  anchors.insert({8192, 12288});
+  anchors.insert({16384, 20480});
   const runtime::StaticPool::Departure first{.stays_outside = &anchors};
   const runtime::StaticPool::Departure last{.stays_outside = &anchors, .last = true};
   EXPECT_EQ(pool.place_idle(4096, 0, first), 1024 + kGap);
-  EXPECT_EQ(pool.place_idle(4096, 0, first), 12288 + kGap) << "not where the anchor lies";
+  EXPECT_EQ(pool.place_idle(8192, 0, first), 20480 + kGap) << "not where the anchor lies";
   EXPECT_EQ(pool.place_idle(512, 0, first), 1024) << "a small one goes into the gap";
   EXPECT_EQ(pool.place_idle(4096, 0, last), kPool - kGap - 4096);
   EXPECT_EQ(pool.place_idle(512, 0, last), kPool - 512);
   EXPECT_EQ(pool.place_idle(kPool, 0, first), kUnplaced);
-  const Offset end = 12288 + kGap + 4096;
+  const Offset end = 20480 + kGap + 8192;
   EXPECT_EQ(pool.place_idle(kPool - kGap - 4096 - end, 0, first), end) << "without a gap";
   pool.check();
 }
@@ -412,7 +471,7 @@ TEST(StaticPool, StressInStepServesEverything) {
 
 // A program that departs from its plan in any way never gets a taken address.
 TEST(StaticPool, StressOutOfStepNeverOverlaps) {
-  int placed = 0, refused = 0, idle = 0, rewound = 0, displaced = 0;
+  int placed = 0, refused = 0, idle = 0, rewound = 0, displaced = 0, smaller = 0;
   for (unsigned seed = 0; seed < 150; ++seed) {
     int steps = 0;
     std::mt19937 random(seed);
@@ -463,8 +522,10 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
         if (what != 1) {
           const std::int32_t d =
               what == 2 ? pick(0, static_cast<int>(order.size()) - 1) : order[at];
-          const Bytes size = plan.decisions[static_cast<std::size_t>(d)].size;
-          Offset o = pool.place(d);
+          const Bytes planned = plan.decisions[static_cast<std::size_t>(d)].size;
+          const Bytes size = pick(0, 1) == 0 ? planned : pick(1, static_cast<int>(planned));
+          smaller += pool.round_up(size) < pool.round_up(planned) ? 1 : 0;
+          Offset o = pool.place(d, size);
           (o == kUnplaced ? refused : placed) += 1;
           if (o == kUnplaced && pick(0, 1) == 0) {
             o = pool.place_idle(size, 0, {.lifetime = d});
@@ -491,6 +552,7 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
   EXPECT_GT(idle, 300);
   EXPECT_GT(rewound, 300);
   EXPECT_GT(displaced, 100);
+  EXPECT_GT(smaller, 1000);
 }
 
 // Dynamic requests of all sizes, at their site and elsewhere, among decisions that are skipped,
@@ -556,8 +618,10 @@ TEST(StaticPool, StressDynamicRequestsNeverOverlap) {
             ASSERT_NO_THROW(pool.check()) << "seed " << seed;
           }
         } else {
-          const Offset o = pool.place(step.index);
-          if (o != kUnplaced) add(o, plan.decisions[static_cast<std::size_t>(step.index)].size);
+          const Bytes planned = plan.decisions[static_cast<std::size_t>(step.index)].size;
+          const Bytes size = pick(0, 1) == 0 ? planned : pick(1, static_cast<int>(planned));
+          const Offset o = pool.place(step.index, size);
+          if (o != kUnplaced) add(o, size);
         }
         while (!live.empty() && pick(0, 9) < 5) {
           const auto i = static_cast<std::size_t>(pick(0, static_cast<int>(live.size()) - 1));
