@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import sys
 from enum import Enum
@@ -28,6 +29,8 @@ from streams import complete_work
 import stalloc
 
 _PROFILED = 3  # iterations, as in the README
+_SERVED = 2  # iterations that a run of `auto` goes on for once it has a plan
+_MOST = 30  # iterations of such a run
 
 
 class Way(Enum):
@@ -78,7 +81,11 @@ class Run:
         self.served: float | None = None
 
     def train(self, iterations: int) -> None:
-        """Makes the model and trains it for so many iterations, of which the first warms up."""
+        """Makes the model and trains it for so many iterations, of which the first warms up.
+
+        A run of `auto` goes on until it has served some under a plan, or rests. On a GPU, the
+        search for the plan takes a small part of an iteration; here it may take several.
+        """
         if self._way is Way.PROFILE:
             self._begin_profile(None)
         elif self._way is Way.WHOLE:
@@ -87,7 +94,9 @@ class Run:
         elif self._way is Way.AUTO:
             stalloc.auto(device=self._device)
         rank = self._rank()
-        for iteration in range(iterations):
+        for iteration in itertools.count():
+            if iteration >= iterations and not self._goes_on(iteration):
+                break
             self._before(iteration, rank)
             before = self._count()
             rank.iterate(iteration)
@@ -97,6 +106,12 @@ class Run:
             else:
                 stalloc.step()
         self._finish()
+
+    def _goes_on(self, iteration: int) -> bool:
+        if self._way is not Way.AUTO or iteration >= _MOST:
+            return False
+        status = stalloc.status()
+        return status["stage"] != "resting" and status["served"] < _SERVED
 
     def _rank(self) -> Rank | ShardedRank:
         between = complete_work if self._config.behind else lambda: None

@@ -11,15 +11,15 @@ from paper.figures import used_configs
 from paper.native import EXPANDABLE, ITERATIONS, STREAM_USES, TORCH, USES, Use, UseRow
 
 _MISSING = "Not measured: that takes a CUDA build of torch with stalloc, as `make test-cuda` makes."
-_MEANT = f"""Peak of the whole run in GiB, and in brackets the load in relation to it. No replays: \
+_WAYS = f"""Peak of the whole run in GiB, and in brackets the load in relation to it. No replays: \
 the workload's program runs on the pretended GPU, a process for each way, which makes the model, a \
-warm-up iteration and {ITERATIONS - 1} more. Kernels compute nothing. torch's operators, autograd \
-with its thread, torch's own allocator, stalloc in native mode and the device's calls are real. \
-"""
-_WAYS = """
+warm-up iteration and {ITERATIONS - 1} more; `auto` goes on until its plan has served two. Kernels \
+compute nothing. torch's operators, autograd with its thread, torch's own allocator, stalloc in \
+native mode and the device's calls are real. The load has torch's workspaces for cuBLAS, which the \
+replays above lack; iterations of a mixture of experts route differently.
+
 - *whole process*: `enable(plan, startup=True)`, as `stalloc run --plan` does. The plan is made \
-of an earlier process, which recorded start-up, the warm-up and three iterations. A mixture of \
-experts routes differently in each iteration.
+of an earlier process, which recorded start-up, the warm-up and three iterations.
 - *`enable` after the warm-up*: torch serves until then. It gives back what it has cached, and the \
 same plan goes into force. Weights and optimizer states stay in torch's segments, and so does the \
 idle memory between them. *ES before*: with `PYTORCH_ALLOC_CONF=expandable_segments:True`.
@@ -28,7 +28,8 @@ their plan is enabled in the same process.
 - *`auto`*: `stalloc.auto()`, and a second run that finds the plan of the first one. The first \
 plan goes into force when it is solved, in brackets the iteration (the warm-up is 0).
 """
-_STREAMS = f"""
+_STREAMS = f"""Measured in the same way.
+
 - *sharded*: Llama2-7B under torch's FullyShardedDataParallel with 8 ranks and AdamW. It gathers \
 parameters and reduces gradients on streams of its own.
 - *transfers*: sends and receives between stages lie on a stream of their own, as NCCL's.
@@ -53,8 +54,8 @@ def render(rows: Sequence[UseRow]) -> str:
     streams = [row for row in rows if row.workload in stream_configs()]
     return "\n".join(
         [
-            *("## How it is used\n", _MEANT, _WAYS, _section(used, USES)),
-            *("## Several streams\n", _MEANT, _STREAMS, _section(streams, STREAM_USES)),
+            *("## How it is used\n", _WAYS, _section(used, USES)),
+            *("## Several streams\n", _STREAMS, _section(streams, STREAM_USES)),
         ]
     )
 
@@ -67,7 +68,8 @@ def _section(rows: Sequence[UseRow], uses: Sequence[Use]) -> str:
     for name, found in by_workload(rows).items():
         # Blocks that wait for another stream are live under torch, and not as asked.
         load = min(row.load for row in found.values())
-        lines.append([name, _gib(load), *(_cell(found.get(use.name), load) for use in uses)])
+        common = load if name in stream_configs() else None
+        lines.append([name, _gib(load), *(_cell(found.get(use.name), common) for use in uses)])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     commits = sorted({row.commit for row in rows})
     by = sorted({row.by for row in rows})
@@ -101,10 +103,10 @@ def by_workload(rows: Iterable[UseRow]) -> dict[str, dict[str, UseRow]]:
     return found
 
 
-def _cell(row: UseRow | None, load: int) -> str:
+def _cell(row: UseRow | None, load: int | None) -> str:
     if row is None:
         return ""
-    text = f"{_gib(row.reserved)} ({load / row.reserved:.4f}"
+    text = f"{_gib(row.reserved)} ({(load or row.load) / row.reserved:.4f}"
     if row.is_automatic:
         text += ", no plan" if row.in_force is None else f", iteration {row.in_force}"
     return f"{text})"

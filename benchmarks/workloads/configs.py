@@ -244,7 +244,6 @@ def stream_configs() -> dict[str, Config]:
         sharded,
         replace(sharded, behind=True),
         transfers,
-        replace(transfers, behind=True),
         replace(gpt2["gpt2-345m-n-first"], overlap=Overlap.OFFLOAD),
     ]
     return {config.name: config for config in configs}
