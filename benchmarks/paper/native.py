@@ -23,11 +23,11 @@ from real import STANDIN, Unavailable
 
 from paper import figures
 from paper.native_run import Way
-from paper.recording import PROFILED
+from paper.recording import PROFILED, UNSEEN
 
 ROOT = Path(__file__).resolve().parents[2]
-ITERATIONS = 9
-"""Of each run: a warm-up, as many as `stalloc.auto` needs to record and solve, and some more."""
+ITERATIONS = 1 + PROFILED + UNSEEN
+"""Of each run: a warm-up, as many as the plan is made of, and some more."""
 _EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 _CUDA = "13"  # the major version of the stand-ins for libraries
 _SOURCES = ("native.py", "native_run.py")
@@ -117,7 +117,7 @@ def find_native(environment: Path) -> Native:
     Raises:
         Unavailable: It cannot.
     """
-    python = environment / "bin" / "python"
+    python = environment.absolute() / "bin" / "python"
     if not python.exists():
         raise Unavailable(f"no {python}; `make test-cuda` makes it")
     code = (
