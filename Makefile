@@ -82,6 +82,8 @@ paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch
 	@python -m pip install -qq --disable-pip-version-check -r requirements/paper.txt
 	@cmake --preset cpp >/dev/null
 	@cmake --build --preset cpp --target standin_cudart13 standin_cuda standin_nvml
+	@if [[ -x '$(CUDA_VENV)/bin/python' ]]; then \
+	  scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- true; fi
 	@python benchmarks/paper --torch '$(CUDA_VENV)'
 
 .PHONY: check-torch

@@ -5,9 +5,9 @@
 
 `make paper` calls it. Traces and rows are kept under build/paper: what has not changed is not done
 again. Without a CUDA build of torch (`make test-cuda` installs one) torch's rows come from the
-model of its policy. `--only` leaves the rows of other workloads in paper.json; each row has the
-commit at which it was measured. `--report` measures nothing: it writes the report of paper.json
-again, which says so if figures are older than the code.
+model of its policy, and runs in native mode are left out. `--only` leaves the rows of other
+workloads in paper.json; each row has the commit at which it was measured. `--report` measures
+nothing: it writes the report of paper.json again, which says so if figures are older than the code.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "replay"))
 import real
 from commit import last_change, older_than
 from compact_json import one_row_a_line
-from configs import Config
 
 from paper import published, report
 from paper.evaluation import ROUNDS, Programs
-from paper.figures import row_name, workloads
+from paper.figures import native_configs, row_name, used_configs, workloads
+from paper.native import STREAM_USES, USES, Native, UseRow, find_native, measure
 from paper.rows import Row
 from paper.work import Done, do
 
@@ -46,6 +46,7 @@ _RESULTS = ROOT / "benchmarks" / "results"
 MEASURED = (
     *("csrc", "stalloc", "benchmarks/workloads"),
     *(f"benchmarks/paper/{name}.py" for name in ("evaluation", "figures", "recording", "rows")),
+    *("benchmarks/paper/native.py", "benchmarks/paper/native_run.py"),
     *(f"benchmarks/replay/{name}" for name in ("events.py", "real.py", "planned_replay.cpp")),
     *(f"benchmarks/replay/{name}" for name in ("events.h", "torch_replay.cpp")),
 )
@@ -77,24 +78,28 @@ def main() -> int:
         report_again(args.output)
         return 0
     chosen = [c for c in workloads() if any(fnmatch.fnmatch(c.name, p) for p in args.only)]
-    if not chosen:
+    in_native = [c for c in native_configs() if any(fnmatch.fnmatch(c.name, p) for p in args.only)]
+    if not chosen and not in_native:
         parser.error(f"no workload is called {' or '.join(args.only)}; see benchmarks/workloads")
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes: they are as many as there are cores
     began = time.perf_counter()
     programs = _programs(args.torch, args.build, args.rounds)
-    finished: list[Done] = []
+    native = _native(args.torch) if in_native else None
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        waiting: dict[Future[Done], Config] = {
-            pool.submit(do, config, args.build, programs): config for config in chosen
+        runs: dict[Future[list[UseRow]], str] = {}
+        for config in in_native if native is not None else ():
+            ways = USES if config in used_configs() else STREAM_USES
+            runs[pool.submit(measure, config, native, ways, args.build / "uses")] = config.name
+        replays: dict[Future[Done], str] = {
+            pool.submit(do, config, args.build, programs): config.name for config in chosen
         }
-        for number, done in enumerate(as_completed(waiting), 1):
-            finished.append(done.result())
-            print(
-                f"[{number}/{len(chosen)}] {time.perf_counter() - began:5.0f} s  "
-                f"{waiting[done].name}",
-                flush=True,
-            )
-    _write(finished, args.output, programs, time.perf_counter() - began)
+        names = {**runs, **replays}
+        for number, done in enumerate(as_completed(names), 1):
+            done.result()  # a failure ends it here
+            seconds = time.perf_counter() - began
+            print(f"[{number}/{len(names)}] {seconds:5.0f} s  {names[done]}", flush=True)
+    uses = [row for run in runs for row in run.result()]
+    _write([done.result() for done in replays], uses, args.output, programs, seconds)
     return 0
 
 
@@ -109,9 +114,21 @@ def _programs(torch: Path, build: Path, rounds: int) -> Programs:
     return Programs(found, planned, rounds)
 
 
-def _write(finished: list[Done], folder: Path, programs: Programs, seconds: float) -> None:
+def _native(torch: Path) -> Native | None:
+    """The environment for runs in native mode; says so if there is none."""
+    try:
+        return find_native(torch)
+    except real.Unavailable as error:
+        print(f"without runs in native mode: {error}", file=sys.stderr)
+        return None
+
+
+def _write(
+    finished: list[Done], uses: list[UseRow], folder: Path, programs: Programs, seconds: float
+) -> None:
     commit = last_change(*MEASURED)
     rows = [replace(row, commit=commit) for done in finished for row in done.rows]
+    uses = [replace(use, commit=commit) for use in uses]
     machine = {
         "cpu": _cpu(),
         "cores": str(os.cpu_count()),
@@ -124,16 +141,27 @@ def _write(finished: list[Done], folder: Path, programs: Programs, seconds: floa
         "peak_process_gib": f"{resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20:.1f}",
     }
     folder.mkdir(parents=True, exist_ok=True)
-    _render(merged(rows, folder), machine, folder)
-    print(f"{folder / 'paper.md'}: {len(rows)} rows in {seconds:.0f} s")
+    if not rows:  # circumstances of the replays
+        machine = _read(folder)[2] if (folder / "paper.json").exists() else machine
+    _render(merged(rows, folder), merged_uses(uses, folder), machine, folder)
+    print(f"{folder / 'paper.md'}: {len(rows) + len(uses)} rows in {seconds:.0f} s")
 
 
 def merged(rows: list[Row], folder: Path) -> list[Row]:
     """The rows, and those of a folder's paper.json that are of other workloads of today."""
     measured = {row.name for row in rows}
     names = {row_name(config) for config in workloads()} - measured
-    before, _ = _read(folder) if (folder / "paper.json").exists() else ([], {})
+    before = _read(folder)[0] if (folder / "paper.json").exists() else []
     return sorted([*rows, *(row for row in before if row.name in names)], key=lambda row: row.name)
+
+
+def merged_uses(uses: list[UseRow], folder: Path) -> list[UseRow]:
+    """Likewise the runs in native mode."""
+    names = {config.name for config in native_configs()} - {use.workload for use in uses}
+    before = _read(folder)[1] if (folder / "paper.json").exists() else []
+    return sorted(
+        [*uses, *(use for use in before if use.workload in names)], key=lambda use: use.workload
+    )
 
 
 def report_again(folder: Path) -> None:
@@ -141,7 +169,7 @@ def report_again(folder: Path) -> None:
     _render(*_read(folder), folder)
 
 
-def _read(folder: Path) -> tuple[list[Row], dict[str, str]]:
+def _read(folder: Path) -> tuple[list[Row], list[UseRow], dict[str, str]]:
     """The rows of a folder's paper.json, and the circumstances of the last measurement."""
     document = json.loads((folder / "paper.json").read_text())
     known = {field.name for field in fields(Row)}
@@ -150,17 +178,20 @@ def _read(folder: Path) -> tuple[list[Row], dict[str, str]]:
         Row(**{"commit": commit} | {k: v for k, v in row.items() if k in known})
         for row in document.pop("rows")
     ]
-    return rows, document
+    uses = [UseRow(**use) for use in document.pop("uses", [])]
+    return rows, uses, document
 
 
-def _render(rows: list[Row], machine: dict[str, str], folder: Path) -> None:
+def _render(rows: list[Row], uses: list[UseRow], machine: dict[str, str], folder: Path) -> None:
     described = []
     for row in rows:
         known = published.of(row)
         described.append({**asdict(row), "published": known.text if known else None})
-    (folder / "paper.json").write_text(one_row_a_line({**machine, "rows": described}))
-    older = {c for c in {row.commit for row in rows} if older_than(c, *MEASURED)}
-    (folder / "paper.md").write_text(report.render(rows, machine, older=older))
+    document = {**machine, "rows": described, "uses": [asdict(use) for use in uses]}
+    (folder / "paper.json").write_text(one_row_a_line(document))
+    commits = {row.commit for row in rows} | {use.commit for use in uses}
+    older = {commit for commit in commits if older_than(commit, *MEASURED)}
+    (folder / "paper.md").write_text(report.render(rows, machine, uses=uses, older=older))
     if importlib.util.find_spec("matplotlib") is None:
         print("without plots: matplotlib is missing; see requirements/paper.txt", file=sys.stderr)
         return

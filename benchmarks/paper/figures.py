@@ -12,6 +12,7 @@ from configs import (
     paper_configs,
     published_configs,
     scale_configs,
+    stream_configs,
 )
 
 A800 = 7933 * 2**30 // 100
@@ -55,6 +56,18 @@ def figures() -> dict[str, Figure]:
             ("Figure 13 and Table 3", "Contribution of each part", experts),
         )
     }
+
+
+def used_configs() -> list[Config]:
+    """One rank of each model of Figure 8, on which the ways to use stalloc are compared."""
+    names = ("gpt2-345m-n-last", "llama2-7b-n-first", "qwen1.5-moe-a2.7b-n-first")
+    known = all_configs()
+    return [known[name] for name in names]
+
+
+def native_configs() -> list[Config]:
+    """All that is run in native mode, the longest first."""
+    return [*reversed(used_configs()), *stream_configs().values()]
 
 
 def compares_settings(config: Config) -> bool:

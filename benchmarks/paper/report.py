@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from paper import published
+from paper import published, uses_report
 from paper.figures import Figure, figures, row_name
+from paper.native import UseRow
 from paper.rows import (
     ALLOCATORS,
     EXPANDABLE,
@@ -30,12 +31,19 @@ _NEAR = 0.03  # of a published load
 _MISSED = 8  # workloads that are named of those that miss a target
 
 
-def render(rows: Sequence[Row], machine: Mapping[str, str], *, older: Collection[str] = ()) -> str:
+def render(
+    rows: Sequence[Row],
+    machine: Mapping[str, str],
+    *,
+    uses: Sequence[UseRow] = (),
+    older: Collection[str] = (),
+) -> str:
     """The whole report.
 
     Args:
         rows: Its figures.
         machine: The circumstances in which they were measured.
+        uses: The runs in native mode.
         older: Their commits since which the code has changed.
     """
     parts = [_head(rows, machine, older), _targets(rows)]
@@ -60,7 +68,7 @@ def render(rows: Sequence[Row], machine: Mapping[str, str], *, older: Collection
         if name in PLOTS:
             parts.append(f"![{figure.title}]({PLOTS[name]})\n\nA cross: out of memory.\n")
         parts.append(tables[name](groups))
-    parts.append(_model(rows))
+    parts += [uses_report.render(uses), _model(rows)]
     return "\n".join(parts)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from models import (
     ENGINE_QWEN15_MOE,
@@ -50,9 +51,37 @@ class Parallelism:
     chunks: int = 1
 
 
+class Overlap(Enum):
+    """Work on other streams than that of the kernels, each with `record_stream`.
+
+    Attributes:
+        NONE: None, as in the paper's workloads.
+        TRANSFERS: Sends and receives between pipeline stages (`streams.py`).
+        OFFLOAD: Activations go to the host and come back (`streams.py`).
+        SHARDED: Parameters are gathered and gradients reduced (`sharded.py`).
+    """
+
+    NONE = ""
+    TRANSFERS = "transfers"
+    OFFLOAD = "offload"
+    SHARDED = "sharded"
+
+
 @dataclass(frozen=True)
 class Config:
-    """One rank of one training run."""
+    """One rank of one training run.
+
+    Attributes:
+        model: The model.
+        parallelism: Its distribution.
+        optimizations: The letters.
+        last: It is the last pipeline stage, else the first.
+        skew: Of the routing.
+        seed: Of the routing.
+        drift: Of the routing.
+        overlap: Work on other streams. Needs a CUDA build of torch.
+        behind: The device completes work where the next microbatch begins, else at once.
+    """
 
     model: Model
     parallelism: Parallelism
@@ -61,6 +90,8 @@ class Config:
     skew: float = 0.5
     seed: int = 1
     drift: Drift = NONE
+    overlap: Overlap = Overlap.NONE
+    behind: bool = False
 
     @property
     def recompute(self) -> bool:
@@ -94,6 +125,10 @@ class Config:
         odd = "" if self.parallelism.microbatch == default else f"-mb{self.parallelism.microbatch}"
         if self.parallelism.tensor != PAPER_TENSOR.get(self.model.name, self.parallelism.tensor):
             odd += f"-tp{self.parallelism.tensor}"
+        if self.overlap is not Overlap.NONE:
+            odd += f"-{self.overlap.value}"
+        if self.behind:
+            odd += "-behind"
         return f"{self.model.name}-{self.optimizations}{odd}"
 
 
@@ -198,6 +233,20 @@ def fitting_configs() -> list[Config]:
         for way, parallelism in ways
         for last in (False, True)
     ]
+
+
+def stream_configs() -> dict[str, Config]:
+    """Runs with work on several streams, by name."""
+    gpt2 = {c.name: c for c in _of_model(GPT2_345M)}
+    sharded = Config(LLAMA2_7B, Parallelism(1, 1, 8, 2, 2), overlap=Overlap.SHARDED)
+    transfers = replace(gpt2["gpt2-345m-v-first"], overlap=Overlap.TRANSFERS)
+    configs = [
+        sharded,
+        replace(sharded, behind=True),
+        transfers,
+        replace(gpt2["gpt2-345m-n-first"], overlap=Overlap.OFFLOAD),
+    ]
+    return {config.name: config for config in configs}
 
 
 def all_configs() -> dict[str, Config]:

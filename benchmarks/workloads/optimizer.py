@@ -21,7 +21,7 @@ class GradientBuffer:
     def __init__(self, module: nn.Module) -> None:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         total = sum(p.numel() for p in self.parameters)
-        self.data = torch.zeros(total, dtype=torch.float32, device="meta")
+        self.data = torch.zeros(total, dtype=torch.float32, device=self.parameters[0].device)
         self.views: list[Tensor] = []
         offset = 0
         for parameter in self.parameters:
@@ -71,15 +71,16 @@ class Optimizer:
 
     def step(self) -> None:
         """Norm, clip, update, and the parameters back to 16 bits."""
-        found_inf = torch.zeros(1, dtype=torch.float32, device="meta")
+        device = self.gradients.data.device
+        found_inf = torch.zeros(1, dtype=torch.float32, device=device)
         blocks = sum(-(-n // _NORM_CHUNK) for n in self.numels)
-        partial = torch.zeros(blocks, dtype=torch.float32, device="meta")
+        partial = torch.zeros(blocks, dtype=torch.float32, device=device)
         norm = (partial.sum() ** 2.0 + found_inf) ** 0.5
         self.gradients.data.mul_(1.0 / (norm + 1.0e-6))
         if self.config.offload:
             # Stepped on the host; each parameter comes back in 32 bits and is converted.
             for parameter, numel in zip(self.gradients.parameters, self.numels, strict=True):
-                came = torch.empty(numel, dtype=torch.float32, device="meta")
+                came = torch.empty(numel, dtype=torch.float32, device=device)
                 parameter.detach().view(-1)[:numel].copy_(came)
             return
         if not self.states:

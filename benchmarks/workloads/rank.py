@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from configs import Config
+from configs import Config, Overlap
 from models import Implementation
 from optimizer import GradientBuffer, Optimizer
 from schedule import Step, steps
 from stage import Stage
+from streams import HostActivations, Transfers
 from torch import Tensor
 
 import stalloc
@@ -40,16 +42,23 @@ class Rank:
 
     Attributes:
         config: The configuration.
+        device: The device that it trains on.
+        between: Called before each forward and backward.
         stage: Its model.
     """
 
     config: Config
+    device: str = "meta"
+    between: Callable[[], None] = lambda: None
     stage: Stage = field(init=False)
 
     def __post_init__(self) -> None:
-        self.stage = Stage(self.config)
+        self.stage = Stage(self.config, self.device)
         self._gradients = GradientBuffer(self.stage)
         self._optimizer = Optimizer(self.config, self._gradients)
+        overlap = self.config.overlap
+        self._transfers = Transfers() if overlap is Overlap.TRANSFERS else None
+        self._saved = HostActivations(self.stage) if overlap is Overlap.OFFLOAD else nullcontext()
 
     def iterate(self, iteration: int) -> None:
         """One iteration: every microbatch forward and backward, then the optimizer's step.
@@ -70,6 +79,7 @@ class Rank:
         in_flight: dict[tuple[int, int], _InFlight] = {}
         received = self._receive(order[0])
         for step, following in zip(order, [*order[1:], None], strict=True):
+            self.between()
             if step.backward:
                 self._backward(step, in_flight.pop((step.chunk, step.microbatch)), received)
             else:
@@ -85,12 +95,15 @@ class Rank:
         if last if step.backward else first:
             return None
         model = self.config.model
-        return torch.empty(
+        received = torch.empty(
             (model.sequence // parallelism.tensor, parallelism.microbatch, model.hidden),
             dtype=torch.bfloat16,
-            device="meta",
+            device=self.device,
             requires_grad=not step.backward,
         )
+        if self._transfers is not None:
+            self._transfers.receive(received)
+        return received
 
     def _forward(self, step: Step, x: Tensor | None) -> _InFlight:
         self.stage.shared.routing.microbatch = step.microbatch
@@ -99,19 +112,22 @@ class Rank:
             shape = (parallelism.microbatch, model.sequence)
             tokens = labels = None
             if self.stage.chunks[step.chunk].embedding is not None:
-                tokens = torch.empty(shape, dtype=torch.int64, device="meta")
+                tokens = torch.empty(shape, dtype=torch.int64, device=self.device)
             if self.stage.chunks[step.chunk].head is not None:
-                labels = torch.empty(shape, dtype=torch.int64, device="meta")
+                labels = torch.empty(shape, dtype=torch.int64, device=self.device)
             mask = None
             if model.implementation is not Implementation.CORE:
                 shape = (parallelism.microbatch, 1, model.sequence, model.sequence)
-                mask = torch.empty(shape, dtype=torch.bool, device="meta")
-            output = self.stage(step.chunk, tokens if x is None else x, labels)
+                mask = torch.empty(shape, dtype=torch.bool, device=self.device)
+            with self._saved:
+                output = self.stage(step.chunk, tokens if x is None else x, labels)
             if labels is not None:
                 output = output / parallelism.microbatches
             else:
+                if self._transfers is not None:
+                    self._transfers.send(output)
                 # deallocate_output_tensor: once sent, only its graph is needed.
-                output.data = torch.empty((1,), dtype=output.dtype, device="meta")
+                output.data = torch.empty((1,), dtype=output.dtype, device=self.device)
         return _InFlight(x, output, mask if self.config.recompute else None)
 
     def _backward(self, step: Step, flight: _InFlight, grad: Tensor | None) -> None:
@@ -126,6 +142,8 @@ class Rank:
                 (flight.output,), (grad,), False, False, (), True, True
             )
             # The input's gradient goes to the previous stage and is freed with the microbatch.
+            if flight.x is not None and self._transfers is not None:
+                self._transfers.send(flight.x.grad)
 
 
 def record(config: Config, iterations: int = 3) -> stalloc.Trace:

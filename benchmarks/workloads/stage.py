@@ -92,24 +92,32 @@ def _layer(config: Config, index: int, shared: Shared) -> nn.Module:
 class Shared:
     """Shared by all chunks of a rank: the gather buffer, the rotary angles, the routing."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, device: str) -> None:
         model = config.model
         self.buffer = GatherBuffer()
         self.routing = Routing(config.seed, config.skew, config.drift)
-        positions = torch.arange(model.sequence, dtype=torch.float32, device="meta")
-        frequencies = torch.empty(model.head_size // 2, dtype=torch.float32, device="meta")
+        positions = torch.arange(model.sequence, dtype=torch.float32, device=device)
+        frequencies = torch.empty(model.head_size // 2, dtype=torch.float32, device=device)
         half = torch.outer(positions, frequencies)
         self.angles = torch.cat((half, half), dim=-1)[:, None, None, :]
 
 
 class Stage(nn.Module):
-    """All chunks of one rank; calling it runs one of them."""
+    """All chunks of one rank; calling it runs one of them.
 
-    def __init__(self, config: Config) -> None:
+    Its modules are made on the meta device. On another one, their parameters get memory at the end.
+
+    Args:
+        config: The configuration.
+        device: The device of the parameters.
+        angles: The device of the rotary angles; None: the same.
+    """
+
+    def __init__(self, config: Config, device: str = "meta", angles: str | None = None) -> None:
         super().__init__()
         parallelism = config.parallelism
         self.config = config
-        self.shared = Shared(config)
+        self.shared = Shared(config, angles or device)
         slots = parallelism.pipeline * parallelism.chunks
         each = config.model.layers // slots
         if each * slots != config.model.layers:
@@ -121,6 +129,8 @@ class Stage(nn.Module):
             slot = chunk * parallelism.pipeline + config.stage
             layers = range(slot * each, (slot + 1) * each)
             self.chunks.append(Chunk(config, layers, slot == 0, slot == slots - 1, self.shared))
+        if device != "meta":
+            self.to_empty(device=device)
 
     def forward(self, chunk: int, x: Tensor, labels: Tensor | None) -> Tensor:
         """Runs one chunk."""

@@ -14,6 +14,7 @@ import standin
 import torch
 import training
 from isolation import isolated, run_isolated
+from known_requests import check_recording
 from training_cuda import Trainer
 
 import stalloc
@@ -198,6 +199,13 @@ def test_exact_profiles_bypass_the_cache() -> None:
         with pytest.raises(torch.OutOfMemoryError, match=r"90.0 GiB on cuda:0 while profiling"):
             torch.empty(90 * GIB, dtype=torch.uint8, device="cuda")
     assert not standin.complaint()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@isolated
+def test_a_recording_has_the_requests_that_were_made(exact: bool) -> None:
+    stalloc.install_compat()
+    check_recording(exact=exact)
 
 
 @isolated

@@ -7,6 +7,7 @@ import pytest
 import standin
 import torch
 from alone import run_alone
+from known_requests import check_recording
 from training_cuda import Trainer
 
 import stalloc
@@ -59,6 +60,11 @@ def test_exact_profiles_bypass_the_cache_and_record_the_same() -> None:
     assert standin.calls("cudaMalloc") - before < 50
     assert (exact.load, exact.period) == (cached.load, cached.period)
     assert len(exact.decisions) == len(cached.decisions)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_recording_has_the_requests_that_were_made(exact: bool) -> None:
+    check_recording(exact=exact)
 
 
 def test_exact_profiles_fit_where_the_cache_does_not() -> None:

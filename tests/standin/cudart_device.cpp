@@ -18,13 +18,14 @@ struct Layout {
   std::size_t processors;
   std::size_t threads_per_processor;
   std::size_t registers_per_processor;
+  std::size_t blocks_per_processor;
   std::size_t shared_per_processor;
   std::size_t shared_per_block_optin;
 };
 
 constexpr std::size_t kNotFilled = 0;
-constexpr Layout kLayout12{1032, 388, 624, kNotFilled, kNotFilled, kNotFilled};
-constexpr Layout kLayout13{1008, 384, 604, 632, 624, 672};
+constexpr Layout kLayout12{1032, 388, 624, kNotFilled, kNotFilled, kNotFilled, kNotFilled};
+constexpr Layout kLayout13{1008, 384, 604, 632, 688, 624, 672};
 constexpr Layout kLayout = STANDIN_CUDA_MAJOR == 12 ? kLayout12 : kLayout13;
 
 // These are the same in both.
@@ -57,6 +58,7 @@ int fill(World& w, void* p, int device) {
   put(p, kLayout.processors, 132);
   put(p, kLayout.threads_per_processor, 2048);
   put(p, kLayout.registers_per_processor, 65536);
+  put(p, kLayout.blocks_per_processor, 32);
   put(p, kLayout.shared_per_processor, std::size_t{233472});
   put(p, kLayout.shared_per_block_optin, std::size_t{232448});
   return standin::kSuccess;
@@ -104,6 +106,9 @@ int cudaDeviceGetAttribute(int* value, int attribute, int device) {
   return call([&](World& w) {
     if (device < 0 || device >= w.devices()) return int{standin::kInvalidDevice};
     switch (attribute) {
+      case 1:  // threads of a block; the grid of a sort is divided by what follows from it
+        *value = 1024;
+        break;
       case 5:  // blocks of a grid, along x; CUB divides by it
         *value = 2147483647;
         break;
