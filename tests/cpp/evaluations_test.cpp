@@ -93,7 +93,7 @@ TEST_F(EvaluationsTest, OutputsThatOutliveTheirForwardLieAtTheEndsOfThePool) {
   free(kept);
   std::vector<Bytes> offsets;  // the first one's place was not known to be that of an output
   for (std::size_t i = 1; i < outputs.size(); ++i) offsets.push_back(outputs[i] - outputs[2]);
-  constexpr Bytes kGap = 33 * 512;  // for small blocks
+  constexpr Bytes kGap = Bytes{64} << 10;  // for small blocks
   constexpr Bytes kLast = 15 * kMiB - 2 * kGap;
   constexpr Bytes kNext = kMiB + kGap;
   EXPECT_EQ(offsets, (std::vector<Bytes>{kLast, 0, kNext, kLast, 0, kNext, kLast, 0}));
