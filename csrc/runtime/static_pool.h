@@ -508,7 +508,8 @@ class StaticPool {
   Offset find_fit(Bytes size, Bytes room, std::size_t owner, bool last) const;
   Offset find_end(Bytes size, std::size_t owner, const RangeSet& outside, bool last) const;
   Offset find_least_in_the_way(Bytes size, std::size_t owner, std::size_t levels) const;
-  Offset find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner);
+  bool is_rest(Range r) const;
+  Offset find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner);
   GroupIndex find_open(Bytes size, StreamId stream, std::int32_t least) const;
   void add_stray(Range r);
   void remove_stray(Range r);

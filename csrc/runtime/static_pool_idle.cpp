@@ -98,7 +98,7 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& 
   }
   if (offset == kUnplaced) {
     offset = is_known && passed_ < kMaxPassed
-                 ? find_needed_last(decisions_[lifetime], size, owner)
+                 ? find_needed_last(lifetime, size, owner)
                  : find_least_in_the_way(size, owner, is_dynamic && is_known ? 2 : levels_.size());
   }
   if (offset == kUnplaced) return kUnplaced;
@@ -144,15 +144,26 @@ Offset StaticPool::find_least_in_the_way(Bytes size, std::size_t owner, std::siz
   return kUnplaced;
 }
 
+// True if some of these idle addresses are left by a live decision. O(n).
+bool StaticPool::is_rest(Range r) const {
+  return std::ranges::any_of(entries_, [&](const Entry& e) {
+    return e.live != kNone && decisions_[e.live].state == State::kRegular &&
+           range(decisions_[e.live]).overlaps(r);
+  });
+}
+
 // Finds the addresses that the plan leaves idle longest, up to the end of `lifetime`. kUnplaced if
 // a large decision needs them before: to displace it would cost more than a block beside the pool.
-Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::size_t owner) {
+Offset StaticPool::find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner) {
   HoleSet idle = levels_.back().idle[owner];
   Offset found = idle.best_fit(size);
   bool is_last = false;  // no other range is left
   const Bytes may_move = std::max(size, memory() / kLargeParts);
+  // Temporaries of the phase come and go there, and a dynamic block would displace each of them.
+  const bool is_dynamic = lifetime >= planned_;
   Position next = clock_;
-  for (std::int32_t left = remaining(lifetime); left > 0 && found != kUnplaced; --left, ++next) {
+  for (std::int32_t left = remaining(decisions_[lifetime]); left > 0 && found != kUnplaced;
+       --left, ++next) {
     if (next == events_.end_index()) next = Position(0);
     ++passed_;
     const Event e = events_[next];
@@ -163,7 +174,9 @@ Offset StaticPool::find_needed_last(const Placed& lifetime, Bytes size, std::siz
     const Offset other = is_last ? kUnplaced : idle.best_fit(size);
     is_last = other == kUnplaced;
     if (!is_last) found = other;
-    if (is_last && needed.size() > may_move) return kUnplaced;
+    if (is_last && (needed.size() > may_move || (is_dynamic && is_rest({found, found + size})))) {
+      return kUnplaced;
+    }
   }
   return is_last || found == kUnplaced ? found : idle.best_fit(size);
 }
