@@ -16,8 +16,9 @@ HEADINGS = ("state", "ran", "passed", "failed", "skipped", "served", "moved", "d
 LEGEND = """\
 "Failed" counts crashes and tests that were not done in time. A state does not run what a state
 without stalloc skipped or did not finish before. "Served": tests in which a pool of stalloc served
-a request. "Moved": tests during which memory moved within a pool. "Differ": tests whose outcome is not the baseline's; "listed": those of them that
-exceptions.toml gives a reason for. Compat mode may pass more than a plain pluggable allocator.
+a request. "Moved": tests during which memory moved within a pool. "Differ": tests whose outcome is
+not the baseline's; "listed": those of them that exceptions.toml gives a reason for. Compat mode may
+pass more than a plain pluggable allocator.
 """
 
 

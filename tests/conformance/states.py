@@ -4,7 +4,7 @@
     active   a plan of another program is in force, in the middle of a forward: the test's
              requests get its planned addresses, or idle space in its pool
     grown    the same in a forward of a batch larger than profiled: the pool has grown, its memory
-             moves, and torch's segments expand beside it, which `enable()` turns on
+             has moved, and torch's segments expand beside it, which `enable()` turns on
     own      the test itself is profiled, planned, and runs under its own plan
 
 Each state has a baseline: the state without stalloc that it has to equal. The other program runs
@@ -177,7 +177,9 @@ class _Planned(Surroundings):
             model.iterate(PROFILED_MIB)
 
             def within() -> None:
-                assert stalloc.memory_stats("cuda")["pool"] > plan.pool, "the pool has not grown"
+                stats = stalloc.memory_stats("cuda")
+                assert stats["pool"] > plan.pool, "the pool has not grown"
+                assert stats["moves"] > 0, "its memory has not moved"
                 self._count(once)
 
             model.within = within

@@ -22,7 +22,7 @@ from stalloc import _core, hooks
 from stalloc._torch_modules import cuda_module
 
 sys.path.append(str(Path(__file__).parent.parent / "cuda"))
-import standin  # noqa: E402
+import standin
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = (512, 3 * KIB, 20 * MIB, 7 * MIB, 700, MIB)
@@ -100,8 +100,8 @@ def main() -> None:
     device = Device(sys.argv[1])
     with (
         mock.patch.object(torch.version, "cuda", "13.0"),
-        mock.patch.object(torch.cuda, "is_available", lambda: True),
-        mock.patch.object(torch.cuda, "current_device", lambda: 0),
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch.cuda, "current_device", return_value=0),
     ):
         warnings.simplefilter("error")
         begin = standin.used()
