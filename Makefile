@@ -47,7 +47,16 @@ quickstart: build  ## Train a small GPT with and without stalloc
 	@python examples/quickstart.py
 
 .PHONY: test
-test: lint test-wheel sanitize test-cpp check-odr test-python docs  ## Run the checks and the tests that need no GPU and no framework
+test: lint test-wheel sanitize test-cpp check-odr test-native test-python docs left-out  ## Run the checks and the tests that need no GPU and no framework
+
+.PHONY: left-out
+left-out:
+	@printf 'test: %s\n' 'all passed. Not run, since they install gigabytes or need a GPU:' \
+	  '  make test-cuda         native and compat mode, with a CUDA build of torch on a pretended GPU' \
+	  '  make test-conformance  tests of torch, without stalloc and with it, there' \
+	  '  make test-wheels       the wheel beside several builds of torch' \
+	  '  make test-frameworks   training with Megatron-LM and others' \
+	  '  make gpu-test          training on a GPU'
 
 .PHONY: test-cpp
 test-cpp: setup  ## Run the C++ tests
@@ -57,6 +66,10 @@ test-cpp: setup  ## Run the C++ tests
 check-odr: setup  ## Check that no two files of the library define one name in two ways
 	@cmake --preset cpp >/dev/null
 	@cmake --build --preset cpp --target odr_check
+
+.PHONY: test-native
+test-native: build  ## Run native mode beside a CPU build of torch, on stand-ins: seconds
+	@scripts/test_native.sh '$(VENV)'
 
 .PHONY: test-python
 test-python: build  ## Run the Python tests

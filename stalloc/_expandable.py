@@ -13,6 +13,7 @@ import warnings
 import torch
 
 from stalloc._adapters import Adapter, registers_memory
+from stalloc._torch_modules import cuda_module
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _SETTER = "_accelerator_setAllocatorSettings"
@@ -40,6 +41,7 @@ class Switch:
         global _own_settings
         _own_settings = f"expandable_segments:{on}"
         getattr(torch._C, _SETTER)(_own_settings)
+        cuda_module().note_expandable(on)
         if on and not self._made:
             self._made = True
             self._make_one()

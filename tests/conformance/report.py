@@ -12,12 +12,13 @@ from typing import Any
 from conformance.comparison import Difference
 from conformance.states import State
 
-HEADINGS = ("state", "ran", "passed", "failed", "skipped", "served", "differ", "listed")
+HEADINGS = ("state", "ran", "passed", "failed", "skipped", "served", "moved", "differ", "listed")
 LEGEND = """\
 "Failed" counts crashes and tests that were not done in time. A state does not run what a state
 without stalloc skipped or did not finish before. "Served": tests in which a pool of stalloc served
-a request. "Differ": tests whose outcome is not the baseline's; "listed": those of them that
-exceptions.toml gives a reason for. Compat mode may pass more than a plain pluggable allocator.
+a request. "Moved": tests during which memory moved within a pool. "Differ": tests whose outcome is
+not the baseline's; "listed": those of them that exceptions.toml gives a reason for. Compat mode may
+pass more than a plain pluggable allocator.
 """
 
 
@@ -50,7 +51,10 @@ class Table:
                 count["passed"],
                 count["failed"] + count["crashed"] + count["timeout"],
                 count["skipped"],
-                sum(answer.get("served", 0) > 0 for answer in answers) if state.plan else "",
+                *(
+                    sum(answer.get(figure, 0) > 0 for answer in answers) if state.plan else ""
+                    for figure in ("served", "moves")
+                ),
                 len(ours) if state.baseline else "",
                 len(ours & self.exceptions.keys()) if state.baseline else "",
             )

@@ -3,17 +3,19 @@
     idle     a plan is in force, between two iterations
     active   a plan of another program is in force, in the middle of a forward: the test's
              requests get its planned addresses, or idle space in its pool
+    grown    the same in a forward of a batch larger than profiled: the pool has grown, its memory
+             has moved, and torch's segments expand beside it, which `enable()` turns on
     own      the test itself is profiled, planned, and runs under its own plan
 
 Each state has a baseline: the state without stalloc that it has to equal. The other program runs
 there too, and ends before the test. `own` runs a test several times in one process, and so does its
-baseline.
+baseline; that of `grown` has expandable segments.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ from stalloc import _core, hooks
 
 KIB, MIB = 1 << 10, 1 << 20
 PROFILED, PLANNED = 3, 2  # runs of a test under its own plan: without one, and with it
+PROFILED_MIB = (8, 12, 16)  # batches of the program whose batches vary
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,10 @@ class State:
 
     name: str
     allocator: str  # torch, native, plain (a plain pluggable allocator) or compat
-    plan: str = ""  # idle, active, own
+    plan: str = ""  # idle, active, grown, own
     runs: int = 1
     baseline: str = ""
+    expandable: bool = False  # torch's segments, in a baseline
 
     @property
     def may_pass_more(self) -> bool:
@@ -48,6 +52,8 @@ STATES = (
     State("torch", "torch"),
     State("native, idle", "native", "idle", baseline="torch"),
     State("native, active", "native", "active", baseline="torch"),
+    State("torch, expandable", "torch", expandable=True),
+    State("native, grown", "native", "grown", baseline="torch, expandable"),
     State("torch, repeated", "torch", runs=REPEATED),
     State("native, own", "native", "own", REPEATED, "torch, repeated"),
     State("plain", "plain"),
@@ -76,15 +82,19 @@ class Surroundings:
         """Runs the test as often as the state asks, until it does not pass."""
         if torch.cuda.is_available():
             torch.cuda.init()  # type: ignore[no-untyped-call]  # as stalloc.profile() does
-            for _ in range(REPEATED if self.state.runs == 1 else 0):
-                _iteration()
+            if self.state.expandable:
+                torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+                _Waves().iterate(PROFILED_MIB)
+            else:
+                for _ in range(REPEATED if self.state.runs == 1 else 0):
+                    _iteration()
         for _ in range(self.state.runs):
             if not once():
                 return
 
-    def served(self) -> int:
-        """The number of requests that a pool has served."""
-        return 0
+    def figures(self) -> dict[str, int]:
+        """The requests that a pool has served, and the moves of its memory; empty without one."""
+        return {}
 
 
 def _iteration() -> None:
@@ -103,21 +113,46 @@ def _iteration() -> None:
     stalloc.step()
 
 
+class _Waves(torch.nn.Module):
+    """A program whose batches vary, of 24 activations each. Calls `within` before it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.within: Callable[[], object] = lambda: None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(24):
+            x = x.tanh()
+        self.within()
+        return x
+
+    def iterate(self, sizes: Iterable[int]) -> None:
+        """An iteration for each size of a batch, in MiB."""
+        for mib in sizes:
+            x = torch.empty(mib * MIB, dtype=torch.uint8, device="cuda").view(torch.float32)
+            self(x.requires_grad_()).sum().backward()
+            stalloc.step()
+
+
 class _Planned(Surroundings):
     """Runs a test under a plan."""
 
-    _served = 0
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._served = self._moves = 0
 
     def run(self, once: Callable[[], bool]) -> None:
         if self.state.plan == "own":
             self._run_own(once)
+        elif self.state.plan == "grown":
+            self._run_grown(once)
         else:
             self._run_beside(once)
         for name in _core.runtimes():
             _core.runtime(name).check()  # the invariants of stalloc's tables
 
-    def served(self) -> int:
-        return self._served
+    def figures(self) -> dict[str, int]:
+        return {"served": self._served, "moves": self._moves}
 
     def _run_beside(self, once: Callable[[], bool]) -> None:
         """Runs the test between two iterations of another program, or within one."""
@@ -127,13 +162,38 @@ class _Planned(Surroundings):
         with stalloc.enable(profile.plan()):
             for _ in range(PLANNED):
                 _iteration()
-            before = _pool_requests()
-            assert before > 0, "the plan is not in force"
             with hooks.phase("forward") if self.state.plan == "active" else nullcontext():
-                once()
-            self._served = _pool_requests() - before
+                self._count(once)
             stalloc.step()
             _iteration()
+
+    def _run_grown(self, once: Callable[[], bool]) -> None:
+        """Runs the test within a batch for which the pool has grown."""
+        model = _Waves()
+        with stalloc.profile(model, device="cuda") as profile:
+            model.iterate(PROFILED_MIB)
+        plan = profile.plan()
+        with stalloc.enable(plan, model=model):
+            model.iterate(PROFILED_MIB)
+
+            def within() -> None:
+                stats = stalloc.memory_stats("cuda")
+                assert stats["pool"] > plan.pool, "the pool has not grown"
+                assert stats["moves"] > 0, "its memory has not moved"
+                self._count(once)
+
+            model.within = within
+            model.iterate([2 * max(PROFILED_MIB)])
+            model.within = lambda: None
+            model.iterate(PROFILED_MIB)
+
+    def _count(self, once: Callable[[], bool]) -> None:
+        """Runs the test, and counts what the pool does."""
+        before, moves = _pool_requests(), stalloc.memory_stats("cuda")["moves"]
+        assert before > 0, "the plan is not in force"
+        once()
+        self._served = _pool_requests() - before
+        self._moves = stalloc.memory_stats("cuda")["moves"] - moves
 
     def _run_own(self, once: Callable[[], bool]) -> None:
         with stalloc.profile(device="cuda") as profile:
@@ -142,6 +202,7 @@ class _Planned(Surroundings):
             with stalloc.enable(profile.plan()):
                 self._iterate(once, PLANNED)
                 self._served = _pool_requests()
+                self._moves = stalloc.memory_stats("cuda")["moves"]
 
     @staticmethod
     def _iterate(once: Callable[[], bool], times: int) -> bool:

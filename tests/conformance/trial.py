@@ -115,7 +115,7 @@ def _run(tests: str, name: str, state: states.State) -> dict[str, Any]:
         return bool(answer["outcome"] == "passed")
 
     surroundings.run(once)
-    answer["served"] = surroundings.served()
+    answer |= surroundings.figures()
     if answer["outcome"] == "passed" and _misuses():
         return answer | {"outcome": "failed", "detail": f"misuse of the GPU: {_complaint()}"}
     return answer

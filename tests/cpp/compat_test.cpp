@@ -176,10 +176,14 @@ TEST_F(Compat, TorchThrowsItsOwnErrorWhereItCan) {
 
 TEST_F(Compat, GivesBackCachedMemoryBeforeItRunsOut) {
   standin_set_memory(0, kGiB);
+  compat::CompatGpu::of(0).reset_peaks();
   void* a = stalloc_malloc(600 * kMiB, 0, nullptr);
   stalloc_free(a, 600 * kMiB, 0, nullptr);
   void* b = stalloc_malloc(800 * kMiB, 0, stream());
   EXPECT_NE(b, nullptr);
+  // What was asked of the device in vain was never held.
+  EXPECT_EQ(compat::CompatGpu::of(0).figures().held.all.bytes.peak, 800 * kMiB);
+  EXPECT_EQ(compat::CompatGpu::of(0).figures().all.rounded.peak, 800 * kMiB);
   stalloc_free(b, 800 * kMiB, 0, nullptr);
 }
 

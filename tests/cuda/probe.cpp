@@ -46,6 +46,9 @@ PYBIND11_MODULE(cuda_probe, m) {
     void* base = allocator::getBaseAllocation(reinterpret_cast<void*>(p), &size);
     return std::pair(reinterpret_cast<std::uintptr_t>(base), size);
   });
+  m.def("share_handle", [](std::uintptr_t p) {
+    return py::bytes(allocator::shareIpcHandle(reinterpret_cast<void*>(p)).handle);
+  });
   m.def("allocate_with_address", [](std::size_t size, std::uintptr_t p) {
     return reinterpret_cast<std::uintptr_t>(
         allocator::allocateWithAddress(size, reinterpret_cast<void*>(p)).get());

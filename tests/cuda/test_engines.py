@@ -93,6 +93,13 @@ def test_a_pool_of_virtual_memory_says_how_to_share_its_tensors() -> None:
     y = _output(trainer)
     with pytest.raises(RuntimeError, match="Share it while the profile is recorded, too"):
         _share(y)
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        clone = y.clone()
+    handle = _share(clone)
+    assert _address(handle) == clone.data_ptr()
+    del clone
+    _return(handle)
+    torch.cuda.ipc_collect()
 
 
 def test_a_pool_stays_while_another_process_has_a_handle() -> None:

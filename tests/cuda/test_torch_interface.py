@@ -312,6 +312,8 @@ handle = y.untyped_storage()._share_cuda_()
 assert len(handle[1]) == 2 + 64 and handle[1][1:2] == b"c", handle[1]
 assert int.from_bytes(handle[1][2:10], "little") == pool["address"]
 assert handle[3] == y.data_ptr() - pool["address"]
+import cuda_probe
+assert cuda_probe.share_handle(y.data_ptr()) == handle[1]
 assert torch.cuda.memory_reserved(0) == 0, "torch was asked about another device"
 """
     )

@@ -210,17 +210,18 @@ def test_the_table_counts_each_outcome(tmp_path: Path) -> None:
         "torch": outcomes(a="passed", b="passed", c="failed", d="skipped", e="timeout"),
         "native, idle": outcomes(a="passed", b="failed", c="crashed"),
     }
-    found["native, idle"]["a"]["served"] = 3
+    found["native, idle"]["a"] |= {"served": 3, "moves": 0}
+    found["native, idle"]["b"] |= {"served": 1, "moves": 2}
     states = [by_name("torch"), IDLE]
     different = {Difference("native, idle", "b")}
     table = Table("torch 2", states, found, different, dict.fromkeys(different, "why"), set())
     assert table.rows() == [
-        ("torch", "5", "2", "2", "1", "", "", ""),
-        ("native, idle", "3", "1", "2", "0", "1", "1", "1"),
+        ("torch", "5", "2", "2", "1", "", "", "", ""),
+        ("native, idle", "3", "1", "2", "0", "2", "1", "1", "1"),
     ]
     table.write(tmp_path / "result.md")
     text = (tmp_path / "result.md").read_text()
-    assert "| native, idle | 3 | 1 | 2 | 0 | 1 | 1 | 1 |" in text
+    assert "| native, idle | 3 | 1 | 2 | 0 | 2 | 1 | 1 | 1 |" in text
     (difference,) = different
     assert f"- `{difference.test}` (native, idle). why" in text
 

@@ -57,6 +57,8 @@ class CudaAllocator final : public Delegate {
 
   // With `exact`, recorded requests bypass torch's cache: each gets its own piece of the device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
+  // stalloc has turned expandable segments of torch's allocator on, or off.
+  void note_expandable(bool on) { expands_.store(on); }
   // Follows what happened to torch's allocator while this was not in front of it: its history, and
   // a private pool that the calling thread has opened on `device`. With `hidden`, snapshots leave
   // out the memory held here: for trackers that were attached to torch's allocator before this was
@@ -181,12 +183,14 @@ class CudaAllocator final : public Delegate {
   bool free_directly(void* p);
   // Reports a block that is a piece of its own to torch.profiler; `change` in bytes.
   void report_direct(c10::DeviceIndex device, void* p, Bytes change);
-  // Returns the piece of memory held here that contains `p`; its beginning is null if none does.
+  // Shares a block of torch's allocator.
+  allocator_api::ShareableHandle share_torchs(void* p);
   // A block of torch's own, for as long as this lives. Throws as torch's allocator.
   using Probe = std::unique_ptr<void, std::function<void(void*)>>;
   Probe make_probe() {
     return {to().raw_alloc(1), [this](void* p) { to().raw_delete(p); }};
   }
+  // Returns the piece of memory held here that contains `p`; its beginning is null if none does.
   runtime::Inspection::Piece piece_of(void* p, c10::DeviceIndex* device) const;
   // Returns the live block that begins at `p`; its beginning is null if none does.
   History::Block block_at(const void* p, bool* waits = nullptr) const;
@@ -207,6 +211,7 @@ class CudaAllocator final : public Delegate {
   std::atomic<int> detours_{0};          // open private pools, and one while torch's cache is off
   std::atomic<bool> caches_{true};
   std::atomic<bool> hidden_{false};
+  std::atomic<bool> expands_{false};
   std::atomic<bool> has_fractions_{false};
   // By device: our share of the fraction has changed, and torch's must follow.
   std::array<std::atomic<bool>, runtime::DeviceRuntime::kGpus> shares_changed_{};

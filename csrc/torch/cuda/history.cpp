@@ -189,7 +189,9 @@ void History::piece(Entry::Action action, c10::DeviceIndex device, void* begin,
       const std::lock_guard lock(mutex_);
       trackers = trackers_;
       const Block block{device, begin, size, size, nullptr};
-      if (action == Entry::SEGMENT_FREE) finish_frees_at(block, entries);
+      if (action == Entry::SEGMENT_FREE || action == Entry::SEGMENT_UNMAP) {
+        finish_frees_at(block, entries);  // memory that goes has no block
+      }
       entries.push_back(keep(action, block, nullptr, {}));
     }
     for (const Entry& entry : entries) {

@@ -30,6 +30,9 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
       [](bool exact) { adapters::CudaAllocator::instance().record_exactly(exact); },
       py::arg("exact"));
   m.def(
+      "note_expandable", [](bool on) { adapters::CudaAllocator::instance().note_expandable(on); },
+      py::arg("on"), "stalloc has turned torch's expandable segments on, or off.");
+  m.def(
       "follow_program_order",
       [](int device) {
         adapters::follow_program_order(stalloc::runtime::DeviceRuntime::find_gpu(device), device);

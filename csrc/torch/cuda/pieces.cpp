@@ -11,6 +11,15 @@
 #include "torch/cuda/runtimes.h"
 
 namespace stalloc::torch_adapters {
+namespace {
+
+constexpr char kHowToShare[] =
+    "Share it while the profile is recorded, too, or enable the plan with keep_addresses=False: "
+    "the "
+    "pool is plain memory then, and torch's segments stay as they are; or clone the tensor to the "
+    "CPU and share that";
+
+}  // namespace
 
 runtime::Inspection::Piece CudaAllocator::piece_of(void* p, c10::DeviceIndex* device) const {
   for (c10::DeviceIndex i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
@@ -118,7 +127,7 @@ allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
   }
   c10::DeviceIndex device = 0;
   const runtime::Inspection::Piece piece = piece_of(p, &device);
-  if (!piece.begin) return to().shareIpcHandle(p);
+  if (!piece.begin) return share_torchs(p);
   const c10::cuda::CUDAGuard guard(device);
   const Probe probe = make_probe();
   std::string theirs;
@@ -131,18 +140,31 @@ allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
   TORCH_CHECK(theirs.size() >= 2 && (theirs[1] == kPlain || theirs[1] == kVirtual),
               "a tensor in stalloc's pool cannot be shared with another process here: torch's own "
               "tensors cannot be either (",
-              problem, "). Clone the tensor to the CPU and share that");
+              problem, "). ", kHowToShare);
   cudaIpcMemHandle_t whole;
   const bool is_shareable = cudaIpcGetMemHandle(&whole, piece.begin) == cudaSuccess;
   if (!is_shareable) static_cast<void>(cudaGetLastError());  // else the next kernel reports it
   TORCH_CHECK(is_shareable,
               "a tensor in stalloc's pool cannot be shared with another process here: the pool is "
-              "virtual memory. Share it while the profile is recorded, too, which makes the pool "
-              "plain; or enable the plan with keep_addresses=False; or clone the tensor under "
-              "stalloc.hooks.unplanned(), and share that");
+              "virtual memory. ",
+              kHowToShare, ", or clone it in a torch.cuda.MemPool, which torch serves");
   std::string handle = {theirs[0], kPlain};
   handle.append(reinterpret_cast<const char*>(&whole), sizeof(whole));
   return {static_cast<char*>(p) - static_cast<char*>(piece.begin), std::move(handle)};
+}
+
+// Torch's refusal to share a block of an expandable segment names a call of the driver, and the
+// program may not know of such segments.
+allocator_api::ShareableHandle CudaAllocator::share_torchs(void* p) {
+  if (!expands_.load()) return to().shareIpcHandle(p);
+  try {
+    return to().shareIpcHandle(p);
+  } catch (const c10::Error& e) {
+    TORCH_CHECK(false, e.what_without_backtrace(),
+                "\nstalloc has turned torch's expandable segments on beside the plan's pool, and a "
+                "tensor in them cannot be shared with another process here. ",
+                kHowToShare);
+  }
 }
 
 #if TORCH_VERSION_MINOR >= 13
@@ -150,7 +172,7 @@ c10::DataPtr CudaAllocator::allocateWithAddress(size_t size, void* address) {
   TORCH_CHECK(!piece_of(address, nullptr).begin, "the address ", address,
               " lies in memory that stalloc has planned, where a block of ", size,
               " bytes cannot be placed by address; disable stalloc first, or request the block "
-              "that is to be restored under stalloc.hooks.unplanned()");
+              "that is to be restored in a torch.cuda.MemPool");
   c10::DataPtr block = to().allocateWithAddress(size, address);
   if (of_private_pool() == Record::kNoticed) adopt(block);
   return block;
