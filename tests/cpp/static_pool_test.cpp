@@ -14,6 +14,8 @@ namespace {
 using testing::decision;
 using testing::group;
 
+constexpr Bytes kUnit = Bytes{64} << 10;  // of what is not small
+
 TEST(StaticPool, ServesThePlanAndNothingIsStray) {
   runtime::StaticPool pool(testing::plan_of(
       {decision(512, 0, 0, 2), decision(512, 512, 1, 3), decision(512, 0, 4, 5)}, 6));
@@ -186,6 +188,22 @@ TEST(StaticPool, ASmallerRequestLeavesTheRestOfItsRangeIdle) {
   pool.check();
 }
 
+// Decision 1 comes where the rest of decision 0 was, before the group's blocks are freed.
+TEST(StaticPool, ADynamicBlockInSuchARestDisplacesNoTemporary) {
+  const auto place_until = [](Tick upper) {
+    plan::Plan plan =
+        testing::plan_of({decision(2 * kUnit, 0, 0, 5), decision(kUnit, kUnit, 6, 7)}, 10);
+    plan.groups = {group(0, 0, 0, 1, upper)};
+    plan.check();
+    runtime::StaticPool pool(plan);
+    EXPECT_EQ(pool.place(0, kUnit), 0);
+    EXPECT_EQ(pool.place_dynamic(0, kUnit), kUnplaced);
+    return pool.place_idle(kUnit, 0, {.lifetime = pool.region_of(0)});
+  };
+  EXPECT_EQ(place_until(5), kUnit);
+  EXPECT_EQ(place_until(8), kUnplaced);
+}
+
 TEST(StaticPool, ABlockInTheWayOfALargerRequestMayLeaveRoomForASmallerOne) {
   runtime::StaticPool pool(testing::plan_of({decision(2048, 0, 2, 5), decision(512, 0, 0, 1)}, 8));
   ASSERT_TRUE(pool.place_at(1024, 1024, 0));
@@ -317,8 +335,6 @@ TEST(StaticPool, ADisplacedDecisionThatWrapsLooksIntoTheNextIteration) {
   EXPECT_EQ(pool.place_idle(512, 0, {.lifetime = 2}), 512) << "1024 is needed at 11, 1536 at 8";
   pool.check();
 }
-
-constexpr Bytes kUnit = Bytes{64} << 10;  // of what is not small
 
 TEST(StaticPool, ABlockThatOutlivesItsRegionDisplacesOnlyItsOwnAddresses) {
   plan::Plan plan = testing::plan_of(
