@@ -115,10 +115,11 @@ bool Serving::is_wary() {
 
 void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream) {
   Pool& pool = *pools_.active();
-  Offset offset = pool.space.place(decision, size);
+  // The next request there may need the memory of the whole range.
+  Offset offset = pool.space.place(decision, size, /*whole=*/true);
   if (offset == kUnplaced && hand_back_ && hand_back_->possible() &&
       hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
-    offset = pool.space.place(decision, size);
+    offset = pool.space.place(decision, size, /*whole=*/true);
   }
   const Range lacking = offset == kUnplaced ? pool.space.lacking_memory(decision, size) : Range{};
   if (lacking.size() > 0) {
@@ -127,8 +128,9 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
       ++counts_.conflicts;
       return p;
     }
-    if (provide_memory(lacking, {}, means(size))) offset = pool.space.place(decision, size);
+    provide_memory(lacking, {}, means(size));
   }
+  if (offset == kUnplaced) offset = pool.space.place(decision, size);
   if (offset != kUnplaced && pool.hand_over(offset, capturing())) {
     ++hits_;
     return pool.address(offset);

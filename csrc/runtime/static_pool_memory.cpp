@@ -29,6 +29,13 @@ std::vector<Range> StaticPool::idle_ranges(std::size_t level) {
   for (const HoleSet& holes : levels_[level].idle) {
     for (const Range& r : holes.ranges()) all.insert_merged(r);
   }
+  // The next requests of these decisions may need the memory of all of their addresses.
+  for (const Entry& e : entries_) {
+    if (e.live == kNone) continue;
+    const Placed& p = decisions_[e.live];
+    if (p.state == State::kRegular && p.slot_class == kNone)
+      all.remove({taken(p).end, range(p).end});
+  }
   if (level + 1 == levels_.size()) add_free_slots(all);
   return all.ranges();
 }
@@ -97,7 +104,8 @@ Range StaticPool::lacking_memory(DecisionIndex d, Bytes size) const {
     return {};
   }
   if (p.state != State::kIdle || !is_current(p)) return {};
-  return lacking_memory({p.offset, p.offset + round_up(size)});
+  const Range all = lacking_memory(range(p));
+  return all.size() > 0 ? all : lacking_memory({p.offset, p.offset + round_up(size)});
 }
 
 Range StaticPool::lacking_memory(Range r) const {

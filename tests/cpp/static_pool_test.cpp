@@ -229,15 +229,30 @@ TEST(StaticPool, ANewLayoutKeepsABlockBesideAnotherInTheRestOfItsRange) {
 }
 
 TEST(StaticPool, TheRestOfARangeMayLackMemory) {
+  const plan::DecisionIndex d(0);
   runtime::StaticPool pool(testing::plan_of({decision(2048, 0, 0, 5)}, 8));
   pool.remove_memory({1024, 2048});
-  EXPECT_EQ(pool.place(0, 2048), kUnplaced);
-  EXPECT_EQ(pool.lacking_memory(plan::DecisionIndex(0), 2048), (Range{0, 2048}));
-  EXPECT_EQ(pool.lacking_memory(plan::DecisionIndex(0), 1024), Range{});
-  EXPECT_EQ(pool.place(0, 1024), 0);
+  EXPECT_EQ(pool.place(d, 2048), kUnplaced);
+  EXPECT_EQ(pool.place(d, 1024, /*whole=*/true), kUnplaced);
+  EXPECT_EQ(pool.lacking_memory(d, 1024), (Range{0, 2048})) << "the next may be larger";
+  EXPECT_EQ(pool.place(d, 1024), 0);
   pool.check();
   pool.return_memory({1024, 2048});
+  EXPECT_EQ(pool.idle_ranges(), std::vector<Range>{}) << "no other addresses get this memory";
   EXPECT_EQ(pool.place_idle(1024, 0), 1024);
+  pool.check();
+}
+
+TEST(StaticPool, ABlockInTheRestLeavesTheOtherAddressesToLackMemory) {
+  const plan::DecisionIndex d(0);
+  runtime::StaticPool pool(testing::plan_of({decision(2048, 0, 0, 5)}, 8));
+  ASSERT_TRUE(pool.place_at(1536, 512, 0));
+  pool.remove_memory({512, 1024});
+  EXPECT_EQ(pool.place(d, 1024), kUnplaced);
+  EXPECT_EQ(pool.lacking_memory(d, 2048), Range{}) << "something else is in the way";
+  EXPECT_EQ(pool.lacking_memory(d, 1024), (Range{0, 1024}));
+  pool.return_memory({512, 1024});
+  EXPECT_EQ(pool.place(d, 1024, /*whole=*/true), 0);
   pool.check();
 }
 
