@@ -15,9 +15,8 @@ namespace {
 
 constexpr char kHowToShare[] =
     "Share it while the profile is recorded, too, or enable the plan with keep_addresses=False: "
-    "the "
-    "pool is plain memory then, and torch's segments stay as they are; or clone the tensor to the "
-    "CPU and share that";
+    "the pool is plain memory then, and torch's segments stay as they are; or clone the tensor to "
+    "the CPU and share that";
 
 }  // namespace
 
