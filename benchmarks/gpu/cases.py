@@ -28,11 +28,17 @@ def _lengths(run: Run) -> Run:
     return replace(run, lengths=True, warmup=PLANNED_BY, steps=12)
 
 
+def _growing(run: Run) -> Run:
+    return replace(run, growing=True, warmup=PLANNED_BY, steps=12)
+
+
 CASES = {
     "gpt2-345m": Case(GPT2, 26),
     "gpt2-345m, lengths": Case(_lengths(GPT2), 34),
     "llama-1.3b": Case(LLAMA, 31),
     "llama-1.3b, lengths": Case(_lengths(LLAMA), 35),
+    "gpt2-345m, growing": Case(_growing(GPT2), 34),
+    "llama-1.3b, growing": Case(_growing(LLAMA), 35),
     "moe-8x": Case(EXPERTS, 30),
     "moe-8x, lengths": Case(_lengths(EXPERTS), 34),
     "deepseek-proxy": Case(PROXY, 21),

@@ -17,7 +17,7 @@ REFUSALS = ("Device not supported", "Unable to find injection")
 
 
 def checks(device: str) -> dict[str, Run]:
-    """The comparisons by name; those after the first three need a GPU."""
+    """The comparisons by name; those after "automatic" need a GPU."""
 
     def small(model: str = "tiny", **options: object) -> Run:
         run = Run(model, "stalloc", device=device, steps=6, deterministic=True)
@@ -29,6 +29,8 @@ def checks(device: str) -> dict[str, Run]:
         "experts": small("tiny-moe"),
         "lengths": small(lengths=True, steps=20),
         "automatic": small(allocator="auto", steps=20),
+        "growing": small("small", growing=True, steps=20),
+        "automatic-growing": small("small", allocator="auto", growing=True, steps=20),
         "exchanges": small("tiny-proxy"),
         "streams": small(extras="streams"),
         "separate-streams": small(extras="streams", streams="separate"),
@@ -65,8 +67,10 @@ def compare(run: Run) -> Result:
         share = served["served_as_planned"] / max(served["requests"], 1)
         said = f"identical, {served['stage']}, {served['served']} iterations, {share:.4f} planned"
     else:
-        keys = ("hit_rate", "conflicts", "stream_waits")
+        keys = ("hit_rate", "conflicts", "stream_waits", "moves")
         said = f"identical, hit rate {served['hit_rate']:.4f}"
+        if served["moves"]:
+            said += f", memory moved {served['moves']} times"
     return {"passed": True, "said": said, **{key: served[key] for key in keys}}
 
 

@@ -37,6 +37,7 @@ class Config:
 MODELS = {
     "tiny": Config(2, 64, 2, 128, 32, 256),
     "tiny-moe": Config(2, 64, 2, 64, 32, 256, experts=4),
+    "small": Config(4, 512, 8, 2048, 1024, 16384),
     "gpt2-345m": Config(24, 1024, 16, 4096, 1024),
     "llama-1.3b": Config(24, 2048, 16, 5632, 2048, 32000),
     "moe-8x": Config(12, 1024, 16, 2816, 2048, 32000, experts=8),

@@ -1,7 +1,9 @@
 """The time of a step under each allocator, in turns in one process.
 
 Processes differ by more than allocators do: so one process trains on, and the allocator changes
-between blocks of steps. "again" is torch's allocator a second time: it shows the noise.
+between blocks of steps. "again" is torch's allocator a second time: it shows the noise. The
+optimizer's steps have length 0: with weights that stay, each turn has the same work, also where a
+router decides on it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ def measure(run: Run, seconds: float) -> dict[str, Any]:
     end = time.monotonic() + seconds
     torch.manual_seed(0)
     model, optimizer = run.make()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
     with stalloc.profile(model, device=run.device, exact=False) as prof:
         for step in range(run.profiled):
             run.step(model, optimizer, step)

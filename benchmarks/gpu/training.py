@@ -21,6 +21,7 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 # Messages of CUDA's libraries, which need memory besides torch and stalloc.
 OUT_OF_MEMORY = ("out of memory", "cannot be reserved", "tried to allocate", "alloc_failed")
 GIB = 1 << 30
+MEASURED = 1000  # the first step that is measured; those before warm up
 SHORTEST = 4  # sequences of changing lengths have from a quarter of the model's to all of it
 
 
@@ -46,6 +47,7 @@ class Run:
     streams: str = "auto"  # of the plan: or "separate", "ordered"
     extras: str = ""  # names of EXTRAS, with commas
     lengths: bool = False  # every step has sequences of another length
+    growing: bool = False  # sequences grow, to the model's length beyond what a profile has seen
     recompute: bool = False
     deterministic: bool = False
     compat: bool = False  # stalloc's other mode
@@ -103,7 +105,7 @@ class Run:
     @property
     def profiled(self) -> int:
         """Steps of a profile."""
-        return 5 if self.lengths else 3
+        return 5 if self.lengths or self.growing else 3
 
     def _profile(self) -> dict[str, Any]:
         with stalloc.profile(device=self.device, exact=not self.cached) as prof:
@@ -119,7 +121,7 @@ class Run:
         allocations = _device_allocations() if gpu else 0
         with recorded_history(self.snapshot):
             for step in range(self.steps):
-                self.step(model, optimizer, 1000 + step)
+                self.step(model, optimizer, MEASURED + step)
             if gpu:
                 torch.cuda.synchronize()
         result: dict[str, Any] = {"losses": self.losses}
@@ -140,7 +142,7 @@ class Run:
             }
         if self.allocator == "stalloc":
             ours = stalloc.memory_stats(self.device)
-            keys = ("hit_rate", "misses", "conflicts", "pool", "resident", "stream_waits")
+            keys = ("hit_rate", "misses", "conflicts", "pool", "resident", "stream_waits", "moves")
             result |= {key: ours[key] for key in keys}
         elif self.allocator == "auto":
             status = stalloc.status()
@@ -163,10 +165,7 @@ class Run:
         generator = torch.Generator().manual_seed(step)
         gpu = self.device.startswith("cuda")
         for _ in range(self.microbatches):
-            length = config.sequence
-            if self.lengths:
-                shortest = length // SHORTEST
-                length = int(torch.randint(shortest, length + 1, (), generator=generator))
+            length = self._length(step, config.sequence, generator)
             shape = (self.batch, length + 1)
             tokens = torch.randint(config.vocabulary, shape, generator=generator)
             # Backward, too: recomputation has to choose the same kernel.
@@ -177,6 +176,17 @@ class Run:
         self.losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
+
+    def _length(self, step: int, longest: int, generator: torch.Generator) -> int:
+        """Tokens of a sequence in a step; those that are measured begin at MEASURED."""
+        shortest = longest // SHORTEST
+        if self.lengths:
+            return int(torch.randint(shortest, longest + 1, (), generator=generator))
+        if self.growing:
+            done = step % MEASURED + (self.warmup if step >= MEASURED else 0)
+            share = min(1.0, done / (self.warmup + self.steps - 1))
+            return shortest + int(share * (longest - shortest))
+        return longest
 
     @staticmethod
     def _digest(model: torch.nn.Module) -> str:
