@@ -11,12 +11,19 @@ namespace {
 // requests of one layer, so a foreign request does not take its equal from the next layer.
 constexpr std::int32_t kLookAhead = 12;
 
+// The same for requests that start-up alone makes: no other request is skipped.
+constexpr std::int32_t kStartupLookAhead = 256;
+
 // The number of requests in a row that must fit further on before the cursor jumps there, if
 // dynamic requests or new states are expected, whose sizes may equal decisions by chance.
 constexpr int kSure = 4;
 
 // A phase that has run in more iterations than this is trusted, even if it departed in all of them.
 constexpr std::int32_t kPatience = 3;
+
+bool is_pass(trace::PhaseKind kind) {
+  return kind == trace::PhaseKind::kForward || kind == trace::PhaseKind::kBackward;
+}
 
 // The meta device has no memory: its plans serve others, whose kernels have temporaries of their
 // own.
@@ -37,9 +44,9 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
   const bool other_device = made_on_another_device(plan);
   for (PhaseIndex p(0); part == Part::kStartup && p < phases_.end_index(); ++p) {
     const trace::PhaseKey& key = plan[p].key;
-    phases_[p].trusted =
-        other_device || (key.kind == trace::PhaseKind::kOther && key.occurrence == 0);
-    phases_[p].departed = phases_[p].trusted;
+    const bool is_begin = key.kind == trace::PhaseKind::kOther && key.occurrence == 0;
+    phases_[p].trusted = other_device || is_begin || is_pass(key.kind);
+    phases_[p].departed = other_device || is_begin;
   }
   add_sites(plan);
   extents_.assign(plan.extent_names.size(), kNone);
@@ -103,7 +110,8 @@ void Matcher::add_items(const plan::Plan& plan, Part part) {
     }
     phase.end = shapes_.end_index();
     const trace::PhaseKey& key = plan[p].key;
-    if (key.kind == trace::PhaseKind::kOther) phase.wary_end = phase.end + 1;
+    const bool begins = opens && is_pass(key.kind);
+    if (key.kind == trace::PhaseKind::kOther || begins) phase.wary_end = phase.end + 1;
     if (key.kind == trace::PhaseKind::kOptimizer) phase.wary_end = phase.begin + kLookAhead;
   }
 }
@@ -308,7 +316,8 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   phase.departs = true;
   departed_ = departed_ || !phase.trusted;
   if (departed_) return {};
-  ItemIndex found = wary_ ? ItemIndex(kNone) : match_near(size, stream);
+  ItemIndex found = match_past_startup(size, stream);
+  if (found == kNone && !wary_) found = match_near(size, stream);
   if (found == kNone) found = match_far(size, stream, wary_ ? kSure : 1);
   return found == kNone ? match_passed(size, stream) : match_of(found);
 }
@@ -422,6 +431,14 @@ Matcher::ItemIndex Matcher::take(ItemIndex i) {
   head_ = std::max(head_, i + 1);
   resync_ = kNone;
   return i;
+}
+
+// The first iteration lacks requests that start-up alone makes: kernels are compiled and tried
+// once.
+Matcher::ItemIndex Matcher::match_past_startup(Bytes size, StreamId stream) {
+  ItemIndex i = head_;
+  while (i < end_ && startup_[i] != kNone && i < head_ + kStartupLookAhead) ++i;
+  return i > head_ && i < end_ && fits(i, size, stream) ? take(i) : ItemIndex(kNone);
 }
 
 Matcher::ItemIndex Matcher::match_near(Bytes size, StreamId stream) {
@@ -563,9 +580,8 @@ void Matcher::outgrow(std::size_t name, profile::Extent value) {
 
 // True if the request matches the item at the head although the law gives another size.
 bool Matcher::breaks_a_law(Bytes size, StreamId stream) const {
-  const bool is_pass = kind_ == trace::PhaseKind::kForward || kind_ == trace::PhaseKind::kBackward;
   const Shape& head = shapes_[head_];
-  if ((laws_.empty() && shares_.empty()) || !is_pass || outgrown_ || head.stream != stream ||
+  if ((laws_.empty() && shares_.empty()) || !is_pass(kind_) || outgrown_ || head.stream != stream ||
       size > planned_[head.size]) {
     return false;
   }

@@ -25,7 +25,8 @@
 // many requests as the plan has for it, or as many as in the iteration before, or once it has run
 // in four iterations. A plan that was made on the meta device never equals the run, so a run that
 // it serves from its start trusts all phases: start-up's items tell the states that are made
-// meanwhile. So does a run whose latest iterations are those of the profile: it has its states.
+// meanwhile. For the same reason a run that is served from its start trusts its forwards and
+// backwards. So does a run whose latest iterations are those of the profile: it has its states.
 //
 // Requests of a forward or a backward are mostly temporary. An optimizer may also make states
 // later, for parameters that get their first gradient, mostly before its step. Weights are copied
@@ -90,6 +91,11 @@
 // iteration ends. The next matcher has the decisions and the persistent requests, and trusts the
 // phases that have run as they were profiled. The start-up phase itself is trusted from the start:
 // imports and settings differ from run to run, and few decisions are in it.
+//
+// The first iteration also makes requests that depend on what is cached on disk: a compiler tries
+// kernels once. If the profile tried them and this run does not, the cursor passes start-up's items
+// at once. If this run alone tries them, their sizes are those of decisions. So in a forward or
+// backward that departs, too, several requests in a row have to fit.
 //
 // Safety does not depend on the matcher: the static pool checks every decision.
 //
@@ -235,6 +241,7 @@ class Matcher {
   Match match_of(ItemIndex item) const;
   void leave_phase();
   ItemIndex take(ItemIndex i);
+  ItemIndex match_past_startup(Bytes size, StreamId stream);
   ItemIndex match_near(Bytes size, StreamId stream);
   ItemIndex match_far(Bytes size, StreamId stream, int sure);
   SiteIndex site_here(StreamId stream) const;

@@ -241,6 +241,57 @@ TEST(Startup, AFirstIterationThatDepartsIsNotTrusted) {
   EXPECT_FALSE(next.in_step());
 }
 
+// The first iteration of a compiled model: each layer may try kernels, on copies of its input and
+// with a buffer of their own.
+trace::Trace compiled_training(bool tries) {
+  constexpr int kLayers = 12;
+  TraceBuilder t;
+  for (int k = 0; k < kLayers; ++k) t.alloc(4 * kMiB);
+  const auto try_kernels = [&] {
+    for (int k = 0; k < 3; ++k) {
+      const auto copy = t.alloc(4 * kMiB);
+      const auto buffer = t.alloc(64 * kMiB);
+      t.free(copy);
+      t.free(buffer);
+    }
+  };
+  for (int i = 0; i < 4; ++i) {
+    std::vector<std::int32_t> kept;
+    t.phase(trace::PhaseKind::kForward, 0);
+    for (int k = 0; k < kLayers; ++k) {
+      if (tries && i == 0) try_kernels();
+      for (const int size : {4, 4, 6, 16, 16, 4}) kept.push_back(t.alloc(size * kMiB));
+    }
+    t.phase(trace::PhaseKind::kBackward, 0);
+    for (int k = 0; k < kLayers; ++k) {
+      if (tries && i == 0) try_kernels();
+      for (int n = 0; n < 6; ++n) {
+        t.free(t.alloc(4 * kMiB));
+        t.free(kept.back());
+        kept.pop_back();
+      }
+    }
+    t.phase(trace::PhaseKind::kOptimizer);
+    t.free(t.alloc(4 * kMiB));
+    t.step();
+  }
+  return t.finish();
+}
+
+TEST(Startup, KernelsThatOnlyTheProfileTriedCostNothing) {
+  const plan::Plan plan = plan_of(compiled_training(true));
+  const replay::ReplayResult result = replay::replay_planned(compiled_training(false), plan);
+  EXPECT_EQ(result.misses, 0);
+  EXPECT_EQ(result.peak_reserved, plan.pool + plan.resident);
+}
+
+TEST(Startup, KernelsThatOnlyTheRunTriesDisplaceFewRequests) {
+  const plan::Plan plan = plan_of(compiled_training(false));
+  const trace::Trace trace = compiled_training(true);
+  const replay::ReplayResult result = replay::replay_planned(trace, plan);
+  EXPECT_LT(result.peak_reserved, result.peak_load * 106 / 100);
+}
+
 TEST(Startup, ATraceThatBeginsLaterReservesNoRegion) {
   TraceBuilder t;
   for (int i = 0; i < 3; ++i) {
