@@ -28,7 +28,8 @@ def report(results: Path) -> str:
     about = [
         f"{bench['device']}, {bench['memory'] / GIB:.1f} GiB, driver {bench['driver']}, "
         f"torch {bench['torch']}, commit {bench['commit'][:9]}. A star: measured at an earlier "
-        "commit, which `gpu.json` and `gpu-test.json` name.",
+        "commit, which `gpu.json` and `gpu-test.json` name. A plus: with a pool of plain memory "
+        "(`keep_addresses=False`), which cannot grow in place; the default was not measured.",
         "",
         "Programs: `benchmarks/gpu/cases.py`. `python benchmarks/gpu report` writes this page.",
     ]
@@ -39,7 +40,7 @@ def report(results: Path) -> str:
         ["# On a real GPU", "", *about],
         ["## Memory of whole runs", "", *_memory([row for row in found if "runs" in row], now)],
         ["## In the memory that stalloc needs", "", *_squeezed(found, now)],
-        ["## Time of a step", "", *_speed(speeds)],
+        ["## Time of a step", "", *_speed(speeds, now)],
         ["## The largest batch", "", *_largest(searches)],
         ["## Checks", "", *_checks(test["results"], now)],
     ]
@@ -47,9 +48,13 @@ def report(results: Path) -> str:
 
 
 def _star(allocator: str, result: dict[str, Any] | None, now: str) -> str:
-    """Marks what an earlier commit has measured; torch's own allocators do not depend on it."""
+    """Marks what an earlier commit has measured, and a pool of plain memory.
+
+    torch's own allocators do not depend on the commit.
+    """
     earlier = result is not None and result.get("commit", now) != now
-    return "*" if earlier and allocator not in TORCHS else ""
+    plain = result is not None and result.get("plain", False)
+    return ("*" if earlier and allocator not in TORCHS else "") + ("+" if plain else "")
 
 
 def _table(head: Row, rows: list[Row]) -> list[str]:
@@ -111,7 +116,7 @@ def _outcome(run: dict[str, Any] | None) -> str:
     return f"trains, memory ran out {run['retries']} times" if run["retries"] else "trains"
 
 
-def _speed(found: list[dict[str, Any]]) -> list[str]:
+def _speed(found: list[dict[str, Any]], now: str) -> list[str]:
     sides = ("stalloc", "expandable", "again")
     rows = []
     for row in found:
@@ -121,7 +126,7 @@ def _speed(found: list[dict[str, Any]]) -> list[str]:
         ratios = [row["ratio"][side] for side in sides]
         rows.append(
             [
-                row["name"].removeprefix("speed, "),
+                row["name"].removeprefix("speed, ") + _star("", row, now),
                 f"{1000 * row['step_seconds']['torch']:.1f}",
                 *(f"{r['median']:.4f} ({r['low']:.4f} to {r['high']:.4f})" for r in ratios),
                 str(row["rounds"]),

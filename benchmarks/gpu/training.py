@@ -73,7 +73,7 @@ class Run:
                 return self._profile()
             if self.allocator == "stalloc":
                 plan = stalloc.Plan.load(self.plan)
-                stalloc.enable(plan, startup=True, keep_addresses=self.release)
+                stalloc.enable(plan, startup=True, keep_addresses=self.release or None)
             elif self.allocator == "auto":
                 stalloc.auto(device=self.device)
             model, optimizer = self.make()

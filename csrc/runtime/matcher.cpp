@@ -158,7 +158,7 @@ void Matcher::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::i
   }
   head_ = end_ = ItemIndex(0);
   resync_ = kNone;
-  site_ = kNone;
+  visited_ = kNone;
   if (phase_ == kNone) return;
   Phase& phase = phases_[phase_];
   head_ = phase.begin;
@@ -226,7 +226,7 @@ bool Matcher::moves_to_sibling(Bytes size, StreamId stream) {
     there.repeated = false;
     std::fill(taken_.begin() + there.begin.number(), taken_.begin() + at.number(), iteration_);
     resync_ = kNone;
-    site_ = kNone;
+    visited_ = kNone;
     return true;
   }
   return false;
@@ -358,7 +358,8 @@ void Matcher::add_sites(const plan::Plan& plan) {
                         .kept_group = kNone,
                         .kept = {},
                         .recurring = {},
-                        .contexts = {}});
+                        .contexts = {},
+                        .context = {}});
     }
     Site& site = sites_.back();
     for (const profile::DynamicContext& context : group.contexts) {
@@ -408,10 +409,11 @@ Matcher::SiteIndex Matcher::site_here(StreamId stream) const {
 
 Matcher::GroupIndex Matcher::group_of(SiteIndex site, Bytes size) {
   if (site == kNone) return kNone;
-  const Site& here = sites_[site];
-  if (site != site_) context_.restart();
-  site_ = site;
-  const profile::DynamicContext context = context_.next(here.recurring, size);
+  Site& here = sites_[site];
+  if (here.at != visited_) ++visit_;
+  visited_ = here.at;
+  if (std::exchange(here.visit, visit_) != visit_) here.context.restart();
+  const profile::DynamicContext context = here.context.next(here.recurring, size);
   const bool small_apart = here.small_group != kNone;
   if (profile::size_alone_tells(size, context, small_apart) &&
       std::ranges::binary_search(here.kept, size)) {

@@ -74,9 +74,9 @@
 // A request is dynamic if its caller says so (it comes from a module tagged as dynamic), or if it
 // is not the next decision and the plan has a site at the head. Dynamic requests do not move the
 // head, so their number does not matter: the next static request is found. If the site has several
-// groups, the request's context selects one (profile/roles.h): the longest known context, or the
-// first group if no context is known. A dynamic request of a group of kept requests counts as
-// persistent.
+// groups, the request's context on its stream selects one (profile/roles.h): the longest known
+// context, or the first group if no context is known. A dynamic request of a group of kept requests
+// counts as persistent.
 //
 // Note [Persistent requests]
 // A request that comes in every iteration and outlives the next has no decision, but it has a
@@ -280,13 +280,15 @@ class Matcher {
     std::vector<Bytes> kept;  // sizes that alone identify a request of the kept group, ascending
     profile::Recurring recurring;
     std::vector<std::pair<profile::DynamicContext, GroupIndex>> contexts;  // ascending
+    profile::ContextTracker context;  // the requests before, in the visit of that number
+    std::uint32_t visit = 0;
   };
 
   IndexedVector<GroupIndex, bool> kept_;  // true for groups of kept requests
   IndexedVector<SiteIndex, Site> sites_;
   IndexedVector<PointIndex, SiteIndex> site_at_;  // the first site at each point
-  SiteIndex site_ = kNone;                        // the site of the last dynamic request
-  profile::ContextTracker context_;               // the requests before it at this site
+  PointIndex visited_ = kNone;                    // the point of the last dynamic request
+  std::uint32_t visit_ = 0;                       // the number of visits to points so far
   std::map<trace::PhaseKey, PhaseIndex> index_;   // of phases that are not `other`
   struct Following {                              // identifies an `other` phase
     PhaseIndex phase = kNone;                     // the last phase of another kind, if any

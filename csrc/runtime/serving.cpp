@@ -300,6 +300,7 @@ void* Serving::allocate_dynamic(plan::GroupIndex group, Bytes size, StreamId str
   if (!p && reuse_) {
     StaticPool::Departure departure{origin(), StaticPool::Kind::kIdleDynamic};
     if (group != kNone) departure.lifetime = pools_.active()->space.region_of(group);
+    departure.yields = !pools_.can_grow();
     p = allocate_departed(size, stream, departure, is_wary());
   }
   if (p) {

@@ -215,6 +215,7 @@ class StaticPool {
     bool only_outside = false;  // to no other addresses
     bool is_brief = false;  // likely to be freed before the plan goes on: the first idle addresses
                             // do, and leave the most for a larger block behind them
+    bool yields = false;    // no memory moves: what the block displaces may lie beside the pool
   };
 
   // Puts a block of `size` (> 0) bytes into idle addresses of `stream`, see Note [Least in the
@@ -510,7 +511,7 @@ class StaticPool {
   Offset find_end(Bytes size, std::size_t owner, const RangeSet& outside, bool last) const;
   Offset find_least_in_the_way(Bytes size, std::size_t owner, std::size_t levels) const;
   bool is_rest(Range r) const;
-  Offset find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner);
+  Offset find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner, Bytes may_move);
   GroupIndex find_open(Bytes size, StreamId stream, std::int32_t least) const;
   void add_stray(Range r);
   void remove_stray(Range r);

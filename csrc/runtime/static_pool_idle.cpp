@@ -18,8 +18,10 @@ constexpr std::size_t kMaxPassed = std::size_t{1} << 20;
 // A large block that stays leaves one part in so many of the pool to small ones.
 constexpr Bytes kGapParts = 256;
 
-// A decision of at least this part of the pool finds no other place when it is displaced.
+// A decision of at least this part of the pool finds no other place when it is displaced: memory
+// that moves, or other idle addresses.
 constexpr Bytes kLargeParts = 16;
+constexpr Bytes kLargeIdleParts = 64;
 
 }  // namespace
 
@@ -89,6 +91,7 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& 
   const DecisionIndex lifetime = departure.lifetime;
   const bool is_known = lifetime != kNone && is_current(decisions_[lifetime]);
   const bool is_dynamic = lifetime != kNone && lifetime >= planned_;
+  const Bytes parts = departure.yields ? kLargeIdleParts : kLargeParts;
   Offset offset = kUnplaced;
   if (departure.stays_outside) {
     offset = find_end(size, owner, *departure.stays_outside, departure.last);
@@ -98,7 +101,7 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& 
   }
   if (offset == kUnplaced) {
     offset = is_known && passed_ < kMaxPassed
-                 ? find_needed_last(lifetime, size, owner)
+                 ? find_needed_last(lifetime, size, owner, std::max(size, memory() / parts))
                  : find_least_in_the_way(size, owner, is_dynamic && is_known ? 2 : levels_.size());
   }
   if (offset == kUnplaced) return kUnplaced;
@@ -153,12 +156,13 @@ bool StaticPool::is_rest(Range r) const {
 }
 
 // Finds the addresses that the plan leaves idle longest, up to the end of `lifetime`. kUnplaced if
-// a large decision needs them before: to displace it would cost more than a block beside the pool.
-Offset StaticPool::find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner) {
+// a decision larger than `may_move` needs them before: to displace it would cost more than a block
+// beside the pool.
+Offset StaticPool::find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner,
+                                    Bytes may_move) {
   HoleSet idle = levels_.back().idle[owner];
   Offset found = idle.best_fit(size);
   bool is_last = false;  // no other range is left
-  const Bytes may_move = std::max(size, memory() / kLargeParts);
   // Temporaries of the phase come and go there, and a dynamic block would displace each of them.
   const bool is_dynamic = lifetime >= planned_;
   Position next = clock_;

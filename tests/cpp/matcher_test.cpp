@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "base/align.h"
+#include "plan/build.h"
 #include "plans.h"
+#include "trace_builder.h"
 
 namespace stalloc {
 namespace {
@@ -382,6 +385,45 @@ TEST(Matcher, StreamsAreToldApart) {
   EXPECT_EQ(m.match(1, 3).decision, 1);
   EXPECT_EQ(m.match(1, 3).decision, kNone);
   EXPECT_EQ(m.match(1, 0).decision, 0);
+}
+
+// An exchange sends an expert's tokens on a stream of its own, and brings back its output, which
+// lives on. On each stream the requests of the other one come between.
+TEST(Matcher, ContextsOfDynamicRequestsAreThoseOfTheirStream) {
+  constexpr Bytes kRow = 4096;
+  constexpr StreamId kExchange = 1;
+  testing::TraceBuilder t;
+  for (int i = 0; i < 3; ++i) {
+    t.phase(trace::PhaseKind::kForward, 0);
+    std::vector<std::int32_t> kept{t.alloc(10 * kRow)};
+    for (const int tokens : {300 + 7 * i, 410 - 9 * i, 350 + i}) {
+      const auto sent = t.alloc(2 * tokens * kRow);
+      const auto received = t.alloc(2 * tokens * kRow, kExchange);
+      const auto hidden = t.alloc(tokens * kRow);
+      t.free(received);
+      t.free(sent);
+      kept.push_back(t.alloc(tokens * kRow, kExchange));
+      t.free(hidden);
+    }
+    kept.push_back(t.alloc(11 * kRow));
+    for (int k = 0; k < 20; ++k) t.free(t.alloc(12 * kRow));
+    for (const auto r : kept) t.free(r);
+    t.step();
+  }
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(t.finish()), {});
+  runtime::Matcher m(plan);
+  m.enter_phase(trace::PhaseKind::kForward, 0, 0);
+  EXPECT_EQ(m.match(10 * kRow, 0).decision, 0);
+  const auto life = [&](Bytes size) {
+    const plan::GroupIndex group = m.match(size, kExchange).group;
+    return group == kNone ? Tick(0) : plan[group].upper - plan[group].lower;
+  };
+  for (const int tokens : {250, 333, 500}) {
+    m.match(2 * tokens * kRow, 0);
+    const Tick received = life(2 * tokens * kRow);
+    m.match(tokens * kRow, 0);
+    EXPECT_LT(received, life(tokens * kRow)) << tokens;
+  }
 }
 
 TEST(Matcher, DynamicRequestsFindTheirGroupAndDoNotMoveTheHead) {
