@@ -4,6 +4,7 @@
     python benchmarks/gpu test --only streams graph --output benchmarks/results/gpu-test
     python benchmarks/gpu bench --only gpt2-345m llama-1.3b --minutes 8
     python benchmarks/gpu speed --seconds 20
+    python benchmarks/gpu calls
     python benchmarks/gpu largest --memory 24
     python benchmarks/gpu traces --folder benchmarks/traces/real
     python benchmarks/gpu differences
@@ -17,7 +18,8 @@ no GPU.
 `bench` trains each case under torch's caching allocator, under expandable segments, under stalloc
 (from a plan of another run, from the start) and under stalloc.auto: the memory of the whole run.
 Then it does so once more as if the GPU held no more than stalloc has needed. `speed` measures the
-time of a step under each, in turns in one process. `largest` looks for the largest batch of each.
+time of a step under each, in turns in one process; `calls` what the driver's calls, a request and
+the release of a pool cost. `largest` looks for the largest batch of each.
 `traces` leaves memory snapshots of the cases, and `differences` compares these with what
 `stalloc.estimate` records without a GPU.
 
@@ -78,7 +80,9 @@ def main() -> int:
         print("this needs a GPU, and torch finds none", file=sys.stderr)
         return 2
     names = {"bench": CASES, "speed": SPEED, "largest": LARGEST, "traces": TRACES}
-    if unknown := [n for n in args.only if n not in names.get(args.command, args.only)]:
+    if unknown := [
+        n for n in getattr(args, "only", []) if n not in names.get(args.command, args.only)
+    ]:
         print(f"there is no {unknown[0]!r}; there are {list(names[args.command])}", file=sys.stderr)
         return 2
     if args.command == "test":
@@ -87,6 +91,13 @@ def main() -> int:
     if args.command == "traces":
         return traces(args)
     report = Report(args.output, args.anew)
+    if args.command == "calls":
+        from calls import measure as measure_calls
+
+        result = {"name": "calls", **measure_calls()}
+        print(json.dumps(result, indent=2))
+        report.put("name", result)
+        return 0
     if args.command == "speed":
         return speed(args, report)
     room = gpu_room(args.share)
@@ -162,6 +173,7 @@ def parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure the memory of whole runs")
     turns = commands.add_parser("speed", help="measure the time of a step, in turns")
     turns.add_argument("--seconds", type=float, default=30, help="of turns, for each case")
+    calls = commands.add_parser("calls", help="measure what the driver's calls cost")
     largest = commands.add_parser("largest", help="look for the largest batch")
     largest.add_argument("--memory", type=float, default=24, help="use no more than so many GiB")
     largest.add_argument("--limit", type=int, default=1024, help="the largest batch to try")
@@ -172,7 +184,7 @@ def parser() -> argparse.ArgumentParser:
     compared.add_argument("--output", type=Path, help="write the tables as Markdown")
     written = commands.add_parser("report", help="write gpu.md of the results")
     written.add_argument("--folder", type=Path, default=RESULTS)
-    for command in (bench, turns, largest):
+    for command in (bench, turns, calls, largest):
         command.add_argument("--output", type=Path, default=RESULTS / "gpu")
     for command in (bench, largest):
         command.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=ALLOCATORS)
@@ -191,7 +203,7 @@ def parser() -> argparse.ArgumentParser:
         )
     for command in (test, bench, turns, largest, snapshots, compared):
         command.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these alone")
-    for command in (test, bench, turns, largest):
+    for command in (test, bench, turns, calls, largest):
         command.add_argument("--anew", action="store_true", help="forget what was measured before")
     add_run(commands.add_parser("run", help="one training run; prints a line of JSON"))
     return result

@@ -41,6 +41,7 @@ def report(results: Path) -> str:
         ["## Memory of whole runs", "", *_memory([row for row in found if "runs" in row], now)],
         ["## In the memory that stalloc needs", "", *_squeezed(found, now)],
         ["## Time of a step", "", *_speed(speeds, now)],
+        ["## What calls cost", "", *_calls(found)],
         ["## The largest batch", "", *_largest(searches)],
         ["## Checks", "", *_checks(test["results"], now)],
     ]
@@ -138,6 +139,34 @@ def _speed(found: list[dict[str, Any]], now: str) -> list[str]:
         "quartiles. `torch again` shows the noise.",
         "",
         *_table(head, rows),
+    ]
+
+
+def _calls(found: list[dict[str, Any]]) -> list[str]:
+    costs = next((row for row in found if row["name"] == "calls"), None)
+    if costs is None:
+        return ["Not measured."]
+    virtual = costs["virtual_us"]
+    calls = list(next(iter(virtual.values())))
+    rows = [[size, *(f"{of[call]:.1f}" for call in calls)] for size, of in virtual.items()]
+    plain = [
+        [size, *(f"{us:.0f}" for us in of.values())]
+        for size, of in costs.get("plain_us", {}).items()
+    ]
+    pool, request = costs["pool_ms"], costs["request_ns"]
+    return [
+        "Microseconds of the driver's calls for a chunk of virtual memory, of each size:",
+        "",
+        *_table(["chunk", *calls], rows),
+        "",
+        "and for a block of plain memory:",
+        "",
+        *_table(["block", "cudaMalloc", "cudaFree"], plain),
+        "",
+        f"A pool of {pool['bytes'] / GIB:.1f} GiB: {pool['enable']:.0f} ms for `enable`, "
+        f"{pool['release_pool']:.0f} for `release_pool`, {pool['acquire_pool']:.0f} for "
+        "`acquire_pool`. A request with `torch.empty` and its free, from Python: "
+        f"{request['torch']} ns under torch, {request['stalloc']} under stalloc.",
     ]
 
 

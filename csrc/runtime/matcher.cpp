@@ -316,8 +316,7 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   phase.departs = true;
   departed_ = departed_ || !phase.trusted;
   if (departed_) return {};
-  ItemIndex found = match_past_startup(size, stream);
-  if (found == kNone && !wary_) found = match_near(size, stream);
+  ItemIndex found = wary_ ? match_past_startup(size, stream) : match_near(size, stream);
   if (found == kNone) found = match_far(size, stream, wary_ ? kSure : 1);
   return found == kNone ? match_passed(size, stream) : match_of(found);
 }
