@@ -154,7 +154,7 @@ class RoutedExperts(nn.Module):
         weights, chosen = self.router(tokens).softmax(-1).topk(self.top_k, dim=-1)
         result = torch.zeros_like(tokens)
         for index, expert in enumerate(self.experts):
-            rows, slots = (chosen == index).nonzero(as_tuple=True)
+            rows, slots = self.chosen_by(chosen, index)
             sent = tokens[rows]
             output = expert(Exchange.apply(sent) if self.exchange else sent)
             output = Exchange.apply(output) if self.exchange else output
@@ -163,6 +163,11 @@ class RoutedExperts(nn.Module):
         if self.shared is not None:
             result = result + self.shared(tokens)
         return result.view_as(x)
+
+    def chosen_by(self, chosen: Tensor, expert: int) -> tuple[Tensor, Tensor]:
+        """The tokens that have chosen an expert, and with which of their choices."""
+        rows, slots = (chosen == expert).nonzero(as_tuple=True)
+        return rows, slots
 
 
 class Block(nn.Module):
