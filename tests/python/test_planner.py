@@ -405,6 +405,7 @@ def test_shows_a_bar_only_for_slow_plans(
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress_bar, "_PATIENCE", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal gets no bar
     plan(*hard(2000), progress=True, time_limit=0.4)
     assert "planning" in capsys.readouterr().err
 
