@@ -154,7 +154,9 @@ def _calls(found: list[dict[str, Any]]) -> list[str]:
         for size, of in costs.get("plain_us", {}).items()
     ]
     pool, request = costs["pool_ms"], costs["request_ns"]
+    by_hand = [f"These are {costs['by_hand']}.", ""] if "by_hand" in costs else []
     return [
+        *by_hand,
         "Microseconds of the driver's calls for a chunk of virtual memory, of each size:",
         "",
         *_table(["chunk", *calls], rows),

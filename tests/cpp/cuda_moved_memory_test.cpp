@@ -22,7 +22,6 @@
 #include "pretended_gpu.h"
 #include "runtime/partial_release.h"
 #include "runtime/planned_allocator.h"
-#include "sanitized.h"
 
 namespace stalloc {
 namespace {
@@ -321,7 +320,7 @@ class CudaMovedMemory : public PretendedGpu {
   // Returns the moves of all runs.
   static std::int64_t run(Training::Conditions conditions, int iterations = 30) {
     std::int64_t moves = 0;
-    for (unsigned seed = 0; seed < testing::repetitions(16); ++seed) {
+    for (unsigned seed = 0; seed < 16; ++seed) {
       standin_reset();
       standin_set_manual(conditions.lags ? 1 : 0);
       Training training(0, seed, conditions);

@@ -20,7 +20,6 @@
 #include "replay/placements.h"
 #include "replay/replay.h"
 #include "runtime/microbatches.h"
-#include "sanitized.h"
 #include "trace_builder.h"
 
 namespace stalloc {
@@ -169,7 +168,7 @@ TEST(DerivedStages, AreToldByTheInputs) {
 
 // Any divisor, offset and polynomial is found from ten batches, and its laws hold for others.
 TEST(DerivedStages, AnyStageIsFound) {
-  for (unsigned seed = 0; seed < testing::repetitions(60); ++seed) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
     std::mt19937 rng(seed);
     const auto draw = [&](Extent low, Extent high) {
       return std::uniform_int_distribution<Extent>(low, high)(rng);
@@ -197,7 +196,7 @@ TEST(DerivedStages, AnyStageIsFound) {
 
 // The same for layers in a row: other batches are served.
 TEST(DerivedStages, TheStagesOfLayersServeOtherBatches) {
-  for (unsigned seed = 0; seed < testing::repetitions(60); ++seed) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
     std::mt19937 rng(seed);
     const auto draw = [&](Extent low, Extent high) {
       return std::uniform_int_distribution<Extent>(low, high)(rng);
