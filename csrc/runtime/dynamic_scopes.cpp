@@ -48,7 +48,7 @@ bool DynamicScopes::is_inside() const {
          std::ranges::find(depths_, this_thread_ordinal(), &Depth::thread) != depths_.end();
 }
 
-bool DynamicScopes::is_tagged(NodeSequence node) const {
+bool DynamicScopes::is_tagged(const NodeSequence& node) const {
   if (!node || nodes_.empty()) return false;
   const auto after = nodes_.upper_bound(*node);
   return after != nodes_.begin() && *node < std::prev(after)->second.last;

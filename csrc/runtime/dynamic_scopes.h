@@ -23,7 +23,7 @@ class DynamicScopes {
   void tag_nodes(std::uint64_t first, std::uint64_t last, std::int64_t iteration);
 
   // True if a request of the calling thread, made while autograd runs `node`, is dynamic.
-  bool covers(NodeSequence node) const {
+  bool covers(const NodeSequence& node) const {
     const bool none = depths_.empty() && nodes_.empty();
     return !none && (is_inside() || is_tagged(node));
   }
@@ -47,7 +47,7 @@ class DynamicScopes {
   };
 
   bool is_inside() const;
-  bool is_tagged(NodeSequence node) const;
+  bool is_tagged(const NodeSequence& node) const;
 
   std::vector<Depth> depths_;                 // of threads inside a module: mostly one, or none
   std::map<std::uint64_t, NodeRange> nodes_;  // by first node; disjoint

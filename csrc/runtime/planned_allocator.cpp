@@ -181,21 +181,23 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
 bool PlannedAllocator::deallocate(void* p, bool for_training) {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.delayed && parts_.delayed->holds(p)) return delay(p);
-  if (Pool* pool = parts_.pools.find(p)) {
-    const StaticPool::Block block = pool->release(p, parts_.capturing());
-    if (block.size == StaticPool::kNotLive) return false;
-    const Bytes rounded = pool->space.round_up(block.size);
-    parts_.accounting.free_block(block, rounded);
-    parts_.accounting.release_block(rounded);
-    if (parts_.serving) parts_.serving->released(p);
-    if (block.late) [[unlikely]]
-      note_late(block, *pool, for_training);
-    if (pool != parts_.pools.active()) parts_.drop_empty_pools();
-    return true;
-  }
+  if (Pool* pool = parts_.pools.find(p)) return release_from(*pool, p, for_training);
   const auto [size, dynamic] = parts_.release_fallback(p);
   if (size == CachingPool::kNotOurs) return false;
   parts_.accounting.free_fallback_block(size, dynamic);
+  return true;
+}
+
+bool PlannedAllocator::release_from(Pool& pool, void* p, bool for_training) {
+  const StaticPool::Block block = pool.release(p, parts_.capturing());
+  if (block.size == StaticPool::kNotLive) return false;
+  const Bytes rounded = pool.space.round_up(block.size);
+  parts_.accounting.free_block(block, rounded);
+  parts_.accounting.release_block(rounded);
+  if (parts_.serving) parts_.serving->released(p);
+  if (block.late) [[unlikely]]
+    note_late(block, pool, for_training);
+  if (&pool != parts_.pools.active()) parts_.drop_empty_pools();
   return true;
 }
 

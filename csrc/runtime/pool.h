@@ -76,20 +76,14 @@ struct Pool {
   // Lets the stream of the new block at `offset` use the block from now on. Releases the block
   // again and returns false if the stream cannot be made to wait for earlier users.
   bool hand_over(Offset offset, bool capturing) {
-    if (!order) return true;
-    const StaticPool::Block block = space.at(offset);
-    if (order->take(ordered(offset, block), capturing)) return true;
-    space.release(offset);
-    return false;
+    return !order || hand_over_in_order(offset, capturing);
   }
 
   // Frees the block at `p`. The result has the size kNotLive if none begins there.
   StaticPool::Block release(const void* p, bool capturing) {
     const Offset offset = offset_of(p);
     const StaticPool::Block block = space.release(offset);
-    if (order && block.size != StaticPool::kNotLive) {
-      order->release(ordered(offset, block), capturing);
-    }
+    if (order) release_in_order(offset, block, capturing);
     return block;
   }
 
@@ -116,6 +110,16 @@ struct Pool {
   std::int64_t earlier_waits = 0;  // in earlier layouts
 
  private:
+  // Apart: in most pools the streams share no addresses.
+  [[gnu::noinline]] bool hand_over_in_order(Offset offset, bool capturing) {
+    const StaticPool::Block block = space.at(offset);
+    if (order->take(ordered(offset, block), capturing)) return true;
+    space.release(offset);
+    return false;
+  }
+  [[gnu::noinline]] void release_in_order(Offset offset, StaticPool::Block block, bool capturing) {
+    if (block.size != StaticPool::kNotLive) order->release(ordered(offset, block), capturing);
+  }
   bool in_first(const void* p) const { return base && p >= base && p < base + first_size; }
   std::byte* address_in_more(Offset offset) const {
     for (const Piece& piece : more) {

@@ -18,6 +18,7 @@ constexpr std::size_t kMostFillings = 3;
 StaticPool::StaticPool(const plan::Plan& plan)
     : size_(plan.pool),
       alignment_(plan.alignment),
+      alignment_bits_(std::countr_zero(static_cast<std::uint64_t>(plan.alignment))),
       walls_(plan.walls),
       planned_(plan.decisions.size()),
       decisions_(plan.decisions.size() + plan.groups.size()),
@@ -219,6 +220,13 @@ StaticPool::Block StaticPool::block_at(DecisionIndex d, Offset offset) const {
   return block;
 }
 
+StaticPool::Block StaticPool::release_slot(EntryIndex entry, Offset offset) {
+  const DecisionIndex d = std::exchange(entries_[entry].live, kNone);
+  const Block block = block_at(d, offset);
+  free_slot(decisions_[d].slot_class, offset);
+  return block;
+}
+
 void StaticPool::free_slot(SlotClassIndex c, Offset offset) {
   SlotClass& slots = slot_classes_[c];
   slots.free.push_back(slots.slot_at(offset));
@@ -239,8 +247,9 @@ Offset StaticPool::place(DecisionIndex d, Bytes size, bool whole) {
   } else if (p.slot_class == kNone && !is_current(p)) {
     return kUnplaced;
   }
-  if (p.box != kNone) return place_in_box(d, size);
-  if (p.slot_class != kNone) return take_slot(slot_classes_[p.slot_class], size, d);
+  if (p.slot_class != kNone) {  // a box has one, too
+    return p.box != kNone ? place_in_box(d, size) : take_slot(slot_classes_[p.slot_class], size, d);
+  }
   // Not idle if the block of the last iteration is still live.
   if (p.state != State::kIdle) return kUnplaced;
   const Range block{p.offset, p.offset + round_up(size)};
@@ -332,12 +341,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
   const DecisionIndex d = entry == kNone ? kNone : entries_[entry].live;
   if (d != kNone) {
     Placed& p = decisions_[d];
-    if (p.slot_class != kNone) {
-      const Block block = block_at(d, offset);
-      entries_[entry].live = kNone;
-      free_slot(p.slot_class, offset);
-      return block;
-    }
+    if (p.slot_class != kNone) return release_slot(entry, offset);
     const bool stray = p.state == State::kStray;
     if (stray) remove_stray(taken(p));
     p.state = State::kIdle;
@@ -348,6 +352,10 @@ StaticPool::Block StaticPool::release(Offset offset) {
     block.late = stray;
     return block;
   }
+  return release_foreign(offset);
+}
+
+StaticPool::Block StaticPool::release_foreign(Offset offset) {
   const auto it = foreign_.find(offset);
   if (it == foreign_.end()) return {};
   const Foreign block = it->second;
@@ -393,7 +401,7 @@ std::vector<Offset> StaticPool::live() const {
 
 StaticPool::EntryIndex StaticPool::hash(Offset offset) const {
   // Fibonacci hashing: consecutive offsets spread over the table.
-  const auto key = static_cast<std::uint64_t>(offset / alignment_);
+  const auto key = static_cast<std::uint64_t>(offset >> alignment_bits_);
   return EntryIndex((key * 0x9E3779B97F4A7C15u) >> (64 - entry_bits_));
 }
 

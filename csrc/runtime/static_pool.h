@@ -437,7 +437,7 @@ class StaticPool {
   void add_slot_classes(const plan::Plan& plan);
   void set_turns(const plan::Plan& plan);
   std::optional<plan::Turn> before(const Turning& t) const;
-  Offset take_slot(SlotClass& slots, Bytes size, DecisionIndex d);
+  [[gnu::noinline]] Offset take_slot(SlotClass& slots, Bytes size, DecisionIndex d);
   // The addresses of a request of a box, from the start of its slot.
   Range in_slot(const Placed& p) const {
     const Offset begin = p.offset - slot_classes_[p.slot_class].whole.begin;
@@ -445,12 +445,16 @@ class StaticPool {
   }
   Box::Filling* filling_for(const Placed& p, std::int32_t iteration);
   Offset fill_box(DecisionIndex d, std::int32_t iteration, const Foreign& block);
-  Offset place_in_box(DecisionIndex d, Bytes size);
+  [[gnu::noinline]] Offset place_in_box(DecisionIndex d, Bytes size);
   void free_in_box(const Foreign& block, Offset offset);
   void claim_entries(SlotClass& slots);
   // The block of decision `d`, which is live at `offset`.
   Block block_at(DecisionIndex d, Offset offset) const;
   void free_slot(SlotClassIndex c, Offset offset);
+  // Free a block of a slot, and one that is no decision, apart from release(): a block at its
+  // planned address is the common one.
+  [[gnu::noinline]] Block release_slot(EntryIndex entry, Offset offset);
+  [[gnu::noinline]] Block release_foreign(Offset offset);
   // Calls visit(class, slot) for each slot that overlaps `r`.
   void visit_slots(Range r, auto visit) {
     for (SlotClass& slots : slot_classes_) {
@@ -489,12 +493,13 @@ class StaticPool {
   void find_levels();
   void find_needs();
   void take_idle(Range r) {
-    if (!idle_known_) return;
-    visit_homes(r, [this](std::size_t owner, Range part) {
-      for (Level& level : levels_) level.idle[owner].remove(part);
-    });
+    if (idle_known_) take_known_idle(r);
   }
-  void return_idle(Range r);
+  void return_idle(Range r) {
+    if (idle_known_) return_known_idle(r);
+  }
+  void take_known_idle(Range r);
+  void return_known_idle(Range r);
   void return_region(Range r);
   Placed& region(GroupIndex g) { return decisions_[region_of(g)]; }
   const Placed& region(GroupIndex g) const { return decisions_[region_of(g)]; }
@@ -521,6 +526,7 @@ class StaticPool {
 
   Bytes size_ = 0;
   Bytes alignment_ = kDefaultAlignment;
+  int alignment_bits_ = 0;     // the zeros at the end of each offset
   std::vector<Offset> walls_;  // see plan::Plan::walls
   DecisionIndex planned_;      // one past the last decision: the first group's region
   IndexedVector<DecisionIndex, Placed> decisions_;  // and regions

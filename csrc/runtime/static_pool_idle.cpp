@@ -280,8 +280,13 @@ Offset StaticPool::place_in_zone(Offset offset, Bytes size, StreamId stream, Dep
 
 // Adds `r`, which has just become free, to the idle ranges. Addresses in an open region belong to
 // the region.
-void StaticPool::return_idle(Range r) {
-  if (!idle_known_) return;
+void StaticPool::take_known_idle(Range r) {
+  visit_homes(r, [this](std::size_t owner, Range part) {
+    for (Level& level : levels_) level.idle[owner].remove(part);
+  });
+}
+
+void StaticPool::return_known_idle(Range r) {
   visit_outside(open_ranges_, r, [this](Range outside) {
     for (Level& level : levels_) {
       visit_outside(level.needed, outside, [&](Range gap) {

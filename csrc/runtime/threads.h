@@ -12,7 +12,9 @@ namespace stalloc::runtime {
 // The calling thread's number, the same for its whole life and never used again. From 1.
 inline ThreadOrdinal this_thread_ordinal() {
   static std::atomic<ThreadOrdinal> next{1};
-  thread_local const ThreadOrdinal mine = next.fetch_add(1, std::memory_order_relaxed);
+  constinit thread_local ThreadOrdinal mine = 0;  // one access: no guard of an initialization
+  if (mine == 0) [[unlikely]]
+    mine = next.fetch_add(1, std::memory_order_relaxed);
   return mine;
 }
 
