@@ -12,15 +12,6 @@
 namespace stalloc::plan {
 namespace {
 
-struct Event {
-  Tick tick = 0;
-  bool is_allocation = false;  // frees come before allocations of the same tick
-  std::size_t group = 0;
-  std::size_t request = 0;
-
-  auto operator<=>(const Event&) const = default;
-};
-
 constexpr std::size_t kIdle = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kOver = kIdle - 1;
 
@@ -31,111 +22,92 @@ Offset take_best_fit(HoleSet& holes, Bytes size) {
   return offset;
 }
 
-class Trial {
+}  // namespace
+
+// Serves the requests of a trial from regions of given sizes.
+class RegionRun {
  public:
-  Trial(std::span<const profile::ProfiledGroup> groups, std::size_t iteration,
-        std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment, Tick period)
-      : groups_(groups), idle_(idle), alignment_(alignment) {
-    for (std::size_t p = 0; p < groups.size(); ++p) {
-      const auto& requests = groups[p].sightings[iteration];
-      Visit visit;
-      visit.requests = &requests;
-      visit.blocks.resize(requests.size());
-      if (sizes[p] > 0) visit.holes.insert({0, sizes[p]});
-      visit.passing = groups[p].phase_end == groups[p].phase && groups[p].upper <= period;
-      for (std::size_t i = 0; i < requests.size(); ++i) {
-        events_.push_back({requests[i].lower, true, p, i});
-        events_.push_back({requests[i].upper, false, p, i});
-        visit.last_birth = std::max(visit.last_birth, requests[i].lower);
-        visit.closes = std::max(visit.closes, requests[i].upper);
-      }
-      visits_.push_back(std::move(visit));
+  RegionRun(const RegionTrial& trial, std::span<const Bytes> sizes, std::span<const Bytes> idle)
+      : trial_(trial),
+        idle_(idle),
+        holes_(sizes.size()),
+        is_open_(sizes.size()),
+        blocks_(trial.events_.size() / 2) {
+    for (std::size_t g = 0; g < sizes.size(); ++g) {
+      if (sizes[g] > 0) holes_[g].insert({0, sizes[g]});
     }
-    std::ranges::sort(events_);
   }
 
-  Bytes run() {
-    for (const Event& e : events_) {
+  Bytes run(Bytes limit) {
+    for (const Event& e : trial_.events_) {
       now_ = e.tick;
-      if (e.is_allocation) {
-        allocate(e);
-      } else {
+      if (!e.is_allocation) {
         release(e);
+        continue;
       }
+      allocate(e);
+      if (most_over_ > limit) break;
     }
     return most_over_;
   }
 
  private:
+  using Event = RegionTrial::Event;
   struct Block {
     std::size_t host = kOver;  // the group whose region serves it
     Offset offset = 0;
   };
-  struct Visit {
-    HoleSet holes;  // of the region
-    const std::vector<profile::DynamicSighting>* requests = nullptr;
-    std::vector<Block> blocks;
-    Tick last_birth = 0;
-    Tick closes = 0;
-    bool passing = false;
-    bool open = false;
-  };
-
-  Bytes rounded(const Event& e) const {
-    return align_up((*visits_[e.group].requests)[e.request].size, alignment_);
-  }
 
   bool put(const Event& e, std::size_t host) {
-    const Offset offset = take_best_fit(visits_[host].holes, rounded(e));
+    const Offset offset = take_best_fit(holes_[host], e.size);
     if (offset == kUnplaced) return false;
-    visits_[e.group].blocks[e.request] = {host, offset};
+    blocks_[e.request] = {host, offset};
     return true;
   }
 
   void allocate(const Event& e) {
-    Visit& visit = visits_[e.group];
-    if (!visit.open) open_.push_back(e.group);
-    visit.open = true;
+    const auto& visits = trial_.visits_;
+    const auto& groups = trial_.groups_;
+    if (!is_open_[e.group]) open_.push_back(e.group);
+    is_open_[e.group] = true;
     if (put(e, e.group)) return;
-    std::erase_if(open_, [&](std::size_t p) { return visits_[p].closes <= now_; });
+    std::erase_if(open_, [&](std::size_t g) { return visits[g].closes <= now_; });
+    const RegionTrial::Visit& visit = visits[e.group];
     const Tick least = visit.passing ? 0 : (visit.closes - now_) / 8 * 7;
-    for (const std::size_t p : open_) {
-      const Visit& host = visits_[p];
-      const bool lends = p != e.group && groups_[p].stream == groups_[e.group].stream &&
-                         host.last_birth < now_ && host.closes - now_ >= least;
-      if (lends && put(e, p)) return;
+    for (const std::size_t g : open_) {
+      const bool lends = g != e.group && groups[g].stream == groups[e.group].stream &&
+                         visits[g].last_birth < now_ && visits[g].closes - now_ >= least;
+      if (lends && put(e, g)) return;
     }
-    Block& block = visit.blocks[e.request];
-    block.host = visit.passing && in_idle_ + rounded(e) <= idle_[e.group] / 2 ? kIdle : kOver;
+    Block& block = blocks_[e.request];
+    block.host = visit.passing && in_idle_ + e.size <= idle_[e.group] / 2 ? kIdle : kOver;
     Bytes& live = block.host == kIdle ? in_idle_ : over_;
-    live += rounded(e);
+    live += e.size;
     most_over_ = std::max(most_over_, over_);
   }
 
   void release(const Event& e) {
-    const Block& block = visits_[e.group].blocks[e.request];
+    const Block& block = blocks_[e.request];
     if (block.host == kOver) {
-      over_ -= rounded(e);
+      over_ -= e.size;
     } else if (block.host == kIdle) {
-      in_idle_ -= rounded(e);
+      in_idle_ -= e.size;
     } else {
-      visits_[block.host].holes.insert_merged({block.offset, block.offset + rounded(e)});
+      holes_[block.host].insert_merged({block.offset, block.offset + e.size});
     }
   }
 
-  std::span<const profile::ProfiledGroup> groups_;
+  const RegionTrial& trial_;
   std::span<const Bytes> idle_;
-  Bytes alignment_;
-  std::vector<Visit> visits_;
-  std::vector<Event> events_;
+  std::vector<HoleSet> holes_;     // by group: of its region
+  std::vector<char> is_open_;      // by group
+  std::vector<Block> blocks_;      // by request
   std::vector<std::size_t> open_;  // may still list regions that have closed
   Tick now_ = 0;
   Bytes in_idle_ = 0;
   Bytes over_ = 0;
   Bytes most_over_ = 0;
 };
-
-}  // namespace
 
 Bytes region_need(std::span<const profile::DynamicSighting> requests, Bytes alignment) {
   std::vector<std::tuple<Tick, bool, std::size_t>> events;  // tick, is an allocation, request
@@ -161,10 +133,28 @@ Bytes region_need(std::span<const profile::DynamicSighting> requests, Bytes alig
   return need;
 }
 
-Bytes region_overflow(std::span<const profile::ProfiledGroup> groups, std::size_t iteration,
-                      std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
-                      Tick period) {
-  return Trial(groups, iteration, sizes, idle, alignment, period).run();
+RegionTrial::RegionTrial(std::span<const profile::ProfiledGroup> groups, std::size_t iteration,
+                         Bytes alignment, Tick period)
+    : groups_(groups) {
+  std::size_t number = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    Visit visit{.passing = groups[g].phase_end == groups[g].phase && groups[g].upper <= period};
+    for (const profile::DynamicSighting& r : groups[g].sightings[iteration]) {
+      const Bytes size = align_up(r.size, alignment);
+      events_.push_back({r.lower, true, g, number, size});
+      events_.push_back({r.upper, false, g, number, size});
+      ++number;
+      visit.last_birth = std::max(visit.last_birth, r.lower);
+      visit.closes = std::max(visit.closes, r.upper);
+    }
+    visits_.push_back(visit);
+  }
+  std::ranges::sort(events_);
+}
+
+Bytes RegionTrial::overflow(std::span<const Bytes> sizes, std::span<const Bytes> idle,
+                            Bytes limit) const {
+  return RegionRun(*this, sizes, idle).run(limit);
 }
 
 }  // namespace stalloc::plan

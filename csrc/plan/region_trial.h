@@ -20,10 +20,37 @@ namespace stalloc::plan {
 // 63-bit number.
 Bytes region_need(std::span<const profile::DynamicSighting> requests, Bytes alignment);
 
-// The most bytes that overflow at once in the compared iteration `iteration`. `sizes` are those of
-// the regions. `idle` has the bytes that are idle beside each region through its window.
-Bytes region_overflow(std::span<const profile::ProfiledGroup> groups, std::size_t iteration,
-                      std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes alignment,
-                      Tick period);
+// The dynamic requests of a compared iteration, ready to be served from regions of any sizes.
+class RegionTrial {
+ public:
+  // `groups` outlives this object.
+  RegionTrial(std::span<const profile::ProfiledGroup> groups, std::size_t iteration,
+              Bytes alignment, Tick period);
+
+  // The most bytes that overflow at once. `sizes` are those of the regions. `idle` has the bytes
+  // that are idle beside each region through its window. Ends early if the result exceeds `limit`.
+  Bytes overflow(std::span<const Bytes> sizes, std::span<const Bytes> idle, Bytes limit) const;
+
+ private:
+  friend class RegionRun;
+  struct Event {
+    Tick tick = 0;
+    bool is_allocation = false;  // frees come before allocations of the same tick
+    std::size_t group = 0;
+    std::size_t request = 0;  // counted over all groups
+    Bytes size = 0;           // rounded up
+
+    auto operator<=>(const Event&) const = default;
+  };
+  struct Visit {  // of a group's site
+    Tick last_birth = 0;
+    Tick closes = 0;
+    bool passing = false;  // it ends within its phase
+  };
+
+  std::span<const profile::ProfiledGroup> groups_;
+  std::vector<Visit> visits_;  // by group
+  std::vector<Event> events_;
+};
 
 }  // namespace stalloc::plan

@@ -97,6 +97,9 @@ class Chooser {
       }
       iterations_ = needs.size();
     }
+    for (std::size_t t = 0; t < iterations_; ++t) {
+      trials_.emplace_back(groups_, t, problem_.alignment, problem_.period);
+    }
     families_ = find_families(groups_, phases, needs_);
     sizes_.resize(groups_.size());
   }
@@ -112,7 +115,8 @@ class Chooser {
       for (const std::int32_t headroom : kCandidates) {
         const Levels levels = filled(headroom);
         const Bytes cost = loads_.bound() - least;
-        const Bytes over = overflow(levels);
+        if (cost > lowest) break;  // more head room costs as much at least
+        const Bytes over = overflow(levels, lowest - cost);
         if (headroom == 0) most = over;
         // Head room without cost is taken, up to the default.
         if (cost + over < lowest || (cost + over == lowest && headroom <= kDefaultHeadroom)) {
@@ -142,8 +146,7 @@ class Chooser {
   Levels filled(std::int32_t headroom) {
     Levels levels(families_.size(), headroom);
     set_sizes(sizes_of(levels, kNobody));
-    std::map<StreamId, Bytes> peaks;
-    for (const profile::ProfiledGroup& p : groups_) peaks[p.stream] = loads_.peak(p.stream);
+    const std::map<StreamId, Bytes> peaks = this->peaks();
     for (const std::int32_t more : kCandidates) {
       if (more <= headroom) continue;
       if (more > kDefaultHeadroom) break;
@@ -225,16 +228,26 @@ class Chooser {
     }
   }
 
-  // The worst overflow of an iteration whose regions are sized by the other iterations.
-  Bytes overflow(const Levels& levels) const {
+  // The highest load of each stream that has groups.
+  std::map<StreamId, Bytes> peaks() const {
+    std::map<StreamId, Bytes> peaks;
+    for (const profile::ProfiledGroup& group : groups_) {
+      if (!peaks.contains(group.stream)) peaks[group.stream] = loads_.peak(group.stream);
+    }
+    return peaks;
+  }
+
+  // The worst overflow of an iteration whose regions are sized by the other iterations; some value
+  // above `limit` if it exceeds that.
+  Bytes overflow(const Levels& levels, Bytes limit) const {
+    const std::map<StreamId, Bytes> peaks = this->peaks();
     std::vector<Bytes> idle;
     for (std::size_t i = 0; i < groups_.size(); ++i) {
-      idle.push_back(loads_.peak(groups_[i].stream) - loads_.most(i));
+      idle.push_back(peaks.at(groups_[i].stream) - loads_.most(i));
     }
     Bytes worst = 0;
-    for (std::size_t t = 0; t < iterations_; ++t) {
-      worst = std::max(worst, region_overflow(groups_, t, sizes_of(levels, t), idle,
-                                              problem_.alignment, problem_.period));
+    for (std::size_t t = 0; t < iterations_ && worst <= limit; ++t) {
+      worst = std::max(worst, trials_[t].overflow(sizes_of(levels, t), idle, limit));
     }
     return worst;
   }
@@ -245,6 +258,7 @@ class Chooser {
   std::vector<Bytes> sizes_;  // of the regions in `loads_`, by group
   Needs needs_;
   std::vector<std::vector<std::size_t>> families_;
+  std::vector<RegionTrial> trials_;  // by iteration
   std::size_t iterations_ = 0;
 };
 

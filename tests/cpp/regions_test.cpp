@@ -127,8 +127,10 @@ TEST(RegionTrial, CountsRequestsThatFitNowhere) {
   groups[0].phase_end = groups[1].phase_end = 1;
   groups[0].sightings = {{{100, 0, 50}}};
   groups[1].sightings = {{{100, 10, 50}, {60, 11, 50}, {60, 12, 50}}};
+  Bytes limit = 1000;
   const auto overflow = [&](std::vector<Bytes> sizes, Bytes idle = 0) {
-    return plan::region_overflow(groups, 0, sizes, std::vector<Bytes>{idle, idle}, 1, 100);
+    const plan::RegionTrial trial(groups, 0, 1, 100);
+    return trial.overflow(sizes, std::vector<Bytes>{idle, idle}, limit);
   };
   EXPECT_EQ(overflow({100, 220}), 0);
   EXPECT_EQ(overflow({160, 160}), 0) << "60 go into the first's";
@@ -138,6 +140,8 @@ TEST(RegionTrial, CountsRequestsThatFitNowhere) {
   groups[1].phase_end = 0;
   groups[1].upper = 60;
   EXPECT_EQ(overflow({100, 0}, 320), 60) << "half of what is idle is of use";
+  limit = 100;
+  EXPECT_EQ(overflow({100, 0}), 160) << "it ends where the limit is exceeded";
   groups[1].stream = 1;
   EXPECT_EQ(overflow({160, 160}), 60) << "not another stream's";
 }
