@@ -163,7 +163,7 @@ struct Plan {
   Bytes pool = 0;      // bytes to reserve: M_r of the static part
   Bytes resident = 0;  // bytes of the resident region, above the pool
   Bytes bound = 0;
-  Bytes load = 0;  // M_a of the profiled iteration: all requests, sizes as requested
+  Bytes load = 0;  // M_a, of the compared iteration with the most: all requests, sizes as requested
   Bytes alignment = kDefaultAlignment;
   Tick period = 0;
   // kOrdered: decisions and regions of several streams may share addresses, and the runtime lets

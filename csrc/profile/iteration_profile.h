@@ -151,10 +151,10 @@ struct Startup {
 };
 
 struct IterationProfile {
-  std::int32_t iteration = kNone;  // the reference, index into Trace::iterations
-  std::int32_t compared = 0;       // how many other iterations it was compared with
-  Tick period = 0;                 // ticks of one iteration
-  Bytes load = 0;                  // M_a of the reference: largest sum of live bytes, as requested
+  std::int32_t iteration = kNone;         // the reference, index into Trace::iterations
+  std::int32_t compared = 0;              // how many other iterations it was compared with
+  Tick period = 0;                        // ticks of one iteration
+  Bytes load = 0;                         // M_a: the largest sum of live bytes, as requested
   std::vector<ProfiledPhase> phases;      // those of start-up alone come last, and are empty
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
   std::vector<ProfiledGroup> groups;      // by phase, `after` and stream, the longest first

@@ -237,9 +237,16 @@ class Profiler {
     return result;
   }
 
-  // The largest sum of bytes that are live at once in the reference.
+  // The largest sum of bytes that are live at once in a compared iteration.
   Bytes load() const {
-    const IterationSpan& iteration = all_.iteration(reference_);
+    Bytes most = 0;
+    for (std::int32_t t = all_.first_compared(); t <= reference_; ++t) {
+      most = std::max(most, load(all_.iteration(t)));
+    }
+    return most;
+  }
+
+  Bytes load(const IterationSpan& iteration) const {
     std::vector<std::pair<Tick, Bytes>> changes;
     for (const trace::Request& r : trace_.requests) {
       if (r.lower >= iteration.end) break;

@@ -115,11 +115,10 @@ bool Serving::is_wary() {
 
 void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, StreamId stream) {
   Pool& pool = *pools_.active();
-  // The next request there may need the memory of the whole range.
-  Offset offset = pool.space.place(decision, size, /*whole=*/true);
+  Offset offset = pool.space.place(decision, size);
   if (offset == kUnplaced && hand_back_ && hand_back_->possible() &&
       hand_back_->free(pool.space.in_the_way(decision, size), stream)) {
-    offset = pool.space.place(decision, size, /*whole=*/true);
+    offset = pool.space.place(decision, size);
   }
   const Range lacking = offset == kUnplaced ? pool.space.lacking_memory(decision, size) : Range{};
   if (lacking.size() > 0) {

@@ -239,7 +239,7 @@ bool StaticPool::is_current(const Placed& p) const {
   return p.allocated_at < p.freed_at ? allocated && !freed : allocated || !freed;
 }
 
-Offset StaticPool::place(DecisionIndex d, Bytes size, bool whole) {
+Offset StaticPool::place(DecisionIndex d, Bytes size) {
   Placed& p = decisions_[d];
   if (size > p.size) return kUnplaced;
   if (p.allocated_at >= clock_) {
@@ -254,7 +254,6 @@ Offset StaticPool::place(DecisionIndex d, Bytes size, bool whole) {
   if (p.state != State::kIdle) return kUnplaced;
   const Range block{p.offset, p.offset + round_up(size)};
   if (!strays_.empty() && strays_.overlaps(block)) return kUnplaced;
-  if (whole && absent_.overlaps(range(p))) return kUnplaced;
   p.state = State::kRegular;
   p.requested = size;
   entries_[p.entry].live = d;

@@ -155,8 +155,7 @@ class StaticPool {
   // if the request is larger than planned, if an address of the decision is taken, or if the clock
   // has passed its lifetime. The rest of its planned range is idle space. A decision that takes a
   // slot gets any free one of its class, and all of it.
-  // `whole`: kUnplaced, too, if its range lacks memory somewhere.
-  Offset place(DecisionIndex d, Bytes size, bool whole = false);
+  Offset place(DecisionIndex d, Bytes size);
   // The same for the size of its last request, at first the planned size.
   Offset place(DecisionIndex d) { return place(d, decisions_[d].requested); }
 
@@ -265,8 +264,8 @@ class StaticPool {
   const RangeSet& planned() const;
   // The bytes that a large block which stays outside of these needs besides its own.
   Bytes gap() const;
-  // The addresses that decision `d` could have for `size` bytes if they had memory, all of its own
-  // if possible; empty if something else is in the way. O(log strays), and O(slots) for a slot.
+  // The addresses that decision `d` could have for `size` bytes if they had memory; empty if
+  // something else is in the way. O(log strays), and O(slots) for a slot.
   Range lacking_memory(DecisionIndex d, Bytes size) const;
   // `r` if it would be idle with memory; else empty. O(strays in it).
   Range lacking_memory(Range r) const;

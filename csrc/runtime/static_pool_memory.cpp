@@ -104,8 +104,7 @@ Range StaticPool::lacking_memory(DecisionIndex d, Bytes size) const {
     return {};
   }
   if (p.state != State::kIdle || !is_current(p)) return {};
-  const Range all = lacking_memory(range(p));
-  return all.size() > 0 ? all : lacking_memory({p.offset, p.offset + round_up(size)});
+  return lacking_memory({p.offset, p.offset + round_up(size)});
 }
 
 Range StaticPool::lacking_memory(Range r) const {

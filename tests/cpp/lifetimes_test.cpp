@@ -94,6 +94,20 @@ TEST(Lifetimes, ASteadyLoopHasThoseOfItsLastIteration) {
   EXPECT_EQ(profile[kept.phase_end].key.kind, trace::PhaseKind::kForward);
 }
 
+TEST(Lifetimes, TheLoadIsThatOfTheComparedIterationWithTheMost) {
+  TraceBuilder t;
+  std::int32_t gradient = kNone;
+  for (const Bytes extra : {900, 100, 300, 200}) {  // the first iteration is not compared
+    gradient = train_step(t, gradient);
+    t.free(t.alloc(extra));
+    t.step();
+  }
+  const profile::IterationProfile profile = profile::profile_iteration(t.finish());
+  ASSERT_EQ(profile.iteration, 3);
+  ASSERT_EQ(profile.compared, 2);
+  EXPECT_EQ(profile.load, 13 + 300);
+}
+
 TEST(Lifetimes, OneIterationAloneIsTakenAtItsWord) {
   TraceBuilder t;
   train_step(t, kNone);

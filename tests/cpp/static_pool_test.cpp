@@ -233,8 +233,8 @@ TEST(StaticPool, TheRestOfARangeMayLackMemory) {
   runtime::StaticPool pool(testing::plan_of({decision(2048, 0, 0, 5)}, 8));
   pool.remove_memory({1024, 2048});
   EXPECT_EQ(pool.place(d, 2048), kUnplaced);
-  EXPECT_EQ(pool.place(d, 1024, /*whole=*/true), kUnplaced);
-  EXPECT_EQ(pool.lacking_memory(d, 1024), (Range{0, 2048})) << "the next may be larger";
+  EXPECT_EQ(pool.lacking_memory(d, 2048), (Range{0, 2048}));
+  EXPECT_EQ(pool.lacking_memory(d, 1024), Range{}) << "its own part has memory";
   EXPECT_EQ(pool.place(d, 1024), 0);
   pool.check();
   pool.return_memory({1024, 2048});
@@ -252,7 +252,7 @@ TEST(StaticPool, ABlockInTheRestLeavesTheOtherAddressesToLackMemory) {
   EXPECT_EQ(pool.lacking_memory(d, 2048), Range{}) << "something else is in the way";
   EXPECT_EQ(pool.lacking_memory(d, 1024), (Range{0, 1024}));
   pool.return_memory({512, 1024});
-  EXPECT_EQ(pool.place(d, 1024, /*whole=*/true), 0);
+  EXPECT_EQ(pool.place(d, 1024), 0);
   pool.check();
 }
 
