@@ -15,8 +15,10 @@ constexpr Bytes kMostNeeds = 2;
 // A layout is tight if its addresses exceed its bound by less than one part in so many.
 constexpr Bytes kTightParts = 50;
 
-// A request of an evaluation of less than one part in so many of the pool is small.
+// A request of an evaluation of less than one part in so many of the pool is small, and so is one
+// of less than a page.
 constexpr Bytes kSmallPart = 1000;
+constexpr Bytes kPage = Bytes{4} << 10;
 
 // A small request without a known lifetime lies beside the pool if it is smaller than this.
 constexpr Bytes kTiny = Bytes{1} << 20;
@@ -202,7 +204,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
   const Offset offset = evaluations_.next(size, stream);
   // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
   // the pool it costs little.
-  const Bytes small = pools_.active()->space.memory() / kSmallPart;
+  const Bytes small = std::max(pools_.active()->space.memory() / kSmallPart, kPage);
   // A pool that cannot grow has no end to be kept clear.
   const bool is_new = !evaluations_.is_known() && pools_.can_grow();
   if (size < small && (evaluations_.outlives(small) || (is_new && size < kTiny))) return nullptr;

@@ -388,6 +388,25 @@ TEST_F(EvaluationsTest, ASmallBlockThatStaysIsInNobodysWay) {
   free(batches.back());
 }
 
+TEST_F(EvaluationsTest, LessThanAPageIsSmallInAPoolOfAnySize) {
+  constexpr Bytes kPool = Bytes{64} << 10;
+  allocator_.enable(one_block(kPool));
+  std::vector<void*> batches;
+  loop().enter_unplanned();
+  for (int i = 0; i < 3; ++i) {
+    loop().begin_evaluation();
+    free(allocate(kPool / 2));
+    batches.push_back(allocate(256));  // for the next forward
+    if (i > 0) free(batches[static_cast<std::size_t>(i) - 1]);
+  }
+  loop().leave_unplanned();
+  loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  void* planned = allocate(kPool);
+  EXPECT_EQ(allocator_.figures().statistics().conflicts, 0);
+  free(planned);
+  free(batches.back());
+}
+
 TEST_F(EvaluationsTest, NoBlocksOverlapWhateverAnEvaluationDoes) {
   allocator_.enable(one_block(16 * kMiB));
   std::mt19937 random(1);
