@@ -44,18 +44,37 @@ class Switch:
         cuda_module().note_expandable(on)
         if on and not self._made:
             self._made = True
-            self._make_one()
+            _make_segment(self._adapter.name)
 
-    def _make_one(self) -> None:
-        """Makes a segment, and gives it back: the first one may warn of a part of the driver.
 
-        The part is one that sharing memory needs.
-        """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            pool = torch.cuda.MemPool()
-            with torch.cuda.use_mem_pool(pool, self._adapter.name):
-                torch.empty(1, dtype=torch.uint8, device=self._adapter.name)
+def _make_segment(device: str) -> None:
+    """Makes a segment, and gives it back: the first one may warn of a part of the driver.
+
+    The part is one that sharing memory needs. The segment also shows how torch shares such memory.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool, device):
+            x = torch.empty(1, dtype=torch.uint8, device=device)
+            cuda_module().note_virtual_block(x.data_ptr())
+
+
+def show_sharing() -> None:
+    """Shows how torch shares virtual memory, where it has none: a pool of such memory may be used.
+
+    Does nothing where torch's settings are the program's.
+    """
+    global _own_settings
+    if not are_unset() or torch.cuda.is_current_stream_capturing():
+        return
+    set_allocator, before = getattr(torch._C, _SETTER), _own_settings
+    set_allocator("expandable_segments:True")
+    try:
+        _make_segment(f"cuda:{torch.cuda.current_device()}")
+    finally:
+        _own_settings = before or "expandable_segments:False"
+        set_allocator(_own_settings)
 
 
 def may_expand(adapter: Adapter) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stalloc import _adapters, _automatic, _compat
-from stalloc._expandable import LEAST_RESERVED, Switch, may_expand
+from stalloc._expandable import LEAST_RESERVED, Switch, may_expand, show_sharing
 from stalloc._fit import (
     count,
     device_to_serve,
@@ -23,7 +23,7 @@ from stalloc._fit import (
 from stalloc._hooks.modules import ModuleName
 from stalloc._pinned import Pinned
 from stalloc._pinned import check as check_pinned
-from stalloc._torch_modules import torch_module
+from stalloc._torch_modules import cuda_module, torch_module
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
 from stalloc.plans import Plan
@@ -171,6 +171,8 @@ class _Active(Session):
         """Puts the plan in force instead of `previous`, which stays in force if that fails."""
         try:
             self._adapter.install()
+            if self._adapter.is_native:
+                cuda_module().when_sharing_is_unknown(show_sharing)
             expands = self._may_expand()
             if not self._adapter.runtime.keep_addresses(self._kind_of_memory()):
                 raise StallocError(
@@ -317,7 +319,8 @@ def enable(
             serves start-up requests that the plan does not know.
         keep_addresses: A pool that is released and acquired again keeps its addresses, as it always
             does on the CPU. On a GPU, such a pool needs the driver's virtual memory calls, and
-            tensors in it cannot be shared with other processes. None: a pool has such memory, in
+            tensors in it are shared with other processes as torch's expandable segments are, by
+            files instead of handles of CUDA IPC. None: a pool has such memory, in
             which it grows while tensors lie in it, if the driver has these calls; the resident
             region has not, and no pool has if torch registers memory with NCCL
             (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK), or if a tensor of the pool was shared

@@ -213,6 +213,16 @@ bool CudaMemory::extend(void* memory, Bytes /*before*/, Bytes size) {
   return pool && pool->range->is_mapped() && size <= pool->range->room();
 }
 
+std::optional<CudaVirtualRange::Shared> CudaMemory::share(const void* p, Bytes size) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  const std::lock_guard lock(mutex_);
+  const auto after = pools_.upper_bound(address);
+  if (after == pools_.begin()) return std::nullopt;
+  const auto& [begin, pool] = *std::prev(after);
+  const auto offset = static_cast<Bytes>(address - begin);
+  return pool.range->share({offset, offset + size});
+}
+
 Range CudaMemory::detach(void* memory, Range range) {
   const DeviceGuard device(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);

@@ -4,8 +4,9 @@
 // (cuda_virtual.h): suspend() unmaps the memory and keeps the addresses, resume() maps other
 // memory there, grow() maps more behind it, and detach() and attach() move parts of it. A pool that
 // grows has addresses for several times the device's memory.
-// All devices that can reach this one have access, as with cudaMalloc, but cudaIpcGetMemHandle
-// cannot share such memory between processes. So only pools are virtual, and only if they may be.
+// All devices that can reach this one have access, as with cudaMalloc. cudaIpcGetMemHandle cannot
+// share such memory between processes, but its chunks can be shared (share()). Only pools are
+// virtual, and only if they may be.
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "device/cuda_runtime.h"
@@ -44,6 +46,9 @@ class CudaMemory final : public DeviceMemory {
   bool attach(void* pool, Range range) override;
   void drop_detached(void* pool) noexcept override;
   void release(void* piece, Bytes size) noexcept override;
+  // Shares the chunks of a pool that hold `size` bytes from `p` on. None if they cannot be shared,
+  // or `p` is in no pool of virtual memory. They must stay where they are while others use them.
+  std::optional<CudaVirtualRange::Shared> share(const void* p, Bytes size);
   bool suspend(void* piece, Bytes size) override;
   bool resume(void* piece, Bytes size) override;
   Bytes available() const override;

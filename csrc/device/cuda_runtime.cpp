@@ -140,6 +140,7 @@ std::unique_ptr<CudaRuntime> load() {
   if (is_cuda) {
     DriverLoader driver(library, *r);
     load_virtual_memory(driver, *r);
+    driver.find(r->memory_export, "MemExportToShareableHandle");
     load_contexts(driver, *r);
   } else {
     load_virtual_memory(Loader(library, "hip"), *r);

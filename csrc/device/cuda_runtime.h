@@ -22,6 +22,8 @@ struct CudaRuntime {
   static constexpr Error kSuccess = 0;
   static constexpr Error kOutOfMemory = 2;
   static constexpr Error kNotReady = 600;
+  static constexpr Error kNotPermitted = 800;
+  static constexpr Error kNotSupported = 801;
 
   // The runtime that the process has loaded. Throws Error of base/error.h if there is none.
   static const CudaRuntime& get();
@@ -83,6 +85,10 @@ struct CudaRuntime {
                              std::size_t count) = nullptr;
   Error (*memory_granularity)(std::size_t* granularity, const AllocationProperties*,
                               int option) = nullptr;
+  // Makes a handle for other processes: for kFile, a file descriptor. May be missing.
+  static constexpr int kFile = 1;
+  Error (*memory_export)(void* shared, std::uint64_t handle, int type,
+                         unsigned long long flags) = nullptr;
 
   bool has_virtual_memory() const { return memory_granularity != nullptr; }
 

@@ -1,5 +1,7 @@
 #include "device/cuda_virtual.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "base/align.h"
@@ -56,6 +58,28 @@ Bytes CudaVirtualRange::whole_units(const CudaRuntime& runtime, int device, Byte
   return align_up(size, static_cast<Bytes>(granularity));
 }
 
+// Memory that other processes can map, where the device has such.
+CudaRuntime::Error CudaVirtualRange::create(Chunk* chunk) {
+  auto wanted = properties(device_);
+  const auto take = [&] {
+    return runtime_.memory_create(&chunk->handle, in_bytes(chunk->size), &wanted, /*flags=*/0);
+  };
+  is_shareable_ = is_shareable_ && runtime_.memory_export;
+  wanted.handle_types = is_shareable_ ? CudaRuntime::kFile : 0;
+  const auto error = take();
+  const bool refused = error == CudaRuntime::kNotSupported || error == CudaRuntime::kNotPermitted;
+  if (!refused || !is_shareable_) return error;
+  runtime_.get_last_error();
+  is_shareable_ = false;
+  wanted.handle_types = 0;
+  return take();
+}
+
+void CudaVirtualRange::release(const Chunk& chunk) noexcept {
+  if (chunk.file >= 0) close(chunk.file);
+  runtime_.memory_release(chunk.handle);
+}
+
 // A kept chunk, or a new one. False if the device lacks the memory.
 bool CudaVirtualRange::take_chunk(Bytes at_most, Chunk* chunk) {
   const auto kept = std::ranges::find_if(kept_, [&](const Chunk& c) { return c.size <= at_most; });
@@ -65,9 +89,7 @@ bool CudaVirtualRange::take_chunk(Bytes at_most, Chunk* chunk) {
     return true;
   }
   chunk->size = std::min(chunk_, at_most);
-  const auto wanted = properties(device_);
-  const auto error =
-      runtime_.memory_create(&chunk->handle, in_bytes(chunk->size), &wanted, /*flags=*/0);
+  const auto error = create(chunk);
   if (error == CudaRuntime::kSuccess) return true;
   if (error != CudaRuntime::kOutOfMemory) {
     runtime_.fail("taking " + format_bytes(chunk->size), device_, error);
@@ -140,8 +162,27 @@ Range CudaVirtualRange::unmap(Range r) {
   return done;
 }
 
+std::optional<CudaVirtualRange::Shared> CudaVirtualRange::share(Range r) {
+  auto chunk = chunks_.upper_bound(r.begin);
+  if (chunk == chunks_.begin() || !is_shareable_) return std::nullopt;
+  --chunk;
+  Shared result{begin_ + in_bytes(chunk->first), chunk->second.size, {}};
+  for (Bytes end = chunk->first; end < r.end; end += result.chunk, ++chunk) {
+    if (chunk == chunks_.end() || chunk->first != end) return std::nullopt;
+    Chunk& c = chunk->second;
+    if (c.size != result.chunk) return std::nullopt;
+    if (c.file < 0 && runtime_.memory_export(&c.file, c.handle, CudaRuntime::kFile, /*flags=*/0)) {
+      runtime_.get_last_error();
+      c.file = -1;
+      return std::nullopt;
+    }
+    result.files.push_back(c.file);
+  }
+  return result;
+}
+
 void CudaVirtualRange::drop_kept() noexcept {
-  for (const Chunk& chunk : kept_) runtime_.memory_release(chunk.handle);
+  for (const Chunk& chunk : kept_) release(chunk);
   kept_.clear();
 }
 
@@ -150,7 +191,7 @@ void CudaVirtualRange::clear() noexcept {
   bool failed = !chunks_.empty() && runtime_.device_synchronize() != CudaRuntime::kSuccess;
   for (const auto& [at, chunk] : chunks_) {
     failed = runtime_.memory_unmap(begin_ + in_bytes(at), in_bytes(chunk.size)) || failed;
-    runtime_.memory_release(chunk.handle);
+    release(chunk);
   }
   if (failed) runtime_.get_last_error();
   chunks_.clear();

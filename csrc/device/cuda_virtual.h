@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "base/range.h"
@@ -48,6 +49,15 @@ class CudaVirtualRange {
   // Unmaps the whole chunks in `r`, all of which is mapped, and keeps them. Waits for the device.
   // Returns their range. The first chunk of all is never among them.
   Range unmap(Range r);
+  // Chunks of one size, one behind the other, and a file of each by which another process can map
+  // them. The files are the range's.
+  struct Shared {
+    std::uintptr_t begin = 0;
+    Bytes chunk = 0;
+    std::vector<int> files;
+  };
+  // Shares the chunks that hold `r`. None if the device cannot do so, or their sizes differ.
+  std::optional<Shared> share(Range r);
   // Returns the kept chunks to the device.
   void drop_kept() noexcept;
   // Returns all memory to the device, after its work.
@@ -57,9 +67,12 @@ class CudaVirtualRange {
   struct Chunk {
     Bytes size = 0;
     std::uint64_t handle = 0;
+    int file = -1;  // for other processes; none yet
   };
 
   bool take_chunk(Bytes at_most, Chunk* chunk);
+  CudaRuntime::Error create(Chunk* chunk);
+  void release(const Chunk& chunk) noexcept;
   void undo(const std::map<Bytes, Chunk>& added) noexcept;
 
   const CudaRuntime& runtime_;
@@ -68,6 +81,7 @@ class CudaVirtualRange {
   const Bytes chunk_;  // the size of a chunk, but for the last one of a mapping
   std::uintptr_t begin_ = 0;
   Bytes end_ = 0;
+  bool is_shareable_ = true;       // until the device refuses
   std::map<Bytes, Chunk> chunks_;  // by offset
   std::vector<Chunk> kept_;
 };

@@ -87,10 +87,11 @@ def test_weights_that_are_shared_in_the_profile_leave_the_pool_virtual() -> None
     assert standin.reservations() == reservations + 1
 
 
-def test_a_pool_of_virtual_memory_says_how_to_share_its_tensors() -> None:
+def test_a_pool_that_cannot_be_shared_says_how_its_tensors_can() -> None:
     trainer = Trainer(rows=32)
     plan_in_force(trainer, shares=False)
     y = _output(trainer)
+    standin.fail("cuMemExportToShareableHandle", 1, 801)
     with pytest.raises(RuntimeError, match="Share it while the profile is recorded, too"):
         _share(y)
     with torch.cuda.use_mem_pool(torch.cuda.MemPool()):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from pathlib import Path
 
 import pytest
 import standin
 import torch
+from alone import run_alone
 from isolation import isolated, run_isolated
 from training_cuda import Trainer
 
@@ -97,9 +100,102 @@ def test_the_device_is_waited_for_before_memory_goes() -> None:
     stalloc.acquire_pool()
 
 
-def test_refuses_to_share_tensors_of_a_virtual_memory_pool() -> None:
+# Of a handle of virtual memory: the process, the size and the number of chunks.
+HEADER = struct.Struct("=i4xQQ")
+NOT_SUPPORTED = 801
+
+
+@pytest.mark.parametrize("keep_addresses", [None, True])
+@isolated
+def test_tensors_of_a_virtual_memory_pool_are_shared_chunk_by_chunk(
+    keep_addresses: bool | None,
+) -> None:
     trainer = Trainer()
     plan = trainer.plan()
+    stalloc.enable(plan, model=trainer.model, keep_addresses=keep_addresses)
+    for _ in range(4):
+        trainer.step()
+    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+    begin = _pool(plan)
+    assert begin <= y.data_ptr() < begin + plan.pool
+    device, handle, size, offset = y.untyped_storage()._share_cuda_()[:4]
+    assert (device, size) == (0, y.nbytes)
+    assert handle[1:2] == b"e"
+    process, chunk, chunks = HEADER.unpack_from(handle, 2)
+    assert process == os.getpid()
+    assert (y.data_ptr() - begin) % chunk == offset, "the handle begins at the chunk of the tensor"
+    assert chunk * chunks - chunk < offset + y.nbytes <= chunk * chunks
+    files = struct.unpack(f"={chunks}i", handle[-4 * chunks :])
+    assert all("standin" in os.readlink(f"/proc/self/fd/{file}") for file in files)
+    assert y.untyped_storage()._share_cuda_()[1] == handle, "a chunk has one file"
+
+
+def test_another_process_maps_a_tensor_of_a_virtual_memory_pool() -> None:
+    result = run_alone(
+        """
+import torch, stalloc
+from alone import describe_tensor
+from training_cuda import Trainer
+trainer = Trainer()
+stalloc.enable(trainer.plan(), model=trainer.model)
+for _ in range(4): trainer.step()
+y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+assert y.untyped_storage()._share_cuda_()[1][1:2] == b"e"
+context = torch.multiprocessing.get_context("spawn")
+tensors, results = context.SimpleQueue(), context.SimpleQueue()
+process = context.Process(target=describe_tensor, args=(tensors, results))
+process.start()
+tensors.put(y)
+assert results.get() == tuple(y.shape)
+process.join()
+assert process.exitcode == 0
+"""
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@isolated
+def test_the_files_of_a_shared_pool_are_closed_with_it() -> None:
+    def files() -> int:
+        names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return sum("standin" in os.readlink(name) for name in names if os.path.islink(name))
+
+    trainer = Trainer()
+    plan = trainer.plan()
+    before = files()
+    stalloc.enable(plan, model=trainer.model)
+    for _ in range(4):
+        trainer.step()
+    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+    handle = y.untyped_storage()._share_cuda_()
+    assert files() > before
+    del y
+    torch.UntypedStorage._release_ipc_counter(handle[4], handle[5], device=handle[0])
+    torch.cuda.ipc_collect()
+    stalloc.disable()
+    torch.cuda.empty_cache()
+    assert files() == before
+
+
+@isolated
+def test_a_driver_that_shares_no_virtual_memory_is_said_so() -> None:
+    trainer = Trainer()
+    stalloc.enable(trainer.plan(), model=trainer.model)
+    for _ in range(4):
+        trainer.step()
+    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+    standin.fail("cuMemExportToShareableHandle", 1, NOT_SUPPORTED)
+    with pytest.raises(RuntimeError, match="cannot be shared with another process"):
+        y.untyped_storage()._share_cuda_()
+    del y
+    trainer.step()  # no error is left behind for the next kernel
+
+
+@isolated
+def test_a_driver_that_makes_no_shareable_memory_still_has_pools() -> None:
+    trainer = Trainer()
+    plan = trainer.plan()
+    standin.fail("cuMemCreate", 1, NOT_SUPPORTED)
     stalloc.enable(plan, model=trainer.model, keep_addresses=True)
     for _ in range(4):
         trainer.step()
@@ -108,8 +204,6 @@ def test_refuses_to_share_tensors_of_a_virtual_memory_pool() -> None:
     assert begin <= y.data_ptr() < begin + plan.pool
     with pytest.raises(RuntimeError, match="cannot be shared with another process"):
         y.untyped_storage()._share_cuda_()
-    del y
-    trainer.step()  # no error is left behind for the next kernel
 
 
 def _on_the_cpu() -> None:

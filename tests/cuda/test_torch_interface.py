@@ -321,11 +321,13 @@ assert torch.cuda.memory_reserved(0) == 0, "torch was asked about another device
 
 
 def test_no_handle_is_made_up_where_torch_makes_none() -> None:
-    """The pretended driver shares no virtual memory, of which all of torch's memory is here."""
+    """A driver that shares no virtual memory, of which all of torch's memory is here."""
     result = run_alone(
         'import torch; torch._C._accelerator_setAllocatorSettings("expandable_segments:True")'
         + OTHER_DEVICE
         + """
+import standin
+standin.fail("cuMemExportToShareableHandle", 1, 801, times=1000)
 try:
     y.untyped_storage()._share_cuda_()
 except RuntimeError as e:

@@ -265,10 +265,8 @@ int cudaIpcGetEventHandle(cudaIpcEventHandle* handle, void* event) {
   });
 }
 
-int cudaIpcOpenEventHandle(void**, cudaIpcEventHandle) {
-  static Call call("cudaIpcOpenEventHandle");
-  return call([](World&) { return int{standin::kNotSupported}; });
-}
+// Another process's work is as good as done.
+int cudaIpcOpenEventHandle(void** event, cudaIpcEventHandle) { return cudaEventCreate(event); }
 
 // Host functions run at once: no test depends on the time.
 int cudaLaunchHostFunc(void* stream, void (*function)(void*), void* data) {

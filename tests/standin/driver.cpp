@@ -1,4 +1,7 @@
 // The driver's virtual memory calls, and the runtime function that finds them by name.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <string_view>
 #include <vector>
@@ -27,7 +30,9 @@ struct AllocationProperties {  // the first members of CUmemAllocationProp
 
 constexpr int kPinned = 1;
 constexpr int kOnDevice = 1;
-constexpr int kFabric = 8;  // handles for another machine of an NVLink fabric
+// Of handles for others:
+constexpr int kFile = 1;
+constexpr int kFabric = 8;  // for another machine of an NVLink fabric
 
 int with_complaint(World& w, int error, const std::string& complaint) {
   return error && !complaint.empty() ? w.misuse(complaint, error) : error;
@@ -61,7 +66,7 @@ int mem_create(std::uint64_t* handle, std::size_t size, const AllocationProperti
     if ((w.contexts & standin::bit(device)) == 0) {
       return w.misuse("cuMemCreate on a device without a context", standin::kNoContext);
     }
-    return w.memory.create(device, size, handle);
+    return w.memory.create(device, size, handle, (properties->handle_types & kFile) != 0);
   });
 }
 
@@ -150,6 +155,50 @@ int mem_get_allocation_properties(AllocationProperties* p, std::uint64_t handle)
     p->type = 1;
     p->location = {1, device};
     return int{standin::kSuccess};
+  });
+}
+
+// A handle for other processes is an unlinked file. In this process it is the handle again; another
+// one has no books of this memory, and takes a new piece of its own device.
+
+struct SharedMemory {
+  int process = 0;
+  int device = 0;
+  std::uint64_t handle = 0;
+  std::uint64_t size = 0;
+};
+
+int mem_export(void* shared, std::uint64_t handle, int type, unsigned long long) {
+  static Call call("cuMemExportToShareableHandle");
+  return call([&](World& w) {
+    if (type != kFile) return int{standin::kNotSupported};
+    if (!w.memory.is_shareable(handle)) {
+      return w.misuse("cuMemExportToShareableHandle of memory that was not made for it",
+                      standin::kInvalidValue);
+    }
+    const SharedMemory facts{getpid(), w.memory.device_of(handle), handle,
+                             w.memory.size_of(handle)};
+    const int file = memfd_create("standin", 0);
+    if (file < 0 || pwrite(file, &facts, sizeof facts, 0) != sizeof facts) {
+      if (file >= 0) close(file);
+      return int{standin::kNotSupported};
+    }
+    std::memcpy(shared, &file, sizeof file);
+    return int{standin::kSuccess};
+  });
+}
+
+int mem_import(std::uint64_t* handle, void* shared, int type) {
+  static Call call("cuMemImportFromShareableHandle");
+  return call([&](World& w) {
+    SharedMemory facts;
+    const auto file = static_cast<int>(reinterpret_cast<std::intptr_t>(shared));
+    if (type != kFile || pread(file, &facts, sizeof facts, 0) != sizeof facts) {
+      return int{standin::kInvalidValue};
+    }
+    if (facts.process != getpid()) return w.memory.create(facts.device, facts.size, handle, true);
+    *handle = facts.handle;
+    return w.memory.retain(facts.handle);
   });
 }
 
@@ -270,6 +319,8 @@ void* find(std::string_view name) {
       {"cuMemUnmap", address(mem_unmap)},
       {"cuMemSetAccess", address(mem_set_access)},
       {"cuMemGetAllocationGranularity", address(mem_get_allocation_granularity)},
+      {"cuMemExportToShareableHandle", address(mem_export)},
+      {"cuMemImportFromShareableHandle", address(mem_import)},
       {"cuMemGetAddressRange", address(mem_get_address_range)},
       {"cuMemRetainAllocationHandle", address(mem_retain_allocation_handle)},
       {"cuMemGetAllocationPropertiesFromHandle", address(mem_get_allocation_properties)},

@@ -99,11 +99,11 @@ int Memory::unreserve(Address begin, std::uint64_t size, std::string* complaint)
   return kSuccess;
 }
 
-int Memory::create(int device, std::uint64_t size, std::uint64_t* handle) {
+int Memory::create(int device, std::uint64_t size, std::uint64_t* handle, bool shareable) {
   if (size == 0 || size % kGranularity != 0) return kInvalidValue;
   if (!take(device, size)) return kOutOfMemory;
   *handle = next_handle_++;
-  handles_.emplace(*handle, Handle{size, device, 1, 0});
+  handles_.emplace(*handle, Handle{size, device, 1, 0, shareable});
   return kSuccess;
 }
 
@@ -112,6 +112,23 @@ void Memory::drop_if_unused(std::uint64_t handle) {
   if (it->second.references > 0 || it->second.mappings > 0) return;
   devices_[static_cast<std::size_t>(it->second.device)].used -= it->second.size;
   handles_.erase(it);
+}
+
+int Memory::retain(std::uint64_t handle) {
+  const auto it = handles_.find(handle);
+  if (it == handles_.end()) return kInvalidValue;
+  ++it->second.references;
+  return kSuccess;
+}
+
+std::uint64_t Memory::size_of(std::uint64_t handle) const {
+  const auto it = handles_.find(handle);
+  return it == handles_.end() ? 0 : it->second.size;
+}
+
+bool Memory::is_shareable(std::uint64_t handle) const {
+  const auto it = handles_.find(handle);
+  return it != handles_.end() && it->second.shareable;
 }
 
 int Memory::release(std::uint64_t handle, std::string* complaint) {

@@ -43,7 +43,7 @@ class Memory {
   // Virtual memory: reserved addresses, memory by handle, and mappings of one to the other.
   int reserve(std::uint64_t size, std::uint64_t alignment, Address hint, Address* out);
   int unreserve(Address begin, std::uint64_t size, std::string* complaint);
-  int create(int device, std::uint64_t size, std::uint64_t* handle);
+  int create(int device, std::uint64_t size, std::uint64_t* handle, bool shareable);
   int release(std::uint64_t handle, std::string* complaint);
   int map(Address begin, std::uint64_t size, std::uint64_t handle);
   int unmap(Address begin, std::uint64_t size, std::string* complaint);
@@ -51,7 +51,10 @@ class Memory {
   int set_access(Address begin, std::uint64_t size, std::uint64_t devices);
   std::uint64_t accesses(Address begin) const;
   int retain_at(Address address, std::uint64_t* handle);
+  int retain(std::uint64_t handle);
   int device_of(std::uint64_t handle) const;
+  std::uint64_t size_of(std::uint64_t handle) const;
+  bool is_shareable(std::uint64_t handle) const;
 
   // True if all of [begin, end) may be used; the device that it lies on.
   bool usable(Address begin, Address end) const;
@@ -74,6 +77,7 @@ class Memory {
     int device = 0;
     int references = 1;
     int mappings = 0;
+    bool shareable = false;  // with other processes
   };
   struct Mapping {
     std::uint64_t size = 0;

@@ -35,6 +35,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -59,6 +60,10 @@ class CudaAllocator final : public Delegate {
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
   // stalloc has turned expandable segments of torch's allocator on, or off.
   void note_expandable(bool on) { expands_.store(on); }
+  // Learns from a block in one of torch's expandable segments how such memory is shared.
+  void note_virtual_block(void* p);
+  // Calls `show` before memory is shared for which that is not known. The first one stays.
+  void when_sharing_is_unknown(std::function<void()> show);
   // Follows what happened to torch's allocator while this was not in front of it: its history, and
   // a private pool that the calling thread has opened on `device`. With `hidden`, snapshots leave
   // out the memory held here: for trackers that were attached to torch's allocator before this was
@@ -185,6 +190,12 @@ class CudaAllocator final : public Delegate {
   void report_direct(c10::DeviceIndex device, void* p, Bytes change);
   // Shares a block of torch's allocator.
   allocator_api::ShareableHandle share_torchs(void* p);
+  // Shares a block of a pool of virtual memory. None if that cannot be, or no handle of torch's has
+  // told its format.
+  std::optional<allocator_api::ShareableHandle> share_virtual(void* p, c10::DeviceIndex device);
+  std::string virtual_begin() const;  // empty if no handle has told it
+  // Remembers the format of torch's handles, if it is one of virtual memory.
+  void note_format(const std::string& handle);
   // A block of torch's own, for as long as this lives. Throws as torch's allocator.
   using Probe = std::unique_ptr<void, std::function<void(void*)>>;
   Probe make_probe() {
@@ -220,6 +231,8 @@ class CudaAllocator final : public Delegate {
   mutable std::mutex mutex_;  // guards the members below
   std::vector<PrivatePool> open_pools_;
   std::map<void*, Direct> direct_;
+  std::string virtual_begin_;  // of torch's handles of virtual memory; empty: not known
+  std::function<void()> show_sharing_;
   std::atomic<std::size_t> directs_{0};
   std::unordered_set<void*> adopted_;  // live blocks of torch's allocator with our deleter
   std::atomic<std::size_t> adopted_count_{0};

@@ -33,6 +33,28 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
       "note_expandable", [](bool on) { adapters::CudaAllocator::instance().note_expandable(on); },
       py::arg("on"), "stalloc has turned torch's expandable segments on, or off.");
   m.def(
+      "note_virtual_block",
+      [](std::uintptr_t address) {
+        adapters::CudaAllocator::instance().note_virtual_block(reinterpret_cast<void*>(address));
+      },
+      py::arg("address"),
+      "A block in an expandable segment of torch's shows how such memory is shared.");
+  m.def(
+      "when_sharing_is_unknown",
+      [](const pybind11::function& show) {
+        // Never destroyed: there may be no interpreter then.
+        static const auto* kept = new pybind11::function(show);
+        adapters::CudaAllocator::instance().when_sharing_is_unknown([] {
+          const pybind11::gil_scoped_acquire acquire;
+          try {
+            (*kept)();
+          } catch (pybind11::error_already_set& e) {
+            e.discard_as_unraisable("stalloc");
+          }
+        });
+      },
+      py::arg("show"), "Calls `show` before a tensor is shared, until note_virtual_block() is.");
+  m.def(
       "follow_program_order",
       [](int device) {
         adapters::follow_program_order(stalloc::runtime::DeviceRuntime::find_gpu(device), device);

@@ -1,7 +1,6 @@
 // Shows the memory held here: pools, and blocks that are pieces of their own while a profile is
-// recorded. For snapshots and for other processes.
+// recorded.
 #include <c10/cuda/CUDAGuard.h>
-#include <cuda_runtime_api.h>
 
 #include <iterator>
 #include <string>
@@ -11,15 +10,6 @@
 #include "torch/cuda/runtimes.h"
 
 namespace stalloc::torch_adapters {
-namespace {
-
-constexpr char kHowToShare[] =
-    "Share it while the profile is recorded, too, or enable the plan with keep_addresses=False: "
-    "the pool is plain memory then, and torch's segments stay as they are; or clone the tensor to "
-    "the CPU and share that";
-
-}  // namespace
-
 runtime::Inspection::Piece CudaAllocator::piece_of(void* p, c10::DeviceIndex* device) const {
   for (c10::DeviceIndex i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
     runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(i);
@@ -111,58 +101,6 @@ void CudaAllocator::add_directs(allocator_api::SnapshotInfo& info) const {
     used.context_when_allocated = segment.context_when_allocated;
     segment.blocks.push_back(std::move(used));
     info.segments.push_back(std::move(segment));
-  }
-}
-
-// torch's handle is a byte for the version of the format and one for the kind of memory, followed
-// by CUDA's handle of the whole segment if the kind is cudaMalloc's. The version is copied from a
-// handle that torch makes.
-allocator_api::ShareableHandle CudaAllocator::shareIpcHandle(void* p) {
-  constexpr char kPlain = 'c', kVirtual = 'e';
-  for (c10::DeviceIndex i = 0; i < runtime::DeviceRuntime::kGpus; ++i) {
-    if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(i)) {
-      runtime->recorder().on_share(p);
-    }
-  }
-  c10::DeviceIndex device = 0;
-  const runtime::Inspection::Piece piece = piece_of(p, &device);
-  if (!piece.begin) return share_torchs(p);
-  const c10::cuda::CUDAGuard guard(device);
-  const Probe probe = make_probe();
-  std::string theirs;
-  std::string problem = "its handles are of an unknown kind";
-  try {
-    theirs = to().shareIpcHandle(probe.get()).handle;
-  } catch (const c10::Error& e) {
-    problem = e.what_without_backtrace();
-  }
-  TORCH_CHECK(theirs.size() >= 2 && (theirs[1] == kPlain || theirs[1] == kVirtual),
-              "a tensor in stalloc's pool cannot be shared with another process here: torch's own "
-              "tensors cannot be either (",
-              problem, "). ", kHowToShare);
-  cudaIpcMemHandle_t whole;
-  const bool is_shareable = cudaIpcGetMemHandle(&whole, piece.begin) == cudaSuccess;
-  if (!is_shareable) static_cast<void>(cudaGetLastError());  // else the next kernel reports it
-  TORCH_CHECK(is_shareable,
-              "a tensor in stalloc's pool cannot be shared with another process here: the pool is "
-              "virtual memory. ",
-              kHowToShare, ", or clone it in a torch.cuda.MemPool, which torch serves");
-  std::string handle = {theirs[0], kPlain};
-  handle.append(reinterpret_cast<const char*>(&whole), sizeof(whole));
-  return {static_cast<char*>(p) - static_cast<char*>(piece.begin), std::move(handle)};
-}
-
-// Torch's refusal to share a block of an expandable segment names a call of the driver, and the
-// program may not know of such segments.
-allocator_api::ShareableHandle CudaAllocator::share_torchs(void* p) {
-  if (!expands_.load()) return to().shareIpcHandle(p);
-  try {
-    return to().shareIpcHandle(p);
-  } catch (const c10::Error& e) {
-    TORCH_CHECK(false, e.what_without_backtrace(),
-                "\nstalloc has turned torch's expandable segments on beside the plan's pool, and a "
-                "tensor in them cannot be shared with another process here. ",
-                kHowToShare);
   }
 }
 
