@@ -3,6 +3,7 @@
     python benchmarks/gpu test
     python benchmarks/gpu test --only streams graph --output benchmarks/results/gpu-test
     python benchmarks/gpu bench --only gpt2-345m llama-1.3b --minutes 8
+    python benchmarks/gpu programs
     python benchmarks/gpu speed --seconds 20
     python benchmarks/gpu calls
     python benchmarks/gpu largest --memory 24
@@ -17,7 +18,9 @@ no GPU.
 
 `bench` trains each case under torch's caching allocator, under expandable segments, under stalloc
 (from a plan of another run, from the start) and under stalloc.auto: the memory of the whole run.
-Then it does so once more as if the GPU held no more than stalloc has needed. `speed` measures the
+Then it does so once more as if the GPU held no more than stalloc has needed. `programs` runs those
+of the folder `programs`, which know nothing of stalloc and need transformers, peft, timm and
+torch_geometric. `speed` measures the
 time of a step under each, in turns in one process; `calls` what the driver's calls, a request and
 the release of a pool cost. `largest` looks for the largest batch of each.
 `traces` leaves memory snapshots of the cases, and `differences` compares these with what
@@ -45,6 +48,8 @@ from bench import Bench, gpu_room
 from cases import CASES, LARGEST, SPEED, TRACES
 from checks import check
 from models import MODELS
+from programs import PROGRAMS
+from programs import measure as measure_programs
 from report import ROOT, Report
 from runs import start
 from training import Run
@@ -79,7 +84,13 @@ def main() -> int:
     if on_gpu and not torch.cuda.is_available():
         print("this needs a GPU, and torch finds none", file=sys.stderr)
         return 2
-    names = {"bench": CASES, "speed": SPEED, "largest": LARGEST, "traces": TRACES}
+    names = {
+        "programs": PROGRAMS,
+        "bench": CASES,
+        "speed": SPEED,
+        "largest": LARGEST,
+        "traces": TRACES,
+    }
     if unknown := [
         n for n in getattr(args, "only", []) if n not in names.get(args.command, args.only)
     ]:
@@ -100,6 +111,9 @@ def main() -> int:
         return 0
     if args.command == "speed":
         return speed(args, report)
+    if args.command == "programs":
+        done = measure_programs(args.only, 60 * args.minutes, args.jobs, report)
+        return 0 if done else 1
     room = gpu_room(args.share)
     bench = Bench(report, args.allocators, args.minutes, args.patience, args.jobs, room)
     if args.command == "largest":
@@ -171,6 +185,7 @@ def parser() -> argparse.ArgumentParser:
     test.add_argument("--device", default="cuda")
     test.add_argument("--output", type=Path, help="write NAME.json")
     bench = commands.add_parser("bench", help="measure the memory of whole runs")
+    programs = commands.add_parser("programs", help="measure the memory of users' programs")
     turns = commands.add_parser("speed", help="measure the time of a step, in turns")
     turns.add_argument("--seconds", type=float, default=30, help="of turns, for each case")
     calls = commands.add_parser("calls", help="measure what the driver's calls cost")
@@ -184,10 +199,11 @@ def parser() -> argparse.ArgumentParser:
     compared.add_argument("--output", type=Path, help="write the tables as Markdown")
     written = commands.add_parser("report", help="write gpu.md of the results")
     written.add_argument("--folder", type=Path, default=RESULTS)
-    for command in (bench, turns, calls, largest):
+    for command in (bench, programs, turns, calls, largest):
         command.add_argument("--output", type=Path, default=RESULTS / "gpu")
     for command in (bench, largest):
         command.add_argument("--allocators", nargs="+", choices=ALLOCATORS, default=ALLOCATORS)
+    for command in (bench, programs, largest):
         command.add_argument("--minutes", type=float, default=600, help="be done after so many")
     for command in (bench, turns, largest, snapshots):
         command.add_argument(
@@ -197,13 +213,13 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--share", type=float, default=0.95, help="of the GPU's free memory to use at a time"
         )
-    for command in (test, bench, largest, snapshots):
+    for command in (test, bench, programs, largest, snapshots):
         command.add_argument(
             "--jobs", type=int, default=max(1, min(6, cores // 3)), help="processes at a time"
         )
-    for command in (test, bench, turns, largest, snapshots, compared):
+    for command in (test, bench, programs, turns, largest, snapshots, compared):
         command.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these alone")
-    for command in (test, bench, turns, calls, largest):
+    for command in (test, bench, programs, turns, calls, largest):
         command.add_argument("--anew", action="store_true", help="forget what was measured before")
     add_run(commands.add_parser("run", help="one training run; prints a line of JSON"))
     return result

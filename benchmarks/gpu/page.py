@@ -15,6 +15,7 @@ TITLES = {
     "auto": "stalloc.auto",
     "again": "torch again",
 }
+PROGRAM_SIDES = ("torch", "expandable", "auto", "again")
 GIB = 1 << 30
 
 Row = list[str]
@@ -31,7 +32,7 @@ def report(results: Path) -> str:
         "commit, which `gpu.json` and `gpu-test.json` name. A plus: with a pool of plain memory "
         "(`keep_addresses=False`), which cannot grow in place; the default was not measured.",
         "",
-        "Programs: `benchmarks/gpu/cases.py`. `python benchmarks/gpu report` writes this page.",
+        "Runs: `benchmarks/gpu/cases.py`. `python benchmarks/gpu report` writes this page.",
     ]
     speeds = [row for row in found if row["name"].startswith("speed, ")]
     searches = [row for row in found if "growth" in row]
@@ -39,6 +40,7 @@ def report(results: Path) -> str:
     parts = [
         ["# On a real GPU", "", *about],
         ["## Memory of whole runs", "", *_memory([row for row in found if "runs" in row], now)],
+        ["## Programs of users", "", *_programs(found, now, bench.get("programs_note"))],
         ["## In the memory that stalloc needs", "", *_squeezed(found, now)],
         ["## Time of a step", "", *_speed(speeds, now)],
         ["## What calls cost", "", *_calls(found)],
@@ -80,6 +82,32 @@ def _memory(found: list[dict[str, Any]], now: str) -> list[str]:
         "from its start with the plan of another run; `stalloc.auto` plans as it runs.",
         "",
         *_table(["program", "load", *(TITLES[a] for a in ALLOCATORS)], rows),
+    ]
+
+
+def _programs(found: list[dict[str, Any]], now: str, note: str | None) -> list[str]:
+    rows = []
+    for row in [row["program"] | {"name": row["name"]} for row in found if "program" in row]:
+        sides = {side: row.get(side, {}) for side in PROGRAM_SIDES}
+        load = max((r["load"] for r in sides.values() if "load" in r), default=0)
+        cells = [
+            f"{r['reserved'] / GIB:.2f} ({load / r['reserved']:.3f})" + _star(side, r, now)
+            if "reserved" in r
+            else "not measured"
+            for side, r in sides.items()
+        ]
+        rows.append([row["name"], f"{load / GIB:.2f}", *cells])
+    return [
+        "`benchmarks/gpu/programs`, unchanged, of transformers, peft, timm and torch_geometric: "
+        "GiB reserved at the peak of the run (load / reserved). Batches change their shapes, and "
+        "evaluations run in between. `stalloc run` plans as the program runs; its second run finds "
+        "the plans of the first.",
+        "",
+        *([note, ""] if note else []),
+        *_table(
+            ["program", "load", "torch", TITLES["expandable"], "stalloc run", "its second run"],
+            rows,
+        ),
     ]
 
 
