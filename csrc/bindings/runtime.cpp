@@ -152,6 +152,10 @@ void bind_runtime(py::module_& m) {
       .def(
           "keep_clear", [](runtime::DeviceRuntime& r) { r.allocator().keep_clear(); }, ReleaseGil())
       .def(
+          "keep_pauses_clear",
+          [](runtime::DeviceRuntime& r, bool on) { r.allocator().keep_pauses_clear(on); },
+          py::arg("on"), ReleaseGil())
+      .def(
           "trust_all", [](runtime::DeviceRuntime& r) { r.allocator().trust_all(); }, ReleaseGil())
       .def_property_readonly("enabled",
                              [](runtime::DeviceRuntime& r) { return r.allocator().enabled(); })

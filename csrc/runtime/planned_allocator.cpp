@@ -55,6 +55,11 @@ void PlannedAllocator::keep_clear() {
   if (parts_.serving) parts_.serving->keep_clear();
 }
 
+void PlannedAllocator::keep_pauses_clear(bool on) {
+  const std::lock_guard lock(parts_.mutex);
+  if (parts_.serving) parts_.serving->keep_pauses_clear(on);
+}
+
 void PlannedAllocator::trust_all() {
   const std::lock_guard lock(parts_.mutex);
   if (parts_.serving) parts_.serving->trust_all();

@@ -66,6 +66,11 @@ class PlannedAllocator {
   // for good lie beside the pool. No-op if no plan is enabled.
   void keep_clear();
 
+  // With `on`, the fallback serves the requests between the planned phases that depart from the
+  // plan, such as the data of the next batch: the pool is to be empty where an iteration begins.
+  // No-op if no plan is enabled.
+  void keep_pauses_clear(bool on);
+
   // The plan was made of the run's latest iterations: the next one makes no states that outlive it.
   // No-op if no plan is enabled.
   void trust_all();

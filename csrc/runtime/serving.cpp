@@ -90,7 +90,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   // Before its first phase a run makes its model, which is permanent.
   const bool is_setup = counts_.iterations == 0 && matcher().phase() == kNone &&
                         matcher().kind() == trace::PhaseKind::kOther;
-  if (is_setup) return {};
+  if (is_setup || (keeps_pauses_clear_ && is_pause())) return {};
   return {allocate_departed(size, stream, {origin()}, is_wary())};
 }
 

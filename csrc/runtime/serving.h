@@ -110,6 +110,7 @@ class Serving {
     shuts_out_departed_ = departed;
   }
   void keep_clear() { keeps_clear_ = true; }
+  void keep_pauses_clear(bool on) { keeps_pauses_clear_ = on; }
   // Exchanges several pieces of memory for one if no block is live. True if it did.
   bool join_pieces();
   void enter_unplanned();
@@ -253,6 +254,7 @@ class Serving {
   bool draining_ = false;
   bool shuts_out_departed_ = false;
   bool keeps_clear_ = false;
+  bool keeps_pauses_clear_ = false;
   int unplanned_depth_ = 0;
   std::int64_t hits_ = 0;
 };

@@ -515,7 +515,12 @@ class StaticPool {
   Offset find_end(Bytes size, std::size_t owner, const RangeSet& outside, bool last) const;
   Offset find_least_in_the_way(Bytes size, std::size_t owner, std::size_t levels) const;
   bool is_rest(Range r) const;
-  Offset find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner, Bytes may_move);
+  // Decisions that a block must not displace: larger ones, or more of them.
+  struct Undisplaced {
+    Bytes larger = 0;
+    std::size_t more = 0;
+  };
+  Offset find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner, Undisplaced kept);
   GroupIndex find_open(Bytes size, StreamId stream, std::int32_t least) const;
   void add_stray(Range r);
   void remove_stray(Range r);

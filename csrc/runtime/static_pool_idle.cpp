@@ -23,6 +23,12 @@ constexpr Bytes kGapParts = 256;
 constexpr Bytes kLargeParts = 16;
 constexpr Bytes kLargeIdleParts = 64;
 
+// A tiny block, of at most this part of the pool, displaces no more than so many decisions:
+// it costs little beside the pool.
+constexpr Bytes kTinyParts = 128;
+constexpr Bytes kMostTiny = Bytes{1} << 20;
+constexpr std::size_t kMostDisplaced = 4;
+
 }  // namespace
 
 // Finds the idle ranges if they are not known. Returns the stream's index, or the number of streams
@@ -92,6 +98,7 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& 
   const bool is_known = lifetime != kNone && is_current(decisions_[lifetime]);
   const bool is_dynamic = lifetime != kNone && lifetime >= planned_;
   const Bytes parts = departure.yields ? kLargeIdleParts : kLargeParts;
+  const bool is_tiny = size <= std::min(kMostTiny, memory() / kTinyParts);
   Offset offset = kUnplaced;
   if (departure.stays_outside) {
     offset = find_end(size, owner, *departure.stays_outside, departure.last);
@@ -101,7 +108,9 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& 
   }
   if (offset == kUnplaced) {
     offset = is_known && passed_ < kMaxPassed
-                 ? find_needed_last(lifetime, size, owner, std::max(size, memory() / parts))
+                 ? find_needed_last(lifetime, size, owner,
+                                    {.larger = std::max(size, memory() / parts),
+                                     .more = is_tiny ? kMostDisplaced : decisions_.size()})
                  : find_least_in_the_way(size, owner, is_dynamic && is_known ? 2 : levels_.size());
   }
   if (offset == kUnplaced) return kUnplaced;
@@ -156,15 +165,16 @@ bool StaticPool::is_rest(Range r) const {
 }
 
 // Finds the addresses that the plan leaves idle longest, up to the end of `lifetime`. kUnplaced if
-// a decision larger than `may_move` needs them before: to displace it would cost more than a block
-// beside the pool.
+// decisions need them before that must not be displaced: that would cost more than a block beside
+// the pool.
 Offset StaticPool::find_needed_last(DecisionIndex lifetime, Bytes size, std::size_t owner,
-                                    Bytes may_move) {
+                                    Undisplaced kept) {
   HoleSet idle = levels_.back().idle[owner];
   Offset found = idle.best_fit(size);
   bool is_last = false;  // no other range is left
   // Temporaries of the phase come and go there, and a dynamic block would displace each of them.
   const bool is_dynamic = lifetime >= planned_;
+  std::size_t displaced = 0;
   Position next = clock_;
   for (std::int32_t left = remaining(decisions_[lifetime]); left > 0 && found != kUnplaced;
        --left, ++next) {
@@ -178,9 +188,9 @@ Offset StaticPool::find_needed_last(DecisionIndex lifetime, Bytes size, std::siz
     const Offset other = is_last ? kUnplaced : idle.best_fit(size);
     is_last = other == kUnplaced;
     if (!is_last) found = other;
-    if (is_last && (needed.size() > may_move || (is_dynamic && is_rest({found, found + size})))) {
-      return kUnplaced;
-    }
+    if (!is_last) continue;
+    if (needed.size() > kept.larger || ++displaced > kept.more) return kUnplaced;
+    if (is_dynamic && is_rest({found, found + size})) return kUnplaced;
   }
   return is_last || found == kUnplaced ? found : idle.best_fit(size);
 }

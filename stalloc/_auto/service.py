@@ -149,6 +149,8 @@ class Service:
             with contextlib.suppress(OutOfMemory):
                 session.acquire_pool()
                 self.is_aside = False
+        # The next batch lies in the pool, unless it is known.
+        self._adapter.runtime.keep_pauses_clear(aside and not self.is_aside)
         return self.is_aside
 
     def phase_begins(self) -> None:

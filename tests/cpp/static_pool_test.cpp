@@ -339,6 +339,24 @@ TEST(StaticPool, ADisplacedDecisionIsNotInTheWayOfALargeOneThatComesLater) {
   EXPECT_EQ(place_before(512), 512);
 }
 
+TEST(StaticPool, ATinyBlockDisplacesFewDecisions) {
+  // Of a pool of 64 KiB, only as many bytes as the block needs are idle, and `count` temporaries
+  // come and go there.
+  const auto place_before = [](int count, Bytes size) {
+    std::vector<plan::Decision> decisions = {decision(size, 0, 0, 40),
+                                             decision((64 << 10) - 2 * size, 2 * size, 1, 39)};
+    for (int i = 0; i < count; ++i) decisions.push_back(decision(512, size, 3 + 2 * i, 4 + 2 * i));
+    runtime::StaticPool pool(testing::plan_of(decisions, 41));
+    EXPECT_EQ(pool.place_idle(size, 0), 0);
+    EXPECT_EQ(pool.place(0), kUnplaced);
+    EXPECT_EQ(pool.place(1), 2 * size);
+    return pool.place_idle(size, 0, {.lifetime = 0});
+  };
+  EXPECT_EQ(place_before(4, 512), 512);
+  EXPECT_EQ(place_before(5, 512), kUnplaced) << "it costs little beside the pool";
+  EXPECT_EQ(place_before(5, 1024), 1024) << "more than a part in 128 costs more than they do";
+}
+
 TEST(StaticPool, ADisplacedDecisionThatWrapsLooksIntoTheNextIteration) {
   runtime::StaticPool pool(testing::plan_of({decision(512, 1024, 1, 2), decision(512, 512, 4, 5),
                                              decision(512, 0, 6, 13), decision(512, 1536, 8, 9)},

@@ -162,6 +162,35 @@ def test_a_plan_steps_aside_although_a_part_of_the_batch_lies_in_its_pool() -> N
 
 
 @isolated
+def test_a_plan_steps_aside_although_the_next_batch_comes_between_iterations() -> None:
+    """The first larger batch lies in its idle pool, before anything tells that it is larger."""
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    auto = stalloc.auto(model, iterations=3, time_limit=0.1)
+    batch = torch.ones(256, 64)
+    while auto._cycle is None or auto._cycle._service is None:
+        step(batch)
+        batch = torch.ones(256, 64)
+    service = auto._cycle._service
+    for _ in range(3):
+        step(batch)
+        batch = torch.ones(256, 64)
+    batch = torch.ones(288, 64)
+    step(batch)
+    assert not service.is_aside, "the batch lay in the pool where the iteration began"
+    batch = torch.ones(288, 64)
+    step(batch)
+    assert service.is_aside
+    auto.stop()
+
+
+@isolated
 def test_a_departure_that_no_plan_would_better_is_solved_once() -> None:
     plain, trainer = (Changing(t.model) for t in twins(layers=4))
     auto = stalloc.auto(trainer.model, iterations=3, time_limit=0.1, tolerance=0.01)
