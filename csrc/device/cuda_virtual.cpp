@@ -76,7 +76,10 @@ CudaRuntime::Error CudaVirtualRange::create(Chunk* chunk) {
 }
 
 void CudaVirtualRange::release(const Chunk& chunk) noexcept {
-  if (chunk.file >= 0) close(chunk.file);
+  if (chunk.file >= 0) {
+    close(chunk.file);
+    --files_;
+  }
   runtime_.memory_release(chunk.handle);
 }
 
@@ -171,10 +174,14 @@ std::optional<CudaVirtualRange::Shared> CudaVirtualRange::share(Range r) {
     if (chunk == chunks_.end() || chunk->first != end) return std::nullopt;
     Chunk& c = chunk->second;
     if (c.size != result.chunk) return std::nullopt;
-    if (c.file < 0 && runtime_.memory_export(&c.file, c.handle, CudaRuntime::kFile, /*flags=*/0)) {
-      runtime_.get_last_error();
-      c.file = -1;
-      return std::nullopt;
+    if (c.file < 0) {
+      if (files_ == kMostFiles) return std::nullopt;
+      if (runtime_.memory_export(&c.file, c.handle, CudaRuntime::kFile, /*flags=*/0)) {
+        runtime_.get_last_error();
+        c.file = -1;
+        return std::nullopt;
+      }
+      ++files_;
     }
     result.files.push_back(c.file);
   }

@@ -56,7 +56,9 @@ class CudaVirtualRange {
     Bytes chunk = 0;
     std::vector<int> files;
   };
-  // Shares the chunks that hold `r`. None if the device cannot do so, or their sizes differ.
+  // Shares the chunks that hold `r`. None if the device cannot do so, their sizes differ, or more
+  // than kMostFiles files would be open.
+  static constexpr std::size_t kMostFiles = 256;  // a process may often have 1,024
   std::optional<Shared> share(Range r);
   // Returns the kept chunks to the device.
   void drop_kept() noexcept;
@@ -82,6 +84,7 @@ class CudaVirtualRange {
   std::uintptr_t begin_ = 0;
   Bytes end_ = 0;
   bool is_shareable_ = true;       // until the device refuses
+  std::size_t files_ = 0;          // open ones
   std::map<Bytes, Chunk> chunks_;  // by offset
   std::vector<Chunk> kept_;
 };

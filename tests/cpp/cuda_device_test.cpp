@@ -456,6 +456,36 @@ TEST_F(CudaDevice, PlainPiecesAreNotSuspended) {
   memory.release(pool, kGiB);
 }
 
+TEST_F(CudaDevice, ChunksAreSharedUnlessTheirFilesAreTooMany) {
+  device::CudaMemory memory(0);
+  auto* pool = static_cast<std::byte*>(memory.allocate_pool(kGiB, /*grows=*/true));
+  const auto shared = memory.share(pool + 3 * kMiB, 2 * kMiB);
+  ASSERT_TRUE(shared);
+  EXPECT_EQ(shared->begin, reinterpret_cast<std::uintptr_t>(pool + 2 * kMiB));
+  EXPECT_EQ(shared->chunk, 2 * kMiB);
+  EXPECT_EQ(shared->files.size(), 2u);
+  EXPECT_EQ(memory.share(pool + 4 * kMiB, 2 * kMiB)->files[0], shared->files[1]);
+  EXPECT_FALSE(memory.share(pool, 1000 * kMiB)) << "500 files";
+  EXPECT_TRUE(memory.share(pool + 2 * kMiB, 2 * kMiB)) << "has its file already";
+  EXPECT_FALSE(memory.share(pool + kGiB, kMiB)) << "no memory there";
+  EXPECT_FALSE(memory.share(pool - kGiB, kMiB)) << "in no pool";
+  memory.release(pool, kGiB);
+  EXPECT_EQ(standin_used(0), 0u);
+}
+
+TEST_F(CudaDevice, ChunksOfSeveralSizesAreNotSharedTogether) {
+  device::CudaMemory memory(0);
+  constexpr Bytes kSize = 20 * kGiB + 2 * kMiB;  // its chunks have 6 MiB, the last one less
+  auto* pool = static_cast<std::byte*>(memory.allocate_pool(kSize, /*grows=*/true));
+  const auto first = memory.share(pool, kMiB);
+  ASSERT_TRUE(first);
+  ASSERT_NE(kSize % first->chunk, 0);
+  const Bytes last = kSize / first->chunk * first->chunk;
+  EXPECT_TRUE(memory.share(pool + last, kMiB));
+  EXPECT_FALSE(memory.share(pool + last - kMiB, 2 * kMiB));
+  memory.release(pool, kSize);
+}
+
 // If any of the calls fails, in any way, nothing stays behind.
 TEST_F(CudaDevice, FailuresOnTheWayToAPoolLeaveNothingBehind) {
   device::CudaMemory memory(0);
