@@ -100,9 +100,21 @@ def test_the_device_is_waited_for_before_memory_goes() -> None:
     stalloc.acquire_pool()
 
 
-# Of a handle of virtual memory: the process, the size and the number of chunks.
+# The header of a handle of virtual memory: the process, the size and the number of chunks.
 HEADER = struct.Struct("=i4xQQ")
 NOT_SUPPORTED = 801
+
+
+def _tensor_of_the_pool(
+    trainer: Trainer, plan: stalloc.Plan, keep_addresses: bool | None = None
+) -> torch.Tensor:
+    """A planned tensor, once the plan is followed."""
+    stalloc.enable(plan, model=trainer.model, keep_addresses=keep_addresses)
+    for _ in range(4):
+        trainer.step()
+    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+    assert 0 <= y.data_ptr() - _pool(plan) < plan.pool
+    return y
 
 
 @pytest.mark.parametrize("keep_addresses", [None, True])
@@ -112,12 +124,8 @@ def test_tensors_of_a_virtual_memory_pool_are_shared_chunk_by_chunk(
 ) -> None:
     trainer = Trainer()
     plan = trainer.plan()
-    stalloc.enable(plan, model=trainer.model, keep_addresses=keep_addresses)
-    for _ in range(4):
-        trainer.step()
-    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+    y = _tensor_of_the_pool(trainer, plan, keep_addresses)
     begin = _pool(plan)
-    assert begin <= y.data_ptr() < begin + plan.pool
     device, handle, size, offset = y.untyped_storage()._share_cuda_()[:4]
     assert (device, size) == (0, y.nbytes)
     assert handle[1:2] == b"e"
@@ -163,10 +171,7 @@ def test_the_files_of_a_shared_pool_are_closed_with_it() -> None:
     trainer = Trainer()
     plan = trainer.plan()
     before = files()
-    stalloc.enable(plan, model=trainer.model)
-    for _ in range(4):
-        trainer.step()
-    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+    y = _tensor_of_the_pool(trainer, plan)
     handle = y.untyped_storage()._share_cuda_()
     assert files() > before
     del y
@@ -180,10 +185,7 @@ def test_the_files_of_a_shared_pool_are_closed_with_it() -> None:
 @isolated
 def test_a_driver_that_shares_no_virtual_memory_is_said_so() -> None:
     trainer = Trainer()
-    stalloc.enable(trainer.plan(), model=trainer.model)
-    for _ in range(4):
-        trainer.step()
-    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
+    y = _tensor_of_the_pool(trainer, trainer.plan())
     standin.fail("cuMemExportToShareableHandle", 1, NOT_SUPPORTED)
     with pytest.raises(RuntimeError, match="cannot be shared with another process"):
         y.untyped_storage()._share_cuda_()
@@ -196,12 +198,7 @@ def test_a_driver_that_makes_no_shareable_memory_still_has_pools() -> None:
     trainer = Trainer()
     plan = trainer.plan()
     standin.fail("cuMemCreate", 1, NOT_SUPPORTED)
-    stalloc.enable(plan, model=trainer.model, keep_addresses=True)
-    for _ in range(4):
-        trainer.step()
-    y = trainer.model(torch.empty(trainer.rows, trainer.width, device="cuda")).detach()
-    begin = _pool(plan)
-    assert begin <= y.data_ptr() < begin + plan.pool
+    y = _tensor_of_the_pool(trainer, plan, keep_addresses=True)
     with pytest.raises(RuntimeError, match="cannot be shared with another process"):
         y.untyped_storage()._share_cuda_()
 

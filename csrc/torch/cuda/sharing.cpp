@@ -6,7 +6,7 @@
 //   plain memory     CUDA's handle of the whole segment
 //   virtual memory   a header, and a file descriptor of each chunk, for the other process to fetch
 //
-// What depends on torch's version is copied from a handle that torch makes.
+// The parts that depend on torch's version are copied from a handle that torch makes.
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -30,8 +30,8 @@ constexpr char kHowToShare[] =
     "the pool is plain memory then, and torch's segments stay as they are; or clone the tensor to "
     "the CPU and share that";
 
-// Of a handle of virtual memory, behind its first two bytes. Newer versions of torch have a member
-// more, by which a fabric's handles are told from files.
+// The header follows the first two bytes of a handle of virtual memory. Newer versions of torch
+// have a member more, by which a fabric's handles are told from files.
 struct Header {
   pid_t process;
   char padding[8 - sizeof(pid_t)];
