@@ -21,6 +21,13 @@ _SETTER = "_accelerator_setAllocatorSettings"
 LEAST_RESERVED = 256 << 20
 """Bytes of a program; the last page of the large segment is at most 8 % of them."""
 
+_USUAL_PAGE, _LEAST_PAGE = 20, 12
+"""MiB that an expandable segment of large blocks takes and gives at once: by default, and at least,
+since torch wants more than 10, and a multiple of the 2 of the device."""
+
+large_page = _USUAL_PAGE << 20
+"""The same in bytes, of the segments that are expandable by stalloc."""
+
 # The settings of torch's allocator that this has made; they are as good as none.
 _own_settings = ""
 
@@ -39,12 +46,32 @@ class Switch:
     def set(self, on: bool) -> None:
         """Sets the allocator of all devices."""
         global _own_settings
-        _own_settings = f"expandable_segments:{on}"
-        getattr(torch._C, _SETTER)(_own_settings)
+        _own_settings = _set_expandable(on)
         cuda_module().note_expandable(on)
         if on and not self._made:
             self._made = True
             _make_segment(self._adapter.name)
+
+
+def _set_expandable(on: bool) -> str:
+    """Turns expandable segments on or off, for all devices; returns torch's settings.
+
+    Torch's smallest pages waste least at the ends of blocks. Versions without that setting have
+    pages of 20 MiB.
+    """
+    global large_page
+    set_allocator = getattr(torch._C, _SETTER)
+    mebibytes = _LEAST_PAGE if on else _USUAL_PAGE
+    settings = f"expandable_segments:{on},large_segment_size_mb:{mebibytes}"
+    try:
+        set_allocator(settings)
+    except (ValueError, RuntimeError):
+        settings = f"expandable_segments:{on}"
+        set_allocator(settings)
+        mebibytes = _USUAL_PAGE
+    if on:
+        large_page = mebibytes << 20
+    return settings
 
 
 def _make_segment(device: str) -> None:
@@ -68,13 +95,12 @@ def show_sharing() -> None:
     global _own_settings
     if not are_unset() or torch.cuda.is_current_stream_capturing():
         return
-    set_allocator, before = getattr(torch._C, _SETTER), _own_settings
-    set_allocator("expandable_segments:True")
+    before = _own_settings
+    _set_expandable(True)
     try:
         _make_segment(f"cuda:{torch.cuda.current_device()}")
     finally:
-        _own_settings = before or "expandable_segments:False"
-        set_allocator(_own_settings)
+        _own_settings = _set_expandable("True" in before)
 
 
 def may_expand(adapter: Adapter) -> bool:
@@ -105,4 +131,6 @@ def has_several_processes() -> bool:
     """True if the process is one of several that train together."""
     if os.environ.get("WORLD_SIZE", "1") != "1":
         return True
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    return torch.distributed.get_world_size() > 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stalloc import _core
+from stalloc import _core, _expandable
 from stalloc._adapters import Adapter
 from stalloc._auto.proposal import LEAST_GAIN, Proposal
 from stalloc._auto.segments import Segments
@@ -22,8 +22,8 @@ _SEGMENTS = {"cuda": 64 << 20, "cpu": 256 << 10}
 """Bytes that the fallback may reserve for a few requests: torch's segments have 2 and 20 MiB,
 stalloc's own on the CPU 16 and 160 KiB."""
 
-_PAGES = {"small": 2 << 20, "large": 20 << 20}
-"""Bytes that an expandable segment takes and gives at once, by its type."""
+_SMALL_PAGE = 2 << 20
+"""Bytes that an expandable segment of small blocks takes and gives at once."""
 
 
 class DeviceMemory:
@@ -64,8 +64,9 @@ class DeviceMemory:
         if self._measured:
             peak = max(self.peak, proposal.peak)
             if self._segments is not None and self._segments.are_on:
-                # With its own settings torch would have needed more than this, and than the plan.
-                peak += int(LEAST_GAIN * peak)
+                # Torch gave back what was idle at its peak. With its own settings it would have
+                # needed more than this, and than the plan.
+                peak += int(3 * LEAST_GAIN * peak)
             needs = self._staying() + pool
             if needs <= peak:
                 self._adapter.give_back()
@@ -112,7 +113,8 @@ def _staying_of(segment: dict[str, Any]) -> int:
     used = [block for block in segment["blocks"] if block["state"] != "inactive"]
     if not used or not segment.get("is_expandable"):
         return total if used else 0
-    page, begin = _PAGES[segment["segment_type"]], segment["address"]
+    is_large, begin = segment["segment_type"] == "large", segment["address"]
+    page = _expandable.large_page if is_large else _SMALL_PAGE
     stay: set[int] = set()
     for block in used:
         offset = block["address"] - begin

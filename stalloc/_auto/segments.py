@@ -7,9 +7,11 @@ whole pages that are idle can be given back, whatever lies between them:
     segments               | weights | idle | state | idle |    a block that stays keeps all of it
     expandable segments    | weights |        state |           idle pages go back
 
-They take memory in pages of 2 and 20 MiB, so a small program may reserve more with them. It is left
-alone. So is a program that has chosen settings of its own, and one of several processes: neither
-CUDA IPC nor every network takes virtual memory.
+While they are on, idle pages go before torch reserves more than ever: see csrc/torch/cuda/thrift.h.
+
+They take memory in pages of 2 MiB, and of 12 or more, so a small program may reserve more with
+them. It is left alone. So is a program that has chosen settings of its own, and one of several
+processes: neither CUDA IPC nor every network takes virtual memory.
 """
 
 from __future__ import annotations

@@ -319,6 +319,7 @@ void* CudaAllocator::allocate_exactly(runtime::DeviceRuntime& runtime, const Req
 
 template <typename Native>
 void* CudaAllocator::provide(const Request& request, Native native) {
+  if (thrift_.is_on()) Thrift::note_request(request.size);
   runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(request.device);
   const Detour detour = detour_of(request);
   if (detour == Detour::kPrivatePool) {
@@ -478,12 +479,14 @@ void CudaAllocator::markCaptureEnd(c10::DeviceIndex device) {
 #endif
 
 void CudaAllocator::begin_capture(c10::DeviceIndex device) {
+  thrift_.count_capture(1);
   if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().begin_capture();
   }
 }
 
 void CudaAllocator::end_capture(c10::DeviceIndex device) {
+  thrift_.count_capture(-1);
   if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().end_capture();
   }

@@ -47,6 +47,7 @@
 #include "torch/cuda/delegate.h"
 #include "torch/cuda/history.h"
 #include "torch/cuda/shortage.h"
+#include "torch/cuda/thrift.h"
 
 namespace stalloc::torch_adapters {
 
@@ -59,7 +60,10 @@ class CudaAllocator final : public Delegate {
   // With `exact`, recorded requests bypass torch's cache: each gets its own piece of the device.
   void record_exactly(bool exact) { exact_.store(exact, std::memory_order_relaxed); }
   // stalloc has turned expandable segments of torch's allocator on, or off.
-  void note_expandable(bool on) { expands_.store(on); }
+  void note_expandable(bool on) {
+    expands_.store(on);
+    thrift_.set(on);
+  }
   // Learns from a block in one of torch's expandable segments how such memory is shared.
   void note_virtual_block(void* p);
   // Calls `show` before memory is shared for which that is not known. The first one stays.
@@ -228,6 +232,7 @@ class CudaAllocator final : public Delegate {
   std::array<std::atomic<bool>, runtime::DeviceRuntime::kGpus> shares_changed_{};
   std::array<std::atomic<std::int64_t>, runtime::DeviceRuntime::kGpus> rescued_{};
   History history_;
+  Thrift thrift_{to()};
   mutable std::mutex mutex_;  // guards the members below
   std::vector<PrivatePool> open_pools_;
   std::map<void*, Direct> direct_;

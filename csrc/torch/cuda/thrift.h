@@ -1,0 +1,58 @@
+// Lets torch's allocator give back what it caches before it takes more of a device than ever.
+//
+// torch takes more memory where no cached block fits, and gives back what is idle only once the
+// device has none left. So a run's peak is what was live, and what was idle beside it. With thrift
+// the idle pages of expandable segments go first.
+//
+// It costs driver calls and a wait for the streams whose pages go, but only where a run comes to a
+// new peak, pools included: in its first iterations, or where batches become larger.
+//
+// torch asks for help by a registered callback, with its own lock held, which is recursive.
+#pragma once
+
+#include <array>
+#include <atomic>
+
+#include "base/types.h"
+#include "runtime/device_runtime.h"
+#include "torch/cuda/delegate.h"
+
+namespace stalloc::torch_adapters {
+
+// The only one; never destroyed. Thread-safe.
+class Thrift {
+ public:
+  explicit Thrift(allocator_api::CUDAAllocator& native);
+  Thrift(const Thrift&) = delete;
+  Thrift& operator=(const Thrift&) = delete;
+
+  // On while stalloc has turned expandable segments on.
+  void set(bool on) { on_.store(on, std::memory_order_relaxed); }
+  bool is_on() const { return on_.load(std::memory_order_relaxed); }
+  // The calling thread asks torch's allocator for `size` bytes next.
+  static void note_request(Bytes size) { asked_ = size; }
+  // Counts the captures of graphs, in which no memory may go.
+  void count_capture(int change) { captures_.fetch_add(change, std::memory_order_relaxed); }
+
+  // No cached block of torch's allocator fits a request on the current device.
+  void give_back();
+
+ private:
+  struct Held {
+    Bytes reserved = 0;  // by torch's allocator and pools
+    Bytes idle = 0;      // of these, cached by torch
+  };
+  Held held_on(c10::DeviceIndex device);
+
+  static inline thread_local Bytes asked_ = 0;
+  allocator_api::CUDAAllocator& native_;
+  std::atomic<bool> on_{false};
+  std::atomic<int> captures_{0};
+  std::atomic<int> times_{0};  // that memory was given back
+  // By device: the most that was reserved, as far as this has seen, and what was idle then in pages
+  // that could not go.
+  std::array<std::atomic<Bytes>, runtime::DeviceRuntime::kGpus> most_{};
+  std::array<std::atomic<Bytes>, runtime::DeviceRuntime::kGpus> stuck_{};
+};
+
+}  // namespace stalloc::torch_adapters
