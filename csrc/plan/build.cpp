@@ -267,6 +267,7 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   plan.alignment = options.alignment;
   plan.streams = options.streams;
   plan.load = profile.load;
+  plan.recorded_load = profile.recorded_load;
   plan.period = profile.period;
   plan.dynamic = profile.dynamic_modules;
   PhaseMap phase_of;

@@ -16,6 +16,11 @@
 namespace stalloc::plan {
 namespace {
 
+// A pool needs much more than a load if that is more than one part in so many, and without dynamic
+// groups also so many bytes.
+constexpr Bytes kIdleParts = 50;
+constexpr Bytes kLeastIdle = Bytes{8} << 20;
+
 void add_reusable(Plan& plan, const solve::Problem& problem, const solve::Layout& layout) {
   std::vector<Window> windows;
   for (const DynamicGroup& g : plan.groups) windows.push_back({g.lower, g.upper, g.stream});
@@ -115,6 +120,16 @@ RangeSet static_addresses_of(const Plan& plan) {
   const std::size_t regions = plan.decisions.size();
   return addresses_of(
       plan, [&](std::size_t i) { return i < regions || i >= regions + plan.groups.size(); });
+}
+
+bool exceeds_load(const Plan& plan, Bytes pool) {
+  const Bytes load = plan.recorded_load > 0 ? plan.recorded_load : plan.load;
+  const Bytes least = plan.groups.empty() ? kLeastIdle : 0;
+  return pool + plan.resident > load + std::max(load / kIdleParts, least);
+}
+
+bool has_idle(const Plan& plan) {
+  return (plan.recorded_load > 0 || !plan.groups.empty()) && exceeds_load(plan, plan.pool);
 }
 
 }  // namespace stalloc::plan

@@ -39,4 +39,12 @@ RangeSet addresses_of(const Plan& plan);
 // The same without the regions of dynamic groups.
 RangeSet static_addresses_of(const Plan& plan);
 
+// True if a pool of `pool` bytes and the resident region need much more than was live at once in
+// the recording.
+bool exceeds_load(const Plan& plan, Bytes pool);
+
+// True if that holds for the plan's pool: its addresses need not all have memory. If the
+// recording's load is not known, the dynamic groups alone tell.
+bool has_idle(const Plan& plan);
+
 }  // namespace stalloc::plan

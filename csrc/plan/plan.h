@@ -164,6 +164,8 @@ struct Plan {
   Bytes resident = 0;  // bytes of the resident region, above the pool
   Bytes bound = 0;
   Bytes load = 0;  // M_a, of the compared iteration with the most: all requests, sizes as requested
+  // The most that was live at once in the recording, whose extents may be smaller. 0: not known.
+  Bytes recorded_load = 0;
   Bytes alignment = kDefaultAlignment;
   Tick period = 0;
   // kOrdered: decisions and regions of several streams may share addresses, and the runtime lets

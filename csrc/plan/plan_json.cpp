@@ -113,6 +113,7 @@ std::string to_json(const Plan& plan) {
   out.entry("resident", plan.resident);
   out.entry("bound", plan.bound);
   out.entry("load", plan.load);
+  if (plan.recorded_load != plan.load) out.entry("recorded_load", plan.recorded_load);
   out.entry("alignment", plan.alignment);
   out.entry("period", plan.period);
   // The default is left out: older readers do not know the key.
@@ -165,6 +166,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
   std::vector<profile::Extent> seen;
   std::vector<std::string> fixed_names;
   std::vector<profile::Extent> fixed;
+  Bytes recorded_load = kNone;
   JsonReader in(text, source, raise);
   const auto number = [&](std::int64_t& target) {
     return [&](Value v) { target = in.integer<std::int64_t>(v); };
@@ -188,6 +190,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"resident", number(plan.resident)},
           {"bound", number(plan.bound)},
           {"load", number(plan.load)},
+          {"recorded_load", number(recorded_load), /*optional=*/true},
           {"alignment", number(plan.alignment)},
           {"period", number(plan.period)},
           {"streams",
@@ -234,6 +237,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
           {"laws", table(plan.laws, kLawColumns), /*optional=*/true},
           {"law_terms", table(terms, kLawTermColumns), /*optional=*/true},
       });
+  plan.recorded_load = recorded_load == kNone ? plan.load : recorded_load;
   try {
     profile::tell_microbatches(plan.phases);
     add_terms(terms, plan.laws);

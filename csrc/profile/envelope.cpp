@@ -124,7 +124,8 @@ bool has_several_microbatches(const trace::Trace& trace) {
          }) > 1;
 }
 
-// The most bytes live at once in the trace.
+}  // namespace
+
 Bytes recorded_load(const trace::Trace& trace) {
   std::vector<std::pair<Tick, Bytes>> events;  // frees come before births of the same tick
   for (const trace::Request& r : trace.requests) {
@@ -137,8 +138,6 @@ Bytes recorded_load(const trace::Trace& trace) {
   for (const auto& [tick, change] : events) most = std::max(most, live += change);
   return most;
 }
-
-}  // namespace
 
 std::vector<Extent> planned_extents(const trace::Trace& trace, const SizeLaws& laws) {
   if (laws.seen.empty() || trace.iterations.size() < 2) return laws.envelope;

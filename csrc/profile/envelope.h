@@ -33,4 +33,7 @@ bool is_repeated(const trace::Trace& trace, const SizeLaws& laws);
 // ever live in the trace: the row of `laws.seen` that needs the most within that.
 std::vector<Extent> fitting_extents(const trace::Trace& trace, const SizeLaws& laws);
 
+// The most bytes live at once in a trace.
+Bytes recorded_load(const trace::Trace& trace);
+
 }  // namespace stalloc::profile

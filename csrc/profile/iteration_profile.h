@@ -155,6 +155,7 @@ struct IterationProfile {
   std::int32_t compared = 0;              // how many other iterations it was compared with
   Tick period = 0;                        // ticks of one iteration
   Bytes load = 0;                         // M_a: the largest sum of live bytes, as requested
+  Bytes recorded_load = 0;                // the same in the whole trace, with its own extents
   std::vector<ProfiledPhase> phases;      // those of start-up alone come last, and are empty
   std::vector<ProfiledRequest> requests;  // every request of the reference, in order of `lower`
   std::vector<ProfiledGroup> groups;      // by phase, `after` and stream, the longest first

@@ -291,6 +291,7 @@ std::optional<IterationProfile> profile_with(const trace::Trace& trace,
     if (!modules.empty()) return std::nullopt;
   }
   IterationProfile profile = Profiler(all, stays).run();
+  profile.recorded_load = recorded_load(trace);
   profile.laws = laws.laws;
   find_groups(all, profile);
   add_startup(all, profile);

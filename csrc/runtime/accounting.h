@@ -114,6 +114,11 @@ class Accounting {
     return std::max({run_.allocated, stats_.run_peak_allocated, most});
   }
   Bytes reserved() const { return joint_ ? both(JointGauges::kReserved) : stats_.reserved.current; }
+  // The most bytes held since enable().
+  Bytes most_reserved() const {
+    const Bytes most = joint_ ? gauges_.peaks()[JointGauges::kReserved] : stats_.reserved.peak;
+    return std::max({run_.reserved, most, reserved()});
+  }
   // The bytes of these that the caller's fallback holds without a block in them; more if blocks
   // were freed since it has told.
   Bytes cached_by_caller() const {

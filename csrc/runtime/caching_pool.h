@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/align.h"
 #include "base/types.h"
 #include "device/memory.h"
 
@@ -36,6 +37,8 @@ class CachingPool {
 
   // True if a free block can serve such a request.
   bool holds(Bytes size, StreamId stream) const;
+  // The bytes of the segment that such a request gets else.
+  Bytes growth(Bytes size) const { return segment_size(align_up(size, kDefaultAlignment)); }
   // True if the live block `p` can serve it once it is free. False for any other pointer.
   bool would_serve(const void* p, Bytes size, StreamId stream) const;
 

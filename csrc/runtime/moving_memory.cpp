@@ -256,6 +256,12 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
   return provided;
 }
 
+Bytes MovingMemory::give_back(Bytes size) {
+  const Bytes gone = sum_of(detach_needed_last(size, {}));
+  device_.drop_detached(pool_.base);
+  return gone;
+}
+
 void MovingMemory::return_end(const RangeSet& needed) {
   const Offset end = needed.empty() ? 0 : needed.ranges().back().end;
   std::vector<Range> behind;

@@ -8,6 +8,8 @@
 //               outside the layout, the device's up to a limit, or that of the addresses that the
 //               layout needs last, at the very last of open regions
 //
+//   give_back   the memory of idle addresses goes to the device: something beside the pool needs it
+//
 //   return_end  idle memory behind the addresses that a layout needs goes to the device
 //
 // Memory moves in whole chunks. Each call waits for the device's work if memory moves. Not
@@ -53,6 +55,10 @@ class MovingMemory {
   // the layout. That of idle addresses outside the layout goes first; others get none that the
   // phase needs. Returns false if the device lacks memory for `r`.
   bool provide(Range r, Range wish, const RangeSet& layout, Means means);
+
+  // Gives the device at least `size` bytes of idle memory, if there are so many: at first that of
+  // the addresses that the layout needs last. Returns the bytes.
+  Bytes give_back(Bytes size);
 
   // Gives the device the idle memory behind all of `needed`.
   void return_end(const RangeSet& needed);

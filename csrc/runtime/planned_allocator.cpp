@@ -121,7 +121,12 @@ void* PlannedAllocator::allocate(Bytes size, StreamId stream, bool for_training,
     }
     if (serving->is_resized()) parts_.update_reserved();
   }
-  if (!place.p) place.p = allocate_fallback(size, stream, place.dynamic);
+  if (!place.p) {
+    place.p = allocate_fallback(size, stream, place.dynamic);
+    if (place.p && serving && for_training && !parts_.pools.is_away()) {
+      serving->served_beside(place.p);
+    }
+  }
   return place.p ? count(size, place.p) : nullptr;
 }
 
@@ -146,11 +151,19 @@ void PlannedAllocator::return_extra(Bytes size, bool is_cached) {
   if (parts_.serving->return_extra(size)) parts_.update_reserved();
 }
 
+void PlannedAllocator::give_way(Bytes size) {
+  if (!parts_.serving) return;
+  parts_.serving->give_way(size);
+  if (parts_.serving->is_resized()) parts_.update_reserved();
+}
+
 void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dynamic) {
   Statistics& counts = parts_.accounting.counts();
   if (parts_.callers_fallback) {
     ++counts.fallback_requests;
-    return_extra(size, parts_.accounting.cached_by_caller() >= size);
+    const bool is_cached = parts_.accounting.cached_by_caller() >= size;
+    return_extra(size, is_cached);
+    if (!is_cached) give_way(size);
     return nullptr;
   }
   // No memory may be returned during a capture. On a device with streams the host would wait for
@@ -164,6 +177,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
     parts_.hand_back->free_one_beside_pool(size, stream);
   }
   return_extra(size, fallback.holds(size, stream));
+  if (!fallback.holds(size, stream)) give_way(fallback.growth(size));
   void* p = fallback.allocate(size, stream, dynamic);
   if (!p && parts_.delayed && parts_.delayed->any_waiting()) {
     parts_.collect_all_delayed();
@@ -190,6 +204,7 @@ bool PlannedAllocator::deallocate(void* p, bool for_training) {
   const auto [size, dynamic] = parts_.release_fallback(p);
   if (size == CachingPool::kNotOurs) return false;
   parts_.accounting.free_fallback_block(size, dynamic);
+  if (parts_.serving) parts_.serving->released(p);
   return true;
 }
 

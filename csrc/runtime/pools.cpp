@@ -16,9 +16,6 @@ namespace {
 // it. On other devices torch guarantees kDefaultAlignment.
 constexpr Bytes kHostAlignment = 64;
 
-// A plan has all of its memory at once if it needs at most one part in so many more than its load.
-constexpr Bytes kIdleParts = 50;
-
 }  // namespace
 
 Pools::~Pools() {
@@ -65,11 +62,10 @@ void Pools::disable() {
 
 std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool filled) {
   const Bytes chunk = device::chunk_of(plan.pool, device_.unit());
-  // An iteration seldom has all dynamic requests of the others. Their addresses get memory later,
-  // unless regions cost so little that memory need never move for them.
-  const Bytes whole = plan.pool + plan.resident;
-  const bool has_idle = !plan.groups.empty() && whole > plan.load + plan.load / kIdleParts;
-  const bool may_lack = grows && chunk < plan.pool && (!filled || has_idle);
+  // An iteration seldom has all dynamic requests of the others, and may never have all extents of
+  // the others. Addresses get memory later, unless that costs so little that memory need never
+  // move for them.
+  const bool may_lack = grows && chunk < plan.pool && (!filled || plan::has_idle(plan));
   std::byte* memory = nullptr;
   if (may_lack && (!filled || has_memory(plan.pool))) {
     memory = static_cast<std::byte*>(device_.allocate_addresses(plan.pool, chunk));
@@ -83,7 +79,12 @@ std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool 
     auto pool = std::make_unique<Pool>(plan, memory);
     pool->chunk = chunk;
     if (lacks) pool->space.remove_memory({chunk, plan.pool});
-    if (lacks && filled) attach(*pool, plan::static_addresses_of(plan));
+    if (lacks && filled) {
+      const RangeSet addresses = plan::static_addresses_of(plan);
+      Bytes bytes = 0;
+      for (const Range& r : addresses.ranges()) bytes += r.size();
+      if (plan.recorded_load == 0 || !plan::exceeds_load(plan, bytes)) attach(*pool, addresses);
+    }
     if (streams_ && plan.streams == solve::Streams::kOrdered) {
       pool->order.emplace(plan, *streams_, *table_);
     }
@@ -213,6 +214,15 @@ Bytes Pools::memory_with(const plan::Plan& layout) const {
 bool Pools::make_room(MovingMemory::Room room, MovingMemory::Means means) {
   if (means.more) fallback_.release_cached();  // its memory would come on top
   return move([&](MovingMemory& memory) { return memory.make_room(room, means); });
+}
+
+Bytes Pools::give_back(Bytes size) {
+  Bytes gone = 0;
+  move([&](MovingMemory& memory) {
+    gone = memory.give_back(size);
+    return gone > 0;
+  });
+  return gone;
 }
 
 bool Pools::provide(Range r, Range wish, MovingMemory::Means means, bool release_cached) {

@@ -93,6 +93,9 @@ class Pools {
   bool grow(const plan::Plan& layout);
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
   bool make_room(MovingMemory::Room room, MovingMemory::Means means);
+  Bytes give_back(Bytes size);
+  // The fallback returns what it caches. Returns the bytes.
+  Bytes release_cached() { return fallback_.release_cached(); }
   // `wish` may be empty. `release_cached`: at the cost of memory that the fallback caches.
   bool provide(Range r, Range wish, MovingMemory::Means means, bool release_cached);
   void return_end() {

@@ -48,7 +48,7 @@ Serving::Serving(const plan::Plan& plan, Scope scope, Pools& pools, Streams stre
       accounting_(accounting),
       counts_(accounting.counts()),
       layouts_(plan),
-      profiled_load_(plan.load),
+      profiled_load_(plan.recorded_load > 0 ? plan.recorded_load : plan.load),
       overlaps_(has_overlapping_microbatches(plan)),
       most_addresses_(plan.pool),
       microbatches_(plan),
@@ -87,11 +87,14 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
   }
   if (draining_ && group != kNone && lives_on(layouts_.current()[group])) return {};
   if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
-  // Before its first phase a run makes its model, which is permanent.
-  const bool is_setup = counts_.iterations == 0 && matcher().phase() == kNone &&
-                        matcher().kind() == trace::PhaseKind::kOther;
-  if (is_setup || (keeps_pauses_clear_ && is_pause())) return {};
+  if (is_setup() || (keeps_pauses_clear_ && is_pause())) return {};
   return {allocate_departed(size, stream, {origin()}, is_wary())};
+}
+
+// Before its first phase a run makes its model, which is permanent.
+bool Serving::is_setup() {
+  return counts_.iterations == 0 && matcher().phase() == kNone &&
+         matcher().kind() == trace::PhaseKind::kOther;
 }
 
 PhaseIndex Serving::origin() {

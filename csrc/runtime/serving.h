@@ -118,6 +118,10 @@ class Serving {
   // A forward of the model begins in an unplanned stretch, and lasts until the next one or to the
   // end of the stretch.
   void begin_evaluation();
+  // stalloc's own fallback serves the last request, at `p`.
+  void served_beside(const void* p) {
+    if (evaluations_.active()) evaluations_.serve(p);
+  }
   // The block at `p` was freed.
   void released(const void* p) {
     if (evaluations_.active()) evaluations_.release(p);
@@ -135,6 +139,10 @@ class Serving {
 
   // True if the pool's memory has changed since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
+
+  // The fallback is to take `size` more bytes of the device. If the run has never held so much, its
+  // cache goes first, if it is stalloc's own, and then idle memory of the pool.
+  void give_way(Bytes size);
 
   // True if the pool may have memory that its layout does not need.
   bool has_extra() const { return extra() > 0; }
@@ -183,6 +191,7 @@ class Serving {
   void* place_dynamic(plan::GroupIndex group, Bytes size, StreamId stream);
   void* place_in_memory(Range lacking, Bytes size, StreamId stream,
                         StaticPool::Departure departure);
+  bool is_setup();
   PhaseIndex origin();
   bool is_wary();
   void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
@@ -194,6 +203,7 @@ class Serving {
   void open_zone(bool more);
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
   MovingMemory::Means means(Bytes size = 0) const;
+  void release_cached();
   void note_memory();
   bool is_pause();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);
@@ -244,6 +254,8 @@ class Serving {
   // that both had held of the device then.
   bool took_memory_ = true;
   Bytes most_reserved_ = 0;
+  bool has_given_way_ = false;       // idle memory of the pool has gone to what lies beside it
+  Bytes accepted_ = 0;               // the run could not do with less of the device; see give_way()
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
   std::int64_t paused_in_ = -1;      // the last iteration that asked for room in a pause

@@ -8,7 +8,7 @@ namespace {
 
 // Memory may move so often while the model trains, and once more for so many requests: some 50 ms
 // of a GPU's work for a wait.
-constexpr std::int64_t kFirstMoves = 128;
+constexpr std::int64_t kFirstMoves = 512;
 constexpr std::int64_t kRequestsForMove = 500;
 
 // The pool may have the bound of its layout and one part in so many before memory moves for it.
@@ -20,6 +20,11 @@ constexpr Bytes kUnusedParts = 30;
 
 // It gives extra memory back for a request of at least one part in so many of it.
 constexpr Bytes kExtraParts = 16;
+
+// The run may hold one part in so many more than what it could not do without, before idle memory
+// of the pool gives way to the fallback; and so many bytes: for less, no program should wait.
+constexpr Bytes kToleratedParts = 128;
+constexpr Bytes kLeastLacking = Bytes{8} << 20;
 
 // The fallback gives back what it caches if that is more than one part in so many of the load, and
 // more than a segment of torch's allocator: for less, no program should wait.
@@ -119,6 +124,7 @@ void* Serving::allocate_idle(Bytes size, StreamId stream) {
 // gives what it caches.
 bool Serving::provide_memory(Range r, Range wish, MovingMemory::Means means) {
   if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
+  if (has_given_way_ && r.size() > means.spare) release_cached();
   const bool provided = pools_.provide(r, wish, means, !lacked_);
   lacked_ = lacked_ || !provided;
   note_memory();
@@ -136,11 +142,14 @@ MovingMemory::Means Serving::means(Bytes size) const {
   const Bytes bound = layouts_.current().bound;
   const Bytes all = fills_ ? std::max(bound, most_addresses_) : bound;
   const Bytes rest = std::max<Bytes>(0, all + all / kSpareParts - pools_.active()->space.memory());
-  const bool is_static = layouts_.current().groups.empty() && pools_.active()->space.strays() == 0;
+  const plan::Plan& layout = layouts_.current();
+  const bool is_tight = !plan::has_idle(layout) || counts_.relayouts > 0;
+  const bool is_static =
+      layout.groups.empty() && is_tight && pools_.active()->space.strays() == 0 && !has_given_way_;
   if (is_static) return {.spare = rest, .rest = rest, .waits = waits};
   // A layout with dynamic requests has more addresses than the run ever uses at once.
   const Bytes load = std::max({profiled_load_, accounting_.most_live(), accounting_.live() + size});
-  const Bytes most = load + load / kUnusedParts;
+  const Bytes most = std::max(load + load / kUnusedParts, accounting_.most_reserved());
   const Bytes spare = std::clamp<Bytes>(most - accounting_.reserved(), 0, rest);
   return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits};
 }
@@ -152,6 +161,29 @@ void Serving::note_memory() {
   const Bytes memory = pools_.active()->space.memory();
   took_memory_ = took_memory_ || memory > counts_.pool;
   counts_.pool = memory;
+  is_resized_ = true;
+}
+
+void Serving::give_way(Bytes size) {
+  if (capturing() || pools_.is_away() || !pools_.can_grow() || is_setup() || startup_) return;
+  // What was tolerated is not accepted, or the two would rise in turns.
+  const Bytes most = accounting_.most_reserved();
+  accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - most / (kToleratedParts + 1));
+  const auto lacking = [&] { return accounting_.reserved() + size - accepted_; };
+  if (lacking() <= std::max(accepted_ / kToleratedParts, kLeastLacking) || !means().waits) return;
+  has_given_way_ = true;
+  release_cached();
+  Bytes left = lacking();
+  if (left <= 0) return;
+  left -= pools_.give_back(left);
+  accepted_ += std::max<Bytes>(0, left);
+  note_memory();
+}
+
+void Serving::release_cached() {
+  const Bytes released = pools_.release_cached();
+  if (released == 0) return;
+  counts_.reserved.add(-released);
   is_resized_ = true;
 }
 

