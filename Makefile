@@ -25,8 +25,13 @@ override VENV := $(abspath $(VENV))
 export PATH := $(VENV)/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
-# ccache, if it is installed, makes builds from scratch cheap.
+# ccache, if it is installed, makes builds from scratch cheap. With one name of the compiler, the
+# package and the C++ tests share what they compile alike.
 export CMAKE_CXX_COMPILER_LAUNCHER ?= $(shell command -v ccache)
+ifeq ($(origin CXX),default)
+  CXX := c++
+endif
+export CXX
 
 CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cpp')
 
