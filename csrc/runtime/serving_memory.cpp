@@ -124,7 +124,7 @@ void* Serving::allocate_idle(Bytes size, StreamId stream) {
 // gives what it caches.
 bool Serving::provide_memory(Range r, Range wish, MovingMemory::Means means) {
   if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
-  if (has_given_way_ && r.size() > means.spare) release_cached();
+  if (has_given_way_ && means.waits && r.size() > means.spare) release_cached();
   const bool provided = pools_.provide(r, wish, means, !lacked_);
   lacked_ = lacked_ || !provided;
   note_memory();
