@@ -98,6 +98,40 @@ TEST_F(DepartedRoom, IsMadeOfIdleMemoryThatNoIdleRangeHolds) {
   EXPECT_EQ(device_.used(), 80 * kMiB);
 }
 
+// The fallback gets memory of the pool before the run comes to a new peak, and the pool gets it
+// back.
+TEST_F(DepartedRoom, IsGivenUpForWhatLiesBeside) {
+  allocator_.enable(five_blocks());
+  allocator_.drain(/*departed=*/true);
+  for (int i = 0; i < 3; ++i) {
+    enter_forward();
+    void* beside = allocate(60 * kMiB);
+    EXPECT_EQ(statistics().fallback_requests, i + 1);
+    EXPECT_LE(device_.used(), 80 * kMiB);
+    EXPECT_GE(statistics().pool, 16 * kMiB) << "not much more than is needed";
+    free(beside);
+    end(begin(), {0, 1, 2, 3, 4});
+    EXPECT_EQ(statistics().pool, 80 * kMiB) << "the fallback has given back its segment";
+    EXPECT_EQ(device_.used(), 80 * kMiB);
+  }
+  EXPECT_EQ(statistics().hits, 3 * kDecisions);
+  EXPECT_EQ(statistics().reserved.peak, 80 * kMiB);
+}
+
+// The addresses of a plan whose extents never came together in its recording.
+TEST_F(DepartedRoom, IsAllThatAPlanBeginsWithIfItsRecordingNeededLess) {
+  plan::Plan plan = five_blocks();
+  for (const Bytes recorded : {71, 72}) {
+    plan.recorded_load = recorded * kMiB;
+    allocator_.enable(plan);
+    EXPECT_EQ(statistics().pool, (recorded == 72 ? 80 : 2) * kMiB) << recorded;
+    end(begin(), {0, 1, 2, 3, 4});
+    EXPECT_EQ(statistics().hits, kDecisions);
+    EXPECT_EQ(statistics().pool, 80 * kMiB);
+    allocator_.disable();
+  }
+}
+
 // The plan's other requests could not use it.
 TEST_F(DepartedRoom, GetsNoMemoryOfTheDevice) {
   allocator_.enable(five_blocks(), {.filled = false});

@@ -84,6 +84,17 @@ TEST(PlanJson, ReadsBackItsOutput) {
   EXPECT_EQ(again.phases[1].key, plan.phases[1].key);
 }
 
+// Files of older versions lack it.
+TEST(PlanJson, ReadsBackTheLoadOfTheRecording) {
+  plan::Plan plan = small_plan();
+  plan.recorded_load = 700;
+  EXPECT_EQ(plan::plan_from_json(to_json(plan), "").recorded_load, 700);
+  plan.recorded_load = plan.load;
+  const std::string text = to_json(plan);
+  EXPECT_EQ(text.find("recorded_load"), std::string::npos);
+  EXPECT_EQ(plan::plan_from_json(text, "").recorded_load, 1000);
+}
+
 TEST(PlanJson, ReadsBackGroups) {
   const plan::Plan plan = plan_with_group();
   const std::string text = to_json(plan);
