@@ -18,6 +18,10 @@
 #include <utility>
 #include <vector>
 
+namespace c10 {
+C10_DEFINE_REGISTRY(FreeCudaMemoryCallbacksRegistry, FreeMemoryCallback)
+}  // namespace c10
+
 namespace c10::cuda {
 
 // Must succeed, as in torch.
@@ -30,6 +34,7 @@ void c10_cuda_check_implementation(const int32_t error, const char* file, const 
 
 DeviceIndex device_count() noexcept { return 1; }
 DeviceIndex current_device() { return 0; }
+bool hasPrimaryContext(DeviceIndex device) { return device == 0; }
 cudaError_t GetDevice(DeviceIndex* device) {
   *device = 0;
   return cudaSuccess;
