@@ -94,6 +94,10 @@ class Pools {
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
   bool make_room(MovingMemory::Room room, MovingMemory::Means means);
   Bytes give_back(Bytes size);
+  // True if the device could give so much at the cost of the whole pool.
+  bool could_make_way(Bytes size) const {
+    return size <= device_.available() + active_->space.memory();
+  }
   // The fallback returns what it caches. Returns the bytes.
   Bytes release_cached() { return fallback_.release_cached(); }
   // `wish` may be empty. `release_cached`: at the cost of memory that the fallback caches.

@@ -171,6 +171,7 @@ void Serving::give_way(Bytes size) {
   accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - most / (kToleratedParts + 1));
   const auto lacking = [&] { return accounting_.reserved() + size - accepted_; };
   if (lacking() <= std::max(accepted_ / kToleratedParts, kLeastLacking) || !means().waits) return;
+  if (!pools_.could_make_way(size)) return;
   has_given_way_ = true;
   release_cached();
   Bytes left = lacking();
