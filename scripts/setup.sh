@@ -73,9 +73,8 @@ install_packages() {
 
 mapfile -t missing < <(missing_packages)
 if ((${#missing[@]})); then
-  # Not needed, but it saves minutes.
-  command -v ccache >/dev/null || install_packages ccache || say "going on without ccache"
-  install_packages "${missing[@]}" ||
+  # ccache is not needed, but saves minutes.
+  install_packages "${missing[@]}" ccache || install_packages "${missing[@]}" ||
     die "these system packages are missing (by their Debian names): ${missing[*]}." \
       "Install them, then run make again."
   mapfile -t missing < <(missing_packages)

@@ -145,25 +145,21 @@ void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
   return p ? count(size, p) : nullptr;
 }
 
-// Memory that the pool has for departures would come on top of the fallback's.
-void PlannedAllocator::return_extra(Bytes size, bool is_cached) {
-  if (is_cached || !parts_.serving || !parts_.serving->has_extra()) return;
-  if (parts_.serving->return_extra(size)) parts_.update_reserved();
-}
-
-void PlannedAllocator::give_way(Bytes size) {
-  if (!parts_.serving) return;
-  parts_.serving->give_way(size);
-  if (parts_.serving->is_resized()) parts_.update_reserved();
+// The fallback is to take `growth` bytes of the device for a request of `size` bytes. Memory that
+// the pool has for departures, and what is idle in it, would come on top.
+void PlannedAllocator::make_way(Bytes size, Bytes growth) {
+  Serving* const serving = parts_.serving.get();
+  if (!serving) return;
+  if (serving->has_extra() && serving->return_extra(size)) parts_.update_reserved();
+  serving->give_way(growth);
+  if (serving->is_resized()) parts_.update_reserved();
 }
 
 void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dynamic) {
   Statistics& counts = parts_.accounting.counts();
   if (parts_.callers_fallback) {
     ++counts.fallback_requests;
-    const bool is_cached = parts_.accounting.cached_by_caller() >= size;
-    return_extra(size, is_cached);
-    if (!is_cached) give_way(size);
+    if (parts_.accounting.cached_by_caller() < size) make_way(size, size);
     return nullptr;
   }
   // No memory may be returned during a capture. On a device with streams the host would wait for
@@ -176,8 +172,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);
   }
-  return_extra(size, fallback.holds(size, stream));
-  if (!fallback.holds(size, stream)) give_way(fallback.growth(size));
+  if (!fallback.holds(size, stream)) make_way(size, fallback.growth(size));
   void* p = fallback.allocate(size, stream, dynamic);
   if (!p && parts_.delayed && parts_.delayed->any_waiting()) {
     parts_.collect_all_delayed();

@@ -135,8 +135,7 @@ class PlannedAllocator {
  private:
   void* count(Bytes size, void* p);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic);
-  void return_extra(Bytes size, bool is_cached);
-  void give_way(Bytes size);
+  void make_way(Bytes size, Bytes growth);
   bool delay(void* p);
   bool release_from(Pool& pool, void* p, bool for_training);
   void note_late(const StaticPool::Block& block, const Pool& pool, bool for_training);

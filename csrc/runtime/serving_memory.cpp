@@ -166,7 +166,7 @@ void Serving::note_memory() {
 
 void Serving::give_way(Bytes size) {
   if (capturing() || pools_.is_away() || !pools_.can_grow() || is_setup() || startup_) return;
-  // What was tolerated is not accepted, or the two would rise in turns.
+  // A peak that was only tolerated is not accepted: else each would let the other rise.
   const Bytes most = accounting_.most_reserved();
   accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - most / (kToleratedParts + 1));
   const auto lacking = [&] { return accounting_.reserved() + size - accepted_; };

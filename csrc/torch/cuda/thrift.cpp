@@ -11,8 +11,8 @@
 namespace stalloc::torch_adapters {
 namespace {
 
-// Less than this, a page of an expandable segment, is not worth the calls; nor is one part in so
-// many of what is reserved.
+// Less than this, the largest page of an expandable segment, is not worth the calls; nor is less
+// than one part in so many of what is reserved.
 constexpr Bytes kPage = Bytes{20} << 20;
 constexpr Bytes kParts = 256;
 
