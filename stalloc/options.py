@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from stalloc.planner import Streams
-from stalloc.plans import DEFAULT_TIME_LIMIT
 
 MODES = ("auto", "profile", "plan", "off")
 
@@ -53,8 +52,8 @@ class Options:
     dynamic: Dynamic | Callable[[], Dynamic] = None
     """Modules with dynamic requests, as for `stalloc.profile`, or a function that returns them when
     profiling begins."""
-    time_limit: float = DEFAULT_TIME_LIMIT
-    """Seconds to search for a better plan than the first one."""
+    time_limit: float | None = None
+    """Seconds to search for a better plan than the first one, as for `stalloc.Trace.plan`."""
     streams: Streams | str | None = None
     """The addresses of several streams, as for `stalloc.Trace.plan`. None reads `STALLOC_STREAMS`,
     or else means "auto". A plan in the folder stays as it is."""

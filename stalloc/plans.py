@@ -28,9 +28,6 @@ from stalloc.tables import (
 DEFAULT_ALIGNMENT = 512
 """Bytes; the alignment of CUDA's allocators."""
 
-DEFAULT_TIME_LIMIT = 10.0
-"""Seconds."""
-
 
 class Plan(Document[_core.Plan]):
     """The addresses of all static requests in the pool. `Trace.plan` makes a plan."""
@@ -178,9 +175,7 @@ class Plan(Document[_core.Plan]):
         """By law: "constant", "affine", "quadratic", "cubic", "stepped" or "unexplained"."""
         return self._core.kinds_of_laws()
 
-    def resized(
-        self, extents: Mapping[str, int], *, time_limit: float = DEFAULT_TIME_LIMIT
-    ) -> Plan:
+    def resized(self, extents: Mapping[str, int], *, time_limit: float | None = None) -> Plan:
         """Plans the same requests for other extents, without the trace. Releases the GIL.
 
         The extents may lie beyond those that were profiled: the laws extrapolate.
@@ -189,7 +184,9 @@ class Plan(Document[_core.Plan]):
             extents: The new envelope. A missing extent stays as it is. A name may be shortened to
                 its input where only one dimension of it changes; where only one extent changes at
                 all, `tokens` and `length` name it, too.
-            time_limit: Seconds after which the best layout so far is taken.
+            time_limit: Seconds after which the best layout so far is taken. None limits the work
+                of the search instead: two to four seconds of one processor at most, and the same
+                layout on any machine, under any load.
 
         Raises:
             PlanError: An extent is unknown or not positive, or a size does not fit.

@@ -221,12 +221,12 @@ class Profile:
             )
         return self._pinned_trace
 
-    def plan_pinned(self, *, alignment: int = 512, time_limit: float = 10.0) -> Plan:
+    def plan_pinned(self, *, alignment: int = 512, time_limit: float | None = None) -> Plan:
         """Plans the address of every static request for pinned memory.
 
         Args:
             alignment: Bytes; every address is a multiple of it.
-            time_limit: Seconds to look for a better plan than the first one.
+            time_limit: Seconds to look for a better plan than the first one; see `Trace.plan`.
 
         Raises:
             StallocError: Pinned memory was not recorded.
@@ -243,7 +243,7 @@ class Profile:
         *,
         algorithm: str | None = None,
         alignment: int = 512,
-        time_limit: float = 10.0,
+        time_limit: float | None = None,
         regions: bool = True,
         dynamic: bool = True,
         streams: Streams | str = "auto",
@@ -254,7 +254,7 @@ class Profile:
         Args:
             algorithm: A planner's name; None runs several and keeps the best plan.
             alignment: Bytes; every address is a multiple of it.
-            time_limit: Seconds to look for a better plan than the first one.
+            time_limit: Seconds to look for a better plan than the first one; see `Trace.plan`.
             regions: Reserve regions in the pool for dynamic requests.
             dynamic: Serve dynamic requests in the pool at all.
             streams: "auto", "ordered" or "separate": if streams may share addresses; see

@@ -131,7 +131,7 @@ def changed(
 def plan_recording(
     trace: Trace,
     *,
-    time_limit: float,
+    time_limit: float | None = None,
     startup: bool = True,
     capacity: int | None = None,
     once: Callable[[], Trace] | None = None,
@@ -147,7 +147,7 @@ def plan_recording(
 
     Args:
         trace: The recording.
-        time_limit: Seconds for all plans together.
+        time_limit: Seconds for all plans together; None as for `Trace.plan`.
         startup: True if the plan is in force from the start of the process. Otherwise it comes into
             force later: it is the plan of one iteration, and start-up's blocks lie beside it.
         capacity: Bytes of the device; None for no limit.
@@ -160,16 +160,19 @@ def plan_recording(
     Raises:
         TraceError: The trace is inconsistent.
     """
-    deadline = time.monotonic() + time_limit
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+
+    def limit(*, last: bool) -> float | None:
+        if deadline is None:
+            return None
+        left = max(deadline - time.monotonic(), 0.0)
+        return left if last else left / 2
 
     def planned(served: Trace, *, last: bool) -> PlannedRecording:
         several = len(np.unique(served.requests.stream)) > 1
 
         def with_streams(streams: Streams, *, last: bool) -> PlannedRecording:
-            left = max(deadline - time.monotonic(), 0.0)
-            plan = served.plan(
-                time_limit=left if last else left / 2, progress=progress, streams=streams
-            )
+            plan = served.plan(time_limit=limit(last=last), progress=progress, streams=streams)
             return replayed(served, plan, startup=startup, capacity=capacity, fallback=fallback)
 
         result = with_streams(Streams.SEPARATE, last=last and not several)

@@ -11,7 +11,7 @@ import numpy as np
 from stalloc import _core
 from stalloc.document import Document
 from stalloc.planner import Streams
-from stalloc.plans import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT, Plan
+from stalloc.plans import DEFAULT_ALIGNMENT, Plan
 from stalloc.progress import Progress, shown
 from stalloc.tables import (
     LIFETIME_CLASSES,
@@ -182,7 +182,7 @@ class Trace(Document[_core.Trace]):
         self,
         algorithm: str | None = None,
         alignment: int = DEFAULT_ALIGNMENT,
-        time_limit: float = DEFAULT_TIME_LIMIT,
+        time_limit: float | None = None,
         progress: bool | Progress = False,
         *,
         regions: bool = True,
@@ -197,7 +197,9 @@ class Trace(Document[_core.Trace]):
         Args:
             algorithm: The planner to use. By default several are run and the best plan wins.
             alignment: Bytes; every address is a multiple of it.
-            time_limit: Seconds after which the best plan so far is taken.
+            time_limit: Seconds after which the best plan so far is taken. None limits the work of
+                each layout instead: two to four seconds of one processor at most, and the same plan
+                on any machine, under any load.
             progress: True shows a bar on stderr once planning takes longer than a second. A
                 function is called with the fraction done, from any thread; when it returns False,
                 the best plan so far is taken.

@@ -33,13 +33,12 @@ import stalloc
 from stalloc.replaying import replay_all
 
 POLICIES = {"torch": "", "torch, expandable segments": "expandable_segments:True"}
-TIME_LIMIT = 2.0  # seconds of planning
 
 
 def rows_of(path: Path, torch: real.Torch, planned: Path, memory: int) -> Iterator[dict[str, Any]]:
     """A trace's rows."""
     trace = stalloc.Trace.load(path)
-    plan = trace.plan(time_limit=TIME_LIMIT)
+    plan = trace.plan()
     with tempfile.TemporaryDirectory() as name:
         events, plan_file = Path(name) / "events", Path(name) / "plan.json"
         events_of(trace).tofile(events)

@@ -114,13 +114,17 @@ void bind_plan(py::module_& m) {
       .def(
           "resize",
           [](const plan::Plan& plan, const std::vector<profile::Extent>& extents,
-             double time_limit) {
+             std::optional<double> time_limit) {
             plan::ResizeOptions options;
-            options.time_limit = time_limit;
+            if (time_limit) {
+              options.time_limit = *time_limit;
+            } else {
+              options.layout.work = plan::kLayoutWork;
+            }
             options.anchors = plan::anchors_of(plan);
             return std::make_shared<plan::Plan>(plan::resize(plan, extents, options));
           },
-          py::arg("extents"), py::arg("time_limit"), ReleaseGil())
+          py::arg("extents"), py::arg("time_limit") = py::none(), ReleaseGil())
       .def(
           "bound_at",
           [](const plan::Plan& plan, const std::vector<profile::Extent>& extents) {

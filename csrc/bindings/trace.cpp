@@ -135,8 +135,8 @@ py::dict groups_of(const profile::IterationProfile& profile) {
 }
 
 plan::Plan plan_of(const trace::Trace& trace, const std::string& algorithm, Bytes alignment,
-                   double time_limit, bool regions, bool dynamic, solve::Streams streams,
-                   bool share, const py::object& progress) {
+                   std::optional<double> time_limit, bool regions, bool dynamic,
+                   solve::Streams streams, bool share, const py::object& progress) {
   const plan::PlanOptions options{algorithm, alignment, time_limit, regions,
                                   dynamic,   streams,   share};
   return run_interruptibly(progress, [&](const std::atomic<bool>* cancel, const auto& report) {

@@ -29,14 +29,15 @@ constexpr Bytes kSharingCosts = 64;
 
 solve::Budget budget_of(const PlanOptions& options, const std::atomic<bool>* cancel,
                         const std::function<void(double)>& progress) {
-  if (!(options.time_limit >= 0)) {
-    throw PlanError("the time limit must be a number of seconds from 0 up, and is " +
-                    std::to_string(options.time_limit));
-  }
   solve::Budget budget;
   budget.cancel = cancel;
   budget.progress = progress;
-  return budget.within(options.time_limit);
+  if (!options.time_limit) return budget;
+  if (!(*options.time_limit >= 0)) {
+    throw PlanError("the time limit must be a number of seconds from 0 up, and is " +
+                    std::to_string(*options.time_limit));
+  }
+  return budget.within(*options.time_limit);
 }
 
 // The planned phases, and the plan's phase of each phase of the profile.
@@ -263,6 +264,8 @@ solve::Budget most_of(const solve::Budget& budget) {
 Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& options,
                const std::atomic<bool>* cancel, const std::function<void(double)>& progress) {
   const solve::Budget budget = budget_of(options, cancel, progress);
+  LayoutOptions layout{.algorithm = options.algorithm};
+  if (!options.time_limit) layout.work = kLayoutWork;
   Plan plan;
   plan.alignment = options.alignment;
   plan.streams = options.streams;
@@ -279,7 +282,7 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
   add_persistent(plan, profile, phase_of);
   const auto complete = [&](Plan& draft, const solve::Budget& time) {
     if (options.dynamic) add_groups(draft, profile, phase_of, row_of, options.regions);
-    lay_out_with_boxes(draft, {.algorithm = options.algorithm}, time);
+    lay_out_with_boxes(draft, layout, time);
   };
   Plan together = plan;
   const bool may_join = join_generations(together);
@@ -288,8 +291,7 @@ Plan make_plan(const profile::IterationProfile& profile, const PlanOptions& opti
     complete(together, budget);
     if (saves(together.pool, plan.pool)) plan = std::move(together);
   }
-  if (options.share)
-    share_addresses(plan, profile.orders, {.algorithm = options.algorithm}, budget);
+  if (options.share) share_addresses(plan, profile.orders, layout, budget);
   if (options.dynamic) add_kept(plan, profile, phase_of, row_of);
   add_startup(plan, profile.startup, phase_of, row_of);
   add_startup_slots(plan, profile.startup, row_of);

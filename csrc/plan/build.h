@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "plan/plan.h"
@@ -14,9 +15,11 @@ namespace stalloc::plan {
 struct PlanOptions {
   std::string algorithm = {};  // empty: the portfolio
   Bytes alignment = kDefaultAlignment;
-  double time_limit = 10.0;  // seconds
-  bool regions = true;       // false: groups have reusable space only
-  bool dynamic = true;       // false: the plan has no groups
+  // Seconds for all layouts. Without a limit, the work of each is limited: the plan depends neither
+  // on the machine nor on its load.
+  std::optional<double> time_limit = {};
+  bool regions = true;  // false: groups have reusable space only
+  bool dynamic = true;  // false: the plan has no groups
   solve::Streams streams = solve::Streams::kSeparate;
   // Separate streams share addresses all the same where the program orders them itself (shared.h).
   bool share = false;

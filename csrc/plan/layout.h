@@ -12,6 +12,10 @@
 
 namespace stalloc::plan {
 
+// The most work of a layout without a time limit: two to four seconds of one processor. More of it
+// found no lower layout in any recording tried.
+inline constexpr std::int64_t kLayoutWork = 10'000'000;
+
 struct LayoutOptions {
   std::string algorithm = {};  // empty: the portfolio
   int threads = 0;             // 0: one for each core

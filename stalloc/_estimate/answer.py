@@ -20,8 +20,6 @@ FITS = "fits"
 MAY_NOT_FIT = "may not fit"
 DOES_NOT_FIT = "does not fit"
 
-_PLAN_SECONDS = 3.0
-
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -151,7 +149,7 @@ def answer(
 
 def _plan(trace: Trace) -> Plan | None:
     try:
-        return trace.plan(time_limit=_PLAN_SECONDS)
+        return trace.plan()
     except (TraceError, PlanError):
         return None  # no complete iteration: torch's allocators tell what they need all the same
 

@@ -18,11 +18,14 @@ from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.errors import PlanError
 from stalloc.files import check_output, named, write_file
 from stalloc.importers.kinds import Kind, kind_of, unpacked
-from stalloc.plans import DEFAULT_ALIGNMENT, DEFAULT_TIME_LIMIT
+from stalloc.plans import DEFAULT_ALIGNMENT
 from stalloc.trace import Trace
 
 if TYPE_CHECKING:
     from stalloc.commands import Subparsers
+
+_CSV_SECONDS = 10.0
+"""The time limit of a CSV by default: its planners get all the time there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--time-limit",
         metavar="SECONDS",
         type=seconds_of,
-        default=DEFAULT_TIME_LIMIT,
-        help="time limit of the search, which then takes the best plan (default: %(default)g)",
+        help="time limit of the search, which then takes the best plan (default: for a trace its "
+        "work is limited, not its time; for a CSV 10)",
     )
     parser.add_argument(
         "--algorithm",
@@ -201,7 +204,7 @@ def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
                 gaps=csv.gaps,
                 capacity=args.capacity,
                 algorithm=args.algorithm,
-                time_limit=args.time_limit,
+                time_limit=_CSV_SECONDS if args.time_limit is None else args.time_limit,
                 progress=search.progress,
             )
     except PlanError as error:

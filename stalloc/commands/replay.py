@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from stalloc.commands import Subparsers
 
 _MIB = 1 << 20
-_TIME_LIMIT = 2.0  # seconds; an answer is wanted soon, and is within a per mille by then
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -110,8 +109,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--time-limit",
         metavar="SECONDS",
         type=seconds_of,
-        default=_TIME_LIMIT,
-        help="for all plans together (default: %(default)g)",
+        help="for all plans together (default: their work is limited, not their time)",
     )
     import_.add_options(parser)
     parser.add_argument("--force", action="store_true", help="replace PLAN if it is there")

@@ -12,7 +12,7 @@ from stalloc.commands.inputs import Input, check_requests, naming, read, read_pl
 from stalloc.commands.output import print_assumptions, print_facts, print_json, printable, size
 from stalloc.errors import PlanError
 from stalloc.files import check_output, write_file
-from stalloc.plans import DEFAULT_TIME_LIMIT, Plan
+from stalloc.plans import Plan
 from stalloc.report import Scene, render, scene_of_plan, scene_of_trace
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--time-limit",
         metavar="SECONDS",
         type=seconds_of,
-        default=DEFAULT_TIME_LIMIT,
-        help="time for planning (default: %(default)g)",
+        help="time for planning (default: its work is limited, not its time)",
     )
     import_.add_options(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")

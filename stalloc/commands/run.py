@@ -22,7 +22,6 @@ from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.commands.termination import saved_when_terminated
 from stalloc.errors import StallocError
 from stalloc.files import check_new, make_folder
-from stalloc.plans import DEFAULT_TIME_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -216,7 +215,7 @@ def _save(
     pinned: bool,
     files: RankFiles,
     force: bool,
-    time_limit: float = DEFAULT_TIME_LIMIT,
+    time_limit: float | None = None,
     show: bool = False,
 ) -> tuple[Plan, list[str], bool]:
     """Writes the trace, plans, and writes the plan; if asked for, those of pinned memory, too.
@@ -241,7 +240,7 @@ def _save(
     return plan, said, search.interrupted
 
 
-def _save_pinned(prof: Profile, files: RankFiles, force: bool, time_limit: float) -> str:
+def _save_pinned(prof: Profile, files: RankFiles, force: bool, time_limit: float | None) -> str:
     """The same for pinned memory. Returns the line to print."""
     prof.pinned_trace.save(files.pinned_trace, overwrite=force)
     plan = prof.plan_pinned(time_limit=time_limit)

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,16 @@ def hard_trace() -> Trace:
         writer.free(request)
     writer.step()
     return to_trace(writer.document())
+
+
+def test_a_plan_without_a_time_limit_does_not_depend_on_the_load(hard_trace: Trace) -> None:
+    def plan(_: int) -> bytes:
+        return hard_trace.plan(alignment=1)._core.to_json()
+
+    alone = plan(0)
+    with ThreadPoolExecutor(4) as threads:  # planning releases the GIL
+        beside_others = set(threads.map(plan, range(4)))
+    assert beside_others == {alone}
 
 
 def test_an_error_in_the_progress_function_is_raised(hard_trace: Trace) -> None:
