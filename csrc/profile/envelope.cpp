@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "profile/law_fit.h"
+#include "profile/seen_sizes.h"
 
 namespace stalloc::profile {
 namespace {
@@ -29,7 +29,8 @@ constexpr Bytes kLeastSaving = 20;
 // The memory of the last complete iteration at any extents.
 class Need {
  public:
-  Need(const trace::Trace& trace, const SizeLaws& laws) : trace_(trace), laws_(laws) {
+  Need(const trace::Trace& trace, const SizeLaws& laws)
+      : trace_(trace), laws_(laws), seen_(trace, laws) {
     const Tick begin = trace.iterations[trace.iterations.size() - 2];
     const Tick end = trace.iterations.back();
     for (std::size_t i = 0; i < trace.requests.size(); ++i) {
@@ -93,12 +94,13 @@ class Need {
   Bytes size_of(std::size_t request, const std::vector<Extent>& extents) const {
     const LawIndex law = laws_.of[request];
     if (law == kNone) return trace_.requests[request].size;
-    const Bytes size = evaluate_at_least(laws_[law], extents);
+    const Bytes size = seen_.size(law, extents);
     return size < 0 ? kTooMuch : size;
   }
 
   const trace::Trace& trace_;
   const SizeLaws& laws_;
+  SeenSizes seen_;
   std::vector<Event> events_;
 };
 

@@ -15,6 +15,7 @@
 #include "profile/derived_stages.h"
 #include "profile/law_fit.h"
 #include "profile/runs.h"
+#include "profile/seen_sizes.h"
 
 namespace stalloc::profile {
 namespace {
@@ -647,10 +648,10 @@ SizeLaws find_size_laws(const trace::Trace& trace) {
 
 trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws) {
   trace::Trace result = trace;
+  const SeenSizes seen(trace, laws);
   for (std::size_t i = 0; i < result.requests.size(); ++i) {
     if (laws.of[i] == kNone) continue;
-    const SizeLaw& law = laws[laws.of[i]];
-    const Bytes size = evaluate_at_least(law, laws.envelope);
+    const Bytes size = seen.size(laws.of[i], laws.envelope);
     if (size > 0) result.requests[i].size = size;
   }
   return result;

@@ -121,6 +121,28 @@ TEST(Envelope, IsNoLargerThanTheMicrobatchesThatLiveTogether) {
   EXPECT_EQ(fitting(all_are, true), std::vector<Extent>{640});
 }
 
+// Two tasks that take turns: many short rows through one head, or few long ones through another.
+TEST(Envelope, TellsNothingOfAHeadThatItsBatchesDoNotReach) {
+  TraceBuilder t;
+  const std::vector<std::pair<Extent, Extent>> batches = {{64, 58}, {64, 62}, {8, 441},
+                                                          {64, 72}, {8, 496}, {64, 66}};
+  for (const auto& [rows, tokens] : batches) {
+    const bool is_short = rows == 64;
+    t.phase(trace::PhaseKind::kForward, 0);
+    t.extents({"ids.0", "ids.1"}, {rows, tokens});
+    t.layer(LayerIndex(is_short ? 0 : 1));
+    std::vector<std::int32_t> live;
+    for (int i = 0; i < (is_short ? 6 : 2); ++i) live.push_back(t.alloc(4096 * rows * tokens));
+    t.phase(trace::PhaseKind::kBackward, 0);
+    for (const std::int32_t r : live) t.free(r);
+    t.step();
+  }
+  const trace::Trace trace = t.finish();
+  EXPECT_EQ(planned(trace), (std::vector<Extent>{64, 72}));
+  const profile::IterationProfile profile = profile::profile_iteration(trace);
+  EXPECT_EQ(profile.load, 6 * 4096 * 64 * 72) << "not 64 rows of 496 tokens";
+}
+
 TEST(Envelope, ToleratesSizesOfNoRequest) {
   EXPECT_EQ(planned(run({{1 << 18, 4}, {1, 1 << 18}, {1 << 10, 1 << 10}, {7, 300}})),
             (std::vector<Extent>{1, 1 << 18}));
