@@ -1,5 +1,6 @@
 // Plan::check(): the conditions that a plan meets before it serves a request.
 #include <algorithm>
+#include <limits>
 #include <set>
 #include <string>
 #include <string_view>
@@ -252,6 +253,9 @@ void Plan::check() const {
   if (alignment <= 0) throw PlanError("alignment: " + std::to_string(alignment) + " bytes");
   if (period < 0) throw PlanError("period: " + std::to_string(period) + " ticks");
   if (load < 0) throw PlanError("load: " + std::to_string(load) + " bytes");
+  if (recorded_load < 0 || recorded_load > std::numeric_limits<Bytes>::max() / 2) {
+    throw PlanError("recorded_load: " + std::to_string(recorded_load) + " bytes");
+  }
   if (bound < 0 || pool < bound) {
     throw PlanError("pool: " + std::to_string(pool) + " bytes, less than the bound of " +
                     std::to_string(bound));

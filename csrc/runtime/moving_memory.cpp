@@ -171,7 +171,7 @@ bool MovingMemory::make_room(Room wanted, Means means) {
   const Offset begin = find_room(wanted);
   if (begin == kUnplaced) return false;
   const Range room{begin, begin + size};
-  const std::vector<Range> inside = lacking_in(room);
+  std::vector<Range> inside = lacking_in(room);
   const Bytes behind = std::max<Bytes>(0, room.end - std::max(space.size(), begin));
   const Bytes lacking = sum_of(inside) + behind;
   if (lacking == 0) return true;
@@ -199,7 +199,11 @@ bool MovingMemory::make_room(Room wanted, Means means) {
   // Parts of chunks that are left go there, too.
   const Bytes left = moved - sum_of(inside);
   if (suffices && behind > 0) suffices = grow(std::max(behind, left), stream);
-  if (!suffices) std::ranges::for_each(gone, [this](Range r) { attach(r); });
+  if (!suffices) {
+    inside.resize(filled);
+    detach(sum_of(inside), inside);
+    std::ranges::for_each(gone, [this](Range r) { attach(r); });
+  }
   device_.drop_detached(pool_.base);
   return suffices;
 }

@@ -46,8 +46,8 @@ class MovingMemory {
   };
   // Makes idle addresses of the stream a range of at least so many bytes: where the least memory
   // has to come, which other idle addresses give, free slots included, at first those that the
-  // layout needs last. Changes nothing and returns false if the memory does not suffice, or if the
-  // stream has no addresses in the pool.
+  // layout needs last. Returns false if the memory does not suffice, or if the stream has no
+  // addresses in the pool. The pool's memory then is what it was, up to two chunks a range.
   bool make_room(Room room, Means means);
 
   // Gives memory to `r`, idle addresses of `layout`. If memory moves, the same wait serves others

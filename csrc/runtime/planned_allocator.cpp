@@ -137,11 +137,18 @@ void* PlannedAllocator::count(Bytes size, void* p) {
   return p;
 }
 
+// Idle space of the pool, which may get memory for it.
+void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream) {
+  void* p = parts_.serving->allocate_idle(size, stream);
+  if (parts_.serving->is_resized()) parts_.update_reserved();
+  return p;
+}
+
 void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
   const std::lock_guard lock(parts_.mutex);
   if (!parts_.serving || parts_.pools.is_away()) return nullptr;
   parts_.collect_all_delayed();
-  void* p = parts_.serving->allocate_idle(size, stream);
+  void* p = allocate_idle(size, stream);
   return p ? count(size, p) : nullptr;
 }
 
@@ -182,7 +189,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   if (!p) {
     // The last resort is idle space of the pool. Planned requests then give way.
     const bool may_lie_idle = parts_.serving && !dynamic && !parts_.pools.is_away();
-    void* idle = may_lie_idle ? parts_.serving->allocate_idle(size, stream) : nullptr;
+    void* idle = may_lie_idle ? allocate_idle(size, stream) : nullptr;
     if (!idle) throw OutOfMemory(figures_.describe_shortage(size));
     return idle;
   }

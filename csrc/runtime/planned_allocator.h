@@ -136,6 +136,7 @@ class PlannedAllocator {
   void* count(Bytes size, void* p);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic);
   void make_way(Bytes size, Bytes growth);
+  void* allocate_idle(Bytes size, StreamId stream);
   bool delay(void* p);
   bool release_from(Pool& pool, void* p, bool for_training);
   void note_late(const StaticPool::Block& block, const Pool& pool, bool for_training);

@@ -102,20 +102,22 @@ bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
   if (refuses_room(room.size, means)) return false;
   const StaticPool& space = pools_.active()->space;
   const Bytes before = space.memory();
-  if (!pools_.make_room(room, means)) {
+  const bool made = pools_.make_room(room, means);
+  note_memory();
+  if (!made) {
     refused_room_[means.gives() ? 1 : 0] = {room.size, counts_.allocated.current};
     return false;
   }
   extra_ += std::max<Bytes>(0, space.memory() - before);
-  note_memory();
   return true;
 }
 
 void* Serving::allocate_idle(Bytes size, StreamId stream) {
   if (void* p = place_idle(size, stream, {})) return p;
   if (capturing() || pools_.is_away() || !pools_.can_grow()) return nullptr;
-  if (!pools_.make_room({size, stream, /*stays=*/false}, {})) return nullptr;
+  const bool made = pools_.make_room({size, stream, /*stays=*/false}, {});
   note_memory();
+  if (!made) return nullptr;
   return place_idle(size, stream, {});
 }
 

@@ -10,6 +10,7 @@
 #include "device/pretend.h"
 #include "marked_blocks.h"
 #include "plans.h"
+#include "runtime/moving_memory.h"
 #include "runtime/planned_allocator.h"
 
 namespace stalloc {
@@ -281,6 +282,20 @@ TEST(MovedMemoryOfAPool, ASolidPoolEndsWithItsLayout) {
 }
 
 // The scores that a loop variable holds take one of two slots. An evaluation gets the other one.
+TEST(MovedMemoryOfAPool, RoomThatTheDeviceRefusesLeavesItsMemory) {
+  device::PretendMemory device(40 * kMiB, /*virtual_memory=*/true);
+  auto* memory = static_cast<std::byte*>(device.allocate_addresses(80 * kMiB, 2 * kMiB));
+  runtime::Pool pool(testing::plan_of({testing::decision(80 * kMiB, 0, 0, 1)}, 2), memory);
+  pool.chunk = 2 * kMiB;
+  pool.space.remove_memory({2 * kMiB, 80 * kMiB});
+  ASSERT_TRUE(device.attach(memory, {30 * kMiB, 32 * kMiB}));
+  pool.space.return_memory({30 * kMiB, 32 * kMiB});
+  runtime::MovingMemory moving(device, pool);
+  EXPECT_FALSE(moving.make_room({70 * kMiB, 0, /*stays=*/false}, {.more = true}));
+  EXPECT_EQ(pool.space.memory(), 4 * kMiB);
+  EXPECT_EQ(device.used(), 4 * kMiB) << "the range before the other piece had got 28 MiB";
+}
+
 TEST(MovedSlots, AFreeSlotLendsItsMemory) {
   plan::Decision scores;
   scores.size = 16 * kMiB;

@@ -102,6 +102,45 @@ def test_nothing_goes_during_a_capture() -> None:
 
 
 @isolated
+def test_nothing_goes_in_a_capture_after_one_that_began_before_stalloc() -> None:
+    from threading import Thread
+
+    torch.cuda.init()
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="relaxed"):
+        block(4)
+        adapter("cuda:0")
+    with expandable():
+        freed = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(freed):
+            block(64)
+        kept = [block(48), block(384), block(48)]
+
+        def come_to_a_peak() -> None:
+            del kept[1]
+            kept.append(block(480))
+
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            block(4)
+            freed.reset()  # emptying the cache would return its pool
+            given_back = standin.calls("cuMemUnmap")
+            thread = Thread(target=come_to_a_peak)
+            thread.start()
+            thread.join()
+            assert standin.calls("cuMemUnmap") == given_back
+        assert len(kept) == 3, "the thread has its block"
+
+
+@isolated
+def test_nothing_goes_while_the_history_is_recorded() -> None:
+    with expandable():
+        torch.cuda.memory._record_memory_history()
+        assert grow() >= 48 + 384 + 48 + 480, "a stack of Python would be gathered under the lock"
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+@isolated
 def test_blocks_keep_their_addresses_and_threads_do_not_wait_for_each_other() -> None:
     from threading import Thread
 

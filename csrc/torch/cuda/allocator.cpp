@@ -479,14 +479,14 @@ void CudaAllocator::markCaptureEnd(c10::DeviceIndex device) {
 #endif
 
 void CudaAllocator::begin_capture(c10::DeviceIndex device) {
-  thrift_.count_capture(1);
+  thrift_.begin_capture();
   if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().begin_capture();
   }
 }
 
 void CudaAllocator::end_capture(c10::DeviceIndex device) {
-  thrift_.count_capture(-1);
+  thrift_.end_capture();
   if (runtime::DeviceRuntime* runtime = runtime::DeviceRuntime::find_gpu(device)) {
     runtime->allocator().end_capture();
   }

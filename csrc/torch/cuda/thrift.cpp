@@ -50,8 +50,14 @@ Thrift::Thrift(allocator_api::CUDAAllocator& native) : native_(native) {
       "stalloc", [this] { return std::unique_ptr<c10::FreeMemoryCallback>(new Callback(*this)); });
 }
 
+void Thrift::end_capture() {
+  int begun = captures_.load(std::memory_order_relaxed);
+  while (begun > 0 && !captures_.compare_exchange_weak(begun, begun - 1)) {
+  }
+}
+
 void Thrift::give_back() {
-  if (!is_on()) return;
+  if (!is_on() || native_.isHistoryEnabled()) return;
   const c10::DeviceIndex device = c10::cuda::current_device();
   const auto i = static_cast<std::size_t>(device);
   const Held held = held_on(device);

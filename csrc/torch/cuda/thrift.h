@@ -7,7 +7,9 @@
 // It costs driver calls and a wait for the streams whose pages go, but only where a run comes to a
 // new peak, pools included: in its first iterations, or where batches become larger.
 //
-// torch asks for help by a registered callback, with its own lock held, which is recursive.
+// torch asks for help by a registered callback, with its own lock held, which is recursive. While
+// torch records its memory history nothing goes: it would gather the Python stack for each page,
+// which takes the GIL under that lock.
 #pragma once
 
 #include <array>
@@ -31,8 +33,10 @@ class Thrift {
   bool is_on() const { return on_.load(std::memory_order_relaxed); }
   // The calling thread asks torch's allocator for `size` bytes next.
   static void note_request(Bytes size) { asked_ = size; }
-  // Counts the captures of graphs, in which no memory may go.
-  void count_capture(int change) { captures_.fetch_add(change, std::memory_order_relaxed); }
+  // No memory may go while a graph is captured.
+  void begin_capture() { captures_.fetch_add(1, std::memory_order_relaxed); }
+  // Without effect for a capture whose begin this has not seen.
+  void end_capture();
 
   // No cached block of torch's allocator fits a request on the current device.
   void give_back();
