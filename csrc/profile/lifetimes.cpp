@@ -26,6 +26,7 @@
 #include "profile/dynamic.h"
 #include "profile/envelope.h"
 #include "profile/law_fit.h"
+#include "profile/seen_sizes.h"
 #include "profile/short_iterations.h"
 #include "profile/size_laws.h"
 #include "profile/startup.h"

@@ -35,4 +35,15 @@ Bytes SeenSizes::size(LawIndex law, const std::vector<Extent>& extents) const {
   return size;
 }
 
+trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws) {
+  trace::Trace result = trace;
+  const SeenSizes seen(trace, laws);
+  for (std::size_t i = 0; i < result.requests.size(); ++i) {
+    if (laws.of[i] == kNone) continue;
+    const Bytes size = seen.size(laws.of[i], laws.envelope);
+    if (size > 0) result.requests[i].size = size;
+  }
+  return result;
+}
+
 }  // namespace stalloc::profile

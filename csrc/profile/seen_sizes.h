@@ -40,4 +40,7 @@ class SeenSizes {
   std::vector<Seen> seen_;  // by law
 };
 
+// The trace with the sizes that its requests have at the largest extents.
+trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws);
+
 }  // namespace stalloc::profile

@@ -15,7 +15,6 @@
 #include "profile/derived_stages.h"
 #include "profile/law_fit.h"
 #include "profile/runs.h"
-#include "profile/seen_sizes.h"
 
 namespace stalloc::profile {
 namespace {
@@ -644,17 +643,6 @@ SizeLaws find_size_laws(const trace::Trace& trace) {
     return std::tuple(-count_proven(laws), laws.extent_names.size(), both);
   };
   return rank(derived) < rank(best) ? std::move(derived) : std::move(best);
-}
-
-trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws) {
-  trace::Trace result = trace;
-  const SeenSizes seen(trace, laws);
-  for (std::size_t i = 0; i < result.requests.size(); ++i) {
-    if (laws.of[i] == kNone) continue;
-    const Bytes size = seen.size(laws.of[i], laws.envelope);
-    if (size > 0) result.requests[i].size = size;
-  }
-  return result;
 }
 
 }  // namespace stalloc::profile

@@ -53,7 +53,4 @@ SizeLaws find_size_laws(const trace::Trace& trace);
 // No laws: all extents count as fixed.
 SizeLaws no_laws(const trace::Trace& trace);
 
-// The trace with the sizes that its requests have at the largest extents.
-trace::Trace at_envelope(const trace::Trace& trace, const SizeLaws& laws);
-
 }  // namespace stalloc::profile
