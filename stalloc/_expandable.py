@@ -18,9 +18,6 @@ from stalloc._torch_modules import cuda_module
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _SETTER = "_accelerator_setAllocatorSettings"
 
-LEAST_RESERVED = 256 << 20
-"""Bytes of a program; the last page of the large segment is at most 8 % of them."""
-
 _USUAL_PAGE, _LEAST_PAGE = 20, 12
 """MiB that an expandable segment of large blocks takes and gives at once: by default, and at least,
 since torch wants more than 10, and a multiple of the 2 of the device."""

@@ -36,6 +36,9 @@ RECORDING = "recording"
 _INTERVALS = 16  # of roundup_power2_divisions
 _UNLIMITED = 1 << 48  # bytes; torch writes a larger value for no limit
 
+LEAST_RESERVED = 256 << 20
+"""Bytes of a plan; the last page of a large expandable segment is at most 8 % of them."""
+
 PAGE = 2 << 20
 """Bytes of a page of the device: each piece of memory that an allocator takes has whole ones."""
 
@@ -211,21 +214,30 @@ def replay_stalloc(
         startup: True if the plan is in force from the start of the trace.
         scope: The scope that the row states.
         streams: The handling of streams that the row states.
-        fallback: The allocator of the requests outside the pool: `torch` with the settings that a
-            snapshot recorded, or `stalloc`.
+        fallback: The allocator of the requests outside the pool: `stalloc`, or `torch` with the
+            settings that a snapshot recorded. If these are its defaults, a plan that is in force
+            from the start turns expandable segments on, as `stalloc.enable` does.
 
     Raises:
         TraceError: The trace is inconsistent.
         PlanError: The plan is not sound.
     """
-    settings = recorded_settings(trace) if fallback == TORCH else None
+    settings, expands = None, False
+    if fallback == TORCH:
+        expands = startup and _expands(trace, plan)
+        settings = recorded_settings(trace, expandable_segments=expands or None)
     result = _core.replay_planned(
-        trace._core, plan._core, capacity or 0, reuse, startup, PAGE, settings
+        trace._core, plan._core, capacity or 0, reuse, startup, PAGE, settings, thrifty=expands
     )
     asked = result["hits"] + result["misses"]
     rate = result["hits"] / asked if asked else 1.0
     row = _to_replay(STALLOC, result, capacity, hit_rate=rate)
     return replace(row, scope=scope, streams=streams, fallback=fallback)
+
+
+def _expands(trace: Trace, plan: Plan) -> bool:
+    """True if stalloc turns torch's expandable segments on for this plan, see `_expandable`."""
+    return not other_settings(trace) and plan.pool + plan.resident >= LEAST_RESERVED
 
 
 def replay_both_torch(trace: Trace, *, capacity: int | None = None) -> list[Replay]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stalloc import _adapters, _automatic, _compat
-from stalloc._expandable import LEAST_RESERVED, Switch, may_expand, show_sharing
+from stalloc._expandable import Switch, may_expand, show_sharing
 from stalloc._fit import (
     count,
     device_to_serve,
@@ -28,6 +28,7 @@ from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
 from stalloc.plans import Plan
 from stalloc.profiling import GUESSED_ENDS, SLOWER_ENDS, active_profile
+from stalloc.replaying import LEAST_RESERVED
 
 _SMALL = 64
 """Bytes of the CPU's alignment."""

@@ -119,11 +119,13 @@ void bind_replay(py::module_& m) {
   m.def(
       "replay_planned",
       [](const trace::Trace& trace, const plan::Plan& plan, Bytes capacity, bool reuse,
-         bool startup, Bytes page, const std::optional<replay::CachingSettings>& torch) {
+         bool startup, Bytes page, const std::optional<replay::CachingSettings>& torch,
+         bool thrifty) {
         const replay::PlannedReplay options{.capacity = or_unlimited(capacity),
                                             .reuse = reuse,
                                             .startup = startup,
                                             .torch = torch,
+                                            .thrifty = thrifty,
                                             .page = page};
         const replay::ReplayResult result = run_interruptibly(
             py::none(),
@@ -131,7 +133,8 @@ void bind_replay(py::module_& m) {
         return to_dict(result, trace);
       },
       py::arg("trace"), py::arg("plan"), py::arg("capacity") = 0, py::arg("reuse") = true,
-      py::arg("startup") = true, py::arg("page") = 1, py::arg("torch") = py::none());
+      py::arg("startup") = true, py::arg("page") = 1, py::arg("torch") = py::none(),
+      py::arg("thrifty") = false);
   m.def(
       "unroll",
       [](const plan::Plan& plan, std::int32_t repetitions, bool startup) {

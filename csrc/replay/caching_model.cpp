@@ -78,6 +78,7 @@ CachingModel::Id CachingModel::malloc(Bytes size, StreamId stream) {
   search.small = search.size <= kSmallSize;
   Block* block = find_free(search);
   if (!block) {
+    if (when_short_) when_short_(size);
     if (collects_garbage()) collect_garbage();
     const auto allocate = [&] {
       return settings_.expandable_segments ? allocate_expandable(search) : allocate_segment(search);

@@ -27,8 +27,10 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -82,6 +84,10 @@ class CachingModel {
 
   // Frees a live block; throws Error for any other number.
   void free(Id id);
+
+  // Calls `help` where no cached block fits, before more of the device is taken: it may empty the
+  // cache. torch calls such callbacks there.
+  void when_short(std::function<void(Bytes size)> help) { when_short_ = std::move(help); }
 
   // Another allocator holds so many bytes of the device from now on.
   void set_withheld(Bytes bytes) { withheld_ = bytes; }
@@ -173,6 +179,7 @@ class CachingModel {
 
   const CachingSettings settings_;
   Bytes withheld_ = 0;
+  std::function<void(Bytes)> when_short_;
   std::deque<Block> blocks_;  // by id; addresses of its elements are stable
   std::vector<Id> unused_;    // ids
   Pool large_;

@@ -57,6 +57,9 @@ struct PlannedReplay {
   // Torch's settings where its allocator serves the requests outside the pool, as in native mode.
   // `capacity` above replaces theirs. Empty: stalloc's own fallback serves them, as in compat mode.
   std::optional<CachingSettings> torch = {};
+  // True if stalloc has turned their expandable segments on: then what is idle in them goes before
+  // a new peak (runtime/thrift_policy.h).
+  bool thrifty = false;
   // Each piece of memory counts as a multiple of this in ReplayResult's reserved bytes: a power of
   // two.
   Bytes page = 1;

@@ -9,6 +9,7 @@
 #include "replay/events.h"
 #include "replay/replay.h"
 #include "runtime/planned_allocator.h"
+#include "runtime/thrift_policy.h"
 #include "trace/layers.h"
 
 namespace stalloc::replay {
@@ -34,6 +35,7 @@ class Allocator {
     CachingSettings settings = *options.torch;
     settings.capacity = options.capacity;
     torch_.emplace(settings);
+    if (options.thrifty) torch_->when_short([this](Bytes size) { be_thrifty(size); });
   }
 
   PlannedAllocator& planned() { return planned_; }
@@ -41,17 +43,23 @@ class Allocator {
   // The block is not served if memory has run out.
   Block allocate(const trace::Request& r) {
     Block block;
+    if (torch_ && planned_.wants_callers_cache(r.size)) empty_torch();
     try {
       block.planned = planned_.allocate(r.size, r.stream, r.thread == 0);
     } catch (const OutOfMemory&) {
       return {};
     }
     if (!block.planned && torch_) {
+      if (planned_.moves_memory()) {
+        note_torch();
+        planned_.make_way_for_caller(r.size);
+      }
       torch_->set_withheld(memory_.in_pieces());
       block.torch = torch_->malloc(r.size, r.stream);
-      memory_.set_others(torch_->stats().reserved.current);
+      note_torch();
       if (!block.is_served()) block.planned = planned_.rescue(r.size, r.stream);
     }
+    if (torch_ && planned_.figures().are_behind()) note_torch();
     if (block.is_served()) requested_.add(r.size);
     return block;
   }
@@ -65,6 +73,11 @@ class Allocator {
     }
   }
 
+  // A phase has begun.
+  void begin_phase() {
+    if (torch_ && planned_.loop().wants_cached()) empty_torch();
+  }
+
   void reset_peaks() {
     requested_.reset_peak();
     memory_.reset_peak();
@@ -76,17 +89,46 @@ class Allocator {
   CachingStats torch_stats() const { return torch_ ? torch_->stats() : CachingStats{}; }
 
  private:
+  // As the adapter of native mode tells what torch's allocator holds.
+  void note_torch() {
+    const CachingStats& stats = torch_->stats();
+    memory_.set_others(stats.reserved.current);
+    runtime::JointGauges::Values values{};
+    values[runtime::JointGauges::kRequested] = stats.requested.current;
+    values[runtime::JointGauges::kRounded] = stats.allocated.current;
+    values[runtime::JointGauges::kActiveBytes] = stats.allocated.current;
+    values[runtime::JointGauges::kReserved] = stats.reserved.current;
+    planned_.figures().note_fallback(values);
+  }
+
+  void empty_torch() {
+    torch_->empty_cache();
+    note_torch();
+  }
+
+  void be_thrifty(Bytes size) {
+    const auto held = [this] {
+      const CachingStats& stats = torch_->stats();
+      return runtime::ThriftPolicy::Held{.reserved = memory_.in_pieces() + stats.reserved.current,
+                                         .idle = stats.reserved.current - stats.allocated.current};
+    };
+    if (!thrift_.wants(held(), size)) return;
+    torch_->empty_cache();
+    thrift_.done(held());
+  }
+
   CountingMemory& memory_;
   PlannedAllocator planned_;
   std::optional<CachingModel> torch_;
+  runtime::ThriftPolicy thrift_;
   runtime::Gauge requested_;
 };
 
 // Reports to the allocator what the training loop did up to a tick.
 class Loop {
  public:
-  Loop(const trace::Trace& trace, runtime::PlannedAllocator& allocator)
-      : trace_(trace), allocator_(allocator) {}
+  Loop(const trace::Trace& trace, Allocator& allocator)
+      : trace_(trace), allocator_(allocator.planned()), run_(allocator) {}
 
   void advance(Tick tick) {
     const auto& ends = trace_.iterations;
@@ -143,13 +185,16 @@ class Loop {
         std::ranges::lower_bound(trace_.extents, phase, {}, &trace::MicrobatchExtents::phase);
     if (told != trace_.extents.end() && told->phase == phase) {
       allocator_.loop().set_extents(trace_.extent_names, told->values);
+      run_.begin_phase();
     }
     allocator_.loop().enter_phase(span.key.kind, span.key.microbatch, span.key.chunk);
+    run_.begin_phase();
     last_ = span.key;
   }
 
   const trace::Trace& trace_;
   runtime::PlannedAllocator& allocator_;
+  Allocator& run_;
   std::size_t iteration_ = 0;  // boundaries passed
   std::size_t span_ = 0;       // spans entered
   bool unplanned_ = false;
@@ -187,7 +232,7 @@ ReplayResult replay_planned(const trace::Trace& trace, const plan::Plan& plan,
     return result;
   }
   const std::vector<bool> found = trace::layers_in(trace, plan.dynamic);
-  Loop loop(trace, planned);
+  Loop loop(trace, allocator);
   LastIteration last(trace);
   for_each_event(
       trace,

@@ -21,6 +21,9 @@ void AllocatorParts::update_reserved() {
   if (!callers_fallback) return;
   low.store(held.low, std::memory_order_release);
   high.store(held.high, std::memory_order_release);
+  const bool moves = serving && !pools.is_away() && pools.can_grow();
+  moves_memory.store(moves, std::memory_order_relaxed);
+  lacks_memory.store(moves && !pools.active()->space.absent().empty(), std::memory_order_relaxed);
 }
 
 CachingPool::Freed AllocatorParts::release_fallback(void* p) {

@@ -90,6 +90,9 @@ struct AllocatorParts {
   std::atomic<std::uintptr_t> low{~std::uintptr_t{0}};
   std::atomic<std::uintptr_t> high{0};
   std::atomic<bool> enabled{false};
+  // With the caller's fallback: if memory of the active pool can go and come, and if some has gone.
+  std::atomic<bool> moves_memory{false};
+  std::atomic<bool> lacks_memory{false};
   bool abandoned = false;  // this is a forked child
   CachingPool fallback;
   Bytes counted_fallback = 0;  // its reserved bytes when update_reserved() last ran

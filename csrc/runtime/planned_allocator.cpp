@@ -137,6 +137,19 @@ void* PlannedAllocator::count(Bytes size, void* p) {
   return p;
 }
 
+bool PlannedAllocator::wants_cached_for(Bytes size) {
+  const std::lock_guard lock(parts_.mutex);
+  return parts_.serving && parts_.callers_fallback && parts_.serving->wants_cached_for(size);
+}
+
+void PlannedAllocator::make_way_for_caller(Bytes size) {
+  const std::lock_guard lock(parts_.mutex);
+  if (!parts_.callers_fallback) return;
+  // Its cached blocks may be too small all the same. Then its growth is made up for next time.
+  const Bytes growth = parts_.accounting.cached_by_caller() < size ? size : 0;
+  make_way(growth, growth);
+}
+
 // Idle space of the pool, which may get memory for it.
 void* PlannedAllocator::allocate_idle(Bytes size, StreamId stream) {
   void* p = parts_.serving->allocate_idle(size, stream);
@@ -166,7 +179,6 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
   Statistics& counts = parts_.accounting.counts();
   if (parts_.callers_fallback) {
     ++counts.fallback_requests;
-    if (parts_.accounting.cached_by_caller() < size) make_way(size, size);
     return nullptr;
   }
   // No memory may be returned during a capture. On a device with streams the host would wait for

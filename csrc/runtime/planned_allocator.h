@@ -99,6 +99,19 @@ class PlannedAllocator {
   void begin_capture();
   void end_capture();
 
+  // For a caller whose own allocator serves the rest. True if that is to give back what it caches
+  // before it asks for a request of `size` bytes here: the pool may need memory for it, and the run
+  // would hold more than ever. Without a lock if the pool has all its memory.
+  bool wants_callers_cache(Bytes size) {
+    return parts_.lacks_memory.load(std::memory_order_relaxed) && wants_cached_for(size);
+  }
+  // The caller's allocator is to serve a request of `size` bytes. It first tells what it holds
+  // (Figures::note_fallback()), for blocks may have been freed. If it has to take more of the
+  // device, what is idle in the pool gives way where the run would hold more than ever. Not needed
+  // unless moves_memory().
+  void make_way_for_caller(Bytes size);
+  bool moves_memory() const { return parts_.moves_memory.load(std::memory_order_relaxed); }
+
   // True if `p` may lie in a pool of this allocator. If false, `p` belongs to the caller's
   // fallback. Only with kCallers. Takes no lock.
   bool may_own(const void* p) const {
@@ -136,6 +149,7 @@ class PlannedAllocator {
   void* count(Bytes size, void* p);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic);
   void make_way(Bytes size, Bytes growth);
+  bool wants_cached_for(Bytes size);
   void* allocate_idle(Bytes size, StreamId stream);
   bool delay(void* p);
   bool release_from(Pool& pool, void* p, bool for_training);

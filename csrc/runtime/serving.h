@@ -153,6 +153,9 @@ class Serving {
   // True if the caller's fallback is to give back what it caches: once after the pool has taken
   // memory of the device, and once after both hold more than before and than the run's load.
   bool wants_cached();
+  // True if it is to do so before a request of `size` bytes: the pool lacks memory that the request
+  // may need, and the run would come to a new peak.
+  bool wants_cached_for(Bytes size);
 
   // The hits of this iteration.
   std::int64_t hits_now() const { return hits_; }

@@ -206,6 +206,18 @@ bool Serving::wants_cached() {
   return true;
 }
 
+bool Serving::wants_cached_for(Bytes size) {
+  if (capturing() || pools_.is_away() || !pools_.can_grow() || accounting_.caller_waits()) {
+    return false;
+  }
+  if (pools_.active()->space.absent().empty()) return false;
+  const Bytes load = std::max(profiled_load_, accounting_.most_live());
+  if (accounting_.cached_by_caller() <= std::max(load / kCachedParts, kLeastCached)) return false;
+  if (accounting_.reserved() + size <= accounting_.most_reserved() || !means().waits) return false;
+  if (!in_evaluation_) ++training_moves_;
+  return true;
+}
+
 // A departure adds it again. Meanwhile a request of `size` bytes has the memory beside the pool.
 bool Serving::return_extra(Bytes size) {
   if (unplanned_depth_ > 0 || capturing() || pools_.is_away()) return false;

@@ -26,7 +26,6 @@ from torch.nn.parameter import is_lazy
 
 from stalloc._adapters import Adapter, registers_memory
 from stalloc._expandable import (
-    LEAST_RESERVED,
     Switch,
     are_unset,
     has_several_processes,
@@ -34,6 +33,7 @@ from stalloc._expandable import (
 )
 from stalloc._hooks.modules import LayerHook
 from stalloc._hooks.registry import Handle, before_every_forward
+from stalloc.replaying import LEAST_RESERVED
 
 _LEAST_WEIGHTS = 128 << 20
 """Bytes; with gradients and optimizer states up to four times as many."""

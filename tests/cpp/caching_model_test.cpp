@@ -139,6 +139,24 @@ TEST(CachingModel, ExpandableSegmentsGrowByTheMissingBytes) {
   model.check();
 }
 
+TEST(CachingModel, AsksForHelpWhereNoCachedBlockFits) {
+  replay::CachingModel model(expandable());
+  std::vector<Bytes> asked;
+  model.when_short([&](Bytes size) {
+    asked.push_back(size);
+    model.empty_cache();
+  });
+  const auto first = model.malloc(40 * kMiB, 0);
+  const auto last = model.malloc(40 * kMiB, 0);
+  model.free(first);
+  model.malloc(30 * kMiB, 0);
+  model.free(last);
+  model.malloc(60 * kMiB, 0);
+  EXPECT_EQ(asked, (std::vector<Bytes>{40 * kMiB, 40 * kMiB, 60 * kMiB}));
+  EXPECT_LE(model.stats().reserved.current, 120 * kMiB);
+  model.check();
+}
+
 TEST(CachingModel, ExpandableSegmentsSplitToTheLastPage) {
   replay::CachingModel model(expandable());
   model.malloc(20 * kMiB - 512, 0);

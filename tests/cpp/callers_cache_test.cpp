@@ -147,6 +147,40 @@ TEST_F(CallersCache, IsWantedOnceAfterAnEvaluationHasAddedMemory) {
   loop().leave_unplanned();
 }
 
+TEST_F(CallersCache, GoesBeforeAPoolThatLacksMemoryTakesSome) {
+  enable_and_answer(region_between());  // begins without the region's 64 MiB
+  EXPECT_TRUE(allocator_.wants_callers_cache(4 * kMiB)) << "the run would hold more than ever";
+  note(90 * kMiB, 20 * kMiB);
+  EXPECT_FALSE(allocator_.wants_callers_cache(4 * kMiB)) << "a segment of torch's is little";
+  note(0, 70 * kMiB);
+  EXPECT_FALSE(allocator_.wants_callers_cache(4 * kMiB)) << "the run has held more";
+  EXPECT_TRUE(allocator_.wants_callers_cache(64 * kMiB));
+  allocator_.begin_capture();
+  EXPECT_FALSE(allocator_.wants_callers_cache(64 * kMiB));
+  allocator_.end_capture();
+}
+
+TEST_F(CallersCache, StaysBesideAPoolThatHasItsMemory) {
+  enable_and_answer(two_blocks());
+  EXPECT_FALSE(allocator_.wants_callers_cache(64 * kMiB));
+}
+
+TEST_F(CallersCache, GivesWayFirst) {
+  allocator_.enable(two_blocks());
+  EXPECT_TRUE(allocator_.moves_memory());
+  note(64 * kMiB, 40 * kMiB);
+  for (int i = 0; i < 3; ++i) train();
+  allocator_.make_way_for_caller(40 * kMiB);
+  EXPECT_EQ(statistics().pool, 32 * kMiB) << "a cached block serves the request";
+  note(104 * kMiB, 0);
+  allocator_.make_way_for_caller(16 * kMiB);
+  EXPECT_LE(statistics().pool, 16 * kMiB);
+  EXPECT_GE(statistics().pool, 8 * kMiB) << "no more than is needed, in whole chunks";
+  note(120 * kMiB, 0);
+  allocator_.disable();
+  EXPECT_FALSE(allocator_.moves_memory());
+}
+
 TEST_F(CallersCache, IsNotWantedIfItIsLittle) {
   allocator_.enable(two_blocks());
   note(64 * kMiB, 20 * kMiB);

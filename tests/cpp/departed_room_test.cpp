@@ -212,9 +212,11 @@ TEST_F(DepartedRoomBesideTheCallers, GoesToTheDeviceUnlessTheirCacheHoldsTheRequ
   free(departed);
   note_cached(30 * kMiB);
   EXPECT_EQ(allocate(30 * kMiB), nullptr);
+  allocator_.make_way_for_caller(30 * kMiB);
   EXPECT_EQ(statistics().pool, 100 * kMiB);
   note_cached(29 * kMiB);
   EXPECT_EQ(allocate(30 * kMiB), nullptr);
+  allocator_.make_way_for_caller(30 * kMiB);
   EXPECT_EQ(statistics().pool, 80 * kMiB);
   EXPECT_EQ(device_.used(), 80 * kMiB);
   EXPECT_EQ(statistics().reserved.current, (80 + 29) * kMiB);

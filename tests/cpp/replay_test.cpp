@@ -113,6 +113,38 @@ TEST(Replay, APlanFailsIfItsPoolDoesNotFit) {
   EXPECT_EQ(replay::replay_planned(trace, plan, {.capacity = plan.pool + 30 * kMiB}).failed, kNone);
 }
 
+// Iterations whose third has more beside them: what was idle there before does not fit.
+TEST(Replay, WhatIsIdleInTorchGoesBeforeANewPeak) {
+  TraceBuilder builder;
+  const auto iteration = [&](bool has_more) {
+    builder.phase(trace::PhaseKind::kForward, 0);
+    const auto a = builder.alloc(11 * kMiB);
+    builder.phase(trace::PhaseKind::kBackward, 0);
+    builder.free(a);
+    builder.phase(trace::PhaseKind::kUnplanned);
+    if (has_more) {
+      const auto first = builder.alloc(48 * kMiB, 0, /*thread=*/1);
+      const auto idle = builder.alloc(384 * kMiB, 0, 1);
+      const auto last = builder.alloc(48 * kMiB, 0, 1);
+      builder.free(idle);
+      const auto larger = builder.alloc(480 * kMiB, 0, 1);
+      for (const auto r : {first, last, larger}) builder.free(r);
+    }
+    builder.step();
+  };
+  for (const bool has_more : {false, false, true, false}) iteration(has_more);
+  const trace::Trace trace = builder.finish();
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});
+  replay::CachingSettings settings;
+  settings.expandable_segments = true;
+  const auto peak = [&](bool thrifty) {
+    return replay::replay_planned(trace, plan, {.torch = settings, .thrifty = thrifty})
+        .peak_reserved;
+  };
+  EXPECT_GE(peak(false), (48 + 384 + 48 + 480) * kMiB);
+  EXPECT_LE(peak(true), (48 + 48 + 480 + 11 + 3 * 20) * kMiB);
+}
+
 TEST(Replay, TorchsSettingsApplyToTheRequestsOutsideThePool) {
   const trace::Trace trace = training(4);
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});

@@ -104,3 +104,23 @@ def test_torch_gives_back_its_cache_when_the_pool_grows() -> None:
         step(model, 48)
         assert stalloc.memory_stats()["pool"] > pool
         assert cached_by_torch() <= cached // 4
+
+
+@isolated
+def test_torch_gives_back_its_cache_before_the_pool_takes_memory_back() -> None:
+    model = Layers().to("cuda")
+    plan = plan_of(model, 24, 24, 24)
+    large = 512
+
+    def use_more(*_: object) -> None:
+        torch.empty(large * MIB, dtype=torch.uint8, device="cuda")
+
+    with stalloc.enable(plan, model=model):
+        for _ in range(3):
+            step(model, 24)
+        held = torch.cuda.max_memory_reserved()
+        with model.register_forward_pre_hook(use_more):
+            step(model, 24)
+        # The pool's idle memory went, and came back within the phase.
+        pool = stalloc.memory_stats()["pool"]
+        assert torch.cuda.max_memory_reserved() <= max(held, large * MIB + held - pool) + 64 * MIB

@@ -254,6 +254,9 @@ void* CudaAllocator::serve(runtime::DeviceRuntime& runtime, const Request& reque
   runtime::PlannedAllocator& allocator = runtime.allocator();
   const StreamId stream = stream_of(runtime, request);
   if (stream == kNone) return nullptr;
+  if (allocator.wants_callers_cache(request.size)) [[unlikely]] {
+    give_back_cached(runtime);
+  }
   void* p = allocator.allocate(request.size, stream, in_backward(),
                                allocator.loop().follows_nodes() ? running_node() : std::nullopt);
   if (p) {
@@ -271,6 +274,10 @@ template <typename Native>
 void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& request,
                                Native native) {
   follow_share(request.device);
+  if (runtime.allocator().moves_memory()) {
+    note(request.device);
+    runtime.allocator().make_way_for_caller(request.size);
+  }
   Shortage shortage;
   void* p = nullptr;
   try {

@@ -3,23 +3,12 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
-#include <algorithm>
 #include <memory>
 
 #include "device/cuda_memory.h"
 
 namespace stalloc::torch_adapters {
 namespace {
-
-// Less than this, the largest page of an expandable segment, is not worth the calls; nor is less
-// than one part in so many of what is reserved.
-constexpr Bytes kPage = Bytes{20} << 20;
-constexpr Bytes kParts = 256;
-
-// A run in which memory goes again and again, in each of its iterations, is to reserve more. So
-// after so many times, each one lets the peak rise by one part in so many.
-constexpr int kManyTimes = 256;
-constexpr Bytes kRiseParts = 128;
 
 class Callback final : public c10::FreeMemoryCallback {
  public:
@@ -59,23 +48,15 @@ void Thrift::end_capture() {
 void Thrift::give_back() {
   if (!is_on() || native_.isHistoryEnabled()) return;
   const c10::DeviceIndex device = c10::cuda::current_device();
-  const auto i = static_cast<std::size_t>(device);
-  const Held held = held_on(device);
-  const Bytes most = std::max(most_[i].load(), held.reserved);
-  const Bytes next = std::max(asked_, kPage);
-  most_[i].store(std::max(most, held.reserved + next));
-  const Bytes least = std::max(kPage, held.reserved / kParts);
-  if (held.reserved + next <= most || held.idle - stuck_[i].load() < least) return;
+  runtime::ThriftPolicy& policy = policies_[static_cast<std::size_t>(device)];
+  if (!policy.wants(held_on(device), asked_)) return;
   if (captures_.load(std::memory_order_relaxed) > 0 || has_other_device(device)) return;
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return;
   native_.emptyCache();
-  const Held left = held_on(device);
-  const Bytes rise = times_.fetch_add(1) < kManyTimes ? 0 : held.reserved / kRiseParts;
-  most_[i].store(std::max(most, left.reserved + next) + rise);
-  stuck_[i].store(left.idle);
+  policy.done(held_on(device));
 }
 
-Thrift::Held Thrift::held_on(c10::DeviceIndex device) {
+runtime::ThriftPolicy::Held Thrift::held_on(c10::DeviceIndex device) {
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto stats = native_.getDeviceStats(device);
   const Bytes reserved = stats.reserved_bytes[kAll].current;

@@ -17,6 +17,7 @@
 
 #include "base/types.h"
 #include "runtime/device_runtime.h"
+#include "runtime/thrift_policy.h"
 #include "torch/cuda/delegate.h"
 
 namespace stalloc::torch_adapters {
@@ -42,21 +43,14 @@ class Thrift {
   void give_back();
 
  private:
-  struct Held {
-    Bytes reserved = 0;  // by torch's allocator and pools
-    Bytes idle = 0;      // of these, cached by torch
-  };
-  Held held_on(c10::DeviceIndex device);
+  runtime::ThriftPolicy::Held held_on(c10::DeviceIndex device);
 
   static inline thread_local Bytes asked_ = 0;
   allocator_api::CUDAAllocator& native_;
   std::atomic<bool> on_{false};
   std::atomic<int> captures_{0};
-  std::atomic<int> times_{0};  // that memory was given back
-  // By device: the most that was reserved, as far as this has seen, and what was idle then in pages
-  // that could not go.
-  std::array<std::atomic<Bytes>, runtime::DeviceRuntime::kGpus> most_{};
-  std::array<std::atomic<Bytes>, runtime::DeviceRuntime::kGpus> stuck_{};
+  // By device, each guarded by the lock of torch's allocator for it.
+  std::array<runtime::ThriftPolicy, runtime::DeviceRuntime::kGpus> policies_{};
 };
 
 }  // namespace stalloc::torch_adapters
