@@ -111,9 +111,11 @@ class Filler {
     }
     std::ranges::stable_sort(candidates, std::greater{}, &Decision::size);
     if (first_ == First::kTight) {
-      std::ranges::stable_sort(candidates, std::greater{}, [this](const Decision* d) {
-        return load_.most_in({d->lower, d->upper});
-      });
+      // Each load once: it takes a walk over the lifetime.
+      std::vector<std::pair<Bytes, Decision*>> tight;
+      for (Decision* d : candidates) tight.emplace_back(load_.most_in({d->lower, d->upper}), d);
+      std::ranges::stable_sort(tight, std::greater{}, &std::pair<Bytes, Decision*>::first);
+      std::ranges::transform(tight, candidates.begin(), &std::pair<Bytes, Decision*>::second);
     }
     std::vector<const Decision*> inside;
     for (Decision* d : candidates) {
