@@ -29,6 +29,17 @@ DEFAULT_ALIGNMENT = 512
 """Bytes; the alignment of CUDA's allocators."""
 
 
+def check_seconds(time_limit: object) -> None:
+    """Refuses what is neither a number of seconds from 0 up nor None.
+
+    Raises:
+        PlanError: It is not.
+    """
+    if time_limit is None or (isinstance(time_limit, int | float) and time_limit >= 0):
+        return
+    raise PlanError(f"time_limit: give a number of seconds from 0 up, or None, not {time_limit!r}")
+
+
 class Plan(Document[_core.Plan]):
     """The addresses of all static requests in the pool. `Trace.plan` makes a plan."""
 
@@ -184,13 +195,14 @@ class Plan(Document[_core.Plan]):
             extents: The new envelope. A missing extent stays as it is. A name may be shortened to
                 its input where only one dimension of it changes; where only one extent changes at
                 all, `tokens` and `length` name it, too.
-            time_limit: Seconds after which the best layout so far is taken. None limits the work
-                of the search instead: two to four seconds of one processor at most, and the same
-                layout on any machine, under any load.
+            time_limit: Seconds after which the best layout so far is taken. With None, the search
+                ends after a fixed number of steps, a few seconds: the layout depends neither on the
+                machine nor on its load.
 
         Raises:
             PlanError: An extent is unknown or not positive, or a size does not fit.
         """
+        check_seconds(time_limit)
         names = self._core.extent_names
         values = list(self._core.extents)
         bases = [_core.derive_extent(name, 1)[0] for name in names]

@@ -11,7 +11,7 @@ import numpy as np
 from stalloc import _core
 from stalloc.document import Document
 from stalloc.planner import Streams
-from stalloc.plans import DEFAULT_ALIGNMENT, Plan
+from stalloc.plans import DEFAULT_ALIGNMENT, Plan, check_seconds
 from stalloc.progress import Progress, shown
 from stalloc.tables import (
     LIFETIME_CLASSES,
@@ -197,9 +197,9 @@ class Trace(Document[_core.Trace]):
         Args:
             algorithm: The planner to use. By default several are run and the best plan wins.
             alignment: Bytes; every address is a multiple of it.
-            time_limit: Seconds after which the best plan so far is taken. None limits the work of
-                each layout instead: two to four seconds of one processor at most, and the same plan
-                on any machine, under any load.
+            time_limit: Seconds after which the best plan so far is taken. With None, the search for
+                each layout ends after a fixed number of steps, a few seconds: the plan depends
+                neither on the machine nor on its load.
             progress: True shows a bar on stderr once planning takes longer than a second. A
                 function is called with the fraction done, from any thread; when it returns False,
                 the best plan so far is taken.
@@ -218,6 +218,7 @@ class Trace(Document[_core.Trace]):
             TraceError: The trace is inconsistent, or holds no complete iteration.
             PlanError: There is no such planner, or the options make no sense.
         """
+        check_seconds(time_limit)
         shares = Streams(streams) is Streams.AUTO
         with shown(progress) as report:
             plan = Plan(

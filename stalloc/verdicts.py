@@ -16,7 +16,7 @@ from stalloc.importers import LIVE_BEFORE
 from stalloc.planner import Streams
 from stalloc.plans import Plan
 from stalloc.recordings import PlannedRecording, is_repeated
-from stalloc.replaying import EXPANDABLE_SEGMENTS, RECORDING, Replay
+from stalloc.replaying import EXPANDABLE_SEGMENTS, PAGE, RECORDING, Replay
 from stalloc.trace import Trace
 
 _LARGE = 0.05  # share of the measured bytes by which the model may be off without a word
@@ -182,25 +182,36 @@ class _Rivals:
         plan, row = self.ours.plan, self.ours.row
         if self.ours.given and row.hit_rate is not None and row.hit_rate < _FITTING:
             return f"the plan fits {row.hit_rate:.1%} of the requests that it could serve;"
-        beside = row.peak_reserved - plan.pool
+        pages = _in_pages(plan.pool)
+        beside = row.peak_reserved - pages
         if not self.ours.startup:
             return (
                 f"what start-up made lies beside the pool ({_core.format_bytes(beside)} there); "
                 "serve from the start with `stalloc run --plan`, or else"
             )
-        beside -= plan.resident
+        beside -= _in_pages(plan.resident)
         loose = plan.pool - plan.bound
+        rounding = pages + _in_pages(plan.resident) - plan.pool - plan.resident
+        if rounding > max(loose, beside):
+            return (
+                "its pool and resident region are rounded to pages of "
+                f"{_core.format_bytes(PAGE)}, which takes {_core.format_bytes(rounding)};"
+            )
         if loose >= beside:
             reason = ""
             if len(plan.slots.size) > 0:
                 reason = ", with spare slots for state that each iteration replaces"
             elif not (self.ours.given or plan.optimal):
-                reason = " (a longer --time-limit may help)"
+                reason = " (more time, with --time-limit, may help)"
             return f"the plan is {plan.gap:.1%} above its bound{reason};"
         return (
             f"requests that the plan has no address for take {_core.format_bytes(beside)} beside "
             "the pool;"
         )
+
+
+def _in_pages(count: int) -> int:
+    return -(-count // PAGE) * PAGE
 
 
 def _fits(row: Replay) -> bool:

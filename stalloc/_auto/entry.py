@@ -31,8 +31,8 @@ def auto(
     persistently need memory beside the pool, it records and plans again. Each change is one line on
     stderr.
 
-    Results do not change, and the run does not need more memory than under torch's allocator. An
-    explicit `stalloc.enable`, `profile` or `disable` takes over: the automatic ends. A second call
+    Results do not change. A plan goes into force only if it should need less memory than torch's
+    allocator; docs/auto.md, Limits, says where a run may need more all the same. An explicit `stalloc.enable`, `profile` or `disable` takes over: the automatic ends. A second call
     returns the automatic that is on. `STALLOC_AUTO=0` in the environment turns it off.
 
     Args:

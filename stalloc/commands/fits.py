@@ -233,10 +233,14 @@ def _print(estimate: Estimate, allocator: str, ended: str) -> None:
     if ended:
         print_text(f"The script ended early: {ended}")
     need = estimate.need(allocator)
-    margin = "to spare" if (need.free or 0) >= 0 else "missing at the upper end"
-    print_text(
-        f"{need.verdict} on {card.name} with {need.allocator}: {size(abs(need.free or 0))} {margin}"
-    )
+    margin = f"{size(abs(need.free or 0))} "
+    if (need.free or 0) >= 0:
+        margin += "to spare"
+    elif need.verdict == "fits":
+        margin += "of what it would cache go back to the device before it runs out"
+    else:
+        margin += "missing at the upper end"
+    print_text(f"{need.verdict} on {card.name} with {need.allocator}: {margin}")
 
 
 def _signed(count: int) -> str:

@@ -138,7 +138,7 @@ def seconds_of(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not seconds >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds from 0 up")
     return seconds
 
 

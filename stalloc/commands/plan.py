@@ -65,8 +65,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--time-limit",
         metavar="SECONDS",
         type=seconds_of,
-        help="time limit of the search, which then takes the best plan (default: for a trace its "
-        "work is limited, not its time; for a CSV 10)",
+        help="time limit of the search, which then takes the best plan (default: for a trace a "
+        "fixed number of steps, a few seconds; for a CSV 10)",
     )
     parser.add_argument(
         "--algorithm",
@@ -128,7 +128,9 @@ def main(args: argparse.Namespace) -> int:
         plan = _plan_trace if kind is Kind.TRACE else _plan_csv
         report, write, more, interrupted = plan(args, content)
     if args.capacity is not None and report.pool > args.capacity:
-        raise DoesNotFit(f"{args.input}: {_too_large(report, args.capacity)}")
+        raise DoesNotFit(
+            f"{args.input}: {_too_large(report, args.capacity, chosen=args.algorithm is not None)}"
+        )
     if args.output is not None:
         write(args.output)
     if args.json:
@@ -240,11 +242,14 @@ def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
     return Planned(report, write, {}, search.interrupted)
 
 
-def _too_large(report: Report, capacity: int) -> str:
+def _too_large(report: Report, capacity: int, *, chosen: bool) -> str:
     what = f"the pool takes {size(report.pool)}, and the capacity is {size(capacity)}; "
     if report.bound > capacity or report.optimal:
         return what + f"no plan is below {size(report.bound)}: train with smaller batches"
-    return what + f"a plan of {size(report.bound)} may exist: try a longer --time-limit"
+    what += f"a plan of {size(report.bound)} may exist: "
+    if chosen:
+        return what + "leave out --algorithm, so that all planners try"
+    return what + "give more time with --time-limit"
 
 
 def _gap(report: Report) -> str:

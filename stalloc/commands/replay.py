@@ -109,7 +109,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--time-limit",
         metavar="SECONDS",
         type=seconds_of,
-        help="for all plans together (default: their work is limited, not their time)",
+        help="for all plans together (default: a fixed number of steps for each layout)",
     )
     import_.add_options(parser)
     parser.add_argument("--force", action="store_true", help="replace PLAN if it is there")

@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--time-limit",
         metavar="SECONDS",
         type=seconds_of,
-        help="time for planning (default: its work is limited, not its time)",
+        help="time for planning (default: a fixed number of steps, a few seconds)",
     )
     import_.add_options(parser)
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")

@@ -270,8 +270,9 @@ def test_options_that_make_no_sense_are_refused(trace: Trace) -> None:
         trace.plan(algorithm="by magic")
     with pytest.raises(PlanError, match="alignment"):
         trace.plan(alignment=0)
-    with pytest.raises(PlanError, match="time limit"):
-        trace.plan(time_limit=float("nan"))
+    for limit in (float("nan"), -1, "abc"):
+        with pytest.raises(PlanError, match="time_limit: give a number of seconds from 0 up"):
+            trace.plan(time_limit=limit)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
