@@ -32,8 +32,9 @@ def auto(
     stderr.
 
     Results do not change. A plan goes into force only if it should need less memory than torch's
-    allocator; docs/auto.md, Limits, says where a run may need more all the same. An explicit `stalloc.enable`, `profile` or `disable` takes over: the automatic ends. A second call
-    returns the automatic that is on. `STALLOC_AUTO=0` in the environment turns it off.
+    allocator; docs/auto.md, Limits, says where a run may need more all the same. An explicit
+    `stalloc.enable`, `profile` or `disable` takes over: the automatic ends. A second call returns
+    the automatic that is on. `STALLOC_AUTO=0` in the environment turns it off.
 
     Args:
         model: The module whose training forward begins a microbatch. None takes the outermost
