@@ -122,6 +122,10 @@ def _measure(way: str) -> Row:
             stalloc.step()
     weight = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
     handle = weight.untyped_storage()._share_cuda_()
+    # Idle memory of the pool may have given way to the weight. The next step takes it back.
+    step()
+    if plan:
+        stalloc.step()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     used = _used()
