@@ -31,7 +31,7 @@ class ThriftPolicy {
     return held.reserved + next_ > before_ && held.idle - stuck_ >= least;
   }
 
-  // What is idle has gone, and `left` is held.
+  // The allocator has given back what was idle, and `left` is held now.
   void done(Held left) {
     const Bytes rise = times_++ < kManyTimes ? 0 : reserved_ / kRiseParts;
     most_ = std::max(before_, left.reserved + next_) + rise;
@@ -50,7 +50,7 @@ class ThriftPolicy {
   Bytes most_ = 0;   // the most that was reserved, as far as this has seen
   Bytes stuck_ = 0;  // what was idle then in pages that could not go
   int times_ = 0;
-  // Of the last wants().
+  // As the last call of wants() found them.
   Bytes reserved_ = 0;
   Bytes before_ = 0;
   Bytes next_ = 0;
