@@ -55,6 +55,24 @@ def saved_when_terminated(save: Callable[[signal.Signals], None]) -> Iterator[No
             watch.end()
 
 
+class _PipeEnd:
+    """A script may close it, as all descriptors, and another file may get its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._pipe = os.fstat(number)
+
+    def is_open(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self.number), self._pipe)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        if self.is_open():
+            os.close(self.number)
+
+
 class _Watch:
     """The handler, and the thread that saves."""
 
@@ -66,9 +84,9 @@ class _Watch:
         self._saving = threading.Lock()  # the saving thread keeps it to the end
         self._over = False
         self._handled: set[int] = set()
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._reader, self._writer = map(_PipeEnd, os.pipe())
+        os.set_blocking(self._writer.number, False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.number, warn_on_full_buffer=False)
         for number in signals:
             signal.signal(number, self._handle)
         threading.Thread(target=self._wait, name="stalloc-termination", daemon=True).start()
@@ -79,7 +97,7 @@ class _Watch:
             _stand_still()
         self._over = True
         self._leave()
-        _close(self._writer)  # which ends the thread
+        self._writer.close()  # which ends the thread
 
     def _leave(self) -> None:
         for number in self._signals:
@@ -88,7 +106,7 @@ class _Watch:
         current = signal.set_wakeup_fd(-1)
         # A descriptor that is closed, or replaced by another, may wake nobody.
         with contextlib.suppress(OSError, ValueError):
-            signal.set_wakeup_fd(self._wakeup if current == self._writer else current)
+            signal.set_wakeup_fd(self._wakeup if current == self._writer.number else current)
 
     def _handle(self, number: int, _: object) -> None:
         if signal.getsignal(number) != self._handle:
@@ -96,19 +114,20 @@ class _Watch:
         if self._over:  # all is saved, and the thread leaves it alone
             _end_process(number)
         self._handled.add(number)
-        with contextlib.suppress(OSError):  # full, or closed by the script as all others
-            os.write(self._writer, bytes([number]))
+        if self._writer.is_open():
+            with contextlib.suppress(OSError):  # full
+                os.write(self._writer.number, bytes([number]))
         _stand_still(GRACE)
         _end_process(number)
 
     def _wait(self) -> None:
-        while numbers := os.read(self._reader, 64):
+        while self._reader.is_open() and (numbers := os.read(self._reader.number, 64)):
             for number in numbers:
                 if number in self._signals and (
                     number in self._handled or signal.getsignal(number) == self._handle
                 ):
                     self._end_by(signal.Signals(number))
-        _close(self._reader)
+        self._reader.close()
 
     def _end_by(self, number: signal.Signals) -> None:
         if not self._saving.acquire(blocking=False):
@@ -124,17 +143,12 @@ class _Watch:
     def leave_to_parent(self) -> None:
         """In a forked child."""
         self._leave()
-        _close(self._reader)
-        _close(self._writer)
+        self._reader.close()
+        self._writer.close()
 
 
 _watch: _Watch | None = None
 _before = threading.local()  # the mask of the thread that forks
-
-
-def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # it is
-        os.close(descriptor)
 
 
 def _stand_still(seconds: float = math.inf) -> None:

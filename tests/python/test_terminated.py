@@ -204,6 +204,25 @@ def test_a_script_may_close_every_descriptor_there_is(ends: bool, tmp_path: Path
         assert_kept(tmp_path / "plans")
 
 
+# Each file takes a number at the moment in which the descriptor of that number closes.
+REPLACES = """
+import threading
+waiting = [thread for thread in threading.enumerate() if thread.name == "stalloc-termination"]
+null = os.open(os.devnull, os.O_RDONLY)
+replaced = [number for number in range(3, 100) if os.dup2(null, number)]
+for thread in waiting:
+    thread.join()
+assert len(waiting) == 1 and all(os.fstat(number).st_rdev for number in replaced)
+os.closerange(3, 100)
+"""
+
+
+def test_a_file_that_takes_the_number_of_a_closed_descriptor_stays_open(tmp_path: Path) -> None:
+    with running(TRAINS + READY + REPLACES, tmp_path) as process:
+        ended(process, 0)
+    assert_kept(tmp_path / "plans")
+
+
 LATE = """
 import signal
 from stalloc.commands import termination
