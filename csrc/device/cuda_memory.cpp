@@ -98,7 +98,7 @@ void* CudaMemory::allocate_pool(Bytes size, bool grows) {
   const bool may = which == VirtualPools::kGrowing && grows && runtime_.has_virtual_memory();
   if (!must && !may) return allocate(size);
   try {
-    return allocate_virtual(size, size, grows);
+    return allocate_virtual({.size = size, .memory = size, .grows = grows});
   } catch (...) {
     if (must) throw;
     return allocate(size);  // some devices and containers have no virtual memory
@@ -106,20 +106,34 @@ void* CudaMemory::allocate_pool(Bytes size, bool grows) {
 }
 
 void* CudaMemory::allocate_addresses(Bytes size, Bytes memory) {
-  const bool may = virtual_pools_.load(std::memory_order_relaxed) != VirtualPools::kNone;
-  if (!may || !runtime_.has_virtual_memory()) return nullptr;
+  if (!may_move()) return nullptr;
   try {
-    return allocate_virtual(size, memory, /*grows=*/true);
+    return allocate_virtual({.size = size, .memory = memory, .grows = true});
   } catch (...) {
     return nullptr;  // allocate_pool() tells why
   }
 }
 
-void* CudaMemory::allocate_virtual(Bytes size, Bytes memory, bool grows) {
+void* CudaMemory::allocate_movable(Bytes size, Bytes chunk) {
+  if (!may_move()) return nullptr;
+  try {
+    return allocate_virtual({.size = size, .memory = size, .chunk = chunk});
+  } catch (...) {
+    return nullptr;  // plain memory will do
+  }
+}
+
+bool CudaMemory::may_move() const {
+  return virtual_pools_.load(std::memory_order_relaxed) != VirtualPools::kNone &&
+         runtime_.has_virtual_memory();
+}
+
+void* CudaMemory::allocate_virtual(const Virtual& wanted) {
+  const Bytes memory = wanted.memory;
   if (!set_aside(memory)) return nullptr;
   void* piece = nullptr;
   try {
-    piece = map_virtual(size, memory, grows);
+    piece = map_virtual(wanted);
   } catch (...) {
     settle(memory, /*taken=*/false);
     throw;
@@ -129,16 +143,17 @@ void* CudaMemory::allocate_virtual(Bytes size, Bytes memory, bool grows) {
   return piece;
 }
 
-// Reserves the addresses of a pool of `size` bytes and maps the first `memory` bytes.
-void* CudaMemory::map_virtual(Bytes size, Bytes memory, bool grows) {
+void* CudaMemory::map_virtual(const Virtual& wanted) {
+  const auto& [size, memory, grows, chunk] = wanted;
   const DeviceGuard device(runtime_, device_);
   if (device.error()) fail("allocating " + format_bytes(size), device.error());
   // Memory needs a context. The driver's calls make none; the runtime makes one on any call.
   if (const auto error = runtime_.free(nullptr)) fail("using the device", error);
   const Bytes mapped = whole_units(memory), all = whole_units(size);
   const Bytes room = grows ? std::max(all, whole_units(kRoomPerMemory * total())) : all;
-  const Bytes chunk = grows ? chunk_of(size, whole_units(1)) : all;
-  auto range = std::make_unique<CudaVirtualRange>(runtime_, device_, room, chunk);
+  const Bytes in_chunks = chunk > 0 ? whole_units(chunk) : all;
+  auto range = std::make_unique<CudaVirtualRange>(
+      runtime_, device_, room, grows ? chunk_of(size, whole_units(1)) : in_chunks);
   if (!range->map({0, mapped})) return nullptr;
   const std::uintptr_t begin = range->begin();
   const std::lock_guard lock(mutex_);

@@ -38,6 +38,7 @@ class CudaMemory final : public DeviceMemory {
   bool use_virtual(VirtualPools pools) override;
   void* allocate_pool(Bytes size, bool grows) override;
   void* allocate_addresses(Bytes size, Bytes memory) override;
+  void* allocate_movable(Bytes size, Bytes chunk) override;
   bool can_grow(const void* pool) const override;
   Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
@@ -103,8 +104,15 @@ class CudaMemory final : public DeviceMemory {
   bool add(Pool& pool, Range mapped, Range added);
   void change(Pool& pool, Bytes held) noexcept;
   void* allocate_plain(Bytes size);
-  void* allocate_virtual(Bytes size, Bytes memory, bool grows);
-  void* map_virtual(Bytes size, Bytes memory, bool grows);
+  struct Virtual {     // memory
+    Bytes size = 0;    // of the addresses
+    Bytes memory = 0;  // of the first ones
+    bool grows = false;
+    Bytes chunk = 0;  // in which it moves if it does not grow; 0: it does not move
+  };
+  void* allocate_virtual(const Virtual& wanted);
+  void* map_virtual(const Virtual& wanted);
+  bool may_move() const;
   struct Info {
     Bytes free = 0;
     Bytes total = 0;

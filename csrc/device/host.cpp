@@ -62,7 +62,16 @@ void* HostMemory::allocate_pool(Bytes size, bool grows) {
 
 void* HostMemory::allocate_addresses(Bytes size, Bytes memory) {
   const Bytes machine = Bytes{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-  const Bytes room = std::max(size, kRoomPerMemory * machine);
+  return reserve(std::max(size, kRoomPerMemory * machine), size, memory);
+}
+
+void* HostMemory::allocate_movable(Bytes size, Bytes /*chunk*/) {
+  return reserve(size, size, /*memory=*/size);
+}
+
+// Reserves `room` bytes of addresses for a pool of `size` bytes, the first `memory` of which have
+// memory.
+void* HostMemory::reserve(Bytes room, Bytes size, Bytes memory) {
   void* pool = mmap(nullptr, static_cast<std::size_t>(room), PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pool == MAP_FAILED) return nullptr;  // the process has a limit of addresses
@@ -84,7 +93,8 @@ GrowingPool* HostMemory::find(const void* pool) {
 
 bool HostMemory::can_grow(const void* pool) const {
   const std::lock_guard lock(mutex_);
-  return growing_.contains(pool);
+  const auto it = growing_.find(pool);
+  return it != growing_.end() && it->second.room > it->second.size;
 }
 
 Bytes HostMemory::room(const void* pool) const {

@@ -25,6 +25,8 @@ class HostMemory final : public DeviceMemory {
   void* allocate(Bytes size) override;
   void* allocate_pool(Bytes size, bool grows) override;
   void* allocate_addresses(Bytes size, Bytes memory) override;
+  // Moves pages.
+  void* allocate_movable(Bytes size, Bytes chunk) override;
   bool can_grow(const void* pool) const override;
   Bytes room(const void* pool) const override;
   bool grow(void* pool, Bytes before, Bytes size) override;
@@ -43,6 +45,7 @@ class HostMemory final : public DeviceMemory {
   // The mutex is held in these.
   bool add(GrowingPool& pool, std::byte* begin, Bytes size, Bytes counted);
   GrowingPool* find(const void* pool);
+  void* reserve(Bytes room, Bytes size, Bytes memory);
 
   const Bytes limit_;
   std::atomic<Bytes> used_{0};

@@ -60,6 +60,10 @@ class DeviceMemory {
   // have none until attach(). Null if the device has no such pools, or has not that much left.
   virtual void* allocate_addresses(Bytes /*size*/, Bytes /*memory*/) { return nullptr; }
 
+  // Like allocate(), but detach() and attach() move its memory, in chunks of at least `chunk` (> 0)
+  // bytes. Null if the device has no such pieces, or has not that much left.
+  virtual void* allocate_movable(Bytes /*size*/, Bytes /*chunk*/) { return nullptr; }
+
   // True if grow() can add memory to the pool.
   virtual bool can_grow(const void* /*pool*/) const { return false; }
   // The bytes for which a pool that can grow has addresses; 0 for others.
@@ -73,7 +77,8 @@ class DeviceMemory {
   // them memory. Returns false, without effect, if there are not so many.
   virtual bool extend(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
 
-  // The next four move memory within a pool that can grow. Ranges are offsets in the pool.
+  // The next four move memory within a pool that can grow, or a movable piece, which ends where it
+  // does. Ranges are offsets in it.
 
   // Takes the memory away from whole chunks of `range`, whose content is lost, and keeps it for
   // attach() and grow(). Returns the range of these chunks; empty if there are none. A device waits

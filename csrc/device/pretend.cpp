@@ -59,6 +59,10 @@ void* PretendMemory::allocate_addresses(Bytes size, Bytes memory) {
   return pool;
 }
 
+void* PretendMemory::allocate_movable(Bytes size, Bytes chunk) {
+  return grows_ ? place(size, /*room=*/size, align_up(chunk, kGranularity)) : nullptr;
+}
+
 bool PretendMemory::can_grow(const void* pool) const {
   const std::lock_guard lock(mutex_);
   const auto it = pieces_.find(reinterpret_cast<std::uintptr_t>(pool));

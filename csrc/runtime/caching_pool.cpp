@@ -7,6 +7,13 @@
 #include "base/error.h"
 
 namespace stalloc::runtime {
+namespace {
+
+// Memory moves in so many parts of a segment at most.
+constexpr Bytes kChunks = 64;
+
+}  // namespace
+
 CachingPool::~CachingPool() {
   for (const auto& [address, held] : segments_) {
     device_.release(reinterpret_cast<void*>(address), held.size);
@@ -22,7 +29,7 @@ std::set<CachingPool::FreeKey>::const_iterator CachingPool::find_free(Bytes roun
 
 bool CachingPool::holds(Bytes size, StreamId stream) const {
   const Bytes rounded = align_up(size, kDefaultAlignment);
-  return find_free(rounded, {stream, is_small(rounded)}) != free_.end();
+  return find_free(rounded, {.stream = stream, .small = is_small(rounded)}) != free_.end();
 }
 
 bool CachingPool::would_serve(const void* p, Bytes size, StreamId stream) const {
@@ -35,7 +42,7 @@ bool CachingPool::would_serve(const void* p, Bytes size, StreamId stream) const 
 
 void* CachingPool::allocate(Bytes size, StreamId stream, bool marked) {
   const Bytes rounded = align_up(size, kDefaultAlignment);
-  const Shelf shelf{stream, is_small(rounded)};
+  const Shelf shelf{.stream = stream, .small = is_small(rounded)};
 
   auto block = blocks_.end();
   const auto fit = find_free(rounded, shelf);
@@ -44,7 +51,10 @@ void* CachingPool::allocate(Bytes size, StreamId stream, bool marked) {
     free_.erase(fit);
     segments_.at(block->second.segment).used = true;
   } else {
-    block = add_segment(segment_size(rounded), shelf);
+    if (thrifty_ && returns_ && growth(size, stream) > 0) release_cached();
+    block = fill(rounded, shelf);
+    if (block == blocks_.end()) block = add_segment(segment_size(rounded), shelf);
+    if (block == blocks_.end()) block = fill(rounded, shelf);  // other segments have gone
     if (block == blocks_.end()) return nullptr;
   }
 
@@ -54,10 +64,12 @@ void* CachingPool::allocate(Bytes size, StreamId stream, bool marked) {
     remainder.size = rest;
     block->second.size = rounded;
     const Address at = block->first + static_cast<Address>(rounded);
-    blocks_.emplace(at, remainder);
-    free_.emplace(shelf, rest, at);
+    const auto behind = blocks_.emplace(at, remainder).first;
+    behind->second.absent = absent_in(behind);
+    free_.insert(key_of(behind));
   }
   block->second.requested = size;
+  block->second.absent = 0;
   block->second.marked = marked;
   ++live_;
   return reinterpret_cast<void*>(block->first);
@@ -95,16 +107,6 @@ StreamId CachingPool::stream_of(const void* p) const {
   return blocks_.at(reinterpret_cast<Address>(p)).stream;
 }
 
-CachingPool::Segment CachingPool::segment_of(const void* p) const {
-  const auto address = reinterpret_cast<Address>(p);
-  auto block = blocks_.upper_bound(address);
-  if (block == blocks_.begin()) return {};
-  --block;
-  const Block& b = block->second;
-  if (address - block->first >= static_cast<Address>(b.size)) return {};
-  return {reinterpret_cast<void*>(b.segment), segments_.at(b.segment).size};
-}
-
 std::vector<CachingPool::BlockInfo> CachingPool::blocks() const {
   std::vector<BlockInfo> result;
   result.reserve(blocks_.size());
@@ -116,12 +118,19 @@ std::vector<CachingPool::BlockInfo> CachingPool::blocks() const {
 }
 
 CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& shelf) {
-  if (thrifty_ && returns_) release_cached();
-  void* piece = device_.allocate(size);
-  if (!piece && release_cached() > 0) piece = device_.allocate(size);
+  Held held{.size = size};
+  const auto take = [&] {
+    const Bytes chunk = align_up(size / kChunks, unit_);
+    const bool moves = moves_ && !shelf.small;
+    void* movable = moves ? device_.allocate_movable(size, chunk) : nullptr;
+    held.chunk = movable ? chunk : 0;
+    return movable ? movable : device_.allocate(size);
+  };
+  void* piece = take();
+  if (!piece && release_cached() > 0) piece = take();
   if (!piece) return blocks_.end();
   const auto address = reinterpret_cast<Address>(piece);
-  segments_.emplace(address, Held{.size = size});
+  segments_.emplace(address, held);
   reserved_ += size;
   return blocks_
       .emplace(
@@ -130,10 +139,12 @@ CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& 
       .first;
 }
 
-void CachingPool::forget_free(Blocks::iterator block) {
+CachingPool::FreeKey CachingPool::key_of(Blocks::const_iterator block) {
   const Block& b = block->second;
-  free_.erase(FreeKey{Shelf{b.stream, b.small}, b.size, block->first});
+  return {{.stream = b.stream, .small = b.small, .lacks = b.absent > 0}, b.size, block->first};
 }
+
+void CachingPool::forget_free(Blocks::iterator block) { free_.erase(key_of(block)); }
 
 // Merges a block that has just become free with free neighbours of the same segment.
 CachingPool::Blocks::iterator CachingPool::make_free(Blocks::iterator block) {
@@ -143,18 +154,19 @@ CachingPool::Blocks::iterator CachingPool::make_free(Blocks::iterator block) {
   if (const auto next = std::next(block); next != blocks_.end() && mergeable(next)) {
     forget_free(next);
     block->second.size += next->second.size;
+    block->second.absent += next->second.absent;
     blocks_.erase(next);
   }
   if (block != blocks_.begin()) {
     if (const auto before = std::prev(block); mergeable(before)) {
       forget_free(before);
       before->second.size += block->second.size;
+      before->second.absent += block->second.absent;
       blocks_.erase(block);
       block = before;
     }
   }
-  const Block& b = block->second;
-  free_.emplace(Shelf{b.stream, b.small}, b.size, block->first);
+  free_.insert(key_of(block));
   return block;
 }
 
@@ -167,8 +179,8 @@ void CachingPool::release_segment(Blocks::iterator block) {
   const auto [address, size] = std::pair(block->first, block->second.size);
   forget_free(block);
   blocks_.erase(block);
+  reserved_ -= size - segments_.at(address).missing;
   segments_.erase(address);
-  reserved_ -= size;
   device_.release(reinterpret_cast<void*>(address), size);
 }
 
@@ -205,7 +217,8 @@ void CachingPool::check() const {
   Bytes reserved = 0;
   for (const auto& [address, held] : segments_) {
     const Bytes size = held.size;
-    reserved += size;
+    reserved += size - held.missing;
+    Bytes missing = 0;
     bool was_free = false;
     Address at = address;
     for (auto it = blocks_.find(address); at < address + static_cast<Address>(size);
@@ -215,15 +228,17 @@ void CachingPool::check() const {
       if (b.segment != address) fail("a block names another segment");
       const bool is_free = b.requested == 0;
       if (is_free && was_free) fail("two free neighbours were not merged");
-      if (is_free && !free_.contains(FreeKey{Shelf{b.stream, b.small}, b.size, at})) {
-        fail("a free block is on no shelf");
-      }
+      if (is_free && !free_.contains(key_of(it))) fail("a free block is on no shelf");
+      if (b.absent != absent_in(it)) fail("the count of bytes without memory is off");
+      if (!is_free && b.absent > 0) fail("a live block lacks memory");
+      missing += b.absent;
       if (b.requested > b.size) fail("a block is smaller than what was asked for");
       (is_free ? free_blocks : live) += 1;
       was_free = is_free;
       at += static_cast<Address>(b.size);
     }
     if (at != address + static_cast<Address>(size)) fail("a block reaches past its segment");
+    if (missing != held.missing) fail("a segment's count of bytes without memory is off");
   }
   if (tiled != blocks_.size()) fail("a block lies in no segment");
   if (free_blocks != free_.size()) fail("a shelf holds a block that is not free");

@@ -8,6 +8,12 @@
 // out. deallocate() with `keep` false returns an empty segment at once; release_unused() returns
 // the empty segments that nobody used since its last call.
 //
+// Beyond torch's policy, memory may go between live blocks, and comes back with the next request
+// for its addresses:
+//
+//   segment   | live |   free    | live | free      |
+//   memory    | there       | absent    | there     |      give_back() takes whole chunks
+//
 // Not thread-safe: PlannedAllocator locks.
 #pragma once
 
@@ -18,6 +24,7 @@
 #include <vector>
 
 #include "base/align.h"
+#include "base/range_set.h"
 #include "base/types.h"
 #include "device/memory.h"
 
@@ -35,10 +42,11 @@ class CachingPool {
   // block.
   void* allocate(Bytes size, StreamId stream, bool marked = false);
 
-  // True if a free block can serve such a request.
+  // True if a free block, all of which has memory, can serve such a request.
   bool holds(Bytes size, StreamId stream) const;
-  // The bytes of the segment that such a request gets else.
-  Bytes growth(Bytes size) const { return segment_size(align_up(size, kDefaultAlignment)); }
+  // The bytes that such a request takes of the device else: of a segment, or those that a free
+  // block lacks.
+  Bytes growth(Bytes size, StreamId stream) const;
   // True if the live block `p` can serve it once it is free. False for any other pointer.
   bool would_serve(const void* p, Bytes size, StreamId stream) const;
 
@@ -48,6 +56,9 @@ class CachingPool {
     thrifty_ = thrifty;
     returns_ = returns;
   }
+
+  // While set, new large segments are movable if the device has such, and blocks may get memory.
+  void set_moves(bool moves) { moves_ = moves; }
 
   static constexpr Bytes kNotOurs = -1;
   struct Freed {
@@ -63,12 +74,14 @@ class CachingPool {
   Freed find(const void* p) const;
   StreamId stream_of(const void* p) const;  // of a live block
 
-  // The segment that holds `p`; null if none does.
+  // The segment that holds `p`, or its part between addresses without memory; null if none does.
   struct Segment {
     void* begin = nullptr;
     Bytes size = 0;
   };
   Segment segment_of(const void* p) const;
+  // All of them, ascending.
+  std::vector<Segment> segments() const;
 
   // All blocks, live and free, by address.
   struct BlockInfo {
@@ -82,6 +95,11 @@ class CachingPool {
 
   // Returns segments without a live block to the device. Returns their bytes.
   Bytes release_cached();
+
+  // Returns about `size` bytes of free blocks to the device: of segments that can lose memory, the
+  // largest first. Not that of the block that a request of `next` bytes would get. Waits for the
+  // device. Returns the bytes.
+  Bytes give_back(Bytes size, Bytes next, StreamId stream);
 
   // The same for the segments that have served no request since the last call.
   Bytes release_unused();
@@ -104,10 +122,12 @@ class CachingPool {
     bool small = false;
     bool marked = false;
     Address segment = 0;
+    Bytes absent = 0;  // of a free block: the bytes without memory
   };
   struct Shelf {  // free blocks are only exchanged within one
     StreamId stream = 0;
     bool small = false;
+    bool lacks = false;  // memory
     auto operator<=>(const Shelf&) const = default;
   };
   using FreeKey = std::tuple<Shelf, Bytes, Address>;
@@ -118,6 +138,17 @@ class CachingPool {
   Bytes segment_size(Bytes rounded) const;
   bool worth_splitting(Bytes rest, bool small) const;
   Blocks::iterator add_segment(Bytes size, const Shelf& shelf);
+  void* take(Bytes size, bool small);
+  static FreeKey key_of(Blocks::const_iterator block);
+  // Of blocks that lack memory, see caching_pool_memory.cpp.
+  struct Held;
+  static Range offsets_of(Blocks::const_iterator block);
+  Bytes absent_in(Blocks::const_iterator block) const;
+  std::vector<Range> lacking_units(Blocks::const_iterator block, Bytes rounded) const;
+  Bytes lacking(Blocks::const_iterator block, Bytes rounded) const;
+  Blocks::const_iterator find_lacking(Bytes rounded, const Shelf& shelf) const;
+  Blocks::iterator fill(Bytes rounded, const Shelf& shelf);
+  Bytes detach(Blocks::iterator block, Bytes size);
   Blocks::iterator make_free(Blocks::iterator block);
   void forget_free(Blocks::iterator block);
   bool is_whole_segment(Blocks::const_iterator block) const;
@@ -127,11 +158,15 @@ class CachingPool {
   const Bytes unit_;
   bool thrifty_ = false;
   bool returns_ = false;
+  bool moves_ = false;
   Blocks blocks_;           // all blocks, live and free, of all segments
   std::set<FreeKey> free_;  // the free ones
   struct Held {
     Bytes size = 0;
-    bool used = true;  // since release_unused()
+    bool used = true;      // since release_unused()
+    Bytes chunk = 0;       // in which its memory moves; 0: it does not
+    Bytes missing = 0;     // memory
+    RangeSet absent = {};  // at these offsets
   };
   std::unordered_map<Address, Held> segments_;
   Bytes reserved_ = 0;

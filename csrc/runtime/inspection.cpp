@@ -44,16 +44,16 @@ std::vector<Inspection::LivePool> Inspection::pools() const {
       result.push_back(std::move(live));
     }
   });
-  const CachingPool& fallback = parts_.fallback;
-  const void* segment = nullptr;
-  for (const CachingPool::BlockInfo& block : fallback.blocks()) {
-    if (block.segment != segment) {
-      segment = block.segment;
-      result.push_back({{block.segment, fallback.segment_of(segment).size}, {}});
+  const std::vector<CachingPool::BlockInfo> blocks = parts_.fallback.blocks();
+  auto block = blocks.begin();
+  for (const auto& [begin, size] : parts_.fallback.segments()) {
+    LivePool& live = result.emplace_back(LivePool{{begin, size}, {}});
+    const void* const end = static_cast<std::byte*>(begin) + size;
+    for (; block != blocks.end() && block->begin < end; ++block) {
+      if (block->requested == 0) continue;
+      live.blocks.push_back(
+          {block->begin, block->requested, block->size, block->stream, is_waiting(block->begin)});
     }
-    if (block.requested == 0) continue;
-    result.back().blocks.push_back(
-        {block.begin, block.requested, block.size, block.stream, is_waiting(block.begin)});
   }
   return result;
 }

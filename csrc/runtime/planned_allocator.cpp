@@ -147,7 +147,7 @@ void PlannedAllocator::make_way_for_caller(Bytes size) {
   if (!parts_.callers_fallback) return;
   // Its cached blocks may be too small all the same. Then its growth is made up for next time.
   const Bytes growth = parts_.accounting.cached_by_caller() < size ? size : 0;
-  make_way(growth, growth);
+  make_way(growth, /*stream=*/0, growth);
 }
 
 // Idle space of the pool, which may get memory for it.
@@ -167,11 +167,11 @@ void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
 
 // The fallback is to take `growth` bytes of the device for a request of `size` bytes. Memory that
 // the pool has for departures, and what is idle in it, would come on top.
-void PlannedAllocator::make_way(Bytes size, Bytes growth) {
+void PlannedAllocator::make_way(Bytes size, StreamId stream, Bytes growth) {
   Serving* const serving = parts_.serving.get();
   if (!serving) return;
   if (serving->has_extra() && serving->return_extra(size)) parts_.update_reserved();
-  serving->give_way(growth);
+  serving->give_way(growth, size, stream);
   if (serving->is_resized()) parts_.update_reserved();
 }
 
@@ -191,7 +191,11 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
       !fallback.holds(size, stream)) {
     parts_.hand_back->free_one_beside_pool(size, stream);
   }
-  if (!fallback.holds(size, stream)) make_way(size, fallback.growth(size));
+  if (!fallback.holds(size, stream)) {
+    fallback.set_moves(parts_.serving && !parts_.capturing() && !parts_.pools.is_away() &&
+                       parts_.pools.can_grow());
+    make_way(size, stream, fallback.growth(size, stream));
+  }
   void* p = fallback.allocate(size, stream, dynamic);
   if (!p && parts_.delayed && parts_.delayed->any_waiting()) {
     parts_.collect_all_delayed();

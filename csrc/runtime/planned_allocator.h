@@ -148,7 +148,7 @@ class PlannedAllocator {
  private:
   void* count(Bytes size, void* p);
   void* allocate_fallback(Bytes size, StreamId stream, bool dynamic);
-  void make_way(Bytes size, Bytes growth);
+  void make_way(Bytes size, StreamId stream, Bytes growth);
   bool wants_cached_for(Bytes size);
   void* allocate_idle(Bytes size, StreamId stream);
   bool delay(void* p);

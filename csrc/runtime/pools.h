@@ -100,6 +100,10 @@ class Pools {
   }
   // The fallback returns what it caches. Returns the bytes.
   Bytes release_cached() { return fallback_.release_cached(); }
+  // See CachingPool::give_back().
+  Bytes give_back_beside(Bytes size, Bytes next, StreamId stream) {
+    return fallback_.give_back(size, next, stream);
+  }
   // `wish` may be empty. `release_cached`: at the cost of memory that the fallback caches.
   bool provide(Range r, Range wish, MovingMemory::Means means, bool release_cached);
   void return_end() {
@@ -162,6 +166,7 @@ class Pools {
   void adopt(const plan::Plan& layout, Bytes memory);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows, bool filled);
   void retire(std::unique_ptr<Pool> pool);
+  void give_back_idle(Pool& pool);
   void free_pool(Pool& pool) noexcept;
   [[noreturn]] void throw_out_of_memory(Bytes pool) const;
   std::string name() const { return std::string(device_.name()); }

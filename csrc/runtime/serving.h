@@ -142,7 +142,7 @@ class Serving {
 
   // The fallback is to take `size` more bytes of the device. If the run has never held so much, its
   // cache goes first, if it is stalloc's own, and then idle memory of the pool.
-  void give_way(Bytes size);
+  void give_way(Bytes size, Bytes request, StreamId stream);
 
   // True if the pool may have memory that its layout does not need.
   bool has_extra() const { return extra() > 0; }
@@ -207,6 +207,8 @@ class Serving {
   bool provide_memory(Range r, Range wish, MovingMemory::Means means);
   MovingMemory::Means means(Bytes size = 0) const;
   void release_cached();
+  void give_back_beside(Bytes size, Bytes request, StreamId stream);
+  void note_released(Bytes released);
   void note_memory();
   bool is_pause();
   void* place_evaluation(Offset offset, Bytes size, StreamId stream);

@@ -15,8 +15,9 @@ constexpr std::int64_t kRequestsForMove = 500;
 constexpr Bytes kSpareParts = 200;
 
 // A run whose structure varies may hold its load and one part in so many before memory moves for
-// it.
-constexpr Bytes kUnusedParts = 30;
+// it; a small one more, up to kLeastLacking.
+constexpr Bytes kUnusedParts = 100;
+constexpr Bytes kUnusedPartsOfSmall = 30;
 
 // It gives extra memory back for a request of at least one part in so many of it.
 constexpr Bytes kExtraParts = 16;
@@ -33,6 +34,11 @@ constexpr Bytes kLeastCached = Bytes{20} << 20;
 
 // If memory moves for a request, room is made for so many of its size.
 constexpr Bytes kRooms = 4;
+
+// The memory that a run of such a load may leave unused.
+Bytes unused(Bytes load) {
+  return std::max(load / kUnusedParts, std::min(load / kUnusedPartsOfSmall, kLeastLacking));
+}
 
 }  // namespace
 
@@ -102,6 +108,9 @@ bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
   if (refuses_room(room.size, means)) return false;
   const StaticPool& space = pools_.active()->space;
   const Bytes before = space.memory();
+  if (has_given_way_ && means.waits) {
+    give_back_beside(accounting_.reserved() + room.size - accounting_.most_reserved(), 0, 0);
+  }
   const bool made = pools_.make_room(room, means);
   note_memory();
   if (!made) {
@@ -126,7 +135,12 @@ void* Serving::allocate_idle(Bytes size, StreamId stream) {
 // gives what it caches.
 bool Serving::provide_memory(Range r, Range wish, MovingMemory::Means means) {
   if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
-  if (has_given_way_ && means.waits && r.size() > means.spare) release_cached();
+  if (has_given_way_ && means.waits) {
+    Bytes lacking = 0;
+    pools_.active()->space.absent().intersect(r, [&](Range part) { lacking += part.size(); });
+    if (lacking > means.spare) release_cached();
+    give_back_beside(accounting_.reserved() + lacking - accounting_.most_reserved(), 0, 0);
+  }
   const bool provided = pools_.provide(r, wish, means, !lacked_);
   lacked_ = lacked_ || !provided;
   note_memory();
@@ -151,7 +165,7 @@ MovingMemory::Means Serving::means(Bytes size) const {
   if (is_static) return {.spare = rest, .rest = rest, .waits = waits};
   // A layout with dynamic requests has more addresses than the run ever uses at once.
   const Bytes load = std::max({profiled_load_, accounting_.most_live(), accounting_.live() + size});
-  const Bytes most = std::max(load + load / kUnusedParts, accounting_.most_reserved());
+  const Bytes most = std::max(load + unused(load), accounting_.most_reserved());
   const Bytes spare = std::clamp<Bytes>(most - accounting_.reserved(), 0, rest);
   return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits};
 }
@@ -166,7 +180,7 @@ void Serving::note_memory() {
   is_resized_ = true;
 }
 
-void Serving::give_way(Bytes size) {
+void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
   if (capturing() || pools_.is_away() || !pools_.can_grow() || is_setup() || startup_) return;
   // A peak that was only tolerated is not accepted: else each would let the other rise.
   const Bytes most = accounting_.most_reserved();
@@ -176,6 +190,7 @@ void Serving::give_way(Bytes size) {
   if (!pools_.could_make_way(size)) return;
   has_given_way_ = true;
   release_cached();
+  give_back_beside(lacking(), request, stream);
   Bytes left = lacking();
   if (left <= 0) return;
   left -= pools_.give_back(left);
@@ -183,8 +198,13 @@ void Serving::give_way(Bytes size) {
   note_memory();
 }
 
-void Serving::release_cached() {
-  const Bytes released = pools_.release_cached();
+void Serving::give_back_beside(Bytes size, Bytes request, StreamId stream) {
+  if (size > 0) note_released(pools_.give_back_beside(size, request, stream));
+}
+
+void Serving::release_cached() { note_released(pools_.release_cached()); }
+
+void Serving::note_released(Bytes released) {
   if (released == 0) return;
   counts_.reserved.add(-released);
   is_resized_ = true;
@@ -196,7 +216,7 @@ bool Serving::wants_cached() {
   if (capturing() || pools_.is_away() || accounting_.caller_waits()) return false;
   const Bytes load = std::max(profiled_load_, accounting_.most_live());
   const Bytes reserved = accounting_.reserved();
-  const bool has_grown = reserved > std::max(load + load / kUnusedParts, most_reserved_);
+  const bool has_grown = reserved > std::max(load + unused(load), most_reserved_);
   if (!took_memory_ && !has_grown) return false;
   const Bytes little = std::max(load / kCachedParts, kLeastCached);
   if (accounting_.cached_by_caller() <= little || !means().waits) return false;

@@ -206,7 +206,7 @@ TEST_F(CallersCache, IsWantedOnceBothHoldMoreThanBefore) {
   EXPECT_FALSE(wants_cached());
   note(0, 85 * kMiB);
   EXPECT_FALSE(wants_cached()) << "they have held more";
-  note(1840 * kMiB, 29 * kMiB);
+  note(1840 * kMiB, 28 * kMiB);
   EXPECT_FALSE(wants_cached()) << "hardly more than the load";
   note(1840 * kMiB, 40 * kMiB);
   EXPECT_TRUE(wants_cached());

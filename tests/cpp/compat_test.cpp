@@ -194,7 +194,7 @@ TEST_F(Compat, EveryFailureOfTheDeviceIsSurvived) {
   constexpr Bytes kLarge = kGiB + kMiB;  // does not fit into the pool
   for (const int error : {kCudaOutOfMemory, kCudaIllegalAddress}) {
     for (int nth = 1; nth <= 3; ++nth) {
-      standin_fail("cudaMalloc", nth, error, -1);
+      for (const char* call : {"cudaMalloc", "cuMemCreate"}) standin_fail(call, nth, error, -1);
       std::vector<void*> blocks;
       bool threw = false;
       for (int i = 0; i < 4; ++i) {
@@ -204,7 +204,7 @@ TEST_F(Compat, EveryFailureOfTheDeviceIsSurvived) {
           threw = true;
         }
       }
-      standin_fail("cudaMalloc", 0, 0, 0);
+      for (const char* call : {"cudaMalloc", "cuMemCreate"}) standin_fail(call, 0, 0, 0);
       EXPECT_EQ(cudaGetLastError(), kCudaSuccess);
       EXPECT_EQ(threw, error == kCudaIllegalAddress || blocks.size() < 4);
       for (void* p : blocks) stalloc_free(p, kLarge, 0, nullptr);

@@ -342,6 +342,41 @@ TEST_F(CudaDevice, APoolBeginsWithAPartOfItsMemory) {
   EXPECT_EQ(memory.allocate_addresses(kGiB, 4 * kMiB), nullptr) << "plain memory";
 }
 
+TEST_F(CudaDevice, AMovablePieceLosesMemoryAndGetsItBack) {
+  device::CudaMemory memory(0);
+  constexpr Bytes kChunk = 4 * kMiB;
+  auto* piece = static_cast<std::byte*>(memory.allocate_movable(100 * kMiB, kChunk));
+  ASSERT_NE(piece, nullptr);
+  EXPECT_FALSE(memory.can_grow(piece));
+  EXPECT_EQ(standin_used(0), 100u << 20);
+  EXPECT_EQ(standin_use(stream(), piece, 100 << 20, 1), kCudaSuccess);
+  EXPECT_EQ(memory.detach(piece, {18 * kMiB, 41 * kMiB}), (Range{20 * kMiB, 40 * kMiB}))
+      << "whole chunks";
+  memory.drop_detached(piece);
+  EXPECT_EQ(standin_used(0), 80u << 20);
+  EXPECT_EQ(memory.held().all.bytes.current, 80 * kMiB);
+  ASSERT_TRUE(memory.attach(piece, {20 * kMiB, 30 * kMiB}));
+  EXPECT_EQ(standin_use(stream(), piece + 20 * kMiB, 10 << 20, 1), kCudaSuccess);
+  EXPECT_EQ(memory.detach(piece, {60 * kMiB, 100 * kMiB}), (Range{60 * kMiB, 100 * kMiB}));
+  memory.drop_detached(piece);
+  EXPECT_FALSE(memory.attach(piece, {90 * kMiB, 110 * kMiB})) << "behind its end";
+  ASSERT_TRUE(memory.attach(piece, {90 * kMiB, 100 * kMiB}));
+  EXPECT_EQ(standin_used(0), 60u << 20);
+  memory.release(piece, 100 * kMiB);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_reservations(), 0);
+
+  standin_fail("cuMemCreate", 3, kCudaOutOfMemory, 1);
+  EXPECT_EQ(memory.allocate_movable(100 * kMiB, kChunk), nullptr);
+  standin_fail("cuMemSetAccess", 1, kCudaInvalidValue, 1);
+  EXPECT_EQ(memory.allocate_movable(100 * kMiB, kChunk), nullptr);
+  EXPECT_EQ(standin_used(0), 0u);
+  EXPECT_EQ(standin_reservations(), 0);
+  EXPECT_EQ(memory.held().all.bytes.current, 0);
+  ASSERT_TRUE(memory.use_virtual(device::VirtualPools::kNone));
+  EXPECT_EQ(memory.allocate_movable(100 * kMiB, kChunk), nullptr) << "plain memory";
+}
+
 // The stand-in complains about work at addresses without memory, and about unmapping under work.
 TEST_F(CudaDevice, MemoryMovesWithinAPool) {
   device::CudaMemory memory(0);

@@ -238,8 +238,9 @@ class Training {
     if (!conditions_.faults) return;
     const std::array<const char*, 4> calls = {"cuMemCreate", "cuMemMap", "cuMemSetAccess",
                                               "cuMemUnmap"};
-    // An unmapping that fails while another failure is undone leaks.
-    const char* call = calls[static_cast<std::size_t>(below(conditions_.spare > 0 ? 3 : 4))];
+    // An unmapping that fails leaks while another failure is undone, or while a segment goes.
+    const bool may_leak = conditions_.spare > 0 || statistics().fallback_reserved > 0;
+    const char* call = calls[static_cast<std::size_t>(below(may_leak ? 3 : 4))];
     const bool is_lack = call == calls[0];
     if (below(3) == 0) {
       standin_fail(call, 1 + below(3), is_lack ? kCudaOutOfMemory : kCudaInvalidValue,

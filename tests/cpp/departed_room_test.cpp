@@ -132,6 +132,21 @@ TEST_F(DepartedRoom, IsAllThatAPlanBeginsWithIfItsRecordingNeededLess) {
   }
 }
 
+// No request is served from an earlier plan's pool: its idle memory goes before its last block.
+TEST_F(DepartedRoom, OfAnEarlierPlanGoesWithThePlan) {
+  allocator_.enable(five_blocks());
+  const std::vector<void*> blocks = begin();
+  for (const std::size_t i : {0, 1, 3, 4}) free(blocks[i]);
+  allocator_.enable(five_blocks());
+  EXPECT_EQ(device_.used(), (80 + 16) * kMiB);
+  EXPECT_EQ(statistics().reserved.current, (80 + 16) * kMiB);
+  end(begin(), {0, 1, 2, 3, 4});
+  allocator_.disable();
+  EXPECT_EQ(device_.used(), 16 * kMiB);
+  free(blocks[2]);
+  EXPECT_EQ(device_.used(), 0);
+}
+
 // The plan's other requests could not use it.
 TEST_F(DepartedRoom, GetsNoMemoryOfTheDevice) {
   allocator_.enable(five_blocks(), {.filled = false});

@@ -84,6 +84,26 @@ TEST(HostMemory, APoolBeginsWithAPartOfItsMemory) {
   EXPECT_EQ(memory.available(), 64 * kMiB);
 }
 
+TEST(HostMemory, AMovablePieceLosesMemoryAndGetsItBack) {
+  HostMemory memory(64 * kMiB);
+  auto* piece = static_cast<unsigned char*>(memory.allocate_movable(40 * kMiB, 2 * kMiB));
+  ASSERT_NE(piece, nullptr);
+  EXPECT_FALSE(memory.can_grow(piece));
+  EXPECT_EQ(memory.available(), 24 * kMiB);
+  std::memset(piece, 1, 40 * kMiB);
+  EXPECT_EQ(memory.detach(piece, {10 * kMiB, 30 * kMiB}), (Range{10 * kMiB, 30 * kMiB}));
+  memory.drop_detached(piece);
+  EXPECT_EQ(memory.available(), 44 * kMiB);
+  EXPECT_EQ(piece[10 * kMiB - 1], 1);
+  EXPECT_EQ(piece[30 * kMiB], 1);
+  EXPECT_EQ(memory.allocate_movable(45 * kMiB, 2 * kMiB), nullptr) << "the limit";
+  ASSERT_TRUE(memory.attach(piece, {20 * kMiB, 30 * kMiB}));
+  std::memset(piece + 20 * kMiB, 2, 10 * kMiB);
+  EXPECT_EQ(memory.available(), 34 * kMiB);
+  memory.release(piece, 40 * kMiB);
+  EXPECT_EQ(memory.available(), 64 * kMiB);
+}
+
 TEST(HostMemory, OtherPoolsDoNotGrow) {
   HostMemory memory(64 * kMiB);
   void* pool = memory.allocate_pool(kMiB, /*grows=*/false);

@@ -359,7 +359,7 @@ def test_gradients_that_live_into_the_next_forward_are_planned() -> None:
     assert change["after"] < 0.9 * change["before"]
     assert stalloc.status()["served_as_planned"] > 0.95 * stalloc.status()["requests"]
     auto.stop()
-    assert stats()["reserved"] == change["pool"], "until the gradients are gone"
+    assert gradients <= stats()["reserved"] < change["pool"], "until the gradients are gone"
     loop.optimizer.zero_grad()
     del loop
     gc.collect()
