@@ -229,6 +229,7 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
     soon.insert_merged(a);
   };
   add(r);
+  bool is_scarce = false;
   if (left < lacking && !is_spare) {
     // One wait serves the rest of the phase, from addresses that it does not need.
     if (wish.size() > 0) add(wish);
@@ -237,7 +238,8 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
     for (std::size_t level = 0; level < StaticPool::kLevels && left < more; ++level) {
       left += sum_of(detach(more - left, outside(soon, space.idle_ranges(level))));
     }
-    if (left < lacking) left += sum_of(detach_needed_last(lacking - left, r));
+    is_scarce = left < lacking;
+    if (is_scarce) left += sum_of(detach_needed_last(lacking + means.cushion - left, r));
   }
   bool provided = true;
   for (const Range& units : first) provided = provided && attach(units);
@@ -253,8 +255,10 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
     }
   };
   if (wish.size() > 0) fill(lacking_in(wish));
-  fill(lacking_in(soon));
-  fill(lacking_in(layout));
+  if (!is_scarce) {
+    fill(lacking_in(soon));
+    fill(lacking_in(layout));
+  }
   device_.drop_detached(pool_.base);
   shrink(layout);
   return provided;

@@ -59,7 +59,7 @@ bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& 
   if (!of_evaluation && !is_known && !of_pause) {
     // A pool with dynamic groups begins without their memory, which others could use.
     const bool has_spare = !layouts_.current().groups.empty();
-    means = {.rest = has_spare ? means.rest : 0, .waits = !has_spare && means.waits};
+    means = {.rest = has_spare ? means.rest : 0, .waits = means.waits};
   }
   // Beside the pool it would need as much memory, which nothing else of the plan could use.
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
@@ -167,7 +167,7 @@ MovingMemory::Means Serving::means(Bytes size) const {
   const Bytes load = std::max({profiled_load_, accounting_.most_live(), accounting_.live() + size});
   const Bytes most = std::max(load + unused(load), accounting_.most_reserved());
   const Bytes spare = std::clamp<Bytes>(most - accounting_.reserved(), 0, rest);
-  return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits};
+  return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits, .cushion = kLeastLacking};
 }
 
 void Serving::note_memory() {
@@ -181,7 +181,7 @@ void Serving::note_memory() {
 }
 
 void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
-  if (capturing() || pools_.is_away() || !pools_.can_grow() || is_setup() || startup_) return;
+  if (capturing() || pools_.is_away() || !pools_.can_grow()) return;
   // A peak that was only tolerated is not accepted: else each would let the other rise.
   const Bytes most = accounting_.most_reserved();
   accepted_ = std::max(accepted_, accepted_ == 0 ? most : most - most / (kToleratedParts + 1));

@@ -346,6 +346,7 @@ StaticPool::Block StaticPool::release(Offset offset) {
     p.state = State::kIdle;
     entries_[entry].live = kNone;
     return_idle(taken(p));
+    if (stray) return_to_regions(taken(p));
     --live_;
     Block block = block_of(d);
     block.late = stray;
@@ -372,6 +373,7 @@ StaticPool::Block StaticPool::release_foreign(Offset offset) {
   if (block.stray) {
     remove_stray(freed);
     return_idle(freed);
+    return_to_regions(freed);
   } else {
     Group& group = groups_[block.group];
     group.idle.insert_merged(freed);

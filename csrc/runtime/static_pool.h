@@ -505,6 +505,7 @@ class StaticPool {
   bool enter_window(GroupIndex g);
   void open_region(GroupIndex g);
   void close_region(GroupIndex g);
+  void return_to_regions(Range r);
   Offset place_in_region(GroupIndex g, Bytes size);
   std::int32_t remaining(const Placed& p) const;
   GroupIndex find_host(GroupIndex g, Bytes size, std::int32_t least, bool any_size) const;

@@ -158,14 +158,11 @@ void StaticPool::check_regions(const std::vector<Range>& taken,
     if (!groups_[g].open) continue;
     ++open;
     if (!is_current(p)) fail("an open region is past its time");
-    for (const Range& idle : groups_[g].idle.ranges()) {
-      if (idle.begin < p.offset || idle.end > p.offset + p.size) {
-        fail("a region takes for idle what is not its own");
-      }
-      const auto next = std::ranges::lower_bound(taken, idle.end, {}, &Range::begin);
-      if (next != taken.begin() && std::prev(next)->end > idle.begin) {
-        fail("a region takes the place of a live block for idle");
-      }
+    HoleSet idle;
+    idle.insert(range(p));
+    for (const Range& t : taken) idle.remove(t);
+    if (!(idle.ranges() == groups_[g].idle.ranges())) {
+      fail("a region's idle space is not what its blocks and the strays leave of it");
     }
   }
   if (open != open_.size()) fail("the count of open regions is off");

@@ -107,6 +107,15 @@ void StaticPool::close_region(GroupIndex g) {
   return_region(range(region(g)));
 }
 
+// Gives addresses that were a stray's to the open regions.
+void StaticPool::return_to_regions(Range r) {
+  for (const GroupIndex g : open_) {
+    const Range all = range(region(g));
+    const Range part{std::max(all.begin, r.begin), std::min(all.end, r.end)};
+    if (part.size() > 0) groups_[g].idle.insert_merged(part);
+  }
+}
+
 HoleSet& StaticPool::reuse_of(GroupIndex g) {
   const auto known = std::ranges::find(reuse_, g, &Reuse::group);
   if (known != reuse_.end()) return known->space;

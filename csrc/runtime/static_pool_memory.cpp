@@ -180,11 +180,7 @@ void StaticPool::return_memory(Range r) {
   }
   absent_bytes_ -= r.size();
   visit_outside(slot_space_, r, [this](Range outside) { return_idle(outside); });
-  for (const GroupIndex g : open_) {
-    const Range all = range(region(g));
-    const Range part{std::max(all.begin, r.begin), std::min(all.end, r.end)};
-    if (part.size() > 0) groups_[g].idle.insert_merged(part);
-  }
+  return_to_regions(r);
   visit_slots(r, [this](SlotClass& slots, SlotNumber slot) {
     if (!absent_.overlaps(slots.range_of(slot))) slots.free.push_back(slot);
   });

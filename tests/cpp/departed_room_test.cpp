@@ -118,6 +118,18 @@ TEST_F(DepartedRoom, IsGivenUpForWhatLiesBeside) {
   EXPECT_EQ(statistics().reserved.peak, 80 * kMiB);
 }
 
+// Before its first phase, too: the pool has what is left, and gets the rest back.
+TEST_F(DepartedRoom, IsGivenUpForWhatComesFirst) {
+  allocator_.enable(five_blocks());
+  void* first = allocate(60 * kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_LE(device_.used(), 80 * kMiB);
+  free(first);
+  end(begin(), {0, 1, 2, 3, 4});
+  EXPECT_EQ(statistics().hits, kDecisions);
+  EXPECT_EQ(statistics().reserved.peak, 80 * kMiB);
+}
+
 // The addresses of a plan whose extents never came together in its recording.
 TEST_F(DepartedRoom, IsAllThatAPlanBeginsWithIfItsRecordingNeededLess) {
   plan::Plan plan = five_blocks();
@@ -163,8 +175,8 @@ TEST_F(DepartedRoom, GetsNoMemoryOfTheDevice) {
 
 TEST_F(DepartedRoom, IsSoughtAgainInThePhaseOnceSoMuchIsFreed) {
   allocator_.enable(five_blocks());
-  free(allocate(100 * kMiB));  // before its first phase: the run holds more than it does below
   const std::vector<void*> blocks = begin();
+  free(allocate(100 * kMiB));  // the run holds more than it does below
   std::vector<void*> beside = {allocate(20 * kMiB)};
   EXPECT_EQ(statistics().fallback_requests, 2) << "all of the pool is live";
   free(blocks[1]);

@@ -220,8 +220,13 @@ TEST_F(MovedMemory, TrainingMovesMemoryOnlySoOften) {
 }
 
 TEST_F(MovedMemory, MemoryThatIsRefusedLeavesAllAsItWas) {
-  free(allocate(100 * kMiB));  // before its first phase: the run holds more than it does below
-  train();
+  loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  std::vector<void*> planned;
+  for (int i = 0; i < 5; ++i) planned.push_back(allocate(16 * kMiB));
+  free(allocate(100 * kMiB));  // the run holds more than it does below
+  for (void* p : planned) free(p);
+  loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+  loop().end_iteration();
   begin_evaluation();
   std::vector<void*> blocks = divide();
   device_.fail_at(1);
@@ -281,7 +286,29 @@ TEST(MovedMemoryOfAPool, ASolidPoolEndsWithItsLayout) {
   }
 }
 
-// The scores that a loop variable holds take one of two slots. An evaluation gets the other one.
+// The device gets more than a request needs, so that the next requests do not wait.
+TEST(MovedMemoryOfAPool, AWaitLeavesACushionWhereAllIsNeededSoon) {
+  for (const Bytes cushion : {0, 8}) {
+    device::PretendMemory device(80 * kMiB, /*grows=*/true);
+    auto* memory = static_cast<std::byte*>(device.allocate_addresses(80 * kMiB, 2 * kMiB));
+    runtime::Pool pool(five_blocks(), memory);
+    pool.chunk = 2 * kMiB;
+    pool.space.remove_memory({2 * kMiB, 80 * kMiB});
+    ASSERT_TRUE(device.attach(memory, {16 * kMiB, 80 * kMiB}));
+    pool.space.return_memory({16 * kMiB, 80 * kMiB});
+    ASSERT_EQ(device.used(), 66 * kMiB);
+    runtime::MovingMemory moving(device, pool);
+    EXPECT_TRUE(moving.provide({0, 16 * kMiB}, {}, pool.space.planned(),
+                               {.waits = true, .cushion = cushion * kMiB}));
+    EXPECT_TRUE(moving.moved());
+    EXPECT_FALSE(pool.space.absent().overlaps({0, 16 * kMiB}));
+    EXPECT_LE(device.used(), (66 - cushion) * kMiB);
+    EXPECT_GE(device.used(), (66 - cushion - 4) * kMiB) << "in whole chunks";
+    EXPECT_EQ(pool.space.memory(), device.used());
+    pool.space.check();
+  }
+}
+
 TEST(MovedMemoryOfAPool, RoomThatTheDeviceRefusesLeavesItsMemory) {
   device::PretendMemory device(40 * kMiB, /*virtual_memory=*/true);
   auto* memory = static_cast<std::byte*>(device.allocate_addresses(80 * kMiB, 2 * kMiB));
@@ -296,6 +323,7 @@ TEST(MovedMemoryOfAPool, RoomThatTheDeviceRefusesLeavesItsMemory) {
   EXPECT_EQ(device.used(), 4 * kMiB) << "the range before the other piece had got 28 MiB";
 }
 
+// The scores that a loop variable holds take one of two slots. An evaluation gets the other one.
 TEST(MovedSlots, AFreeSlotLendsItsMemory) {
   plan::Decision scores;
   scores.size = 16 * kMiB;

@@ -201,7 +201,7 @@ TEST(Replay, TheWarmUpCountsForThePeakAlone) {
       replay::replay_planned(trace, plan::make_plan(profile::profile_iteration(trace), {}));
   EXPECT_EQ(result.load, 20 * kMiB);
   EXPECT_EQ(result.reserved, 20 * kMiB);
-  EXPECT_EQ(result.peak_reserved, 60 * kMiB);
+  EXPECT_EQ(result.peak_reserved, 40 * kMiB) << "the idle pool gives way";
 }
 
 TEST(Replay, AnUnplannedInterruptionIsServedFromIdleSpace) {
