@@ -157,6 +157,23 @@ def repetitions(text: str) -> int:
     return count
 
 
+def device_of(text: str) -> str:
+    """A device on the command line that stalloc serves or profiles."""
+    if not re.fullmatch(r"(?:cpu|cuda)(?::[0-9]{1,3})?|meta", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no device that stalloc serves: give cpu, cuda or cuda:1; or meta to "
+            "profile without memory"
+        )
+    return text
+
+
+def tick_of(text: str) -> str:
+    """A tick on the command line: `peak`, or a number from 0."""
+    if text != "peak" and not re.fullmatch(r"[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no tick: give a number from 0, or peak")
+    return text
+
+
 def ordinal(text: str) -> int:
     """A number from 0 on the command line."""
     if not re.fullmatch(r"[0-9]{1,9}", text):

@@ -11,7 +11,7 @@ import numpy as np
 
 from stalloc import _core, liveness
 from stalloc.commands import curve, import_
-from stalloc.commands.inputs import naming, positive, read
+from stalloc.commands.inputs import naming, positive, read, tick_of
 from stalloc.commands.output import print_assumptions, print_facts, print_json, print_table, size
 from stalloc.errors import TraceError
 from stalloc.notes import listed, readable
@@ -40,6 +40,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--at",
         metavar="TICK",
+        type=tick_of,
         default="peak",
         help="show the live requests at this tick of the iteration (default: the peak)",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -105,9 +106,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def _extent(text: str) -> tuple[str, int]:
     name, equals, value = text.partition("=")
-    if not (name and equals and value.isascii() and value.isdigit()):
+    if not (name and equals and re.fullmatch(r"[0-9]{1,18}", value) and int(value) > 0):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form NAME=VALUE, as in ids.1=8192"
+            f"{text!r} is not of the form NAME=VALUE with a VALUE from 1, as in ids.1=8192"
         )
     return name, int(value)
 
@@ -191,6 +192,10 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> Planned:
 def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
     if args.streams == planner.Streams.ORDERED:
         raise PlanError(f"{args.input}: a CSV names no streams: leave out --streams")
+    if args.extents:
+        raise PlanError(
+            f"{args.input}: the sizes in a CSV are fixed, and follow no extent: leave out --extent"
+        )
     csv = planner.parse_csv(content, named(args.input))
     if not csv.ids:
         raise PlanError(f"{args.input}: the CSV holds no buffers: there is nothing to plan")

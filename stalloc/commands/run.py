@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import stalloc
 from stalloc import _core
-from stalloc.commands.inputs import naming, positive, read_plan
+from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
+from stalloc.commands.inputs import device_of, naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
 from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.commands.termination import saved_when_terminated
@@ -66,7 +67,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="iterations to record; then the script continues unrecorded (default: %(default)s)",
     )
     parser.add_argument(
-        "--device", help="the device to record (default: the GPU if torch finds one, else the CPU)"
+        "--device",
+        metavar="NAME",
+        type=device_of,
+        help="the device to record: cpu, cuda or cuda:1; with --profile also meta, where nothing "
+        "is computed (default: the GPU if torch finds one, else the CPU)",
     )
     parser.add_argument(
         "--pinned",
@@ -98,10 +103,31 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the script in this process. Returns its exit code."""
+    _check_options(args)
     with as_script(args):
         if args.profile:
             return _profile(args)
         return _planned(args) if args.plan else _automatic(args)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuses, as wrong usage, options that do not go together."""
+    if args.profile:
+        return
+    if args.device == "meta":
+        args.parser.error(
+            "--device meta needs --profile DIR: nothing is computed there, so a script that runs "
+            "has no memory to plan; leave --device out, or name the device that it trains on"
+        )
+    if args.plan:
+        return
+    if args.pinned:
+        args.parser.error("--pinned needs --profile DIR, or --plan DIR with what that has written")
+    if args.iterations < LEAST_ITERATIONS:
+        args.parser.error(
+            f"--iterations {args.iterations}: without --profile at least {LEAST_ITERATIONS} are "
+            "needed: a warm-up, and two to compare"
+        )
 
 
 @contextlib.contextmanager
@@ -302,16 +328,8 @@ def _planned(args: argparse.Namespace) -> int:
 
 
 def _automatic(args: argparse.Namespace) -> int:
-    from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
     from stalloc.ranks import use_own_device  # which imports torch
 
-    if args.pinned:
-        raise StallocError("--pinned needs --profile DIR, or --plan DIR with what that has written")
-    if args.iterations < LEAST_ITERATIONS:
-        raise StallocError(
-            f"--iterations {args.iterations}: without --profile at least {LEAST_ITERATIONS} are "
-            "needed: a warm-up, and two to compare"
-        )
     process = os.getpid()
     device = None if switched_off() else use_own_device(args.device)
     automatic = stalloc.auto(device=device, iterations=args.iterations)

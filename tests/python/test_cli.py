@@ -125,6 +125,16 @@ def test_plan_takes_alignment_algorithm_and_time_limit(
     assert report["pool"] % 1024 == 0
 
 
+@pytest.mark.parametrize("option", ["--streams=ordered", "--extent=ids.1=8"])
+def test_plan_refuses_options_that_a_csv_has_no_use_for(
+    option: str, csv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    message = refusal(capsys, 1, "plan", csv, option, "-o", str(out))
+    assert f"leave out {option.partition('=')[0]}" in message
+    assert not out.exists()
+
+
 def test_plan_says_the_same_to_people(csv: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", csv]) == 0
     out, _ = capsys.readouterr()
@@ -193,6 +203,12 @@ def test_bad_input_exits_with_1_and_one_line(
         ["plan", "in", "--time-limit", "-1"],
         ["plan", "in", "--algorithm", "by magic"],
         ["plan", "in", "--capacity", "-5"],
+        ["plan", "in", "--extent", "ids.1=0"],
+        ["inspect", "in", "--at", "-1"],
+        ["inspect", "in", "--at", "later"],
+        ["inspect", "in", "--at", ""],
+        ["inspect", "in", "--at", "9" * 19],
+        ["cache", "show"],
     ],
 )
 def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,8 +182,6 @@ def test_a_device_that_was_not_used_is_told(script: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "nonsense", "train.py"], "nonsense"),
-        (["--device", "xla", "train.py"], "'xla'"),
         (["nowhere.py"], "nowhere.py: there is no such script"),
         (["-m", "nowhere"], "nowhere: there is no such module"),
         (["-m", "nowhere.inside"], "nowhere.inside: there is no such module"),
@@ -210,6 +208,17 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert message in err
     assert not Path("plans").exists()
     assert (sys.argv, sys.path) == before
+
+
+@pytest.mark.parametrize("device", ["nonsense", "xla", "cuda:x", "cuda:-1", "0", "", "meta:1"])
+def test_unknown_devices_are_wrong_usage(
+    device: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["run", "--profile", str(tmp_path / "plans"), f"--device={device}", str(script)])
+    assert exit_.value.code == 2
+    assert f"{device!r} is no device" in capsys.readouterr().err
+    assert not (tmp_path / "plans").exists()
 
 
 def test_a_script_fails_as_it_would_without(script: Path, tmp_path: Path) -> None:
