@@ -121,10 +121,10 @@ def main(args: argparse.Namespace) -> int:
     content = unpacked(read_bytes(args.input), source)
     kind = kind_of(content, source)
     if kind not in (Kind.TRACE, Kind.CSV):
-        advice = (
-            "it has its addresses" if kind is Kind.PLAN else "`stalloc import` makes it a trace"
-        )
-        raise PlanError(f"{source}: {kind.value}, where a trace is needed: {advice}")
+        remedy = "make one of it with `stalloc import`"
+        if kind is Kind.PLAN:
+            remedy = "give the trace that the plan was made of"
+        raise PlanError(f"{source}: this is {kind.value}, and a trace is needed: {remedy}")
     with naming(args.input):
         plan = _plan_trace if kind is Kind.TRACE else _plan_csv
         report, write, more, interrupted = plan(args, content)

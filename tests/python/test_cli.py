@@ -178,7 +178,8 @@ def test_bad_input_exits_with_1_and_one_line(
         b"id,lower,upper,size\n0,0,1\n": "line 2",
         b"\xff\xfe": "text in UTF-16",
         b"{": "JSON that is cut off",
-        b'{"format": "stalloc-plan", "version": 1}': "a plan of stalloc's, where a trace is needed",
+        b'{"format": "stalloc-plan", "version": 1}': "this is a stalloc plan, and a trace is "
+        "needed: give the trace that the plan was made of",
         b'{"format": "stalloc-trace", "version": 9}': "version 9",
         json.dumps(training_document() | {"iterations": []}).encode(): "no complete iteration",
     }.items():
@@ -187,7 +188,7 @@ def test_bad_input_exits_with_1_and_one_line(
         assert message in said
         assert said.startswith(f"stalloc plan: {bad}: ") or "iteration" in said
     assert "No such file" in refusal(capsys, 1, "plan", str(tmp_path / "nowhere"))
-    assert "Is a directory" in refusal(capsys, 1, "inspect", str(tmp_path))
+    assert "is a folder: name a file in it" in refusal(capsys, 1, "inspect", str(tmp_path))
     assert "No such file" in refusal(capsys, 1, "plan", csv, "-o", str(tmp_path / "no" / "where"))
 
 

@@ -268,7 +268,7 @@ def test_files_that_cannot_be_are_told_before_the_script_runs(
         (["--plan", "nowhere"], "nowhere: there is no such plan; make it with stalloc run"),
         (["--plan", str(tmp_path)], "rank0.plan.json: there is no such plan"),
         (["--plan", "empty"], "empty: the file is empty"),
-        (["--plan", "trace.json"], "trace.json: a trace of stalloc's, where a plan is needed"),
+        (["--plan", "trace.json"], "trace.json: this is a stalloc trace, and a plan is needed"),
     ):
         assert cli.main(["run", *options, str(script)]) == 1
         out, err = capsys.readouterr()
