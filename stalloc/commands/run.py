@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from stalloc.commands.inputs import device_of, naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
 from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.commands.termination import saved_when_terminated
-from stalloc.errors import StallocError
+from stalloc.errors import StallocError, StallocWarning
 from stalloc.files import check_new, make_folder
 
 if TYPE_CHECKING:
@@ -143,9 +144,33 @@ def as_script(args: argparse.Namespace) -> Iterator[None]:
     sys.path.insert(0, str(folder))
     try:
         _check_script(args)
-        yield
+        with _short_warnings():
+            yield
     finally:
         sys.argv, sys.path[:] = before
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Shows stalloc's own warnings as one line, without the line of their source."""
+    usual = warnings.formatwarning
+
+    def format_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if issubclass(category, StallocWarning):
+            return f"stalloc: warning: {printable(str(message).removeprefix('stalloc: '))}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _check_script(args: argparse.Namespace) -> None:

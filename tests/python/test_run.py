@@ -160,6 +160,20 @@ def test_a_plan_that_does_not_fit_is_told(script: Path, tmp_path: Path) -> None:
     assert "[5,8]" in said[0]
 
 
+def test_its_own_warnings_are_one_line_and_the_scripts_are_as_in_python(
+    script: Path, tmp_path: Path
+) -> None:
+    run("--profile", "plans", script, "4", cwd=tmp_path)
+    script.write_text("import warnings; warnings.warn('mine')\n" + SCRIPT)
+    plain = python(script, "5", cwd=tmp_path).stderr.splitlines()
+    assert plain[0].endswith("UserWarning: mine")
+    _, said = run("--plan", "plans", script, "5", cwd=tmp_path)
+    assert said[: len(plain)] == plain
+    assert said[len(plain)].startswith("stalloc: warning: the plan does not fit this run ")
+    assert len(said) == len(plain) + 2
+    assert "StallocWarning" not in "".join(said)
+
+
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("break", 0)])
 def test_a_forked_child_leaves_files_and_words_to_its_parent(
     end: str, code: int, script: Path, tmp_path: Path
