@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import stalloc
 from stalloc import _core
 from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
+from stalloc._auto.status import ENDS
 from stalloc.commands.inputs import device_of, naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
 from stalloc.commands.search import INTERRUPTED, searching
@@ -239,6 +240,11 @@ def _profile(args: argparse.Namespace) -> int:
         if code != 0 and len(trace.iterations) <= 1:
             return code  # the script has said why
         prof.check()
+        if len(trace.iterations) <= 1:
+            raise StallocError(
+                "0 complete iterations were seen, and at least 1 is needed, better "
+                f"{LEAST_ITERATIONS}: train for more steps ({ENDS}); nothing was written"
+            )
         replace = True  # files written from here on
         plan, said, interrupted = _save(
             prof, args.pinned, files, args.force, show=sys.stderr.isatty()
@@ -256,6 +262,13 @@ def _profile(args: argparse.Namespace) -> int:
     else:
         for line in said:
             _say(line)
+        complete = len(trace.iterations) - 1
+        if complete < LEAST_ITERATIONS:
+            remedy = "train for more steps" if complete < args.iterations else "raise --iterations"
+            _say(
+                "a better plan, with a warm-up and two iterations to compare, needs at least "
+                f"{LEAST_ITERATIONS} iterations: {remedy}, and profile again"
+            )
         if files.rank == 0:
             _say(f"next: {_next_command(args)}")
     return INTERRUPTED if interrupted else code
@@ -281,7 +294,7 @@ def _save(
     plan.save(files.plan, overwrite=force)
     complete = len(trace.iterations) - 1
     said = [
-        f"{complete} iterations, {len(trace.requests):,} requests: {files.trace}",
+        f"{_iterations(complete)}, {len(trace.requests):,} requests: {files.trace}",
         f"{_described(plan)}: {files.plan}",
     ]
     if pinned:
@@ -297,6 +310,10 @@ def _save_pinned(prof: Profile, files: RankFiles, force: bool, time_limit: float
     plan = prof.plan_pinned(time_limit=time_limit)
     plan.save(files.pinned_plan(), overwrite=force)
     return f"pinned memory, {_described(plan)}: {files.pinned_plan()}"
+
+
+def _iterations(count: int) -> str:
+    return "1 iteration" if count == 1 else f"{count} iterations"
 
 
 def _described(plan: Plan) -> str:
@@ -337,11 +354,15 @@ def _planned(args: argparse.Namespace) -> int:
     elif not stats["enabled"]:
         _say("the plan was not used" + (f": {session.refusal}" if session.refusal else ""))
     else:
+        served = f"no complete iteration was seen ({ENDS})"
+        if stats["iterations"] > 0:
+            served = (
+                f"{_iterations(stats['iterations'])}, hit rate {100 * stats['hit_rate']:.2f} %, "
+                f"{stats['startup_requests']} of {stats['startup']} requests of start-up"
+            )
         _say(
-            f"{stats['iterations']} iterations, hit rate {100 * stats['hit_rate']:.2f} %, "
-            f"{stats['startup_requests']} of {stats['startup']} requests of start-up, "
-            f"{_core.format_bytes(stats['run_peak_reserved'])} reserved at the peak for a load of "
-            f"{_core.format_bytes(stats['run_peak_allocated'])}, efficiency "
+            f"{served}, {_core.format_bytes(stats['run_peak_reserved'])} reserved at the peak for "
+            f"a load of {_core.format_bytes(stats['run_peak_allocated'])}, efficiency "
             f"{stats['run_efficiency']:.4f}"
         )
     if stats["enabled"] and plan.info.get("framework") and not session.followed:

@@ -193,6 +193,32 @@ def test_a_device_that_was_not_used_is_told(script: Path, tmp_path: Path) -> Non
     assert list((tmp_path / "plans").iterdir()) == []
 
 
+def test_too_few_steps_are_told_with_their_number(script: Path, tmp_path: Path) -> None:
+    script.write_text(SCRIPT.replace("range(6)", "range(int(sys.argv[2]))"))
+    _, said = run("--profile", "plans", script, "4", "1", cwd=tmp_path, code=1)
+    assert len(said) == 1
+    assert "0 complete iterations were seen, and at least 1 is needed, better 3" in said[0]
+    assert "train for more steps" in said[0]
+    assert list((tmp_path / "plans").iterdir()) == []
+    _, said = run("--profile", "plans", script, "4", "3", cwd=tmp_path)
+    assert said[0].startswith("stalloc run: 2 iterations, ")
+    assert said[2].endswith("at least 3 iterations: train for more steps, and profile again")
+    options = ("--force", "--iterations", "1")
+    _, said = run("--profile", "plans", *options, script, "4", "6", cwd=tmp_path)
+    assert said[0].startswith("stalloc run: 1 iteration, ")
+    assert said[2].endswith("at least 3 iterations: raise --iterations, and profile again")
+
+
+def test_a_script_without_iterations_is_told_under_a_plan(script: Path, tmp_path: Path) -> None:
+    run("--profile", "plans", script, "4", cwd=tmp_path)
+    script.write_text("import torch\n\ntorch.ones(8)\n")
+    _, said = run("--plan", "plans", script, cwd=tmp_path)
+    assert len(said) == 1
+    assert said[0].startswith("stalloc run: no complete iteration was seen (an iteration ends with")
+    assert "hit rate" not in said[0]
+    assert "reserved at the peak" in said[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
