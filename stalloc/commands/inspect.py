@@ -90,7 +90,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
             "bound": size(plan.bound),
             "gap": f"{plan.gap:.3%}" + (", proven optimal" if plan.optimal else ""),
             **_resident_facts(plan),
-            "load": size(plan.load_bytes),
+            "largest load": f"{size(plan.load_bytes)}, planned or not",
             **_dynamic_facts(plan),
             **_law_facts(plan),
             "algorithm": plan.algorithm,
@@ -185,7 +185,7 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
         facts["profile"] = f"none: {problem}"
     else:
         facts["profile"] = f"iteration {profile.iteration}, compared with {profile.compared} more"
-        facts["load"] = size(profile.load_bytes)
+        facts["largest load"] = f"{size(profile.load_bytes)} of the compared iterations"
     print_facts(facts)
     if profile is not None:
         _print_profile(profile, args.top)
