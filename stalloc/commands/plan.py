@@ -80,8 +80,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         choices=[streams.value for streams in planner.Streams],
         default=planner.Streams.AUTO.value,
         help="ordered lets the streams of a trace share addresses: a smaller pool, "
-        "for which they wait for each other on the device; auto only where the program orders them "
-        "itself (default: %(default)s)",
+        "for which they wait for each other on the device; auto lets them only where the program "
+        "orders them itself, and separate never (default: %(default)s)",
     )
     parser.add_argument(
         "--capacity",

@@ -48,25 +48,27 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="run a training script under a plan made meanwhile; or profile it, or use its plan",
         description="Runs a Python script, or a module with -m, unchanged. Its first iterations "
         "are recorded, a plan is solved in the background, and goes into force if it saves memory. "
-        "With --profile the plan is only written; with --plan the script is served from it. An "
-        "iteration ends with the optimizer's step, or, under --profile and --plan, with the "
-        "backward pass if there is no optimizer, unless the script calls stalloc.step(). Under "
-        "torchrun each rank has files of its own.",
+        "With --profile the plan is only written; with --plan the script is served from it. "
+        f"{ENDS[0].upper()}{ENDS[1:]}. Under torchrun each rank has files of its own.",
         epilog="With --profile, files are written when the script has ended, also by an error, "
         "Ctrl-C, SIGTERM or SIGHUP. Exit codes: the script's own; 1 also when there is nothing to "
-        "plan or the plan cannot be read; 2 wrong usage.",
+        "plan, the plan cannot be read, or it does not fit and --strict is given; 2 wrong usage; "
+        "130 interrupted.",
     )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--profile", metavar="DIR", type=Path, help="record and plan, and write both to DIR"
     )
-    mode.add_argument("--plan", metavar="DIR", type=Path, help="serve from the plan in DIR")
+    mode.add_argument(
+        "--plan", metavar="DIR", type=Path, help="serve from the plan in DIR, or from a plan file"
+    )
     parser.add_argument(
         "--iterations",
         metavar="N",
         type=positive,
         default=PROFILED_ITERATIONS,
-        help="iterations to record; then the script continues unrecorded (default: %(default)s)",
+        help="iterations to record; then the script continues unrecorded (default: %(default)s; "
+        f"without --profile at least {LEAST_ITERATIONS})",
     )
     parser.add_argument(
         "--device",

@@ -18,6 +18,7 @@ from trace_documents import TraceWriter, to_trace, training_document
 
 from stalloc import _core, cli, planner
 from stalloc.commands.inputs import bytes_of
+from stalloc.dynamic import DEFAULT_DYNAMIC
 from stalloc.plans import Plan
 
 CSV = "id,lower,upper,size\na,0,4,100\nb,0,9,50\nc,4,9,80\n"
@@ -338,6 +339,11 @@ def test_inspect_keeps_lists_of_notes_short(
     assert ["dynamic", "Experts0, Experts1, Experts2 and 77 more"] in lines
     assert ["inputs", "(float32[4,8])"] in lines
     assert ["other_models", notes["other_models"]] in lines
+    notes["dynamic"] = json.dumps(DEFAULT_DYNAMIC)
+    path.write_text(json.dumps(training_document() | {"info": notes}))
+    assert cli.main(["inspect", str(path)]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["dynamic", f"the default: {len(DEFAULT_DYNAMIC)} names of routed experts"] in lines
 
 
 def test_plan_reports_the_resident_region(
