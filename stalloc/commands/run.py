@@ -178,6 +178,10 @@ def _short_warnings() -> Iterator[None]:
 
 def _check_script(args: argparse.Namespace) -> None:
     if not args.module:
+        if Path(args.script).is_dir():
+            raise StallocError(
+                f"{args.script}: is a folder: name a script in it, or run a package with -m"
+            )
         if not Path(args.script).is_file():
             raise StallocError(f"{args.script}: there is no such script")
         return

@@ -223,6 +223,7 @@ def test_a_script_without_iterations_is_told_under_a_plan(script: Path, tmp_path
     ("arguments", "message"),
     [
         (["nowhere.py"], "nowhere.py: there is no such script"),
+        (["no_main"], "no_main: is a folder: name a script in it, or run a package with -m"),
         (["-m", "nowhere"], "nowhere: there is no such module"),
         (["-m", "nowhere.inside"], "nowhere.inside: there is no such module"),
         (["-m", "..train"], "..train: there is no such module"),
