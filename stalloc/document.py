@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from stalloc.errors import PlanError, TraceError
 from stalloc.files import named, write_file
+
+_REMEDIES = {
+    r"it was cut off$|the pickle is cut off.*": "copy it completely, or record it again",
+    r"unknown key '.*'$": "upgrade stalloc if a newer one wrote it, or write the file anew",
+    r"the key '.*' (is missing|appears twice)$": "undo changes by hand, or write the file anew",
+}
+"""By the end of a message on a damaged file."""
 
 
 class _Core(Protocol):
@@ -19,6 +29,18 @@ class _Core(Protocol):
 
 CoreT = TypeVar("CoreT", bound=_Core)
 DocumentT = TypeVar("DocumentT", bound="Document[Any]")
+
+
+@contextlib.contextmanager
+def remedied() -> Iterator[None]:
+    """Adds the remedy to the core's errors about a damaged file."""
+    try:
+        yield
+    except (TraceError, PlanError) as error:
+        for end, remedy in _REMEDIES.items():
+            if re.search(end, str(error)):
+                raise type(error)(f"{error}: {remedy}") from None
+        raise
 
 
 class Document(ABC, Generic[CoreT]):

@@ -39,6 +39,9 @@ def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
             with path.open("wb") as stream:
                 stream.write(content)
             return
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+    try:
         try:
             _write(path, content, overwrite, nameless=True)
         except FileExistsError:
@@ -46,8 +49,10 @@ def write_file(path: Path, content: bytes, *, overwrite: bool) -> None:
         except OSError:  # a file system without nameless files, or without links
             _write(path, content, overwrite, nameless=False)
         _sync_folder(path.parent)
+    except FileExistsError:
+        raise
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        raise _refused(error, path) from None
 
 
 def _write(path: Path, content: bytes, overwrite: bool, *, nameless: bool) -> None:
@@ -149,7 +154,12 @@ def make_folder(path: Path) -> None:
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "is a file: name a folder", str(path)) from None
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        raise _refused(error, path) from None
+
+
+def _refused(error: OSError, path: Path) -> OSError:
+    what = f"{error.strerror or error}: choose another folder"
+    return OSError(error.errno, what, str(path))
 
 
 def _check_folder(path: Path) -> None:

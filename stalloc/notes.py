@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from stalloc import _core
+from stalloc.dynamic import DEFAULT_DYNAMIC
 
 _SIZES = ("torch_reserved", "torch_max_split_size", "torch_max_non_split_rounding")
 _LISTS = ("dynamic", "inputs", "other_models")
@@ -25,11 +26,13 @@ def readable(info: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
         entries = _entries(facts.get(name, ""))
         if entries is not None:
             facts[name] = listed(entries)
+            if tuple(entries) == DEFAULT_DYNAMIC:
+                facts[name] = f"the default: {len(entries)} names of routed experts"
     return facts, assumptions
 
 
 def listed(entries: Sequence[str]) -> str:
-    """The first entries and the number of the rest: eighty classes are dynamic by default."""
+    """The first entries and the number of the rest."""
     if not entries:
         return "none"
     rest = len(entries) - _SHOWN

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from stalloc import _core
-from stalloc.document import Document
+from stalloc.document import Document, remedied
 from stalloc.errors import PlanError
 from stalloc.planner import Streams
 from stalloc.tables import (
@@ -51,7 +51,8 @@ class Plan(Document[_core.Plan]):
             PlanError: It is damaged, invalid, or of another format or a newer version; the message
                 says where.
         """
-        return cls(_core.Plan.from_json(text, source))
+        with remedied():
+            return cls(_core.Plan.from_json(text, source))
 
     @property
     def fingerprint(self) -> str:

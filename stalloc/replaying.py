@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stalloc import _core
 from stalloc.planner import Streams
@@ -50,6 +51,9 @@ UNROLLED = 5
 class Replay:
     """The result of one allocator for a trace.
 
+    An allocator that runs out of memory has the figures up to that request. If stalloc's pool
+    itself does not fit, the figures are those of a device without a limit.
+
     Attributes:
         allocator: Its name.
         load: The most bytes live at once in the last complete iteration, as asked.
@@ -65,8 +69,10 @@ class Replay:
         unmaps: Chunks unmapped.
         moves: For stalloc, how often memory moved within the pool; on a device each waits for it.
         fits: True if it never ran out of the given capacity; None without a capacity.
-        failed_request: Row of the request that did not fit, or -1.
-        failed_size: Its bytes.
+        failed_request: Row of the request that did not fit; -1 if there is none, or if stalloc's
+            pool itself did not fit.
+        failed_size: Bytes of that request, or of the pool in whole pages: with the resident region
+            if the pool alone would fit.
         hit_rate: The share of static requests that a plan served at their address.
         measured: For torch, the most bytes it held when the trace was recorded, where known.
         scope: `iteration` if the plan is repeated, `recording` if it covers all requests once.
@@ -226,13 +232,29 @@ def replay_stalloc(
     if fallback == TORCH:
         expands = startup and _expands(trace, plan)
         settings = recorded_settings(trace, expandable_segments=expands or None)
-    result = _core.replay_planned(
-        trace._core, plan._core, capacity or 0, reuse, startup, PAGE, settings, thrifty=expands
-    )
+
+    def replayed(limit: int) -> dict[str, Any]:
+        return _core.replay_planned(
+            trace._core, plan._core, limit, reuse, startup, PAGE, settings, thrifty=expands
+        )
+
+    result, too_large = replayed(capacity or 0), None
+    if capacity and result["failed"] == 0 and result["peak_reserved"] == 0:
+        pool = in_pages(plan.pool)
+        needed = pool if pool > capacity else pool + in_pages(plan.resident)
+        if needed > capacity:  # else the first request did not fit beside an empty pool
+            result, too_large = replayed(0), needed
     asked = result["hits"] + result["misses"]
     rate = result["hits"] / asked if asked else 1.0
     row = _to_replay(STALLOC, result, capacity, hit_rate=rate)
+    if too_large is not None:
+        row = replace(row, fits=False, efficiency=None, peak_efficiency=None, failed_size=too_large)
     return replace(row, scope=scope, streams=streams, fallback=fallback)
+
+
+def in_pages(count: int) -> int:
+    """The bytes of the device's pages that so many bytes take."""
+    return -(-count // PAGE) * PAGE
 
 
 def _expands(trace: Trace, plan: Plan) -> bool:

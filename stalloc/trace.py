@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from stalloc import _core
-from stalloc.document import Document
+from stalloc.document import Document, remedied
 from stalloc.planner import Streams
 from stalloc.plans import DEFAULT_ALIGNMENT, Plan, check_seconds
 from stalloc.progress import Progress, shown
@@ -118,7 +118,8 @@ class Trace(Document[_core.Trace]):
         Raises:
             TraceError: It is damaged, of another format or a newer version; the message says where.
         """
-        return cls(_core.Trace.from_json(text, source))
+        with remedied():
+            return cls(_core.Trace.from_json(text, source))
 
     @property
     def end(self) -> int:

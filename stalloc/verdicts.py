@@ -16,7 +16,7 @@ from stalloc.importers import LIVE_BEFORE
 from stalloc.planner import Streams
 from stalloc.plans import Plan
 from stalloc.recordings import PlannedRecording, is_repeated
-from stalloc.replaying import EXPANDABLE_SEGMENTS, PAGE, RECORDING, Replay
+from stalloc.replaying import EXPANDABLE_SEGMENTS, PAGE, RECORDING, Replay, in_pages
 from stalloc.trace import Trace
 
 _LARGE = 0.05  # share of the measured bytes by which the model may be off without a word
@@ -182,16 +182,16 @@ class _Rivals:
         plan, row = self.ours.plan, self.ours.row
         if self.ours.given and row.hit_rate is not None and row.hit_rate < _FITTING:
             return f"the plan fits {row.hit_rate:.1%} of the requests that it could serve;"
-        pages = _in_pages(plan.pool)
+        pages = in_pages(plan.pool)
         beside = row.peak_reserved - pages
         if not self.ours.startup:
             return (
                 f"what start-up made lies beside the pool ({_core.format_bytes(beside)} there); "
                 "serve from the start with `stalloc run --plan`, or else"
             )
-        beside -= _in_pages(plan.resident)
+        beside -= in_pages(plan.resident)
         loose = plan.pool - plan.bound
-        rounding = pages + _in_pages(plan.resident) - plan.pool - plan.resident
+        rounding = pages + in_pages(plan.resident) - plan.pool - plan.resident
         if rounding > max(loose, beside):
             return (
                 "its pool and resident region are rounded to pages of "
@@ -208,10 +208,6 @@ class _Rivals:
             f"requests that the plan has no address for take {_core.format_bytes(beside)} beside "
             "the pool;"
         )
-
-
-def _in_pages(count: int) -> int:
-    return -(-count // PAGE) * PAGE
 
 
 def _fits(row: Replay) -> bool:

@@ -7,6 +7,7 @@ import sys
 
 from stalloc._auto.proposal import Proposal
 from stalloc._auto.status import (
+    ENDS,
     AutoStatus,
     Change,
     Requests,
@@ -93,10 +94,7 @@ class Journal:
 
     def _why_unplanned(self, stage: Stage) -> str:
         if stage is Stage.RECORDING and self.status["iterations"] == 0:
-            return (
-                "no iteration was seen; one ends with the first forward after an optimizer's step, "
-                "or after a backward pass if there is no optimizer, or with stalloc.step()"
-            )
+            return f"no iteration was seen; {ENDS}"
         return _UNPLANNED.get(stage, "")
 
 

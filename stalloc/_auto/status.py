@@ -7,6 +7,12 @@ from typing import NamedTuple, TypedDict
 
 from stalloc import _core
 
+ENDS = (
+    "an iteration ends with the first forward after an optimizer's step, or after a backward pass "
+    "if there is no optimizer, or with stalloc.step()"
+)
+"""The end of an iteration, for messages."""
+
 
 class Stage(enum.Enum):
     """A stage of `stalloc.auto`; docs/auto.md has a line about each."""

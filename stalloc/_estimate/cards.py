@@ -119,25 +119,34 @@ _OTHER_NAMES = {"A100": "A100 80GB", "H100": "H100 80GB", "V100": "V100-SXM2-16G
 
 
 def card_of(text: str) -> Card:
-    """A card by a part of its name, as in `H100` or `rtx 3060`; or any of so many bytes: `80GiB`.
+    """A card by words of its name, as in `H100` or `rtx 3060`; or any of so many bytes: `80GiB`.
 
     Raises:
         StallocError: There is none, or several; the message lists them.
     """
     match = re.fullmatch(r"\s*([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([KMGT]iB)\s*", text)
     if match:
-        return Card(text.strip(), int(float(match[1]) * _UNITS[match[2]]))
-    wanted = _plain(_OTHER_NAMES.get(text.strip().upper(), text))
-    found = [card for card in CARDS if wanted and wanted in _plain(card.name)]
-    exact = [card for card in found if _plain(card.name).endswith(wanted)]
-    if len(found) > 1 and len(exact) == 1:
-        found = exact
+        memory = int(float(match[1]) * _UNITS[match[2]])
+        if memory == 0:
+            raise StallocError(f"--gpu {text}: a GPU without memory: give a size such as 80GiB")
+        return Card(text.strip(), memory)
+    wanted = _OTHER_NAMES.get(text.strip().upper(), text)
+    found = [card for card in CARDS if _has_words(card.name, wanted)]
     if len(found) == 1:
         return found[0]
+    if re.fullmatch(r"\s*[0-9.]+\s*", text):
+        raise StallocError(f"--gpu {text.strip()}: a size needs a unit, as in 80GiB")
     names = ", ".join(card.name for card in found or CARDS)
     problem = "several cards are called so" if found else "no such card is known"
     raise StallocError(f"--gpu {text}: {problem}: give a size such as 80GiB, or one of {names}")
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
+def _has_words(name: str, text: str) -> bool:
+    """True if the text is one or more whole words of the name, with or without spaces."""
+    words, wanted = _words(name), "".join(_words(text))
+    parts = ("".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
+    return wanted in parts
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())

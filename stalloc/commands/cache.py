@@ -40,6 +40,8 @@ def main(args: argparse.Namespace) -> int:
     """Lists, shows or deletes."""
     from stalloc._auto.cache import PlanCache, cache_folder  # which imports torch
 
+    if args.action == "show" and args.name is None:
+        args.parser.error("show needs the name of a plan, as `stalloc cache list` prints it")
     folder = cache_folder()
     if folder is None:
         raise StallocError("the cache is off: STALLOC_CACHE is empty or 0, or there is no home")
@@ -81,8 +83,6 @@ def _list(args: argparse.Namespace, cache: PlanCache, files: list[File]) -> None
 
 
 def _show(args: argparse.Namespace, cache: PlanCache, files: list[File]) -> None:
-    if args.name is None:
-        args.parser.error("show needs the name of a plan, as `stalloc cache list` prints it")
     if len(files) > 1:
         found = ", ".join(file.path.name for file in files)
         raise StallocError(f"{args.name}: several plans have names that begin so: {found}")

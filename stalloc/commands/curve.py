@@ -18,14 +18,14 @@ _LETTERS = {"forward": "f", "backward": "b", "optimizer": "o", "unplanned": "-"}
 
 
 def moment(liveness: Liveness, at: str, source: str) -> int:
-    """The tick that `--at` names: `peak`, or a number.
+    """The tick that `--at` names: `peak`, or a number from 0.
 
     Raises:
         StallocError: There is no such tick.
     """
     if at == "peak":
         return liveness.peak
-    if not at.isdecimal() or len(at) > 18 or int(at) >= max(liveness.period, 1):
+    if int(at) >= max(liveness.period, 1):
         raise StallocError(
             f"{source}: there is no tick {at}; the iteration has {liveness.period:,}, from 0 "
             "(--at peak takes the one with most live)"

@@ -24,6 +24,18 @@ from stalloc.progress import shown
 from stalloc.trace import Trace
 
 _MOST_REPETITIONS = 1000
+_REMEDIES = {
+    errno.ENOENT: "check the name",
+    errno.ENOTDIR: "check the name",
+    errno.ELOOP: "check the name",
+    errno.ENAMETOOLONG: "check the name",
+    errno.EACCES: "allow this user to read it",
+}
+_PLAN_OF = {
+    Kind.TRACE: "make one of it with `stalloc plan`",
+    Kind.CSV: "make one of a trace with `stalloc plan`",
+}
+_PLANNED = "make a trace of it with `stalloc import`, and a plan of that with `stalloc plan`"
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -58,7 +70,7 @@ def read(path: Path, device: int | None = None, repetitions: int = importers.REP
     if kind is Kind.TRACE:
         return Input(trace=Trace.from_json(content, source))
     if kind is Kind.CSV:
-        raise TraceError(f"{source}: a MiniMalloc CSV, which `stalloc plan` alone can read")
+        raise TraceError(f"{source}: {kind.value}: only `stalloc plan` reads it")
     imported = read_foreign(content, path, device, repetitions)
     return Input(trace=imported.trace, imported=imported)
 
@@ -74,7 +86,9 @@ def read_plan(path: Path) -> Plan:
     content = unpacked(read_bytes(path), source)
     kind = kind_of(content, source)
     if kind is not Kind.PLAN:
-        raise PlanError(f"{source}: {kind.value}, where a plan is needed")
+        raise PlanError(
+            f"{source}: this is {kind.value}, and a plan is needed: {_PLAN_OF.get(kind, _PLANNED)}"
+        )
     return Plan.from_json(content, source)
 
 
@@ -82,17 +96,21 @@ def read_bytes(path: Path) -> bytes:
     """Reads the content of a file.
 
     Raises:
-        OSError: It cannot be read, or is a device; it has the file's name.
+        OSError: It cannot be read, or is a device; it has the file's name and a remedy.
     """
     try:
         mode = path.stat().st_mode
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            raise OSError(errno.EINVAL, "is a device, and no file")
-        return path.read_bytes()
+        if not (stat.S_ISDIR(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+            return path.read_bytes()
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        remedy = _REMEDIES.get(error.errno or 0, "copy it to another folder first")
+        what = f"{error.strerror or error}: {remedy}"
+        raise OSError(error.errno, what, str(path)) from None
     except ValueError as error:  # a name with a zero in it
         raise OSError(errno.EINVAL, str(error), str(path)) from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder: name a file in it", str(path))
+    raise OSError(errno.EINVAL, "is a device: name a file", str(path))
 
 
 def read_foreign(content: bytes, path: Path, device: int | None, repetitions: int) -> Imported:
@@ -155,6 +173,23 @@ def repetitions(text: str) -> int:
     if count > _MOST_REPETITIONS:
         raise argparse.ArgumentTypeError(f"{count} is more than {_MOST_REPETITIONS}")
     return count
+
+
+def device_of(text: str) -> str:
+    """A device on the command line that stalloc serves or profiles."""
+    if not re.fullmatch(r"(?:cpu|cuda)(?::[0-9]{1,3})?|meta", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no device that stalloc serves: give cpu, cuda or cuda:1; or meta to "
+            "profile without memory"
+        )
+    return text
+
+
+def tick_of(text: str) -> str:
+    """A tick on the command line: `peak`, or a number from 0."""
+    if text != "peak" and not re.fullmatch(r"[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no tick: give a number from 0, or peak")
+    return text
 
 
 def ordinal(text: str) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from stalloc import _core, liveness
 from stalloc.commands import curve, import_
-from stalloc.commands.inputs import naming, positive, read
+from stalloc.commands.inputs import naming, positive, read, tick_of
 from stalloc.commands.output import print_assumptions, print_facts, print_json, print_table, size
 from stalloc.errors import TraceError
 from stalloc.notes import listed, readable
@@ -40,6 +40,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--at",
         metavar="TICK",
+        type=tick_of,
         default="peak",
         help="show the live requests at this tick of the iteration (default: the peak)",
     )
@@ -89,7 +90,7 @@ def _inspect_plan(plan: Plan, args: argparse.Namespace) -> None:
             "bound": size(plan.bound),
             "gap": f"{plan.gap:.3%}" + (", proven optimal" if plan.optimal else ""),
             **_resident_facts(plan),
-            "load": size(plan.load_bytes),
+            "largest load": f"{size(plan.load_bytes)}, planned or not",
             **_dynamic_facts(plan),
             **_law_facts(plan),
             "algorithm": plan.algorithm,
@@ -184,7 +185,7 @@ def _inspect_trace(trace: Trace, args: argparse.Namespace) -> None:
         facts["profile"] = f"none: {problem}"
     else:
         facts["profile"] = f"iteration {profile.iteration}, compared with {profile.compared} more"
-        facts["load"] = size(profile.load_bytes)
+        facts["largest load"] = f"{size(profile.load_bytes)} of the compared iterations"
     print_facts(facts)
     if profile is not None:
         _print_profile(profile, args.top)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -79,8 +80,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         choices=[streams.value for streams in planner.Streams],
         default=planner.Streams.AUTO.value,
         help="ordered lets the streams of a trace share addresses: a smaller pool, "
-        "for which they wait for each other on the device; auto only where the program orders them "
-        "itself (default: %(default)s)",
+        "for which they wait for each other on the device; auto lets them only where the program "
+        "orders them itself, and separate never (default: %(default)s)",
     )
     parser.add_argument(
         "--capacity",
@@ -105,9 +106,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def _extent(text: str) -> tuple[str, int]:
     name, equals, value = text.partition("=")
-    if not (name and equals and value.isascii() and value.isdigit()):
+    if not (name and equals and re.fullmatch(r"[0-9]{1,18}", value) and int(value) > 0):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form NAME=VALUE, as in ids.1=8192"
+            f"{text!r} is not of the form NAME=VALUE with a VALUE from 1, as in ids.1=8192"
         )
     return name, int(value)
 
@@ -120,10 +121,10 @@ def main(args: argparse.Namespace) -> int:
     content = unpacked(read_bytes(args.input), source)
     kind = kind_of(content, source)
     if kind not in (Kind.TRACE, Kind.CSV):
-        advice = (
-            "it has its addresses" if kind is Kind.PLAN else "`stalloc import` makes it a trace"
-        )
-        raise PlanError(f"{source}: {kind.value}, where a trace is needed: {advice}")
+        remedy = "make one of it with `stalloc import`"
+        if kind is Kind.PLAN:
+            remedy = "give the trace that the plan was made of"
+        raise PlanError(f"{source}: this is {kind.value}, and a trace is needed: {remedy}")
     with naming(args.input):
         plan = _plan_trace if kind is Kind.TRACE else _plan_csv
         report, write, more, interrupted = plan(args, content)
@@ -191,6 +192,10 @@ def _plan_trace(args: argparse.Namespace, content: bytes) -> Planned:
 def _plan_csv(args: argparse.Namespace, content: bytes) -> Planned:
     if args.streams == planner.Streams.ORDERED:
         raise PlanError(f"{args.input}: a CSV names no streams: leave out --streams")
+    if args.extents:
+        raise PlanError(
+            f"{args.input}: the sizes in a CSV are fixed, and follow no extent: leave out --extent"
+        )
     csv = planner.parse_csv(content, named(args.input))
     if not csv.ids:
         raise PlanError(f"{args.input}: the CSV holds no buffers: there is nothing to plan")

@@ -39,10 +39,12 @@ from stalloc.recordings import (
     replayed,
 )
 from stalloc.replaying import (
+    PAGE,
     STALLOC,
     TORCH,
     UNROLLED,
     Replay,
+    in_pages,
     other_settings,
     recorded_expandable,
     replay_both_torch,
@@ -181,9 +183,18 @@ def main(args: argparse.Namespace) -> int:
         print_assumptions(assumptions)
     if ours.row.fits is False:
         raise DoesNotFit(
-            f"{args.input}: stalloc does not fit {size(args.capacity)}: {failure(ours.row)}"
+            f"{args.input}: stalloc does not fit {size(args.capacity)}: {_failure(ours)}; use an "
+            "allocator that fits, or train with smaller batches or more recomputation"
         )
     return 0
+
+
+def _failure(ours: PlannedRecording) -> str:
+    row = ours.row
+    if row.failed_request >= 0:
+        return failure(row)
+    takes = "takes" if row.failed_size == in_pages(ours.plan.pool) else "and resident region take"
+    return f"the plan's pool {takes} {size(row.failed_size)} in pages of {_core.format_bytes(PAGE)}"
 
 
 def _with_settings(args: argparse.Namespace, trace: Trace) -> Trace:

@@ -13,6 +13,7 @@ from stalloc.commands.output import print_assumptions, print_facts, print_json, 
 from stalloc.errors import PlanError
 from stalloc.files import check_output, write_file
 from stalloc.plans import Plan
+from stalloc.replaying import STALLOC
 from stalloc.report import Scene, render, scene_of_plan, scene_of_trace
 
 if TYPE_CHECKING:
@@ -86,8 +87,12 @@ def main(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    facts = {"requests": f"{len(scene.requests):,}", "load": size(scene.load)}
-    facts |= {drawing.title: size(drawing.reserved) for drawing in scene.drawings}
+    drawn = "of the drawn iteration" if given.plan is None else "of the planned requests"
+    facts = {"requests": f"{len(scene.requests):,}", "load": f"{size(scene.load)}, {drawn}"}
+    for drawing in scene.drawings:
+        # torch's model takes whole pages, and a drawing of the pool ends with its last address.
+        rounded = ", not rounded to pages" if drawing.allocator == STALLOC else ""
+        facts[drawing.title] = size(drawing.reserved) + rounded
     print_facts(facts | {"written to": f"{args.output}, {size(len(page))}"})
     print_assumptions(assumptions)
     return 0

@@ -11,16 +11,19 @@ import shlex
 import signal
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import stalloc
 from stalloc import _core
-from stalloc.commands.inputs import naming, positive, read_plan
+from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
+from stalloc._auto.status import ENDS
+from stalloc.commands.inputs import device_of, naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
 from stalloc.commands.search import INTERRUPTED, searching
 from stalloc.commands.termination import saved_when_terminated
-from stalloc.errors import StallocError
+from stalloc.errors import StallocError, StallocWarning
 from stalloc.files import check_new, make_folder
 
 if TYPE_CHECKING:
@@ -45,28 +48,34 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="run a training script under a plan made meanwhile; or profile it, or use its plan",
         description="Runs a Python script, or a module with -m, unchanged. Its first iterations "
         "are recorded, a plan is solved in the background, and goes into force if it saves memory. "
-        "With --profile the plan is only written; with --plan the script is served from it. An "
-        "iteration ends with the optimizer's step, or, under --profile and --plan, with the "
-        "backward pass if there is no optimizer, unless the script calls stalloc.step(). Under "
-        "torchrun each rank has files of its own.",
+        "With --profile the plan is only written; with --plan the script is served from it. "
+        f"{ENDS[0].upper()}{ENDS[1:]}. Under torchrun each rank has files of its own.",
         epilog="With --profile, files are written when the script has ended, also by an error, "
         "Ctrl-C, SIGTERM or SIGHUP. Exit codes: the script's own; 1 also when there is nothing to "
-        "plan or the plan cannot be read; 2 wrong usage.",
+        "plan, the plan cannot be read, or it does not fit and --strict is given; 2 wrong usage; "
+        "130 interrupted.",
     )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--profile", metavar="DIR", type=Path, help="record and plan, and write both to DIR"
     )
-    mode.add_argument("--plan", metavar="DIR", type=Path, help="serve from the plan in DIR")
+    mode.add_argument(
+        "--plan", metavar="DIR", type=Path, help="serve from the plan in DIR, or from a plan file"
+    )
     parser.add_argument(
         "--iterations",
         metavar="N",
         type=positive,
         default=PROFILED_ITERATIONS,
-        help="iterations to record; then the script continues unrecorded (default: %(default)s)",
+        help="iterations to record; then the script continues unrecorded (default: %(default)s; "
+        f"without --profile at least {LEAST_ITERATIONS})",
     )
     parser.add_argument(
-        "--device", help="the device to record (default: the GPU if torch finds one, else the CPU)"
+        "--device",
+        metavar="NAME",
+        type=device_of,
+        help="the device to record: cpu, cuda or cuda:1; with --profile also meta, where nothing "
+        "is computed (default: the GPU if torch finds one, else the CPU)",
     )
     parser.add_argument(
         "--pinned",
@@ -98,10 +107,31 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the script in this process. Returns its exit code."""
+    _check_options(args)
     with as_script(args):
         if args.profile:
             return _profile(args)
         return _planned(args) if args.plan else _automatic(args)
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuses, as wrong usage, options that do not go together."""
+    if args.profile:
+        return
+    if args.device == "meta":
+        args.parser.error(
+            "--device meta needs --profile DIR: nothing is computed there, so a script that runs "
+            "has no memory to plan; leave --device out, or name the device that it trains on"
+        )
+    if args.plan:
+        return
+    if args.pinned:
+        args.parser.error("--pinned needs --profile DIR, or --plan DIR with what that has written")
+    if args.iterations < LEAST_ITERATIONS:
+        args.parser.error(
+            f"--iterations {args.iterations}: without --profile at least {LEAST_ITERATIONS} are "
+            "needed: a warm-up, and two to compare"
+        )
 
 
 @contextlib.contextmanager
@@ -117,13 +147,41 @@ def as_script(args: argparse.Namespace) -> Iterator[None]:
     sys.path.insert(0, str(folder))
     try:
         _check_script(args)
-        yield
+        with _short_warnings():
+            yield
     finally:
         sys.argv, sys.path[:] = before
 
 
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Shows stalloc's own warnings as one line, without the line of their source."""
+    usual = warnings.formatwarning
+
+    def format_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
+    ) -> str:
+        if issubclass(category, StallocWarning):
+            return f"stalloc: warning: {printable(str(message).removeprefix('stalloc: '))}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
+
+
 def _check_script(args: argparse.Namespace) -> None:
     if not args.module:
+        if Path(args.script).is_dir():
+            raise StallocError(
+                f"{args.script}: is a folder: name a script in it, or run a package with -m"
+            )
         if not Path(args.script).is_file():
             raise StallocError(f"{args.script}: there is no such script")
         return
@@ -188,6 +246,11 @@ def _profile(args: argparse.Namespace) -> int:
         if code != 0 and len(trace.iterations) <= 1:
             return code  # the script has said why
         prof.check()
+        if len(trace.iterations) <= 1:
+            raise StallocError(
+                "0 complete iterations were seen, and at least 1 is needed, better "
+                f"{LEAST_ITERATIONS}: train for more steps ({ENDS}); nothing was written"
+            )
         replace = True  # files written from here on
         plan, said, interrupted = _save(
             prof, args.pinned, files, args.force, show=sys.stderr.isatty()
@@ -205,6 +268,13 @@ def _profile(args: argparse.Namespace) -> int:
     else:
         for line in said:
             _say(line)
+        complete = len(trace.iterations) - 1
+        if complete < LEAST_ITERATIONS:
+            remedy = "train for more steps" if complete < args.iterations else "raise --iterations"
+            _say(
+                "a better plan, with a warm-up and two iterations to compare, needs at least "
+                f"{LEAST_ITERATIONS} iterations: {remedy}, and profile again"
+            )
         if files.rank == 0:
             _say(f"next: {_next_command(args)}")
     return INTERRUPTED if interrupted else code
@@ -230,7 +300,7 @@ def _save(
     plan.save(files.plan, overwrite=force)
     complete = len(trace.iterations) - 1
     said = [
-        f"{complete} iterations, {len(trace.requests):,} requests: {files.trace}",
+        f"{_iterations(complete)}, {len(trace.requests):,} requests: {files.trace}",
         f"{_described(plan)}: {files.plan}",
     ]
     if pinned:
@@ -246,6 +316,10 @@ def _save_pinned(prof: Profile, files: RankFiles, force: bool, time_limit: float
     plan = prof.plan_pinned(time_limit=time_limit)
     plan.save(files.pinned_plan(), overwrite=force)
     return f"pinned memory, {_described(plan)}: {files.pinned_plan()}"
+
+
+def _iterations(count: int) -> str:
+    return "1 iteration" if count == 1 else f"{count} iterations"
 
 
 def _described(plan: Plan) -> str:
@@ -286,11 +360,15 @@ def _planned(args: argparse.Namespace) -> int:
     elif not stats["enabled"]:
         _say("the plan was not used" + (f": {session.refusal}" if session.refusal else ""))
     else:
+        served = f"no complete iteration was seen ({ENDS})"
+        if stats["iterations"] > 0:
+            served = (
+                f"{_iterations(stats['iterations'])}, hit rate {100 * stats['hit_rate']:.2f} %, "
+                f"{stats['startup_requests']} of {stats['startup']} requests of start-up"
+            )
         _say(
-            f"{stats['iterations']} iterations, hit rate {100 * stats['hit_rate']:.2f} %, "
-            f"{stats['startup_requests']} of {stats['startup']} requests of start-up, "
-            f"{_core.format_bytes(stats['run_peak_reserved'])} reserved at the peak for a load of "
-            f"{_core.format_bytes(stats['run_peak_allocated'])}, efficiency "
+            f"{served}, {_core.format_bytes(stats['run_peak_reserved'])} reserved at the peak for "
+            f"a load of {_core.format_bytes(stats['run_peak_allocated'])}, efficiency "
             f"{stats['run_efficiency']:.4f}"
         )
     if stats["enabled"] and plan.info.get("framework") and not session.followed:
@@ -302,16 +380,8 @@ def _planned(args: argparse.Namespace) -> int:
 
 
 def _automatic(args: argparse.Namespace) -> int:
-    from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
     from stalloc.ranks import use_own_device  # which imports torch
 
-    if args.pinned:
-        raise StallocError("--pinned needs --profile DIR, or --plan DIR with what that has written")
-    if args.iterations < LEAST_ITERATIONS:
-        raise StallocError(
-            f"--iterations {args.iterations}: without --profile at least {LEAST_ITERATIONS} are "
-            "needed: a warm-up, and two to compare"
-        )
     process = os.getpid()
     device = None if switched_off() else use_own_device(args.device)
     automatic = stalloc.auto(device=device, iterations=args.iterations)

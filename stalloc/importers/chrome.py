@@ -114,5 +114,5 @@ class _Reader:
 
     def _fail(self, what: str) -> NoReturn:
         if self._text.rstrip()[-1:] not in ("}", "]"):
-            what += ": it was cut off"
+            what += ": it was cut off: copy it completely"
         raise TraceError(f"{self._source}: no JSON: {what}")

@@ -16,14 +16,14 @@ from stalloc.errors import TraceError
 class Kind(Enum):
     """The kinds of input files; the value is the name in messages."""
 
-    TRACE = "a trace of stalloc's"
-    PLAN = "a plan of stalloc's"
+    TRACE = "a stalloc trace"
+    PLAN = "a stalloc plan"
     SNAPSHOT = "a memory snapshot"
     KINETO = "a Kineto trace"
     CSV = "a MiniMalloc CSV"
 
 
-_EXPECTED = "a trace or plan of stalloc's, a memory snapshot or a Kineto trace"
+_EXPECTED = "a stalloc trace or plan, a memory snapshot or a Kineto trace"
 # The key comes first in what stalloc writes, but may come anywhere.
 _OWN = re.compile(rb'"format"\s*:\s*"stalloc-(trace|plan)"')
 _FORMAT = re.compile(rb'"format"\s*:\s*"([^"\\]{0,40})"')

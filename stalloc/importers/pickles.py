@@ -12,6 +12,7 @@ import pickle
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stalloc import _core
+from stalloc.document import remedied
 from stalloc.errors import TraceError
 from stalloc.progress import Progress
 
@@ -52,7 +53,8 @@ def load_plain(content: bytes, source: str, progress: Progress | None = None) ->
     Raises:
         TraceError: It is damaged, or holds anything else.
     """
-    _core.check_plain_pickle(content, source)
+    with remedied():
+        _core.check_plain_pickle(content, source)
     collects = gc.isenabled()
     # Looking for cycles again and again among millions of objects takes longer than making them.
     gc.disable()
@@ -67,7 +69,10 @@ def load_plain(content: bytes, source: str, progress: Progress | None = None) ->
     except Exception as error:
         # Damage shows in as many ways as there are instructions.
         what = str(error) or type(error).__name__
-        raise TraceError(f"{source}: the pickle is damaged or cut off: {what}") from None
+        raise TraceError(
+            f"{source}: the pickle is damaged or cut off: {what}: copy it completely, or record it "
+            "again"
+        ) from None
     finally:
         if collects:
             gc.enable()

@@ -118,19 +118,25 @@ def test_mistakes_are_one_line(
     script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(script.parent)
-    for arguments, message in (
-        (
-            ["--iterations", "2", "train.py"],
-            "--iterations 2: without --profile at least 3 are needed",
-        ),
-        (["--device", "nonsense", "train.py"], "nonsense"),
-        (["nowhere.py"], "nowhere.py: there is no such script"),
+    assert cli.main(["run", "nowhere.py"]) == 1
+    assert capsys.readouterr() == (
+        "",
+        "stalloc run: nowhere.py: there is no such script\n",
+    )
+    for options, message in (
+        (["--iterations", "2"], "--iterations 2: without --profile at least 3 are needed"),
+        (["--pinned"], "--pinned needs --profile DIR, or --plan DIR"),
+        (["--device", "nonsense"], "'nonsense' is no device"),
+        (["--device", ""], "'' is no device"),
+        (["--device", "meta"], "--device meta needs --profile DIR"),
+        (["--plan", "plans", "--device", "meta"], "--device meta needs --profile DIR"),
     ):
-        assert cli.main(["run", *arguments]) == 1
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(["run", *options, "train.py"])
+        assert exit_.value.code == 2
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.count("\n") == 1
-        assert message in err
+        assert message in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("forks", [False, True])

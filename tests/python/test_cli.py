@@ -18,6 +18,7 @@ from trace_documents import TraceWriter, to_trace, training_document
 
 from stalloc import _core, cli, planner
 from stalloc.commands.inputs import bytes_of
+from stalloc.dynamic import DEFAULT_DYNAMIC
 from stalloc.plans import Plan
 
 CSV = "id,lower,upper,size\na,0,4,100\nb,0,9,50\nc,4,9,80\n"
@@ -125,6 +126,16 @@ def test_plan_takes_alignment_algorithm_and_time_limit(
     assert report["pool"] % 1024 == 0
 
 
+@pytest.mark.parametrize("option", ["--streams=ordered", "--extent=ids.1=8"])
+def test_plan_refuses_options_that_a_csv_has_no_use_for(
+    option: str, csv: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    message = refusal(capsys, 1, "plan", csv, option, "-o", str(out))
+    assert f"leave out {option.partition('=')[0]}" in message
+    assert not out.exists()
+
+
 def test_plan_says_the_same_to_people(csv: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", csv]) == 0
     out, _ = capsys.readouterr()
@@ -168,7 +179,8 @@ def test_bad_input_exits_with_1_and_one_line(
         b"id,lower,upper,size\n0,0,1\n": "line 2",
         b"\xff\xfe": "text in UTF-16",
         b"{": "JSON that is cut off",
-        b'{"format": "stalloc-plan", "version": 1}': "a plan of stalloc's, where a trace is needed",
+        b'{"format": "stalloc-plan", "version": 1}': "this is a stalloc plan, and a trace is "
+        "needed: give the trace that the plan was made of",
         b'{"format": "stalloc-trace", "version": 9}': "version 9",
         json.dumps(training_document() | {"iterations": []}).encode(): "no complete iteration",
     }.items():
@@ -177,7 +189,7 @@ def test_bad_input_exits_with_1_and_one_line(
         assert message in said
         assert said.startswith(f"stalloc plan: {bad}: ") or "iteration" in said
     assert "No such file" in refusal(capsys, 1, "plan", str(tmp_path / "nowhere"))
-    assert "Is a directory" in refusal(capsys, 1, "inspect", str(tmp_path))
+    assert "is a folder: name a file in it" in refusal(capsys, 1, "inspect", str(tmp_path))
     assert "No such file" in refusal(capsys, 1, "plan", csv, "-o", str(tmp_path / "no" / "where"))
 
 
@@ -193,6 +205,12 @@ def test_bad_input_exits_with_1_and_one_line(
         ["plan", "in", "--time-limit", "-1"],
         ["plan", "in", "--algorithm", "by magic"],
         ["plan", "in", "--capacity", "-5"],
+        ["plan", "in", "--extent", "ids.1=0"],
+        ["inspect", "in", "--at", "-1"],
+        ["inspect", "in", "--at", "later"],
+        ["inspect", "in", "--at", ""],
+        ["inspect", "in", "--at", "9" * 19],
+        ["cache", "show"],
     ],
 )
 def test_wrong_usage_exits_with_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,6 +339,11 @@ def test_inspect_keeps_lists_of_notes_short(
     assert ["dynamic", "Experts0, Experts1, Experts2 and 77 more"] in lines
     assert ["inputs", "(float32[4,8])"] in lines
     assert ["other_models", notes["other_models"]] in lines
+    notes["dynamic"] = json.dumps(DEFAULT_DYNAMIC)
+    path.write_text(json.dumps(training_document() | {"info": notes}))
+    assert cli.main(["inspect", str(path)]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert ["dynamic", f"the default: {len(DEFAULT_DYNAMIC)} names of routed experts"] in lines
 
 
 def test_plan_reports_the_resident_region(

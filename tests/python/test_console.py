@@ -172,14 +172,21 @@ def test_a_device_is_no_input(path: str) -> None:
     done = run("inspect", path)
     assert (done.returncode, done.stderr) == (
         1,
-        f"stalloc inspect: {path}: is a device, and no file\n",
+        f"stalloc inspect: {path}: is a device: name a file\n",
     )
 
 
 def test_a_folder_and_an_unreadable_file_are_no_input(tmp_path: Path) -> None:
     done = run("inspect", tmp_path)
     assert done.returncode == 1
-    assert done.stderr == f"stalloc inspect: {tmp_path}: Is a directory\n"
+    assert done.stderr == f"stalloc inspect: {tmp_path}: is a folder: name a file in it\n"
+    done = run("inspect", tmp_path / "nowhere")
+    assert done.stderr.endswith("nowhere: No such file or directory: check the name\n")
+    done = run("inspect", "/proc/self/mem")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "stalloc inspect: /proc/self/mem: Input/output error: copy it to another folder first\n"
+    )
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     done = run("inspect", loop)
@@ -188,6 +195,15 @@ def test_a_folder_and_an_unreadable_file_are_no_input(tmp_path: Path) -> None:
     done = run("inspect", "a" * 300)
     assert done.returncode == 1
     assert "File name too long" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["plan"], ["report"], ["run", "--profile", "/proc"]])
+def test_a_folder_that_takes_no_files_is_no_output(command: list[str], trace: Path) -> None:
+    options = [trace] if command[0] == "run" else [trace, "-o", "/proc/out"]
+    done = run(*command, *options)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("No such file or directory: choose another folder\n")
 
 
 def test_no_color_and_no_terminal_are_plain_text(trace: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from operator import attrgetter
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import stalloc
+from stalloc.commands import COMMANDS, Command
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -185,6 +187,40 @@ def test_every_public_name_is_on_the_page_on_python() -> None:
     assert {name.partition(".")[0] for name in documented} >= set(stalloc.__all__) - errors
     for name in documented:
         assert attrgetter(name)(stalloc) is not None
+
+
+_COMMON = {"--help", "--force", "--json", "--output", "--device", "--repeat"}
+"""Options that the page explains once for all commands."""
+
+
+def _section(command: str) -> str:
+    if command == "report":
+        return (ROOT / "docs" / "reports.md").read_text()
+    page = (ROOT / "docs" / "commands.md").read_text()
+    return page.split(f"\n## stalloc {command}\n")[1].split("\n## ")[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+def test_options_in_the_docs_are_those_of_the_parser(command: Command) -> None:
+    parser = command.add_parser(argparse.ArgumentParser().add_subparsers())
+    section = _section(parser.prog.split()[-1])
+    options = {
+        name: action.choices or ()
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--")
+    }
+    rows = {
+        name: row
+        for first, row in re.findall(r"^\| (`-[^|]+)\|(.*)", section, re.MULTILINE)
+        for name in re.findall(r"--[a-z][a-z-]*", first)
+    }
+    assert rows.keys() <= options.keys()
+    assert options.keys() - rows.keys() <= _COMMON
+    for name in options.keys() & rows.keys():
+        choices = list(options[name])
+        missing = [choice for choice in choices if f"`{choice}`" not in rows[name]]
+        assert len(choices) > 3 or missing == [], name
 
 
 def test_pictures_are_of_the_size_of_a_page() -> None:

@@ -442,7 +442,28 @@ def test_cards_are_found_by_their_names() -> None:
     with pytest.raises(StallocError, match=r"several cards are called so.*RTX 4090"):
         card_of("RTX")
     with pytest.raises(StallocError, match=r"no such card is known.*RTX 4090"):
-        card_of("9090")
+        card_of("RTX 9090")
+
+
+def test_cards_are_found_by_whole_words() -> None:
+    assert card_of("A10").name == "NVIDIA A10"
+    assert card_of("RTX3060").name == card_of("3060").name == "NVIDIA GeForce RTX 3060"
+    assert card_of("H100 80GB").name == "NVIDIA H100 80GB HBM3"
+    for text in ("RTX 50", "RTX 509", "H", "GeForce RTX 2"):
+        with pytest.raises(StallocError, match="no such card is known"):
+            card_of(text)
+
+
+@pytest.mark.parametrize("text", ["5", "509", "00", "79.5", " 80 "])
+def test_a_number_of_bytes_needs_its_unit(text: str) -> None:
+    with pytest.raises(StallocError, match=r"a size needs a unit, as in 80GiB"):
+        card_of(text)
+
+
+@pytest.mark.parametrize("text", ["0GiB", "0.0001KiB"])
+def test_a_card_has_memory(text: str) -> None:
+    with pytest.raises(StallocError, match="a GPU without memory"):
+        card_of(text)
 
 
 def fits(tmp_path: Path, source: str, *options: str, code: int = 0) -> tuple[str, str]:
@@ -559,7 +580,7 @@ def test_data_parallel_is_one_gpu() -> None:
 
 
 def test_usage_is_explained(tmp_path: Path) -> None:
-    _, errors = fits(tmp_path, "", "--gpu 9090", code=2)
+    _, errors = fits(tmp_path, "", "--gpu A9090", code=2)
     assert "no such card is known" in errors
     done = python("-m", "stalloc", "fits", "--gpu", "8GiB", "missing.py", cwd=tmp_path, code=2)
     assert "there is no such script" in done.stderr

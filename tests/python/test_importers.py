@@ -389,7 +389,7 @@ def test_a_pickle_with_a_global_is_refused_unexecuted(capsys: pytest.CaptureFixt
         (b'{"a": 1}', "traceEvents"),
         (b'{"traceEvents": 3}', "traceEvents"),
         (b'{"traceEvents": []}', r"no \[memory\] events"),
-        (b'{"format": "stalloc-plan"}', "a plan of stalloc's: nothing to import"),
+        (b'{"format": "stalloc-plan"}', "a stalloc plan: nothing to import"),
         (dump([]), "no history"),
         (dump({"segments": [], "device_traces": [[]]}), "no history"),
         (dump({"segments": 3}), "segments: expected a list"),

@@ -47,7 +47,7 @@ SNAPSHOTS: dict[str, tuple[bytes, str]] = {
         f"the history lists no allocation, only other events ({len(FREES)})",
     ),
     "protocol 0": (dump({"segments": []}, 0), "the snapshot holds no history"),
-    "cut protocol 0": (dump(SNAPSHOT, 0)[:3000], "the pickle is cut off"),
+    "cut protocol 0": (dump(SNAPSHOT, 0)[:3000], "in the middle of a line: copy it completely"),
     "a global": (pickle.dumps(os.path.join, 0), "asks for the global posixpath.join"),
     "a deep list": (b"\x80\x04" + b"]" * 300_000 + b"a" * 299_999 + b".", "holds a list of 1"),
     "nested keys": (b"\x80\x04}N" + b"\x85" * 3_000_000 + b"Ns.", "a tuple with more elements"),
@@ -76,7 +76,7 @@ SNAPSHOTS: dict[str, tuple[bytes, str]] = {
 JSONS: dict[str, tuple[bytes, str]] = {
     "deep": (b"[" * 200_000, "it is nested too deeply"),
     "deep and whole": (b"[" * 200_000 + b"]" * 200_000, "it is nested too deeply"),
-    "cut": (b'{"traceEvents": [{"name": "x"}, {"na', "it was cut off"),
+    "cut": (b'{"traceEvents": [{"name": "x"}, {"na', "it was cut off: copy it completely"),
     "no list": (b'{"traceEvents": 3}', "there is no list 'traceEvents'"),
     "digits": (b'{"traceEvents": [' + b"1" * 9999 + b"]}", "no JSON"),
     "comma": (b'{"traceEvents": [1 2]}', "']' is missing at character 19"),
@@ -120,8 +120,9 @@ def test_refuses_files_that_are_no_snapshot(
     path.write_bytes(content)
     for command in ("inspect", "import", "replay", "report", "diff"):
         assert message in refusal(capsys, command, path)
-    assert "a memory snapshot, where a trace is needed: `stalloc import`" in refusal(
-        capsys, "plan", path
+    assert (
+        "this is a memory snapshot, and a trace is needed: make one of it with `stalloc import`"
+        in (refusal(capsys, "plan", path))
     )
 
 
@@ -133,6 +134,23 @@ def test_refuses_files_that_are_no_kineto_trace(
     content, message = JSONS[name]
     path.write_bytes(content)
     for command in ("inspect", "import", "replay", "report", "diff"):
+        assert message in refusal(capsys, command, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (json.dumps(TRACE)[:-40], "it was cut off: copy it completely, or record it again"),
+        (json.dumps(TRACE | {"odd": 1}), "unknown key 'odd': upgrade stalloc if a newer one wrote"),
+        (json.dumps({k: v for k, v in TRACE.items() if k != "end"}), "the key 'end' is missing: "),
+    ],
+)
+def test_damaged_files_of_its_own_have_a_remedy(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    for command in ("inspect", "plan", "replay", "report", "diff"):
         assert message in refusal(capsys, command, path)
 
 
@@ -172,7 +190,7 @@ def test_a_csv_whose_sizes_do_not_add_up_is_named(
     path = tmp_path / "problem.csv"
     path.write_text(f"id,lower,upper,size\na,0,4,{(1 << 63) - 1}\nb,0,4,{(1 << 63) - 1}\n")
     assert "more than fits in 63 bits" in refusal(capsys, "plan", path)
-    assert "a MiniMalloc CSV" in refusal(capsys, "inspect", path)
+    assert "a MiniMalloc CSV: only `stalloc plan` reads it" in refusal(capsys, "inspect", path)
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan", "replay", "report", "diff"])
@@ -199,7 +217,7 @@ def test_own_files_are_read_gzipped_and_with_a_byte_order_mark(
         for command in ("inspect", "plan", "replay"):
             assert cli.main([command, str(path)]) == 0
     capsys.readouterr()
-    assert "a trace of stalloc's: nothing to import" in refusal(capsys, "import", path)
+    assert "a stalloc trace: nothing to import" in refusal(capsys, "import", path)
 
 
 @pytest.mark.parametrize("command", ["replay", "report"])
@@ -211,8 +229,10 @@ def test_refuses_other_files_as_plan(
     options = ["-o", str(tmp_path / "out")] if command == "report" else []
     for content, message in {
         b"": "the file is empty",
-        dump(SNAPSHOT): "a memory snapshot, where a plan is needed",
-        json.dumps(TRACE).encode(): "a trace of stalloc's, where a plan is needed",
+        dump(SNAPSHOT): "this is a memory snapshot, and a plan is needed: make a trace of it with "
+        "`stalloc import`, and a plan of that with `stalloc plan`",
+        json.dumps(TRACE).encode(): "this is a stalloc trace, and a plan is needed: make one of it "
+        "with `stalloc plan`",
         b'{"format": "stalloc-plan"}': "version",
     }.items():
         plan.write_bytes(content)

@@ -21,6 +21,8 @@ ROW = [
     *("failed_request", "failed_size", "hit_rate", "measured", "scope", "streams", "fallback"),
 ]
 
+RESERVED = ("pool", "resident")
+
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> str:
@@ -132,6 +134,35 @@ def test_replay_names_the_allocators_that_run_out_of_memory(
     assert "torch runs out of memory" in capsys.readouterr().out
     assert cli.main(["replay", snapshot, "--capacity", "1MiB"]) == 3
     assert "stalloc does not fit 1.0 MiB" in capsys.readouterr().err
+
+
+def test_replay_says_that_the_pool_exceeds_the_capacity(
+    snapshot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = answer(capsys, "replay", snapshot)["plan"]
+    pool, resident = (-(-plan[key] // replaying.PAGE) * replaying.PAGE for key in RESERVED)
+    for capacity, what, size in (
+        (pool - 1, "the plan's pool takes", pool),
+        (pool + resident - 1, "the plan's pool and resident region take", pool + resident),
+    ):
+        assert cli.main(["replay", snapshot, "--capacity", str(capacity)]) == 3
+        out, err = capsys.readouterr()
+        assert f"{what} {_core.format_bytes(size)} " in err
+        assert f"{_core.format_bytes(capacity)} " in err
+        assert "train with smaller batches" in err
+        assert "request 0" not in err
+        assert "stalloc " in out
+
+
+def test_a_pool_that_does_not_fit_has_the_figures_of_a_device_without_limit() -> None:
+    trace = to_trace(training_document())
+    plan = trace.plan()
+    free = replaying.replay_stalloc(trace, plan)
+    row = replaying.replay_stalloc(trace, plan, capacity=1)
+    assert (row.fits, row.efficiency, row.peak_efficiency) == (False, None, None)
+    assert (row.failed_request, row.failed_size) == (-1, replaying.PAGE)
+    assert row.peak_load == free.peak_load > 0
+    assert row.peak_reserved == free.peak_reserved > 0
 
 
 def test_replay_prints_the_savings(snapshot: str, capsys: pytest.CaptureFixture[str]) -> None:

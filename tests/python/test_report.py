@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_cli import answer, refusal
 from trace_documents import TraceWriter, random_document, to_trace, training_document
 
-from stalloc import Plan, PlanError, Trace
+from stalloc import Plan, PlanError, Trace, cli
 from stalloc.report import Scene, render, scene_of_plan, scene_of_trace
 from stalloc.report.drawing import Drawing, around_the_end, running_sum
 from stalloc.report.pack import Packed, pack
@@ -232,6 +232,26 @@ def test_report_of_a_plan(trace: Trace, tmp_path: Path, capsys: pytest.CaptureFi
     said = answer(capsys, "report", str(path), "-o", str(out))
     assert said["requests"] == len(plan.decisions)
     assert said["rows"][-1]["reserved"] == plan.pool
+
+
+def test_report_and_inspect_say_which_load_they_name(
+    trace_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json")
+    Trace.load(trace_file).plan().save(plan)
+    for path, drawn in (
+        (trace_file, "of the drawn iteration"),
+        (plan, "of the planned requests"),
+    ):
+        assert cli.main(["report", path, "-o", str(tmp_path / "out"), "--force"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert [line for line in said if line.startswith("load") and line.endswith(f", {drawn}")]
+        (row,) = [line for line in said if line.startswith("stalloc")]
+        assert row.endswith(", not rounded to pages")
+        assert cli.main(["inspect", path]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert [line for line in said if line.startswith("largest load ")]
+        assert not [line for line in said if line.startswith("load")]
 
 
 def test_report_takes_a_plan_that_there_is(

@@ -160,6 +160,20 @@ def test_a_plan_that_does_not_fit_is_told(script: Path, tmp_path: Path) -> None:
     assert "[5,8]" in said[0]
 
 
+def test_its_own_warnings_are_one_line_and_the_scripts_are_as_in_python(
+    script: Path, tmp_path: Path
+) -> None:
+    run("--profile", "plans", script, "4", cwd=tmp_path)
+    script.write_text("import warnings; warnings.warn('mine')\n" + SCRIPT)
+    plain = python(script, "5", cwd=tmp_path).stderr.splitlines()
+    assert plain[0].endswith("UserWarning: mine")
+    _, said = run("--plan", "plans", script, "5", cwd=tmp_path)
+    assert said[: len(plain)] == plain
+    assert said[len(plain)].startswith("stalloc: warning: the plan does not fit this run ")
+    assert len(said) == len(plain) + 2
+    assert "StallocWarning" not in "".join(said)
+
+
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("break", 0)])
 def test_a_forked_child_leaves_files_and_words_to_its_parent(
     end: str, code: int, script: Path, tmp_path: Path
@@ -179,12 +193,37 @@ def test_a_device_that_was_not_used_is_told(script: Path, tmp_path: Path) -> Non
     assert list((tmp_path / "plans").iterdir()) == []
 
 
+def test_too_few_steps_are_told_with_their_number(script: Path, tmp_path: Path) -> None:
+    script.write_text(SCRIPT.replace("range(6)", "range(int(sys.argv[2]))"))
+    _, said = run("--profile", "plans", script, "4", "1", cwd=tmp_path, code=1)
+    assert len(said) == 1
+    assert "0 complete iterations were seen, and at least 1 is needed, better 3" in said[0]
+    assert "train for more steps" in said[0]
+    assert list((tmp_path / "plans").iterdir()) == []
+    _, said = run("--profile", "plans", script, "4", "3", cwd=tmp_path)
+    assert said[0].startswith("stalloc run: 2 iterations, ")
+    assert said[2].endswith("at least 3 iterations: train for more steps, and profile again")
+    options = ("--force", "--iterations", "1")
+    _, said = run("--profile", "plans", *options, script, "4", "6", cwd=tmp_path)
+    assert said[0].startswith("stalloc run: 1 iteration, ")
+    assert said[2].endswith("at least 3 iterations: raise --iterations, and profile again")
+
+
+def test_a_script_without_iterations_is_told_under_a_plan(script: Path, tmp_path: Path) -> None:
+    run("--profile", "plans", script, "4", cwd=tmp_path)
+    script.write_text("import torch\n\ntorch.ones(8)\n")
+    _, said = run("--plan", "plans", script, cwd=tmp_path)
+    assert len(said) == 1
+    assert said[0].startswith("stalloc run: no complete iteration was seen (an iteration ends with")
+    assert "hit rate" not in said[0]
+    assert "reserved at the peak" in said[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "nonsense", "train.py"], "nonsense"),
-        (["--device", "xla", "train.py"], "'xla'"),
         (["nowhere.py"], "nowhere.py: there is no such script"),
+        (["no_main"], "no_main: is a folder: name a script in it, or run a package with -m"),
         (["-m", "nowhere"], "nowhere: there is no such module"),
         (["-m", "nowhere.inside"], "nowhere.inside: there is no such module"),
         (["-m", "..train"], "..train: there is no such module"),
@@ -210,6 +249,17 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert message in err
     assert not Path("plans").exists()
     assert (sys.argv, sys.path) == before
+
+
+@pytest.mark.parametrize("device", ["nonsense", "xla", "cuda:x", "cuda:-1", "0", "", "meta:1"])
+def test_unknown_devices_are_wrong_usage(
+    device: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["run", "--profile", str(tmp_path / "plans"), f"--device={device}", str(script)])
+    assert exit_.value.code == 2
+    assert f"{device!r} is no device" in capsys.readouterr().err
+    assert not (tmp_path / "plans").exists()
 
 
 def test_a_script_fails_as_it_would_without(script: Path, tmp_path: Path) -> None:
@@ -259,7 +309,7 @@ def test_files_that_cannot_be_are_told_before_the_script_runs(
         (["--plan", "nowhere"], "nowhere: there is no such plan; make it with stalloc run"),
         (["--plan", str(tmp_path)], "rank0.plan.json: there is no such plan"),
         (["--plan", "empty"], "empty: the file is empty"),
-        (["--plan", "trace.json"], "trace.json: a trace of stalloc's, where a plan is needed"),
+        (["--plan", "trace.json"], "trace.json: this is a stalloc trace, and a plan is needed"),
     ):
         assert cli.main(["run", *options, str(script)]) == 1
         out, err = capsys.readouterr()
