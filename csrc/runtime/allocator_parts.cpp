@@ -11,7 +11,9 @@ void AllocatorParts::stop_serving() {
 // Does nothing during a capture: returning memory waits for the device, which would invalidate the
 // capture.
 void AllocatorParts::drop_empty_pools() {
-  if (!capturing() && pools.drop_empty()) update_reserved();
+  if (capturing()) return;
+  const bool dropped = pools.drop_empty();
+  if (pools.trim() || dropped) update_reserved();
 }
 
 void AllocatorParts::update_reserved() {

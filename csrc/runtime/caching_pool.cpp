@@ -52,9 +52,10 @@ void* CachingPool::allocate(Bytes size, StreamId stream, bool marked) {
     segments_.at(block->second.segment).used = true;
   } else {
     if (thrifty_ && returns_ && growth(size, stream) > 0) release_cached();
-    block = fill(rounded, shelf);
+    block = fill(rounded, shelf, moves_ && !capturing_);
     if (block == blocks_.end()) block = add_segment(segment_size(rounded), shelf);
-    if (block == blocks_.end()) block = fill(rounded, shelf);  // other segments have gone
+    // The last resort, once other segments have gone.
+    if (block == blocks_.end()) block = fill(rounded, shelf, !capturing_);
     if (block == blocks_.end()) return nullptr;
   }
 
@@ -93,7 +94,7 @@ CachingPool::Freed CachingPool::deallocate(void* p, bool keep) {
   block->second.requested = 0;
   --live_;
   block = make_free(block);
-  if (!keep && is_whole_segment(block)) release_segment(block);
+  if (!keep && is_whole_segment(block) && may_release(block->first)) release_segment(block);
   return freed;
 }
 
@@ -121,7 +122,7 @@ CachingPool::Blocks::iterator CachingPool::add_segment(Bytes size, const Shelf& 
   Held held{.size = size};
   const auto take = [&] {
     const Bytes chunk = align_up(size / kChunks, unit_);
-    const bool moves = moves_ && !shelf.small;
+    const bool moves = moves_ && !capturing_ && !shelf.small;
     void* movable = moves ? device_.allocate_movable(size, chunk) : nullptr;
     held.chunk = movable ? chunk : 0;
     return movable ? movable : device_.allocate(size);
@@ -189,7 +190,7 @@ Bytes CachingPool::release_cached() {
   for (auto it = segments_.begin(); it != segments_.end();) {
     const auto first = blocks_.find(it->first);
     ++it;
-    if (is_whole_segment(first)) release_segment(first);
+    if (is_whole_segment(first) && may_release(first->first)) release_segment(first);
   }
   return before - reserved_;
 }
@@ -200,14 +201,17 @@ Bytes CachingPool::release_unused() {
     const auto first = blocks_.find(it->first);
     const bool unused = !std::exchange(it->second.used, false);
     ++it;
-    if (unused && is_whole_segment(first)) release_segment(first);
+    if (unused && is_whole_segment(first) && may_release(first->first)) release_segment(first);
   }
   return before - reserved_;
 }
 
 Bytes CachingPool::largest_hole() const {
   Bytes result = 0;
-  for (const auto& key : free_) result = std::max(result, std::get<Bytes>(key));
+  for (const auto& key : free_) {
+    const Block& b = blocks_.at(std::get<Address>(key));
+    result = std::max(result, b.size - b.absent);
+  }
   return result;
 }
 

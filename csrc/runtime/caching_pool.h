@@ -57,8 +57,11 @@ class CachingPool {
     returns_ = returns;
   }
 
-  // While set, new large segments are movable if the device has such, and blocks may get memory.
+  // While set, new large segments are movable if the device has such, and blocks may get memory
+  // before a segment is added.
   void set_moves(bool moves) { moves_ = moves; }
+  // A captured graph cannot wait for the device: movable segments lose and get no memory.
+  void set_capturing(bool capturing) { capturing_ = capturing; }
 
   static constexpr Bytes kNotOurs = -1;
   struct Freed {
@@ -144,10 +147,17 @@ class CachingPool {
   struct Held;
   static Range offsets_of(Blocks::const_iterator block);
   Bytes absent_in(Blocks::const_iterator block) const;
-  std::vector<Range> lacking_units(Blocks::const_iterator block, Bytes rounded) const;
-  Bytes lacking(Blocks::const_iterator block, Bytes rounded) const;
-  Blocks::const_iterator find_lacking(Bytes rounded, const Shelf& shelf) const;
-  Blocks::iterator fill(Bytes rounded, const Shelf& shelf);
+  std::vector<Range> lacking_units(Blocks::const_iterator block, Offset at, Bytes rounded) const;
+  struct Fit {  // a place in a block that lacks memory
+    Blocks::const_iterator block;
+    Offset at = 0;      // in the segment
+    Bytes lacking = 0;  // what the request needs
+  };
+  Fit best_place(Blocks::const_iterator block, Bytes rounded) const;
+  Fit find_lacking(Bytes rounded, const Shelf& shelf, bool moves) const;
+  Blocks::iterator fill(Bytes rounded, const Shelf& shelf, bool moves);
+  Blocks::iterator split_front(Blocks::iterator block, Offset at);
+  bool may_release(Address segment) const;
   Bytes detach(Blocks::iterator block, Bytes size);
   Blocks::iterator make_free(Blocks::iterator block);
   void forget_free(Blocks::iterator block);
@@ -159,6 +169,7 @@ class CachingPool {
   bool thrifty_ = false;
   bool returns_ = false;
   bool moves_ = false;
+  bool capturing_ = false;
   Blocks blocks_;           // all blocks, live and free, of all segments
   std::set<FreeKey> free_;  // the free ones
   struct Held {

@@ -21,12 +21,12 @@ Bytes CachingPool::absent_in(Blocks::const_iterator block) const {
   return sum;
 }
 
-// The addresses without memory that a request of `rounded` bytes at the beginning of the block
-// needs, in whole units.
-std::vector<Range> CachingPool::lacking_units(Blocks::const_iterator block, Bytes rounded) const {
+// The addresses without memory that a request of `rounded` bytes at `at` needs, in whole units.
+std::vector<Range> CachingPool::lacking_units(Blocks::const_iterator block, Offset at,
+                                              Bytes rounded) const {
   const auto& b = block->second;
-  Range needed = offsets_of(block);
-  if (worth_splitting(b.size - rounded, b.small)) needed.end = needed.begin + rounded;
+  Range needed{at, offsets_of(block).end};
+  if (worth_splitting(needed.size() - rounded, b.small)) needed.end = at + rounded;
   std::vector<Range> result;
   segments_.at(b.segment).absent.visit_overlapping(needed, [&](Range r) {
     const Offset before = std::max<Bytes>(0, needed.begin - r.begin) / unit_ * unit_;
@@ -36,56 +36,80 @@ std::vector<Range> CachingPool::lacking_units(Blocks::const_iterator block, Byte
   return result;
 }
 
-Bytes CachingPool::lacking(Blocks::const_iterator block, Bytes rounded) const {
-  Bytes sum = 0;
-  for (const Range& r : lacking_units(block, rounded)) sum += r.size();
-  return sum;
+// The place in the block where a request lacks the least: at its beginning, its end, or where
+// memory begins. What is left before it is worth a block.
+CachingPool::Fit CachingPool::best_place(Blocks::const_iterator block, Bytes rounded) const {
+  const Range whole = offsets_of(block);
+  Fit best{block, whole.begin, -1};
+  const auto consider = [&](Offset at) {
+    if (at + rounded > whole.end) return;
+    if (at > whole.begin && !worth_splitting(at - whole.begin, block->second.small)) return;
+    Bytes lacking = 0;
+    for (const Range& r : lacking_units(block, at, rounded)) lacking += r.size();
+    if (best.lacking < 0 || lacking < best.lacking) best = {block, at, lacking};
+  };
+  consider(whole.begin);
+  visit_outside(segments_.at(block->second.segment).absent, whole,
+                [&](Range present) { consider(present.begin); });
+  consider(whole.end - rounded);
+  return best;
 }
 
-// The free block with absent memory that needs the least of it for such a request, the smallest of
-// equals; end() if there is none. O(blocks of the shelf).
-CachingPool::Blocks::const_iterator CachingPool::find_lacking(Bytes rounded,
-                                                              const Shelf& shelf) const {
-  auto found = blocks_.end();
-  if (!moves_ || shelf.small) return found;
+// The place among the free blocks with absent memory that needs the least of it, in the smallest
+// of equals; end() if there is none. Unless `moves`, one that needs none. O(blocks of the shelf).
+CachingPool::Fit CachingPool::find_lacking(Bytes rounded, const Shelf& shelf, bool moves) const {
+  Fit found{blocks_.end(), 0, 0};
+  if (shelf.small) return found;
   const Shelf on{.stream = shelf.stream, .small = shelf.small, .lacks = true};
-  Bytes least = 0;
   for (auto fit = free_.lower_bound(FreeKey{on, rounded, 0});
        fit != free_.end() && std::get<Shelf>(*fit) == on; ++fit) {
-    const auto block = blocks_.find(std::get<Address>(*fit));
-    const Bytes needed = lacking(block, rounded);
-    if (found != blocks_.end() && needed >= least) continue;
-    found = block;
-    least = needed;
+    const Fit place = best_place(blocks_.find(std::get<Address>(*fit)), rounded);
+    if (place.lacking > 0 && !moves) continue;
+    if (found.block == blocks_.end() || place.lacking < found.lacking) found = place;
   }
   return found;
 }
 
 Bytes CachingPool::growth(Bytes size, StreamId stream) const {
   const Bytes rounded = align_up(size, kDefaultAlignment);
-  const auto block = find_lacking(rounded, {.stream = stream, .small = is_small(rounded)});
-  return block == blocks_.end() ? segment_size(rounded) : lacking(block, rounded);
+  const Shelf shelf{.stream = stream, .small = is_small(rounded)};
+  const Fit place = find_lacking(rounded, shelf, moves_);
+  return place.block == blocks_.end() ? segment_size(rounded) : place.lacking;
+}
+
+// Cuts a block in two, neither of which is on a shelf; the second begins at `at`.
+CachingPool::Blocks::iterator CachingPool::split_front(Blocks::iterator block, Offset at) {
+  const Bytes front = at - offsets_of(block).begin;
+  Block rest = block->second;
+  rest.size -= front;
+  block->second.size = front;
+  block->second.absent = absent_in(block);
+  const auto second = blocks_.emplace(block->first + static_cast<Address>(front), rest).first;
+  second->second.absent = absent_in(second);
+  return second;
 }
 
 // Takes a block that lacks memory off its shelf, and gives it what the request needs. Returns end()
 // if there is none, or if the device lacks the memory.
-CachingPool::Blocks::iterator CachingPool::fill(Bytes rounded, const Shelf& shelf) {
-  const auto found = find_lacking(rounded, shelf);
-  if (found == blocks_.end()) return blocks_.end();
-  const auto block = blocks_.find(found->first);
-  forget_free(block);
-  Block& b = block->second;
-  Held& held = segments_.at(b.segment);
-  for (const Range& units : lacking_units(block, rounded)) {
+CachingPool::Blocks::iterator CachingPool::fill(Bytes rounded, const Shelf& shelf, bool moves) {
+  const Fit place = find_lacking(rounded, shelf, moves);
+  if (place.block == blocks_.end()) return blocks_.end();
+  const auto whole = blocks_.find(place.block->first);
+  forget_free(whole);
+  const Address address = whole->second.segment;
+  auto* const segment = reinterpret_cast<void*>(address);
+  Held& held = segments_.at(address);
+  for (const Range& units : lacking_units(whole, place.at, rounded)) {
     bool attached = false;
     try {
-      attached = device_.attach(reinterpret_cast<void*>(b.segment), units);
+      attached = device_.attach(segment, units);
     } catch (const Error&) {
       // A later call tells if the device is lost.
     }
     if (!attached) {
-      b.absent = absent_in(block);
-      free_.insert(key_of(block));
+      device_.drop_detached(segment);  // the part of the range that it gave
+      whole->second.absent = absent_in(whole);
+      free_.insert(key_of(whole));
       return blocks_.end();
     }
     held.absent.subtract(units);
@@ -93,7 +117,15 @@ CachingPool::Blocks::iterator CachingPool::fill(Bytes rounded, const Shelf& shel
     reserved_ += units.size();
   }
   held.used = true;
+  if (place.at == offsets_of(whole).begin) return whole;
+  const auto block = split_front(whole, place.at);
+  free_.insert(key_of(whole));
   return block;
+}
+
+// The driver waits for the device before it unmaps memory.
+bool CachingPool::may_release(Address segment) const {
+  return !capturing_ || segments_.at(segment).chunk == 0;
 }
 
 // Takes about `size` bytes of memory from a free block, the last ones first. Returns the bytes.
@@ -120,8 +152,10 @@ Bytes CachingPool::detach(Blocks::iterator block, Bytes size) {
 }
 
 Bytes CachingPool::give_back(Bytes size, Bytes next, StreamId stream) {
+  if (capturing_) return 0;
   const Bytes rounded = align_up(next, kDefaultAlignment);
-  const auto kept = find_lacking(rounded, {.stream = stream, .small = is_small(rounded)});
+  const Shelf shelf{.stream = stream, .small = is_small(rounded)};
+  const auto kept = find_lacking(rounded, shelf, moves_).block;
   const auto memory = [](Blocks::const_iterator b) { return b->second.size - b->second.absent; };
   std::vector<Blocks::iterator> blocks;
   for (const FreeKey& key : free_) {

@@ -206,8 +206,11 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
     // The last resort is idle space of the pool. Planned requests then give way.
     const bool may_lie_idle = parts_.serving && !dynamic && !parts_.pools.is_away();
     void* idle = may_lie_idle ? allocate_idle(size, stream) : nullptr;
-    if (!idle) throw OutOfMemory(figures_.describe_shortage(size));
-    return idle;
+    if (idle) return idle;
+    // The search for it may have given memory back.
+    p = fallback.allocate(size, stream, dynamic);
+    parts_.update_fallback();
+    if (!p) throw OutOfMemory(figures_.describe_shortage(size));
   }
   ++counts.fallback_requests;
   counts.fallback.add(size);
@@ -284,13 +287,16 @@ bool PlannedAllocator::record_stream(void* p, StreamId stream) {
 
 void PlannedAllocator::begin_capture() {
   const std::lock_guard lock(parts_.mutex);
-  if (parts_.delayed) parts_.delayed->begin_capture();
+  if (!parts_.delayed) return;
+  parts_.delayed->begin_capture();
+  parts_.fallback.set_capturing(true);
 }
 
 void PlannedAllocator::end_capture() {
   const std::lock_guard lock(parts_.mutex);
   if (!parts_.delayed) return;
   parts_.delayed->end_capture();
+  parts_.fallback.set_capturing(parts_.capturing());
   parts_.drop_empty_pools();
 }
 

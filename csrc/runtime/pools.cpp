@@ -300,18 +300,24 @@ void Pools::abandon() {
 void Pools::retire(std::unique_ptr<Pool> pool) {
   if (!pool) return;
   pool->order.reset();  // no stream gets its addresses any more
-  if (pool->space.live_blocks() > 0) give_back_idle(*pool);
+  untrimmed_ = true;
   retired_.push_back(std::move(pool));
 }
 
-// No request gets this memory any more.
-void Pools::give_back_idle(Pool& pool) {
-  if (abandoned_ || !pool.base || !pool.more.empty()) return;
-  for (const Range& r : pool.space.vacate()) {
-    const Range chunks = device_.detach(pool.base, r);
-    if (chunks.size() > 0) pool.space.remove_memory(chunks);
+bool Pools::trim() {
+  if (!std::exchange(untrimmed_, false) || abandoned_) return false;
+  bool trimmed = false;
+  for (const auto& pool : retired_) {
+    if (pool->space.live_blocks() == 0 || !pool->base || !pool->more.empty()) continue;
+    for (const Range& r : pool->space.vacate()) {
+      const Range chunks = device_.detach(pool->base, r);
+      if (chunks.size() <= 0) continue;
+      pool->space.remove_memory(chunks);
+      trimmed = true;
+    }
+    device_.drop_detached(pool->base);
   }
-  device_.drop_detached(pool.base);
+  return trimmed;
 }
 
 bool Pools::drop_empty() {

@@ -66,6 +66,9 @@ class Pools {
 
   // Returns the memory of retired pools without a live block. False if there are none.
   bool drop_empty();
+  // Gives back the idle memory of pools retired since the last call: no request gets it any more.
+  // Waits for the device. Returns true if there was any.
+  bool trim();
 
   // Returns the active pool's memory to the device, and keeps its addresses if the device can. If a
   // block lies in the pool: throws Error, or if `partly`, returns the rest; see PartialRelease.
@@ -166,7 +169,6 @@ class Pools {
   void adopt(const plan::Plan& layout, Bytes memory);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows, bool filled);
   void retire(std::unique_ptr<Pool> pool);
-  void give_back_idle(Pool& pool);
   void free_pool(Pool& pool) noexcept;
   [[noreturn]] void throw_out_of_memory(Bytes pool) const;
   std::string name() const { return std::string(device_.name()); }
@@ -179,6 +181,7 @@ class Pools {
   std::unique_ptr<Pool> resident_;
   std::vector<std::unique_ptr<Pool>> retired_;
   std::int64_t moves_ = 0;
+  bool untrimmed_ = false;           // a retired pool may have idle memory
   bool away_ = false;                // the active pool's memory is released
   PartialRelease partial_{device_};  // if blocks lie in it, the part of that memory without
   bool abandoned_ = false;           // this is a forked child

@@ -199,7 +199,10 @@ void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
 }
 
 void Serving::give_back_beside(Bytes size, Bytes request, StreamId stream) {
-  if (size > 0) note_released(pools_.give_back_beside(size, request, stream));
+  if (size <= 0) return;
+  const Bytes released = pools_.give_back_beside(size, request, stream);
+  note_released(released);
+  if (released > 0 && !in_evaluation_) ++training_moves_;
 }
 
 void Serving::release_cached() { note_released(pools_.release_cached()); }

@@ -78,6 +78,48 @@ TEST_F(CachingPoolMemory, IsNoPartOfASegmentThatIsListed) {
   EXPECT_EQ(pool_.segment_of(static_cast<std::byte*>(hole_) + 30 * kMiB).begin, nullptr);
 }
 
+// A free neighbour without memory before a block that was just freed costs the block nothing.
+TEST_F(CachingPoolMemory, ThatIsThereIsUsedWhereverItLies) {
+  make_hole();
+  EXPECT_EQ(pool_.give_back(60 * kMiB, 0, 0), 60 * kMiB);
+  pool_.deallocate(last_);
+  EXPECT_EQ(pool_.growth(20 * kMiB, 0), 0);
+  EXPECT_EQ(pool_.allocate(20 * kMiB, 0), last_) << "the end of the block";
+  pool_.deallocate(last_);
+  EXPECT_EQ(pool_.growth(30 * kMiB, 0), 10 * kMiB);
+  EXPECT_EQ(pool_.allocate(30 * kMiB, 0), static_cast<std::byte*>(last_) - 10 * kMiB);
+  EXPECT_EQ(device_.used(), 50 * kMiB);
+}
+
+// The device waits before memory is unmapped, which would spoil the capture.
+TEST_F(CachingPoolMemory, StaysAndDoesNotComeDuringACapture) {
+  make_hole();
+  pool_.give_back(50 * kMiB, 0, 0);
+  pool_.set_capturing(true);
+  EXPECT_EQ(pool_.give_back(50 * kMiB, 0, 0), 0);
+  EXPECT_EQ(pool_.allocate(10 * kMiB, 0), hole_) << "10 MiB are there";
+  pool_.deallocate(hole_);
+  EXPECT_NE(pool_.allocate(20 * kMiB, 0), hole_);
+  EXPECT_EQ(device_.used(), 70 * kMiB) << "a plain segment";
+  pool_.deallocate(first_);
+  pool_.deallocate(last_, /*keep=*/false);
+  EXPECT_EQ(pool_.release_cached(), 0);
+  pool_.release_unused();
+  EXPECT_EQ(pool_.release_unused(), 0);
+  pool_.set_capturing(false);
+  EXPECT_EQ(pool_.release_cached(), 50 * kMiB);
+}
+
+TEST_F(CachingPoolMemory, ComesAsTheLastResort) {
+  make_hole();
+  pool_.give_back(50 * kMiB, 0, 0);
+  void* rest = device_.allocate(30 * kMiB);
+  pool_.set_moves(false);
+  EXPECT_EQ(pool_.largest_hole(), 10 * kMiB) << "what is there";
+  EXPECT_EQ(pool_.allocate(60 * kMiB, 0), hole_) << "50 MiB are left, too few for a segment";
+  device_.release(rest, 30 * kMiB);
+}
+
 TEST_F(CachingPoolMemory, GoesWithItsSegment) {
   make_hole();
   pool_.give_back(50 * kMiB, 0, 0);

@@ -187,6 +187,43 @@ TEST_F(Compat, GivesBackCachedMemoryBeforeItRunsOut) {
   stalloc_free(b, 800 * kMiB, 0, nullptr);
 }
 
+// The driver waits for the device before it unmaps memory, which no capture survives.
+TEST_F(Compat, NoMemoryIsUnmappedDuringACapture) {
+  std::vector<plan::Decision> decisions;
+  for (int i = 0; i < 5; ++i) {
+    decisions.push_back(testing::decision(16 * kMiB, i * 16 * kMiB, 2 * i, 10));
+  }
+  const plan::Plan plan = testing::plan_of(decisions, 10);
+  allocator().enable(plan);
+  enter_phase();
+  std::vector<void*> planned;
+  for (int i = 0; i < 5; ++i) planned.push_back(stalloc_malloc(16 * kMiB, 0, nullptr));
+  allocator().drain(/*departed=*/true);
+  stalloc_free(stalloc_malloc(300 * kMiB, 0, nullptr), 300 * kMiB, 0, nullptr);
+  ASSERT_EQ(standin_used(0), 380u << 20);
+  while (planned.size() > 1) {
+    stalloc_free(planned.back(), 16 * kMiB, 0, nullptr);
+    planned.pop_back();
+  }
+  void* s = stream();
+  const auto capture = [&](auto work) {
+    stalloc_begin_allocate_to_pool(0, kGraph, [s](void* other) { return other == s; });
+    ASSERT_EQ(cudaStreamBeginCapture(s, 0), kCudaSuccess);
+    work();
+    void* graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(s, &graph), kCudaSuccess) << standin_last_complaint();
+    stalloc_end_allocate_to_pool(0, kGraph);
+    stalloc_release_pool(0, kGraph);
+  };
+  capture([] {
+    for (int i = 0; i < 8; ++i) allocator().loop().end_iteration();
+  });
+  capture([&] { allocator().enable(plan); });
+  EXPECT_LT(standin_used(0), (380u + 80) << 20) << "the earlier pool is trimmed after the capture";
+  capture([] { allocator().disable(); });
+  stalloc_free(planned.front(), 16 * kMiB, 0, nullptr);
+}
+
 // If the device runs out of memory, at any call, torch's program sees no more than an exception.
 TEST_F(Compat, EveryFailureOfTheDeviceIsSurvived) {
   allocator().enable(one_block(kGiB));

@@ -11,6 +11,7 @@
 #include "device/cuda_memory.h"
 #include "device/cuda_streams.h"
 #include "pretended_gpu.h"
+#include "runtime/caching_pool.h"
 #include "standin.h"
 
 namespace stalloc {
@@ -375,6 +376,30 @@ TEST_F(CudaDevice, AMovablePieceLosesMemoryAndGetsItBack) {
   EXPECT_EQ(memory.held().all.bytes.current, 0);
   ASSERT_TRUE(memory.use_virtual(device::VirtualPools::kNone));
   EXPECT_EQ(memory.allocate_movable(100 * kMiB, kChunk), nullptr) << "plain memory";
+}
+
+TEST_F(CudaDevice, ASegmentThatGetsTooLittleMemoryKeepsNone) {
+  standin_set_memory(0, std::uint64_t{130} << 20);
+  device::CudaMemory memory(0);
+  {
+    runtime::CachingPool pool(memory);
+    pool.set_moves(true);
+    pool.deallocate(pool.allocate(100 * kMiB, 0));
+    void* first = pool.allocate(20 * kMiB, 0);
+    void* hole = pool.allocate(60 * kMiB, 0);
+    void* last = pool.allocate(20 * kMiB, 0);
+    pool.deallocate(hole);
+    ASSERT_GE(pool.give_back(50 * kMiB, 0, 0), 50 * kMiB);
+    ASSERT_EQ(standin_used(0), static_cast<std::uint64_t>(pool.reserved()));
+    void* rest = memory.allocate(45 * kMiB);
+    EXPECT_EQ(pool.allocate(60 * kMiB, 0), nullptr) << "some chunks of it were there";
+    EXPECT_EQ(standin_used(0), static_cast<std::uint64_t>(pool.reserved() + 45 * kMiB));
+    pool.check();
+    memory.release(rest, 45 * kMiB);
+    EXPECT_EQ(pool.allocate(60 * kMiB, 0), hole);
+    for (void* p : {first, hole, last}) pool.deallocate(p);
+  }
+  EXPECT_EQ(standin_used(0), 0u);
 }
 
 // The stand-in complains about work at addresses without memory, and about unmapping under work.
