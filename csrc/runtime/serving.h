@@ -208,6 +208,7 @@ class Serving {
   MovingMemory::Means means(Bytes size = 0) const;
   void release_cached();
   void give_back_beside(Bytes size, Bytes request, StreamId stream);
+  std::int64_t most_moves() const;
   void note_released(Bytes released);
   void note_memory();
   bool is_pause();
@@ -263,6 +264,7 @@ class Serving {
   Bytes accepted_ = 0;               // the run could not do with less of the device; see give_way()
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
+  std::int64_t moves_beside_ = 0;    // the same, of the fallback's memory
   std::int64_t paused_in_ = -1;      // the last iteration that asked for room in a pause
   bool pauses_often_ = false;
   const bool reuse_;

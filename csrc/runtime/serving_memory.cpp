@@ -6,8 +6,8 @@
 namespace stalloc::runtime {
 namespace {
 
-// Memory may move so often while the model trains, and once more for so many requests: some 50 ms
-// of a GPU's work for a wait.
+// Memory of the pool may move so often while the model trains, and once more for so many requests:
+// some 50 ms of a GPU's work for a wait. The same holds for memory beside the pool.
 constexpr std::int64_t kFirstMoves = 512;
 constexpr std::int64_t kRequestsForMove = 500;
 
@@ -153,8 +153,7 @@ MovingMemory::Means Serving::means(Bytes size) const {
   // Work without a forward, such as a checkpoint, gets what the pool has.
   if (in_evaluation_) return {.more = evaluations_.has_forward()};
   const bool lags = delayed_ && delayed_->any_waiting();
-  const std::int64_t requests = counts_.requests() + hits_;
-  const bool waits = !lags && training_moves_ < kFirstMoves + requests / kRequestsForMove;
+  const bool waits = !lags && training_moves_ < most_moves();
   const Bytes bound = layouts_.current().bound;
   const Bytes all = fills_ ? std::max(bound, most_addresses_) : bound;
   const Bytes rest = std::max<Bytes>(0, all + all / kSpareParts - pools_.active()->space.memory());
@@ -168,6 +167,10 @@ MovingMemory::Means Serving::means(Bytes size) const {
   const Bytes most = std::max(load + unused(load), accounting_.most_reserved());
   const Bytes spare = std::clamp<Bytes>(most - accounting_.reserved(), 0, rest);
   return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits, .cushion = kLeastLacking};
+}
+
+std::int64_t Serving::most_moves() const {
+  return kFirstMoves + (counts_.requests() + hits_) / kRequestsForMove;
 }
 
 void Serving::note_memory() {
@@ -199,10 +202,10 @@ void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
 }
 
 void Serving::give_back_beside(Bytes size, Bytes request, StreamId stream) {
-  if (size <= 0) return;
+  if (size <= 0 || moves_beside_ >= most_moves()) return;
   const Bytes released = pools_.give_back_beside(size, request, stream);
   note_released(released);
-  if (released > 0 && !in_evaluation_) ++training_moves_;
+  if (released > 0 && !in_evaluation_) ++moves_beside_;
 }
 
 void Serving::release_cached() { note_released(pools_.release_cached()); }
