@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "base/align.h"
 #include "base/chunked_list.h"
 #include "base/range.h"
 #include "base/types.h"
@@ -222,6 +223,18 @@ class BasicRangeSet {
 
 using RangeSet = BasicRangeSet<Unordered>;
 using HoleSet = BasicRangeSet<SizeOrder>;
+
+// The whole units of `set` that `r` needs. They begin at whole units of the range of `set` that
+// holds them; its last one may be smaller.
+inline std::vector<Range> units_within(const RangeSet& set, Range r, Bytes unit) {
+  std::vector<Range> result;
+  set.visit_overlapping(r, [&](Range whole) {
+    const Offset before = std::max<Bytes>(0, r.begin - whole.begin) / unit * unit;
+    const Bytes behind = align_up(std::min(whole.end, r.end) - whole.begin, unit);
+    result.push_back({whole.begin + before, std::min(whole.end, whole.begin + behind)});
+  });
+  return result;
+}
 
 // Calls visit(range) for the parts of `r` outside of `set`, ascending.
 void visit_outside(const RangeSet& set, Range r, auto visit) {

@@ -104,9 +104,10 @@ class CudaMemory final : public DeviceMemory {
   bool add(Pool& pool, Range mapped, Range added);
   void change(Pool& pool, Bytes held) noexcept;
   void* allocate_plain(Bytes size);
-  struct Virtual {     // memory
-    Bytes size = 0;    // of the addresses
-    Bytes memory = 0;  // of the first ones
+  // Virtual memory that is wanted: `size` bytes of addresses, the first of which have `memory`.
+  struct Virtual {
+    Bytes size = 0;
+    Bytes memory = 0;
     bool grows = false;
     Bytes chunk = 0;  // in which it moves if it does not grow; 0: it does not move
   };

@@ -77,8 +77,8 @@ class DeviceMemory {
   // them memory. Returns false, without effect, if there are not so many.
   virtual bool extend(void* /*pool*/, Bytes /*before*/, Bytes /*size*/) { return false; }
 
-  // The next four move memory within a pool that can grow, or a movable piece, which ends where it
-  // does. Ranges are offsets in it.
+  // The next four move memory within a pool that can grow, or within a movable piece. Ranges are
+  // offsets in it.
 
   // Takes the memory away from whole chunks of `range`, whose content is lost, and keeps it for
   // attach() and grow(). Returns the range of these chunks; empty if there are none. A device waits

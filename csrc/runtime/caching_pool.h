@@ -99,13 +99,13 @@ class CachingPool {
   // Returns segments without a live block to the device. Returns their bytes.
   Bytes release_cached();
 
-  // Returns about `size` bytes of free blocks to the device: of segments that can lose memory, the
-  // largest first. Not that of the block that a request of `next` bytes would get. Waits for the
-  // device. Returns the bytes.
-  Bytes give_back(Bytes size, Bytes next, StreamId stream);
-
   // The same for the segments that have served no request since the last call.
   Bytes release_unused();
+
+  // Returns about `size` bytes of free blocks in movable segments to the device, of the largest
+  // first. The block that a request of `next` bytes would get keeps its memory. Waits for the
+  // device. Returns the bytes.
+  Bytes give_back(Bytes size, Bytes next, StreamId stream);
 
   Bytes reserved() const { return reserved_; }
   std::size_t live_blocks() const { return live_; }
@@ -127,6 +127,13 @@ class CachingPool {
     Address segment = 0;
     Bytes absent = 0;  // of a free block: the bytes without memory
   };
+  struct Held {  // a segment
+    Bytes size = 0;
+    bool used = true;      // since release_unused()
+    Bytes chunk = 0;       // in which its memory moves; 0: it does not
+    Bytes missing = 0;     // the bytes without memory
+    RangeSet absent = {};  // their offsets
+  };
   struct Shelf {  // free blocks are only exchanged within one
     StreamId stream = 0;
     bool small = false;
@@ -141,10 +148,9 @@ class CachingPool {
   Bytes segment_size(Bytes rounded) const;
   bool worth_splitting(Bytes rest, bool small) const;
   Blocks::iterator add_segment(Bytes size, const Shelf& shelf);
-  void* take(Bytes size, bool small);
   static FreeKey key_of(Blocks::const_iterator block);
-  // Of blocks that lack memory, see caching_pool_memory.cpp.
-  struct Held;
+
+  // caching_pool_memory.cpp has these: blocks may lack memory.
   static Range offsets_of(Blocks::const_iterator block);
   Bytes absent_in(Blocks::const_iterator block) const;
   std::vector<Range> lacking_units(Blocks::const_iterator block, Offset at, Bytes rounded) const;
@@ -159,6 +165,7 @@ class CachingPool {
   Blocks::iterator split_front(Blocks::iterator block, Offset at);
   bool may_release(Address segment) const;
   Bytes detach(Blocks::iterator block, Bytes size);
+
   Blocks::iterator make_free(Blocks::iterator block);
   void forget_free(Blocks::iterator block);
   bool is_whole_segment(Blocks::const_iterator block) const;
@@ -172,13 +179,6 @@ class CachingPool {
   bool capturing_ = false;
   Blocks blocks_;           // all blocks, live and free, of all segments
   std::set<FreeKey> free_;  // the free ones
-  struct Held {
-    Bytes size = 0;
-    bool used = true;      // since release_unused()
-    Bytes chunk = 0;       // in which its memory moves; 0: it does not
-    Bytes missing = 0;     // memory
-    RangeSet absent = {};  // at these offsets
-  };
   std::unordered_map<Address, Held> segments_;
   Bytes reserved_ = 0;
   std::size_t live_ = 0;

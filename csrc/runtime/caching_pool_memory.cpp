@@ -27,13 +27,7 @@ std::vector<Range> CachingPool::lacking_units(Blocks::const_iterator block, Offs
   const auto& b = block->second;
   Range needed{at, offsets_of(block).end};
   if (worth_splitting(needed.size() - rounded, b.small)) needed.end = at + rounded;
-  std::vector<Range> result;
-  segments_.at(b.segment).absent.visit_overlapping(needed, [&](Range r) {
-    const Offset before = std::max<Bytes>(0, needed.begin - r.begin) / unit_ * unit_;
-    const Bytes behind = align_up(std::min(r.end, needed.end) - r.begin, unit_);
-    result.push_back({r.begin + before, std::min(r.end, r.begin + behind)});
-  });
-  return result;
+  return units_within(segments_.at(b.segment).absent, needed, unit_);
 }
 
 // The place in the block where a request lacks the least: at its beginning, its end, or where

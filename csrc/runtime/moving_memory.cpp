@@ -68,14 +68,7 @@ Offset MovingMemory::find_room(const Room& room) const {
 
 // The addresses in `room` without memory, in whole units.
 std::vector<Range> MovingMemory::lacking_in(Range room) const {
-  const Bytes unit = device_.unit();
-  std::vector<Range> result;
-  pool_.space.absent().visit_overlapping(room, [&](Range r) {
-    const Offset before = std::max<Bytes>(0, room.begin - r.begin) / unit * unit;
-    const Offset behind = align_up(std::min(r.end, room.end) - r.begin, unit);
-    result.push_back({r.begin + before, std::min(r.end, r.begin + behind)});
-  });
-  return result;
+  return units_within(pool_.space.absent(), room, device_.unit());
 }
 
 // The same for all of `needed`.

@@ -6,7 +6,7 @@
 //                                                                 come back anywhere
 //
 // The addresses without memory are strays (StaticPool, Note [Absent memory]), and the caller serves
-// no request from the pool until all of it is back. Not thread-safe.
+// no request from the pool until all of it is back, or never again. Not thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -308,14 +308,8 @@ bool Pools::trim() {
   if (!std::exchange(untrimmed_, false) || abandoned_) return false;
   bool trimmed = false;
   for (const auto& pool : retired_) {
-    if (pool->space.live_blocks() == 0 || !pool->base || !pool->more.empty()) continue;
-    for (const Range& r : pool->space.vacate()) {
-      const Range chunks = device_.detach(pool->base, r);
-      if (chunks.size() <= 0) continue;
-      pool->space.remove_memory(chunks);
-      trimmed = true;
-    }
-    device_.drop_detached(pool->base);
+    if (pool->space.live_blocks() == 0) continue;
+    trimmed = PartialRelease(device_).release(*pool) || trimmed;
   }
   return trimmed;
 }

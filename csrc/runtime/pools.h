@@ -66,8 +66,8 @@ class Pools {
 
   // Returns the memory of retired pools without a live block. False if there are none.
   bool drop_empty();
-  // Gives back the idle memory of pools retired since the last call: no request gets it any more.
-  // Waits for the device. Returns true if there was any.
+  // Gives back the memory of retired pools in which no block lies, if one was retired since the
+  // last call: no request gets it any more. Waits for the device. Returns true if there was any.
   bool trim();
 
   // Returns the active pool's memory to the device, and keeps its addresses if the device can. If a

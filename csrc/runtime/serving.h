@@ -140,8 +140,9 @@ class Serving {
   // True if the pool's memory has changed since the last call.
   bool is_resized() { return std::exchange(is_resized_, false); }
 
-  // The fallback is to take `size` more bytes of the device. If the run has never held so much, its
-  // cache goes first, if it is stalloc's own, and then idle memory of the pool.
+  // The fallback is to take `size` more bytes of the device for a request of `request` bytes. If
+  // the run has never held so much, what it caches goes first, and what lies free between its
+  // blocks, if it is stalloc's own; then idle memory of the pool.
   void give_way(Bytes size, Bytes request, StreamId stream);
 
   // True if the pool may have memory that its layout does not need.

@@ -1,6 +1,5 @@
 // The invariants of the pool, for tests.
 #include <algorithm>
-#include <iterator>
 #include <string>
 
 #include "base/error.h"

@@ -107,7 +107,7 @@ void StaticPool::close_region(GroupIndex g) {
   return_region(range(region(g)));
 }
 
-// Gives addresses that were a stray's to the open regions.
+// Gives addresses that were a stray's to the open regions that hold them.
 void StaticPool::return_to_regions(Range r) {
   for (const GroupIndex g : open_) {
     const Range all = range(region(g));

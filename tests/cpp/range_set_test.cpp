@@ -101,5 +101,15 @@ TEST(RangeSet, VisitsIntersectionsWithARange) {
   EXPECT_TRUE(common.empty());
 }
 
+TEST(RangeSet, UnitsBeginWithTheirRange) {
+  RangeSet set;
+  set.insert({10, 45});
+  set.insert({60, 64});
+  const std::vector<Range> units = units_within(set, {25, 62}, 10);
+  EXPECT_EQ(units, (std::vector<Range>{{20, 45}, {60, 64}})) << "the last ones may be smaller";
+  EXPECT_EQ(units_within(set, {11, 19}, 10), (std::vector<Range>{{10, 20}}));
+  EXPECT_TRUE(units_within(set, {45, 60}, 10).empty());
+}
+
 }  // namespace
 }  // namespace stalloc
