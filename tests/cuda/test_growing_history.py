@@ -10,6 +10,7 @@ import pytest
 import standin
 import torch
 from isolation import isolated
+from known_memory import KnownMemory, joined, overlaps
 
 import stalloc
 
@@ -49,53 +50,24 @@ class Memory:
     """The memory and the live blocks of a device, as the entries of the history tell them."""
 
     def __init__(self, entries: list[dict[str, Any]]) -> None:
-        self.held: dict[int, int] = {}  # the sizes of ranges, by address
-        self.live: dict[int, int] = {}  # and those of blocks
+        self.held = KnownMemory()
+        self.live: dict[int, int] = {}  # the sizes of blocks, by address
         self.unmapped = 0
         for entry in entries:
             self._follow(entry["action"], entry["addr"], entry["size"])
 
     def _follow(self, action: str, begin: int, size: int) -> None:
         if action in ("segment_alloc", "segment_map"):
-            assert not self._overlaps(self.held, begin, size), "memory where some is"
-            self.held[begin] = size
+            self.held.add(begin, size)
         elif action in ("segment_free", "segment_unmap"):
-            assert not self._overlaps(self.live, begin, size), "memory goes under a block"
-            self._cut(begin, size)
+            assert not overlaps(self.live, begin, size), "memory goes under a block"
+            self.held.remove(begin, size)
             self.unmapped += action == "segment_unmap"
         elif action == "alloc":
-            assert not self._overlaps(self.live, begin, size), "a block where one is"
+            assert not overlaps(self.live, begin, size), "a block where one is"
             self.live[begin] = size
         elif action == "free_completed":
             assert self.live.pop(begin) == size
-
-    @staticmethod
-    def _overlaps(ranges: dict[int, int], begin: int, size: int) -> bool:
-        return any(at < begin + size and begin < at + n for at, n in ranges.items())
-
-    def _cut(self, begin: int, size: int) -> None:
-        """Takes a range away, all of which is there."""
-        end, held = begin + size, {}
-        for at, n in self.held.items():
-            if at < end and begin < at + n:
-                size -= min(at + n, end) - max(at, begin)
-                held |= {at: begin - at} if at < begin else {}
-                held |= {end: at + n - end} if at + n > end else {}
-            else:
-                held[at] = n
-        assert size == 0, "memory goes that was not there"
-        self.held = held
-
-
-def joined(ranges: dict[int, int]) -> list[tuple[int, int]]:
-    """The ranges in order; those without a gap between them are one."""
-    result: list[tuple[int, int]] = []
-    for begin, size in sorted(ranges.items()):
-        if result and sum(result[-1]) == begin:
-            result[-1] = (result[-1][0], result[-1][1] + size)
-        else:
-            result.append((begin, size))
-    return result
 
 
 def history_and_snapshot_agree() -> Memory:
@@ -103,7 +75,7 @@ def history_and_snapshot_agree() -> Memory:
     snapshot = torch.cuda.memory._snapshot()
     memory = Memory(snapshot["device_traces"][0])
     shown = [s for s in snapshot["segments"] if s["device"] == 0]
-    assert joined({s["address"]: s["total_size"] for s in shown}) == joined(memory.held)
+    assert joined({s["address"]: s["total_size"] for s in shown}) == joined(memory.held.ranges)
     for segment in shown:
         at = segment["address"]
         for block in segment["blocks"]:

@@ -11,6 +11,7 @@ import pytest
 import standin
 import torch
 from alone import run_alone
+from known_memory import KnownMemory, joined, overlaps
 from training_cuda import Trainer
 
 import stalloc
@@ -371,20 +372,19 @@ class Communicator:
         events += cuda_probe.take_events()
         self._events = events
         self._seen = len(events)
-        self.registered = segments()
+        self.registered = KnownMemory(segments())
 
     def is_up_to_date(self) -> bool:
         self._events += cuda_probe.take_events()
         for action, device, address, size in self._events[self._seen :]:
             if device != 0:
                 continue
-            if action == cuda_probe.SEGMENT_ALLOC:
-                assert address not in self.registered, "registered twice"
-                self.registered[address] = size
-            elif action == cuda_probe.SEGMENT_FREE:
-                assert self.registered.pop(address) == size
+            if action in (cuda_probe.SEGMENT_ALLOC, cuda_probe.SEGMENT_MAP):
+                self.registered.add(address, size)
+            elif action in (cuda_probe.SEGMENT_FREE, cuda_probe.SEGMENT_UNMAP):
+                self.registered.remove(address, size)
         self._seen = len(self._events)
-        return self.registered == segments()
+        return joined(self.registered.ranges) == joined(segments())
 
 
 @pytest.mark.parametrize("keep_addresses", [True, False])
@@ -396,7 +396,8 @@ def test_trackers_learn_when_a_pool_comes_and_goes(
     before = Communicator(events)
     stalloc.enable(plan, model=trainer.model, keep_addresses=keep_addresses)
     assert before.is_up_to_date()
-    assert before.registered[pool_address(plan)] == plan.pool
+    pool = pool_address(plan)
+    assert before.registered.ranges[pool] == plan.pool
     after = Communicator(events)
 
     def both_are_up_to_date() -> bool:
@@ -407,18 +408,20 @@ def test_trackers_learn_when_a_pool_comes_and_goes(
     assert both_are_up_to_date()
     stalloc.release_pool()
     assert both_are_up_to_date()
-    assert plan.pool not in after.registered.values()
+    assert not overlaps(after.registered.ranges, pool, plan.pool)
     stalloc.acquire_pool()
     assert both_are_up_to_date()
-    assert plan.pool in after.registered.values()
+    pool = pool_address(plan)
+    assert after.registered.ranges[pool] == plan.pool
     y = planned_tensor(trainer)
     stalloc.disable()
     assert both_are_up_to_date()
-    assert plan.pool in after.registered.values(), "a tensor lies in it"
+    kept = segment_of(y)["total_size"]
+    assert kept < plan.pool if keep_addresses else kept == plan.pool, "a tensor lies in it"
     del y
     gc.collect()
     assert both_are_up_to_date()
-    assert plan.pool not in after.registered.values()
+    assert not overlaps(after.registered.ranges, pool, plan.pool)
 
 
 def test_trackers_learn_of_blocks_of_exact_profiles(
