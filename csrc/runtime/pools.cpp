@@ -42,7 +42,7 @@ void Pools::enable(const plan::Plan& plan, bool with_resident, bool filled) {
   std::unique_ptr<Pool> resident;
   if (with_resident) {
     try {
-      resident = make_pool(resident_region(plan), /*grows=*/false, /*filled=*/true);
+      resident = make_resident(resident_region(plan));
     } catch (...) {
       free_pool(*pool);
       throw;
@@ -58,6 +58,26 @@ void Pools::disable() {
   retire(std::move(resident_));
   away_ = false;
   partial_.forget();
+}
+
+// After start-up, parts that no block has got give their memory back, in some chunks that other
+// processes can still share.
+std::unique_ptr<Pool> Pools::make_resident(const plan::Plan& region) {
+  constexpr Bytes kChunks = 128;
+  if (region.pool == 0) return make_pool(region, /*grows=*/false, /*filled=*/true);
+  const Bytes chunk = align_up(region.pool / kChunks + 1, device_.unit());
+  const auto take = [&] {
+    return static_cast<std::byte*>(device_.allocate_movable(region.pool, chunk));
+  };
+  std::byte* memory = take();
+  if (!memory && fallback_.release_cached() > 0) memory = take();
+  if (!memory) return make_pool(region, /*grows=*/false, /*filled=*/true);
+  try {
+    return std::make_unique<Pool>(region, memory);
+  } catch (...) {
+    device_.release(memory, region.pool);
+    throw;
+  }
 }
 
 std::unique_ptr<Pool> Pools::make_pool(const plan::Plan& plan, bool grows, bool filled) {

@@ -54,7 +54,7 @@ class Pools {
   void check_alignment(const plan::Plan& plan) const;
 
   // Reserves the pool of `plan`, in memory that can grow if the device has such, and if asked its
-  // resident region, in memory that cannot. Retires the previous ones. `filled`: the static
+  // resident region, in memory that moves. Retires the previous ones. `filled`: the static
   // addresses of the pool have their memory at once; else, like the regions of dynamic groups, if
   // the device can add it later, they get it with their first requests, see provide().
   // Throws OutOfMemory and changes nothing if either cannot be reserved.
@@ -167,6 +167,7 @@ class Pools {
   std::byte* try_reserve(Bytes size, bool grows);
   bool add_behind(std::byte* memory, Bytes& before, Bytes size);
   void adopt(const plan::Plan& layout, Bytes memory);
+  std::unique_ptr<Pool> make_resident(const plan::Plan& region);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows, bool filled);
   void retire(std::unique_ptr<Pool> pool);
   void free_pool(Pool& pool) noexcept;

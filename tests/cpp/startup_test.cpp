@@ -493,6 +493,27 @@ TEST_F(StartupRun, ARegionThatNothingCameForGoesBackAfterTheFirstIteration) {
   EXPECT_EQ(device_.used(), plan_.pool);
 }
 
+// In whole chunks, where memory can leave its addresses.
+TEST_F(StartupRun, PartsOfTheRegionThatNothingCameForGoBack) {
+  device::PretendMemory device(200 * kMiB, /*grows=*/true);
+  runtime::PlannedAllocator allocator(device);
+  allocator.enable(plan_, {.startup = true});
+  EXPECT_EQ(device.used(), plan_.pool + plan_.resident);
+  allocator.loop().enter_phase(trace::PhaseKind::kOther, kNone, 0);
+  void* raw = allocator.allocate(8 * kMiB, 0, /*for_training=*/true);
+  void* weight = allocator.allocate(4 * kMiB + 100, 0, /*for_training=*/true);
+  EXPECT_TRUE(allocator.deallocate(raw));
+  allocator.loop().end_iteration();
+  EXPECT_LE(device.used(), plan_.pool + 8 * kMiB) << "the weight and chunks of 2 MiB at its ends";
+  EXPECT_GE(device.used(), plan_.pool + 4 * kMiB);
+  EXPECT_EQ(allocator.figures().statistics().reserved.current, device.used());
+  allocator.inspect().check();
+  EXPECT_TRUE(allocator.deallocate(weight));
+  allocator.disable();
+  EXPECT_EQ(device.used(), 0);
+  EXPECT_EQ(device.wrong_releases(), 0);
+}
+
 TEST_F(StartupRun, NothingChangesIfTheRegionDoesNotFit) {
   device::PretendMemory small(plan_.pool + plan_.resident - 1);
   runtime::PlannedAllocator allocator(small);
