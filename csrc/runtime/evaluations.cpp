@@ -14,6 +14,10 @@ namespace {
 // A part with more requests is not planned.
 constexpr std::size_t kMostRequests = std::size_t{1} << 16;
 
+// A size that is so many times the known one belongs to another program, such as the prompt of a
+// generation after its steps.
+constexpr Bytes kMostGrowth = 8;
+
 // The number of layouts of a program: one whose requests keep changing gets no more.
 constexpr int kMostLayouts = 64;
 
@@ -54,6 +58,7 @@ bool Evaluations::enlarge(Bytes size, StreamId stream) {
   std::vector<Request>& known = program_->known;
   if (at >= known.size() || size <= known[at].size || stream != known[at].stream) return false;
   const Bytes before = known[at].size;
+  if (size / kMostGrowth > before) return false;
   for (std::size_t i = at; i < known.size(); ++i) {
     // In proportion at most: a part with other requests may have taught wrong sizes.
     const Bytes most = profile::in_proportion(known[i].size, size, before);

@@ -181,7 +181,7 @@ bool MovingMemory::make_room(Room wanted, Means means) {
   if (at_most < lacking) return false;
 
   std::vector<Range> gone;
-  if (moves) gone = detach_needed_last(lacking, room);
+  if (moves) gone = detach_needed_last(lacking + means.cushion, room);
   const Bytes moved = sum_of(gone);
   bool suffices = given + moved >= lacking;
   std::size_t filled = 0;
@@ -190,7 +190,7 @@ bool MovingMemory::make_room(Room wanted, Means means) {
     filled += suffices ? 1 : 0;
   }
   // Parts of chunks that are left go there, too.
-  const Bytes left = moved - sum_of(inside);
+  const Bytes left = means.cushion > 0 ? 0 : moved - sum_of(inside);
   if (suffices && behind > 0) suffices = grow(std::max(behind, left), stream);
   if (!suffices) {
     inside.resize(filled);
@@ -206,7 +206,7 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
   std::vector<Range> first = lacking_in(r);
   const std::vector<Range> elsewhere = outside(layout, space.idle_ranges());
   bool is_spare = sum_of(first) <= means.spare;
-  if (!means.waits || (is_spare && movable(elsewhere) == 0)) {
+  if (!means.waits || is_spare) {
     if (std::ranges::all_of(first, [this](Range units) { return attach(units); })) return true;
     // The device is full.
     device_.drop_detached(pool_.base);  // the part of the last range that it gave
@@ -222,7 +222,7 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
     soon.insert_merged(a);
   };
   add(r);
-  bool is_scarce = false;
+  bool is_scarce = false, has_cushion = false;
   if (left < lacking && !is_spare) {
     // One wait serves the rest of the phase, from addresses that it does not need.
     if (wish.size() > 0) add(wish);
@@ -231,8 +231,10 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
     for (std::size_t level = 0; level < StaticPool::kLevels && left < more; ++level) {
       left += sum_of(detach(more - left, outside(soon, space.idle_ranges(level))));
     }
-    is_scarce = left < lacking;
-    if (is_scarce) left += sum_of(detach_needed_last(lacking + means.cushion - left, r));
+    is_scarce = left < more;
+    const Bytes wanted = lacking + means.cushion;
+    has_cushion = left < wanted;
+    if (has_cushion) left += sum_of(detach_needed_last(wanted - left, r));
   }
   bool provided = true;
   for (const Range& units : first) provided = provided && attach(units);
@@ -250,7 +252,7 @@ bool MovingMemory::provide(Range r, Range wish, const RangeSet& layout, Means me
   if (wish.size() > 0) fill(lacking_in(wish));
   if (!is_scarce) {
     fill(lacking_in(soon));
-    fill(lacking_in(layout));
+    if (!has_cushion) fill(lacking_in(layout));
   }
   device_.drop_detached(pool_.base);
   shrink(layout);

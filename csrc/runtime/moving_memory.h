@@ -37,7 +37,7 @@ class MovingMemory {
     bool more = false;  // or all of it
     bool waits = true;  // memory may move
     bool idle = false;  // idle addresses that have memory do as well
-    Bytes cushion = 0;  // if little is idle, the device gets so much more: the next do not wait
+    Bytes cushion = 0;  // a wait gives the device so much more, for the next requests
     bool gives() const { return more || rest > 0; }
   };
   struct Room {

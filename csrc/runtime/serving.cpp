@@ -6,6 +6,9 @@
 namespace stalloc::runtime {
 namespace {
 
+// An evaluation needs at most so many times what the run does.
+constexpr Bytes kMostLoads = 4;
+
 // A layout around walls and live blocks may exceed its bound by one part in so many.
 constexpr Bytes kMostForFixed = 10;
 
@@ -144,15 +147,21 @@ void* Serving::allocate_planned(plan::DecisionIndex decision, Bytes size, Stream
                            /*wary=*/false);
 }
 
-// Places a request whose addresses lack memory in idle ones that have it, if no memory may move
-// there and the device should not give more.
+// Places a request whose addresses lack memory in idle ones that have it, if the device should not
+// give more, and no memory may move there or has moved often.
 void* Serving::place_in_memory(Range lacking, Bytes size, StreamId stream,
                                StaticPool::Departure departure) {
   const MovingMemory::Means means = this->means(size);
-  if (!means.idle || lacking.size() <= means.spare || shuts_out_departed_) return nullptr;
+  if (lacking.size() <= means.spare || shuts_out_departed_ || in_evaluation_) return nullptr;
+  if (!means.idle && !moves_often()) return nullptr;
+  departure.harmless = !means.idle;
   // One that stays would be in the way of those that have the addresses.
   const bool is_dynamic = departure.kind == StaticPool::Kind::kIdleDynamic;
-  if (!departures_.admits(departure.origin, size, is_dynamic && is_wary())) return nullptr;
+  departure.displaces = !is_dynamic && moves_no_more();
+  if (!departure.displaces &&
+      !departures_.admits(departure.origin, size, is_dynamic && is_wary())) {
+    return nullptr;
+  }
   Pool& pool = *pools_.active();
   const Offset offset = pool.space.place_idle(size, stream, departure);
   if (offset == kUnplaced || !pool.hand_over(offset, capturing())) return nullptr;
@@ -166,7 +175,8 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
   const bool may_stay =
       departure.stays_outside && pools_.can_grow() && failed_leftovers_ < kMostFailures;
   if (shuts_out_departed_) return nullptr;
-  if (!may_stay && !departures_.admits(departure.origin, size, wary)) {
+  departure.displaces = departure.kind == StaticPool::Kind::kIdle && moves_no_more();
+  if (!departure.displaces && !may_stay && !departures_.admits(departure.origin, size, wary)) {
     // Results of evaluations and copies of weights that stay cost their own size where no decision
     // lies.
     const bool is_copy = is_pause() && !keeps_clear_;
@@ -269,6 +279,9 @@ void Serving::open_zone(bool more) {
   };
   if (open() || !evaluations_.has_forward()) return;
   const Bytes wanted = evaluations_.height() + evaluations_.room();
+  // A wrong layout must not take the device: its requests then get memory one by one.
+  const Bytes load = std::max(profiled_load_, accounting_.most_live());
+  if (more && wanted / kMostLoads > load) return;
   if (make_room({wanted, evaluations_.stream(), /*stays=*/false}, {.more = more})) open();
 }
 
@@ -556,6 +569,7 @@ bool Serving::end_iteration() {
   const std::int64_t absent = startup_ ? startup_->absent() : 0;
   matcher().end_iteration();
   microbatches_.end_iteration();
+  begin_moves();
   refused_ = upcoming_refused_ = began_ = lacked_ = is_enlarged_ = false;
   pools_.active()->space.end_iteration();
   learn_from_departed();

@@ -164,6 +164,8 @@ class Serving {
  private:
   // A request is large from one part in so many of the pool.
   static constexpr Bytes kLargeParts = 16;
+  // For less lacking memory no program should wait.
+  static constexpr Bytes kLeastLacking = Bytes{8} << 20;
 
   // True if a decision or a group lives into the next iteration.
   bool lives_on(const plan::DynamicGroup& g) const { return g.upper > layouts_.current().period; }
@@ -209,7 +211,14 @@ class Serving {
   MovingMemory::Means means(Bytes size = 0) const;
   void release_cached();
   void give_back_beside(Bytes size, Bytes request, StreamId stream);
+  static Bytes unused(Bytes load);
   std::int64_t most_moves() const;
+  void widen_cushion();
+  void begin_moves();
+  // Where memory has moved often, a request without memory at its addresses gets idle ones with
+  // memory that nothing else needs. Where it moves no more, it may displace others.
+  bool moves_often() const;
+  bool moves_no_more() const;
   void note_released(Bytes released);
   void note_memory();
   bool is_pause();
@@ -265,7 +274,9 @@ class Serving {
   Bytes accepted_ = 0;               // the run could not do with less of the device; see give_way()
   const std::int64_t moves_before_;  // those of other plans
   std::int64_t training_moves_ = 0;  // without those of evaluations
-  std::int64_t moves_beside_ = 0;    // the same, of the fallback's memory
+  std::int64_t moves_at_begin_ = 0;  // the same when this iteration began
+  std::int64_t moves_beside_ = 0;    // of the fallback's memory
+  Bytes cushion_ = kLeastLacking;    // a wait makes room for so much more
   std::int64_t paused_in_ = -1;      // the last iteration that asked for room in a pause
   bool pauses_often_ = false;
   const bool reuse_;

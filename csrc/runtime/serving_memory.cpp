@@ -23,24 +23,31 @@ constexpr Bytes kUnusedPartsOfSmall = 30;
 constexpr Bytes kExtraParts = 16;
 
 // The run may hold one part in so many more than what it could not do without, before idle memory
-// of the pool gives way to the fallback; and so many bytes: for less, no program should wait.
+// of the pool gives way to the fallback, and kLeastLacking.
 constexpr Bytes kToleratedParts = 128;
-constexpr Bytes kLeastLacking = Bytes{8} << 20;
 
 // The fallback gives back what it caches if that is more than one part in so many of the load, and
 // more than a segment of torch's allocator: for less, no program should wait.
 constexpr Bytes kCachedParts = 64;
 constexpr Bytes kLeastCached = Bytes{20} << 20;
 
+// A wait makes room for one part in so many of the load at most.
+constexpr Bytes kCushionParts = 8;
+
+// Memory moves often if it has done so one part in so many of the times that it may, and so many
+// times in this iteration.
+constexpr std::int64_t kOftenParts = 3;
+constexpr std::int64_t kOftenNow = 4;
+
 // If memory moves for a request, room is made for so many of its size.
 constexpr Bytes kRooms = 4;
 
+}  // namespace
+
 // The memory that a run of such a load may leave unused.
-Bytes unused(Bytes load) {
+Bytes Serving::unused(Bytes load) {
   return std::max(load / kUnusedParts, std::min(load / kUnusedPartsOfSmall, kLeastLacking));
 }
-
-}  // namespace
 
 // Makes room for a request of an evaluation, and for one whose lifetime the plan tells: a decision
 // whose addresses are taken, or a dynamic request that its region does not hold. A request between
@@ -77,14 +84,15 @@ bool Serving::make_room_for(Bytes size, StreamId stream, StaticPool::Departure& 
     departure.stays_outside = &space.planned();
     departure.only_outside = true;
   }
+  const Bytes needed = size + (departure.stays_outside ? 2 * space.gap() : 0);
+  const bool only_outside = departure.only_outside;
   // One wait may serve the next requests, too. Copies of a model's weights are many.
   const Bytes next = std::max(kRooms * size, of_pause ? outside_ : 0);
-  if (!in_evaluation_ && means.waits && make_room({next, stream, departure.only_outside}, {})) {
+  const MovingMemory::Means one_wait{.spare = means.spare, .cushion = means.cushion};
+  if (!in_evaluation_ && means.waits && make_room({next, stream, only_outside}, one_wait)) {
     return true;
   }
-  return make_room(
-      {size + (departure.stays_outside ? 2 * space.gap() : 0), stream, departure.only_outside},
-      means);
+  return make_room({needed, stream, only_outside}, means);
 }
 
 // True between the planned phases, once the run has followed the plan: a checkpoint, scores of a
@@ -108,7 +116,7 @@ bool Serving::make_room(MovingMemory::Room room, MovingMemory::Means means) {
   if (refuses_room(room.size, means)) return false;
   const StaticPool& space = pools_.active()->space;
   const Bytes before = space.memory();
-  if (has_given_way_ && means.waits) {
+  if (means.waits) {
     give_back_beside(accounting_.reserved() + room.size - accounting_.most_reserved(), 0, 0);
   }
   const bool made = pools_.make_room(room, means);
@@ -135,7 +143,7 @@ void* Serving::allocate_idle(Bytes size, StreamId stream) {
 // gives what it caches.
 bool Serving::provide_memory(Range r, Range wish, MovingMemory::Means means) {
   if (r.size() <= 0 || capturing() || pools_.is_away()) return false;
-  if (has_given_way_ && means.waits) {
+  if (means.waits) {
     Bytes lacking = 0;
     pools_.active()->space.absent().intersect(r, [&](Range part) { lacking += part.size(); });
     if (lacking > means.spare) release_cached();
@@ -165,17 +173,29 @@ MovingMemory::Means Serving::means(Bytes size) const {
   // A layout with dynamic requests has more addresses than the run ever uses at once.
   const Bytes load = std::max({profiled_load_, accounting_.most_live(), accounting_.live() + size});
   const Bytes most = std::max(load + unused(load), accounting_.most_reserved());
-  const Bytes spare = std::clamp<Bytes>(most - accounting_.reserved(), 0, rest);
-  return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits, .cushion = kLeastLacking};
+  // The run has held so much before.
+  const Bytes known = accounting_.most_reserved() - accounting_.reserved();
+  const Bytes spare = std::max(known, std::clamp<Bytes>(most - accounting_.reserved(), 0, rest));
+  return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits, .cushion = cushion_};
 }
 
 std::int64_t Serving::most_moves() const {
   return kFirstMoves + (counts_.requests() + hits_) / kRequestsForMove;
 }
 
+bool Serving::moves_often() const {
+  return training_moves_ >= moves_at_begin_ + kOftenNow &&
+         training_moves_ >= most_moves() / kOftenParts;
+}
+
+bool Serving::moves_no_more() const {
+  return !in_evaluation_ && pools_.can_grow() && training_moves_ >= most_moves();
+}
+
 void Serving::note_memory() {
   const std::int64_t moves = pools_.moves() - moves_before_;
   if (!in_evaluation_) training_moves_ += moves - counts_.moves;
+  if (!in_evaluation_ && moves > counts_.moves) widen_cushion();
   counts_.moves = moves;
   const Bytes memory = pools_.active()->space.memory();
   took_memory_ = took_memory_ || memory > counts_.pool;
@@ -196,16 +216,30 @@ void Serving::give_way(Bytes size, Bytes request, StreamId stream) {
   give_back_beside(lacking(), request, stream);
   Bytes left = lacking();
   if (left <= 0) return;
-  left -= pools_.give_back(left);
+  left -= pools_.give_back(std::max(left, cushion_));
   accepted_ += std::max<Bytes>(0, left);
   note_memory();
 }
 
 void Serving::give_back_beside(Bytes size, Bytes request, StreamId stream) {
   if (size <= 0 || moves_beside_ >= most_moves()) return;
-  const Bytes released = pools_.give_back_beside(size, request, stream);
+  const Bytes released = pools_.give_back_beside(std::max(size, cushion_), request, stream);
   note_released(released);
-  if (released > 0 && !in_evaluation_) ++moves_beside_;
+  if (released == 0 || in_evaluation_) return;
+  ++moves_beside_;
+  widen_cushion();
+}
+
+// Each wait of an iteration makes room for twice as much as the one before: requests get memory
+// that the device has without another one. Iterations are much alike, so the next begins with half.
+void Serving::widen_cushion() {
+  const Bytes load = std::max(profiled_load_, accounting_.most_live());
+  cushion_ = std::max(kLeastLacking, std::min(2 * cushion_, load / kCushionParts));
+}
+
+void Serving::begin_moves() {
+  cushion_ = std::max(kLeastLacking, cushion_ / 2);
+  moves_at_begin_ = training_moves_;
 }
 
 void Serving::release_cached() { note_released(pools_.release_cached()); }

@@ -212,9 +212,11 @@ class StaticPool {
     const RangeSet* stays_outside = nullptr;
     bool last = false;          // to the last ones
     bool only_outside = false;  // to no other addresses
-    bool is_brief = false;  // likely to be freed before the plan goes on: the first idle addresses
-                            // do, and leave the most for a larger block behind them
-    bool yields = false;    // no memory moves: what the block displaces may lie beside the pool
+    bool is_brief = false;   // likely to be freed before the plan goes on: the first idle addresses
+                             // do, and leave the most for a larger block behind them
+    bool yields = false;     // no memory moves: what the block displaces may lie beside the pool
+    bool displaces = false;  // it may displace any decision
+    bool harmless = false;   // it may displace none
   };
 
   // Puts a block of `size` (> 0) bytes into idle addresses of `stream`, see Note [Least in the

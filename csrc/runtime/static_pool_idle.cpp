@@ -106,11 +106,16 @@ Offset StaticPool::place_anywhere(Bytes size, StreamId stream, const Departure& 
   } else if (departure.is_brief) {
     offset = levels_.back().idle[owner].first_fit(size);
   }
-  if (offset == kUnplaced) {
+  if (offset == kUnplaced && departure.harmless) {
+    if (!is_known || passed_ >= kMaxPassed) return kUnplaced;
+    offset = find_needed_last(lifetime, size, owner, {.larger = 0, .more = 0});
+  } else if (offset == kUnplaced) {
+    const Bytes larger = departure.displaces ? size_ : std::max(size, memory() / parts);
+    const bool is_limited = is_tiny && !departure.displaces;
     offset = is_known && passed_ < kMaxPassed
-                 ? find_needed_last(lifetime, size, owner,
-                                    {.larger = std::max(size, memory() / parts),
-                                     .more = is_tiny ? kMostDisplaced : decisions_.size()})
+                 ? find_needed_last(
+                       lifetime, size, owner,
+                       {.larger = larger, .more = is_limited ? kMostDisplaced : decisions_.size()})
                  : find_least_in_the_way(size, owner, is_dynamic && is_known ? 2 : levels_.size());
   }
   if (offset == kUnplaced) return kUnplaced;
@@ -202,6 +207,7 @@ Offset StaticPool::place_idle(Bytes size, StreamId stream, Departure departure) 
   const GroupIndex group =
       is_dynamic ? groups_[GroupIndex(departure.lifetime - planned_)].host : GroupIndex(kNone);
   Offset offset = place_anywhere(rounded, stream, departure);
+  if (offset == kUnplaced && departure.harmless) return kUnplaced;
   if (offset == kUnplaced) {
     // In a region that closes before its own, a dynamic request that stays would soon be a stray,
     // which may displace a large decision.

@@ -53,12 +53,16 @@ bool TrainingLoop::wants_cached() {
 
 void TrainingLoop::enter_unplanned() {
   const std::lock_guard lock(parts_.mutex);
-  if (parts_.serving) parts_.serving->enter_unplanned();
+  if (!parts_.serving) return;
+  parts_.serving->enter_unplanned();
+  if (parts_.serving->is_resized()) parts_.update_reserved();
 }
 
 void TrainingLoop::begin_evaluation() {
   const std::lock_guard lock(parts_.mutex);
-  if (parts_.serving) parts_.serving->begin_evaluation();
+  if (!parts_.serving) return;
+  parts_.serving->begin_evaluation();
+  if (parts_.serving->is_resized()) parts_.update_reserved();
 }
 
 void TrainingLoop::leave_unplanned() {

@@ -181,6 +181,23 @@ TEST_F(CallersCache, GivesWayFirst) {
   EXPECT_FALSE(allocator_.moves_memory());
 }
 
+// The device has the memory of later requests then.
+TEST_F(CallersCache, EachWaitOfAnIterationMakesRoomForMore) {
+  constexpr Bytes kHalf = 512 * kMiB;
+  allocator_.enable(testing::plan_of({testing::decision(kHalf, 0, 0, 1)}, 2));
+  note(kHalf, 0);
+  loop().enter_phase(trace::PhaseKind::kForward, 0, 0);
+  EXPECT_TRUE(allocator_.deallocate(allocate(kHalf)));
+  for (Bytes live = kHalf; live < kHalf + 256 * kMiB; live += 16 * kMiB) {
+    allocator_.make_way_for_caller(16 * kMiB);
+    note(live + 16 * kMiB, 0);
+    EXPECT_LE(statistics().pool + live + 16 * kMiB, 2 * kHalf + 8 * kMiB);
+  }
+  EXPECT_LE(statistics().moves, 6) << "for sixteen requests";
+  loop().end_iteration();
+  allocator_.disable();
+}
+
 TEST_F(CallersCache, IsNotWantedIfItIsLittle) {
   allocator_.enable(two_blocks());
   note(64 * kMiB, 20 * kMiB);

@@ -205,6 +205,24 @@ TEST_F(GrowingEvaluationsTest, AnotherProgramsSizesAreForgotten) {
   EXPECT_EQ(reserved(), 4 * kMiB) << "the others are no larger than before";
 }
 
+// A generation has many steps of one token each, whose sizes rise, and then a prompt: in proportion
+// to its first size, the others would need 24 MiB.
+TEST_F(GrowingEvaluationsTest, APromptAfterStepsIsNoLargerBatch) {
+  growing_.loop().enter_unplanned();
+  const auto forward = [&](Bytes first, Bytes others) {
+    growing_.loop().begin_evaluation();
+    EXPECT_TRUE(growing_.deallocate(growing_.allocate(first, 0, /*for_training=*/true)));
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(growing_.deallocate(growing_.allocate(others, 0, /*for_training=*/true)));
+    }
+    growing_.inspect().check();
+  };
+  for (const Bytes size : {kMiB / 16, kMiB / 8}) forward(size, 8 * size);
+  forward(3 * kMiB, 2 * kMiB);
+  growing_.loop().leave_unplanned();
+  EXPECT_LE(growing_.figures().statistics().run_peak_reserved, 4 * kMiB);
+}
+
 TEST_F(GrowingEvaluationsTest, TheLossAfterAForwardBelongsToTheEvaluation) {
   growing_.loop().end_iteration();
   growing_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);

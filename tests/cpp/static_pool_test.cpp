@@ -341,6 +341,32 @@ TEST(StaticPool, ADisplacedDecisionIsNotInTheWayOfALargeOneThatComesLater) {
   EXPECT_EQ(place_before(512), 512);
 }
 
+TEST(StaticPool, AHarmlessBlockDisplacesNone) {
+  const auto place_before = [](Tick needed, bool displaces) {
+    runtime::StaticPool pool(
+        testing::plan_of({decision(512, 0, 0, 5), decision(512, 512, needed, needed + 1)}, 10));
+    EXPECT_EQ(pool.place_idle(512, 0), 0);
+    EXPECT_EQ(pool.place(0), kUnplaced);
+    const Offset at =
+        pool.place_idle(512, 0, {.lifetime = 0, .displaces = displaces, .harmless = !displaces});
+    pool.check();
+    return at;
+  };
+  EXPECT_EQ(place_before(6, /*displaces=*/false), 512) << "needed when the block is gone";
+  EXPECT_EQ(place_before(3, /*displaces=*/false), kUnplaced);
+  EXPECT_EQ(place_before(3, /*displaces=*/true), 512);
+}
+
+TEST(StaticPool, ABlockMayDisplaceALargeDecisionWhereNoMemoryMoves) {
+  runtime::StaticPool pool(
+      testing::plan_of({decision(512, 0, 0, 9), decision(1024, 512, 3, 4)}, 10));
+  ASSERT_EQ(pool.place_idle(512, 0), 0);
+  ASSERT_EQ(pool.place(0), kUnplaced);
+  EXPECT_EQ(pool.place_idle(512, 0, {.lifetime = 0}), kUnplaced);
+  EXPECT_EQ(pool.place_idle(512, 0, {.lifetime = 0, .displaces = true}), 512);
+  pool.check();
+}
+
 TEST(StaticPool, ATinyBlockDisplacesFewDecisions) {
   // Of a pool of 64 KiB, only as many bytes as the block needs are idle, and `count` temporaries
   // come and go there.
@@ -579,7 +605,9 @@ TEST(StaticPool, StressOutOfStepNeverOverlaps) {
           Offset o = pool.place(d, size);
           (o == kUnplaced ? refused : placed) += 1;
           if (o == kUnplaced && pick(0, 1) == 0) {
-            o = pool.place_idle(size, 0, {.lifetime = d});
+            const int means = pick(0, 2);
+            o = pool.place_idle(size, 0,
+                                {.lifetime = d, .displaces = means == 1, .harmless = means == 2});
             displaced += o != kUnplaced ? 1 : 0;
           }
           if (o != kUnplaced) add(o, size);
