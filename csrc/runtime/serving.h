@@ -213,8 +213,8 @@ class Serving {
   void give_back_beside(Bytes size, Bytes request, StreamId stream);
   static Bytes unused(Bytes load);
   std::int64_t most_moves() const;
-  void widen_cushion();
-  void begin_moves();
+  void widen_cushion();  // after a wait
+  void begin_moves();    // with an iteration
   // Where memory has moved often, a request without memory at its addresses gets idle ones with
   // memory that nothing else needs. Where it moves no more, it may displace others.
   bool moves_often() const;
