@@ -1,0 +1,1 @@
+"""Programs as practitioners write them, whose memory changes from iteration to iteration."""
