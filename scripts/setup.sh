@@ -120,11 +120,4 @@ fi
 say "installing $torch and ${requirements[*]} into $venv (a few minutes the first time)"
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$torch" \
   "${requirements[@]/#/-r}"
-# `stalloc fits` pretends a GPU, which a CUDA build of torch does not allow where there is none.
-lacks_gpu='import torch; print(bool(torch.version.cuda) and not torch.cuda.is_available())'
-if [[ $("$venv/bin/python" -c "$lacks_gpu") == True ]]; then
-  say "pip has found a CUDA build of torch, and there is no GPU: the tests of 'stalloc fits' will" \
-    "fail. Remove $venv and let pip find torch's build for the CPU, for example with" \
-    "PIP_FIND_LINKS=FOLDER-OF-ITS-WHEEL"
-fi
 wanted >"$marker"

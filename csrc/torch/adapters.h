@@ -26,6 +26,10 @@ void mute_meta(bool mute);
 // backward.
 void pretend_gpu();
 void pretend_no_gpu();
+// Keeps autograd from looking for streams of a GPU, in a CUDA build of torch on a machine without
+// one: registers a backend without devices, which stays. Returns false if autograd looks for them
+// all the same.
+bool seek_no_gpu();
 
 // Provides torch's services to compat mode, which torch's pluggable allocator interface calls.
 void connect_compat();

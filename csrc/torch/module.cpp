@@ -19,5 +19,6 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   m.def("mute_meta", &stalloc::torch_adapters::mute_meta);
   m.def("pretend_gpu", &stalloc::torch_adapters::pretend_gpu);
   m.def("pretend_no_gpu", &stalloc::torch_adapters::pretend_no_gpu);
+  m.def("seek_no_gpu", &stalloc::torch_adapters::seek_no_gpu);
   m.def("connect_compat", &stalloc::torch_adapters::connect_compat);
 }

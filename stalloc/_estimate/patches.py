@@ -12,7 +12,7 @@ import contextlib
 import copy
 import gc
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,21 +30,22 @@ from stalloc._torch_modules import torch_module
 
 _torch: Any = torch
 
+_NO_DEVICES = "stalloc_no_devices"  # as csrc/torch/pretended.cpp names it
+
 
 @contextlib.contextmanager
 def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
     """A process with one GPU, on this thread, until the end of the block.
 
     Raises:
-        Unanswerable: torch is a CUDA build and finds no GPU.
+        Unanswerable: torch is a CUDA build that finds no GPU, and computes no gradients without.
     """
     if torch.cuda.is_available():
         _torch.cuda.init()  # torch would not do so later: it takes the pretended GPU's for its own
-    elif torch.version.cuda is not None:
+    elif not _seek_no_gpu():
         raise Unanswerable(
-            f"torch {torch.__version__} is a CUDA build and finds no GPU, so it cannot compute "
-            "gradients on a pretended one; install torch's build for the CPU, or run this on a "
-            "machine with any GPU"
+            f"torch {torch.__version__} is a CUDA build and finds no GPU, and its autograd looks "
+            "for one; install torch's build for the CPU, or run this on a machine with any GPU"
         )
     patches = Patches()
     only_lift = torch._C._only_lift_cpu_tensors()
@@ -81,6 +82,26 @@ def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
         torch._C._set_multithreading_enabled(multithreaded)
         gc.collect()
         module.pretend_no_gpu()
+
+
+def _seek_no_gpu() -> bool:
+    """Keeps torch from looking for a real GPU, also once nothing is pretended any more.
+
+    The backend without devices that a CUDA build gets for this needs a module in Python.
+
+    Returns:
+        False if autograd looks for a GPU all the same.
+    """
+    seeks_none = torch_module().seek_no_gpu()
+    name = _torch._C._get_privateuse1_backend_name()
+    if name == _NO_DEVICES and not hasattr(torch, name):
+        backend: Any = ModuleType(name)
+        backend.is_available = backend.is_initialized = lambda: False
+        backend.device_count = backend.current_device = lambda: 0
+        backend._is_in_bad_fork = lambda: False
+        backend.manual_seed_all = lambda seed: None
+        _torch._register_device_module(name, backend)
+    return seeks_none
 
 
 def _not_called(*_: Any, **__: Any) -> None:
