@@ -41,6 +41,39 @@ std::pair<Tick, Tick> rest_of(const plan::Decision& d, Tick since, Tick period) 
   return {std::max(since, d.lower), std::min(d.upper, period)};
 }
 
+// Each list begins with its length, so that equal keys mean equal searches.
+class Key {
+ public:
+  template <typename... T>
+  void add(T... values) {
+    (values_.push_back(static_cast<std::int64_t>(values)), ...);
+  }
+  void add_all(std::span<const std::int64_t> values) {
+    add(values.size());
+    values_.insert(values_.end(), values.begin(), values.end());
+  }
+  void add_turns(std::span<const plan::Turn> turns) {
+    add(turns.size());
+    for (const plan::Turn& t : turns) {
+      add(t.decision.number(), t.offset, t.size, t.places[0], t.places[1]);
+    }
+  }
+  void add_rows(const StaticPool::LiveRows& live) {
+    add(live.since, live.decisions.size());
+    for (const StaticPool::LiveDecision& l : live.decisions)
+      add(l.decision.number(), l.offset, l.size);
+    add_turns(live.turns);
+    add(live.leftovers.size());
+    for (const StaticPool::Leftover& l : live.leftovers) add(l.offset, l.size, l.stream);
+    add(live.regions.size());
+    for (const StaticPool::LiveRegion& l : live.regions) add(l.group.number(), l.offset, l.size);
+  }
+  std::vector<std::int64_t> take() { return std::move(values_); }
+
+ private:
+  std::vector<std::int64_t> values_;
+};
+
 void add(RangeSet& set, Range r) {
   set.remove(r);
   set.insert_merged(r);
@@ -348,10 +381,33 @@ plan::Plan Layouts::resized(const Wanted& wanted, plan::ResizeOptions options) c
   }
 }
 
+Layouts::Search Layouts::search_for(const Wanted& wanted, const std::vector<Offset>& walls,
+                                    const StaticPool::LiveRows& live, const PlannedTurns& turns,
+                                    Bytes enough, std::int64_t work) {
+  Key key;
+  key.add(enough, work, turns.free);
+  key.add_all(wanted.extents);
+  key.add(wanted.own.size());
+  for (const plan::OwnExtents& o : wanted.own) {
+    key.add(o.microbatch);
+    key.add_all(o.extents);
+  }
+  key.add_all(walls);
+  key.add_turns(turns.live);
+  key.add_rows(live);
+  return key.take();
+}
+
 // Null if no layout exists, for example because a size exceeds any device.
 const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
                                 const StaticPool::LiveRows& live, const PlannedTurns& turns,
                                 Bytes enough, std::int64_t work) {
+  Search search = search_for(wanted, walls, live, turns, enough, work);
+  const auto made = std::ranges::find(layouts_, search, &Layout::search);
+  if (made != layouts_.end()) {
+    made->used = ++uses_;
+    return &made->plan;
+  }
   try {
     plan::ResizeOptions options;
     options.layout.work = work;
@@ -368,7 +424,7 @@ const plan::Plan* Layouts::make(const Wanted& wanted, std::vector<Offset> walls,
       return a.size == b.size && a.offset == b.offset && a.count == b.count;
     };
     if (!std::ranges::equal(layout.slots, base().slots, same)) return nullptr;
-    return keep({std::move(layout), wanted.own, ++uses_});
+    return keep({std::move(layout), wanted.own, ++uses_, {}, std::move(search)});
   } catch (const Error&) {
     return nullptr;
   }

@@ -114,11 +114,15 @@ class Layouts {
   using Extents = std::vector<profile::Extent>;
   using Turns = std::vector<plan::Turn>;
 
+  // All that the result of a search depends on, besides the plan.
+  using Search = std::vector<std::int64_t>;
+
   struct Layout {
     plan::Plan plan;
     std::vector<plan::OwnExtents> own = {};
     std::int64_t used = 0;  // the time of the last use
     RangeSet taken = {};    // the addresses that it uses at any time
+    Search search = {};     // that made it
 
     const Extents& extents_of(std::int32_t microbatch) const;
   };
@@ -156,10 +160,14 @@ class Layouts {
                    plan::ResizeOptions& options) const;
   plan::Plan resized(const Wanted& wanted, plan::ResizeOptions options) const;
   Bytes bound_of(const Wanted& wanted, const Turns& turns) const;
-  // `work` limits the search, which ends with a layout of at most `enough` bytes.
+  // `work` limits the search, which ends with a layout of at most `enough` bytes. A search that has
+  // been made is not made again: the caller may refuse its layout in each iteration.
   const plan::Plan* make(const Wanted& wanted, std::vector<Offset> walls,
                          const StaticPool::LiveRows& live, const PlannedTurns& turns, Bytes enough,
                          std::int64_t work);
+  static Search search_for(const Wanted& wanted, const std::vector<Offset>& walls,
+                           const StaticPool::LiveRows& live, const PlannedTurns& turns,
+                           Bytes enough, std::int64_t work);
   const plan::Plan* keep(Layout layout);
   const plan::Plan& base() const { return layouts_.front().plan; }
 

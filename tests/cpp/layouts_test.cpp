@@ -115,6 +115,25 @@ TEST(Layouts, NothingIsPlannedOverALiveBlockThatCannotStayPlanned) {
   }
 }
 
+TEST(Layouts, TheSameSearchIsMadeOnce) {
+  const plan::Plan plan = plan_of_two(8, 64);
+  Layouts layouts(plan);
+  StaticPool::LiveRows live;
+  live.decisions = {{plan::DecisionIndex(0), 512 * 100, 512 * 4 * 64}};
+  live.since = 8;
+  const auto grow = [&] {
+    return layouts.grow(std::vector<Extent>{16, 64}, {plan.pool, {}}, live,
+                        Layouts::More::kBehindPool);
+  };
+  const plan::Plan* found = grow();
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(grow(), found) << "nobody has used it, and the next iteration asks again";
+  EXPECT_EQ(layouts.made(), 1u);
+  live.decisions[0].offset += 512;
+  EXPECT_NE(grow(), found) << "the block lies elsewhere";
+  EXPECT_EQ(layouts.made(), 2u);
+}
+
 // An evaluation has left a block in the middle of the pool.
 TEST(Layouts, NothingIsPlannedOverALeftover) {
   const plan::Plan plan = plan_of_two(8, 64);
