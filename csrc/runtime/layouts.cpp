@@ -25,9 +25,9 @@ constexpr int kMostWide = 3;
 // The steps in which an extent of a new layout is raised to what the memory holds.
 constexpr int kSteps = 5;
 
-// The work of a search for a layout in the same memory, and in more: 0.2 and 1 seconds of one
-// processor at most. A run needs few of the latter, and keeps their memory. Not a time limit: a
-// busy processor must not change the layout.
+// The work of a search for a layout in the same memory, and in more: about 0.2 and 1 to 3 seconds
+// of one processor at most. A run needs few of the latter, and keeps their memory. Not a time
+// limit: a busy processor must not change the layout.
 constexpr std::int64_t kSearch = 400'000;
 constexpr std::int64_t kSearchForMore = 2'000'000;
 
@@ -41,7 +41,8 @@ std::pair<Tick, Tick> rest_of(const plan::Decision& d, Tick since, Tick period) 
   return {std::max(since, d.lower), std::min(d.upper, period)};
 }
 
-// Each list begins with its length, so that equal keys mean equal searches.
+// Collects all that a search depends on. Each list begins with its length, so that equal keys mean
+// equal searches.
 class Key {
  public:
   template <typename... T>
@@ -60,8 +61,9 @@ class Key {
   }
   void add_rows(const StaticPool::LiveRows& live) {
     add(live.since, live.decisions.size());
-    for (const StaticPool::LiveDecision& l : live.decisions)
+    for (const StaticPool::LiveDecision& l : live.decisions) {
       add(l.decision.number(), l.offset, l.size);
+    }
     add_turns(live.turns);
     add(live.leftovers.size());
     for (const StaticPool::Leftover& l : live.leftovers) add(l.offset, l.size, l.stream);
