@@ -78,7 +78,7 @@ test-native: build  ## Run native mode beside a CPU build of torch, on stand-ins
 
 .PHONY: test-python
 test-python: build  ## Run the Python tests
-	@python -m pytest -n $(JOBS) --dist worksteal
+	@nice -n 18 python -m pytest -n $(JOBS) --dist worksteal
 
 .PHONY: test-cuda
 test-cuda: setup  ## Run both modes with a CUDA build of torch (several GB) on a pretended GPU
