@@ -7,8 +7,16 @@
 namespace stalloc::profile {
 namespace {
 
-// A law leaves at most this share of the deviation that a constant leaves.
+// A law leaves at most this share of the deviation that a constant leaves. A power of an extent
+// leaves at most this share of what each law before it leaves, too: few sums, which vary for
+// reasons of their own, are met by some curve, and it is far from the sums of larger batches.
 constexpr double kMuchBetter = 0.25;
+
+// Of laws before it, a deviation below this share of the mean counts as that much.
+constexpr double kExact = 0.001;
+
+// A power needs so many values.
+constexpr std::size_t kValuesOfPower = 4;
 
 struct Line {
   double constant = 0;
@@ -40,6 +48,17 @@ Line fit_line(std::span<const double> x, std::span<const double> y) {
   return line;
 }
 
+// True if the product has an extent more than once.
+bool has_power(const Factors& factors) {
+  const auto twice = std::ranges::adjacent_find(factors);
+  return twice != factors.end() && *twice != kNone;
+}
+
+std::size_t distinct(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values.size() - std::ranges::size(std::ranges::unique(values));
+}
+
 }  // namespace
 
 std::optional<SizeLaw> find_group_law(std::span<const GroupSum> sums,
@@ -53,7 +72,9 @@ std::optional<SizeLaw> find_group_law(std::span<const GroupSum> sums,
   }
   if (known.empty()) return std::nullopt;
   const std::vector<double> nothing(bytes.size(), 0.0);
-  double least = kMuchBetter * fit_line(nothing, bytes).deviation;
+  const Line constant = fit_line(nothing, bytes);
+  double least = kMuchBetter * constant.deviation;
+  double before = constant.deviation;  // the least that a law has left so far
   std::optional<SizeLaw> best;
   for (const Factors& factors : products_of(envelope.size())) {
     SizeLaw product;
@@ -64,8 +85,13 @@ std::optional<SizeLaw> find_group_law(std::span<const GroupSum> sums,
       if (value >= 0) values.push_back(static_cast<double>(value));
     }
     if (values.size() < known.size()) continue;
+    if (has_power(factors) && distinct(values) < kValuesOfPower) continue;
     const Line line = fit_line(values, bytes);
-    if (line.deviation >= least || line.slope < 1) continue;
+    if (line.slope < 1) continue;
+    const double power = kMuchBetter * std::max(before, kExact * constant.constant);
+    const double most = has_power(factors) ? std::min(least, power) : least;
+    before = std::min(before, line.deviation);
+    if (line.deviation >= most) continue;
     least = line.deviation;
     SizeLaw& law = best.emplace(std::move(product));
     law.terms.front().coefficient = std::llround(line.slope);

@@ -11,8 +11,8 @@
 //           and size. All small sizes are one kind: small for this plan, so that they cost
 //           little outside the pool, whereas one of them may displace the largest decision.
 //   size    Weights, gradients, optimizer states and their copies have one of a few sizes. A
-//   request
-//           of such a size is not admitted while copies of weights or new states are expected.
+//           request of such a size is not admitted while copies of weights or new states are
+//           expected.
 //
 // Cost: O(log kinds) a request. Remembers up to kMaxKinds kinds of each origin; an origin with more
 // is not admitted any more. Not thread-safe.
@@ -57,6 +57,12 @@ class Departures {
   // are expected from its origin.
   bool admits(PhaseIndex origin, Bytes size, bool wary) const {
     return !(wary && is_state_size(size)) && !has_stayed(origin, size);
+  }
+
+  // True if a block of this origin has outlived an iteration that was at least half as large.
+  bool keeps(PhaseIndex origin, Bytes size) const {
+    const auto kinds = stayed_.find(origin);
+    return kinds != stayed_.end() && kinds->second.lower_bound(size / 2) != kinds->second.end();
   }
 
   // Records that a block of this kind has outlived an iteration.

@@ -21,8 +21,17 @@ constexpr int kSure = 4;
 // A phase that has run in more iterations than this is trusted, even if it departed in all of them.
 constexpr std::int32_t kPatience = 3;
 
+// A batch among dynamic requests is at most so many times as large as those before it.
+constexpr profile::Extent kMostGrowth = 2;
+
 bool is_pass(trace::PhaseKind kind) {
   return kind == trace::PhaseKind::kForward || kind == trace::PhaseKind::kBackward;
+}
+
+// True for a law of one extent that has a value of it for a size.
+bool is_affine(const profile::SizeLaw& law) {
+  return law.proof != profile::LawProof::kUnexplained && law.terms.size() == 1 && law.step == 1 &&
+         law.terms[0].coefficient > 0 && law.terms[0].factors[1] == kNone;
 }
 
 // The meta device has no memory: its plans serve others, whose kernels have temporaries of their
@@ -51,6 +60,8 @@ Matcher::Matcher(const plan::Plan& plan, Part part)
   add_sites(plan);
   extents_.assign(plan.extent_names.size(), kNone);
   guess_ = upcoming_ = extents_;
+  least_seen_ = most_seen_ = plan.extents;
+  for (const std::vector<profile::Extent>& row : plan.seen) note_extents(row);
   relayout(plan);
   use_extents(plan.extents, {}, /*told=*/true);
   taken_.resize(shapes_.size(), 0);
@@ -287,7 +298,8 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
     const bool at_head =
         head_ < end_ &&
         (is_like(head_, size, stream) ||
-         (site == kNone && (takes_by_position(size, stream) || breaks_a_law(size, stream))));
+         (site == kNone ? takes_by_position(size, stream) || breaks_a_law(size, stream)
+                        : is_usual_batch(size, stream) && takes_by_position(size, stream)));
     if (at_head) {
       ++asked_;
       return match_of(take(head_));
@@ -336,7 +348,7 @@ Matcher::Match Matcher::match_passed(Bytes size, StreamId stream) {
 
 Matcher::Match Matcher::dynamic_match(SiteIndex site, Bytes size) {
   const GroupIndex group = group_of(site, size);
-  if (group != kNone && kept_[group]) return {.persistent = true};
+  if (group != kNone && kept_[group]) return {.persistent = true, .by_place = true};
   return {.group = group};
 }
 
@@ -522,6 +534,7 @@ void Matcher::use_extents(std::span<const profile::Extent> extents, std::span<co
   outgrown_ = false;
   shares_.assign(shares.begin(), shares.end());
   std::ranges::copy(extents, extents_.begin());
+  if (told) note_extents(extents);
   std::ranges::fill(guess_, kNone);
   std::ranges::fill(upcoming_, kNone);
   for (const LawIndex l : laws_.indices()) {
@@ -541,23 +554,49 @@ bool Matcher::takes_by_position(Bytes size, StreamId stream) {
   return is_free_size ? size <= planned_[head.size] : infer(law, size);
 }
 
+void Matcher::note_extents(std::span<const profile::Extent> extents) {
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (extents[i] < 0) continue;
+    least_seen_[i] = std::min(least_seen_[i], extents[i]);
+    most_seen_[i] = std::max(most_seen_[i], extents[i]);
+  }
+}
+
+// The value of the only extent of an affine law that gives this size.
+std::optional<profile::Extent> Matcher::solve(const profile::SizeLaw& law, Bytes size) {
+  Bytes scaled = 0;
+  if (__builtin_mul_overflow(size, law.divisor, &scaled)) return std::nullopt;
+  scaled -= law.constant;
+  if (scaled < 0 || scaled % law.terms[0].coefficient != 0) return std::nullopt;
+  return scaled / law.terms[0].coefficient;
+}
+
+// True if the request is data of the upcoming microbatch by its position and, among dynamic
+// requests of the same rows, by their number: one as in batches so far, or up to kMostGrowth times
+// as large.
+bool Matcher::is_usual_batch(Bytes size, StreamId stream) const {
+  const Shape& head = shapes_[head_];
+  if (head.stream != stream || head.size.number() >= laws_.end_index().number()) return false;
+  const profile::SizeLaw& law = laws_[LawIndex(head.size.number())];
+  if (sizes_[head.size] != kNone || !is_affine(law)) return false;
+  const std::size_t name = law.terms[0].factors[0].position();
+  const std::optional<profile::Extent> value = solve(law, size);
+  return value && *value >= least_seen_[name] && *value / kMostGrowth <= most_seen_[name];
+}
+
 // Solves an affine law of one extent for this extent. Takes any size for another law: batches of a
 // budget follow a law of two extents, and the next one may be larger than the layout of the last.
 // False if the law cannot give the size.
 bool Matcher::infer(const profile::SizeLaw& law, Bytes size) {
-  const bool is_affine = law.terms.size() == 1 && law.step == 1 && law.terms[0].coefficient > 0 &&
-                         law.terms[0].factors[1] == kNone;
   const SizeIndex head = shapes_[head_].size;
-  if (!is_affine) {
+  if (!is_affine(law)) {
     outgrown_ = size > planned_[head];
     return !outgrown_;
   }
   const std::size_t name = law.terms[0].factors[0].position();
-  Bytes scaled = 0;
-  if (__builtin_mul_overflow(size, law.divisor, &scaled)) return false;
-  scaled -= law.constant;
-  if (scaled < 0 || scaled % law.terms[0].coefficient != 0) return false;
-  const profile::Extent value = scaled / law.terms[0].coefficient;
+  const std::optional<profile::Extent> solved = solve(law, size);
+  if (!solved) return false;
+  const profile::Extent value = *solved;
   if (value > envelope_[name]) {
     outgrow(name, value);
     return false;

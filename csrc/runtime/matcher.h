@@ -44,10 +44,10 @@
 //   upcoming      data of the next microbatch, made before its extents are reported, or, in a
 //                 pipeline, the gradient of the one that goes back next: any size up to the planned
 //                 one that the law can give. It tells the sizes of later requests like it. Two
-//                 requests that tell the same extent beyond the layout's need another layout
+//                 requests that tell the same extent beyond the layout's need another layout. Where
+//                 dynamic requests are expected, too, only a batch about as large as others counts
 //   a share       a dimension changes that never changed while the program was profiled, such as
-//   the
-//                 rows of an epoch's last batch: the expected size times the dimension's share
+//                 the rows of an epoch's last batch: the expected size times the dimension's share
 //
 // A law may fail for extents that were not profiled: scratch space of a kernel grows in steps. So
 // if the plan has laws, a request in a forward or backward whose size is that of no nearby item
@@ -105,6 +105,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -128,6 +129,7 @@ class Matcher {
     GroupIndex group = kNone;
     StartupIndex startup = kNone;
     bool persistent = false;
+    bool by_place = false;  // persistent since a group of kept requests is where it comes
     // The request is data of a batch that is larger than planned. It has a decision if another
     // one has told the same of that batch; see upcoming().
     bool outgrows = false;
@@ -223,7 +225,10 @@ class Matcher {
   SizeIndex size_index(LawIndex law, Bytes size);
   bool is_unknown(const profile::SizeLaw& law) const;
   bool takes_by_position(Bytes size, StreamId stream);
+  static std::optional<profile::Extent> solve(const profile::SizeLaw& law, Bytes size);
+  bool is_usual_batch(Bytes size, StreamId stream) const;
   bool infer(const profile::SizeLaw& law, Bytes size);
+  void note_extents(std::span<const profile::Extent> extents);
   void outgrow(std::size_t name, profile::Extent value);
   bool is_share(Bytes expected, Bytes size) const;
   bool breaks_a_law(Bytes size, StreamId stream) const;
@@ -257,8 +262,10 @@ class Matcher {
   std::vector<profile::Extent> envelope_;      // of the layout
   std::vector<profile::Extent> extents_;       // of the phase; kNone if unknown
   std::vector<profile::Extent> guess_;         // the same, inferred from sizes of requests
-  std::vector<Share> shares_;                  // of the phase
-  bool told_ = false;                          // extents_ were reported for this microbatch
+  std::vector<profile::Extent> least_seen_;    // in the profile and the run
+  std::vector<profile::Extent> most_seen_;
+  std::vector<Share> shares_;              // of the phase
+  bool told_ = false;                      // extents_ were reported for this microbatch
   bool outgrown_ = false;                  // the current request implies extents beyond envelope_
   bool foretold_ = false;                  // an earlier request has implied the same
   std::vector<profile::Extent> upcoming_;  // the extents beyond envelope_ that requests imply

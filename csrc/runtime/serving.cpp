@@ -71,7 +71,7 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
     ++counts_.unplanned_requests;
     return {allocate_evaluation(size, stream)};
   }
-  const auto [decision, group, startup, persistent, outgrows] =
+  const auto [decision, group, startup, persistent, by_place, outgrows] =
       matcher().match(size, stream, tagged);
   if (outgrows) {
     awaiting_ = decision;
@@ -84,14 +84,27 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
     return {allocate_planned(decision, size, stream)};
   }
   if (startup != kNone) return {allocate_startup(startup, size, stream)};
-  if (persistent) {
+  if (persistent && !(by_place && is_brief(size))) {
     ++counts_.persistent_requests;
     return {};
   }
+  if (persistent) return {allocate_departed(size, stream, {origin()}, is_wary())};
   if (draining_ && group != kNone && lives_on(layouts_.current()[group])) return {};
   if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
   if (is_setup() || (keeps_pauses_clear_ && is_pause())) return {};
   return {allocate_departed(size, stream, {origin()}, is_wary())};
+}
+
+// True if the request is too large for one of a group of kept requests: between the phases where
+// samples are kept, they may be scored, too. If such a block outlives an iteration, the next ones
+// are kept.
+bool Serving::is_brief(Bytes size) {
+  const StaticPool& space = pools_.active()->space;
+  if (!is_pause() || size < std::max(space.memory() / kLargeParts, kTiny)) return false;
+  const auto stays = [&](const StaticPool::Departed& d) {
+    return d.origin == origin() && d.iterations > 0 && d.size >= size / 2;
+  };
+  return !departures_.keeps(origin(), size) && std::ranges::none_of(space.departed(), stays);
 }
 
 // Before its first phase a run makes its model, which is permanent.

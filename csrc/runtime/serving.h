@@ -197,6 +197,7 @@ class Serving {
   void* place_dynamic(plan::GroupIndex group, Bytes size, StreamId stream);
   void* place_in_memory(Range lacking, Bytes size, StreamId stream,
                         StaticPool::Departure departure);
+  bool is_brief(Bytes size);
   bool is_setup();
   PhaseIndex origin();
   bool is_wary();

@@ -57,6 +57,30 @@ TEST(GroupLaw, RoutingThatVariesALittleHidesNoLaw) {
   EXPECT_EQ(law->terms[0].factors, (profile::Factors{0, 1, kNone}));
 }
 
+TEST(GroupLaw, ACurveOfOneExtentIsFound) {
+  const auto law = profile::find_group_law(
+      sums_at({{100}, {300}, {700}, {900}}, [](const auto& row) { return 512 * row[0] * row[0]; }),
+      {{900}});
+  ASSERT_TRUE(law);
+  EXPECT_EQ(law->terms[0].factors, (profile::Factors{0, 0, kNone}));
+  EXPECT_EQ(law->terms[0].coefficient, 512);
+}
+
+// A curve would be closer to these sums, and far from those of a batch that is three times larger.
+TEST(GroupLaw, FewSumsThatVaryAreNoCurve) {
+  const auto law_of = [](const std::vector<std::vector<Extent>>& rows, std::vector<Bytes> bytes) {
+    auto next = bytes.begin();
+    return profile::find_group_law(sums_at(rows, [&](const auto&) { return *next++; }), {{48}});
+  };
+  constexpr Bytes kMillion = 1'000'000;
+  const auto three = law_of({{10}, {20}, {48}}, {100 * kMillion, 190 * kMillion, 700 * kMillion});
+  ASSERT_TRUE(three);
+  EXPECT_EQ(three->terms[0].factors, (profile::Factors{0, kNone, kNone}));
+  const auto two = law_of({{10}, {48}, {48}}, {100 * kMillion, 900 * kMillion, 890 * kMillion});
+  ASSERT_TRUE(two);
+  EXPECT_EQ(two->terms[0].factors, (profile::Factors{0, kNone, kNone})) << "two values";
+}
+
 TEST(GroupLaw, SumsThatNoExtentExplainsHaveNone) {
   EXPECT_FALSE(
       profile::find_group_law(sums_at(kRows, [](const auto&) { return 4096; }), kEnvelope));

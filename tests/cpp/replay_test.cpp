@@ -104,6 +104,35 @@ TEST(Replay, KeptBlocksStayOutOfThePlansWay) {
   EXPECT_EQ(result.misses, 0);
 }
 
+// Between its iterations a run adds samples to a memory that grows. From an iteration on it scores
+// samples there.
+trace::Trace with_scores(int iterations, int scored_from) {
+  TraceBuilder t;
+  for (int i = 0; i < iterations; ++i) {
+    t.phase(trace::PhaseKind::kOther, kNone);
+    for (int n = 0; n <= i * 7 % 3; ++n) t.alloc(2 * kMiB + 7919 * (i + n) % 3001 * 512);
+    if (i >= scored_from) t.free(t.alloc((40 + i) * kMiB));
+    t.phase(trace::PhaseKind::kForward, 0);
+    std::vector<std::int32_t> blocks;
+    for (int n = 0; n < 12; ++n) blocks.push_back(t.alloc(8 * kMiB));
+    t.phase(trace::PhaseKind::kBackward, 0);
+    for (const auto r : blocks) t.free(r);
+    t.step();
+  }
+  return t.finish();
+}
+
+TEST(Replay, ALargeRequestAmongKeptOnesLiesInThePool) {
+  constexpr int kNever = 100;
+  const plan::Plan plan = plan::make_plan(profile::profile_iteration(with_scores(5, kNever)), {});
+  const auto run = [&](int scored_from) {
+    return replay::replay_planned(with_scores(12, scored_from), plan);
+  };
+  EXPECT_EQ(run(8).reserved, run(kNever).reserved);
+  EXPECT_EQ(run(8).misses, 0);
+  EXPECT_EQ(run(8).moves, run(kNever).moves) << "no memory moves beside the pool";
+}
+
 TEST(Replay, APlanFailsIfItsPoolDoesNotFit) {
   const trace::Trace trace = training(3);
   const plan::Plan plan = plan::make_plan(profile::profile_iteration(trace), {});

@@ -339,6 +339,35 @@ TEST(ServingSizes, TheFirstSizesTellTheExtentsWhereNobodyDoes) {
   }
 }
 
+// Samples of the same rows are kept before a batch is made of others.
+TEST(ServingSizes, ABatchIsFoundAmongDynamicRequestsByItsRows) {
+  plan::Plan plan = Program(1, 100).plan;
+  plan.seen = {{80}, {100}};
+  plan::DynamicGroup group;
+  group.phase = PhaseIndex(0);
+  plan.groups.push_back(group);
+  Matcher m(plan);
+  m.trust_all();
+  const auto batch = [](Extent tokens) { return 2 * kUnit * tokens; };
+  const auto iterate = [&](Extent tokens, auto requests) {
+    m.enter_phase(PhaseKind::kOther, kNone, 0);
+    m.use_extents(std::vector<Extent>{kNone}, {}, /*told=*/false);
+    requests();
+    m.enter_phase(PhaseKind::kForward, 0, 0);
+    m.use_extents(std::vector<Extent>{tokens}, {}, /*told=*/true);
+    m.end_iteration();
+  };
+  iterate(90, [&] {
+    EXPECT_EQ(m.match(batch(20), 0).group, 0) << "no batch was so small";
+    EXPECT_EQ(m.match(batch(250), 0).group, 0) << "nor so large";
+    EXPECT_EQ(m.match(batch(90) + 8, 0).group, 0) << "no whole row";
+    EXPECT_EQ(m.match(batch(90), 0).decision, 0);
+  });
+  iterate(60, [&] { EXPECT_EQ(m.match(batch(60), 0).group, 0); });
+  iterate(60, [&] { EXPECT_EQ(m.match(batch(60), 0).decision, 0) << "the run has had it"; });
+  iterate(130, [&] { EXPECT_TRUE(m.match(batch(130), 0).outgrows); });
+}
+
 TEST(ServingSizes, TheNextBatchTellsNothingOfTheGradientThatComesWithIt) {
   const Program program(1, 64, /*receives=*/true);
   Session run(program.plan);
