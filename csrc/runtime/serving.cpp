@@ -100,7 +100,8 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
 // are kept.
 bool Serving::is_brief(Bytes size) {
   const StaticPool& space = pools_.active()->space;
-  if (!is_pause() || size < std::max(space.memory() / kLargeParts, kTiny)) return false;
+  if (!is_pause() || keeps_pauses_clear_) return false;
+  if (size < std::max(space.memory() / kLargeParts, kTiny)) return false;
   const auto stays = [&](const StaticPool::Departed& d) {
     return d.origin == origin() && d.iterations > 0 && d.size >= size / 2;
   };
