@@ -12,7 +12,7 @@ namespace {
 // reasons of their own, are met by some curve, and it is far from the sums of larger batches.
 constexpr double kMuchBetter = 0.25;
 
-// Of laws before it, a deviation below this share of the mean counts as that much.
+// If a law before it leaves less than this share of the mean, that counts as this share.
 constexpr double kExact = 0.001;
 
 // A power needs so many values.

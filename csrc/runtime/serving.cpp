@@ -84,11 +84,11 @@ Serving::Place Serving::allocate(Bytes size, StreamId stream, bool tagged) {
     return {allocate_planned(decision, size, stream)};
   }
   if (startup != kNone) return {allocate_startup(startup, size, stream)};
-  if (persistent && !(by_place && is_brief(size))) {
+  if (persistent) {
+    if (by_place && is_brief(size)) return {allocate_departed(size, stream, {origin()}, is_wary())};
     ++counts_.persistent_requests;
     return {};
   }
-  if (persistent) return {allocate_departed(size, stream, {origin()}, is_wary())};
   if (draining_ && group != kNone && lives_on(layouts_.current()[group])) return {};
   if (tagged || group != kNone) return {allocate_dynamic(group, size, stream), true};
   if (is_setup() || (keeps_pauses_clear_ && is_pause())) return {};

@@ -18,11 +18,7 @@ constexpr int kDecisions = 5;
 
 // Decisions of 16 MiB side by side, 80 MiB, that live to the end of the iteration.
 plan::Plan five_blocks() {
-  std::vector<plan::Decision> decisions;
-  for (int i = 0; i < kDecisions; ++i) {
-    decisions.push_back(testing::decision(16 * kMiB, i * 16 * kMiB, 2 * i, 10));
-  }
-  return testing::plan_of(decisions, 10);
+  return testing::plan_of(testing::side_by_side(kDecisions, 16 * kMiB, 10), 10);
 }
 
 class DepartedRoom : public ::testing::Test {

@@ -15,11 +15,7 @@ constexpr int kDecisions = 5;
 
 // A forward of 80 MiB, after which samples are kept.
 plan::Plan with_kept_group() {
-  std::vector<plan::Decision> decisions;
-  for (int i = 0; i < kDecisions; ++i) {
-    decisions.push_back(testing::decision(16 * kMiB, i * 16 * kMiB, 2 * i, 10));
-  }
-  plan::Plan plan = testing::plan_of(decisions, 12, 2);
+  plan::Plan plan = testing::plan_of(testing::side_by_side(kDecisions, 16 * kMiB, 10), 12, 2);
   plan.phases[0].end = plan.phases[1].begin = 10;
   plan.phases[1].key = {trace::PhaseKind::kOther, kNone, 0, 0};
   plan::DynamicGroup group;

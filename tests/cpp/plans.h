@@ -22,6 +22,13 @@ inline plan::Decision decision(Bytes size, Offset offset, Tick lower, Tick upper
   return d;
 }
 
+// `count` decisions of `size` bytes side by side, made every other tick, that live to `upper`.
+inline std::vector<plan::Decision> side_by_side(int count, Bytes size, Tick upper) {
+  std::vector<plan::Decision> decisions;
+  for (int i = 0; i < count; ++i) decisions.push_back(decision(size, i * size, 2 * i, upper));
+  return decisions;
+}
+
 // A group of the first phase with a region, behind decision `after`.
 inline plan::DynamicGroup group(std::int32_t after, Bytes size, Offset offset, Tick lower,
                                 Tick upper) {
