@@ -165,6 +165,18 @@ void* PlannedAllocator::rescue(Bytes size, StreamId stream) {
   return p ? count(size, p) : nullptr;
 }
 
+Bytes PlannedAllocator::give_idle(Bytes size) {
+  const std::lock_guard lock(parts_.mutex);
+  return give_idle_memory(size);
+}
+
+Bytes PlannedAllocator::give_idle_memory(Bytes size) {
+  if (!parts_.serving) return 0;
+  const Bytes gone = parts_.serving->give_idle(size);
+  if (parts_.serving->is_resized()) parts_.update_reserved();
+  return gone;
+}
+
 // The fallback is to take `growth` bytes of the device for a request of `size` bytes. Memory that
 // the pool has for departures, and what is idle in it, would come on top.
 void PlannedAllocator::make_way(Bytes size, StreamId stream, Bytes growth) {
@@ -207,7 +219,7 @@ void* PlannedAllocator::allocate_fallback(Bytes size, StreamId stream, bool dyna
     const bool may_lie_idle = parts_.serving && !dynamic && !parts_.pools.is_away();
     void* idle = may_lie_idle ? allocate_idle(size, stream) : nullptr;
     if (idle) return idle;
-    // The search for it may have given memory back.
+    give_idle_memory(size);
     p = fallback.allocate(size, stream, dynamic);
     parts_.update_fallback();
     if (!p) throw OutOfMemory(figures_.describe_shortage(size));

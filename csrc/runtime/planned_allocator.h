@@ -86,6 +86,9 @@ class PlannedAllocator {
   // Returns a block in the pool's idle space, in any phase, for a caller whose own allocator has
   // run out of memory. Null if no idle range is large enough.
   void* rescue(Bytes size, StreamId stream);
+  // After that, gives all idle memory of the pool to the device, so that the caller's own allocator
+  // can take it, unless that is too little. Returns the bytes.
+  Bytes give_idle(Bytes size);
 
   // Frees a block; false if `p` is no live block of this allocator. `for_training`: as above.
   bool deallocate(void* p, bool for_training = false);
@@ -151,6 +154,7 @@ class PlannedAllocator {
   void make_way(Bytes size, StreamId stream, Bytes growth);
   bool wants_cached_for(Bytes size);
   void* allocate_idle(Bytes size, StreamId stream);
+  Bytes give_idle_memory(Bytes size);
   bool delay(void* p);
   bool release_from(Pool& pool, void* p, bool for_training);
   void note_late(const StaticPool::Block& block, const Pool& pool, bool for_training);

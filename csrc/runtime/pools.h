@@ -97,6 +97,8 @@ class Pools {
   // See MovingMemory, for the active pool, which can grow, and the addresses of its layout.
   bool make_room(MovingMemory::Room room, MovingMemory::Means means);
   Bytes give_back(Bytes size);
+  // The bytes that the device can give.
+  Bytes available() const { return device_.available(); }
   // True if the device could give so much at the cost of the whole pool.
   bool could_make_way(Bytes size) const {
     return size <= device_.available() + active_->space.memory();

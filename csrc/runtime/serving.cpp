@@ -114,6 +114,12 @@ bool Serving::is_setup() {
          matcher().kind() == trace::PhaseKind::kOther;
 }
 
+// A smaller block that stays, such as the next batch, may be in the way of a large decision. Beside
+// the pool it costs little.
+Bytes Serving::small() const {
+  return std::max(pools_.active()->space.memory() / kSmallPart, kPage);
+}
+
 PhaseIndex Serving::origin() {
   const PhaseIndex phase = matcher().phase();
   return phase == kNone ? Departures::kUnplanned : phase;
@@ -195,7 +201,7 @@ void* Serving::allocate_departed(Bytes size, StreamId stream, StaticPool::Depart
     // lies.
     const bool is_copy = is_pause() && !keeps_clear_;
     const bool of_training = departure.origin != Departures::kUnplanned && !is_copy;
-    if (of_training || !pools_.can_grow()) return nullptr;
+    if (of_training || !pools_.can_grow() || size < small()) return nullptr;
     departure.stays_outside = &pools_.active()->space.planned();
     departure.only_outside = true;
   }
@@ -229,9 +235,7 @@ void* Serving::allocate_evaluation(Bytes size, StreamId stream) {
     open_zone(/*more=*/true);
   }
   const Offset offset = evaluations_.next(size, stream);
-  // A small block that stays, such as the next batch, may be in the way of a large decision. Beside
-  // the pool it costs little.
-  const Bytes small = std::max(pools_.active()->space.memory() / kSmallPart, kPage);
+  const Bytes small = this->small();
   // A pool that cannot grow has no end to be kept clear.
   const bool is_new = !evaluations_.is_known() && pools_.can_grow();
   if (size < small && (evaluations_.outlives(small) || (is_new && size < kTiny))) return nullptr;

@@ -85,6 +85,10 @@ class Serving {
   // Takes idle pool space regardless of the plan, for requests that no other allocator can serve.
   // Memory moves for them, too.
   void* allocate_idle(Bytes size, StreamId stream);
+  // Gives all idle memory of the pool to the device, for a request of `size` bytes that nothing
+  // else can serve, unless the device had too little even then. Planned requests then get other
+  // memory. Returns the bytes.
+  Bytes give_idle(Bytes size);
 
   void enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk);
   // See TrainingLoop.
@@ -199,6 +203,7 @@ class Serving {
                         StaticPool::Departure departure);
   bool is_brief(Bytes size);
   bool is_setup();
+  Bytes small() const;
   PhaseIndex origin();
   bool is_wary();
   void* allocate_departed(Bytes size, StreamId stream, StaticPool::Departure departure, bool wary);
@@ -271,6 +276,9 @@ class Serving {
   // that both had held of the device then.
   bool took_memory_ = true;
   Bytes most_reserved_ = 0;
+  // What stays of it; to be looked at after a request has asked for it.
+  Bytes stuck_cached_ = 0;
+  bool asked_cached_ = false;
   bool has_given_way_ = false;       // idle memory of the pool has gone to what lies beside it
   Bytes accepted_ = 0;               // the run could not do with less of the device; see give_way()
   const std::int64_t moves_before_;  // those of other plans

@@ -1,5 +1,6 @@
 // The memory that requests get where the pool has none, see MovingMemory.
 #include <algorithm>
+#include <utility>
 
 #include "runtime/serving.h"
 
@@ -138,6 +139,16 @@ void* Serving::allocate_idle(Bytes size, StreamId stream) {
   return place_idle(size, stream, {});
 }
 
+Bytes Serving::give_idle(Bytes size) {
+  if (capturing() || pools_.is_away() || !pools_.can_grow()) return 0;
+  Bytes idle = 0;
+  for (const Range& r : pools_.active()->space.idle_ranges()) idle += r.size();
+  if (size > pools_.available() + idle) return 0;
+  const Bytes gone = pools_.give_back(idle);
+  note_memory();
+  return gone;
+}
+
 // Gives memory to addresses of the layout that have none, and then to those of `wish`. False if
 // there are none, or if the device lacks it. The first time in an iteration the fallback
 // gives what it caches.
@@ -272,9 +283,13 @@ bool Serving::wants_cached_for(Bytes size) {
   }
   if (pools_.active()->space.absent().empty()) return false;
   const Bytes load = std::max(profiled_load_, accounting_.most_live());
-  if (accounting_.cached_by_caller() <= std::max(load / kCachedParts, kLeastCached)) return false;
+  const Bytes cached = accounting_.cached_by_caller();
+  // Between live blocks, some stays. Each request would wait for it in vain.
+  stuck_cached_ = std::exchange(asked_cached_, false) ? cached : std::min(stuck_cached_, cached);
+  if (cached - stuck_cached_ <= std::max(load / kCachedParts, kLeastCached)) return false;
   if (accounting_.reserved() + size <= accounting_.most_reserved() || !means().waits) return false;
   if (!in_evaluation_) ++training_moves_;
+  asked_cached_ = true;
   return true;
 }
 

@@ -160,6 +160,21 @@ TEST_F(CallersCache, GoesBeforeAPoolThatLacksMemoryTakesSome) {
   allocator_.end_capture();
 }
 
+// It lies between live blocks.
+TEST_F(CallersCache, IsNotWantedAgainWhereItStays) {
+  enable_and_answer(region_between());
+  std::int64_t asked = 0;
+  for (int i = 0; i < 10; ++i) {
+    note(90 * kMiB + i * kMiB, 60 * kMiB);
+    asked += allocator_.wants_callers_cache(4 * kMiB) ? 1 : 0;
+  }
+  EXPECT_EQ(asked, 1);
+  note(90 * kMiB, 30 * kMiB);
+  EXPECT_FALSE(allocator_.wants_callers_cache(64 * kMiB));
+  note(90 * kMiB, 90 * kMiB);
+  EXPECT_TRUE(allocator_.wants_callers_cache(4 * kMiB)) << "60 MiB are new";
+}
+
 TEST_F(CallersCache, StaysBesideAPoolThatHasItsMemory) {
   enable_and_answer(two_blocks());
   EXPECT_FALSE(allocator_.wants_callers_cache(64 * kMiB));

@@ -203,6 +203,16 @@ TEST_F(DepartedRoom, GoesToTheDeviceBeforeTheFallbackReservesMore) {
   free(larger);
 }
 
+// Such as the shapes that a pipeline sends after an evaluation, and keeps.
+TEST_F(DepartedRoom, IsNotForASmallBlockThatMayStay) {
+  free(leave_behind());
+  allocator_.loop().enter_phase(trace::PhaseKind::kOther, 0, 0);
+  void* const small = allocate(1000);
+  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_EQ(statistics().idle_requests, 1) << "only the one before";
+  free(small);
+}
+
 // To wait for the device costs more than a small request.
 TEST_F(DepartedRoom, StaysForASmallRequestBesideThePool) {
   free(leave_behind(/*held=*/100 * kMiB));
@@ -217,6 +227,28 @@ TEST_F(DepartedRoom, StaysForASmallRequestBesideThePool) {
   EXPECT_EQ(statistics().pool, 80 * kMiB);
   free(small);
   free(large);
+}
+
+// Memory has moved as often as it may. No idle range of the pool holds the request, and the device
+// has too little beside the pool.
+TEST_F(DepartedRoom, IsGivenUpInPiecesForARequestThatNothingElseServes) {
+  allocator_.enable(five_blocks());
+  for (int i = 0; i < 300; ++i) {
+    const std::vector<void*> blocks = begin();
+    free(blocks[1]);
+    free(blocks[3]);
+    free(allocate(20 * kMiB));
+    end(blocks, {0, 2, 4});
+  }
+  ASSERT_LT(statistics().moves, 2 * 300);
+  ASSERT_EQ(statistics().fallback_requests, 0);
+  enter_forward();
+  void* const planned = allocate(16 * kMiB);
+  void* const large = allocate(380 * kMiB);
+  EXPECT_EQ(statistics().fallback_requests, 1);
+  EXPECT_LE(device_.used(), 400 * kMiB);
+  free(large);
+  free(planned);
 }
 
 class DepartedRoomBesideTheCallers : public DepartedRoom {
@@ -243,6 +275,24 @@ TEST_F(DepartedRoomBesideTheCallers, GoesToTheDeviceUnlessTheirCacheHoldsTheRequ
   EXPECT_EQ(statistics().pool, 80 * kMiB);
   EXPECT_EQ(device_.used(), 80 * kMiB);
   EXPECT_EQ(statistics().reserved.current, (80 + 29) * kMiB);
+}
+
+TEST_F(DepartedRoomBesideTheCallers, IsGivenToThemOnceTheyRunOut) {
+  allocator_.enable(five_blocks());
+  enter_forward();
+  void* const planned = allocate(16 * kMiB);
+  EXPECT_EQ(allocator_.rescue(380 * kMiB, 0), nullptr);
+  EXPECT_EQ(allocator_.give_idle(385 * kMiB), 0) << "the device had too little";
+  EXPECT_EQ(statistics().pool, 80 * kMiB);
+  EXPECT_EQ(allocator_.give_idle(380 * kMiB), 64 * kMiB);
+  EXPECT_EQ(device_.used(), 16 * kMiB);
+  EXPECT_EQ(statistics().pool, 16 * kMiB);
+  EXPECT_EQ(statistics().reserved.current, 16 * kMiB);
+  EXPECT_EQ(allocator_.give_idle(kMiB), 0) << "nothing is left";
+  free(planned);
+  allocator_.inspect().check();
+  end(begin(), {0, 1, 2, 3, 4});
+  EXPECT_EQ(statistics().hits, 1 + kDecisions) << "the pool gets it back";
 }
 
 }  // namespace

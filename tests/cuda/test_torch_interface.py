@@ -672,7 +672,7 @@ def test_a_pool_that_comes_back_keeps_to_the_share() -> None:
     del held
     stalloc.acquire_pool()
     with pytest.raises(torch.OutOfMemoryError), stalloc.hooks.unplanned():
-        torch.empty(40 * GIB - plan.pool, dtype=torch.uint8, device="cuda")
+        torch.empty(40 * GIB, dtype=torch.uint8, device="cuda")
     assert standin.used() <= 40 * GIB
     torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -725,6 +725,33 @@ def test_a_request_that_the_pool_serves_is_no_shortage() -> None:
     torch.cuda.reset_accumulated_memory_stats()
     assert torch.cuda.memory_stats()["num_ooms"] == 0
     del held
+
+
+def test_a_request_larger_than_the_pool_gets_its_memory_as_a_last_resort() -> None:
+    trainer = Trainer()
+    plan, begin = planned(trainer)
+    torch.cuda.empty_cache()
+    standin.set_manual(True)
+    side = torch.cuda.ExternalStream(standin.new_stream())
+    y = planned_tensor(trainer)
+    standin.use(side.cuda_stream, y.data_ptr(), y.nbytes, 1)
+    y.record_stream(side)
+    del y  # a stream lags, so the pool does not give way at first
+    standin.set_memory(0, standin.used() + 32 * MIB)
+    ooms = torch.cuda.memory_stats()["num_ooms"]
+    with stalloc.hooks.unplanned():
+        held = torch.empty(plan.pool + 4 * MIB, dtype=torch.uint8, device="cuda")
+    assert not begin <= held.data_ptr() < begin + plan.pool
+    assert stalloc.memory_stats()["pool"] < plan.pool
+    assert torch.cuda.memory_stats()["num_ooms"] == ooms
+    with pytest.raises(torch.OutOfMemoryError), stalloc.hooks.unplanned():
+        torch.empty(plan.pool + 4 * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
+    del held
+    torch.cuda.empty_cache()
+    for _ in range(2):
+        trainer.step()
+    assert stalloc.memory_stats()["pool"] >= plan.pool
 
 
 def test_nothing_is_planned_while_torch_does_not_cache() -> None:

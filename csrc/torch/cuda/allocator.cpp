@@ -279,28 +279,49 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
     runtime.allocator().make_way_for_caller(request.size);
   }
   Shortage shortage;
+  const auto attempt = [&] {
+    return native(runtime.recorder().active() ? Record::kNoticed : Record::kLeft);
+  };
   void* p = nullptr;
   try {
-    p = native(runtime.recorder().active() ? Record::kNoticed : Record::kLeft);
+    p = attempt();
   } catch (const c10::OutOfMemoryError& e) {
-    // Last resort: idle pool space, including memory just freed.
+    // Last resort: idle pool space, including memory just freed. If it lies in pieces, torch gets
+    // the memory.
     const StreamId stream = stream_of(runtime, request);
-    void* rescued = stream == kNone || !caches_.load()
-                        ? nullptr
-                        : runtime.allocator().rescue(request.size, stream);
-    if (!rescued) {
+    const bool may_lie_in_pool = stream != kNone && caches_.load();
+    void* rescued = may_lie_in_pool ? runtime.allocator().rescue(request.size, stream) : nullptr;
+    if (!rescued && may_lie_in_pool && runtime.allocator().give_idle(request.size) > 0) {
+      p = attempt_again(request.device, attempt);
+    }
+    if (!rescued && !p) {
       shortage.tell(observers());
       throw_out_of_memory(runtime, request, e.what_without_backtrace());
     }
     rescued_[static_cast<std::size_t>(request.device)].fetch_add(1);
     history_.forgive(request.device, shortage.begun());
-    trace(rescued, /*allocated=*/true);
-    report(runtime, rescued, /*allocated=*/true);
-    if (history_.follows()) history_.took(block_at(rescued));
-    return rescued;
+    if (rescued) {
+      trace(rescued, /*allocated=*/true);
+      report(runtime, rescued, /*allocated=*/true);
+      if (history_.follows()) history_.took(block_at(rescued));
+      return rescued;
+    }
   }
   note(request.device);
   return p;
+}
+
+// Asks torch's allocator once more; null if it refuses again. The shortage counts once.
+template <typename Attempt>
+void* CudaAllocator::attempt_again(c10::DeviceIndex device, Attempt attempt) {
+  note(device);
+  follow_share(device);
+  try {
+    return attempt();
+  } catch (const c10::OutOfMemoryError&) {
+    rescued_[static_cast<std::size_t>(device)].fetch_add(1);
+    return nullptr;
+  }
 }
 
 // If the device has no memory left, torch's allocator is asked, too: it calls what is registered to

@@ -184,6 +184,8 @@ class CudaAllocator final : public Delegate {
   // Serves `request` with torch's allocator, else from the pool's idle space.
   template <typename Native>
   void* fall_back(runtime::DeviceRuntime& runtime, const Request& request, Native native);
+  template <typename Attempt>
+  void* attempt_again(c10::DeviceIndex device, Attempt attempt);
   // Serves `request` with a piece of the device of its own, else with torch's allocator.
   template <typename Native>
   void* allocate_exactly(runtime::DeviceRuntime& runtime, const Request& request, Native native);
