@@ -15,7 +15,7 @@ import torch
 
 from stalloc import _core, _expandable
 from stalloc._adapters import Adapter
-from stalloc._auto.proposal import LEAST_GAIN, Proposal
+from stalloc._auto.proposal import LEAST_GAIN, Peak, Proposal
 from stalloc._auto.segments import Segments
 
 _SEGMENTS = {"cuda": 64 << 20, "cpu": 256 << 10}
@@ -34,19 +34,28 @@ class DeviceMemory:
         segments: Its expandable segments, if there may be such.
 
     Attributes:
-        peak: The most bytes that torch has reserved; 0 if that cannot be measured.
+        peak: The most that torch has had; zeros if that cannot be measured.
+        goes_in_parts: Of a pool in which tensors lie, the rest can be given back.
     """
 
     def __init__(self, adapter: Adapter, segments: Segments | None = None) -> None:
         self._adapter = adapter
         self._segments = segments
         self._measured = adapter.name.startswith("cuda")
-        self.peak = 0
+        self.goes_in_parts = not self._measured or (
+            segments is not None and segments.has_virtual_memory
+        )
+        self.peak = Peak()
 
     def record_peak(self) -> None:
         """Records torch's peak. Call it after each iteration."""
         if self._measured and not self._adapter.runtime.enabled:
-            self.peak = max(self.peak, torch.cuda.max_memory_reserved(self._adapter.name))
+            reserved = torch.cuda.max_memory_reserved(self._adapter.name)
+            live = torch.cuda.max_memory_allocated(self._adapter.name)
+            is_thrifty = self._segments is not None and self._segments.are_on
+            self.peak = Peak(
+                max(self.peak.reserved, reserved), max(self.peak.live, live), is_thrifty
+            )
 
     def shortage(self, proposal: Proposal, *, first: bool, filled: bool = True) -> str | None:
         """The reason if the run would need more than torch's peak as the plan goes into force.
@@ -62,7 +71,7 @@ class DeviceMemory:
         """
         pool = proposal.plan.pool if filled else proposal.filling
         if self._measured:
-            peak = max(self.peak, proposal.peak)
+            peak = max(self.peak.reserved, proposal.peak)
             if self._segments is not None and self._segments.are_on:
                 # Torch gave back what was idle at its peak. With its own settings it would have
                 # needed more than this, and than the plan.
@@ -90,7 +99,7 @@ class DeviceMemory:
             return False
         if not self._measured:
             return True
-        return self._segments is not None and self._segments.has_virtual_memory
+        return self.goes_in_parts
 
     def _staying(self) -> int:
         """Bytes that stay reserved once torch's cache is given back.

@@ -26,6 +26,13 @@ and phases come to be trusted in the next ones."""
 _LEAST_SERVED = 0.9
 """Share of its requests that a plan of an earlier run must serve."""
 
+_HOPELESS = 0.5
+"""Share of its requests, and of the plan's; a plan of an earlier run that serves less of both is
+one of another program, which one iteration shows."""
+
+_DRAINED = 3
+"""Iterations after which a tensor that lies in a drained pool is one that stays."""
+
 
 class Service:
     """Puts a plan in force, where an iteration begins.
@@ -83,7 +90,7 @@ class Service:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self.missed = self.unplanned = 0.0
         self._told = dict.fromkeys(_REQUESTS, 0)
-        self._draining = False
+        self._drained = 0  # iterations
         self.is_aside = False
         self._had_pool = self._has_pool = True  # in the iteration before, and in this one
         forward.tell(active._hooks)
@@ -121,6 +128,11 @@ class Service:
     def is_empty(self) -> bool:
         """True if no tensor lies in the pool."""
         return self._statistics()["live_blocks"] == 0
+
+    @property
+    def is_drained(self) -> bool:
+        """True if the pool is not to wait for the tensors that lie in it."""
+        return self._drained > _DRAINED
 
     @property
     def loses(self) -> bool:
@@ -182,6 +194,9 @@ class Service:
         # The optimizer's states, which the first iteration makes, lie beside the pool for good.
         self._reserved = now["fallback_reserved"]
         follows = self.missed <= MOST_MISSED and 1 - self.unplanned >= _LEAST_SERVED
+        if self.missed > _HOPELESS and self.unplanned > _HOPELESS:
+            self._trial = 0
+            self._drained = _DRAINED + 1
         return self._trial == 0 and not follows
 
     def outgrown(self) -> bool:
@@ -211,9 +226,12 @@ class Service:
         return now
 
     def drain(self) -> None:
-        """Lets the pool come to be empty where the next iteration ends, or the one after it."""
-        self._adapter.runtime.drain(departed=self._draining)
-        self._draining = True
+        """Lets the pool come to be empty where the next iteration ends, or the one after it.
+
+        Call it once an iteration.
+        """
+        self._adapter.runtime.drain(departed=self._drained > 0)
+        self._drained += 1
 
     def new_requests(self) -> Requests:
         """Requests since the last call."""

@@ -17,7 +17,7 @@ from stalloc import _core
 from stalloc._auto.background import Background
 from stalloc._auto.drift import MOST_MISSED
 from stalloc._auto.joining import joined
-from stalloc._auto.proposal import LEAST_GAIN, Proposal, propose
+from stalloc._auto.proposal import LEAST_GAIN, Peak, Proposal, propose
 from stalloc.plans import Plan
 from stalloc.progress import Progress
 from stalloc.replaying import replay_torch
@@ -52,7 +52,7 @@ def solve(
     recordings: Sequence[Trace],
     threads: int,
     time_limit: float,
-    peak: int,
+    peak: Peak,
     keep: Keep,
     in_force: Plan | None = None,
     *,
@@ -64,7 +64,7 @@ def solve(
         recordings: In the order in which they were made.
         threads: The most cores to keep busy.
         time_limit: Seconds to look for better plans than the first ones; for each plan.
-        peak: Reserved by torch at its peak; see `Proposal`.
+        peak: Of the run so far.
         keep: Called with the best plan.
         in_force: The plan that serves the run meanwhile, if any.
         is_short: See `Background`.
@@ -82,7 +82,7 @@ def solve(
 
 
 def _best(
-    recordings: Sequence[Trace], time_limit: float, goes_on: Progress, peak: int
+    recordings: Sequence[Trace], time_limit: float, goes_on: Progress, peak: Peak
 ) -> list[Proposal]:
     alone = propose(recordings[-1], time_limit, goes_on, peak)
     if len(recordings) == 1:

@@ -31,7 +31,7 @@ class Change(TypedDict):
     iteration: int  #: iterations that were complete
     in_force: bool  #: the plan went into force; else out of it
     reason: str  #: why
-    before: int  #: bytes under torch's policy, of the recorded requests
+    before: int  #: bytes of the recorded requests under torch's policy, or as measured if less
     after: int  #: bytes under the plan
     pool: int  #: bytes of the plan's pool
 

@@ -288,6 +288,55 @@ def test_a_run_that_departs_from_a_kept_plan_makes_its_own(tmp_path: Path) -> No
     assert change["pool"] == own["pool"]
 
 
+class TwoPrograms(torch.nn.Module):
+    """One model with the weights of another."""
+
+    def __init__(self, *, is_wide: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(8))
+        self.is_wide = is_wide
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_wide:
+            x = torch.cat([x, x, x])
+            return sum((layer(x).sigmoid() * x.cos() for layer in self.layers), x)
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def train_program(model: torch.nn.Module, steps: int, auto: stalloc.Auto | None) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.linspace(0, 1, 256 * 64).view(256, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if auto is not None:
+            settle(auto)
+    return losses
+
+
+@isolated
+def test_a_kept_plan_of_another_program_goes_although_states_lie_in_its_pool(
+    tmp_path: Path,
+) -> None:
+    os.environ["STALLOC_CACHE"] = str(tmp_path)
+    with stalloc.auto(time_limit=0.5) as auto:
+        train_program(TwoPrograms(is_wide=False), 12, auto)
+        assert auto.status()["changes"][0]["in_force"]
+    plain = train_program(TwoPrograms(is_wide=True), 16, None)
+    with stalloc.auto(time_limit=0.5) as auto:
+        assert train_program(TwoPrograms(is_wide=True), 16, auto) == plain
+        kept, out, *_ = auto.status()["changes"]
+    assert (kept["iteration"], out["iteration"]) == (0, 1)
+    assert "departs from the plan of an earlier run" in out["reason"]
+    assert not out["in_force"]
+
+
 def test_a_kept_plan_serves_a_script_as_torch_does(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(WAITS))

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 import stalloc
 from stalloc import _core
 from stalloc._auto import proposal
-from stalloc._auto.proposal import Proposal, propose
+from stalloc._auto.proposal import Peak, Proposal, propose
 from stalloc.trace import Trace
 
 _OUTPUT = 4 * 2048 * 2048
@@ -61,6 +61,44 @@ def test_a_plan_of_whole_iterations_has_to_save_more() -> None:
     assert [each.after for each in left] == [each.after for each in others]
     proposal.LEAST_GAIN_OF_WHOLE = best.gain
     assert propose(trace, 0.1, lambda _: True)[0].after == best.after
+
+
+@isolated
+def test_a_plan_has_to_save_of_what_torch_was_measured_to_reserve() -> None:
+    trace = recorded(keeps=False)
+    best = propose(trace, 0.1, lambda _: True)[0]
+    beside = 100 << 20  # bytes that were live before the recording
+    live = best.load + beside
+
+    def found(reserved: int) -> list[Proposal]:
+        return propose(trace, 0.1, lambda _: True, Peak(reserved, live))
+
+    assert found(best.after + beside) == [], "torch has reserved no more than the plan does"
+    tight, *_ = found(best.after + beside + best.after // 20)
+    assert tight.before == best.after + best.after // 20
+    assert found(10 * best.before)[0].before == best.before, "as the model of torch says"
+
+
+@isolated
+def test_a_plan_of_changing_requests_has_to_save_much_where_torch_is_thrifty() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 2048))
+    with stalloc.profile(model, device="cpu") as prof:
+        for rows in (1024, 2048, 512, 1536, 768):
+            model(torch.randn(rows, 64)).square().mean().backward()
+            model.zero_grad()
+            prof.step()
+
+    def found(*, is_thrifty: bool) -> list[Proposal]:
+        peak = Peak(2 * best.before, best.load, is_thrifty)
+        return propose(prof.trace, 0.1, lambda _: True, peak)
+
+    best, *_ = propose(prof.trace, 0.1, lambda _: True)
+    assert best.is_changing
+    proposal.LEAST_GAIN_OF_CHANGING = best.gain + 1e-3
+    assert found(is_thrifty=False)
+    assert not found(is_thrifty=True)
+    proposal.LEAST_GAIN_OF_CHANGING = best.gain - 1e-3
+    assert found(is_thrifty=True)
 
 
 @isolated
