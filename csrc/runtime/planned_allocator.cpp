@@ -250,7 +250,10 @@ bool PlannedAllocator::release_from(Pool& pool, void* p, bool for_training) {
   if (parts_.serving) parts_.serving->released(p);
   if (block.late) [[unlikely]]
     note_late(block, pool, for_training);
-  if (&pool != parts_.pools.active()) parts_.drop_empty_pools();
+  if (&pool != parts_.pools.active()) {
+    parts_.pools.note_freed(rounded);
+    parts_.drop_empty_pools();
+  }
   return true;
 }
 

@@ -16,6 +16,11 @@ namespace {
 // it. On other devices torch guarantees kDefaultAlignment.
 constexpr Bytes kHostAlignment = 64;
 
+// What is freed in retired pools goes to the device once it is so much, and one part in so many of
+// their memory: each time waits for the device.
+constexpr Bytes kLeastFreed = Bytes{32} << 20;
+constexpr Bytes kFreedParts = 64;
+
 }  // namespace
 
 Pools::~Pools() {
@@ -324,8 +329,15 @@ void Pools::retire(std::unique_ptr<Pool> pool) {
   retired_.push_back(std::move(pool));
 }
 
+void Pools::review_retired() {
+  Bytes memory = 0;
+  for (const auto& pool : retired_) memory += pool->space.memory();
+  untrimmed_ = untrimmed_ || freed_ >= std::max(kLeastFreed, memory / kFreedParts);
+}
+
 bool Pools::trim() {
   if (!std::exchange(untrimmed_, false) || abandoned_) return false;
+  freed_ = 0;
   bool trimmed = false;
   for (const auto& pool : retired_) {
     if (pool->space.live_blocks() == 0) continue;

@@ -69,6 +69,11 @@ class Pools {
   // Gives back the memory of retired pools in which no block lies, if one was retired since the
   // last call: no request gets it any more. Waits for the device. Returns true if there was any.
   bool trim();
+  // A block of a retired pool was freed.
+  void note_freed(Bytes size) { freed_ += size; }
+  // Between iterations: lets trim() look at all retired pools again once much was freed in them,
+  // such as the weights of a model that others have replaced.
+  void review_retired();
 
   // Returns the active pool's memory to the device, and keeps its addresses if the device can. If a
   // block lies in the pool: throws Error, or if `partly`, returns the rest; see PartialRelease.
@@ -185,6 +190,7 @@ class Pools {
   std::vector<std::unique_ptr<Pool>> retired_;
   std::int64_t moves_ = 0;
   bool untrimmed_ = false;           // a retired pool may have idle memory
+  Bytes freed_ = 0;                  // in retired pools since trim()
   bool away_ = false;                // the active pool's memory is released
   PartialRelease partial_{device_};  // if blocks lie in it, the part of that memory without
   bool abandoned_ = false;           // this is a forked child

@@ -73,10 +73,9 @@ void TrainingLoop::leave_unplanned() {
 void TrainingLoop::end_iteration() {
   std::unique_lock lock(parts_.mutex);
   if (!parts_.serving) return;
-  if (parts_.serving->end_iteration()) {
-    parts_.pools.retire_resident();
-    parts_.drop_empty_pools();
-  }
+  if (parts_.serving->end_iteration()) parts_.pools.retire_resident();
+  parts_.pools.review_retired();
+  parts_.drop_empty_pools();
   if (!parts_.pools.is_away() && !parts_.capturing() && parts_.serving->join_pieces()) {
     note_pool();
   }

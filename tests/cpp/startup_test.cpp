@@ -514,6 +514,42 @@ TEST_F(StartupRun, PartsOfTheRegionThatNothingCameForGoBack) {
   EXPECT_EQ(device.wrong_releases(), 0);
 }
 
+// A model that another one replaces. A wait for a few bytes is not worth it.
+TEST_F(StartupRun, LargePartsOfTheRegionGoBackOnceTheyAreFreed) {
+  TraceBuilder t;
+  for (const Bytes mib : {60, 20, 60}) t.alloc(mib * kMiB);
+  for (int i = 0; i < 4; ++i) {
+    t.phase(trace::PhaseKind::kForward, 0);
+    t.free(t.alloc(8 * kMiB));
+    t.step();
+  }
+  const plan::Plan plan = plan_of(t.finish());
+  device::PretendMemory device(400 * kMiB, /*grows=*/true);
+  runtime::PlannedAllocator allocator(device);
+  allocator.enable(plan, {.startup = true});
+  allocator.loop().enter_phase(trace::PhaseKind::kOther, kNone, 0);
+  std::vector<void*> weights;
+  for (const Bytes mib : {60, 20, 60}) {
+    weights.push_back(allocator.allocate(mib * kMiB, 0, /*for_training=*/true));
+  }
+  EXPECT_EQ(allocator.figures().statistics().startup_requests, 3);
+  allocator.loop().end_iteration();
+  const Bytes all = device.used();
+  EXPECT_EQ(all, plan.pool + 140 * kMiB);
+  EXPECT_TRUE(allocator.deallocate(weights[1]));
+  allocator.loop().end_iteration();
+  EXPECT_EQ(device.used(), all);
+  EXPECT_TRUE(allocator.deallocate(weights[0]));
+  EXPECT_EQ(device.used(), all) << "not while it trains";
+  allocator.loop().end_iteration();
+  EXPECT_LE(device.used(), all - 76 * kMiB) << "whole chunks of both";
+  EXPECT_EQ(allocator.figures().statistics().reserved.current, device.used());
+  allocator.inspect().check();
+  EXPECT_TRUE(allocator.deallocate(weights[2]));
+  EXPECT_EQ(device.used(), plan.pool);
+  EXPECT_EQ(device.wrong_releases(), 0);
+}
+
 TEST_F(StartupRun, NothingChangesIfTheRegionDoesNotFit) {
   device::PretendMemory small(plan_.pool + plan_.resident - 1);
   runtime::PlannedAllocator allocator(small);

@@ -19,8 +19,8 @@ SLACK = 1 << 20
 
 # The target is missed here, and why.
 MISSED_HITS = {
-    "transformers-evaluation": "0.7 % are the first evaluation's, which has no plan; 0.3 % are small"
-    " and outlive their forward, and lie beside the pool; 0.3 % come where an epoch begins: two"
+    "transformers-evaluation": "0.7 % are the first evaluation's, which has no plan; 0.3 % are"
+    " small, outlive their forward and lie beside the pool; 0.3 % come where an epoch begins: two"
     " batches are fetched, the first one is taken for a temporary, and lies in the way",
 }
 
