@@ -16,6 +16,14 @@ void AllocatorParts::drop_empty_pools() {
   if (pools.trim() || dropped) update_reserved();
 }
 
+Bytes AllocatorParts::trim_retired() {
+  if (capturing()) return 0;
+  const Bytes before = pools.held().reserved;
+  pools.review_retired(/*least=*/1);
+  if (pools.trim()) update_reserved();
+  return before - pools.held().reserved;
+}
+
 void AllocatorParts::update_reserved() {
   const Pools::Held held = pools.held();
   counted_fallback = fallback.reserved();

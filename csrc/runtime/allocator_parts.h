@@ -68,6 +68,9 @@ struct AllocatorParts {
   void stop_serving();
   // Returns the memory of retired pools without a live block.
   void drop_empty_pools();
+  // Gives back whatever lies idle in retired pools, for a request that would fail. Returns the
+  // bytes.
+  Bytes trim_retired();
   // Notes the memory that the pools and the own fallback hold.
   void update_reserved();
   // The same after each request that the fallback serves or frees. Cheap if its memory is

@@ -171,8 +171,9 @@ Bytes PlannedAllocator::give_idle(Bytes size) {
 }
 
 Bytes PlannedAllocator::give_idle_memory(Bytes size) {
-  if (!parts_.serving) return 0;
-  const Bytes gone = parts_.serving->give_idle(size);
+  Bytes gone = parts_.trim_retired();
+  if (!parts_.serving) return gone;
+  gone += parts_.serving->give_idle(size);
   if (parts_.serving->is_resized()) parts_.update_reserved();
   return gone;
 }
@@ -252,6 +253,7 @@ bool PlannedAllocator::release_from(Pool& pool, void* p, bool for_training) {
     note_late(block, pool, for_training);
   if (&pool != parts_.pools.active()) {
     parts_.pools.note_freed(rounded);
+    if (!parts_.serving) parts_.pools.review_retired();
     parts_.drop_empty_pools();
   }
   return true;

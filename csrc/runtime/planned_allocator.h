@@ -86,8 +86,8 @@ class PlannedAllocator {
   // Returns a block in the pool's idle space, in any phase, for a caller whose own allocator has
   // run out of memory. Null if no idle range is large enough.
   void* rescue(Bytes size, StreamId stream);
-  // After that, gives all idle memory of the pool to the device, so that the caller's own allocator
-  // can take it, unless that is too little. Returns the bytes.
+  // After that, gives all idle memory of pools to the device, so that the caller's own allocator
+  // can take it; that of the plan in force only if it suffices. Returns the bytes.
   Bytes give_idle(Bytes size);
 
   // Frees a block; false if `p` is no live block of this allocator. `for_training`: as above.

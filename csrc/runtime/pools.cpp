@@ -329,11 +329,13 @@ void Pools::retire(std::unique_ptr<Pool> pool) {
   retired_.push_back(std::move(pool));
 }
 
-void Pools::review_retired() {
+Bytes Pools::worth_a_wait() const {
   Bytes memory = 0;
   for (const auto& pool : retired_) memory += pool->space.memory();
-  untrimmed_ = untrimmed_ || freed_ >= std::max(kLeastFreed, memory / kFreedParts);
+  return std::max(kLeastFreed, memory / kFreedParts);
 }
+
+void Pools::review_retired(Bytes least) { untrimmed_ = untrimmed_ || freed_ >= least; }
 
 bool Pools::trim() {
   if (!std::exchange(untrimmed_, false) || abandoned_) return false;

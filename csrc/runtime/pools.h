@@ -71,9 +71,10 @@ class Pools {
   bool trim();
   // A block of a retired pool was freed.
   void note_freed(Bytes size) { freed_ += size; }
-  // Between iterations: lets trim() look at all retired pools again once much was freed in them,
-  // such as the weights of a model that others have replaced.
-  void review_retired();
+  // Lets trim() look at all retired pools again once `least` bytes were freed in them, such as the
+  // weights of a model that others have replaced.
+  void review_retired(Bytes least);
+  void review_retired() { review_retired(worth_a_wait()); }
 
   // Returns the active pool's memory to the device, and keeps its addresses if the device can. If a
   // block lies in the pool: throws Error, or if `partly`, returns the rest; see PartialRelease.
@@ -177,6 +178,7 @@ class Pools {
   std::unique_ptr<Pool> make_resident(const plan::Plan& region);
   std::unique_ptr<Pool> make_pool(const plan::Plan& plan, bool grows, bool filled);
   void retire(std::unique_ptr<Pool> pool);
+  Bytes worth_a_wait() const;  // of what was freed in retired pools
   void free_pool(Pool& pool) noexcept;
   [[noreturn]] void throw_out_of_memory(Bytes pool) const;
   std::string name() const { return std::string(device_.name()); }

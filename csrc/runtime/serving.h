@@ -142,7 +142,10 @@ class Serving {
   bool end_iteration();
 
   // True if the pool's memory has changed since the last call.
-  bool is_resized() { return std::exchange(is_resized_, false); }
+  bool is_resized() {
+    unnoted_ = 0;
+    return std::exchange(is_resized_, false);
+  }
 
   // The fallback is to take `size` more bytes of the device for a request of `request` bytes. If
   // the run has never held so much, what it caches goes first, and what lies free between its
@@ -272,6 +275,7 @@ class Serving {
   Evaluations evaluations_;
   bool in_evaluation_ = false;  // until the next phase that trains: the loss comes after a forward
   bool is_resized_ = false;
+  Bytes unnoted_ = 0;  // of the pool's memory that `accounting_` does not know yet
   // Since the fallback last gave back what it caches: if the pool has taken memory, and the most
   // that both had held of the device then.
   bool took_memory_ = true;

@@ -184,9 +184,10 @@ MovingMemory::Means Serving::means(Bytes size) const {
   // A layout with dynamic requests has more addresses than the run ever uses at once.
   const Bytes load = std::max({profiled_load_, accounting_.most_live(), accounting_.live() + size});
   const Bytes most = std::max(load + unused(load), accounting_.most_reserved());
+  const Bytes reserved = accounting_.reserved() + std::max<Bytes>(0, unnoted_);
   // The run has held so much before.
-  const Bytes known = accounting_.most_reserved() - accounting_.reserved();
-  const Bytes spare = std::max(known, std::clamp<Bytes>(most - accounting_.reserved(), 0, rest));
+  const Bytes known = std::max<Bytes>(0, accounting_.most_reserved() - reserved);
+  const Bytes spare = std::max(known, std::clamp<Bytes>(most - reserved, 0, rest));
   return {.spare = spare, .rest = rest, .waits = waits, .idle = !waits, .cushion = cushion_};
 }
 
@@ -210,6 +211,7 @@ void Serving::note_memory() {
   counts_.moves = moves;
   const Bytes memory = pools_.active()->space.memory();
   took_memory_ = took_memory_ || memory > counts_.pool;
+  unnoted_ += memory - counts_.pool;
   counts_.pool = memory;
   is_resized_ = true;
 }

@@ -46,10 +46,12 @@ class DeviceMemory:
             segments is not None and segments.has_virtual_memory
         )
         self.peak = Peak()
+        self._has_served = False  # then torch's own peaks contain the plan's pool
 
     def record_peak(self) -> None:
-        """Records torch's peak. Call it after each iteration."""
-        if self._measured and not self._adapter.runtime.enabled:
+        """Records torch's peak, until a plan first serves. Call it after each iteration."""
+        self._has_served = self._has_served or self._adapter.runtime.enabled
+        if self._measured and not self._has_served:
             reserved = torch.cuda.max_memory_reserved(self._adapter.name)
             live = torch.cuda.max_memory_allocated(self._adapter.name)
             is_thrifty = self._segments is not None and self._segments.are_on

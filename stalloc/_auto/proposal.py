@@ -135,9 +135,9 @@ def propose(
     live = _LiveOn(trace)
     peak = peak or Peak()
     reserved = torch.reserved
-    if peak.reserved > 0:
+    if 0 < torch.load <= peak.live:
         # What is live beside the recorded requests is the same under a plan.
-        reserved = min(reserved, peak.reserved - max(0, peak.live - torch.load))
+        reserved = min(reserved, peak.reserved - (peak.live - torch.load))
 
     def proposal(source: Trace) -> Proposal:
         plan = source.plan(time_limit=time_limit, progress=goes_on)

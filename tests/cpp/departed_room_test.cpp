@@ -277,6 +277,24 @@ TEST_F(DepartedRoomBesideTheCallers, GoesToTheDeviceUnlessTheirCacheHoldsTheRequ
   EXPECT_EQ(statistics().reserved.current, (80 + 29) * kMiB);
 }
 
+TEST_F(DepartedRoomBesideTheCallers, OfAnEarlierPlanGoesInPartsAsItIsFreed) {
+  allocator_.enable(five_blocks());
+  const std::vector<void*> blocks = begin();
+  allocator_.disable();
+  EXPECT_EQ(device_.used(), 80 * kMiB);
+  free(blocks[0]);
+  EXPECT_EQ(device_.used(), 80 * kMiB) << "not worth a wait";
+  free(blocks[1]);
+  EXPECT_EQ(device_.used(), 48 * kMiB);
+  free(blocks[3]);
+  EXPECT_EQ(device_.used(), 48 * kMiB);
+  EXPECT_EQ(allocator_.give_idle(kMiB), 16 * kMiB) << "before a request fails";
+  EXPECT_EQ(device_.used(), 32 * kMiB);
+  free(blocks[2]);
+  free(blocks[4]);
+  EXPECT_EQ(device_.used(), 0);
+}
+
 TEST_F(DepartedRoomBesideTheCallers, IsGivenToThemOnceTheyRunOut) {
   allocator_.enable(five_blocks());
   enter_forward();

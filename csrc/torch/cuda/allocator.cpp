@@ -286,12 +286,14 @@ void* CudaAllocator::fall_back(runtime::DeviceRuntime& runtime, const Request& r
   try {
     p = attempt();
   } catch (const c10::OutOfMemoryError& e) {
+    note(request.device);  // torch has given back its cache
     // Last resort: idle pool space, including memory just freed. If it lies in pieces, torch gets
     // the memory.
     const StreamId stream = stream_of(runtime, request);
     const bool may_lie_in_pool = stream != kNone && caches_.load();
     void* rescued = may_lie_in_pool ? runtime.allocator().rescue(request.size, stream) : nullptr;
-    if (!rescued && may_lie_in_pool && runtime.allocator().give_idle(request.size) > 0) {
+    if (!rescued && caches_.load() && runtime.allocator().give_idle(request.size) > 0) {
+      history_.forgive(request.device, shortage.begun());
       p = attempt_again(request.device, attempt);
     }
     if (!rescued && !p) {
