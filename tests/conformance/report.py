@@ -92,11 +92,13 @@ class Table:
 
     def _different(self) -> list[str]:
         """The tests that differ, with their states and reasons, or that there is none."""
-        lines = []
-        for test in sorted({d.test for d in self.differences}):
-            here = [d for d in sorted(self.differences) if d.test == test]
-            reason = " ".join(self.exceptions.get(here[0], "No reason is listed.").split())
-            lines.append(f"- `{test}` ({'; '.join(d.state for d in here)}). {reason}")
+        states: dict[tuple[str, str], list[str]] = {}  # by test and reason
+        for d in sorted(self.differences):
+            reason = " ".join(self.exceptions.get(d, "No reason is listed.").split())
+            states.setdefault((d.test, reason), []).append(d.state)
+        lines = [
+            f"- `{test}` ({'; '.join(where)}). {reason}" for (test, reason), where in states.items()
+        ]
         lines += [
             f"- unsteady: `{d.test}` ({d.state}) agreed when run again" for d in self.unsteady
         ]

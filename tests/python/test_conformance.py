@@ -226,6 +226,19 @@ def test_the_table_counts_each_outcome(tmp_path: Path) -> None:
     assert f"- `{difference.test}` (native, idle). why" in text
 
 
+def test_each_reason_names_its_states(tmp_path: Path) -> None:
+    reasons = {
+        Difference("native, idle", "b"): "why",
+        Difference("native, active", "b"): "why",
+        Difference("native, grown", "b"): "another cause",
+    }
+    table = Table("torch 2", [IDLE], {"native, idle": {}}, set(reasons), reasons, set())
+    table.write(tmp_path / "result.md")
+    text = (tmp_path / "result.md").read_text()
+    assert "- `b` (native, active; native, idle). why\n" in text
+    assert "- `b` (native, grown). another cause\n" in text
+
+
 def test_a_state_is_known_by_one_name() -> None:
     assert len({state.name for state in STATES}) == len(STATES)
     assert isinstance(by_name("torch"), State)
