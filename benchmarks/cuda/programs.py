@@ -6,7 +6,8 @@ Unlike the replays of benchmarks/programs, these are whole processes: torch's ow
 operators and autograd are real, kernels compute nothing, cuDNN is off. Each program runs in a
 process for each way of use: with torch's usual segments, with expandable ones, under a plan that
 another process has made of the first five iterations, and with `stalloc.auto()` alone. A program
-that calls a library that is not pretended (solvers, Fourier transforms) is listed as such.
+that torch alone cannot run there, since it calls a library that is not pretended (solvers, Fourier
+transforms), is listed as such. If another way fails, so does the benchmark.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ def main() -> int:
         plan = Path(folder) / "plan.json"
         for program in chosen(args.only):
             plan.unlink(missing_ok=True)
-            found = {
-                way: _in_a_process(way, program.name, args.iterations, plan)
-                for way in ("profile", *_WAYS)
-            }
-            if None in found.values():
+            try:
+                found = {"torch": _in_a_process("torch", program.name, args.iterations, plan)}
+            except RuntimeError as error:
                 lacking.append(program.name)
-                print(f"{program.name}: it does not run here", flush=True)
+                print(f"{program.name}: it does not run here: {error}", flush=True)
                 continue
+            for way in ("profile", *_WAYS[1:]):
+                found[way] = _in_a_process(way, program.name, args.iterations, plan)
             rows.append({"program": program.name, **found})
             print(_line(rows[-1]), flush=True)
             if args.output:
@@ -88,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _in_a_process(way: str, name: str, iterations: int, plan: Path) -> Row | None:
-    """The figures of a run; None if the program fails."""
+def _in_a_process(way: str, name: str, iterations: int, plan: Path) -> Row:
+    """The figures of a run. Raises RuntimeError if the program fails."""
     environment = {**os.environ, "STALLOC_CACHE": "0"}
     if way == "expandable":
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
@@ -104,7 +105,8 @@ def _in_a_process(way: str, name: str, iterations: int, plan: Path) -> Row | Non
         timeout=_LONGEST,
     )
     if done.returncode != 0:
-        return None
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise RuntimeError(f"{name}, {way}: {last}")
     row: Row = json.loads(done.stdout.splitlines()[-1])
     return row
 

@@ -16,8 +16,8 @@ namespace {
 // it. On other devices torch guarantees kDefaultAlignment.
 constexpr Bytes kHostAlignment = 64;
 
-// What is freed in retired pools goes to the device once it is so much, and one part in so many of
-// their memory: each time waits for the device.
+// Memory that is freed in retired pools goes to the device once it is so much, and one part in so
+// many of theirs: each time waits for the device.
 constexpr Bytes kLeastFreed = Bytes{32} << 20;
 constexpr Bytes kFreedParts = 64;
 

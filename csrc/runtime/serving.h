@@ -280,7 +280,7 @@ class Serving {
   // that both had held of the device then.
   bool took_memory_ = true;
   Bytes most_reserved_ = 0;
-  // What stays of it; to be looked at after a request has asked for it.
+  // The cache that could not go, and if it is to be read anew, after a request has asked for it.
   Bytes stuck_cached_ = 0;
   bool asked_cached_ = false;
   bool has_given_way_ = false;       // idle memory of the pool has gone to what lies beside it

@@ -291,7 +291,7 @@ class Cycle:
         leaving, service = self._leaving, self._service
         if leaving is None or service is None:
             return False
-        # Of virtual memory, what tensors that stay leave of the pool can go.
+        # A pool of virtual memory can go without the parts in which tensors lie.
         goes_in_part = service.is_drained and self._memory.goes_in_parts
         if not service.is_empty and not goes_in_part:
             return False

@@ -136,7 +136,7 @@ def propose(
     peak = peak or Peak()
     reserved = torch.reserved
     if 0 < torch.load <= peak.live:
-        # What is live beside the recorded requests is the same under a plan.
+        # Blocks that are live beside the recorded requests are the same under a plan.
         reserved = min(reserved, peak.reserved - (peak.live - torch.load))
 
     def proposal(source: Trace) -> Proposal:
