@@ -34,6 +34,9 @@ SLOWER_ENDS = "slower optimizer"
 # The profile that is being recorded, of which there is one at a time.
 _active: Profile | None = None
 
+# The models that were trained while profiles of this process were recorded.
+_trained: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
 
 class Profile:
     """Records every allocation and free of a device, with phase, microbatch and layer.
@@ -181,6 +184,8 @@ class Profile:
         _active = None
         self._trace = Trace(self._end())
         self._trace.info = self._trace.info | self._describe()
+        if self.model is not None and self._device.type != "meta":
+            _trained.add(self.model)
         if self._pinned_trace is not None:
             self._pinned_trace.info = self._trace.info | {"device": PINNED}
 
@@ -404,3 +409,8 @@ def profile(
 def active_profile() -> Profile | None:
     """The profile that is being recorded."""
     return _active
+
+
+def has_trained_in_profile(model: torch.nn.Module) -> bool:
+    """True if the model was trained in a profile of this process: its optimizer has states."""
+    return model in _trained

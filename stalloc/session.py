@@ -27,7 +27,12 @@ from stalloc._torch_modules import cuda_module, torch_module
 from stalloc.errors import OutOfMemory, PlanError, StallocError, StallocWarning
 from stalloc.hooks import TrainingHooks, model_signature
 from stalloc.plans import Plan
-from stalloc.profiling import GUESSED_ENDS, SLOWER_ENDS, active_profile
+from stalloc.profiling import (
+    GUESSED_ENDS,
+    SLOWER_ENDS,
+    active_profile,
+    has_trained_in_profile,
+)
 from stalloc.replaying import LEAST_RESERVED
 
 _SMALL = 64
@@ -76,6 +81,13 @@ class Session:
             PlanError: The plan does not fit, and it was enabled with `strict`.
         """
         self.followed = True
+
+    def trust(self, *, makes_states: bool = False) -> None:
+        """The program is the profiled one, so that its first departures end no phase of the plan.
+
+        A request that departs is no state of the optimizer (Note [Trust] in
+        csrc/runtime/matcher.h), unless it `makes_states` in this iteration.
+        """
 
     def give_up(self, problem: str) -> None:
         """Takes the plan out of force because it does not fit. A refused plan stays refused.
@@ -142,6 +154,9 @@ class _Active(Session):
             self.give_up(problem)
         elif model is not None:
             self._hooks.follow(model)
+
+    def trust(self, *, makes_states: bool = False) -> None:
+        self._adapter.runtime.trust_all(makes_states)
 
     def give_up(self, problem: str) -> None:
         self.refusal = problem
@@ -276,6 +291,8 @@ class _Active(Session):
         problem = model_mismatch(self.plan, module) or input_mismatch(self._inputs, args, kwargs)
         if problem:
             self.give_up(problem)
+        elif not self._startup and has_trained_in_profile(module):
+            self.trust()
 
 
 # The plan in force: at most one.

@@ -156,7 +156,11 @@ void bind_runtime(py::module_& m) {
           [](runtime::DeviceRuntime& r, bool on) { r.allocator().keep_pauses_clear(on); },
           py::arg("on"), ReleaseGil())
       .def(
-          "trust_all", [](runtime::DeviceRuntime& r) { r.allocator().trust_all(); }, ReleaseGil())
+          "trust_all",
+          [](runtime::DeviceRuntime& r, bool makes_states) {
+            r.allocator().trust_all(makes_states);
+          },
+          py::arg("makes_states"), ReleaseGil())
       .def_property_readonly("enabled",
                              [](runtime::DeviceRuntime& r) { return r.allocator().enabled(); })
       .def("statistics",

@@ -269,6 +269,7 @@ void Matcher::end_iteration() {
   kind_ = trace::PhaseKind::kOther;
   head_ = end_ = ItemIndex(0);
   resync_ = kNone;
+  makes_states_ = false;
 }
 
 void Matcher::leave_phase() {
@@ -290,7 +291,9 @@ Matcher::Match Matcher::match(Bytes size, StreamId stream, bool dynamic) {
   if (phase_ == kNone) return {};
   const SiteIndex site = site_here(stream);
   if (dynamic) return dynamic_match(site, size);
-  if (!departed_ && head_ < end_) {
+  const bool may_be_state = makes_states_ && kind_ == trace::PhaseKind::kOptimizer &&
+                            head_ == phases_[phase_].begin && size < profile::kSmallRequest;
+  if (!departed_ && !may_be_state && head_ < end_) {
     // Requests of zero bytes are never made: the cursor skips their items.
     while (!is_free(head_) || size_of(head_) == 0) {
       if (++head_ == end_) break;

@@ -31,7 +31,9 @@
 // Requests of a forward or a backward are mostly temporary. An optimizer may also make states
 // later, for parameters that get their first gradient, mostly before its step. Weights are copied
 // between iterations. In these phases, in the first iteration that departs from the plan, a request
-// matches only if several in a row fit: four states rarely look like four temporaries.
+// matches only if several in a row fit: four states rarely look like four temporaries. Where states
+// are to come, that holds for the optimizer's first small requests, too: a count of the steps is
+// like a number that each step makes.
 //
 // Note [Sizes]
 // A request is identified by its position in the program; its size follows from the extents of its
@@ -145,9 +147,11 @@ class Matcher {
     for (const PhaseIndex p : phases_.indices()) phases_[p].trusted = other.phases_[p].trusted;
   }
 
-  // Trusts all phases: the run has gone on as profiled for a while.
-  void trust_all() {
+  // Trusts all phases: the run has gone on as profiled for a while. Or it has just begun and is the
+  // one that was profiled: the optimizer `makes_states` in this iteration.
+  void trust_all(bool makes_states) {
     for (Phase& p : phases_) p.trusted = true;
+    makes_states_ = makes_states;
   }
 
   // Begins a phase. No request matches in a phase that the plan does not have.
@@ -317,9 +321,10 @@ class Matcher {
   std::uint32_t iteration_ = 1;                                         // number of the iteration
   PhaseIndex phase_ = kNone;
   trace::PhaseKind kind_ = trace::PhaseKind::kOther;
-  std::int32_t asked_ = 0;  // requests in this phase
-  bool departed_ = false;   // the untrusted phase has departed from the plan
-  bool wary_ = false;       // see wary()
+  std::int32_t asked_ = 0;     // requests in this phase
+  bool departed_ = false;      // the untrusted phase has departed from the plan
+  bool wary_ = false;          // see wary()
+  bool makes_states_ = false;  // see trust_all()
   ItemIndex head_{0};
   ItemIndex end_{0};
   ItemIndex resync_ = kNone;  // the item that the next request must fit for the cursor to jump

@@ -60,9 +60,9 @@ void PlannedAllocator::keep_pauses_clear(bool on) {
   if (parts_.serving) parts_.serving->keep_pauses_clear(on);
 }
 
-void PlannedAllocator::trust_all() {
+void PlannedAllocator::trust_all(bool makes_states) {
   const std::lock_guard lock(parts_.mutex);
-  if (parts_.serving) parts_.serving->trust_all();
+  if (parts_.serving) parts_.serving->trust_all(makes_states);
 }
 
 Bytes PlannedAllocator::release_pool(bool partly) {

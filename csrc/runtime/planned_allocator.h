@@ -72,8 +72,9 @@ class PlannedAllocator {
   void keep_pauses_clear(bool on);
 
   // The plan was made of the run's latest iterations: the next one makes no states that outlive it.
-  // No-op if no plan is enabled.
-  void trust_all();
+  // Or of an earlier run of the program, and the first one `makes_states`. No-op if no plan is
+  // enabled.
+  void trust_all(bool makes_states);
 
   bool enabled() const { return parts_.enabled.load(std::memory_order_acquire); }
 

@@ -133,8 +133,8 @@ class Serving {
   // Another thread than the training thread has freed the block of decision `d`, of `size` bytes,
   // after its planned end.
   void freed_late_elsewhere(plan::DecisionIndex d, Bytes size) { late_blocks_.note(d, size); }
-  // The run has just been profiled: its next iteration is no first one.
-  void trust_all() { matcher_.trust_all(); }
+  // See Matcher.
+  void trust_all(bool makes_states) { matcher_.trust_all(makes_states); }
   // The pool's memory goes, and stays where blocks lie. From now on small requests of their kinds
   // lie beside the pool: there they keep no chunk of it, and displace no decision.
   void learn_from_kept();

@@ -17,18 +17,18 @@ from stalloc._fit import names
 from stalloc.errors import OutOfMemory, StallocError
 
 _REQUESTS = ("requests", "served_as_planned", "unplanned_requests", "evaluation_requests")
-_COUNTS = ("hits", "misses", *_REQUESTS)
+_COUNTS = ("hits", "misses", "conflicts", *_REQUESTS)
 
 _TRIAL = 4
 """Iterations until a plan of an earlier run is judged: the first one makes the optimizer's states,
 and phases come to be trusted in the next ones."""
 
 _LEAST_SERVED = 0.9
-"""Share of its requests that a plan of an earlier run must serve."""
+"""Share of the run's requests that a plan of an earlier run must know."""
 
 _HOPELESS = 0.5
-"""Share of its requests, and of the plan's; a plan of an earlier run that serves less of both is
-one of another program, which one iteration shows."""
+"""Share of its requests, and of the plan's; if an earlier run's plan and the run have less in
+common, the plan is one of another program, which one iteration shows."""
 
 _DRAINED = 3
 """Iterations after which a tensor that lies in a drained pool is one that stays."""
@@ -85,10 +85,10 @@ class Service:
         adapter.runtime.keep_clear()
         # The plan is one of this program, and the first request that departs must not displace the
         # rest of its phase.
-        adapter.runtime.trust_all()
+        active.trust(makes_states=kept)
         self._reserved = self._statistics()["fallback_reserved"]
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self.missed = self.unplanned = 0.0
+        self.missed = self.unplanned = self._lacks = self._adds = 0.0
         self._told = dict.fromkeys(_REQUESTS, 0)
         self._drained = 0  # iterations
         self.is_aside = False
@@ -193,8 +193,8 @@ class Service:
         now = self._news()
         # The optimizer's states, which the first iteration makes, lie beside the pool for good.
         self._reserved = now["fallback_reserved"]
-        follows = self.missed <= MOST_MISSED and 1 - self.unplanned >= _LEAST_SERVED
-        if self.missed > _HOPELESS and self.unplanned > _HOPELESS:
+        follows = self._lacks <= MOST_MISSED and 1 - self._adds >= _LEAST_SERVED
+        if self._lacks > _HOPELESS and self._adds > _HOPELESS:
             self._trial = 0
             self._drained = _DRAINED + 1
         return self._trial == 0 and not follows
@@ -223,6 +223,10 @@ class Service:
         trains = new["requests"] - new["unplanned_requests"]
         served = new["served_as_planned"] - new["evaluation_requests"]
         self.unplanned = 1 - served / trains if trains else 0.0
+        # These requests are the plan's, and lie elsewhere.
+        displaced = new["conflicts"]
+        self._lacks = (new["misses"] - displaced) / planned if planned else 0.0
+        self._adds = 1 - (served + displaced) / trains if trains else 0.0
         return now
 
     def drain(self) -> None:

@@ -186,7 +186,7 @@ TEST(Matcher, AnUntrustedPhaseIsServedUpToItsFirstDeparture) {
 TEST(Matcher, ARunThatWasJustProfiledIsTrustedFromItsFirstIterationOn) {
   const auto first = [](bool trusts) {
     runtime::Matcher m(letters({"ABCDEF"}));
-    if (trusts) m.trust_all();
+    if (trusts) m.trust_all(/*makes_states=*/false);
     return run(m, "ABDEF");
   };
   EXPECT_EQ(first(false), (std::vector<int>{0, 1, -1, -1, -1})) << "D may be a state";
@@ -215,6 +215,8 @@ class OptimizerStep {
     return result;
   }
 
+  void makes_states() { matcher_.trust_all(/*makes_states=*/true); }
+
  private:
   static plan::Plan plan_of(const std::string& planned) {
     plan::Plan plan = letters({planned});
@@ -224,6 +226,27 @@ class OptimizerStep {
 
   runtime::Matcher matcher_;
 };
+
+// The count of the steps is as large as a number that each step makes.
+TEST(Matcher, TheFirstStatesOfARunAreNoTemporaries) {
+  const std::vector<int> missed(4, kNone);
+  const auto first = [&](bool makes_states) {
+    OptimizerStep step("ABCDEFGH");
+    if (makes_states) step.makes_states();
+    std::vector<int> matched = step("AKAKABCDEFGH");
+    matched.resize(4);
+    return matched;
+  };
+  EXPECT_EQ(first(true), missed);
+  EXPECT_NE(first(false), missed) << "an A is taken for the first temporary";
+
+  OptimizerStep step("ABCDEFGH");
+  step.makes_states();
+  const std::vector<int> matched = step("AKAKABCDEFGH");
+  EXPECT_EQ(std::vector<int>(matched.end() - 4, matched.end()), (std::vector<int>{4, 5, 6, 7}))
+      << "the step is found again by several requests in a row";
+  EXPECT_EQ(step("ABCDEFGH"), upto(8)) << "the next iteration makes none";
+}
 
 // The optimizer makes states, as large as temporaries, for parameters with their first gradient.
 TEST(Matcher, AnOptimizersFirstStatesAreNoTemporaries) {

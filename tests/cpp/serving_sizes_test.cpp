@@ -347,7 +347,7 @@ TEST(ServingSizes, ABatchIsFoundAmongDynamicRequestsByItsRows) {
   group.phase = PhaseIndex(0);
   plan.groups.push_back(group);
   Matcher m(plan);
-  m.trust_all();
+  m.trust_all(/*makes_states=*/false);
   const auto batch = [](Extent tokens) { return 2 * kUnit * tokens; };
   const auto iterate = [&](Extent tokens, auto requests) {
     m.enter_phase(PhaseKind::kOther, kNone, 0);

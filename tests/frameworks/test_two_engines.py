@@ -11,7 +11,7 @@ from two_engines import MIB, train
 import stalloc
 import stalloc.integrations.trl
 
-STEPS = 20
+STEPS = 100
 UNPLANNED = 5  # warm-up, and the profile
 
 

@@ -363,6 +363,31 @@ def test_a_kept_plan_serves_a_script_as_torch_does(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.plan.json"))) == 4
 
 
+ADAM = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(96, 96) for _ in range(6)])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for i in range(48):
+    model(torch.randn(64, 96)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    {}
+"""
+
+
+def test_the_states_of_the_first_step_take_no_place_of_a_kept_plan(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ADAM.format(WAITS))
+    folder = tmp_path / "cache"
+    for kept in (False, True, True):
+        out, _ = run("--json", script, cwd=tmp_path, STALLOC_CACHE=str(folder))
+        status = json.loads(out[-1])
+        (change,) = status["changes"]
+        assert (change["iteration"] == 0) == kept
+        assert status["served_as_planned"] >= 0.99 * status["requests"]
+
+
 @isolated
 @pytest.mark.parametrize("fault", ["damaged", "no folder", "read-only", "full"])
 def test_a_cache_that_fails_costs_a_warning(fault: str, tmp_path: Path) -> None:

@@ -113,6 +113,29 @@ def test_plan_mode_finds_the_profiled_plan_by_rank_and_parallelism(tmp_path: Pat
 
 
 @isolated
+def test_a_departure_right_after_the_profile_ends_no_phase() -> None:
+    _, planned = twins()
+    driver = make_driver("auto", warmup=2, iterations=3)
+    while driver.stage is not Stage.SERVING:
+        train(driver, planned, 1)
+    with driver.iteration(planned.model):
+        for i in range(planned.microbatches):
+            with driver.forward(i):
+                torch.zeros(12_345)  # no request of the profile
+                loss = loss_of(planned.model, tokens(planned.steps, i, 32))
+            with driver.backward(i):
+                torch.zeros(12_345)
+                loss.backward()
+        with driver.optimizer():
+            planned.optimizer.step()
+            planned.optimizer.zero_grad()
+    stats = stalloc.memory_stats()
+    assert stats["iterations"] == 1
+    assert stats["hits"] >= 0.99 * stats["planned"]
+    driver.finish()
+
+
+@isolated
 def test_auto_serves_from_a_plan_that_is_there(tmp_path: Path) -> None:
     trainer = leave_plan(tmp_path)
     driver = make_driver("auto", tmp_path, parallelism=PARALLELISM)

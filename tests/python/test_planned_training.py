@@ -94,6 +94,21 @@ def test_a_fresh_run_is_served_as_soon_as_it_has_warmed_up() -> None:
 
 
 @isolated
+def test_a_run_that_goes_on_after_its_profile_is_followed_through_departures() -> None:
+    _, trainer = twins()
+    with stalloc.enable(profiled_plan(trainer)):
+        for i in range(trainer.microbatches):
+            torch.zeros(12_345)  # no request of the profile
+            loss = loss_of(trainer.model, tokens(trainer.steps, i))
+            torch.zeros(12_345)
+            loss.backward()
+        trainer.finish()
+        check()
+        stats = stalloc.memory_stats()
+    assert stats["hits"] >= 0.99 * stats["planned"]
+
+
+@isolated
 def test_kept_tensors_get_no_planned_address() -> None:
     plain, planned = twins()
 
