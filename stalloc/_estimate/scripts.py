@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import runpy
 import sys
 import traceback
 from types import TracebackType
 
 from stalloc._estimate.recording import Recording
 from stalloc._estimate.values import Unanswerable, line_of
+from stalloc._script import run_as_main
 from stalloc.errors import StallocError
 
 _WRONG_USAGE = 2
@@ -31,10 +31,7 @@ def run_script(recording: Recording, script: str, *, module: bool) -> str:
     problem = ""
     try:
         with contextlib.redirect_stdout(sys.stderr), recording.running():
-            if module:
-                runpy.run_module(script, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(script, run_name="__main__")
+            run_as_main(script, module=module)
     except SystemExit as end:
         if end.code not in (None, 0):
             text = f"with exit code {end.code}" if isinstance(end.code, int) else f": {end.code}"

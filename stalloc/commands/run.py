@@ -6,11 +6,9 @@ import argparse
 import contextlib
 import importlib.util
 import os
-import runpy
 import shlex
 import signal
 import sys
-import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +17,7 @@ import stalloc
 from stalloc import _core
 from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
 from stalloc._auto.status import ENDS
+from stalloc._script import run_as_main, show_error
 from stalloc.commands.inputs import device_of, naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
 from stalloc.commands.search import INTERRUPTED, searching
@@ -400,10 +399,7 @@ def _automatic(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     """Runs the script as `python` would, and returns the exit code it would have had."""
     try:
-        if args.module:
-            runpy.run_module(args.script, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(args.script, run_name="__main__")
+        run_as_main(args.script, module=args.module)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -411,14 +407,14 @@ def _run(args: argparse.Namespace) -> int:
         return 1
     except StallocError:
         raise  # the plan does not fit, and --strict was given
-    except Exception:
-        # The script failed: show it as Python does, and keep the recording.
-        traceback.print_exc()
-        return 1
     except KeyboardInterrupt:
         # Ctrl-C ends the script; its profile is kept.
         print("stalloc run: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BaseException as error:
+        # The script failed, and its recording is kept.
+        show_error(error)
+        return 1
     return 0
 
 

@@ -9,11 +9,11 @@ stalloc is installed as soon as the script makes its engine, booster, accelerato
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stalloc._script import run_as_main
 from stalloc.errors import StallocError
 from stalloc.integrations._scripts import FRAMEWORKS
 
@@ -41,10 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (StallocError, ImportError) as e:
         return _fail(f"{args.framework}: {e}")
     sys.argv = [args.script, *args.arguments]
-    if args.module:
-        runpy.run_module(args.script, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(args.script, run_name="__main__")
+    run_as_main(args.script, module=args.module)
     return 0
 
 

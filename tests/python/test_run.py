@@ -272,6 +272,51 @@ def test_a_script_fails_as_it_would_without(script: Path, tmp_path: Path) -> Non
     assert said[-1] == "ModuleNotFoundError: No module named 'nowhere'"
 
 
+def test_a_script_is_the_main_module_as_under_python(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import inspect, os, pickle, sys, threading, time
+
+class Checkpoint: ...
+
+def save():
+    time.sleep(0.3)
+    print(len(pickle.dumps(Checkpoint())) > 0)
+
+os.chdir("/")
+print(__file__, sys.argv, inspect.getsource(Checkpoint), __name__, __spec__)
+threading.Thread(target=save).start()
+"""
+    )
+    plain = python("train.py", "a", cwd=tmp_path).stdout
+    assert str(script) in plain
+    out, _ = run("train.py", "a", cwd=tmp_path)
+    assert out == plain
+    out, _ = run("--profile", "plans", "train.py", "a", cwd=tmp_path, code=1)
+    assert out == plain
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "f()",
+        "sys.excepthook = lambda kind, *_: print('a hook of its own:', kind)\nf()",
+        "sys.exit('no data')",
+        "raise BaseException('no subclass of Exception')",
+        "try: f()\nexcept KeyError as error: raise ValueError(1) from error",
+        "def g(:",
+    ],
+)
+def test_a_script_ends_with_the_words_of_python(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\n\ndef f():\n    raise KeyError('lost')\n\n{end}\n")
+    plain = python("train.py", cwd=tmp_path, code=1)
+    assert "lost" in plain.stderr + plain.stdout or end[0] in "srd"
+    out, said = run("train.py", cwd=tmp_path, code=1)
+    assert (out, said) == (plain.stdout, plain.stderr.splitlines())
+
+
 def test_keeps_the_recording_after_ctrl_c(script: Path, tmp_path: Path) -> None:
     script.write_text(SCRIPT.replace("zero_grad()", "zero_grad()\n    if _ == 3: raise INTERRUPT"))
     script.write_text(script.read_text().replace("INTERRUPT", "KeyboardInterrupt"))
