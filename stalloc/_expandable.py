@@ -13,6 +13,7 @@ import warnings
 import torch
 
 from stalloc._adapters import Adapter, registers_memory
+from stalloc._plain_tensors import plain_tensors
 from stalloc._torch_modules import cuda_module
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -79,7 +80,7 @@ def _make_segment(device: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pool = torch.cuda.MemPool()
-        with torch.cuda.use_mem_pool(pool, device):
+        with torch.cuda.use_mem_pool(pool, device), plain_tensors():
             x = torch.empty(1, dtype=torch.uint8, device=device)
             cuda_module().note_virtual_block(x.data_ptr())
 

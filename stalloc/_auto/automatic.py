@@ -87,7 +87,7 @@ class Auto:
         """
         if self._cycle is None or not self.enabled:
             return
-        self._journal.ends(self._cycle.stage)
+        self._journal.ends(self._cycle.stage, has_begun=self._begun)
         with self._working():
             self._end()
         if not silently:

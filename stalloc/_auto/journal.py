@@ -1,4 +1,4 @@
-"""Records the events and prints them: one line on stderr by rank 0, and in each rank's log."""
+"""Records the events and tells them: in each rank's log, or else by rank 0 on stderr."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from stalloc._auto.proposal import Proposal
 from stalloc._auto.status import (
     ENDS,
+    NO_MODULE,
     AutoStatus,
     Change,
     Requests,
@@ -17,7 +18,7 @@ from stalloc._auto.status import (
     nothing,
 )
 from stalloc._auto.together import Together
-from stalloc.ranks import rank
+from stalloc.ranks import rank, world_size
 
 _UNPLANNED = {
     Stage.RECORDING: "it ended while iterations were being recorded",
@@ -82,9 +83,9 @@ class Journal:
         self.status["reason"] = reason
         _say(f"iteration {self.status['iterations']}: torch serves: {reason}")
 
-    def ends(self, stage: Stage) -> None:
-        """The run is over, in this stage."""
-        self.status["reason"] = self.status["reason"] or self._why_unplanned(stage)
+    def ends(self, stage: Stage, *, has_begun: bool) -> None:
+        """The run is over, in this stage. `has_begun`: a module has trained."""
+        self.status["reason"] = self.status["reason"] or self._why_unplanned(stage, has_begun)
 
     def tell_end(self) -> None:
         """Tells about the whole run."""
@@ -92,13 +93,16 @@ class Journal:
         if line := self._ranks.take_line():
             _say(line)
 
-    def _why_unplanned(self, stage: Stage) -> str:
+    def _why_unplanned(self, stage: Stage, has_begun: bool) -> str:
+        if not has_begun:
+            return NO_MODULE
         if stage is Stage.RECORDING and self.status["iterations"] == 0:
             return f"no iteration was seen; {ENDS}"
         return _UNPLANNED.get(stage, "")
 
 
 def _say(line: str) -> None:
-    _log.info("rank %d: %s", rank(), line)
-    if rank() == 0:
+    if _log.isEnabledFor(logging.INFO) and _log.hasHandlers():
+        _log.info("%s", line if world_size() == 1 else f"rank {rank()}: {line}")
+    elif rank() == 0:
         print(f"stalloc: {line}", file=sys.stderr)

@@ -12,6 +12,7 @@ from stalloc._auto.forward import Forward
 from stalloc._auto.program import running_program
 from stalloc._auto.proposal import Proposal
 from stalloc._auto.solving import Keep
+from stalloc._plain_tensors import plain_tensors
 from stalloc.errors import StallocWarning
 
 
@@ -77,7 +78,8 @@ def request_workspaces(model: torch.nn.Module, device: torch.device) -> None:
     if all(parameter.dim() < 2 for parameter in model.parameters()):
         return
     # torch refuses matrix products if they were to be deterministic, and are not.
-    with suppress(RuntimeError), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    no_autocast = torch.autocast(device.type, enabled=False)
+    with suppress(RuntimeError), plain_tensors(), torch.enable_grad(), no_autocast:
         # With a bias, cuBLASLt may take its own workspace. It leaves the smallest sizes to cuBLAS.
         x = torch.ones(16, 16, device=device, requires_grad=True)
         y = torch.nn.functional.linear(x, x, x[0])

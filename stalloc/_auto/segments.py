@@ -31,8 +31,8 @@ from stalloc._expandable import (
     has_several_processes,
     has_virtual_memory,
 )
-from stalloc._hooks.modules import LayerHook
-from stalloc._hooks.registry import Handle, before_every_forward
+from stalloc._hooks.modules import before_every_forward
+from stalloc._hooks.registry import Handle
 from stalloc.replaying import LEAST_RESERVED
 
 _LEAST_WEIGHTS = 128 << 20
@@ -61,7 +61,7 @@ class Segments:
         self._hook = register_module_parameter_registration_hook(self._parameter_is_made)
         self._watch: Handle | None = None
         if self._may:
-            self._watch = before_every_forward(LayerHook(self.phase_begins))
+            self._watch = before_every_forward(self.phase_begins)
 
     def consider(self, module: torch.nn.Module | None = None) -> None:
         """Turns them on if the program is large enough, and off once it has several processes.

@@ -13,6 +13,12 @@ ENDS = (
 )
 """The end of an iteration, for messages."""
 
+NO_MODULE = (
+    "no call of a module with parameters to train was seen outside of compiled code, and an "
+    "iteration begins with one; `stalloc run --profile` records other programs, too"
+)
+"""Why nothing was recorded, for messages."""
+
 
 class Stage(enum.Enum):
     """A stage of `stalloc.auto`; docs/auto.md has a line about each."""

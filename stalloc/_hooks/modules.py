@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from stalloc._hooks import registry
 from stalloc._hooks.registry import Handle, after_forward, before_forward
 from stalloc._hooks.sink import PhaseSink
 
@@ -56,6 +57,89 @@ class LayerHook(ModuleHook):
         """Called by the module."""
         if not torch.compiler.is_compiling():
             self._function(*args)
+
+
+@functools.cache
+def _first_forward_hook_class() -> type[ModuleHook]:
+    class FirstForwardHook(_eager_hook()):  # type: ignore[misc]
+        call_eagerly = _eager_hook().__call__
+
+        # Anywhere else in compiled code it would break the graph: an evaluation would get other
+        # values, and a graph that has to be whole an error.
+        def __call__(self, module: nn.Module, *args: Any) -> None:
+            if not torch.compiler.is_compiling() or (
+                module._compiled_call_impl is not None
+                and module.training
+                and torch.is_grad_enabled()
+            ):
+                self.call_eagerly(module, *args)
+
+    return FirstForwardHook
+
+
+def _first_forward_hook(function: Callable[..., None]) -> ModuleHook:
+    return _first_forward_hook_class()(function)
+
+
+Listener = Callable[[nn.Module, tuple[Any, ...]], None]
+
+
+class _EveryForward:
+    """Listeners before each forward of any module, behind one hook that is always the same.
+
+    Compiled code is guarded by the hooks that there are. A hook of each listener's own would make
+    torch compile it again whenever a listener comes or goes.
+
+    Args:
+        name: Of the hook.
+        kind: Makes the hook of a function.
+    """
+
+    def __init__(self, name: str, kind: Callable[[Callable[..., None]], ModuleHook]) -> None:
+        self._name = name
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._listeners: tuple[Listener, ...] = ()
+        self._hook: ModuleHook | None = None
+        self._handle: Handle | None = None
+
+    def add(self, listener: Listener) -> Handle:
+        """Calls the listener until the handle removes it."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+            self._hook = self._hook or self._kind(self._call)
+            self._handle = self._handle or registry.before_every_forward(self._hook, self._name)
+        return Handle(lambda: self._remove(listener))
+
+    def _remove(self, listener: Listener) -> None:
+        with self._lock:
+            left = list(self._listeners)
+            left.remove(listener)
+            self._listeners = tuple(left)
+            if not left and self._handle is not None:
+                self._handle.remove()
+                self._handle = None
+
+    def _call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        for listener in self._listeners:
+            listener(module, args)
+
+
+_every_forward = _EveryForward("every forward", LayerHook)
+_first_forwards = _EveryForward("first forwards", _first_forward_hook)
+
+
+def before_every_forward(listener: Listener) -> Handle:
+    """Calls the listener before each forward of any module that is not in compiled code."""
+    return _every_forward.add(listener)
+
+
+def before_first_forwards(listener: Listener) -> Handle:
+    """The same, for a listener that goes at the first forward that trains.
+
+    It is called for a module that was compiled in place (`module.compile()`), too, when it trains.
+    """
+    return _first_forwards.add(listener)
 
 
 class _OpenLayers(threading.local):

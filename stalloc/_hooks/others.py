@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from stalloc._hooks import registry
-from stalloc._hooks.modules import LayerHook, root_hook
+from stalloc._hooks.modules import before_every_forward, root_hook
 
 _NEVER = -1  # before the first iteration
 
@@ -124,7 +124,7 @@ class OtherModels:
 
     def _see(self) -> None:
         if self._in_gap and self._watch is None:
-            self._watch = registry.before_every_forward(LayerHook(self._module_called))
+            self._watch = before_every_forward(self._module_called)
 
     def _see_nothing(self) -> None:
         if self._watch is not None:

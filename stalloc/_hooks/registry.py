@@ -74,9 +74,13 @@ def after_forward(module: nn.Module, hook: Hook) -> Handle:
     return _on_module(module, key)
 
 
-def before_every_forward(hook: Hook) -> Handle:
-    """Calls `hook` before each forward of any module."""
-    return _in(module_globals._global_forward_pre_hooks, hook)
+def before_every_forward(hook: Hook, name: str) -> Handle:
+    """Calls `hook` before each forward of any module.
+
+    Compiled code is guarded by the hooks that there are and their keys: `hook` and `name` are to be
+    the same ones each time, see `stalloc._hooks.modules.before_every_forward`.
+    """
+    return _in(module_globals._global_forward_pre_hooks, hook, f"{_MARK}{name}")
 
 
 def before_every_step(hook: Hook) -> Handle:
@@ -89,8 +93,8 @@ def after_every_step(hook: Hook) -> Handle:
     return _in(optimizer_globals._global_optimizer_post_hooks, hook)
 
 
-def _in(hooks: MutableMapping[Any, Any], hook: Hook) -> Handle:
-    key = next(_keys)
+def _in(hooks: MutableMapping[Any, Any], hook: Hook, key: str = "") -> Handle:
+    key = key or next(_keys)
     hooks[key] = hook
     _count(1)
 

@@ -70,7 +70,7 @@ from torch import nn
 from stalloc._hooks import frames, modes, optimizers, registry
 from stalloc._hooks.engine import add_listener, remove_listener
 from stalloc._hooks.extents import ExtentReader
-from stalloc._hooks.modules import LayerHooks, Pattern, root_hook
+from stalloc._hooks.modules import LayerHooks, Pattern, before_first_forwards, root_hook
 from stalloc._hooks.others import OtherModels
 from stalloc._hooks.phases import PhaseTracker, Scope
 from stalloc._hooks.sink import PhaseSink
@@ -357,7 +357,7 @@ class TrainingHooks:
         self._tracker.end_forward(raised)
 
     def _discover(self) -> None:
-        self._discovery = registry.before_every_forward(root_hook(self._module_called))
+        self._discovery = before_first_forwards(self._module_called)
 
     def _end_discovery(self) -> None:
         if self._discovery is not None:

@@ -50,6 +50,33 @@ def test_torchs_cache_stays_until_a_plan_fits() -> None:
     stalloc.disable()
 
 
+@isolated
+def test_a_model_that_is_called_by_a_transform_first_is_followed_all_the_same() -> None:
+    """Under `torch.func` and in modes, torch makes tensors that have no memory."""
+    stalloc.auto(device="cuda")
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cuda()
+    torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    weights = dict(model.named_parameters())
+
+    def loss_of(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (x,)).square().mean()
+
+    gradients_of = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))
+    for _ in range(3):
+        detached = {name: weight.detach() for name, weight in weights.items()}
+        gradients = gradients_of(detached, torch.randn(8, 1024, device="cuda"))
+        for name, weight in weights.items():
+            weight.grad = gradients[name].sum(0)
+        optimizer.step()
+        optimizer.zero_grad()
+        stalloc.step()
+    status = stalloc.status()
+    assert (status["stage"], status["reason"]) == ("recording", "")
+    assert status["iterations"] > 0
+    stalloc.disable()
+
+
 class Wide(torch.nn.Module):
     """Weights of 12 MiB, and activations of 20 MiB."""
 

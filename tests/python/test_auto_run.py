@@ -98,8 +98,18 @@ def test_a_short_script_is_told_why_it_had_no_plan(script: Path, tmp_path: Path)
     script.write_text("import torch; torch.ones(1000)\n")
     _, said = run(script, cwd=tmp_path)
     assert len(said) == 1
-    assert "no iteration was seen" in said[0]
-    assert "stalloc.step()" in said[0]
+    assert "no call of a module with parameters to train was seen" in said[0]
+    assert "stalloc run --profile" in said[0]
+
+
+def test_a_script_that_logs_is_told_once(script: Path, tmp_path: Path) -> None:
+    script.write_text(
+        "import logging\nlogging.basicConfig(level=logging.INFO)\n" + script.read_text()
+    )
+    _, said = run(script, "16", cwd=tmp_path)
+    assert len(said) == 2
+    assert said[0].startswith("INFO:stalloc:iteration 6: plan in force (first plan): ")
+    assert said[1].startswith("INFO:stalloc:9 of 15 iterations under a plan")
 
 
 def test_a_script_that_fails_has_the_last_word(script: Path, tmp_path: Path) -> None:

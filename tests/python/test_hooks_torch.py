@@ -466,6 +466,44 @@ def test_compiled_models_keep_their_graph(
     assert graphs[: len(plain)] == plain
 
 
+def test_an_evaluation_compiled_before_the_training_keeps_its_graph(sink: RecordingSink) -> None:
+    plain: list[int] = []
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).eval()
+    with torch.no_grad():
+        compiled("wrapped", copy.deepcopy(model), plain)(X)
+    graphs: list[int] = []
+    model = compiled("wrapped", model, graphs)
+    with TrainingHooks(sink) as training:
+        with torch.no_grad():
+            model(X)
+        assert graphs == plain
+        assert len(graphs) == 1
+        model.train()
+        model(X).sum().backward()
+        assert training.root is model
+
+
+def test_a_compiled_function_is_whole_and_seldom_compiled_again(sink: RecordingSink) -> None:
+    graphs: list[int] = []
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    torch._dynamo.reset()
+    loss_of = torch.compile(lambda x: model(x).sum(), backend=backend, fullgraph=True)
+    with TrainingHooks(sink):
+        for _ in range(12):
+            loss_of(X).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    with TrainingHooks(sink):
+        loss_of(X).backward()
+    assert len(graphs) <= 4  # with and without each of the two hooks
+
+
 def test_torch_compile_warns_of_the_users_global_hooks_alone(sink: RecordingSink) -> None:
     model = torch.compile(nn.Linear(8, 8), backend="eager")
     with TrainingHooks(sink):
