@@ -26,6 +26,10 @@ constexpr Bytes kPage = Bytes{4} << 10;
 // A small request without a known lifetime lies beside the pool if it is smaller than this.
 constexpr Bytes kTiny = Bytes{1} << 20;
 
+// The share of its requests that a pool has to serve, on average over some so many last iterations.
+constexpr double kLeastShare = 0.6;
+constexpr double kLastIterations = 4;
+
 // A search that fails may take half a second. After so many in a row for the same reason, that is
 // no reason for another one.
 constexpr int kMostFailures = 3;
@@ -592,6 +596,10 @@ bool Serving::end_iteration() {
   pools_.active()->space.end_iteration();
   learn_from_departed();
   ++counts_.iterations;
+  if (const std::int64_t planned = counts_.planned - absent; planned > 0) {
+    const double share = static_cast<double>(hits_) / static_cast<double>(planned);
+    share_ += (share - share_) / kLastIterations;
+  }
   counts_.hits += hits_;
   counts_.misses += std::max<std::int64_t>(0, counts_.planned - absent - hits_);
   hits_ = 0;
@@ -600,6 +608,8 @@ bool Serving::end_iteration() {
   startup_.reset();
   return true;
 }
+
+bool Serving::loses() const { return share_ < kLeastShare && moves_no_more(); }
 
 void Serving::learn_from_kept() {
   const StaticPool& space = pools_.active()->space;

@@ -140,6 +140,9 @@ class Serving {
   void learn_from_kept();
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
+  // True if the pool is better left: memory no longer moves for the requests that the plan lacks,
+  // and of its own it has served few in the last iterations.
+  bool loses() const;
 
   // True if the pool's memory has changed since the last call.
   bool is_resized() {
@@ -301,6 +304,7 @@ class Serving {
   bool keeps_pauses_clear_ = false;
   int unplanned_depth_ = 0;
   std::int64_t hits_ = 0;
+  double share_ = 1;  // of the plan's requests that were served; see loses()
 };
 
 }  // namespace stalloc::runtime

@@ -76,6 +76,7 @@ void TrainingLoop::end_iteration() {
   if (parts_.serving->end_iteration()) parts_.pools.retire_resident();
   parts_.pools.review_retired();
   parts_.drop_empty_pools();
+  if (parts_.serving->loses() && !parts_.pools.is_away() && !parts_.capturing()) leave_pool();
   if (!parts_.pools.is_away() && !parts_.capturing() && parts_.serving->join_pieces()) {
     note_pool();
   }
@@ -88,6 +89,14 @@ void TrainingLoop::end_iteration() {
     if (released > 0) parts_.update_reserved();
   }
   if (parts_.delayed && parts_.delayed->any_lost() && !parts_.capturing()) find_lost(lock);
+}
+
+// The fallback serves everything from now on.
+void TrainingLoop::leave_pool() {
+  parts_.collect_all_delayed();
+  parts_.serving->learn_from_kept();
+  parts_.pools.release(/*partly=*/true);
+  parts_.update_reserved();
 }
 
 // Waits for all devices that may use a block. Other threads go on meanwhile: work that is waited

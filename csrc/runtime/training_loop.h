@@ -47,6 +47,7 @@ class TrainingLoop {
   void fit_layout();
   void make_room();  // before an exchange: what is only cached would come on top
   void note_pool();
+  void leave_pool();
   void find_lost(std::unique_lock<std::mutex>& lock);
 
   AllocatorParts& parts_;

@@ -251,6 +251,44 @@ TEST_F(DepartedRoom, IsGivenUpInPiecesForARequestThatNothingElseServes) {
   free(planned);
 }
 
+// The same where the run no longer does what the plan says: the fallback has one heap, and the pool
+// beside it would hold memory for nothing.
+TEST_F(DepartedRoom, GoesWithThePoolWhereTheRunHasLeftThePlan) {
+  allocator_.enable(five_blocks());
+  const auto move = [&] {
+    const std::vector<void*> blocks = begin();
+    free(blocks[1]);
+    free(blocks[3]);
+    free(allocate(20 * kMiB));
+    return blocks;
+  };
+  const auto follow = [&] { end(move(), {0, 2, 4}); };
+  const auto depart = [&] {
+    enter_forward();
+    void* const kept = allocate(16 * kMiB);
+    end_iteration();
+    free(kept);
+  };
+  for (int i = 0; i < 300; ++i) follow();
+  ASSERT_LT(statistics().moves, 2 * 300) << "memory no longer moves";
+  const Bytes pool = statistics().pool;
+  depart();
+  for (int i = 0; i < 8; ++i) follow();
+  for (int i = 0; i < 2; ++i) depart();
+  EXPECT_GE(device_.used(), pool) << "a few iterations of another kind";
+  enter_forward();
+  void* const kept = allocate(16 * kMiB);
+  end_iteration();
+  EXPECT_EQ(device_.used(), 16 * kMiB);
+  void* const next = allocate(40 * kMiB);
+  EXPECT_EQ(device_.used(), 56 * kMiB);
+  free(kept);
+  free(next);
+  const std::int64_t hits = statistics().hits;
+  follow();
+  EXPECT_EQ(statistics().hits, hits) << "the pool does not come back";
+}
+
 class DepartedRoomBesideTheCallers : public DepartedRoom {
  protected:
   DepartedRoomBesideTheCallers() : DepartedRoom(runtime::Fallback::kCallers) {}
