@@ -58,8 +58,8 @@ def _compiled_part() -> Any:
     here = Path(__file__).parents[1]
     raise ImportError(
         f"stalloc was found as source code in {here}, and its C++ extension is not built there. "
-        "Build and install it with `pip install .` in that folder; if it is installed already, "
-        "start Python in another one",
+        "If it is installed already, start Python in another folder. Otherwise build and install "
+        "it with `pip install --no-build-isolation .` in that one",
         name=name,
     )
 

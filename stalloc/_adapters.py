@@ -168,8 +168,11 @@ def device_of(model: torch.nn.Module | None, device: torch.device | str | None) 
     if device is not None:
         try:
             return torch.device(device)
-        except RuntimeError as e:
-            raise StallocError(f"there is no device {device!r}: {e}") from e
+        except RuntimeError:
+            raise StallocError(
+                f"there is no device {device!r}: give cpu, cuda or cuda:1; or meta to profile "
+                "without memory"
+            ) from None
     devices = {str(p.device) for p in model.parameters()} if model is not None else set()
     if len(devices) > 1:
         raise StallocError(

@@ -71,8 +71,8 @@ class PlannedAllocator {
   // No-op if no plan is enabled.
   void keep_pauses_clear(bool on);
 
-  // The plan was made of the run's latest iterations: the next one makes no states that outlive it.
-  // Or of an earlier run of the program, and the first one `makes_states`. No-op if no plan is
+  // The plan was made of the run's latest iterations, so the next one makes no states that outlive
+  // it; or of an earlier run of the program, so the first one `makes_states`. No-op if no plan is
   // enabled.
   void trust_all(bool makes_states);
 

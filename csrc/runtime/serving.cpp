@@ -26,7 +26,7 @@ constexpr Bytes kPage = Bytes{4} << 10;
 // A small request without a known lifetime lies beside the pool if it is smaller than this.
 constexpr Bytes kTiny = Bytes{1} << 20;
 
-// The share of its requests that a pool has to serve, on average over some so many last iterations.
+// A pool has to serve this share of its requests, averaged over about so many iterations.
 constexpr double kLeastShare = 0.6;
 constexpr double kLastIterations = 4;
 

@@ -140,8 +140,8 @@ class Serving {
   void learn_from_kept();
   // Returns true if start-up ends with this iteration: then the caller retires the resident region.
   bool end_iteration();
-  // True if the pool is better left: memory no longer moves for the requests that the plan lacks,
-  // and of its own it has served few in the last iterations.
+  // True if the pool is better left: it has served few of its own requests in the last iterations,
+  // and memory no longer moves for those that the plan lacks.
   bool loses() const;
 
   // True if the pool's memory has changed since the last call.

@@ -1,10 +1,10 @@
 """Detects that a plan no longer fits, from the requests that depart from it.
 
 A single unusual iteration, such as one with an evaluation or an error, costs memory or a little
-time only for a while. So a plan is outgrown once several iterations in a row reserve much more
-beside the pool than the recorded ones did, miss many of the planned requests, or make many requests
-that the plan does not have, such as those of more microbatches. Such requests lie in idle pool
-space, where they cost no memory at first, but time, and in the end room for others.
+time only for a while. So a plan is outgrown once several iterations more than usual ones in between
+reserve much more beside the pool than the recorded ones did, miss many of the planned requests, or
+make many requests that the plan does not have, such as those of more microbatches. Such requests
+lie in idle pool space, where they cost no memory at first, but time, and in the end room for others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Drift:
     Args:
         expected: Bytes beside the pool in an iteration that runs as recorded.
         allowed: More bytes that do no harm.
-        patience: Iterations in a row that have to exceed both, or to differ in their requests.
+        patience: Iterations that have to exceed both, or to differ in their requests. A usual one
+            takes one off their number.
     """
 
     def __init__(self, expected: int, allowed: int, patience: int) -> None:
@@ -36,7 +37,7 @@ class Drift:
         self._most_unplanned = MOST_UNPLANNED
         self._patience = patience
         self._iterations = 0
-        self._in_a_row = 0
+        self._departed = 0
 
     @property
     def limit(self) -> int:
@@ -54,7 +55,7 @@ class Drift:
         self._limit = max(self._limit, beside + self._allowed)
         self._most_missed = max(self._most_missed, missed + MOST_MISSED)
         self._most_unplanned = max(self._most_unplanned, unplanned)
-        self._in_a_row = 0
+        self._departed = 0
 
     def persists(self, beside: int, missed: float, unplanned: float) -> bool:
         """Notes an iteration.
@@ -72,5 +73,5 @@ class Drift:
             return False
         differs = missed > self._most_missed or unplanned > self._most_unplanned
         departs = beside > self._limit or differs
-        self._in_a_row = self._in_a_row + 1 if departs else 0
-        return self._in_a_row >= self._patience
+        self._departed = self._departed + 1 if departs else max(0, self._departed - 1)
+        return self._departed >= self._patience

@@ -223,7 +223,7 @@ class Service:
         trains = new["requests"] - new["unplanned_requests"]
         served = new["served_as_planned"] - new["evaluation_requests"]
         self.unplanned = 1 - served / trains if trains else 0.0
-        # These requests are the plan's, and lie elsewhere.
+        # A displaced request is one of the plan at another address.
         displaced = new["conflicts"]
         self._lacks = (new["misses"] - displaced) / planned if planned else 0.0
         self._adds = 1 - (served + displaced) / trains if trains else 0.0

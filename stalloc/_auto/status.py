@@ -17,7 +17,7 @@ NO_MODULE = (
     "no call of a module with parameters to train was seen outside of compiled code, and an "
     "iteration begins with one; `stalloc run --profile` records other programs, too"
 )
-"""Why nothing was recorded, for messages."""
+"""The reason if nothing was recorded, for messages."""
 
 
 class Stage(enum.Enum):

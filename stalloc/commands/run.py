@@ -247,7 +247,7 @@ def _profile(args: argparse.Namespace) -> int:
         prof.check()
         if len(trace.iterations) <= 1:
             raise StallocError(
-                "0 complete iterations were seen, and at least 1 is needed, better "
+                "0 complete iterations were seen, and at least 2 are needed, better "
                 f"{LEAST_ITERATIONS}: train for more steps ({ENDS}); nothing was written"
             )
         replace = True  # files written from here on

@@ -20,6 +20,7 @@ from training import Model, Trainer, assert_same, loss_of, profiled_plan, tokens
 import stalloc
 from stalloc import _core
 from stalloc._auto.automatic import Auto
+from stalloc._auto.drift import Drift
 from stalloc._auto.planning import Planning
 from stalloc._auto.service import Service
 from stalloc._auto.solving import Solution
@@ -612,3 +613,19 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 def test_a_model_is_a_module() -> None:
     with pytest.raises(TypeError, match=r"`model` is a torch\.nn\.Module or None, not list"):
         stalloc.auto([])  # type: ignore[arg-type]
+
+
+def test_a_plan_is_outgrown_if_more_iterations_depart_than_not() -> None:
+    def outgrown_after(pattern: str) -> int | None:
+        drift = Drift(expected=10, allowed=5, patience=3)
+        for _ in range(3):  # the plan's phases come to be trusted
+            assert not drift.persists(1000, 1.0, 1.0)
+        for i, sign in enumerate(pattern):
+            if drift.persists(16 if sign == "x" else 15, 0.1, 0.5):
+                return i
+        return None
+
+    assert outgrown_after("xxx") == 2
+    assert outgrown_after("xx.x.x.xx") == 8
+    assert outgrown_after("x." * 20) is None
+    assert outgrown_after("x..xx" * 20) == 5

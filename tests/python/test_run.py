@@ -197,7 +197,7 @@ def test_too_few_steps_are_told_with_their_number(script: Path, tmp_path: Path) 
     script.write_text(SCRIPT.replace("range(6)", "range(int(sys.argv[2]))"))
     _, said = run("--profile", "plans", script, "4", "1", cwd=tmp_path, code=1)
     assert len(said) == 1
-    assert "0 complete iterations were seen, and at least 1 is needed, better 3" in said[0]
+    assert "0 complete iterations were seen, and at least 2 are needed, better 3" in said[0]
     assert "train for more steps" in said[0]
     assert list((tmp_path / "plans").iterdir()) == []
     _, said = run("--profile", "plans", script, "4", "3", cwd=tmp_path)
