@@ -4,7 +4,7 @@ A single unusual iteration, such as one with an evaluation or an error, costs me
 time only for a while. So a plan is outgrown once several iterations more than usual ones in between
 reserve much more beside the pool than the recorded ones did, miss many of the planned requests, or
 make many requests that the plan does not have, such as those of more microbatches. Such requests
-lie in idle pool space, where they cost no memory at first, but time, and in the end room for others.
+lie in idle pool space, where they cost no memory at first, but time, and later room for others.
 """
 
 from __future__ import annotations
