@@ -320,7 +320,7 @@ class Cycle:
             reason = "the run departs from the plan of an earlier run"
             return _Departure(reason, Stage.RECORDING)
         outgrown = service.outgrown()
-        if outgrown and service.loses:
+        if outgrown and service.loses(self._memory.peak):
             beside = described(service.beside)
             reason = f"it does worse than torch's policy would, with {beside} beside the pool"
             if self._renewal is not None or self._exchange():

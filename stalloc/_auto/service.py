@@ -11,7 +11,7 @@ from stalloc._adapters import Adapter
 from stalloc._auto.drift import MOST_MISSED, MOST_UNPLANNED, Drift
 from stalloc._auto.forward import Forward
 from stalloc._auto.memory import described
-from stalloc._auto.proposal import Proposal
+from stalloc._auto.proposal import Peak, Proposal
 from stalloc._auto.status import Requests
 from stalloc._fit import names
 from stalloc.errors import OutOfMemory, StallocError
@@ -134,15 +134,21 @@ class Service:
         """True if the pool is not to wait for the tensors that lie in it."""
         return self._drained > _DRAINED
 
-    @property
-    def loses(self) -> bool:
-        """True if the plan does worse than torch's policy did with the recorded requests.
+    def loses(self, peak: Peak) -> bool:
+        """True if the plan does worse than torch did: it reserves more, with a smaller share live.
 
-        It reserves more, and a smaller share of that is live at the peak.
+        Args:
+            peak: That of torch. Where it was not measured, torch's policy with the recorded
+                requests counts.
         """
-        proposal = self.proposal
-        reserved, live = proposal.plan.pool + self.beside, self._statistics()["run_peak_allocated"]
-        return reserved > proposal.before and live * proposal.before < proposal.load * reserved
+        now = self._statistics()
+        live = now["run_peak_allocated"]
+        if peak.reserved > 0:
+            reserved, before, load = now["reserved"], peak.reserved, peak.live
+        else:
+            reserved = self.proposal.plan.pool + self.beside
+            before, load = self.proposal.before, self.proposal.load
+        return reserved > before and live * before < load * reserved
 
     def step_aside(self, aside: bool) -> bool:
         """Lets the fallback serve everything, without a pool, or ends that.
