@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import os
 import pkgutil
 import runpy
 import sys
 import threading
+from collections.abc import Iterator
 from types import ModuleType, TracebackType
 
 _OWN_FRAMES = (__file__, runpy.__file__)
 
 
 def run_as_main(script: str, *, module: bool) -> None:
-    """Runs it as the module `__main__`, and waits for its threads; raises what it raises.
+    """Runs it as the module `__main__`, which a file stays; raises what it raises.
 
     Args:
         script: The path of a Python file, of a folder or of an archive; or a module's name.
         module: It is a module's name.
     """
+    if module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    elif script.endswith(".pyc") or pkgutil.get_importer(script) is not None:
+        runpy.run_path(script, run_name="__main__")
+    else:
+        _run_file(script)
+
+
+@contextlib.contextmanager
+def main_restored(*, waits: bool) -> Iterator[None]:
+    """Ends the block with the `__main__` that there was.
+
+    Args:
+        waits: For the threads that the block has started, as Python does at its end. They go on
+            once an error has been shown.
+    """
     threads = set(threading.enumerate())
     before = sys.modules["__main__"]
     try:
-        if module:
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
-        elif script.endswith(".pyc") or pkgutil.get_importer(script) is not None:
-            runpy.run_path(script, run_name="__main__")
-        else:
-            _run_file(script)
+        yield
     finally:
         for thread in set(threading.enumerate()) - threads:
-            if not thread.daemon:
+            if waits and not thread.daemon:
                 thread.join()
         sys.modules["__main__"] = before
 

@@ -395,8 +395,8 @@ class Driver:
             _log.info("rank %d: written to %s", self._rank, files.plan)
         if serve:
             self._serve(plan, pinned)
-            assert self._session is not None
-            self._session.trust()
+            if self._session is not None and self._session.enabled:
+                self._session.trust()
 
     def _info(self) -> dict[str, str]:
         return {**self._rank_info, "framework": self._framework}

@@ -34,8 +34,8 @@ SLOWER_ENDS = "slower optimizer"
 # The profile that is being recorded, of which there is one at a time.
 _active: Profile | None = None
 
-# The models that were trained while profiles of this process were recorded.
-_trained: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+# The models that were trained while profiles of this process were recorded, by their identity.
+_trained: list[weakref.ref[torch.nn.Module]] = []
 
 
 class Profile:
@@ -185,7 +185,8 @@ class Profile:
         self._trace = Trace(self._end())
         self._trace.info = self._trace.info | self._describe()
         if self.model is not None and self._device.type != "meta":
-            _trained.add(self.model)
+            _trained[:] = [model for model in _trained if model() is not None]
+            _trained.append(weakref.ref(self.model))
         if self._pinned_trace is not None:
             self._pinned_trace.info = self._trace.info | {"device": PINNED}
 
@@ -413,4 +414,4 @@ def active_profile() -> Profile | None:
 
 def has_trained_in_profile(model: torch.nn.Module) -> bool:
     """True if the model was trained in a profile of this process: its optimizer has states."""
-    return model in _trained
+    return any(trained() is model for trained in _trained)

@@ -1,5 +1,7 @@
 #include "runtime/training_loop.h"
 
+#include "base/error.h"
+
 namespace stalloc::runtime {
 
 void TrainingLoop::enter_phase(trace::PhaseKind kind, std::int32_t microbatch, std::int32_t chunk) {
@@ -91,11 +93,15 @@ void TrainingLoop::end_iteration() {
   if (parts_.delayed && parts_.delayed->any_lost() && !parts_.capturing()) find_lost(lock);
 }
 
-// The fallback serves everything from now on.
+// The fallback serves everything from now on. A pool of which no part can go stays.
 void TrainingLoop::leave_pool() {
   parts_.collect_all_delayed();
   parts_.serving->learn_from_kept();
-  parts_.pools.release(/*partly=*/true);
+  try {
+    parts_.pools.release(/*partly=*/true);
+  } catch (const Error&) {
+    return;
+  }
   parts_.update_reserved();
 }
 

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from stalloc._estimate.recording import Recording
 from stalloc._estimate.values import Unanswerable, line_of
-from stalloc._script import run_as_main
+from stalloc._script import main_restored, run_as_main
 from stalloc.errors import StallocError
 
 _WRONG_USAGE = 2
@@ -30,7 +30,11 @@ def run_script(recording: Recording, script: str, *, module: bool) -> str:
     """
     problem = ""
     try:
-        with contextlib.redirect_stdout(sys.stderr), recording.running():
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            main_restored(waits=False),
+            recording.running(),
+        ):
             run_as_main(script, module=module)
     except SystemExit as end:
         if end.code not in (None, 0):

@@ -17,7 +17,7 @@ import stalloc
 from stalloc import _core
 from stalloc._auto.settings import LEAST_ITERATIONS, switched_off
 from stalloc._auto.status import ENDS
-from stalloc._script import run_as_main, show_error
+from stalloc._script import main_restored, run_as_main, show_error
 from stalloc.commands.inputs import device_of, naming, positive, read_plan
 from stalloc.commands.output import print_json, printable, size
 from stalloc.commands.search import INTERRUPTED, searching
@@ -398,6 +398,11 @@ def _automatic(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     """Runs the script as `python` would, and returns the exit code it would have had."""
+    with main_restored(waits=True):
+        return _ran(args)
+
+
+def _ran(args: argparse.Namespace) -> int:
     try:
         run_as_main(args.script, module=args.module)
     except SystemExit as end:

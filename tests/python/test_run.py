@@ -306,6 +306,7 @@ threading.Thread(target=save).start()
         "raise BaseException('no subclass of Exception')",
         "try: f()\nexcept KeyError as error: raise ValueError(1) from error",
         "def g(:",
+        "import threading\nthreading.Timer(1, print, ['late'], {'file': sys.stderr}).start()\nf()",
     ],
 )
 def test_a_script_ends_with_the_words_of_python(end: str, tmp_path: Path) -> None:
