@@ -44,5 +44,5 @@ def test_sources_that_are_not_built_say_so(arguments: list[str], tmp_path: Path)
     assert done.returncode == 1
     message = done.stderr.splitlines()[-1]
     assert f"source code in {tmp_path}" in message
-    assert "`pip install .`" in message
+    assert "`pip install --no-build-isolation .`" in message
     assert ("Traceback" in done.stderr) == (arguments[0] == "-c")
