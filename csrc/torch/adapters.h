@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace stalloc::torch_adapters {
 
@@ -19,6 +20,18 @@ void install_meta();
 void uninstall_meta();
 // The meta device records no request of this thread while it is muted.
 void mute_meta(bool mute);
+
+// A program on a pretended GPU has resized a storage there, whose StorageImpl is at the address
+// `storage`: torch changes the size of one without memory, and requests nothing.
+void resize_meta(std::uintptr_t storage, std::size_t n);
+// It has streams and events, which are numbers: its own, above 2; 0 is the default stream.
+// Requests of this thread belong to `stream` from now on.
+void enter_meta_stream(std::uintptr_t stream);
+// A stream has recorded an event, or waits for it.
+void note_meta_event(bool awaited, std::uintptr_t event, std::uintptr_t stream);
+void forget_meta_event(std::uintptr_t event);
+// The host has waited for an event; for the device if that is 0.
+void synchronize_meta(std::uintptr_t event);
 
 // Lets torch carry tensors that claim to be on a GPU in a process that has none, or ends that.
 // Their backward pass needs a device guard, which a torch without CUDA lacks; this one does

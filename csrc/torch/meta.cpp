@@ -1,8 +1,11 @@
 // Tensors on the meta device. Their storages have a size and a lifetime but no memory: a block's
 // context is only a number, and torch calls the deleter when the storage dies.
 #include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
 
 #include <atomic>
+#include <cstdint>
+#include <utility>
 
 #include "runtime/device_runtime.h"
 #include "torch/adapters.h"
@@ -13,22 +16,27 @@ namespace {
 
 c10::Allocator* meta_base = nullptr;
 thread_local bool muted = false;
+// The stream of a pretended GPU that requests belong to; 0 is the default stream.
+thread_local device::StreamHandle stream_now = nullptr;
+
+runtime::Recorder& meta_recorder() { return runtime::DeviceRuntime::meta().recorder(); }
 
 void delete_meta_block(void* context) {
   if (!context) return;
-  runtime::Recorder& recorder = runtime::DeviceRuntime::meta().recorder();
+  runtime::Recorder& recorder = meta_recorder();
   if (recorder.active()) recorder.on_free(context, running_node());
 }
 
 class MetaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
-    runtime::Recorder& recorder = runtime::DeviceRuntime::meta().recorder();
+    runtime::DeviceRuntime& runtime = runtime::DeviceRuntime::meta();
+    runtime::Recorder& recorder = runtime.recorder();
     if (n == 0 || muted || !recorder.active()) return meta_base->allocate(n);
     static std::atomic<std::uintptr_t> next{1};
     auto* context = reinterpret_cast<void*>(next.fetch_add(1, std::memory_order_relaxed));
-    recorder.on_allocate(context, static_cast<Bytes>(n), /*stream=*/0, in_backward(),
-                         running_node());
+    recorder.on_allocate(context, static_cast<Bytes>(n), runtime.streams().id_of(stream_now),
+                         in_backward(), running_node());
     return {nullptr, context, &delete_meta_block, c10::DeviceType::Meta};
   }
 
@@ -57,5 +65,31 @@ void uninstall_meta() {
 }
 
 void mute_meta(bool mute) { muted = mute; }
+
+void resize_meta(std::uintptr_t storage, std::size_t n) {
+  auto* impl = reinterpret_cast<c10::StorageImpl*>(storage);
+  // A GPU's storage gets the new memory while it has the old one, except for none.
+  if (n == 0) impl->set_data_ptr({nullptr, c10::DeviceType::Meta});
+  impl->set_data_ptr(meta_allocator().allocate(n));
+  impl->set_nbytes(n);
+}
+
+void enter_meta_stream(std::uintptr_t stream) {
+  stream_now = reinterpret_cast<device::StreamHandle>(stream);
+}
+
+void note_meta_event(bool awaited, std::uintptr_t event, std::uintptr_t stream) {
+  using Event = runtime::Recorder::Event;
+  meta_recorder().on_event(awaited ? Event::kAwaited : Event::kRecorded, event, stream);
+}
+
+void forget_meta_event(std::uintptr_t event) {
+  meta_recorder().on_event(runtime::Recorder::Event::kGone, event, 0);
+}
+
+void synchronize_meta(std::uintptr_t event) {
+  using Awaited = runtime::Recorder::Awaited;
+  meta_recorder().on_synchronize(event ? Awaited::kEvent : Awaited::kDevice, event);
+}
 
 }  // namespace stalloc::torch_adapters

@@ -17,6 +17,11 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   m.def("install_meta", &stalloc::torch_adapters::install_meta);
   m.def("uninstall_meta", &stalloc::torch_adapters::uninstall_meta);
   m.def("mute_meta", &stalloc::torch_adapters::mute_meta);
+  m.def("resize_meta", &stalloc::torch_adapters::resize_meta);
+  m.def("enter_meta_stream", &stalloc::torch_adapters::enter_meta_stream);
+  m.def("note_meta_event", &stalloc::torch_adapters::note_meta_event);
+  m.def("forget_meta_event", &stalloc::torch_adapters::forget_meta_event);
+  m.def("synchronize_meta", &stalloc::torch_adapters::synchronize_meta);
   m.def("pretend_gpu", &stalloc::torch_adapters::pretend_gpu);
   m.def("pretend_no_gpu", &stalloc::torch_adapters::pretend_no_gpu);
   m.def("seek_no_gpu", &stalloc::torch_adapters::seek_no_gpu);

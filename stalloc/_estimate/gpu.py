@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import FrameType
 from typing import Any
 
@@ -37,7 +37,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stalloc import _core
-from stalloc._estimate import choices
+from stalloc._estimate import choices, collectives
 from stalloc._estimate.values import Unanswerable, Values, keep_values, script_line
 from stalloc._meta_kernels import unrecorded
 
@@ -86,14 +86,32 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The workspaces: False for the thread that trains, True for autograd's."""
         self.used = False
         """True once there was an operator on the GPU."""
+        self._foreign: list[AbstractContextManager[None]] = []
+
+    def enter_foreign_mode(self) -> None:
+        """Torch, or the script, asks for shapes alone: on a GPU it would request nothing."""
+        self._foreign.append(unrecorded())
+        self._foreign[-1].__enter__()
+
+    def leave_foreign_mode(self) -> None:
+        """Requests count again."""
+        self._foreign.pop().__exit__(None, None, None)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(not issubclass(kind, FakeTensor) for kind in types):
+            return NotImplemented  # a wrapper, such as DTensor: what it holds comes here again
+        if self._foreign:
+            return func(*args, **kwargs)
         if func is torch.ops.prim.device.default:
             hidden = self.fake.in_kernel_invocation or _engine_asks(sys._getframe(1))
             return _META if hidden else args[0].fake_device
+        if func.namespace == "c10d":
+            collective = collectives.answer(func, args)
+            if collective is not NotImplemented:
+                return collective
         leaves = pytree.arg_tree_leaves(*args, **kwargs)
         fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
         device = kwargs.get("device")
@@ -295,7 +313,10 @@ def _move(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _fill(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = args[:2]
     if isinstance(target, FakeTensor):
-        return NotImplemented
+        result = gpu.run(func, args, kwargs)
+        if not isinstance(source, FakeTensor) and target.shape == source.shape:
+            keep_values(target, source, written=True)
+        return result
     return target.copy_(gpu.values.copy(source).expand_as(target))
 
 
@@ -352,6 +373,13 @@ def _is_dense(tensor: Tensor) -> bool:
                 return False
             expected *= length
     return True
+
+
+@_answers(_ATEN.split_with_sizes_copy.out, _ATEN._chunk_cat.out)
+def _write(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A GPU has a kernel that writes to `out`; the meta device makes the result, and copies it."""
+    with unrecorded():
+        return gpu.run(func, args, kwargs)
 
 
 @_answers(_ATEN.all.default, _ATEN.any.default)

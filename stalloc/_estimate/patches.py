@@ -18,12 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from stalloc._estimate import streams
+from stalloc._estimate import world as processes
 from stalloc._estimate.cards import Card
 from stalloc._estimate.gpu import GPU, PretendedGpu
 from stalloc._estimate.values import Unanswerable
+from stalloc._estimate.world import World
 from stalloc._frameworks.patches import Patches
 from stalloc._gpu_operators import COMPOSED, attention
 from stalloc._torch_modules import torch_module
@@ -34,8 +38,13 @@ _NO_DEVICES = "stalloc_no_devices"  # as csrc/torch/pretended.cpp names it
 
 
 @contextlib.contextmanager
-def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
+def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iterator[None]:
     """A process with one GPU, on this thread, until the end of the block.
+
+    Args:
+        gpu: The GPU.
+        card: What it claims to be.
+        world: The processes that the script finds itself among.
 
     Raises:
         Unanswerable: torch is a CUDA build that finds no GPU, and computes no gradients without.
@@ -56,12 +65,13 @@ def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
     module.pretend_gpu()
     torch._C._set_only_lift_cpu_tensors(True)
     try:
-        _functions(patches, card)
+        _functions(patches, card, 1 if world is None else world.local_size)
         _tensors(patches, gpu)
         _modules(patches, gpu)
         _optimizers(patches)
         _data(patches)
         _programs(patches, gpu)
+        processes.patch(patches, world)
         # Some versions of torch open the GPU for the first of these tensors.
         patches.replace(fake_tensor, "init_gpu_context", lambda _: None)
         # torch without CUDA knows only the attention that holds all scores.
@@ -72,10 +82,12 @@ def pretended(gpu: PretendedGpu, card: Card) -> Iterator[None]:
                 str(operator._schema.name), "CUDA"
             ):
                 library.impl(operator, _not_called, "CUDA")
-        with gpu:
+        with processes.environment(world), _Indices(), gpu:
             yield
     finally:
+        processes.end()
         patches.undo()
+        streams.enter(streams.default())
         library._destroy()
         torch._C._set_only_lift_cpu_tensors(only_lift)
         threads.__exit__(None, None, None)
@@ -109,7 +121,7 @@ def _not_called(*_: Any, **__: Any) -> None:
     raise AssertionError("an operator of the pretended GPU reached the kernel of a real one")
 
 
-def _functions(patches: Patches, card: Card) -> None:
+def _functions(patches: Patches, card: Card, devices: int) -> None:
     cuda = torch.cuda
     properties = SimpleNamespace(
         name=card.name,
@@ -126,7 +138,7 @@ def _functions(patches: Patches, card: Card) -> None:
     answers: dict[str, object] = {
         "is_available": True,
         "is_initialized": True,
-        "device_count": 1,
+        "device_count": devices,
         "current_device": 0,
         "get_device_name": card.name,
         "get_device_capability": card.capability,
@@ -143,16 +155,14 @@ def _functions(patches: Patches, card: Card) -> None:
         "initial_seed": 0,
         "utilization": 0,
         "get_allocator_backend": "native",
-        "current_stream": _Stream(),
-        "default_stream": _Stream(),
     }
     counts = (
         "memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
         "max_memory_cached"
     )
     nothing = (
-        "init _lazy_init synchronize empty_cache ipc_collect set_device set_stream manual_seed "
-        "manual_seed_all seed seed_all reset_peak_memory_stats reset_accumulated_memory_stats "
+        "init _lazy_init empty_cache ipc_collect set_device manual_seed manual_seed_all seed "
+        "seed_all reset_peak_memory_stats reset_accumulated_memory_stats "
         "reset_max_memory_allocated reset_max_memory_cached set_per_process_memory_fraction "
         "set_sync_debug_mode set_rng_state set_rng_state_all _sleep"
     )
@@ -166,27 +176,18 @@ def _functions(patches: Patches, card: Card) -> None:
     patches.replace(cuda, "_lazy_call", lambda call, **_: None)
     patches.replace(cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state())
     patches.replace(cuda, "get_rng_state_all", lambda: [torch.get_rng_state()])
-    patches.replace(cuda, "device", _Context)
-    patches.replace(cuda, "device_of", _Context)
-    patches.replace(cuda, "stream", _Context)
-    patches.replace(cuda, "StreamContext", _Context)
-    patches.replace(cuda, "Stream", _Stream)
-    patches.replace(cuda, "Event", _Event)
     for name in ("range_push", "range_pop", "mark"):
         _answer(patches, cuda.nvtx, name, 0)
     patches.replace(torch, "Generator", _Generator)
     accelerator = torch.accelerator
     for name, value in {
         "is_available": True,
-        "device_count": 1,
+        "device_count": devices,
         "current_accelerator": torch.device("cuda"),
         "current_device_index": 0,
         "current_device_idx": 0,
         "set_device_index": None,
         "set_device_idx": None,
-        "current_stream": _Stream(),
-        "set_stream": None,
-        "synchronize": None,
         "empty_cache": None,
         "memory_allocated": 0,
         "max_memory_allocated": 0,
@@ -196,6 +197,7 @@ def _functions(patches: Patches, card: Card) -> None:
     }.items():
         if hasattr(accelerator, name):
             _answer(patches, accelerator, name, value)
+    streams.patch(patches, cuda, accelerator)
 
 
 def _answer(patches: Patches, owner: object, name: str, value: object) -> None:
@@ -207,10 +209,7 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
     to = Tensor.to
 
     def moved(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        args = tuple(map(_indexed, args))
-        if "device" in kwargs:
-            kwargs["device"] = _indexed(kwargs["device"])
-        return to(tensor, *args, **kwargs)
+        return to(tensor, *map(_indexed, args), **_with_index(kwargs))
 
     def on_gpu(tensor: Tensor, device: Any = None, *_: Any, **__: Any) -> Tensor:
         return to(tensor, GPU)
@@ -220,11 +219,28 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
     patches.replace(Tensor, "pin_memory", lambda tensor, *_: tensor)
     patches.replace(Tensor, "is_pinned", lambda tensor, *_: False)
     patches.replace(Tensor, "record_stream", lambda tensor, stream: None)
+    patches.replace(FakeTensor, "data", property(_TENSORS_DATA.__get__, _set_data))
+    patches.replace(_torch.UntypedStorage, "resize_", _resized)
     patches.replace(FakeTensor, "__deepcopy__", _copied)
     patches.replace(FakeTensor, "numpy", lambda tensor, **_: gpu.values.copy(tensor).numpy())
     patches.replace(FakeTensor, "tolist", lambda tensor: gpu.values.copy(tensor).tolist())
     patches.replace(FakeTensor, "__format__", _formatted)
     patches.replace(FakeTensor, "__reduce_ex__", lambda tensor, _: (torch.zeros, (0,)))
+    begin, end = FakeTensorMode.__enter__, FakeTensorMode.__exit__
+
+    def entered(mode: Any) -> Any:
+        result = begin(mode)
+        if mode is not gpu.fake:
+            gpu.enter_foreign_mode()
+        return result
+
+    def left(mode: Any, *error: Any) -> None:
+        if mode is not gpu.fake:
+            gpu.leave_foreign_mode()
+        end(mode, *error)
+
+    patches.replace(FakeTensorMode, "__enter__", entered)
+    patches.replace(FakeTensorMode, "__exit__", left)
     isfinite = torch.isfinite
 
     def finite(tensor: Tensor) -> Any:
@@ -252,6 +268,12 @@ def _modules(patches: Patches, gpu: PretendedGpu) -> None:
         return wrapper.module(*args, **kwargs)
 
     patches.replace(nn.DataParallel, "forward", on_one_gpu)
+    move = nn.Module.to
+
+    def moved(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return move(module, *map(_indexed, args), **_with_index(kwargs))
+
+    patches.replace(nn.Module, "to", moved)
 
 
 def _optimizers(patches: Patches) -> None:
@@ -306,6 +328,41 @@ def _indexed(device: Any) -> Any:
     return device
 
 
+_TENSORS_DATA: Any = Tensor.data
+
+
+class _Indices(TorchFunctionMode):
+    """Takes a number for a GPU, as in `torch.zeros(4, device=0)` and `torch.device(0)`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.device:
+            args = tuple(GPU if type(arg) is int else arg for arg in args[:1]) + args[1:]
+        return func(*args, **_with_index(kwargs or {}))
+
+
+def _with_index(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if "device" not in kwargs:
+        return kwargs
+    return {**kwargs, "device": _indexed(kwargs["device"])}
+
+
+def _set_data(tensor: Any, data: Tensor) -> None:
+    _TENSORS_DATA.__set__(tensor, data)
+    if isinstance(data, FakeTensor):
+        tensor.fake_device = data.fake_device
+
+
+_resize_storage = _torch.UntypedStorage.resize_
+
+
+def _resized(storage: Any, size: int) -> Any:
+    """Frees or requests the memory of a storage, as FSDP does with gathered parameters."""
+    if storage.device.type != "meta":
+        return _resize_storage(storage, size)
+    torch_module().resize_meta(storage._cdata, size)
+    return storage
+
+
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
     if id(tensor) in memo:
         return memo[id(tensor)]
@@ -322,60 +379,6 @@ def _copied(tensor: Any, memo: dict[int, Any]) -> Any:
 
 def _formatted(tensor: Any, text: str) -> str:
     return format(tensor.item(), text) if tensor.dim() == 0 else repr(tensor)
-
-
-class _Context:
-    """A context manager that does nothing."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Context:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-class _Stream(_Context):
-    """A stream that everything is done on at once."""
-
-    device = GPU
-    cuda_stream = 0
-    stream_id = 0
-    device_index = 0
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def synchronize(self, *_: Any) -> None:
-        pass
-
-    wait_event = wait_stream = synchronize
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
-
-
-class _Event:
-    """An event that has happened."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def record(self, *_: Any) -> None:
-        pass
-
-    wait = synchronize = record
-
-    def elapsed_time(self, _: Any) -> float:
-        return 1.0
 
 
 _HostGenerator = torch.Generator

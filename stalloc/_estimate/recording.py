@@ -15,6 +15,7 @@ from stalloc._estimate.gpu import NO_GPU, PretendedGpu
 from stalloc._estimate.largest import Largest, find
 from stalloc._estimate.patches import pretended
 from stalloc._estimate.values import Unanswerable, Values
+from stalloc._estimate.world import World, world_of
 from stalloc.errors import StallocError
 from stalloc.trace import Trace
 
@@ -34,10 +35,10 @@ class Recording:
     Args:
         card: The GPU; None for one of Ampere without a limit.
         iterations: How many to record.
-        world: Processes that train together; only what the device needs for them is added.
+        world: The processes that the program finds itself among; None for a program of one.
     """
 
-    def __init__(self, card: Card | None, iterations: int, world: int = 1) -> None:
+    def __init__(self, card: Card | None, iterations: int, world: World | None = None) -> None:
         self.card = card
         self._like = card or _UNKNOWN
         self._world = world
@@ -57,7 +58,7 @@ class Recording:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*parameter in checkpoint to a meta.*")
             warnings.filterwarnings("ignore", message=".*a no-op.*")
-            with self.profile, pretended(self.gpu, self._like):
+            with self.profile, pretended(self.gpu, self._like, self._world):
                 try:
                     yield
                 except Enough:
@@ -88,7 +89,10 @@ class Recording:
         """
         if len(self.trace.requests) == 0:
             raise Unanswerable(NO_GPU)
-        needed = [extras.context(self._like.capability), extras.nccl(self._world)]
+        needed = [
+            extras.context(self._like.capability),
+            extras.nccl(1 if self._world is None else self._world.size),
+        ]
         return answer(
             self.trace,
             card=self.card,
@@ -103,7 +107,8 @@ def estimate(
     *,
     gpu: str | Card | None = None,
     iterations: int = ITERATIONS,
-    world: int = 1,
+    world: int | None = None,
+    rank: int = 0,
     plan: bool = True,
 ) -> Estimate:
     """Estimates what a training run needs of a GPU, on a machine without one.
@@ -133,8 +138,10 @@ def estimate(
         gpu: A card's name, such as `H100` or `RTX 3060`, or a size, such as `80GiB`; None compares
             with none.
         iterations: How many to record, at least 2.
-        world: Processes that train together, for NCCL's buffers. The function trains the part of
-            one process.
+        world: Processes that the function finds itself among: `torch.distributed` has a group of
+            so many, which communicates with nobody, and the environment is that of `torchrun`.
+            Weights are sharded as the function does it. None for a function of one process.
+        rank: The rank of the process, below `world`.
         plan: Solve a plan, for stalloc's row of the answer. It takes some seconds.
 
     Raises:
@@ -143,7 +150,7 @@ def estimate(
             program asks for something that depends on values, and the message has its line.
     """
     card = card_of(gpu) if isinstance(gpu, str) else gpu
-    return _recorded(function, card, iterations, world, plan)
+    return _recorded(function, card, iterations, world_of(world, rank), plan)
 
 
 def largest(
@@ -152,7 +159,8 @@ def largest(
     *,
     gpu: str | Card,
     iterations: int = ITERATIONS,
-    world: int = 1,
+    world: int | None = None,
+    rank: int = 0,
     expandable_segments: bool = False,
 ) -> Largest:
     """Finds the largest batch, or length, with which a training run fits a GPU.
@@ -168,7 +176,8 @@ def largest(
             by three. The smallest must fit.
         gpu: A card's name, or a size.
         iterations: How many to record, at least 2.
-        world: Processes that train together.
+        world: As for `estimate`.
+        rank: As for `estimate`.
         expandable_segments: Torch's allocator uses them.
 
     Raises:
@@ -180,16 +189,17 @@ def largest(
     if len(ascending) < 2 or ascending[0] < 1:
         raise ValueError(f"values={values!r}: at least two different positive ones are needed")
     card = card_of(gpu) if isinstance(gpu, str) else gpu
+    processes = world_of(world, rank)
 
     def run(value: int) -> Estimate:
-        return _recorded(lambda: function(value), card, iterations, world, plan=False)
+        return _recorded(lambda: function(value), card, iterations, processes, plan=False)
 
     allocator = replaying.TORCH_EXPANDABLE if expandable_segments else replaying.TORCH
     return find(run, ascending, allocator)
 
 
 def _recorded(
-    function: Callable[[], Any], card: Card | None, iterations: int, world: int, plan: bool
+    function: Callable[[], Any], card: Card | None, iterations: int, world: World | None, plan: bool
 ) -> Estimate:
     if not callable(function):
         raise TypeError(f"estimate() takes a function, not {type(function).__name__}")

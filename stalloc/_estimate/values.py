@@ -93,16 +93,23 @@ class Values:
         return torch.full(tensor.shape, guess, dtype=dtype, device="cpu")
 
 
-def keep_values(tensor: Tensor, values: Tensor) -> None:
-    """Notes the values of a tensor on the device that came from the host."""
-    if values.numel() <= _MOST_KNOWN and not values.is_floating_point():
-        tensor._stalloc_known = (values.detach().clone(), tensor._version)  # type: ignore[attr-defined]
+def keep_values(tensor: Tensor, values: Tensor, *, written: bool = False) -> None:
+    """Notes the values of a tensor on the device that came from the host.
+
+    Args:
+        tensor: The tensor on the device.
+        values: Its values.
+        written: An operator that writes to it is on its way, and counts as one more version.
+    """
+    if values.numel() > _MOST_KNOWN or values.is_floating_point() or tensor.is_inference():
+        return
+    tensor._stalloc_known = (values.detach().clone(), tensor._version + written)  # type: ignore[attr-defined]
 
 
 def known_values(tensor: Tensor) -> Tensor | None:
     """The values of a tensor that nothing has written to since they were known."""
     values, version = getattr(tensor, "_stalloc_known", (None, -1))
-    return values if values is not None and tensor._version == version else None
+    return values if version >= 0 and tensor._version == version else None
 
 
 def _of_gradient_scaler() -> float | None:

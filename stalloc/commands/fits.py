@@ -67,8 +67,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--world",
         metavar="N",
         type=positive,
-        default=1,
-        help="processes that train together, for NCCL's buffers (default: %(default)s)",
+        help="run the script as one of N processes, as torchrun starts them",
+    )
+    parser.add_argument(
+        "--rank",
+        metavar="R",
+        type=int,
+        default=0,
+        help="the rank of the process among them (default: %(default)s)",
     )
     parser.add_argument(
         "--largest",
@@ -165,10 +171,11 @@ def _estimated(
     from stalloc._estimate.cards import card_of
     from stalloc._estimate.recording import Recording
     from stalloc._estimate.scripts import run_script
+    from stalloc._estimate.world import world_of
 
     script = argparse.Namespace(**{**vars(args), "arguments": arguments})
     with as_script(script):
-        recording = Recording(card_of(args.gpu), args.iterations, args.world)
+        recording = Recording(card_of(args.gpu), args.iterations, world_of(args.world, args.rank))
         ended = run_script(recording, args.script, module=args.module)
     return recording.answer(plan=plan), ended
 
