@@ -44,6 +44,10 @@ void pretend_no_gpu();
 // all the same.
 bool seek_no_gpu();
 
+// The tensor, whose TensorImpl is at this address, asks Python for its device. Autograd takes that
+// of a wrapper such as DTensor for a real GPU's otherwise, and looks for its streams.
+void ask_for_device(std::uintptr_t tensor);
+
 // Provides torch's services to compat mode, which torch's pluggable allocator interface calls.
 void connect_compat();
 

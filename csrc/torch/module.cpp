@@ -24,6 +24,7 @@ PYBIND11_MODULE(STALLOC_MODULE, m) {
   m.def("synchronize_meta", &stalloc::torch_adapters::synchronize_meta);
   m.def("pretend_gpu", &stalloc::torch_adapters::pretend_gpu);
   m.def("pretend_no_gpu", &stalloc::torch_adapters::pretend_no_gpu);
+  m.def("ask_for_device", &stalloc::torch_adapters::ask_for_device);
   m.def("seek_no_gpu", &stalloc::torch_adapters::seek_no_gpu);
   m.def("connect_compat", &stalloc::torch_adapters::connect_compat);
 }

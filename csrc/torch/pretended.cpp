@@ -7,9 +7,11 @@
 // third party is preferred to CUDA. So one without devices is registered.
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstddef>
+#include <cstdint>
 
 #include "torch/adapters.h"
 
@@ -51,6 +53,10 @@ bool seek_no_gpu() {
   guard_of(kThirdParty).compare_exchange_strong(none, guard);
   c10::register_privateuse1_backend("stalloc_no_devices");  // torch cannot take the name back
   return !is_cuda_sought();
+}
+
+void ask_for_device(std::uintptr_t tensor) {
+  reinterpret_cast<c10::TensorImpl*>(tensor)->set_python_custom_device(true);
 }
 
 void pretend_no_gpu() {

@@ -101,13 +101,13 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(not issubclass(kind, FakeTensor) for kind in types):
-            return NotImplemented  # a wrapper, such as DTensor: what it holds comes here again
         if self._foreign:
             return func(*args, **kwargs)
         if func is torch.ops.prim.device.default:
             hidden = self.fake.in_kernel_invocation or _engine_asks(sys._getframe(1))
-            return _META if hidden else args[0].fake_device
+            return _META if hidden else getattr(args[0], "fake_device", GPU)
+        if any(not issubclass(kind, FakeTensor) for kind in types):
+            return NotImplemented  # a wrapper, such as DTensor: what it holds comes here again
         if func.namespace == "c10d":
             collective = collectives.answer(func, args)
             if collective is not NotImplemented:
@@ -284,9 +284,11 @@ def _answers(*operators: Any) -> Callable[[Answer], Answer]:
     return register
 
 
-@_answers(_ATEN._local_scalar_dense.default)
+# The first two come from below autograd, as from DTensor; elsewhere they are the third one.
+@_answers(_ATEN.is_nonzero.default, _ATEN.item.default, _ATEN._local_scalar_dense.default)
 def _read(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return gpu.values.number(args[0])
+    number = gpu.values.number(args[0])
+    return bool(number) if func is _ATEN.is_nonzero.default else number
 
 
 @_answers(_ATEN.equal.default)

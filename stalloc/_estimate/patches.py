@@ -174,8 +174,9 @@ def _functions(patches: Patches, card: Card, devices: int) -> None:
     _answer(patches, cuda.memory, "_record_memory_history", None)
     _answer(patches, cuda.memory, "_dump_snapshot", None)
     patches.replace(cuda, "_lazy_call", lambda call, **_: None)
-    patches.replace(cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state())
-    patches.replace(cuda, "get_rng_state_all", lambda: [torch.get_rng_state()])
+    # A seed and an offset, of 8 bytes each.
+    patches.replace(cuda, "get_rng_state", lambda *_, **__: _torch.zeros(16, dtype=torch.uint8))
+    patches.replace(cuda, "get_rng_state_all", lambda: [cuda.get_rng_state()])
     for name in ("range_push", "range_pop", "mark"):
         _answer(patches, cuda.nvtx, name, 0)
     patches.replace(torch, "Generator", _Generator)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 
 from stalloc._estimate.values import Unanswerable, script_line
 from stalloc._frameworks.patches import Patches
+from stalloc._torch_modules import torch_module
 from stalloc.errors import StallocError
 
 _GPUS_OF_A_NODE = 8
@@ -97,6 +99,7 @@ def patch(patches: Patches, world: World | None) -> None:
         return
     _groups(patches, world)
     _data_parallel(patches)
+    _sharded_tensors(patches)
     size = 1 if world is None else world.size
     rank = 0 if world is None else world.rank
 
@@ -146,10 +149,16 @@ def _groups(patches: Patches, world: World | None) -> None:
         kwargs = {name: kwargs[name] for name in ("group_desc",) if name in kwargs}
         return add(ranks, **kwargs)
 
-    for module in (c10d, dist):
-        patches.replace(module, "init_process_group", begun)
-        patches.replace(module, "new_group", added)
-        patches.replace(module, "is_nccl_available", lambda: True)
+    functions = {
+        "init_process_group": begun,
+        "new_group": added,
+        "is_nccl_available": lambda: True,
+    }
+    originals = {name: getattr(c10d, name) for name in functions}
+    for module in list(sys.modules.values()):  # many import them by name
+        for name, function in functions.items():
+            if vars(module).get(name) is originals[name]:
+                patches.replace(module, name, function)
     # Scripts ask for the name; torch itself asks the module it is in.
     patches.replace(dist, "get_backend", lambda *_: names.get("default", "nccl"))
     patches.replace(torch.cuda.nccl, "version", lambda: _NCCL)
@@ -178,6 +187,20 @@ def _data_parallel(patches: Patches) -> None:
 
     patches.replace(wrapper, "register_comm_hook", registered)
     patches.replace(wrapper, "forward", forwarded)
+
+
+def _sharded_tensors(patches: Patches) -> None:
+    from torch.distributed.tensor import DTensor
+
+    make: Any = DTensor.__new__
+
+    def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = make(cls, *args, **kwargs)
+        if tensor.device.type == "cuda":
+            torch_module().ask_for_device(tensor._cdata)
+        return tensor
+
+    patches.replace(DTensor, "__new__", staticmethod(made))
 
 
 def _done(result: object) -> Any:

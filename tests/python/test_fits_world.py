@@ -103,6 +103,45 @@ def test_requests_have_the_streams_of_sharding_and_their_order() -> None:
 
 
 @isolated
+def test_a_mesh_shards_in_two_ways() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    def build() -> Any:
+        mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tensor"))
+        with torch.device("meta"):
+            model: Any = nn.Sequential(
+                nn.Linear(WIDTH, 4 * WIDTH, bias=False),
+                nn.ReLU(),
+                nn.Linear(4 * WIDTH, WIDTH, bias=False),
+            )
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["data"])
+        model.to_empty(device="cuda")
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            x = torch.randn(8, WIDTH, device=0)
+            model(x + model(x)).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    estimate = stalloc.estimate(build, world=8, plan=False)
+    whole = 2 * 4 * WIDTH * WIDTH * 4
+    assert estimate.parts["weights and buffers"] == whole // 8
+    assert estimate.parts["optimizer states"] == 2 * whole // 8
+
+
+@isolated
 def test_replicas_have_buckets_of_gradients() -> None:
     alone = stalloc.estimate(training(lambda count: blocks(count).cuda(), 4), world=1, plan=False)
     among = stalloc.estimate(training(replicated, 4), world=2, plan=False)
