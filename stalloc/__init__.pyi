@@ -7,8 +7,10 @@ from stalloc._auto.entry import status as status
 from stalloc._auto.status import AutoStatus as AutoStatus
 from stalloc._auto.status import Change as Change
 from stalloc._compat import install_compat as install_compat
+from stalloc._estimate.advice import Advice as Advice
 from stalloc._estimate.answer import Estimate as Estimate
 from stalloc._estimate.largest import Largest as Largest
+from stalloc._estimate.recording import advise as advise
 from stalloc._estimate.recording import estimate as estimate
 from stalloc._estimate.recording import largest as largest
 from stalloc.errors import NotSupportedError as NotSupportedError

@@ -35,6 +35,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from stalloc import _core
 from stalloc._estimate import choices, collectives
@@ -86,6 +87,8 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The workspaces: False for the thread that trains, True for autograd's."""
         self.used = False
         """True once there was an operator on the GPU."""
+        self.flops = 0
+        """Floating-point operations so far, of those that torch's counter knows."""
         self._foreign: list[AbstractContextManager[None]] = []
 
     def enter_foreign_mode(self) -> None:
@@ -157,6 +160,8 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func in _PRODUCTS and self.workspace:
                 self._request_workspace()
             result = self._kernel(func, args, kwargs)
+            if (count := flop_registry.get(func._overloadpacket)) is not None:
+                self.flops += count(*args, **kwargs, out_val=result)
         else:
             with unrecorded():
                 result = self._kernel(func, args, kwargs)

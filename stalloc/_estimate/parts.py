@@ -14,6 +14,7 @@ The names are those of ordinary training; state that a loop keeps otherwise coun
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from stalloc._estimate.gpu import WORKSPACE_LAYER
 from stalloc.tables import NEVER, PHASE_KINDS
@@ -38,30 +39,36 @@ def parts_at(trace: Trace, tick: int) -> dict[str, int]:
         trace: The requests, from the start of the program on.
         tick: The tick.
     """
+    requests = trace.requests
+    live = (requests.lower <= tick) & (requests.upper > tick)
+    sizes = np.bincount(parts_of(trace)[live], requests.size[live], len(PARTS))
+    return {name: int(size) for name, size in zip(PARTS, sizes, strict=True) if size}
+
+
+def parts_of(trace: Trace) -> npt.NDArray[np.int64]:
+    """The part of each request, as an index into `PARTS`."""
     requests, spans = trace.requests, trace.phases
-    rows = np.flatnonzero((requests.lower <= tick) & (requests.upper > tick))
-    kinds = [PHASE_KINDS[number] for number in spans.kind.tolist()]
-    result = dict.fromkeys(PARTS, 0)
-    for row in rows.tolist():
-        size = int(requests.size[row])
-        begin, end = int(requests.phase_begin[row]), int(requests.phase_end[row])
-        kept = int(requests.upper[row]) == NEVER
-        if not kept and begin >= 0 and end >= 0:
-            kept = int(spans.iteration[end]) > int(spans.iteration[begin]) + 1
-        kind = kinds[begin] if begin >= 0 else "other"
-        layer = int(requests.layer_begin[row])
-        workspace = layer >= 0 and trace.layers[layer] == WORKSPACE_LAYER
-        result[WORKSPACES if workspace else _part(kind, kept, begin == end)] += size
-    return {name: size for name, size in result.items() if size}
+    begin, end = requests.phase_begin, requests.phase_end
+    kinds, iterations = np.append(spans.kind, -1), np.append(spans.iteration, -1)  # -1: none
+    kept = requests.upper == NEVER
+    kept |= (begin >= 0) & (end >= 0) & (iterations[end] > iterations[begin] + 1)
 
+    def made_in(kind: str) -> npt.NDArray[np.bool_]:
+        made: npt.NDArray[np.bool_] = kinds[begin] == PHASE_KINDS.index(kind)
+        return made
 
-def _part(kind: str, kept: bool, transient: bool) -> str:
-    if transient and not kept:
-        return TEMPORARIES
-    if kind == "optimizer":
-        return STATES
-    if kind == "backward":
-        return GRADIENTS
-    if kept:
-        return WEIGHTS
-    return ACTIVATIONS if kind == "forward" else INPUTS
+    workspaces = [i for i, name in enumerate(trace.layers) if name == WORKSPACE_LAYER]
+    # The first that holds; a later one only where none before does.
+    rules = (
+        (WORKSPACES, np.isin(requests.layer_begin, workspaces)),
+        (TEMPORARIES, (begin == end) & ~kept),
+        (STATES, made_in("optimizer")),
+        (GRADIENTS, made_in("backward")),
+        (WEIGHTS, kept),
+        (ACTIVATIONS, made_in("forward")),
+    )
+    return np.select(
+        [rule for _, rule in rules],
+        [np.int64(PARTS.index(part)) for part, _ in rules],
+        np.int64(PARTS.index(INPUTS)),
+    )

@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import _pytree as pytree
+
 from stalloc import _core, profiling, replaying
 from stalloc._estimate import extras
+from stalloc._estimate.advice import Advice, Adviser, Recorded
 from stalloc._estimate.answer import Estimate, answer
 from stalloc._estimate.cards import Card, card_of
 from stalloc._estimate.gpu import NO_GPU, PretendedGpu
 from stalloc._estimate.largest import Largest, find
+from stalloc._estimate.means import Activations
 from stalloc._estimate.patches import pretended
 from stalloc._estimate.values import Unanswerable, Values
 from stalloc._estimate.world import World, world_of
@@ -36,10 +43,19 @@ class Recording:
         card: The GPU; None for one of Ampere without a limit.
         iterations: How many to record.
         world: The processes that the program finds itself among; None for a program of one.
+        activations: What the run does with the activations of its blocks.
     """
 
-    def __init__(self, card: Card | None, iterations: int, world: World | None = None) -> None:
+    def __init__(
+        self,
+        card: Card | None,
+        iterations: int,
+        world: World | None = None,
+        activations: Activations | None = None,
+    ) -> None:
         self.card = card
+        self.activations = activations or Activations()
+        self._states: dict[int, tuple[int, int]] = {}
         self._like = card or _UNKNOWN
         self._world = world
         self.values = Values()
@@ -59,12 +75,31 @@ class Recording:
             warnings.filterwarnings("ignore", message=".*parameter in checkpoint to a meta.*")
             warnings.filterwarnings("ignore", message=".*a no-op.*")
             with self.profile, pretended(self.gpu, self._like, self._world):
+                stepped = register_optimizer_step_post_hook(self._note_states)
                 try:
-                    yield
+                    with self.activations.applied():
+                        yield
                 except Enough:
                     pass
                 finally:
+                    stepped.remove()
                     self.gpu.workspaces.clear()
+
+    def _note_states(self, optimizer: Any, *_: object) -> None:
+        held = [getattr(t, "_local_tensor", t) for t in pytree.tree_leaves(dict(optimizer.state))]
+        sizes = [(t.dtype, t.nbytes) for t in held if isinstance(t, Tensor) and t.is_cuda]
+        whole = sum(size for dtype, size in sizes if dtype == torch.float32)
+        self._states[id(optimizer)] = whole, sum(size for _, size in sizes)
+
+    def recorded(self) -> Recorded:
+        """The run for comparing it with others that save memory."""
+        kept = list(self._states.values())
+        return Recorded(
+            self.answer(plan=False),
+            self.gpu.flops / max(1, self.complete_iterations),
+            self.activations,
+            (sum(whole for whole, _ in kept), sum(total for _, total in kept)),
+        )
 
     def end_iteration(self, number: int) -> None:
         """Ends an iteration, the `number`th, unless the program has called `stalloc.step()`."""
@@ -198,16 +233,75 @@ def largest(
     return find(run, ascending, allocator)
 
 
+def advise(
+    function: Callable[[], Any],
+    *,
+    gpu: str | Card,
+    iterations: int = ITERATIONS,
+    world: int | None = None,
+    rank: int = 0,
+    expandable_segments: bool = False,
+) -> list[Advice]:
+    """Finds means with which a training run fits a GPU, cheapest first.
+
+    The run is recorded again with its blocks recomputed, all or some, and with their activations on
+    the host. Its optimizer states are taken for smaller ones, for states on the host, or for a part
+    of them, as several GPUs share them, or share weights and gradients, too. A combination is in
+    the list if no part of it suffices at the same cost.
+
+    Example::
+
+        for advice in stalloc.advise(build, gpu="RTX 4090"):
+            print(advice.means, advice.reserved, f"{advice.recomputed:.0%}", advice.how)
+
+    Args:
+        function: As for `estimate`; called for each recording.
+        gpu: A card's name, or a size.
+        iterations: How many to record, at least 2.
+        world: As for `estimate`.
+        rank: As for `estimate`.
+        expandable_segments: Torch's allocator uses them.
+
+    Returns:
+        The advice; the first one has no means if the run fits as it is. Empty if nothing suffices.
+
+    Raises:
+        TypeError: `function` cannot be called.
+        StallocError: As for `estimate`.
+    """
+    card = card_of(gpu) if isinstance(gpu, str) else gpu
+    processes = world_of(world, rank)
+
+    def run(activations: Activations, number: int) -> Recorded | None:
+        if number > 1:
+            return None  # nothing tells the batch
+        return _made(function, card, iterations, processes, activations).recorded()
+
+    allocator = replaying.TORCH_EXPANDABLE if expandable_segments else replaying.TORCH
+    adviser = Adviser(run, allocator, iterations, sharded=processes is not None)
+    return adviser.advise(_made(function, card, iterations, processes).recorded())
+
+
 def _recorded(
     function: Callable[[], Any], card: Card | None, iterations: int, world: World | None, plan: bool
 ) -> Estimate:
+    return _made(function, card, iterations, world).answer(plan=plan)
+
+
+def _made(
+    function: Callable[[], Any],
+    card: Card | None,
+    iterations: int,
+    world: World | None,
+    activations: Activations | None = None,
+) -> Recording:
     if not callable(function):
-        raise TypeError(f"estimate() takes a function, not {type(function).__name__}")
+        raise TypeError(f"an estimate takes a function, not {type(function).__name__}")
     if iterations < 2:
         raise StallocError(
             f"iterations={iterations}: at least 2 are needed; the first one only warms up"
         )
-    recording = Recording(card, iterations, world)
+    recording = Recording(card, iterations, world, activations)
     with recording.running():
         step = function()
         made = 0
@@ -218,4 +312,4 @@ def _recorded(
             step()
             made += 1
             recording.end_iteration(made)
-    return recording.answer(plan=plan)
+    return recording

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stalloc.commands.inputs import positive
@@ -19,8 +20,11 @@ from stalloc.commands.run import add_script, as_script
 from stalloc.errors import StallocError
 
 if TYPE_CHECKING:
+    from stalloc._estimate.advice import Advice, Recorded
     from stalloc._estimate.answer import Estimate
     from stalloc._estimate.largest import Largest
+    from stalloc._estimate.means import Activations
+    from stalloc._estimate.recording import Recording
     from stalloc.commands import Subparsers
 
 FITS, DOES_NOT_FIT, UNANSWERED = 0, 1, 2
@@ -31,6 +35,7 @@ _ALLOCATORS = {
     "stalloc": "stalloc",
 }
 _MOST_GUESSES = 12
+_MOST_ADVICE = 12
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -83,6 +88,11 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="find the largest value of the script's option that fits, as in "
         "--largest=--batch-size=4,8,12; the script is run with these values first",
     )
+    parser.add_argument(
+        "--advise",
+        action="store_true",
+        help="list means with which the script fits, cheapest first; it is run several times",
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     add_script(parser)
     return parser
@@ -91,12 +101,17 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> int:
     """Runs the script in this process. Returns the exit code."""
     largest: Largest | None = None
+    advice: list[Advice] | None = None
+    failed: list[str] = []
     try:
         if args.largest is not None:
             largest = _largest(args)
             estimate, ended = largest.estimate, ""
         else:
-            estimate, ended = _estimated(args, args.arguments)
+            recording, ended = _recorded(args, args.arguments)
+            estimate = recording.answer()
+            if args.advise:
+                advice, failed = _advice(args, recording)
     except StallocError as error:
         message = printable(" ".join(str(error).split()))
         print(f"stalloc fits: no answer: {message}", file=sys.stderr)
@@ -119,9 +134,14 @@ def main(args: argparse.Namespace) -> int:
                 "proven": largest.proven,
                 "predicted": largest.predicted,
             }
+        if advice is not None:
+            answer["advice"] = [asdict(each) for each in advice]
+            answer["not_tried"] = failed
         print_json({**answer, **estimate.to_json()})
     else:
         _print(estimate, allocator, ended)
+        if advice is not None:
+            _print_advice(advice, failed)
         if largest is not None:
             print_text(
                 f"{args.largest[0]}={largest.value} is the largest that fits. Recorded with "
@@ -152,6 +172,50 @@ def _values(text: str) -> tuple[str, tuple[int, ...]]:
     return option, values
 
 
+def _advice(args: argparse.Namespace, recording: Recording) -> tuple[list[Advice], list[str]]:
+    from stalloc._estimate.advice import Adviser, divided
+
+    if args.allocator == "stalloc":
+        raise StallocError("--advise needs --allocator torch or expandable")
+
+    def run(activations: Activations, number: int) -> Recorded | None:
+        arguments = args.arguments if number == 1 else divided(args.arguments, number)
+        if arguments is None:
+            return None
+        return _recorded(args, arguments, activations)[0].recorded()
+
+    sharded = args.world is not None
+    adviser = Adviser(run, _ALLOCATORS[args.allocator], args.iterations, sharded=sharded)
+    return adviser.advise(recording.recorded()), adviser.failed
+
+
+def _print_advice(advice: list[Advice], failed: list[str]) -> None:
+    if advice and not advice[0].means:
+        return
+    if advice:
+        print_table(
+            "Means with which it fits, cheapest first",
+            ("means", "reserved", "left", "recomputed", "to the host", "to GPUs", "how"),
+            [
+                (
+                    " and ".join(each.means),
+                    _short(each.reserved),
+                    _short(each.free),
+                    f"{each.recomputed:.0%}",
+                    _short(each.transferred),
+                    _short(each.sent),
+                    "; ".join(each.how),
+                )
+                for each in advice[:_MOST_ADVICE]
+            ],
+            text=("how",),
+        )
+    else:
+        print_text("None of the known means makes it fit, nor two of them together.")
+    for reason in failed:
+        print_text(f"Not tried: {reason}")
+
+
 def _largest(args: argparse.Namespace) -> Largest:
     from stalloc._estimate.largest import find
 
@@ -160,14 +224,18 @@ def _largest(args: argparse.Namespace) -> Largest:
         raise StallocError("--largest needs --allocator torch or expandable")
 
     def run(value: int) -> Estimate:
-        return _estimated(args, [*args.arguments, f"{option}={value}"], plan=False)[0]
+        return _estimated(args, [*args.arguments, f"{option}={value}"])
 
     return find(run, values, _ALLOCATORS[args.allocator])
 
 
-def _estimated(
-    args: argparse.Namespace, arguments: list[str], *, plan: bool = True
-) -> tuple[Estimate, str]:
+def _estimated(args: argparse.Namespace, arguments: list[str]) -> Estimate:
+    return _recorded(args, arguments)[0].answer(plan=False)
+
+
+def _recorded(
+    args: argparse.Namespace, arguments: list[str], activations: Activations | None = None
+) -> tuple[Recording, str]:
     from stalloc._estimate.cards import card_of
     from stalloc._estimate.recording import Recording
     from stalloc._estimate.scripts import run_script
@@ -175,9 +243,10 @@ def _estimated(
 
     script = argparse.Namespace(**{**vars(args), "arguments": arguments})
     with as_script(script):
-        recording = Recording(card_of(args.gpu), args.iterations, world_of(args.world, args.rank))
+        world = world_of(args.world, args.rank)
+        recording = Recording(card_of(args.gpu), args.iterations, world, activations)
         ended = run_script(recording, args.script, module=args.module)
-    return recording.answer(plan=plan), ended
+    return recording, ended
 
 
 def _print(estimate: Estimate, allocator: str, ended: str) -> None:
@@ -248,6 +317,11 @@ def _print(estimate: Estimate, allocator: str, ended: str) -> None:
     else:
         margin += "missing at the upper end"
     print_text(f"{need.verdict} on {card.name} with {need.allocator}: {margin}")
+
+
+def _short(count: int) -> str:
+    """Bytes without their exact number."""
+    return _signed(count).partition(" (")[0]
 
 
 def _signed(count: int) -> str:
