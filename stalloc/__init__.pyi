@@ -19,6 +19,10 @@ from stalloc.errors import PlanError as PlanError
 from stalloc.errors import StallocError as StallocError
 from stalloc.errors import StallocWarning as StallocWarning
 from stalloc.errors import TraceError as TraceError
+from stalloc.graphs import GraphMemory as GraphMemory
+from stalloc.graphs import SharedGraphs as SharedGraphs
+from stalloc.graphs import graph_memory as graph_memory
+from stalloc.graphs import share_graphs as share_graphs
 from stalloc.monitor import StatsLogger as StatsLogger
 from stalloc.monitor import log_stats as log_stats
 from stalloc.phases import phase as phase

@@ -15,5 +15,6 @@ PYBIND11_MODULE(_core, m) {
   stalloc::bindings::bind_replay(m);
   stalloc::bindings::bind_placements(m);
   stalloc::bindings::bind_compat(m);
+  stalloc::bindings::bind_graphs(m);
   m.def("format_bytes", &stalloc::format_bytes, pybind11::arg("size"));
 }

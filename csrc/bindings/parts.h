@@ -14,5 +14,6 @@ void bind_make_trace(pybind11::module_& m);
 void bind_replay(pybind11::module_& m);
 void bind_placements(pybind11::module_& m);
 void bind_compat(pybind11::module_& m);
+void bind_graphs(pybind11::module_& m);
 
 }  // namespace stalloc::bindings

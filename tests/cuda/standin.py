@@ -11,6 +11,7 @@ _library = ctypes.CDLL("libcudart.so.13")
 _library.standin_last_complaint.restype = ctypes.c_char_p
 for _name in ("hazards", "misuses", "calls", "used", "host_waits", "events", "reservations"):
     getattr(_library, f"standin_{_name}").restype = ctypes.c_int64
+_library.standin_memory_at.restype = ctypes.c_uint64
 
 
 def use(stream: int, tensor_address: int, size: int, owner: int) -> None:
@@ -55,6 +56,12 @@ def destroy_stream(handle: int) -> None:
 def set_manual(manual: bool) -> None:
     """Lets the work of new streams wait for a command, or not."""
     _library.standin_set_manual(int(manual))
+
+
+def memory_at(address: int) -> int:
+    """The handle of the memory that is mapped to an address; 0 if there is none."""
+    handle: int = _library.standin_memory_at(ctypes.c_void_p(address))
+    return handle
 
 
 def drain_all() -> None:

@@ -169,6 +169,11 @@ int64_t standin_accesses(const void* p) {
         std::popcount(w.memory.accesses(reinterpret_cast<standin::Address>(p))));
   });
 }
+uint64_t standin_memory_at(const void* p) {
+  return locked([&](World& w) {
+    return uint64_t{w.memory.handle_at(reinterpret_cast<standin::Address>(p))};
+  });
+}
 int64_t standin_contexts() {
   return locked([](World& w) { return static_cast<int64_t>(std::popcount(w.contexts)); });
 }

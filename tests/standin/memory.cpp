@@ -193,13 +193,18 @@ std::uint64_t Memory::accesses(Address begin) const {
   return it == mappings_.end() ? 0 : it->second.devices;
 }
 
-int Memory::retain_at(Address address, std::uint64_t* handle) {
+std::uint64_t Memory::handle_at(Address address) const {
   auto it = mappings_.upper_bound(address);
-  if (it == mappings_.begin()) return kInvalidValue;
+  if (it == mappings_.begin()) return 0;
   --it;
-  if (address >= it->first + it->second.size) return kInvalidValue;
-  *handle = it->second.handle;
-  ++handles_.at(*handle).references;
+  return address < it->first + it->second.size ? it->second.handle : 0;
+}
+
+int Memory::retain_at(Address address, std::uint64_t* handle) {
+  const std::uint64_t found = handle_at(address);
+  if (!found) return kInvalidValue;
+  *handle = found;
+  ++handles_.at(found).references;
   return kSuccess;
 }
 

@@ -50,6 +50,8 @@ class Memory {
   // `devices` has a bit for each device.
   int set_access(Address begin, std::uint64_t size, std::uint64_t devices);
   std::uint64_t accesses(Address begin) const;
+  // The memory that is mapped to an address; 0: none.
+  std::uint64_t handle_at(Address address) const;
   int retain_at(Address address, std::uint64_t* handle);
   int retain(std::uint64_t handle);
   int device_of(std::uint64_t handle) const;

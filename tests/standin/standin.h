@@ -86,6 +86,8 @@ int64_t standin_reservations(void);  // live: of cuMemAddressReserve
 int64_t standin_mappings(void);
 // The number of devices that may use the mapping at `p`.
 int64_t standin_accesses(const void* p);
+// The handle of the memory of cuMemCreate that is mapped to an address; 0 if there is none.
+uint64_t standin_memory_at(const void* p);
 // The number of devices with a context; true if this one has a context.
 int64_t standin_contexts(void);
 int standin_has_context(int device);

@@ -1,0 +1,268 @@
+"""Captured graphs that share memory for what does not live on after their captures."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import standin
+import torch
+from isolation import isolated
+from torch import Tensor, nn
+
+import stalloc
+from stalloc.errors import StallocError
+
+MIB = 1 << 20
+SIZES = (1, 2, 4, 8)
+
+
+def held() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def mib(count: int) -> Tensor:
+    return torch.empty(count * MIB, dtype=torch.uint8, device="cuda")
+
+
+def captured(body: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = body()
+    return graph, result
+
+
+def temporaries(size: int, outputs: int = 2) -> Tensor:
+    """Temporaries of 40 MiB for each unit of size, and an output that lives on."""
+    output = mib(outputs)
+    for _ in range(3):
+        mib(40 * size)
+    return output
+
+
+@isolated
+def test_graphs_have_the_memory_of_the_largest() -> None:
+    torch.cuda.init()
+    before = held()
+    plain = [captured(lambda size=size: temporaries(size)) for size in SIZES]
+    alone = held() - before
+    assert alone >= 40 * MIB * sum(SIZES)
+    plain.clear()
+    torch.cuda.empty_cache()
+    assert held() <= before + 2 * MIB
+
+    before = held()
+    stalloc.share_graphs()
+    graphs = [captured(lambda size=size: temporaries(size)) for size in SIZES]
+    memory = stalloc.graph_memory()
+    assert held() - before == memory.reserved
+    largest = 40 * MIB * max(SIZES)
+    assert largest <= memory.shared <= largest + 20 * MIB
+    assert len(SIZES) * 2 * MIB <= memory.own <= len(SIZES) * 4 * MIB
+    assert memory.pools == len(SIZES)
+    assert memory.addresses >= alone - 20 * MIB
+    for each in graphs:
+        each[0].replay()
+    torch.cuda.synchronize()
+    del graphs, each
+    torch.cuda.empty_cache()
+    assert stalloc.graph_memory().reserved == 0
+    assert held() == before
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_what_lives_on_shares_with_nobody() -> None:
+    stalloc.share_graphs()
+    chunks: list[int] = []
+    kept = []
+    for size in SIZES:
+        kept.append(captured(lambda size=size: [temporaries(size, size) for _ in range(3)]))
+        for output in kept[-1][1]:
+            begin = output.data_ptr() // (2 * MIB) * 2 * MIB
+            end = output.data_ptr() + output.numel()
+            chunks += {standin.memory_at(at) for at in range(begin, end, 2 * MIB)}
+    # Outputs of one graph may lie on one chunk; those of two graphs never do.
+    assert all(chunks)
+    graphs = [
+        {
+            standin.memory_at(at)
+            for output in outputs
+            for at in range(output.data_ptr(), output.data_ptr() + output.numel(), MIB)
+        }
+        for _, outputs in kept
+    ]
+    for i, mine in enumerate(graphs):
+        for other in graphs[i + 1 :]:
+            assert not mine & other
+
+
+@isolated
+def test_graphs_of_one_pool_and_its_successors() -> None:
+    stalloc.share_graphs()
+    first, output = captured(lambda: temporaries(1))
+    second, other = captured(lambda: temporaries(2), pool=first.pool())
+    assert stalloc.graph_memory().pools == 1
+    assert standin.memory_at(output.data_ptr()) != standin.memory_at(other.data_ptr()) or (
+        output.data_ptr() // (2 * MIB) == other.data_ptr() // (2 * MIB)
+    )
+    del first, output
+    torch.cuda.empty_cache()
+    assert stalloc.graph_memory().pools == 1, "the second graph has the pool"
+    second.replay()
+    del second, other
+    torch.cuda.empty_cache()
+    assert stalloc.graph_memory().reserved == 0
+
+
+@isolated
+def test_replays_on_other_streams_wait() -> None:
+    stalloc.share_graphs()
+    standin.set_manual(True)
+    graphs = [captured(lambda: temporaries(1))[0] for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+
+    def replay(number: int, stream: torch.cuda.Stream) -> None:
+        with torch.cuda.stream(stream):
+            graphs[number].replay()
+
+    waits = standin.calls("cudaStreamWaitEvent")
+    for _ in range(3):
+        replay(0, streams[0])
+        replay(1, streams[0])
+    assert standin.calls("cudaStreamWaitEvent") == waits, "one stream keeps its order"
+    replay(0, streams[1])
+    replay(1, streams[0])
+    assert standin.calls("cudaStreamWaitEvent") == waits + 2
+    worker = threading.Thread(target=replay, args=(0, streams[1]))
+    worker.start()
+    worker.join()
+    assert standin.calls("cudaStreamWaitEvent") == waits + 3
+    standin.drain_all()
+
+
+@isolated
+def test_replays_on_streams_that_may_vanish_leave_an_event() -> None:
+    stalloc.share_graphs()
+    graphs = [captured(lambda: temporaries(1))[0] for _ in range(2)]
+    handle = torch.cuda.Stream().cuda_stream
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle)):
+        graphs[0].replay()
+    waits = standin.calls("cudaStreamWaitEvent")
+    graphs[1].replay()
+    assert standin.calls("cudaStreamWaitEvent") == waits + 1
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_layers_that_torch_graphs_share() -> None:
+    def layer() -> nn.Module:
+        return nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+
+    def graphed(count: int) -> list[Any]:
+        x = torch.randn(2048, 512, device="cuda", requires_grad=True)
+        return [torch.cuda.make_graphed_callables(layer(), (x,)) for _ in range(count)]
+
+    def memory_of(count: int) -> int:
+        before = held()
+        layers = graphed(count)
+        x = torch.randn(2048, 512, device="cuda", requires_grad=True)
+        for each in layers:
+            x = each(x)
+        x.sum().backward()
+        result = held() - before
+        del layers, x, each
+        torch.cuda.empty_cache()
+        return result
+
+    plain = memory_of(4)
+    stalloc.share_graphs()
+    shared = memory_of(4)
+    assert shared < plain
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_a_capture_that_fails_leaves_nothing() -> None:
+    stalloc.share_graphs()
+
+    def failing() -> None:
+        mib(40)
+        raise ValueError("of the program")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="of the program"):
+            captured(failing)
+    torch.cuda.empty_cache()
+    assert stalloc.graph_memory().reserved == 0
+    graph, _ = captured(lambda: temporaries(1))
+    graph.replay()
+
+
+@isolated
+def test_a_device_without_memory_raises_and_goes_on() -> None:
+    stalloc.share_graphs()
+    first = captured(lambda: temporaries(2))
+    rest = mib(1)
+    free, _ = torch.cuda.mem_get_info()
+    rest = torch.empty(free - 4 * MIB, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError, match="lives on after its capture"):
+        captured(lambda: [mib(60), mib(4)])
+    with pytest.raises(torch.OutOfMemoryError):
+        captured(lambda: temporaries(8))
+    del rest
+    torch.cuda.empty_cache()
+    second = captured(lambda: temporaries(1, outputs=60))
+    for graph, _ in (first, second):
+        graph.replay()
+    assert standin.misuses() == 0, standin.complaint()
+
+
+@isolated
+def test_captures_are_left_to_torch_after_the_end() -> None:
+    with stalloc.share_graphs():
+        mine = captured(lambda: temporaries(1))
+    memory = stalloc.graph_memory()
+    assert memory.pools == 1
+    theirs = captured(lambda: temporaries(1))
+    handle = torch.cuda.graph_pool_handle()
+    stalloc.share_graphs()
+    pooled = captured(lambda: temporaries(1), pool=handle)
+    assert stalloc.graph_memory() == memory
+    for graph, _ in (mine, theirs, pooled):
+        graph.replay()
+
+
+@isolated
+def test_graphs_share_beside_a_plan() -> None:
+    weight = torch.zeros(MIB, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step() -> None:
+        (weight * 2).tanh().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        stalloc.step()
+
+    with stalloc.profile(device="cuda") as prof:
+        for _ in range(3):
+            step()
+    stalloc.enable(prof.plan())
+    stalloc.share_graphs()
+    graphs = [captured(lambda: temporaries(1)) for _ in range(3)]
+    for _ in range(4):
+        for graph, _ in graphs:
+            graph.replay()
+        step()
+    assert stalloc.graph_memory().shared < 80 * MIB
+    assert stalloc.memory_stats()["hit_rate"] > 0.9
+    assert standin.hazards() == 0, standin.complaint()
+
+
+@isolated
+def test_compat_mode_is_refused() -> None:
+    stalloc.install_compat()
+    with pytest.raises(StallocError, match="compat mode does not use"):
+        stalloc.share_graphs()
