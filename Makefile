@@ -91,9 +91,9 @@ test-conformance: setup  ## Compare what passes of torch's own tests, without st
 	  PYTHONPATH=tests:$$PYTHONPATH python -m conformance --jobs $(JOBS) $(CONFORMANCE)'
 
 .PHONY: bench-cuda
-bench-cuda: setup  ## Measure planned requests, memory on several streams, pinned memory, switches, on a pretended GPU
+bench-cuda: setup  ## Measure planned requests, memory on several streams, pinned memory, switches, captured graphs, on a pretended GPU
 	@scripts/test_cuda.sh '$(PYTHON)' '$(CUDA_TORCH)' '$(CUDA_VENV)' -- \
-	  sh -c 'python benchmarks/cuda && python benchmarks/cuda/fsdp.py && python benchmarks/cuda/recorded.py && python benchmarks/cuda/prefetch.py && python benchmarks/cuda/reducer.py && python benchmarks/cuda/pinned.py && python benchmarks/cuda/switches.py'
+	  sh -c 'python benchmarks/cuda && python benchmarks/cuda/fsdp.py && python benchmarks/cuda/recorded.py && python benchmarks/cuda/prefetch.py && python benchmarks/cuda/reducer.py && python benchmarks/cuda/pinned.py && python benchmarks/cuda/switches.py && python benchmarks/cuda/graphs.py'
 
 .PHONY: paper
 paper: build  ## The paper's evaluation: benchmarks/results/paper.md, with torch's allocators

@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("*",),  # traces, plans, profiling, sessions, the driver
     ("_auto",),  # makes the calls that a user would make
     ("_frameworks",),  # what the integrations share
+    ("graphs",),  # captured graphs, by replaced methods of torch's
     ("integrations", "megatron", "colossalai"),
     ("importers",),  # foreign profiles as traces
     ("recordings", "verdicts"),  # replays of imported traces

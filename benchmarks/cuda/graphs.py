@@ -1,0 +1,189 @@
+"""Measures the memory of captured CUDA graphs: torch's private pools, one pool for all, stalloc.
+
+    make bench-cuda
+
+On the pretended GPU (tests/standin). Each measurement has a process of its own. The load is what
+the graphs need at least, replayed in any order: what lives on after each capture, and beside it the
+most that one of them needs while it runs. Prints a table; with `--output NAME` writes NAME.json.
+
+One pool for all graphs is right only where they are replayed in the order of their captures, and
+where no result is read later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import comparison
+import torch
+from comparison import last_change
+from torch import Tensor, nn
+
+import stalloc
+
+LAYERS, WIDTH, LENGTH, VOCABULARY = 24, 1024, 1024, 32000
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+MICROBATCHES = 4
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+WAYS: dict[str, dict[str, str]] = {
+    "torch": {},
+    "torch, expandable segments": EXPANDABLE,
+    "torch, one pool": {},
+    "torch, one pool, expandable segments": EXPANDABLE,
+    "stalloc": {},
+}
+
+
+class Block(nn.Module):
+    """A layer of a GPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's result, of the shape of `x`."""
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (3, 16, -1)).transpose(1, 3)
+        y = nn.functional.scaled_dot_product_attention(*heads.unbind(2), is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        result: Tensor = x + self.mlp(self.norm2(x))
+        return result
+
+
+class Captures:
+    """What each capture needs: at most while it runs, and what lives on."""
+
+    def __init__(self) -> None:
+        self.peaks: list[tuple[int, int]] = []
+        graph: Any = torch.cuda.CUDAGraph
+        begin, end = graph.capture_begin, graph.capture_end
+        before = 0
+
+        def begun(this: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal before
+            begin(this, *args, **kwargs)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+
+        def ended(this: Any, *args: Any, **kwargs: Any) -> None:
+            peak, after = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+            # A graph of the backward frees what that of the forward has left for it.
+            self.peaks.append((peak - before, max(0, after - before)))
+            end(this, *args, **kwargs)
+
+        graph.capture_begin, graph.capture_end = begun, ended
+
+    @property
+    def load(self) -> int:
+        """Bytes that all graphs need, one running at a time."""
+        return sum(kept for _, kept in self.peaks) + max(most - kept for most, kept in self.peaks)
+
+
+def layers(pool: Any) -> Any:
+    """A graph of the forward and one of the backward for each layer."""
+    x = torch.randn(8, LENGTH, WIDTH, device="cuda", requires_grad=True)
+    given = {} if pool is None else {"pool": pool}
+    return [
+        torch.cuda.make_graphed_callables(Block().cuda(), (x.detach().requires_grad_(),), **given)
+        for _ in range(LAYERS)
+    ]
+
+
+def batches(pool: Any) -> Any:
+    """A graph of inference for each batch size, whose scores are kept."""
+    model = nn.Sequential(*(Block() for _ in range(4)), nn.Linear(WIDTH, VOCABULARY)).cuda()
+    graphs = []
+    with torch.no_grad():
+        for rows in BATCHES:
+            x = torch.randn(rows, 128, WIDTH, device="cuda")
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                scores = model(x)[:, -1].clone()
+            graphs.append((graph, x, scores))
+    return model, graphs
+
+
+def iteration(pool: Any) -> Any:
+    """One graph of a whole iteration of several microbatches, and one for the last, short batch."""
+    model = nn.Sequential(*(Block() for _ in range(6))).cuda()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    graphs = []
+    for rows in (8, 5):
+        x = torch.randn(rows, LENGTH, WIDTH, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            for _ in range(MICROBATCHES):
+                loss = model(x).square().mean()
+                loss.backward()
+        graphs.append((graph, x, loss))
+    return model, graphs
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "24 layers, forward and backward": layers,
+    "8 batch sizes for inference": batches,
+    "an iteration of 4 microbatches, 2 batch sizes": iteration,
+}
+
+
+def measure(program: str, way: str) -> dict[str, int]:
+    """The load of the graphs, and what the device holds for them."""
+    captures = Captures()
+    if way == "stalloc":
+        stalloc.share_graphs()
+    pool = torch.cuda.graph_pool_handle() if "one pool" in way else None
+    kept = PROGRAMS[program](pool)
+    torch.cuda.empty_cache()
+    if way == "stalloc":
+        reserved = stalloc.graph_memory().reserved
+    else:
+        segments: Any = torch.cuda.memory_snapshot()
+        reserved = sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
+    del kept
+    return {"graphs": len(captures.peaks), "load": captures.load, "reserved": reserved}
+
+
+def main() -> None:
+    """Measures, prints, and writes with `--output NAME`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="write NAME.json")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(*args.measure)), flush=True)
+        os._exit(0)  # torch aborts where autograd's worker still holds Python's (pytorch#173568)
+    rows = []
+    print(
+        f"{'program':<48}{'memory':<38}{'graphs':>7}{'load':>16}{'reserved':>16}{'of the load':>13}"
+    )
+    for program in PROGRAMS:
+        for way, environment in WAYS.items():
+            output = comparison.in_a_process(__file__, "--measure", program, way, **environment)
+            row = {"program": program, "memory": way, **json.loads(output.splitlines()[-1])}
+            rows.append(row)
+            print(
+                f"{program:<48}{way:<38}{row['graphs']:>7}{row['load']:>16,}"
+                f"{row['reserved']:>16,}{row['reserved'] / row['load']:>13.3f}"
+            )
+    if args.output:
+        document = {
+            "device": "pretended (tests/standin)",
+            "torch": torch.__version__,
+            "commit": last_change("csrc", "stalloc", "benchmarks/cuda"),
+            "results": rows,
+        }
+        args.output.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
