@@ -8,9 +8,10 @@ lets all graphs have the same memory for it:
     stalloc   | A: outputs | B: outputs | ... | temporaries of any of them |
 
 Addresses stay those of the capture, so a replay costs what it did. The device's virtual memory puts
-the same memory behind the addresses of different graphs, and memory of its own behind what lives on
-when a capture ends: outputs, and activations for a graph of the backward pass. If graphs are
-replayed on different streams, a replay waits on the device for those before it.
+the same memory behind the addresses of different graphs, and behind those of one graph whose blocks
+do not live at once. What lives on when a capture ends has memory of its own: outputs, and
+activations for a graph of the backward pass. If graphs are replayed on different streams, a replay
+waits on the device for those before it.
 
 A capture is concerned if it is given no pool, or that of such a graph (`graph.pool()`), and so are
 those of `torch.cuda.make_graphed_callables`. Graphs of `torch.compile`, and others with a pool of
@@ -67,7 +68,6 @@ class _Pool:
     device: int
     # Until the first capture into it has ended: from then on the graph keeps it.
     made: Any
-    captures: int = 0
 
 
 @dataclass(slots=True)
@@ -87,6 +87,7 @@ class _State:
     ordered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     captured: Any = None  # the graph that is being captured
     into: PoolId | None = None
+    follows: bool = False  # torch's memory history is on for this capture
     replays: dict[int, _Replays] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -191,6 +192,10 @@ def _patch(state: _State) -> None:
         _core.begin_graph_pool(device, into if ours else (0, 0))
         state.captured, state.into = this, into if ours else None
         try:
+            # The history of a user who has it on may have begun to forget.
+            if ours and not torch._C._cuda_isHistoryEnabled():
+                _follow(True)
+                state.follows = True
             begin(this, *given_on, *args, **kwargs)
         except BaseException:
             _left(state, device)
@@ -200,15 +205,18 @@ def _patch(state: _State) -> None:
         device = torch.cuda.current_device()
         into = state.into
         kept = [] if into is None else _live(into)
+        uses = None
         try:
             end(this, *args, **kwargs)
+            if state.follows:
+                uses = _uses(device)
         finally:
             _left(state, device)
         if into is None:
             return
         state.ordered.add(this)
         try:
-            _core.settle_graph_pool(device, into, kept + _live(into))
+            _core.settle_graph_pool(device, into, kept + _live(into), uses)
         except OutOfMemory as error:
             this.reset()
             raise torch.OutOfMemoryError(str(error)) from error
@@ -250,9 +258,32 @@ def _new_pool(state: _State, device: int) -> PoolId:
 def _left(state: _State, device: int) -> None:
     """A capture has ended, or failed."""
     state.captured, into, state.into = None, state.into, None
+    if state.follows:
+        state.follows = False
+        _follow(False)
     _core.end_graph_pool(device)
     if into is not None:
         state.pools[into].made = None  # the graph keeps it, if there is one
+
+
+def _follow(on: bool) -> None:
+    """Turns torch's history of requests on, without stacks, or off."""
+    _cuda.memory._record_memory_history("all" if on else None, context=None, clear_history=True)
+
+
+def _uses(device: int) -> list[tuple[int, int, int, int, int]]:
+    """The blocks that came and went: begin, end, first and last tick, and stream."""
+    trace = _cuda.memory._snapshot()["device_traces"][device]
+    begun: dict[int, tuple[int, int, int]] = {}
+    uses = []
+    for tick, entry in enumerate(trace):
+        address = entry.get("addr", 0)
+        if entry["action"] == "alloc":
+            begun[address] = (tick, entry["size"], entry["stream"])
+        elif entry["action"] == "free_completed" and address in begun:
+            first, size, stream = begun.pop(address)
+            uses.append((address, address + size, first, tick, stream))
+    return uses
 
 
 def _live(pool: PoolId) -> list[tuple[int, int]]:

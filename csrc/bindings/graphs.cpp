@@ -3,6 +3,9 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,13 +19,25 @@ namespace {
 
 using device::GraphMemory;
 
-void settle(int device, GraphMemory::Pool pool,
-            const std::vector<std::pair<std::uintptr_t, std::uintptr_t>>& kept) {
+using Block = std::pair<std::uintptr_t, std::uintptr_t>;
+using Use = std::tuple<std::uintptr_t, std::uintptr_t, std::int64_t, std::int64_t, std::uint64_t>;
+
+void settle(int device, GraphMemory::Pool pool, const std::vector<Block>& kept,
+            const std::optional<std::vector<Use>>& uses) {
   std::vector<GraphMemory::Addresses> blocks;
   blocks.reserve(kept.size());
   for (const auto& [begin, end] : kept) blocks.push_back({begin, end});
+  std::vector<GraphMemory::Use> others;
+  if (uses) {
+    others.reserve(uses->size());
+    for (const auto& [begin, end, from, to, stream] : *uses) {
+      others.push_back({{begin, end}, from, to, stream});
+    }
+  }
   const py::gil_scoped_release released;
-  GraphMemory::of(device).settle(pool, blocks);
+  std::optional<std::span<const GraphMemory::Use>> known;
+  if (uses) known = others;
+  GraphMemory::of(device).settle(pool, blocks, known);
 }
 
 py::dict figures(int device) {
@@ -48,7 +63,9 @@ void bind_graphs(py::module_& m) {
       "end_graph_pool", [](int device) { GraphMemory::of(device).end(); }, py::arg("device"),
       py::call_guard<py::gil_scoped_release>(), "The capture has ended, or failed.");
   m.def("settle_graph_pool", &settle, py::arg("device"), py::arg("pool"), py::arg("kept"),
-        "A capture has ended. `kept`: begin and end of each block that lives on.");
+        py::arg("uses"),
+        "A capture has ended. `kept`: begin and end of each block that lives on. `uses`: begin, "
+        "end, first and last tick and stream of each other one, or None.");
   m.def(
       "graph_memory_of", [](int device) { GraphMemory::of(device); }, py::arg("device"),
       "Makes the memory of a device's graphs, once.");

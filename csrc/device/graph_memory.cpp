@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
+#include <utility>
 
 #include "base/error.h"
 #include "base/format.h"
 
 namespace stalloc::device {
 namespace {
+
+// More than the ticks of a capture.
+constexpr std::int64_t kTicks = std::int64_t{1} << 40;
 
 std::array<std::atomic<GraphMemory*>, CudaRuntime::kDevices> instances{};
 
@@ -76,36 +81,29 @@ std::uint64_t GraphMemory::create() noexcept {
   return handle;
 }
 
-std::size_t GraphMemory::unused_from(std::size_t index, const std::set<std::size_t>& used) const {
-  for (auto next = used.lower_bound(index); next != used.end() && *next == index; ++next) ++index;
-  return index;
+std::uint64_t GraphMemory::create_or_throw() {
+  if (const std::uint64_t handle = create()) return handle;
+  throw OutOfMemory("a captured graph needs " + format_bytes(static_cast<Bytes>(unit_)) +
+                    " more, and GPU " + std::to_string(device_) + " has no memory left");
 }
 
-// False if the device lacks the memory.
-bool GraphMemory::use(std::size_t index, std::set<std::size_t>& used) noexcept {
-  if (index >= shared_.size()) shared_.resize(index + 1);
-  Shared& shared = shared_[index];
-  if (shared.users == 0) shared.handle = create();
-  if (!shared.handle) {
-    trim();
-    return false;
+void GraphMemory::leave(const Chunk& chunk) noexcept {
+  if (chunk.shared == kOwn) {
+    runtime_.memory_release(chunk.handle);
+    --own_;
+    return;
   }
-  ++shared.users;
-  used.insert(index);
-  return true;
-}
-
-void GraphMemory::trim() noexcept {
-  while (!shared_.empty() && shared_.back().users == 0) shared_.pop_back();
-}
-
-void GraphMemory::leave(std::size_t index, std::set<std::size_t>& used) noexcept {
-  used.erase(index);
-  Shared& shared = shared_[index];
+  if (chunk.shared == kBlank) {
+    if (--blanks_ > 0) return;
+    runtime_.memory_release(blank_);
+    blank_ = 0;
+    return;
+  }
+  Shared& shared = shared_[chunk.shared];
   if (--shared.users > 0) return;
   if (shared.handle) runtime_.memory_release(shared.handle);
   shared.handle = 0;
-  trim();
+  while (!shared_.empty() && shared_.back().users == 0) shared_.pop_back();
 }
 
 bool GraphMemory::map(std::uintptr_t at, std::uint64_t handle) noexcept {
@@ -141,58 +139,57 @@ void* GraphMemory::allocate(Bytes size) noexcept {
     runtime_.get_last_error();
     return nullptr;
   }
-  const bool is_followed = captures_ && current_ != Pool{};
-  const Pool pool = is_followed ? current_ : Pool{};
+  // Outside of a capture nothing will tell what lives on.
+  const bool is_blank = captures_ && current_ != Pool{};
+  const Pool pool = is_blank ? current_ : Pool{};
   const auto segment = segments_.emplace(begin, Segment{pool, in_bytes(count), {}}).first;
   segment->second.chunks.reserve(count);
-  std::set<std::size_t>& used = used_[pool];
-  std::size_t index = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    if (!is_followed) {  // nothing will tell what lives on
-      const std::uint64_t handle = create();
-      if (!handle || !map(begin + in_bytes(i), handle)) {
-        if (handle) runtime_.memory_release(handle);
-        drop(segment);
-        return nullptr;
-      }
-      segment->second.chunks.push_back({kOwn, handle});
-      ++own_;
-      continue;
-    }
-    index = unused_from(index, used);
-    if (!use(index, used)) {
+    Chunk chunk;
+    if (!map_new(begin + in_bytes(i), is_blank, &chunk)) {
       drop(segment);
       return nullptr;
     }
-    if (!map(begin + in_bytes(i), shared_[index].handle)) {
-      leave(index, used);
-      drop(segment);
-      return nullptr;
-    }
-    segment->second.chunks.push_back({index, 0});
+    segment->second.chunks.push_back(chunk);
   }
   return reinterpret_cast<void*>(begin);
 }
 
+bool GraphMemory::map_new(std::uintptr_t at, bool is_blank, Chunk* chunk) noexcept {
+  if (is_blank) {
+    if (!blank_) blank_ = create();
+    if (!blank_ || !map(at, blank_)) {
+      if (blank_ && blanks_ == 0) {
+        runtime_.memory_release(blank_);
+        blank_ = 0;
+      }
+      return false;
+    }
+    ++blanks_;
+    return true;
+  }
+  *chunk = {kOwn, create()};
+  if (!chunk->handle) return false;
+  if (!map(at, chunk->handle)) {
+    runtime_.memory_release(chunk->handle);
+    return false;
+  }
+  ++own_;
+  return true;
+}
+
 void GraphMemory::drop(Segments::iterator segment) noexcept {
   const auto& [begin, s] = *segment;
-  const auto used = used_.find(s.pool);
   for (std::size_t i = 0; i < s.chunks.size(); ++i) {
-    const Chunk& chunk = s.chunks[i];
     runtime_.memory_unmap(begin + in_bytes(i), unit_);
-    if (chunk.shared != kOwn) {
-      leave(chunk.shared, used->second);
-    } else {
-      runtime_.memory_release(chunk.handle);
-      --own_;
-    }
+    leave(s.chunks[i]);
   }
   runtime_.address_free(begin, s.room);
   const Pool pool = s.pool;
   segments_.erase(segment);
   const bool left =
       std::ranges::any_of(segments_, [&](const auto& entry) { return entry.second.pool == pool; });
-  if (!left) used_.erase(pool);
+  if (!left) records_.erase(pool);
 }
 
 void GraphMemory::release(void* p) noexcept {
@@ -214,89 +211,166 @@ void GraphMemory::drop_retired() noexcept {
   retired_.clear();
 }
 
-void GraphMemory::make_own(std::uintptr_t at, Chunk& chunk, std::set<std::size_t>& used) {
-  const std::size_t index = chunk.shared;
-  Shared& shared = shared_[index];
-  if (shared.users == 1) {  // nobody else has it
-    chunk.handle = shared.handle;
-    shared.handle = 0;
+void GraphMemory::make_own(std::uintptr_t at, Chunk& chunk) {
+  const Chunk before = chunk;
+  if (before.shared != kBlank && shared_[before.shared].users == 1) {  // nobody else has it
+    chunk = {kOwn, std::exchange(shared_[before.shared].handle, 0)};
   } else {
-    const std::uint64_t handle = create();
-    if (!handle) {
-      throw OutOfMemory("a captured graph needs " + format_bytes(static_cast<Bytes>(unit_)) +
-                        " more for what lives on after its capture, and GPU " +
-                        std::to_string(device_) + " has no memory left");
-    }
+    const std::uint64_t handle = create_or_throw();
     try {
       replace(at, handle);
     } catch (...) {
       runtime_.memory_release(handle);
       throw;
     }
-    chunk.handle = handle;
+    chunk = {kOwn, handle};
   }
-  chunk.shared = kOwn;
   ++own_;
-  leave(index, used);
+  leave(before);
 }
 
-// Takes shared chunks of other pools in the place of those that the pool alone has.
-void GraphMemory::compact(Pool pool, std::set<std::size_t>& used) {
-  struct Place {
-    std::uintptr_t at;
-    Chunk* chunk;
-  };
-  std::vector<Place> alone;
-  for (auto& [begin, segment] : segments_) {
-    if (segment.pool != pool) continue;
-    for (std::size_t i = 0; i < segment.chunks.size(); ++i) {
-      Chunk& chunk = segment.chunks[i];
-      if (chunk.shared != kOwn && shared_[chunk.shared].users == 1) {
-        alone.push_back({begin + in_bytes(i), &chunk});
+void GraphMemory::share(std::uintptr_t at, Chunk& chunk, std::size_t index) {
+  if (chunk.shared == index) return;
+  if (index >= shared_.size()) shared_.resize(index + 1);
+  Shared& shared = shared_[index];
+  if (shared.users == 0) shared.handle = create_or_throw();
+  ++shared.users;
+  const Chunk before = std::exchange(chunk, {index, 0});
+  replace(at, shared.handle);
+  leave(before);
+}
+
+template <typename Visit>
+void GraphMemory::for_each_chunk(Pool pool, Addresses addresses, Visit visit) {
+  auto segment = segments_.upper_bound(addresses.begin);
+  if (segment == segments_.begin()) return;
+  --segment;
+  auto& [begin, s] = *segment;
+  const std::uintptr_t end = begin + in_bytes(s.chunks.size());
+  if (s.pool != pool || addresses.begin >= end || addresses.end <= addresses.begin) return;
+  const std::size_t last = (std::min(addresses.end, end) - begin + unit_ - 1) / unit_;
+  for (std::size_t i = (addresses.begin - begin) / unit_; i < last; ++i) {
+    visit(begin + in_bytes(i), s.chunks[i]);
+  }
+}
+
+// The shared chunks that a pool's addresses may have: each at one time for one of them.
+class GraphMemory::Colors {
+ public:
+  bool fits(std::size_t index, const Page& page) const {
+    if (index >= pages_.size() || !pages_[index].chunk) return true;
+    const Page& other = pages_[index];
+    if (page.alone || other.alone || page.stream != other.stream) return false;
+    auto mine = page.times.begin();
+    auto theirs = other.times.begin();
+    while (mine != page.times.end() && theirs != other.times.end()) {
+      if (mine->second <= theirs->first) {
+        ++mine;
+      } else if (theirs->second <= mine->first) {
+        ++theirs;
+      } else {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void add(std::size_t index, const Page& page) {
+    if (index >= pages_.size()) pages_.resize(index + 1);
+    Page& all = pages_[index];
+    if (!all.chunk) {
+      all = page;
+      return;
+    }
+    all.times.insert(all.times.end(), page.times.begin(), page.times.end());
+    join(all.times);
+  }
+
+  // Sorts periods and joins those that touch.
+  static void join(std::vector<std::pair<std::int64_t, std::int64_t>>& times) {
+    std::ranges::sort(times);
+    std::size_t last = 0;
+    for (std::size_t i = 1; i < times.size(); ++i) {
+      if (times[i].first <= times[last].second) {
+        times[last].second = std::max(times[last].second, times[i].second);
+      } else {
+        times[++last] = times[i];
+      }
+    }
+    if (!times.empty()) times.resize(last + 1);
+  }
+
+ private:
+  std::vector<Page> pages_;  // by index; without a chunk where no address has it
+};
+
+// Those that no block of a graph had stay blank, if the blocks are known.
+std::vector<GraphMemory::Page> GraphMemory::pages_to_share(Pool pool, const Record& record) {
+  std::map<std::uintptr_t, Page> pages;
+  if (record.is_complete) {
+    for (const Use& use : record.uses) {
+      for_each_chunk(pool, use.block, [&](std::uintptr_t at, Chunk& chunk) {
+        if (chunk.shared == kOwn) return;
+        Page& page = pages.try_emplace(at, Page{at, &chunk, false, use.stream}).first->second;
+        page.alone = page.alone || page.stream != use.stream;
+        page.times.emplace_back(use.from, use.to);
+      });
+    }
+  } else {
+    for (auto& [begin, segment] : segments_) {
+      if (segment.pool != pool) continue;
+      for (std::size_t i = 0; i < segment.chunks.size(); ++i) {
+        Chunk& chunk = segment.chunks[i];
+        const std::uintptr_t at = begin + in_bytes(i);
+        if (chunk.shared != kOwn) pages.try_emplace(at, Page{at, &chunk});
       }
     }
   }
-  std::ranges::sort(alone, {}, [](const Place& place) { return place.chunk->shared; });
-  std::size_t index = 0;
-  while (!alone.empty()) {
-    index = unused_from(index, used);
-    while (index < shared_.size() && shared_[index].users == 0) {
-      index = unused_from(index + 1, used);
-    }
-    if (index >= shared_.size()) return;
-    const auto [at, chunk] = alone.back();
-    alone.pop_back();
-    const std::size_t before = chunk->shared;
-    replace(at, shared_[index].handle);
-    ++shared_[index].users;
-    used.insert(index);
-    chunk->shared = index;
-    leave(before, used);
+  std::vector<Page> result;
+  for (auto& [at, page] : pages) {
+    Colors::join(page.times);
+    result.push_back(std::move(page));
   }
+  std::ranges::stable_sort(result, {}, [](const Page& page) {
+    return page.times.empty() ? 0 : page.times.front().first;
+  });
+  return result;
 }
 
-void GraphMemory::settle(Pool pool, std::span<const Addresses> kept) {
+void GraphMemory::settle(Pool pool, std::span<const Addresses> kept,
+                         std::optional<std::span<const Use>> uses) {
   const std::lock_guard lock(mutex_);
   const DeviceGuard guard(runtime_, device_);
-  const auto found = used_.find(pool);
-  if (found == used_.end()) return;
   // Earlier graphs of the pool may run.
   if (const auto error = runtime_.device_synchronize()) {
     runtime_.fail("waiting for the device", device_, error);
   }
   for (const Addresses& block : kept) {
-    auto segment = segments_.upper_bound(block.begin);
-    if (segment == segments_.begin()) continue;
-    --segment;
-    auto& [begin, s] = *segment;
-    const std::uintptr_t end = begin + in_bytes(s.chunks.size());
-    if (s.pool != pool || block.begin >= end || block.end <= block.begin) continue;
-    const std::size_t last = (std::min(block.end, end) - begin + unit_ - 1) / unit_;
-    for (std::size_t i = (block.begin - begin) / unit_; i < last; ++i) {
-      if (s.chunks[i].shared != kOwn) make_own(begin + in_bytes(i), s.chunks[i], found->second);
+    for_each_chunk(pool, block, [&](std::uintptr_t at, Chunk& chunk) {
+      if (chunk.shared != kOwn) make_own(at, chunk);
+    });
+  }
+  Record& record = records_[pool];
+  record.is_complete = record.is_complete && uses;
+  if (uses) {
+    const std::int64_t start = record.captures * kTicks;  // no two graphs of the pool at once
+    for (Use use : *uses) {
+      use.from += start;
+      use.to += start;
+      record.uses.push_back(use);
     }
   }
-  compact(pool, found->second);
+  ++record.captures;
+  Colors colors;
+  for (Page& page : pages_to_share(pool, record)) {
+    std::size_t index = 0;
+    if (page.chunk->shared < shared_.size() && colors.fits(page.chunk->shared, page)) {
+      index = page.chunk->shared;
+    }
+    while (!colors.fits(index, page)) ++index;
+    share(page.at, *page.chunk, index);
+    colors.add(index, page);
+  }
 }
 
 GraphMemory::Figures GraphMemory::figures() const {
@@ -307,9 +381,13 @@ GraphMemory::Figures GraphMemory::figures() const {
   }
   const auto held =
       std::ranges::count_if(shared_, [](const Shared& shared) { return shared.users > 0; });
-  result.shared = static_cast<Bytes>(in_bytes(static_cast<std::size_t>(held)));
+  result.shared = static_cast<Bytes>(in_bytes(static_cast<std::size_t>(held) + (blank_ ? 1 : 0)));
   result.own = static_cast<Bytes>(in_bytes(own_));
-  result.pools = used_.size();
+  std::set<Pool> pools;
+  for (const auto& [begin, segment] : segments_) {
+    if (segment.pool != Pool{}) pools.insert(segment.pool);
+  }
+  result.pools = pools.size();
   return result;
 }
 

@@ -7,11 +7,13 @@
 //   graph A   | own | shared 0 | shared 1 | own |
 //   graph B   | shared 0 | own | shared 1 | shared 2 |
 //
-// During a capture nothing runs, and all addresses have shared chunks. settle() then gives chunks
-// of their own to what stays, which they keep. The caller orders the replays.
+// During a capture nothing runs, and one blank chunk is behind all addresses. settle() then gives
+// chunks of their own to what stays, which they keep, and shared ones to the rest. Within a graph,
+// too, two addresses have one chunk if their blocks do not live at once: so the order of requests
+// counts, and not the place that the allocator found.
 //
-// Addresses are requested in segments. Those of one pool never share with each other: the segments
-// of a graph, and those of graphs that torch's private pools let share addresses.
+// Addresses are requested in segments, which belong to a pool. A second graph that is captured into
+// a pool may have the addresses of the first one: then they have one chunk if they may in both.
 //
 // Thread-safe. Never destroyed.
 #pragma once
@@ -21,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -37,6 +40,13 @@ class GraphMemory {
   struct Addresses {
     std::uintptr_t begin = 0;
     std::uintptr_t end = 0;
+  };
+  // A block that was requested and freed during a capture: when, and by which stream's requests.
+  struct Use {
+    Addresses block;
+    std::int64_t from = 0;
+    std::int64_t to = 0;
+    std::uint64_t stream = 0;
   };
   struct Figures {
     Bytes addresses = 0;
@@ -65,18 +75,21 @@ class GraphMemory {
   // call.
   void release(void* p) noexcept;
 
-  // A capture into `pool` has ended, and the blocks at `kept` live. Waits for the device. Throws
-  // OutOfMemory if it lacks the memory; then the graph must not be replayed.
-  void settle(Pool pool, std::span<const Addresses> kept);
+  // A capture into `pool` has ended, and the blocks at `kept` live. `uses`: all others; none if
+  // they are not known. Waits for the device. Throws OutOfMemory if it lacks the memory; then the
+  // graph must not be replayed.
+  void settle(Pool pool, std::span<const Addresses> kept,
+              std::optional<std::span<const Use>> uses = std::nullopt);
 
   Figures figures() const;
 
  private:
   static constexpr std::size_t kOwn = static_cast<std::size_t>(-1);
+  static constexpr std::size_t kBlank = static_cast<std::size_t>(-2);
 
   struct Chunk {
-    std::size_t shared = kOwn;  // index of the shared chunk
-    std::uint64_t handle = 0;   // of its own one
+    std::size_t shared = kBlank;  // index of the shared chunk
+    std::uint64_t handle = 0;     // of its own one
   };
   struct Segment {
     Pool pool;
@@ -85,21 +98,37 @@ class GraphMemory {
   };
   struct Shared {  // no memory while there are no users
     std::uint64_t handle = 0;
-    std::size_t users = 0;  // pools
+    std::size_t users = 0;  // addresses
+  };
+  struct Page {  // of a pool, to which a shared chunk is to be given
+    std::uintptr_t at = 0;
+    Chunk* chunk = nullptr;
+    bool alone = true;  // shares with no other of its pool
+    std::uint64_t stream = 0;
+    std::vector<std::pair<std::int64_t, std::int64_t>> times = {};  // ascending
+  };
+  class Colors;
+  struct Record {  // of the captures into a pool
+    bool is_complete = true;
+    std::int64_t captures = 0;
+    std::vector<Use> uses = {};
   };
   using Segments = std::map<std::uintptr_t, Segment>;
 
-  // The first shared chunk from `index` on that the pool does not use.
-  std::size_t unused_from(std::size_t index, const std::set<std::size_t>& used) const;
-  bool use(std::size_t index, std::set<std::size_t>& used) noexcept;
-  void leave(std::size_t index, std::set<std::size_t>& used) noexcept;
-  void trim() noexcept;
   bool map(std::uintptr_t at, std::uint64_t handle) noexcept;
   // Puts another chunk behind mapped addresses. Throws Error.
   void replace(std::uintptr_t at, std::uint64_t handle);
   std::uint64_t create() noexcept;  // 0: the device lacks the memory
-  void make_own(std::uintptr_t at, Chunk& chunk, std::set<std::size_t>& used);
-  void compact(Pool pool, std::set<std::size_t>& used);
+  std::uint64_t create_or_throw();
+  bool map_new(std::uintptr_t at, bool is_blank, Chunk* chunk) noexcept;
+  void make_own(std::uintptr_t at, Chunk& chunk);
+  void share(std::uintptr_t at, Chunk& chunk, std::size_t index);
+  // The addresses have left their chunk.
+  void leave(const Chunk& chunk) noexcept;
+  // Calls `visit(at, chunk)` for the chunks of a pool behind the addresses.
+  template <typename Visit>
+  void for_each_chunk(Pool pool, Addresses addresses, Visit visit);
+  std::vector<Page> pages_to_share(Pool pool, const Record& record);
   void drop(Segments::iterator segment) noexcept;
   void drop_retired() noexcept;
   std::size_t in_bytes(std::size_t chunks) const { return chunks * unit_; }
@@ -111,9 +140,11 @@ class GraphMemory {
   Pool current_{};
   bool captures_ = false;
   Segments segments_;
-  std::map<Pool, std::set<std::size_t>> used_;  // shared chunks of a pool
+  std::map<Pool, Record> records_;
   std::vector<Shared> shared_;
-  std::size_t own_ = 0;  // chunks
+  std::uint64_t blank_ = 0;
+  std::size_t blanks_ = 0;  // addresses that have the blank chunk
+  std::size_t own_ = 0;     // chunks
   std::vector<std::uintptr_t> retired_;
 };
 

@@ -118,6 +118,30 @@ def test_graphs_of_one_pool_and_its_successors() -> None:
 
 
 @isolated
+def test_a_graph_has_what_lives_at_once() -> None:
+    def growing() -> Tensor:
+        for size in (10, 30, 60, 90, 120):  # none fits where an earlier one was
+            mib(size)
+        return mib(2)
+
+    plain = captured(growing)
+    segments: Any = torch.cuda.memory_snapshot(plain[0].pool())
+    assert sum(segment["total_size"] for segment in segments) >= 310 * MIB
+    stalloc.share_graphs()
+    first = captured(growing)
+    assert stalloc.graph_memory().reserved <= 126 * MIB
+    second = captured(growing, pool=first[0].pool())
+    assert stalloc.graph_memory().reserved <= 130 * MIB
+    # A history that the user has on is left alone, and tells nothing.
+    torch.cuda.memory._record_memory_history()
+    third = captured(growing)
+    assert stalloc.graph_memory().shared >= (310 - 2) * MIB  # all but the output's
+    assert torch._C._cuda_isHistoryEnabled()
+    for graph, _ in (first, second, third):
+        graph.replay()
+
+
+@isolated
 def test_replays_on_other_streams_wait() -> None:
     stalloc.share_graphs()
     standin.set_manual(True)
@@ -208,7 +232,7 @@ def test_a_device_without_memory_raises_and_goes_on() -> None:
     rest = mib(1)
     free, _ = torch.cuda.mem_get_info()
     rest = torch.empty(free - 4 * MIB, dtype=torch.uint8, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError, match="lives on after its capture"):
+    with pytest.raises(torch.OutOfMemoryError, match="a captured graph needs 2.0 MiB more"):
         captured(lambda: [mib(60), mib(4)])
     with pytest.raises(torch.OutOfMemoryError):
         captured(lambda: temporaries(8))
