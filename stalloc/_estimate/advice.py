@@ -13,13 +13,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stalloc._estimate import answer, states
 from stalloc._estimate.answer import Estimate
-from stalloc._estimate.extras import Extra
+from stalloc._estimate.extras import Extra, nccl
 from stalloc._estimate.means import Activations
-from stalloc._estimate.parts import PARTS, WEIGHTS, parts_of
+from stalloc._estimate.parts import GRADIENTS, parts_at
 from stalloc._estimate.states import States
 from stalloc.errors import StallocError
+from stalloc.tables import PHASE_KINDS
+from stalloc.trace import Trace
 
 DEGREES = (2, 4, 8)
 """Numbers of GPUs to shard over."""
@@ -184,23 +188,28 @@ class Adviser:
         estimate, activations = attempt.recorded.estimate, attempt.recorded.activations
         card = estimate.card
         assert card is not None
-        gathered = kept.gathered * activations.largest
-        extras = (*estimate.extras, Extra("gathered blocks", gathered, gathered, ""))
+        gradients = _gradients(estimate.trace)
+        more = kept.gathered * activations.largest
+        more += max(0, kept.gathered - 1) * activations.outside
+        more += kept.buckets * gradients
+        if attempt.microbatches > 1:  # those of the first ones live while the next one runs
+            more += max(0, gradients - estimate.parts.get(GRADIENTS, 0))
+        extras = [*estimate.extras, Extra("what the means add", more, more, "")]
+        if kept.gpus > 1 and not self.sharded and (network := nccl(kept.gpus)) is not None:
+            extras.append(network)
         trace = kept.changed(estimate.trace)
-        if not answer.fits(trace, self.allocator, card, extras):
+        if not answer.fits(trace, self.allocator, card, tuple(extras)):
             return None
-        weights = int(trace.requests.size[parts_of(trace) == PARTS.index(WEIGHTS)].sum())
-        weights *= kept.gpus if dict(kept.factors).get(WEIGHTS, 1.0) < 1 else 1
-        held = answer.reserved(trace, self.allocator) + gathered
+        held = answer.reserved(trace, self.allocator) + more
         moved = 2 * activations.transferred // self.iterations
         return Advice(
             means=attempt.means + ((kept.name,) if kept.name else ()),
             how=attempt.how + ((_how(kept.name),) if kept.name else ()),
             reserved=held,
-            free=card.memory - held - sum(extra.high for extra in estimate.extras),
+            free=card.memory - held + more - sum(extra.high for extra in extras),
             recomputed=attempt.recomputed,
-            transferred=moved + int(kept.by_bus * weights),
-            sent=int(kept.by_network * weights),
+            transferred=moved + int(kept.by_bus * gradients),
+            sent=int(kept.by_network * gradients),
             microbatches=attempt.microbatches,
             gpus=kept.gpus,
         )
@@ -214,8 +223,17 @@ def _ways(recorded: Recorded, sharded: bool) -> list[States]:
         ways += [states.ON_HOST]
     if not sharded:
         ways += [states.sharded_states(gpus) for gpus in DEGREES] if total else []
-        ways += [states.fully_sharded(gpus) for gpus in DEGREES]
+        if recorded.activations.blocks:  # which are gathered one after another
+            ways += [states.fully_sharded(gpus) for gpus in DEGREES]
     return ways
+
+
+def _gradients(trace: Trace) -> int:
+    """Bytes of gradients that live when the last optimizer's step begins."""
+    steps = np.flatnonzero(trace.phases.kind == PHASE_KINDS.index("optimizer"))
+    if not len(steps):
+        return 0
+    return parts_at(trace, int(trace.phases.begin[steps[-1]])).get(GRADIENTS, 0)
 
 
 def _is_needless(advice: Advice, other: Advice) -> bool:
@@ -262,7 +280,10 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "--recompute-num-layers N",
         "": "torch.utils.checkpoint.checkpoint(block, ..., use_reentrant=False) for these blocks",
     },
-    "offload": {"": "torch.autograd.graph.save_on_cpu(pin_memory=True) around each block"},
+    "offload": {
+        "": "torch.autograd.graph.saved_tensors_hooks around each block, for tensors of 1 MiB or "
+        "more that are no weights"
+    },
     states.IN_16_BITS.name: {
         "megatron": "--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
         "": "an optimizer that keeps its states in bfloat16",
@@ -288,7 +309,9 @@ _OPTIONS: dict[str, dict[str, str]] = {
 
 
 def _how(name: str) -> str:
-    known = next(options for text, options in _OPTIONS.items() if _kind(text) == _kind(name))
+    known = _OPTIONS.get(name) or next(
+        options for text, options in _OPTIONS.items() if _kind(text) == _kind(name)
+    )
     return known.get(framework(), known[""])
 
 

@@ -73,10 +73,10 @@ def _compared(args: tuple[Any, ...], result: Any) -> None:
 
 
 def _counted(args: tuple[Any, ...], result: Any) -> None:
-    """A sum of a mask: the counts of what is true."""
-    share = getattr(args[0], _SHARE, None)
-    if share is not None and isinstance(result, Tensor) and result.numel():
-        setattr(result, _EACH, round(args[0].numel() / result.numel() * share))
+    """A sum of a mask, the counts of what is true, or a sum of counts."""
+    each = getattr(args[0], _SHARE, getattr(args[0], _EACH, None))
+    if each is not None and isinstance(result, Tensor) and result.numel():
+        setattr(result, _EACH, round(args[0].numel() / result.numel() * each))
 
 
 def _kept(args: tuple[Any, ...], result: Any) -> None:

@@ -57,7 +57,7 @@ WORKSPACE_LAYER = "cuBLAS workspace"
 _MOST_COPIED = 64 << 20
 """Bytes of a tensor that the script copies to the host and gets as a real one."""
 
-GPU = torch.device("cuda:0")
+_own_gpu = torch.device("cuda:0")
 
 # References to a gradient of the engine during a dispatch: its tensor and the storage object that
 # counts; the engine's, and those of the arguments on their way here.
@@ -108,7 +108,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if func is torch.ops.prim.device.default:
             hidden = self.fake.in_kernel_invocation or _engine_asks(sys._getframe(1))
-            return _META if hidden else getattr(args[0], "fake_device", GPU)
+            return _META if hidden else getattr(args[0], "fake_device", _own_gpu)
         if any(not issubclass(kind, FakeTensor) for kind in types):
             return NotImplemented  # a wrapper, such as DTensor: what it holds comes here again
         if func.namespace == "c10d":
@@ -148,7 +148,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device is None:
             device = self._common_device(func, leaves)
         elif device.type != "cpu":
-            device = GPU
+            device = _own_gpu
         if "device" in kwargs and kwargs["device"] is not None:
             kwargs = {**kwargs, "device": _META}
         for name in ("pin_memory", "generator"):
@@ -214,7 +214,7 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"{script_line()}: {func} gets tensors of the GPU and of the host at once, which "
                 "fails on a GPU, too: move them to one device first"
             )
-        return GPU if any(x.device.type == "cuda" for x in tensors) else _HOST
+        return _own_gpu if any(x.device.type == "cuda" for x in tensors) else _HOST
 
     def shape_of(self, tensor: Tensor) -> FakeTensor:
         """A tensor on the host without memory, of the same shape."""
@@ -225,6 +225,17 @@ class PretendedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META
             )
         return FakeTensor(self.fake, meta, _HOST)
+
+
+def own_gpu() -> torch.device:
+    """The GPU that the process has; all names of GPUs are names of it."""
+    return _own_gpu
+
+
+def choose_own_gpu(index: int) -> None:
+    """Sets the number of the process's GPU, as a launcher gives each process of a node its own."""
+    global _own_gpu
+    _own_gpu = torch.device("cuda", index)
 
 
 def _is_large(shape: Any, device: torch.device | None) -> bool:
@@ -336,7 +347,7 @@ def _convolve(gpu: PretendedGpu, func: Any, args: tuple[Any, ...], kwargs: dict[
         return NotImplemented
     with unrecorded():
         shape = gpu.run(func, args, kwargs).shape
-    keywords = {"dtype": args[0].dtype, "device": GPU, "memory_format": layout}
+    keywords = {"dtype": args[0].dtype, "device": _own_gpu, "memory_format": layout}
     return gpu.run(_ATEN.empty.memory_format, (list(shape),), keywords)
 
 

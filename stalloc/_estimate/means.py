@@ -36,6 +36,7 @@ class Activations:
         moved: Copy the others to the host.
         blocks: The blocks that were found.
         largest: Bytes of the parameters of the largest one.
+        outside: Bytes of the parameters outside of blocks.
         transferred: Bytes that went to the host so far.
     """
 
@@ -43,6 +44,7 @@ class Activations:
     moved: bool = False
     blocks: int = 0
     largest: int = 0
+    outside: int = 0
     transferred: int = 0
 
     @contextlib.contextmanager
@@ -70,8 +72,9 @@ class Activations:
 
     def _change(self, model: nn.Module, changed: list[tuple[Any, str, object]]) -> None:
         found = blocks_of(model)
-        sizes = [sum(p.numel() * p.element_size() for p in b.parameters()) for b in found]
+        sizes = [_bytes_of(block) for block in found]
         self.largest = max([self.largest, *sizes])
+        self.outside += _bytes_of(model) - sum(sizes)
         changes = found and (self.recomputed or self.moved)
         for module in model.modules() if changes else ():
             config = getattr(module, "config", None)
@@ -134,6 +137,10 @@ def _recomputed(forward: Forward) -> Forward:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     return replayed
+
+
+def _bytes_of(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

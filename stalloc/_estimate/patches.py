@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from stalloc._estimate import streams
 from stalloc._estimate import world as processes
 from stalloc._estimate.cards import Card
-from stalloc._estimate.gpu import GPU, PretendedGpu
+from stalloc._estimate.gpu import PretendedGpu, choose_own_gpu, own_gpu
 from stalloc._estimate.values import Unanswerable
 from stalloc._estimate.world import World
 from stalloc._frameworks.patches import Patches
@@ -57,6 +57,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
             "for one; install torch's build for the CPU, or run this on a machine with any GPU"
         )
     patches = Patches()
+    choose_own_gpu(0 if world is None else world.local_rank)
     only_lift = torch._C._only_lift_cpu_tensors()
     multithreaded = torch.autograd.is_multithreading_enabled()
     threads = torch.autograd.grad_mode.set_multithreading_enabled(False)
@@ -88,6 +89,7 @@ def pretended(gpu: PretendedGpu, card: Card, world: World | None = None) -> Iter
         processes.end()
         patches.undo()
         streams.enter(streams.default())
+        choose_own_gpu(0)
         library._destroy()
         torch._C._set_only_lift_cpu_tensors(only_lift)
         threads.__exit__(None, None, None)
@@ -139,7 +141,7 @@ def _functions(patches: Patches, card: Card, devices: int) -> None:
         "is_available": True,
         "is_initialized": True,
         "device_count": devices,
-        "current_device": 0,
+        "current_device": own_gpu().index,
         "get_device_name": card.name,
         "get_device_capability": card.capability,
         "get_device_properties": properties,
@@ -177,6 +179,8 @@ def _functions(patches: Patches, card: Card, devices: int) -> None:
     # A seed and an offset, of 8 bytes each.
     patches.replace(cuda, "get_rng_state", lambda *_, **__: _torch.zeros(16, dtype=torch.uint8))
     patches.replace(cuda, "get_rng_state_all", lambda: [cuda.get_rng_state()])
+    patches.replace(cuda.random, "get_rng_state", cuda.get_rng_state)
+    patches.replace(cuda.random, "set_rng_state", cuda.set_rng_state)
     for name in ("range_push", "range_pop", "mark"):
         _answer(patches, cuda.nvtx, name, 0)
     patches.replace(torch, "Generator", _Generator)
@@ -185,8 +189,8 @@ def _functions(patches: Patches, card: Card, devices: int) -> None:
         "is_available": True,
         "device_count": devices,
         "current_accelerator": torch.device("cuda"),
-        "current_device_index": 0,
-        "current_device_idx": 0,
+        "current_device_index": own_gpu().index,
+        "current_device_idx": own_gpu().index,
         "set_device_index": None,
         "set_device_idx": None,
         "empty_cache": None,
@@ -213,7 +217,7 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
         return to(tensor, *map(_indexed, args), **_with_index(kwargs))
 
     def on_gpu(tensor: Tensor, device: Any = None, *_: Any, **__: Any) -> Tensor:
-        return to(tensor, GPU)
+        return to(tensor, own_gpu())
 
     patches.replace(Tensor, "to", moved)
     patches.replace(Tensor, "cuda", on_gpu)
@@ -222,6 +226,22 @@ def _tensors(patches: Patches, gpu: PretendedGpu) -> None:
     patches.replace(Tensor, "record_stream", lambda tensor, stream: None)
     patches.replace(FakeTensor, "data", property(_TENSORS_DATA.__get__, _set_data))
     patches.replace(_torch.UntypedStorage, "resize_", _resized)
+    # One for each storage: programs tell tensors apart by them.
+    patches.replace(FakeTensor, "data_ptr", _address)
+    storage_address = _torch.UntypedStorage.data_ptr
+    patches.replace(
+        _torch.UntypedStorage,
+        "data_ptr",
+        lambda s: _address_of(s) if s.device.type == "meta" else storage_address(s),
+    )
+    make = torch.tensor
+
+    def made(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(data, list | tuple):
+            data = pytree.tree_map_only(FakeTensor, gpu.values.number, data)
+        return make(data, *args, **kwargs)
+
+    patches.replace(torch, "tensor", made)
     patches.replace(FakeTensor, "__deepcopy__", _copied)
     patches.replace(FakeTensor, "numpy", lambda tensor, **_: gpu.values.copy(tensor).numpy())
     patches.replace(FakeTensor, "tolist", lambda tensor: gpu.values.copy(tensor).tolist())
@@ -265,7 +285,7 @@ def _modules(patches: Patches, gpu: PretendedGpu) -> None:
     patches.replace(nn.Parameter, "__new__", staticmethod(without_memory))
 
     def on_one_gpu(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.to(GPU), (args, kwargs))
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: x.to(own_gpu()), (args, kwargs))
         return wrapper.module(*args, **kwargs)
 
     patches.replace(nn.DataParallel, "forward", on_one_gpu)
@@ -321,11 +341,11 @@ def _programs(patches: Patches, gpu: PretendedGpu) -> None:
 def _indexed(device: Any) -> Any:
     """The GPU for any way to name it; everything else as it is."""
     if isinstance(device, str) and device.split(":")[0] == "cuda":
-        return GPU
+        return own_gpu()
     if isinstance(device, torch.device) and device.type == "cuda":
-        return GPU
+        return own_gpu()
     if type(device) is int:
-        return GPU
+        return own_gpu()
     return device
 
 
@@ -337,7 +357,7 @@ class _Indices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.device:
-            args = tuple(GPU if type(arg) is int else arg for arg in args[:1]) + args[1:]
+            args = tuple(own_gpu() if type(arg) is int else arg for arg in args[:1]) + args[1:]
         return func(*args, **_with_index(kwargs or {}))
 
 
@@ -362,6 +382,17 @@ def _resized(storage: Any, size: int) -> Any:
         return _resize_storage(storage, size)
     torch_module().resize_meta(storage._cdata, size)
     return storage
+
+
+def _address(tensor: Any) -> int:
+    if tensor.numel() == 0:
+        return 0
+    offset: int = tensor.storage_offset() * tensor.element_size()
+    return _address_of(tensor.untyped_storage()) + offset
+
+
+def _address_of(storage: Any) -> int:
+    return int(storage._cdata) << 12  # far from all others
 
 
 def _copied(tensor: Any, memo: dict[int, Any]) -> Any:

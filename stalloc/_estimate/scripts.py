@@ -45,7 +45,9 @@ def run_script(recording: Recording, script: str, *, module: bool) -> str:
         problem = str(error)
     except StallocError as error:
         raise Unanswerable(str(error)) from error
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
+            raise  # the user's interruption; torch's error of checkpoints is no Exception
         text = " ".join(traceback.format_exception_only(error)[-1].split())
         problem = f"{_where(error.__traceback__) or script}: the script failed here: {text}"
     if problem and recording.complete_iterations < _LEAST:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from stalloc._estimate.gpu import GPU
+import torch
+
+from stalloc._estimate.gpu import own_gpu
 from stalloc._frameworks.patches import Patches
 from stalloc._torch_modules import torch_module
 
@@ -24,8 +26,6 @@ _SPACING = 16
 class Stream:
     """A stream, by its number; 0 is the default stream."""
 
-    device = GPU
-    device_index = 0
     device_type = 1
     _next = itertools.count()
     _current: Stream
@@ -36,6 +36,16 @@ class Stream:
         if priority < 0:
             self.cuda_stream += _SPACING * _POOL
         self._before: list[Stream] = []
+
+    @property
+    def device(self) -> torch.device:
+        """The GPU of the process."""
+        return own_gpu()
+
+    @property
+    def device_index(self) -> int:
+        """Its number."""
+        return own_gpu().index
 
     @property
     def stream_id(self) -> int:
@@ -88,14 +98,14 @@ class Stream:
 class Event:
     """An event, by its number."""
 
-    device = GPU
     _next = itertools.count(1)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.number = next(Event._next)
+        self._forget = torch_module().forget_meta_event  # which is there at the interpreter's end
 
     def __del__(self) -> None:
-        torch_module().forget_meta_event(self.number)
+        self._forget(self.number)
 
     def query(self) -> bool:
         """Always True: nothing takes time."""

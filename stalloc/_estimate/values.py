@@ -21,7 +21,7 @@ from stalloc.errors import StallocError
 
 _OWN = Path(__file__).resolve().parents[1]
 _TORCH = Path(torch.__file__).resolve().parent
-_MOST_KNOWN = 4096
+_MOST_KNOWN = 8192
 """Elements of a tensor whose values are kept."""
 
 

@@ -49,11 +49,16 @@ class World:
         return min(self.size, _GPUS_OF_A_NODE)
 
     @property
+    def local_rank(self) -> int:
+        """The rank of this process in its node, which is the number of its GPU."""
+        return self.rank % self.local_size
+
+    @property
     def variables(self) -> dict[str, str]:
         """The environment variables that `torchrun` sets."""
         values = {
             "RANK": self.rank,
-            "LOCAL_RANK": self.rank % self.local_size,
+            "LOCAL_RANK": self.local_rank,
             "GROUP_RANK": self.rank // self.local_size,
             "WORLD_SIZE": self.size,
             "LOCAL_WORLD_SIZE": self.local_size,
@@ -155,17 +160,37 @@ def _groups(patches: Patches, world: World | None) -> None:
         "is_nccl_available": lambda: True,
     }
     originals = {name: getattr(c10d, name) for name in functions}
+    _objects(patches, c10d)
     for module in list(sys.modules.values()):  # many import them by name
         for name, function in functions.items():
             if vars(module).get(name) is originals[name]:
                 patches.replace(module, name, function)
     # Scripts ask for the name; torch itself asks the module it is in.
-    patches.replace(dist, "get_backend", lambda *_: names.get("default", "nccl"))
+    patches.replace(dist, "get_backend", lambda *_, **__: names.get("default", "nccl"))
     patches.replace(torch.cuda.nccl, "version", lambda: _NCCL)
     if torch.version.cuda is None:
         patches.replace(torch.version, "cuda", _CUDA)
     # FSDP and device meshes ask torch for the process's accelerator.
     patches.replace(torch._C, "_get_accelerator", lambda *_: torch.device("cuda"))
+
+
+def _objects(patches: Patches, c10d: Any) -> None:
+    """Objects of other ranks are not known: a list keeps what this rank has put into it."""
+    broadcast = c10d.broadcast_object_list
+
+    def broadcasted(objects: Any, src: Any = None, group: Any = None, *args: Any, **kw: Any) -> Any:
+        if src in (None, _distributed.get_rank()):
+            broadcast(objects, src, group, *args, **kw)
+
+    def received(*_: Any, **__: Any) -> Any:
+        raise Unanswerable(
+            f"{script_line()}: the script reads objects that another rank sends, which there are "
+            "none of; choose the sending rank with --rank"
+        )
+
+    for module in (c10d, dist):
+        patches.replace(module, "broadcast_object_list", broadcasted)
+        patches.replace(module, "recv_object_list", received)
 
 
 def _data_parallel(patches: Patches) -> None:

@@ -104,6 +104,10 @@ def main(args: argparse.Namespace) -> int:
     advice: list[Advice] | None = None
     failed: list[str] = []
     try:
+        if args.advise and (args.largest is not None or args.allocator == "stalloc"):
+            raise StallocError(
+                "--advise goes with --allocator torch or expandable, and without --largest"
+            )
         if args.largest is not None:
             largest = _largest(args)
             estimate, ended = largest.estimate, ""
@@ -174,9 +178,6 @@ def _values(text: str) -> tuple[str, tuple[int, ...]]:
 
 def _advice(args: argparse.Namespace, recording: Recording) -> tuple[list[Advice], list[str]]:
     from stalloc._estimate.advice import Adviser, divided
-
-    if args.allocator == "stalloc":
-        raise StallocError("--advise needs --allocator torch or expandable")
 
     def run(activations: Activations, number: int) -> Recorded | None:
         arguments = args.arguments if number == 1 else divided(args.arguments, number)

@@ -150,6 +150,78 @@ def test_replicas_have_buckets_of_gradients() -> None:
 
 
 @isolated
+def test_another_rank_of_a_node_has_its_own_gpu() -> None:
+    seen: list[Any] = []
+
+    def made(count: int) -> nn.Module:
+        device = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(device)
+        model = nn.parallel.DistributedDataParallel(blocks(count).to(device), device_ids=[device])
+        seen.append((device, torch.cuda.current_device(), next(model.parameters()).device.index))
+        return model
+
+    first = stalloc.estimate(training(made, 4), world=16, plan=False)
+    other = stalloc.estimate(training(made, 4), world=16, rank=11, plan=False)
+    assert seen == [(0, 0, 0), (3, 3, 3)]
+    assert other.load == first.load
+
+
+@isolated
+def test_programs_tell_tensors_apart_by_their_addresses() -> None:
+    seen: dict[str, Any] = {}
+
+    def build() -> Any:
+        first, second = (torch.zeros(8, device="cuda") for _ in range(2))
+        seen["distinct"] = first.data_ptr() != second.data_ptr() != 0
+        seen["same"] = first.view(2, 4).data_ptr() == first.data_ptr()
+        seen["inside"] = first[2:].data_ptr() - first.data_ptr()
+        storages = [t.untyped_storage().data_ptr() for t in (first, second)]
+        seen["storages"] = storages == [first.data_ptr(), second.data_ptr()]
+        seen["host"] = torch.zeros(4).data_ptr() % 64
+        state = torch.get_rng_state()
+        seen["random"] = torch.equal(state.cuda().cpu(), state)
+        seen["losses"] = torch.tensor([first.sum(), second.sum()]).shape
+        return training(lambda count: blocks(count).cuda(), 2)()
+
+    stalloc.estimate(build, world=1, plan=False)
+    assert seen == {
+        "distinct": True,
+        "same": True,
+        "inside": 8,
+        "storages": True,
+        "host": 0,
+        "random": True,
+        "losses": (2,),
+    }
+
+
+@isolated
+def test_counts_that_are_exchanged_stay_even() -> None:
+    seen: list[int] = []
+
+    def build() -> Any:
+        _distributed.init_process_group("nccl")
+        size = _distributed.get_world_size()
+        router = nn.Linear(WIDTH, 8, device="cuda")
+        optimizer = torch.optim.SGD(router.parameters(), lr=0.1)
+
+        def step() -> None:
+            scores = router(torch.zeros(1024, WIDTH, device="cuda"))
+            counts = torch.bincount(scores.argmax(-1), minlength=8)
+            received = torch.empty_like(counts)
+            _distributed.all_to_all_single(received, counts)
+            seen.extend(received.view(size, -1).sum(1).tolist())
+            scores.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    stalloc.estimate(build, world=4, plan=False)
+    assert set(seen) == {1024 // 4}
+
+
+@isolated
 def test_a_hook_of_the_program_reduces() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
