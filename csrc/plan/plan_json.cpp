@@ -239,7 +239,7 @@ Plan plan_from_json(std::string_view text, std::string_view source) {
       });
   plan.recorded_load = recorded_load == kNone ? plan.load : recorded_load;
   try {
-    profile::tell_microbatches(plan.phases);
+    profile::tell_microbatches(plan.phases, plan.period);
     add_terms(terms, plan.laws);
     split_seen(seen, plan);
     if (fixed_names.size() != fixed.size()) {

@@ -159,7 +159,7 @@ Phases::Phases(const trace::Trace& trace, const IterationSpan& iteration, std::i
         std::min(span.end, iteration.end) - iteration.begin);
   }
   if (list_.empty()) add({}, 0, iteration.end - iteration.begin);
-  tell_microbatches(list_);
+  tell_microbatches(list_, iteration.end - iteration.begin);
 }
 
 PhaseIndex Phases::at(Tick tick) const {

@@ -26,18 +26,20 @@ bool recurs(const IterationProfile& profile, const ProfiledRequest& r) {
 }  // namespace
 
 // A microbatch begins with its first forward.
-void tell_microbatches(std::vector<ProfiledPhase>& phases) {
+void tell_microbatches(std::vector<ProfiledPhase>& phases, Tick period) {
+  std::size_t count = phases.size();
+  while (count > 0 && phases[count - 1].begin == period) --count;
   std::set<std::int32_t> begun;
-  std::vector<bool> begins(phases.size());
+  std::vector<bool> begins(count);
   std::int32_t latest = kNone;
-  for (std::size_t p = 0; p < phases.size(); ++p) {
+  for (std::size_t p = 0; p < count; ++p) {
     const trace::PhaseKey& key = phases[p].key;
     begins[p] = key.kind == trace::PhaseKind::kForward && begun.insert(key.microbatch).second;
     if (begins[p]) latest = key.microbatch;
     phases[p].own = key.microbatch != kNone ? key.microbatch : latest;
   }
   std::int32_t upcoming = kNone;
-  for (std::size_t p = phases.size(); p-- > 0;) {
+  for (std::size_t p = count; p-- > 0;) {
     phases[p].upcoming = upcoming;
     if (begins[p]) upcoming = phases[p].key.microbatch;
   }

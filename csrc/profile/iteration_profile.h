@@ -61,8 +61,9 @@ struct ProfiledPhase {
   std::int32_t upcoming = kNone;
 };
 
-// Fills `own` and `upcoming` of the phases of an iteration, in order of their beginning.
-void tell_microbatches(std::vector<ProfiledPhase>& phases);
+// Fills `own` and `upcoming` of the phases of an iteration of `period` ticks, in order of their
+// beginning. Phases of the first iteration alone, which add_startup() puts behind them, have none.
+void tell_microbatches(std::vector<ProfiledPhase>& phases, Tick period);
 
 // A dynamic request as one iteration saw it. Ticks of the trace.
 struct DynamicSighting {

@@ -390,6 +390,30 @@ TEST(Startup, IsWrittenAndReadAgain) {
   refuses("stream", "[0]", "rows");
 }
 
+TEST(Startup, PhasesOfTheFirstIterationAloneAreNoMicrobatchesWhenReadAgain) {
+  TraceBuilder t;
+  for (int i = 0; i < 4; ++i) {
+    for (std::int32_t microbatch = 0; microbatch < (i == 0 ? 2 : 1); ++microbatch) {
+      t.phase(trace::PhaseKind::kForward, microbatch);
+      const auto a = t.alloc(6 * kMiB);
+      t.phase(trace::PhaseKind::kBackward, microbatch);
+      t.free(a);
+    }
+    t.phase(trace::PhaseKind::kOptimizer);
+    if (i == 0) t.alloc(8 * kMiB);
+    t.free(t.alloc(8 * kMiB));
+    t.step();
+  }
+  const plan::Plan plan = plan_of(t.finish());
+  const plan::Plan again = plan::plan_from_json(to_json(plan), "");
+  ASSERT_EQ(again.phases.size(), plan.phases.size());
+  ASSERT_GT(plan.phases.size(), 3U) << "the second microbatch, which only the first iteration has";
+  for (std::size_t p = 0; p < plan.phases.size(); ++p) {
+    EXPECT_EQ(again.phases[p].own, plan.phases[p].own) << p;
+    EXPECT_EQ(again.phases[p].upcoming, plan.phases[p].upcoming) << p;
+  }
+}
+
 class StartupRun : public ::testing::Test {
  protected:
   void* allocate(Bytes size, StreamId stream = 0) {
