@@ -88,6 +88,7 @@ class _State:
     captured: Any = None  # the graph that is being captured
     into: PoolId | None = None
     follows: bool = False  # torch's memory history is on for this capture
+    requests: int = 0  # of the device, before it
     replays: dict[int, _Replays] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -195,7 +196,7 @@ def _patch(state: _State) -> None:
             # The history of a user who has it on may have begun to forget.
             if ours and not torch._C._cuda_isHistoryEnabled():
                 _follow(True)
-                state.follows = True
+                state.follows, state.requests = True, _requests(device)
             begin(this, *given_on, *args, **kwargs)
         except BaseException:
             _left(state, device)
@@ -209,7 +210,7 @@ def _patch(state: _State) -> None:
         try:
             end(this, *args, **kwargs)
             if state.follows:
-                uses = _uses(device)
+                uses = _uses(device, _requests(device) - state.requests)
         finally:
             _left(state, device)
         if into is None:
@@ -271,11 +272,23 @@ def _follow(on: bool) -> None:
     _cuda.memory._record_memory_history("all" if on else None, context=None, clear_history=True)
 
 
-def _uses(device: int) -> list[tuple[int, int, int, int, int]]:
-    """The blocks that came and went: begin, end, first and last tick, and stream."""
+def _requests(device: int) -> int:
+    """The number of requests that torch has served on a device."""
+    count: int = torch.cuda.memory_stats(device)["allocation.all.allocated"]
+    return count
+
+
+def _uses(device: int, requests: int) -> list[tuple[int, int, int, int, int]] | None:
+    """The blocks that came and went: begin, end, first and last tick, and stream.
+
+    None if the history does not have all requests of the capture: the program may have stopped or
+    cleared it.
+    """
     trace = _cuda.memory._snapshot()["device_traces"][device]
     begun: dict[int, tuple[int, int, int]] = {}
     uses = []
+    if sum(entry["action"] == "alloc" for entry in trace) != requests:
+        return None
     for tick, entry in enumerate(trace):
         address = entry.get("addr", 0)
         if entry["action"] == "alloc":

@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 class Captures:
-    """What each capture needs: at most while it runs, and what lives on."""
+    """The memory that each capture needs: at most while it runs, and what lives on."""
 
     def __init__(self) -> None:
         self.peaks: list[tuple[int, int]] = []

@@ -71,8 +71,7 @@ class GraphMemory {
   void end() noexcept;
   // A segment of at least `size` bytes; null if the device lacks the memory.
   void* allocate(Bytes size) noexcept;
-  // Waits for the device. A segment that cannot go while a graph is captured goes with a later
-  // call.
+  // Waits for the device. While a graph is captured, the segment stays until the capture's end.
   void release(void* p) noexcept;
 
   // A capture into `pool` has ended, and the blocks at `kept` live. `uses`: all others; none if

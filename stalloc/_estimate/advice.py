@@ -194,9 +194,11 @@ class Adviser:
         more += kept.buckets * gradients
         if attempt.microbatches > 1:  # those of the first ones live while the next one runs
             more += max(0, gradients - estimate.parts.get(GRADIENTS, 0))
-        extras = [*estimate.extras, Extra("what the means add", more, more, "")]
+        extras = list(estimate.extras)
         if kept.gpus > 1 and not self.sharded and (network := nccl(kept.gpus)) is not None:
             extras.append(network)
+        beside = sum(extra.high for extra in extras)
+        extras.append(Extra("what the means add", more, more, ""))
         trace = kept.changed(estimate.trace)
         if not answer.fits(trace, self.allocator, card, tuple(extras)):
             return None
@@ -206,7 +208,7 @@ class Adviser:
             means=attempt.means + ((kept.name,) if kept.name else ()),
             how=attempt.how + ((_how(kept.name),) if kept.name else ()),
             reserved=held,
-            free=card.memory - held + more - sum(extra.high for extra in extras),
+            free=card.memory - held - beside,
             recomputed=attempt.recomputed,
             transferred=moved + int(kept.by_bus * gradients),
             sent=int(kept.by_network * gradients),

@@ -29,7 +29,7 @@ _LEAST_MOVED = 1 << 20
 
 @dataclass
 class Activations:
-    """What a run does with the activations of its blocks.
+    """A treatment of the activations of a run's blocks.
 
     Attributes:
         recomputed: Recompute every n-th block; 0 recomputes none.

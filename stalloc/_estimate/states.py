@@ -22,7 +22,7 @@ _BLOCK_OF_8_BITS = 256
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """How weights, gradients and states are kept.
+    """A way to keep weights, gradients and states.
 
     Attributes:
         name: The means; empty for as they are.

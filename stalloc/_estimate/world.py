@@ -84,7 +84,7 @@ def world_of(size: int | None, rank: int) -> World | None:
 
 @contextlib.contextmanager
 def environment(world: World | None) -> Iterator[None]:
-    """What a launcher would set, until the end of the block; nothing without a world."""
+    """Sets what a launcher would, until the end of the block; nothing without a world."""
     variables = {} if world is None else world.variables
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -142,6 +142,29 @@ def test_a_graph_has_what_lives_at_once() -> None:
 
 
 @isolated
+def test_a_history_that_the_program_stops_tells_nothing() -> None:
+    def stopping() -> Tensor:
+        mib(100)
+        torch.cuda.memory._record_memory_history(None)
+        mib(120)
+        return mib(2)
+
+    def restarting() -> Tensor:
+        mib(100)
+        torch.cuda.memory._record_memory_history("all", context=None, clear_history=True)
+        mib(120)
+        return mib(2)
+
+    stalloc.share_graphs()
+    for body in (stopping, restarting):
+        graph = captured(body)
+        assert stalloc.graph_memory().shared >= (100 + 120 - 2) * MIB
+        torch.cuda.memory._record_memory_history(None)
+        del graph
+        torch.cuda.empty_cache()
+
+
+@isolated
 def test_replays_on_other_streams_wait() -> None:
     stalloc.share_graphs()
     standin.set_manual(True)
