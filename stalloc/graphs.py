@@ -62,15 +62,6 @@ class GraphMemory:
 
 
 @dataclass(slots=True)
-class _Pool:
-    """A private pool of torch's whose segments come from stalloc."""
-
-    device: int
-    # Until the first capture into it has ended: from then on the graph keeps it.
-    made: Any
-
-
-@dataclass(slots=True)
 class _Replays:
     """The order of the replays on a device."""
 
@@ -82,7 +73,9 @@ class _Replays:
 class _State:
     allocator: Any
     shares: bool = True
-    pools: dict[PoolId, _Pool] = field(default_factory=dict)
+    # Private pools whose segments come from stalloc. They are held until a capture into them has
+    # ended: from then on the graph holds its pool.
+    pools: dict[PoolId, Any] = field(default_factory=dict)
     # Graphs whose replays have an order.
     ordered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     captured: Any = None  # the graph that is being captured
@@ -252,7 +245,7 @@ def _new_pool(state: _State, device: int) -> PoolId:
     _core.graph_memory_of(device)
     made = torch.cuda.MemPool(state.allocator.allocator())
     pool: PoolId = tuple(made.id)  # type: ignore[assignment]
-    state.pools[pool] = _Pool(device, made)
+    state.pools[pool] = made
     return pool
 
 
@@ -264,7 +257,7 @@ def _left(state: _State, device: int) -> None:
         _follow(False)
     _core.end_graph_pool(device)
     if into is not None:
-        state.pools[into].made = None  # the graph keeps it, if there is one
+        state.pools[into] = None
 
 
 def _follow(on: bool) -> None:

@@ -105,11 +105,11 @@ def one_pass(trace: Trace) -> Trace:
 def changed(
     trace: Trace,
     *,
-    info: Mapping[str, str],
-    end: int,
-    iterations: list[int],
-    phases: Mapping[str, npt.ArrayLike],
-    requests: Mapping[str, npt.ArrayLike],
+    info: Mapping[str, str] | None = None,
+    end: int | None = None,
+    iterations: list[int] | None = None,
+    phases: Mapping[str, npt.ArrayLike] | None = None,
+    requests: Mapping[str, npt.ArrayLike] | None = None,
 ) -> Trace:
     """A trace with another `info` and other iterations, and other columns in the place of some."""
 
@@ -118,12 +118,12 @@ def changed(
 
     return Trace(
         _core.make_trace(
-            info=dict(info),
-            end=end,
-            iterations=iterations,
+            info=dict(trace.info if info is None else info),
+            end=trace.end if end is None else end,
+            iterations=trace.iterations if iterations is None else iterations,
             layers=trace.layers,
-            phases=columns(trace.phases, _PHASE_COLUMNS, phases),
-            requests=columns(trace.requests, _REQUEST_COLUMNS, requests),
+            phases=columns(trace.phases, _PHASE_COLUMNS, phases or {}),
+            requests=columns(trace.requests, _REQUEST_COLUMNS, requests or {}),
         )
     )
 

@@ -37,14 +37,7 @@ def beside(trace: Trace) -> Trace:
     period = trace.iterations[-1] - trace.iterations[-2]
     lifetime = requests.upper - requests.lower
     replaced = (lifetime > period) & (requests.upper < trace.end)
-    return changed(
-        trace,
-        info=trace.info,
-        end=trace.end,
-        iterations=trace.iterations,
-        phases={},
-        requests={"thread": np.where(replaced, 1, requests.thread)},
-    )
+    return changed(trace, requests={"thread": np.where(replaced, 1, requests.thread)})
 
 
 def joined(trace: Trace, period: int) -> Trace:

@@ -10,14 +10,17 @@
 namespace stalloc::device {
 namespace {
 
-CudaRuntime::AllocationProperties properties(int device) {
+std::size_t in_bytes(Bytes size) { return static_cast<std::size_t>(size); }
+
+}  // namespace
+
+CudaRuntime::AllocationProperties memory_of(int device) {
   CudaRuntime::AllocationProperties result;
   result.location.device = device;
   return result;
 }
 
-// Grants access to this device and those that can reach it: torch lets them copy from each other.
-std::vector<CudaRuntime::Access> accesses(const CudaRuntime& runtime, int device) {
+std::vector<CudaRuntime::Access> accesses_of(const CudaRuntime& runtime, int device) {
   int count = 0;
   if (!runtime.can_access_peer || runtime.get_device_count(&count)) {
     runtime.get_last_error();
@@ -33,10 +36,6 @@ std::vector<CudaRuntime::Access> accesses(const CudaRuntime& runtime, int device
   return result;
 }
 
-std::size_t in_bytes(Bytes size) { return static_cast<std::size_t>(size); }
-
-}  // namespace
-
 CudaVirtualRange::CudaVirtualRange(const CudaRuntime& runtime, int device, Bytes room, Bytes chunk)
     : runtime_(runtime), device_(device), room_(room), chunk_(chunk) {
   if (const auto error = runtime_.address_reserve(&begin_, in_bytes(room), 0, 0, 0)) {
@@ -51,7 +50,7 @@ CudaVirtualRange::~CudaVirtualRange() {
 
 Bytes CudaVirtualRange::whole_units(const CudaRuntime& runtime, int device, Bytes size) {
   std::size_t granularity = 0;
-  const auto wanted = properties(device);
+  const auto wanted = memory_of(device);
   if (const auto error = runtime.memory_granularity(&granularity, &wanted, /*minimum=*/0)) {
     runtime.fail("asking for the granularity of virtual memory", device, error);
   }
@@ -60,7 +59,7 @@ Bytes CudaVirtualRange::whole_units(const CudaRuntime& runtime, int device, Byte
 
 // Memory that other processes can map, where the device has such.
 CudaRuntime::Error CudaVirtualRange::create(Chunk* chunk) {
-  auto wanted = properties(device_);
+  auto wanted = memory_of(device_);
   const auto take = [&] {
     return runtime_.memory_create(&chunk->handle, in_bytes(chunk->size), &wanted, /*flags=*/0);
   };
@@ -127,7 +126,7 @@ bool CudaVirtualRange::map(Range r) {
       }
       added.emplace(at, chunk);
     }
-    const auto allowed = accesses(runtime_, device_);
+    const auto allowed = accesses_of(runtime_, device_);
     if (const auto error = runtime_.memory_set_access(
             begin_ + in_bytes(r.begin), in_bytes(r.size()), allowed.data(), allowed.size())) {
       runtime_.fail(what(), device_, error);

@@ -21,6 +21,11 @@
 
 namespace stalloc::device {
 
+// Memory of a device, for CudaRuntime::memory_create.
+CudaRuntime::AllocationProperties memory_of(int device);
+// Access for the device and those that can reach it: torch lets them copy from each other.
+std::vector<CudaRuntime::Access> accesses_of(const CudaRuntime& runtime, int device);
+
 class CudaVirtualRange {
  public:
   // Reserves `room` bytes of addresses.

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/format.h"
+#include "device/cuda_virtual.h"
 
 namespace stalloc::device {
 namespace {
@@ -16,12 +17,6 @@ namespace {
 constexpr std::int64_t kTicks = std::int64_t{1} << 40;
 
 std::array<std::atomic<GraphMemory*>, CudaRuntime::kDevices> instances{};
-
-CudaRuntime::AllocationProperties properties(int device) {
-  CudaRuntime::AllocationProperties result;
-  result.location.device = device;
-  return result;
-}
 
 }  // namespace
 
@@ -49,10 +44,8 @@ GraphMemory::GraphMemory(const CudaRuntime& runtime, int device)
                 " has no virtual memory here, by which graphs share memory");
   }
   const DeviceGuard guard(runtime, device);
-  const auto wanted = properties(device);
-  if (const auto error = runtime.memory_granularity(&unit_, &wanted, /*minimum=*/0)) {
-    runtime.fail("asking for the granularity of virtual memory", device, error);
-  }
+  unit_ = static_cast<std::size_t>(CudaVirtualRange::whole_units(runtime, device, 1));
+  accesses_ = accesses_of(runtime, device);
 }
 
 GraphMemory::~GraphMemory() {
@@ -73,7 +66,7 @@ void GraphMemory::end() noexcept {
 
 std::uint64_t GraphMemory::create() noexcept {
   std::uint64_t handle = 0;
-  const auto wanted = properties(device_);
+  const auto wanted = memory_of(device_);
   if (runtime_.memory_create(&handle, unit_, &wanted, /*flags=*/0)) {
     runtime_.get_last_error();
     return 0;
@@ -111,9 +104,7 @@ bool GraphMemory::map(std::uintptr_t at, std::uint64_t handle) noexcept {
     runtime_.get_last_error();
     return false;
   }
-  CudaRuntime::Access access;
-  access.location.device = device_;
-  if (runtime_.memory_set_access(at, unit_, &access, 1)) {
+  if (runtime_.memory_set_access(at, unit_, accesses_.data(), accesses_.size())) {
     runtime_.get_last_error();
     runtime_.memory_unmap(at, unit_);
     return false;

@@ -135,6 +135,7 @@ class GraphMemory {
   const CudaRuntime& runtime_;
   const int device_;
   std::size_t unit_ = 0;  // bytes of a chunk
+  std::vector<CudaRuntime::Access> accesses_;
   mutable std::mutex mutex_;
   Pool current_{};
   bool captures_ = false;

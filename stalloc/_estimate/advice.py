@@ -119,11 +119,7 @@ class Adviser:
         as_it_is = self._with(_Attempt(plain), states.AS_THEY_ARE)
         if as_it_is is not None:
             return [as_it_is]
-        found: list[Advice] = []
-        for attempt in self._attempts(plain):
-            found += self._fitting(attempt)
-        for attempt in () if found else self._both(plain):
-            found += self._fitting(attempt)
+        found = list(self._found(plain)) or list(self._with_both(plain))
         found.sort(key=lambda advice: advice.cost)
         kept: list[Advice] = []
         for advice in found:
@@ -131,19 +127,19 @@ class Adviser:
                 kept.append(advice)
         return kept
 
-    def _attempts(self, plain: Recorded) -> Iterator[_Attempt]:
-        yield _Attempt(plain)
+    def _found(self, plain: Recorded) -> Iterator[Advice]:
+        yield from self._fitting(_Attempt(plain))
         for number in _PARTS:
             smaller = self._record(f"batches of 1/{number}", Activations(), number)
             if smaller is None:
                 break
             name, how = f"accumulation of {number} microbatches", _how("accumulation")
-            yield _Attempt(smaller, (name,), (how,), microbatches=number)
+            yield from self._fitting(_Attempt(smaller, (name,), (how,), microbatches=number))
         if plain.activations.blocks:
             yield from self._recomputed(plain)
-            yield from self._moved(plain)
+            yield from self._moved()
 
-    def _recomputed(self, plain: Recorded) -> Iterator[_Attempt]:
+    def _recomputed(self, plain: Recorded) -> Iterator[Advice]:
         for share in (1, *_SHARES):
             name = "recomputation of " + ("all blocks" if share == 1 else f"1 of {share} blocks")
             recorded = self._record(name, Activations(recomputed=share), 1)
@@ -151,12 +147,12 @@ class Adviser:
                 return
             work = max(0.0, recorded.flops / plain.flops - 1) if plain.flops else 0.0
             how = _how("recomputation" if share == 1 else "recomputation of some")
-            attempt = _Attempt(recorded, (name,), (how,), recomputed=work)
-            yield attempt
-            if not self._fitting(attempt):
+            fitting = self._fitting(_Attempt(recorded, (name,), (how,), recomputed=work))
+            yield from fitting
+            if not fitting:
                 return  # fewer blocks save less
 
-    def _both(self, plain: Recorded) -> Iterator[_Attempt]:
+    def _with_both(self, plain: Recorded) -> Iterator[Advice]:
         """Smaller batches whose blocks are recomputed."""
         for number in _PARTS if plain.activations.blocks else ():
             name = f"accumulation of {number} microbatches"
@@ -166,12 +162,15 @@ class Adviser:
                 return
             work = max(0.0, recorded.flops * number / plain.flops - 1) if plain.flops else 0.0
             how = (_how("accumulation"), _how("recomputation"))
-            yield _Attempt(recorded, (name, again), how, recomputed=work, microbatches=number)
+            means = (name, again)
+            attempt = _Attempt(recorded, means, how, recomputed=work, microbatches=number)
+            yield from self._fitting(attempt)
 
-    def _moved(self, plain: Recorded) -> Iterator[_Attempt]:
-        recorded = self._record("activations on the host", Activations(moved=True), 1)
+    def _moved(self) -> Iterator[Advice]:
+        name = "activations on the host"
+        recorded = self._record(name, Activations(moved=True), 1)
         if recorded is not None and recorded.activations.transferred:
-            yield _Attempt(recorded, ("activations on the host",), (_how("offload"),))
+            yield from self._fitting(_Attempt(recorded, (name,), (_how("offload"),)))
 
     def _record(self, name: str, activations: Activations, number: int) -> Recorded | None:
         try:

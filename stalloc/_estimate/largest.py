@@ -94,15 +94,7 @@ class Family:
         rows = [[seen] for seen in (*self._values, value)]
         observed = [[*sizes, _UNSEEN] for sizes in self._kinds.tolist()]
         sizes = np.asarray([size for _, size in _core.fit_laws(rows, observed)], np.int64)
-        base = self._base
-        return changed(
-            base,
-            info=base.info,
-            end=base.end,
-            iterations=base.iterations,
-            phases={},
-            requests={"size": sizes[self._kind]},
-        )
+        return changed(self._base, requests={"size": sizes[self._kind]})
 
 
 def find(

@@ -55,14 +55,7 @@ class States:
         in_step = kinds[trace.requests.phase_begin] == PHASE_KINDS.index("optimizer")
         factor[in_step & (parts == PARTS.index(TEMPORARIES))] = self.temporaries
         sizes = np.ceil(trace.requests.size * factor).astype(np.int64)
-        return changed(
-            trace,
-            info=trace.info,
-            end=trace.end,
-            iterations=trace.iterations,
-            phases={},
-            requests={"size": np.maximum(sizes, 1)},
-        )
+        return changed(trace, requests={"size": np.maximum(sizes, 1)})
 
 
 AS_THEY_ARE = States()

@@ -199,6 +199,18 @@ TEST_F(Graphs, RequestsOutsideOfCapturesShareNothing) {
   EXPECT_EQ(held(), 20 * kMiB);
 }
 
+TEST_F(Graphs, OtherDevicesReachTheMemory) {
+  standin_set_devices(2);
+  standin_set_peers(1);
+  GraphMemory memory(CudaRuntime::get(), 0);
+  memory.begin({1, 0});
+  void* a = memory.allocate(2 * kMiB);
+  memory.end();
+  EXPECT_EQ(standin_accesses(a), 2) << "the blank chunk";
+  memory.settle({1, 0}, {});
+  EXPECT_EQ(standin_accesses(a), 2);
+}
+
 TEST_F(Graphs, UnknownPoolsAndAddressesAreIgnored) {
   const void* a = segment(1, 2 * kMiB);
   const std::vector<Addresses> kept{{1, 2}, part(a, 4 * kMiB, 6 * kMiB), part(a, 0, 0)};
